@@ -39,8 +39,8 @@ import torch
 from torch import Tensor
 
 from engine.choices import Metrics, advantage
-from engine.forward import (batch_sums, frozen_log_probs, micro_batches, over_answers,
-                            response_log_probs, sampler_log_probs)
+from engine.forward import (frozen_log_probs, micro_batches, response_log_probs,
+                            sampler_log_probs)
 from engine.optimizer import Optimizer, clip_and_step
 from engine.policy import RunSettings
 from engine.rollouts import Rollouts, double
@@ -220,12 +220,11 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
     if not is_trained.any():
         return skipped(rollouts, N), columns
 
-    own_rows = rollouts.own_rows()
-    trained_rows = own_rows[is_trained[own_rows]]
+    trained_rows = rollouts.rows[is_trained]
     reference_log_prob = None
     if reference is not None:
         reference_log_prob = frozen_log_probs(reference, rollouts, trained_rows, s.micro_batch,
-                                              s.loss_temperature, s.loss_top_k)
+                                              s.temperature)
     sampled = sampler_log_probs(model, rollouts, trained_rows, s)
     clip = (s.clip_low, s.clip_high)
     loss_of: Callable[..., Tensor] = policy_loss
@@ -236,9 +235,8 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
     for epoch in range(s.epochs):
         optimizer.zero_grad()
         sums = []  # of each micro-batch
-        for part in over_answers(micro_batches(rollouts, trained_rows, s.micro_batch)):
-            log_prob = response_log_probs(model, rollouts, part, s.loss_temperature,
-                                          s.loss_top_k)
+        for part in micro_batches(rollouts, trained_rows, s.micro_batch):
+            log_prob = response_log_probs(model, rollouts, part, s.temperature)
             if epoch == 0:
                 # the sampler's log-probs differ by rounding: with them no ratio would be exactly 1
                 old[part] = log_prob.detach()
@@ -270,9 +268,8 @@ def diagnostics(rollouts: Rollouts, rows: Tensor, loss: Tensor, log_prob: Tensor
     """Sums over the tokens of a micro-batch, for the metrics.
 
     The gap between training's log-probs and the sampler's should be rounding; if it is more, there
-    is a mistake, or the loss has another temperature than the sampler. A token is clipped if its
-    ratio is beyond the bound that holds for the sign of its advantage. The KL is measured as k3,
-    which is unbiased, whichever kind the loss has.
+    is a mistake. A token is clipped if its ratio is beyond the bound that holds for the sign of its
+    advantage. The KL is measured as k3, which is unbiased, whichever kind the loss has.
     """
     mask, advantage = rollouts.mask[rows], rollouts.advantage[rows]
     gap = (log_prob - sampled) * mask
@@ -289,8 +286,8 @@ def add_up(sums: list[dict[str, Tensor]]) -> dict[str, float]:
     """The sums of all micro-batches."""
     total = {}
     for name in sums[0]:
-        total[name] = sum(of_part[name] for of_part in sums)
-    return batch_sums(total)
+        total[name] = float(sum(of_part[name] for of_part in sums))
+    return total
 
 
 def summary(totals: list[dict[str, float]], N: int, with_ratio: bool) -> Metrics:
@@ -331,8 +328,7 @@ def update_with_change(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, w
         return metrics, {**columns, "change": torch.zeros_like(weight)}
     # answers without a gradient change too: they share the parameters with the others
     is_untrained = ~is_trained & rollouts.mask.any(1)
-    own_rows = rollouts.own_rows()
-    trained_rows, untrained_rows = own_rows[is_trained[own_rows]], own_rows[is_untrained[own_rows]]
+    trained_rows, untrained_rows = rollouts.rows[is_trained], rollouts.rows[is_untrained]
 
     def log_probs() -> Tensor:
         # one after the other, so that trained answers are in the same micro-batches as in `update`
@@ -345,7 +341,7 @@ def update_with_change(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, w
     change = log_probs() - before
     size = gradient_size(rollouts.log_prob, rollouts.collision)
     push = factor * rollouts.mask * size.square()
-    about_change = change_metrics(change[own_rows], push[own_rows])
+    about_change = change_metrics(change, push)
     return metrics | about_change, columns | {"change": change}
 
 
@@ -362,8 +358,7 @@ def change_metrics(change: Tensor, push: Tensor) -> Metrics:
     """
     pushed = push != 0
     change, push = double(change[pushed]), double(push[pushed])
-    by_way = {name: of_tokens.sum() for name, of_tokens in ways_of_push(push, change).items()}
-    total = batch_sums(by_way)
+    total = {way: of_tokens.sum().item() for way, of_tokens in ways_of_push(push, change).items()}
     return {"fell_of_positive": total["up, fell"] / total["up"] if total["up"] else math.nan,
             "rose_of_negative": total["down, rose"] / total["down"] if total["down"] else math.nan,
             "change_correlation": correlation(change, push)}
@@ -380,13 +375,10 @@ def ways_of_push(push: Any, change: Any) -> dict[str, Any]:
 
 def correlation(x: Tensor, y: Tensor) -> float:
     """Pearson's correlation of the batch's values (n,); NaN if x or y does not vary."""
-    total = batch_sums({
-        "n": x.numel(), "x": x.sum(), "y": y.sum(),
-        "xx": (x * x).sum(), "yy": (y * y).sum(), "xy": (x * y).sum()})
-    n = max(total["n"], 1)
-    variance_x = total["xx"] - total["x"] * total["x"] / n
-    variance_y = total["yy"] - total["y"] * total["y"] / n
-    covariance = total["xy"] - total["x"] * total["y"] / n
+    n, sum_x, sum_y = max(x.numel(), 1), x.sum().item(), y.sum().item()
+    variance_x = (x * x).sum().item() - sum_x * sum_x / n
+    variance_y = (y * y).sum().item() - sum_y * sum_y / n
+    covariance = (x * y).sum().item() - sum_x * sum_y / n
     if min(variance_x, variance_y) <= 0:
         return math.nan
     return covariance / math.sqrt(variance_x * variance_y)

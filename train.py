@@ -54,7 +54,7 @@ def train(run: Run) -> None:
     if run.done == 0 and s.eval_every:
         evaluate(policy, run, 0)
     for step in run.steps():
-        clock = Clock(step, run.took)
+        clock = Clock(step)
         with clock("rollout"):
             problems = policy.task.training_problems(s.seed, step, s.questions)
             rollouts = source.sample(problems, s.answers, derived_seed("train", s.seed, step))
@@ -108,9 +108,8 @@ def is_change_measured(s: Settings, step: int) -> bool:
 
 def evaluate(policy: Policy, run: Run, step: int) -> None:
     """Answer every held-out problem, first with sampled answers, then with a greedy one. Sampled
-    ones have the temperature of evaluations, and are drawn from all tokens, whatever training
-    does."""
-    s = replace(run.settings, temperature=run.settings.eval_temperature, top_k=0)
+    ones are drawn at temperature 1, whatever training does."""
+    s = replace(run.settings, temperature=1.0)
     policy = replace(policy, settings=s)
     for mode in MODES[s.eval_modes]:
         start = time.perf_counter()

@@ -35,9 +35,8 @@ from engine.forward import lay_out, micro_batches
 from engine.model_folder import read_config, read_model_folder
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from engine.errors import PROJECT, UserError
-from engine.offload import OffloadedAdamW
 from engine.optimizer import AdamW
-from engine.policy import Policy, gather
+from engine.policy import Policy, as_rollouts
 from engine.rollouts import Rollouts
 from engine.sampler import Generation, generate
 from grpo import grpo, policy_loss, update
@@ -76,7 +75,6 @@ class Case:
                              least=0, most=MOST_THREADS)
     micro_batch: int = option(8, "as in train.py", least=1, most=10_000)
     checkpointing: bool = option(False, "as in train.py")
-    offload_optimizer: bool = option(False, "as in train.py; on a CPU it saves nothing")
 
 
 FLAGS = flags_of(Case)
@@ -90,11 +88,10 @@ def make_config(case: Case) -> ModelConfig:
 
 def make_model(case: Case) -> Qwen2:
     torch.manual_seed(0)
-    device = "cpu" if case.offload_optimizer else case.device
     if case.model:
-        model = read_model_folder(case.model, device)
+        model = read_model_folder(case.model, case.device)
     else:
-        with torch.device(device):
+        with torch.device(case.device):
             model = Qwen2(make_config(case))
     model.model.checkpointing = case.checkpointing
     model.compute_in(getattr(torch, case.dtype))
@@ -139,7 +136,7 @@ def make_batch(case: Case) -> Rollouts:
 
 def with_rewards(case: Case, sampled: Generation) -> Rollouts:
     """A batch with random rewards, and with the advantages that follow from them."""
-    rollouts = gather([None] * case.questions, make_prompts(case), case.answers, sampled)
+    rollouts = as_rollouts([None] * case.questions, make_prompts(case), case.answers, sampled)
     reward = torch.rand(len(rollouts.ids), generator=torch.Generator().manual_seed(0))
     scores = dict.fromkeys(("reward", "format", "answer", "reasoning"), reward.to(case.device))
     no_code = torch.zeros_like(rollouts.ids, dtype=torch.uint8)
@@ -153,9 +150,7 @@ def work_of(case: Case) -> Callable[[], dict]:
     model, prompts = make_model(case), make_prompts(case)
     batch = make_batch(case) if case.what == "update" else None
     optimizer = None
-    if case.what != "rollout" and case.offload_optimizer:
-        optimizer = OffloadedAdamW(model, case.device, NO_LEARNING, 0.0)
-    elif case.what != "rollout":
+    if case.what != "rollout":
         optimizer = AdamW(model.parameters(), NO_LEARNING)
 
     freed = FreedMemory()

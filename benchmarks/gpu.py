@@ -60,7 +60,6 @@ def parts_of_random_model(case: Case) -> dict[str, Case]:
         case = replace(case, micro_batch=max(case.micro_batch, most))
         parts[f"update, micro-batches of {case.micro_batch}"] = replace(case, what="update")
     parts["update --checkpointing"] = replace(update, checkpointing=True)
-    parts["update --offload_optimizer"] = replace(update, offload_optimizer=True)
     parts["step"] = replace(case, what="step")
     return parts
 

@@ -18,12 +18,10 @@ from pathlib import Path
 import torch
 
 from bridges.http_client import FLAG, Client, one_line, read_address
-from engine import processes
 from engine.errors import UserError
 from engine.extra_forward import with_facts
-from engine.model_folder import write_model_folder, write_tensors
-from engine.optimizer import parameters_by_name
-from engine.policy import encode_prompts, gather, stop_ids
+from engine.model_folder import write_model_folder
+from engine.policy import as_rollouts, encode_prompts, stop_ids
 from engine.rollouts import Rollouts
 from engine.sampler import Generation
 from harness.record import read_lines, remove, run_config, whole
@@ -48,15 +46,10 @@ def connect(policy, optimizer, run) -> "RolloutServer":
     if s.temperature != 1:
         raise UserError(f"{FLAG}: --temperature {s.temperature} has to be 1, because vLLM's "
                         "log-probs are those before a temperature is applied")
-    if s.top_k:
-        raise UserError(f"{FLAG}: --top_k {s.top_k} has to be 0, because the server is asked to "
-                        "sample from all tokens")
     server = RolloutServer(policy, optimizer, run)
-    if processes.rank() == 0:
-        server.introduce()
-        server.usual = usual_before(s)
-        server.ask_to_load(policy.folder)
-    processes.barrier()
+    server.introduce()
+    server.usual = usual_before(s)
+    server.ask_to_load(policy.folder)
     return server
 
 
@@ -99,15 +92,13 @@ class RolloutServer:
     def hand_over(self, step: int) -> None:
         """Give the server the weights after step - 1, matrices in the type that products have."""
         model = self.policy.model
-        parameters = dict(parameters_by_name(model, self.optimizer))
+        parameters = dict(model.named_parameters())
         for name, value in parameters.items():
             if value.dim() == 2:
                 parameters[name] = value.detach().to(model.compute_dtype)
         folder = self.run.folder.path / "serve" / f"step_{step - 1:06d}"
         write_weights(folder, model, parameters)
-        if processes.rank() == 0:
-            self.ask_to_load(folder)
-        processes.barrier()
+        self.ask_to_load(folder)
         self.weights_of = step
 
     def ask_to_load(self, folder: Path) -> None:
@@ -133,13 +124,11 @@ class RolloutServer:
         prompts = encode_prompts(policy.tokenizer, policy.task, problems)
         limits = Limits(answers, s.max_new_tokens, policy.model.config.vocab_size,
                         stop_ids(policy.model, policy.tokenizer))
-        completions = []
-        if processes.rank() == 0:  # an error of another process would not be printed
-            completions = self.ask(prompts, limits, seed)
+        completions = self.ask(prompts, limits, seed)
         sampled = laid_out(completions, len(prompts) * answers, limits, policy.model.device)
-        rollouts = gather(problems, prompts, answers, sampled)
+        rollouts = as_rollouts(problems, prompts, answers, sampled)
         ours = with_facts(policy.model, rollouts, s.micro_batch)
-        if processes.rank() == 0 and self.weights_of == step:
+        if self.weights_of == step:
             self.refuse_gap(rollouts.log_prob, ours)
         return replace(ours, log_prob=rollouts.log_prob)
 
@@ -191,10 +180,7 @@ class RolloutServer:
 
 
 def write_weights(folder: Path, model: Qwen2, parameters: dict[str, torch.Tensor]) -> None:
-    """Write the model folder, and remove the one before it. All processes call this, because the
-    parts of a sharded model come together in rank 0."""
-    if processes.rank() > 0:
-        return write_tensors(None, parameters)
+    """Write the model folder, and remove the one before it."""
     remove(folder.parent)
     with whole(folder) as unfinished:
         write_model_folder(model, unfinished, parameters)

@@ -32,7 +32,7 @@ from safetensors.torch import load_file, save_file
 from engine.choices import MITIGATIONS, NEVER_RESCALED
 from bridges.import_run import labelled, named_parts
 from engine.errors import PROJECT, UserError
-from engine.processes import refuse_undefined
+from engine.errors import refuse_undefined
 from engine.policy import derived_seed
 from engine.rollouts import CheckedTask, Rollouts
 from engine.tokens import load_tokenizer

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from credit.monte_carlo import Positions, continuation_rewards
-from engine import processes
 from engine.choices import Metrics, advantage, mitigation
 from engine.forward import frozen_log_probs
 from engine.policy import Policy
@@ -74,10 +73,7 @@ def after_deletion(rollouts: Rollouts, policy: Policy, positions: Positions) -> 
     sampled answer has one."""
     shorter, later = with_deletions(rollouts, positions)
     needed = later.any(1).nonzero().squeeze(1)
-    share = processes.shard_of(len(needed))
-    log_prob = frozen_log_probs(policy.model, shorter, needed[share.start:share.stop],
-                                policy.settings.micro_batch)
-    processes.all_reduce(log_prob)
+    log_prob = frozen_log_probs(policy.model, shorter, needed, policy.settings.micro_batch)
     return ((shorter.log_prob - log_prob) * later).sum(1)
 
 
@@ -114,9 +110,8 @@ class deletion:
 
     def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
         credit, (groups, answers) = torch.zeros_like(rollouts.log_prob), rollouts.groups_and_ids
-        for row in rollouts.own_rows().tolist():
-            problem, ids = rollouts.problems[groups[row]], answers[row]
+        for row, ids in enumerate(answers):
+            problem = rollouts.problems[groups[row]]
             rest = [policy.reward_of(problem, ids[:t] + ids[t + 1:]) for t in range(len(ids))]
             credit[row, :len(ids)] = rollouts.reward[row] - torch.tensor(rest).to(credit)
-        processes.all_reduce(credit)
         return credit

@@ -13,13 +13,11 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from engine.choices import Metrics, advantage
-from engine.errors import UserError
-from engine.processes import refuse_undefined
+from engine.errors import UserError, refuse_undefined
 from engine.forward import lay_out
 from engine.optimizer import AdamW, load_optimizer_tensors, optimizer_tensors
 from engine.policy import Policy
 from engine.rollouts import Problem, Rollouts
-from engine.sharded import whole_model
 from engine.tokens import token_bytes
 from harness.flags import Flag
 from qwen2_model import Qwen2
@@ -101,8 +99,7 @@ class Trunk(nn.Module):
         if layers > len(model.model.layers):
             raise UserError(f"--critic_layers {layers}: the model has only "
                             f"{len(model.model.layers)} layers")
-        whole = whole_model(model, torch.float32)
-        self.decoder = copy.deepcopy(whole.model).float().requires_grad_()
+        self.decoder = copy.deepcopy(model.model).float().requires_grad_()
         self.decoder.layers = self.decoder.layers[:layers or None]
         self.read = Head(model)
 

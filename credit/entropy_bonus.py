@@ -10,48 +10,31 @@ bias: c (-log p_y - H) is an advantage. A token that was less likely than usual 
 pushed up, one that was likelier is pushed down. No other forward pass is needed, and the loss stays
 the policy loss. (That the policy also decides which positions it reaches is left out, as it is in
 those trainers.)
-
-With --entropy_target the coefficient adapts (after 2505.22312): it grows by a tenth after each step
-whose mean entropy lies below the target, and shrinks by a tenth after each one above it.
 """
-import torch
 from torch import Tensor
 
 from engine.choices import Method, Metrics, metrics_of
 from engine.rollouts import Rollouts
 
-CHANGE = 1.1
-LEAST, MOST = 1e-6, 1e3  # of an adapted coefficient
-
 
 class WithEntropyBonus:
     """An advantage with the bonus added."""
 
-    def __init__(self, advantage: Method, coefficient: float, target: float):
-        self.advantage, self.target = advantage, target
-        self.coefficient = torch.tensor(coefficient)
+    def __init__(self, advantage: Method, coefficient: float):
+        self.advantage, self.coefficient = advantage, coefficient
 
     def __call__(self, rollouts: Rollouts, policy: object) -> Tensor:
         bonus = -rollouts.log_prob - rollouts.entropy
-        values = self.advantage(rollouts, policy) + self.coefficient.item() * bonus
-        if self.target > 0 and rollouts.mask.any():
-            is_low = rollouts.entropy[rollouts.mask].mean() < self.target
-            change = CHANGE if is_low else 1 / CHANGE
-            self.coefficient = (self.coefficient * change).clamp(LEAST, MOST)
-        return values * rollouts.mask
+        return (self.advantage(rollouts, policy) + self.coefficient * bonus) * rollouts.mask
 
     @property
     def metrics(self) -> Metrics:
-        return metrics_of(self.advantage) | {"entropy_coefficient": self.coefficient.item()}
+        return metrics_of(self.advantage)
 
     def state_dict(self) -> dict[str, Tensor]:
-        inner: dict[str, Tensor] = getattr(self.advantage, "state_dict", dict)()
-        return {"entropy_coefficient": self.coefficient,
-                **{f"inner.{name}": value for name, value in inner.items()}}
+        state: dict[str, Tensor] = getattr(self.advantage, "state_dict", dict)()
+        return state
 
     def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
-        self.coefficient = tensors["entropy_coefficient"]
-        inner = {name.removeprefix("inner."): value for name, value in tensors.items()
-                 if name.startswith("inner.")}
-        if inner:
-            self.advantage.load_state_dict(inner)  # type: ignore[attr-defined]
+        if tensors:
+            self.advantage.load_state_dict(tensors)  # type: ignore[attr-defined]

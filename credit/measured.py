@@ -91,8 +91,6 @@ def refuse_other_temperatures(policy: Policy) -> None:
     if s.temperature != 1:
         raise UserError(f"--temperature {s.temperature}: measured credit needs the probabilities "
                         "of temperature 1")
-    if s.top_k:
-        raise UserError(f"--top_k {s.top_k}: measured credit needs samples of all tokens")
 
 
 def probability_of_others(rollouts: Rollouts) -> torch.Tensor:

@@ -15,10 +15,8 @@ from functools import cache
 
 import torch
 
-from engine import processes
 from engine.choices import Metrics, advantage
-from engine.errors import UserError
-from engine.processes import refuse_undefined
+from engine.errors import UserError, refuse_undefined
 from engine.forward import LOGITS_AT_ONCE
 from engine.policy import Policy, stop_ids
 from engine.rollouts import Rollouts
@@ -128,23 +126,16 @@ def continuation_rewards(policy: Policy, rollouts: Rollouts, prefixes: list[Pref
         part = cells[start:start + size]
         started = [prefixes[cell // k] for cell in part]
         excluded = [-1 if without is None else without[cell // k] for cell in part]
-        share = processes.shard_of(len(part))
-        fresh = continue_from(policy, rollouts, started, excluded, ends, seed=seed + start,
-                              share=share)
-        own = part[share.start:share.stop]
-        scores = [reward_of(answer) for answer in whole_answers(started, fresh, share)]
-        rewards[own] = torch.tensor(scores, dtype=torch.float32)
-        if not fresh.log_prob.isfinite().all():
-            rewards[own] = float("nan")  # so that all processes see it and stop, below
+        fresh = continue_from(policy, rollouts, started, excluded, ends, seed=seed + start)
+        refuse_undefined("the model's probabilities are", fresh.log_prob)
+        scores = [reward_of(answer) for answer in whole_answers(started, fresh)]
+        rewards[part] = torch.tensor(scores, dtype=torch.float32)
         spent += int(fresh.mask.sum())
-    total = torch.tensor(float(spent))
-    processes.all_reduce(rewards, total)
-    refuse_undefined("the model's probabilities are", rewards)
     rewards = rewards.view(-1, k)
     for i, prefix in enumerate(prefixes):
         if tokens_left[i] <= 0:
             rewards[i] = reward_of(prefix)
-    price: Metrics = {"extra_tokens": int(total), "extra_answers": len(cells)}
+    price: Metrics = {"extra_tokens": spent, "extra_answers": len(cells)}
     return rewards.to(rollouts.mask.device), price
 
 
@@ -159,7 +150,7 @@ def rows_at_once(policy: Policy) -> int:
 
 
 def continue_from(policy: Policy, rollouts: Rollouts, prefixes: list[Prefix], excluded: list[int],
-                  ends: tuple[int, ...], seed: int, share: range) -> Generation:
+                  ends: tuple[int, ...], seed: int) -> Generation:
     """Sample a continuation of each of these prefixes; what they share is computed once."""
     s, sequence_of = policy.settings, sequences(prefixes)
     distinct = dict.fromkeys(sequence_of.values())  # the sequences, each once
@@ -172,15 +163,14 @@ def continue_from(policy: Policy, rollouts: Rollouts, prefixes: list[Prefix], ex
         starts.append(Start(number[sequence_of[prefix]], seen, token))
         limits.append(s.max_new_tokens - len(ids))
     return generate(policy.model, prompts, starts=starts, max_new_tokens=limits, stop_ids=ends,
-                    temperature=s.temperature, top_k=s.top_k, seed=seed, share=share)
+                    temperature=s.temperature, seed=seed)
 
 
-def whole_answers(prefixes: list[Prefix], fresh: Generation, share: range) -> list[Prefix]:
-    """Each prefix of the share together with its continuation."""
+def whole_answers(prefixes: list[Prefix], fresh: Generation) -> list[Prefix]:
+    """Each prefix together with its continuation."""
     tokens, lengths = fresh.tokens.tolist(), fresh.mask.sum(1).tolist()
     answers = []
-    for row in share:
-        group, ids = prefixes[row]
+    for row, (group, ids) in enumerate(prefixes):
         answers.append((group, (*ids, *tokens[row][:lengths[row]])))
     return answers
 

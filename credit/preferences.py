@@ -15,7 +15,6 @@ The margins are those before the update, so a batch is used for one update and n
 import torch
 import torch.nn.functional as F
 
-from engine import processes
 from engine.choices import LOSSES, Metrics
 from engine.forward import frozen_log_probs
 from engine.policy import Policy
@@ -50,11 +49,10 @@ class dpo:
         advantage = torch.zeros_like(rollouts.log_prob[:, 0])                # (B,)
         if not len(pairs):
             return advantage[:, None]
-        own = pairs[torch.isin(pairs[:, 0], rollouts.own_rows())].flatten()
-        log_prob = frozen_log_probs(policy.model, rollouts, own, s.micro_batch)
-        anchor = frozen_log_probs(self.reference, rollouts, own, s.micro_batch)
+        rows = pairs.flatten()
+        log_prob = frozen_log_probs(policy.model, rollouts, rows, s.micro_batch)
+        anchor = frozen_log_probs(self.reference, rollouts, rows, s.micro_batch)
         margin = (log_prob - anchor).sum(1)                                  # (B,)
-        processes.all_reduce(margin)
         better, worse = pairs.unbind(1)
         difference = s.dpo_beta * (margin[better] - margin[worse])           # (pairs,)
         size = s.dpo_beta * torch.sigmoid(-difference) * rollouts.mask.sum() / len(pairs)

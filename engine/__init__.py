@@ -1,4 +1,4 @@
-"""The computations of a training step: sampling, the packed forward pass, the optimizer, processes.
+"""The computations of a training step: sampling, the packed forward pass, the optimizer.
 
 Import this package before torch, because torch reads two settings when it is imported, and this
 package sets them:

@@ -10,6 +10,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
 PROJECT = Path(__file__).resolve().parent.parent  # the folder of the six files
 
 
@@ -24,6 +27,19 @@ class NotFinite(UserError):
 
 class BadCredit(NotFinite):
     """A weight or an advantage that is not finite."""
+
+
+def refuse_undefined(what: str, *tensors: Tensor) -> None:
+    """Raise unless all tensors are finite; `what` may be "the gradient is".
+
+    If the 2-norm is finite, all numbers are. On a CPU it takes a tenth of the time that finding the
+    largest number takes, so it is tried first. The largest number is needed only if the 2-norm is
+    not finite, because squares of finite numbers can be too large.
+    """
+    parts = [tensor.detach() for tensor in tensors
+             if tensor.is_floating_point() and tensor.numel()]
+    if not any(get_total_norm(parts, order).isfinite() for order in (2.0, float("inf"))):
+        raise NotFinite(f"{what} not finite")
 
 
 def is_list(found: object) -> bool:

@@ -5,10 +5,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from engine import processes
+from engine.errors import refuse_undefined
 from engine.forward import LOGITS_AT_ONCE, lay_out, micro_batches
 from engine.packing import SharedPrompts, to_rows
-from engine.processes import refuse_undefined
 from engine.rollouts import Rollouts
 from engine.sampler import Distribution
 from qwen2_model import Qwen2
@@ -23,10 +22,9 @@ def look_inside(model: Qwen2, rollouts: Rollouts, micro_batch: int,
     results = {"hidden": torch.zeros(B, T, model.config.hidden_size, device=device)}
     if attention:
         results["attention"] = torch.zeros(B, T, T, device=device)
-    rows = rollouts.own_rows()
-    for part in micro_batches(rollouts, rows[rollouts.length[rows] > 0], micro_batch):
+    rows = (rollouts.length > 0).nonzero().squeeze(1)
+    for part in micro_batches(rollouts, rows, micro_batch):
         look_at(model, rollouts, part, results)
-    processes.all_reduce(*results.values())
     return results
 
 
@@ -73,7 +71,7 @@ def with_facts(model: Qwen2, rollouts: Rollouts, micro_batch: int) -> Rollouts:
     """Add log-prob, entropy and collision of each token under this model."""
     facts = torch.zeros(3, *rollouts.mask.shape, device=rollouts.mask.device)
     size = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
-    for rows in micro_batches(rollouts, rollouts.own_rows(), micro_batch):
+    for rows in micro_batches(rollouts, rollouts.rows, micro_batch):
         ids, shared, predicts = lay_out(rollouts, rows)
         mask = rollouts.mask[rows]
         states = model.model(ids, shared.positions, shared)[predicts[mask]]
@@ -85,6 +83,5 @@ def with_facts(model: Qwen2, rollouts: Rollouts, micro_batch: int) -> Rollouts:
             of_rows = torch.zeros_like(fact[rows])
             of_rows[mask] = values
             fact[rows] = of_rows
-    processes.all_reduce(facts)
     refuse_undefined("the model's probabilities are", facts)
     return replace(rollouts, log_prob=facts[0], entropy=facts[1], collision=facts[2])

@@ -8,7 +8,7 @@
                      prompts share the tokens that all of them begin with
     TokenLogProbs    log softmax of single tokens, without the logits of the whole batch at once
 """
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,9 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine import processes
 from engine.packing import SharedPrompts, pack, send
-from engine.processes import is_sharded, reshard_layers
 from engine.rollouts import Rollouts
 from qwen2_model import Embedding, Qwen2, linear
 
@@ -26,11 +24,10 @@ LOGITS_AT_ONCE = 2 ** 27  # the most logits at a time in float32; in bfloat16 tw
 
 
 def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor,
-                       temperature: float = 1.0, top_k: int = 0) -> Tensor:
-    """(rows, T): the log-probs of these rows' tokens, with gradient; 0 beyond the mask. With a
-    top_k, only so many most probable tokens have a probability."""
+                       temperature: float = 1.0) -> Tensor:
+    """(rows, T): the log-probs of these rows' tokens, with gradient; 0 beyond the mask."""
     distinct, number = first_of_equals(rollouts, rows)
-    computed = log_probs_of_each(model, rollouts, distinct, temperature, top_k)  # (distinct, T)
+    computed = log_probs_of_each(model, rollouts, distinct, temperature)  # (distinct, T)
     return computed.index_select(0, send(number, rollouts.ids.device))
 
 
@@ -55,7 +52,7 @@ def first_of_equals(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def log_probs_of_each(model: Qwen2, rollouts: Rollouts, rows: Tensor,
-                      temperature: float = 1.0, top_k: int = 0) -> Tensor:
+                      temperature: float = 1.0) -> Tensor:
     """The same as `response_log_probs`, but equal rows are computed several times."""
     ids, shared, predicts = lay_out(rollouts, rows)
     _, tokens = rollouts.groups_and_ids
@@ -70,33 +67,28 @@ def log_probs_of_each(model: Qwen2, rollouts: Rollouts, rows: Tensor,
     if temperature != 1:
         states = states / temperature  # so the logits, which are linear in them, are divided too
     targets = send(torch.tensor(sum(answers, []), dtype=torch.long), ids.device)
-    if top_k:
-        log_prob = log_probs_among_top(states, model.output_matrix, targets, top_k)
-    else:
-        log_prob = TokenLogProbs.apply(states, model.output_matrix, targets)
+    log_prob = TokenLogProbs.apply(states, model.output_matrix, targets)
     flat = log_prob.new_zeros(predicts.numel()).index_copy(0, cells, log_prob)
     return flat.view_as(predicts)
 
 
 @torch.no_grad()
 def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor, micro_batch: int,
-                     temperature: float = 1.0, top_k: int = 0) -> Tensor:
+                     temperature: float = 1.0) -> Tensor:
     """(B, T): the log-probs of these rows' tokens, without gradient; 0 in other rows."""
     log_prob = torch.zeros_like(rollouts.log_prob)
-    for part in over_answers(micro_batches(rollouts, rows, micro_batch)):
-        log_prob[part] = response_log_probs(model, rollouts, part, temperature, top_k)
-    reshard_layers(model)
+    for part in micro_batches(rollouts, rows, micro_batch):
+        log_prob[part] = response_log_probs(model, rollouts, part, temperature)
     return log_prob
 
 
 def sampler_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor, s: Any) -> Tensor:
-    """(B, T): the log-probs with which these rows' tokens were drawn; `s` are the settings.
-
-    On record are those at temperature 1 over the whole vocabulary. If the tokens were drawn
-    otherwise, or the loss has another temperature, the model computes them."""
-    if (s.temperature, s.loss_temperature) == (1, 1) and not s.top_k:
+    """(B, T): the log-probs with which these rows' tokens were drawn; `s` are the settings. On
+    record are those at temperature 1. If the tokens were drawn at another one, the model computes
+    them."""
+    if s.temperature == 1:
         return rollouts.log_prob
-    return frozen_log_probs(model, rollouts, rows, s.micro_batch, s.temperature, s.top_k)
+    return frozen_log_probs(model, rollouts, rows, s.micro_batch, s.temperature)
 
 
 def lay_out(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, SharedPrompts, Tensor]:
@@ -127,8 +119,7 @@ def lay_out(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, SharedPrompts, Te
 def micro_batches(rollouts: Rollouts, rows: Tensor, size: int) -> list[Tensor]:
     """Cut the rows into parts of `size` that fit into memory, with the answers to a problem side by
     side. The part with most tokens comes first, because the others then fit into the memory that it
-    has taken. (Equal answers are counted as if each were computed.) All processes get the same
-    number of parts, some of them empty (see engine/sharded.py).
+    has taken. (Equal answers are counted as if each were computed.)
 
     On a GPU neighbouring parts are joined, because a GPU needs as many kernels for few tokens as
     for many. A joined part has no more tokens, prompts included, than `size` answers of full
@@ -154,23 +145,7 @@ def micro_batches(rollouts: Rollouts, rows: Tensor, size: int) -> list[Tensor]:
                 continue
         parts.append(part)
     parts.sort(key=count_tokens, reverse=True)
-    missing = processes.all_reduce_max(len(parts)) - len(parts)
-    return [rows[part] for part in parts] + [rows[:0]] * missing
-
-
-def over_answers(parts: list[Tensor]) -> Iterator[Tensor]:
-    """The micro-batches, one after the other. Before each it is noted how many answers are done."""
-    total, so_far = sum(map(len, parts)), 0
-    for part in parts:
-        processes.note_progress(f"{so_far} of {total} answers")
-        yield part
-        so_far += len(part)
-
-
-def batch_sums(numbers: Mapping[str, float | Tensor]) -> dict[str, float]:
-    """The sum of each number over the whole batch, in float64. The numbers are sums over this
-    process's answers; if several processes share the batch, theirs are added."""
-    return processes.all_reduce_numbers(numbers)
+    return [rows[part] for part in parts]
 
 
 class TokenLogProbs(torch.autograd.Function):
@@ -222,28 +197,11 @@ class TokenLogProbs(torch.autograd.Function):
         return torch.cat(at_hidden), at_matrix, None
 
 
-def log_probs_among_top(hidden: Tensor, matrix: Tensor, targets: Tensor, top_k: int) -> Tensor:
-    """(n,) the log-prob of each token among the top_k most probable ones of its place, as a sampler
-    with --top_k has it. A token that is not one of them, because the model has changed since, is
-    counted as one more. The logits are made in chunks, as by TokenLogProbs."""
-    cast = matrix.to(hidden.dtype)
-    chunk = max(1, LOGITS_AT_ONCE // len(matrix))
-    parts = []
-    for h, y in zip(hidden.split(chunk), targets.split(chunk)):
-        logits = linear(h, cast).float()
-        own = logits.gather(1, y[:, None])                              # (n, 1)
-        top = logits.topk(min(top_k, logits.shape[1])).values           # (n, k)
-        one_more = own.masked_fill(own >= top[:, -1:], float("-inf"))
-        parts.append(own - torch.cat([top, one_more], 1).logsumexp(1, keepdim=True))
-    return torch.cat(parts).squeeze(1)
-
-
 class EmbeddingRows(torch.autograd.Function):
     """The rows of an embedding matrix: (V, D), (N,) -> (N, D). Its gradient is a sparse tensor of
     the rows that were taken, which autograd adds to the gradient (V, D) of the output matrix if the
-    two are one matrix. torch's own embedding would fill and add V rows, most of them zeros. In
-    float32 the numbers are the same, because repeated tokens are added up first, in their order;
-    if the parameters are bfloat16 (--offload_optimizer), these sums are more exact."""
+    two are one matrix. torch's own embedding would fill and add V rows, most of them zeros. The
+    numbers are the same, because repeated tokens are added up first, in their order."""
 
     @staticmethod
     def forward(ctx: Any, matrix: Tensor, ids: Tensor) -> Tensor:
@@ -267,7 +225,7 @@ def embedding_by_rows(model: Qwen2) -> Iterator[None]:
     matrix. On a GPU it would have to wait for the distinct tokens."""
     embeddings = model.model.embed_tokens
     is_tied = embeddings.weight is model.output_matrix
-    if not is_tied or model.device.type != "cpu" or is_sharded(embeddings.weight):
+    if not is_tied or model.device.type != "cpu":
         yield
         return
 

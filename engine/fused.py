@@ -30,7 +30,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.processes import full_tensor, is_sharded, reshard_layers
 from qwen2_model import (Block, Linear, Qwen2, RMSNorm, at_least_float32, product_type, rotary,
                          rotate)
 
@@ -51,18 +50,16 @@ class FusedLayer:
 
 
 class FusedQwen2:
-    """A copy of a Qwen2 to sample from. If the model is sharded, every process has to make it."""
+    """A copy of a Qwen2 to sample from."""
 
     def __init__(self, model: Qwen2, longest: int):
         """`longest` is the number of positions that may be used."""
-        # layers may still be gathered from the last pass, in another type than their shards
-        reshard_layers(model)
         self.config = model.config
         self.dtype = model.compute_dtype
         self.wide = at_least_float32(self.dtype)  # the type of x between the layers
         self.is_mixed = self.dtype != self.wide
         self.product_type = product_type(self.dtype, model.output_matrix.device)
-        output = full_tensor(model.output_matrix.detach().to(self.dtype))  # (V, D)
+        output = model.output_matrix.detach().to(self.dtype)  # (V, D)
         self.is_packed = (output.device.type == "cpu" and torch.backends.mkldnn.is_available()
                           and self.product_type in PACKED_TYPES
                           and self.config.hidden_size >= PACKED)
@@ -73,8 +70,6 @@ class FusedQwen2:
         output = output.to(self.product_type)
         self.output = self.packed(output) if self.is_packed else output.t()
         self.embeddings = model.model.embed_tokens.weight.detach()
-        if is_sharded(self.embeddings):
-            self.embeddings = full_tensor(self.embeddings.to(self.dtype))
         self.layers = [self.fuse_layer(layer) for layer in model.model.layers
                        if isinstance(layer, Block)]
         self.norm = self.weight_of(model.model.norm)
@@ -91,7 +86,7 @@ class FusedQwen2:
         qkv = [attention.q_proj, attention.k_proj, attention.v_proj]
         bias = norm = None
         if attention.q_proj.bias is not None:
-            bias = torch.cat([full_tensor(part.bias.detach()) for part in qkv]).to(self.dtype)
+            bias = torch.cat([part.bias.detach() for part in qkv]).to(self.dtype)
         if hasattr(attention, "q_norm"):
             norm = torch.cat([self.weight_of(attention.q_norm).expand(H, -1),
                               self.weight_of(attention.k_norm).expand(K, -1)])
@@ -106,7 +101,7 @@ class FusedQwen2:
 
     def fuse(self, parts: list[Linear], norm: RMSNorm | None = None) -> Tensor:
         """The joined matrix of the parts, (inputs, outputs of all parts)."""
-        weights = [full_tensor(part.weight.detach()) for part in parts]
+        weights = [part.weight.detach() for part in parts]
         if self.is_mixed:
             weights = [weight.to(self.dtype) for weight in weights]
         matrix = torch.cat(weights) if weights[1:] else weights[0]
@@ -122,7 +117,7 @@ class FusedQwen2:
 
     def weight_of(self, norm: RMSNorm) -> Tensor:
         """The norm's weight, times the sqrt(n) that `normed` leaves out in float32."""
-        weight = full_tensor(norm.weight.detach()).to(self.wide)
+        weight = norm.weight.detach().to(self.wide)
         return weight if self.is_mixed else weight * len(weight) ** 0.5
 
     def normed(self, x: Tensor, weight: Tensor | None = None) -> Tensor:

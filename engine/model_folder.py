@@ -6,7 +6,7 @@ be checked is checked before memory is taken.
 """
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -19,11 +19,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from engine.errors import UserError, did_you_mean, read_json
-from engine.processes import full_tensor, is_main_process
 from qwen2_model import ModelConfig, Qwen2
 
-# (parameter, tensor to copy into it) -> whether the numbers in the parameter are then finite
-Copy = Callable[[Tensor, Tensor], bool]
 Number = TypeVar("Number", bound=float)  # float, int or bool: all are floats to a type checker
 
 # The largest number of each type that config.json may hold. For int it is 2^24, because positions
@@ -32,12 +29,8 @@ LARGEST: dict[type, float] = {int: 2 ** 24, float: 1e12}
 OUTPUT, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 
 
-def read_model_folder(folder: Path | str, device: torch.device | str = "cpu",
-                      shard_fn: Callable[[Qwen2], None] | None = None,
-                      copy: Copy | None = None) -> Qwen2:
-    """Load the model of a folder. The last two arguments are for --shard (engine/sharded.py):
-    `shard_fn` is called on the model before it takes memory, and `copy` fills a parameter with its
-    part of a tensor."""
+def read_model_folder(folder: Path | str, device: torch.device | str = "cpu") -> Qwen2:
+    """Load the model of a folder."""
     folder = Path(folder)
     config, found = read_config(folder), stored_tensors(folder)
     last = f"model.layers.{config.num_hidden_layers - 1}."
@@ -48,20 +41,18 @@ def read_model_folder(folder: Path | str, device: torch.device | str = "cpu",
     with torch.device("meta"):  # no memory until it is known that the files fit the config
         model = Qwen2(config)
     check_tensors(folder, found, model)
-    if model.is_large and is_main_process():
+    if model.is_large:
         size = sum(path.stat().st_size for path in {tensor.path for tensor in found.values()})
         print(f"reading {folder}: {size / 1e9:.1f} GB", file=sys.stderr, flush=True)
-    if shard_fn:
-        shard_fn(model)
     take_memory(model, device)
-    load_weights(model, found, copy or copy_whole)
+    load_weights(model, found)
     return model
 
 
 def write_model_folder(model: Qwen2, folder: Path | str,
                        parameters: Mapping[str, Tensor] | None = None) -> None:
     """Write config and weights. If `parameters` are given, they are written instead of the model's
-    own, because the optimizer may keep them with more digits."""
+    own: those of a trained model that is kept are rounded."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     tensors = parameters or model.state_dict()
@@ -233,9 +224,9 @@ def take_memory(model: Qwen2, device: torch.device | str) -> None:
                 setattr(module, name, nn.Parameter(torch.empty(parameter.shape, device=device)))
 
 
-def load_weights(model: Qwen2, found: dict[str, StoredTensor], copy: Copy) -> None:
+def load_weights(model: Qwen2, found: dict[str, StoredTensor]) -> None:
     for name, parameter in model.named_parameters():
-        if not copy(parameter, found[name].read(name)):
+        if not copy_finite(parameter, found[name].read(name)):
             raise UserError(f"{found[name].path}: {name} holds numbers that are not finite in "
                             f"{parameter.dtype}")
     if OUTPUT in found and model.lm_head is None:  # a second copy of tied embeddings
@@ -247,7 +238,7 @@ def load_weights(model: Qwen2, found: dict[str, StoredTensor], copy: Copy) -> No
 
 
 @torch.no_grad()
-def copy_whole(parameter: Tensor, tensor: Tensor) -> bool:
+def copy_finite(parameter: Tensor, tensor: Tensor) -> bool:
     """Copy a tensor into a parameter. Returns whether its numbers are finite in the parameter's
     type."""
     parameter.copy_(tensor)
@@ -257,16 +248,10 @@ def copy_whole(parameter: Tensor, tensor: Tensor) -> bool:
     return bool(extremes.isfinite().all())
 
 
-def write_tensors(path: Path | None, tensors: Mapping[str, Tensor], **metadata: str) -> None:
-    """Write a safetensors file. With --shard all processes have to call this, because every tensor
-    is gathered from all of them; the process that has a path writes it."""
-    gathered = {}
-    for name, tensor in tensors.items():
-        whole = full_tensor(tensor.detach())
-        if path:
-            gathered[name] = whole.cpu().contiguous()
-    if path:
-        try:
-            save_file(gathered, path, metadata or None)
-        except SafetensorError as error:  # a full disk
-            raise UserError(f"cannot write {path}: {error}") from None
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) -> None:
+    """Write a safetensors file."""
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    try:
+        save_file(on_cpu, path, metadata or None)
+    except SafetensorError as error:  # a full disk
+        raise UserError(f"cannot write {path}: {error}") from None

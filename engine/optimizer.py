@@ -7,28 +7,19 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.adamw import adamw
 
-from engine import processes
-from engine.errors import UserError
-from engine.processes import full_tensor, is_sharded, local_shard, refuse_undefined, shard_like
-from qwen2_model import Qwen2
+from engine.errors import UserError, refuse_undefined
 
 STATE = ("step", "exp_avg", "exp_avg_sq")  # the tensors that AdamW keeps for each parameter
 
 
 def clip_and_step(optimizer: "Optimizer", max_grad_norm: float) -> float:
-    """Sum the gradient over all processes, clip it, and let the optimizer step. Returns the norm of
-    the gradient before clipping. If the gradient is not finite, nothing is changed and the run
-    stops."""
+    """Clip the gradient and let the optimizer step. Returns the norm of the gradient before
+    clipping. If the gradient is not finite, nothing is changed and the run stops."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    if processes.count() > 1 and not is_sharded(parameters[0]):  # FSDP sums gradients itself
-        for p in parameters:
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        processes.all_reduce(*(p.grad for p in parameters if p.grad is not None))
-    total = get_total_norm([p.grad for p in parameters if p.grad is not None])
-    norm = full_tensor(total)
+    norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
     refuse_undefined("the gradient is", norm)
     if max_grad_norm and norm >= max_grad_norm:  # else it would take time to multiply by 1
-        clip_grads_with_norm_(parameters, max_grad_norm, total)
+        clip_grads_with_norm_(parameters, max_grad_norm, norm)
     optimizer.step()
     refuse_undefined("after the update a parameter is", *parameters)
     return norm.item()
@@ -68,13 +59,6 @@ class AdamW:
 Optimizer = AdamW | torch.optim.Optimizer
 
 
-def parameters_by_name(model: Qwen2, optimizer: AdamW) -> dict[str, nn.Parameter]:
-    """The float32 parameters that the optimizer changes. With --offload_optimizer they are copies
-    on the CPU, not the model's own."""
-    names = dict(model.named_parameters())
-    return dict(zip(names, optimizer.param_groups[0]["params"], strict=True))
-
-
 def optimizer_tensors(optimizer: AdamW, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
     """The optimizer's state for a checkpoint; empty before its first step."""
     tensors = {}
@@ -102,6 +86,4 @@ def load_optimizer_tensors(optimizer: AdamW, parameters: dict[str, nn.Parameter]
             if found != tuple(parameter.shape):
                 raise UserError(f"the state of the optimizer has {key} of {name} with shape "
                                 f"{found}, and the parameter has {tuple(parameter.shape)}")
-            # with --shard only the rows of this process
-            local_shard(moment).copy_(shard_like(parameter, tensors[f"{key}.{name}"]))
-            optimizer.state[parameter][key] = moment
+            optimizer.state[parameter][key] = moment.copy_(tensors[f"{key}.{name}"])

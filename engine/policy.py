@@ -10,8 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from engine import processes
-from engine.processes import refuse_undefined
+from engine.errors import refuse_undefined
 from engine.rollouts import Problem, Rollouts, Task, score_answers
 from engine.sampler import Generation, generate
 from engine.tokens import END_OF_TURN, encode_prompt, token_bytes
@@ -19,7 +18,7 @@ from qwen2_model import Qwen2
 
 
 # The settings of a run. harness/settings.py declares them, so the engine does not know their type.
-# It reads max_new_tokens, temperature, top_k and micro_batch. Methods may read any setting.
+# It reads max_new_tokens, temperature and micro_batch. Methods may read any setting.
 RunSettings = Any
 
 
@@ -52,8 +51,7 @@ class Policy:
         """Sample answers to each problem, without scores."""
         return sample_answers(self.model, self.tokenizer, self.task, problems, answers,
                               max_new_tokens=self.settings.max_new_tokens, greedy=greedy,
-                              temperature=self.settings.temperature,
-                              top_k=self.settings.top_k, seed=seed)
+                              temperature=self.settings.temperature, seed=seed)
 
     def score(self, rollouts: Rollouts) -> Rollouts:
         """Add the reward of each answer, and the section and kind of each token. What is scored
@@ -92,14 +90,13 @@ class Policy:
 
 def sample_answers(model: Qwen2, tokenizer: Tokenizer, task: Task[Problem],
                    problems: Sequence[Problem], answers: int, *, max_new_tokens: int,
-                   temperature: float = 1.0, top_k: int = 0, greedy: bool = False,
-                   seed: int = 0) -> Rollouts:
-    """Sample `answers` answers to each problem. Of several processes each samples its share."""
+                   temperature: float = 1.0, greedy: bool = False, seed: int = 0) -> Rollouts:
+    """Sample `answers` answers to each problem."""
     prompts = encode_prompts(tokenizer, task, problems)
     sampled = generate(model, prompts, answers=answers, stop_ids=stop_ids(model, tokenizer),
-                       share=processes.shard_of(len(prompts)), max_new_tokens=max_new_tokens,
-                       temperature=temperature, top_k=top_k, greedy=greedy, seed=seed)
-    return gather(problems, prompts, answers, sampled)
+                       max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy,
+                       seed=seed)
+    return as_rollouts(problems, prompts, answers, sampled)
 
 
 def encode_prompts(tokenizer: Tokenizer, task: Task[Problem],
@@ -108,10 +105,9 @@ def encode_prompts(tokenizer: Tokenizer, task: Task[Problem],
             for problem in problems]
 
 
-def gather(problems: Sequence[Problem], prompts: list[list[int]], answers: int,
-           sampled: Generation) -> Rollouts:
-    """The whole batch, put together from what all processes have sampled."""
-    processes.all_reduce(*vars(sampled).values())
+def as_rollouts(problems: Sequence[Problem], prompts: list[list[int]], answers: int,
+                sampled: Generation) -> Rollouts:
+    """The batch of what was sampled, so many answers to each problem."""
     refuse_undefined("the model's probabilities are", sampled.log_prob, sampled.entropy,
                      sampled.collision)
     group = torch.arange(len(problems), device=sampled.mask.device).repeat_interleave(answers)

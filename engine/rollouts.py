@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 from tokenizers import Tokenizer
 
-from engine import processes
 from engine.errors import UserError, is_list, wrong_result
 from engine.tokens import KINDS, SECTIONS, token_bytes
 
@@ -139,10 +138,10 @@ class Rollouts:
         inside = (self.group >= problems.start) & (self.group < problems.stop)
         return inside.nonzero().squeeze(1)
 
-    def own_rows(self) -> Tensor:
-        """The rows that this process has sampled and trains on: all rows, unless several processes
-        share the batch."""
-        return self.rows_of(processes.shard_of(len(self.prompt_ids)))
+    @property
+    def rows(self) -> Tensor:
+        """(B,) the numbers of all rows."""
+        return torch.arange(len(self.group), device=self.group.device)
 
     def with_each(self, change: Callable[[Tensor], Tensor]) -> "Rollouts":
         """The batch with every tensor changed."""

@@ -39,7 +39,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine import processes
 from engine.cache import FIRST_SLOTS, Cache, fill_blocks, rows_of_block
 from engine.errors import UserError
 from engine.fused import FusedQwen2
@@ -188,7 +187,6 @@ class Sampling:
     stop: Tensor     # ids of the stop tokens
     temperature: float
     greedy: bool
-    top_k: int = 0   # so many most probable tokens can be drawn; 0 means all
 
 
 @dataclass
@@ -269,10 +267,6 @@ class Decoding:
         if without is not None:
             every = torch.arange(logits.shape[1], device=logits.device)
             logits = logits.masked_fill(every == without[some, None], float("-inf"))
-        if sampling.top_k:
-            least = logits.topk(min(sampling.top_k, logits.shape[1])).values[:, -1:]
-            logits = logits.masked_fill(logits < least, float("-inf"))
-        if without is not None or sampling.top_k:
             drawn_from = Distribution(logits)
         cell = self.line + rows.answer[some]  # in the flat tables
         uniform = self.uniform.index_select(0, cell)
@@ -303,8 +297,7 @@ class Decoding:
         self.cache.arrange(stay[row], self.rows.seen, G, slots, written)
 
     def result(self, limits: Tensor) -> Generation:
-        """All that was sampled. limits (B,): the most tokens of each answer; 0 if it was not to be
-        sampled here."""
+        """All that was sampled. limits (B,): the most tokens of each answer."""
         tokens = self.tokens.view(-1, self.columns)[:, :-1].t()                # (B, T)
         facts = self.facts.view(-1, self.columns, 3)[:, :-1].permute(2, 1, 0)  # (3, B, T)
         return Generation.of_tokens(tokens, facts, limits, self.sampling.stop)
@@ -325,7 +318,6 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
         done = int(decoding.rows.done.sum())
         if done == rows:
             return
-        processes.note_progress(f"{t} of at most {longest} tokens")
         count = min(pace.look, longest - t)
         # A step stores the token that it feeds. After count steps these are all but the newest of
         # t + count tokens.
@@ -355,20 +347,18 @@ def stream_of(device: torch.device) -> AbstractContextManager[None]:
 
 
 def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | list[int],
-             answers: int = 1, temperature: float = 1.0, greedy: bool = False, top_k: int = 0,
-             seed: int = 0, stop_ids: tuple[int, ...] | None = None,
-             share: range | None = None, starts: list[Start] | None = None) -> Generation:
+             answers: int = 1, temperature: float = 1.0, greedy: bool = False, seed: int = 0,
+             stop_ids: tuple[int, ...] | None = None,
+             starts: list[Start] | None = None) -> Generation:
     """Sample `answers` continuations of every prompt; rows are in the order of the prompts.
 
     max_new_tokens: one number for all prompts, or one for each
-    top_k:          so many most probable tokens can be drawn; 0 means all of them
     stop_ids:       tokens that end an answer, by default the model's own
-    share:          only these prompts are answered (by default all); the rows of others stay 0
     starts:         positions to continue from, each with `answers` rows, instead of the ends of the
-                    prompts; max_new_tokens and share are then about starts
+                    prompts; max_new_tokens is then about starts
 
     The random numbers for all tokens of all rows are drawn before the first token. So what a row
-    samples depends neither on which other rows are still growing nor on the share.
+    samples does not depend on which other rows are still growing.
     """
     starts = starts or [Start(number, len(prompt)) for number, prompt in enumerate(prompts)]
     limits = max_new_tokens
@@ -380,35 +370,27 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
         raise UserError(f"prompt and answer can reach {longest} tokens, and the model takes "
                         f"{most}")
     stop_ids = model.config.stop_ids if stop_ids is None else stop_ids
-    share = range(len(starts)) if share is None else share
-    # made also by a process whose share is empty, because all processes have to take part
     fused = FusedQwen2(model, longest=max(map(len, prompts)) + max(limits))
     starts = [start for start in starts for _ in range(answers)]
     limits = [limit for limit in limits for _ in range(answers)]
-    wanted = range(share.start * answers, share.stop * answers)  # the rows to sample here
     # drawn on the CPU, so that they are the same on any device
     generator = torch.Generator().manual_seed(seed)
     uniform = torch.rand(len(starts), max(limits), generator=generator).to(model.device)
-    limit = torch.tensor([limit if row in wanted else 0 for row, limit in enumerate(limits)],
-                         device=model.device)
     stop = torch.tensor(stop_ids, dtype=torch.long, device=model.device)
-    if not wanted:
-        nothing = torch.zeros(uniform.shape, dtype=torch.long, device=model.device)
-        return Generation.of_tokens(nothing, nothing.expand(3, -1, -1).float(), limit, stop)
     with stream_of(model.device), torch.inference_mode():  # cheaper than no_grad
-        decoding = decode(fused, prompts, starts, limits, wanted, uniform,
-                          Sampling(stop, temperature, greedy, top_k))
-    return decoding.result(limit)
+        decoding = decode(fused, prompts, starts, limits, uniform,
+                          Sampling(stop, temperature, greedy))
+    return decoding.result(torch.tensor(limits, device=model.device))
 
 
 def decode(model: FusedQwen2, prompts: list[list[int]], starts: list[Start], limits: list[int],
-           wanted: range, uniform: Tensor, sampling: Sampling) -> Decoding:
-    """Sample the wanted rows. Only the prompts that they continue are computed."""
+           uniform: Tensor, sampling: Sampling) -> Decoding:
+    """Sample a row for each start. Only the prompts that the rows continue are computed."""
     device, longest = uniform.device, uniform.shape[1]
-    needed = sorted({starts[row].prompt for row in wanted})
+    needed = sorted({start.prompt for start in starts})
     number_of = {prompt: number for number, prompt in enumerate(needed)}
     lines = []  # for each row: answer, prompt, seen, limit
-    for row in sorted(wanted, key=lambda row: starts[row].prompt):
+    for row in sorted(range(len(starts)), key=lambda row: starts[row].prompt):
         start = starts[row]
         lines.append((row, number_of[start.prompt], start.seen, limits[row]))
     answer, prompt, seen, limit = torch.tensor(lines, device=device).unbind(1)

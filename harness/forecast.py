@@ -11,7 +11,6 @@ from timeit import repeat
 
 import torch
 
-from engine import processes
 from harness.laptop import bytes_of_token
 from harness.memory import should_keep_memory
 from harness.settings import Settings
@@ -100,7 +99,7 @@ def compare_types(chosen: str) -> None:
     printed, and nothing else."""
     other = "float32" if chosen == "bfloat16" else "bfloat16"
     of_chosen, of_other = seconds_of_product(chosen), seconds_of_product(other)
-    if of_chosen > 1.5 * of_other and processes.is_main_process():
+    if of_chosen > 1.5 * of_other:
         print(f"this CPU computes faster in {other}: a matrix product in {chosen} takes "
               f"{of_chosen / of_other:.1f} times as long. --dtype {other} chooses it",
               file=sys.stderr, flush=True)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from tokenizers import Tokenizer
 
-from engine import processes
 from engine.cache import FIRST_SLOTS
 from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, Choice, Method
 from engine.errors import UserError, location_of
@@ -62,22 +61,15 @@ def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
     device, folder = device_of(s), checkpoint or find_folder(s.model)
     config = read_config(folder)
     tokenizer, task = load_tokenizer(folder, config.vocab_size), make_task(s.task, s.method_flags)
-    refuse_idle_processes(s)
     refuse_beyond_memory(s, bytes_of_answer(s, config, device))
     refuse_long_prompts(s, tokenizer, task, config.max_position_embeddings)
-    model = load_model(s, folder, torch.device("cpu") if s.offload_optimizer else device)
+    model = load_model(s, folder, device)
     model.model.checkpointing = s.checkpointing
     set_threads(s.threads, model)
     if device.type == "cpu" and model.is_large:
         from harness.forecast import compare_types
         compare_types(s.dtype)
     return Policy(model, tokenizer, task, s, folder)
-
-
-def refuse_idle_processes(s: Settings) -> None:
-    if s.questions < processes.count():
-        raise UserError(f"--questions {s.questions} cannot be shared by {processes.count()} "
-                        "processes: some would have none")
 
 
 def refuse_long_prompts(s: Settings, tokenizer: Tokenizer, task: CheckedTask, limit: int) -> None:
@@ -93,14 +85,14 @@ def refuse_long_prompts(s: Settings, tokenizer: Tokenizer, task: CheckedTask, li
 def bytes_of_answer(s: Settings, config: ModelConfig, device: torch.device) -> int:
     """The memory of the machine that an answer takes while it is sampled, at the least: the tables
     of the sampler, and on a CPU also the part of its cache that is there from the first token on.
-    Each of several processes has the cache of its own answers alone."""
+    """
     tables = OF_TOKEN * s.max_new_tokens
     if device.type != "cpu":
         return tables
     dtype: torch.dtype = getattr(torch, s.dtype)
     slots = min(s.max_new_tokens - 1, FIRST_SLOTS)
     of_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    return tables + slots * of_token * dtype.itemsize // processes.count()
+    return tables + slots * of_token * dtype.itemsize
 
 
 def refuse_beyond_memory(s: Settings, of_answer: int) -> None:
@@ -135,32 +127,16 @@ def bytes_of_machine() -> int:
 
 
 def load_model(s: Settings, folder: Path, device: torch.device) -> Qwen2:
-    """The model of a folder; with --shard the part of this process."""
-    dtype = getattr(torch, s.dtype)
-    if not s.shard:
-        return read_model_folder(folder, device).compute_in(dtype)
-    if processes.count() == 1:
-        raise UserError("--shard splits a model between processes, and there is only one: start "
-                        "several with torchrun (docs/large_models.md), or use --shard no")
-    from engine.sharded import load_shard
-    return load_shard(folder, device, dtype).compute_in(dtype)
+    return read_model_folder(folder, device).compute_in(getattr(torch, s.dtype))
 
 
 def load_optimizer(s: Settings, policy: Policy) -> AdamW:
-    """AdamW for the model; with --offload_optimizer the model is moved to its device here."""
-    if not s.offload_optimizer:
-        return AdamW(policy.model.parameters(), s.learning_rate, s.weight_decay)
-    from engine.offload import OffloadedAdamW
-    return OffloadedAdamW(policy.model, device_of(s), s.learning_rate, s.weight_decay)
+    return AdamW(policy.model.parameters(), s.learning_rate, s.weight_decay)
 
 
 def initial_model(s: Settings) -> Qwen2:
     """A frozen copy of the model before training, for KL terms and preferences."""
-    model = load_model(s, find_folder(s.model), device_of(s)).requires_grad_(False)
-    if s.offload_optimizer:
-        from engine.offload import cast_weights
-        cast_weights(model, model.compute_dtype)
-    return model
+    return load_model(s, find_folder(s.model), device_of(s)).requires_grad_(False)
 
 
 def make(function: Choice, values: Json, policy: Policy) -> Method:
@@ -201,7 +177,7 @@ def make_advantage(s: Settings, policy: Policy) -> Method:
     if not s.entropy_bonus:
         return made
     from credit.entropy_bonus import WithEntropyBonus
-    return WithEntropyBonus(made, s.entropy_bonus, s.entropy_target)
+    return WithEntropyBonus(made, s.entropy_bonus)
 
 
 def make_weighting(s: Settings, policy: Policy) -> Method:
@@ -233,8 +209,8 @@ def set_threads(threads: int, model: Qwen2) -> None:
 
 
 def device_of(s: Settings) -> torch.device:
-    """The device of --device; each of several processes has its own."""
-    device = pick_device(processes.start(s.device))
+    """The device of --device, and whether it computes the same numbers every time."""
+    device = pick_device(s.device)
     if device.type == "cuda":
         compute_the_same_every_time(s.deterministic)
     return device

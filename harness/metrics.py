@@ -7,7 +7,7 @@ grpo.py), and add its row to docs/what_a_run_leaves.md.
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from statistics import mean
 
@@ -17,7 +17,7 @@ from engine.choices import Method, metrics_of
 from engine.errors import UserError
 from engine.rollouts import Rollouts
 from harness.record import Json, column_of_part
-from harness.screen import ticking_status
+from harness.screen import show_status
 
 # Every line has all of these names. An undefined number is null: in a step without an update these
 # are most numbers of the update. Further names are the parts of the reward (reward_format, ...) and
@@ -90,19 +90,18 @@ ADVICE = {
 
 
 class Clock:
-    """`with clock("update"):` measures a stage. At a terminal it shows the stage's name, and how
-    long it takes beside its time in the step before, which is in `usual`."""
+    """`with clock("update"):` measures a stage. At a terminal it shows the stage's name."""
 
-    def __init__(self, step: int, usual: Mapping[str, float]):
-        self.step, self.usual, self.begin = step, usual, time.perf_counter()
+    def __init__(self, step: int):
+        self.step, self.begin = step, time.perf_counter()
         self.processor_begin = time.process_time()
         self.seconds: dict[str, float] = {}  # of each stage
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
         begin = time.perf_counter()
-        with ticking_status(f"step {self.step}: {stage}", self.usual.get(stage)):
-            yield
+        show_status(f"step {self.step}: {stage}")
+        yield
         self.seconds[stage] = time.perf_counter() - begin
 
 

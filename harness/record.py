@@ -6,7 +6,7 @@ line and of every credit file is kept in digests.jsonl, with which harness/made_
 
 docs/what_a_run_leaves.md lists the columns of a credit file. A column has one value for each token,
 answer after answer, or one for each answer, or one for each problem; `episode_start` says where an
-answer begins. Each process of a run writes a file of its own problems; they are read as one.
+answer begins.
 """
 import errno
 import hashlib
@@ -32,7 +32,6 @@ import safetensors
 import tokenizers
 import torch
 
-from engine import processes
 from engine.errors import (PROJECT, UserError, parse_object, read_json, read_text,
                            refuse_pipe)
 from engine.rollouts import UNSET, Forward, Problem, Rollouts
@@ -94,6 +93,9 @@ def run_config(run: Path) -> Json:
     config = read_json(path) if path.exists() else {}
     if "mitigation" not in config:
         raise UserError(f"{run} is not a run folder: it has no config.json of a run")
+    if config.get("ranks", 1) != 1:
+        raise UserError(f"{run} was made by {config['ranks']} processes, each with credit files of "
+                        "its own. Only versions up to commit f19f84f4 read them")
     return config
 
 
@@ -187,13 +189,12 @@ def replace_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def locked(path: Path, alone: bool = True) -> Iterator[int]:
+def locked(path: Path) -> Iterator[int]:
     """Lock a folder for this process, also when it is moved; the lock ends with the process."""
     import fcntl  # Windows has none, and can analyse runs
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        if alone:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield descriptor
     except BlockingIOError:
         raise UserError(f"{path} is being written by another process") from None
@@ -235,35 +236,19 @@ def column_of_part(part: str) -> str:
     return part if part == "reward" else PART + part
 
 
-def credit_path(run: Path, step: int, rank: int = 0) -> Path:
-    """The file of a step. In a run of several processes each writes one, of its own problems."""
-    return Path(run) / "credit" / f"step_{step:06d}{f'_rank{rank}' if rank else ''}.npz"
-
-
-def credit_files(run: Path) -> list[tuple[int, int]]:
-    """Step and rank of every credit file. Files with other names, as a backup, are left out."""
-    found = []
-    for path in Path(run).glob("credit/*"):
-        match = re.fullmatch("step_([0-9]+)(_rank([0-9]+))?[.]npz", path.name)
-        if match:
-            found.append((int(match[1]), int(match[3] or 0)))
-    return sorted(found)
+def credit_path(run: Path, step: int) -> Path:
+    return Path(run) / "credit" / f"step_{step:06d}.npz"
 
 
 def credit_steps(run: Path) -> list[int]:
-    """The steps that have credit files. Rank 0 writes last: until then a step is being written."""
-    return [step for step, rank in credit_files(run) if rank == 0]
+    """The steps that have a credit file. Files with other names, as a backup, are left out."""
+    found = [re.fullmatch("step_([0-9]+)[.]npz", path.name) for path in Path(run).glob("credit/*")]
+    return sorted(int(match[1]) for match in found if match)
 
 
 def read_columns(run: Path, step: int) -> Columns:
-    """The columns of a step: those of one file, or of several processes as if they were one."""
-    ranks = [rank for of_step, rank in credit_files(run) if of_step == step]
-    parts = [read_file(credit_path(run, step, rank)) for rank in ranks or [0]]
-    for name, target in INDEX_INTO.items():  # in each file the indices begin at 0
-        offsets = starts([len(part[target]) for part in parts])
-        for part, offset in zip(parts, offsets):
-            part[name] = part[name] + offset.astype(part[name].dtype)
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    """The columns of a step's credit file."""
+    return read_file(credit_path(run, step))
 
 
 def read_file(path: Path) -> Columns:
@@ -368,8 +353,8 @@ def digests_of_record(run: Path) -> list[Json]:
     found = []
     for name in LOGS:
         found += [digest_of_line(name, line) for line in read_lines(run / name)]
-    for step, rank in credit_files(run):
-        found.append(digest_of_credit(run, step, rank))
+    for step in credit_steps(run):
+        found.append(digest_of_credit(run, step))
     return found
 
 
@@ -377,8 +362,8 @@ def digest_of_line(name: str, line: Mapping[str, object]) -> Json:
     return {"step": line["step"], "file": name, "digest": digest_of_text(json.dumps(line))}
 
 
-def digest_of_credit(run: Path, step: int, rank: int) -> Json:
-    path = credit_path(run, step, rank)
+def digest_of_credit(run: Path, step: int) -> Json:
+    path = credit_path(run, step)
     return {"step": step, "file": f"credit/{path.name}", "digest": digest_of(path)}
 
 
@@ -414,18 +399,17 @@ def make_run(path: Path, config: Json, tokenizer: Path) -> None:
 
 
 class RunFolder:
-    """The folder of a run that is written. Of several processes rank 0 writes it; the others write
-    their own credit, and nothing else."""
+    """The folder of a run that is written."""
 
     def __init__(self, path: Path):
-        self.path, self.writes = Path(path), processes.rank() == 0
+        self.path = Path(path)
         self.descriptor: int | None = None
 
     @contextmanager
     def opened(self) -> Iterator["RunFolder"]:
         """Lock the folder: no other process writes it, and it is noticed if another folder takes
         its name."""
-        with locked(self.path, self.writes) as self.descriptor:
+        with locked(self.path) as self.descriptor:
             yield self
 
     def is_here(self) -> bool:
@@ -445,8 +429,6 @@ class RunFolder:
 
     def append(self, name: str, line: Mapping[str, object]) -> None:
         """Append a line to a log. A number that is undefined becomes null."""
-        if not self.writes:
-            return
         known = {}
         for key, value in line.items():
             is_undefined = isinstance(value, float) and not math.isfinite(value)
@@ -461,11 +443,9 @@ class RunFolder:
         with writing(path), open(path, "a", encoding="utf-8") as file:
             file.write(text + "\n")
 
-    def note_credit(self, step: int, ranks: int = 1) -> None:
-        """Write down the digests of the credit files of a step, when all processes have written
-        theirs."""
-        for rank in range(ranks):
-            self.append_text(DIGESTS, json.dumps(digest_of_credit(self.path, step, rank)))
+    def note_credit(self, step: int) -> None:
+        """Write down the digest of a step's credit file."""
+        self.append_text(DIGESTS, json.dumps(digest_of_credit(self.path, step)))
 
     def checkpoints(self) -> dict[int, Path]:
         """The checkpoints from which a run can continue, by their step."""
@@ -482,9 +462,9 @@ class RunFolder:
             kept = [line for line in read_lines(self.path / name) if line["step"] <= step]
             if (self.path / name).exists():
                 replace_text(self.path / name, "".join(json.dumps(line) + "\n" for line in kept))
-        for known, rank in credit_files(self.path):
+        for known in credit_steps(self.path):
             if known > step:
-                remove(credit_path(self.path, known, rank))
+                remove(credit_path(self.path, known))
         for known, folder in checkpoint_folders(self.path).items():
             if known > step:  # one that has lost its trainer's state
                 remove(folder)

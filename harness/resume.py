@@ -9,7 +9,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from engine import processes
 from engine.choices import Method
 from engine.errors import UserError, read_json
 from engine.optimizer import AdamW, load_optimizer_tensors
@@ -88,7 +87,7 @@ def accept_changes(folder: RunFolder, s: Settings) -> None:
     """Write down that a finished run is used as it is, although what it was made of, or its record,
     has changed since."""
     found = "; ".join(differences(folder.path, s))
-    if found and folder.writes:
+    if found:
         accepted = (kept(folder.path) or {}).get("accepted", [])
         write_down(folder.path, s, [*accepted, {"after_step": s.steps, "changes": found}])
         folder.write_digests()
@@ -149,11 +148,8 @@ def load_state(checkpoint: Path, optimizer: AdamW, parameters: dict[str, torch.n
 
 def take_over(s: Settings, folder: RunFolder, done: int) -> None:
     """Write the changed settings to config.json, and remove what was written after `done` steps."""
-    processes.barrier()  # until all processes have read what is changed now
-    if folder.writes:
-        config = read_json(folder.path / "config.json")
-        values: Json = s.to_json() | {"threads": torch.get_num_threads()}
-        config |= {name: values[name] for name in CHANGEABLE if name in config}
-        replace_text(folder.path / "config.json", json.dumps(config, indent=2) + "\n")
-        folder.forget_after(done or -1)  # a run that starts again evaluates step 0 again, too
-    processes.barrier()
+    config = read_json(folder.path / "config.json")
+    values: Json = s.to_json() | {"threads": torch.get_num_threads()}
+    config |= {name: values[name] for name in CHANGEABLE if name in config}
+    replace_text(folder.path / "config.json", json.dumps(config, indent=2) + "\n")
+    folder.forget_after(done or -1)  # a run that starts again evaluates step 0 again, too

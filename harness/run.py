@@ -19,13 +19,12 @@ from statistics import mean
 
 import torch
 
-from engine import processes
 from engine.choices import Method
-from engine.errors import BadCredit, NotFinite, UserError, location_of, read_json
+from engine.errors import (BadCredit, NotFinite, UserError, location_of, read_json,
+                           refuse_undefined)
 from engine.model_folder import write_model_folder, write_tensors
-from engine.optimizer import AdamW, optimizer_tensors, parameters_by_name
+from engine.optimizer import AdamW, optimizer_tensors
 from engine.policy import Policy
-from engine.processes import refuse_undefined
 from engine.rollouts import Rollouts, has_format
 from harness.made_of import (has_opened_more, state_of_checkpoint, watch_opened_files,
                              write_down)
@@ -57,7 +56,7 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
     settings = make_settings(given)
     if "config" in given and (sentence := about_retired(read_json(Path(given["config"])))):
         say(f"{given['config']} has {sentence}")
-    exists = settings.folder.exists()  # before the processes meet: then one of them may make it
+    exists = settings.folder.exists()
     run = Run(settings)
     with run.cleanup:
         if exists:
@@ -123,7 +122,6 @@ class Run:
     it begins."""
 
     def __init__(self, settings: Settings):
-        processes.start(settings.device)  # who is rank 0, and writes, is known from here on
         self.settings, self.folder = settings, RunFolder(settings.folder)
         self.checkpoint: Path | None = None
         self.step = self.done = 0
@@ -175,7 +173,7 @@ class Run:
             if should_keep_memory(policy.model):
                 keep_memory()
             self.after_step = FreedMemory().after_step
-        if self.settings.track != "none" and self.folder.writes and processes.is_main_process():
+        if self.settings.track != "none":
             from bridges.track import tracking
             self.tracker = self.cleanup.enter_context(tracking(
                 self.settings.track, self.folder.path, self.done, self.settings.to_json()))
@@ -189,8 +187,7 @@ class Run:
         if self.checkpoint:
             load_state(self.checkpoint, self.optimizer, self.parameters, self.methods)
         take_over(self.settings, self.folder, self.done)
-        if self.folder.writes:
-            self.made_of = write_down(self.folder.path, self.settings, self.accepted)
+        self.made_of = write_down(self.folder.path, self.settings, self.accepted)
         for line in read_lines(self.folder.path / "metrics.jsonl"):
             self.watch.advice(line)  # it was told when the step was made
 
@@ -212,30 +209,19 @@ class Run:
         say(f"{s.model}: {size / 1e6:.2f} million parameters on {s.device} in {s.dtype}, "
             f"{threads}; {s.questions} problems x {s.answers} answers a step; writing to "
             f"{s.folder}")
-        if s.temperature != s.loss_temperature:
-            say("  training is off-policy: answers are sampled at --temperature "
-                f"{s.temperature:g}, and the loss improves the policy at --loss_temperature "
-                f"{s.loss_temperature:g}, without importance weights")
-        if s.top_k != s.loss_top_k:
-            say(f"  training is off-policy: answers are sampled with --top_k {s.top_k}, and the "
-                f"loss improves the policy with --loss_top_k {s.loss_top_k}, where 0 means the "
-                "whole vocabulary, without importance weights")
         if s.device == "cpu" and is_large(policy.folder):
             from harness.forecast import forecast
             say(f"  {forecast(s, policy.model)}")
-        config = {**s.to_json(), "threads": torch.get_num_threads(), "ranks": processes.count(),
-                  **provenance(), "reward": policy.task.reward, "columns_temperature": 1,
+        config = {**s.to_json(), "threads": torch.get_num_threads(), **provenance(),
+                  "reward": policy.task.reward, "columns_temperature": 1,
                   "model_config": model.config.to_json()}
-        if self.folder.writes:
-            make_run(s.folder, config, policy.folder / "tokenizer.json")
-            self.made_of = write_down(s.folder, s)
-        processes.barrier()
+        make_run(s.folder, config, policy.folder / "tokenizer.json")
+        self.made_of = write_down(s.folder, s)
         self.cleanup.enter_context(self.folder.opened())
         self.cleanup.push(self.remove_unless_started)
 
     def remove_unless_started(self, error: object, *_: object) -> None:
-        is_ours = self.folder.writes and self.folder.is_here()
-        if error and is_ours and not (self.folder.path / "metrics.jsonl").exists():
+        if error and self.folder.is_here() and not (self.folder.path / "metrics.jsonl").exists():
             shutil.rmtree(self.folder.path)
 
     def last_good_model(self) -> str:
@@ -262,20 +248,10 @@ class Run:
 
     def record(self, step: int, rollouts: Rollouts, weight: torch.Tensor,
                columns: dict[str, torch.Tensor]) -> None:
-        """Write the credit file, each process that of its own problems, and some answers. Rank 0
-        writes last, so if its file exists, those of all others do."""
+        """Write the credit file, and some answers."""
         refuse_other_default_type()
-        if self.folder.writes:
-            processes.barrier()
-        problems = processes.shard_of(len(rollouts.prompt_ids))
-        rows = rollouts.rows_of(problems)
-        own = {name: values[rows] for name, values in columns.items()}
-        write_credit(credit_path(self.folder.at(""), step, processes.rank()),
-                     rollouts.of_problems(problems), weight[rows], {}, **own)
-        if self.folder.writes:
-            self.folder.note_credit(step, processes.count())
-        else:
-            processes.barrier()
+        write_credit(credit_path(self.folder.at(""), step), rollouts, weight, {}, **columns)
+        self.folder.note_credit(step)
         every = self.settings.sample_every
         if every and step % every == 0:
             self.record_samples(step, rollouts)
@@ -353,7 +329,7 @@ class Run:
     def save_if_due(self, step: int) -> None:
         """Write a checkpoint if it is due. After Ctrl-C or SIGTERM write one in any case, and end
         the run here."""
-        stopped = processes.any_of(self.stop.requested)
+        stopped = self.stop.requested
         if step == self.done + 1 and self.settings.checkpoint_every:
             self.refuse_forgotten_state()
         if stopped or self.is_due(self.settings.checkpoint_every, step):
@@ -364,7 +340,6 @@ class Run:
         if stopped and step < self.settings.steps:
             say(f"stopped at step {step}. Continue with: "
                 f"{python_command('train.py', '--resume', self.folder.path)}")
-            processes.barrier()  # torchrun stops all processes as soon as one has ended
             raise SystemExit(130)
 
     def refuse_forgotten_state(self) -> None:
@@ -380,7 +355,7 @@ class Run:
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        return parameters_by_name(self.policy.model, self.optimizer)
+        return dict(self.policy.model.named_parameters())
 
     def save_checkpoint(self, step: int) -> None:
         """Write a model folder; in the two newest the trainer's state lies below it."""
@@ -391,10 +366,6 @@ class Run:
             tensors |= {f"{part}.{name}": value.clone() for name, value in state.items()}
         refuse_undefined("the state that a resumed run would continue from is",
                          *(value for value in tensors.values() if value.is_floating_point()))
-        if not self.folder.writes:
-            for own_rows in (self.parameters, tensors):  # with --shard
-                write_tensors(None, own_rows)
-            return
         for folder in [*self.folder.checkpoints().values()][:-1]:
             remove(folder / "trainer")
         if has_opened_more(self.made_of):
@@ -427,9 +398,6 @@ class Run:
         for name, parameter in self.parameters.items():
             is_matrix = parameter.dim() > 1
             rounded[name] = parameter.detach().to(dtype) if is_matrix else parameter
-        if not self.folder.writes:
-            write_tensors(None, rounded)  # --shard: the rows that this process keeps
-            return
         folder = self.model_folder(self.settings.steps)
         if not folder.exists():  # a run that was stopped in its last step has a checkpoint there
             with whole(folder) as unfinished:

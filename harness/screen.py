@@ -2,31 +2,25 @@
 
 A mistake of the user is one line, a mistake in the code is a traceback. Of a mistake in a function
 that a user has written the traceback has that function's lines alone. What a model wrote cannot
-steer the terminal. Ctrl-C once stops after the current step, twice at once; several processes stop
-together, after the same step.
+steer the terminal. Ctrl-C once stops after the current step, twice at once.
 """
 import os
 import shlex
 import signal
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from threading import Event, Thread
 from types import TracebackType
 from typing import Any, TextIO
 
 import torch
 
-from engine import processes
 from engine.errors import PROJECT, UserError
 from harness.record import Json
 
 EXAMPLES, MOST_OF_ANSWER = 3, 300  # answers shown at an evaluation, and characters of each
-TICK = 1.0  # seconds between two looks at a clock
 BOLD, GREEN, RED = "1", "1;32", "1;31"
 AGAIN = "(Ctrl-C again stops at once, at the last checkpoint)"
 MESSAGE = f"stopping after this step {AGAIN}"
@@ -55,16 +49,11 @@ def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: 
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left to print goes nowhere
         sys.exit(f"{name}: nothing reads its output any more; {interrupted}" if interrupted else 1)
     except Exception as error:
-        if not processes.is_main_process():  # rank 0 says it, and torchrun then ends the others
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            time.sleep(5)
         if not (sentence := sentence_about(error)):
             if not sys.flags.dev_mode:
                 sys.excepthook = partial(print_traceback, name)
             raise
         sys.exit(f"{name}: {visible(sentence)}")
-    finally:
-        processes.stop()
 
 
 def print_traceback(name: str, kind: type[BaseException], error: BaseException,
@@ -142,11 +131,9 @@ class StopRequest:
             signal.signal(name, handler)
 
     def handle(self, *_: object) -> None:
-        # torchrun passes on what the terminal has sent, so its processes get each signal twice
-        if self.requested and processes.count() == 1:
+        if self.requested:
             raise KeyboardInterrupt
-        if not self.requested and processes.is_main_process():
-            write_from_handler(f"\n{self.message}\n")
+        write_from_handler(f"\n{self.message}\n")
         self.requested = True
 
 
@@ -193,45 +180,16 @@ def put(line: str, stream: TextIO | None = None, end: str = "\n") -> None:
 
 
 def say(text: str, mark: str = "") -> None:
-    """Print a line at once, from the first process. `mark`, which may be coloured, is put before
-    it."""
+    """Print a line at once. `mark`, which may be coloured, is put before it."""
     show_status("")
-    if processes.is_main_process():
-        put(mark + visible(text))
+    put(mark + visible(text))
 
 
 def show_status(text: str) -> None:
     """Show a line that the next one overwrites, at a terminal only. An empty text clears it."""
-    if sys.stderr.isatty() and processes.is_main_process():
+    if sys.stderr.isatty():
         clear = "\r\033[K"
         put(f"{clear}  {visible(text[:90])}\r" if text else clear, sys.stderr, end="")
-
-
-@contextmanager
-def ticking_status(text: str, usual: float | None) -> Iterator[None]:
-    """Show a status, and every second what is done of it and how long it has taken; `usual` is what
-    it took before."""
-    show_status(text)
-    processes.note_progress("")
-    if not sys.stderr.isatty():
-        yield
-        return
-    begin, ended = time.monotonic(), Event()
-    of_usual = f" of about {usual:.0f}" if usual else ""
-
-    def tick() -> None:
-        while not ended.wait(TICK):
-            done = f", {processes.progress}" if processes.progress else ""
-            show_status(f"{text}{done}, {time.monotonic() - begin:.0f}{of_usual} s")
-
-    thread = Thread(target=tick, name="status", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        processes.note_progress("")
-        thread.join()  # so that nothing is printed between its lines
 
 
 def has_colour() -> bool:

@@ -47,7 +47,6 @@ KL: Requirement = (lambda s: s.loss == "policy" and s.kl > 0, "--kl above 0")
 REUSED: Requirement = (lambda s: s.loss == "policy" and s.epochs > 1, "--epochs above 1")
 NOT_SHUFFLED: Requirement = (lambda s: s.loss == "policy" and s.placebo != "advantages",
                              "--loss policy, and advantages that are not shuffled")
-WITH_BONUS: Requirement = (lambda s: s.entropy_bonus > 0, "--entropy_bonus above 0")
 RESCALED: Requirement = (
     lambda s: s.loss == "policy" and s.mitigation not in ("none", *NEVER_RESCALED),
     "a --mitigation whose weights are rescaled")
@@ -61,7 +60,6 @@ NO_CHECKPOINTS: Requirement = (
                                        "checkpoint has the model")
 EVALUATED: Requirement = (lambda s: s.eval_every > 0, "--eval_every above 0")
 ON_A_GPU: Requirement = (lambda s: s.device.startswith("cuda"), "--device cuda")
-ON_THE_DEVICE: Requirement = (lambda s: not s.offload_optimizer, "--offload_optimizer no")
 
 # a setting that says how a run is made, not which run it is
 HOW_IT_IS_MADE: Json = {"changeable": True, "in_name": False, "compared": "aside"}
@@ -126,14 +124,6 @@ class Settings:
         "others again when they are needed. This takes less memory and makes an update a third "
         "slower",
         topic=MODEL, **HOW_IT_IS_MADE)
-    offload_optimizer: bool = option(
-        False, "keep the float32 parameters, the gradients and AdamW's state on the CPU. In "
-        "bfloat16 the GPU then holds only 2 bytes for each parameter",
-        topic=MODEL, sample_drops=True, **HOW_IT_IS_MADE)
-    shard: bool = option(
-        False, "under torchrun, split the parameters, gradients and AdamW's state between the "
-        "processes. Untested on GPUs",
-        requires=ON_THE_DEVICE, topic=MODEL, sample_drops=True, **HOW_IT_IS_MADE)
     deterministic: bool = option(
         False, "compute the same numbers every time, as a CPU does. A GPU's usual algorithms add "
         "in an order that changes from run to run. A step takes about two fifths longer",
@@ -184,14 +174,6 @@ class Settings:
         "divided by the number of answers times max_new_tokens, as in Dr. GRPO",
         choices=("token", "sequence", "constant"), requires=POLICY,
         topic=LOSS)
-    loss_temperature: float = option(
-        1.0, "temperature of the log-probs in the policy loss. It fits samples of the same "
-        "--temperature: with another one, the loss is of answers that another policy has sampled",
-        least=0.01, most=100, requires=POLICY, topic=LOSS)
-    loss_top_k: int = option(
-        0, "the log-probs in the policy loss are those among so many most probable tokens; 0 means "
-        "the whole vocabulary. It fits samples of the same --top_k", least=0, requires=POLICY,
-        topic=LOSS)
     epochs: int = option(
         1, "how many updates are made from each batch, all with the same weights and advantages",
         least=1,
@@ -212,10 +194,6 @@ class Settings:
         0.0, "coefficient of a bonus for entropy. It is added to the advantage of each token, "
         "which has the same gradient on average (credit/entropy_bonus.py)", most=1000,
         requires=NOT_SHUFFLED, topic=LOSS)
-    entropy_target: float = option(
-        0.0, "the coefficient grows by a tenth after each step whose mean entropy lies below this, "
-        "and shrinks by a tenth after each other one; 0 means that it stays as it is", most=100,
-        requires=WITH_BONUS, topic=LOSS)
     kl: float = option(
         0.0, "coefficient of the KL divergence from the initial model. Above 0 a copy of that "
         "model is kept in memory",
@@ -248,14 +226,9 @@ class Settings:
         least=1, topic=TRAINING,
         compared="setting")
     temperature: float = option(
-        1.0, "temperature of sampling in training. What is recorded of each token is always "
-        "computed at temperature 1, and the loss at --loss_temperature: if the two differ, "
-        "training is off-policy. Evaluations have --eval_temperature", least=0.01, most=100,
+        1.0, "temperature of sampling in training, and of the loss. What is recorded of each token "
+        "is always computed at temperature 1, and evaluations sample at 1", least=0.01, most=100,
         topic=TRAINING, compared="setting")
-    top_k: int = option(
-        0, "sampling in training draws only from so many most probable tokens; 0 means all. The "
-        "loss has --loss_top_k, and evaluations draw from all tokens", least=0, topic=TRAINING,
-        compared="setting")
     rollouts: str = option(
         OWN_SAMPLER, "where answers are sampled. own: in this program. http://HOST:PORT: by a vLLM "
         "server (bridges/rollouts_by_a_server.md)", requires=SAMPLED,
@@ -304,10 +277,6 @@ class Settings:
     eval_answers: int = option(
         1, "number of answers sampled to each held-out problem. Success is the share of right ones",
         least=1, requires=EVALUATED, topic=RECORD, compared="aside")
-    eval_temperature: float = option(
-        1.0, "temperature of the answers that an evaluation samples. At 1 they are those of the "
-        "policy that is trained", least=0.01, most=100, requires=EVALUATED, topic=RECORD,
-        compared="setting")
     eval_modes: str = option(
         "both",
         "which answers an evaluation looks at. both: sampled ones and greedy ones. sampled: "

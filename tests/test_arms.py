@@ -23,7 +23,7 @@ ARMS = {
     "measured": "--advantage measured --measured_k 1 --measured_above 0.5",
     "tree": "--advantage prefix_tree --loss_norm constant",
     "epochs": "--epochs 2 --clip_low 0.1 --clip_high 0.1 --kl 0.1 --kl_kind k2",
-    "offloaded bfloat16": "--offload_optimizer --checkpointing --dtype bfloat16",
+    "bfloat16": "--checkpointing --dtype bfloat16",
     "dpo": "--loss dpo", "shuffled weights": "--mitigation entropy_weighted --placebo weights",
     "shuffled advantages": "--placebo advantages --drop_unfinished",
     "both axes": "--mitigation learned_importance --importance_warmup 0 --advantage gae "

@@ -197,7 +197,7 @@ def find(policy: Policy, s: Settings, sampled: list[Answers]) -> Findings:
     plan = Plan(s.questions, s.answers, s.max_new_tokens, s.steps, held_out,
                 has_examples="examples" in flags_of(type(policy.task.task)),
                 speed=LARGE if policy.model.is_large else SMALL, learning_rate=s.learning_rate,
-                is_evaluated_alike=s.temperature == s.eval_temperature)
+                is_evaluated_alike=s.temperature == 1)
     return Findings(sampled, plan, policy.task, list(others.values())[:NOT_ASKED])
 
 

@@ -14,7 +14,7 @@ SMALL = Case("rollout", questions=2, answers=2, new_tokens=8, micro_batch=3)
 
 @pytest.mark.parametrize("what, flags", [
     ("rollout", {}), ("update", {}), ("step", {}),
-    ("step", {"dtype": "bfloat16", "checkpointing": True, "offload_optimizer": True})])
+    ("step", {"dtype": "bfloat16", "checkpointing": True})])
 def test_every_kind_of_work_counts_its_tokens(what, flags):
     assert cases.work_of(replace(SMALL, what=what, **flags))() == {"tokens": 32}
 

@@ -19,7 +19,7 @@ from harness.load import load_optimizer, load_policy
 from engine.policy import encode_prompts
 from engine.sampler import generate
 from harness.settings import make_settings
-from runs import arrays, assert_same_run, free_port, lines, run, start_ranks
+from runs import arrays, assert_same_run, free_port, lines, run
 
 FLAGS = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", "1", "--answers",
          "8", "--max_new_tokens", "60", "--steps", "3", "--eval_every", "0", "--checkpoint_every",
@@ -279,15 +279,3 @@ def test_a_server_that_keeps_old_weights_is_told_before_their_answers_are_traine
 def test_what_cannot_work_is_refused(tmp_path, argv, words):
     said = run(*FLAGS, "--out", tmp_path / "x", *argv, expect=1).stderr
     assert words in said and "secret" not in said and not (tmp_path / "x").exists()
-
-
-def test_two_processes_ask_once_and_train_on_the_same_answers(tmp_path, address):
-    argv = [*FLAGS, "--questions", "2", "--steps", "2", "--rollouts", address]
-    run(*argv, "--out", tmp_path / "alone")
-    command = [sys.executable, ROOT / "train.py", *argv, "--out", tmp_path / "two"]
-    assert [rank.wait(timeout=300) for rank in start_ranks(command, 2)] == [0, 0]
-    alone, two = lines(tmp_path / "alone/metrics.jsonl"), lines(tmp_path / "two/metrics.jsonl")
-    assert len(two) == 2 and all(line["sampler_gap"] < 1e-5 for line in two)
-    # after the first step the parameters differ by rounding, and so may what is sampled with them
-    for name in ("reward", "tokens", "entropy", "gradient_norm"):
-        assert two[0][name] == pytest.approx(alone[0][name], abs=1e-5), name

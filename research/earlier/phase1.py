@@ -103,7 +103,7 @@ def phase_one(policy: Policy, rollouts: Rollouts) -> TokenTable:
     seen: dict[str, torch.Tensor] = {}
     hook = policy.model.model.embed_tokens.register_forward_hook(
         lambda module, inputs, output: seen.update(embeddings=output))
-    for rows in micro_batches(rollouts, rollouts.own_rows(), policy.settings.micro_batch):
+    for rows in micro_batches(rollouts, rollouts.rows, policy.settings.micro_batch):
         log_prob = log_probs_of_each(policy.model, rollouts, rows)
         loss = -(log_prob.sum(1) / rollouts.length[rows]).sum()
         gradient, = torch.autograd.grad(loss, seen["embeddings"])

@@ -117,7 +117,7 @@ def hoyer_of_gradient(policy: Policy, rollouts: Rollouts) -> float:
     parameters = list(policy.model.parameters())
     for parameter in parameters:
         parameter.grad = None
-    for rows in micro_batches(rollouts, rollouts.own_rows(), policy.settings.micro_batch):
+    for rows in micro_batches(rollouts, rollouts.rows, policy.settings.micro_batch):
         log_prob = response_log_probs(policy.model, rollouts, rows)
         (rollouts.advantage[rows] * log_prob).sum().backward()
     return hoyer([p.grad for p in parameters if p.grad is not None])

@@ -37,6 +37,6 @@ def test_oracle_by_hand(policy, monkeypatch):
 
 
 def test_the_oracle_knows_credit_at_temperature_1_alone(policy):
-    hot = SimpleNamespace(settings=SimpleNamespace(temperature=1.5, top_k=0))
+    hot = SimpleNamespace(settings=SimpleNamespace(temperature=1.5))
     with pytest.raises(UserError, match="--temperature 1.5"):
         make_weighting("oracle", {}, hot)

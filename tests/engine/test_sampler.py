@@ -85,10 +85,9 @@ def test_recorded_numbers_are_those_of_temperature_1(small_model, vocabulary, te
         assert not row[~mask].any()
 
 
-@pytest.mark.parametrize("temperature, is_ruled_out, top_k", [
-    (1.0, False, 0), (0.5, False, 0), (1.0, True, 0), (0.5, True, 3), (1.0, False, 1000)])
-def test_sampling_follows_the_distribution(small_model, vocabulary, temperature, is_ruled_out,
-                                           top_k):
+@pytest.mark.parametrize("temperature, is_ruled_out", [
+    (1.0, False), (0.5, False), (1.0, True), (0.5, True)])
+def test_sampling_follows_the_distribution(small_model, vocabulary, temperature, is_ruled_out):
     """A token that is ruled out never comes first, and the others keep their proportions. On record
     is the probability that the policy itself gives to the token."""
     count, without = 20_000, -1
@@ -98,11 +97,9 @@ def test_sampling_follows_the_distribution(small_model, vocabulary, temperature,
     if is_ruled_out:
         without = int(expected.argmax())
         expected[without] = 0
-    if 0 < top_k < 50:
-        expected[expected.argsort(descending=True)[top_k:]] = 0
     expected /= expected.sum()
     result = generate(small_model, [[5, 6, 7, 8]], starts=[Start(0, 3, without)] * count,
-                      max_new_tokens=1, temperature=temperature, top_k=top_k, seed=1)
+                      max_new_tokens=1, temperature=temperature, seed=1)
     token = result.tokens[:, 0]
     frequency = torch.bincount(token, minlength=50) / count
     deviation = (expected * (1 - expected) / count).sqrt()
@@ -121,7 +118,7 @@ def test_a_copy_is_done_and_writes_into_a_column_of_its_own(small_model):
     sampling = Sampling(torch.tensor([2]), 1.0, False)
     with torch.no_grad():
         decoding = decode(FusedQwen2(small_model, 20), [[5, 6, 7]], [Start(0, 3)] * 31, [1] * 31,
-                          range(31), torch.rand(31, 1), sampling)
+                          torch.rand(31, 1), sampling)
     assert decoding.cache.G == 4
     assert decoding.rows.answer.tolist() == list(range(32))
     assert decoding.rows.done.nonzero().flatten().tolist() == [31]
@@ -152,16 +149,12 @@ def test_every_prompt_may_have_a_limit_of_its_own(small_model):
     torch.testing.assert_close(bound.log_prob, free.log_prob * bound.mask, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("share", [range(1), range(1, 3), range(2, 2)])
-def test_a_share_of_the_prompts_is_answered_as_among_all(small_model, share):
-    request = dict(answers=6, max_new_tokens=[3, 25, 7], seed=3, stop_ids=MANY_STOPS)
-    whole = generate(small_model, PROMPTS, **request)
-    part = generate(small_model, PROMPTS, share=share, **request)
-    rows = slice(6 * share.start, 6 * share.stop)
-    assert_close(part, whole, rows)
+def test_the_answers_to_a_prompt_do_not_depend_on_the_other_prompts(small_model):
+    request = dict(answers=6, seed=3, stop_ids=MANY_STOPS)
+    whole = generate(small_model, PROMPTS, max_new_tokens=[3, 25, 7], **request)
+    part = generate(small_model, PROMPTS[:2], max_new_tokens=[3, 25], **request)
     for name, values in vars(part).items():
-        assert values.shape == vars(whole)[name].shape
-        assert values.count_nonzero() == values[rows].count_nonzero()  # the others stay 0
+        torch.testing.assert_close(values, vars(whole)[name][:12], atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("pace", [

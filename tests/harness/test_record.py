@@ -9,10 +9,9 @@ import torch
 from safetensors import SafetensorError
 
 from conftest import credit_columns, hand_made, refusal
-from engine import processes
 from engine.errors import PROJECT, UserError, read_json
 from harness.record import (RunFolder, credit_path, credit_steps, find_folder, locked, make_run,
-                            read_columns, read_lines, whole, write_credit, writing)
+                            read_columns, read_lines, run_config, whole, write_credit, writing)
 
 
 def test_a_folder_appears_when_it_is_whole(tmp_path):
@@ -125,57 +124,51 @@ def test_a_lock_follows_its_folder(tmp_path):
 
 
 @pytest.fixture
-def of_three(tmp_path, monkeypatch):
-    """Two steps of a run of three processes."""
-    for rank in range(3):
-        monkeypatch.setattr(processes, "rank", lambda: rank)
-        for step in (1, 2):
-            batch = hand_made([[True, True], [True, False]])
-            write_credit(credit_path(tmp_path, step, rank), batch,
-                         torch.full((2, 2), rank + 1.0), change=torch.full((2, 2), 0.5))
+def written(tmp_path):
+    """A run's folder with the credit files of two steps."""
+    for step in (1, 2):
+        batch = hand_made([[True, True], [True, False]])
+        write_credit(credit_path(tmp_path, step), batch, torch.full((2, 2), 2.0),
+                     change=torch.full((2, 2), 0.5))
     return tmp_path
 
 
-def test_the_files_of_several_processes_are_read_as_one(of_three):
-    """Whoever adds columns finds them again; indices go on."""
-    columns = read_columns(of_three, 1)
-    assert columns["weight"].tolist() == [1, 1, 1, 2, 2, 2, 3, 3, 3]
-    assert columns["change"].tolist() == [0.5] * 9
-    assert columns["group"].tolist() == [0, 0, 1, 1, 2, 2]
-    assert columns["episode_start"].tolist() == [0, 2, 3, 5, 6, 8]
+def test_whoever_adds_columns_finds_them_again(written):
+    columns = read_columns(written, 1)
+    assert columns["weight"].tolist() == [2, 2, 2] and columns["change"].tolist() == [0.5] * 3
+    assert columns["group"].tolist() == [0, 0] and columns["episode_start"].tolist() == [0, 2]
     types = {name: columns[name].dtype for name in ("token_id", "group", "kind", "weight")}
     assert types == {"token_id": np.int32, "group": np.int32, "kind": np.uint8,
                      "weight": np.float32}
 
 
-def test_without_rank_0_a_step_is_being_written(of_three):
-    credit_path(of_three, 2).unlink()
-    assert credit_steps(of_three) == [1] and credit_steps(of_three / "no run") == []
+def test_names_that_people_gave_do_not_count(written):
+    for name in ("step_000003.npz.bak", "step_000002 (copy).npz", "step_000001_old.npz"):
+        (written / "credit" / name).touch()
+    assert credit_steps(written) == [1, 2] and credit_steps(written / "no run") == []
 
 
-def test_names_that_people_gave_do_not_count(of_three):
-    for name in ("step_000003.npz.bak", "step_000002 (copy).npz", "step_000001_rank1_old.npz"):
-        (of_three / "credit" / name).touch()
-    assert credit_steps(of_three) == [1, 2] and len(read_columns(of_three, 1)["group"]) == 6
+def test_a_run_of_several_processes_is_not_read_by_half(tmp_path):
+    """Each of them wrote credit files of its own."""
+    (tmp_path / "config.json").write_text('{"mitigation": "none", "ranks": 2}')
+    assert f"{tmp_path} was made by 2 processes" in refusal(run_config, tmp_path)
 
 
 @pytest.mark.parametrize("kept", [0, -100])
-def test_a_damaged_credit_file_is_named(of_three, kept):
-    path = credit_path(of_three, 1)
+def test_a_damaged_credit_file_is_named(written, kept):
+    path = credit_path(written, 1)
     path.write_bytes(path.read_bytes()[:kept])
-    assert refusal(read_columns, of_three, 1).startswith(f"cannot read {path}: ")
+    assert refusal(read_columns, written, 1).startswith(f"cannot read {path}: ")
 
 
-def test_what_is_past_the_checkpoint_is_forgotten_of_all_ranks(tmp_path):
+def test_what_is_past_the_checkpoint_is_forgotten(tmp_path):
     (tmp_path / "credit").mkdir()
     folder = RunFolder(tmp_path)
     for step in (1, 2, 3, 10):
         folder.append("metrics.jsonl", {"step": step})
-        for rank in ("", "_rank1", "_rank12"):
-            (tmp_path / f"credit/step_{step:06d}{rank}.npz").touch()
+        credit_path(tmp_path, step).touch()
     folder.forget_after(2)
-    kept = [path.name[:11] for path in (tmp_path / "credit").iterdir()]
-    assert sorted(kept) == ["step_000001"] * 3 + ["step_000002"] * 3
+    assert credit_steps(tmp_path) == [1, 2]
     assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1}, {"step": 2}]
 
 

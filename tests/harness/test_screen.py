@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from functools import partial
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 import torch
 
 from conftest import ROOT, hand_made
-from engine import processes
 from engine.choices import checked_credit
 from engine.errors import UserError
 from engine.rollouts import CheckedTask
@@ -142,23 +140,6 @@ def test_a_long_name_is_shortened_in_an_error_of_the_system():
     error = OSError(36, "File name too long", "x" * 5000)
     assert screen.sentence_about(error) == f"{'x' * 200}: File name too long"
     assert screen.sentence_about(OSError("no words")) == "no words"
-
-
-def test_of_several_processes_rank_0_speaks_first(monkeypatch):
-    """torchrun then ends the others, in silence: SIGTERM does not ask them to finish a step."""
-    def main(argv):
-        raise UserError("wrong")
-
-    waited = []
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    monkeypatch.setattr(processes, "is_main_process", lambda: False)
-    monkeypatch.setattr(time, "sleep", lambda seconds: waited.append(
-        (seconds, signal.getsignal(signal.SIGTERM))))
-    with pytest.raises(SystemExit), StopRequest():
-        run_as_program("name", main)
-    [(seconds, handler)] = waited
-    assert seconds > 1 and handler == signal.SIG_DFL
 
 
 def test_ctrl_c_asks_once_and_ends_twice(capfd):
@@ -299,36 +280,8 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize("usual, done, said", [
-    (14.2, "", "step 3: update, 0 of about 14 s"), (None, "", "step 3: update, 0 s"),
-    (14.2, "16 of 64 answers", "step 3: update, 16 of 64 answers, 0 of about 14 s")])
-def test_a_terminal_shows_how_far_a_stage_is(monkeypatch, usual, done, said):
-    terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setattr(screen, "TICK", 0.01)
-    with pytest.raises(ValueError), screen.ticking_status("step 3: update", usual):
-        begin = time.monotonic()
-        processes.note_progress(done)
-        while said not in terminal.getvalue() and time.monotonic() < begin + 30:
-            time.sleep(0.01)
-        raise ValueError  # a mistake in a step ends the clock, too
-    assert f"  {said}\r" in terminal.getvalue()
-    assert not is_ticking()
-
-
 def test_a_status_cannot_steer_the_terminal(monkeypatch):
     """It names folders, and problems of a task."""
     monkeypatch.setattr(sys, "stderr", Terminal())
     screen.show_status("a\x1b[2J: step 3")
     assert sys.stderr.getvalue() == "\r\033[K  a\\x1b[2J: step 3\r"
-
-
-def test_without_a_terminal_no_thread_is_begun(monkeypatch):
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    with screen.ticking_status("step 3: update", 14.0):
-        assert not is_ticking()
-    assert not sys.stderr.getvalue()
-
-
-def is_ticking():
-    return "status" in [thread.name for thread in threading.enumerate()]

@@ -120,7 +120,7 @@ def test_our_flags_that_have_the_gradient():
     [clipped] = about_flags(find_formula(published))
     assert clipped.endswith("--advantage dr_grpo --loss_norm sequence --epochs 2 --clip_low 0.2 "
                             "--clip_high 0.28.")
-    for other, flags in ((make(temperature=.8), "token --loss_temperature 0.8."),
+    for other, flags in ((make(temperature=.8), "token --temperature 0.8."),
                          (make(objective=cispo), "--clip_high 2 --clip_kind cispo.")):
         assert about_flags(find_formula(other))[0].endswith(flags)
     [near] = about_flags(find_formula(make(kl=k3_clamped)))

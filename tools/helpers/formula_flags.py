@@ -47,7 +47,7 @@ class Flags:
         if self.clip and self.clip_kind != "ppo":
             said.append(f"--clip_kind {self.clip_kind}")
         if self.temperature != 1:
-            said.append(f"--loss_temperature {self.temperature:g}")
+            said.append(f"--temperature {self.temperature:g}")
         if self.kl:
             said.append(f"--kl {self.kl:g} --kl_kind {self.kl_kind}")
         return " ".join(said)

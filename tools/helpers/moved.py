@@ -38,7 +38,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from analysis.tables import Row, Table, by_row
 from engine.forward import lay_out, micro_batches
 from engine.model_folder import opened, read_model_folder
-from engine.optimizer import (STATE, AdamW, Optimizer, load_optimizer_tensors, parameters_by_name)
+from engine.optimizer import STATE, AdamW, Optimizer, load_optimizer_tensors
 from engine.rollouts import Rollouts, double
 from engine.tokens import token_bytes
 from grpo import length_scaling, policy_loss, update, update_with_change
@@ -295,7 +295,7 @@ def load_adamw(model: Qwen2, trainer: Path | None, s: SimpleNamespace) -> AdamW:
     if trainer:
         with opened(trainer) as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-        load_optimizer_tensors(optimizer, parameters_by_name(model, optimizer), tensors)
+        load_optimizer_tensors(optimizer, dict(model.named_parameters()), tensors)
     return optimizer
 
 
