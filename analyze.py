@@ -76,14 +76,13 @@ def main(argv: list[str]) -> None:
         from tools.helpers.measured_answer import measure_and_keep
         measure_and_keep(runs[0], flags.credit, flags.continuations or report.CONTINUATIONS)
     if len(runs) == 1:
-        analyze_run(runs[0], Path(flags.output_dir or first_folder / "analysis"), flags.all,
-                    flags.notes)
+        analyze_run(runs[0], Path(flags.output_dir or first_folder / "analysis"), flags.all)
     else:
         folder = Path(flags.output_dir or first_folder.parent / "comparison")
-        compare_runs(runs, folder, flags.baseline, flags.all, flags.notes)
+        compare_runs(runs, folder, flags.baseline, flags.all)
 
 
-def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = False) -> None:
+def analyze_run(run: Run, folder: Path, with_all: bool) -> None:
     """Write the tables, pictures and page of one run into the folder, and print the main ones."""
     tally: Tally | None = None
     answers: list[ShownAnswer] = []
@@ -95,10 +94,6 @@ def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = Fals
     make_output_folder(folder)  # now it is known that there is something to write
     show_status("pictures and page")
     pictures = draw_run(run, tally, folder)
-    if tally and notes_alone:
-        tables, drawn = earlier_experiment(run, tally, folder)
-        chapters[report.NOTES] = tables
-        pictures += drawn
     by_name = {}
     for tables in chapters.values():
         for table in tables:
@@ -110,20 +105,14 @@ def analyze_run(run: Run, folder: Path, with_all: bool, notes_alone: bool = Fals
         sentences.append(by_name["tries"].finding)
     page = report.run_page(sentences, findings, chapters, pictures)
     write_page(folder / "report.html", report.title_of(run), page, answers, shown_evaluations(run))
-    if notes_alone:
-        only_notes = {}
-        if report.NOTES in chapters:  # a run without credit files has no such chapter
-            only_notes[report.NOTES] = chapters[report.NOTES]
-        report.print_report([description], [], only_notes, folder, with_all=True)
-    else:
-        first = [by_name[name] for name in IN_SHORT if name in by_name]
-        legend = report.SHORT_LEGEND if tally and not with_all else []
-        texts = [*sentences, *legend, *findings.values()]
-        report.print_report(texts, first, chapters, folder, with_all)
-        if tally:
-            print("To follow one token through a step: "
-                  f"{python_command('-m', 'tools.follow', run['folder'])}")
-            say_how_to_measure(run)
+    first = [by_name[name] for name in IN_SHORT if name in by_name]
+    legend = report.SHORT_LEGEND if tally and not with_all else []
+    texts = [*sentences, *legend, *findings.values()]
+    report.print_report(texts, first, chapters, folder, with_all)
+    if tally:
+        print("To follow one token through a step: "
+              f"{python_command('-m', 'tools.follow', run['folder'])}")
+        say_how_to_measure(run)
 
 
 def say_how_to_measure(run: Run) -> None:
@@ -140,17 +129,6 @@ def findings_of(tables: dict[str, Table]) -> dict[str, str]:
     found = {name: tables[name].finding for name in FINDINGS if name in tables}
     definite = {name: text for name, text in found.items() if text != TOO_FEW_GROUPS}
     return definite or dict(list(found.items())[:1])
-
-
-def earlier_experiment(run: Run, tally: Tally, folder: Path) -> tuple[list[Table], list[Picture]]:
-    """The tables and pictures of the experiment that this lab began with."""
-    from research.earlier import notes_tables
-    from research.earlier.notes import Notes
-    notes = Notes(run, tally)
-    pictures = []
-    if notes.cloud.any():  # some log p is known
-        pictures.append(notes_tables.draw_notes(notes, folder))
-    return notes_tables.notes_tables(notes), pictures
 
 
 def shown_evaluations(run: Run) -> list[Json]:
@@ -468,8 +446,7 @@ def position_bars(tally: Tally, folder: Path) -> Picture:
                 "The lines are the 95% intervals of the table")
 
 
-def compare_runs(runs: list[Run], folder: Path, baseline: str | None, with_all: bool,
-                 notes_alone: bool = False) -> None:
+def compare_runs(runs: list[Run], folder: Path, baseline: str | None, with_all: bool) -> None:
     """Compare the arms in each set of runs that can be compared, beginning with the largest set.
     Each set has a page of its own."""
     from analysis.arms import Comparison, comparable, finished
@@ -477,14 +454,13 @@ def compare_runs(runs: list[Run], folder: Path, baseline: str | None, with_all: 
     for number, chosen in enumerate(sets, 1):
         if number == 1:
             comparison = Comparison(chosen, baseline)
-            compare_set(comparison, folder, left_out, with_all, notes_alone)
+            compare_set(comparison, folder, left_out, with_all)
         else:
-            compare_set(Comparison(chosen, None), folder / f"set_{number}", [], with_all,
-                        notes_alone)
+            compare_set(Comparison(chosen, None), folder / f"set_{number}", [], with_all)
 
 
-def compare_set(comparison: "Comparison", folder: Path, left_out: list[str], with_all: bool,
-                notes_alone: bool) -> None:
+def compare_set(comparison: "Comparison", folder: Path, left_out: list[str],
+                with_all: bool) -> None:
     from analysis.compare import chapters_of, learning_curves
     chapters = chapters_of(comparison)
     make_output_folder(folder)
@@ -492,15 +468,10 @@ def compare_set(comparison: "Comparison", folder: Path, left_out: list[str], wit
     # twins: a sentence for each run that is left out because another has its settings and seed
     intro = [report.describe_comparison(comparison.runs), *comparison.twins, *left_out,
              *report.changes_of_all(comparison.runs)]
-    if notes_alone:
-        from research.earlier.notes_compared import notes_tables_of_arms
-        chapters[report.NOTES] = notes_tables_of_arms(comparison)
     page = report.comparison_page(intro, chapters, pictures)
     write_page(folder / "report.html", "Runs compared", page)
-    if notes_alone:
-        chapters = {report.NOTES: chapters[report.NOTES]}
     first = next(iter(chapters.values()))
-    report.print_report(intro, first, chapters, folder, with_all or notes_alone)
+    report.print_report(intro, first, chapters, folder, with_all)
 
 
 if __name__ == "__main__":

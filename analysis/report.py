@@ -18,7 +18,6 @@ from harness.settings import OPTIONS
 TRAINING = "How the run went"  # these three are the chapters of a run's page
 GRADIENT = "Where the gradient went"
 CHANGE = "What a step changed"  # a part of GRADIENT with a picture of its own
-NOTES = "The earlier experiment's tables"
 LEGENDS = {GRADIENT: [
     "A is the advantage of a token, w its weight, p its probability, and s = norm(onehot - p) the "
     "size of the gradient of log p at the logits. The gradient's size at the logits is abs(A) w s. "
@@ -26,14 +25,7 @@ LEGENDS = {GRADIENT: [
     "do not count. The sizes leave out what --loss_norm sequence, a KL term, clipping and later "
     "epochs do to the loss.",
     "Intervals show how much a number varies between this run's groups, where a group is the "
-    "answers to one problem. They do not show how much it varies between seeds."], NOTES: [
-    "The earlier experiment (github.com/Ja-Crispy/GRPO-Zero) trained Qwen2.5-0.5B for 100 steps of "
-    "Countdown, with 303,042 tokens. Its notes called A log p the contribution of a token and took "
-    "it for the token's gradient. Here A is the advantage of a token, w its weight and p its "
-    "probability. The gradient's size at the logits is abs(A) w s, with s = norm(onehot - p), and "
-    "each table shows it, too. The published figures are those of that run. The column 'ours is' "
-    "compares this run's figure with the published one: it is the same if it differs by at most a "
-    "quarter, unless the table gives another rule."]}
+    "answers to one problem. They do not show how much it varies between seeds."]}
 SHORT_LEGEND = [
     "The gradient of a token has the size abs(A) w s at the logits. A is the token's advantage, w "
     "its weight, p its probability, and s = norm(onehot - p). The share of the squares is a share "
@@ -42,7 +34,7 @@ SHORT_LEGEND = [
     "nothing else moved it. Its change is the log-prob after the step minus before, at the same "
     "prefix."]
 PICTURE_BELOW = {  # table: the picture below it; two other pictures stand elsewhere on the page
-    "growth": "over_training", "gradient by position": "position", "notes bins": "notes",
+    "growth": "over_training", "gradient by position": "position",
     "arms": "learning_curves"}
 CONTINUATIONS = 200  # for each value: an interval of a credit then reaches 0.1 to each side
 FLAGS = {
@@ -56,9 +48,7 @@ FLAGS = {
                          "sampled the step", kind=str, metavar="STEP:ANSWER"),
     "continuations": Flag(None, "with --credit: how many continuations are sampled for each value "
                           f"(default {CONTINUATIONS})", kind=int, least=10, most=1_000_000),
-    "notes": Flag(False, "print only the tables that an earlier experiment made, with the numbers "
-                         "of this run beside the published ones"),
-    "all": Flag(False, "print every table but those of --notes, and what its columns mean")}
+    "all": Flag(False, "print every table, and what its columns mean")}
 
 
 def read_analysis_flags(argv: list[str], description: str) -> SimpleNamespace:

@@ -3,7 +3,7 @@
 On a CPU a probe takes minutes. It answers one question, prints its findings, and writes a folder
 with its numbers and picture. An experiment consists of many training runs. It can be stopped at any
 moment, and the same command continues it. `python -m research NAME --help` lists the flags of each
-command.
+command. research/LOG.md has what was asked once, and the commit that has its program.
 """
 import ast
 import textwrap
@@ -15,18 +15,13 @@ from research.probes.common import run_probe
 
 # The commands in the order in which the overview lists them: a heading, and the file of each.
 COMMANDS = {
-    "Experiments, which train": {
-        "board": "boards.board", "real_board": "boards.real_board",
-        "real_controls": "boards.real_controls", "later": "boards.later",
-        "price": "boards.price"},
+    "Your own table of arms, which is trained": {"experiment": "experiments"},
     "Probes, which measure": {name: f"probes.{name}" for name in (
-        "scoreboard", "large", "exact", "dial", "law", "signal", "change")},
-    "Earlier questions, which have been answered": {
-        "notes": "earlier.notes_experiments",
-        **{name: f"earlier.{name}" for name in (
-            "phase1", "rank", "sparsity", "baseline", "group", "failure", "excerpt")}},
-    "The numbers and pictures of the pages": {
-        "cards": "cards.page", "publish": "publish.publish", "recompute": "publish.recompute"}}
+        "exact", "signal", "dial", "decided")},
+    "Questions of the notes that the project began from": {
+        "notes": "earlier.notes_report",
+        **{name: f"earlier.{name}" for name in ("phase1", "rank", "sparsity", "baseline")}},
+    "Stored results": {"show": "publish.show", "publish": "publish.publish"}}
 MODULES = {name: f"research.{file}" for chapter in COMMANDS.values()
            for name, file in chapter.items()}
 
@@ -39,14 +34,10 @@ def main(argv: list[str]) -> None:
     if name not in MODULES:
         raise UserError(f"there is no probe or experiment {name}, only {', '.join(MODULES)}")
     module = import_module(MODULES[name])
-    if hasattr(module, "main"):
-        module.main(flags)
-    elif hasattr(module, "measure"):
+    if hasattr(module, "measure"):
         run_probe(name, module.__doc__, module.FLAGS, module.measure, flags)
     else:
-        leaderboard = import_module("research.boards.leaderboard")
-        leaderboard.run_leaderboard(name, module.__doc__, module.FLAGS, module.plan, module.report,
-                                    flags)
+        module.main(flags)
 
 
 def overview() -> str:

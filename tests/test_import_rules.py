@@ -47,10 +47,7 @@ MAY_IMPORT = {
     "train": [*SIX, *LAB],
     "analyze": ["analysis", "engine", "harness", "grpo", "mitigations",
                 # only with --credit
-                "tools.helpers.measured_answer.measure_and_keep",
-                # only with --notes
-                "research.earlier.notes.Notes", "research.earlier.notes_tables",
-                "research.earlier.notes_compared.notes_tables_of_arms"],
+                "tools.helpers.measured_answer.measure_and_keep"],
     "research": [*SIX, *LAB, "research"],
     "tools": [*SIX, *LAB, "tools"],
     "examples": [*SIX, "engine", "harness.flags", "harness.record.read_given",

@@ -18,7 +18,7 @@ from research.probes import dial, signal
 from research.probes.enumerated import (Batches, EnumeratedTask, Estimator, estimator,
                                         make_enumerated)
 from research.probes.enumerated_methods import list_advantages, list_weights
-from research.probes.enumerated_tables import median_of
+from research.probes.exact import median_of
 from research.publish.results import table_rows
 
 Row = dict[str, object]
@@ -89,21 +89,10 @@ def gradient_noise(methods: list[str], model: str, questions: int, answers: int,
     """
     args = SimpleNamespace(model=model, max_new_tokens=0, device=device, threads=1, seed=0,
                            config=config and str(config), only=", ".join(methods),
-                           questions=questions, answers=answers, batches=batches, split=False,
-                           again=None)
-    stored = signal.measure(args, Path()).values["inner_products"]
-    found = {}
-    for name in methods:
-        pair = np.empty((2, 2, batches, batches))
-        for (a, one), (b, two) in ((x, y) for x in enumerate((signal.PLAIN, name))
-                                   for y in enumerate((signal.PLAIN, name))):
-            if a <= b:
-                sums = {part: signal.numbers(text)
-                        for part, text in stored[f"{one} x {two}"].items()}
-                pair[a, b] = signal.with_sums(sums)
-                pair[b, a] = pair[a, b].T
-        found[name] = rows_of_noise(pair, stage)
-    return found
+                           questions=questions, answers=answers, batches=batches)
+    names, inner, _ = signal.measure_gradients(args)
+    return {name: rows_of_noise(inner[[0, m]][:, [0, m]], stage)
+            for m, name in enumerate(names) if m}
 
 
 def rows_of_noise(pair: Floats, stage: str) -> dict[str, Row]:

@@ -1,5 +1,5 @@
-"""What can be asked in a synthetic task: every weighting and every advantage by its name, what
-research/probes/dial.py lists beside them, and the exact gradient, as of a batch without end.
+"""What can be asked in a synthetic task: every weighting and every advantage by its name, and what
+research/probes/dial.py lists beside them.
 
 What the task cannot give is said in a sentence where a method asks for it: there is no text, no
 attention from token to token, and no continuations, whose limit is the true credit.
@@ -24,7 +24,7 @@ from harness.parser import value_of
 from research.dial.task import Sample, SyntheticTask
 from research.probes.methods import ComparedMethod
 
-PLAIN, TRUE, EXACT = "plain GRPO", "true credit", "exact gradient"
+PLAIN, TRUE = "plain GRPO", "true credit"
 QUESTIONS, ANSWERS = 8, 8
 NUMBER = Flag(1.0, most=1e6)  # at the end of an arm's name: a weight, or how many times the batch
 
@@ -127,9 +127,9 @@ def stand_in_policy(task: SyntheticTask, s: int) -> SimpleNamespace:
 @dataclass(frozen=True)
 class SyntheticArm:
     """A method in a synthetic task: `start(task)` is made anew for each training, and gives
-    weight times advantage (S, B, T) of each batch. The exact gradient has none."""
+    weight times advantage (S, B, T) of each batch."""
     name: str
-    start: Callable[[SyntheticTask], Callable[[Batch], torch.Tensor]] | None
+    start: Callable[[SyntheticTask], Callable[[Batch], torch.Tensor]]
     times: float = 1  # the batch
 
     @property
@@ -197,7 +197,7 @@ def named_arm(name: str, flags: dict | None = None) -> SyntheticArm:
     masks = {"mask": {}, "half known": {"known": 0.5}, "placebo": {"is_placebo": True}}
     if word in masks:
         return SyntheticArm(name, masked(number_in(name, number), **masks[word]))
-    known = {PLAIN: plain_coefficients, EXACT: None, TRUE: true_credit_coefficients}
+    known = {PLAIN: plain_coefficients, TRUE: true_credit_coefficients}
     if name not in known:
         raise UserError(f"there is no weighting and no advantage {name}: is its function in "
                         "mitigations.py, below @mitigation or @advantage?")

@@ -1,5 +1,4 @@
-"""Training in a synthetic task, many policies at once, each at a learning rate of its own; and the
-gradients of single batches."""
+"""Training in a synthetic task, many policies at once, each at a learning rate of its own."""
 from collections.abc import Callable
 
 import torch
@@ -42,7 +41,7 @@ def train_policies(spec: TaskSpec, arm: SyntheticArm, seeds: list[int], rates: l
 def train_at_once(spec: TaskSpec, arm: SyntheticArm, seeds: list[int], rates: list[float],
                   steps: int) -> list[float]:
     task = SyntheticTask(spec, seeds)
-    optimizer, method = AdamWOfRows(task.parameters, rates), arm.start and arm.start(task)
+    optimizer, method = AdamWOfRows(task.parameters, rates), arm.start(task)
     values = []
     for step in range(1, steps + 1):
         gradient, value = batch_gradients(task, arm, method, step)
@@ -54,36 +53,31 @@ def train_at_once(spec: TaskSpec, arm: SyntheticArm, seeds: list[int], rates: li
     return ((curve[:, 1:] + curve[:, :-1]) / 2).mean(1).tolist()
 
 
-def batch_gradients(task: SyntheticTask, arm: SyntheticArm, method: Coefficients | None, step: int,
-                    draws: list | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss's gradient (S, P) on a batch of each policy, and each policy's value (S,). Without a
-    `method` it is the exact gradient. `draws` are what the random numbers follow from, where that
-    is not the seed."""
+def batch_gradients(task: SyntheticTask, arm: SyntheticArm, method: Coefficients, step: int
+                    ) -> tuple[torch.Tensor, torch.Tensor]:
+    """The loss's gradient (S, P) on a batch of each policy, and each policy's value (S,)."""
     parameters = task.parameters.detach().requires_grad_()
     hidden, log_prob = task.forward(parameters)
     to_come = task.after_keys(log_prob)
     value = task.value(to_come)
-    if method is None:
-        loss = -value.sum()
-    else:
-        with torch.no_grad():
-            sample = task.sample(log_prob, random_numbers(task, arm, step, draws or task.seeds))
-        batch = Batch(task, sample, hidden.detach(), log_prob.detach(), to_come.detach(), step)
-        credit = by_context(task, sample, method(batch))  # a critic trains itself meanwhile
-        # the formula of grpo.py: tokens of one context and symbol have one log-prob
-        loss = policy_loss(log_prob, credit, 1.0, 1.0, sample.ids[0].numel())
+    with torch.no_grad():
+        sample = task.sample(log_prob, random_numbers(task, arm, step))
+    batch = Batch(task, sample, hidden.detach(), log_prob.detach(), to_come.detach(), step)
+    credit = by_context(task, sample, method(batch))  # a critic trains itself meanwhile
+    # the formula of grpo.py: tokens of one context and symbol have one log-prob
+    loss = policy_loss(log_prob, credit, 1.0, 1.0, sample.ids[0].numel())
     gradient, = torch.autograd.grad(loss, parameters)
     return gradient, value.detach()
 
 
-def random_numbers(task: SyntheticTask, arm: SyntheticArm, step: int, draws: list) -> torch.Tensor:
+def random_numbers(task: SyntheticTask, arm: SyntheticArm, step: int) -> torch.Tensor:
     """(S, B, T): rows of one seed have the same, also where their rates differ."""
     drawn = {}
-    for draw in dict.fromkeys(draws):
-        generator = torch.Generator().manual_seed(derived_seed("dial batch", draw, step))
+    for seed in dict.fromkeys(task.seeds):
+        generator = torch.Generator().manual_seed(derived_seed("dial batch", seed, step))
         shape = (arm.problems * ANSWERS, task.spec.tokens)
-        drawn[draw] = torch.rand(shape, generator=generator)
-    return torch.stack([drawn[draw] for draw in draws])
+        drawn[seed] = torch.rand(shape, generator=generator)
+    return torch.stack([drawn[seed] for seed in task.seeds])
 
 
 def by_context(task: SyntheticTask, sample: Sample, coefficients: torch.Tensor) -> torch.Tensor:

@@ -1,22 +1,14 @@
-"""The earlier experiment's tables and pictures of one run; notes.py beside it has their sums.
+"""The earlier experiment's tables of one run; notes.py beside it has their sums.
 
 Each table has its unit A log p beside the gradient's size, the published figures, whether ours is
 the same or another, and one sentence on what the table can and cannot mean.
 """
-from pathlib import Path
-
-import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
 
-from analysis.page import Picture
-from analysis.plots import COLOURS, GRADIENT_COLOUR, save, whole_steps
 from analysis.statistics import Floats
 from analysis.tables import Row, Table, by_row
-from research.earlier.notes import (ADVANTAGES, CLASSES, FILLER, LOG_PROBS, PUBLISHED_SIZES,
-                                    REASONING, STRUCTURE, UNDEFINED, UNITS, VALUES, Notes,
-                                    class_codes, quantile, same_or_other)
+from research.earlier.notes import (CLASSES, FILLER, PUBLISHED_SIZES, REASONING, STRUCTURE,
+                                    UNDEFINED, UNITS, Notes, class_codes, quantile, same_or_other)
 
 FEWEST_ANSWERS = (2, 30)  # that a position must have for a t: the published number, and enough
 
@@ -345,55 +337,3 @@ def top_tokens(notes: Notes) -> Table:
         "show what a token does at its position. Here ours is the same if the token is among the "
         "seven published ones."],
         notes.heads | {"tokens": "count", "share": "share of its class"})
-
-
-@UNDEFINED
-def draw_notes(notes: Notes, folder: Path) -> Picture:
-    """The four published pictures, in both units."""
-    figure, ((bars, histogram), (cloud, over_steps)) = plt.subplots(2, 2, figsize=(11, 7.6))
-    draw_bins(bars, notes)
-    draw_values(histogram, notes)
-    draw_classes(over_steps, notes)
-    for axis in (bars, histogram, over_steps):
-        axis.legend(fontsize=7.5)
-    counts = np.where(notes.cloud, notes.cloud, np.nan)  # what never occurs is not coloured
-    drawn = cloud.pcolormesh(LOG_PROBS, ADVANTAGES, counts.T, cmap="viridis",
-                             norm=LogNorm(1, max(2, notes.cloud.max())))
-    figure.colorbar(drawn, ax=cloud, label="number of tokens", format="{x:g}")
-    cloud.set(xlabel="log p of a token", ylabel="its advantage", title="Log p and advantage")
-    return save(figure, folder, "notes", "The four pictures of the earlier experiment, with the "
-                "contribution and with the gradient's size: the mean size by position, divided by "
-                "that of all tokens; how often each value occurs; log p and advantage; the mean "
-                "size of each class over training")
-
-
-def draw_bins(axis: Axes, notes: Notes) -> None:
-    heads = notes.heads
-    for unit, head, colour, shift in (("contribution", "size", "black", -0.2),
-                                      ("gradient", "new size", GRADIENT_COLOUR, 0.2)):
-        relative = notes.mean("bin", f"abs {unit}") / notes.mean("all", f"abs {unit}")[0]
-        axis.bar(np.arange(10) + shift, relative, 0.4, color=colour, label=heads[head])
-    axis.set(xlabel="tenth of the answer", xticks=range(10),
-             ylabel="mean size / that of all tokens", title="Size by position")
-
-
-def draw_values(axis: Axes, notes: Notes) -> None:
-    axis.stairs(notes.values["contribution"], VALUES, color="black", label=notes.heads["old"])
-    axis.stairs(notes.values["gradient"], VALUES, color=GRADIENT_COLOUR, label=notes.heads["new"])
-    axis.set(xlabel="value of a token (values beyond 5 are in the last bar)",
-             ylabel="number of tokens", yscale="log", title="Values with their sign")
-    axis.yaxis.set_major_formatter("{x:g}")
-
-
-def draw_classes(axis: Axes, notes: Notes) -> None:
-    steps = [block.mean() for block in notes.tally.blocks]
-    used = np.flatnonzero(notes.total("class", "tokens"))
-    for unit, head, style in (("contribution", "size", "-"), ("gradient", "new size", ":")):
-        of_block = notes.mean("class by block", f"abs {unit}").reshape(-1, 3)
-        label = notes.heads[head].removeprefix("mean ")
-        for c in used:
-            axis.plot(steps, of_block[:, c], color=COLOURS[c], ls=style,
-                      label=f"{CLASSES[c]}, {label}")
-    axis.set(xlabel="step", ylabel="mean absolute value", ylim=(0, None),
-             title="Size by class, over training")
-    whole_steps(axis)

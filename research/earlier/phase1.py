@@ -45,8 +45,8 @@ from qwen2_model import Qwen2
 from research.probes.common import (MODEL_FLAGS, Findings, Progress, policy_from_flags, run_of,
                                     sample_batch)
 from research.earlier.phase1_tables import (GRADIENT, LOSS_TERMS, PHASE_1, PHASE_2, RANDOM_TEXT,
-                                            UNTRAINED, UNTRAINED_RANDOM, draw_positions,
-                                            flaws_table, kept_answers, phases_table)
+                                            UNTRAINED, UNTRAINED_RANDOM, flaws_table,
+                                            phases_table)
 
 FLAGS = {
     **MODEL_FLAGS,
@@ -85,15 +85,13 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
         found[PHASE_2] = sizes_of(policy, rollouts, rollouts.advantage * rollouts.log_prob)
         source = "the same answers"
 
-    draw_positions(found, folder)
     with_shuffled_rewards = gradient_of_shuffled_rewards(policy, rollouts)
     intro = [f"{policy.folder} gave {args.answers} answers to each of {args.questions} problems, "
              f"with {len(found[PHASE_1]):,} tokens in all. Phase 2 is measured on {source}.",
              "Phase 1 is the size of each token's gradient at its embedding, and phase 2 is A log "
              "p. The other columns are controls, explained by python -m research phase1 --help."]
     return Findings("Phase 1: a gradient that never saw a reward", intro,
-                    [phases_table(found), flaws_table(found, with_shuffled_rewards)],
-                    {"answers": kept_answers(found)})
+                    [phases_table(found), flaws_table(found, with_shuffled_rewards)])
 
 
 def phase_one(policy: Policy, rollouts: Rollouts) -> TokenTable:

@@ -1,13 +1,11 @@
-"""The tables and the picture of phase 1 (phase1.py). Each is made of tables of tokens with a number
+"""The tables of phase 1 (phase1.py). Each is made of tables of tokens with a number
 of each token, `signed`, and its size."""
 import math
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
 from research.earlier.notes import CLASSES, FILLER, REASONING
-from analysis.plots import COLOURS, legend_below, plt, save
 from analysis.statistics import jackknife, jackknife_of_log, t_values, within
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tokens import TokenTable
@@ -170,32 +168,5 @@ def flaws_table(found: TokensByName, with_shuffled_rewards: TokenTable) -> Table
                  ["A size is that of phase 1. The kinds of token are: " + ", ".join(KINDS)])
 
 
-def kept_answers(found: TokensByName) -> list[dict]:
-    """What the numbers of phase 1 are made of, for each answer: the size of each token, the number
-    with a sign, the size of GRPO's gradient, the code of the class, and whether it is a word."""
-    tokens = found[PHASE_1].having({
-        "gradient": found[GRADIENT]["size"],
-        "word": (found[PHASE_1]["kind"] == WORD).astype(int)})
-    kept = []
-    for answer in np.unique(tokens["answer"]):
-        own = tokens.where(tokens["answer"] == answer)
-        columns = {name: " ".join(f"{number:.7g}" for number in own[name])
-                   for name in ("size", "signed", "gradient", "class", "word")}
-        kept.append({"answer": int(answer), "problem": int(own["problem"][0]), **columns})
-    return kept
-
-
 def pearson(one: np.ndarray, other: np.ndarray) -> float:
     return float(np.corrcoef(one, other)[0, 1])
-
-
-def draw_positions(found: TokensByName, folder: Path) -> None:
-    """Draw the mean size by fifths of the answers, over the mean of all tokens."""
-    figure, axis = plt.subplots()
-    for (name, tokens), colour in zip(found.items(), COLOURS):
-        relative = np.array(mean_by_fifth(tokens)) / tokens["size"].mean()
-        axis.plot(np.arange(1, FIFTHS + 1), relative, "o-", color=colour, label=name)
-    axis.set(xlabel="fifth of the answer", ylabel="mean size / that of all tokens",
-             title="By position: phase 1, phase 2, and controls without credit", yscale="log")
-    legend_below(figure, axis, ncols=4)
-    save(figure, folder, "positions", "Mean size by position in the answer")

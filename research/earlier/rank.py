@@ -63,7 +63,7 @@ from harness.flags import Flag
 from harness.load import make
 from research.probes.common import MODEL_FLAGS, Findings, Progress, policy_from_flags, sample_batch
 from research.earlier.rank_tables import (CRITIC, ONES, PLANTED, RANKS, Z, FoundRanks,
-                                          kept_ranks, ranks_by_advantage, ranks_by_size)
+                                          ranks_by_advantage, ranks_by_size)
 
 GROUP_SIZES = (2, 4, 8, 16)
 COLUMNS_AT_ONCE = 2 ** 15  # of more of them float32 loses the last digits
@@ -114,7 +114,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
         intro.append(f"In the last batch that it learned from, the critic ({args.critic}) "
                      f"explained {learned:.2f} of the variance of its targets.")
     return Findings("Has GRPO's gradient rank 2?", intro,
-                    [ranks_by_size(found), ranks_by_advantage(found)], {"ranks": kept_ranks(found)})
+                    [ranks_by_size(found), ranks_by_advantage(found)])
 
 
 def critic_of(policy: Policy, args: SimpleNamespace, progress: Progress) -> gae:

@@ -106,14 +106,3 @@ def ranks_by_advantage(found: FoundRanks) -> Table:
                  by_row(formats, rows), "\n".join(sentences),
                  ["Differences are paired by problem. Each interval is for one comparison, and not "
                   "corrected for their number"], headings)
-
-
-def kept_ranks(found: FoundRanks) -> list[dict]:
-    """What the tables are made of: the ranks for each problem with the z-score, and with the other
-    advantages at the size at which they are compared."""
-    kept = []
-    for (matrix, arm, R), of_problems in found.items():
-        if arm == Z or R == main_size(found):
-            numbers = {name: [round(ranks[name], 6) for ranks in of_problems] for name in RANKS}
-            kept.append({"matrix": matrix, "advantage": arm, "R": R, **numbers})
-    return kept

@@ -12,12 +12,11 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import torch
 
 from analysis.tables import Table, show, show_in_short
@@ -28,7 +27,7 @@ from grpo import grpo
 from harness.load import load_policy
 from harness.record import provenance, replace_text, whole
 from harness.screen import show_status
-from harness.flags import MOST_THREADS, Flag, Requirement
+from harness.flags import MOST_THREADS, Flag
 from harness.parser import make_parser, with_defaults
 from harness.settings import make_settings
 
@@ -48,13 +47,6 @@ CONFIG = {
                          "they are those of the run that the model lies in, or the defaults of "
                          "train.py for this model")}
 
-FOLDER_SEED = Flag(0, "a number in the name of the results' folder; nothing here is random")
-
-
-def requiring(requirement: Requirement, flags: Mapping[str, Flag]) -> dict[str, Flag]:
-    """These flags, which have an effect only if this holds."""
-    return {name: replace(flag, requires=requirement) for name, flag in flags.items()}
-
 
 @dataclass
 class Findings:
@@ -62,7 +54,7 @@ class Findings:
     title: str
     intro: list[str]
     tables: list[Table]
-    values: dict = field(default_factory=dict)  # what the tables were made of, for further use
+    values: dict = field(default_factory=dict)  # runs in short, of an experiment
     first_tables: int = 1  # so many of them are printed without --all
 
 
@@ -94,7 +86,7 @@ def command_of(name: str, typed: dict, leave_out: Collection[str] = ()) -> str:
     experiment also the folder of its own runs."""
     words = [f"python -m research {name}"]
     for flag, value in typed.items():
-        if flag not in ("all", "out", "kept", "processes", "report_only", *leave_out):
+        if flag not in ("all", "out", "processes", "report_only", *leave_out):
             words.append(f"--{flag} {shlex.quote(str(value))}")
     return " ".join(words)
 
@@ -102,9 +94,9 @@ def command_of(name: str, typed: dict, leave_out: Collection[str] = ()) -> str:
 def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Findings,
                    seconds: float, command: str) -> None:
     tables = [table.to_json() for table in findings.tables]
-    numbers = {"measured": name, "command": command, "settings": vars(args), **provenance(),
-               "seconds": round(seconds, 1), "in_short": summary_of(findings), "tables": tables,
-               "values": findings.values}
+    numbers = {"measured": name, "question": findings.title, "command": command,
+               "settings": vars(args), **provenance(), "seconds": round(seconds, 1),
+               "in_short": summary_of(findings), "tables": tables, "values": findings.values}
     replace_text(folder / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
 
 
@@ -165,17 +157,6 @@ def sample_batch(policy: Policy, questions: int, answers: int, step: int = 1,
     generator = torch.Generator().manual_seed(derived_seed("probe credit", seed, step))
     rollouts = replace(rollouts, step=step, generator=generator, forward=policy.extra_forward())
     return replace(rollouts, advantage=grpo(rollouts))
-
-
-def rank_correlation(one: list | np.ndarray, two: list | np.ndarray) -> float:
-    """Spearman's: the correlation of the ranks. Equal values share their mean rank."""
-    return float(np.corrcoef(mean_ranks(one), mean_ranks(two))[0, 1])
-
-
-def mean_ranks(values: list | np.ndarray) -> np.ndarray:
-    """[5, 7, 5] -> [0.5, 2, 0.5]"""
-    _, which, times = np.unique(values, return_inverse=True, return_counts=True)
-    return np.asarray((np.cumsum(times) - (times + 1) / 2)[which])
 
 
 class Progress:

@@ -29,22 +29,9 @@ Each gradient is folded into a million numbers (analysis/gradients.py). Those of
 batches are kept until the end, which takes 4 MB of memory for each method and batch: twenty methods
 in 16 batches take 1.3 GB.
 
-Training scales gradients down that are longer than --max_grad_norm, so a second table has the same
-numbers of the steps as they are made: each batch's gradient clipped in this way. It also says how
-much of the jackknife's variance comes from a single batch. Where that is more than half, the
-interval rests on this batch. A published result gets this table, too:
-
-    python -m research signal --again signal_tiny,signal_real_brief
-
-Where does the noise come from? With --split every batch's problems are answered a second time. The
-inner product of the two gradients of plain GRPO has the signal and what the problems add to it, but
-nothing of the answers:
-
-    from the problems   the mean of <g_i, g'_i>, minus signal^2
-    from the answers    the rest of the noise
-
-What is not measured: AdamW divides each parameter's gradient by its usual size, so in training the
-parameters have other weights than here.
+What is not measured: training scales gradients down that are longer than --max_grad_norm, and AdamW
+divides each parameter's gradient by its usual size. So in training batches and parameters have
+other weights than here.
 """
 import shlex
 from dataclasses import dataclass, replace
@@ -64,15 +51,14 @@ from engine.optimizer import AdamW
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from grpo import update
-from harness.flags import Flag, Requirement, flags_of
+from harness.flags import Flag, flags_of
 from harness.load import bytes_of_machine, make_advantage, make_weighting
 from harness.memory import FreedMemory
 from harness.record import Json
 from harness.settings import METHODS, Settings, make_settings, read_flags
 from mitigations import rescaled_weight
-from research.publish.results import RESULTS, read_result
 from research.probes.common import (CONFIG, MODEL_FLAGS, Findings, Progress, flags_of_model,
-                                    policy_from_flags, requiring, sample_batch)
+                                    policy_from_flags, sample_batch)
 from train import drop_unfinished, with_advantage
 
 PLAIN = "plain GRPO"
@@ -81,9 +67,8 @@ PLAIN = "plain GRPO"
 OF_A_METHOD = {*METHODS, "rescale", "placebo", "loss", "dpo_beta", "loss_norm", "drop_unfinished",
                "entropy_bonus"}
 
-SAMPLED: Requirement = (lambda s: not s.again, "batches to sample, and --again samples none")
-OF_BATCHES = {
-    **{name: flag for name, flag in MODEL_FLAGS.items() if name != "seed"},
+FLAGS = {
+    **MODEL_FLAGS,
     **CONFIG,
     "only": Flag("measured", "the weightings and advantages to compare with plain GRPO, separated "
                              "by commas, each with its own flags"),
@@ -91,16 +76,7 @@ OF_BATCHES = {
                       least=0, most=10_000),
     "answers": Flag(0, "answers to each problem; 0 means as many as train.py has",
                     least=0, most=1000),
-    "batches": Flag(16, "number of batches", least=4, most=10_000),
-    "split": Flag(False, "answer the problems of every batch a second time, and say how much of "
-                         "plain GRPO's noise comes from the choice of problems, and how much from "
-                         "the answers")}
-FLAGS = {
-    "seed": MODEL_FLAGS["seed"],
-    **requiring(SAMPLED, OF_BATCHES),
-    "again": Flag(None, "names of published results of this probe, separated by commas. Nothing is "
-                        "sampled: only the table of the steps as they are made is computed, from "
-                        "their inner products")}
+    "batches": Flag(16, "number of batches", least=4, most=10_000)}
 
 
 @dataclass
@@ -110,20 +86,14 @@ class Compared:
     gradients: list[Tensor]
 
 
-@dataclass
-class Measured:
-    """The inner products of a measurement."""
-    label: str
-    names: list[str]  # of the methods; the first is plain GRPO
-    inner: Floats     # (methods, methods, N, N); only pairs with plain GRPO have to be known
-    limit: float      # --max_grad_norm of a run, 0 where nothing is clipped
-    only_sums: bool = False  # so gradients that are longer than the limit cannot be clipped
-
-
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
-    if args.again:
-        published = [read_measured(name.strip()) for name in args.again.split(",")]
-        return Findings("How noisy are the steps as they are made?", [], [steps_table(published)])
+    names, inner, intro = measure_gradients(args)
+    return Findings("How noisy is a batch's gradient?", [intro], [ratio_table(names, inner)])
+
+
+def measure_gradients(args: SimpleNamespace) -> tuple[list[str], Floats, str]:
+    """The methods, of which the first is plain GRPO; the inner products (methods, methods, N, N) of
+    their gradients in N batches; and a sentence about the batches."""
     policy = policy_from_flags(args)
     methods = {PLAIN: Compared(policy.settings, [])}
     for typed in args.only.split(","):
@@ -133,7 +103,6 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     questions, answers = args.questions or s.questions, args.answers or s.answers
     progress, right, freed = Progress(batches=1), [], FreedMemory()
     optimizer = Unmoved(policy.model.parameters(), learning_rate=0.0)
-    same_problems: list[float] = []
     for number in range(args.batches):
         progress("batches", number / args.batches, f"{number} of {args.batches} batches")
         with torch.no_grad():
@@ -144,26 +113,13 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
             compared.gradients.append(gradient)
             if policy.model.is_large:  # as a run does after each step, else its memory grows
                 freed.after_step()
-        if args.split:
-            with torch.no_grad():
-                batch = sample_batch(policy, questions, answers, number + 1, again=True)
-            other = folded_gradient(policy, optimizer, batch, s, number + 1).double()
-            same_problems.append(float(methods[PLAIN].gradients[-1].double() @ other))
     inner = inner_products([compared.gradients for compared in methods.values()])
     if not inner[0, 0].any():
         raise UserError("in no batch any answers to the same problem had different rewards, so all "
                         "gradients are 0. More --questions or --answers may help")
-    intro = [f"{policy.folder} gave {answers} answers to each of {questions} problems in each of "
-             f"{args.batches} batches. {np.mean(right):.1%} of the answers are right."]
-    names = list(methods)
-    values = {"inner_products": by_pair(names, inner),
-              "inner_products_clipped": by_pair(names, clipped(inner, s.max_grad_norm))}
-    measured = Measured(str(args.model), names, inner, s.max_grad_norm)
-    tables = [ratio_table(names, inner), steps_table([measured])]
-    if args.split:
-        tables.append(split_table(inner[0, 0], np.array(same_problems)))
-        values["same_problems"] = same_problems
-    return Findings("How noisy is a batch's gradient?", intro, tables, values)
+    intro = (f"{policy.folder} gave {answers} answers to each of {questions} problems in each of "
+             f"{args.batches} batches. {np.mean(right):.1%} of the answers are right.")
+    return list(methods), inner, intro
 
 
 def refuse_beyond_memory(methods: int, batches: int) -> None:
@@ -220,68 +176,6 @@ def folded_gradient(policy: Policy, optimizer: AdamW, batch: Rollouts, s: Settin
     return folded(policy.model.parameters())
 
 
-def by_pair(names: list[str], inner: np.ndarray) -> dict[str, dict[str, str]]:
-    """What the table was made of, of each method with itself and with plain GRPO: for each batch,
-    the inner product of its own two gradients, and the sums over those of its gradient with all
-    batches. Without batch i the sum over all pairs has rows[i] + columns[i] - same[i] less."""
-    found = {}
-    for b, name in enumerate(names):
-        for a in {0, b}:
-            products = inner[a, b]
-            parts = {"same": products.diagonal(), "rows": products.sum(1),
-                     "columns": products.sum(0)}
-            found[f"{names[a]} x {name}"] = {
-                part: " ".join(f"{value:.6g}" for value in values)
-                for part, values in parts.items()}
-    return found
-
-
-def read_measured(name: str) -> Measured:
-    """The inner products of a published result."""
-    result = read_result(RESULTS / f"{name}.json")
-    stored = result["values"].get("inner_products")
-    if not stored:
-        raise UserError(f"--again: {name} has no inner products")
-    names = list(dict.fromkeys(pair.split(" x ")[1] for pair in stored))
-    limit, N = Settings.max_grad_norm, result["settings"]["batches"]
-    inner = np.full((len(names), len(names), N, N), np.nan)
-    for pair, rows in stored.items():
-        a, b = map(names.index, pair.split(" x "))
-        if isinstance(rows, list):
-            inner[a, b] = [numbers(row) for row in rows]
-        else:
-            inner[a, b] = with_sums({part: numbers(row) for part, row in rows.items()})
-        inner[b, a] = inner[a, b].T
-    return Measured(name, names, inner, limit, isinstance(rows, dict))
-
-
-def numbers(text: str) -> Floats:
-    return np.array(text.split(), float)
-
-
-def with_sums(parts: dict[str, Floats]) -> Floats:
-    """(N, N): inner products with the sums that are stored (`by_pair`). All of a jackknife follows
-    from these sums, so any inner products that have them give the same numbers. Here the one of two
-    different batches i and j is row[i] + column[j]."""
-    same, N = parts["same"], len(parts["same"])
-    ones, eye = np.ones((N, N)), np.eye(N)
-    equations = np.block([[(N - 1) * eye, ones - eye], [ones - eye, (N - 1) * eye]])
-    wanted = np.concatenate([parts["rows"] - same, parts["columns"] - same])
-    row, column = np.split(np.linalg.lstsq(equations, wanted, rcond=None)[0], 2)
-    products = row[:, None] + column[None, :]
-    np.fill_diagonal(products, same)
-    return np.asarray(products)
-
-
-def clipped(inner: Floats, limit: float) -> Floats:
-    """The inner products of gradients that are scaled down to the limit where they are longer."""
-    if not limit:
-        return inner
-    squares = np.einsum("aaii->ai", inner)  # (methods, N)
-    scale = np.minimum(1, limit / np.sqrt(np.maximum(squares, limit ** 2 / 1e12)))
-    return np.asarray(inner * scale[:, None, :, None] * scale[None, :, None, :])
-
-
 def cosine(inner: np.ndarray) -> float:
     """The cosine of the mean gradients of two methods, from (2, 2, N, N) inner products."""
     one, two = mean_of_pairs(inner[0, 0]), mean_of_pairs(inner[1, 1])
@@ -305,22 +199,6 @@ def estimates(pair: np.ndarray) -> list[Estimate]:
     of_cosine = jackknife(lambda kept: cosine(of_batches(kept)), batches)
     return [jackknife_of_log(ratio, batches), jackknife_of_log(factor, batches),
             within(of_cosine, -1, 1)]
-
-
-def largest_share(pair: np.ndarray, is_compared: bool) -> float:
-    """The largest share that a single batch has in the jackknife's variance: of the logarithm of a
-    method's factor, or for plain GRPO of its ratio."""
-    number = np.arange(pair.shape[-1])
-    without = []
-    for left_out in number:
-        kept = number != left_out
-        of_plain, own = (np.log(noise_to_signal(products[kept][:, kept]))
-                         for products in (pair[0, 0], pair[1, 1]))
-        without.append(of_plain - own if is_compared else own)
-    squares = np.square(np.array(without) - np.mean(without))
-    if not squares.any():  # the method is plain GRPO
-        return 0.0
-    return float(squares.max() / squares.sum())
 
 
 def ratio_table(names: list[str], inner: np.ndarray) -> Table:
@@ -351,67 +229,3 @@ def ratio_table(names: list[str], inner: np.ndarray) -> Table:
                            f"factor{WITH_INTERVAL}": f"as a batch so many times as large"
                                                      f"{WITH_INTERVAL}",
                            f"cosine{WITH_INTERVAL}": f"cosine with plain GRPO{WITH_INTERVAL}"})
-
-
-def steps_table(measured: list[Measured]) -> Table:
-    """The numbers of `ratio_table` for the steps as they are made, with clipped gradients."""
-    rows: list[Row] = []
-    sentences = []
-    for one in measured:
-        made = clipped(one.inner, one.limit)
-        for m, name in enumerate(one.names):
-            norms = np.sqrt(one.inner[m, m].diagonal())
-            share = float(np.mean(norms > one.limit)) if one.limit else 0.0
-            before = largest_share(one.inner[[0, m]][:, [0, m]], m > 0)
-            own, after = None, None
-            if not (one.only_sums and share > 0):
-                pair = made[[0, m]][:, [0, m]]
-                own, after = estimates(pair), largest_share(pair, m > 0)
-            rows.append([one.label, name, float(np.median(norms)), share,
-                         own[0] if own else None, *(own[1:] if own and m else (None, None)),
-                         before, after])
-            if before > 0.5:
-                sentences.append(f"{one.label}, {name}: before clipping {before:.0%} of the "
-                                 "variance of its factor comes from a single batch, so its "
-                                 "interval rests on this batch.")
-                if after is not None:
-                    sentences.append(f"After clipping it is {after:.0%}.")
-    formats = {"result": "", "method": "", "norm": ".2f", "clipped": ".0%", "ratio": ".1f",
-               "factor": ".2f", "cosine": "+.2f", "before": ".0%", "after": ".0%"}
-    return Table("steps", "The noise of the steps as they are made, with clipped gradients",
-                 by_row(formats, rows), " ".join(sentences),
-                 ["A gradient that is longer than --max_grad_norm of training is scaled down to "
-                  "it. `largest share` is the share of a single batch in the variance that the "
-                  "jackknife finds for the logarithm of the factor (of plain GRPO: of the ratio), "
-                  "before clipping and after it. Where a result has only sums of inner products, "
-                  "clipped gradients have no numbers"],
-                 headings={"norm": "median norm of a batch", "clipped": "batches clipped",
-                           "ratio": f"noise-to-signal ratio{WITH_INTERVAL}",
-                           "factor": f"as a batch so many times as large{WITH_INTERVAL}",
-                           "cosine": f"cosine with plain GRPO{WITH_INTERVAL}",
-                           "before": "largest share, before", "after": "largest share, after"})
-
-
-def split_table(products: np.ndarray, same_problems: np.ndarray) -> Table:
-    """How much of the noise comes from the problems. `products` (N, N) are those of plain GRPO's
-    gradients, `same_problems` (N,) those of two gradients whose batches share their problems."""
-    def of_problems(kept: np.ndarray) -> float:
-        squared_signal = mean_of_pairs(products[kept][:, kept])
-        return float((same_problems[kept].mean() - squared_signal) / squared_signal)
-
-    def of_answers(kept: np.ndarray) -> float:
-        return noise_to_signal(products[kept][:, kept]) - of_problems(kept)
-
-    def share(kept: np.ndarray) -> float:
-        return of_problems(kept) / noise_to_signal(products[kept][:, kept])
-
-    batches = np.arange(len(products))
-    found = [jackknife(statistic, batches) for statistic in (of_problems, of_answers, share)]
-    cells: Row = [within(found[0], 0, np.inf), within(found[1], 0, np.inf), within(found[2], 0, 1)]
-    formats = {"problems": ".1f", "answers": ".1f", "share": ".0%"}
-    return Table("split", "Where plain GRPO's noise comes from", by_row(formats, [cells]), "",
-                 ["The first two columns add up to the noise-to-signal ratio. Intervals are by the "
-                  "jackknife over batches, cut at what is possible"],
-                 {"problems": f"from the problems{WITH_INTERVAL}",
-                  "answers": f"from the answers{WITH_INTERVAL}",
-                  "share": f"share of the problems{WITH_INTERVAL}"})

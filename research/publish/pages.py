@@ -15,18 +15,19 @@ comes last.
 """
 import math
 import re
+import shlex
 import textwrap
+from importlib import import_module
 from pathlib import Path
 
 from analysis.statistics import Estimate
 from analysis.tables import Cell, Table, by_row, escaped, shown
-from engine.errors import PROJECT, UserError
+from engine.errors import UserError
 from research.publish.results import Results, pages
 
 KINDS = "table|text|words|source|number|interval"
 BEGIN, END = re.compile(rf"<!-- (?:{KINDS}) "), "<!-- end -->"
 MARKED = re.compile(rf"<!-- ({KINDS}) ((?:(?!-->).)+?) -->(.*?){END}", re.S)
-ROOMS = ("probes", "boards", "earlier")  # of research/, which have its commands
 
 
 def filled_pages(results: Results) -> dict[Path, str]:
@@ -91,10 +92,20 @@ def source_of(result: dict) -> str:
     made = [part for part in result.get("made_by") or [] if isinstance(part, dict)] or [result]
     commits = dict.fromkeys((part["git_commit"] or "unknown")[:7] for part in made)
     versions = dict.fromkeys((part.get("versions") or result["versions"])["torch"] for part in made)
-    is_here = any((PROJECT / f"research/{room}/{result['measured']}.py").exists() for room in ROOMS)
-    gone = "" if is_here else ", a command of that commit, no longer here"
+    gone = "" if is_here(result["command"]) else ", a command of that commit, no longer here"
     return (f"\n`{result['command']}`, {result['day']}, torch {' and '.join(versions)}, commit "
             f"{' and '.join(commits)}{gone}\n")
+
+
+def is_here(command: str) -> bool:
+    """Whether research/ has a command of this name with these flags."""
+    from research.__main__ import MODULES
+    program, name, *words = command.removeprefix("python -m ").split(maxsplit=2)
+    if program != "research" or name not in MODULES:
+        return False
+    flags = {word.removeprefix("--") for word in shlex.split(" ".join(words))
+             if word.startswith("--")}
+    return flags <= {*import_module(MODULES[name]).FLAGS}
 
 
 def make_table(table: Table, asked: list[str]) -> str:

@@ -1,14 +1,14 @@
-"""Publish a result, and update the pages and pictures that show it.
+"""Publish a result, and update the pages that show it.
 
-    python -m research publish                        # write all tables and draw all pictures again
-    python -m research publish results/board          # publish what an experiment or a probe wrote
-    python -m research publish results/law --name law_test
+    python -m research publish                        # write all marked numbers again
+    python -m research publish results/exact-s0       # publish what an experiment or a probe wrote
+    python -m research publish results/signal-s0 --name signal_mine
     python -m research publish --check                # change nothing, say what is not up to date
 
 FOLDER's numbers become research/results/NAME.json and replace those that were there. Then the
-numbers that come from results are written into the pages (README, docs/ and research/), and the
-pictures are drawn again. A result is not published if the pages need numbers that it does not have,
-and the result of another experiment is not replaced.
+numbers that come from results are written into the pages (README, docs/, research/ and bridges/). A
+result is not published if the pages need numbers that it does not have, and the result of another
+experiment is not replaced. `python -m research show NAME` prints one.
 """
 from pathlib import Path
 
@@ -18,19 +18,17 @@ from harness.screen import say
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from research.publish.pages import check_marks, filled_pages
-from research.publish.pictures import draw_all_published, outdated_pictures
 from research.publish.results import RESULTS, Results, result_of, write_result
 
 FLAGS = {
     "name": Flag(None, "name of the result. By default it is that of the experiment or the probe"),
-    "check": Flag(False, "write nothing, and print which pages and pictures are not up to date")}
+    "check": Flag(False, "write nothing, and print which pages are not up to date")}
 
 
 def main(argv: list[str]) -> None:
     parser = make_parser("python -m research publish [FOLDER] [flags]", __doc__, FLAGS)
-    parser.add_argument("folder",
-                        nargs="?", help="results/board, or another folder that an experiment or a "
-                        "probe has written")
+    parser.add_argument("folder", nargs="?", help="results/exact-s0, or another folder that an "
+                        "experiment or a probe has written")
     typed = parser.read(argv)
     folder = typed.pop("folder", None)
     flags = with_defaults(typed, FLAGS)
@@ -47,18 +45,15 @@ def main(argv: list[str]) -> None:
     for page, text in filled_pages(results).items():
         replace_text(page, text)
         say(f"written: {page.name}")
-    for picture in draw_all_published(results):
-        say(f"drawn: {picture}")
 
 
 def check_all() -> None:
-    """End in an error if a page or a picture is older than the results."""
-    results = Results()
-    outdated = [page.name for page in filled_pages(results)] + outdated_pictures(results)
+    """End in an error if a page is older than the results."""
+    outdated = [page.name for page in filled_pages(Results())]
     if outdated:
         raise UserError(f"not up to date: {', '.join(outdated)}. python -m research publish writes "
                         "them again")
-    say("all pages and pictures are up to date")
+    say("all pages are up to date")
 
 
 def publish(folder: Path, name: str | None = None) -> Path:

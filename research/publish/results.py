@@ -1,20 +1,21 @@
 """The store of published results: research/results/NAME.json, made once, never by hand.
 
-A result holds its tables, the command that made them, the commit, the versions, the day and a seal.
-`python -m research publish` (publish.py) writes one.
+A result holds its question, its tables, the command that made them, the commit, the versions, the
+day and a seal. `python -m research show` (show.py) prints one, `python -m research publish`
+(publish.py) writes one. Results from before 28 November 2026 also had all `values` that their
+tables were made of. These stand in the commit that is named in `all_values`.
 """
 import hashlib
 import json
 from datetime import date
 from pathlib import Path
 
-import numpy as np
-
 from engine.errors import PROJECT, UserError, read_json
 from harness.record import replace_text
 
 RESULTS = PROJECT / "research/results"
-KEPT = ("measured", "command", "git_commit", "versions", "seconds", "in_short", "tables", "values")
+KEPT = ("measured", "question", "command", "git_commit", "versions", "seconds", "in_short",
+        "tables", "values")
 NOT_KEPT = ("made_by", "out")  # of the settings
 
 
@@ -61,14 +62,6 @@ class Results:
 def table_rows(name: str, table: str) -> list[dict]:
     """The rows of a table of a published result."""
     return Results().table(name, table)["rows"]
-
-
-def estimates_as_arrays(stored: list[dict]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The values, the lower and the upper ends of estimates as a result stores them, each (n,)."""
-    value = np.array([estimate["value"] for estimate in stored])
-    low = np.array([estimate["low"] for estimate in stored])
-    high = np.array([estimate["high"] for estimate in stored])
-    return value, low, high
 
 
 def result_of(folder: Path) -> dict:

@@ -2,12 +2,12 @@
 import copy
 import itertools
 import json
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+from analysis.statistics import mean_over
 from engine.choices import MITIGATIONS
 from engine.errors import UserError
 from engine.tokens import ANSWER, NUMBER, OPERATOR, WORD
@@ -18,7 +18,6 @@ from research.dial.arms import PLAIN, TRUE, Batch, named_arm
 from research.dial.task import (Sample, SyntheticTask, TaskSpec, fresh_policy, used_parameters)
 from research.dial.told import told_by_definition
 from research.dial.training import AdamWOfRows, train_policies
-from research.publish.results import RESULTS, read_result
 from research.probes import dial
 
 WORLDS = ("4/2", "4/2 all", "4/2 seen sure 1", "4/3 all seen found", "3/2 own seen")
@@ -178,7 +177,7 @@ def test_a_task_is_written_in_words(text):
     assert TaskSpec.read("512/48 sure 4.5 own") == TaskSpec(512, 48, sure=4.5, own=True)
 
 
-def test_a_method_with_its_flags_stands_beside_the_scale(tmp_path, monkeypatch, capsys):
+def test_a_method_with_its_flags_is_trained_beside_masks_and_batches(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
 
     def my_idea(rollouts, *, strength: float = 1.0):
@@ -186,14 +185,13 @@ def test_a_method_with_its_flags_stands_beside_the_scale(tmp_path, monkeypatch, 
         return 1 + strength * rollouts.entropy
 
     monkeypatch.setitem(MITIGATIONS.data, "my_idea", my_idea)
-    quick = "--steps 3 --seeds 4 --rates 1e-2,3e-2 --worlds 8/2,8/4".split()
-    main(["dial", *quick, "--only", "my_idea --strength 2,gae", "--out", "a"])
-    assert (tmp_path / "a/shares.png").is_file()
-    assert "| my_idea" in capsys.readouterr().out  # what is asked is seen at once
-    numbers = json.loads((tmp_path / "a/numbers.json").read_text())
-    arms = {(cell["world"], cell["arm"]) for cell in numbers["values"]["cells"]}
-    names = (PLAIN, TRUE, "batch 2x", "batch 4x", "batch 16x", "my_idea --strength 2", "gae")
-    assert arms == {(world, name) for world in ("8/2", "8/4") for name in names}
+    quick = "--steps 3 --seeds 4 --worlds 8/2,8/4".split()
+    main(["dial", *quick, "--only", "my_idea --strength 2,gae,batch 2x", "--out", "a"])
+    assert "| my_idea" in capsys.readouterr().out
+    [table] = json.loads((tmp_path / "a/numbers.json").read_text())["tables"]
+    names = (PLAIN, TRUE, "my_idea --strength 2", "gae", "batch 2x")
+    assert [(row["task"], row["arm"]) for row in table["rows"]] == [
+        (task, name) for task in ("8/2", "8/4") for name in names]
     with pytest.raises(UserError, match="deletion cannot be measured here: it needs answers of an"):
         main(["dial", *quick, "--only", "deletion", "--out", "b"])
 
@@ -205,95 +203,28 @@ def test_a_method_with_its_flags_stands_beside_the_scale(tmp_path, monkeypatch, 
     (["--only", "batch 0.01x"], "batch 0.01x: a batch has 8 problems times this number"),
     (["--only", "mask 0.1 --strength 2"], "--only mask 0.1 --strength 2: mask 0.1 has no flags"),
     (["--only", "nothing"], "there is no weighting and no advantage nothing"),
-    (["--rates", "1e-2,abc"], "--rates 'abc' should be a number"),
-    (["--rates", "0"], "--rates 0.0 should be above 0 and at most 10"),
-    (["--rates", "nan"], "--rates nan should be a number")])
-@pytest.mark.parametrize("probe", ["dial", "law"])
-def test_what_is_typed_wrongly_is_told_before_anything_is_trained(monkeypatch, tmp_path, probe,
-                                                                  flags, sentence):
+    (["--rate", "abc"], "--rate 'abc' should be a number"),
+    (["--rate", "0"], "--rate 0.0 should be above 0 and at most 10")])
+def test_what_is_typed_wrongly_is_told_before_anything_is_trained(monkeypatch, tmp_path, flags,
+                                                                  sentence):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(dial, "train_policies", None)
     with pytest.raises(UserError, match=sentence):
-        main([probe, *flags])
+        main(["dial", *flags])
 
 
-def test_the_tables_of_three_methods_by_hand():
-    """One rate. True credit gains 0.2 with every seed, a mask half of it. by_kind is ahead in one
-    task and behind in the other. rloo has a p-value of 0.03 twice, which is no gain after the
-    correction."""
+def test_a_gain_in_a_task_is_paired_by_seed_and_corrected_but_for_true_credit():
+    """rloo gains 0.05 and 0.15 in two seeds each: its p of 0.03 doubles, because two arms are
+    tested."""
     plain = np.array([0.1, 0.2, 0.3, 0.4])
-    gains = {PLAIN: 0.0, TRUE: 0.2, "mask 0": 0.1, "batch 16x": 0.15,
-             "rloo": np.array([0.15, 0.25, 0.15, 0.25])}
-    cells = []
-    for task, gain in {"4/2": 0.1, "4/3": -0.1}.items():
-        for arm, more in {**gains, "by_kind --word_weight 0": gain}.items():
-            cells.append({"world": task, "arm": arm, "rates": [0.01], "seconds": 1.0,
-                          "success": [(plain + more).tolist()]})
-    board = dial.dial_leaderboard(["4/2", "4/3"], cells)
-    of_mask = board.rows[2]
-    assert of_mask[2] == "0.01" and of_mask[3] == pytest.approx(0.35)
-    assert of_mask[4].interval == pytest.approx((0.1, 0.1))
-    assert of_mask[5].interval == pytest.approx((0.5, 0.5))
-    _, absent, of_mask, beyond = dial.shares_by_task(cells).rows[0]
-    assert absent is None and of_mask.value == pytest.approx(0.5)
-    assert beyond.value == pytest.approx(0.05)
-    assert board.rows[4][4].p == pytest.approx(0.03, abs=0.002)
-    [methods] = dial.methods_table(board)
-    assert methods.rows == [("rloo", "-", "-"), ("by_kind --word_weight 0", "4/2", "4/3")]
-    assert dial.methods_table(dial.dial_leaderboard(["4/2"], cells[:4])) == []
-
-
-def test_every_seed_is_trained_at_every_rate(monkeypatch):
-    monkeypatch.setattr(dial, "train_policies", lambda spec, arm, seeds, rates, steps: [
-        seed + rate for seed, rate in zip(seeds, rates)])
-    args = SimpleNamespace(seed=10, steps=3, seeds=3, rates="0.1,0.5")
-    cell = dial.trained_cell("4/2", named_arm(PLAIN), PLAIN, args, 5000)
-    assert cell["success"] == [[5010.1, 5011.1, 5012.1], [5010.5, 5011.5, 5012.5]]
-    assert cell["rates"] == [0.1, 0.5]
-
-
-def test_what_was_trained_is_kept(monkeypatch, tmp_path):
-    """The same command trains nothing again; another flag does."""
-    trained = []
-
-    def train(spec, arm, seeds, rates, steps):
-        trained.append(arm.name)
-        return [seed / 1e4 for seed in seeds]
-
-    monkeypatch.setattr(dial, "train_policies", train)
-    args = SimpleNamespace(seed=0, steps=3, seeds=4, rates="0.1,0.5", kept=str(tmp_path / "kept"))
-    made = [dial.kept_or_trained_cell("4/2", named_arm(PLAIN), PLAIN, args) for _ in range(2)]
-    assert made[0] == made[1] and trained == [PLAIN]
-    for changed in ({"seed": 1}, {"steps": 4}, {"seeds": 5}, {"rates": "0.1"}):
-        dial.kept_or_trained_cell("4/2", named_arm(PLAIN), PLAIN,
-                                  SimpleNamespace(**{**vars(args), **changed}))
-    dial.kept_or_trained_cell("4/3", named_arm(PLAIN), PLAIN, args)
-    dial.kept_or_trained_cell("4/2", named_arm(TRUE), TRUE, args)
-    assert trained == [PLAIN] * 6 + [TRUE]
-
-
-def test_both_learning_rates_are_named_where_the_halves_differ():
-    success = [[8.0, 6, 1, 3], [5, 7, 9, 4]]  # the first half takes the second rate
-    cells = [{"world": "4/2", "arm": arm, "rates": [0.003, 0.03], "success": success,
-              "seconds": 1.0} for arm in (PLAIN, TRUE)]
-    assert dial.dial_leaderboard(["4/2"], cells).rows[0][2] == "0.03 and 0.003"
-
-
-def test_published_tables_follow_from_published_values():
-    result = read_result(RESULTS / "dial.json")
-    cells = result["values"]["cells"]
-    made = dial.dial_leaderboard(list(dict.fromkeys(cell["world"] for cell in cells)), cells)
-    stored = next(table for table in result["tables"] if table["name"] == "board")
-    for row, kept in zip(made.to_json()["rows"], stored["rows"], strict=True):
-        assert row["arm"] == kept["arm"] and row["rate"] == kept["rate"]
-        for column in ("gain", "share"):
-            if kept[column] is None:
-                assert row[column] is None
-                continue
-            assert row[column]["value"] == pytest.approx(kept[column]["value"])
-            if row["arm"] != PLAIN:  # it has no interval, because it is compared with itself
-                assert row[column]["low"] == pytest.approx(kept[column]["low"], rel=0.05,
-                                                           abs=0.005)
+    arms = {PLAIN: plain, TRUE: plain + [0.2, 0.2, 0.3, 0.3],
+            "rloo": plain + [0.05, 0.15, 0.05, 0.15], "mask 0": plain + [0.0, 0.01, 0.0, -0.01]}
+    table = dial.gains_table({("4/2", name): values for name, values in arms.items()})
+    rows = {row[1]: row for row in table.rows}
+    alone = mean_over(np.array([0.05, 0.15, 0.05, 0.15]))
+    assert rows["rloo"][2:4] == (pytest.approx(0.35), alone)
+    assert rows["rloo"][4] == pytest.approx(2 * alone.p) and rows[TRUE][4] is None
+    assert rows[PLAIN][3:] == (None, None)
 
 
 @pytest.mark.parametrize("pays_at, said", [

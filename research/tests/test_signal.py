@@ -11,10 +11,9 @@ from torch import nn
 from engine.errors import UserError
 from research.__main__ import main
 from research.probes.common import policy_from_flags, sample_batch
-from research.probes.signal import (PLAIN, Measured, Unmoved, by_pair, clipped, cosine, estimates,
-                                    folded, folded_gradient, inner_products, mean_of_pairs,
-                                    noise_to_signal, ratio_table, refuse_beyond_memory,
-                                    settings_of, split_table, steps_table, with_sums)
+from research.probes.signal import (PLAIN, Unmoved, cosine, folded, folded_gradient,
+                                    inner_products, mean_of_pairs, noise_to_signal, ratio_table,
+                                    refuse_beyond_memory, settings_of)
 
 
 def parameters(*gradients):
@@ -87,17 +86,6 @@ def test_the_probe(learner, tmp_path, monkeypatch, capsys):
     plain, same, other = (list(row.values()) for row in numbers["tables"][0]["rows"])
     assert same[1:] != other[1:] and plain[1] == same[1]
     assert "batch 1.00 times as large" in capsys.readouterr().out
-    sums = {}
-    for pair, parts in numbers["values"]["inner_products"].items():
-        sums[pair] = {part: np.array(values.split(), float) for part, values in parts.items()}
-    of_plain, of_same = (sums[f"{PLAIN} x {name}"] for name in (PLAIN, "by_kind --word_weight 1"))
-    for part in ("same", "rows", "columns"):
-        assert len(of_plain[part]) == 4
-        assert np.allclose(of_plain[part], of_same[part], rtol=1e-4)
-    same, rows = of_plain["same"], of_plain["rows"]
-    squared_signal = (rows.sum() - same.sum()) / (4 * 3)
-    ratio = (same.mean() - squared_signal) / squared_signal
-    assert ratio == pytest.approx(plain[1]["value"], rel=1e-3)
 
 
 @pytest.mark.parametrize("flags", ["--placebo weights", "--drop_unfinished", "--rescale gradient",
@@ -122,15 +110,6 @@ def test_more_gradients_than_fit_are_refused(monkeypatch):
     assert "name fewer batches" in refusal(refuse_beyond_memory, 6, 10)
 
 
-def test_the_sums_that_are_stored_give_those_without_a_batch():
-    """Three batches: the sum over the pairs of the first two follows from the stored numbers."""
-    inner = np.arange(9.0).reshape(1, 1, 3, 3)
-    parts = by_pair([PLAIN], inner)[f"{PLAIN} x {PLAIN}"]
-    assert parts == {"same": "0 4 8", "rows": "3 12 21", "columns": "9 12 15"}
-    without_the_last = 36 - 21 - 15 + 8
-    assert without_the_last == inner[0, 0, :2, :2].sum()
-
-
 @pytest.mark.parametrize("typed, said", [
     ("nothing", "there is no weighting or advantage 'nothing'"),
     ("", "there is no weighting or advantage ''"), ("by_kind --speed 3", "speed"),
@@ -144,44 +123,3 @@ def test_what_is_no_method(typed, said):
                            config=None)
     with pytest.raises((UserError, SystemExit), match=said):
         settings_of(typed, args)
-
-
-def test_gradients_that_are_longer_than_the_limit_are_clipped():
-    """(3, 4) and (0.3, 0.4) at a limit of 1: the first becomes (0.6, 0.8), the second stays."""
-    inner = inner_products([torch.tensor([[3.0, 4.0], [0.3, 0.4]])])
-    assert clipped(inner, 1.0)[0, 0] == pytest.approx(np.array([[1.0, 0.5], [0.5, 0.25]]))
-    assert clipped(inner, 0.0) is inner
-
-
-def test_where_one_batch_makes_the_interval_it_is_said():
-    """Ten batches agree but for the last of the loud method, which is ten times as long as the
-    others until it is clipped."""
-    generator = torch.Generator().manual_seed(0)
-    plain = 1 + torch.randn(10, 200, generator=generator)
-    loud = plain.clone()
-    loud[-1] *= 10
-    inner = inner_products([plain, loud])
-    table = steps_table([Measured("x", [PLAIN, "loud"], inner, 20.0)])
-    row = dict(zip(table.columns, table.rows[1]))
-    assert row["before"] > 0.5 > row["after"] and row["clipped"] > 0
-    assert "loud: before clipping" in table.finding and PLAIN not in table.finding
-    sums = {part: np.array(text.split(), float)
-            for part, text in by_pair([PLAIN], inner)[f"{PLAIN} x {PLAIN}"].items()}
-    again = with_sums(sums)
-    whole = estimates(inner[[0, 0]][:, [0, 0]])[0]
-    from_sums = estimates(np.broadcast_to(again, (2, 2, 10, 10)))[0]
-    assert from_sums.value == pytest.approx(whole.value, rel=1e-4)
-    assert from_sums.low == pytest.approx(whole.low, rel=1e-3)
-
-
-def test_the_noise_of_problems_and_of_answers_are_told_apart():
-    """A signal of 1 in each of 400 places, noise of variance 3 from the problems, which two batches
-    share, and of variance 1 from the answers."""
-    generator = torch.Generator().manual_seed(0)
-    problems = 3 ** 0.5 * torch.randn(60, 400, generator=generator)
-    one, other = (1 + problems + torch.randn(60, 400, generator=generator) for _ in range(2))
-    [row] = split_table(inner_products([one])[0, 0], (one * other).sum(1).double().numpy()).rows
-    of_problems, of_answers, share = row
-    assert of_problems.value == pytest.approx(3, abs=0.3)  # three standard errors
-    assert of_answers.value == pytest.approx(1, abs=0.1)
-    assert share.value == pytest.approx(0.75, abs=0.05) and share.high <= 1

@@ -8,8 +8,8 @@ from conftest import credit_columns, write_log
 from logs import (by_name, comparison_of, ids_of, make, plain_rows, random_log, rows_in,
                   titles_in)
 
-import analyze
-from research.earlier import notes, notes_compared, notes_tables
+from research.earlier import notes, notes_compared, notes_report, notes_tables
+from research.__main__ import main
 from analysis.runs import read_run
 from analysis.gains import Gain
 from analysis.statistics import Estimate
@@ -325,8 +325,8 @@ def test_the_discounted_run_has_the_notes_figures_of_theirs(tmp_path):
 def test_pictures_show_what_the_tables_say(log, tmp_path, monkeypatch):
     rows, found, tables = log
     kept = []
-    monkeypatch.setattr(notes_tables, "save", lambda figure, *_: kept.append(figure))
-    notes_tables.draw_notes(found, tmp_path)
+    monkeypatch.setattr(notes_report, "save", lambda figure, *_: kept.append(figure))
+    notes_report.draw_notes(found, tmp_path)
     bars, histogram, cloud, classes, _ = kept[0].axes
     whole = mean(sizes(rows, "contribution"))
     assert [bar.get_height() for bar in bars.patches[:10]] == close(
@@ -339,7 +339,7 @@ def test_pictures_show_what_the_tables_say(log, tmp_path, monkeypatch):
         assert line.get_ydata().tolist() == close([mean(sizes(
             [r for r in rows if (r["step"], r["class"]) == (step, name)], "contribution"))
             for step in (1, 2, 3)])
-    notes_tables.plt.close(kept[0])
+    notes_report.plt.close(kept[0])
 
 
 def test_expected_against_found(tmp_path):
@@ -381,10 +381,9 @@ def test_summary_and_shares_are_of_the_credit_files(tmp_path):
     assert list(row.values())[1:] == close([3 / 4, 1 / 4, 6 / 7, 1 / 7, of_s, 1 - of_s])
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_the_flag_prints_the_notes_tables_alone(tmp_path, capsys):
+def test_the_command_prints_the_tables_and_draws_the_pictures(tmp_path, capsys):
     folder, _ = random_log(tmp_path / "run")
-    analyze.main([str(folder), "--notes"])
+    main(["notes", str(folder)])
     printed = capsys.readouterr().out
     found = notes.Notes(read_run(folder), Tally(folder))
     tables = notes_tables.notes_tables(found)
@@ -393,12 +392,9 @@ def test_the_flag_prints_the_notes_tables_alone(tmp_path, capsys):
         "contribution", "sign", "t", "bins", "early", "classes", "classes by position", "filler",
         "top tokens")}
     assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 100
-    page = (folder / "analysis/report.html").read_text()
-    assert "<details id=the-earlier-experiment-s-tables>" in page
-    assert "alt=\"The four pictures of the earlier experiment" in page
+    assert (folder / "analysis/notes.png").exists()
     folders = make(tmp_path, {"a": (0.5, {}), "b": (0.2, {"mitigation": "random"})}, seeds=2)
-    analyze.main([*folders, "--notes", "--output_dir", str(tmp_path / "both")])
+    main(["notes", *map(str, folders)])
     tables = notes_compared.notes_tables_of_arms(comparison_of(folders))
     assert titles_in(capsys.readouterr().out) == [table.title for table in tables]
     assert {"notes expected", "notes summary", "notes shares"} <= {table.name for table in tables}
-    assert "id=the-earlier-experiment-s-tables" in (tmp_path / "both/report.html").read_text()

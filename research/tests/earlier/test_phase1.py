@@ -15,7 +15,6 @@ from research.__main__ import main
 from research.probes.common import run_of
 from analysis.tokens import TokenTable
 from research.earlier.phase1 import forget, phase_one, phase_two, random_text
-from research.publish.recompute_earlier import check_phase1
 from research.earlier.phase1_tables import (class_ratio, first_over_last_fifth,
                                            ratio_at_like_positions, t_by_position)
 
@@ -128,20 +127,10 @@ def test_answers_of_one_token_have_no_phase_1(tmp_path):
     assert not (tmp_path / "x").exists()
 
 
-CORRELATION = "correlation of the size in phase 1 with abs(A) s"
-
-
-def test_a_run(tmp_path, learner, capsys, undrawn):
-    """Its numbers follow from the tokens that are kept, by other statistics."""
+def test_a_run(tmp_path, learner, capsys):
     main(["phase1", "--questions", "6", "--answers", "3", "--threads", "1",
           "--max_new_tokens", "12", "--out", str(tmp_path / "x"), "--model", str(learner)])
     result = json.loads((tmp_path / "x/numbers.json").read_text())
-    kept = result["values"]["answers"]
-    for answer in kept:  # no answer was right, so the gradient of all tokens is 0
-        answer["gradient"] = answer["size"]
-    again = {check.what: check for check in check_phase1(result)}
-    differ = {what for what, check in again.items() if not check.agrees}
-    assert len(again) == 8 + 7 and differ == {CORRELATION, "after the fact"}
     phases, flaws = result["tables"]
     rows = {row["measure"]: row for row in phases["rows"]}
     assert rows["early over late"]["phase 1"]["value"] > 0

@@ -14,7 +14,6 @@ from engine.forward import response_log_probs
 from engine.tokens import NUMBER, WORD
 from research.__main__ import main
 from research.earlier import rank
-from research.publish.recompute_earlier import check_rank
 from research.earlier.rank import (
     MEASURED, NO_BASELINE, add_ranks, advantages_of, gradients_of_answers, gram, matrix_of,
     parameter_parts, planted, ranks_of)
@@ -139,8 +138,6 @@ def test_a_run(tmp_path, learner, capsys):
     main([*usual, "--questions", "3", "--answers", "8", "--measured_k", "1", "--critic_batches",
           "1", "--out", str(tmp_path / "x")])
     result = json.loads((tmp_path / "x/numbers.json").read_text())
-    checks = list(check_rank(result))  # from the ranks that are kept, with other statistics
-    assert len(checks) > 30 and all(check.agrees for check in checks)
     sizes, arms = result["tables"]
     assert {row["advantage"] for row in arms["rows"]} >= {Z, ONES, PLANTED, MEASURED, CRITIC}
     of_8 = [row["R=8"]["value"] for row in sizes["rows"] if row["rank"].startswith("A")]

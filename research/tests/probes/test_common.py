@@ -47,14 +47,14 @@ def test_numbers_command_and_settings_are_kept(tmp_path, monkeypatch):
 
 
 def test_the_command_leaves_out_what_changes_no_number():
-    typed = {"all": True, "out": "x", "kept": "x", "model": "runs/it's"}
-    assert command_of("law", typed) == "python -m research law --model 'runs/it'\"'\"'s'"
+    typed = {"all": True, "out": "x", "model": "runs/it's"}
+    assert command_of("exact", typed) == "python -m research exact --model 'runs/it'\"'\"'s'"
 
 
-def test_the_runs_that_a_probe_measured_are_in_its_command_and_an_experiments_own_are_not():
-    typed = {"runs": "runs/x,runs/y", "processes": 2}
-    assert command_of("change", typed) == "python -m research change --runs runs/x,runs/y"
-    assert command_of("board", typed, ["runs"]) == "python -m research board"
+def test_the_folder_of_an_experiments_own_runs_is_not_in_its_command():
+    typed = {"runs": "runs/x", "processes": 2, "seeds": 3}
+    assert command_of("experiment mine", typed, ["runs"]) == (
+        "python -m research experiment mine --seeds 3")
 
 
 MODULES = {name: import_module(file) for name, file in overview.MODULES.items()}

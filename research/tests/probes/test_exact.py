@@ -20,9 +20,8 @@ from research.probes import exact
 from research.probes.common import run_probe
 from research.probes.enumerated import (Batches, Estimator, estimator, make_enumerated,
                                         without_rounding)
-from research.probes.enumerated_identities import identities_table
 from research.probes.enumerated_methods import list_advantages, list_weights, rows_of
-from research.probes.enumerated_tables import median_of, named_methods
+from research.probes.exact import median_of, named_methods
 
 
 @pytest.fixture(scope="module")
@@ -84,14 +83,6 @@ def test_a_policy_is_trained_until_it_has_the_success(world, monkeypatch):
     monkeypatch.setattr("research.probes.enumerated.MOST_STEPS", 3)
     with pytest.raises(UserError, match=r"after 3 steps .*, and not 0.6: take another --seed"):
         make_enumerated(seed=3, length=2, success=0.6)
-
-
-def test_identities_hold_in_another_world_and_a_wrong_one_is_told(world, pairs, advantages):
-    table = identities_table(world, pairs, advantages)
-    assert max(row[3] for row in table.rows) < 1e-5
-    assert table.finding.startswith(f"All {len(table.rows)} identities hold")
-    wrong = {**advantages, "grpo": 1.01 * advantages["grpo"]}
-    assert "1 of" in identities_table(world, pairs, wrong).finding
 
 
 def test_advantages_with_exact_values_by_definition(world, pairs, advantages):

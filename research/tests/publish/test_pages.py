@@ -1,19 +1,17 @@
-"""Results beside the pages: published once, written into the pages, drawn, noticed when changed."""
+"""Results beside the pages: published once, written into the pages, shown, noticed when changed."""
 import json
 import re
 from collections import defaultdict
 
 import pytest
 from conftest import ROOT
-from PIL import Image  # matplotlib brings it
 
 from analysis.statistics import Estimate
 from analysis.tables import Table, by_row
 from engine.errors import UserError
 from research.__main__ import main
-from research.publish import pages, pictures, publish
+from research.publish import pages, publish, show
 from research.publish import results as store
-from research.publish.pictures import PUBLISHED, shown_of
 from research.publish.results import (Results, fingerprint, made_by, read_result,
                                       write_result)
 
@@ -80,10 +78,11 @@ def test_a_published_result_is_as_it_was_written(path):
 def results(tmp_path, monkeypatch):
     """A folder of results, with one: small.json."""
     folder = tmp_path / "results"
-    for module in (store, publish):
+    for module in (store, publish, show):
         monkeypatch.setattr(module, "RESULTS", folder)
     folder.mkdir()
-    result = {"measured": "small", "command": "python -m study small", "day": "2026-11-21",
+    result = {"measured": "small", "question": "Is it small?",
+              "command": "python -m study small", "day": "2026-11-21",
               "git_commit": "a" * 40, "versions": {"torch": "2.13.0"},
               "tables": [table.to_json() for table in (TABLE, SIZES, LOG)]}
     write_result(folder / "small.json", result)
@@ -92,11 +91,10 @@ def results(tmp_path, monkeypatch):
 
 @pytest.fixture
 def page(tmp_path, monkeypatch):
-    """The only page, with one number, which is not up to date; and no pictures."""
+    """The only page, with one number, which is not up to date."""
     path = tmp_path / "page.md"
     path.write_text("<!-- number small success none; end -->12%<!-- end -->")
     monkeypatch.setattr(pages, "pages", lambda: [path])
-    monkeypatch.setattr(pictures, "PUBLISHED", {})
     return path
 
 
@@ -144,8 +142,9 @@ def test_a_source_names_the_codes_that_made_the_runs(results):
     write_result(path, {**read_result(path), "made_by": made_by})
     made = pages.fill("<!-- source small --><!-- end -->", "p", Results())
     assert "torch 2.13.0 and 2.11.0, commit bbbbbbb and ccccccc, a command of that commit" in made
-    write_result(path, {**read_result(path), "measured": "exact"})
-    assert pages.fill(made, "p", Results()).endswith("ccccccc\n<!-- end -->")  # it is still here
+    for flags, end in (("--seed 3", "ccccccc\n"), ("--model x", "no longer here\n")):
+        write_result(path, {**read_result(path), "command": f"python -m research exact {flags}"})
+        assert pages.fill(made, "p", Results()).endswith(f"{end}<!-- end -->")
 
 
 @pytest.mark.parametrize("marked, complaint", [
@@ -201,7 +200,7 @@ def test_pages_are_written_where_they_differ(results, page, capsys):
         main(["publish"])
         assert "50.0%" in page.read_text() and capsys.readouterr().out == said
     main(["publish", "--check"])
-    assert capsys.readouterr().out == "all pages and pictures are up to date\n"
+    assert capsys.readouterr().out == "all pages are up to date\n"
 
 
 def numbers_in(folder, measured, tables):
@@ -245,25 +244,59 @@ def test_a_published_result_is_not_lost(results, page, tmp_path):
     assert sorted(path.name for path in results.iterdir()) == ["other.json", "small.json"]
 
 
-def kept_in(path):
-    return Image.open(path).text["Shows"]
+def test_a_result_is_shown_whole_or_one_of_its_tables(results, tmp_path, capsys):
+    main(["show", "small"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("Is it small?\n\n`python -m study small`, 2026-11-21, torch 2.13.0")
+    assert "## Success (success)" in printed and "| rloo " in printed and "+20.0" in printed
+    assert "rloo is behind." in printed and "## A log (log)" in printed
+    main(["show", "small", "--table", "size"])
+    printed = capsys.readouterr().out
+    assert "size: abs(t) > 3" in printed and "rloo" not in printed
+    main(["show"])
+    assert capsys.readouterr().out == f"{'small':24s} Is it small?\n"
+    main(["show", numbers_in(tmp_path / "mine", "mine", [TABLE])])
+    assert "## Success (success)" in capsys.readouterr().out
+    for flags, said in ((["smal"], "no stored result smal, and no"),
+                        (["small", "--table", "x"], "--table x: the result has success, size")):
+        with pytest.raises(UserError, match=said):
+            main(["show", *flags])
 
 
-@pytest.mark.parametrize("picture", PUBLISHED)
-def test_no_picture_is_older_than_what_it_shows(picture):
-    _, *source = PUBLISHED[picture]
-    mark = fingerprint(shown_of(ALL, *source))
-    assert kept_in(ROOT / picture) == mark, "python -m research publish"
-    assert pictures.carries(ROOT / picture, mark)
-    assert not pictures.carries(ROOT / picture, fingerprint({"other": 1}))
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
+def test_a_stored_result_has_its_question_and_is_shown(path):
+    result = read_result(path)
+    assert result["question"].endswith((".", "?", ")"))
+    assert result["question"] in " ".join(show.in_text(result).split())
 
 
-def test_every_picture_of_readme_and_pages_is_drawn_by_the_command_and_no_other_is_kept():
-    """A page of bridges/ may show a picture of another program, which no command here draws."""
+SHOWN = {  # pictures, and which table of which result each of them shows
+    "docs/answer.png": ("group", "tokens"), "docs/one-step.png": ("group", "answers"),
+    "docs/one-answer.png": ("group", "tokens"), "docs/push-and-change.png": ("group", "kinds"),
+    "docs/noise.png": ("exact_policies", "advantages"),
+    "docs/real-run.png": ("real_run", "transcript"),
+    "research/results/decided.png": ("scoreboard_24", "kind"),
+    "research/results/exact-real.png": ("exact_real", "kind"),
+    "research/results/dial-shares-plain.png": ("dial", "board"),
+    "research/results/board-leads.png": ("board", "board"),
+    "research/results/change.png": ("change_steps", "kinds"),
+    "research/results/dial-law.png": ("dial", "law"),
+    "research/results/dial-shares.png": ("dial", "board")}
+
+
+@pytest.mark.parametrize("picture", SHOWN)
+def test_a_picture_carries_the_fingerprint_of_the_table_that_it_shows(picture):
+    """A text chunk of the PNG has it. So a picture that shows other numbers is noticed."""
+    result, table = SHOWN[picture]
+    mark = fingerprint(ALL.table(result, table))
+    assert f"tEXtShows\0{mark}".encode() in (ROOT / picture).read_bytes()
+
+
+def test_every_picture_is_on_a_page_and_every_picture_of_a_page_is_there():
+    """A page of bridges/ may show a picture of another program."""
     shown = {(page.parent / path).relative_to(ROOT).as_posix()
              for page in store.pages() if page.parent.name != "bridges"
-             if page.parent.name != "bridges"
              for path in re.findall(r"\(([^\s()]+\.png)\)", page.read_text(encoding="utf-8"))}
     kept = {path.relative_to(ROOT).as_posix() for folder in ("docs", "research")
             for path in (ROOT / folder).rglob("*.png")}
-    assert shown == kept == {*PUBLISHED}
+    assert shown == kept
