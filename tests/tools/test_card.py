@@ -1,7 +1,6 @@
 """The card of a method: its rows by hand, its JSON, its closing words."""
 import json
 import shlex
-from types import SimpleNamespace
 
 import pytest
 from conftest import ROOT
@@ -64,9 +63,6 @@ def test_rows_are_measured_once_and_those_of_training_are_added(tmp_path, monkey
         return dict(NUMBERS)
     monkeypatch.setattr(card, "rows_before", rows_before)
     monkeypatch.setattr(card, "half_trained", lambda *_: None)
-    monkeypatch.setattr(card, "research", lambda *_: SimpleNamespace(
-        published_rows=lambda name, flags: {"board": {"own": Estimate(-0.01, -0.02, 0.0),
-                                                      "verdict": f"{name} is behind"}}))
     monkeypatch.setattr(card, "rows_after", lambda *_: {"training": {"own": Estimate(0.02, 0.01,
                                                                                      0.03)}})
     settings = dict.fromkeys(("plain", "idea", "placebo"), make_settings(FEW))
@@ -76,7 +72,6 @@ def test_rows_are_measured_once_and_those_of_training_are_added(tmp_path, monkey
                          noise={"batch_start": {"own": Estimate(1.0, 0.9, 1.1)}})
     first = make("a", {})
     assert "training" not in first["rows"] and len(measured) == 1
-    assert "tiny model its gain is -1.0 (-2.0 to +0.0) points: taco is behind." in first["closing"]
     second = make("a", {"idea": {0: {}, 1: {}}})
     assert len(measured) == 1 and "it gains +2.0 (+1.0 to +3.0) points" in second["closing"]
     make("b", {})  # made of other code
@@ -91,7 +86,7 @@ def test_gains_are_those_of_the_runs():
         return {seed: {"metrics": [{"success": value, "entropy": 0.1}], "evaluations": [],
                        "config": {"steps": 1}} for seed, value in enumerate(success)}
     arms = {"plain": arm(0.2, 0.4), "idea": arm(0.3, 0.6), "placebo": arm(0.3, 0.5)}
-    rows = rows_after(arms, is_tiny=False)
+    rows = rows_after(arms)
     assert rows["training"]["own"].value == pytest.approx(0.15)
     assert rows["training"]["plain"] == pytest.approx(0.3)
     assert rows["placebo"]["own"].value == pytest.approx(0.05) and "able" not in rows

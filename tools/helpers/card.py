@@ -80,9 +80,9 @@ LEGEND = (
     "GRPO. `Could see` is the smallest difference that 80 of 100 such experiments would find.")
 
 
-def research(name: str = "measure") -> ModuleType | None:
-    """The part that needs the probes, or that has published results; None without their room."""
-    return None if is_taken_away("research") else import_module(f"research.cards.{name}")
+def research() -> ModuleType | None:
+    """The part that needs the probes; None without their room."""
+    return None if is_taken_away("research") else import_module("research.cards.measure")
 
 
 def rows_before(name: str, flags: dict, plain: Settings, idea: Settings) -> Rows:
@@ -179,17 +179,14 @@ def cost(policy: Policy, plain: Settings, idea: Settings) -> Rows:
     return {"cost": {"own": min(seconds["own"]) / fastest, "plain": 1.0, "could_see": could_see}}
 
 
-def rows_after(arms: Arms, is_tiny: bool) -> Rows:
+def rows_after(arms: Arms) -> Rows:
     """The rows that training has shown, from pairs of finished runs."""
-    published = research("published") if is_tiny else None
-    control = published.gain_of_arm("board", published.CONTROL) if published else None
     level = fmean(line["success"] for run in arms["plain"].values() for line in run["metrics"])
     gains = {"training": gain_over(arms["idea"], arms["plain"]),
              "placebo": gain_over(arms["idea"], arms["placebo"])}
     rows: Rows = {}
     for key, gain in gains.items():
         rows[key] = {"own": gain.estimate, "plain": level if key == "training" else None,
-                     "control": control if key == "training" else None,
                      "could_see": gain.could_see}
     found = sureness(arms["idea"], arms["plain"])
     if found:
@@ -276,9 +273,7 @@ def make_card(method: str, flags: dict, settings: dict[str, Settings], made_of: 
             noise = rows_of_noise([method], plain, half, config)[method]
         rows |= noise
     if len(arms.get("idea", {})) >= 2:
-        rows = rows | rows_after(arms, is_tiny)
-    if published := is_tiny and research("published"):
-        rows = rows | published.published_rows(name, flags)
+        rows = rows | rows_after(arms)
     claim = claim_of(name)
     card = {"method": method, "name": name, "flags": flags, "model": plain.model,
             "made_of": made_of, "day": date.today().isoformat(), **provenance(), "claim": claim,
