@@ -15,7 +15,8 @@ from typing import Any
 
 from analysis.runs import Run, read_run
 from engine.errors import UserError
-from harness.made_of import differences
+from harness.made_of import changes, missing_steps
+from harness.record import run_config
 from harness.planned import PlannedRun, make_runs
 from harness.screen import python_command
 from harness.settings import Settings, make_settings, read_flags
@@ -56,7 +57,9 @@ def refuse_other_settings(planned: PlannedRun, run: Run) -> None:
 def refuse_changed(planned: PlannedRun) -> None:
     """Refuse a run that was made of something else, such as a file that the task reads and that has
     changed, or whose record was changed: what would be compared is not the same any more."""
-    changed = next(differences(planned.folder, settings_of(planned)), "")
+    before = run_config(planned.folder).get("made_of", {})
+    found = [*missing_steps(planned.folder), *changes(before, settings_of(planned), 0)]
+    changed = next(iter(found), "")
     if changed:
         keep = python_command("train.py", "--resume", planned.folder, "--accept_changes")
         raise UserError(f"{planned.folder} is an earlier run, and since then {changed}. Name "

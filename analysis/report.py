@@ -89,11 +89,7 @@ def opening(run: Run) -> list[str]:
     imported = run["config"].get("imported")
     if isinstance(imported, list):
         return list(map(str, imported))
-    from harness.made_of import not_known
-    sentences = []
-    if not is_foreign(run["config"]) and (unknown := not_known(run["folder"])):
-        sentences.append(f"{unknown}.")
-    sentences += changes_of(run)
+    sentences = changes_of(run)
     if not is_done(run):
         sentences.append(f"This run is not finished: step {steps_done(run)} of "
                          f"{run['config']['steps']} so far.")
@@ -113,37 +109,32 @@ def opening(run: Run) -> list[str]:
 
 
 def changes_of(run: Run) -> list[str]:
-    """A sentence for each thing in a run's folder that is not as the run has made it."""
-    from harness.made_of import accepted_before, differences
+    """A sentence for a step that a run's record lacks, and for each change of what it is made of
+    that --accept_changes has let pass."""
+    from harness.made_of import accepted_before, missing_steps
     if is_foreign(run["config"]):
         return []
     name = run["folder"].name
-    changed = [f"In {name} something is not as it was when the run was made: {change}."
-               for change in differences(run["folder"])]
-    return changed + [f"Accepted in {name} {change}." for change in accepted_before(run["folder"])]
+    missing = [f"The record of {name} is not whole: {what}."
+               for what in missing_steps(run["folder"])]
+    return missing + [f"Accepted in {name} {what}." for what in accepted_before(run["config"])]
 
 
 def changes_of_all(runs: list[Run]) -> list[str]:
-    """The same of several runs; which of them were made with another model, file or code under the
-    same name; and how many have no digests to see it by."""
-    from harness.made_of import kept, not_known
+    """The same of several runs; and which of them were made with another model, file or code under
+    the same name."""
     sentences = []
     first: dict[str, tuple[str, str]] = {}  # of each thing its digest, and a run that had it
     for run in runs:
         sentences += changes_of(run)
-        parts, name = kept(run["folder"]) or {}, run["folder"].name
-        others = []
-        for thing, digest in (parts.get("model", {}) | parts.get("files", {})).items():
+        name, others = run["folder"].name, []
+        for thing, digest in run["config"].get("made_of", {}).items():
             known, by = first.setdefault(thing, (digest, name))
             if known != digest:
                 others.append(f"another {thing} than {by}")
         if others:
             more = f", and {len(others) - 1} more" if len(others) > 1 else ""
             sentences.append(f"{name} was made with {others[0]}{more}.")
-    unknown = [run for run in runs if not is_foreign(run["config"]) and not_known(run["folder"])]
-    if unknown:
-        sentences.append(f"Whether something has changed since is not known of {len(unknown)} of "
-                         "these runs, which have no digests.")
     return sentences
 
 

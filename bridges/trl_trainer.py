@@ -300,7 +300,6 @@ class Record:
         update = self.trainer.state.global_step + 1  # the first of TRL's that uses this batch
         write_credit(credit_path(self.run.path, batch), rollouts, weight,
                      {"trainer_step": update})  # one file for all processes
-        self.run.note_credit(batch)
         steps = {"step": batch, "trainer_step": update}
         self.run.append("metrics.jsonl", numbers | steps | batch_metrics(rollouts))
 

@@ -1,8 +1,7 @@
 """The files of a run, written and read: config.json, logs, a credit file a step, checkpoints.
 
 Files and folders are written under another name and then renamed, so that after a kill each is
-whole or not there. Lines are appended; a last line that was cut off is ignored. The digest of every
-line and of every credit file is kept in digests.jsonl, with which harness/made_of.py compares them.
+whole or not there. Lines are appended; a last line that was cut off is ignored.
 
 docs/what_a_run_leaves.md lists the columns of a credit file. A column has one value for each token,
 answer after answer, or one for each answer, or one for each problem; `episode_start` says where an
@@ -34,15 +33,13 @@ import torch
 
 from engine.errors import (PROJECT, UserError, parse_object, read_json, read_text,
                            refuse_pipe)
-from engine.rollouts import UNSET, Forward, Problem, Rollouts
+from engine.rollouts import UNSET, Forward, Problem, Rollouts, Task
 from engine.tokens import KINDS, SECTIONS, token_bytes
 
 Json = dict[str, Any]  # an object in a JSON file
 Columns = dict[str, np.ndarray]
 Parsed = TypeVar("Parsed")
 LOGS = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
-DIGESTS = "digests.jsonl"  # has a line for each line of these logs, and for each credit file
-GOES_BACK = "goes back"  # "file" of a line that says: what is later than this step is being removed
 ABANDONED = 5  # seconds after which nobody is writing a file of an analysis any more
 PART = "reward_"  # the beginning of a column of the reward's parts: reward_answer, ...
 TYPES: dict[str, Any] = {  # of the columns that are not float32
@@ -71,7 +68,7 @@ def read_lines(path: Path) -> list[Json]:
     texts = read_text(path).split("\n")[:-1]
     lines = [parse_object(text, f"{path}, line {number}") for number, text in enumerate(texts, 1)]
     for number, line in enumerate(lines, 1):
-        if path.name in (*LOGS, DIGESTS) and type(line.get("step")) is not int:
+        if path.name in LOGS and type(line.get("step")) is not int:
             raise UserError(f"{path}, line {number} does not say of which step it is")
     return lines
 
@@ -335,6 +332,10 @@ def digest_of_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def digest_of_problems(problems: Sequence[Problem], task: Task[Problem]) -> str:
+    return digest_of_text("\n".join(task.prompt_for(problem) for problem in problems))
+
+
 def digest_of(path: Path) -> str:
     refuse_pipe(path)
     facts = path.stat()
@@ -346,25 +347,6 @@ def digest_of_file(path: Path, size: int, changed: int) -> str:
     """`size` and the time of the last change: a file that was changed is read again."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def digests_of_record(run: Path) -> list[Json]:
-    """The lines that digests.jsonl should have for the logs and credit files that are there."""
-    found = []
-    for name in LOGS:
-        found += [digest_of_line(name, line) for line in read_lines(run / name)]
-    for step in credit_steps(run):
-        found.append(digest_of_credit(run, step))
-    return found
-
-
-def digest_of_line(name: str, line: Mapping[str, object]) -> Json:
-    return {"step": line["step"], "file": name, "digest": digest_of_text(json.dumps(line))}
-
-
-def digest_of_credit(run: Path, step: int) -> Json:
-    path = credit_path(run, step)
-    return {"step": step, "file": f"credit/{path.name}", "digest": digest_of(path)}
 
 
 def checkpoint_folders(run: Path) -> dict[int, Path]:
@@ -434,18 +416,9 @@ class RunFolder:
             is_undefined = isinstance(value, float) and not math.isfinite(value)
             known[key] = None if is_undefined else value
         text = json.dumps(known, allow_nan=False)
-        # first the digest: so after a kill there may be one without its line, and no line without
-        self.append_text(DIGESTS, json.dumps(digest_of_line(name, known)))
-        self.append_text(name, text)
-
-    def append_text(self, name: str, text: str) -> None:
         path = self.at(name)
         with writing(path), open(path, "a", encoding="utf-8") as file:
             file.write(text + "\n")
-
-    def note_credit(self, step: int) -> None:
-        """Write down the digest of a step's credit file."""
-        self.append_text(DIGESTS, json.dumps(digest_of_credit(self.path, step)))
 
     def checkpoints(self) -> dict[int, Path]:
         """The checkpoints from which a run can continue, by their step."""
@@ -453,11 +426,7 @@ class RunFolder:
                 if (folder / "trainer" / "state.safetensors").exists()}
 
     def forget_after(self, step: int) -> None:
-        """Remove what a stopped run wrote after its last checkpoint: it will be made again. A kill
-        may come between two removals, so what is being done is written down first."""
-        if (self.path / DIGESTS).exists():  # an older run has none
-            marked = [*read_lines(self.path / DIGESTS), {"step": step, "file": GOES_BACK}]
-            replace_text(self.path / DIGESTS, "".join(json.dumps(one) + "\n" for one in marked))
+        """Remove what a stopped run wrote after its last checkpoint: it will be made again."""
         for name in LOGS:
             kept = [line for line in read_lines(self.path / name) if line["step"] <= step]
             if (self.path / name).exists():
@@ -471,9 +440,3 @@ class RunFolder:
         for folder in (self.path, self.path / "credit", self.path / "checkpoints"):
             for path in folder.glob(".*.tmp"):
                 remove(path)
-        self.write_digests()
-
-    def write_digests(self) -> None:
-        """Take what is there now for what the run wrote."""
-        digests = map(json.dumps, digests_of_record(self.path))
-        replace_text(self.path / DIGESTS, "".join(f"{digest}\n" for digest in digests))

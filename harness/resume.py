@@ -12,9 +12,10 @@ from safetensors.torch import load_file
 from engine.choices import Method
 from engine.errors import UserError, read_json
 from engine.optimizer import AdamW, load_optimizer_tensors
-from harness.made_of import differences, kept, not_known, write_down
-from harness.record import (LOGS, Json, RunFolder, checkpoint_folders, is_complete, read_lines,
-                            replace_text, run_config)
+from harness.made_of import changes, made_of, missing_steps
+from engine.rollouts import Problem, Task
+from harness.record import (LOGS, Json, RunFolder, checkpoint_folders, digest_of_problems,
+                            is_complete, read_lines, replace_text, run_config)
 from harness.screen import say
 from harness.settings import CHANGEABLE, Settings
 
@@ -83,35 +84,61 @@ def say_that_torch_differs(s: Settings, done: int) -> None:
             "what follows may differ in the last digits from a run that was never stopped")
 
 
-def accept_changes(folder: RunFolder, s: Settings) -> None:
-    """Write down that a finished run is used as it is, although what it was made of, or its record,
-    has changed since."""
-    found = "; ".join(differences(folder.path, s))
+def changed_since(s: Settings, checkpoint: Path | None, done: int) -> list[str]:
+    """What the record lacks, and what is not as it was when the run, of which `done` steps are
+    kept, was made; in words."""
+    config = run_config(s.folder)
+    found = list(missing_steps(s.folder, done))
+    if "made_of" in config:
+        found += changes(config["made_of"], s, done)
+    elif done:
+        say(f"{s.folder} is of an earlier version, which did not write down what a run is made of: "
+            "so it is not known whether that has changed")
+    if checkpoint is not None:
+        kept = read_json(checkpoint / "trainer" / "state.json").get("step")
+        if kept != done:
+            found.append(f"{checkpoint} holds the state after step {kept}")
+    return found
+
+
+def accept_changes(s: Settings) -> None:
+    """Write down that a finished run is used as it is, although something has changed since."""
+    found = changed_since(s, None, s.steps)
     if found:
-        accepted = (kept(folder.path) or {}).get("accepted", [])
-        write_down(folder.path, s, [*accepted, {"after_step": s.steps, "changes": found}])
-        folder.write_digests()
-    say(f"accepted: {found}" if found else "nothing that it is made of has changed")
+        write_accepted(s, found, s.steps)
+    say(f"accepted: {'; '.join(found)}" if found else "nothing that it is made of has changed")
 
 
-def refuse_changes(folder: Path, s: Settings, checkpoint: Path | None, done: int,
-                   accepts: bool) -> list[Json]:
-    """Refuse to go on if something that the run is made of has changed. With --accept_changes the
-    changes are returned, after those that were accepted before."""
-    before = kept(folder)
-    if done and (unknown := not_known(folder)):
-        say(unknown)
-    found = list(differences(folder, s, checkpoint, done))
-    accepted: list[Json] = list((before or {}).get("accepted", []))
-    if not found:
-        return accepted
-    if not accepts:
+def write_accepted(s: Settings, found: list[str], done: int) -> None:
+    """Put into config.json what the run is made of now, and what was accepted."""
+    config = run_config(s.folder)
+    accepted = [*config.get("accepted", []), {"after_step": done, "changes": "; ".join(found)}]
+    config |= {"made_of": made_of(s), "accepted": accepted}
+    replace_text(s.folder / "config.json", json.dumps(config, indent=2) + "\n")
+
+
+def refuse_changes(found: list[str], accepts: bool) -> None:
+    """Refuse to go on if something has changed that the run is made of."""
+    if found and not accepts:
         others = f", and {len(found) - 1} more" if len(found) > 1 else ""
         raise UserError(f"{found[0]}{others}. So what follows would not be what the run that was "
                         "never stopped gives. Put it back, begin a new run, or go on with "
                         "--accept_changes, which is written down")
-    say("going on although " + "; ".join(found))
-    return [*accepted, {"after_step": done, "changes": "; ".join(found)}]
+    if found:
+        say("going on although " + "; ".join(found))
+
+
+def refuse_other_problems(checkpoint: Path, s: Settings, task: Task[Problem], done: int,
+                          accepts: bool) -> None:
+    """Refuse to go on if the task does not return the problems of the last step again: it draws
+    them without the seed that it is given, or reads them from a file that has changed."""
+    kept = read_json(checkpoint / "trainer" / "state.json").get("problems")
+    if kept is not None:
+        problems = task.training_problems(s.seed, done, s.questions)
+        if digest_of_problems(problems, task) != kept:
+            refuse_changes([f"--task {s.task} returns other problems for step {done} than when the "
+                            "step was made: training_problems should depend on nothing but its "
+                            "seed and step"], accepts)
 
 
 def has_last_step(s: Settings, path: Path, metrics: list[Json], evaluations: list[Json]) -> bool:
@@ -146,8 +173,10 @@ def load_state(checkpoint: Path, optimizer: AdamW, parameters: dict[str, torch.n
     load_optimizer_tensors(optimizer, parameters, tensors)
 
 
-def take_over(s: Settings, folder: RunFolder, done: int) -> None:
+def take_over(s: Settings, folder: RunFolder, done: int, accepted: list[str]) -> None:
     """Write the changed settings to config.json, and remove what was written after `done` steps."""
+    if accepted:
+        write_accepted(s, accepted, done)
     config = read_json(folder.path / "config.json")
     values: Json = s.to_json() | {"threads": torch.get_num_threads()}
     config |= {name: values[name] for name in CHANGEABLE if name in config}

@@ -26,11 +26,10 @@ from engine.model_folder import write_model_folder, write_tensors
 from engine.optimizer import AdamW, optimizer_tensors
 from engine.policy import Policy
 from engine.rollouts import Rollouts, has_format
-from harness.made_of import (has_opened_more, state_of_checkpoint, watch_opened_files,
-                             write_down)
+from harness.made_of import made_of
 from harness.metrics import STAGES, Watch
-from harness.record import (Json, RunFolder, credit_path, make_run, provenance, read_lines, remove,
-                            whole, write_credit)
+from harness.record import (Json, RunFolder, credit_path, digest_of_problems, make_run, provenance,
+                            read_lines, remove, whole, write_credit)
 from harness.screen import (AGAIN, MESSAGE, StopRequest, in_users_code, place_of, print_evaluation,
                             print_outcome, print_step, python_command, say)
 from harness.settings import (CHANGEABLE, MODES, Settings, about_retired, is_large, make_settings,
@@ -44,7 +43,6 @@ TRAVELS_ALONG = (  # from the model's folder to every checkpoint
 @contextmanager
 def open_run(argv: list[str]) -> Iterator["Run"]:
     """The run that a command line asks for."""
-    watch_opened_files()  # before the task's file is imported
     given = read_flags(argv)
     may_continue, resume = given.pop("continue", False), given.pop("resume", None)
     accepts_changes = given.pop("accept_changes", False)
@@ -126,8 +124,9 @@ class Run:
         self.checkpoint: Path | None = None
         self.step = self.done = 0
         self.is_finished, self.is_new = False, True
-        self.accepted: list[Json] = []  # changes that --accept_changes has let pass
-        self.made_of: Json = {}
+        self.accepts = False           # --accept_changes
+        self.accepted: list[str] = []  # what it has let pass
+        self.problems: str | None = None  # the digest of those of the last step
         self.after_step: Callable[[], None] = lambda: None  # a large model returns memory
         self.seconds: deque[float] = deque(maxlen=20)  # of the last steps
         self.drawn: Json = {}  # what dynamic sampling drew beyond the batch, in the last step
@@ -139,9 +138,10 @@ class Run:
 
     def look_into_folder(self, is_resumed: bool, may_continue: bool, accepts: bool) -> None:
         """Find out how far the run in this folder is, and whether it may be continued."""
-        from harness.resume import (accept_changes, last_state, refuse_changes, refuse_other,
-                                    say_that_the_schedule_differs, say_that_torch_differs)
-        s = self.settings
+        from harness.resume import (accept_changes, changed_since, last_state, refuse_changes,
+                                    refuse_other, say_that_the_schedule_differs,
+                                    say_that_torch_differs)
+        s, self.accepts = self.settings, accepts
         if not is_resumed:
             refuse_other(s, may_continue)
         self.is_new = False
@@ -151,9 +151,10 @@ class Run:
         if not self.is_finished:
             say_that_the_schedule_differs(s, self.done)
             say_that_torch_differs(s, self.done)
-            self.accepted = refuse_changes(s.folder, s, self.checkpoint, self.done, accepts)
+            self.accepted = changed_since(s, self.checkpoint, self.done)
+            refuse_changes(self.accepted, accepts)
         elif accepts:
-            accept_changes(self.folder, s)
+            accept_changes(s)
 
     def begin(self, policy: Policy, optimizer: AdamW, methods: Mapping[str, Method]) -> None:
         """Make the folder; or, if the run is resumed, read back the state of the optimizer and the
@@ -183,11 +184,12 @@ class Run:
 
     def read_back(self) -> None:
         """Read the state of a run that is resumed, and remove what it wrote after that."""
-        from harness.resume import load_state, take_over
+        from harness.resume import load_state, refuse_other_problems, take_over
         if self.checkpoint:
+            refuse_other_problems(self.checkpoint, self.settings, self.policy.task, self.done,
+                                  self.accepts)
             load_state(self.checkpoint, self.optimizer, self.parameters, self.methods)
-        take_over(self.settings, self.folder, self.done)
-        self.made_of = write_down(self.folder.path, self.settings, self.accepted)
+        take_over(self.settings, self.folder, self.done, self.accepted)
         for line in read_lines(self.folder.path / "metrics.jsonl"):
             self.watch.advice(line)  # it was told when the step was made
 
@@ -214,9 +216,8 @@ class Run:
             say(f"  {forecast(s, policy.model)}")
         config = {**s.to_json(), "threads": torch.get_num_threads(), **provenance(),
                   "reward": policy.task.reward, "columns_temperature": 1,
-                  "model_config": model.config.to_json()}
+                  "model_config": model.config.to_json(), "made_of": made_of(s)}
         make_run(s.folder, config, policy.folder / "tokenizer.json")
-        self.made_of = write_down(s.folder, s)
         self.cleanup.enter_context(self.folder.opened())
         self.cleanup.push(self.remove_unless_started)
 
@@ -251,7 +252,9 @@ class Run:
         """Write the credit file, and some answers."""
         refuse_other_default_type()
         write_credit(credit_path(self.folder.at(""), step), rollouts, weight, {}, **columns)
-        self.folder.note_credit(step)
+        s = self.settings
+        if s.pairs is None and s.dynamic_sampling == 1:  # else they are not those of the task
+            self.problems = digest_of_problems(rollouts.problems, self.policy.task)
         every = self.settings.sample_every
         if every and step % every == 0:
             self.record_samples(step, rollouts)
@@ -368,15 +371,13 @@ class Run:
                          *(value for value in tensors.values() if value.is_floating_point()))
         for folder in [*self.folder.checkpoints().values()][:-1]:
             remove(folder / "trainer")
-        if has_opened_more(self.made_of):
-            self.made_of = write_down(self.folder.path, self.settings, self.accepted)
         with whole(self.model_folder(step)) as unfinished:
             self.write_model(unfinished, self.parameters)
             trainer = unfinished / "trainer"
             trainer.mkdir()
             write_tensors(trainer / "state.safetensors", tensors)
-            state_of_run = state_of_checkpoint(unfinished, step, self.made_of)
-            (trainer / "state.json").write_text(json.dumps(state_of_run) + "\n")
+            state = {"step": step, "problems": self.problems}
+            (trainer / "state.json").write_text(json.dumps(state) + "\n")
 
     def model_folder(self, step: int) -> Path:
         return self.folder.at("checkpoints") / f"step_{step:06d}"

@@ -30,7 +30,7 @@ OWN_SAMPLER = "own"  # --rollouts
 LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for a step
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "versions", "git_commit", "model_config", "reward", "ranks", "imported", "trainer",
-    "columns_temperature")
+    "columns_temperature", "made_of", "accepted")
 OTHER_NAMES = {  # that other trainers use
     "lr": "--learning_rate", "batch_size": "--questions times --answers", "n": "--answers",
     "group_size": "--answers", "num_generations": "--answers", "max_steps": "--steps",

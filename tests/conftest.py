@@ -290,16 +290,6 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-@pytest.fixture(autouse=True)
-def runs_of_one_test():
-    """What a test's own code has read is no part of a later test's run, as it would not be in
-    another process."""
-    yield
-    if made_of := sys.modules.get("harness.made_of"):
-        made_of.opened.clear()
-        made_of.written.clear()
-
-
 @pytest.fixture(scope="session")
 def small_model():
     """A model with untidy weights: biases and norms away from their defaults, logits far from
@@ -383,7 +373,4 @@ def stopped(whole, tmp_path):
     shutil.rmtree(folder / "checkpoints/step_000006")
     cut(folder / "metrics.jsonl", 5)
     cut(folder / "evaluations.jsonl", 4)
-    digests = (folder / "digests.jsonl").read_text().splitlines(keepends=True)
-    of_first_5 = [line for line in digests if json.loads(line)["step"] <= 5]
-    (folder / "digests.jsonl").write_text("".join(of_first_5))
     return folder

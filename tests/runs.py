@@ -190,9 +190,6 @@ def assert_programs_say_how_to_start(package: str) -> list[str]:
     return sorted(names)
 
 
-PRINTING = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
 def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
@@ -201,10 +198,3 @@ def free_port() -> int:
 
 def environment(**more) -> dict:
     return {**os.environ, "OMP_NUM_THREADS": "1", **more}
-
-
-def start_ranks(command: list, count: int, more={}, **pipes) -> list[subprocess.Popen]:
-    """So many processes that share their work, without torchrun: it takes seconds itself."""
-    place = dict(WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port()))
-    return [subprocess.Popen(list(map(str, command)), **pipes, env=environment(
-        RANK=str(rank), LOCAL_RANK=str(rank), **place, **more)) for rank in range(count)]

@@ -40,7 +40,7 @@ def test_the_way_of_a_token_at_the_top_of_the_loop_names_functions_that_are_ther
 def test_what_a_run_leaves_behind(whole, learner):
     """A checkpoint is a model folder; only two of them can be resumed."""
     assert {p.name for p in whole.iterdir()} == {
-        "config.json", "made_of.json", "digests.jsonl", "metrics.jsonl", "evaluations.jsonl",
+        "config.json", "metrics.jsonl", "evaluations.jsonl",
         "samples.jsonl", "tokenizer.json", "credit", "checkpoints"}
     metrics = lines(whole / "metrics.jsonl")
     credit_steps = [int(p.stem[5:]) for p in sorted((whole / "credit").iterdir())]

@@ -35,7 +35,7 @@ import json
 import shlex
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
 from importlib import import_module
@@ -51,7 +51,7 @@ from engine.errors import UserError
 from harness.flags import Flag, flags_of
 from harness.laptop import STEPS_COMPARED
 from harness.load import load_policy
-from harness.made_of import parts_of_run, watch_opened_files
+from harness.made_of import made_of
 from harness.memory import return_memory
 from harness.parser import make_parser, with_defaults
 from harness.planned import PROCESSES, PlannedRun, side_by_side
@@ -89,7 +89,6 @@ NOT_TAKEN = {name for name, flag in {**OPTIONS, **CONTINUE}.items() if not flag.
 
 
 def main(argv: list[str]) -> None:
-    watch_opened_files()  # before the task's file is imported
     parser = make_parser("python -m tools.idea NAME [flags of NAME, of train.py, or of this list]",
                          __doc__, FLAGS)
     parser.add_argument("name", metavar="NAME",
@@ -333,9 +332,7 @@ def as_typed(flags: dict) -> list[str]:
 def digest(s: Settings) -> str:
     """Eight characters, which change with whatever a run is made of, except its seed
     (harness/made_of.py)."""
-    parts = parts_of_run(s)
-    parts["settings"].pop("seed")
-    known = json.dumps(parts, sort_keys=True, default=str)
+    known = json.dumps(made_of(replace(s, seed=0)), sort_keys=True)
     return hashlib.sha256(known.encode()).hexdigest()[:8]
 
 

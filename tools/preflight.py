@@ -37,7 +37,7 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from harness.flags import Flag, flags_of
 from harness.load import load_policy, make_task
-from harness.made_of import parts_of_run, watch_opened_files
+from harness.made_of import made_of
 from harness.parser import make_parser, with_defaults
 from harness.record import make_output_folder, read_json, read_lines, replace_text
 from harness.screen import run_as_program, say, show_status
@@ -78,7 +78,6 @@ def main(argv: list[str]) -> None:
             raise UserError(f"--run reads what is there, so it takes no {typed[0]}")
         print(diagnose(Path(own.run)))
         return
-    watch_opened_files()  # before the task's file is imported
     asked = read_flags(typed, also_known=[f"--{name}" for name in FLAGS], not_taken=["continue"])
     settings = make_settings(asked if own.group is None else {**asked, "answers": own.group})
     if settings.answers > own.answers:
@@ -105,11 +104,9 @@ def main(argv: list[str]) -> None:
 def sample(policy: Policy, s: Settings, own: SimpleNamespace, folder: Path) -> list[Answers]:
     """Sample the answers, or read those that are kept from an earlier call."""
     problems = problems_to_ask(policy, s, own.problems)
-    made_of = {"problems": own.problems, "answers": own.answers,
+    asked = {"problems": own.problems, "answers": own.answers,
                **{name: value for name, value in asdict(s).items() if name != "out"}}
-    parts = parts_of_run(s)
-    kept = begin(folder, json.loads(json.dumps(made_of, default=str)),
-                 {**parts["model"], **parts["files"]})
+    kept = begin(folder, json.loads(json.dumps(asked, default=str)), made_of(s))
     at_once = max(1, s.questions * s.answers // own.answers)
     start, before = time.perf_counter(), len(kept)
     for first in range(len(kept), len(problems), at_once):
@@ -145,24 +142,24 @@ def problems_to_ask(policy: Policy, s: Settings, count: int) -> list[Any]:
     return list(found.values())[:count]
 
 
-def begin(folder: Path, made_of: dict[str, Any], digests: dict[str, str]) -> list[Answers]:
+def begin(folder: Path, asked: dict[str, Any], digests: dict[str, str]) -> list[Answers]:
     """Make the folder, or read the answers that an earlier call with these settings has kept.
     `digests` are those of the model's files, the task's code and the files that it reads: answers
     that were scored by another reward are not used again."""
     make_output_folder(folder)
     path, answers = folder / "settings.json", folder / "answers.jsonl"
     if not path.exists():
-        replace_text(path, json.dumps({**made_of, "digests": digests}, indent=2) + "\n")
+        replace_text(path, json.dumps({**asked, "digests": digests}, indent=2) + "\n")
         return []
     before = read_json(path)
     for name, digest in before.pop("digests", {}).items():
         if digests.get(name) != digest:
             raise UserError(f"{name} has changed since the answers in {folder} were sampled: name "
                             "another --out, or remove the folder")
-    for name in sorted(before.keys() | made_of.keys()):
-        if before.get(name) != made_of.get(name):
+    for name in sorted(before.keys() | asked.keys()):
+        if before.get(name) != asked.get(name):
             raise UserError(f"{folder} has answers that were sampled with --{name} "
-                            f"{before.get(name)}, and not {made_of.get(name)}: name another --out, "
+                            f"{before.get(name)}, and not {asked.get(name)}: name another --out, "
                             "or remove the folder")
     kept = read_lines(answers)  # without a last one that was cut off
     replace_text(answers, "".join(json.dumps(line) + "\n" for line in kept))

@@ -1,6 +1,7 @@
 """TRL's trainer with a weighting of ours: TRL's own run without one, our gradient with one. Most of
 these tests are skipped where TRL is not installed; .ci/run installs it."""
 import re
+import subprocess
 import sys
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -24,7 +25,7 @@ from harness.record import read_credit, read_file
 from harness.flags import flags_of
 from harness.load import make
 from mitigations import rescaled_weight
-from runs import PRINTING, block, copy_project, lines, program, start_ranks
+from runs import block, copy_project, environment, free_port, lines, program
 from tools import preview
 
 if find_spec("trl"):
@@ -297,10 +298,13 @@ save_file(gradient, f"{sys.argv[2]}/{trainer.accelerator.process_index}.safetens
 @pytest.mark.numerics
 def test_two_processes_weigh_one_batch(policy, tmp_path):
     """A group is shared by both, prompts and answers of each are padded to their own longest."""
-    command = [sys.executable, "-c", WORKER, ROOT, tmp_path]
-    workers = start_ranks(command, 2, **PRINTING)
-    printed = [worker.communicate(timeout=300)[0] for worker in workers]
-    assert [worker.returncode for worker in workers] == [0, 0], "".join(printed)
+    (tmp_path / "worker.py").write_text(WORKER)
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes",
+              "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
+              "--main_process_port", str(free_port()), "worker.py", str(ROOT), str(tmp_path)]
+    ended = subprocess.run(launch, cwd=tmp_path, capture_output=True, text=True, timeout=300,
+                           env=environment(ACCELERATE_USE_CPU="true"))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
     batch, weight, wanted = ours(policy, tmp_path / "run", "attention_credit")
     assert len(batch.ids) == 12 and weight[batch.mask].mean() == pytest.approx(1, abs=1e-5)
     torch.testing.assert_close(torch.from_numpy(weights_on_file(tmp_path / "run")),

@@ -1,5 +1,4 @@
 """An experiment: which runs are planned, made, and used again."""
-import json
 from pathlib import Path
 
 import pytest
@@ -54,11 +53,10 @@ def test_an_older_run_lacks_a_flag_that_came_later(planned):
 
 
 def test_a_run_that_was_made_of_another_file_is_refused(planned, tmp_path):
-    write_log(planned.folder, {}, config_of(planned), METRICS)
     words = tmp_path / "words.txt"
     words.write_text("new")
-    record = {"settings": {}, "model": {}, "files": {str(words): "0" * 64}}
-    (planned.folder / "made_of.json").write_text(json.dumps(record))
+    made_of = {str(words): "0" * 64}
+    write_log(planned.folder, {}, config_of(planned) | {"made_of": made_of}, METRICS)
     with pytest.raises(UserError, match=f"is an earlier run, and since then {words} has changed.*"
                                          "--accept_changes"):
         finished_run(planned)

@@ -3,13 +3,12 @@ import json
 import os
 import re
 import shlex
-import sys
 from glob import glob
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT, put_in, refusal
+from conftest import ROOT, refusal
 from runs import lines, train_here
 
 from engine.errors import UserError
@@ -18,10 +17,9 @@ from harness.forecast import memory_of
 from harness.load import load_policy
 from harness.screen import is_taken_away
 from harness.laptop import TWO_NUMBERS
-from harness.made_of import is_own
 from harness.settings import LARGE, make_settings
 from tools import idea
-from tools.idea import arms_of, digest, main, make_plan
+from tools.idea import arms_of, main, make_plan
 
 SMALL = ["--questions", "2", "--answers", "4", "--steps", "2", "--eval_tasks", "4",
          "--max_new_tokens", "32", "--seeds", "2", "--processes", "2"]
@@ -199,43 +197,6 @@ def test_what_is_refused(argv, said):
     assert said in refusal(main, argv)
 
 
-def test_a_changed_file_has_runs_of_its_own(tmp_path, monkeypatch):
-    """Also one that the idea imports, and whatever it holds. Plain GRPO's runs are used again."""
-    (tmp_path / "own_helper.py").write_text("WORDS = {'wrong'}\n")
-    (tmp_path / "own_idea.py").write_text(
-        "from own_helper import WORDS\n\n\ndef weighting(rollouts): return rollouts.entropy\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    put_in(monkeypatch, __import__("own_idea").weighting, "own_idea")
-
-    def digests():
-        return [digest(make_settings(more)) for more in ({"mitigation": "own_idea"}, {})]
-
-    idea, plain = before = digests()
-    assert digests() == before and plain == digest(make_settings({"seed": 3, "out": "x"}))
-    for name in ("own_helper", "own_idea"):
-        (tmp_path / f"{name}.py").write_text("WORD = 2\n")
-        changed, same = digests()
-        assert changed != idea and same == plain
-        idea = changed
-    # imported when the weighting is called: when the digest is taken it is not loaded yet
-    (tmp_path / "own_idea.py").write_text("def weighting(rollouts):\n    from own_late import f\n")
-    late = []
-    for text in ("WORD = 1\n", "WORD = 2\n"):
-        (tmp_path / "own_late.py").write_text(text)
-        late.append(digests()[0])
-    assert "own_late" not in sys.modules and late[0] != late[1]
-    helper = tmp_path / "own_data.py"  # of a task: problems follow from it
-    helper.write_text("WORD = 1\n")
-    monkeypatch.setitem(sys.modules, "own_data", SimpleNamespace(__file__=str(helper)))
-    monkeypatch.setattr("countdown_task.made_by", SimpleNamespace(__module__="own_data"),
-                        raising=False)
-    before = digests()
-    helper.write_text("WORD = 2\n")
-    assert all(one != other for one, other in zip(before, digests()))
-    assert not is_own(Path(json.__file__)) and not is_own(Path(pytest.__file__))
-    assert is_own(ROOT / "mitigations.py") and not is_own(ROOT / "analysis/runs.py")
-
-
 def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd):
     """Three arms of two seeds; the next idea uses plain GRPO's again, the same one all."""
     argv = ["--model", str(learner), *SMALL, "--runs", str(tmp_path / "my ideas")]
@@ -274,11 +235,11 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
         main(["by_kind", "--word_weight", "0.1", *argv])
     assert "0 of 6 runs have to be made" in capfd.readouterr().out
     [plain] = (tmp_path / "my ideas").glob("plain-*")
-    record = plain / "s1/made_of.json"  # as if its task had read a file that has changed since
+    record = plain / "s1/config.json"  # as if it had been made with a file that has changed since
     words = tmp_path / "words.txt"
     words.write_text("new")
     text = record.read_text()
-    record.write_text(json.dumps(json.loads(text) | {"files": {str(words): "0" * 64}}))
+    record.write_text(json.dumps(json.loads(text) | {"made_of": {str(words): "0" * 64}}))
     assert f"and since then {words} has changed" in refusal(main, ["by_kind", "--word_weight",
                                                                    "0.1", *argv])
     record.write_text(text)
