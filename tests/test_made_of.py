@@ -225,7 +225,8 @@ def test_code_counts_by_what_it_does(tmp_path):
 
 def test_a_method_that_a_run_does_not_have_does_not_count():
     """It is loaded here in both cases, as in a program that compares the two."""
-    chosen, plain = made_of(make_settings({"mitigation": "lambda_grpo"})), made_of(make_settings({}))
+    chosen = made_of(make_settings({"mitigation": "lambda_grpo"}))
+    plain = made_of(make_settings({}))
     assert "credit/lambda_grpo.py" in chosen and "credit/lambda_grpo.py" not in plain
     assert chosen["mitigations.py"] != plain["mitigations.py"]
     assert made_of(make_settings({"seed": 3})) != plain

@@ -124,7 +124,7 @@ def settings_with(folder: Path, weighting: dict) -> Settings:
     record."""
     run_config(folder)  # checks it
     return settings_of_run(folder, loss="policy", advantage="grpo", placebo="none", device="cpu",
-                           shard=False, **weighting)
+                           **weighting)
 
 
 def step_of_run(folder: Path, settings: Settings, step: int | None) -> int:
