@@ -1,3 +1,3 @@
-"""The published results, and the pages and pictures that show their numbers."""
+"""The stored results: how one is kept, shown, and written into the pages."""
 import engine  # noqa: F401  before torch: it says how threads wait
-import mitigations  # noqa: F401  fills the lists of choices, which pictures show
+import mitigations  # noqa: F401  fills the lists of choices before a page is written

@@ -2,11 +2,9 @@
 import json
 from importlib import import_module
 
-import pytest
 
 from analysis.tables import Table
 from conftest import assert_bounded
-from engine.errors import UserError
 from harness.flags import Flag
 from research import __main__ as overview
 from research.probes.common import COMMON, Findings, command_of, run_probe
@@ -59,19 +57,6 @@ def test_the_folder_of_an_experiments_own_runs_is_not_in_its_command():
 
 MODULES = {name: import_module(file) for name, file in overview.MODULES.items()}
 PROBES = {name: module for name, module in MODULES.items() if hasattr(module, "measure")}
-
-
-def test_the_overview_names_every_probe_and_help_shows_what_it_asks(capsys):
-    overview.main([])
-    out = capsys.readouterr().out
-    assert all(f"python -m research {name} " in out for name in overview.MODULES)
-    for name in PROBES:
-        with pytest.raises(SystemExit) as stopped:
-            overview.main([name, "--help"])
-        assert stopped.value.code == 0
-        assert f"python -m research {name} [flags]" in " ".join(capsys.readouterr().out.split())
-    with pytest.raises(UserError, match="there is no probe or experiment scorebord"):
-        overview.main(["scorebord"])
 
 
 def test_every_number_has_bounds_and_its_defaults_lie_within():
