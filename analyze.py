@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 WITHOUT = (f"{PART}format", f"{PART}reasoning")  # a task without these gives 0 to every answer
 FINDINGS = (  # the tables whose findings are printed, and shown beside a picture on the page
     "gradient by kind", "change by kind", "gradient by section", "gradient by position")
-IN_SHORT = ("gradient by kind", "gains", "tries")  # the tables that are printed
+IN_SHORT = ("gradient by kind", "gains")  # the tables that are printed
 ABOUT_FACTORS = (
     "Mean abs(A) shows how large the advantages of these tokens are, and mean s how uncertain the "
     "model was. The share of the squares is a share of the sum of (A w s)^2, on which the variance "
@@ -101,8 +101,6 @@ def analyze_run(run: Run, folder: Path, with_all: bool) -> None:
     findings = findings_of(by_name)
     description = report.describe(run, tally)
     sentences = [f"{report.task_in_words(run['config'])}.", description, *report.opening(run)]
-    if "tries" in by_name:
-        sentences.append(by_name["tries"].finding)
     page = report.run_page(sentences, findings, chapters, pictures)
     write_page(folder / "report.html", report.title_of(run), page, answers, shown_evaluations(run))
     first = [by_name[name] for name in IN_SHORT if name in by_name]
@@ -146,9 +144,6 @@ def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
     of_gradient: list[Table] = []
     if any(len(evaluations(run, mode)) > 1 for mode in CURVES):
         of_training.append(held_out_gains(run))
-    if len(evaluations(run, "sampled")) > 1 and run["config"].get("eval_answers", 1) > 1:
-        from analysis.tries import tries_table
-        of_training.append(tries_table(run))
     if tally is None:
         return {report.TRAINING: of_training}
     of_training += [growth(run, tally), rewards(tally)]

@@ -111,7 +111,7 @@ def evaluate(policy: Policy, run: Run, step: int) -> None:
     ones are drawn at temperature 1, whatever training does."""
     s = replace(run.settings, temperature=1.0)
     policy = replace(policy, settings=s)
-    for mode in MODES[s.eval_modes]:
+    for mode in MODES:
         start = time.perf_counter()
         line = answer_held_out(policy, s, step, mode)
         run.log_evaluation(line, time.perf_counter() - start)
@@ -126,26 +126,23 @@ def answer_held_out(policy: Policy, s: Settings, step: int, mode: str) -> Json:
     """
     problems = policy.task.held_out_problems(s.eval_tasks)
     is_greedy = mode == "greedy"
-    each = 1 if is_greedy else s.eval_answers
     at_once = s.questions * s.answers
     titles = [policy.task.show(problem) for problem in problems]
     to_show = most_varied(titles)  # indices of the problems whose answers are printed
     examples: dict[int, Json] = {}
-    found: dict[str, list[float]] = {  # one number a problem: the mean over its answers
+    found: dict[str, list[float]] = {  # one number a problem
         "format": [], "length": [], "finished": [], "answer": []}
     for start in range(0, len(problems), at_once):
         show_status(f"held-out problems, {mode}: {start} of {len(problems)}")
-        part = policy.ask(problems[start:start + at_once], each, derived_seed("evaluation", start),
+        part = policy.ask(problems[start:start + at_once], 1, derived_seed("evaluation", start),
                           is_greedy)
         known = {**part.scores, "length": part.length, "finished": part.finished}
         for name, values in found.items():
-            values += double(known[name]).view(-1, each).mean(1).tolist()
+            values += double(known[name]).tolist()
         for index in to_show:
             if start <= index < start + at_once:
-                examples[index] = example(part, (index - start) * each, titles[index])
+                examples[index] = example(part, index - start, titles[index])
     answer = found["answer"]
-    # The interval counts problems. With several answers to each, success is measured more exactly
-    # than that, so the true interval is narrower.
     low, high = wilson_interval(sum(answer), len(answer))
     return {"step": step, "mode": mode, "success": mean(answer), "success_low": low,
             "success_high": high, "format_mean": mean(found["format"]),

@@ -25,9 +25,9 @@ from benchmarks import cases
 from benchmarks.cases import DTYPES, Case, in_a_process, make_config
 from engine.errors import UserError
 from harness.parser import make_parser, with_defaults
-from harness.laptop import answers_that_fit, bytes_of_token
 from harness.load import pick_device
 from harness.screen import run_as_program, show_status
+from qwen2_model import ModelConfig
 
 LONGEST = 150  # seconds of a part
 ROWS = (64, 256, 1024)  # answers that are sampled at the same time
@@ -38,6 +38,21 @@ SAME = {"float32": 1e-3, "bfloat16": 0.05}
 DEFAULTS = {"device": "cuda", "size": "0.5B", "new_tokens": 512, "dtype": "bfloat16", "threads": 0,
             "model": ""}
 FLAGS = {name: replace(cases.FLAGS[name], default=default) for name, default in DEFAULTS.items()}
+
+
+def answers_that_fit(device: str, of_answer: int) -> int:
+    """How many answers a micro-batch can have on this GPU, if each takes so many bytes and all of
+    them may take a quarter of its memory."""
+    memory: int = torch.cuda.get_device_properties(device).total_memory
+    return int(memory / 4 / of_answer)
+
+
+def bytes_of_token(config: ModelConfig, dtype: str) -> int:
+    """Bytes that an update keeps of a token for its backward pass. A layer keeps about 8 tensors as
+    wide as the hidden states and 4 as wide as its MLP."""
+    of_layer = 8 * config.hidden_size + 4 * config.intermediate_size
+    kept: int = config.num_hidden_layers * of_layer
+    return kept * (2 if dtype == "bfloat16" else 4)
 
 
 def parts_of(case: Case) -> dict[str, Case]:
@@ -55,7 +70,7 @@ def parts_of_random_model(case: Case) -> dict[str, Case]:
     update = replace(case, what="update")
     parts[f"update, micro-batches of {case.micro_batch}"] = update
     if case.device.startswith("cuda"):
-        of_token = bytes_of_token(make_config(case), case.dtype, checkpointing=False)
+        of_token = bytes_of_token(make_config(case), case.dtype)
         most = answers_that_fit(case.device, case.new_tokens * of_token)
         case = replace(case, micro_batch=max(case.micro_batch, most))
         parts[f"update, micro-batches of {case.micro_batch}"] = replace(case, what="update")

@@ -171,39 +171,12 @@ def score_answers(rollouts: Rollouts, tokenizer: Tokenizer, task: Task[Problem])
     # a task may return more parts than are needed, but the same ones for every answer
     if any(score.keys() != scores[0].keys() for score in scores):
         raise UserError("score should return the same names of parts for every answer")
-    if "reward" in scores[0]:  # another trainer's answers bring theirs later
-        refuse_lost_differences([float(score["reward"]) for score in scores], groups)
     columns = {}
     for part in scores[0]:
         values = [score[part] for score in scores]
         columns[part] = torch.tensor(values, dtype=torch.float32, device=device)
     return replace(rollouts, texts=texts, answers=answers, scores=columns,
                    section=section.to(device), kind=kind.to(device))
-
-
-def refuse_lost_differences(rewards: list[float], groups: list[int]) -> None:
-    """Raise if a task's rewards of the same problem differ, but in no group by so much that an
-    advantage follows: rewards are kept in float32, and a standard deviation below 1e-8 counts as
-    none (grpo.py). A difference that may be rounding of the task's own arithmetic is not meant:
-    1e-9 of the reward in float64, or 1e-6 if the rewards can be told apart in float32."""
-    by_group: dict[int, list[float]] = {}
-    for group, reward in zip(groups, rewards):
-        by_group.setdefault(group, []).append(reward)
-    lost = None
-    for values in by_group.values():
-        kept = torch.tensor(values, dtype=torch.float32).double()
-        if kept.std(correction=0) >= 1e-8:
-            return
-        low, high = min(values), max(values)
-        rounding = 1e-6 if kept.min() < kept.max() else 1e-9
-        if high - low > rounding * max(abs(low), abs(high)):
-            lost = f"{low!r} and {high!r}"
-    if lost:
-        raise UserError(f"answers to the same problem got the rewards {lost}, and no two rewards "
-                        "in this batch differ by more. That is too little: rewards are kept in "
-                        "float32, which has seven digits, and a standard deviation below 1e-8 "
-                        "counts as none. Subtract what all rewards have in common, or multiply "
-                        "them by a number")
 
 
 class CheckedTask:

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from tokenizers import Tokenizer
 
-from engine.cache import FIRST_SLOTS
 from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, Choice, Method
 from engine.errors import UserError, location_of
 from engine.model_folder import read_config, read_model_folder
@@ -24,9 +23,8 @@ from harness.record import Json, find_folder
 from harness.run import Run
 from harness.screen import say
 from harness.settings import OWN_SAMPLER, Settings, load_task
-from qwen2_model import ModelConfig, Qwen2
+from qwen2_model import Qwen2
 
-OF_PROBLEM, OF_TOKEN = 500, 30  # bytes of a problem, and of each token of its answers, at the least
 
 
 class Source(Protocol):
@@ -61,14 +59,10 @@ def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
     device, folder = device_of(s), checkpoint or find_folder(s.model)
     config = read_config(folder)
     tokenizer, task = load_tokenizer(folder, config.vocab_size), make_task(s.task, s.method_flags)
-    refuse_beyond_memory(s, bytes_of_answer(s, config, device))
     refuse_long_prompts(s, tokenizer, task, config.max_position_embeddings)
     model = load_model(s, folder, device)
     model.model.checkpointing = s.checkpointing
     set_threads(s.threads, model)
-    if device.type == "cpu" and model.is_large:
-        from harness.forecast import compare_types
-        compare_types(s.dtype)
     return Policy(model, tokenizer, task, s, folder)
 
 
@@ -80,50 +74,6 @@ def refuse_long_prompts(s: Settings, tokenizer: Tokenizer, task: CheckedTask, li
     if longest + s.max_new_tokens > limit:
         raise UserError(f"--max_new_tokens {s.max_new_tokens}: a prompt of {longest} tokens and "
                         f"such an answer are longer than the {limit} tokens that {s.model} takes")
-
-
-def bytes_of_answer(s: Settings, config: ModelConfig, device: torch.device) -> int:
-    """The memory of the machine that an answer takes while it is sampled, at the least: the tables
-    of the sampler, and on a CPU also the part of its cache that is there from the first token on.
-    """
-    tables = OF_TOKEN * s.max_new_tokens
-    if device.type != "cpu":
-        return tables
-    dtype: torch.dtype = getattr(torch, s.dtype)
-    slots = min(s.max_new_tokens - 1, FIRST_SLOTS)
-    of_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    return tables + slots * of_token * dtype.itemsize
-
-
-def refuse_beyond_memory(s: Settings, of_answer: int) -> None:
-    """Refuse batches that cannot fit into this machine, because the program would grow until the
-    system kills it. What is counted is a part of what they really need."""
-    if not hasattr(os, "sysconf"):  # on Windows
-        return
-    sampled_here = s.pairs is None and s.rollouts == OWN_SAMPLER
-    refuse_batch(s, ("questions", s.questions), ("answers", s.answers), s.questions,
-                 of_answer if sampled_here else OF_TOKEN * s.max_new_tokens)
-    if s.eval_every:  # as many problems are answered at a time as a step has answers
-        at_once = min(s.eval_tasks, s.questions * s.answers)
-        refuse_batch(s, ("eval_tasks", s.eval_tasks), ("eval_answers", s.eval_answers), at_once,
-                     of_answer)
-
-
-def refuse_batch(s: Settings, problems: tuple[str, int], answers: tuple[str, int], at_once: int,
-                 of_answer: int) -> None:
-    """Refuse these two flags, names and values, if the machine has too little memory for them:
-    `at_once` problems are answered at a time, and each answer takes so many bytes."""
-    needed = OF_PROBLEM * problems[1] + at_once * answers[1] * of_answer
-    memory = bytes_of_machine()
-    if needed > memory:
-        raise UserError(f"--{problems[0]} {problems[1]} with --{answers[0]} {answers[1]} and "
-                        f"--max_new_tokens {s.max_new_tokens} takes at least "
-                        f"{needed / 1e9:,.0f} GB of memory, and this machine has "
-                        f"{memory / 1e9:.0f} GB")
-
-
-def bytes_of_machine() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def load_model(s: Settings, folder: Path, device: torch.device) -> Qwen2:

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from statistics import mean
 
 import torch
 
@@ -63,31 +62,8 @@ METRICS = {
     "update_tokens_per_second": "trained tokens in a second of update_seconds",
     "peak_memory_bytes": "most memory so far, of the GPU or of the process; null on Windows",
 }
-STAGES = ("rollout", "credit", "update", "record")  # of a step
 # if the weighting and the advantage both have one of these, the line has the sum
 SAMPLED = ("extra_tokens", "extra_answers")
-
-# What is told about a run that does not learn, and after how many such steps in a row.
-FLAT_STEPS, COLLAPSED_STEPS = 10, 5
-CERTAIN, NEARLY_ALL = 0.01, 0.75  # entropy below which, and share of groups, answers are the same
-LEARNED = 0.75  # success from which on certainty is no failure
-WHAT_HELPS = ("What helps: solved examples in the prompt, easier problems, or a cold start by "
-              "python -m tools.warmup (docs/how_a_run_fails.md)")
-ADVICE = {
-    "none right": "no answer has been right so far, and in the last {steps} steps all answers to "
-                  "the same problem had equal rewards, so there was nothing to learn from. "
-                  + WHAT_HELPS,
-    "all right": "in the last {steps} steps every answer was right, and all answers to the same "
-                 "problem had equal rewards. So nothing is left to learn: only harder problems "
-                 "would teach more",
-    "no spread": "in the last {steps} steps all answers to the same problem had equal rewards, so "
-                 "there was nothing to learn from. What helps: problems that are solved sometimes, "
-                 "but not always, or more --answers to each (docs/how_a_run_fails.md)",
-    "one answer": "in the last {steps} steps nearly all answers to the same problem were the same "
-                  "(entropy {entropy:.3f}), and {success:.0%} of the answers were right. The model "
-                  "no longer tries other answers. What helps: begin again with a lower "
-                  "--learning_rate (docs/how_a_run_fails.md)"}
-
 
 class Clock:
     """`with clock("update"):` measures a stage. At a terminal it shows the stage's name."""
@@ -155,70 +131,6 @@ def success(rollouts: Rollouts) -> float:
     if right is None or not ((right == 0) | (right == 1)).all():
         return math.nan
     return right.mean().item()
-
-
-class Watch:
-    """The steps so far, seen as signs that a run does not learn. Each reason is told once, and
-    again only after another one."""
-
-    def __init__(self) -> None:
-        self.was_right = self.was_unsure = False  # in some step
-        self.flat: list[float] = []       # success of the last steps without spread, in a row
-        self.collapsed: list[float] = []  # and of those in which the model was certain
-        self.told = ""
-
-    def advice(self, line: Json) -> str:
-        """The sentence that is due after a step with these metrics; "" if there is none."""
-        success, entropy = known(line, "success"), known(line, "entropy")
-        without_spread = line["groups_without_spread"]
-        self.was_right |= success != 0  # NaN is unknown
-        self.was_unsure |= entropy >= CERTAIN
-        extend(self.flat, success, FLAT_STEPS, goes_on=without_spread == 1)
-        extend(self.collapsed, success, COLLAPSED_STEPS,
-               goes_on=entropy < CERTAIN and without_spread >= NEARLY_ALL)
-        reason = self.reason(is_skipped=bool(line["skipped"]))
-        if reason in ("", self.told):
-            return ""
-        self.told = reason
-        steps = COLLAPSED_STEPS if reason == "one answer" else FLAT_STEPS
-        share = mean(self.collapsed or self.flat)
-        return ADVICE[reason].format(steps=steps, entropy=entropy, success=share)
-
-    def reason(self, is_skipped: bool) -> str:
-        """A name in ADVICE, or ""."""
-        is_flat = len(self.flat) == FLAT_STEPS
-        if is_flat and not self.was_right:
-            return "none right"
-        if is_flat and all(success == 1 for success in self.flat):
-            return "all right"
-        has_fallen = self.was_right and self.was_unsure and len(self.collapsed) == COLLAPSED_STEPS
-        if has_fallen and mean(self.collapsed) < LEARNED:
-            return "one answer"
-        if is_flat and is_skipped:  # a critic learns from differences between problems, too
-            return "no spread"
-        return ""
-
-    def advice_at_end(self, before: float, after: float) -> str:
-        """The sentence about a run with these successes on the held-out problems."""
-        if before or after:
-            return ""
-        if self.was_right:
-            return ("no held-out answer was right, but some answers in training were: with more "
-                    "--steps there may be more")
-        return f"no answer in training was right, either. {WHAT_HELPS}"
-
-
-def known(line: Json, name: str) -> float:
-    """A metric; NaN if it is undefined, which is null in a line that was read back."""
-    return math.nan if line[name] is None else line[name]
-
-
-def extend(values: list[float], value: float, most: int, goes_on: bool) -> None:
-    """Add a value and keep the last `most`; if the row of steps has ended, keep none."""
-    values.append(value)
-    del values[:-most]
-    if not goes_on:
-        values.clear()
 
 
 def peak_memory(device: torch.device) -> int | None:

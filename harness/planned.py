@@ -16,23 +16,18 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import torch
-
 from engine.errors import PROJECT, UserError
-from engine.model_folder import read_config
 from harness.flags import MOST_THREADS, Flag
-from harness.forecast import available_memory, memory_of
-from harness.record import find_folder, is_complete, locked, read_lines, run_config, writing
+from harness.record import (find_folder, is_complete, locked, read_lines, remove, run_config,
+                            writing)
 from harness.screen import MESSAGE, StopRequest, say, show_status
 from harness.settings import Settings, is_large, make_settings, read_flags
-from qwen2_model import Qwen2
 
 PAUSE = 0.5             # seconds between two looks at the processes
 AT_ONCE = "stopping. A run that is not finished will start again from step 1"
 PR_SET_PDEATHSIG = 1    # <sys/prctl.h>
-SPARE = 1.2             # side by side, runs get a fifth more memory than the forecast says
 PROCESSES = Flag(0, "how many runs are made at a time. 0 means one for each core that this program "
-                 "may use, but for a large model as many as there is memory for, and on a GPU one",
+                 "may use, but for a large model and on a GPU one",
                  least=0, most=MOST_THREADS)
 
 
@@ -156,6 +151,8 @@ class Runs:
                 continue
             self.running.remove((run, process))
             if run.is_finished():
+                if not run.keeps_checkpoints:  # nor its last model, of which each takes gigabytes
+                    remove(run.folder / "checkpoints")
                 started_at, steps_before = self.started[run.name]
                 self.seconds += time.monotonic() - started_at
                 self.steps += run.steps - steps_before
@@ -253,16 +250,8 @@ def kinds_of(planned: Iterable[PlannedRun]) -> list[Settings]:
 
 def runs_at_a_time(s: Settings) -> int:
     """The number of runs with these settings to make side by side: one for each core; of a large
-    model as many as there is memory for now, and at least 1; on a GPU 1."""
-    if s.device != "cpu":
-        return 1
-    folder = find_folder(s.model)
-    if not is_large(folder):
-        return usable_cores()
-    with torch.device("meta"):  # its parameters are counted, and nothing is loaded
-        model = Qwen2(read_config(folder)).compute_in(getattr(torch, s.dtype))
-    needed = SPARE * memory_of(s, model)
-    return max(1, min(usable_cores(), int(available_memory() / needed)))
+    model, and on a GPU, 1."""
+    return 1 if s.device != "cpu" or is_large(find_folder(s.model)) else usable_cores()
 
 
 def usable_cores() -> int:

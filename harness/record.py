@@ -39,7 +39,7 @@ from engine.tokens import KINDS, SECTIONS, token_bytes
 Json = dict[str, Any]  # an object in a JSON file
 Columns = dict[str, np.ndarray]
 Parsed = TypeVar("Parsed")
-LOGS = ("metrics.jsonl", "evaluations.jsonl", "samples.jsonl")
+LOGS = ("metrics.jsonl", "evaluations.jsonl")
 ABANDONED = 5  # seconds after which nobody is writing a file of an analysis any more
 PART = "reward_"  # the beginning of a column of the reward's parts: reward_answer, ...
 TYPES: dict[str, Any] = {  # of the columns that are not float32
@@ -103,7 +103,7 @@ def is_complete(config: Json, metrics: Sequence[Json], evaluations: Sequence[Jso
         return False
     if not config.get("eval_every"):
         return True
-    modes = 1 if config.get("eval_modes") == "sampled" else 2
+    modes = 1 if config.get("eval_modes") == "sampled" else 2  # an older run may have one
     return len([line for line in evaluations if line["step"] == steps]) >= modes
 
 
@@ -375,9 +375,8 @@ def make_run(path: Path, config: Json, tokenizer: Path) -> None:
         unfinished.mkdir()
         (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         shutil.copyfile(tokenizer, unfinished / "tokenizer.json")
-        if config.get("checkpoint_every") or config.get("save_model"):
-            # made now, because harness/resume.py takes a missing one for one that a user removed
-            (unfinished / "checkpoints").mkdir()
+        # made now, because harness/resume.py takes a missing one for one that a user removed
+        (unfinished / "checkpoints").mkdir()
 
 
 class RunFolder:

@@ -144,15 +144,13 @@ def refuse_other_problems(checkpoint: Path, s: Settings, task: Task[Problem], do
 def has_last_step(s: Settings, path: Path, metrics: list[Json], evaluations: list[Json]) -> bool:
     """Whether a run has all steps, and what is kept at its end.
 
-    A step's checkpoint is written after its record, so if models are kept, a complete record is not
-    enough: the last model has to be there. But if the whole folder of checkpoints is missing, a
+    The last model is written after its record, so a complete record is not enough: the model has
+    to be there. But if the whole folder of checkpoints is missing, a
     user has removed it from a finished run, and the record is enough.
     """
     if max(checkpoint_folders(path), default=-1) >= s.steps:
         return True
-    before = run_config(path)
-    keeps_models = before["checkpoint_every"] or before.get("save_model")
-    if keeps_models and s.steps and (path / "checkpoints").exists():
+    if s.steps and (path / "checkpoints").exists():
         return False
     return is_complete(s.to_json(), metrics, evaluations)
 

@@ -27,13 +27,11 @@ from engine.optimizer import AdamW, optimizer_tensors
 from engine.policy import Policy
 from engine.rollouts import Rollouts, has_format
 from harness.made_of import made_of
-from harness.metrics import STAGES, Watch
 from harness.record import (Json, RunFolder, credit_path, digest_of_problems, make_run, provenance,
                             read_lines, remove, whole, write_credit)
-from harness.screen import (AGAIN, MESSAGE, StopRequest, in_users_code, place_of, print_evaluation,
-                            print_outcome, print_step, python_command, say)
-from harness.settings import (CHANGEABLE, MODES, Settings, about_retired, is_large, make_settings,
-                              read_flags)
+from harness.screen import (StopRequest, print_evaluation, print_outcome, print_step,
+                            python_command, say)
+from harness.settings import CHANGEABLE, Settings, about_retired, make_settings, read_flags
 
 TRAVELS_ALONG = (  # from the model's folder to every checkpoint
     "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "merges.txt",
@@ -61,11 +59,6 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
             run.look_into_folder(bool(resume), may_continue, accepts_changes)
         try:
             yield run
-        except SystemExit as error:  # a function of the user's has ended the program
-            if where := in_users_code(error.__traceback__):
-                raise UserError(f"{place_of(where)} calls sys.exit, which would end the run "
-                                "without a word") from None
-            raise
         except NotFinite as error:
             rate = f" at --learning_rate {settings.learning_rate:g}"
             if isinstance(error, BadCredit) or run.step == 0:  # the rate is not to blame
@@ -92,22 +85,6 @@ def facts_of(method: Method) -> dict[str, torch.Tensor]:
     return found
 
 
-def refuse_other_default_type() -> None:
-    """Raise an error if somebody has changed the type of torch's new tensors, or has left autocast
-    on, which would change numbers everywhere."""
-    for device in ("cpu", "cuda"):
-        if torch.is_autocast_enabled(device):
-            torch.set_autocast_enabled(device, False)
-            raise UserError(f"autocast is on for {device}: a function of yours has left it on. "
-                            "Write with torch.autocast(...) around the lines that need it")
-    dtype = torch.get_default_dtype()
-    if dtype != torch.float32:
-        torch.set_default_dtype(torch.float32)
-        raise UserError(f"the default type of tensors is {dtype}: a function of yours calls "
-                        "torch.set_default_dtype. Give the type to the tensors that need it, as in "
-                        "torch.zeros(3, dtype=torch.float64)")
-
-
 def refuse_unchangeable(given: Json) -> None:
     for name in sorted(given.keys() - {*CHANGEABLE}):
         others = ", ".join(f"--{flag}" for flag in CHANGEABLE if flag != "steps")
@@ -130,8 +107,6 @@ class Run:
         self.after_step: Callable[[], None] = lambda: None  # a large model returns memory
         self.seconds: deque[float] = deque(maxlen=20)  # of the last steps
         self.drawn: Json = {}  # what dynamic sampling drew beyond the batch, in the last step
-        self.took: dict[str, float] = {}  # seconds of the last "update", "sampled", "save", ...
-        self.watch = Watch()
         self.travels_along: dict[str, bytes] = {}  # files of the model's folder, by name
         self.tracker: Callable[[Json, int], object] | None = None  # --track
         self.start, self.cleanup = time.monotonic(), ExitStack()
@@ -178,7 +153,7 @@ class Run:
             from bridges.track import tracking
             self.tracker = self.cleanup.enter_context(tracking(
                 self.settings.track, self.folder.path, self.done, self.settings.to_json()))
-        self.stop = self.cleanup.enter_context(StopRequest(self.stop_message()))
+        self.stop = self.cleanup.enter_context(StopRequest())
         if self.settings.eval_every:  # the task remembers them, and refuses to train on one
             policy.task.held_out_problems(self.settings.eval_tasks)
 
@@ -190,16 +165,6 @@ class Run:
                                   self.accepts)
             load_state(self.checkpoint, self.optimizer, self.parameters, self.methods)
         take_over(self.settings, self.folder, self.done, self.accepted)
-        for line in read_lines(self.folder.path / "metrics.jsonl"):
-            self.watch.advice(line)  # it was told when the step was made
-
-    def stop_message(self) -> str:
-        """What Ctrl-C is answered with. The checkpoint of a large model takes a while."""
-        if not self.policy.model.is_large:
-            return MESSAGE
-        from harness.forecast import size_of_checkpoint
-        return (f"stopping after this step, and then a checkpoint of "
-                f"{size_of_checkpoint(self.policy.model)} is written {AGAIN}")
 
     def begin_folder(self) -> None:
         """Make the folder of a new run. If the first step fails, it is removed again, so that it is
@@ -211,9 +176,6 @@ class Run:
         say(f"{s.model}: {size / 1e6:.2f} million parameters on {s.device} in {s.dtype}, "
             f"{threads}; {s.questions} problems x {s.answers} answers a step; writing to "
             f"{s.folder}")
-        if s.device == "cpu" and is_large(policy.folder):
-            from harness.forecast import forecast
-            say(f"  {forecast(s, policy.model)}")
         config = {**s.to_json(), "threads": torch.get_num_threads(), **provenance(),
                   "reward": policy.task.reward, "columns_temperature": 1,
                   "model_config": model.config.to_json(), "made_of": made_of(s)}
@@ -249,24 +211,11 @@ class Run:
 
     def record(self, step: int, rollouts: Rollouts, weight: torch.Tensor,
                columns: dict[str, torch.Tensor]) -> None:
-        """Write the credit file, and some answers."""
-        refuse_other_default_type()
+        """Write the credit file."""
         write_credit(credit_path(self.folder.at(""), step), rollouts, weight, {}, **columns)
         s = self.settings
         if s.pairs is None and s.dynamic_sampling == 1:  # else they are not those of the task
             self.problems = digest_of_problems(rollouts.problems, self.policy.task)
-        every = self.settings.sample_every
-        if every and step % every == 0:
-            self.record_samples(step, rollouts)
-
-    def record_samples(self, step: int, rollouts: Rollouts) -> None:
-        """Write the first answer to samples.jsonl, and the one with the highest reward."""
-        for row in sorted({0, int(rollouts.reward.argmax())}):
-            problem = rollouts.problems[int(rollouts.group[row])]
-            self.folder.append("samples.jsonl", {
-                "step": step, "problem": self.policy.task.show(problem), "episode": row,
-                "reward": rollouts.reward[row].item(),
-                "answer": rollouts.scores["answer"][row].item(), "text": rollouts.answers[row]})
 
     def log(self, line: Json) -> None:
         """Write a line of metrics.jsonl, and print one."""
@@ -279,20 +228,15 @@ class Run:
         self.folder.append("metrics.jsonl", line)
         self.track(line, "train")
         self.seconds.append(line["seconds"])
-        for stage in STAGES:
-            self.took[stage] = line[f"{stage}_seconds"]
-        print_step(line, steps, self.seconds_left(line),
+        print_step(line, steps, mean(self.seconds) * (steps - step),
                    with_header=step % 20 == 1 or step == self.done + 1,
                    with_format=has_format(self.policy.task))
-        if advice := self.watch.advice(line):
-            say(f"          {advice}")
         self.after_step()
 
     def log_evaluation(self, line: Json, seconds: float) -> None:
         """Write a line of evaluations.jsonl, and print one."""
         self.folder.append("evaluations.jsonl", line)
         self.track(line, f"held_out/{line['mode']}")
-        self.took[line["mode"]] = seconds
         print_evaluation(line, seconds, has_format(self.policy.task))
 
     def track(self, line: Json, prefix: str) -> None:
@@ -300,34 +244,6 @@ class Run:
         if self.tracker:
             from bridges.track import numbers_of
             self.tracker(numbers_of(line, prefix), line["step"])
-
-    def seconds_left(self, line: Json) -> float:
-        """An estimate of the time to the end of the run, after a step with these metrics. Steps,
-        evaluations and checkpoints take what the last ones took; before the first evaluation, what
-        its answers take at the speed and length of this step's."""
-        s = self.settings
-        seconds = mean(self.seconds) * (s.steps - self.step)
-        for mode in MODES[s.eval_modes]:
-            answers = s.eval_tasks * (1 if mode == "greedy" else s.eval_answers)
-            estimate = answers * line["length"] / line["rollout_tokens_per_second"]
-            seconds += self.count_due(s.eval_every) * self.took.get(mode, estimate)
-        saves = self.count_due(s.checkpoint_every) or int(s.save_model)
-        return seconds + saves * self.seconds_of_saving()
-
-    def count_due(self, every: int) -> int:
-        """How often something is still due, this step included."""
-        if not every:
-            return 0
-        steps = self.settings.steps
-        return steps // every - (self.step - 1) // every + (steps % every > 0)
-
-    def seconds_of_saving(self) -> float:
-        """The time of the last checkpoint; before the first, an estimate for a large model."""
-        if "save" in self.took or not self.policy.model.is_large:
-            return self.took.get("save", 0.0)
-        from harness.forecast import seconds_of_saving
-        size = sum(parameter.numel() for parameter in self.policy.model.parameters())
-        return seconds_of_saving(self.settings, size)
 
     def save_if_due(self, step: int) -> None:
         """Write a checkpoint if it is due. After Ctrl-C or SIGTERM write one in any case, and end
@@ -337,9 +253,7 @@ class Run:
             self.refuse_forgotten_state()
         if stopped or self.is_due(self.settings.checkpoint_every, step):
             self.policy.refuse_broken_model()
-            start = time.perf_counter()
             self.save_checkpoint(step)
-            self.took["save"] = time.perf_counter() - start
         if stopped and step < self.settings.steps:
             say(f"stopped at step {step}. Continue with: "
                 f"{python_command('train.py', '--resume', self.folder.path)}")
@@ -408,14 +322,11 @@ class Run:
 
     def end(self) -> None:
         self.policy.refuse_broken_model()
-        if self.settings.save_model:
+        if self.settings.steps and not self.settings.checkpoint_every:
             self.save_model()
         path = self.folder.path
         say(f"done. Everything is in {path}")
         evaluations = read_lines(path / "evaluations.jsonl")
         sampled = [line for line in evaluations if line["mode"] == "sampled"]
-        advice = ""
-        if len(sampled) > 1:
-            advice = self.watch.advice_at_end(sampled[0]["success"], sampled[-1]["success"])
-        print_outcome(path, sampled, time.monotonic() - self.start, self.done, advice,
+        print_outcome(path, sampled, time.monotonic() - self.start, self.done,
                       has_steps=self.settings.steps > 0)

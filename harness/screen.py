@@ -1,16 +1,16 @@
 """The terminal: what people see of a program, and how it ends.
 
-A mistake of the user is one line, a mistake in the code is a traceback. Of a mistake in a function
-that a user has written the traceback has that function's lines alone. What a model wrote cannot
-steer the terminal. Ctrl-C once stops after the current step, twice at once.
+A mistake of the user is one line, and so is an error in a file of his own: it names his line. A
+mistake in this program is a traceback. What a model wrote cannot steer the terminal. Ctrl-C once
+stops after the current step, twice at once.
 """
 import os
 import shlex
 import signal
 import sys
 import textwrap
+import traceback
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -22,15 +22,9 @@ from harness.record import Json
 
 EXAMPLES, MOST_OF_ANSWER = 3, 300  # answers shown at an evaluation, and characters of each
 BOLD, GREEN, RED = "1", "1;32", "1;31"
-AGAIN = "(Ctrl-C again stops at once, at the last checkpoint)"
-MESSAGE = f"stopping after this step {AGAIN}"
-# functions that call what a user may have written: a weighting, an advantage, a task
-CALL_USERS_CODE = {
-    ("engine.choices", "checked_credit"),
-    ("harness.load", "make"), ("harness.load", "make.<locals>.<lambda>"),
-    ("engine.rollouts", "as_problems"), ("engine.rollouts", "as_text"),
-    ("engine.rollouts", "CheckedTask.score"), ("engine.rollouts", "CheckedTask.label"),
-    ("harness.short_task", "as_number")}
+MESSAGE = "stopping after this step (Ctrl-C again stops at once, at the last checkpoint)"
+# the files at the top of the project that a user does not write his own code into
+PROGRAMS = ("train.py", "analyze.py", "grpo.py", "qwen2_model.py")
 # The loss is not among these: its value says nothing about progress (docs/reading_a_run.md).
 HEADER = ("    step  reward  success  format  length  finished  entropy  grad norm  tokens/s"
           "      left")
@@ -48,50 +42,34 @@ def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: 
     except BrokenPipeError:  # as in `python -m tools.follow RUN | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left to print goes nowhere
         sys.exit(f"{name}: nothing reads its output any more; {interrupted}" if interrupted else 1)
-    except Exception as error:
-        if not (sentence := sentence_about(error)):
-            if not sys.flags.dev_mode:
-                sys.excepthook = partial(print_traceback, name)
+    except (Exception, SystemExit) as error:
+        sentence = sentence_about(error)
+        if not sentence or (sys.flags.dev_mode and not isinstance(error, UserError)):
             raise
         sys.exit(f"{name}: {visible(sentence)}")
 
 
-def print_traceback(name: str, kind: type[BaseException], error: BaseException,
-                    trace: TracebackType | None) -> None:
-    """Print the traceback of an error. If a user's function was called, only the lines from there
-    on, and before them how to see the others. The last line is Python's own, as in any traceback.
-    """
-    if users := in_users_code(trace):
-        print(f"{name}: an error in the code below. To see all that led there, type "
-              "PYTHONDEVMODE=1 before the command.", file=sys.stderr)
-        error = error.with_traceback(users)
-    sys.__excepthook__(kind, error, users or trace)
-
-
-def in_users_code(trace: TracebackType | None) -> TracebackType | None:
-    """The part of a traceback that begins in a user's function; None if none was called."""
-    found = None
-    while trace:
-        frame = trace.tb_frame
-        if (frame.f_globals.get("__name__"), frame.f_code.co_qualname) in CALL_USERS_CODE:
-            found = trace.tb_next
-        trace = trace.tb_next
+def place_in_users_code(trace: TracebackType | None) -> str:
+    """The innermost line of a traceback that stands in a user's file, as my_idea
+    (mitigations.py:57). A user's files are those at the top of the project, but for PROGRAMS, and
+    those in examples/."""
+    found = ""
+    for frame, line in traceback.walk_tb(trace):
+        file = Path(frame.f_code.co_filename)
+        parts = file.relative_to(PROJECT).parts if PROJECT in file.parents else ()
+        if parts and (parts[0] == "examples" or len(parts) == 1 and parts[0] not in PROGRAMS):
+            found = f"{frame.f_code.co_qualname} ({'/'.join(parts)}:{line})"
     return found
 
 
-def place_of(trace: TracebackType) -> str:
-    """The innermost function, file and line of a traceback: my_idea (mitigations.py:57)."""
-    while trace.tb_next:
-        trace = trace.tb_next
-    code = trace.tb_frame.f_code
-    file = code.co_filename.removeprefix(f"{PROJECT}/")
-    return f"{code.co_qualname} ({file}:{trace.tb_lineno})"
-
-
-def sentence_about(error: Exception) -> str:
-    """The line about an error; an empty one about a mistake in this code."""
+def sentence_about(error: BaseException) -> str:
+    """The line about an error; an empty one about a mistake in this program, and about its own way
+    to end."""
     if isinstance(error, UserError):
         return " ".join(str(error).split())
+    users = place_in_users_code(error.__traceback__)
+    if isinstance(error, SystemExit):
+        return f"{users} calls sys.exit, which would end the run without a word" if users else ""
     if isinstance(error, OSError):
         if error.filename is None or not error.strerror:
             return str(error)
@@ -103,6 +81,9 @@ def sentence_about(error: Exception) -> str:
     is_memory_full = isinstance(error, (MemoryError, torch.OutOfMemoryError))
     if is_memory_full or "can't allocate memory" in str(error):
         return "there is not enough memory: a smaller --micro_batch or --questions needs less"
+    if users:
+        return (f"{type(error).__name__} in {users}: {' '.join(str(error).split())} (with "
+                "PYTHONDEVMODE=1 before the command you see all that led there)")
     return ""
 
 
@@ -251,10 +232,9 @@ def most_varied(shown: list[str]) -> list[int]:
 
 
 def print_outcome(path: Path, sampled: Sequence[Json], duration: float, done: int,
-                  advice: str, has_steps: bool = True) -> None:
+                  has_steps: bool = True) -> None:
     """Print how success has changed in the evaluations of sampled answers, how long that took
-    (since step `done`, if the run was resumed), advice if nothing was learned, and what to look at
-    next."""
+    (since step `done`, if the run was resumed), and what to look at next."""
     minutes, seconds = divmod(round(duration), 60)
     took = f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
     if done:
@@ -262,8 +242,6 @@ def print_outcome(path: Path, sampled: Sequence[Json], duration: float, done: in
     if len(sampled) > 1:
         took = f"{change(sampled[0], sampled[-1])}, {took}"
     say(f"  {took}")
-    if advice:
-        say(f"  {advice}")
     page = path / "analysis" / "report.html"
     say(f"To make tables, pictures and the page {page}:")
     say(f"  {python_command('analyze.py', path)}")

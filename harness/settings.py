@@ -23,9 +23,10 @@ from harness.flags import (MOST_THREADS, Flag, Requirement, Values, check_value,
                            flags_of, option, settled)
 from harness.parser import Parser, make_parser, print_text
 from harness.record import Json, find_folder, run_config
+from qwen2_model import is_fast_in_bfloat16
 
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}
-MODES = {"both": ("sampled", "greedy"), "sampled": ("sampled",)}  # of an evaluation
+MODES = ("sampled", "greedy")  # the answers of an evaluation
 OWN_SAMPLER = "own"  # --rollouts
 LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for a step
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
@@ -55,9 +56,6 @@ SHUFFLED: Requirement = (
     "--loss policy and, to shuffle weights, a --mitigation other than none")
 SAMPLED: Requirement = (lambda s: s.pairs is None, "sampled answers, which --pairs replaces")
 SERVED: Requirement = (lambda s: s.rollouts != OWN_SAMPLER, "--rollouts http://HOST:PORT")
-NO_CHECKPOINTS: Requirement = (
-    lambda s: s.checkpoint_every == 0, "--checkpoint_every 0, because otherwise the last "
-                                       "checkpoint has the model")
 EVALUATED: Requirement = (lambda s: s.eval_every > 0, "--eval_every above 0")
 ON_A_GPU: Requirement = (lambda s: s.device.startswith("cuda"), "--device cuda")
 
@@ -74,6 +72,18 @@ ABOUT_STEPS = (
 ABOUT_DEFAULTS = (
     "The defaults above are those for this model. They come from its folder's recipe.json and from "
     "--config, where there are such files.")
+
+# Settings of a large model whose folder has no recipe.json. With these it learns Countdown with two
+# numbers within minutes, on a laptop too: its answer is an expression, or a brief thinking and one.
+EASY: Json = {"numbers": "2", "min_number": 2, "max_number": 30, "max_target": 900, "examples": 4,
+              "reward_form": "right", "steps": 48, "eval_every": 24, "eval_tasks": 250,
+              "checkpoint_every": 0}
+TWO_NUMBERS: dict[str, Json] = {  # by the prompt
+    "expression": {**EASY, "questions": 8, "answers": 8, "micro_batch": 64, "max_new_tokens": 12},
+    "brief": {**EASY, "questions": 4, "answers": 8, "micro_batch": 32, "max_new_tokens": 64}}
+ON_A_LAPTOP: Json = {  # for any other prompt, and for any other task, on a CPU
+    "questions": 4, "answers": 8, "max_new_tokens": 128, "micro_batch": 4, "eval_every": 50,
+    "eval_tasks": 64, "checkpoint_every": 50}
 
 LAST_STOOD_IN = "f19f84f4"  # the last commit that had these settings
 # The settings that this version no longer has, with the defaults that they had. The config.json of
@@ -256,8 +266,7 @@ class Settings:
         least=1, most=100, requires=SAMPLED, topic=TRAINING)
     micro_batch: int = option(
         8, "how many answers of full length an update computes at a time; a number above that of "
-        "all answers means all of them. A large model on a GPU has by default as many as take a "
-        "quarter of its memory. This changes memory, speed and rounding, and nothing else",
+        "all answers means all of them. This changes memory, speed and rounding, and nothing else",
         least=1, topic=TRAINING, **HOW_IT_IS_MADE)
     max_grad_norm: float = option(
         1.0, "gradients with a larger norm are scaled down to this norm; 0 means never",
@@ -274,17 +283,6 @@ class Settings:
         500, "number of held-out problems in an evaluation",
         least=1, requires=EVALUATED, topic=RECORD,
         compared="aside")
-    eval_answers: int = option(
-        1, "number of answers sampled to each held-out problem. Success is the share of right ones",
-        least=1, requires=EVALUATED, topic=RECORD, compared="aside")
-    eval_modes: str = option(
-        "both",
-        "which answers an evaluation looks at. both: sampled ones and greedy ones. sampled: "
-        "only sampled ones", choices=MODES,
-        requires=EVALUATED, topic=RECORD, compared="aside")
-    sample_every: int = option(
-        10, "after every so many steps a few answers are written to samples.jsonl; 0 means never",
-        topic=RECORD, **HOW_IT_IS_MADE)
     change_every: int = option(
         10, "steps between two measurements of each token's change, which is its log-prob after "
         "the step minus its log-prob before. The first and the last step are measured, too; 0 "
@@ -297,13 +295,9 @@ class Settings:
         "anywhere: wandb works offline",
         choices=("none", "tensorboard", "trackio", "wandb"), topic=RECORD, **HOW_IT_IS_MADE)
     checkpoint_every: int = option(
-        25, "steps between two checkpoints. There is also one at the end; 0 means never",
+        25, "steps between two checkpoints, from which a stopped run resumes. There is also one at "
+        "the end. With 0 only the trained model is kept, at the end, with its matrices in --dtype",
         topic=RECORD, **HOW_IT_IS_MADE)
-    save_model: bool = option(
-        False, "save the trained model at the end, with its matrices in --dtype, and nothing "
-        "else. So the run cannot be resumed, because that needs the optimizer's state",
-        requires=NO_CHECKPOINTS, topic=RECORD,
-        **HOW_IT_IS_MADE)
     out: str | None = option(
         None, "folder of the run. By default it is runs/<mitigation>-<advantage>-s<seed>, and "
         "flags that differ from their defaults are named before the seed",
@@ -452,13 +446,28 @@ def from_files(given: Json) -> tuple[Json, Json]:
             raise UserError(f"--{name} {chosen[name]} should be a text")
     on_gpu = str(chosen["device"]).startswith("cuda")
     if not recipe and is_large(folder):
-        from harness.laptop import answers_at_once, laptop_recipe
-        recipe = laptop_recipe(config | given, chosen["task"] == Settings.task, on_gpu)
-        if on_gpu and "micro_batch" not in recipe | config | given:
-            recipe["micro_batch"] = answers_at_once(folder, chosen | recipe | config | given)
+        recipe = recipe_of_large(config | given, chosen["task"] == Settings.task, on_gpu)
     elif not recipe and on_gpu:
         recipe = {"dtype": "bfloat16"}  # in float32 a GPU is several times slower
     return known_values(path, recipe, chosen), known_values(given.get("config"), config, chosen)
+
+
+def recipe_of_large(given: Json, is_countdown: bool, on_gpu: bool) -> Json:
+    """The recipe of a large model whose folder has none. In bfloat16 most of a small update is
+    rounded away, so in float32 the same rate moves a model several times as far
+    (docs/how_a_run_fails.md)."""
+    dtype = "bfloat16" if on_gpu or is_fast_in_bfloat16() else "float32"
+    prompt = given.get("prompt", "expression")
+    usual = {} if on_gpu else ON_A_LAPTOP
+    if not is_countdown:
+        return {"dtype": dtype, **usual}
+    recipe = {"dtype": dtype, "prompt": "expression", **TWO_NUMBERS.get(prompt, usual)}
+    if prompt not in TWO_NUMBERS:
+        return recipe
+    recipe["learning_rate"] = 2e-6 if given.get("dtype", dtype) == "bfloat16" else 5e-7
+    if "data" in given or given.get("numbers", "2") != "2":
+        recipe["max_new_tokens"] *= 3  # longer expressions
+    return recipe
 
 
 def is_large(folder: Path) -> bool:

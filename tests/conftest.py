@@ -318,8 +318,7 @@ def learner(tmp_path_factory):
     tokenizer.save(str(folder / "tokenizer.json"))
     recipe = dict(prompt="short", numbers="3", max_number=15, max_target=99, max_result=150,
                   threads=1, learning_rate=1e-3, questions=4, answers=4, max_new_tokens=40,
-                  micro_batch=8, steps=6, eval_tasks=24, eval_every=3, checkpoint_every=2,
-                  sample_every=2)
+                  micro_batch=8, steps=6, eval_tasks=24, eval_every=3, checkpoint_every=2)
     (folder / "recipe.json").write_text(json.dumps(recipe))
     return folder
 
@@ -342,7 +341,7 @@ def recorded(tmp_path_factory):
     from runs import SHORT
     folder = tmp_path_factory.mktemp("recorded") / "run"
     train.main([*SHORT, "--max_new_tokens", "40", "--mitigation", "outcome_conditional",
-                "--loss_norm", "sequence", "--drop_unfinished", "--sample_every", "1",
+                "--loss_norm", "sequence", "--drop_unfinished",
                 "--out", str(folder)])
     (folder / "checkpoints/step_backup").mkdir()  # a name that people gave
     return folder

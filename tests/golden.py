@@ -34,7 +34,7 @@ from runs import arrays, lines, run, timeless
 RECORDS = ROOT / "tests/digits"
 COMMON = ["--model", "models/tiny", "--threads", "1", "--steps", "3", "--questions", "3",
           "--answers", "4", "--max_new_tokens", "48", "--eval_every", "0",
-          "--checkpoint_every", "0", "--sample_every", "0", "--change_every", "1"]
+          "--checkpoint_every", "0", "--change_every", "1"]
 ARMS = {"default": ["--mitigation", "none"],
         "gae": ["--advantage", "gae"],
         "learned_importance": ["--mitigation", "learned_importance", "--importance_warmup", "0"],

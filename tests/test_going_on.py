@@ -51,7 +51,7 @@ def test_a_run_that_was_stopped_is_not_called_finished(stopped):
     assert "has 5 of its 6 steps, and no more were asked for" in said
 
 
-@pytest.mark.parametrize("name, before, now", [("threads", 2, 1), ("sample_every", 1, 0)])
+@pytest.mark.parametrize("name, before, now", [("threads", 2, 1), ("change_every", 1, 0)])
 def test_what_is_changed_is_remembered(stopped, monkeypatch, name, before, now):
     monkeypatch.setattr(Run, "steps", lambda run: [])
     edit_config(stopped, **{name: before})
@@ -111,7 +111,7 @@ def test_killed_before_its_only_checkpoint_a_run_is_not_finished(
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_trained_model_alone_is_left_in_the_type_of_the_products(learner, tmp_path, dtype):
     """Beside a run that keeps a checkpoint, whose parameters are float32."""
-    for name, flags in (("x", ["--checkpoint_every", 0, "--save_model"]), ("y", [])):
+    for name, flags in (("x", ["--checkpoint_every", 0]), ("y", [])):
         run("--model", learner, "--out", tmp_path / name, *WHOLE, "--dtype", dtype, *flags)
     [model] = (tmp_path / "x/checkpoints").iterdir()
     assert model.name == "step_000006" and not (model / "trainer").exists()
@@ -127,7 +127,7 @@ def test_the_trained_model_alone_is_left_in_the_type_of_the_products(learner, tm
 
 
 def test_killed_before_its_model_is_left_a_run_is_not_finished(learner, tmp_path, monkeypatch):
-    folder, flags = tmp_path / "x", [*WHOLE, "--checkpoint_every", 0, "--save_model"]
+    folder, flags = tmp_path / "x", [*WHOLE, "--checkpoint_every", 0]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(Run, "save_model", interrupt)
         run("--model", learner, "--out", folder, *flags)
@@ -139,7 +139,7 @@ def test_killed_before_its_model_is_left_a_run_is_not_finished(learner, tmp_path
 def test_a_run_that_was_stopped_once_leaves_its_model_and_nothing_to_go_back_to(
         learner, tmp_path, monkeypatch, step):
     """Stopped after this step, of six, it keeps a checkpoint; the resumed run makes the rest."""
-    folder, flags = tmp_path / "x", [*WHOLE, "--checkpoint_every", 0, "--save_model"]
+    folder, flags = tmp_path / "x", [*WHOLE, "--checkpoint_every", 0]
     after_credit_of(step, monkeypatch, lambda: os.kill(os.getpid(), signal.SIGINT))
     if step < 6:
         with pytest.raises(SystemExit):
@@ -154,12 +154,6 @@ def test_a_run_that_was_stopped_once_leaves_its_model_and_nothing_to_go_back_to(
     assert "has no checkpoint to continue from" in run("--resume", folder, "--steps", 7,
                                                     expect=1).stderr
     assert everything(folder) == before
-
-
-def test_a_checkpoint_has_the_model_already(learner, tmp_path):
-    said = run("--model", learner, "--out", tmp_path / "x", *WHOLE, "--checkpoint_every", 3,
-               "--save_model", expect=1).stderr
-    assert "--save_model has no effect without --checkpoint_every 0" in said
 
 
 def test_problems_of_a_file_are_trained_on(learner, tmp_path):

@@ -270,31 +270,6 @@ def test_a_state_that_cannot_be_saved_ends_the_first_step(monkeypatch, tmp_path)
     run(*SHORT, "--out", tmp_path / "y", "--mitigation", "mine", "--checkpoint_every", 0)
 
 
-def leaves(rollouts):
-    raise SystemExit(0)
-
-
-def changes_the_type(rollouts):
-    torch.set_default_dtype(torch.float64)
-    return torch.ones_like(rollouts.entropy)
-
-
-def leaves_autocast_on(rollouts):
-    torch.autocast("cpu").__enter__()
-    return torch.ones_like(rollouts.entropy)
-
-
-@pytest.mark.parametrize("function, said", [
-    (leaves, "calls sys.exit"), (changes_the_type, "calls torch.set_default_dtype"),
-    (leaves_autocast_on, "autocast is on for cpu")])
-def test_what_a_function_does_to_the_program_ends_in_a_sentence(function, said, monkeypatch,
-                                                                tmp_path):
-    put_in(monkeypatch, function, "mine")
-    found = run(*SHORT, "--out", tmp_path / "x", "--mitigation", "mine", expect=1).stderr
-    assert said in found and torch.get_default_dtype() == torch.float32
-    assert not torch.is_autocast_enabled("cpu")
-
-
 def test_a_pipe_and_an_endless_file_are_refused_at_once(stopped):
     (stopped / "metrics.jsonl").unlink()
     (stopped / "metrics.jsonl").symlink_to("/dev/zero")

@@ -79,7 +79,7 @@ TOKENIZER_CONFIG = {"tokenizer_class": "Qwen2Tokenizer", "eos_token": "<|im_end|
 # for a real model, which takes a thousand times the operations of a tiny one
 REAL_FLAGS = {"steps": 120, "batch": 8}
 REAL_RECIPE = {"learning_rate": 5e-6, "questions": 4, "answers": 8, "max_new_tokens": 96,
-               "micro_batch": 4, "threads": 0, "eval_tasks": 64, "eval_modes": "sampled"}
+               "micro_batch": 4, "threads": 0, "eval_tasks": 64}
 
 
 def main(argv: list[str]) -> None:

@@ -23,7 +23,7 @@ from runs import arrays, assert_same_run, free_port, lines, run
 
 FLAGS = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", "1", "--answers",
          "8", "--max_new_tokens", "60", "--steps", "3", "--eval_every", "0", "--checkpoint_every",
-         "1", "--sample_every", "0"]
+         "1"]
 
 
 @pytest.fixture(scope="module")

@@ -33,6 +33,7 @@ What is not measured: training scales gradients down that are longer than --max_
 divides each parameter's gradient by its usual size. So in training batches and parameters have
 other weights than here.
 """
+import os
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -52,7 +53,7 @@ from engine.policy import Policy
 from engine.rollouts import Rollouts
 from grpo import update
 from harness.flags import Flag, flags_of
-from harness.load import bytes_of_machine, make_advantage, make_weighting
+from harness.load import make_advantage, make_weighting
 from harness.memory import FreedMemory
 from harness.record import Json
 from harness.settings import METHODS, Settings, make_settings, read_flags
@@ -120,6 +121,10 @@ def measure_gradients(args: SimpleNamespace) -> tuple[list[str], Floats, str]:
     intro = (f"{policy.folder} gave {answers} answers to each of {questions} problems in each of "
              f"{args.batches} batches. {np.mean(right):.1%} of the answers are right.")
     return list(methods), inner, intro
+
+
+def bytes_of_machine() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def refuse_beyond_memory(methods: int, batches: int) -> None:

@@ -172,12 +172,11 @@ def test_what_is_past_the_checkpoint_is_forgotten(tmp_path):
     assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1}, {"step": 2}]
 
 
-@pytest.mark.parametrize("every", [0, 2])
-def test_a_run_has_a_place_for_its_checkpoints_from_the_start(tmp_path, every):
+def test_a_run_has_a_place_for_its_checkpoints_from_the_start(tmp_path):
     """Where that is missing, somebody has removed them: the record decides if it is finished."""
     (tmp_path / "tokenizer.json").touch()
-    make_run(tmp_path / "x", {"checkpoint_every": every}, tmp_path / "tokenizer.json")
-    assert (tmp_path / "x/checkpoints").is_dir() == (every > 0)
+    make_run(tmp_path / "x", {"checkpoint_every": 0}, tmp_path / "tokenizer.json")
+    assert (tmp_path / "x/checkpoints").is_dir()
 
 
 DAMAGES = {

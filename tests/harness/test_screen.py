@@ -1,5 +1,6 @@
 """What people see, and how a program ends: one line, and nothing that steers a terminal."""
 import contextlib
+import importlib
 import io
 import math
 import os
@@ -9,20 +10,15 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 from conftest import ROOT, hand_made
-from engine.choices import checked_credit
 from engine.errors import UserError
-from engine.rollouts import CheckedTask
 from harness import screen
-from harness.load import make
 from harness.metrics import batch_metrics
 from harness.screen import StopRequest, Visible, run_as_program, visible
-from harness.short_task import short_task
 
 python = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
 
@@ -55,75 +51,75 @@ def test_what_ends_a_program_is_one_line(monkeypatch, error, words):
     assert "\n" not in ended.value.code
 
 
-def wrong(*_, **__):
-    return helper()
-
-
+OWN = """
+import sys
 def helper():
     return [].entropy
+def my_idea():
+    return helper()
+def leaves():
+    sys.exit(0)
+"""
 
 
-class WrongTask:
-    training_problems = held_out_problems = score = label = show = prompt_for = wrong
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """The functions of a user's file, which stands at the top of the project."""
+    (tmp_path / "own_idea.py").write_text(OWN)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(screen, "PROJECT", tmp_path)
+    yield importlib.import_module("own_idea")
+    del sys.modules["own_idea"]
 
 
-class WrongIdea:
-    def __init__(self, policy):
-        wrong()
-
-
-BATCH = hand_made([[True]])
-SHORT_TASK = SimpleNamespace(__name__="my_task", problems=["a", "b"], reward=wrong)
-
-
-@pytest.mark.parametrize("call, first", [
-    (lambda: checked_credit(make(wrong, {}, None), "mine", BATCH), "wrong"),
-    (lambda: make(WrongIdea, {}, None), "__init__"),
-    (lambda: CheckedTask(WrongTask()).training_problems(0, 1, 1), "wrong"),
-    (lambda: CheckedTask(WrongTask()).held_out_problems(1), "wrong"),
-    (lambda: CheckedTask(WrongTask()).score("a", "b"), "wrong"),
-    (lambda: CheckedTask(WrongTask()).label([b"a"]), "wrong"),
-    (lambda: CheckedTask(WrongTask()).show("a"), "wrong"),
-    (lambda: CheckedTask(WrongTask()).prompt_for("a"), "wrong"),
-    (lambda: CheckedTask(short_task(SHORT_TASK)()).score("a", "b"), "wrong"),
-    (lambda: wrong(), "")])
-def test_of_a_mistake_in_a_users_function_its_lines_are_printed(monkeypatch, call, first):
-    """And Python's own last line, which the log of a run ends with. Where no user's function was
-    called, the traceback is whole. So is the error's, for who catches it."""
-    printed = io.StringIO()
+def ended_by(monkeypatch, function):
     monkeypatch.setattr(sys, "stdout", io.StringIO())
-    monkeypatch.setattr(sys, "stderr", printed)
-    monkeypatch.setattr(sys, "excepthook", None)
-    with pytest.raises(AttributeError) as raised:
-        run_as_program("name", lambda argv: call())
-    assert "run_as_program" in [entry.name for entry in raised.traceback]
-    sys.excepthook(raised.type, raised.value, raised.tb)
-    told, *_ = lines = printed.getvalue().splitlines()
-    assert lines[-1] == "AttributeError: 'list' object has no attribute 'entropy'"
-    assert ("PYTHONDEVMODE=1" in told) == bool(first)
-    functions = [line.rpartition(" in ")[2] for line in lines if line.startswith("  File ")]
-    if first:
-        assert functions == [*dict.fromkeys([first, "wrong", "helper"])]
-    else:
-        assert "run_as_program" in functions
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with pytest.raises(SystemExit) as ended:
+        run_as_program("name", lambda argv: function())
+    return ended.value.code
+
+
+def test_an_error_in_a_users_file_is_his_line_and_one_sentence(own, monkeypatch):
+    said = ended_by(monkeypatch, own.my_idea)
+    assert said.startswith("name: AttributeError in helper (own_idea.py:4): 'list' object has no "
+                           "attribute 'entropy'") and "PYTHONDEVMODE=1" in said
+
+
+def test_a_users_file_cannot_end_a_run_as_if_it_had_succeeded(own, monkeypatch):
+    said = ended_by(monkeypatch, own.leaves)
+    assert said == ("name: leaves (own_idea.py:8) calls sys.exit, which would end the run without "
+                    "a word")
+
+    def stop():
+        raise SystemExit(130)  # this program's own way to end
+    assert ended_by(monkeypatch, stop) == 130
+
+
+def test_a_mistake_of_this_program_has_its_traceback(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    with pytest.raises(AttributeError):
+        run_as_program("name", lambda argv: [].entropy)
 
 
 DEVELOPING = """
 import sys
-sys.path.insert(0, "tests")
-from harness.screen import run_as_program
-from test_screen import BATCH, checked_credit, make, wrong
-run_as_program("it", lambda argv: checked_credit(make(wrong, {}, None), "mine", BATCH))
+sys.path[:0] = [sys.argv[1]]
+from pathlib import Path
+from harness import screen
+import own_idea
+screen.PROJECT = Path(sys.argv[1])
+screen.run_as_program("it", lambda argv: own_idea.my_idea())
 """
 
 
 @pytest.mark.parametrize("mode", ["", "1"])
-def test_the_whole_traceback_is_there_for_who_asks(mode):
-    said = python([sys.executable, "-c", DEVELOPING], env={
-        **os.environ, "PYTHONDEVMODE": mode, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests/harness'}"})
-    assert said.returncode == 1 and said.stderr.rstrip().endswith("no attribute 'entropy'")
+def test_the_whole_traceback_is_there_for_who_asks(own, tmp_path, mode):
+    said = python([sys.executable, "-c", DEVELOPING, str(tmp_path)], env={
+        **os.environ, "PYTHONDEVMODE": mode, "PYTHONPATH": str(ROOT)})
+    assert said.returncode == 1 and "no attribute 'entropy'" in said.stderr
     assert ("run_as_program" in said.stderr) == bool(mode)
-    assert ("PYTHONDEVMODE=1 before the command" in said.stderr) != bool(mode)
 
 
 @pytest.mark.parametrize("name, is_told", [
@@ -229,12 +225,11 @@ CHANGED = ("20.0% (95% interval 10.0% to 30.0%) -> 50.0% (40.0% to 60.0%) of 3 h
            "3 min 52 s")
 
 
-@pytest.mark.parametrize("sampled, advice, said", [
-    (BEFORE, "", "3 min 52 s\nTo make tables"),  # without two evaluations, the time alone
-    (BEFORE + AFTER, "", f"{CHANGED}\nTo make tables"),
-    (BEFORE + AFTER, "try this", f"{CHANGED}\n  try this\nTo make tables")])
-def test_the_end_says_what_changed(capsys, sampled, advice, said):
-    screen.print_outcome(Path("runs/x"), sampled, 232.0, 0, advice)
+@pytest.mark.parametrize("sampled, said", [
+    (BEFORE, "3 min 52 s\nTo make tables"),  # without two evaluations, the time alone
+    (BEFORE + AFTER, f"{CHANGED}\nTo make tables")])
+def test_the_end_says_what_changed(capsys, sampled, said):
+    screen.print_outcome(Path("runs/x"), sampled, 232.0, 0)
     printed = capsys.readouterr().out
     assert printed.startswith(f"  {said}")
     assert "the page runs/x/analysis/report.html:\n" in printed
@@ -243,7 +238,7 @@ def test_the_end_says_what_changed(capsys, sampled, advice, said):
 
 
 def test_without_a_step_there_is_no_token_to_follow(capsys):
-    screen.print_outcome(Path("runs/x"), BEFORE, 2.0, 0, "", has_steps=False)
+    screen.print_outcome(Path("runs/x"), BEFORE, 2.0, 0, has_steps=False)
     printed = capsys.readouterr().out
     assert "python analyze.py runs/x" in printed and "follow" not in printed
 

@@ -16,8 +16,7 @@ from harness import planned as planned_runs
 from harness.forecast import memory_of
 from harness.load import load_policy
 from harness.screen import is_taken_away
-from harness.laptop import TWO_NUMBERS
-from harness.settings import LARGE, make_settings
+from harness.settings import LARGE, TWO_NUMBERS, make_settings
 from tools import idea
 from tools.idea import arms_of, main, make_plan
 
@@ -30,7 +29,7 @@ def test_the_arms_of_a_weighting_and_of_an_advantage():
     plain, own = arms["plain"], {"mitigation": "by_kind", "word_weight": 0.1, "rescale": "none"}
     assert axis == "mitigation" and plain == {
         "questions": 8, "answers": 8, "steps": 20, "threads": 1, "eval_every": 20,
-        "checkpoint_every": 20, "eval_modes": "both"}
+        "checkpoint_every": 20}
     assert arms["idea"] == plain | own and arms["placebo"] == plain | own | {"placebo": "weights"}
     axis, arms = arms_of("span", ["--eval_every", "9", "--mitigation", "taco"])
     assert axis == "advantage" and arms["plain"]["eval_every"] == 9
@@ -98,14 +97,15 @@ def test_a_large_model_keeps_its_recipe_and_leaves_no_model(tmp_path):
     its steps. If it names none, a CPU makes few, and a GPU the usual number."""
     typed = ["--model", str(large_folder(tmp_path))]
     _, arms = arms_of("by_kind", typed)
-    no_models = {"checkpoint_every": 0, "save_model": False, "eval_modes": "both"}
+    no_models = {"checkpoint_every": 0}
     steps = 24
     assert arms["plain"] == no_models | {"model": str(tmp_path), "steps": steps,
                                          "eval_every": steps}
     known = make_settings(arms["placebo"])
-    others = TWO_NUMBERS.keys() - {"eval_every", "eval_modes", "save_model", "steps"}
+    recipe = TWO_NUMBERS["expression"]
+    others = recipe.keys() - {"eval_every", "steps"}
     assert {name: known.to_json()[name] for name in others} == {
-        name: TWO_NUMBERS[name] for name in others}
+        name: recipe[name] for name in others}
     _, arms = arms_of("by_kind", [*typed, "--steps", "7", "--checkpoint_every", "3"])
     assert (arms["idea"]["steps"], arms["idea"]["eval_every"]) == (7, 7)
     assert arms["idea"]["checkpoint_every"] == 3

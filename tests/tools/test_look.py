@@ -109,7 +109,7 @@ def test_a_forecast_by_the_clock(monkeypatch):
     10 + 3 x 16 x 2 / 8 = 22 s after the start, for which this process took 100."""
     s = make_settings({"model": str(ROOT / "models/tiny"), "threads": 1, "questions": 2,
                        "answers": 4, "max_new_tokens": 48, "steps": 10, "eval_every": 5,
-                       "eval_tasks": 16, "eval_modes": "both"})
+                       "eval_tasks": 16})
     policy, seconds = load_policy(s), itertools.count()
     before = [parameter.clone() for parameter in policy.model.parameters()]
     clock = SimpleNamespace(perf_counter=lambda: next(seconds), process_time=lambda: 100.0)

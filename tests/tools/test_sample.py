@@ -5,11 +5,10 @@ import pytest
 
 from conftest import ROOT, refusal
 from countdown_task import Problem, Task
-from engine import policy
 from engine.policy import derived_seed
 from harness.load import load_policy
 from harness.settings import make_settings
-from runs import everything, lines
+from runs import everything
 from examples import largest_last
 from tools import sample
 from tools.helpers import terminal
@@ -82,30 +81,3 @@ def test_countdown_problems_that_were_typed(words, problem):
     else:
         said = refusal(Task().read, words.split())
         assert "expected numbers and then the target, such as 4 12 10 18" in said
-
-
-def test_kept_samples_name_their_problem(recorded):
-    """Two questions with four answers each in a step."""
-    kept = lines(recorded / "samples.jsonl")
-    assert {line["step"] for line in kept} == {1, 2, 3}
-    task = Task(prompt="short", numbers="3", max_number=15, max_result=150)
-    for line in kept:
-        problems = task.training_problems(0, line["step"], 2)
-        assert line["problem"] == task.show(problems[line["episode"] // 4])
-    assert any(line["episode"] >= 4 for line in kept)
-    assert list(kept[0])[:2] == ["step", "problem"]
-
-
-def test_what_is_no_problem_is_said_to_the_model_as_a_turn_of_chat(ask, monkeypatch):
-    """models/tiny has words for numbers alone; nobody judges the answer. It may be longer than one
-    to a problem, of which the recipe says 80 tokens."""
-    asked, limits, generate = [], [], policy.generate
-    monkeypatch.setattr(policy, "generate", lambda *of, max_new_tokens, **more: (
-        limits.append(max_new_tokens) or generate(*of, max_new_tokens=max_new_tokens, **more)))
-    monkeypatch.setattr("engine.policy.encode_prompt",
-                        lambda tokenizer, text, shown: asked.append(text) or [5, 6])
-    printed = ask(TINY, "4 12")
-    assert asked[-1] == "<|im_start|>user\n4 12<|im_end|>\n<|im_start|>assistant\n"
-    assert limits == [128]
-    assert "not a problem of countdown_task, so it is sent as a message" in printed
-    assert "reward" not in printed and " right" not in printed and " tokens" in printed

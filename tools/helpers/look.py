@@ -25,7 +25,7 @@ from grpo import gradient_size, update, update_with_change, ways_of_push
 from harness.memory import keep_memory, should_keep_memory
 from harness.screen import say, show_status
 from harness.load import load_optimizer, load_policy, make_advantage, make_weighting
-from harness.settings import MODES, Settings
+from harness.settings import Settings
 from mitigations import rescaled_weight
 from train import drop_unfinished, with_advantage
 
@@ -86,8 +86,7 @@ def seconds_of_evaluations(policy: Policy) -> float:
     begun = time.perf_counter()
     policy.ask(problems, 1, derived_seed("evaluation", 0))
     of_problem = (time.perf_counter() - begun) / len(problems)
-    answers = s.eval_answers + ("greedy" in MODES[s.eval_modes])
-    return (1 + -(-s.steps // s.eval_every)) * s.eval_tasks * answers * of_problem
+    return (1 + -(-s.steps // s.eval_every)) * s.eval_tasks * 2 * of_problem  # sampled, greedy
 
 
 def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None:
