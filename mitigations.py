@@ -2,6 +2,9 @@
 
     loss = - sum( weight * advantage * log_prob ) / N
 
+A weighting is also called a mitigation: it is a way around giving all tokens of an answer the same
+advantage, whether they earned it or not.
+
 A function under the decorator becomes a choice of `--mitigation`. Its keyword-only parameters
 become flags, their types say which values are allowed, and its docstring is the help:
 
@@ -29,7 +32,6 @@ They are choices of the same flag. To see weights on recorded tokens without tra
 
     python -m tools.preview runs/none-grpo-s0 --mitigation my_idea --strength 2
 """
-import math
 import typing
 
 import numpy as np
@@ -38,12 +40,11 @@ from torch import Tensor
 
 from engine.choices import (ADVANTAGES, LOSSES, MITIGATIONS, Method, Metrics, advantage,
                             checked_credit, metrics_of, mitigation)
-from engine.errors import UserError
 from engine.policy import Policy
 from engine.rollouts import Rollouts, double
 from engine.tokens import ANSWER, NUMBER, OPERATOR, TAG, THINK, WORD
 from grpo import centred, gradient_size, rescaling, to_every_token
-from harness.flags import Count, NotNegative, Percent, Positive, Range, Share
+from harness.flags import NotNegative, Percent, Positive, Range, Share
 
 
 @mitigation
@@ -166,57 +167,6 @@ def by_kind(rollouts: Rollouts, *, word_weight: NotNegative = 0.5,
     return weight
 
 
-@mitigation
-def low_probability(rollouts: Rollouts, *, probability_share: Share = 0.2) -> Tensor:
-    """The weight is share * p + 1 - share, where share is probability_share. Tokens of low
-    probability have large gradients, and here they weigh less (Advantage Reweighting, arXiv
-    2505.12929)."""
-    return probability_share * rollouts.log_prob.exp() + 1 - probability_share
-
-
-@mitigation
-def taco(rollouts: Rollouts, *, tail_strictness: Positive = 0.01,
-         tail_damping: Share = 0.9) -> Tensor:
-    """Tokens that are far less probable than is usual at their position are reinforced less
-    (arXiv 2607.07976).
-    With r = -log p - entropy + log(tail_strictness), the weight is 1 - tail_damping * (1 - exp(-r))
-    where both r and the advantage are positive. Elsewhere it is 1."""
-    risk = -rollouts.log_prob - rollouts.entropy + math.log(tail_strictness)
-    damped = (risk > 0) & (rollouts.advantage > 0)
-    return torch.where(damped, 1 + tail_damping * torch.expm1(-risk), 1.0)
-
-
-@mitigation
-def planning(rollouts: Rollouts, *, planning_boost: Share = 0.2) -> Tensor:
-    """Words of the think section get the weight 1 + planning_boost * sign(advantage), and all other
-    tokens get 1. Words count as planning here: with them an attempt begins, goes on or ends.
-
-    It follows HICRA (arXiv 2509.03646, known here from reimplementations). There planning tokens
-    get the advantage A + boost * |A|, and they are phrases from a list made for mathematics, such
-    as "let's try". Here they are all words.
-    """
-    plans = (rollouts.kind == WORD) & (rollouts.section == THINK)
-    return 1 + planning_boost * rollouts.advantage.sign() * plans
-
-
-@mitigation
-def future_attention(rollouts: Rollouts, *, future_window: Count = 4) -> Tensor:
-    """The weight is the attention that a token receives from tokens more than future_window
-    positions later, divided by the mean of this attention over the answer's tokens.
-
-    The idea is from arXiv 2510.13554, known here from summaries. There the attention is that of
-    long-range heads, and only tokens at its peaks get more weight. Here it is the mean over all
-    heads of the last layer. A token that no other token follows at such a distance gets 1.
-    """
-    position = torch.arange(rollouts.mask.shape[1], device=rollouts.mask.device)
-    is_far = position[:, None] - position > future_window  # (T, T) token i is far after token j
-    far_tokens = (is_far * rollouts.mask[:, :, None]).sum(1)  # (B, T) how many are far after j
-    received = (rollouts.attention * is_far).sum(1) / far_tokens.clamp(min=1)
-    count = (far_tokens > 0).sum(1, keepdim=True)
-    mean = received.sum(1, keepdim=True) / count.clamp(min=1)
-    return torch.where((far_tokens > 0) & (mean > 0), received / mean, 1.0)
-
-
 Spread = typing.Annotated[float, Range(least=0.01, most=100)]
 
 
@@ -229,41 +179,6 @@ def random(rollouts: Rollouts, *, placebo_std: Spread = 1.0) -> Tensor:
     shape, scale = placebo_std ** -2, placebo_std ** 2  # mean 1
     noise = np.random.default_rng(seed).gamma(shape, scale, rollouts.mask.shape)
     return torch.tensor(noise, dtype=torch.float32, device=rollouts.mask.device)
-
-
-@mitigation
-def covariance(rollouts: Rollouts, *, covariance_share: Share = 0.0002,
-               covariance_low: NotNegative = 1.0,
-               covariance_high: NotNegative = 5.0) -> Tensor:
-    """A few tokens, drawn at random, get 0, and all others get 1. Only tokens at which log p and
-    advantage are both high, or both low, can be drawn, because such tokens lower the policy's
-    entropy fastest (Clip-Cov, arXiv 2505.22617).
-
-    More exactly, a token can be drawn if (log p - mean log p) * (advantage - mean advantage) lies
-    between covariance_low and covariance_high. Both means are over the batch. covariance_share of
-    the batch's tokens are drawn, but at least one.
-    """
-    if covariance_low >= covariance_high:
-        raise UserError(f"--covariance_low {covariance_low} should be below --covariance_high "
-                        f"{covariance_high}")
-    mean_log_prob = rollouts.log_prob[rollouts.mask].mean()
-    mean_advantage = rollouts.advantage[rollouts.mask].mean()
-    product = (rollouts.log_prob - mean_log_prob) * (rollouts.advantage - mean_advantage)
-    is_candidate = (product > covariance_low) & (product < covariance_high) & rollouts.mask
-    candidates = is_candidate.flatten().nonzero().squeeze(1)  # indices in the flattened batch
-    count = max(1, int(covariance_share * rollouts.mask.sum()))
-    order = torch.randperm(len(candidates), generator=rollouts.generator).to(candidates.device)
-    drawn = candidates[order[:count]]
-    weight = torch.ones(rollouts.mask.numel(), device=rollouts.mask.device)
-    weight[drawn] = 0
-    return weight.view_as(rollouts.log_prob)
-
-
-@mitigation
-def negative_only(rollouts: Rollouts, *, positive_weight: Share = 0.1) -> Tensor:
-    """The weight is 1 where the advantage is negative, and `positive_weight` elsewhere (arXiv
-    2506.01347): what failed is unlearned, and what worked is hardly reinforced."""
-    return torch.where(rollouts.advantage < 0, 1.0, positive_weight)
 
 
 @advantage
@@ -336,13 +251,15 @@ def shuffled(value: Tensor, mask: Tensor, group: Tensor, generator: torch.Genera
 MITIGATIONS.update({
     "learned_importance": "credit.learned_importance", "lambda_grpo": "credit.lambda_grpo",
     "causal_ablation": "credit.causal_ablation", "oracle": "credit.measured",
-    "shared_prefix": "credit.prefix_tree", "rlsd": "credit.hinted", "rlcsd": "credit.hinted",
-    "sc_grpo": "credit.hinted"})
+    "shared_prefix": "credit.prefix_tree", "rlsd": "credit.hinted",
+    "low_probability": "credit.later", "taco": "credit.later", "planning": "credit.later",
+    "future_attention": "credit.later", "covariance": "credit.later",
+    "negative_only": "credit.later"})
 ADVANTAGES.update({
     "vine": "credit.monte_carlo", "deletion": "credit.causal_ablation",
     "measured": "credit.measured", "gae": "credit.critic",
     "prefix_tree": "credit.prefix_tree", "gtpo": "credit.gtpo",
     "optimal_token_baseline": "credit.baselines", "maxrl": "credit.baselines",
-    "gdpo": "credit.baselines", "opo": "credit.baselines", "maxpo": "credit.baselines",
+    "gdpo": "credit.baselines", "opo": "credit.baselines",
     "quantile_baseline": "credit.baselines"})
 LOSSES["dpo"] = "credit.preferences"

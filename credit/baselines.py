@@ -1,14 +1,11 @@
 """Baselines and advantages that need more than the mean of a group."""
-from math import comb
-
 import torch
 from torch import Tensor
 
 from engine.choices import advantage
-from engine.errors import UserError
 from engine.rollouts import Rollouts, double
 from grpo import centred, gradient_size, group_mean, group_z_score, to_every_token
-from harness.flags import Count, Share
+from harness.flags import Share
 
 
 @advantage
@@ -67,48 +64,6 @@ def quantile_baseline(rollouts: Rollouts, *, quantile: Share = 0.4) -> Tensor:
         rows = rollouts.group == number
         baseline[rows] = torch.quantile(z_score[rows], quantile)
     return to_every_token(z_score - baseline, rollouts)
-
-
-@advantage(whole_answers=True)
-def maxpo(rollouts: Rollouts, *, best_of: Count = 2) -> Tensor:
-    """For the reward of the best of K = `best_of` answers (after the abstract of arXiv 2606.06080):
-    how much an answer raises the maximum of K - 1 others, on average over all choices of them in
-    the group. Subtracted is the mean of the same number over the group's other answers, each
-    without this one, so that two are left out.
-
-    The baseline does not depend on the answer, so the gradient has no bias (it is that of the
-    expected maximum, divided by K); and the advantages of a group add up to 0. With K = 1 it is
-    `rloo`. The group needs more than K answers."""
-    advantages = torch.zeros_like(rollouts.reward)
-    for number in rollouts.group.unique():
-        rows = rollouts.group == number
-        rewards = rollouts.reward[rows].tolist()
-        if len(rewards) <= best_of:
-            raise UserError(f"--best_of {best_of} needs groups of more than {best_of} answers, and "
-                            f"here is one of {len(rewards)}")
-        found = [leave_two_out(rewards, i, best_of) for i in range(len(rewards))]
-        advantages[rows] = torch.tensor(found, device=advantages.device)
-    return to_every_token(advantages, rollouts)
-
-
-def leave_two_out(rewards: list[float], i: int, K: int) -> float:
-    """The advantage of answer i: its gain, minus the mean gain of the others without it."""
-    others = rewards[:i] + rewards[i + 1:]
-    baseline = 0.0
-    for j, reward in enumerate(others):
-        baseline += gain_of_maximum(reward, others[:j] + others[j + 1:], K) / len(others)
-    return gain_of_maximum(rewards[i], others, K) - baseline
-
-
-def gain_of_maximum(reward: float, others: list[float], K: int) -> float:
-    """How much this reward raises the maximum of K - 1 of the others, on average over all choices.
-    Alone (K = 1) it raises it from 0."""
-    if K == 1:
-        return reward
-    total = 0.0
-    for below, largest in enumerate(sorted(others)):  # K - 2 more come from those below
-        total += comb(below, K - 2) * max(reward - largest, 0.0)
-    return total / comb(len(others), K - 1)
 
 
 @advantage(whole_answers=True)

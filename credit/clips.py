@@ -18,9 +18,6 @@ is 1, so the first pass over a batch is the same with all of them.
             its tokens (2507.20673)
     dppo    w A r, without the tokens whose probability has moved by more than 0.15 in the direction
             that A pushes it (after a public implementation)
-    fipo    PPO's, with A f, where f = exp(F) clipped to the bounds, and F is the discounted sum of
-            log_prob - old over the token and those after it; half of it is left after 32 tokens
-            (2603.19835)
 """
 from collections.abc import Callable
 
@@ -30,7 +27,6 @@ from torch import Tensor
 DUAL_BOUND = 3.0            # of verl
 TAU_UP, TAU_DOWN = 1.0, 1.05
 MOST_MOVED = 0.15
-HALF_LIFE = 32
 # log_prob, advantage, weight, mask, N, old log-prob, (low, high) -> the loss
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor, float, Tensor | None, tuple[float, float]], Tensor]
 
@@ -87,19 +83,7 @@ def dppo(log_ratio: Tensor, signed: Tensor, mask: Tensor, clip: tuple[float, flo
     return log_ratio.exp() * signed * is_free
 
 
-def fipo(log_ratio: Tensor, signed: Tensor, mask: Tensor, clip: tuple[float, float],
-         log_prob: Tensor) -> Tensor:
-    discount, later = 2 ** (-1 / HALF_LIFE), torch.zeros_like(log_ratio[:, 0])
-    sums = []
-    for column in reversed((log_ratio * mask).detach().unbind(1)):
-        later = column + discount * later
-        sums.append(later)
-    future = torch.stack(sums[::-1], 1).exp().clamp(1 - clip[0], 1 + clip[1])
-    return bounded(log_ratio.exp(), signed * future, clip)
-
-
-OBJECTIVES = {"dual": dual, "gspo": gspo, "cispo": cispo, "sapo": sapo, "gmpo": gmpo, "dppo": dppo,
-              "fipo": fipo}
+OBJECTIVES = {"dual": dual, "gspo": gspo, "cispo": cispo, "sapo": sapo, "gmpo": gmpo, "dppo": dppo}
 
 
 def clipped_loss(kind: str) -> Loss:

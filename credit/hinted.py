@@ -1,15 +1,15 @@
 """Self-distilled credit: the same model reads its answers once more, with a hint in the prompt.
 
     p_t    probability of token t, given the problem and the tokens before it
-    q_t    the same, if the prompt also holds a hint: another answer of the group, right or wrong
+    q_t    the same, if the prompt also holds a hint: another answer of the group, a right one
 
 Where q is larger than p the hint makes the token likelier, so the token belongs to what the hint
 shows. One pass costs as much as the forward half of an update. The hint's tokens are put at the end
 of the last question; a task may write them otherwise, by a method `hinted_prompt(problem, hint)`.
-In a group without a right answer (or a wrong one, where one is needed) nothing is known, and every
-token has the same weight; so it is if answer and hint are longer than what the model takes.
+In a group without another right answer nothing is known, and every token has the same weight; so it
+is if answer and hint are longer than what the model takes.
 """
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -23,34 +23,8 @@ from engine.tokens import ANSWER, CHATML, encode_prompt
 from harness.flags import Positive
 
 
-@dataclass
-class Hinted:
-    """Two numbers of each token (B, T): log q - log p, and KL(q || p); 0 where `known` is False."""
-    gap: Tensor
-    divergence: Tensor
-    known: Tensor      # (B,)
-
-
-class WithHints:
-    """What the three weightings below share: the hints of a batch, and the pass with them."""
-
-    def __init__(self, policy: Policy):
-        self.policy = policy
-        self.metrics: dict[str, float | None] = {"hinted_share": None}
-
-    def look(self, rollouts: Rollouts, right: bool) -> Hinted:
-        """The pass in which each answer is read with a right, or a wrong, answer of its group as
-        the hint; never with itself."""
-        hints = [hint_that_fits(self.policy, rollouts, row, right)
-                 for row in range(len(rollouts.texts))]
-        known = torch.tensor([hint is not None for hint in hints])
-        found = read_with_hints(self.policy, rollouts, hints)
-        self.metrics["hinted_share"] = known.float().mean().item()
-        return replace(found, known=known.to(rollouts.mask.device))
-
-
 @mitigation
-class rlsd(WithHints):
+class rlsd:
     """The weight is exp(sign(A) (log q - log p)), clipped to [1 / hint_limit, hint_limit], where q
     is the model's probability of the token if a right answer of the group stands in the prompt
     (after the abstract of arXiv 2604.03128, which takes the reference answer). In an answer that is
@@ -58,65 +32,35 @@ class rlsd(WithHints):
     get less."""
 
     def __init__(self, policy: Policy, *, hint_limit: Positive = 2.0):
-        super().__init__(policy)
         self.limit = hint_limit
+        self.metrics: dict[str, float | None] = {"hinted_share": None}
 
     def __call__(self, rollouts: Rollouts, policy: Policy) -> Tensor:
-        seen = self.look(rollouts, right=True)
-        return clipped_weight(seen.gap, seen.known, rollouts, self.limit)
+        hints = [hint_that_fits(policy, rollouts, row) for row in range(len(rollouts.texts))]
+        known = torch.tensor([hint is not None for hint in hints])
+        self.metrics["hinted_share"] = known.float().mean().item()
+        gap = gap_under_hints(policy, rollouts, hints)
+        weight = (rollouts.advantage.sign() * gap).exp().clamp(1 / self.limit, self.limit)
+        return torch.where(known.to(weight.device)[:, None], weight, 1.0)
 
 
-@mitigation
-class rlcsd(WithHints):
-    """As `rlsd`, with the difference of two gaps: that under a right answer of the group as the
-    hint, minus that under a wrong one (after the abstract of arXiv 2606.11709). What every hint
-    does to a token, such as making it copy the form, falls out."""
-
-    def __init__(self, policy: Policy, *, hint_limit: Positive = 2.0):
-        super().__init__(policy)
-        self.limit = hint_limit
-
-    def __call__(self, rollouts: Rollouts, policy: Policy) -> Tensor:
-        wrong, right = self.look(rollouts, right=False), self.look(rollouts, right=True)
-        return clipped_weight(right.gap - wrong.gap, right.known & wrong.known, rollouts,
-                              self.limit)
-
-
-@mitigation
-class sc_grpo(WithHints):
-    """The weight is KL(q || p), where q is the model's distribution at this token if a right answer
-    of the group stands in the prompt (after the abstract of arXiv 2606.18810). Tokens at which the
-    hint changes what the model would write get the weight, whatever was written."""
-
-    def __call__(self, rollouts: Rollouts, policy: Policy) -> Tensor:
-        seen = self.look(rollouts, right=True)
-        usual = seen.divergence[rollouts.mask & seen.known[:, None]]
-        mean = usual.mean() if len(usual) else torch.tensor(1.0)
-        return torch.where(seen.known[:, None], seen.divergence, mean.clamp(min=1e-12))
-
-
-def clipped_weight(gap: Tensor, known: Tensor, rollouts: Rollouts, limit: float) -> Tensor:
-    weight = (rollouts.advantage.sign() * gap).exp().clamp(1 / limit, limit)
-    return torch.where(known[:, None], weight, 1.0)
-
-
-def hint_for(rollouts: Rollouts, row: int, right: bool) -> list[int] | None:
-    """The tokens of the answer section of another answer of the group that is right, or wrong: the
-    first one after this row, round the group. All its tokens if it has no such section."""
+def hint_for(rollouts: Rollouts, row: int) -> list[int] | None:
+    """The tokens of the answer section of another answer of the group that is right: the first one
+    after this row, round the group. All its tokens if it has no such section."""
     same = (rollouts.group == rollouts.group[row]).nonzero().squeeze(1).tolist()
     start = same.index(row)
     for other in same[start + 1:] + same[:start]:
         length = int(rollouts.length[other])
-        if length and bool(rollouts.scores["answer"][other] > 0) == right:
+        if length and rollouts.scores["answer"][other] > 0:
             ids = rollouts.ids[other, :length]
             inside = ids[rollouts.section[other, :length] == ANSWER].tolist()
             return inside or ids.tolist()
     return None
 
 
-def hint_that_fits(policy: Policy, rollouts: Rollouts, row: int, right: bool) -> list[int] | None:
+def hint_that_fits(policy: Policy, rollouts: Rollouts, row: int) -> list[int] | None:
     """The hint of an answer; None also if the model does not take so many tokens."""
-    hint = hint_for(rollouts, row, right)
+    hint = hint_for(rollouts, row)
     if hint is None:
         return None
     prompt = hinted_prompt(policy, rollouts, int(rollouts.group[row]), hint)
@@ -142,9 +86,9 @@ def hinted_prompt(policy: Policy, rollouts: Rollouts, group: int, hint: list[int
 
 
 @torch.no_grad()
-def read_with_hints(policy: Policy, rollouts: Rollouts, hints: list[list[int] | None]) -> Hinted:
-    """The two numbers of each token, from one pass with the hints and one without. Answers that
-    have no hint are not read."""
+def gap_under_hints(policy: Policy, rollouts: Rollouts, hints: list[list[int] | None]) -> Tensor:
+    """(B, T) log q - log p, from one pass with the hints and one without. Answers that have no hint
+    are not read, and have 0."""
     prompts = []
     for hint, group in zip(hints, rollouts.group.tolist()):
         usual = rollouts.prompt_ids[group]
@@ -155,18 +99,16 @@ def read_with_hints(policy: Policy, rollouts: Rollouts, hints: list[list[int] | 
                      problems=[rollouts.problems[group] for group in rollouts.group.tolist()])
     plain = replace(hinted, prompt_ids=[rollouts.prompt_ids[group]
                                         for group in rollouts.group.tolist()])
-    gap, divergence = torch.zeros(2, *rollouts.mask.shape, device=device)
+    gap = torch.zeros(rollouts.mask.shape, device=device)
     rows = torch.tensor([row for row, hint in enumerate(hints) if hint is not None],
                         dtype=torch.long, device=device)
     for part in micro_batches(hinted, rows, policy.settings.micro_batch):
         mask, targets = rollouts.mask[part], rollouts.ids[part][rollouts.mask[part]]
-        numbers = compare(policy, states_of(policy, hinted, part), states_of(policy, plain, part),
-                          targets)
-        for frame, values in zip((gap, divergence), numbers):
-            of_rows = torch.zeros_like(frame[part])
-            of_rows[mask] = values
-            frame[part] = of_rows
-    return Hinted(gap, divergence, torch.zeros(len(prompts), dtype=torch.bool))
+        of_rows = torch.zeros_like(gap[part])
+        of_rows[mask] = compare(policy, states_of(policy, hinted, part),
+                                states_of(policy, plain, part), targets)
+        gap[part] = of_rows
+    return gap
 
 
 def states_of(policy: Policy, rollouts: Rollouts, rows: Tensor) -> Tensor:
@@ -176,15 +118,12 @@ def states_of(policy: Policy, rollouts: Rollouts, rows: Tensor) -> Tensor:
     return hidden[predicts[rollouts.mask[rows]]]
 
 
-def compare(policy: Policy, with_hint: Tensor, without: Tensor,
-            targets: Tensor) -> tuple[Tensor, Tensor]:
-    """log q_y - log p_y and KL(q || p) of each token, in chunks that bound the logits."""
+def compare(policy: Policy, with_hint: Tensor, without: Tensor, targets: Tensor) -> Tensor:
+    """log q_y - log p_y of each token, in chunks that bound the logits."""
     size = max(1, LOGITS_AT_ONCE // policy.model.config.vocab_size)
-    gaps, divergences = [], []
+    gaps = []
     for h, plain, y in zip(with_hint.split(size), without.split(size), targets.split(size)):
         log_q = policy.model.logits(h).float().log_softmax(-1)
         log_p = policy.model.logits(plain).float().log_softmax(-1)
-        difference = log_q - log_p
-        gaps.append(difference.gather(1, y[:, None]).squeeze(1))
-        divergences.append((log_q.exp() * difference).sum(-1).clamp(min=0))
-    return torch.cat(gaps), torch.cat(divergences)
+        gaps.append((log_q - log_p).gather(1, y[:, None]).squeeze(1))
+    return torch.cat(gaps)

@@ -198,7 +198,7 @@ class Settings:
         "ppo", "how an update on a batch that is used again is bounded. credit/clips.py has the "
         "formulas; in the first pass over a batch all of them are plain GRPO. The metric "
         "clipped_share counts by PPO's bounds, whichever is chosen",
-        choices=("ppo", "dual", "gspo", "cispo", "sapo", "gmpo", "dppo", "fipo"), requires=REUSED,
+        choices=("ppo", "dual", "gspo", "cispo", "sapo", "gmpo", "dppo"), requires=REUSED,
         topic=LOSS)
     entropy_bonus: float = option(
         0.0, "coefficient of a bonus for entropy. It is added to the advantage of each token, "

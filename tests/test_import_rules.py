@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "research": [*SIX, *LAB, "research"],
     "tools": [*SIX, *LAB, "tools"],
     "examples": [*SIX, "engine", "harness.flags", "harness.record.read_given",
-                 "examples.one_step", "examples.check_the_loss"],
+                 "examples.one_step", "examples.sampler", "examples.check_the_loss"],
     "bridges": [*SIX, *LAB, "tools", "bridges"],
     "benchmarks": [*SIX, *LAB, "benchmarks"],
 }

@@ -1,15 +1,12 @@
 """Baselines, by hand."""
-import itertools
 import math
 
 import pytest
 import torch
 from conftest import hand_made
 
-from credit.baselines import (gain_of_maximum, gdpo, leave_two_out, maxpo, maxrl, opo,
-                              optimal_token_baseline, paid_parts, quantile_baseline)
-from engine.errors import UserError
-from grpo import rloo
+from credit.baselines import (gdpo, maxrl, opo, optimal_token_baseline, paid_parts,
+                              quantile_baseline)
 
 HALF = torch.tensor(0.5).log().item()
 
@@ -64,36 +61,6 @@ def test_the_quantile_in_the_place_of_the_mean():
     assert found[15:] == [0.0] * 5
     least = quantile_baseline(rollouts, quantile=0.0)[:, 0].tolist()
     assert least[10:15] == pytest.approx([0, 0] + [1 / std] * 3)
-
-
-def test_maxpo_by_hand():
-    """Best of two. One right of four: it raises the maximum of any other by 1, and no other raises
-    any; so 1 - 0, and for a wrong one 0 - (1 + 0 + 0) / 3. Two right: a right one raises two of
-    three others, minus (1 + 0 + 0) / 3, where the other right one meets two wrong ones; a wrong one
-    0 - (1/2 + 1/2 + 0) / 3."""
-    rollouts = batch([1] * 8, [1.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0, 0.0], group=[0] * 4 + [1] * 4)
-    third = 1 / 3
-    assert maxpo(rollouts, best_of=2)[:, 0].tolist() == pytest.approx(
-        [1, -third, -third, -third, third, third, -third, -third])
-    torch.testing.assert_close(maxpo(rollouts, best_of=1), rloo(rollouts))
-    assert gain_of_maximum(0.7, [0.1, 0.5, 0.9], 3) == pytest.approx(0.2 / 3)  # of 0.1 and 0.5
-    with pytest.raises(UserError, match="more than 4 answers"):
-        maxpo(rollouts, best_of=4)
-
-
-@pytest.mark.parametrize("K", [1, 2, 3])
-def test_maxpo_has_the_gradient_of_the_best_of_k(K):
-    """Answers are right with probability p. The gradient of 1 - (1 - p)^K, divided by K, is
-    (1 - p)^(K - 1); log p(r) has the derivative 1/p or -1/(1 - p). All groups of four are listed,
-    and in each the advantages add up to 0."""
-    p, mean = 0.3, 0.0
-    for rewards in itertools.product([0.0, 1.0], repeat=4):
-        advantages = [leave_two_out(list(rewards), i, K) for i in range(4)]
-        assert sum(advantages) == pytest.approx(0, abs=1e-12)
-        score = [1 / p if r else -1 / (1 - p) for r in rewards]
-        chance = math.prod(p if r else 1 - p for r in rewards)
-        mean += chance * sum(a * s for a, s in zip(advantages, score)) / 4
-    assert mean == pytest.approx((1 - p) ** (K - 1))
 
 
 def test_each_paid_part_is_standardised_by_itself():
