@@ -35,6 +35,7 @@ A plan of research/plans may name the published `result` whose runs it has. They
 with --afresh or --flags. An arm that is `last` in a commit has a method that was removed since, so
 its runs can be compared, and not made.
 """
+import re
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -152,8 +153,9 @@ def read_plan(typed: str) -> Plan:
         arms = {name: Arm(**arm) for name, arm in given.pop("arms").items()}
         plan = Plan(path.stem, arms=arms, **given)
     except (AttributeError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is no plan: {str(error).removeprefix('Plan.__init__() ')}. "
-                        "python -m research experiment --help shows one") from None
+        reason = re.sub(r"\w+\.__init__\(\) ", "", str(error))
+        raise UserError(f"{path} is no plan: {reason}. python -m research experiment --help shows "
+                        "one") from None
     refuse_mistakes(plan, str(path))
     return plan
 
@@ -162,23 +164,31 @@ def refuse_mistakes(plan: Plan, path: str) -> None:
     """End in an error where the table of arms cannot be compared."""
     if not isinstance(plan.steps, int) or plan.steps < 1:
         raise UserError(f"{path}: \"steps\" is {plan.steps!r}, and a run has at least one step")
-    for name, arm in plan.arms.items():
-        seeds = arm.seeds or plan.seeds
-        if not is_range(seeds):
-            raise UserError(f"{path}: the seeds of {name} are {seeds!r}. They should be two "
-                            "numbers, the first and the one after the last, as in [40, 46]")
-        if seeds[1] - seeds[0] == 1:
-            raise UserError(f"{path}: {name} has one seed, and an interval takes at least two")
-        if arm.beside and arm.beside not in plan.arms:
-            raise UserError(f"{path}: {name} is compared with {arm.beside}, which is no arm of it")
-        if arm.beside == name:
-            raise UserError(f"{path}: {name} is compared with itself")
-        for flag in OF_THE_PLAN:
-            if any(word.partition("=")[0] == flag for word in flags_of(plan, name)):
-                raise UserError(f"{path}: {name} has {flag}, which the plan gives to every run")
+    for name in plan.arms:
+        refuse_mistakes_of_arm(plan, name, path)
     if not any(arm.beside for arm in plan.arms.values()):
         raise UserError(f"{path}: no arm is compared with another. Name the baseline of each arm, "
                         'as in {"flags": "--advantage rloo", "beside": "none"}')
+
+
+def refuse_mistakes_of_arm(plan: Plan, name: str, path: str) -> None:
+    arm = plan.arms[name]
+    if not re.fullmatch(r"[\w .=-]+", name) or not isinstance(arm.flags, str):
+        raise UserError(f"{path}: {name!r:.80} should be letters, digits, spaces and . = _ - "
+                        "alone, because it names folders, and its flags a text")
+    seeds = arm.seeds or plan.seeds
+    if not is_range(seeds):
+        raise UserError(f"{path}: the seeds of {name} are {seeds!r}. They should be two numbers, "
+                        "the first and the one after the last, as in [40, 46]")
+    if seeds[1] - seeds[0] == 1:
+        raise UserError(f"{path}: {name} has one seed, and an interval takes at least two")
+    if arm.beside and arm.beside not in plan.arms:
+        raise UserError(f"{path}: {name} is compared with {arm.beside}, which is no arm of it")
+    if arm.beside == name:
+        raise UserError(f"{path}: {name} is compared with itself")
+    for flag in OF_THE_PLAN:
+        if any(word.partition("=")[0] == flag for word in flags_of(plan, name)):
+            raise UserError(f"{path}: {name} has {flag}, which the plan gives to every run")
 
 
 def is_range(seeds: object) -> bool:
@@ -345,8 +355,8 @@ def gains_table(plan: Plan, arms: Arms, found: dict[str, Gain]) -> Table:
                "predicted": "", "cost": ".2f", "verdict": ""}
     return Table("gains", "Mean success in training: the gain over the arm beside it, in points",
                  by_row(formats, rows), "",
-                 [f"p has Holm's correction over the {len(plan.methods)} arms of the plan that are "
-                  "no controls"],
+                 ["p has Holm's correction over the arms that are no controls. The plan has "
+                  f"{len(plan.methods)} of them"],
                  {"gain": f"gain{WITH_INTERVAL}"})
 
 

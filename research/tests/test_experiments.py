@@ -154,7 +154,9 @@ def arms(**changed):
     ({"seeds": [4, 5]}, "none has one seed, and an interval takes at least two"),
     ({"seeds": 4}, r"the seeds of none are 4. They should be two"),
     ({"steps": 0}, '"steps" is 0'), ({"arm": {}}, "is no plan: .*'arm'"),
-    ({"arms": []}, "is no plan")])
+    ({"arms": []}, "is no plan"), (arms(rloo=3), "is no plan"),
+    (arms(**{"../x": {"beside": "none"}}), "'../x' should be letters, digits, spaces"),
+    (arms(rloo={"flags": ["--advantage", "rloo"], "beside": "none"}), "and its flags a text")])
 def test_a_plan_with_a_mistake_is_told_so_in_a_sentence(folder, changed, said):
     with pytest.raises(UserError, match=said):
         main(["experiment", written(folder, **changed), "--dry_run"])
