@@ -26,7 +26,7 @@ import random
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -45,8 +45,6 @@ ANSWER_BEGINS = "</think>\n<answer>"
 FORMAT_WEIGHT = 0.1
 REWARDS = {"graded": f"answer + {FORMAT_WEIGHT} format", "right": "answer",
            "signed": "2 answer - 1"}
-# A solved example has at most 4 numbers, because 5 can form too many expressions to try them all.
-MAX_SOLVED = 4
 MAX_THINK = 20_000  # the score of the reasoning reads only this many characters of the thinking
 MOST_KNOWN = 100_000  # draws without a new problem, after which there are taken to be no more
 
@@ -164,7 +162,10 @@ class Task:
                 f"{len(self.to_train)} are left to train on, and {len(self.to_test)} are held out")
         self.wording = PROMPTS[self.prompt]
         self.shown: set[Content] = set()  # the solved problems in every prompt
-        self.head = self.solved_turns()   # the text that every prompt begins with
+        self.head = ""                    # the text that every prompt begins with
+        if self.examples:
+            from harness.solved_problems import solved_turns
+            self.head = solved_turns(self)
         self.to_train = [problem for problem in self.to_train
                          if content_of(problem) not in self.shown]
         if self.data and not self.to_train:
@@ -258,60 +259,12 @@ class Task:
             return text
         return text[text.index(USER_TURN):]
 
-    def solved_turns(self) -> str:
-        """The --examples, as earlier turns of the conversation. If the wording has a think section,
-        the first example and every second one after it show a wrong attempt first."""
-        rng = random.Random("examples")
-        turns: list[str] = []
-        for number in range(self.examples):
-            found = self.solved_problem(rng, last_sign="+*-/"[number % 4])
-            if found is None:  # the problems of a file may have no quotient, for example
-                continue
-            problem, solution = found
-            self.shown.add(content_of(problem))
-            answer = solution.expression
-            if self.wording.thinks:
-                with_wrong_attempt = number % 2 == 0
-                answer = self.answer_with_thinking(problem, solution, with_wrong_attempt, rng)
-            question = self.question(problem, is_first=not turns)
-            turns.append(f"{question}{answer}<|im_end|>\n")
-        if self.examples and not turns:
-            raise UserError(f"--examples {self.examples}: none of 1,000 problems has a solution of "
-                            f"at most {MAX_SOLVED} numbers; --examples 0 asks without examples")
-        return "".join(turns)
+    def set_aside(self, problem: Problem) -> None:
+        """Do not train on a problem, because every prompt shows its solution."""
+        self.shown.add(content_of(problem))
 
-    def answer_with_thinking(self, problem: Problem, solution: "Solution",
-                             with_wrong_attempt: bool, rng: random.Random) -> str:
-        """The solution, after a wrong attempt if one is wanted and exists:
-
-            3*7=21, 21-5=16 no, 3*5=15, 15+7=22 yes</think>
-            <answer>(3*5)+7</answer>
-        """
-        attempts = [f"{written_out(solution)} yes"]
-        wrong = [one for one in solutions_of(problem.numbers, self.max_result)
-                 if one.value != problem.target]
-        if with_wrong_attempt and wrong:
-            attempts.insert(0, f"{written_out(rng.choice(wrong))} no")
-        expression = without_spaces(solution.expression)
-        return f"{', '.join(attempts)}{ANSWER_BEGINS}{expression}</answer>"
-
-    def solved_problem(self, rng: random.Random,
-                       last_sign: str) -> tuple[Problem, "Solution"] | None:
-        """A problem to train on, with a solution whose last step has this operator. For - and / the
-        solution has the numbers in another order than the problem, because a model that saw no such
-        example did not try other orders (docs/how_a_run_fails.md)."""
-        for _ in range(1000):
-            problem = self.training_problem(rng)
-            if len(problem.numbers) > MAX_SOLVED:
-                continue
-            order = [str(number) for number in problem.numbers]
-            for solution in solutions_of(problem.numbers, self.max_result):
-                is_right = solution.value == problem.target
-                ends_with_sign = solution.steps[-1][1] == last_sign
-                is_reordered = re.findall("[0-9]+", solution.expression) != order
-                if is_right and ends_with_sign and (is_reordered or last_sign in "+*"):
-                    return problem, solution
-        return None
+    def legal_steps(self, x: int, y: int) -> list["Step"]:
+        return legal_steps(x, y, self.max_result)
 
     def show(self, problem: Problem) -> str:
         return f"{' '.join(map(str, problem.numbers))} make {problem.target}"
@@ -409,50 +362,6 @@ def legal_steps(x: int, y: int, max_result: int) -> list[Step]:
     if x % y == 0:
         steps.append((x, "/", y, x // y))
     return [step for step in steps if 0 < step[3] <= max_result]
-
-
-class Solution(NamedTuple):
-    """A way to make one value from all numbers, and the steps that compute it."""
-    value: int
-    expression: str  # "( 3 * 5 ) + 7"
-    steps: tuple[Step, ...]
-
-
-def solutions_of(numbers: Iterable[int], max_result: int) -> Iterator[Solution]:
-    """Every way to combine all of these numbers by legal steps, whatever its value is."""
-    yield from combined([(number, str(number)) for number in numbers], (), max_result)
-
-
-def combined(items: list[tuple[int, str]], steps: tuple[Step, ...],
-             max_result: int) -> Iterator[Solution]:
-    """Every solution that these items lead to. An item is a value and its expression. A step
-    replaces two items by its result, and steps are made until one item is left. `steps` are the
-    steps that have led to these items."""
-    if len(items) == 1:
-        yield Solution(*items[0], steps)
-        return
-    for i, j in itertools.permutations(range(len(items)), 2):
-        (x, left), (y, right) = items[i], items[j]
-        others = [item for k, item in enumerate(items) if k not in (i, j)]
-        for step in legal_steps(x, y, max_result):
-            _, sign, _, result = step
-            expression = f"{in_parentheses(left)} {sign} {in_parentheses(right)}"
-            yield from combined([*others, (result, expression)], (*steps, step), max_result)
-
-
-def in_parentheses(expression: str) -> str:
-    return f"( {expression} )" if " " in expression else expression
-
-
-def without_spaces(expression: str) -> str:
-    """The expression without spaces: to a Qwen2.5 each space before a number is one more token, and
-    a think section has many."""
-    return expression.replace(" ", "")
-
-
-def written_out(solution: Solution) -> str:
-    """The steps of a solution: 3*5=15, 15+7=22"""
-    return ", ".join(f"{x}{sign}{y}={result}" for x, sign, y, result in solution.steps)
 
 
 def content_of(problem: Problem) -> Content:

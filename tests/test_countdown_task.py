@@ -10,10 +10,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from countdown_task import (PROMPTS, Problem, Task, Wording, combined, evaluates_to, held_out,
+from countdown_task import (PROMPTS, Problem, Task, Wording, evaluates_to, held_out,
                             read_expression)
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, encode_prompt, load_tokenizer, token_bytes
+from harness.solved_problems import solutions_of
 from properties import cuts, draw, given
 
 TINY = dict(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
@@ -242,7 +243,7 @@ def test_every_problem_has_a_solution_and_keeps_to_its_ranges(ranges):
     for problem in made.training_problems(0, 1, 12):
         assert len(problem.numbers) in made.counts and 1 <= problem.target <= made.max_target
         assert all(made.min_number <= n <= made.max_number for n in problem.numbers)
-        every = combined([(n, str(n)) for n in problem.numbers], (), made.max_result)
+        every = solutions_of(problem.numbers, made.legal_steps)
         found = next(one.expression for one in every if one.value == problem.target)
         assert made.score(problem, f"<answer>{found}</answer>")["answer"] == 1
 

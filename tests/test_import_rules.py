@@ -40,7 +40,8 @@ MAY_IMPORT = {
     "credit": ["engine", "harness", "qwen2_model", "grpo", "credit"],
     "analysis": ["engine", "harness", "grpo", "analysis"],
     "countdown_task": ["engine.errors", "engine.tokens", "harness.flags",
-                       "harness.record.read_given"],
+                       "harness.record.read_given",
+                       "harness.solved_problems.solved_turns"],  # only with --examples
     "qwen2_model": [],
     "grpo": ["engine", "qwen2_model", "credit.clips.clipped_loss"],  # only with --clip_kind
     "mitigations": ["engine", "harness", "grpo"],

@@ -30,7 +30,8 @@ from functools import cache
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from countdown_task import Problem, Solution, Task, held_out, solutions_of
+from countdown_task import Problem, Task, held_out
+from harness.solved_problems import Solution, solutions_of
 
 TASK = Task(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
 
@@ -65,7 +66,7 @@ Pieces = list[tuple[str, float]]  # texts of a demonstration, each with the weig
 def candidates(numbers: tuple[int, ...]) -> tuple[Solution, ...]:
     """Every legal expression of the (sorted) numbers. Sums and products name the larger first."""
     found = {}
-    for candidate in solutions_of(numbers, TASK.max_result):
+    for candidate in solutions_of(numbers, TASK.legal_steps):
         larger_first = all(x >= y for x, sign, y, _ in candidate.steps if sign in "+*")
         if larger_first:
             found[candidate.expression] = candidate
