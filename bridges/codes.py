@@ -21,8 +21,8 @@ from engine.errors import UserError
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from harness.screen import run_as_program
-from tools.helpers.formula_fit import find_formula
-from tools.helpers.formula_report import as_json, sentences
+from tools.formula import find_formula
+from tools.formula.words import as_json, sentences
 
 FLAGS = {"json": Flag(False, "print what was found as JSON",
                       requires=(lambda s: s.name is not None, "the name of a code"))}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from engine.errors import UserError
-from tools.helpers.formula_batches import Batch
+from tools.formula.batches import Batch
 
 NUMBER = count()  # of the modules that were made
 

@@ -1,8 +1,7 @@
 """A crash-test dummy for a whole trainer: is what it does with a right loss right, too?
 
-    python -m bridges.dummy write OUT             a model, prompts of one step, prompts of sixty
+    python -m bridges.dummy write OUT             a model and the prompts of one step
     python -m bridges.dummy step OUT TRAINED --learning_rate 0.5
-    python -m bridges.dummy sixty OUT
 
 A loss can be right, and the trainer around it wrong: answers sampled at another temperature than
 they are trained at, groups that the loader mixes, gradients divided twice, frozen parameters, rows
@@ -11,12 +10,12 @@ that are filtered. The dummy is a reward function for any trainer that reads a H
 One step of SGD, without clipping, momentum or warm-up: each answer gets a random number as reward,
 and the change of the parameters is compared with the exact one (dummy_step.py).
 
-Sixty steps: the rewards are those of the task, and the success of all answers has to lie in the
-interval of this project's seeds. With shuffled rewards it must not (dummy_run.py).
+What is not understood is located: each answer's and token's number is printed over that of the
+nearest formula, and the unexplained share by tensor.
 
     dummy = Dummy("OUT")
     trainer = ...       # yours: the model OUT/model, the prompts dummy.prompts or OUT/step.jsonl,
-                        # and dummy.reward; for sixty steps OUT/sixty.jsonl and TaskReward
+                        # and dummy.reward
     trainer.train()
     print("\\n".join(dummy.report(trainer.model, learning_rate)))
 
@@ -27,13 +26,14 @@ if __name__ == "__main__" and not __package__:
     raise SystemExit("start it with: python -m bridges.dummy")
 import hashlib
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bridges.dummy_run import sentences_about_run, write_folder
+
 from bridges.dummy_step import Seen, Step
-from engine.errors import UserError
+from engine.errors import PROJECT, UserError
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from harness.screen import run_as_program
@@ -94,9 +94,18 @@ def load(folder: Path) -> tuple[Any, Any]:
     return model, AutoTokenizer.from_pretrained(folder)
 
 
+def write_folder(folder: Path) -> None:
+    """Write the model, and the prompts of the step in their order."""
+    if folder.exists():
+        raise UserError(f"{folder} exists already: name another folder")
+    shutil.copytree(PROJECT / "models/tiny", folder / "model")
+    lines = [json.dumps({"prompt": PROMPT.format(*problem)}) for problem in PROBLEMS]
+    (folder / "step.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
 def main(argv: list[str]) -> None:
-    parser = make_parser("python -m bridges.dummy write|step|sixty OUT", __doc__, FLAGS)
-    parser.add_argument("what", choices=("write", "step", "sixty"))
+    parser = make_parser("python -m bridges.dummy write|step OUT", __doc__, FLAGS)
+    parser.add_argument("what", choices=("write", "step"))
     parser.add_argument("folder", help="the dummy's folder")
     parser.add_argument("trained", nargs="?", default=None, help="for step: the trained model")
     flags = with_defaults(parser.read(argv), FLAGS)
@@ -104,14 +113,11 @@ def main(argv: list[str]) -> None:
     if flags.trained is not None and flags.what != "step":
         raise UserError(f"{flags.what} takes no trained model: leave out {flags.trained}")
     if flags.what == "write":
-        write_folder(folder, [PROMPT.format(*problem) for problem in PROBLEMS])
+        write_folder(folder)
         print(f"written: {folder}. bridges/codes.md says how a trainer uses it")
         return
     if not (folder / "model").is_dir():
         raise UserError(f"{folder} was not made by python -m bridges.dummy write")
-    if flags.what == "sixty":
-        print("\n".join(sentences_about_run(folder)))
-        return
     if flags.trained is None or flags.learning_rate is None:
         raise UserError("step needs the folder of the trained model and --learning_rate")
     if not (folder / ANSWERS).exists():

@@ -5,22 +5,23 @@ After one step of SGD the change of the parameters is a sum over the answers tha
     change = learning rate * sum over answers b of k_b * (gradient of the log-prob of answer b)
 
 and least squares finds the numbers k_b. They say how the trainer made advantages and counted, as in
-tools/formula.py; and what they do not explain says that something else was trained.
+tools/formula; and what they do not explain says that something else was trained.
 """
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from engine.errors import UserError
-from tools.helpers.formula_advantages import EPSILONS, Advantage, hypotheses
-from tools.helpers.formula_batches import END, PAD, Case
-from tools.helpers.formula_counts import counts, places
-from tools.helpers.formula_policy import divided
-from tools.helpers.formula_terms import Counted, fit_counted, table_of
+from tools.formula.batches import END, PAD, Batch
+from tools.formula.credit import all_advantages, tiers
+from tools.formula.ours import Formula
+from tools.formula.tables import COUNTS
+from tools.formula.words import about_advantage, about_count
 
 TEMPERATURES = (1.0, .9, .8, .7, .6, .5, 1.2, 1.5)
 TEMPLATES = {  # what a trainer may put around a prompt
@@ -28,12 +29,13 @@ TEMPLATES = {  # what a trainer may put around a prompt
     "<|im_start|>assistant\n", "a user's turn without the assistant's": "<|im_start|>user\n{}"
     "<|im_end|>\n", "a line break after it": "{}\n", "a space after it": "{} ",
     "an end token before it": "<|im_end|>{}"}
-UNTRAINED = {  # tokens of an answer that a trainer may leave out, as tools/formula.py names them
+UNTRAINED = {  # tokens of an answer that a trainer may leave out, as tools/formula names them
     "": (), "the end token of an answer has no gradient": ("end",),
     "the first token of an answer has no gradient": ("first",),
     "the first and the end token of an answer have no gradient": ("first", "end")}
 ROUNDING = 1e-3  # of the change: float32 leaves less over than this
 SHOWN = 1e-5     # a smaller epsilon does not show in one step
+PLACES = (0, 4, 8, 16, 24, 32, 48, 64, 96, 128, 10 ** 9)  # of tokens, where they are told apart
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,7 @@ class Seen:
 @dataclass(frozen=True)
 class Found:
     """How advantage and counting explain the answers' numbers, under what is said in `remarks`."""
-    advantage: Advantage
-    count: Counted
+    formula: Formula
     remarks: tuple[str, ...] = ()
 
 
@@ -101,22 +102,22 @@ class Step:
     def pushes_at(self, temperature: float, template: str = "{}",
                   untrained: str = "") -> tuple[Tensor, float]:
         """(k_b of each answer, share of the change that they leave over)."""
-        rows = torch.stack([self.gradient_of(seen, temperature, template, untrained)
-                            for seen in self.seen])
+        rows = self.rows = torch.stack([self.gradient_of(seen, temperature, template, untrained)
+                                        for seen in self.seen])
         # of equal answers only the sum is known: the shortest solution gives each the same part
         solution = torch.linalg.lstsq(rows.T, self.change[:, None], driver="gelsd").solution
         pushes = solution.squeeze(1)
         rest = self.change - pushes @ rows
         return pushes, float(rest.norm() / self.change.norm())
 
-    def gradient_of(self, seen: Seen, temperature: float, template: str,
-                    untrained: str) -> Tensor:
+    def gradient_of(self, seen: Seen, temperature: float, template: str, untrained: str,
+                    places: slice = slice(None)) -> Tensor:
         """The gradient of the log-prob of an answer, by all parameters that moved."""
         log_probs = self.log_probs(seen, temperature, template)[0]
         start = 1 if "first" in UNTRAINED[untrained] else 0
         has_end = seen.ids[-1] == self.tokenizer.eos_token_id
         leaves_out_end = "end" in UNTRAINED[untrained] and has_end
-        log_prob = log_probs[start:len(log_probs) - leaves_out_end].sum()
+        log_prob = log_probs[start:len(log_probs) - leaves_out_end][places].sum()
         parameters = [self.named[name] for name in self.moving]
         parts = torch.autograd.grad(log_prob, parameters, allow_unused=True)
         return torch.cat([torch.zeros_like(parameter).flatten() if part is None else part.flatten()
@@ -133,8 +134,8 @@ class Step:
         return log_p.gather(1, ids[len(prompt):, None]).squeeze(1), log_p
 
     # ------------------------------------------------------------------ advantage and counting
-    def case(self) -> Case:
-        """The batch as tools/formula.py describes one: its rewards, groups and lengths."""
+    def batch(self) -> Batch:
+        """The batch as tools/formula describes one: its rewards, groups and lengths."""
         length = torch.tensor([len(one.ids) for one in self.seen])
         end = self.tokenizer.eos_token_id
         ids = torch.full((len(self.seen), int(length.max()) + 1), PAD)
@@ -142,38 +143,38 @@ class Step:
             ids[row, 1:1 + len(one.ids)] = 0
             if one.ids[-1] == end:
                 ids[row, len(one.ids)] = END
+        place = torch.arange(ids.shape[1])
+        mask = ((place >= 1) & (place < 1 + length[:, None])).double()
         group = torch.tensor([one.prompt for one in self.seen]).unique(return_inverse=True)[1]
         reward = torch.tensor([one.reward for one in self.seen], dtype=torch.float64)
         nothing = torch.zeros(ids.shape, dtype=torch.float64)
-        return Case(nothing[..., None], ids, torch.ones_like(length), length, reward, group,
-                    nothing, nothing)
+        return Batch(ids, torch.ones_like(length), mask, reward, group, nothing, nothing, END, PAD)
 
     def find(self) -> Found | None:
         """The first reading of the batch in which known advantages and counts explain the
         pushes."""
-        for case, pushes, remarks in self.readings():
-            for grouping in ("group", "mixed"):
-                found = explained(case, pushes, grouping, UNTRAINED[self.untrained],
-                                  usual_alone=bool(remarks))
-                if found:
-                    if grouping == "mixed":
-                        remarks += ("Groups: they are mixed. Each answer is compared with answers "
-                                    "to other problems.",)
-                    return replace(found, remarks=remarks)
+        for batch, pushes, remarks in self.readings():
+            formula = explained(batch, pushes, UNTRAINED[self.untrained],
+                                usual_alone=bool(remarks))
+            if formula and formula.groups == "mixed":
+                remarks += ("Groups: they are mixed. Each answer is compared with answers to other "
+                            "problems.",)
+            if formula:
+                return Found(formula, remarks)
         return None
 
-    def readings(self) -> Iterator[tuple[Case, Tensor, tuple[str, ...]]]:
+    def readings(self) -> Iterator[tuple[Batch, Tensor, tuple[str, ...]]]:
         """The batch as it was seen, and as some mistakes change it: answers that are left out, and
         rewards that go to other answers."""
-        case, pushes = self.case(), self.pushes
-        B, groups = len(pushes), int(case.group.max()) + 1
+        batch, pushes = self.batch(), self.pushes
+        B, groups = len(pushes), int(batch.group.max()) + 1
         trained = self.trained()
         if trained.all():
-            yield case, pushes, ()
+            yield batch, pushes, ()
         else:
-            yield (case.rows(trained.nonzero().flatten()), pushes[trained],
+            yield (rows_of(batch, trained), pushes[trained],
                    ("Baseline: it is that of the answers that had an effect.",))
-            yield (case, torch.where(trained, pushes, torch.nan),
+            yield (batch, torch.where(trained, pushes, torch.nan),
                    ("Baseline: the answers without an effect are part of it.",))
         rows = torch.arange(B)
         orders = {"row by row where they were made column by column":
@@ -187,10 +188,11 @@ class Step:
             orders[f"those of the part {name} theirs, if the batch has {parts} parts"] = \
                 rows.roll(way * B // parts)
         for words, order in orders.items():
-            yield (replace(case, reward=case.reward[order]), pushes,
+            yield (replace(batch, reward=batch.reward[order]), pushes,
                    (f"Rewards: they go to other answers, {words}.",))
-        for size in (case.length.double(), torch.ones(B)):  # counted by answer, or by token
-            yield (replace(case, reward=sorted_as(case.reward, pushes * size, case.group)), pushes,
+        for size in (batch.mask.sum(1), torch.ones(B)):  # counted by answer, or by token
+            reward = sorted_as(batch.reward, pushes * size, batch.group)
+            yield (replace(batch, reward=reward), pushes,
                    ("Rewards: within each group they go to other answers.",))
 
     def trained(self) -> Tensor:
@@ -212,7 +214,7 @@ class Step:
         if self.left_over > ROUNDING:
             return [*said, f"Not understood: {self.left_over:.1%} of the change is no sum of the "
                     "gradients of the answers that the reward function saw, at any temperature "
-                    "and in any template that was tried."]
+                    "and in any template that was tried.", *self.measured()]
         said.append(f"Log-probs: at temperature {self.temperature:g}.")
         if self.template != "as it is":
             said.append("Template: the trainer puts something around the prompts. What it has "
@@ -225,14 +227,82 @@ class Step:
         found = self.find()
         if found is None:
             return [*said, "Not understood: advantage and counting. The answers' numbers fit no "
-                    "pair of known ones."]
+                    "pair of known ones.", *self.measured()]
         said += about_formula(found)
         norm = float(self.change.norm())
-        if not is_short(found.count.factor) and abs(float(f"{norm:.2g}") / norm - 1) < 1e-4:
+        if not is_short(found.formula.factor) and abs(float(f"{norm:.2g}") / norm - 1) < 1e-4:
             said.append(f"Clipped: the step has a norm of {norm:.2g}, as where the norm of the "
                         "gradient is clipped to that.")
         return [*said,
                 f"This explains the change of the parameters to {self.left_over:.0e} of it."]
+
+    # ------------------------------------------------------------------ what was measured
+    def measured(self) -> list[str]:
+        """Where the step differs from the nearest known formula: by answer, by tensor, and by the
+        place of a token in its answer. All numbers are over that formula's, so 1 is as it should
+        be, 0 is not trained, and 2 is counted twice."""
+        self.pushes, self.left_over = self.pushes_at(1.0)
+        formula, number = self.nearest()
+        said = [f"What was measured, each divided by that of the nearest formula "
+                f"({about_advantage(formula)}; {about_count(formula)}):"]
+        return [*said, self.by_answer(number), *self.by_tensor(number), *self.by_place(number)]
+
+    def nearest(self) -> tuple[Formula, Tensor]:
+        """The usual formula whose step has the direction that is nearest to that of the change,
+        and the number that it gives to each answer."""
+        batch, best = self.batch(), (-1.0, Formula(), torch.ones(len(self.seen)))
+        n = batch.mask.sum(1)
+        formulas = next(tiers(Formula()))
+        for formula, advantage in zip(formulas, all_advantages(
+                formulas, SimpleNamespace(batch=batch))):
+            for count in ("token", "answer", "group"):
+                number = advantage * COUNTS[count](n, batch)
+                step = number @ self.rows
+                cosine = float(step @ self.change / (step.norm() * self.change.norm() + 1e-300))
+                if cosine > best[0] + 1e-9:
+                    best = (cosine, replace(formula, count=count), number)
+        return best[1], best[2]
+
+    def by_answer(self, number: Tensor) -> str:
+        """How often each quotient of measured and expected number occurs."""
+        clear = number.abs() > 1e-3 * number.abs().max()
+        quotient = (self.pushes / torch.where(clear, number, torch.nan)).tolist()
+        rows: dict[str, list[int]] = {}
+        for row, value in enumerate(quotient):
+            if value == value:
+                rows.setdefault(f"{value:.2f}", []).append(row)
+        parts = [f"{value} for {len(given)} answers ({span(given)})"
+                 for value, given in sorted(rows.items(), key=lambda pair: -len(pair[1]))]
+        return f"  answers: {', '.join(parts[:6])}" + (", ..." if len(parts) > 6 else "")
+
+    def by_tensor(self, number: Tensor) -> list[str]:
+        """The tensors that differ most, with their number and the share that is unexplained."""
+        step, found, start = number @ self.rows, [], 0
+        for name in self.moving:
+            size = self.named[name].numel()
+            wanted, real = step[start:start + size], self.change[start:start + size]
+            start += size
+            times = float(wanted @ real / wanted.square().sum().clamp(min=1e-300))
+            found.append((float((real - wanted).square().sum()), name, times))
+        total = sum(square for square, _, _ in found)
+        found.sort(reverse=True)
+        return [f"  tensor {name}: {times:.2f}, {square / total:.0%} of what is unexplained"
+                for square, name, times in found[:3]]
+
+    def by_place(self, number: Tensor) -> list[str]:
+        """The number of the tokens at each stretch of places, fitted all at once."""
+        longest = max(len(one.ids) for one in self.seen)
+        spans = [(low, min(high, longest)) for low, high in itertools.pairwise(PLACES)
+                 if low < longest]
+        columns = []
+        for low, high in spans:
+            parts = [value * self.gradient_of(one, 1.0, "{}", "", slice(low, high))
+                     for value, one in zip(number, self.seen) if len(one.ids) > low]
+            columns.append(torch.stack(parts).sum(0))
+        fit = torch.linalg.lstsq(torch.stack(columns, 1), self.change[:, None], driver="gelsd")
+        numbers = ", ".join(f"{low} to {high - 1}: {float(value):.2f}"
+                            for (low, high), value in zip(spans, fit.solution[:, 0]))
+        return [f"  tokens, by place in the answer: {numbers}"]
 
     @torch.no_grad()
     def sampling(self) -> tuple[float, float, float]:
@@ -265,44 +335,58 @@ def differs_between_passes(model: torch.nn.Module, ids: list[int]) -> bool:
     return not torch.equal(first, second)
 
 
-def explained(case: Case, pushes: Tensor, grouping: str, untrained: tuple[str, ...],
-              usual_alone: bool) -> Found | None:
+def rows_of(batch: Batch, kept: Tensor) -> Batch:
+    """The batch of these rows alone. Groups are numbered from 0 again."""
+    by_row = ("ids", "prompt_length", "mask", "reward", "old_log_prob", "reference_log_prob")
+    taken = {name: getattr(batch, name)[kept] for name in by_row}
+    return replace(batch, **taken, group=batch.group[kept].unique(return_inverse=True)[1])
+
+
+def explained(batch: Batch, pushes: Tensor, untrained: tuple[str, ...],
+              usual_alone: bool) -> Formula | None:
     """The simplest advantage and counting that explain the pushes. A push that is NaN may be
     anything."""
-    def trained(case: Case) -> Tensor:
-        kept = case.mask
-        for kind in untrained:
-            kept = kept & ~places(case)[kind]
-        return kept
-
     known = torch.isfinite(pushes)
+    wanted = torch.where(known, pushes, 0.0)
+    whole = batch.mask.sum(1)
+    lengths = {"": whole, "trained": whole - trained_less(batch, untrained)}
+    counts = [count for count in COUNTS if not usual_alone or count in ("token", "answer", "group",
+                                                                        "constant")]
     fits = []
-    advantages, ways = usual_advantages(grouping), counts(trained)
-    if usual_alone:
-        ways = [count for count in ways if count.code in ("flat", "token", "answer", "group")]
-    else:
-        advantages += hypotheses([case], [torch.where(known, pushes, 0.0)], grouping)
-    table = table_of([case], ways)
-    for advantage in advantages:
-        if advantage.epsilon > 1e-2 or advantage.form != "plus":
-            continue  # in one batch the ways of adding epsilon cannot be told apart
-        number = divided(pushes, advantage(case))
-        fits += [(advantage, fit) for fit in fit_counted([case], [number], table, ROUNDING)
-                 if not fit.sizes.cost and fit.factor]
+    stages = list(tiers(Formula()))[:1 if usual_alone else 2]
+    for stage, formulas in enumerate(stages):
+        usual = next(tiers(Formula(groups="mixed"))) if stage == 0 else []
+        formulas = [formula for formula in [*formulas, *usual]
+                    if formula.epsilon <= 1e-2 and not formula.scale.endswith(("root", "max"))]
+        table = all_advantages(formulas, SimpleNamespace(batch=batch))
+        for count, (length, n) in itertools.product(counts, lengths.items()):
+            weight = torch.where(known, COUNTS[count](n, batch), 0.0)
+            columns = table * weight
+            factors = columns @ wanted / columns.square().sum(1).clamp(min=1e-300)
+            rest = (wanted - factors[:, None] * columns).norm(dim=1) / wanted.norm()
+            for which in (rest < ROUNDING).nonzero().flatten().tolist():
+                fits.append((float(rest[which]), replace(
+                    formulas[which], count=count, length=length, factor=float(factors[which]))))
+        if fits:
+            break
     if not fits:
         return None
-    best = min(fits, key=lambda fit: (abs(abs(fit[1].factor) - 1) > ROUNDING,
-                                      not is_short(fit[1].factor),
-                                      fit[0].complexity + fit[1].count.cost))
-    return Found(*best)
+    return min(fits, key=lambda fit: (abs(abs(fit[1].factor) - 1) > ROUNDING,
+                                      not is_short(fit[1].factor), fit[1].groups != "",
+                                      list(COUNTS).index(fit[1].count), fit[1].length,
+                                      round(fit[0], 5)))[1]
 
 
-def usual_advantages(grouping: str) -> list[Advantage]:
-    """z-scores with the usual epsilons, because in a step in float32 an epsilon cannot be computed
-    as exactly as it counts; and the reward minus the mean."""
-    found = [Advantage("mean", f"std {correction}", "plus", epsilon, grouping=grouping)
-             for correction in ("n", "n-1") for epsilon in EPSILONS]
-    return [*found, Advantage("mean", grouping=grouping)]
+def trained_less(batch: Batch, untrained: tuple[str, ...]) -> Tensor:
+    """(B,) how many tokens of each answer have no gradient."""
+    has_end = (batch.ids == END).any(1).double()
+    return has_end * ("end" in untrained) + float("first" in untrained)
+
+
+def span(rows: list[int]) -> str:
+    return f"row {rows[0]}" if len(rows) == 1 else (
+        f"rows {rows[0]} to {rows[-1]}" if rows == list(range(rows[0], rows[-1] + 1))
+        else f"rows {', '.join(str(row) for row in rows[:4])}{', ...' if len(rows) > 4 else ''}")
 
 
 def sorted_as(reward: Tensor, number: Tensor, group: Tensor) -> Tensor:
@@ -320,22 +404,23 @@ def is_short(factor: float) -> bool:
 
 
 def about_formula(found: Found) -> list[str]:
-    advantage, count = found.advantage, found.count
+    formula, factor = found.formula, found.formula.factor
     about_epsilon = ""
-    if advantage.scale != "none":
-        about_epsilon = f" + {advantage.epsilon:.1g}" if advantage.epsilon > SHOWN else \
+    if formula.scale != "none":
+        about_epsilon = f" + {formula.epsilon:.1g}" if formula.epsilon > SHOWN else \
             f" and an epsilon below {SHOWN:f}".rstrip("0")
-    plain = replace(advantage, epsilon=0.0).words().removesuffix(" without an epsilon")
+    plain = about_advantage(replace(formula, groups="", epsilon=0.0)).removesuffix(" + 0")
     said = [f"Advantage: {plain}{about_epsilon}.", *found.remarks]
-    times = "" if abs(count.factor - 1) < ROUNDING else f", times {count.factor:.3g}"
-    said.append(f"Counting: {count.words()}{times}.")
-    if count.factor < 0:
+    times = "" if abs(factor - 1) < ROUNDING else f", times {factor:.3g}"
+    count = about_count(replace(formula, factor=1.0))
+    said.append(f"Counting: {count[:1].lower()}{count[1:]}{times}.")
+    if factor < 0:
         said.append("Sign: good answers are made less probable: it is reversed.")
-    steps = 1 / abs(count.factor)
+    steps = 1 / abs(factor)
     if times and round(steps) > 1 and abs(steps - round(steps)) < ROUNDING * steps:
         said.append(f"If the trainer adds up {round(steps)} batches for an update, it divides by "
                     "their number twice.")
-    if times and "std" in advantage.scale:
+    if times and formula.scale in ("n", "n-1"):
         said.append("Std over n and over n - 1 differ by a factor. As the step has another "
                     "factor than 1, which of the two it is cannot be told apart.")
     return said

@@ -1,7 +1,4 @@
 """The crash-test dummy: one step of TRL as it is, and with a mistake in it."""
-import json
-from dataclasses import replace
-
 import pytest
 import torch
 from conftest import ROOT, refusal
@@ -10,7 +7,6 @@ from engine.errors import UserError
 
 trl = pytest.importorskip("trl", reason="pip install -r bridges/requirements.txt")
 from bridges.dummy import Dummy, main  # noqa: E402
-from bridges.dummy_run import TaskReward  # noqa: E402
 from bridges.dummy_step import Step  # noqa: E402
 from datasets import Dataset  # noqa: E402
 
@@ -155,7 +151,7 @@ def test_a_trainer_in_another_process(tmp_path, capsys):
     own."""
     folder = tmp_path / "dummy"
     main(["write", str(folder)])
-    assert len((folder / "sixty.jsonl").read_text().splitlines()) == 480
+    assert len((folder / "step.jsonl").read_text().splitlines()) == 8
     dummy = Dummy(folder)
     prompts = [prompt for prompt in dummy.prompts[1:3] for _ in range(2)]
     rewards = dummy.reward(prompts, [" 1", " 2 3", " 4", " 5 6"])
@@ -175,30 +171,43 @@ def test_a_trainer_in_another_process(tmp_path, capsys):
     assert "--learning_rate" in refusal(main, ["step", str(folder)])
 
 
-@pytest.mark.parametrize("right, said", [(36, "Inside"), (26, "learns less"), (45, "learns more")])
-def test_sixty_steps_are_compared_with_the_seeds(tmp_path, capsys, right, said):
-    """A success of 0.36, of the untrained model, and of one that is told the answers. The reward
-    is the task's, and what is recorded is not shuffled."""
-    folder = tmp_path / "dummy"
-    main(["write", str(folder)])
-    reward = TaskReward(folder, shuffled=True)
-    prompt, problem = next(iter(reward.problems.items()))
-    reward.problems = {prompt: replace(problem, numbers=(3, 5, 7), target=22)}
-    solved = " 3 * 5 = 15.</think>\n<answer> ( 3 * 5 ) + 7</answer>"
-    assert "was never called" in refusal(main, ["sixty", str(folder)])
-    for _ in range(60):
-        texts = [solved if row % 100 < right else " 1" for row in range(100)][:64]
-        assert sorted(set(reward([prompt] * 64, texts)))[-1] > 1
-    assert "3840 answers" not in refusal(main, ["sixty", str(tmp_path)])
-    record = folder / "sixty_answers.jsonl"
-    lines = [json.dumps({"success": float(row % 100 < right)}) for row in range(3840)]
-    assert json.loads(record.read_text().splitlines()[0])["success"] == 1
-    record.write_text("\n".join(lines))
-    capsys.readouterr()
-    main(["sixty", str(folder)])
-    assert said in capsys.readouterr().out
-    with pytest.raises(UserError, match="a template was put around it"):
-        reward(["x" + prompt], [""])
+def count_twice(trainer):
+    """The first eight answers are counted twice."""
+    usual = trainer._generate_and_score_completions
+
+    def doubled(inputs):
+        made = usual(inputs)
+        made["advantages"][:8] *= 2
+        return made
+    trainer._generate_and_score_completions = doubled
+
+
+def cut_at(places):
+    """The loss leaves out what comes after so many tokens; attention still sees it."""
+    def patch(trainer):
+        usual = trainer._generate_and_score_completions
+
+        def without(inputs):
+            made = usual(inputs)
+            shape = made["completion_ids"].shape
+            made["tool_mask"] = (torch.arange(shape[1]) < places).int().expand(shape)
+            return made
+        trainer._generate_and_score_completions = without
+    return patch
+
+
+def fast_embedding(trainer):
+    trainer.model.get_input_embeddings().weight.register_hook(lambda grad: 2 * grad)
+
+
+@pytest.mark.parametrize("patch, said", [
+    (count_twice, "2.00 for 8 answers"),
+    (cut_at(24), "24 to 31: 0.00"),
+    (fast_embedding, "tensor model.embed_tokens.weight: 2.00, 100%")])
+def test_what_is_not_understood_is_located(tmp_path, patch, said):
+    """Each number is over that of the nearest formula, so 1 is as it should be."""
+    found = step(tmp_path, patch)
+    assert "Not understood" in found and said in found, found
 
 
 def test_a_step_that_trains_nothing():

@@ -1,20 +1,21 @@
-"""What a loss optimises: each of some eighty losses, right and wrong, is named as what it is."""
+"""What a loss optimises: each of 125 losses, right and wrong, is named as what it is."""
 import json
+import math
+import shutil
+import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 import torch
-from conftest import refusal
-from formula_losses import (LOSSES, answer, cispo, clip, entropy_of, k3, k3_clamped, log_probs,
-                            make, mean, token, z)
+from conftest import ROOT
+from formula_losses import (LOSSES, by_group, clip, entropy_of, k3, log_probs, make, mean,
+                            micro_batch, token, z)
 
-from engine.errors import UserError
-from tools.formula import load_loss, main
-from tools.helpers.formula_decode import LossFailed
-from tools.helpers.formula_fit import find_formula
-from tools.helpers.formula_flags import about_flags, table_of_tokens
-from tools.helpers.formula_report import codes, sentences, unmet
+from tools.formula import find_formula
+from tools.formula.__main__ import WrongInput, main, table_of_tokens
+from tools.formula.calling import LossFailed, load_loss
+from tools.formula.words import codes, mistakes, sentences, unmet
 
 FILE = """
 import torch
@@ -36,10 +37,11 @@ def broken(logits, batch):
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_is_named_as_what_it_is(name):
+    """Or it is not understood, if it is one of those that the page lists."""
     loss, words = LOSSES[name]
     formula = find_formula(loss)
     found = codes(formula)
-    assert words <= found, (words - found, formula.not_understood)
+    assert words <= found, (words - found, formula.differs)
     assert ("understood" in found) == ("understood" in words)
     assert sentences(formula)
 
@@ -69,38 +71,79 @@ def without_the_last_place(mask):
     return torch.cat([mask[:, :-1], torch.zeros_like(mask[:, :1])], 1)
 
 
-@pytest.mark.parametrize("changed, seen", [
-    (lambda batch: {"mask": without_the_last_place(batch.mask)}, "rows without padding"),
-    (lambda batch: {"reward": batch.reward.clamp(min=0)}, "rewards below 0 and above 1"),
-    (lambda batch: {"reward": batch.reward.clamp(max=10)}, "rewards below 0 and above 1")])
-def test_what_only_some_batches_show(changed, seen):
-    """Plain GRPO that is another loss on rows, or rewards, that are rare in small batches."""
+def plain_but(changed):
+    """Plain GRPO that sees another batch than it is given."""
+    return lambda logits, batch: make()(logits, replace(batch, **changed(batch)))
+
+
+def log_ratio_within(size):
+    return lambda log_prob, batch, a: (log_prob - batch.old_log_prob).clamp(-size, size).exp() * a
+
+
+@pytest.mark.parametrize("loss, seen", [
+    (plain_but(lambda batch: {"mask": without_the_last_place(batch.mask)}), "rows without padding"),
+    (plain_but(lambda batch: {"reward": batch.reward.clamp(max=7)}), "rewards below 0 and above 1"),
+    (plain_but(lambda batch: {"mask": batch.mask * (batch.mask.sum(1, keepdim=True) < 30)}),
+     "answers of up to 60 tokens"),
+    (lambda logits, batch: make(z(0, 1e-4) if len(batch.group.unique()) < 5 else mean)(
+        logits, batch), "six groups"),
+    (make(objective=log_ratio_within(9)), "ratios up to e^24")])
+def test_what_only_some_batches_show(loss, seen):
+    """Each is another loss where batches are rare: the sentence says in which, and by how much."""
+    found = find_formula(loss)
+    assert not found.understood and seen in [name for name, _ in found.differs]
+    assert seen in sentences(found)[-1]
+
+
+@pytest.mark.parametrize("loss, words", [
+    (make(lambda batch: median(batch)), {"median", "token"}),
+    (make(count=micro_batch(3)), {"micro-batch 3"}),
+    (make(objective=log_ratio_within(5)), {"ratio", "no clip", "log-ratio within 5"}),
+    (lambda logits, batch: make(mask=lambda batch: batch.mask * (
+        log_probs(logits, batch).detach() > math.log(1e-4)))(logits, batch),
+     {"probability above 0.0001", "token (trained)"}),
+    (lambda logits, batch: make(mask=lambda batch: batch.mask * (
+        log_probs(logits, batch).detach().exp() < .99))(logits, batch),
+     {"probability below 0.99", "token (trained)"})])
+def test_a_new_loss_is_a_line(loss, words):
+    assert words | {"understood"} <= codes(find_formula(loss))
+
+
+def median(batch):
+    return by_group(batch, lambda r: r - r.quantile(.5))
+
+
+def test_a_loss_that_remembers_is_not_called_random():
+    seen = [0.0]
+
     def loss(logits, batch):
-        return make()(logits, replace(batch, **changed(batch)))
+        seen[0] = .9 * seen[0] + .1 * float(batch.reward.mean())
+        return -token(log_probs(logits, batch) * (batch.reward - seen[0])[:, None], batch.mask,
+                      batch)
 
-    assert any(seen in reason for reason in find_formula(loss).not_understood)
+    with pytest.raises(LossFailed, match="it remembers earlier calls"):
+        find_formula(loss)
 
 
-def test_a_limit_that_only_a_long_answer_reaches():
+def test_mistakes_come_first():
+    said = sentences(find_formula(LOSSES["shift and sign"][0]))
+    assert said[0] == "Mistakes: 2."
+    assert "reversed" in said[1] and "shift is missing" in said[2]
+    assert sentences(find_formula(make()))[0] == "Mistakes: none seen."
+
+
+def test_a_detached_ratio_trains_nothing_but_the_kl():
     def loss(logits, batch):
-        log_p = logits.log_softmax(-1)[:, :-1].gather(2, batch.ids[:, 1:, None]).squeeze(2)
-        advantage = z(1, 1e-4)(batch)
-        mask = batch.mask[:, 1:] * (batch.mask.sum(1, keepdim=True) < 30)
-        return -(log_p * advantage * mask).sum() / mask.sum()
+        log_prob = log_probs(logits, batch)
+        r, a = (log_prob - batch.old_log_prob).exp().detach(), z(1, 1e-6)(batch)
+        value = torch.minimum(r * a, r.clamp(.8, 1.2) * a) - .04 * k3(log_prob, batch)
+        return -token(value, batch.mask, batch)
 
-    assert any("that tries long answers" in reason for reason in find_formula(loss).not_understood)
-
-
-def test_what_is_said_of_a_kl_that_is_no_usual_term():
-    said = sentences(find_formula(LOSSES["kl at the prompt too"][0]))
-    [where] = [sentence for sentence in said if "outside the answers" in sentence]
-    assert "the prompt, the last token of the prompt" in where
-    found = find_formula(LOSSES["square of a kl in the reward"][0])
-    assert "changes the push of all tokens of its answer" in found.not_understood[0]
-    lengths = find_formula(LOSSES["root of the length in the reward"][0])
-    assert "the length is a part of the reward" in lengths.not_understood[-1]
-    [plain] = find_formula(LOSSES["advantage in float32"][0]).notes
-    assert "compared with known ones to 1e-4" in plain
+    found = find_formula(loss)
+    assert found.understood and "kl k3 0.04" in codes(found)
+    [first, *_] = mistakes(found)
+    assert first.startswith("The reward trains nothing")
+    assert not any("only some" in sentence for sentence in sentences(found))
 
 
 def test_expectations():
@@ -109,24 +152,10 @@ def test_expectations():
     assert unmet(formula, "z n-1, understood") == []
     assert unmet(formula, "z n 1e-4, answer, clip 0.2 0.2") == ["z n 1e-4", "answer",
                                                                 "clip 0.2 0.2"]
-    with pytest.raises(UserError, match="did you mean token"):
+    with pytest.raises(ValueError, match="did you mean token"):
         unmet(formula, "tokens")
-
-
-def test_our_flags_that_have_the_gradient():
-    [plain] = about_flags(find_formula(make()))
-    assert plain == "The same gradient here: python train.py --advantage grpo --loss_norm token."
-    published = make(mean, answer, clip(.2, .28))
-    [clipped] = about_flags(find_formula(published))
-    assert clipped.endswith("--advantage dr_grpo --loss_norm sequence --epochs 2 --clip_low 0.2 "
-                            "--clip_high 0.28.")
-    for other, flags in ((make(temperature=.8), "token --temperature 0.8."),
-                         (make(objective=cispo), "--clip_high 2 --clip_kind cispo.")):
-        assert about_flags(find_formula(other))[0].endswith(flags)
-    [near] = about_flags(find_formula(make(kl=k3_clamped)))
-    assert "--kl 0.04 --kl_kind k3. This holds as long as" in near
-    sample = make(z(1, 1e-6))
-    assert "it lacks the advantage z n-1 1e-06" in about_flags(find_formula(sample))[0]
+    with pytest.raises(ValueError, match="names no clause"):
+        unmet(formula, ",")
 
 
 def test_a_loss_without_a_reward():
@@ -140,10 +169,8 @@ def test_a_loss_without_a_reward():
 
     for loss in (kl, entropy):
         formula = find_formula(loss)
-        assert {"temperature 1", "shift 1"} <= codes(formula) and not formula.absent
-        assert "dead nan" not in codes(formula)
-        assert "no push depends on the reward" in formula.not_understood
-        assert not any("no answer token" in reason for reason in formula.not_understood)
+        assert {"temperature 1", "shift 1", "understood"} <= codes(formula)
+        assert "dead nan" not in codes(formula) and not formula.has_reward
 
 
 def test_a_loss_whose_pushes_are_rounding():
@@ -158,16 +185,10 @@ def test_a_loss_whose_pushes_are_rounding():
 
 
 def test_the_table_of_one_answer_shows_what_plain_grpo_gives():
-    rows = table_of_tokens(find_formula(make(factor=2.0))).splitlines()
-    first = next(row.split() for row in rows if "answer 1" in row)
+    doubled = make(factor=2.0)
+    rows = table_of_tokens(find_formula(doubled), doubled).splitlines()
+    first = next(row.split() for row in rows if row.startswith("first"))
     assert float(first[2]) == pytest.approx(2 * float(first[3]), abs=2e-3) and float(first[3])
-
-
-def test_flags_and_table_of_a_loss_that_refuses_longer_floats():
-    """Its tensors of float32 and float64 do not go together where casts become longer."""
-    formula = find_formula(LOSSES["advantage in float32"][0])
-    assert "it lacks the advantage z n-1 1e-06" in about_flags(formula)[0]
-    assert "its end" in table_of_tokens(formula)
 
 
 def test_the_command_line(tmp_path, capsys):
@@ -180,15 +201,31 @@ def test_the_command_line(tmp_path, capsys):
         main([str(path), "--json", "--expect", "z n-1, answer"])
     assert ended.value.code == 1
     found = json.loads(capsys.readouterr().out)
-    assert found["unmet"] == ["answer"] and found["advantage"] == "z n-1 1e-06"
-    said = refusal(main, [str(path), "--function", "broken", "--traceback"])
-    assert "it raised IndexError" in said and "my_loss.py" in capsys.readouterr().err
-    assert "has no function" in refusal(main, [str(path), "--function", "absent"])
-    assert "there is no file" in refusal(main, [str(tmp_path / "none.py")])
+    assert found["unmet"] == ["answer"] and "z n-1 1e-06" in found["codes"]
+    with pytest.raises(WrongInput, match="it raised IndexError"):
+        main([str(path), "--function", "broken", "--traceback"])
+    assert "my_loss.py" in capsys.readouterr().err
+    with pytest.raises(WrongInput, match="has no function"):
+        main([str(path), "--function", "absent"])
+    with pytest.raises(WrongInput, match="there is no file"):
+        main([str(tmp_path / "none.py")])
 
 
-def test_a_file_that_cannot_be_loaded(tmp_path):
+@pytest.mark.parametrize("text, said", [
+    ("import no_such_package", "ModuleNotFoundError"),
+    ("import sys\nsys.exit(0)", "ends this program when it is imported")])
+def test_a_file_that_cannot_be_loaded(tmp_path, text, said):
     path = tmp_path / "my_loss.py"
-    path.write_text("import no_such_package")
-    with pytest.raises(UserError, match="ModuleNotFoundError"):
+    path.write_text(text)
+    with pytest.raises(LossFailed, match=said):
         load_loss(path)
+
+
+def test_the_folder_works_alone(tmp_path):
+    """Copied into an empty folder, with torch and nothing of this project."""
+    shutil.copytree(ROOT / "tools/formula", tmp_path / "formula")
+    (tmp_path / "my_loss.py").write_text(FILE)
+    done = subprocess.run([sys.executable, "-m", "formula", "my_loss.py", "--expect", "z n-1, end"],
+                          cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Mistakes: none seen.") == 1

@@ -1,13 +1,13 @@
-"""Small batches with random logits, on which tools/formula.py tries a loss.
+"""Small batches with random logits, on which a loss is tried.
 
 A `Case` is one such batch. It holds the logits and everything that is designed: the rewards, how
 far the new log-probs are from the old ones and from those of the reference model, and the lengths.
 `Case.batch` makes of it what the user's loss sees.
 
-Token j of a row is the token ids[j]. Everything per token has one column for each place of the
-row, the prompt and the padding included.
+Everything per token has one column for each place of a row, the prompt and the padding included:
+column j is for the token ids[j].
 """
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -31,56 +31,6 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class Case:
-    logits: Tensor                # (B, L, V) float64
-    ids: Tensor
-    prompt_length: Tensor
-    length: Tensor                # (B,) tokens of the answer
-    reward: Tensor
-    group: Tensor
-    log_ratio: Tensor             # (B, L) new minus old log-prob
-    log_reference: Tensor         # (B, L) log-prob of the reference minus the new one
-    pad_id: int = PAD
-    lens: "Lens" = field(default_factory=lambda: Lens())
-    fills_zeros: bool = True      # outside the mask too, the old log-probs are such that the ratio
-                                  # is as designed; otherwise they are 0 there, as in a trainer
-
-    @property
-    def mask(self) -> Tensor:
-        place = torch.arange(self.ids.shape[1])
-        start = self.prompt_length[:, None]
-        return (place >= start) & (place < start + self.length[:, None])
-
-    @property
-    def ended(self) -> Tensor:
-        """(B,) whether the last token of the answer is the end token."""
-        last = self.prompt_length + self.length - 1
-        return self.ids.gather(1, last[:, None]).squeeze(1) == END
-
-    @property
-    def log_prob(self) -> Tensor:
-        """(B, L) the log-prob of each token, read through the lens."""
-        return self.lens.log_probs(self.logits, self.ids)
-
-    def batch(self, dtype: torch.dtype = torch.float64) -> Batch:
-        log_prob = self.log_prob
-        shown = self.mask | torch.tensor(self.fills_zeros)
-        old = (log_prob - self.log_ratio) * shown
-        reference = (log_prob + self.log_reference) * shown
-        return Batch(self.ids.clone(), self.prompt_length.clone(), self.mask.to(dtype),
-                     self.reward.to(dtype, copy=True), self.group.clone(), old.to(dtype),
-                     reference.to(dtype), END, self.pad_id)
-
-    def rows(self, rows: Tensor) -> "Case":
-        """The batch of these rows alone, in this order. Groups are numbered from 0 again."""
-        by_row = ("logits", "ids", "prompt_length", "length", "reward", "log_ratio",
-                  "log_reference")
-        taken = {name: getattr(self, name)[rows] for name in by_row}
-        group = self.group[rows].unique(return_inverse=True)[1]
-        return replace(self, **taken, group=group)
-
-
-@dataclass(frozen=True)
 class Lens:
     """How a loss reads log-probs: the softmax of logits[t] / temperature, at the token
     ids[t + shift]. The usual lens has temperature 1 and shift 1."""
@@ -91,12 +41,11 @@ class Lens:
 
     def log_probs(self, logits: Tensor, ids: Tensor) -> Tensor:
         """(B, L): column j is for token j. It is 0 where no logits predict the token."""
-        at_token = self.distribution(logits, self.temperature)
-        value = at_token.gather(2, ids[:, :, None]).squeeze(2)
-        known = self.to_tokens(torch.ones(ids.shape, dtype=value.dtype))
+        value = self.distribution(logits, self.temperature).gather(2, ids[:, :, None]).squeeze(2)
+        known = self.to_tokens(torch.ones(ids.shape, dtype=value.dtype)) > 0
         for token in self.absent:
-            known = known * (ids != token)
-        return value * known
+            known = known & (ids != token)
+        return torch.where(known, value, 0.0)
 
     def distribution(self, logits: Tensor, temperature: float) -> Tensor:
         """(B, L, V) the log-probs of all tokens; column j is for token j."""
@@ -106,9 +55,9 @@ class Lens:
         return self.to_tokens(logits.log_softmax(-1))
 
     def to_tokens(self, by_place: Tensor) -> Tensor:
-        """Move what stands at the logits of place t to the token t + shift."""
-        length = by_place.shape[1]
+        """What stands at the logits of place t moves to the token t + shift."""
         moved = torch.zeros_like(by_place)
+        length = by_place.shape[1]
         first, last = max(0, self.shift), length + min(0, self.shift)
         moved[:, first:last] = by_place[:, first - self.shift:last - self.shift]
         return moved
@@ -118,14 +67,54 @@ class Lens:
         return Lens(shift=-self.shift).to_tokens(by_token)
 
 
+@dataclass(frozen=True)
+class Case:
+    """A batch as it was designed."""
+    logits: Tensor                # (B, L, V) float64
+    ids: Tensor
+    prompt_length: Tensor
+    length: Tensor                # (B,) tokens of the answer
+    reward: Tensor
+    group: Tensor
+    log_ratio: Tensor             # (B, L) new minus old log-prob
+    log_reference: Tensor         # (B, L) log-prob of the reference minus the new one
+    lens: Lens = Lens()
+    fills_zeros: bool = True      # outside the mask, too, the old log-probs are such that the ratio
+                                  # is as designed; otherwise they are 0 there, as in a trainer
+    late: int = 0                 # the loss takes the old log-prob from so many places before
+
+    @property
+    def mask(self) -> Tensor:
+        place, start = torch.arange(self.ids.shape[1]), self.prompt_length[:, None]
+        return (place >= start) & (place < start + self.length[:, None])
+
+    def batch(self, dtype: torch.dtype = torch.float64) -> Batch:
+        log_prob = self.lens.log_probs(self.logits, self.ids)
+        shown = self.mask | torch.tensor(self.fills_zeros)
+        old = (log_prob - self.log_ratio).roll(-self.late, 1) * shown
+        reference = (log_prob + self.log_reference) * shown
+        return Batch(self.ids.clone(), self.prompt_length.clone(), self.mask.to(dtype),
+                     self.reward.to(dtype, copy=True), self.group.clone(), old.to(dtype),
+                     reference.to(dtype), END, PAD)
+
+    def with_reward(self, reward: Tensor) -> "Case":
+        return replace(self, reward=reward)
+
+    def moved(self, seed: int, ratio: float = 0.0, reference: float = 0.0) -> "Case":
+        """The case with random ratios and references, whose logarithms are at most this large."""
+        return replace(self, log_ratio=noise_like(self, seed, ratio),
+                       log_reference=noise_like(self, seed + 1, reference))
+
+
 def make_case(seed: int, groups: int = 4, answers: int = 4, longest: int = 7,
               equal_lengths: bool = False, prompts: tuple[int, int] = (2, 4), spare: int = 1,
-              lens: Lens = Lens(), pad_id: int = PAD) -> Case:
+              spread: bool = False, lens: Lens = Lens(), late: int = 0) -> Case:
     """A batch of random logits and tokens, on policy, with rewards between 0 and 1.
 
     A row is as long as the longest prompt and the longest answer together, and `spare` more. With
     `equal_lengths` all prompts and all answers have the same length, and each answer ends.
-    Otherwise, a few answers were cut at the limit, and have no end token.
+    Otherwise a few answers were cut at the limit, and have no end token. With `spread` the
+    probabilities of the sampled tokens lie between 1e-6 and 1 - 1e-6, as those of a model do.
     """
     draw = torch.Generator().manual_seed(seed)
     B = groups * answers
@@ -142,11 +131,25 @@ def make_case(seed: int, groups: int = 4, answers: int = 4, longest: int = 7,
         stop = int(prompt_length[b] + length[b])
         if length[b] < longest:
             ids[b, stop - 1] = END
-        ids[b, stop:] = pad_id
+        ids[b, stop:] = PAD
     logits = 1.5 * torch.randn(B, L, VOCABULARY, generator=draw, dtype=torch.float64)
     reward = torch.rand(B, generator=draw, dtype=torch.float64)
+    if spread:
+        wanted = 28 * torch.rand(B, L, generator=draw, dtype=torch.float64) - 14  # log(p / (1 - p))
+        logits = with_log_odds(logits, ids, wanted, lens)
     zero = torch.zeros(B, L, dtype=torch.float64)
-    return Case(logits, ids, prompt_length, length, reward, group, zero, zero, pad_id, lens)
+    return Case(logits, ids, prompt_length, length, reward, group, zero, zero, lens, late=late)
+
+
+def with_log_odds(logits: Tensor, ids: Tensor, wanted: Tensor, lens: Lens) -> Tensor:
+    """The logits, changed at the sampled tokens such that these have the wanted log-odds."""
+    at_token = lens.to_tokens(logits)
+    sampled = torch.zeros_like(logits, dtype=torch.bool).scatter(2, ids[:, :, None], True)
+    others = at_token.masked_fill(sampled, -torch.inf) / lens.temperature
+    value = lens.temperature * (others.logsumexp(2) + wanted)
+    at_token = torch.where(sampled, value[..., None], at_token)
+    readable = lens.to_places(torch.ones(ids.shape, dtype=logits.dtype))[..., None] > 0
+    return torch.where(readable, lens.to_places(at_token), logits)
 
 
 def noise_like(case: Case, seed: int, size: float) -> Tensor:

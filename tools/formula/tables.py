@@ -1,0 +1,406 @@
+"""The design space of GRPO, as dictionaries. A new idea of a paper is one line here.
+
+The loss that `ours.py` makes of one entry of each is
+
+    - sum over tokens of  weight * shape * objective(ratio, advantage)   + KL terms - entropy bonus
+
+    advantage = finish((reward - CENTRES) / SCALES), among the rows that GROUPS compares
+    weight    = factor * COUNTS, at the tokens of KINDS that CHOICES keeps
+    shape     = SHAPES, how the tokens of one answer differ
+    objective = RATIOS, KL terms = KLS
+
+Rewards and advantages are (B,), what is per token (B, L). `view` is how the loss reads the logits
+(ours.View), `n` the number of tokens of each answer.
+"""
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import torch
+from torch import Tensor
+
+from .batches import Batch
+
+EPSILONS = (1e-4, 1e-6, 1e-8, 1e-5, 1e-3, 1e-9, 0.0)
+USUAL_NUMBERS = (0.1, 0.2, 0.28, 0.3, 0.5, 1.0)
+
+
+# ------------------------------------------------------------------ advantage
+def sums(value: Tensor, label: Tensor) -> Tensor:
+    """(B,) the sum over each row's group."""
+    return torch.zeros(int(label.max()) + 1, dtype=value.dtype).index_add(0, label, value)[label]
+
+
+def mean_of(r: Tensor, label: Tensor) -> Tensor:
+    return sums(r, label) / sums(torch.ones_like(r), label)
+
+
+def variance_of(r: Tensor, label: Tensor, correction: int) -> Tensor:
+    n = sums(torch.ones_like(r), label)
+    return sums((r - mean_of(r, label)).square(), label) / (n - correction)
+
+
+def std_of(r: Tensor, label: Tensor, correction: int) -> Tensor:
+    return variance_of(r, label, correction).sqrt()
+
+
+def by_group(r: Tensor, label: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """(B,) what the function makes of the rewards of each group."""
+    found = torch.zeros_like(r)
+    for number in label.unique():
+        rows = label == number
+        found[rows] = function(r[rows])
+    return found
+
+
+def mean_of_others(r: Tensor, label: Tensor) -> Tensor:
+    return (sums(r, label) - r) / (sums(torch.ones_like(r), label) - 1)
+
+
+def std_of_others(r: Tensor, label: Tensor) -> Tensor:
+    n = sums(torch.ones_like(r), label) - 1
+    square = (sums(r.square(), label) - r.square()) / n - mean_of_others(r, label).square()
+    return (square.clamp(min=0) * n / (n - 1)).sqrt()
+
+
+def over_tokens(advantage: Tensor, n: Tensor) -> Tensor:
+    """Minus the mean over all tokens, divided by their std (REINFORCE++)."""
+    centred = advantage - (advantage * n).sum() / n.sum()
+    return centred / ((centred.square() * n).sum() / (n.sum() - 1) + 1e-8).sqrt()
+
+
+def whitened(advantage: Tensor, correction: int) -> Tensor:
+    return (advantage - advantage.mean()) / (advantage.std(correction=correction) + 1e-8)
+
+
+REWARDS: dict[str, Callable[[Tensor, Batch], Tensor]] = {  # what is done with the rewards first
+    "": lambda r, batch: r,
+    "above 0.5": lambda r, batch: (r > .5).to(r.dtype),
+    "above 0": lambda r, batch: (r > 0).to(r.dtype),
+    "clamped to [0, 1]": lambda r, batch: r.clamp(0, 1),
+    "clamped to [-1, 1]": lambda r, batch: r.clamp(-1, 1),
+    "clamped to [-5, 5]": lambda r, batch: r.clamp(-5, 5),
+    "clamped to [-10, 10]": lambda r, batch: r.clamp(-10, 10)}
+
+GROUPS: dict[str, Callable[[Batch], Tensor]] = {  # (B,) which rows are compared with each other
+    "": lambda batch: batch.group,
+    "batch": lambda batch: torch.zeros_like(batch.group),
+    "mixed": lambda batch: torch.arange(len(batch.group)) % len(batch.group.unique())}
+
+CENTRES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {  # taken off the reward r
+    "mean": lambda r, label, n: mean_of(r, label),
+    "raw": lambda r, label, n: torch.zeros_like(r),
+    "leave one out": lambda r, label, n: mean_of_others(r, label),
+    "by length": lambda r, label, n: sums(r * n, label) / sums(n, label),  # OPO
+    "median": lambda r, label, n: by_group(r, label, lambda x: x.quantile(.5)),
+    "lower median": lambda r, label, n: by_group(r, label, lambda x: x.median()),
+    "min": lambda r, label, n: by_group(r, label, lambda x: x.min()),
+    "max": lambda r, label, n: by_group(r, label, lambda x: x.max()),
+    "batch": lambda r, label, n: r.mean().expand_as(r)}
+
+SCALES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {  # what it is divided by
+    "none": lambda r, label, e: torch.ones_like(r),
+    "n": lambda r, label, e: std_of(r, label, 0) + e,
+    "n-1": lambda r, label, e: std_of(r, label, 1) + e,
+    "n root": lambda r, label, e: (variance_of(r, label, 0) + e).sqrt(),
+    "n-1 root": lambda r, label, e: (variance_of(r, label, 1) + e).sqrt(),
+    "n max": lambda r, label, e: std_of(r, label, 0).clamp(min=e),
+    "n-1 max": lambda r, label, e: std_of(r, label, 1).clamp(min=e),
+    "variance n": lambda r, label, e: variance_of(r, label, 0) + e,
+    "variance n-1": lambda r, label, e: variance_of(r, label, 1) + e,
+    "batch n": lambda r, label, e: r.std(correction=0) + e,
+    "batch n-1": lambda r, label, e: r.std() + e,
+    "first group n-1": lambda r, label, e: r[label == label[0]].std() + e,
+    "others n-1": lambda r, label, e: std_of_others(r, label) + e,
+    "mean": lambda r, label, e: mean_of(r, label) + e,  # MaxRL
+    "range": lambda r, label, e: by_group(r, label, lambda x: x.max() - x.min()) + e,
+    "mean distance": lambda r, label, e: mean_of((r - mean_of(r, label)).abs(), label) + e,
+    "n-1 where above 0.1": lambda r, label, e: torch.where(
+        std_of(r, label, 1) > .1, std_of(r, label, 1) + e, 1.0),
+    "n where above 0.1": lambda r, label, e: torch.where(
+        std_of(r, label, 0) > .1, std_of(r, label, 0) + e, 1.0)}
+WITHOUT_EPSILON = ("none",)
+
+FINISHES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # what is done with the advantage A
+    "": lambda A, n: A,
+    "whitened n-1": lambda A, n: whitened(A, 1),
+    "whitened n": lambda A, n: whitened(A, 0),
+    "over tokens n-1 1e-08 root": over_tokens,
+    **{f"limit {k:g}": lambda A, n, k=k: A.clamp(-k, k) for k in (.5, 1, 2, 3, 4, 5, 10, 20)},
+    **{f"between -inf and {k:g}": lambda A, n, k=k: A.clamp(max=k) for k in (1, 2, 3, 5, 10)},
+    **{f"between {-k:g} and inf": lambda A, n, k=k: A.clamp(min=-k) for k in (1, 2, 3, 5, 10)},
+    "sign": lambda A, n: A.sign()}
+
+ORDERS: dict[str, Callable[[Tensor], Tensor]] = {  # whose advantage a row gets
+    "": lambda A: A,
+    " of row before": lambda A: A.roll(1),
+    " of row after": lambda A: A.roll(-1),
+    " of reversed rows": lambda A: A.flip(0)}
+
+
+# ------------------------------------------------------------------ counting
+def live(batch: Batch) -> Tensor:
+    """(B,) 1 where the rewards of a row's group differ."""
+    return (variance_of(batch.reward, batch.group, 0) > 1e-18).to(batch.reward.dtype)
+
+
+def ended(batch: Batch) -> Tensor:
+    """(B,) 1 where the answer ends with the end token."""
+    last = batch.prompt_length + (batch.mask > 0).sum(1) - 1
+    return (batch.ids.gather(1, last[:, None])[:, 0] == batch.end_id).to(batch.reward.dtype)
+
+
+def good(batch: Batch) -> Tensor:
+    return (batch.reward > mean_of(batch.reward, batch.group) + 1e-12).to(batch.reward.dtype)
+
+
+def longest_of_group(n: Tensor, batch: Batch) -> Tensor:
+    return by_group(n, batch.group, lambda x: x.max())
+
+
+def micro_batches(rows: int) -> Callable[[Tensor, Batch], Tensor]:
+    """Each part of the batch is averaged over its tokens, and the parts are averaged."""
+    def weight(n: Tensor, batch: Batch) -> Tensor:
+        part = torch.arange(len(n)) // rows
+        return 1 / sums(n, part) / -(-len(n) // rows)
+    return weight
+
+
+def one(n: Tensor) -> Tensor:
+    return torch.ones_like(n)
+
+
+COUNTS: dict[str, Callable[[Tensor, Batch], Tensor]] = {  # (B,) the weight of a token
+    "token": lambda n, batch: one(n) / n.sum(),
+    "answer": lambda n, batch: 1 / n / len(n),
+    "group": lambda n, batch: 1 / sums(n, batch.group) / len(batch.group.unique()),
+    "sum": lambda n, batch: one(n),
+    "constant": lambda n, batch: one(n) / len(n),
+    "answer multiplied by the number of answers": lambda n, batch: 1 / n,
+    "answer divided by the number of answers": lambda n, batch: 1 / n / len(n) ** 2,
+    "token divided by the number of answers": lambda n, batch: one(n) / n.sum() / len(n),
+    "token multiplied by the number of answers": lambda n, batch: one(n) / n.sum() * len(n),
+    "group multiplied by the number of groups": lambda n, batch: 1 / sums(n, batch.group),
+    "constant over longest answer": lambda n, batch: one(n) / len(n) / n.max(),
+    "constant over longest answer of its group":
+        lambda n, batch: 1 / longest_of_group(n, batch) / len(n),
+    "constant over width of a row": lambda n, batch: one(n) / batch.ids.numel(),
+    "constant over width less one":
+        lambda n, batch: one(n) / len(n) / (batch.ids.shape[1] - 1),
+    "one over width of a row": lambda n, batch: one(n) / batch.ids.shape[1],
+    "one over longest answer": lambda n, batch: one(n) / n.max(),
+    "constant over number of groups": lambda n, batch: one(n) / len(batch.group.unique()),
+    "root of length": lambda n, batch: 1 / n.sqrt() / len(n),
+    "square of length": lambda n, batch: 1 / n ** 2 / len(n),
+    "token (with prompt)": lambda n, batch: one(n) / (batch.ids != batch.pad_id).sum(),
+    "answer (with prompt)":
+        lambda n, batch: 1 / (batch.ids != batch.pad_id).sum(1) / len(n),
+    "token (finished)": lambda n, batch: one(n) / (n * ended(batch)).sum(),
+    "live token": lambda n, batch: one(n) / (n * live(batch)).sum().clamp(min=1),
+    "live answer": lambda n, batch: 1 / n / live(batch).sum().clamp(min=1),
+    "token over live share":
+        lambda n, batch: one(n) / n.sum() / live(batch).mean().clamp(min=1e-6),  # GPG
+    "token over rewarded share": lambda n, batch: (
+        one(n) / n.sum() / (batch.reward != 0).to(n.dtype).mean().clamp(min=1e-6)),
+    "token over good": lambda n, batch: one(n) / (n * good(batch)).sum(),
+    "over number of answers whose reward is above 0.5":
+        lambda n, batch: one(n) / (batch.reward > .5).sum().clamp(min=1),
+    **{f"micro-batch {rows}": micro_batches(rows) for rows in (2, 3, 4, 8)},
+    **{f"micro-batch {rows}, of answers": (lambda n, batch, rows=rows: 1 / n / rows)
+       for rows in (2, 3, 4, 8)}}
+
+
+# ------------------------------------------------------------------ tokens
+def kinds(view: SimpleNamespace) -> dict[str, Tensor]:
+    """(B, L) bool for each kind of token; `cut` is the last one of an answer without an end."""
+    batch, place = view.batch, view.place
+    start, has_end = batch.prompt_length[:, None], ended(batch)[:, None] > 0
+    stop = start + (batch.mask > 0).sum(1, keepdim=True)
+    return {"prompt": (place < start - 1) & view.readable,
+            "prompt_last": (place == start - 1) & view.readable,
+            "first": place == start,
+            "middle": (place > start) & (place < stop - 1),
+            "end": (place == stop - 1) & has_end,
+            "cut": (place == stop - 1) & ~has_end,
+            "padding_first": (place == stop) & view.readable,
+            "padding_rest": (place > stop) & view.readable}
+
+
+ANSWER = frozenset({"first", "middle", "end", "cut"})
+
+CHOICES: dict[str, Callable[[SimpleNamespace], Tensor]] = {  # kept where it is above a number
+    "": lambda view: torch.ones_like(view.log_prob),
+    "finished": lambda view: ended(view.batch)[:, None].expand_as(view.log_prob),
+    "place from the start": lambda view: view.from_start,
+    "place from the end": lambda view: -view.from_end,
+    "probability above": lambda view: view.log_prob.exp(),
+    "probability below": lambda view: -view.log_prob.exp(),
+    "entropy above": lambda view: view.entropy,
+    "entropy below": lambda view: -view.entropy,
+    "highest entropy of batch": lambda view: rank_in_batch(view.entropy, view),
+    "lowest entropy of batch": lambda view: rank_in_batch(-view.entropy, view),
+    "lowest probability of batch": lambda view: rank_in_batch(-view.log_prob, view),
+    "highest entropy of answer": lambda view: rank_in_answer(view.entropy, view),
+    "lowest probability of answer": lambda view: rank_in_answer(-view.log_prob, view)}
+
+
+def rank_in_batch(value: Tensor, view: SimpleNamespace) -> Tensor:
+    """The share of the answers' tokens that are below, as torch.quantile counts."""
+    inside = view.batch.mask > 0
+    found = torch.zeros_like(value)
+    found[inside] = value[inside].argsort().argsort().to(value.dtype) / (int(inside.sum()) - 1)
+    return found
+
+
+def rank_in_answer(value: Tensor, view: SimpleNamespace) -> Tensor:
+    """Minus the share of an answer's tokens that are as high or higher; 0 for the highest one,
+    which topk(max(1, int(share * n))) always keeps."""
+    found = torch.full_like(value, -1.0)
+    for row, inside in enumerate(view.batch.mask > 0):
+        place = value[row, inside].argsort(descending=True).argsort()
+        rank = -(place + 1).to(value.dtype) / int(inside.sum())
+        found[row, inside] = torch.where(place == 0, 0.0, rank)
+    return found
+
+
+SHAPES: dict[str, Callable[[SimpleNamespace, float], Tensor]] = {  # how an answer's tokens differ
+    "": lambda view, k: torch.ones_like(view.log_prob),
+    "weight p": lambda view, k: view.log_prob.exp(),
+    "weight 1-p": lambda view, k: 1 - view.log_prob.exp(),
+    "weight -log p": lambda view, k: -view.log_prob,
+    "weight entropy": lambda view, k: view.entropy,
+    **{f"weight 1/(|log p|+{e:g})": lambda view, k, e=e: 1 / (view.log_prob.abs() + e)
+       for e in (.01, .1, .5, 1.0)},
+    "discount k from the start": lambda view, k: k ** view.from_start.clamp(min=0),
+    "discount k from the end": lambda view, k: k ** view.from_end.clamp(min=0),
+    "weight k p + 1-k": lambda view, k: k * view.log_prob.exp() + 1 - k,
+    "weight k entropy + 1": lambda view, k: k * view.entropy + 1}
+SOLVED = ("discount k from the start", "discount k from the end", "weight k p + 1-k",
+          "weight k entropy + 1")
+
+
+# ------------------------------------------------------------------ ratio
+# x.d (B, L) is the log-ratio of a token, x.mean and x.sum that of its answer, x.log_p the token's
+# log-prob, x.p and x.old_p its probabilities, x.A the advantage.
+def ppo(r: Tensor, x: SimpleNamespace, low: float, high: float) -> Tensor:
+    return torch.minimum(r * x.A, r.clamp(low, high) * x.A)
+
+
+def dual(r: Tensor, x: SimpleNamespace, low: float, high: float, most: float) -> Tensor:
+    """Bad answers have no gradient above a third bound (arXiv 1912.09729)."""
+    value = ppo(r, x, low, high)
+    return torch.where(x.A < 0, torch.maximum(value, most * x.A), value)
+
+
+def wrong_side(r: Tensor, x: SimpleNamespace, low: float, high: float) -> Tensor:
+    return torch.maximum(r * x.A, r.clamp(low, high) * x.A)
+
+
+def detached(weight: Tensor, x: SimpleNamespace) -> Tensor:
+    return weight.detach() * x.A * x.log_p
+
+
+def gate(x: SimpleNamespace, tau: float, tau_of_bad: float) -> Tensor:
+    """SAPO's soft gate."""
+    rate = torch.where(x.A > 0, tau, tau_of_bad)
+    return 4 / rate * torch.sigmoid(rate * (x.d.exp() - 1)) * x.A
+
+
+def of_clipped_mean(x: SimpleNamespace, low: float, high: float) -> Tensor:
+    """GMPO: the geometric mean of ratios that are clipped one by one."""
+    sign = x.A.sign()
+    clipped = torch.minimum(sign * x.d, sign * x.d.clamp(log_of(low), log_of(high))) * sign
+    return x.mean_of(clipped).exp() * x.A
+
+
+def vespo(x: SimpleNamespace) -> Tensor:
+    """Soft weights of whole answers, with its paper's powers."""
+    w = x.sum.exp()
+    weight = torch.where(x.A >= 0, w ** 2 * (3 - 3 * w).exp(), w ** 3 * (2 - 2 * w).exp())
+    return detached(weight, x)
+
+
+def log_of(bound: float) -> float:
+    return float(torch.tensor(bound, dtype=torch.float64).log())
+
+
+def kept_where(inside: Tensor, x: SimpleNamespace) -> Tensor:
+    return x.d.exp() * x.A * inside.detach()
+
+
+RATIOS: dict[str, Callable[..., Tensor]] = {  # (x, bounds ...) -> the objective, to be increased
+    "no ratio": lambda x: x.log_p * x.A,
+    "ratio": lambda x: x.d.exp() * x.A,
+    "clip": lambda x, low, high: ppo(x.d.exp(), x, low, high),
+    "clip dual": lambda x, low, high, most: dual(x.d.exp(), x, low, high, most),
+    "clip wrong side": lambda x, low, high: wrong_side(x.d.exp(), x, low, high),
+    "mask": lambda x, low, high: x.d.exp().clamp(low, high) * x.A,
+    "cispo": lambda x, low, high: detached(x.d.exp().clamp(low, high), x),
+    "sapo": gate,
+    "topr": lambda x, high: detached(torch.where(x.A >= 0, 1.0, x.d.exp().clamp(max=high)), x),
+    "gspo ratio": lambda x: x.mean.exp() * x.A,
+    "gspo clip": lambda x, low, high: ppo(x.mean.exp(), x, low, high),
+    "gspo clip dual": lambda x, low, high, most: dual(x.mean.exp(), x, low, high, most),
+    "gspo clip wrong side": lambda x, low, high: wrong_side(x.mean.exp(), x, low, high),
+    "gspo mask": lambda x, low, high: x.mean.exp().clamp(low, high) * x.A,
+    "gspo cispo": lambda x, low, high: detached(x.mean.exp().clamp(low, high), x),
+    "gmpo clip": of_clipped_mean,
+    "vespo 2 3 3 2": vespo,
+    "summed ratio": lambda x: x.sum.exp() / x.n * x.A,
+    "summed clip": lambda x, low, high: ppo(x.sum.exp(), x, low, high) / x.n,
+    "summed clip wrong side": lambda x, low, high: wrong_side(x.sum.exp(), x, low, high) / x.n,
+    "summed mask": lambda x, low, high: x.sum.exp().clamp(low, high) * x.A / x.n,
+    "summed cispo": lambda x, low, high: detached(x.sum.exp().clamp(low, high), x),
+    "inverse ratio": lambda x: -(-x.d).exp() * x.A,
+    "inverse clip": lambda x, low, high: torch.maximum(
+        -(-x.d).exp() * x.A, -(-x.d).exp().clamp(low, high) * x.A),
+    "cispo undetached": lambda x, low, high: x.d.exp().clamp(low, high) * x.log_p * x.A,
+    "mask of probability":  # kept where the probability has changed by less (prime-rl)
+        lambda x, most: kept_where((x.p - x.old_p).abs() <= most, x),
+    "mask of probability one-sided":
+        lambda x, most: kept_where(((x.p - x.old_p) * x.A.sign()) <= most, x)}
+BY_TRYING = ("mask of probability", "mask of probability one-sided")  # no bounds of the ratio
+BY_RATE = ("sapo",)                                # two rates, and no bounds
+UNEVEN = ("cispo undetached",)                     # where the ratio is 1, tokens differ already
+
+GATES: dict[str, Callable[[SimpleNamespace, float], Tensor]] = {  # what else an objective needs
+    "": lambda x, k: torch.ones_like(x.d),
+    "log-ratio within": lambda x, k: (x.d.abs() <= k).to(x.d.dtype),  # a clamp against overflow
+    "opsm": lambda x, k: 1 - ((x.A < 0) & (-x.mean > k)).to(x.d.dtype),  # slime
+    "opsm of all": lambda x, k: 1 - (-x.mean > k).to(x.d.dtype)}
+GATE_BOUNDS = {"": (0.0,), "log-ratio within": (5.0, 10.0, 15.0, 20.0),
+               "opsm": (1e-4, 1e-3, .01, .05, .1), "opsm of all": (1e-4, 1e-3, .01, .05, .1)}
+
+
+# ------------------------------------------------------------------ terms without the reward
+def k3(d: Tensor) -> Tensor:
+    return d.exp() - d - 1
+
+
+KLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # of d = reference - log p, and of the ratio
+    "k1": lambda d, r: -d,
+    "k2": lambda d, r: d.square() / 2,
+    "k3": lambda d, r: k3(d),
+    "k3 exchanged": lambda d, r: k3(-d),
+    "k3 with ratio": lambda d, r: r * k3(d),
+    "k1 with ratio": lambda d, r: -r * d,
+    "k3 with detached ratio": lambda d, r: r.detach() * k3(d),
+    "absolute": lambda d, r: d.abs(),
+    "k3 at most 10": lambda d, r: k3(d).clamp(max=10),
+    **{f"k3 of d within {k:g}": lambda d, r, k=k: k3(d.clamp(-k, k)) for k in (5, 10, 15, 20)},
+    **{f"k3 at most 10, of d within {k:g}": lambda d, r, k=k: k3(d.clamp(-k, k)).clamp(max=10)
+       for k in (5, 10, 20)},
+    **{f"k1 of d within {k:g}": lambda d, r, k=k: -d.clamp(-k, k) for k in (5, 10, 20)},
+    **{f"k2 of d within {k:g}": lambda d, r, k=k: d.clamp(-k, k).square() / 2
+       for k in (5, 10, 20)}}
+
+REFERENCES: dict[str, Callable[[Batch], Tensor]] = {
+    "": lambda batch: batch.reference_log_prob,
+    " to old": lambda batch: batch.old_log_prob}
+
+PLACES: dict[str, Callable[[SimpleNamespace], Tensor]] = {  # where a term without reward stands
+    "trained": lambda view: view.trained,
+    "answer": lambda view: view.batch.mask > 0,
+    "without end": lambda view: (view.batch.mask > 0) & (view.batch.ids != view.batch.end_id),
+    "prompt and answer": lambda view: (view.batch.ids != view.batch.pad_id) & view.readable,
+    "answer and padding": lambda view: view.place >= view.batch.prompt_length[:, None],
+    "all": lambda view: view.readable.expand_as(view.batch.mask)}

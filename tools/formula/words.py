@@ -1,0 +1,420 @@
+"""What was found, in words: short codes for tests, and sentences for people.
+
+The codes are what `--expect` asks for: *z n 0.0001*, *token*, *clip 0.2 0.28*. The sentences begin
+with mistakes, and choices come after them.
+"""
+import difflib
+import math
+import re
+from dataclasses import asdict
+
+from .ours import Formula
+from .search import Found
+from .tables import ANSWER, COUNTS, KLS, RATIOS, SHAPES
+
+PLAIN_SCALES = ("n", "n-1", "n root", "n-1 root", "n max", "n-1 max")
+
+
+# ------------------------------------------------------------------ codes
+def codes(found: Found) -> set[str]:
+    """All that holds of a loss. A question without an exact answer has no code."""
+    if found.is_zero:
+        return {"zero"}
+    formula = found.formula
+    said = codes_of_lens(formula) if "lens" in formula.sure else set()
+    said |= codes_of_tokens(formula) if formula.sure & {"tokens", "kinds"} else set()
+    said |= codes_of_shape(formula) if "shape" in formula.sure and formula.shape else set()
+    if "credit" in formula.sure:
+        said |= {code_of_advantage(formula), *codes_of_count(formula)}
+    said |= codes_of_ratio(formula) if "ratio" in formula.sure else set()
+    said |= codes_of_terms(formula)
+    said |= {"dead nan"} if found.dead_is_nan else set()
+    if found.understood:
+        said |= {"understood"} | ({"no kl"} if not formula.kls else set())
+        said |= {"no entropy"} if not formula.entropy else set()
+    return said
+
+
+def codes_of_lens(formula: Formula) -> set[str]:
+    lens = formula.lens
+    said = {f"temperature {lens.temperature:g}", f"shift {lens.shift}"}
+    return said | ({"without batch.pad_id"} if lens.absent else set())
+
+
+def codes_of_shape(formula: Formula) -> set[str]:
+    is_whole = formula.shape == "weight entropy" and not formula.is_detached
+    return {code_of_shape(formula)} | (
+        {"weight entropy", "entropy undetached"} if is_whole else set())
+
+
+def codes_of_terms(formula: Formula) -> set[str]:
+    """Of the KL terms and the entropy bonus, and of a misplaced old log-prob."""
+    said = {f"old misplaced {formula.late}"} if formula.late else set()
+    for term in formula.kls:
+        kind, _, how = term.kind.partition(" with ")
+        how = f" with {how}" if how else ""
+        said.add(f"kl {kind} {term.factor:.6g}{how}{term.reference}")
+        if term.place not in ("trained", "answer"):
+            said.add("kl elsewhere")
+    return said | ({f"entropy {formula.entropy.factor:.6g}"} if formula.entropy else set())
+
+
+def codes_of_tokens(formula: Formula) -> set[str]:
+    has = formula.kinds
+    if "first" not in has and "padding_first" in has and "padding_rest" not in has:
+        return {"mask late"}
+    if "first" in has and "prompt_last" in has and "prompt" not in has and "cut" not in has:
+        return {"mask early"}
+    said = {"end"} if "end" in has else {"no end"}
+    said |= {f"no {kind}" for kind in ("first", "middle") if kind not in has}
+    said |= {"prompt"} if "prompt" in has else set()
+    said |= {"padding"} if "padding_rest" in has else set()
+    said |= {"no cut"} if "cut" not in has else set()
+    if formula.choice:
+        said.add(code_of_choice(formula))
+    return said
+
+
+def code_of_choice(formula: Formula) -> str:
+    least, name = formula.least, formula.choice
+    if name == "finished":
+        return "no unfinished"
+    if name == "place from the start":
+        return f"no first {least:g}"
+    if name == "place from the end":
+        return f"last {1 - least:g}"
+    if name.endswith(("below", "of answer")):
+        least = -least
+    if name.endswith("of batch"):
+        return f"{name[:-9]} {1 - least:.6g} of batch"
+    if name.endswith("of answer"):
+        return f"{name[:-10]} {least:.6g} of answer"
+    return f"{name} {least:g}"
+
+
+def code_of_shape(formula: Formula) -> str:
+    k = formula.k
+    name = {"weight k p + 1-k": f"weight {k:g} p + {1 - k:g}",
+            "weight k entropy + 1": f"weight {k:g} entropy + 1"}.get(formula.shape, formula.shape)
+    name = name.replace("discount k", f"discount {k:g}")
+    return name if formula.is_detached else f"{name} undetached"
+
+
+def code_of_advantage(formula: Formula) -> str:
+    epsilon = f" {formula.epsilon:g}"
+    if formula.centre == "mean" and formula.finish.startswith("over"):
+        code = f"minus mean {formula.finish}"
+    elif formula.scale == "none":
+        code = "minus by length over none" if formula.centre == "by length" else formula.centre
+        code += f" minus {formula.minus:g}" if formula.minus else ""
+    elif formula.centre == "mean" and formula.scale in PLAIN_SCALES:
+        name, _, form = formula.scale.partition(" ")
+        code = f"z {name}{epsilon}" + (f" {form}" if form else "")
+    else:
+        name, _, form = formula.scale.partition(" ")
+        centre = "others" if formula.centre == "leave one out" else formula.centre
+        code = f"minus {centre} over {formula.scale}{epsilon}"
+    if formula.groups == "batch":
+        code = f"batch {code}"
+    code += " by mixed" if formula.groups == "mixed" else ""
+    if formula.finish and not formula.finish.startswith("over"):
+        code += f" {formula.finish}"
+    code += formula.order
+    code += f" positive {formula.positive:g}" if formula.positive != 1 else ""
+    code += f" negative {formula.negative:g}" if formula.negative != 1 else ""
+    if formula.reward:
+        code += f" of reward {formula.reward}"
+    if formula.cost:
+        code += f" of reward - {formula.price:g} {formula.cost}"
+    return code
+
+
+def codes_of_count(formula: Formula) -> set[str]:
+    size = abs(formula.factor)
+    if formula.count == "constant":
+        said = {"constant", f"constant {float(f'{1 / size:.6g}'):g}"}
+    else:
+        said = {formula.count + (f" ({formula.length})" if formula.length else "")}
+        if abs(size - 1) > 1e-6:
+            said.add(f"times {float(f'{size:.6g}'):g}")
+    if formula.toll:
+        kind = {"kl k1": "sum of k1"}.get(formula.toll, formula.toll)
+        said.add(f"{kind} {formula.charge:g}")
+    return said | ({"sign reversed"} if formula.factor < 0 else set())
+
+
+def away(bound: float) -> str:
+    return "none" if math.isinf(bound) else f"{round(abs(bound - 1), 6):g}"
+
+
+def codes_of_ratio(formula: Formula) -> set[str]:
+    name, bounds = formula.ratio, formula.bounds
+    gate = {f"{formula.gate} {formula.gate_bound:g}"} if formula.gate else set()
+    if name == "no ratio":
+        return {"no ratio", "no clip"}
+    if name == "topr":
+        return {"other clip", f"topr {bounds[0]:g}"}
+    if name == "sapo":
+        return {f"sapo {bounds[0]:g} {bounds[1]:g}"}
+    said = {"no clip"} if name.endswith("ratio") else set()
+    if name.endswith("dual"):
+        low, high, most = bounds
+        return {f"{name[:-5]} {away(low)} {away(high)} dual {most:g}"} | gate
+    if name.startswith("mask of probability"):
+        return {f"{name} {bounds[0]:g}"}
+    signs = [f"{round(bounds[1] - 1, 6):g}" if bounds and bounds[1] < 1 else None]
+    if len(bounds) == 2:
+        high = signs[0] or away(bounds[1])
+        said.add(f"{name} {away(bounds[0])} {high}")
+    else:
+        said.add(name)
+    said |= {"weight 1 + log p"} if name == "cispo undetached" else set()
+    return said | gate
+
+
+def unmet(found: Found, expected: str) -> list[str]:
+    """The clauses, with commas between them, that do not hold. A number that is left out may be
+    any; a clause that no loss can have is an error."""
+    clauses = [clause.strip() for clause in expected.split(",") if clause.strip()]
+    if not clauses:
+        raise ValueError("--expect names no clause, such as: z n-1 1e-4, token, clip 0.2 0.28")
+    said, missing = codes(found), []
+    for clause in clauses:
+        normal = " ".join(short(word) for word in clause.split())
+        refuse_unknown(clause, normal)
+        if not any(code == normal or code.startswith(normal + " ") and starts_number(
+                code[len(normal) + 1:]) for code in said):
+            missing.append(clause)
+    return missing
+
+
+def short(word: str) -> str:
+    try:
+        return f"{float(word):g}" if word not in ("nan", "inf", "infinity") else word
+    except ValueError:
+        return word
+
+
+def starts_number(text: str) -> bool:
+    return bool(re.match(r"-?[\d.]", text))
+
+
+def refuse_unknown(clause: str, normal: str) -> None:
+    stem = re.sub(r" -?[\d.]+(e-?\d+)?\b.*", "", normal)
+    known = {"understood", "end", "no end", "no kl", "no entropy", "no clip", "entropy", "shift",
+             "temperature", "zero", "sign reversed", "prompt", "padding", "mask late", "dead nan",
+             "mean", "raw", "leave one out", "batch", "z n", "z n-1", "batch z n", "batch z n-1",
+             "batch mean", "minus", "no unfinished", "no first", "kl elsewhere", "times",
+             "old misplaced", "other clip", "weight", "discount", "micro-batch", "median",
+             "highest entropy", "lowest entropy", "lowest probability", "probability above",
+             "probability below", "entropy above", "entropy below", "entropy undetached",
+             "topr", "no middle", "no cut", "last", "opsm", "sum of k1", "length",
+             "without batch.pad_id", "vespo", "mask early", "lower median", "min", "max",
+             *COUNTS, *RATIOS, *SHAPES, *(f"kl {kind}" for kind in KLS)}
+    known |= {f"{count} (trained)" for count in COUNTS}
+    if stem in known or any(stem.startswith(name + " ") for name in known):
+        return
+    near = difflib.get_close_matches(stem, known, 1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ValueError(f"no loss has the clause {clause!r}{hint}")
+
+
+def as_json(found: Found) -> dict[str, object]:
+    formula = asdict(found.formula)
+    formula["kinds"], formula["sure"] = sorted(formula["kinds"]), sorted(formula["sure"])
+    formula["bounds"] = [None if math.isinf(bound) else bound for bound in formula["bounds"]]
+    return {"codes": sorted(codes(found)), "understood": found.understood,
+            "unexplained": found.unexplained, "differs": found.differs, "where": found.places,
+            "mistakes": mistakes(found), "notes": found.notes, "formula": formula}
+
+
+# ------------------------------------------------------------------ sentences
+def mistakes(found: Found) -> list[str]:
+    """What is hardly ever meant, the worst first."""
+    formula = found.formula
+    if found.is_zero:
+        return ["The gradient is zero on every batch: nothing is trained."]
+    said = codes(found)
+    ratio = formula.ratio if "ratio" in formula.sure else ""
+    rows = [
+        (not found.has_reward, "The reward trains nothing: no push depends on it" + (
+            ", only the terms without reward act." if formula.kls or formula.entropy else ".")),
+        ("sign reversed" in said, "The sign is reversed: good answers are made less probable."),
+        ("shift 0" in said, "The shift is missing: the logits at a token are taken for that token, "
+                            "and they predict the next one."),
+        ("shift 2" in said, "The shift is made twice: logits are taken for the token after next."),
+        (formula.groups == "mixed" and "credit" in formula.sure,
+         "Groups are mixed: an answer is compared with answers to other problems, as where rows "
+         "are taken for columns."),
+        (bool(formula.order) and "credit" in formula.sure,
+         f"An answer has the advantage{formula.order}, and not its own."),
+        ("prompt" in said, "The prompt is trained, too."),
+        ("padding" in said, "The padding is trained, too."),
+        ("mask late" in said, "The mask is one place late: the first token of an answer is not "
+                              "trained, and what follows its end is."),
+        ("mask early" in said, "The mask is one place early: the last token of the prompt is "
+                               "trained, and the end of the answer is not."),
+        ("no end" in said, "The token that ends an answer is not trained."),
+        (bool(formula.late), "The old log-probs are one place off: the ratio of a token is formed "
+                             "with that of its neighbour."),
+        (ratio.startswith("inverse"), "The ratio is upside down: old over new."),
+        ("wrong side" in ratio, "The clip is on the wrong side: the larger of both terms is taken "
+                                "(max for min), so it bounds where it should let through."),
+        (ratio.endswith("mask"), "The minimum is missing: outside the bounds there is no gradient, "
+                                 "whichever the sign, so a bad answer that became likely stays."),
+        (ratio == "cispo undetached", "The clamped ratio is not detached."),
+        (not formula.is_detached and "shape" in formula.sure,
+         f"The weight is not detached, so it is trained itself ({code_of_shape(formula)})."),
+        (formula.scale.startswith("variance") and "credit" in formula.sure,
+         "The variance stands where the std belongs."),
+        (found.dead_is_nan, "Groups with equal rewards give 0 / 0, which is not a number."),
+        (pushes_dead(formula), "Groups with equal rewards are pushed, although they say nothing."),
+        ("divided by the number" in formula.count and "credit" in formula.sure,
+         "The number of answers divides twice."),
+        (any(term.factor < 0 for term in formula.kls),
+         "A KL term has the wrong sign: it drives the policy away from the reference."),
+        (any(term.kind == "k1" and not term.reference for term in formula.kls),
+         "The KL is k1 in the loss: its gradient pushes all tokens down alike, and its mean is 0."),
+        (any(term.kind == "k3 exchanged" for term in formula.kls),
+         "In the k3 the policy and the reference are exchanged."),
+        (formula.entropy is not None and formula.entropy.factor < 0,
+         "The entropy bonus has the wrong sign: it lowers the entropy.")]
+    return [sentence for holds, sentence in rows if holds]
+
+
+def pushes_dead(formula: Formula) -> bool:
+    """Whether a group with equal rewards has a push although only its own rewards are compared."""
+    if "credit" not in formula.sure or formula.groups or formula.centre == "raw":
+        return False
+    return formula.finish.startswith(("whitened", "over")) or formula.centre in ("min", "max") \
+        and False
+
+
+def sentences(found: Found) -> list[str]:
+    """The mistakes, then the choices, then how far the formula holds."""
+    wrong = mistakes(found)
+    said = [f"Mistakes: {len(wrong) or 'none seen'}."]
+    said += [f"{number}. {sentence}" for number, sentence in enumerate(wrong, 1)]
+    if not found.is_zero:
+        said += choices(found)
+        said += verdict(found)
+    return said
+
+
+def choices(found: Found) -> list[str]:
+    formula = found.formula
+    said = [f"Log-probs: at temperature {formula.lens.temperature:g}."] \
+        if formula.lens.temperature != 1 and "lens" in formula.sure else []
+    if formula.lens.absent and "lens" in formula.sure:
+        said.append("Vocabulary: batch.pad_id is left out of the softmax.")
+    if found.has_reward:
+        likely = "" if "credit" in formula.sure else " (nearest)"
+        said += [f"Advantage{likely}: {about_advantage(formula)}.",
+                 f"Counting{likely}: {about_count(formula)}."]
+        if formula.choice or formula.kinds != ANSWER:
+            said.append(f"Tokens: {about_tokens(formula)}.")
+        if formula.shape:
+            said.append(f"Weight of a token: {code_of_shape(formula)}.")
+        likely = "" if "ratio" in formula.sure else " (nearest)"
+        said.append(f"Ratio{likely}: {about_ratio(formula)}.")
+    for term in formula.kls:
+        where = "" if term.place in ("trained", "answer") else f", at: {term.place}"
+        said.append(f"KL{term.reference}: {term.kind}, {term.factor:.4g}, counted by "
+                    f"{term.count}{where}.")
+    if formula.entropy:
+        said.append(f"Entropy bonus: {formula.entropy.factor:.4g}, counted by "
+                    f"{formula.entropy.count}.")
+    return said
+
+
+def verdict(found: Found) -> list[str]:
+    said = [f"Note: {note}." for note in found.notes]
+    if found.understood:
+        size = max(found.residual, 1e-16)
+        return [*said, f"This formula gives the gradient of new batches to {size:.0e} of its size."]
+    by_name: dict[str, float] = {}
+    for name, share in found.differs:
+        by_name[name] = max(share, by_name.get(name, 0.0))
+    worst = sorted(by_name, key=by_name.get, reverse=True)
+    where = f", all of it in {' and in '.join(found.places)}" if found.places else ""
+    on = "; ".join(f"{percent(by_name[name])} with {name}" for name in worst[:4])
+    return [*said, f"Not understood. The nearest formula is the one above{': ' if on else ''}"
+            f"{on}{' of the gradient differs' if on else ''}{where}."]
+
+
+def percent(share: float) -> str:
+    return f"{share:.1%}" if share < 2 else "more than 200%"
+
+
+def about_advantage(formula: Formula) -> str:
+    among = {"": "its group", "batch": "the whole batch", "mixed": "a mixed group"}[formula.groups]
+    reward = "the reward" + (f" {formula.reward}" if formula.reward else "")
+    if formula.cost:
+        reward += f" less {formula.price:g} times the answer's {formula.cost}"
+    words = {"raw": reward, "mean": f"{reward} minus the mean of {among}",
+             "leave one out": f"{reward} minus the mean of the other answers of {among}",
+             "by length": f"{reward} minus the mean of {among}, weighted by length",
+             "batch": f"{reward} minus the mean of the batch"}
+    said = words.get(formula.centre, f"{reward} minus the {formula.centre} of {among}")
+    said += f" minus {formula.minus:g}" if formula.minus else ""
+    if formula.scale != "none":
+        said += f", divided by {about_scale(formula, among)}"
+    if formula.finish:
+        said += f", then {formula.finish}"
+    if formula.order:
+        said += f",{formula.order}"
+    if formula.positive != 1:
+        said += f"; positive ones times {formula.positive:g}"
+    if formula.negative != 1:
+        said += f"; negative ones times {formula.negative:g}"
+    if formula.toll:
+        said += f"; less {formula.charge:g} times the answer's {formula.toll}"
+    return said
+
+
+def about_scale(formula: Formula, among: str) -> str:
+    name, _, form = formula.scale.partition(" ")
+    epsilon = f"{formula.epsilon:g}"
+    if formula.scale in PLAIN_SCALES:
+        std = f"the std of {among} over {'n - 1' if name == 'n-1' else 'n'}"
+        return {"": f"{std} + {epsilon}", "root": f"the root of its variance (over {name}) + "
+                f"{epsilon}", "max": f"{std}, at least {epsilon}"}[form]
+    return f"{formula.scale} + {epsilon}"
+
+
+def about_count(formula: Formula) -> str:
+    size = abs(formula.factor)
+    words = {"token": "every token of the batch counts the same",
+             "answer": "every answer counts the same", "group": "every problem counts the same",
+             "sum": "the plain sum over all tokens",
+             "constant": f"a token counts 1 / (answers x {1 / size:.6g})"}
+    said = words.get(formula.count, formula.count)
+    said += ", by the tokens that are trained" if formula.length else ""
+    if formula.count != "constant" and abs(size - 1) > 1e-6:
+        said += f", times {size:.6g}"
+    return said
+
+
+def about_tokens(formula: Formula) -> str:
+    words = {"prompt": "the prompt", "prompt_last": "the last token of the prompt",
+             "first": "the first token of an answer", "middle": "its middle", "end": "its end",
+             "cut": "the last token of a cut answer", "padding_first": "the token after an answer",
+             "padding_rest": "the padding"}
+    here = "all of an answer" if formula.kinds == ANSWER else ", ".join(
+        words[kind] for kind in words if kind in formula.kinds)
+    return here + (f"; of these: {code_of_choice(formula)}" if formula.choice else "")
+
+
+def about_ratio(formula: Formula) -> str:
+    if formula.ratio == "no ratio":
+        return "none; the loss does not change with the old log-probs"
+    if formula.ratio in ("ratio", "gspo ratio", "summed ratio", "inverse ratio"):
+        within = f"; its logarithm is clamped at {formula.gate_bound:g}" if formula.gate else ""
+        return f"{formula.ratio}, used and not clipped{within}"
+    whose = "an answer" if formula.ratio.startswith(("gspo", "gmpo", "summed")) else "a token"
+    if formula.ratio.endswith("clip") and formula.bounds:
+        low, high = (f"{max(bound, 0):.6g}" for bound in formula.bounds)
+        said = f"that of {whose} is clipped as in PPO, to [{low}, {high}]"
+        said += f" ({formula.ratio})" if whose == "an answer" else ""
+        return said + (f", and {formula.gate} {formula.gate_bound:g}" if formula.gate else "")
+    return next(iter(sorted(codes_of_ratio(formula))))
