@@ -1,7 +1,7 @@
-"""The adapters of codes.py. Each takes the folder of a checkout, and returns losses by name.
+"""The adapters of codes.py. Each returns losses by name.
 
 They choose nothing: clip bounds, KL weights and epsilons are the code's own defaults, which are
-taken from its files or named beside the adapter.
+taken from its files.
 """
 import dataclasses
 import importlib
@@ -16,8 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bridges.codes_helpers import (log_probs,
-                                   take_statement)
+from bridges.codes_helpers import log_probs, take_statement
 from engine.errors import UserError
 from tools.formula.batches import Batch
 

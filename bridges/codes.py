@@ -1,20 +1,18 @@
 """What do codes called GRPO optimise? Their own functions are called, and their gradient is read.
 
-    python -m bridges.codes                                  # the codes that are known
-    python -m bridges.codes tiny-grpo ~/src/tiny-grpo        # decode one, from your checkout
-    python -m bridges.codes trl                              # the installed TRL
+    python -m bridges.codes                 # the codes that are known
+    python -m bridges.codes trl             # the installed TRL
 
-An adapter lays the batch of tools/formula.py out as the code wants it, and calls the code. None of
-the code's lines is in this repository: its functions are taken from the checkout, also where the
-file around them needs a GPU, a cluster or a package that is not installed. `adapters.py` has the
-adapters; bridges/codes.md has what was found.
+An adapter lays the batch of tools/formula out as the code wants it, and calls the code. None of
+the code's lines is in this repository: its functions are taken from where it is installed.
+`adapters.py` has the adapters; bridges/codes.md has what was found, also of codes whose adapter is
+not here any more, and how to write one.
 """
 if not __package__:
     raise SystemExit("start it with: python -m bridges.codes")
 import inspect
 import json
 import textwrap
-from pathlib import Path
 
 from bridges.adapters import ADAPTERS
 from engine.errors import UserError
@@ -29,23 +27,17 @@ FLAGS = {"json": Flag(False, "print what was found as JSON",
 
 
 def main(argv: list[str]) -> None:
-    parser = make_parser("python -m bridges.codes [NAME] [FOLDER]", __doc__, FLAGS)
+    parser = make_parser("python -m bridges.codes [NAME]", __doc__, FLAGS)
     parser.add_argument("name", nargs="?", default=None, help="a code; without it all are listed")
-    parser.add_argument("folder", nargs="?", default=None, help="your checkout of it")
     flags = with_defaults(parser.read(argv), FLAGS)
     if flags.name is None:
         for name, adapter in ADAPTERS.items():
             print(f"  {name:24s} {inspect.getdoc(adapter).splitlines()[0]}")
         return
     if flags.name not in ADAPTERS:
-        raise UserError(f"there is no adapter for {flags.name}, only for {', '.join(ADAPTERS)}")
-    adapter = ADAPTERS[flags.name]
-    needs_folder = bool(inspect.signature(adapter).parameters)
-    if needs_folder and (flags.folder is None or not Path(flags.folder).is_dir()):
-        raise UserError(f"{flags.name} needs the folder of a checkout, and {flags.folder} is none")
-    if flags.folder and not needs_folder:
-        raise UserError(f"{flags.name} is read where it is installed: leave out {flags.folder}")
-    losses = adapter(Path(flags.folder)) if needs_folder else adapter()
+        raise UserError(f"there is no adapter for {flags.name}, only for {', '.join(ADAPTERS)}: "
+                        "bridges/codes.md shows how to write one")
+    losses = ADAPTERS[flags.name]()
     for name, loss in losses.items():
         formula = find_formula(loss)
         if flags.json:

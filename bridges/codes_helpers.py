@@ -7,9 +7,8 @@ import textwrap
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
-import torch
 from torch import Tensor
 
 from engine.errors import UserError
@@ -64,56 +63,8 @@ def load(text: str, given: dict[str, object]) -> ModuleType:
     return module
 
 
-class Replay(torch.nn.Module):
-    """A stand-in for the model: it finds the row that begins with the given tokens, and returns the
-    logits of the batch for it."""
-    device = torch.device("cpu")
-
-    def __init__(self, logits: Tensor, ids: Tensor):
-        super().__init__()
-        self.all_logits, self.all_ids = logits, ids
-        self.unused = torch.nn.Parameter(torch.zeros(1))  # codes ask for the parameters' device
-
-    def forward(self, input_ids: Tensor, *_: object, **__: object) -> SimpleNamespace:
-        rows = []
-        for row in input_ids:
-            same = (self.all_ids[:, :len(row)] == row).all(1).nonzero()
-            rows.append(self.all_logits[same[0, 0], :len(row)])
-        return SimpleNamespace(logits=torch.stack(rows), aux_loss=torch.zeros(()))
-
-
-def gradient_of_backward(logits: Tensor, run: Callable[[Tensor], object]) -> Tensor:
-    """A loss with the gradient that a code leaves at the logits when it calls backward itself."""
-    leaf = logits.detach().clone().requires_grad_(True)
-    run(leaf)
-    if leaf.grad is None:
-        return (logits * 0).sum()
-    return (logits * leaf.grad.detach()).sum()
-
-
-def groups_of(batch: Batch) -> list[Tensor]:
-    """The rows of each group."""
-    return [(batch.group == number).nonzero().flatten() for number in batch.group.unique()]
-
-
 def log_probs(logits: Tensor, batch: Batch) -> Tensor:
     """(B, L - 1): column j is for token j + 1, as most codes lay log-probs out. It stands in where
     a code has its log-probs computed by a model."""
     log_p = logits.log_softmax(-1)[:, :-1]
     return log_p.gather(2, batch.ids[:, 1:, None]).squeeze(2)
-
-
-def padded_at_the_left(batch: Batch) -> tuple[Tensor, int]:
-    """(B, P + T) the place in a row of each column, where all prompts end at column P - 1, as in
-    codes that pad prompts at the left; and P. Places before the row are its first token's."""
-    P = int(batch.prompt_length.max())
-    T = int((batch.mask > 0).sum(1).max())
-    column = torch.arange(P + T)[None] - (P - batch.prompt_length[:, None])
-    return column.clamp(0, batch.ids.shape[1] - 1), P
-
-
-def by_column(value: Tensor, place: Tensor) -> Tensor:
-    """What stands at these places: (B, L) or (B, L, V) -> (B, P + T) or (B, P + T, V)."""
-    if value.dim() == 3:
-        return value.gather(1, place[:, :, None].expand(-1, -1, value.shape[2]))
-    return value.gather(1, place)

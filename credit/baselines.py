@@ -15,8 +15,8 @@ def optimal_token_baseline(rollouts: Rollouts, *, zero_tail: bool = True) -> Ten
     up to t. An answer whose tokens have had large gradients adds more noise, so it counts more.
 
     Nothing is divided by a standard deviation. Beyond the second longest answer only one answer is
-    left; there the baseline is 0, unless --zero_tail no, which is verl's default. With `no` it is
-    this answer's own reward, so the rest of the answer has no gradient."""
+    left; there the baseline is 0, unless --zero_tail no, which was verl's default until 24 February
+    2026. With `no` it is this answer's own reward, so the rest of the answer has no gradient."""
     s = gradient_size(rollouts.log_prob, rollouts.collision)
     energy = (s.square() * rollouts.mask).cumsum(1) * rollouts.mask                 # W (B, T)
     reward = rollouts.reward[:, None]

@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def loss(logits: Tensor, batch: Any) -> Tensor:
-    """logits (B, L, V) with a gradient; the batch is described by tools/formula.py."""
+    """logits (B, L, V) with a gradient; the batch is described by tools/formula/__main__.py."""
     log_p = logits.log_softmax(-1)[:, :-1].gather(2, batch.ids[:, 1:, None]).squeeze(2)
     old, mask = batch.old_log_prob[:, 1:], batch.mask[:, 1:]  # (B, L - 1): token 0 is not predicted
     advantage = torch.zeros_like(batch.reward)

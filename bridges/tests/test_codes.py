@@ -12,7 +12,7 @@ from bridges.codes import main
 from bridges.codes_helpers import take, take_statement
 from engine.errors import UserError
 from tools.formula import find_formula
-from tools.formula.words import codes, sentences
+from tools.formula.words import codes, mistakes, sentences
 
 PAGE = (ROOT / "bridges/codes.md").read_text(encoding="utf-8")
 MISTAKES = {"mlx-lm-lora 55": "nothing", "ms-swift 10117": "divided twice",
@@ -35,7 +35,8 @@ def step(rewards):
 @pytest.mark.parametrize("report, name", MISTAKES.items())
 def test_the_page_shows_what_the_tool_says_of_a_mistake(report, name):
     row = next(line for line in PAGE.splitlines() if f"({report})" in line)
-    assert row.split("|")[2].strip() in sentences(find_formula(LOSSES[name][0]))
+    found = find_formula(LOSSES[name][0])
+    assert row.split("|")[2].strip() in [*mistakes(found), *sentences(found)]
 
 
 @pytest.mark.parametrize("kind, words", [
@@ -74,9 +75,6 @@ def test_every_adapter_has_its_row(capsys):
     assert "there is no adapter" in refusal(main, ["absent"])
 
 
-@pytest.mark.parametrize("typed, refusal", [
-    (["--json"], "--json has no effect without the name of a code"),
-    (["trl", "checkout"], "trl is read where it is installed: leave out checkout")])
-def test_what_would_be_ignored_is_refused(typed, refusal):
-    with pytest.raises(UserError, match=refusal):
-        main(typed)
+def test_what_would_be_ignored_is_refused():
+    with pytest.raises(UserError, match="--json has no effect without the name of a code"):
+        main(["--json"])

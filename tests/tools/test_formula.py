@@ -1,6 +1,7 @@
 """What a loss optimises: each of 125 losses, right and wrong, is named as what it is."""
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from conftest import ROOT
 from formula_losses import (LOSSES, by_group, clip, entropy_of, k3, log_probs, make, mean,
                             micro_batch, token, z)
 
-from tools.formula import find_formula
+from tools.formula import find_formula, tables
 from tools.formula.__main__ import WrongInput, main, table_of_tokens
 from tools.formula.calling import LossFailed, load_loss
 from tools.formula.words import codes, mistakes, sentences, unmet
@@ -229,3 +230,12 @@ def test_the_folder_works_alone(tmp_path):
                           cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Mistakes: none seen.") == 1
+
+
+def test_the_page_prints_the_tables():
+    page = (ROOT / "docs/formula.md").read_text(encoding="utf-8")
+    rows = {match[1]: match[2] for match in re.finditer(r"\(`(\w+)`\) \| (.*) \|", page)}
+    assert len(rows) == 13
+    for name, said in rows.items():
+        lines = getattr(tables, name)
+        assert said.replace("\\|", "|") == "; ".join(line or "as it is" for line in lines), name
