@@ -36,7 +36,13 @@ from engine.errors import (PROJECT, UserError, parse_object, read_json, read_tex
 from engine.rollouts import UNSET, Forward, Problem, Rollouts, Task
 from engine.tokens import KINDS, SECTIONS, token_bytes
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 Json = dict[str, Any]  # an object in a JSON file
+LOCK = ".lock"  # where there is no fcntl, a file of this name in a folder that is written
 Columns = dict[str, np.ndarray]
 Parsed = TypeVar("Parsed")
 LOGS = ("metrics.jsonl", "evaluations.jsonl")
@@ -186,17 +192,30 @@ def replace_text(path: Path, text: str) -> None:
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[int]:
-    """Lock a folder for this process, also when it is moved; the lock ends with the process."""
-    import fcntl  # Windows has none, and can analyse runs
-    descriptor = os.open(path, os.O_RDONLY)
+def locked(path: Path) -> Iterator[Callable[[], bool]]:
+    """Lock a folder for this process, also when it is moved. What is returned tells whether the
+    folder still has its name. On Windows, which has no fcntl, a file in the folder is the lock."""
+    lock = path if fcntl else path / LOCK
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield descriptor
+        descriptor = os.open(lock, os.O_RDONLY if fcntl else os.O_CREAT | os.O_EXCL)
+    except FileExistsError:
+        raise UserError(f"{path} is being written by another process, or one that was killed has "
+                        f"left {lock}: then remove this file") from None
+
+    def is_here() -> bool:
+        return lock.exists() and os.path.samestat(lock.stat(), os.fstat(descriptor))
+
+    try:
+        if fcntl:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield is_here
     except BlockingIOError:
         raise UserError(f"{path} is being written by another process") from None
     finally:
+        own = not fcntl and is_here()
         os.close(descriptor)
+        if own:
+            lock.unlink()
 
 
 def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor,
@@ -384,22 +403,14 @@ class RunFolder:
 
     def __init__(self, path: Path):
         self.path = Path(path)
-        self.descriptor: int | None = None
+        self.is_here: Callable[[], bool] = lambda: True
 
     @contextmanager
     def opened(self) -> Iterator["RunFolder"]:
         """Lock the folder: no other process writes it, and it is noticed if another folder takes
-        its name."""
-        with locked(self.path) as self.descriptor:
+        its name. A lock follows a folder that is moved, a path does not."""
+        with locked(self.path) as self.is_here:
             yield self
-
-    def is_here(self) -> bool:
-        """Whether the folder still has its name. A lock follows a folder that is moved, a path does
-        not: under the old name there may be another run by now."""
-        if self.descriptor is None:
-            return True
-        return self.path.exists() and os.path.samestat(self.path.stat(),
-                                                       os.fstat(self.descriptor))
 
     def at(self, name: str) -> Path:
         """The path to write to."""

@@ -242,12 +242,11 @@ def print_outcome(path: Path, sampled: Sequence[Json], duration: float, done: in
     if len(sampled) > 1:
         took = f"{change(sampled[0], sampled[-1])}, {took}"
     say(f"  {took}")
-    page = path / "analysis" / "report.html"
-    say(f"To make tables, pictures and the page {page}:")
-    say(f"  {python_command('analyze.py', path)}")
+    # without a name the programs take the newest run in runs/
+    named = [] if path.parent == Path("runs") else [path]
+    say(f"{python_command('analyze.py', *named)}  makes tables, pictures and a page")
     if has_steps:
-        say("To follow one token through a step:")
-        say(f"  {python_command('-m', 'tools.follow', path)}")
+        say(f"{python_command('-m', 'tools.follow', *named)}  follows a token through a step")
 
 
 def change(before: Json, after: Json) -> str:

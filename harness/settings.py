@@ -6,6 +6,7 @@ what can be declared of a flag.
 """
 import argparse
 import dataclasses
+import hashlib
 import importlib
 import inspect
 import math
@@ -28,6 +29,7 @@ from qwen2_model import is_fast_in_bfloat16
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}
 MODES = ("sampled", "greedy")  # the answers of an evaluation
 OWN_SAMPLER = "own"  # --rollouts
+LONGEST_NAME = 80  # characters of a run's folder
 LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for a step
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "versions", "git_commit", "model_config", "reward", "ranks", "imported", "trainer",
@@ -325,7 +327,11 @@ class Settings:
             parts.append(chosen)
             parts += [changed.pop(name) for name in flags_of(choices[chosen]) if name in changed]
         parts += [*changed.values(), f"s{self.seed}"]
-        return Path("runs/" + re.sub(r"[^\w.+-]", "_", "-".join(parts)))
+        name = re.sub(r"[^\w.+-]", "_", "-".join(parts))
+        if len(name) > LONGEST_NAME:  # of many flags, or of a long one: what they are as a digest
+            digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+            name = f"{name[:LONGEST_NAME - 20]}-{digest}-s{self.seed}"
+        return Path("runs") / name
 
     def flags_for(self, function: typing.Any) -> Json:
         return {name: self.method_flags[name] for name in flags_of(function)}

@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 
 from conftest import credit_columns, hand_made, refusal
 from engine.errors import PROJECT, UserError, read_json
+from harness import record
 from harness.record import (RunFolder, credit_path, credit_steps, find_folder, locked, make_run,
                             read_columns, read_lines, run_config, whole, write_credit, writing)
 
@@ -121,6 +122,20 @@ def test_a_lock_follows_its_folder(tmp_path):
                 pass
     with locked(elsewhere):
         pass
+
+
+def test_without_fcntl_a_file_in_the_folder_is_the_lock(tmp_path, monkeypatch):
+    """As on Windows. It goes with the run that wrote it, and no other may take it away."""
+    monkeypatch.setattr(record, "fcntl", None)
+    with locked(tmp_path) as is_here:
+        assert is_here() and (tmp_path / ".lock").exists()
+        said = refusal(locked(tmp_path).__enter__)
+        assert "is being written by another process" in said and "remove this file" in said
+        assert (tmp_path / ".lock").exists()
+    assert not (tmp_path / ".lock").exists()
+    with locked(tmp_path) as is_here:
+        (tmp_path / ".lock").rename(tmp_path / "moved")
+        assert not is_here()
 
 
 @pytest.fixture

@@ -226,21 +226,22 @@ CHANGED = ("20.0% (95% interval 10.0% to 30.0%) -> 50.0% (40.0% to 60.0%) of 3 h
 
 
 @pytest.mark.parametrize("sampled, said", [
-    (BEFORE, "3 min 52 s\nTo make tables"),  # without two evaluations, the time alone
-    (BEFORE + AFTER, f"{CHANGED}\nTo make tables")])
+    # without two evaluations, the time alone
+    (BEFORE, "3 min 52 s\npython analyze.py  makes tables"),
+    (BEFORE + AFTER, f"{CHANGED}\npython analyze.py  makes tables")])
 def test_the_end_says_what_changed(capsys, sampled, said):
     screen.print_outcome(Path("runs/x"), sampled, 232.0, 0)
     printed = capsys.readouterr().out
     assert printed.startswith(f"  {said}")
-    assert "the page runs/x/analysis/report.html:\n" in printed
-    assert "\n  python analyze.py runs/x\nTo follow one" in printed
-    assert printed.endswith("\n  python -m tools.follow runs/x\n")
+    assert printed.endswith("\npython -m tools.follow  follows a token through a step\n")
+    screen.print_outcome(Path("elsewhere/x"), sampled, 232.0, 0)
+    assert "\npython analyze.py elsewhere/x  makes" in capsys.readouterr().out
 
 
 def test_without_a_step_there_is_no_token_to_follow(capsys):
     screen.print_outcome(Path("runs/x"), BEFORE, 2.0, 0, has_steps=False)
     printed = capsys.readouterr().out
-    assert "python analyze.py runs/x" in printed and "follow" not in printed
+    assert "python analyze.py  makes" in printed and "follow" not in printed
 
 
 def what_a_closed_pipe_does(*command):
