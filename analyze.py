@@ -43,7 +43,8 @@ from analysis.tables import (TOO_FEW_GROUPS, WITH_INTERVAL, Columns, Row, Table,
                              without_format)
 from analysis.tally import (OVER_REST, PARTITIONS, RARE, Tally, early_over_late, over_rest,
                             rest_columns)
-from harness.record import PART, Json, make_output_folder, sampling_models
+from harness.read_record import sampling_models
+from harness.record import PART, Json, make_output_folder
 from harness.screen import python_command, run_as_program, show_status
 from engine.tokens import KINDS
 

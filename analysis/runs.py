@@ -10,7 +10,8 @@ import numpy as np
 from engine.errors import UserError, did_you_mean
 from harness.flags import TYPE_NAMES, has_type
 from harness.metrics import METRICS
-from harness.record import (Json, credit_steps, is_complete, read_columns, read_lines, run_config)
+from harness.read_record import read_columns
+from harness.record import Json, credit_steps, is_complete, read_lines, run_config
 from harness.settings import OPTIONS, RETIRED, Settings, about_retired, load_task
 
 PLAIN_SETTINGS = {"mitigation": "none", "advantage": "grpo", "loss": "policy", "placebo": "none"}

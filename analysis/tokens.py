@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from grpo import gradient_size
-from harness.record import read_columns
+from harness.read_record import read_columns
 
 CODES = ("token_id", "kind", "section")  # the columns of tokens that are whole numbers
 ANSWER_COLUMNS = ("episode_start", "group", "finished")  # and all that begin with "reward"

@@ -1,4 +1,5 @@
-"""The files of a run, written and read: config.json, logs, a credit file a step, checkpoints.
+"""The files of a run as it writes them: config.json, logs, a credit file a step, checkpoints.
+harness/read_record.py reads the credit files.
 
 Files and folders are written under another name and then renamed, so that after a kill each is
 whole or not there. Lines are appended; a last line that was cut off is ignored.
@@ -18,8 +19,6 @@ import secrets
 import shutil
 import subprocess
 import time
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -33,8 +32,7 @@ import torch
 
 from engine.errors import (PROJECT, UserError, parse_object, read_json, read_text,
                            refuse_pipe)
-from engine.rollouts import UNSET, Forward, Problem, Rollouts, Task
-from engine.tokens import KINDS, SECTIONS, token_bytes
+from engine.rollouts import Problem, Rollouts, Task
 
 try:
     import fcntl
@@ -43,7 +41,6 @@ except ImportError:  # Windows
 
 Json = dict[str, Any]  # an object in a JSON file
 LOCK = ".lock"  # where there is no fcntl, a file of this name in a folder that is written
-Columns = dict[str, np.ndarray]
 Parsed = TypeVar("Parsed")
 LOGS = ("metrics.jsonl", "evaluations.jsonl")
 ABANDONED = 5  # seconds after which nobody is writing a file of an analysis any more
@@ -52,15 +49,6 @@ TYPES: dict[str, Any] = {  # of the columns that are not float32
     "section": np.uint8, "kind": np.uint8, "finished": np.bool_, "token_id": np.int32,
     "episode_start": np.int32, "group": np.int32, "prompt_ids": np.int32,
     "prompt_start": np.int32, "trainer_step": np.int32}
-# columns that every file has; with one value for each answer; of another length
-NEEDED = ("token_id", "log_prob", "entropy", "collision", "weight", "advantage", "section", "kind",
-          "episode_start", "group", "finished", "reward", "prompt_ids", "prompt_start")
-OF_ANSWER = ("episode_start", "group", "finished")
-OF_OTHERS = ("prompt_ids", "prompt_start", "trainer_step")
-# columns of indices, and the column that each of them points into
-INDEX_INTO = {"episode_start": "token_id", "prompt_start": "prompt_ids", "group": "prompt_start"}
-
-
 def find_folder(name: str) -> Path:
     """A folder as it was typed, or the one of that name that ships with the project."""
     shipped = PROJECT / name
@@ -262,91 +250,6 @@ def credit_steps(run: Path) -> list[int]:
     return sorted(int(match[1]) for match in found if match)
 
 
-def read_columns(run: Path, step: int) -> Columns:
-    """The columns of a step's credit file."""
-    return read_file(credit_path(run, step))
-
-
-def read_file(path: Path) -> Columns:
-    refuse_pipe(path)
-    try:
-        with np.load(path, allow_pickle=False) as file:
-            columns = dict(file)
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"cannot read {path}: {reason}") from None
-    if wrong := next(damages(columns), ""):
-        raise UserError(f"{path} is damaged: {wrong}")
-    return columns
-
-
-def damages(columns: Columns) -> Iterator[str]:
-    """What is wrong with the columns of a credit file: one that is missing, of another type or
-    length, or that points beyond what it points into."""
-    for name in NEEDED:
-        if name not in columns:
-            yield f"it has no column {name}"
-    for name, values in columns.items():
-        if values.ndim != 1 or values.dtype.kind not in "biuf":
-            yield f"its column {name} is no list of numbers"
-    answers, tokens = len(columns["episode_start"]), len(columns["token_id"])
-    if not answers or not tokens or not len(columns["prompt_start"]):
-        yield "it has no answers"
-    for name, values in columns.items():
-        length = answers if name in OF_ANSWER or name.startswith("reward") else tokens
-        if name not in OF_OTHERS and len(values) != length:
-            yield f"its column {name} has {len(values)} values instead of {length}"
-    yield from wrong_codes(columns)
-
-
-def wrong_codes(columns: Columns) -> Iterator[str]:
-    """Indices that are not in order, or point beyond what they point into, and unknown codes."""
-    for name, target in INDEX_INTO.items():
-        values, last = columns[name], len(columns[target])
-        if name == "group":
-            is_right = values.min() >= 0 and values.max() < last
-        else:  # where each part begins
-            is_right = values[0] == 0 and (np.diff(values) >= 0).all() and values[-1] <= last
-        if not is_right:
-            yield f"its column {name} points beyond {target}, or is not in order"
-    for name, count in (("section", len(SECTIONS)), ("kind", len(KINDS))):
-        if columns[name].max() >= count:
-            yield f"its column {name} has codes above {count - 1}"
-
-
-def read_credit(run: Path, step: int, tokenizer: tokenizers.Tokenizer,
-                problems: Sequence[Problem] = (), forward: Forward | None = None,
-                generator: torch.Generator | None = None) -> Rollouts:
-    """The batch of a step. A file has no problems, no model and no random numbers; a caller that
-    needs them passes them."""
-    columns = {name: torch.from_numpy(values) for name, values in read_columns(run, step).items()}
-    tokens = columns["episode_start"].new_tensor([len(columns["token_id"])])
-    lengths = torch.diff(columns["episode_start"], append=tokens)
-    mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
-
-    def frame(name: str) -> torch.Tensor:
-        values = columns[name]
-        return torch.zeros(mask.shape, dtype=values.dtype).masked_scatter(mask, values)
-
-    texts, answers = [], []
-    for ids in columns["token_id"].split(lengths.tolist()):
-        pieces = token_bytes(tokenizer, ids.tolist())
-        texts.append([piece.decode(errors="replace") for piece in pieces])
-        answers.append(b"".join(pieces).decode(errors="replace"))
-    prompts = columns["prompt_ids"].tensor_split(columns["prompt_start"][1:].long())
-    scores = {name.removeprefix(PART): values for name, values in columns.items()
-              if name.startswith("reward")}
-    names = ("log_prob", "entropy", "collision", "section", "kind", "advantage")
-    frames = {name: frame(name) for name in names}
-    frames["true_credit"] = frame("true_credit") if "true_credit" in columns else UNSET
-    return Rollouts(
-        problems=problems, prompt_ids=[prompt.tolist() for prompt in prompts],
-        group=columns["group"].long(), ids=frame("token_id").long(), mask=mask,
-        finished=columns["finished"], step=step, forward=forward,
-        generator=generator or torch.Generator(), answers=answers, texts=texts, scores=scores,
-        **frames)
-
-
 def digest_of_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -377,15 +280,6 @@ def checkpoint_folders(run: Path) -> dict[int, Path]:
         if match and (path / "config.json").exists():
             found[int(match[1])] = path
     return dict(sorted(found.items()))
-
-
-def sampling_models(run: Path, first: str) -> dict[int, str]:
-    """For each step that has a credit file, the folder of the model that sampled it. Steps whose
-    model was not kept are left out. `first` is the model that the run began with."""
-    after = {0: first}  # the model after each step
-    for step, folder in checkpoint_folders(run).items():
-        after[step] = str(folder)
-    return {step: after[step - 1] for step in credit_steps(run) if step - 1 in after}
 
 
 def make_run(path: Path, config: Json, tokenizer: Path) -> None:

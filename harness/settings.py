@@ -11,7 +11,6 @@ import importlib
 import inspect
 import math
 import re
-import textwrap
 import typing
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
@@ -64,17 +63,6 @@ ON_A_GPU: Requirement = (lambda s: s.device.startswith("cuda"), "--device cuda")
 # a setting that says how a run is made, not which run it is
 HOW_IT_IS_MADE: Json = {"changeable": True, "in_name": False, "compared": "aside"}
 
-# what the columns of a step's line are, which a run prints (harness/screen.py)
-ABOUT_STEPS = (
-    "A run prints a line for each step. It has the mean reward of the step's answers, their "
-    "success (the share that is right), the mean score of their format, their mean length in "
-    "tokens, the share that finished before the limit, the mean entropy of the policy in nats, the "
-    "norm of the gradient before clipping, the tokens sampled in a second, and an estimate of the "
-    "time left.")
-ABOUT_DEFAULTS = (
-    "The defaults above are those for this model. They come from its folder's recipe.json and from "
-    "--config, where there are such files.")
-
 # Settings of a large model whose folder has no recipe.json. With these it learns Countdown with two
 # numbers within minutes, on a laptop too: its answer is an expression, or a brief thinking and one.
 EASY: Json = {"numbers": "2", "min_number": 2, "max_number": 30, "max_target": 900, "examples": 4,
@@ -113,11 +101,6 @@ MODEL, PROBLEMS, SPREADING = "model and machine", "problems", "spreading credit 
 FROM_REWARD, LOSS, TRAINING = "from reward to advantage", "loss", "training"
 RECORD, CONTINUING = "evaluations, record and checkpoints", "continuing a run"
 OWN_FLAGS = "flags of the chosen task, weighting and advantage"
-# what --help lists; --help all lists every flag
-SHORT_HELP = ("model", "device", "task", "mitigation", "advantage", "steps", "questions", "answers",
-              "max_new_tokens", "learning_rate", "seed", "out", "resume")
-
-
 @dataclass
 class Settings:
     model: str = option(
@@ -579,7 +562,8 @@ def read_flags(argv: list[str], also_known: Collection[str] = (),
         flags[name] = replace(flag, default=defaults.get(name, flag.default),
                               topic=flag.topic or OWN_FLAGS)
     if topic is not None:
-        print_text(help_about(topic, flags | CONTINUE))
+        from harness.help import help_about
+        print_text(help_about(topic, flags | CONTINUE, METHODS, USAGE))
         raise SystemExit(0)
     parser = make_parser(USAGE, None, flags | CONTINUE, add_help=False)
     parser.also_known, parser.not_taken = also_known, not_taken
@@ -602,52 +586,3 @@ def read_what_decides(argv: list[str]) -> Json:
     for name in ("model", "device", "task", "config", "resume", *of_a_recipe, *METHODS):
         first.add_argument(f"--{name}")
     return with_module_name(vars(first.parse_known_args(argv)[0]))
-
-
-def help_about(topic: str, flags: dict[str, Flag]) -> str:
-    """The text of --help, of --help all, and of --help NAME, which is about a method."""
-    about = "Train a language model with GRPO, and record each token's advantage and weight."
-    if topic == "all":
-        return make_parser(USAGE, about, flags, about_methods(), add_help=False).format_help()
-    if topic:
-        return about_method(topic)
-    first = {name: replace(flags[name], topic="") for name in SHORT_HELP}
-    return make_parser(USAGE, about, first, names_of_methods(), add_help=False).format_help()
-
-
-def names_of_methods() -> str:
-    """The end of the short help."""
-    lines = []
-    for axis, choices in METHODS.items():
-        names = f"choices of --{axis}: {', '.join(choices)}"
-        lines.append(textwrap.fill(names, 79, subsequent_indent="  ", break_on_hyphens=False))
-    lines += ["", "--help all lists every flag, and says what each choice does.",
-              "--help NAME tells all about one choice, for example --help gae."]
-    return "\n".join(lines)
-
-
-def about_methods() -> str:
-    """The end of the long help: each weighting and advantage, its flags, and what it does."""
-    lines = []
-    for axis, choices in METHODS.items():
-        lines.append(f"choices of --{axis}, each with its own flags (--help NAME says more of "
-                     "one):")
-        for name in choices:
-            flags = "".join(f" --{flag}" for flag in flags_of(choices[name]))
-            text = " ".join((inspect.getdoc(choices[name]) or "").split("\n\n")[0].split())
-            lines.append(textwrap.fill(f"{name}{flags}: {text}", 99, initial_indent="  ",
-                                       subsequent_indent=" " * 6))
-    lines += [textwrap.fill(ABOUT_STEPS, 99), textwrap.fill(ABOUT_DEFAULTS, 99)]
-    return "\n".join(lines)
-
-
-def about_method(name: str) -> str:
-    for axis, choices in METHODS.items():
-        if name in choices:
-            lines = [f"--{axis} {name}", "", inspect.getdoc(choices[name]) or "", ""]
-            for flag, known in flags_of(choices[name]).items():
-                lines.append(textwrap.fill(f"--{flag} {known.help_of_method()}", 99,
-                                           initial_indent="  ", subsequent_indent=" " * 6))
-            return "\n".join(lines)
-    raise UserError(f"--help {name}: there is no method of this name. --help lists the methods, "
-                    "and --help all every flag")

@@ -7,7 +7,7 @@ import pytest
 import train
 from conftest import ROOT
 from engine.tokens import load_tokenizer
-from harness.record import read_columns, read_credit
+from harness.read_record import read_columns, read_credit
 from runs import SHORT, assert_same_run, lines
 
 # What keeps a state, samples more, draws at random or has another loss; test_every_method.py

@@ -19,7 +19,8 @@ from engine.tokens import load_tokenizer
 from grpo import batch_mean, dr_grpo, group_z_score, rloo, update
 from mitigations import span
 from properties import draw, given
-from harness.record import read_credit, write_credit
+from harness.read_record import read_credit
+from harness.record import write_credit
 
 
 def settings(**changed):

@@ -14,7 +14,8 @@ import analyze
 from engine.errors import UserError
 from harness import record
 from harness.made_of import changes, digest_of_part, made_of, missing_steps, used_by
-from harness.record import read_columns, read_lines
+from harness.read_record import read_columns
+from harness.record import read_lines
 from harness.settings import make_settings
 from runs import (SHORT, after_credit_of, assert_same_run, config_of, edit_config, everything,
                   lines, run)

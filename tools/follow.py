@@ -45,7 +45,7 @@ from analysis.tables import Table, by_row
 from analysis.tokens import StepRecord, read_step
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, load_tokenizer
-from harness.record import sampling_models
+from harness.read_record import sampling_models
 from harness.screen import BOLD, has_colour, put, run_as_program, say, styled, visible
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults

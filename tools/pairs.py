@@ -17,7 +17,8 @@ from credit.pairs import KEYS
 from credit.preferences import best_and_worst
 from engine.errors import UserError
 from engine.tokens import load_tokenizer
-from harness.record import credit_steps, read_credit, replace_text, run_config
+from harness.read_record import read_credit
+from harness.record import credit_steps, replace_text, run_config
 from harness.screen import run_as_program
 from harness.parser import make_parser
 from harness.settings import Settings, settings_of_run

@@ -27,7 +27,8 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import load_tokenizer, token_bytes, without_earlier_turns
 from grpo import gradient_size
-from harness.record import credit_steps, find_folder, read_credit, run_config, sampling_models
+from harness.read_record import read_credit, sampling_models
+from harness.record import credit_steps, find_folder, run_config
 from harness.screen import put, run_as_program
 from harness.load import load_policy, make_weighting
 from harness.flags import Flag, check_value, flags_of

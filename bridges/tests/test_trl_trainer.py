@@ -21,7 +21,7 @@ from engine.extra_forward import with_facts
 from engine.forward import response_log_probs
 from engine.policy import Forward, derived_seed
 from grpo import length_scaling, policy_loss
-from harness.record import read_credit, read_file
+from harness.read_record import read_credit, read_file
 from harness.flags import flags_of
 from harness.load import make
 from mitigations import rescaled_weight

@@ -10,7 +10,7 @@ from conftest import SPOKEN, refusal
 from countdown_task import Problem
 from credit.pairs import KEYS, GivenPairs
 from engine.tokens import load_tokenizer
-from harness.record import read_credit
+from harness.read_record import read_credit
 from runs import SHORT, assert_same_run, lines
 from tools import pairs as tool
 

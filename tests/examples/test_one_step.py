@@ -6,7 +6,7 @@ import numpy as np
 import train
 from conftest import ROOT
 from examples.one_step import SHOWN_TOKENS, one_step
-from harness.record import read_columns
+from harness.read_record import read_columns
 from runs import gradients_of_steps, program
 
 TINY = ROOT / "models" / "tiny"

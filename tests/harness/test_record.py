@@ -11,8 +11,9 @@ from safetensors import SafetensorError
 from conftest import credit_columns, hand_made, refusal
 from engine.errors import PROJECT, UserError, read_json
 from harness import record
+from harness.read_record import read_columns
 from harness.record import (RunFolder, credit_path, credit_steps, find_folder, locked, make_run,
-                            read_columns, read_lines, run_config, whole, write_credit, writing)
+                            read_lines, run_config, whole, write_credit, writing)
 
 
 def test_a_folder_appears_when_it_is_whole(tmp_path):

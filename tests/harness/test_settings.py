@@ -17,7 +17,8 @@ from examples import largest_last
 from engine.choices import ADVANTAGES, MITIGATIONS, Choices, mitigation
 from harness.flags import Flag, Positive, Range, check_value, flags_of, option, settled
 from harness.parser import make_parser
-from harness.settings import OPTIONS, OTHER_NAMES, SHORT_HELP, make_settings, read_flags
+from harness.help import SHORT_HELP
+from harness.settings import OPTIONS, OTHER_NAMES, make_settings, read_flags
 from tools import preview, warmup
 
 LARGEST_LAST = "examples.largest_last"

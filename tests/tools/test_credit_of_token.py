@@ -11,7 +11,7 @@ from engine.policy import stop_ids
 from engine.sampler import generate
 from engine.tokens import load_tokenizer
 from harness.load import load_policy
-from harness.record import read_credit
+from harness.read_record import read_credit
 from harness.settings import make_settings
 from tools import follow
 from tools.helpers import credit_of_token

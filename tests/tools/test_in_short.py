@@ -5,7 +5,7 @@ import pytest
 
 from analysis.tables import Table, by_row
 from engine.tokens import KINDS, load_tokenizer
-from harness.record import read_credit
+from harness.read_record import read_credit
 from tools import follow
 from tools.helpers.credit_of_token import CreditOfToken
 from tools.helpers.in_short import in_short

@@ -12,7 +12,7 @@ from analysis.measured import file_of, kept_answers
 from analysis.runs import read_run
 from analysis.tokens import read_step
 from engine.tokens import load_tokenizer
-from harness.record import read_credit, sampling_models
+from harness.read_record import read_credit, sampling_models
 from tools import follow
 from tools.helpers import credit_of_token, measured_answer, moved_answer
 from tools.helpers.moved import what_moved

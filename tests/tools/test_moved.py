@@ -11,7 +11,8 @@ import torch
 from conftest import make_tokenizer
 from engine.model_folder import write_model_folder
 from engine.tokens import load_tokenizer, token_bytes
-from harness.record import credit_path, read_columns, read_credit
+from harness.read_record import read_columns, read_credit
+from harness.record import credit_path
 from test_change import RATE, WIDTH, coin, thrown  # noqa: F401  coin is a fixture
 from test_grpo import row_log_probs, settings
 from tools import follow

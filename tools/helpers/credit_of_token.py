@@ -24,7 +24,8 @@ from engine.policy import Policy, derived_seed, encode_prompts
 from engine.rollouts import Rollouts, double
 from engine.tokens import load_tokenizer
 from harness.load import load_policy
-from harness.record import find_folder, read_credit
+from harness.read_record import read_credit
+from harness.record import find_folder
 from harness.screen import show_status
 from harness.settings import settings_of_run
 

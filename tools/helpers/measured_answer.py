@@ -11,7 +11,7 @@ from analysis.runs import Run, is_foreign
 from analysis.tokens import read_step
 from engine.errors import UserError
 from engine.tokens import load_tokenizer
-from harness.record import sampling_models
+from harness.read_record import sampling_models
 from harness.screen import say, show_status
 from tools.helpers.credit_of_token import measure_all
 from tools.helpers.moved_answer import moved_in_words, trained_batch

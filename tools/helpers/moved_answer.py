@@ -19,7 +19,8 @@ from analysis.runs import Run
 from analysis.tokens import StepRecord
 from engine.model_folder import read_model_folder
 from engine.rollouts import Rollouts
-from harness.record import find_folder, read_credit
+from harness.read_record import read_credit
+from harness.record import find_folder
 from tools.helpers.moved import (MEASURED, SUM, about_step, derivatives_of_loss, gradient,
                                  gradient_of_token, load_adamw, movers, scale_of, slopes, step,
                                  with_settings)

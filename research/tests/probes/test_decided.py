@@ -10,7 +10,7 @@ import torch
 from analysis.tokens import TokenTable
 from conftest import ROOT, hand_made
 from engine.errors import UserError
-from harness.record import read_columns
+from harness.read_record import read_columns
 from research.probes import decided
 from research.probes.common import policy_from_flags, run_probe
 from research.probes.credit import MeasuredCredit

@@ -1,0 +1,74 @@
+"""The text of --help: the usual flags, all flags (--help all), or one method (--help NAME)."""
+import inspect
+import textwrap
+from dataclasses import replace
+
+from engine.choices import Choices
+from engine.errors import UserError
+from harness.flags import Flag, flags_of
+from harness.parser import make_parser
+
+# what the columns of a step's line are, which a run prints (harness/screen.py)
+ABOUT_STEPS = (
+    "A run prints a line for each step. It has the mean reward of the step's answers, their "
+    "success (the share that is right), the mean score of their format, their mean length in "
+    "tokens, the share that finished before the limit, the mean entropy of the policy in nats, the "
+    "norm of the gradient before clipping, the tokens sampled in a second, and an estimate of the "
+    "time left.")
+ABOUT_DEFAULTS = (
+    "The defaults above are those for this model. They come from its folder's recipe.json and from "
+    "--config, where there are such files.")
+# what --help lists; --help all lists every flag
+SHORT_HELP = ("model", "device", "task", "mitigation", "advantage", "steps", "questions", "answers",
+              "max_new_tokens", "learning_rate", "seed", "out", "resume")
+
+
+def help_about(topic: str, flags: dict[str, Flag], methods: dict[str, Choices],
+               usage: str) -> str:
+    """The text of --help, of --help all, and of --help NAME, which is about a method."""
+    about = "Train a language model with GRPO, and record each token's advantage and weight."
+    if topic == "all":
+        epilog = about_methods(methods)
+        return make_parser(usage, about, flags, epilog, add_help=False).format_help()
+    if topic:
+        return about_method(topic, methods)
+    first = {name: replace(flags[name], topic="") for name in SHORT_HELP}
+    return make_parser(usage, about, first, names_of_methods(methods), add_help=False).format_help()
+
+
+def names_of_methods(methods: dict[str, Choices]) -> str:
+    """The end of the short help."""
+    lines = []
+    for axis, choices in methods.items():
+        names = f"choices of --{axis}: {', '.join(choices)}"
+        lines.append(textwrap.fill(names, 79, subsequent_indent="  ", break_on_hyphens=False))
+    lines += ["", "--help all lists every flag, and says what each choice does.",
+              "--help NAME tells all about one choice, for example --help gae."]
+    return "\n".join(lines)
+
+
+def about_methods(methods: dict[str, Choices]) -> str:
+    """The end of the long help: each weighting and advantage, its flags, and what it does."""
+    lines = []
+    for axis, choices in methods.items():
+        lines.append(f"choices of --{axis}, each with its own flags (--help NAME says more of "
+                     "one):")
+        for name in choices:
+            flags = "".join(f" --{flag}" for flag in flags_of(choices[name]))
+            text = " ".join((inspect.getdoc(choices[name]) or "").split("\n\n")[0].split())
+            lines.append(textwrap.fill(f"{name}{flags}: {text}", 99, initial_indent="  ",
+                                       subsequent_indent=" " * 6))
+    lines += [textwrap.fill(ABOUT_STEPS, 99), textwrap.fill(ABOUT_DEFAULTS, 99)]
+    return "\n".join(lines)
+
+
+def about_method(name: str, methods: dict[str, Choices]) -> str:
+    for axis, choices in methods.items():
+        if name in choices:
+            lines = [f"--{axis} {name}", "", inspect.getdoc(choices[name]) or "", ""]
+            for flag, known in flags_of(choices[name]).items():
+                lines.append(textwrap.fill(f"--{flag} {known.help_of_method()}", 99,
+                                           initial_indent="  ", subsequent_indent=" " * 6))
+            return "\n".join(lines)
+    raise UserError(f"--help {name}: there is no method of this name. --help lists the methods, "
+                    "and --help all every flag")
