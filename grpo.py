@@ -31,9 +31,7 @@ There is no importance sampling either: answers that an older state of the model
 (--rollouts_every above 1) are trained on as if they were new. Other ways to spread credit over the
 tokens, such as critics and Monte Carlo values, are in credit/.
 """
-import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -338,47 +336,4 @@ def update_with_change(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, w
 
     before = log_probs()
     metrics, columns = update(model, optimizer, rollouts, weight, s, reference)
-    change = log_probs() - before
-    size = gradient_size(rollouts.log_prob, rollouts.collision)
-    push = factor * rollouts.mask * size.square()
-    about_change = change_metrics(change, push)
-    return metrics | about_change, columns | {"change": change}
-
-
-def change_metrics(change: Tensor, push: Tensor) -> Metrics:
-    """Metrics of how well changes follow pushes, over the tokens of the batch that have a push.
-
-    A push, c w m A s^2, is what the token's own term of the loss would do to its log-prob. The
-    change is what the step on the whole batch did to it. Two metrics are shares: of the sum of all
-    pushes up, the share that went to tokens that fell; and of all pushes down, the share that went
-    to tokens that rose. Tokens themselves are not counted, because most of them are so probable
-    that nothing moves them.
-
-    Tables write A w s^2 for the push. There w is what is c w here, and m is left out.
-    """
-    pushed = push != 0
-    change, push = double(change[pushed]), double(push[pushed])
-    total = {way: of_tokens.sum().item() for way, of_tokens in ways_of_push(push, change).items()}
-    return {"fell_of_positive": total["up, fell"] / total["up"] if total["up"] else math.nan,
-            "rose_of_negative": total["down, rose"] / total["down"] if total["down"] else math.nan,
-            "change_correlation": correlation(change, push)}
-
-
-def ways_of_push(push: Any, change: Any) -> dict[str, Any]:
-    """The size of each token's push, if it was up and if it was down; and the same of the tokens
-    whose log-prob moved the other way: pushed up, it fell, or pushed down, it rose. Both may be
-    tensors or arrays."""
-    up, down = push.clip(0), (-push).clip(0)
-    return {"up": up, "up, fell": up * (change < 0),
-            "down": down, "down, rose": down * (change > 0)}
-
-
-def correlation(x: Tensor, y: Tensor) -> float:
-    """Pearson's correlation of the batch's values (n,); NaN if x or y does not vary."""
-    n, sum_x, sum_y = max(x.numel(), 1), x.sum().item(), y.sum().item()
-    variance_x = (x * x).sum().item() - sum_x * sum_x / n
-    variance_y = (y * y).sum().item() - sum_y * sum_y / n
-    covariance = (x * y).sum().item() - sum_x * sum_y / n
-    if min(variance_x, variance_y) <= 0:
-        return math.nan
-    return covariance / math.sqrt(variance_x * variance_y)
+    return metrics, columns | {"change": log_probs() - before}

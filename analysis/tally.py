@@ -22,7 +22,6 @@ from analysis.tables import Columns
 from analysis.tokens import StepRecord, TokenTable, read_step
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, load_tokenizer
-from grpo import ways_of_push
 from harness.record import credit_steps
 from harness.screen import show_status
 
@@ -247,3 +246,11 @@ def rest_columns(tally: Tally, partition: str, cells: Iterable[int]) -> Columns:
 def early_over_late(tally: Tally) -> Estimate:
     tenth = np.arange(10)
     return tally.over("position", np.array(tenth < 2, float), np.array(tenth > 7, float))
+
+
+def ways_of_push(push: Floats, change: Floats) -> dict[str, Floats]:
+    """The size of each token's push, if it was up and if it was down; and the same of the tokens
+    whose log-prob moved the other way: pushed up, it fell, or pushed down, it rose."""
+    up, down = push.clip(0), (-push).clip(0)
+    return {"up": up, "up, fell": up * (change < 0),
+            "down": down, "down, rose": down * (change > 0)}

@@ -1,8 +1,8 @@
 """A step's line of metrics.jsonl, and the interval of a share.
 
 METRICS is the one list of what a line holds. To add a metric, give it a name and a sentence there,
-compute it where its numbers are known (`batch_metrics` here, `summary` or `change_metrics` in
-grpo.py), and add its row to docs/what_a_run_leaves.md.
+compute it where its numbers are known (`batch_metrics` here, `summary` in grpo.py), and add its row
+to docs/what_a_run_leaves.md.
 """
 import math
 import sys
@@ -47,10 +47,6 @@ METRICS = {
                   "last pass, with `--epochs`",
     "clipped_share": "share of trained tokens that are clipped in the last pass, with `--epochs`",
     "kl": "mean estimate over the trained tokens of the KL to the initial model, with `--kl`",
-    # these three are measured in the first step, every --change_every steps after it, and the last
-    "fell_of_positive": "of all pushes up, the share that went to tokens that fell",
-    "rose_of_negative": "of all pushes down, the share that went to tokens that rose",
-    "change_correlation": "correlation of push and change over the tokens that have a push",
     "skipped": "why the model was not updated, or null",
     "rollout_seconds": "seconds of sampling and scoring",
     "credit_seconds": "seconds of computing advantages and weights",

@@ -16,12 +16,13 @@ import numpy as np
 import torch
 
 from analysis.shares import shares_by
+from analysis.tally import ways_of_push
 from analysis.tokens import TokenTable, table_of_frames
 from engine.optimizer import AdamW
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts, double
 from engine.tokens import KINDS
-from grpo import gradient_size, update, update_with_change, ways_of_push
+from grpo import gradient_size, update, update_with_change
 from harness.memory import keep_memory, should_keep_memory
 from harness.screen import say, show_status
 from harness.load import load_optimizer, load_policy, make_advantage, make_weighting
