@@ -135,8 +135,9 @@ def test_a_plan_is_trained_once_and_then_used_again(folder, capsys):
 
 
 def test_runs_are_made_seed_by_seed():
-    plan = replace(plan_of(none=Arm(), mine=Arm(beside="none", seeds=(1, 3))), seeds=(0, 2))
-    assert plan.keys(["none", "mine"]) == [("none", 0), ("none", 1), ("mine", 1), ("mine", 2)]
+    plan = replace(plan_of(none=Arm(), mine=Arm(beside="none", seeds=(1, 3))), seeds=(0, 3))
+    assert plan.keys(["none", "mine"]) == [
+        ("none", 0), ("none", 1), ("mine", 1), ("none", 2), ("mine", 2)]
 
 
 def arms(**changed):
