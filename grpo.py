@@ -27,9 +27,7 @@ Left out of GRPO as published; the first three come back with a flag:
                          does, which is --loss_norm sequence
     the reward model     a program checks the answer, so no reward has to be learned
 
-There is no importance sampling either: answers that an older state of the model has sampled
-(--rollouts_every above 1) are trained on as if they were new. Other ways to spread credit over the
-tokens, such as critics and Monte Carlo values, are in credit/.
+Other ways to spread credit over the tokens, such as critics and Monte Carlo values, are in credit/.
 """
 from collections.abc import Callable
 

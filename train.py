@@ -19,7 +19,7 @@ Every random draw of step n depends on (seed, n) alone, so a resumed run needs n
 the same CPU it samples, bit for bit, what the uninterrupted run would have sampled.
 
 Left out: a replay buffer, a reward model, and sampling while the model is being updated. Every
-answer is sampled by the weights that it then updates, unless --rollouts_every is above 1.
+answer is sampled by the weights that it then updates.
 """
 import time
 from dataclasses import replace

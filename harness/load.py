@@ -22,13 +22,13 @@ from harness.flags import flags_of
 from harness.record import Json, find_folder
 from harness.run import Run
 from harness.screen import say
-from harness.settings import OWN_SAMPLER, Settings, load_task
+from harness.settings import Settings, load_task
 from qwen2_model import Qwen2
 
 
 
 class Source(Protocol):
-    """A source of answers to the problems: the policy itself, a server, or a file."""
+    """A source of answers to the problems: the policy itself, or a file."""
     def sample(self, problems: Sequence[Problem], answers: int, seed: int) -> Rollouts: ...
 
 
@@ -49,7 +49,7 @@ def build(run: Run) -> Parts:
     optimizer = load_optimizer(s, policy)
     reference = initial_model(s) if s.kl else None
     advantage, weighting = make_advantage(s, policy), make_weighting(s, policy)
-    source = answers_from(run, policy, optimizer)
+    source = answers_from(run, policy)
     return Parts(policy, optimizer, reference, advantage, weighting, source)
 
 
@@ -134,21 +134,16 @@ def make_weighting(s: Settings, policy: Policy) -> Method:
     return make(MITIGATIONS[s.mitigation], s.flags_for(MITIGATIONS[s.mitigation]), policy)
 
 
-def answers_from(run: Run, policy: Policy, optimizer: AdamW) -> Source:
-    """The source of a run's answers, by --pairs and --rollouts."""
+def answers_from(run: Run, policy: Policy) -> Source:
+    """The source of a run's answers: the policy itself, or the pairs of --pairs."""
     s = run.settings
     if s.pairs:
         from credit.pairs import GivenPairs
         return GivenPairs(s.pairs, policy, run)
-    if s.rollouts != OWN_SAMPLER:
-        from bridges.remote_rollouts import connect
-        source: Source = connect(policy, optimizer, run)
-    else:
-        source = policy
     if s.dynamic_sampling > 1:
         from engine.dynamic import DynamicSampling
-        return DynamicSampling(source, policy, s.dynamic_sampling, run.drawn)
-    return source
+        return DynamicSampling(policy, policy, s.dynamic_sampling, run.drawn)
+    return policy
 
 
 def set_threads(threads: int, model: Qwen2) -> None:

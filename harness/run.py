@@ -150,7 +150,7 @@ class Run:
                 keep_memory()
             self.after_step = FreedMemory().after_step
         if self.settings.track != "none":
-            from bridges.track import tracking
+            from harness.track import tracking
             self.tracker = self.cleanup.enter_context(tracking(
                 self.settings.track, self.folder.path, self.done, self.settings.to_json()))
         self.stop = self.cleanup.enter_context(StopRequest())
@@ -242,7 +242,7 @@ class Run:
     def track(self, line: Json, prefix: str) -> None:
         """Show the numbers of a line in the program that --track names."""
         if self.tracker:
-            from bridges.track import numbers_of
+            from harness.track import numbers_of
             self.tracker(numbers_of(line, prefix), line["step"])
 
     def save_if_due(self, step: int) -> None:

@@ -27,7 +27,6 @@ from qwen2_model import is_fast_in_bfloat16
 
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}
 MODES = ("sampled", "greedy")  # the answers of an evaluation
-OWN_SAMPLER = "own"  # --rollouts
 LONGEST_NAME = 80  # characters of a run's folder
 LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for a step
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
@@ -56,7 +55,6 @@ SHUFFLED: Requirement = (
     lambda s: s.loss == "policy" and (s.placebo != "weights" or s.mitigation != "none"),
     "--loss policy and, to shuffle weights, a --mitigation other than none")
 SAMPLED: Requirement = (lambda s: s.pairs is None, "sampled answers, which --pairs replaces")
-SERVED: Requirement = (lambda s: s.rollouts != OWN_SAMPLER, "--rollouts http://HOST:PORT")
 EVALUATED: Requirement = (lambda s: s.eval_every > 0, "--eval_every above 0")
 ON_A_GPU: Requirement = (lambda s: s.device.startswith("cuda"), "--device cuda")
 
@@ -224,18 +222,6 @@ class Settings:
         1.0, "temperature of sampling in training, and of the loss. What is recorded of each token "
         "is always computed at temperature 1, and evaluations sample at 1", least=0.01, most=100,
         topic=TRAINING, compared="setting")
-    rollouts: str = option(
-        OWN_SAMPLER, "where answers are sampled. own: in this program. http://HOST:PORT: by a vLLM "
-        "server (bridges/rollouts_by_a_server.md)", requires=SAMPLED,
-        topic=TRAINING, changeable=True, in_name=False)
-    rollouts_every: int = option(
-        1, "after how many steps the server gets the model's new parameters",
-        least=1, requires=SERVED,
-        topic=TRAINING)
-    rollouts_timeout: float = option(
-        600.0, "how many seconds the server may take to sample the answers of a step, or to load "
-        "new parameters",
-        above=0, most=1500, requires=SERVED, topic=TRAINING, **HOW_IT_IS_MADE)
     learning_rate: float = option(
         5e-6, "learning rate of AdamW", above=0, most=10, topic=TRAINING, label="lr")
     weight_decay: float = option(0.0, "weight decay of AdamW", topic=TRAINING)

@@ -123,7 +123,7 @@ def test_the_whole_traceback_is_there_for_who_asks(own, tmp_path, mode):
 
 
 @pytest.mark.parametrize("name, is_told", [
-    ("bridges", True), ("bridges.remote_rollouts", True), ("numpy.none", False)])
+    ("bridges", True), ("bridges.none", True), ("numpy.none", False)])
 def test_a_package_that_is_not_here_is_named(monkeypatch, tmp_path, name, is_told):
     """A folder without code, as git leaves one behind, is none."""
     (tmp_path / "bridges").mkdir()

@@ -154,10 +154,10 @@ def test_two_hyphens_are_no_value(typed):
 def test_every_setting_says_what_it_is():
     """Two runs of the same numbers may differ in how they are made, and in nothing else."""
     how_it_is_made = {"device", "checkpointing", "deterministic", "threads", "micro_batch",
-                      "rollouts_timeout", "change_every", "track", "checkpoint_every"}
-    assert with_property("changeable", True) == how_it_is_made | {"steps", "rollouts"}
+                      "change_every", "track", "checkpoint_every"}
+    assert with_property("changeable", True) == how_it_is_made | {"steps"}
     assert with_property("in_name", False) == how_it_is_made | {
-        "rollouts", "mitigation", "advantage", "seed", "out"}
+        "mitigation", "advantage", "seed", "out"}
     assert with_property("compared", "aside") == how_it_is_made | {
         "seed", "out", "eval_every", "eval_tasks"}
     assert with_property("compared", "setting") == {

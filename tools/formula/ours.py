@@ -130,6 +130,10 @@ def trained(view: View, formula: Formula) -> Tensor:
     return found
 
 
+def trained_in(case: Case, formula: Formula) -> Tensor:
+    return trained(View(case.logits, case.batch(), formula.lens), formula)
+
+
 def lengths(view: View, length: str) -> Tensor:
     """(B,) how many tokens of each row are counted."""
     counted = view.trained if length else view.batch.mask > 0

@@ -9,7 +9,7 @@ import itertools
 import math
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,11 +17,8 @@ from torch import Tensor
 from .batches import Case
 from .calling import LossFailed
 from .credit import rate, tidy
-from .ours import Formula, advantage_of, gradient_of
+from .ours import Formula, advantage_of, gradient_of, trained_in
 from .tables import BY_RATE, BY_TRYING, GATE_BOUNDS, GATES, RATIOS, UNEVEN, USUAL_NUMBERS
-
-if TYPE_CHECKING:
-    from .search import Search
 
 FINE = [1 + sign * 1e-5 * 2 ** k for k in range(14) for sign in (1, -1)]
 FAR = [math.exp(sign * size) for size in (4.5, 5.5, 7, 9, 11, 14, 17, 19, 21, 24)
@@ -37,7 +34,7 @@ REWARDS_OF_FOUR = (((1.0, 0.0, .5, .5), (.5, .5, 1.0, 0.0)),
 class Curves:
     """The response of a loss to a ratio: its push divided by that at a ratio of 1."""
 
-    def __init__(self, search: "Search"):
+    def __init__(self, search: Any):
         self.search = search
         case = search.case(33, 8, 4, equal_lengths=True)
         place = (torch.arange(32) + torch.arange(32) // 4) % 4
@@ -50,7 +47,7 @@ class Curves:
                                                           search.formula).abs().max():
                 break
         self.still = search.push(self.case, self.other)
-        is_probed = (place < 2)[:, None] & search_tokens(search, case) & case.mask
+        is_probed = (place < 2)[:, None] & trained_in(case, search.formula) & case.mask
         self.usable = is_probed & (self.still.abs() > 1e-7 * self.still.abs().max())
         self.sign = torch.where(place == 0, 1, -1)
         self.is_of_answer = False
@@ -137,16 +134,11 @@ def lawful_runs(values: list[float]) -> list[tuple[int, int, float]]:
     return runs
 
 
-def search_tokens(search: "Search", case: Case) -> Tensor:
-    from .search import trained_in
-    return trained_in(case, search.formula)
-
-
 def snapped(value: float) -> float:
     return round(value, 6) if abs(round(value, 6) - value) < 3e-9 * max(1, value) else value
 
 
-def find_ratio(search: "Search") -> None:
+def find_ratio(search: Any) -> None:
     """The objective and its bounds; that which is nearest if none is right."""
     try:
         curves = Curves(search)
@@ -265,7 +257,7 @@ def response(formula: Formula, sign: int, case: Case) -> list[float]:
     return (slopes(grid) / at_one).tolist()
 
 
-def judged(search: "Search", formulas: list[Formula]) -> tuple[float, Formula] | None:
+def judged(search: Any, formulas: list[Formula]) -> tuple[float, Formula] | None:
     """The formula that explains most of batches in which all ratios differ, and what it leaves
     over. Without a known advantage nothing can be explained, so the first one is taken."""
     if not formulas:

@@ -20,7 +20,7 @@ from torch import Tensor
 from . import credit, ratios
 from .batches import Case, make_case
 from .calling import Examined, Loss, LossFailed, LossNotFinite
-from .ours import Formula, Term, View, gradient_of, trained, weight_of
+from .ours import Formula, Term, View, gradient_of, trained, trained_in, weight_of
 from .reading import EXACT, find_lens, read
 from .tables import (CHOICES, COUNTS, KLS, PLACES, REFERENCES, SHAPES, SOLVED, UNEVEN, ended, good,
                      kinds)
@@ -512,10 +512,6 @@ def other_reward(case: Case) -> Tensor:
 
 def is_of_fours(group: Tensor) -> bool:
     return bool((torch.bincount(group) == 4).all())
-
-
-def trained_in(case: Case, formula: Formula) -> Tensor:
-    return trained(View(case.logits, case.batch(), formula.lens), formula)
 
 
 def is_even(push: Tensor, unit: Tensor, tokens: Tensor, tolerance: float) -> bool:

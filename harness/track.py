@@ -3,15 +3,20 @@
 Each gets the numbers of metrics.jsonl as train/NAME and those of evaluations.jsonl as
 held_out/MODE/NAME, by step. Nothing is sent anywhere: wandb works offline, and writes into the
 run's folder, as TensorBoard does; trackio keeps a file in its own folder of this machine.
+
+A curve has each step once. TensorBoard forgets what a killed run has written past its checkpoint.
+trackio and wandb cannot, so a resumed run begins there as a new one, with all steps on record. Each
+start has a name of its own, so that two runs whose folders have the same name stay apart.
 """
 import io
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from engine.errors import UserError
-from harness.record import Json
+from harness.record import Json, read_lines
 from harness.screen import say
 
 PROJECT_NAME = "grpo-credit-lab"
@@ -27,9 +32,27 @@ def tracking(name: str, folder: Path, done: int, config: Json) -> Iterator[Log]:
         raise UserError(f"--track {name} needs the package {name}: pip install {name} "
                         f"({error})") from None
     try:
+        if done and name != "tensorboard":
+            log_what_is_on_record(log, folder, done)
         yield log
     finally:
         close()
+
+
+def log_what_is_on_record(log: Log, folder: Path, done: int) -> None:
+    for line in read_lines(folder / "metrics.jsonl"):
+        if line["step"] <= done:
+            log(numbers_of(line, "train"), line["step"])
+    evaluations = folder / "evaluations.jsonl"
+    for line in read_lines(evaluations) if evaluations.exists() else []:
+        if line["step"] <= done:
+            log(numbers_of(line, f"held_out/{line['mode']}"), line["step"])
+
+
+def name_of_start(folder: Path, done: int) -> str:
+    """FOLDER, from which step it goes on, and eight letters that no other start has."""
+    resumed = f"-from-{done + 1}" if done else ""
+    return f"{folder.name}{resumed}-{secrets.token_hex(4)}"
 
 
 def tensorboard(folder: Path, done: int, config: Json) -> tuple[Log, Callable[[], object]]:
@@ -49,8 +72,8 @@ def tensorboard(folder: Path, done: int, config: Json) -> tuple[Log, Callable[[]
 def trackio(folder: Path, done: int, config: Json) -> tuple[Log, Callable[[], object]]:
     import trackio
     with redirect_stdout(io.StringIO()):  # it prints ten lines
-        trackio.init(project=PROJECT_NAME, name=folder.name, config=config, resume="allow",
-                     auto_log_cpu=False, auto_log_gpu=False)
+        trackio.init(project=PROJECT_NAME, name=name_of_start(folder, done), config=config,
+                     resume="never", auto_log_cpu=False, auto_log_gpu=False)
 
     def close() -> None:
         with redirect_stdout(io.StringIO()):
@@ -62,8 +85,9 @@ def trackio(folder: Path, done: int, config: Json) -> tuple[Log, Callable[[], ob
 
 def wandb(folder: Path, done: int, config: Json) -> tuple[Log, Callable[[], object]]:
     import wandb
-    run = wandb.init(project=PROJECT_NAME, name=folder.name, id=folder.name, resume="allow",
-                     mode="offline", dir=str(folder), config=config,
+    name = name_of_start(folder, done)
+    run = wandb.init(project=PROJECT_NAME, name=name, id=name, mode="offline", dir=str(folder),
+                     config=config,
                      settings=wandb.Settings(console="off", silent=True))
     say(f"to see its curves on wandb's server: wandb sync {folder / 'wandb'}/offline-run-*")
     return lambda numbers, step: run.log(numbers, step=step), run.finish

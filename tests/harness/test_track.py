@@ -40,15 +40,19 @@ def test_trackio_keeps_them_on_this_machine(monkeypatch, tmp_path):
     steps, _, said = tracked("trackio", tmp_path / "run")
     assert said.count("trackio show --project") == 1
     with sqlite3.connect(tmp_path / "trackio/grpo-credit-lab.db") as database:
-        rows = database.execute("select step, metrics from metrics").fetchall()
-    kept = sorted(step for step, metrics in rows if "train/reward" in str(metrics))
-    assert kept == [line["step"] for line in steps]
+        rows = database.execute("select run_name, step, metrics from metrics").fetchall()
+    kept: dict[str, list[int]] = {}
+    for name, step, metrics in rows:
+        if "train/reward" in str(metrics):
+            kept.setdefault(name, []).append(step)
+    assert sorted(kept.values()) == [[1, 2], [1, 2, 3]]  # the run, and all of it once resumed
+    assert [line["step"] for line in steps] == [1, 2, 3]
 
 
 def test_wandb_writes_into_the_runs_folder_and_sends_nothing(tmp_path):
     pytest.importorskip("wandb", reason=TRY.format("wandb"))
     *_, said = tracked("wandb", tmp_path / "run")
-    written = list((tmp_path / "run/wandb").glob("offline-run-*/run-run.wandb"))
+    written = list((tmp_path / "run/wandb").glob("offline-run-*/run-run-*.wandb"))
     assert len(written) == 2 and all(path.stat().st_size for path in written)
     assert "wandb sync" in said
 
