@@ -8,6 +8,7 @@ and least squares finds the numbers k_b. They say how the trainer made advantage
 tools/formula; and what they do not explain says that something else was trained.
 """
 import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
@@ -35,7 +36,7 @@ UNTRAINED = {  # tokens of an answer that a trainer may leave out, as tools/form
     "the first and the end token of an answer have no gradient": ("first", "end")}
 ROUNDING = 1e-3  # of the change: float32 leaves less over than this
 SHOWN = 1e-5     # a smaller epsilon does not show in one step
-PLACES = (0, 4, 8, 16, 24, 32, 48, 64, 96, 128, 10 ** 9)  # of tokens, where they are told apart
+PLACES = (4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256)  # so many first tokens are tried
 
 
 @dataclass(frozen=True)
@@ -102,8 +103,8 @@ class Step:
     def pushes_at(self, temperature: float, template: str = "{}",
                   untrained: str = "") -> tuple[Tensor, float]:
         """(k_b of each answer, share of the change that they leave over)."""
-        rows = self.rows = torch.stack([self.gradient_of(seen, temperature, template, untrained)
-                                        for seen in self.seen])
+        rows = torch.stack([self.gradient_of(seen, temperature, template, untrained)
+                            for seen in self.seen])
         # of equal answers only the sum is known: the shortest solution gives each the same part
         solution = torch.linalg.lstsq(rows.T, self.change[:, None], driver="gelsd").solution
         pushes = solution.squeeze(1)
@@ -238,71 +239,85 @@ class Step:
 
     # ------------------------------------------------------------------ what was measured
     def measured(self) -> list[str]:
-        """Where the step differs from the nearest known formula: by answer, by tensor, and by the
-        place of a token in its answer. All numbers are over that formula's, so 1 is as it should
-        be, 0 is not trained, and 2 is counted twice."""
-        self.pushes, self.left_over = self.pushes_at(1.0)
-        formula, number = self.nearest()
-        said = [f"What was measured, each divided by that of the nearest formula "
-                f"({about_advantage(formula)}; {about_count(formula)}):"]
-        return [*said, self.by_answer(number), *self.by_tensor(number), *self.by_place(number)]
+        """Where the step differs from a known formula: by tensor, by the place of a token in its
+        answer, and by answer. A number is over that of the other tensors, or of the nearest
+        formula: 1 is as it should be, 0 is not trained, 2 is counted twice."""
+        self.rows = torch.stack([self.gradient_of(seen, 1.0, "{}", "") for seen in self.seen])
+        by_tensor = self.numbers_by_tensor()
+        whole = [number for number, rest in by_tensor.values() if rest < ROUNDING]
+        if whole:
+            self.pushes = torch.stack(whole).median(0).values
+            return ["What was measured:", *self.by_tensor(by_tensor), self.by_answer()]
+        return ["What was measured:", *self.by_place()]
 
-    def nearest(self) -> tuple[Formula, Tensor]:
-        """The usual formula whose step has the direction that is nearest to that of the change,
-        and the number that it gives to each answer."""
-        batch, best = self.batch(), (-1.0, Formula(), torch.ones(len(self.seen)))
-        n = batch.mask.sum(1)
-        formulas = next(tiers(Formula()))
+    def numbers_by_tensor(self) -> dict[str, tuple[Tensor, float]]:
+        """For each tensor the answers' numbers by its change alone, and the share that they leave
+        over."""
+        found, start = {}, 0
+        for name in self.moving:
+            size = self.named[name].numel()
+            rows, change = self.rows[:, start:start + size], self.change[start:start + size]
+            start += size
+            if size > 20 * len(self.seen):
+                number = torch.linalg.lstsq(rows.T, change[:, None], driver="gelsd").solution[:, 0]
+                rest = float((change - number @ rows).norm() / change.norm())
+                found[name] = (number, rest)
+        return found
+
+    def by_tensor(self, by_tensor: dict[str, tuple[Tensor, float]]) -> list[str]:
+        """The tensors that have another number than the rest, or another step."""
+        usual, said = self.pushes, []
+        for name, (number, rest) in by_tensor.items():
+            times = float(number @ usual / usual.square().sum())
+            if rest > ROUNDING:
+                said.append(f"  {name}: {rest:.1%} of its change is no sum of the answers' "
+                            "gradients")
+            elif abs(times - 1) > .01:
+                said.append(f"  {name}: {times:.2f} times the step of the other tensors")
+        return said or [f"  all {len(by_tensor)} large tensors have the same step"]
+
+    def by_answer(self) -> str:
+        """How often each quotient of an answer's number and that of the nearest formula occurs."""
+        batch, best = self.batch(), (0, -math.inf, "", torch.ones(1))
+        n, formulas = batch.mask.sum(1), next(tiers(Formula()))
         for formula, advantage in zip(formulas, all_advantages(
                 formulas, SimpleNamespace(batch=batch))):
             for count in ("token", "answer", "group"):
-                number = advantage * COUNTS[count](n, batch)
-                step = number @ self.rows
-                cosine = float(step @ self.change / (step.norm() * self.change.norm() + 1e-300))
-                if cosine > best[0] + 1e-9:
-                    best = (cosine, replace(formula, count=count), number)
-        return best[1], best[2]
-
-    def by_answer(self, number: Tensor) -> str:
-        """How often each quotient of measured and expected number occurs."""
-        clear = number.abs() > 1e-3 * number.abs().max()
-        quotient = (self.pushes / torch.where(clear, number, torch.nan)).tolist()
+                quotient = self.pushes / (advantage * COUNTS[count](n, batch))
+                quotient = torch.where(advantage.abs() > 1e-3, quotient, torch.nan)
+                usual = float(quotient.nanmedian())
+                same = int(((quotient / usual - 1).abs() < .01).sum())
+                words = f"{about_advantage(formula)}; {about_count(replace(formula, count=count))}"
+                best = max(best, (same, -abs(usual - 1), words, quotient), key=lambda one: one[:2])
         rows: dict[str, list[int]] = {}
-        for row, value in enumerate(quotient):
-            if value == value:
+        for row, value in enumerate(best[3].tolist()):
+            if not math.isnan(value):
                 rows.setdefault(f"{value:.2f}", []).append(row)
         parts = [f"{value} for {len(given)} answers ({span(given)})"
                  for value, given in sorted(rows.items(), key=lambda pair: -len(pair[1]))]
-        return f"  answers: {', '.join(parts[:6])}" + (", ..." if len(parts) > 6 else "")
+        return (f"  each answer's number over that of the nearest formula ({best[2]}): "
+                f"{', '.join(parts[:6])}" + (", ..." if len(parts) > 6 else ""))
 
-    def by_tensor(self, number: Tensor) -> list[str]:
-        """The tensors that differ most, with their number and the share that is unexplained."""
-        step, found, start = number @ self.rows, [], 0
-        for name in self.moving:
-            size = self.named[name].numel()
-            wanted, real = step[start:start + size], self.change[start:start + size]
-            start += size
-            times = float(wanted @ real / wanted.square().sum().clamp(min=1e-300))
-            found.append((float((real - wanted).square().sum()), name, times))
-        total = sum(square for square, _, _ in found)
-        found.sort(reverse=True)
-        return [f"  tensor {name}: {times:.2f}, {square / total:.0%} of what is unexplained"
-                for square, name, times in found[:3]]
-
-    def by_place(self, number: Tensor) -> list[str]:
-        """The number of the tokens at each stretch of places, fitted all at once."""
+    def by_place(self) -> list[str]:
+        """How much of the change the first tokens of each answer explain, of so many."""
         longest = max(len(one.ids) for one in self.seen)
-        spans = [(low, min(high, longest)) for low, high in itertools.pairwise(PLACES)
-                 if low < longest]
-        columns = []
-        for low, high in spans:
-            parts = [value * self.gradient_of(one, 1.0, "{}", "", slice(low, high))
-                     for value, one in zip(number, self.seen) if len(one.ids) > low]
-            columns.append(torch.stack(parts).sum(0))
-        fit = torch.linalg.lstsq(torch.stack(columns, 1), self.change[:, None], driver="gelsd")
-        numbers = ", ".join(f"{low} to {high - 1}: {float(value):.2f}"
-                            for (low, high), value in zip(spans, fit.solution[:, 0]))
-        return [f"  tokens, by place in the answer: {numbers}"]
+        rest = {count: self.left_over_by_first(count)
+                for count in sorted({*(p for p in PLACES if 0 < p < longest), longest})}
+        best = min(rest, key=rest.get)
+        near = [count for count in range(best - 8, best + 8) if 0 < count <= longest]
+        rest |= {count: self.left_over_by_first(count) for count in near}
+        best = min(rest, key=rest.get)
+        if rest[best] < ROUNDING:
+            return [f"  the first {best} tokens of each answer alone explain the change, to "
+                    f"{rest[best]:.0e}: what comes after them has no gradient"]
+        shown = ", ".join(f"{count} tokens: {rest[count]:.1%}" for count in PLACES if count in rest)
+        return [f"  left over by the first tokens of each answer alone: {shown}"]
+
+    def left_over_by_first(self, count: int) -> float:
+        rows = torch.stack([self.gradient_of(one, 1.0, "{}", "", slice(0, count))
+                            for one in self.seen])
+        fit = torch.linalg.lstsq(rows.T, self.change[:, None], driver="gelsd").solution[:, 0]
+        return float((self.change - fit @ rows).norm() / self.change.norm())
 
     @torch.no_grad()
     def sampling(self) -> tuple[float, float, float]:

@@ -8,14 +8,14 @@ from tools.helpers.diagnosis import diagnose, faults_of, read_log
 
 LOGS = Path(__file__).parent / "trl_logs"
 ROWS = {  # the row of docs/how_a_run_fails.md, 0 if it has none, and what is said
-    "healthy": ([], "Nothing found"),
+    "healthy": ([], "Nothing of"),
     "destroyed": ([6], "far too high"),
     "dead": ([3], "equal rewards"),
     "hacked": ([9], "divides rose, and right did not"),
     "collapsed": ([5], "one answer for all"),
     "cut_off": ([7], "before the limit"),
     "no_rate": ([0], "learning rate is 0"),
-    "no_gradient": ([0], "no gradient"),
+    "no_gradient": ([0], "exactly 0"),
     "length": ([9], "may pay for the length"),
     "passes": ([6], "far too high")}
 
