@@ -22,6 +22,8 @@ COMMANDS = {
         "notes": "earlier.notes_report",
         **{name: f"earlier.{name}" for name in ("phase1", "rank", "sparsity", "baseline")}},
     "Stored results": {"show": "publish.show", "publish": "publish.publish"}}
+RETIRED = ("board", "real_board", "real_controls", "later", "price", "scoreboard", "large", "law",
+           "change", "group", "failure", "excerpt", "cards", "recompute")
 MODULES = {name: f"research.{file}" for chapter in COMMANDS.values()
            for name, file in chapter.items()}
 
@@ -31,6 +33,9 @@ def main(argv: list[str]) -> None:
     if name in ("-h", "--help"):
         print(overview())
         return
+    if name in RETIRED:
+        raise UserError(f"{name} last stood in commit f19f84f4. research/LOG.md says what it "
+                        "found, how to repeat it, and which command is nearest to it today")
     if name not in MODULES:
         raise UserError(f"there is no probe or experiment {name}, only {', '.join(MODULES)}")
     module = import_module(MODULES[name])

@@ -2,6 +2,7 @@
 import re
 
 import pytest
+from conftest import ROOT
 from logs import random_log
 
 from engine.errors import UserError
@@ -29,8 +30,16 @@ def test_a_command_has_its_line_in_the_overview_and_a_wrong_name_is_told(capsys)
     overview.main([])
     printed = capsys.readouterr().out
     assert all(f"python -m research {name} " in printed for name in overview.MODULES)
-    with pytest.raises(UserError, match="there is no probe or experiment scoreboard, only exp"):
-        overview.main(["scoreboard"])
+    with pytest.raises(UserError, match="there is no probe or experiment bord, only experiment"):
+        overview.main(["bord"])
+
+
+def test_a_command_that_is_gone_is_in_the_log():
+    log = (ROOT / "research/LOG.md").read_text(encoding="utf-8")
+    for name in overview.RETIRED:
+        assert name not in overview.MODULES and f"`python -m research {name}" in log
+    with pytest.raises(UserError, match="board last stood in commit f19f84f4. research/LOG.md"):
+        overview.main(["board"])
 
 
 @pytest.mark.parametrize("name", overview.MODULES)
