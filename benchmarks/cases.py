@@ -173,29 +173,54 @@ def work_of(case: Case) -> Callable[[], dict]:
 
 
 def work_of_plain_torch(case: Case) -> Callable[[], dict]:
-    """An update as torch alone makes it, with the model's own forward pass of the same tokens: full
-    log-softmax, torch's AdamW, and parameters and moments in the type of the products."""
+    """An update as torch alone makes it, with the model's own forward pass: all logits of a
+    micro-batch at once, torch's AdamW, and parameters and moments in the type of the products. On a
+    CPU it computes the same tokens as the lab, with shared prompts. On a GPU it takes whole rows,
+    as anybody would who knows flash attention, because there it is faster so."""
     model, batch = make_model(case).to(getattr(torch, case.dtype)), make_batch(case)
     optimizer = torch.optim.AdamW(model.parameters(), NO_LEARNING, weight_decay=0.0, fused=True)
     weight, every = batch.mask.float(), torch.arange(len(batch.ids))
+    log_probs = log_probs_of_rows if model.device.type == "cuda" else log_probs_of_packed
     freed = FreedMemory()
 
     def work() -> dict:
         optimizer.zero_grad()
         for rows in micro_batches(batch, every, case.micro_batch):
-            ids, shared, predicts = lay_out(batch, rows)
-            hidden = model.model(ids, shared.positions, shared)
-            logits = model.logits(hidden[predicts])                      # (rows, T, V)
-            log_p = logits.log_softmax(-1, dtype=torch.float32)
-            log_prob = log_p.gather(-1, batch.ids[rows, :, None]).squeeze(-1)
+            log_prob = log_probs(model, batch, rows)
             policy_loss(log_prob, batch.advantage[rows], weight[rows], batch.mask[rows],
                         batch.mask.sum()).backward()
-            del logits, log_p, log_prob
+            del log_prob  # and with it all logits
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         freed.after_step()
         return {"tokens": int(batch.mask.sum())}
     return work
+
+
+def log_probs_of_packed(model: Qwen2, batch: Rollouts, rows: Tensor) -> Tensor:
+    ids, shared, predicts = lay_out(batch, rows)
+    hidden = model.model(ids, shared.positions, shared)
+    log_p = model.logits(hidden[predicts]).log_softmax(-1, dtype=torch.float32)  # (rows, T, V)
+    return log_p.gather(-1, batch.ids[rows, :, None]).squeeze(-1)
+
+
+def log_probs_of_rows(model: Qwen2, batch: Rollouts, rows: Tensor) -> Tensor:
+    """Each answer in a row with its prompt, padded on the right: causal attention needs no mask."""
+    answers, T = batch.ids[rows], batch.ids.shape[1]
+    group_of, _ = batch.groups_and_ids
+    prompts = [batch.prompt_ids[group_of[row]] for row in rows.tolist()]
+    length = torch.tensor([len(prompt) for prompt in prompts], device=answers.device)[:, None]
+    steps = torch.arange(T, device=answers.device)
+    ids = answers.new_zeros(len(rows), int(length.max()) + T)
+    for row, prompt in zip(ids, prompts):
+        row[:len(prompt)] = torch.tensor(prompt)
+    ids.scatter_(1, length + steps, answers)
+    predicts = length - 1 + steps
+    hidden = model.model(ids)                                                   # (rows, L, D)
+    states = hidden.gather(1, predicts[..., None].expand(-1, -1, hidden.shape[-1]))
+    losses = F.cross_entropy(model.logits(states).flatten(0, 1), answers.flatten(),
+                             reduction="none")
+    return -losses.view_as(answers)
 
 
 def train_on(model: Qwen2, optimizer: AdamW, batch: Rollouts, case: Case) -> None:

@@ -29,6 +29,8 @@ With a larger G a prompt is read less often. But each query then has a score for
 slot, and G - 1 of these are masked. So G falls while the answers grow (`rows_of_block`). Rows may
 also continue from within a prompt; then they see only its first tokens.
 
+On a GPU, in bfloat16, engine/kernels.py computes this attention without the mask.
+
 When rows are dropped or the slots run out, the remaining rows are arranged again (`arrange`).
 """
 import torch
@@ -37,7 +39,7 @@ from torch import Tensor
 
 from qwen2_model import ModelConfig
 
-FIRST_SLOTS = 64  # the cache begins with these and grows, as most answers end far below the limit
+FIRST_SLOTS = 64  # room that the cache begins with on a CPU; most answers end far below the limit
 # Blocks of G pay while G^2 slots / P is below this; measured on a CPU with the heads of models/tiny
 # and prompts of 40 to 360 tokens.
 BREAK_EVEN = 24
@@ -50,7 +52,11 @@ class Cache:
     each step calls `open_slot`, and `attend` in every layer. Between two calls of `arrange` tensors
     keep their addresses, because a CUDA graph repeats what it recorded at the same addresses."""
 
-    def __init__(self, config: ModelConfig, dtype: torch.dtype, longest_prompt: int):
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, longest_prompt: int,
+                 has_mask: bool = True):
+        """`has_mask` is False if engine/kernels.py computes the attention of the steps, because its
+        kernels know what a row sees."""
+        self.has_mask = has_mask
         self.heads = config.num_attention_heads // config.num_key_value_heads  # for each key head
         self.dtype = dtype
         self.P, self.G, self.slots = longest_prompt, 1, 0
@@ -74,7 +80,8 @@ class Cache:
             self.stored[layer] = self.moved(stored, rows, G, slots, written)
         self.G, self.slots = G, slots
         self.columns = self.P + (written - 1) * G + torch.arange(G, device=seen.device)
-        self.make_mask(seen, written)
+        if self.has_mask:
+            self.make_mask(seen, written)
 
     def moved(self, old: Tensor, rows: Tensor, G: int, slots: int, written: int) -> Tensor:
         """A copy of a layer in which the present row rows[r] is row r, in blocks of G."""
@@ -115,7 +122,8 @@ class Cache:
     def open_slot(self) -> None:
         """Go to the next slot, in which every row sees its own token."""
         self.columns += self.G
-        self.mask.index_copy_(3, self.columns, self.slot_mask)
+        if self.has_mask:
+            self.mask.index_copy_(3, self.columns, self.slot_mask)
 
     def attend(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
         """(R, K, H / K, head_dim): the attention of queries q (R, H, head_dim) to the keys of the

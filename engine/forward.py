@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from engine.fused import has_kernels
 from engine.packing import SharedPrompts, pack, send
 from engine.rollouts import Rollouts
 from qwen2_model import Embedding, Qwen2, linear
@@ -67,7 +68,12 @@ def log_probs_of_each(model: Qwen2, rollouts: Rollouts, rows: Tensor,
     if temperature != 1:
         states = states / temperature  # so the logits, which are linear in them, are divided too
     targets = send(torch.tensor(sum(answers, []), dtype=torch.long), ids.device)
-    log_prob = TokenLogProbs.apply(states, model.output_matrix, targets)
+    log_prob: Tensor
+    if has_kernels(states.dtype, states.device):
+        from engine.kernels import LogProbsByKernels
+        log_prob = LogProbsByKernels.apply(states, model.output_matrix, targets)
+    else:
+        log_prob = TokenLogProbs.apply(states, model.output_matrix, targets)
     flat = log_prob.new_zeros(predicts.numel()).index_copy(0, cells, log_prob)
     return flat.view_as(predicts)
 

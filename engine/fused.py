@@ -18,6 +18,9 @@ matrix and weight. A small update could change this product without changing the
 the model, and so change what is sampled but not what is trained. The results are those of the
 model, apart from rounding.
 
+On a GPU, in bfloat16, `token_states` of engine/kernels.py computes a token step with these matrices
+in place of `hidden`.
+
 If the hidden states have PACKED numbers or more, a CPU multiplies with matrices in oneDNN's own
 layout. benchmarks/README.md says how much faster it is. (torch's compiler, inductor, uses this
 layout for frozen weights.)
@@ -25,6 +28,7 @@ layout for frozen weights.)
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
@@ -57,7 +61,10 @@ class FusedQwen2:
         self.config = model.config
         self.dtype = model.compute_dtype
         self.wide = at_least_float32(self.dtype)  # the type of x between the layers
-        self.is_mixed = self.dtype != self.wide
+        self.has_kernels = (has_kernels(self.dtype, model.device)
+                            and self.config.head_dim in (32, 64, 128))
+        # with kernels the norms' weights are kept apart, as they always are in bfloat16
+        self.is_mixed = self.dtype != self.wide or self.has_kernels
         self.product_type = product_type(self.dtype, model.output_matrix.device)
         output = model.output_matrix.detach().to(self.dtype)  # (V, D)
         self.is_packed = (output.device.type == "cpu" and torch.backends.mkldnn.is_available()
@@ -66,7 +73,7 @@ class FusedQwen2:
         # Whether the lines of `o` are in the order (H / K, K), which saves a copy in `hidden`. In
         # float32 they keep the model's order (K, H / K), because then sums are added up in the
         # order in which the model adds them.
-        self.swaps_heads = self.is_mixed and not self.is_packed
+        self.swaps_heads = self.is_mixed and not self.is_packed and not self.has_kernels
         output = output.to(self.product_type)
         self.output = self.packed(output) if self.is_packed else output.t()
         self.embeddings = model.model.embed_tokens.weight.detach()
@@ -183,6 +190,14 @@ class FusedQwen2:
     def logits(self, hidden: Tensor) -> Tensor:
         """(N, D) -> (N, V)"""
         return self.product(hidden, self.output)
+
+
+@cache
+def has_kernels(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether engine/kernels.py computes token steps and losses there: on CUDA, in bfloat16, if
+    Triton is installed."""
+    return (device.type == "cuda" and dtype == torch.bfloat16
+            and find_spec("triton") is not None)
 
 
 @cache

@@ -51,15 +51,20 @@ these queries are left out, because none of them sees such a key. The results ar
 flat order, without the padding. The gradient is exact: the keys and values of a prompt collect it
 from all its answers, those of the prefix from all prompts.
 
+On a GPU, in bfloat16, engine/flash.py takes the place of the padded rows.
+
 The sampler does not use this file for its answers: there a prompt is shared token by token, by
 blocks of rows (engine/cache.py).
 """
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from qwen2_model import attention
+
+if TYPE_CHECKING:
+    from engine.flash import Sequences
 
 LONG, QUERIES = 512, 256  # in rows of more than LONG tokens, QUERIES queries are taken at a time
 # Sharing fewer tokens saves less than its operations cost: on a CPU an update of a tiny model with
@@ -110,6 +115,8 @@ class SharedPrompts:
     def __init__(self, prompt_lengths: list[int], answer_lengths: list[int], prompt_of: Tensor,
                  prefix: int = 0):
         self.prefix, self.prompt_of = prefix, prompt_of  # prompt_of (R,)
+        # lists, which stay on the CPU
+        self.lengths = prompt_lengths, answer_lengths, prompt_of.tolist()
         rest_lengths = [length - prefix for length in prompt_lengths]
         rests, rest_mask = indices_of(rest_lengths, prefix)  # (Q, P - prefix)
         shared = torch.arange(prefix).expand(len(rests), -1)
@@ -124,6 +131,7 @@ class SharedPrompts:
                        for answers in cut_by_length(answer_lengths, self.ROWS)]
         self.padded_index = self.find_padded_index()  # (N,)
         self.masks: list[list[Tensor]] = []  # of rests and blocks, made for the first layer
+        self.sequences: Sequences | None = None  # instead of these, where `uses_flash`
 
     def block_of_rests(self, rests: Tensor) -> Block:
         Q, longest = rests.shape
@@ -176,6 +184,12 @@ class SharedPrompts:
 
     def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """(N, H, head_dim): attention over flat queries, keys and values (N, heads, head_dim)."""
+        if uses_flash(q):
+            if self.sequences is None:
+                from engine.flash import Sequences
+                prefix, device = self.prefix, q.device
+                self.sequences = Sequences(prefix, *self.lengths, lambda x: send(x, device))
+            return self.sequences(q, k, v)
         blocks = [*self.rests, *self.blocks]
         if not self.masks:
             heads = q.shape[1] // k.shape[1]
@@ -219,6 +233,11 @@ def common_prefix(prompts: list[list[int]]) -> int:
         length += 1
     length = min(length, min(map(len, prompts)) - 1)
     return length if length >= LEAST_PREFIX else 0
+
+
+def uses_flash(q: Tensor) -> bool:
+    """Whether one call of flash attention computes all (engine/flash.py). It has to be bfloat16."""
+    return q.is_cuda and q.dtype == torch.bfloat16
 
 
 def send(x: Tensor, device: torch.device) -> Tensor:

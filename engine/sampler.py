@@ -62,11 +62,14 @@ class Pace(NamedTuple):
     window: int  # tokens by which the part of the cache that steps read is enlarged at a time
     leave: int   # finished rows are dropped once they are 1 / leave of all rows. They are not
     #              dropped at once, because then the whole cache has to be moved
+    slots: int   # the cache begins with room for so many tokens and grows, as most answers end far
+    #              below the limit
     blocks: int  # rows share a block of the cache only if there are at least so many blocks. On an
-    #              H200, with cuDNN's attention, 64 rows were fastest in 32 blocks, and 256 in 64
+    #              H200, with engine/kernels.py, 64 rows were fastest with a block each, 256 and
+    #              1,024 rows with a block for two
 
 
-PACE = {"cpu": Pace(4, 4, 8, 1), "cuda": Pace(16, 128, 4, 32)}
+PACE = {"cpu": Pace(4, 4, 8, FIRST_SLOTS, 1), "cuda": Pace(16, 128, 4, 256, 128)}
 
 
 class Start(NamedTuple):
@@ -242,12 +245,24 @@ class Decoding:
         rows = self.rows
         rows.position += 1
         self.cache.open_slot()
-        self.sample(self.model.hidden(rows.token, rows.position, self.cache.attend))
+        if self.model.has_kernels:
+            from engine.kernels import token_states
+            hidden = token_states(self.model, rows.token, rows.position, rows.seen, self.cache)
+        else:
+            hidden = self.model.hidden(rows.token, rows.position, self.cache.attend)
+        self.sample(hidden)
 
     def sample(self, hidden: Tensor, without: Tensor | None = None) -> None:
         """Draw and record the next token of every row, from the state (R, D) that predicts it."""
         logits = self.model.logits(hidden)  # (R, V)
         R, V = logits.shape
+        if self.model.has_kernels and without is None:
+            from engine import kernels
+            rows, sampling = self.rows, self.sampling
+            kernels.draw(logits, self.uniform, self.line, rows.answer, rows.token, self.tokens,
+                         self.facts, sampling.temperature, sampling.greedy)
+            self.line += self.columns
+            return
         size = ROWS_IN_CACHE if V > LONG_VOCABULARY and logits.is_cpu else R
         for start in range(0, R, size):
             self.draw(logits, slice(start, start + size), without)
@@ -329,7 +344,9 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
             decoding.arrange(slots, written=t - 1)
             window = 0
         if needed_slots > window:
-            window = min(t + pace.window - 1, cache.slots)
+            # kernels read what is written, so their step is recorded once for all slots
+            by_kernels = decoding.model.has_kernels
+            window = cache.slots if by_kernels else min(t + pace.window - 1, cache.slots)
             cache.set_window(window)
             if device.type == "cuda":
                 step = recording = Recording(decoding.step, recording)
@@ -398,9 +415,9 @@ def decode(model: FusedQwen2, prompts: list[list[int]], starts: list[Start], lim
                 done=torch.zeros_like(answer, dtype=torch.bool))
     prompts = [prompts[prompt] for prompt in needed]
     pace = PACE["cuda" if device.type == "cuda" else "cpu"]
-    cache = Cache(model.config, model.dtype, max(map(len, prompts)))
+    cache = Cache(model.config, model.dtype, max(map(len, prompts)), not model.has_kernels)
     decoding = Decoding(model, rows, cache, uniform, sampling, pace)
-    decoding.arrange(min(longest - 1, FIRST_SLOTS), written=0)
+    decoding.arrange(min(longest - 1, pace.slots), written=0)
     without = torch.tensor([start.without for start in starts] + [-1], device=device)
     decoding.prefill(prompts, without if (without >= 0).any() else None)
     step_until_done(decoding, longest)

@@ -72,6 +72,9 @@ TWO_NUMBERS: dict[str, Json] = {  # by the prompt
 ON_A_LAPTOP: Json = {  # for any other prompt, and for any other task, on a CPU
     "questions": 4, "answers": 8, "max_new_tokens": 128, "micro_batch": 4, "eval_every": 50,
     "eval_tasks": 64, "checkpoint_every": 50}
+# On a GPU, which takes as long to start the kernels of 8 answers as those of 32. 32 of 512 tokens
+# take 44 GB with a 0.5B (benchmarks/README.md).
+FOR_A_GPU: Json = {"micro_batch": 32}
 
 LAST_STOOD_IN = "f19f84f4"  # the last commit that had these settings
 # The settings that this version no longer has, with the defaults that they had. The config.json of
@@ -433,7 +436,7 @@ def recipe_of_large(given: Json, is_countdown: bool, on_gpu: bool) -> Json:
     (docs/how_a_run_fails.md)."""
     dtype = "bfloat16" if on_gpu or is_fast_in_bfloat16() else "float32"
     prompt = given.get("prompt", "expression")
-    usual = {} if on_gpu else ON_A_LAPTOP
+    usual = FOR_A_GPU if on_gpu else ON_A_LAPTOP
     if not is_countdown:
         return {"dtype": dtype, **usual}
     recipe = {"dtype": dtype, "prompt": "expression", **TWO_NUMBERS.get(prompt, usual)}

@@ -20,6 +20,7 @@ OWN_PACKAGES = ("engine", "harness", "credit", "analysis", "tools", "examples",
 UNPICKLERS = {"pickle", "marshal", "shelve", "dill", "joblib"}
 INSTALLED = {"torch", "safetensors", "tokenizers", "numpy", "matplotlib"}
 DOORS = {  # files that talk to other tools, and what only they may import
+    "engine.kernels": {"triton"},
     "bridges.import_formats": {"pyarrow"},
     "bridges.trl_trainer": {"trl", "transformers", "accelerate"},
     "bridges.adapters": {"trl"},

@@ -32,6 +32,14 @@ def test_plain_torch_makes_the_same_update(monkeypatch):
     assert (found[0] - found[1]).norm() < 1e-4 * found[0].norm()
 
 
+def test_whole_rows_have_the_log_probs_of_packed_ones():
+    case = replace(SMALL, what="update")
+    model, batch, rows = cases.make_model(case), cases.make_batch(case), torch.tensor([0, 3])
+    assert len({len(prompt) for prompt in batch.prompt_ids}) > 1  # so that one has padding
+    torch.testing.assert_close(cases.log_probs_of_rows(model, batch, rows),
+                               cases.log_probs_of_packed(model, batch, rows))
+
+
 def test_every_number_has_bounds_and_its_defaults_lie_within():
     assert_bounded(gpu.FLAGS)
     assert_bounded(against_torch.FLAGS)

@@ -34,7 +34,7 @@ def test_every_part_runs_and_one_that_fails_says_so(monkeypatch, capsys):
     monkeypatch.setattr(cases.subprocess, "run", run)
     gpu.main(["--device", "cpu", "--size", "tiny", "--new_tokens", "4"])
     first, _, *rows = capsys.readouterr().out.strip().split("\n")
-    assert first.startswith(f"PyTorch {torch.__version__}") and len(rows) == 8
+    assert first.startswith(f"PyTorch {torch.__version__}") and len(rows) == 7
     assert [row for row in rows if "FAILED" in row] == [rows[-1]]
     assert rows[-1].split() == "step FAILED: tiny, step: out of memory".split()
     assert rows[0].endswith("the same as on the CPU: 64 of 64 answers are equal, log-probs differ "

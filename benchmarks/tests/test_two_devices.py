@@ -31,7 +31,8 @@ PROMPTS = [[5, 6, 7], [5, 9]]
 @pytest.fixture(autouse=True)
 def both_round_alike(monkeypatch):
     """A GPU widens no product, so this CPU does not either. Prompts that begin with the same token
-    share it."""
+    share it. There is no flash attention on a CPU (tests/engine/test_flash.py)."""
+    monkeypatch.setattr("engine.packing.uses_flash", lambda q: False)
     monkeypatch.setattr("qwen2_model.has_bfloat16", lambda: True)
     monkeypatch.setattr("engine.packing.LEAST_PREFIX", 1)
 

@@ -28,7 +28,7 @@ def fed(monkeypatch):
 @pytest.fixture
 def look_at_every_step(monkeypatch):
     """Rows may leave after any step."""
-    monkeypatch.setitem(sampler.PACE, "cpu", Pace(1, 1, 8, 1))
+    monkeypatch.setitem(sampler.PACE, "cpu", Pace(1, 1, 8, 3, 1))
 
 
 def assert_close(generation, expected, rows=slice(None)):
@@ -158,7 +158,7 @@ def test_the_answers_to_a_prompt_do_not_depend_on_the_other_prompts(small_model)
 
 
 @pytest.mark.parametrize("pace", [
-    (1, 1, 8, 1), (3, 3, 2, 1), (2, 7, 4, 8), (8, 8, 8, 1), (100, 100, 8, 100)])
+    (1, 1, 8, 3, 1), (3, 3, 2, 5, 1), (2, 7, 4, 64, 8), (8, 8, 8, 9, 1), (100, 100, 8, 100, 100)])
 def test_steps_of_a_fixed_size_give_the_same_answers(small_model, monkeypatch, pace):
     """As on a GPU: many steps look at the same slots, some of them not written yet, and rows leave
     only between them. The blocks of the cache are as large as they can be."""
