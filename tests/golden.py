@@ -1,16 +1,15 @@
-"""Digits of five short runs, kept for each kind of CPU, and those of their first step that hold on
-any: python -m tests.golden --record
+"""Digits of five short runs, recorded on a machine before a change and compared after it; and those
+of their first step, which hold on any machine: python -m tests.golden --record
 
-tests/test_golden.py compares them with those of today. A change that is meant to change digits
-records them again, and its commit shows in tests/digits/ which columns and metrics have changed.
-
-Digits differ between CPUs, between torch's kernels for them and between versions of torch. A file
-is for one kind of all three (`kind_of_cpu`). On a kind without a file the test is skipped. Metrics
-that a file does not have are not compared: record again to have them compared as well.
+Digits differ between CPUs, between torch's kernels for them and between versions of torch. So a
+record is for one kind of all three (`kind_of_cpu`), it is written beside any.json, and git ignores
+it: record before you change something that should leave the digits as they are, and
+tests/test_golden.py compares. Without a record that test is skipped. A change that is meant to
+change digits records them again.
 
 Before the first update nothing but rounding tells CPUs apart. So any.json holds of the first step
 what is exact, such as the sampled tokens and the rewards, and the metrics, which are compared to
-almost three digits. It is compared on every CPU.
+almost three digits. It is compared on every CPU, and is part of the project.
 """
 import argparse
 import hashlib
@@ -105,12 +104,14 @@ def first_step(arm: str) -> dict[str, dict[str, object]]:
 
 
 def write_record() -> None:
-    RECORDS.mkdir(exist_ok=True)
-    ANY.write_text(json.dumps({arm: first_step(arm) for arm in ON_ANY}, indent=1) + "\n")
     path = RECORDS / f"{kind_of_cpu()}.json"
     record = {arm: digits_of(arm) for arm in ARMS}
     path.write_text(json.dumps(record, indent=1) + "\n")
     print(path)
+
+
+def write_any() -> None:
+    ANY.write_text(json.dumps({arm: first_step(arm) for arm in ON_ANY}, indent=1) + "\n")
 
 
 def record_all() -> None:
@@ -130,8 +131,13 @@ if __name__ == "__main__":
                         help="write the digits of this CPU, with each of torch's kernels for it")
     parser.add_argument("--here", action="store_true",
                         help="only with the kernels that torch chooses in this process")
-    if parser.parse_args().here:
-        torch.set_num_threads(1)
+    parser.add_argument("--any", action="store_true",
+                        help="write any.json instead, the digits that hold on any machine")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.any:
+        write_any()
+    elif given.here:
         write_record()
     else:
         record_all()

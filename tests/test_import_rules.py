@@ -170,7 +170,7 @@ def where(name, line):
 COMMAND = ("import sys, train; train.main(['--steps', '1', '--questions', '2', '--answers', '2', "
            "'--max_new_tokens', '8', '--eval_tasks', '2', '--out', sys.argv[1]])")
 CEILINGS = {"train": 28, "grpo": 15, "analyze": 35}
-AT_THE_END = 29
+AT_THE_END = 28
 PRINT = "; import json; print(json.dumps(list(sys.modules)))"
 
 

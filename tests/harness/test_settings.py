@@ -18,7 +18,8 @@ from engine.choices import ADVANTAGES, MITIGATIONS, Choices, mitigation
 from harness.flags import Flag, Positive, Range, check_value, flags_of, option, settled
 from harness.parser import make_parser
 from harness.help import SHORT_HELP
-from harness.settings import OPTIONS, OTHER_NAMES, make_settings, read_flags
+from harness.settings import (OPTIONS, OTHER_NAMES, RETIRED, about_retired, make_settings,
+                              read_flags)
 from tools import preview, warmup
 
 LARGEST_LAST = "examples.largest_last"
@@ -261,6 +262,25 @@ def test_where_a_value_comes_from(tmp_path, recipe, config, argv, expected):
 def test_a_file_may_not_hold_what_is_no_setting(tmp_path, model, values, words):
     config = write(tmp_path / "c.json", values)
     assert words in refusal(settings_of, ["--model", model, "--config", config])
+
+
+@pytest.mark.parametrize("values, said", [
+    ({"top_k": 0, "sample_every": 10}, ""),
+    ({"top_k": 5, "shard": True}, "shard True, top_k 5: retired since this run was made"),
+    ({"loss_temperature": 1.0, "temperature": 0.6}, "loss_temperature 1.0: retired"),
+    ({"loss_temperature": 0.6, "temperature": 0.6}, "")])
+def test_a_setting_that_was_retired_is_read_and_told(tmp_path, model, values, said):
+    """An old run opens, and the sentence has what differs from the setting's former default."""
+    config = write(tmp_path / "c.json", {"steps": 7, **values})
+    settings = settings_of(["--model", model, "--config", config])
+    assert settings.steps == 7 and not RETIRED.keys() & settings.to_json().keys() - OPTIONS.keys()
+    assert about_retired({"steps": 7, **values}).startswith(said)
+    assert bool(about_retired(values)) == bool(said)
+
+
+def test_a_retired_flag_says_where_it_last_stood():
+    said = refusal(settings_of, ["--top_k", "5"])
+    assert said.startswith("--top_k is retired: it last stood in commit f19f84f4")
 
 
 def method_with(keyword):
