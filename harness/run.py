@@ -290,8 +290,8 @@ class Run:
             trainer = unfinished / "trainer"
             trainer.mkdir()
             write_tensors(trainer / "state.safetensors", tensors)
-            state = {"step": step, "problems": self.problems}
-            (trainer / "state.json").write_text(json.dumps(state) + "\n")
+            about: Json = {"step": step, "problems": self.problems}
+            (trainer / "state.json").write_text(json.dumps(about) + "\n")
 
     def model_folder(self, step: int) -> Path:
         return self.folder.at("checkpoints") / f"step_{step:06d}"

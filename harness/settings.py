@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import importlib
 import inspect
-import math
 import re
 import typing
 from collections.abc import Collection
@@ -80,21 +79,21 @@ LAST_STOOD_IN = "f19f84f4"  # the last commit that had these settings
 # The settings that this version no longer has, with the defaults that they had. The config.json of
 # an older run may name them: it is read all the same, a sentence is said about those that were not
 # at their defaults, and analyze.py compares runs by them as before.
-RETIRED = {name: Flag(default, least=-math.inf, compared=compared) for name, default, compared in (
-    ("offload_optimizer", False, "aside"),
-    ("shard", False, "aside"),
-    ("loss_temperature", 1.0, "arm"),
-    ("loss_top_k", 0, "arm"),
-    ("entropy_target", 0.0, "arm"),
-    ("top_k", 0, "setting"),
-    ("eval_answers", 1, "aside"),
-    ("eval_temperature", 1.0, "setting"),
-    ("eval_modes", "both", "aside"),
-    ("sample_every", 10, "aside"),
-    ("save_model", False, "aside"),
-    ("rollouts", "own", "arm"),
-    ("rollouts_every", 1, "arm"),
-    ("rollouts_timeout", 600.0, "aside"))}
+RETIRED = {
+    "offload_optimizer": Flag(False, compared="aside"),
+    "shard": Flag(False, compared="aside"),
+    "loss_temperature": Flag(1.0),
+    "loss_top_k": Flag(0),
+    "entropy_target": Flag(0.0),
+    "top_k": Flag(0, compared="setting"),
+    "eval_answers": Flag(1, compared="aside"),
+    "eval_temperature": Flag(1.0, compared="setting"),
+    "eval_modes": Flag("both", compared="aside"),
+    "sample_every": Flag(10, compared="aside"),
+    "save_model": Flag(False, compared="aside"),
+    "rollouts": Flag("own"),
+    "rollouts_every": Flag(1),
+    "rollouts_timeout": Flag(600.0, compared="aside")}
 
 USAGE = "python train.py [flags]"
 # headings of the help
