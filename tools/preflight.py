@@ -1,4 +1,4 @@
-"""Will GRPO learn here, what will it learn instead, and when can one see it? Answered untrained.
+"""Will GRPO learn here, and what will it learn instead? Answered untrained.
 
     python -m tools.preflight                                        # models/tiny and Countdown
     python -m tools.preflight --model models/Qwen2.5-0.5B-Instruct --task my_task
@@ -7,8 +7,7 @@
 It samples answers to problems of the task, trains nothing, and ends in one of four words:
 
     learns                      enough groups have answers with different rewards, because some are
-                                right and some are wrong. It says, too, whether an evaluation will
-                                see it after the planned steps
+                                right and some are wrong
     learns the form only        the rewards differ, but not because an answer is right
     learns one answer for all   an answer that ignores the problem earns nearly as much as the best
                                 that was sampled
@@ -33,22 +32,19 @@ import numpy as np
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from engine.errors import UserError
-from engine.policy import Policy, derived_seed
+from engine.policy import Policy, derived_seed, encode_prompt
 from engine.rollouts import Rollouts
 from harness.flags import Flag, flags_of
 from harness.load import load_policy, make_task
-from harness.made_of import made_of
+from harness.made_of import SETTINGS, made_of
 from harness.parser import make_parser, with_defaults
 from harness.record import make_output_folder, read_json, read_lines, replace_text
 from harness.screen import run_as_program, say, show_status
 from harness.settings import Settings, make_settings, read_flags
-from tools.helpers.first_step import measure_first_step
 from tools.helpers.prospects import Answers
 from tools.helpers.prospects_in_words import Findings, Plan
-from tools.helpers.seen import LARGE, SMALL
 
 FEWEST_PROBLEMS = 4
-FEWEST_GROUPS = 8  # whose gradients are measured
 NOT_ASKED = 400  # problems that no model is asked, to try answers on that ignore the problem
 IN_EXAMPLES = 16  # problems, and answers to each, that are asked with another number of examples
 
@@ -58,9 +54,6 @@ FLAGS = {
     "answers": Flag(64, "number of answers that are sampled to each", least=4, most=10_000),
     "group": Flag(None, "number of answers in a group of the planned training. By default it is "
                         "that of train.py", kind=int, least=2, most=10_000),
-    "gradients": Flag(0, "number of groups whose gradient is measured, for the noise of a batch. "
-                         "It takes as long as so many groups of a training step; 0 measures none",
-                      least=0, most=100_000),
     "run": Flag(None, "a run folder, or the log of another trainer: say what it shows, and sample "
                       "nothing"),
     "out": Flag(None, "folder in which the answers are kept. By default it is "
@@ -85,15 +78,9 @@ def main(argv: list[str]) -> None:
                         f"--answers {own.answers} would be sampled to a problem: sample as many at "
                         "least")
     folder = Path(own.out or f"runs/preflight-{Path(settings.model).name}-{settings.task}")
-    if 0 < own.gradients < FEWEST_GROUPS:
-        raise UserError(f"--gradients {own.gradients} says nothing: at least {FEWEST_GROUPS} "
-                        "groups are needed")
     policy = load_policy(settings)
     sampled = sample(policy, settings, own, folder)
     findings = find(policy, settings, sampled)
-    if own.gradients:
-        asked_of = problems_to_ask(policy, settings, own.gradients)
-        findings.first_step = measure_first_step(policy, settings, asked_of)
     findings.with_examples = with_other_examples(policy, settings, asked, sampled)
     text = findings.in_words()
     replace_text(folder / "preflight.txt", text + "\n")
@@ -106,7 +93,9 @@ def sample(policy: Policy, s: Settings, own: SimpleNamespace, folder: Path) -> l
     problems = problems_to_ask(policy, s, own.problems)
     asked = {"problems": own.problems, "answers": own.answers,
                **{name: value for name, value in asdict(s).items() if name != "out"}}
-    kept = begin(folder, json.loads(json.dumps(asked, default=str)), made_of(s))
+    digests = {name: digest for name, digest in made_of(s).items()
+               if name != SETTINGS}  # they are compared by themselves
+    kept = begin(folder, json.loads(json.dumps(asked, default=str)), digests)
     at_once = max(1, s.questions * s.answers // own.answers)
     start, before = time.perf_counter(), len(kept)
     for first in range(len(kept), len(problems), at_once):
@@ -190,12 +179,31 @@ def find(policy: Policy, s: Settings, sampled: list[Answers]) -> Findings:
                 others.setdefault(policy.task.show(problem), problem)
         if len(others) >= NOT_ASKED:
             break
-    held_out = len(policy.task.held_out_problems(s.eval_tasks))
-    plan = Plan(s.questions, s.answers, s.max_new_tokens, s.steps, held_out,
-                has_examples="examples" in flags_of(type(policy.task.task)),
-                speed=LARGE if policy.model.is_large else SMALL, learning_rate=s.learning_rate,
-                is_evaluated_alike=s.temperature == 1)
-    return Findings(sampled, plan, policy.task, list(others.values())[:NOT_ASKED])
+    plan = Plan(s.questions, s.answers, s.max_new_tokens,
+                "examples" in flags_of(type(policy.task.task)) and can_spell(policy, s))
+    return Findings(sampled, plan, policy.task, list(others.values())[:NOT_ASKED],
+                    unequal=scored_otherwise(policy, s, sampled))
+
+
+def scored_otherwise(policy: Policy, s: Settings, sampled: list[Answers]) -> int:
+    """How many of the answers earn something else when they are scored once more."""
+    problems = {policy.task.show(problem): problem
+                for problem in problems_to_ask(policy, s, len(sampled))}
+    return sum(policy.task.score(problems[one.problem], text)["reward"] != reward
+               for one in sampled if one.problem in problems
+               for text, reward in zip(one.texts, one.reward))
+
+
+def can_spell(policy: Policy, s: Settings) -> bool:
+    """Whether the model's tokenizer can spell a prompt with solved examples."""
+    try:
+        changed = make_settings({"task": s.task, "model": s.model, "examples": 4})
+        task = make_task(changed.task, changed.method_flags)
+        text = task.prompt_for(problems_to_ask(policy, s, FEWEST_PROBLEMS)[0])
+        encode_prompt(policy.tokenizer, text, "")
+        return True
+    except UserError:
+        return False
 
 
 def with_other_examples(policy: Policy, s: Settings, asked: dict[str, Any],

@@ -160,7 +160,8 @@ def find_ratio(search: Any) -> None:
         return
     error, formula = best
     formula = with_on_policy_factor(formula)
-    if error <= search.tolerance or not search.knows("credit") and fits:
+    is_without = formula.ratio == "no ratio" and formula in fits  # as the curves alone show
+    if error <= search.tolerance or is_without:
         search.settle("ratio", formula)
     else:
         search.formula = formula

@@ -7,8 +7,7 @@ an advantage is the reward minus the mean of the group.
 The chance that G answers to a problem get equal rewards is estimated without a model of how hard
 problems are. If c of the n sampled answers have a certain reward, then C(c, G) / C(n, G) of all
 choices of G answers have only this reward; the sum over the rewards is the chance, and it is
-unbiased. For groups with more answers than were sampled, a beta distribution of the problems'
-success is fitted instead (`fit_beta`).
+unbiased.
 """
 import math
 import re
@@ -56,51 +55,6 @@ def as_share(found: Estimate) -> Estimate:
     return Estimate(found.value, low, high)
 
 
-@dataclass(frozen=True)
-class Beta:
-    """A beta distribution of the success at a problem: its density is p^(a-1) (1-p)^(b-1)."""
-    a: float
-    b: float
-
-    def some_right(self, size: int) -> float:
-        """The chance that at least one of `size` answers to a new problem is right."""
-        return 1 - math.exp(log_beta(self.a, self.b + size) - log_beta(self.a, self.b))
-
-    def living(self, size: int) -> float:
-        """The share of groups of `size` answers in which some are right and some are wrong."""
-        whole = log_beta(self.a, self.b)
-        all_wrong = math.exp(log_beta(self.a, self.b + size) - whole)
-        all_right = math.exp(log_beta(self.a + size, self.b) - whole)
-        return 1 - all_wrong - all_right
-
-
-def log_beta(a: float, b: float) -> float:
-    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
-
-
-def fit_beta(right: Sequence[int], answers: int) -> Beta | None:
-    """The beta distribution under which these numbers of right answers, one for each problem, are
-    most likely (the beta-binomial distribution). None if all or none are right, because then every
-    sharper distribution is likelier."""
-    if sum(right) in (0, answers * len(right)):
-        return None
-    times = Counter(right)
-    best, centre, reach = Beta(1.0, 1.0), (0.0, 0.0), 5.0
-    for _ in range(5):  # each time a finer grid around the best point so far
-        grid = np.linspace(-reach, reach, 15)
-        points = [(centre[0] + x, centre[1] + y) for x in grid for y in grid]
-        centre = max(points, key=lambda point: log_likelihood(times, answers, point))
-        best, reach = Beta(math.exp(centre[0]), math.exp(centre[1])), reach / 5
-    return best
-
-
-def log_likelihood(times: Counter[int], answers: int, logs: tuple[float, float]) -> float:
-    a, b = math.exp(logs[0]), math.exp(logs[1])
-    whole = log_beta(a, b)
-    return sum(count * (log_beta(a + right, b + answers - right) - whole)
-               for right, count in times.items())
-
-
 def share_of_form(problems: Sequence[Answers]) -> float | None:
     """How much of the rewards' variance within groups lies between answers that are equally right.
     This part teaches the form and not the task. None if no group's rewards differ."""
@@ -135,13 +89,6 @@ def pays_success(problems: Sequence[Answers]) -> bool:
         reward, right = np.array(one.reward), np.array(one.right)
         product += float(((reward - reward.mean()) * (right - right.mean())).sum())
     return product > 0
-
-
-def repeats(text: str) -> bool:
-    """Whether half of a text's runs of four words have stood in it before."""
-    words = text.split()
-    runs = [tuple(words[i:i + 4]) for i in range(len(words) - 3)]
-    return len(runs) >= 8 and len(set(runs)) <= len(runs) / 2
 
 
 def rule_of(text: str, problem: str) -> str:
@@ -204,12 +151,19 @@ def best_blind(problems: Sequence[Answers], others: Sequence[object],
                     reverse=True)
     half = len(others) // 2
     chosen, best = "", -math.inf
-    for rule in ranked[:MOST_RULES]:
+    for rule in [*ranked[:MOST_RULES], *bare_numbers(problems[0].problem)]:
         found = mean_scores(rule, others[:half], show, score)
         if found["reward"] > best:
             chosen, best = rule, found["reward"]
     found = mean_scores(chosen, others[half:], show, score)
     return Blind(chosen, found["reward"], found["answer"])
+
+
+def bare_numbers(problem: str) -> list[str]:
+    """Answers that are just a number of the problem, such as its target, bare or in answer tags."""
+    places = range(len(NUMBER.findall(problem)))
+    return [form.format(f"{SPLIT}{place}{SPLIT}") for place in places
+            for form in ("{}", "<answer>{}</answer>")]
 
 
 def mean_scores(rule: str, problems: Sequence[object], show: Callable[[object], str],

@@ -7,13 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from analysis.statistics import Estimate, detectable, mean_over
-from tools.helpers.first_step import FirstStep
-from tools.helpers.prospects import (Answers, Blind, as_share, best_blind, disagreement, fit_beta,
-                                     living_share, mean_scores, pays_success, repeats,
-                                     share_of_form, shown_rule)
-from tools.helpers.seen import (IN_RANGE, KNOWN_RATES, MOST_ANSWERS, SEEN_OF_RUNS, Forecast, Speed,
-                                forecast, visible_gain)
+from analysis.statistics import Estimate, mean_over
+from tools.helpers.prospects import (Answers, Blind, as_share, best_blind, disagreement,
+                                     living_share, mean_scores, pays_success, share_of_form,
+                                     shown_rule)
 
 SIZES = (2, 4, 8, 16, 32)  # of groups
 FEWEST_LIVING = 0.5  # groups a step: with fewer, most steps make no update
@@ -21,7 +18,7 @@ FEWEST_OTHERS = 20  # problems that were not asked
 EARNED_BLINDLY = 0.8  # of what the best sampled answers earn beyond the average
 FEWEST_FORMED = 20  # well formed answers of which the success is told
 RISE_BY_FORM = 0.1  # of success, if every answer were well formed: so much is worth the word
-SPREAD_OF_PAIRS = (1.4, 6.0)  # points: the standard deviation of the difference of two runs
+AGAINST = -0.1  # a correlation of success and the rest of the reward that forbids *learns*
 LEARNS, FORM, ONE_ANSWER, CANNOT = (
     "learns", "learns the form only", "learns one answer for all", "cannot")
 
@@ -32,12 +29,8 @@ class Plan:
     questions: int       # problems a step
     group: int           # answers to each
     max_new_tokens: int
-    steps: int
-    held_out: int        # problems
-    has_examples: bool   # whether the task has the flag --examples
-    speed: Speed         # how fast success rose in runs of such a model
-    learning_rate: float
-    is_evaluated_alike: bool = True  # training and evaluation sample at the same temperature
+    has_examples: bool   # whether the task has the flag --examples, and the model's tokenizer
+                         # can spell them
 
 
 @dataclass
@@ -47,7 +40,7 @@ class Findings:
     task: Any
     others: Sequence[Any]   # problems that were not asked
     with_examples: str = ""
-    first_step: FirstStep | None = None
+    unequal: int = 0        # answers that earned something else when they were scored once more
 
     def mean(self, name: str) -> Estimate:
         """The mean over all answers of a number of each, with an interval over the problems."""
@@ -82,32 +75,6 @@ class Findings:
         """The groups of a step that would teach to be right if only that were rewarded."""
         size = min(self.plan.group, self.sampled)
         return self.plan.questions * living_share(self.values("right"), size).value
-
-    @property
-    def teaching(self) -> float:
-        """The answers of a step whose group teaches to be right. If the form comes first, every
-        group whose rewards differ does."""
-        share = self.living if self.form_raises_success else self.living_by_success
-        return self.plan.questions * self.plan.group * share
-
-    @cached_property
-    def variance(self) -> float:
-        """The mean over the problems of p (1 - p), unbiased, where p is the success at one."""
-        of_each = []
-        for one in self.problems:
-            n, right = len(one.right), sum(one.right)
-            of_each.append(right * (n - right) / (n * (n - 1)))
-        return float(np.mean(of_each))
-
-    @cached_property
-    def forecast(self) -> Forecast | None:
-        """Whether the gain will be seen; None if nothing is evaluated, or at another temperature
-        than that of training."""
-        plan = self.plan
-        if plan.held_out == 0 or not plan.is_evaluated_alike:
-            return None
-        return forecast(plan.speed, plan.learning_rate, self.teaching, self.variance, plan.steps,
-                        self.mean("right").value, plan.held_out)
 
     @cached_property
     def right_if_formed(self) -> float | None:
@@ -148,6 +115,12 @@ class Findings:
         return different.pop() if len(different) == 1 else None
 
     @property
+    def pulls_apart(self) -> bool:
+        """Whether what is paid beside success is paid for being wrong."""
+        against = disagreement(self.problems)
+        return against is not None and against < AGAINST
+
+    @property
     def word(self) -> str:
         if self.plan.questions * self.living < FEWEST_LIVING:
             return CANNOT
@@ -156,12 +129,11 @@ class Findings:
             return FORM
         if self.earned_blindly >= EARNED_BLINDLY:
             return ONE_ANSWER
-        return LEARNS
+        return FORM if self.pulls_apart else LEARNS
 
     def in_words(self) -> str:
         parts = [self.about_success(), self.about_groups(), self.about_form(), self.about_blind(),
-                 self.about_answers(), self.with_examples, self.about_first_step(),
-                 self.about_seeing(), self.conclusion()]
+                 self.about_answers(), self.about_scoring(), self.with_examples, self.conclusion()]
         return "\n\n".join(wrapped(part) for part in parts if part)
 
     def about_success(self) -> str:
@@ -190,13 +162,6 @@ class Findings:
             cost = f"{size / every.value:.0f}" if every.value > 0 else "none seen"
             lines.append(f"    {size:6d}     {percent(every):20s}  {by_success.value:8.0%}     "
                          f"{cost:>9s}")
-        right = [int(sum(one.right)) for one in self.problems]
-        beta = fit_beta(right, self.sampled)
-        if beta:
-            larger = 4 * self.sampled
-            lines.append(f"By a beta distribution of the problems' success (a = {beta.a:.2g}, b = "
-                         f"{beta.b:.2g}) a group of {larger} has a right answer at "
-                         f"{beta.some_right(larger):.0%} of the problems.")
         plan = self.plan
         lines.append(f"The planned step has {plan.questions} groups of {plan.group}: "
                      f"{plan.questions * self.living:.1f} of them teach, "
@@ -211,10 +176,10 @@ class Findings:
                 "that are equally right. That part teaches the form, and the rest the task.")
         if self.right_if_formed is not None:
             text += f" Of the well formed answers {self.right_if_formed:.0%} are right."
-        against = disagreement(self.problems)
-        if against is not None and against < -0.1:
-            text += (f" What is paid beside success is paid for being wrong: within groups their "
-                     f"correlation is {against:+.2f}. The two rewards pull against each other.")
+        if self.pulls_apart:
+            text += (" What is paid beside success is paid for being wrong: within groups their "
+                     f"correlation is {disagreement(self.problems):+.2f}. The two rewards pull "
+                     "against each other.")
         return text
 
     def about_blind(self) -> str:
@@ -235,8 +200,7 @@ class Findings:
         if formed:
             earned["a wrong answer in the right form"] = float(np.mean(formed))
         listed = ", ".join(f"{name} {reward:.2f}" for name, reward in earned.items())
-        rule = " ".join(shown_rule(self.blind.rule).split())
-        shown = rule if len(rule) <= 60 else f"... {rule[-57:]}"
+        shown = " ".join(shown_rule(self.blind.rule).split())
         mean = self.mean("reward").value
         return (f"Without the task: a sampled answer earns {mean:.2f} on average. The best answer "
                 f"that ignores the problem earns {self.blind.reward:.2f} and is right "
@@ -245,95 +209,24 @@ class Findings:
                 f"the average, that one answer has {max(0.0, self.earned_blindly):.0%}.")
 
     def about_answers(self) -> str:
-        texts = [text for one in self.problems for text in one.texts]
         different = np.mean([len(set(one.texts)) for one in self.problems])
         cut = 1 - self.mean("finished").value
-        repeated = np.mean([repeats(text) for text in texts])
         return (f"Answers: {self.mean('length').value:.0f} tokens on average, {cut:.0%} were cut "
                 f"off by the limit of {self.plan.max_new_tokens}; the format score is "
                 f"{self.mean('format').value:.2f}; {different:.0f} of {self.sampled} answers to a "
-                f"problem are different; {repeated:.0%} repeat themselves; the entropy is "
-                f"{self.mean('entropy').value:.2f}.")
+                f"problem are different; the entropy is {self.mean('entropy').value:.2f}.")
 
-    def about_seeing(self) -> str:
-        """When a gain is seen, and how many seeds compare two methods."""
-        plan = self.plan
-        if plan.held_out == 0:
-            return "Seeing it: the task has no held-out problems, so no evaluation shows a gain."
-        visible = visible_gain(self.mean("right").value, plan.held_out)
-        text = (f"Seeing it: with {plan.held_out} held-out problems a gain counts as seen if it is "
-                f"more than {visible:.1f} points, two standard errors.")
-        if self.word in (LEARNS, ONE_ANSWER):
-            text += f" {self.expected_gain()}"
-        seeds = []
-        for spread in SPREAD_OF_PAIRS:
-            seeds.append(next((n for n in range(3, 200)
-                               if detectable(n - 1) * spread / np.sqrt(n) <= 3), 200))
-        return (f"{text} To see three points between two methods took {seeds[0]} pairs of runs on "
-                f"the tiny model and would take {seeds[1]} on a real one, whose pairs differ more.")
-
-    def expected_gain(self) -> str:
-        """Sentences: the gain of the planned steps, and when it is seen."""
-        plan, expected = self.plan, self.forecast
-        if expected is None:
-            return ("The evaluation samples at another temperature than the training, so its gain "
-                    "is not forecast.")
-        if expected.gain <= 0:
-            return "No problem is solved now and then, so no gain is expected."
-        room = 100 * (1 - self.mean("right").value)  # what there is to gain
-        low, high = (min(end, room) for end in expected.gain_between())
-        gain = f"{expected.gain:.1f}"
-        if expected.gain >= room:
-            gain = f"all that there is to gain, {room:.1f}"
-        early, half, late = (expected.steps_for(chance) for chance in (0.1, 0.5, 0.9))
-        seen, of = SEEN_OF_RUNS[expected.word]
-        text = (f"By {plan.speed.runs}, the planned {plan.steps} steps raise success by {gain} "
-                f"points ({low:.1f} to {high:.1f}; of {IN_RANGE[1]} other settings, all of the "
-                f"tiny model, {IN_RANGE[0]} lay in such a range). So the gain {expected.word}. "
-                f"(When this was said of runs of the tiny model, {seen} of {of} were seen to "
-                f"rise.) About {half} steps show it ({early} to {late}).")
-        if self.teaching > MOST_ANSWERS:
-            text += (f" (Of the {self.teaching:.0f} answers of a step whose group teaches "
-                     f"{MOST_ANSWERS} are counted, because those runs had no more.)")
-        times = plan.learning_rate / plan.speed.learning_rate
-        if not KNOWN_RATES[0] <= times <= KNOWN_RATES[1]:
-            text += (f" But the learning rate is {times:.3g} times that of those runs, and nothing "
-                     "is known of such a rate; three times as much was too high.")
-        return text
-
-    def about_first_step(self) -> str:
-        """How noisy the gradient of a batch is, and whether it raises success."""
-        step = self.first_step
-        if step is None:
-            return ""
-        signal, success = step.signal(), step.raises_success()
-        text = f"The first step, by the gradients of {step.groups} groups of {self.plan.group}: "
-        if not step.reward.any():
-            return text + "all of them are 0."
-        if signal.low > 0:
-            text += (f"a batch of {step.groups_worth():.0f} groups has as much noise as squared "
-                     f"signal, and the planned one has {self.plan.questions}.")
-        else:
-            text += (f"they show no common direction yet. A batch needs at least "
-                     f"{step.fewest_groups_worth():.0f} groups until it has as much signal as "
-                     f"noise, and the planned one has {self.plan.questions}. (--gradients "
-                     f"{4 * step.groups} sees more.)")
-        if success.low > 0:
-            return text + " A step raises success at other problems."
-        if success.high < 0:
-            return text + " A step lowers success at other problems."
-        return text + " Whether a step raises success at other problems cannot be told from them."
+    def about_scoring(self) -> str:
+        """Whether an answer that is scored twice earns the same."""
+        count = sum(len(one.texts) for one in self.problems)
+        if not self.unequal:
+            return f"Scored once more, all {count} answers earn the same."
+        return (f"Scored once more, {self.unequal} of {count} answers earn something else: the "
+                "reward is random, or it remembers earlier calls. All that is said here of rewards "
+                "is about this chance, too.")
 
     def conclusion(self) -> str:
-        return f"{self.word.upper()}{self.whether_seen()}: {self.reason()}"
-
-    def whether_seen(self) -> str:
-        """What follows the word *learns*: whether the gain is seen, and after how many steps."""
-        if self.word != LEARNS or self.forecast is None or self.forecast.gain <= 0:
-            return ""
-        joined = ", but it" if self.forecast.word == "will not be seen" else ", and it"
-        return (f"{joined} {self.forecast.word} in {self.plan.steps} steps (about "
-                f"{self.forecast.steps_for(0.5)} show it)")
+        return f"{self.word.upper()}: {self.reason()}"
 
     def reason(self) -> str:
         success = self.mean("right").value
@@ -359,17 +252,8 @@ class Findings:
             return ("an answer that ignores the problem earns nearly all that the best sampled "
                     f"answers earn, and it is easier to learn.{first} What helps: another reward, "
                     "under which this answer earns less, or problems that no one answer solves.")
-        if self.word == FORM and success > 0.9:
-            return ("nearly every answer counts as right, and what differs between the rewards of "
-                    "a group is something else. What helps: a reward, or harder problems, by which "
-                    "some answers are wrong.")
-        if self.word == FORM and self.living_if_paid >= FEWEST_LIVING:
-            return (f"in a step {self.living_if_paid:.1f} groups have right and wrong answers, but "
-                    "the reward hardly pays for being right, or pays for being wrong. What helps: "
-                    "another reward.")
         if self.word == FORM:
-            return ("the rewards of a group differ, but hardly ever because one answer is right "
-                    f"and another wrong. {self.what_helps()}")
+            return self.why_form(success)
         if self.plan.questions * self.living_by_success < FEWEST_LIVING:
             return ("the form first: hardly a group has right and wrong answers, but "
                     f"{self.right_if_formed:.0%} of the well formed ones are right, and "
@@ -377,6 +261,22 @@ class Findings:
         return (f"in a step {self.plan.questions * self.living_by_success:.1f} groups have right "
                 "and wrong answers. Begin with a short run, and with the same run under --placebo "
                 "advantages: if the reward is what teaches, that one does not learn.")
+
+    def why_form(self, success: float) -> str:
+        if self.pulls_apart and pays_success(self.problems):
+            return ("right answers are rewarded, and what is paid beside that is paid for being "
+                    "wrong, so the two pull against each other. What helps: a reward for being "
+                    "right alone, or one whose parts agree.")
+        if success > 0.9:
+            return ("nearly every answer counts as right, and what differs between the rewards of "
+                    "a group is something else. What helps: a reward, or harder problems, by which "
+                    "some answers are wrong.")
+        if self.living_if_paid >= FEWEST_LIVING:
+            return (f"in a step {self.living_if_paid:.1f} groups have right and wrong answers, but "
+                    "the reward hardly pays for being right, or pays for being wrong. What helps: "
+                    "another reward.")
+        return ("the rewards of a group differ, but hardly ever because one answer is right "
+                f"and another wrong. {self.what_helps()}")
 
     def what_helps(self) -> str:
         ways = ["easier problems"]
