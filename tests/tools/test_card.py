@@ -12,7 +12,7 @@ from harness.settings import make_settings
 from tools import idea
 from tools.helpers import card
 from tools.helpers.card import as_table, favoured, from_json, make_card, rows_after, to_json
-from tools.helpers.card_in_words import claim_of, closing
+from tools.helpers.card_in_words import claim_of, closing, verdict
 
 FEW = {"questions": 2, "answers": 4, "max_new_tokens": 24, "threads": 1}
 NUMBERS = {"direction": {"own": Estimate(0.98), "plain": Estimate(1.0)},
@@ -44,6 +44,18 @@ def test_the_closing_paragraph_says_what_the_rows_say():
     assert "better where few decide, and worse where many decide" in said
     assert "It has not been trained. python -m tools.idea mine trains it" in said
     assert said.endswith("Its paper, A paper: twice as fast.")
+
+
+@pytest.mark.parametrize("cosine, noise, said", [
+    (0.47, 8.4, "mine turns the gradient away from the true one: where all answers are listed "
+                "their cosine is 0.47, and the noise is 8.4 times"),
+    (0.98, 0.7, "keeps the direction, with less noise: 0.70 times"),
+    (0.98, 1.5, "keeps the direction, with more noise: 1.50 times"),
+    (1.0, 1.0, "is as plain GRPO")])
+def test_the_first_line_is_a_verdict_from_the_exact_rows(cosine, noise, said):
+    rows = {"direction": {"own": Estimate(cosine)}, "noise": {"own": Estimate(noise)}}
+    assert said in verdict("mine", rows)
+    assert verdict("mine", {}) == ""
 
 
 def test_a_card_is_read_as_it_was_written():

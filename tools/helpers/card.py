@@ -36,7 +36,7 @@ from harness.planned import PlannedRun, make_runs
 from harness.record import find_folder, provenance, replace_text
 from harness.screen import is_taken_away, say, show_status
 from harness.settings import Settings, is_large
-from tools.helpers.card_in_words import claim_of, closing
+from tools.helpers.card_in_words import claim_of, closing, verdict
 from tools.helpers.look import BATCHES, RARE, credited, sample, seconds_of_step, share_gains
 
 Row = dict[str, object]
@@ -246,7 +246,8 @@ def write_card(folder: Path, card: dict) -> None:
     replace_text(folder / "card.json", text + "\n")
     table = as_table(card["method"], card["rows"])
     write_page(folder / "report.html", f"The card of {card['method']}",
-               [section_of(table), paragraphs([card["closing"]])])
+               [paragraphs([verdict(card["name"], card["rows"])]), section_of(table),
+                paragraphs([card["closing"]])])
 
 
 def make_card(method: str, flags: dict, settings: dict[str, Settings], made_of: str, arms: Arms,
@@ -280,6 +281,7 @@ def make_card(method: str, flags: dict, settings: dict[str, Settings], made_of: 
             "rows": rows, "closing": closing(name, rows, claim, trains)}
     write_card(folder, card)
     show_status("")
+    say(verdict(name, rows))
     say(as_table(method, rows).to_text())
     for text in (LEGEND, card["closing"]):
         say("\n" + textwrap.fill(text, 100))

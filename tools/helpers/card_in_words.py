@@ -8,6 +8,7 @@ from analysis.tables import shown
 from engine.errors import PROJECT
 
 Rows = dict[str, dict[str, object]]
+TURNED = 0.9  # a smaller cosine is called a turn
 
 
 def closing(name: str, rows: Rows, claim: str, trains: str) -> str:
@@ -17,6 +18,23 @@ def closing(name: str, rows: Rows, claim: str, trains: str) -> str:
     if claim:
         said.append(f"Its paper, {claim.rstrip('.')}.")
     return " ".join(said)
+
+
+def verdict(name: str, rows: Rows) -> str:
+    """The first line of a card, from the rows that are exact; "" where there are none."""
+    cosine, noise = own_estimate(rows, "direction"), own_estimate(rows, "noise")
+    if cosine is None or noise is None:
+        return ""
+    if cosine.value < TURNED:
+        return (f"{name} turns the gradient away from the true one: where all answers are listed "
+                f"their cosine is {cosine.value:.2f}, and the noise is {noise.value:.1f} times "
+                "plain GRPO's. It is not expected to learn what the reward asks for.")
+    size = f"{noise.value:.2f} times plain GRPO's noise, exactly, where all answers are listed"
+    if noise.value < 0.95:
+        return f"{name} keeps the direction, with less noise: {size}."
+    if noise.value > 1.05:
+        return f"{name} keeps the direction, with more noise: {size}."
+    return f"{name} is as plain GRPO: it keeps the direction, with {size}."
 
 
 def exact_in_words(name: str, rows: Rows) -> list[str]:
@@ -48,7 +66,7 @@ def noise_in_words(factor: Estimate) -> str:
         return f"less noise than plain GRPO's: that of a batch {number}"
     if factor.high < 1:
         return f"more noise than plain GRPO's: that of a batch {number}"
-    return f"no other noise than plain GRPO's, as far as is seen: that of a batch {number}"
+    return f"noise that so few batches do not tell from plain GRPO's: that of a batch {number}"
 
 
 def planted_in_words(rows: Rows) -> list[str]:
