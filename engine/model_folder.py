@@ -65,8 +65,11 @@ def write_model_folder(model: Qwen2, folder: Path | str,
 def read_config(folder: Path) -> ModelConfig:
     """Read config.json and generation_config.json, and check each value."""
     if not folder.is_dir():
-        raise UserError(f"there is no model folder {folder}{did_you_mean(folder)} "
-                        "(docs/large_models.md says how to get one)")
+        way_out = "docs/large_models.md says how to get one"
+        if len(folder.parts) == 2 and not folder.parent.exists():  # the name of a model on a hub
+            way_out = (f"to get it: hf download {folder} --local-dir models/{folder.name}, and "
+                       f"then --model models/{folder.name}")
+        raise UserError(f"there is no model folder {folder}{did_you_mean(folder)} ({way_out})")
     path = folder / "config.json"
     raw = read_json(path)
     model_type = raw.get("model_type")

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from pathlib import Path
 
+import torch
+
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from engine.errors import PROJECT, UserError, location_of, read_json
 from harness.flags import (MOST_THREADS, Flag, Requirement, Values, check_value, check_values,
@@ -349,7 +351,7 @@ def load_task(name: str) -> type:
     if not path.is_file():
         raise UserError(f"--task {name}: there is no such file in the project's folder. A task may "
                         "be named as a file, examples/my_task.py, or as a module, examples.my_task")
-    module: typing.Any = importlib.import_module(name)
+    module: typing.Any = import_task(name, path)
     task: type | None = getattr(module, "Task", None)
     if task is not None and dataclasses.is_dataclass(task):
         return task
@@ -357,10 +359,31 @@ def load_task(name: str) -> type:
         raise UserError(f"--task {name}: this module should have a function "
                         "`reward(problem, text)`, and `problems` if they are not those of "
                         "Countdown; or else a dataclass Task (docs/your_own_task.md)")
+    try:
+        inspect.signature(module.reward).bind(None, "")
+    except TypeError:
+        raise UserError(f"reward ({location_of(module.reward)}) should take (problem, text), and "
+                        f"it takes {inspect.signature(module.reward)}") from None
     from harness.short_task import countdown_with_reward, short_task
     if hasattr(module, "problems"):
         return short_task(module)
     return countdown_with_reward(module, load_task(Settings.task))
+
+
+def import_task(name: str, path: Path) -> typing.Any:
+    """The task's module. What it sets for the whole program, the model would not bear."""
+    before = torch.get_default_dtype(), torch.is_grad_enabled()
+    module = importlib.import_module(name)
+    after = torch.get_default_dtype(), torch.is_grad_enabled()
+    torch.set_default_dtype(before[0])
+    torch.set_grad_enabled(before[1])
+    for call, was, now in zip(("set_default_dtype", "set_grad_enabled"), before, after):
+        if was != now:
+            lines = path.read_text(encoding="utf-8").splitlines()
+            number = next((k for k, line in enumerate(lines, 1) if call in line), 1)
+            raise UserError(f"{path.name}:{number} calls torch.{call}({now}), which holds for the "
+                            "whole program: the model could not be trained. Leave it out")
+    return module
 
 
 def with_module_name(given: Json) -> Json:
