@@ -62,14 +62,19 @@ def write_model_folder(model: Qwen2, folder: Path | str,
     write_tensors(folder / "model.safetensors", tensors, format="pt")
 
 
+def how_to_get(folder: Path) -> str:
+    """The way to a model that is not here. Two words with a slash are its name on a hub."""
+    if len(folder.parts) == 2 and not folder.parent.exists():
+        return (f"to get it: hf download {folder} --local-dir models/{folder.name}, and then "
+                f"--model models/{folder.name}")
+    return "docs/large_models.md says how to get one"
+
+
 def read_config(folder: Path) -> ModelConfig:
     """Read config.json and generation_config.json, and check each value."""
     if not folder.is_dir():
-        way_out = "docs/large_models.md says how to get one"
-        if len(folder.parts) == 2 and not folder.parent.exists():  # the name of a model on a hub
-            way_out = (f"to get it: hf download {folder} --local-dir models/{folder.name}, and "
-                       f"then --model models/{folder.name}")
-        raise UserError(f"there is no model folder {folder}{did_you_mean(folder)} ({way_out})")
+        raise UserError(f"there is no model folder {folder}{did_you_mean(folder)} "
+                        f"({how_to_get(folder)})")
     path = folder / "config.json"
     raw = read_json(path)
     model_type = raw.get("model_type")

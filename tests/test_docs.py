@@ -231,7 +231,9 @@ for words in json.loads(sys.argv[1]):
         for flags in idea.arms_of(words[2], of_runs)[1].values():
             make_settings(flags)
     else:
-        importlib.import_module(words[1]).main(words[2:])
+        name = words[1]
+        is_package = hasattr(importlib.import_module(name), "__path__")
+        importlib.import_module(f"{name}.__main__" if is_package else name).main(words[2:])
 """
 
 

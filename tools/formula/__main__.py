@@ -26,6 +26,8 @@ It prints mistakes first, then choices, then what each token of one answer gets.
 exit status is 1 if a clause does not hold. This folder needs torch and nothing else: it can be
 copied into another project as it is.
 """
+if not __package__:
+    raise SystemExit("start it with: python -m tools.formula")
 import argparse
 import json
 import sys
