@@ -37,7 +37,8 @@ class Curves:
     def __init__(self, search: Any):
         self.search = search
         case = search.case(33, 8, 4, equal_lengths=True)
-        place = (torch.arange(32) + torch.arange(32) // 4) % 4
+        row = torch.arange(32)
+        place = (row + row // 4 + row // 8) % 4  # all four in a group, also where these are mixed
         for first, second in REWARDS_OF_FOUR:
             minus = search.formula.minus
             self.case = case.with_reward(torch.tensor(first).double()[place] + minus)

@@ -268,7 +268,7 @@ class Search:
                 self.case(28, 3, prompts=(3, 3), spare=0),
                 even.with_reward(start + scale * even.reward),
                 self.case(30, spread=True),
-                self.case(29).with_reward(.5 + 1e-5 * self.case(29).reward),
+                self.case(29).with_reward(1e-5 * self.case(29).reward),
                 dead.with_reward(torch.where(dead.group == 1, .5, dead.reward))]
 
     def extreme(self) -> list[Case]:
