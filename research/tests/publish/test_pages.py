@@ -281,8 +281,7 @@ SHOWN = {  # pictures, and which table of which result each of them shows
     "research/results/dial-shares-plain.png": ("dial", "board"),
     "research/results/board-leads.png": ("board", "board"),
     "research/results/change.png": ("change_steps", "kinds"),
-    "research/results/dial-law.png": ("dial", "law"),
-    "research/results/dial-shares.png": ("dial", "board")}
+    "research/results/dial-law.png": ("dial", "law")}
 
 
 @pytest.mark.parametrize("picture", SHOWN)
