@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from bridges.http_client import one_line
+from bridges.messages import one_line
 from engine.errors import UserError, parse_object
 from engine.tokens import CHATML
 

@@ -3,11 +3,17 @@
 from functools import cache
 from pathlib import Path
 
-from bridges.http_client import one_line
 from engine.errors import UserError
 
 
 @cache
+
+
+def one_line(text: object) -> str:
+    """The words of another program, short enough to be shown."""
+    return " ".join(str(text).split())[:200]
+
+
 def tokenizer_of(folder: Path):
     from transformers import AutoTokenizer
     return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
