@@ -6,14 +6,12 @@ from pathlib import Path
 from engine.errors import UserError
 
 
-@cache
-
-
 def one_line(text: object) -> str:
     """The words of another program, short enough to be shown."""
     return " ".join(str(text).split())[:200]
 
 
+@cache
 def tokenizer_of(folder: Path):
     from transformers import AutoTokenizer
     return AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
