@@ -1,8 +1,7 @@
-"""Tables, pictures and a page from the credit files of a run. It needs no model, but for --credit.
+"""Tables, pictures and a page from the credit files of a run. It needs no model.
 
-    python analyze.py runs/none-grpo-s0                 # one run: where its gradient went
-    python analyze.py runs/none-grpo-s0 --credit 1:5    # and what each token of an answer earned
-    python analyze.py runs/*                            # several runs: their arms, compared
+    python analyze.py runs/none-grpo-s0    # one run: where its gradient went
+    python analyze.py runs/*               # several runs: their arms, compared
 
 The findings are printed. Pictures and the page report.html are written into --output_dir. An arm is
 a set of runs with the same settings and different seeds. Arms are compared by pairs of runs that
@@ -73,9 +72,6 @@ def main(argv: list[str]) -> None:
     flags = report.read_analysis_flags(argv, __doc__)
     runs = read_runs(flags.runs)
     first_folder = runs[0]["folder"]
-    if flags.credit:
-        from tools.helpers.measured_answer import measure_and_keep
-        measure_and_keep(runs[0], flags.credit, flags.continuations or report.CONTINUATIONS)
     if len(runs) == 1:
         analyze_run(runs[0], Path(flags.output_dir or first_folder / "analysis"), flags.all)
     else:
@@ -118,8 +114,9 @@ def say_how_to_measure(run: Run) -> None:
     """Name the command that measures the credit of an answer, if a model was kept for that."""
     models = sampling_models(run["folder"], str(run["config"].get("model", "")))
     if models and not is_foreign(run["config"]):
-        print("To measure what each token of an answer earned, for the page: "
-              f"{python_command('analyze.py', run['folder'], '--credit', f'{min(models)}:0')}")
+        command = python_command("-m", "tools.follow", run["folder"], "--step", min(models),
+                                 "--answer", 0, "--credit", report.CONTINUATIONS, "--keep")
+        print(f"To measure what each token of an answer earned, for the page: {command}")
 
 
 def findings_of(tables: dict[str, Table]) -> dict[str, str]:

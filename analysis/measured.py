@@ -1,9 +1,9 @@
 """What was measured of single training answers after the run, and is kept with it.
 
-`python analyze.py RUN --credit STEP:ANSWER` measures, for each token of one answer, its credit, the
-likeliest other tokens at its place, and what moved it (tools/helpers/measured_answer.py). That
-takes a model and some minutes, so the result is written into the run's folder `analysis`, a file
-for each answer, and read from there ever after.
+`python -m tools.follow RUN --step S --answer A --credit K --keep` measures, for each token of one
+answer, its credit, the likeliest other tokens at its place, and what moved it. That takes a model
+and some minutes, so the result is written into the run's folder `analysis`, a file for each answer,
+and read from there ever after.
 """
 import json
 from collections.abc import Mapping
@@ -59,9 +59,9 @@ def refuse_damaged(path: Path, measured: Mapping[str, object]) -> None:
         is_list, kind = name in LISTS, LISTS.get(name, (int,))
         if is_list != isinstance(value, list) or not all(isinstance(one, kind) for one in values):
             raise UserError(f"{path} is damaged, because its {name} is {value!r:.80}: remove it, "
-                            "and --credit measures the answer again")
+                            "and tools.follow --keep measures the answer again")
         if is_list:
             lengths.add(len(values))
     if len(lengths) != 1:
         raise UserError(f"{path} is damaged, because its lists have different lengths: remove it, "
-                        "and --credit measures the answer again")
+                        "and tools.follow --keep measures the answer again")

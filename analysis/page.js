@@ -9,7 +9,7 @@ const quantities = Object.keys(answers[0]?.values ?? {})  // those that are know
 const stops = [...new Set([...evaluations, ...answers].map(line => line.step))]
   .sort((a, b) => a - b);
 const SIDES = ['push', 'change', 'credit'];  // the sides of the switch
-const MEASURED = ['credit', "credit's error"];  // known of few answers (analyze.py --credit)
+const MEASURED = ['credit', "credit's error"];  // known of few answers (tools.follow --keep)
 const PAUSE = 900;  // milliseconds between two steps that are played
 // The colours of values above and below 0. Each has one meaning in all pictures (page.css).
 const UP_AND_DOWN = ['--up', '--down'];

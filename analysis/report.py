@@ -42,13 +42,8 @@ FLAGS = {
                        "analysis/ in the run, or for several runs comparison/ beside them"),
     "baseline": Flag(None, "the arm that the others are compared with, by the name that the "
                      "tables give it (default: plain GRPO)"),
-    "credit": Flag(None, "a training answer, as 1:5 for answer 5 of step 1. Of each of its tokens "
-                         "measure the credit, the likeliest other tokens, and what moved it, and "
-                         "keep that with the run: the page then shows it. It needs the model that "
-                         "sampled the step", kind=str, metavar="STEP:ANSWER"),
-    "continuations": Flag(None, "with --credit: how many continuations are sampled for each value "
-                          f"(default {CONTINUATIONS})", kind=int, least=10, most=1_000_000),
     "all": Flag(False, "print every table, and what its columns mean")}
+MOVED = ("--credit", "--continuations")  # flags that tools.follow has in the place of analyze.py
 
 
 def read_analysis_flags(argv: list[str], description: str) -> SimpleNamespace:
@@ -56,13 +51,14 @@ def read_analysis_flags(argv: list[str], description: str) -> SimpleNamespace:
     parser.add_argument("runs", nargs="*", metavar="RUN", default=[],
                         help="run folders. Several are compared with each other. By default it is "
                              "the newest in runs/")
+    for word in argv:
+        flag = word.partition("=")[0]
+        if flag in MOVED:
+            raise UserError(f"{flag} has moved: python -m tools.follow RUN --step S --answer A "
+                            f"--credit {CONTINUATIONS} --keep measures an answer for the page")
     flags = with_defaults(parser.read(argv), FLAGS)
     if len(flags.runs) == 1 and flags.baseline:
         raise UserError("--baseline needs several runs to compare")
-    if len(flags.runs) > 1 and flags.credit:
-        raise UserError(f"--credit {flags.credit} is of one run, and here are {len(flags.runs)}")
-    if flags.continuations and not flags.credit:
-        raise UserError("--continuations needs --credit, for which they are sampled")
     return flags
 
 

@@ -45,9 +45,7 @@ MAY_IMPORT = {
     "grpo": ["engine", "qwen2_model", "credit.clips.clipped_loss"],  # only with --clip_kind
     "mitigations": ["engine", "harness", "grpo"],
     "train": [*SIX, *LAB],
-    "analyze": ["analysis", "engine", "harness", "grpo", "mitigations",
-                # only with --credit
-                "tools.helpers.measured_answer.measure_and_keep"],
+    "analyze": ["analysis", "engine", "harness", "grpo", "mitigations"],
     "research": [*SIX, *LAB, "research"],
     "tools": [*SIX, *LAB, "tools"],
     "examples": [*SIX, "engine", "harness.flags", "harness.record.read_given",

@@ -17,14 +17,22 @@ this the model that sampled the answer continues it 1,000 times from before the 
 times from after it. The first sentences, *In short*, then join push, change and credit: whether the
 token was pushed up or down, what became of its probability, and whether the push was deserved.
 
-What `python analyze.py RUN --credit STEP:ANSWER` has measured of an answer is shown without these
-flags. The numbers come from the credit file, and each line ends with the function that computes it.
+With --keep and without --token the credit of every token of the answer is measured, the likeliest
+other tokens at its place, and what moved it:
+
+    python -m tools.follow runs/none-grpo-s0 --step 1 --answer 5 --credit 200 --keep
+
+With 200 continuations for each value an interval reaches about 0.1 to each side. The result is kept
+in the run's folder `analysis`, and from then on the page of analyze.py shows it, and this program
+without any flag.
+
+The numbers come from the credit file, and each line ends with the function that computes it.
 Answers and tokens are counted from 0, as in the file and on the page of analyze.py. The line
 "others" has the likeliest other tokens at this position. They come from the model that sampled the
 step, if it was kept. The line "term" has the token's term of the loss. The line "gradient" has two
 numbers: the gradient's size at the logits, by which tokens are compared here and on the page, and
 what is left of it in the loss, which divides by N. docs/symbols.md says what A, c, w, m, N and s
-are. Nothing is written.
+are. Nothing is written without --keep.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.follow")
@@ -46,12 +54,14 @@ from analysis.tokens import StepRecord, read_step
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS, load_tokenizer
 from harness.read_record import sampling_models
-from harness.screen import BOLD, has_colour, put, run_as_program, say, styled, visible
+from harness.screen import (BOLD, has_colour, put, python_command, run_as_program, say, styled,
+                            visible)
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from tools.helpers.credit_of_token import (FEWEST_CONTINUATIONS, MOST_CONTINUATIONS, CreditOfToken,
                                            measure_credit)
 from tools.helpers.in_short import in_short
+from tools.helpers.measured_answer import measure_and_keep
 from tools.helpers.moved import measured_change, what_moved
 from tools.helpers.moved_answer import trained_batch
 from tools.helpers.others import likeliest_others
@@ -68,6 +78,9 @@ FLAGS = {
     "credit": Flag(None, "also measure the token's credit: sample so many continuations of the "
                          "answer before the token, as many after it, and compare their rewards",
                    kind=int, least=FEWEST_CONTINUATIONS, most=MOST_CONTINUATIONS),
+    "keep": Flag(False, "with --credit and without --token: measure the credit of every token of "
+                        "the answer, the likeliest other tokens, and what moved it. Keep that with "
+                        "the run, so that the page of analyze.py shows it"),
     "show": Flag(None, f"number of problems to show. By default it is {SHOWN}. Those whose answers "
                        "differ in reward come first", kind=int, least=1)}
 SHADES = ((0.05, ""), (0.2, "48;5;195;38;5;0"), (0.4, "48;5;153;38;5;0"), (0.7, "48;5;75;38;5;16"),
@@ -78,7 +91,7 @@ MOST = 8            # tokens that get a line
 
 def main(argv: list[str]) -> None:
     usage = ("python -m tools.follow RUN [--step N] [--answer N] "
-             "[--token N [--moved] [--credit K]]")
+             "[--token N [--moved] [--credit K]] [--credit K --keep]")
     parser = make_parser(usage, __doc__, FLAGS)
     parser.add_argument("run", metavar="RUN", nargs="?", default=None,
                         help="a run folder. By default it is the newest in runs/")
@@ -108,6 +121,10 @@ def main(argv: list[str]) -> None:
     if flags.token is not None:
         check_exists("token", flags.token, range(len(answer["texts"])), f"answer {flags.answer}")
     print(f"{title}\nanswer {flags.answer} to {one_line(answer['prompt'])}")
+    if flags.keep:
+        measure_and_keep(run, models[step], record, tokenizer, flags.answer, flags.credit)
+        return say("It is shown by the same command with --token N instead of --credit and --keep, "
+                   f"and on\nthe page that this one writes: {python_command('analyze.py', folder)}")
     if flags.token is None:
         return show_answer(answer)
     has_more = follow_token(run, models.get(step), record, tokenizer, answer, flags)
@@ -140,8 +157,7 @@ def follow_token(run: Run, model: str | None, record: StepRecord, tokenizer: Tok
 
 def credit_of_kept(folder: Path, record: StepRecord, answer: ShownAnswer,
                    t: int) -> CreditOfToken | None:
-    """Add to the answer what analyze.py --credit has measured of it, and return token t's credit.
-    """
+    """Add to the answer what --keep has measured of it, and return token t's credit."""
     kept = kept_answers(folder).get((record.step, answer["episode"]))
     if not kept or not is_of(record, kept):
         return None
@@ -158,8 +174,12 @@ def refuse_alone(flags: SimpleNamespace) -> None:
         raise UserError(f"--token {flags.token} needs --answer, the answer that the token is in")
     if flags.moved and flags.token is None:
         raise UserError("--moved needs --token, the token that was moved")
-    if flags.credit and flags.token is None:
-        raise UserError("--credit needs --token, the token whose credit is measured")
+    if flags.keep and (not flags.credit or flags.answer is None or flags.token is not None):
+        raise UserError("--keep needs --answer and --credit, and no --token: it measures every "
+                        "token of the answer")
+    if flags.credit and flags.token is None and not flags.keep:
+        raise UserError("--credit needs --token, the token whose credit is measured, or --keep, "
+                        "which measures every token of the answer")
 
 
 def refuse_without_model(flags: SimpleNamespace, run: Run, step: int,

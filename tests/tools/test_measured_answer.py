@@ -18,7 +18,12 @@ from tools.helpers import credit_of_token, measured_answer, moved_answer
 from tools.helpers.moved import what_moved
 from tools.helpers.moved_answer import moved_in_words, parts_of_answer, trained_batch
 
-MANY = ["--continuations", "10"]
+
+
+def measure(run, step, b, k=10):
+    """Measure an answer, keep that, and make the page."""
+    follow.main([str(run), "--step", str(step), "--answer", str(b), "--credit", str(k), "--keep"])
+    analyze.main([str(run)])
 
 
 @pytest.fixture
@@ -79,7 +84,7 @@ def test_what_moved_it_in_words(recorded, monkeypatch, epochs, kl, ends):
 def test_of_an_answer_that_was_left_out_the_credit_is_measured(run):
     """The step did not train on it, so nothing is said of what moved its tokens."""
     b = int((~read_credit(run, 1, load_tokenizer(run)).finished).nonzero()[0])
-    analyze.main([str(run), "--credit", f"1:{b}", *MANY])
+    measure(run, 1, b)
     [kept] = kept_answers(run).values()
     assert len(kept["credit"]) == len(kept["token_id"]) and set(kept["moved"]) == {None}
 
@@ -109,7 +114,7 @@ def test_v_after_a_token_is_v_before_the_next_one(recorded, monkeypatch):
 @pytest.mark.usefixtures("undrawn")
 def test_it_is_measured_once_and_shown_by_both_programs(run, capsys, monkeypatch):
     b = an_answer(run, 3)
-    analyze.main([str(run), "--credit", f"3:{b}", *MANY])
+    measure(run, 3, b)
     assert f"kept in {file_of(run, 3, b)}" in capsys.readouterr().out
     [kept] = kept_answers(run).values()
     answers = answers_on_page(run)
@@ -128,16 +133,16 @@ def test_it_is_measured_once_and_shown_by_both_programs(run, capsys, monkeypatch
     assert "What else moved this token?" not in printed
 
     monkeypatch.setattr(measured_answer, "measure_all", None)  # it is not measured again
-    analyze.main([str(run), "--credit", f"3:{b}", *MANY])
+    measure(run, 3, b)
     with pytest.raises(TypeError):  # but with more continuations it is
-        analyze.main([str(run), "--credit", f"3:{b}", "--continuations", "11"])
+        measure(run, 3, b, k=11)
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_an_answer_of_another_run_is_not_shown(run):
     """The run was made again since, and its answer 0 has other tokens."""
     b = an_answer(run, 1)
-    analyze.main([str(run), "--credit", f"1:{b}", *MANY])
+    measure(run, 1, b)
     path = file_of(run, 1, b)
     kept = json.loads(path.read_text())
     kept["token_id"][0] += 1
@@ -147,17 +152,21 @@ def test_an_answer_of_another_run_is_not_shown(run):
     assert answers and not any("moved" in one["account"] for one in answers)
 
 
-@pytest.mark.parametrize("wanted, said", [
-    ("5", "--credit 5 should be STEP:ANSWER, as 1:5 for answer 5 of step 1"),
-    ("99:0", "step 99"), ("1:999", "answer 999")])
-def test_what_cannot_be_measured(recorded, wanted, said):
-    assert said in refusal(analyze.main, [str(recorded), "--credit", wanted])
+@pytest.mark.parametrize("flags, said", [
+    ("--step 99 --answer 0 --credit 10", "step 99"),
+    ("--step 1 --answer 999 --credit 10", "answer 999"),
+    ("--step 1 --answer 0", "--keep needs --answer and --credit"),
+    ("--step 1 --credit 10", "--keep needs --answer and --credit"),
+    ("--step 1 --answer 0 --token 0 --credit 10", "and no --token")])
+def test_what_cannot_be_measured(recorded, flags, said):
+    assert said in refusal(follow.main, [str(recorded), *flags.split(), "--keep"])
 
 
-def test_flags_that_would_have_no_effect_are_refused(recorded):
-    assert "--continuations needs --credit" in refusal(analyze.main, [str(recorded), *MANY])
-    said = refusal(analyze.main, [str(recorded), str(recorded.parent), "--credit", "1:0"])
-    assert said == "--credit 1:0 is of one run, and here are 2"
+@pytest.mark.parametrize("words", [["--credit", "1:5"], ["--continuations=10"]])
+def test_analyze_names_the_command_that_measures(recorded, words):
+    said = refusal(analyze.main, [str(recorded), *words])
+    assert said == (f"{words[0].partition('=')[0]} has moved: python -m tools.follow RUN --step S "
+                    "--answer A --credit 200 --keep measures an answer for the page")
 
 
 @pytest.mark.parametrize("name, value", [
