@@ -161,7 +161,7 @@ def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: objec
     refuse_tokens(is_too_large, too_large, credit, rollouts, location, BadCredit)
     if is_weight:
         refuse_tokens(credit < 0, f"{whose} is negative", credit, rollouts, f"{location}; credit "
-                      "with a sign is an advantage: see docs/weightings.md")
+                      "with a sign is an advantage: see docs/methods.md")
     return credit
 
 

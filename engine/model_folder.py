@@ -67,7 +67,7 @@ def how_to_get(folder: Path) -> str:
     if len(folder.parts) == 2 and not folder.parent.exists():
         return (f"to get it: hf download {folder} --local-dir models/{folder.name}, and then "
                 f"--model models/{folder.name}")
-    return "docs/large_models.md says how to get one"
+    return "docs/real_models.md says how to get one"
 
 
 def read_config(folder: Path) -> ModelConfig:

@@ -53,7 +53,7 @@ from tools.helpers.demonstrations import make_tokenizer
 
 # The tests are of the project's own methods. What a user has added to them is tested for what it
 # returns (test_every_method.py), and is in no other test's way.
-LISTED = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/weightings.md").read_text("utf-8"), re.M))
+LISTED = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/methods.md").read_text("utf-8"), re.M))
 OWN = [(choices, name, choices.data.pop(name)) for choices in (MITIGATIONS, ADVANTAGES)
        for name in choices.keys() - LISTED
        if getattr(choices.data[name], "__module__", "credit") in ("mitigations", "grpo", "credit")]

@@ -54,8 +54,8 @@ def project(tmp_path_factory):
     (folder / "my_task.py").write_text("\n".join(blocks("docs/your_own_task.md")))
     with open(folder / "mitigations.py", "a") as source:
         source.write("\n\n" + block("README.md", "def my_idea")
-                     + "\n\n" + block("docs/weightings.md", "def my_credit")
-                     + "\n\n" + block("docs/weightings.md", "class close_call") + BY_ENTROPY)
+                     + "\n\n" + block("docs/your_own_idea.md", "def my_credit")
+                     + "\n\n" + block("docs/your_own_idea.md", "class close_call") + BY_ENTROPY)
     commands = [[*SHORT, "--steps", "1", *flags] for flags in RUNS.values()]
     (folder / "printed").write_text(program(folder, "-c", TRAIN, json.dumps(commands)))
     return folder
@@ -140,7 +140,7 @@ def test_what_a_page_does_with_other_packages_fits_what_a_run_leaves(project):
     takes."""
     code = [block("docs/what_a_run_leaves.md", "SummaryWriter"),
             block("docs/what_a_run_leaves.md", "read_tokens"),
-            block("docs/gpu.md", "read_parquet")]
+            block("docs/real_models.md", "read_parquet")]
     told = printed_by(project, STAND_INS + "\n".join(code) + TOLD).splitlines()
     assert {"success 3", "held_out/greedy 0", "held_out/sampled 3"} <= set(told)
     assert not any(line.startswith(("step ", "weight_note ")) for line in told)
@@ -186,7 +186,7 @@ def test_the_other_candidates_of_a_page_are_the_models(folder_of):
 def test_the_methods_to_copy_are_typed():
     """Strict mypy checks mitigations.py, and takes no function with an argument or a result without
     type. That of __init__ may be left out."""
-    page = (ROOT / "docs/weightings.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/your_own_idea.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, flags=re.M | re.S)
     methods = [node for text in blocks for node in ast.walk(ast.parse(text))
                if isinstance(node, ast.FunctionDef)]
@@ -199,8 +199,9 @@ def test_the_methods_to_copy_are_typed():
 
 def test_every_command_of_a_page_is_taken(project):
     """Flags of train.py are read, and `python -m tools...` is run where it trains no model."""
-    (project / "models/Qwen2.5-0.5B-Instruct").symlink_to(ROOT / "models/tiny")
-    for name in ("before", "usual", "shuffled", "none-grpo-Qwen2.5-0.5B-Instruct-s0"):
+    for name in ("Qwen2.5-0.5B-Instruct", "Qwen2.5-Coder-0.5B-Instruct"):
+        (project / "models" / name).symlink_to(ROOT / "models/tiny")
+    for name in ("before", "usual", "shuffled", "none-grpo-Qwen2.5-Coder-0.5B-Instruct-s0"):
         (project / "runs" / name).symlink_to(project / "runs/none-grpo-s0")
     printed_by(project, block("docs/mistakes_on_purpose.md", "one.jsonl"))  # writes that file
     (project / "problems.jsonl").write_text('{"nums": [3, 5, 7], "target": 22}\n')

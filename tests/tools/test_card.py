@@ -147,7 +147,7 @@ def test_the_noise_is_measured_with_the_settings_that_were_typed(tmp_path, monke
 
 
 def test_a_claim_is_read_from_the_page_of_papers():
-    if not (ROOT / "docs/papers.md").exists():
+    if not (ROOT / "docs/methods.md").exists():
         pytest.skip("there is no page of papers")
     assert claim_of("optimal_token_baseline").startswith("2602.07078: ")
     assert claim_of("mine") == ""

@@ -106,11 +106,11 @@ def own_estimate(rows: Rows, key: str) -> Estimate | None:
 
 
 def claim_of(name: str) -> str:
-    """What the method's paper claims, by the page of papers; empty if it has no row there."""
-    path = PROJECT / "docs/papers.md"
+    """What the method's paper claims, by the page of methods; empty if it has no row there."""
+    path = PROJECT / "docs/methods.md"
     if path.exists():
         for line in path.read_text(encoding="utf-8").splitlines():
             cells = [cell.strip() for cell in line.split("|")]
-            if len(cells) > 5 and re.search(rf"\b{name}\b", cells[2]):
-                return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", f"{cells[1]}: {cells[3]}")
+            if len(cells) > 5 and re.match(rf"`{name}`", cells[1]):
+                return re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", cells[3])
     return ""

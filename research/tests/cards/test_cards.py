@@ -1,9 +1,7 @@
 """The rows of a card by hand."""
-import re
 
 import numpy as np
 import pytest
-from conftest import ROOT
 
 from research.cards.measure import along_plain, in_planted_tasks, in_the_enumerated_task
 
@@ -45,10 +43,3 @@ def test_noise_along_plain_grpos_direction_by_hand():
     assert along_plain(pair(other * [1.0, 0.5, 1.0])) == pytest.approx(
         (7 / 8 / 0.75) ** 2 * 0.5 / (1 + 1 / 8 - 1))
     assert np.isnan(along_plain(pair(-plain)))
-
-
-def test_every_paper_that_weightings_cites_has_a_row():
-    cited = set(re.findall(r"\d{4}\.\d{5}", (ROOT / "docs/weightings.md").read_text("utf-8")))
-    rows = "".join(line for line in (ROOT / "docs/papers.md").read_text("utf-8").splitlines()
-                   if line.startswith("| ["))
-    assert cited <= set(re.findall(r"\d{4}\.\d{5}", rows))
