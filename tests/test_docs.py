@@ -203,7 +203,6 @@ def test_every_command_of_a_page_is_taken(project):
         (project / "models" / name).symlink_to(ROOT / "models/tiny")
     for name in ("before", "usual", "shuffled", "none-grpo-Qwen2.5-Coder-0.5B-Instruct-s0"):
         (project / "runs" / name).symlink_to(project / "runs/none-grpo-s0")
-    printed_by(project, block("docs/mistakes_on_purpose.md", "one.jsonl"))  # writes that file
     (project / "problems.jsonl").write_text('{"nums": [3, 5, 7], "target": 22}\n')
     pages = [ROOT / "README.md", *project_files("docs/*.md")]
     typed = [shlex.split(command.replace("$seed", "0"), comments=True)
