@@ -29,7 +29,7 @@ METRICS = {
     "length": "mean number of tokens of an answer",
     "finished": "share of answers that ended before the limit",
     "groups_without_spread": "share of problems whose answers all got the same reward",
-    "entropy": "mean over the tokens of -sum p log p, of the distribution each was drawn from",
+    "entropy": "mean over the tokens of -sum p log p, at temperature 1 over the whole vocabulary",
     "collision": "mean over the tokens of sum p^2, of the same distribution",
     "weight_factor": "c, by which the weights were multiplied (`--rescale`)",
     "weight_max": "the largest weight after that",
