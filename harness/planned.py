@@ -85,13 +85,10 @@ class Runs:
 
     `failed` has what went wrong, by arm. When a run has failed, the others of its arm are not
     started; with `all_or_nothing` no others at all. Those that have started are finished.
-    `seconds_after` is what the program will need when all runs are made.
     """
 
-    def __init__(self, planned: list[PlannedRun], processes: int, all_or_nothing: bool = False,
-                 seconds_after: float = 0.0):
+    def __init__(self, planned: list[PlannedRun], processes: int, all_or_nothing: bool = False):
         self.planned, self.processes, self.all_or_nothing = planned, processes, all_or_nothing
-        self.seconds_after = seconds_after
         self.waiting = [run for run in planned if not run.is_finished()]
         self.running: list[tuple[PlannedRun, subprocess.Popen[bytes]]] = []
         self.failed: dict[str, str] = {}
@@ -192,7 +189,7 @@ class Runs:
         for run, steps in missing:
             a_step = self.seconds / self.steps if self.steps else run.seconds / run.steps
             loads[loads.index(min(loads))] += a_step * steps
-        seconds = seconds_before + max(loads) + self.seconds_after
+        seconds = seconds_before + max(loads)
         return f", {rounded_duration(seconds)} left" if seconds else ""
 
 
@@ -217,11 +214,11 @@ def last_line(log: Path) -> str:
 
 def make_runs(planned: list[PlannedRun], processes: int, command: str,
               before: Callable[[], None] = lambda: None, all_or_nothing: bool = False,
-              seconds_before: float = 0.0, seconds_after: float = 0.0) -> dict[str, str]:
+              seconds_before: float = 0.0) -> dict[str, str]:
     """Make the runs that are missing; returns those that failed, with the reason. `command` is the
     command that was typed. `before` is called after it was printed how long all will take, and
-    takes `seconds_before`; `seconds_after` is what the program needs when all runs are made."""
-    runs = Runs(planned, processes, all_or_nothing, seconds_after)
+    takes `seconds_before`."""
+    runs = Runs(planned, processes, all_or_nothing)
     say(f"{len(runs.waiting)} of {len(planned)} runs have to be made, {processes} at a time"
         f"{runs.time_left(seconds_before)}")
     before()

@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "mitigations": ["engine", "harness", "grpo"],
     "train": [*SIX, *LAB],
     "analyze": ["analysis", "engine", "harness", "grpo", "mitigations"],
-    "research": [*SIX, *LAB, "research"],
+    "research": [*SIX, *LAB, "research", "tools.helpers", "tools.idea"],  # the card of an idea
     "tools": [*SIX, *LAB, "tools"],
     "examples": [*SIX, "engine", "harness.flags", "harness.record.read_given",
                  "examples.one_step", "examples.sampler", "examples.check_the_loss"],

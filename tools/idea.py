@@ -13,18 +13,19 @@ step 1.
 
 1. First it prints how long all of this will take, and what the idea does to the gradient in a few
    batches of the untrained model.
-2. Then it trains the three arms, with one process for each core, or with as many as there is memory
-   for. The placebo has the weights or advantages of the idea, but at other tokens; or at other
-   answers, if all tokens of an answer have the same one. Finished runs are used again, and those of
-   plain GRPO are also used for the next idea.
+2. Then it trains the three arms, with one process for each core; those of a large model one after
+   the other, unless --processes says otherwise. The placebo has the weights or advantages of the
+   idea, but at other tokens; or at other answers, if all tokens of an answer have the same one.
+   Finished runs are used again, and those of plain GRPO are also used for the next idea.
 3. Then it prints the verdict in one sentence, and below it what that rests on. The primary metric
    is the mean success of all answers in training, compared in pairs of runs with the same seed. If
    the idea is better, all arms are trained again on as many new seeds, and it is called ahead if it
    is better there, too. On held-out problems sampled answers are compared, and greedy ones, which
    take the likeliest token at every place: an idea can leave the model less sure without leaving it
    less able.
-4. At last it tries the idea in three synthetic tasks, in which it is known which tokens decide. The
-   last paragraph says what to do next.
+
+The last lines name a command that measures what can be known of the idea without training it, and
+say what to do next.
 
 Ctrl-C stops it, and the same command continues.
 """
@@ -38,14 +39,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 
 from analysis.experiment import Arms, Experiment
-from analysis.gains import BEHIND
 from engine.choices import ADVANTAGES, MITIGATIONS, without_decorator
 from engine.errors import UserError
 from harness.flags import Flag, flags_of
@@ -55,7 +54,7 @@ from harness.memory import return_memory
 from harness.parser import make_parser, with_defaults
 from harness.planned import PROCESSES, PlannedRun, side_by_side
 from harness.record import find_folder
-from harness.screen import is_taken_away, python_command, run_as_program, say, show_status
+from harness.screen import is_taken_away, python_command, run_as_program, say
 from harness.settings import (CONTINUE, METHODS, OPTIONS, Settings, is_large, make_settings,
                               read_flags)
 from tools.helpers.look import look, seconds_of_runs, steps_of_look
@@ -64,7 +63,6 @@ from tools.helpers.verdict import Verdict
 
 QUICK_SEEDS = 4
 LONG = 20 * 60  # seconds: of the whole program, beyond which --quick is named
-SECONDS_OF_TASKS = 15  # the synthetic tasks on one core; four times as long with a critic
 FLAGS = {
     "seeds": Flag(8, "number of seeds of each arm. If the idea is better on them, all arms are "
                      "trained again on as many new ones",
@@ -72,12 +70,7 @@ FLAGS = {
     "quick": Flag(False, f"a first look: {QUICK_SEEDS} seeds and half of the steps, unless flags "
                          "say otherwise. This takes a quarter of the time, and only a large "
                          "difference can be seen"),
-    "card": Flag(False, "train nothing: measure what can be known before training, in one or two "
-                        "minutes, and add what finished runs have shown. One table is printed, and "
-                        "written into --cards. With a large model it takes as long as about "
-                        "sixteen steps, and the noise rests on 8 batches instead of 32"),
     "processes": PROCESSES,
-    "cards": Flag("cards", "folder of --card, in which each method has its own"),
     "runs": Flag("runs/ideas", "folder in which the runs are kept")}
 PLACEBOS = {"mitigation": "weights", "advantage": "advantages"}
 PLAIN = ("none", "grpo")
@@ -99,9 +92,6 @@ def main(argv: list[str]) -> None:
         values = {"seeds": QUICK_SEEDS} | values
     own = with_defaults(values, FLAGS)
     idea = Idea(given.name, typed, own, python_command("-m", "tools.idea", *argv))
-    if own.card:
-        idea.write_card(python_command("-m", "tools.idea", *without_card(argv)))
-        return
     verdict = Verdict(given.name, idea.runs_of(range(own.seeds), idea.first_look))
     if verdict.needs_second_look():
         say(f"{given.name} is better than plain GRPO on these seeds, so all arms are trained again "
@@ -110,14 +100,13 @@ def main(argv: list[str]) -> None:
     verdict.print_findings()
     folders = idea.folders
     picture = verdict.draw(folders["idea"])
-    has_more_tasks = idea.has_synthetic_tasks() and idea.try_synthetic_tasks()
     say(f"\nThe picture is {picture}")
     runs = " ".join(f"{shlex.quote(str(folder))}/s*/" for folder in folders.values())
     say(f"For tables and a page: python analyze.py {runs}")
-    if has_more_tasks:
-        say(f"For more synthetic tasks: {idea.probe('dial')}")
-    if verdict.word == BEHIND and idea.has_synthetic_tasks():
-        say(f"To see whether a noisier gradient is the reason: {idea.probe('signal')}")
+    if not is_taken_away("research"):
+        words = without(argv, {"processes": PROCESSES})
+        card = python_command("-m", "research", "card", *words)
+        say(f"What is known without training, as bias, noise, and where it could pay: {card}")
     say(f"\n{textwrap.fill(verdict.what_next(own.quick), 100)}")
 
 
@@ -151,16 +140,15 @@ class Idea:
         before the next seed."""
         keys = [(arm, seed) for seed in seeds for arm in self.flags]
         processes = threads = 1
-        of_look, of_tasks = 0.0, SECONDS_OF_TASKS if self.has_synthetic_tasks() else 0.0
+        of_look = 0.0
         if self.experiment.missing(keys):
             plan = self.plan
             processes, threads, self.seconds = plan.processes, plan.threads, plan.seconds
             of_look = plan.look if before == self.first_look else 0.0
             of_runs = sum(run.seconds for run in self.experiment.missing(keys))
-            self.forecast = of_look + of_runs / processes + of_tasks
+            self.forecast = of_look + of_runs / processes
         failed = self.experiment.make(keys, self.command, processes, threads, before=before,
-                                      all_or_nothing=True, seconds_before=of_look,
-                                      seconds_after=of_tasks)
+                                      all_or_nothing=True, seconds_before=of_look)
         if failed:
             raise UserError("; ".join(failed.values()))
         return self.experiment.arms(keys)
@@ -174,53 +162,17 @@ class Idea:
         if is_weighting:
             for line in on_real_tokens(idea):
                 say(textwrap.fill(line, 100, subsequent_indent="    "))
-        if self.has_synthetic_tasks():
-            say("Whether the gradient is less noisy with it can be measured without any training, "
-                f"in one or two\nminutes for a small model: {self.probe('signal')}")
         return_memory()           # the runs need the memory that models have taken here
         torch.cuda.empty_cache()  # without a GPU it does nothing
-
-    def write_card(self, trains: str) -> None:
-        """The idea's card: what is known of it before training, and what finished runs show.
-        `trains` is the command that makes these runs."""
-        from tools.helpers.card import make_card
-        keys = [(arm, seed) for seed in range(self.own.seeds) for arm in self.flags]
-        takes = "one or two minutes of processor time"
-        if is_large(find_folder(self.settings["plain"].model)):
-            takes = "about as long as sixteen steps of training"
-        say(f"The card of {self.name}: this takes {takes}.\nNothing is trained. Without --card the "
-            "same command trains it.")
-        make_card(self.as_in_research(), self.own_flags(), self.settings,
-                  digest(self.settings["idea"]), self.experiment.arms(keys),
-                  Path(self.own.cards) / self.name, self.command, trains,
-                  given=self.flags["plain"])
-
-    def has_synthetic_tasks(self) -> bool:
-        """Whether the probes of research/ are there and know the task."""
-        return self.settings["plain"].task == Settings.task and not is_taken_away("research")
 
     def own_flags(self) -> dict:
         """The flags of the idea itself that were typed."""
         of_method = flags_of(METHODS[self.axis][self.name])
         return {flag: value for flag, value in self.flags["idea"].items() if flag in of_method}
 
-    def as_in_research(self) -> str:
-        """my_idea --strength 10: the idea as an argument of a probe."""
+    def with_its_flags(self) -> str:
+        """my_idea --strength 10"""
         return " ".join([self.name, *as_typed(self.own_flags())])
-
-    def probe(self, name: str) -> str:
-        """The command that asks a probe of research/ about the idea."""
-        model = ["--model", self.settings["plain"].model] if name == "signal" else []
-        return python_command("-m", "research", name, *model, "--only", self.as_in_research())
-
-    def try_synthetic_tasks(self) -> bool:
-        """Print where the idea could pay, by tasks in which it is known which tokens decide.
-        Returns whether it can be tried in them."""
-        show_status("training on synthetic tasks, in which it is known which tokens decide")
-        dial = import_module("research.probes.dial")
-        found = dial.where_it_pays(self.name, self.own_flags())
-        say(f"\n{found}")
-        return dial.NOT_TRIED not in found
 
 
 @dataclass
@@ -234,7 +186,7 @@ class Plan:
 def make_plan(plain: Settings, idea: Settings, processes: int) -> Plan:
     """The number of runs at a time, and how long they take. `processes` is what was typed, or 0."""
     processes, threads = side_by_side([plain, idea], processes)
-    policy = load_policy(plain)  # after the free memory was looked at
+    policy = load_policy(plain)
     if is_large_on_cpu(plain) and not plain.threads:
         torch.set_num_threads(min(threads, torch.get_num_threads()))
     of_plain, of_idea = seconds_of_runs(policy, plain, idea)
@@ -273,6 +225,9 @@ def arms_of(name: str, typed: list[str], is_quick: bool = False) -> tuple[str, d
         flag = word.partition("=")[0].replace("-", "_").removeprefix("__")
         if word.startswith("--") and flag == axis:
             raise UserError(f"--{axis} cannot be given: {name} is the one that is tried")
+        if word == "--card":
+            raise UserError(f"--card has moved: python -m research card {name} measures what can "
+                            "be known without training")
         if word.startswith("--") and flag in NOT_TAKEN:
             raise UserError(f"--{flag} cannot be given to this program, because it chooses the "
                             "seeds, folders, loss and placebo of its three arms itself: plain "
@@ -295,11 +250,9 @@ def arms_of(name: str, typed: list[str], is_quick: bool = False) -> tuple[str, d
                   "placebo": common | of_idea | {"placebo": PLACEBOS[axis]}}
 
 
-def without_card(argv: list[str]) -> list[str]:
-    """The words of the command that trains: those that were typed, without --card and --cards and
-    their values."""
-    of_card = {name: FLAGS[name] for name in ("card", "cards")}
-    _, rest = make_parser("", None, of_card, add_help=False).parse_known_args(argv)
+def without(argv: list[str], flags: dict[str, Flag]) -> list[str]:
+    """The words that were typed, without these flags and their values."""
+    _, rest = make_parser("", None, flags, add_help=False).parse_known_args(argv)
     return list(rest)
 
 

@@ -14,6 +14,7 @@ import torch
 from analysis.statistics import Estimate, Floats, jackknife, jackknife_of_log, within
 from engine.choices import MITIGATIONS
 from engine.errors import UserError
+from research.dial.told import BY_KIND, told_by_definition
 from research.probes import dial, signal
 from research.probes.enumerated import (Batches, EnumeratedTask, Estimator, estimator,
                                         make_enumerated)
@@ -138,14 +139,21 @@ def published_control(stage: str) -> tuple[Estimate | None, Estimate | None]:
 
 def in_planted_tasks(name: str, flags: dict) -> dict[str, Row]:
     """The gain over plain GRPO in three tasks where few, some or many tokens are known to decide;
-    the control is each token's true credit."""
+    the control is each token's true credit. A method that is told there which tokens decide, or
+    that does the same as plain GRPO there, has the reason in the place of gains."""
     tasks = zip(("few", "some", "many"), dial.FEW_SOME_MANY)
     try:
+        told = told_by_definition(name, flags)
+        if BY_KIND.format(name=name) in told:
+            raise UserError(told[0])
         found = dial.gains_in_three_tasks(name, flags)
+        if all(one.is_same for one in found):
+            raise UserError(f"there {name} does the same as plain GRPO: it tells tokens apart by "
+                            "something that is the same for all tokens there")
     except UserError as error:
         return {key: {"reason": str(error)} for key, _ in tasks}
     rows = {}
     for (key, _), one in zip(tasks, found):
         rows[key] = {"own": one.gain, "plain": fmean(one.plain), "control": one.true,
-                     "could_see": one.gain.visible}
+                     "could_see": one.gain.visible, "told": " ".join(told)}
     return rows

@@ -17,9 +17,9 @@ from research.dial.task import SyntheticTask, TaskSpec
 
 TASK = "128/12"
 BY_KIND = (
-    "But {name} tells kinds of tokens apart. In these tasks an operator decides and a word does "
-    "not, by definition. So the method is told which tokens decide, and its gain says nothing "
-    "about a text.")
+    "{name} tells kinds of tokens apart. In these tasks an operator decides and a word does "
+    "not, by definition. So the method is told which tokens decide, and its gain would say "
+    "nothing about a text.")
 BY_SECTION = (
     "But {name} tells the sections of an answer apart, and in these tasks all tokens are in one. "
     "So its gain says nothing about what it does with sections.")

@@ -21,7 +21,6 @@ with the same seed. All arms have the same learning rate. These can be trained b
                          same through a run; 0.1 at all others
     batch 4x             plain GRPO with 4 times the problems
 """
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +29,6 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.gains import LEVEL
 from analysis.statistics import Estimate, Floats, holm, mean_over
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from engine.choices import ADVANTAGES, MITIGATIONS
@@ -39,13 +37,12 @@ from harness.flags import Flag, flags_of
 from harness.parser import make_parser
 from research.dial.arms import PLAIN, TRUE, SyntheticArm, named_arm
 from research.dial.task import TaskSpec
-from research.dial.told import told_by_definition
 from research.dial.training import train_policies
 from research.probes.common import COMMON, Findings, Progress
 
 FEW_SOME_MANY = ("128/3", "128/12", "128/42")
 STEPS, RATE, SEEDS = 60, 1e-2, 16  # this rate is the best one of plain GRPO in most tasks
-FIRST_SEED, FIRST_OF_A_TRY = 5000, 3000  # of the command, and of where_it_pays
+FIRST_SEED, FIRST_OF_A_TRY = 5000, 3000  # of the command, and of gains_in_three_tasks
 FLAGS = {
     **COMMON,
     "only": Flag("mask 0.1", "the arms to train besides plain GRPO and true credit, separated by "
@@ -55,7 +52,6 @@ FLAGS = {
                   least=2, most=100_000),
     "seeds": Flag(SEEDS, "number of seeds of each arm", least=2, most=1000),
     "rate": Flag(RATE, "learning rate of AdamW", above=0, most=10)}
-NOT_TRIED = "cannot be tried in a synthetic task"
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
@@ -152,41 +148,3 @@ def gains_in_three_tasks(name: str, flags: dict | None = None, seeds: int = SEED
                                 mean_over(true - plain), plain.tolist(),
                                 bool((mine == plain).all())))
     return found
-
-
-def where_it_pays(name: str, flags: dict | None = None, seeds: int = SEEDS) -> str:
-    """Where a method pays: its gain in three synthetic tasks, as a table and a sentence. It takes
-    some ten seconds."""
-    try:
-        found = gains_in_three_tasks(name, flags, seeds)
-    except UserError as error:
-        return f"Where could it pay? {name} {NOT_TRIED}: {error}"
-    rows: list[Row] = [[f"{one.decide} of {one.tokens}", one.gain, one.true] for one in found]
-    gains = {str(one.decide): one.gain for one in found}
-    if all(one.is_same for one in found):
-        return (f"Where could it pay? {name} {NOT_TRIED}, because there it does the same as plain "
-                "GRPO: it tells tokens apart by something that is the same for all tokens there.")
-    table = Table("where", "", by_row({"decide": "", "gain": "points", "true": "points"}, rows),
-                  headings={"decide": "tokens that decide", "gain": f"gain of {name}",
-                            "true": "gain of true credit"})
-    corrected = dict(zip(gains, holm([gain.p for gain in gains.values()])))
-    seen = [decide for decide in gains if corrected[decide] < LEVEL]
-    better = [decide for decide in seen if gains[decide].value > 0]
-    worse = [decide for decide in seen if gains[decide].value < 0]
-    said = f"{name} is not seen to be better than plain GRPO in any of them."
-    if better:
-        said = f"{name} is better than plain GRPO where {listed(better)} of the tokens decide."
-    if worse:
-        said += f" It is worse where {listed(worse)} of the tokens decide."
-    about = (f"Where could it pay? The table has three synthetic tasks, in which it is known which "
-             f"tokens decide. {said} This goes by p-values below 0.05 after Holm's correction for "
-             "the three tasks. An answer there has 128 symbols, each of them one of four. A gain "
-             "is in points of mean success over plain GRPO, with its 95% interval over "
-             f"{seeds} seeds. No method can know more than the true credit.")
-    about = " ".join([about, *told_by_definition(name, flags)])
-    return f"{textwrap.fill(about, 100)}\n\n{table.to_text()}"
-
-
-def listed(words: list[str]) -> str:
-    """3, 12 or 42"""
-    return " or ".join(filter(None, [", ".join(words[:-1]), words[-1]]))

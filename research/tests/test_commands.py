@@ -16,6 +16,7 @@ SMALLEST = {  # what each command is typed with here; {run} is a run, {plan} a p
     "signal": f"{SAMPLED} --batches 4 --only rloo --model {{model}}",
     "dial": "--worlds 4/2 --steps 2 --seeds 2 --only none",
     "decided": "--problems 2 --of_each 2 --continuations 2 --certain 0.5 --threads 1",
+    "card": "dr_grpo --model {model} --questions 2 --answers 4 --max_new_tokens 24 --threads 1",
     "notes": "{run}",
     "phase1": f"{SAMPLED} --model {{model}}",
     "rank": "--questions 6 --answers 8 --max_new_tokens 24 --threads 1 --model {model} "

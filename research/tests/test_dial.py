@@ -16,6 +16,7 @@ from qwen2_model import rotary
 from research.__main__ import main
 from research.dial.arms import PLAIN, TRUE, Batch, named_arm
 from research.dial.task import (Sample, SyntheticTask, TaskSpec, fresh_policy, used_parameters)
+from research.cards.measure import in_planted_tasks
 from research.dial.told import told_by_definition
 from research.dial.training import AdamWOfRows, train_policies
 from research.probes import dial
@@ -227,37 +228,6 @@ def test_a_gain_in_a_task_is_paired_by_seed_and_corrected_but_for_true_credit():
     assert rows[PLAIN][3:] == (None, None)
 
 
-@pytest.mark.parametrize("pays_at, said", [
-    ((), "random is not seen to be better than plain GRPO in any of them."),
-    ((3,), "random is better than plain GRPO where 3 of the tokens decide."),
-    ((3, 12, 42), "random is better than plain GRPO where 3, 12 or 42 of the tokens decide.")])
-def test_where_a_method_pays(monkeypatch, pays_at, said):
-    """True credit is 0.1 ahead with every seed, and the method 0.05 in some of the tasks."""
-    def train(spec, arm, seeds, rates, *_):
-        gain = {TRUE: 0.1, "random": 0.05 * (spec.decide in pays_at)}.get(arm.name, 0.0)
-        own = 1e-4 * (arm.name == "random")  # otherwise it would do the same as plain GRPO
-        return [0.5 + gain + (1e-3 - own) * (seed % 2) for seed in seeds]
-
-    monkeypatch.setattr(dial, "train_policies", train)
-    text = dial.where_it_pays("random")
-    assert said in " ".join(text.split())
-    rows = [line for line in text.split("\n") if " of 128" in line]
-    assert [row.split()[1] for row in rows] == ["3", "12", "42"]
-    assert all("+10.0" in row for row in rows)
-    assert ["+5.0" in row for row in rows] == [decide in pays_at for decide in (3, 12, 42)]
-
-
-def test_a_method_that_is_worse_is_named(monkeypatch):
-    """It is 0.05 behind with every seed where 12 tokens decide."""
-    def train(spec, arm, seeds, *_):
-        loss = 0.05 * (arm.name == "random" and spec.decide == 12)
-        return [0.5 - loss + 1e-3 * (seed % 2) * (arm.name == "random") for seed in seeds]
-
-    monkeypatch.setattr(dial, "train_policies", train)
-    said = " ".join(dial.where_it_pays("random").split())
-    assert "It is worse where 12 of the tokens decide." in said
-
-
 def test_all_arms_have_one_learning_rate_where_a_method_is_tried(monkeypatch):
     """If each had the rate that was best on few seeds, luck with a rate would look like a gain."""
     rates = set()
@@ -267,7 +237,7 @@ def test_all_arms_have_one_learning_rate_where_a_method_is_tried(monkeypatch):
         return [0.5 + 1e-3 * (seed % 2) * (arm.name == "random") for seed in seeds]
 
     monkeypatch.setattr(dial, "train_policies", train)
-    dial.where_it_pays("random")
+    dial.gains_in_three_tasks("random")
     assert rates == {0.01}
 
 
@@ -277,9 +247,9 @@ def test_a_method_that_does_the_same_as_plain_grpo_cannot_be_tried(monkeypatch):
         return torch.where(rollouts.section == ANSWER, 1.0, elsewhere)
 
     monkeypatch.setitem(MITIGATIONS, "in_the_answer", in_the_answer)
-    said = dial.where_it_pays("in_the_answer", seeds=2)
-    assert said.startswith("Where could it pay? in_the_answer cannot be tried in a synthetic task")
-    assert "does the same as plain GRPO" in said and "none of them" not in said
+    monkeypatch.setattr(dial, "train_policies", lambda spec, arm, seeds, *_: [0.5 for _ in seeds])
+    for row in in_planted_tasks("in_the_answer", {}).values():
+        assert "there in_the_answer does the same as plain GRPO" in row["reason"]
 
 
 @pytest.mark.parametrize("weight, said", [
@@ -289,13 +259,16 @@ def test_a_method_that_does_the_same_as_plain_grpo_cannot_be_tried(monkeypatch):
     # no token is a number: entropy alone tells tokens apart
     (lambda batch: 1.0 + (batch.kind != NUMBER) * batch.entropy, ""),
     (lambda batch: 1.0 + batch.entropy, "")])
-def test_what_a_task_tells_by_its_definition_is_said_below_the_gains(monkeypatch, weight, said):
+def test_what_a_task_tells_by_its_definition_is_said_beside_the_gains(monkeypatch, weight, said):
     """A weight by kinds is a mask of the tokens that decide."""
     monkeypatch.setitem(MITIGATIONS, "mine", weight)
     monkeypatch.setattr(dial, "train_policies", lambda spec, arm, seeds, *_: [
         0.5 + 1e-3 * (seed % 2) * (arm.name == "mine") for seed in seeds])
-    text = " ".join(dial.where_it_pays("mine").split())
-    assert ("But mine " in text) == bool(said) and said in text
+    rows = in_planted_tasks("mine", {})
+    is_void = said == "told which tokens decide"  # then no gain is shown
+    for row in rows.values():
+        assert said in row["reason" if is_void else "told"] and ("own" in row) != is_void
+        assert is_void or ("But mine " in row["told"]) == bool(said)
 
 
 def test_the_methods_that_go_by_what_a_definition_says():
@@ -309,4 +282,5 @@ def test_the_methods_that_go_by_what_a_definition_says():
 
 
 def test_a_method_that_cannot_be_asked_says_why():
-    assert "deletion cannot be tried in a synthetic task: " in dial.where_it_pays("deletion")
+    rows = in_planted_tasks("deletion", {})
+    assert rows.keys() == {"few", "some", "many"} and all(row["reason"] for row in rows.values())

@@ -97,18 +97,18 @@ def test_the_time_left_is_that_of_the_busiest_process(planned):
     assert Runs(runs, 2).time_left() == ", about 20 min left"
 
 
-def test_the_time_left_counts_what_comes_before_and_after_the_runs(planned, capsys):
-    """Ten minutes of a run, three before it and four after it; at last the four alone."""
+def test_the_time_left_counts_what_comes_before_the_runs(planned, capsys):
+    """Ten minutes of a run, and three before it; at last there is nothing left."""
     run = replace(planned(), seconds=600.0)
-    runs = Runs([run], 1, seconds_after=240.0)
-    assert runs.time_left(180.0) == ", about 17 min left"
-    assert runs.time_left() == ", about 14 min left"
+    runs = Runs([run], 1)
+    assert runs.time_left(180.0) == ", about 13 min left"
+    assert runs.time_left() == ", about 10 min left"
     runs.waiting = []
-    assert runs.time_left() == ", about 4 min left"
+    assert runs.time_left() == ""
 
     with pytest.raises(RuntimeError):
-        make_runs([run], 1, "", before=stopped, seconds_before=180.0, seconds_after=240.0)
-    assert "1 of 1 runs have to be made, 1 at a time, about 17 min left" in capsys.readouterr().out
+        make_runs([run], 1, "", before=stopped, seconds_before=180.0)
+    assert "1 of 1 runs have to be made, 1 at a time, about 13 min left" in capsys.readouterr().out
 
 
 def stopped():

@@ -13,8 +13,6 @@ from runs import lines, train_here
 
 from engine.errors import UserError
 from harness import planned as planned_runs
-from harness.forecast import memory_of
-from harness.load import load_policy
 from harness.screen import is_taken_away
 from harness.settings import LARGE, TWO_NUMBERS, make_settings
 from tools import idea
@@ -57,11 +55,10 @@ def test_a_quick_look_has_half_of_the_steps_and_of_the_seeds(monkeypatch, typed,
 def test_a_long_forecast_names_the_quick_look(monkeypatch, capsys, tmp_path, seconds, typed,
                                               is_named):
     """Eight seeds of three arms, two at a time: 24 x 50 s / 2 are ten minutes. The look takes 7
-    seconds, and the synthetic tasks 15, where they are here."""
+    seconds."""
     monkeypatch.setattr(idea, "make_plan", lambda *_: idea.Plan(
         2, 1, dict.fromkeys(("plain", "idea", "placebo"), seconds), look=7.0))
-    others = {"seconds_before": 7.0, "seconds_after": 0.0 if is_taken_away("research") else 15.0}
-    monkeypatch.setattr(idea, "LONG", 12 * 49.5 + sum(others.values()))
+    monkeypatch.setattr(idea, "LONG", 12 * 49.5 + 7)
     monkeypatch.setattr(idea, "look", lambda *_, **__: None)
     told = {}
 
@@ -73,7 +70,7 @@ def test_a_long_forecast_names_the_quick_look(monkeypatch, capsys, tmp_path, sec
     monkeypatch.setattr("analysis.experiment.make_runs", make_runs)
     assert refusal(main, ["dr_grpo", *typed, "--runs", str(tmp_path)]) == "enough"
     assert ("type --quick" in capsys.readouterr().out) == is_named
-    assert told == others | {"all_or_nothing": True}
+    assert told == {"seconds_before": 7.0, "all_or_nothing": True}
     own = SimpleNamespace(quick=False, processes=0, runs=str(tmp_path))
     assert refusal(idea.Idea("dr_grpo", [], own, "").runs_of, range(8, 16)) == "enough"
     assert told["seconds_before"] == 0  # the second look at seeds has no look at the gradient
@@ -121,15 +118,11 @@ def test_a_large_model_keeps_its_recipe_and_leaves_no_model(tmp_path):
     assert arms["plain"]["checkpoint_every"] == 0
 
 
-@pytest.mark.parametrize("runs_in_memory, asked, expected", [
-    (0.5, 0, (1, 8)), (2.9, 0, (2, 4)), (100, 0, (8, 1)), (0.5, 3, (3, 2)), (0.5, 16, (16, 1))])
-def test_large_runs_side_by_side_share_memory_and_cores(monkeypatch, runs_in_memory, asked,
-                                                        expected):
-    """Eight cores, and memory for so many runs as a forecast counts them. One is always allowed."""
+@pytest.mark.parametrize("asked, expected", [(0, (1, 8)), (3, (3, 2)), (16, (16, 1))])
+def test_large_runs_side_by_side_share_the_cores(monkeypatch, asked, expected):
+    """Eight cores. One run at a time, unless more are typed."""
     s = make_settings({"model": str(ROOT / "models/tiny"), "threads": 0})
-    room = runs_in_memory * memory_of(s, load_policy(s).model)
     threads = []
-    monkeypatch.setattr(planned_runs, "available_memory", lambda: room)
     for module in (idea, planned_runs):
         monkeypatch.setattr(module, "is_large", lambda folder: True)
     monkeypatch.setattr(planned_runs, "usable_cores", lambda: 8)
@@ -146,7 +139,6 @@ def test_large_runs_side_by_side_share_memory_and_cores(monkeypatch, runs_in_mem
 def test_small_runs_have_a_thread_each(monkeypatch):
     s = make_settings({"model": str(ROOT / "models/tiny"), "threads": 1})
     monkeypatch.setattr(planned_runs, "usable_cores", lambda: 8)
-    monkeypatch.setattr(planned_runs, "available_memory", lambda: 0.0)
     monkeypatch.setattr(idea, "seconds_of_runs", lambda *_: (3.0, 5.0))
     for asked, expected in ((0, 8), (2, 2)):
         plan = make_plan(s, s, asked)
@@ -155,7 +147,7 @@ def test_small_runs_have_a_thread_each(monkeypatch):
 
 def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp_path,
                                                                     monkeypatch):
-    """Whether it has memory for one or for two of them, they are the same runs."""
+    """Whether one is made at a time or eight, they are the same runs."""
     planned, settings = [], ["--model", str(learner), "--seeds", "2", "--runs", str(tmp_path)]
 
     def keep(runs, processes, *_, **__):
@@ -167,10 +159,9 @@ def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp
         monkeypatch.setattr(module, "is_large", lambda folder: True)
     monkeypatch.setattr(planned_runs, "usable_cores", lambda: 8)
     monkeypatch.setattr(idea, "seconds_of_runs", lambda *_: (3.0, 5.0))
-    for memory, processes in ((0.0, 1), (1e18, 8)):
-        monkeypatch.setattr(planned_runs, "available_memory", lambda: memory)
+    for processes in (1, 8):
         with pytest.raises(SystemExit, match=f"{processes} at a time"):
-            main(["by_kind", *settings])
+            main(["by_kind", *settings, "--processes", str(processes)])
     alone, together = planned
     assert [run.folder for run in alone] == [run.folder for run in together]
     assert {run.threads for run in alone} == {8} and {run.threads for run in together} == {1}
@@ -186,6 +177,7 @@ def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp
     (["no_such"], "no_such is neither a weighting nor an advantage. Is its function in mitig"),
     (["none"], "none is plain GRPO, with which an idea is compared"),
     (["by_kin"], "by_kin is neither a weighting nor an advantage; did you mean by_kind?"),
+    (["by_kind", "--card"], "--card has moved: python -m research card by_kind measures"),
     (["by_kind", "--seed", "3"], "--seed cannot be given to this program"),
     (["by_kind", "--quik"], "unknown argument --quik, did you mean --quick? ("),
     (["by_kind", "--proceses=2"], "unknown argument --proceses=2, did you mean --processes? ("),
@@ -203,20 +195,13 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
     monkeypatch.setattr("harness.planned.Runs.start", train_here)
     freed = []
     monkeypatch.setattr(idea, "return_memory", lambda: freed.append(list(tmp_path.rglob("*"))))
-    dial = not is_taken_away("research")
-    if dial:
-        monkeypatch.setattr("research.probes.dial.where_it_pays",
-                            lambda *asked: f"dial: {asked}")
     main(["by_kind", "--word_weight", "0.1", *argv])
     said = capfd.readouterr().out
     for part in ("6 of 6 runs have to be made, 2 at a time, about ", "finished: by_kind-placebo-s1",
                  "by_kind minus"):
         assert part in said
-    assert ("dial: ('by_kind', {'word_weight': 0.1})\n" in said) == dial
-    assert ("For more synthetic tasks: python -m research dial --only 'by_kind --word_weight "
-            "0.1'\n" in said) == dial
-    assert (f"for a small model: python -m research signal --model {shlex.quote(str(learner))} "
-            "--only 'by_kind --word_weight 0.1'\n" in said) == dial
+    typed = shlex.join(["by_kind", "--word_weight", "0.1", *argv]).replace(" --processes 2", "")
+    assert (f": python -m research card {typed}\n" in said) != is_taken_away("research")
     *_, pointers, last = said.rstrip().split("\n\n")  # nothing comes after the last paragraph
     assert pointers.startswith("The picture is ") and last.startswith("What next? ")
     assert "\nLess able or less sure? by_kind is " in said  # greedy answers were evaluated, too
@@ -243,7 +228,5 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
     assert f"and since then {words} has changed" in refusal(main, ["by_kind", "--word_weight",
                                                                    "0.1", *argv])
     record.write_text(text)
-    monkeypatch.setattr("tools.idea.Settings", SimpleNamespace(task="of another task"))
     main(["by_kind", "--word_weight", "0.2", *argv])
-    said = capfd.readouterr().out
-    assert "4 of 6 runs have to be made" in said and "dial" not in said
+    assert "4 of 6 runs have to be made" in capfd.readouterr().out

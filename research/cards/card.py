@@ -1,22 +1,25 @@
 """The card of a method: what is known of it before it is trained, and what training has shown.
 
-A card is a table whose rows are the same for every method, and one closing paragraph. Beside each
-number stand plain GRPO's, that of a control which knows more than any method can, and what the
-measurement could have seen. The rows before training take about three minutes of processor time;
-those after it are read from the runs that `python -m tools.idea NAME` has made.
+    python -m research card my_idea --strength 10
 
-Most rows come from the probes of research/ (research/cards/measure.py). They are imported by name
-here, so without that room the card has the other rows.
+The card of NAME is a table whose rows are the same for every method, below a verdict in one
+sentence, and a closing paragraph. Beside each number stand plain GRPO's, that of a control which
+knows more than any method can, and what the measurement could have seen. Nothing is trained but
+very small models of synthetic tasks, and for the default model 30 steps of plain GRPO. That takes
+one or two minutes of processor time; with a large model as long as about sixteen steps of its
+training, and then the noise rests on 8 batches instead of 32. The last rows are read from the runs
+that `python -m tools.idea NAME`, typed with the same flags, has finished.
+
+The table is printed, and written into the folder of --cards as card.json and report.html.
 """
 import json
 import textwrap
 import time
 from dataclasses import replace
 from datetime import date
-from importlib import import_module
 from pathlib import Path
 from statistics import fmean
-from types import ModuleType
+from types import SimpleNamespace
 
 import numpy as np
 
@@ -33,10 +36,14 @@ from engine.tokens import KINDS
 from grpo import gradient_size
 from harness.load import load_optimizer, load_policy, make_advantage, make_weighting
 from harness.planned import PlannedRun, make_runs
+from harness.flags import Flag
+from harness.parser import make_parser, with_defaults
 from harness.record import find_folder, provenance, replace_text
-from harness.screen import is_taken_away, say, show_status
+from harness.screen import python_command, say, show_status
 from harness.settings import Settings, is_large
-from tools.helpers.card_in_words import claim_of, closing, verdict
+from research.cards.card_in_words import claim_of, closing, verdict
+from research.cards.measure import gradient_noise, in_planted_tasks, in_the_enumerated_task
+from tools import idea as tool
 from tools.helpers.look import BATCHES, RARE, credited, sample, seconds_of_step, share_gains
 
 Row = dict[str, object]
@@ -80,9 +87,32 @@ LEGEND = (
     "GRPO. `Could see` is the smallest difference that 80 of 100 such experiments would find.")
 
 
-def research() -> ModuleType | None:
-    """The part that needs the probes; None without their room."""
-    return None if is_taken_away("research") else import_module("research.cards.measure")
+FLAGS = {
+    "cards": Flag("cards", "folder of the cards, in which each method has its own"),
+    "seeds": tool.FLAGS["seeds"],
+    "quick": tool.FLAGS["quick"],
+    "runs": tool.FLAGS["runs"]}
+
+
+def main(argv: list[str]) -> None:
+    parser = make_parser("python -m research card NAME [flags of NAME, of train.py, or of this "
+                         "list]", __doc__, FLAGS)
+    parser.add_argument("name", metavar="NAME", help="a weighting or an advantage. It comes first")
+    given, typed = parser.parse_known_args(argv)
+    own = with_defaults(parser.values(given), FLAGS)
+    show_card(given.name, typed, own, python_command("-m", "research", "card", *argv),
+              python_command("-m", "tools.idea", *tool.without(argv, {"cards": FLAGS["cards"]})))
+
+
+def show_card(name: str, typed: list[str], own: SimpleNamespace, command: str,
+              trains: str) -> None:
+    """Make the card of a method and print it. `command` is what was typed, `trains` the command
+    that makes the runs of its last rows."""
+    idea = tool.Idea(name, typed, own, command)
+    keys = [(arm, seed) for seed in range(own.seeds) for arm in idea.flags]
+    make_card(idea.with_its_flags(), idea.own_flags(), idea.settings,
+              tool.digest(idea.settings["idea"]), idea.experiment.arms(keys),
+              Path(own.cards) / name, command, trains, given=idea.flags["plain"])
 
 
 def rows_before(name: str, flags: dict, plain: Settings, idea: Settings) -> Rows:
@@ -90,13 +120,10 @@ def rows_before(name: str, flags: dict, plain: Settings, idea: Settings) -> Rows
     policy = load_policy(plain)
     show_status("the card: which tokens get the gradient, and what a step costs")
     rows = favoured(policy, plain, idea) | cost(policy, plain, idea)
-    measure = research()
-    if measure:
-        show_status("the card: the task whose answers are all listed")
-        rows |= measure.in_the_enumerated_task(name, flags)
-        show_status("the card: synthetic tasks, in which it is known which tokens decide")
-        rows |= measure.in_planted_tasks(name, flags)
-    return rows
+    show_status("the card: the task whose answers are all listed")
+    rows |= in_the_enumerated_task(name, flags)
+    show_status("the card: synthetic tasks, in which it is known which tokens decide")
+    return rows | in_planted_tasks(name, flags)
 
 
 def rows_of_noise(methods: list[str], plain: Settings, half: str | None,
@@ -104,14 +131,11 @@ def rows_of_noise(methods: list[str], plain: Settings, half: str | None,
     """The noise of the gradient of each method, typed as in `signal --only`; `half` is the folder
     of a half trained model, `config` a file of the settings. All of them get the same batches."""
     found: dict[str, Rows] = {method: {} for method in methods}
-    measure = research()
-    if measure is None:
-        return found
     batches = BATCHES_OF_LARGE if is_large(find_folder(plain.model)) else BATCHES_OF_NOISE
     for stage, model in (("start", plain.model), ("half", half)):
         if model:
-            rows = measure.gradient_noise(methods, model, plain.questions, plain.answers, batches,
-                                          stage, plain.device, config)
+            rows = gradient_noise(methods, model, plain.questions, plain.answers, batches, stage,
+                                  plain.device, config)
             for method in methods:
                 found[method] |= rows[method]
     if not half:  # the published control is that of the tiny model
@@ -265,7 +289,7 @@ def make_card(method: str, flags: dict, settings: dict[str, Settings], made_of: 
     rows = known.get("rows", {}) if known.get("made_of") == made_of else {}
     is_tiny = plain.model == Settings.model and plain.task == Settings.task
     if not rows:
-        half = half_trained(folder.parent, command) if is_tiny and research() else None
+        half = half_trained(folder.parent, command) if is_tiny else None
         rows = rows_before(name, flags, plain, idea)
         if noise is None:
             folder.mkdir(parents=True, exist_ok=True)

@@ -79,7 +79,9 @@ def planted_in_words(rows: Rows) -> list[str]:
     text = f"better where {' or '.join(better)} decide" if better else "not seen to be better"
     if worse:
         text += f", and worse where {' or '.join(worse)} decide"
-    return [f"Where it is known which tokens decide, it is {text} (each interval for itself)."]
+    told = [str(row["told"]) for row in (rows[key] for key in measured) if row.get("told")]
+    return [f"Where it is known which tokens decide, it is {text} (each interval for itself).",
+            *told[:1]]
 
 
 def trained_in_words(rows: Rows, trains: str) -> list[str]:

@@ -7,12 +7,11 @@ from conftest import ROOT
 
 from analysis.statistics import Estimate
 from harness.load import load_policy
-from harness.screen import is_taken_away
 from harness.settings import make_settings
-from tools import idea
-from tools.helpers import card
-from tools.helpers.card import as_table, favoured, from_json, make_card, rows_after, to_json
-from tools.helpers.card_in_words import claim_of, closing, verdict
+from research.cards import card
+from research.cards.card import as_table, favoured, from_json, make_card, rows_after, to_json
+from research.cards.card_in_words import claim_of, closing, verdict
+from research.probes import signal
 
 FEW = {"questions": 2, "answers": 4, "max_new_tokens": 24, "threads": 1}
 NUMBERS = {"direction": {"own": Estimate(0.98), "plain": Estimate(1.0)},
@@ -104,32 +103,22 @@ def test_gains_are_those_of_the_runs():
     assert rows["placebo"]["own"].value == pytest.approx(0.05) and "able" not in rows
 
 
-def test_the_flag_trains_nothing(tmp_path, monkeypatch):
+def test_the_command_trains_nothing(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(card, "make_card", lambda *given, **more: asked.append(given))
-    words = ["low_probability", "--card", "yes", "--probability_share", "0.5", "--cards",
+    words = ["low_probability", "--probability_share", "0.5", "--cards",
              str(tmp_path), "--runs", str(tmp_path / "runs")]
-    idea.main(words)
+    card.main(words)
     [(method, flags, settings, _, arms, folder, command, trains)] = asked
     assert method == "low_probability --probability_share 0.5"
     assert flags == {"probability_share": 0.5} and arms == {}
     assert folder == tmp_path / "low_probability"
-    assert command == shlex.join(["python", "-m", "tools.idea", *words])
+    assert command == shlex.join(["python", "-m", "research", "card", *words])
     assert trains == ("python -m tools.idea low_probability --probability_share 0.5 --runs "
                       f"{shlex.quote(str(tmp_path / 'runs'))}")
     assert settings["idea"].mitigation == "low_probability"
 
 
-@pytest.mark.skipif(is_taken_away("research"), reason="research/ is not here")
-def test_without_probes_the_other_rows_remain(monkeypatch):
-    monkeypatch.setattr(card, "is_taken_away", lambda _: True)
-    monkeypatch.setattr(card, "cost", lambda *_: {})
-    plain = make_settings(FEW)
-    assert card.rows_before("taco", {}, plain, plain).keys() == {"kinds", "sure"}
-    assert card.rows_of_noise(["taco"], plain, None) == {"taco": {}}
-
-
-@pytest.mark.skipif(is_taken_away("research"), reason="research/ is not here")
 def test_the_noise_is_measured_with_the_settings_that_were_typed(tmp_path, monkeypatch):
     """The probe reads them from a file; plain GRPO beside itself is a batch as large as its own."""
     monkeypatch.setattr(card, "BATCHES_OF_NOISE", 4)
@@ -137,8 +126,8 @@ def test_the_noise_is_measured_with_the_settings_that_were_typed(tmp_path, monke
     config.write_text(json.dumps({"loss_norm": "sequence", **FEW}))
     plain = make_settings({"config": str(config)})
     asked = []
-    load = card.research().signal.policy_from_flags
-    monkeypatch.setattr(card.research().signal, "policy_from_flags",
+    load = signal.policy_from_flags
+    monkeypatch.setattr(signal, "policy_from_flags",
                         lambda args: asked.append(load(args)) or asked[-1])
     rows = card.rows_of_noise(["none"], plain, None, config)["none"]
     assert asked[0].settings.loss_norm == "sequence"
