@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from bridges.messages import one_line
 from engine.errors import UserError, parse_object
 from engine.tokens import CHATML
 
@@ -115,25 +114,6 @@ def with_chatml(prompt):
     return re.sub("(^|\n)(system|user|assistant)\n", turn, prompt)
 
 
-def is_of_trl(row: dict, path: Path) -> bool:
-    is_table = ".parquet" in path.suffixes  # or was one, before somebody wrote it as JSON lines
-    return is_table and {"prompt", "completion", "advantage"} <= row.keys()
-
-
-def from_trl(row: dict) -> dict:
-    """A row of TRL's completions. Its other columns of numbers are rewards, each named after its
-    function; in their sum None and nan are 0, as they are in TRL."""
-    line = {name: row.get(name) for name in ("step", "prompt", "completion", "advantage")}
-    parts = {}
-    for name, value in row.items():
-        if name not in line and type(value) in (int, float):
-            parts[name] = value if is_number(value) else 0
-    line["parts"] = parts
-    if parts:
-        line["reward"] = sum(parts.values())
-    return line
-
-
 class Format(NamedTuple):
     """A trainer's way to write an answer."""
     name: str
@@ -141,7 +121,7 @@ class Format(NamedTuple):
     translate: Callable[[dict], dict]  # a line of the trainer's -> our fields
 
 
-FORMATS = (Format("verl", is_of_verl, from_verl), Format("TRL", is_of_trl, from_trl))
+FORMATS = (Format("verl", is_of_verl, from_verl),)
 
 
 def in_our_fields(row: dict, where: str, path: Path) -> tuple[str, dict]:
@@ -178,8 +158,11 @@ def lines_of(files: list[Path]) -> Iterator[tuple[str, str, dict]]:
         same = [other for other in files if other.is_file() and path.samefile(other)]
         if len(same) > 1:
             raise UserError(f"{path} is named twice: its answers would count twice")
-        rows = read_table(path) if path.suffix == ".parquet" else read_lines(path)
-        for where, row in rows:
+        if ".parquet" in path.suffixes:  # also one that somebody wrote as JSON lines since
+            raise UserError(f"{path}: TRL's tables repeat batches and mix in evaluations, so they "
+                            "are not read. bridges/your_own_run.md says how to record a run of TRL "
+                            "while it trains; of another trainer write JSON lines")
+        for where, row in read_lines(path):
             yield where, *in_our_fields(row, where, path)
 
 
@@ -191,20 +174,3 @@ def read_lines(path: Path) -> Iterator[tuple[str, dict]]:
                     yield f"{path}, line {number}", parse_object(text, f"{path}, line {number}")
     except UnicodeDecodeError:
         raise UserError(f"{path} is not text") from None
-
-
-def read_table(path: Path) -> Iterator[tuple[str, dict]]:
-    try:
-        import pyarrow
-        from pyarrow import parquet
-    except ImportError:
-        raise UserError(f"{path}: parquet needs pyarrow (pip install pyarrow), or JSON lines "
-                        "instead: pandas.read_parquet(FILE).to_json(FILE + '.jsonl', "
-                        "orient='records', lines=True)") from None
-    number = 0
-    try:
-        for batch in parquet.ParquetFile(path).iter_batches(batch_size=64):
-            for number, row in enumerate(batch.to_pylist(), number + 1):
-                yield f"{path}, line {number}", row
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise UserError(f"cannot read {path} as parquet: {one_line(error)}") from None

@@ -26,7 +26,6 @@ from engine.model_folder import read_model_folder
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from bridges.import_formats import FIELDS, PER_TOKEN, lines_of
 from bridges.messages import own_text, prompt_text
-from bridges.trl_queue import Queue
 from countdown_task import annotate
 from engine.errors import UserError, read_json
 from engine.extra_forward import with_facts
@@ -65,7 +64,6 @@ class Reader:
         self.count = Counter()     # how many answers or steps lacked what
         self.passed_over = set()   # names of fields that nothing here knows
         self.trainer = None        # who wrote the files
-        self.queue = Queue()       # if it was TRL: what was written once more
 
     def steps(self, files: list[Path]) -> Iterator[tuple[int, list[dict]]]:
         """The answers of each step. A run that counts its steps from 0 counts from 1 here."""
@@ -78,8 +76,7 @@ class Reader:
                                 "files in the order of their steps")
             seen.append(step)
             number = step + 1 if seen[0] == 0 else step
-            if self.trainer != "TRL" or self.queue.is_new(number, rows):
-                yield number, rows
+            yield number, rows
         if not seen:
             raise UserError(f"there is no answer in {', '.join(map(str, files))}")
 
@@ -231,7 +228,7 @@ class Reader:
             if needs_model and not self.model:
                 why = f", because models of type {self.kind}, as {model}, are not implemented"
             said.append(f"These are not known, and left out: {', '.join(unknown)}{why}.")
-        return said + self.queue.notes()
+        return said
 
 
 def prompts_of_groups(answers: list[dict]) -> dict:

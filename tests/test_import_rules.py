@@ -21,7 +21,6 @@ UNPICKLERS = {"pickle", "marshal", "shelve", "dill", "joblib"}
 INSTALLED = {"torch", "safetensors", "tokenizers", "numpy", "matplotlib"}
 DOORS = {  # files that talk to other tools, and what only they may import
     "engine.kernels": {"triton"},
-    "bridges.import_formats": {"pyarrow"},
     "bridges.trl_trainer": {"trl", "transformers", "accelerate"},
     "bridges.adapters": {"trl"},
     "bridges.dummy": {"transformers"},

@@ -1,5 +1,4 @@
-"""Runs of other trainers become run folders: files written by hand, by this lab, and by TRL."""
-import builtins
+"""Runs of other trainers become run folders: files written by hand and by this lab."""
 import json
 import shutil
 
@@ -176,65 +175,6 @@ def test_groups_may_share_a_prompt_and_texts_have_their_special_tokens(tmp_path,
     assert "No fields" not in said and said.endswith(f"\npython analyze.py '{folder}'\n")
 
 
-TRL = {"step": 1, "prompt": PROMPT, "completion": WRONG, "right": 0.5, "advantage": 0.7}
-
-
-def trl_files(folder, *steps):
-    """A file for each step, as pandas writes one of TRL's tables."""
-    return [write(folder / f"completions_{n:05d}.parquet.jsonl", *({**line, "step": n}
-                                                                   for line in lines))
-            for n, lines in enumerate(steps, 1)]
-
-
-def test_the_rewards_of_each_function_add_up_and_may_be_called_as_a_field(tmp_path):
-    """None is 0 of the sum, as there, and makes the part unknown."""
-    line = {**TRL, "reward": 0.9, "weight": 0.25, "group": 0.5, "note": "text"}
-    other = {**line, "completion": RIGHT, "right": None, "advantage": -0.7}
-    columns = read_columns(imported(tmp_path, *trl_files(tmp_path, [line, other])), 1)
-    assert columns["reward"].tolist() == pytest.approx([2.15, 1.65])
-    assert (columns["weight"] == 1).all()
-    assert columns["advantage"][columns["episode_start"]].tolist() == [
-        np.float32(0.7), np.float32(-0.7)]
-    assert np.isnan(columns.pop("reward_right")).all()
-    assert {name: values.tolist() for name, values in columns.items() if name[:7] == "reward_"} == {
-        "reward_own_reward": [np.float32(0.9)] * 2,
-        "reward_weight": [0.25] * 2, "reward_group": [0.5] * 2}
-
-
-def test_answers_that_trl_writes_again_count_once(tmp_path, capsys):
-    """num_iterations and steps_per_generation; two batches, of two updates and of three."""
-    batches = [[TRL, {**TRL, "completion": text}] for text in (RIGHT, " hmm.")]
-    files = trl_files(tmp_path, *(batches[n] for n in (0, 0, 1, 1, 1)))
-    folder = imported(tmp_path, *files)
-    assert credit_steps(folder) == [1, 3]
-    said = capsys.readouterr().out
-    assert "an update wrote them once more: step 2, 4, 5." in said
-    assert "4 answers were recorded as texts" in said and "evaluations" not in said
-    assert "Where all answers of a file are new, it cannot be seen" in said
-    assert read_columns(folder, 3)["trainer_step"] == [3]
-
-
-def test_new_answers_behind_old_ones_are_an_evaluation(tmp_path, capsys):
-    """steps_per_generation 4, num_iterations 2, two accumulated, an evaluation of 3 every second
-    step: the queue holds 6, a batch lasts 4 steps. Of 8 files the first and the fifth are batches;
-    the second, fourth, sixth and eighth end in evaluations."""
-    def answers(of, count, prompt):
-        return [{**TRL, "completion": f" {of} + {n}", "prompt": PROMPT.replace("22", prompt)}
-                for n in range(count)]
-
-    queue, files = [], []
-    for step in range(1, 9):
-        queue += answers(step, 6, f"1{step}") if step in (1, 5) else []
-        queue += answers(step, 3, "24") if step % 2 == 0 else []
-        queue = queue[-6:]
-        files.append(list(queue))
-    folder = imported(tmp_path, *trl_files(tmp_path, *files))
-    said = capsys.readouterr().out
-    assert credit_steps(folder) == [1, 5]
-    assert "These were left out as evaluations: 12 answers, step 2, 4, 6, 8." in said
-    assert "an update wrote them once more: step 3, 7." in said
-
-
 @pytest.fixture(scope="module")
 def own_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("own") / "run"
@@ -363,73 +303,13 @@ def test_a_damaged_line_says_file_and_line_and_leaves_nothing(tmp_path, line, sa
     ([{**ID, "group": 0}, {**ID, "group": "0"}], "step 1 has a group 0 and a group '0'"),
     ([{**ID, "reward": None, "advantage": 1}, ID], "step 1: an answer has no advantage"),
     ([{**ID, "token_ids": 5}], "line 1: its token_ids should be a list of token numbers"),
-    ([VERL, TRL], "line 2 is of JSON lines, and what was read before is of verl")])
+    ([VERL, OURS], "line 2 is of JSON lines, and what was read before is of verl")])
 def test_lines_that_do_not_go_together(tmp_path, lines, said):
     with pytest.raises(UserError, match=said):
         imported(tmp_path, write(tmp_path / "step1.jsonl", *lines))
 
 
-def test_parquet_without_pyarrow_is_one_sentence(tmp_path, monkeypatch):
-    importer = builtins.__import__
-
-    def without(name, *args, **more):
-        if name.split(".")[0] == "pyarrow":
-            raise ImportError(name)
-        return importer(name, *args, **more)
-
-    (tmp_path / "t.parquet").touch()
-    monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(UserError, match="pip install pyarrow.*JSON lines instead"):
-        imported(tmp_path, tmp_path / "t.parquet")
-
-
-def test_lines_may_stand_in_a_table(tmp_path):
-    """A list of it has a fixed length."""
-    pa = pytest.importorskip("pyarrow", reason=INSTALL)
-    from pyarrow import parquet
-    ids = {name: pa.array([ID[name]] * 70, pa.list_(pa.int64(), 2))
-           for name in ("prompt_ids", "token_ids")}
-    table = {"step": [1] * 70, "reward": [1.0] * 70, **ids}
-    parquet.write_table(pa.table(table), tmp_path / "t.parquet")
-    columns = read_columns(imported(tmp_path, tmp_path / "t.parquet"), 1)
-    assert columns["token_id"].tolist() == ID["token_ids"] * 70
-    of_trl = {name: [value] for name, value in {**TRL, "right": np.nan}.items()}
-    parquet.write_table(pa.table(of_trl), tmp_path / "s.parquet")
-    columns = read_columns(imported(tmp_path / "s", tmp_path / "s.parquet"), 1)
-    assert columns["reward"] == columns["reward_right"] == [0]  # as TRL sums them
-    table["step"] = pa.array([1] * 69 + [None], pa.int64())
-    parquet.write_table(pa.table(table), tmp_path / "u.parquet")
-    with pytest.raises(UserError, match="u.parquet, line 70 has no step"):
-        imported(tmp_path / "u", tmp_path / "u.parquet")
-
-
-def test_what_trl_writes_is_read(tmp_path):
-    """One step of its trainer: texts, rewards and advantages are those that it used."""
-    trl = pytest.importorskip("trl", reason=INSTALL)
-    datasets = pytest.importorskip("datasets", reason=INSTALL)
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    seen = []
-
-    def length(completions, **_):
-        seen.extend(completions)
-        return [len(text) / 100 for text in completions]
-
-    args = trl.GRPOConfig(
-        output_dir=str(tmp_path), per_device_train_batch_size=8, num_generations=4,
-        max_completion_length=16, max_steps=1, log_completions=True, logging_steps=1, report_to=[],
-        use_cpu=True, bf16=False, save_strategy="no", num_completions_to_print=0)
-    data = datasets.Dataset.from_list([{"prompt": PROMPT}, {"prompt": PROMPT.replace("22", "15")}])
-    trl.GRPOTrainer(AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32),
-                    reward_funcs=length, args=args, train_dataset=data,
-                    processing_class=AutoTokenizer.from_pretrained(TINY)).train()
-    columns = read_columns(imported(tmp_path, *(tmp_path / "completions").iterdir()), 1)
-    answers = np.split(columns["token_id"], columns["episode_start"][1:])
-    tokenizer = load_tokenizer(TINY)
-    texts = [tokenizer.decode(ids.tolist(), skip_special_tokens=False) for ids in answers]
-    assert texts == [text or "<|im_end|>" for text in seen] and len(texts) == 8
-    assert np.allclose(columns["reward"], [len(text) / 100 for text in seen])
-    advantage = columns["advantage"][columns["episode_start"]].reshape(2, 4)
-    rewards = columns["reward"].reshape(2, 4)
-    std = rewards.std(1, ddof=1, keepdims=True)
-    assert np.allclose(advantage, (rewards - rewards.mean(1, keepdims=True)) / (std + 1e-4),
-                       atol=1e-5)
+@pytest.mark.parametrize("name", ["completions_00001.parquet", "completions_00001.parquet.jsonl"])
+def test_a_table_of_trl_names_the_trainer_that_records(tmp_path, name):
+    with pytest.raises(UserError, match=f"{name}: TRL's tables repeat batches .* are not read"):
+        imported(tmp_path, write(tmp_path / name, OURS))
