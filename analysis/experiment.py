@@ -6,7 +6,7 @@
     arms = experiment.arms(keys)                # arms["span"][0] is a finished run
     gains(over_baseline(arms, "none"))          # analysis/gains.py: in pairs with the same seed
 
-`tools.idea` and `python -m research experiment` are such experiments. Whether a finished run is
+`tools.idea` and `python -m lab experiment` are such experiments. Whether a finished run is
 used again is decided in `finished_run`, for all of them.
 """
 from collections.abc import Callable, Iterable

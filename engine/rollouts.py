@@ -83,7 +83,7 @@ class Rollouts:
     advantage: Tensor = UNSET                             # (B, T)
     generator: torch.Generator = field(default_factory=torch.Generator)  # on the CPU
     forward: Forward | None = None                        # computes hidden and attention
-    true_credit: Tensor = UNSET                           # (B, T), if a probe of research/ has it
+    true_credit: Tensor = UNSET                           # (B, T), if a probe of lab/ has it
 
     @property
     def length(self) -> Tensor:

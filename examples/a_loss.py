@@ -1,4 +1,4 @@
-"""A GRPO loss as python -m tools.formula takes one: clipped, and every token counts the same."""
+"""A GRPO loss as python -m lab.formula takes one: clipped, and every token counts the same."""
 from typing import Any
 
 import torch
@@ -6,7 +6,7 @@ from torch import Tensor
 
 
 def loss(logits: Tensor, batch: Any) -> Tensor:
-    """logits (B, L, V) with a gradient; the batch is described by tools/formula/__main__.py."""
+    """logits (B, L, V) with a gradient; the batch is described by lab/formula/__main__.py."""
     log_p = logits.log_softmax(-1)[:, :-1].gather(2, batch.ids[:, 1:, None]).squeeze(2)
     old, mask = batch.old_log_prob[:, 1:], batch.mask[:, 1:]  # (B, L - 1): token 0 is not predicted
     advantage = torch.zeros_like(batch.reward)

@@ -23,8 +23,7 @@ from harness.record import Json, credit_steps, digest_of, digest_of_text, find_f
 from harness.settings import CHANGEABLE, METHODS, Settings
 
 SETTINGS = "the settings in config.json"
-NOT_OF_A_STEP = ("analysis", "harness", "lab", "research", "tools", "bridges",
-                 "benchmarks", "tests")
+NOT_OF_A_STEP = ("analysis", "harness", "lab", "tools", "tests")
 
 
 def made_of(s: Settings) -> dict[str, str]:

@@ -13,7 +13,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 INSTALL = "to run it: pip install -r tests/requirements.txt"  # why a test is skipped
-REMOVABLE = ("research", "bridges", "benchmarks")  # packages that the lab works without
+REMOVABLE = ("lab",)  # packages that the lab works without
 
 
 def is_taken_away(path):

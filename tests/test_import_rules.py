@@ -21,12 +21,12 @@ UNPICKLERS = {"pickle", "marshal", "shelve", "dill", "joblib"}
 INSTALLED = {"torch", "safetensors", "tokenizers", "numpy", "matplotlib"}
 DOORS = {  # files that talk to other tools, and what only they may import
     "engine.kernels": {"triton"},
-    "bridges.trl_trainer": {"trl", "transformers", "accelerate"},
-    "bridges.adapters": {"trl"},
-    "bridges.dummy": {"transformers"},
-    "bridges.messages": {"transformers"},
+    "lab.trl.trl_trainer": {"trl", "transformers", "accelerate"},
+    "lab.trl.adapters": {"trl"},
+    "lab.trl.dummy": {"transformers"},
+    "lab.trl.messages": {"transformers"},
     "harness.track": {"trackio", "wandb"},
-    "benchmarks.cases": {"transformers"}}
+    "lab.speed.cases": {"transformers"}}
 
 # Package or file -> what it may import; a name means itself and everything within it.
 LAB = ["engine", "harness", "credit", "analysis"]
@@ -45,12 +45,10 @@ MAY_IMPORT = {
     "mitigations": ["engine", "harness", "grpo"],
     "train": [*SIX, *LAB],
     "analyze": ["analysis", "engine", "harness", "grpo", "mitigations"],
-    "research": [*SIX, *LAB, "research", "tools.helpers", "tools.idea"],  # the card of an idea
+    "lab": [*SIX, *LAB, "lab", "tools"],  # the card of an idea
     "tools": [*SIX, *LAB, "tools"],
     "examples": [*SIX, "engine", "harness.flags", "harness.record.read_given",
                  "examples.one_step", "examples.sampler", "examples.check_the_loss"],
-    "bridges": [*SIX, *LAB, "tools", "bridges"],
-    "benchmarks": [*SIX, *LAB, "benchmarks"],
 }
 
 

@@ -103,9 +103,9 @@ def main(argv: list[str]) -> None:
     say(f"\nThe picture is {picture}")
     runs = " ".join(f"{shlex.quote(str(folder))}/s*/" for folder in folders.values())
     say(f"For tables and a page: python analyze.py {runs}")
-    if not is_taken_away("research"):
+    if not is_taken_away("lab"):
         words = without(argv, {"processes": PROCESSES})
-        card = python_command("-m", "research", "card", *words)
+        card = python_command("-m", "lab", "card", *words)
         say(f"What is known without training, as bias, noise, and where it could pay: {card}")
     say(f"\n{textwrap.fill(verdict.what_next(own.quick), 100)}")
 
@@ -226,7 +226,7 @@ def arms_of(name: str, typed: list[str], is_quick: bool = False) -> tuple[str, d
         if word.startswith("--") and flag == axis:
             raise UserError(f"--{axis} cannot be given: {name} is the one that is tried")
         if word == "--card":
-            raise UserError(f"--card has moved: python -m research card {name} measures what can "
+            raise UserError(f"--card has moved: python -m lab card {name} measures what can "
                             "be known without training")
         if word.startswith("--") and flag in NOT_TAKEN:
             raise UserError(f"--{flag} cannot be given to this program, because it chooses the "

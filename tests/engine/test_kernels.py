@@ -151,7 +151,7 @@ def test_the_forward_pass_uses_them(monkeypatch):
     called = []
     monkeypatch.setattr(kernels, "LogProbsByKernels", type("Watched", (), {
         "apply": lambda *inputs: called.append(inputs) or torch.zeros(len(inputs[2]))}))
-    from benchmarks.cases import Case, make_batch, make_model
+    from lab.speed.cases import Case, make_batch, make_model
     case = Case("update", questions=1, answers=2, new_tokens=2)
     forward.log_probs_of_each(make_model(case), make_batch(case), torch.tensor([0, 1]))
     assert len(called) == 1

@@ -123,13 +123,13 @@ def test_the_whole_traceback_is_there_for_who_asks(own, tmp_path, mode):
 
 
 @pytest.mark.parametrize("name, is_told", [
-    ("bridges", True), ("bridges.none", True), ("numpy.none", False)])
+    ("bridges", True), ("lab.trl.none", True), ("numpy.none", False)])
 def test_a_package_that_is_not_here_is_named(monkeypatch, tmp_path, name, is_told):
     """A folder without code, as git leaves one behind, is none."""
     (tmp_path / "bridges").mkdir()
     monkeypatch.setattr(screen, "PROJECT", tmp_path)
     said = screen.sentence_about(ModuleNotFoundError(name=name))
-    assert said == "this needs the folder bridges/ of this project, which is not here" * is_told
+    assert said == "this needs the folder lab/trl/ of this project, which is not here" * is_told
 
 
 def test_a_long_name_is_shortened_in_an_error_of_the_system():

@@ -13,10 +13,10 @@ from conftest import ROOT
 from formula_losses import (LOSSES, by_group, clip, entropy_of, k3, log_probs, make, mean,
                             micro_batch, token, z)
 
-from tools.formula import find_formula, tables
-from tools.formula.__main__ import WrongInput, main, table_of_tokens
-from tools.formula.calling import LossFailed, load_loss
-from tools.formula.words import codes, mistakes, sentences, unmet
+from lab.formula import find_formula, tables
+from lab.formula.__main__ import WrongInput, main, table_of_tokens
+from lab.formula.calling import LossFailed, load_loss
+from lab.formula.words import codes, mistakes, sentences, unmet
 
 FILE = """
 import torch

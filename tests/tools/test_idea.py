@@ -177,7 +177,7 @@ def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp
     (["no_such"], "no_such is neither a weighting nor an advantage. Is its function in mitig"),
     (["none"], "none is plain GRPO, with which an idea is compared"),
     (["by_kin"], "by_kin is neither a weighting nor an advantage; did you mean by_kind?"),
-    (["by_kind", "--card"], "--card has moved: python -m research card by_kind measures"),
+    (["by_kind", "--card"], "--card has moved: python -m lab card by_kind measures"),
     (["by_kind", "--seed", "3"], "--seed cannot be given to this program"),
     (["by_kind", "--quik"], "unknown argument --quik, did you mean --quick? ("),
     (["by_kind", "--proceses=2"], "unknown argument --proceses=2, did you mean --processes? ("),
@@ -201,7 +201,7 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
                  "by_kind minus"):
         assert part in said
     typed = shlex.join(["by_kind", "--word_weight", "0.1", *argv]).replace(" --processes 2", "")
-    assert (f": python -m research card {typed}\n" in said) != is_taken_away("research")
+    assert (f": python -m lab card {typed}\n" in said) != is_taken_away("lab")
     *_, pointers, last = said.rstrip().split("\n\n")  # nothing comes after the last paragraph
     assert pointers.startswith("The picture is ") and last.startswith("What next? ")
     assert "\nLess able or less sure? by_kind is " in said  # greedy answers were evaluated, too

@@ -1,2 +1,0 @@
-REQUIREMENTS = "bridges/requirements.txt"
-INSTALL = f"to run it: pip install -r {REQUIREMENTS}"  # why a test is skipped

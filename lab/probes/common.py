@@ -1,0 +1,183 @@
+"""The common parts of all probes: flags, a folder for its findings, and a way to show them.
+
+A probe is a module whose docstring says what it asks, how it measures and how to read it, with two
+things; python -m lab NAME runs it:
+
+    FLAGS = {**COMMON, "answers": Flag(8, "answers to each problem", least=2)}
+
+    def measure(args: SimpleNamespace, folder: Path) -> Findings:  # its flags, for its pictures
+        ...
+"""
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from analysis.tables import Table, show, show_in_short
+from engine.errors import UserError
+from engine.policy import Policy, derived_seed
+from engine.rollouts import Rollouts
+from grpo import grpo
+from harness.load import load_policy
+from harness.record import provenance, replace_text, whole
+from harness.screen import show_status
+from harness.flags import MOST_THREADS, Flag
+from harness.parser import make_parser, with_defaults
+from harness.settings import make_settings
+
+COMMON = {
+    "threads": Flag(0, "CPU threads; 0 means the number that suits this probe",
+                    least=0, most=MOST_THREADS),
+    "seed": Flag(0, "seed of all random numbers. The same seed gives the same results")}
+MODEL_FLAGS = {
+    "model": Flag("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model, for example a "
+                  "checkpoint"),
+    "max_new_tokens": Flag(0, "the most tokens of an answer; 0 means the number that suits the "
+                              "model"),
+    "device": Flag("cpu", "device to compute on: cpu, cuda or cuda:N"),
+    **COMMON}
+CONFIG = {
+    "config": Flag(None, "file of settings of train.py, with the task and its flags. By default "
+                         "they are those of the run that the model lies in, or the defaults of "
+                         "train.py for this model")}
+
+
+@dataclass
+class Findings:
+    """The results of a probe. The findings of its tables, a line for each idea, are its summary."""
+    title: str
+    intro: list[str]
+    tables: list[Table]
+    values: dict = field(default_factory=dict)  # runs in short, of an experiment
+    first_tables: int = 1  # so many of them are printed without --all
+
+
+def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[..., Findings],
+              argv: list[str]) -> None:
+    """Read the flags, measure, and write the findings into a folder, which appears whole or not at
+    all."""
+    known = {**flags,
+             "out": Flag(None, f"a new folder for the results. By default it is "
+                         f"results/{name}-s<seed>"),
+             "all": Flag(False, "print every table, not only the findings and the first table")}
+    typed = make_parser(f"python -m lab {name} [flags]", doc, known).read(argv)
+    args, start = with_defaults(typed, known), time.monotonic()
+    folder = Path(args.out or f"results/{name}-s{args.seed}")
+    if folder.exists():
+        raise UserError(f"{folder} exists already: name another folder with --out, or remove it")
+    with whole(folder) as unfinished:
+        findings = measure(args, unfinished)
+        show_status("")
+        seconds = time.monotonic() - start
+        write_findings(unfinished, name, args, findings, seconds, command_of(name, typed))
+    print_findings(findings, with_all=args.all)
+    more = "" if args.all else " With --all every table is printed."
+    print(f"\nThis took {seconds:.0f} s. All numbers are in {folder / 'numbers.json'}.{more}")
+
+
+def command_of(name: str, typed: dict, leave_out: Collection[str] = ()) -> str:
+    """The command that was typed, without what changes no number: these flags, and for an
+    experiment also the folder of its own runs."""
+    words = [f"python -m lab {name}"]
+    for flag, value in typed.items():
+        if flag not in ("all", "out", "processes", "report_only", *leave_out):
+            words.append(f"--{flag} {shlex.quote(str(value))}")
+    return " ".join(words)
+
+
+def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Findings,
+                   seconds: float, command: str) -> None:
+    tables = [table.to_json() for table in findings.tables]
+    numbers = {"measured": name, "question": findings.title, "command": command,
+               "settings": vars(args), **provenance(), "seconds": round(seconds, 1),
+               "in_short": summary_of(findings), "tables": tables, "values": findings.values}
+    replace_text(folder / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
+
+
+def print_findings(findings: Findings, with_all: bool = True) -> None:
+    """Print what was found, with all tables or with the first ones."""
+    if not with_all:
+        print(f"{findings.title}\n")
+        show_in_short([*findings.intro, *summary_of(findings)],
+                      findings.tables[:findings.first_tables])
+        return
+    show([findings.title, *findings.intro], [])
+    show_in_short(summary_of(findings), [])
+    print()
+    show([], findings.tables)
+
+
+def summary_of(findings: Findings) -> list[str]:
+    """One idea a line, in the order of the tables."""
+    lines = []
+    for table in findings.tables:
+        lines += table.finding.splitlines()
+    return list(dict.fromkeys(lines))
+
+
+def run_of(model: Path) -> Path | None:
+    """The run that a checkpoint lies in."""
+    run = Path(model).parent.parent
+    is_run = Path(model).parent.name == "checkpoints" and (run / "config.json").exists()
+    return run if is_run else None
+
+
+def policy_from_flags(args: SimpleNamespace) -> Policy:
+    """The model with its problems, those of its run where it is a checkpoint."""
+    return load_policy(make_settings(flags_of_model(args)))
+
+
+def flags_of_model(args: SimpleNamespace) -> dict:
+    """The flags of train.py that a probe's flags about the model stand for. It is sampled at
+    temperature 1, because a probe asks about the policy itself."""
+    chosen = {name: vars(args)[name] for name in MODEL_FLAGS}
+    if not args.max_new_tokens:
+        del chosen["max_new_tokens"]
+    if run := run_of(Path(args.model)):
+        chosen["config"] = str(run / "config.json")
+    if vars(args).get("config"):
+        chosen["config"] = args.config
+    return {**chosen, "temperature": 1.0}
+
+
+def sample_batch(policy: Policy, questions: int, answers: int, step: int = 1,
+                 again: bool = False) -> Rollouts:
+    """Sample as training does, with plain GRPO's advantages. `again`: other answers to the same
+    problems."""
+    seed = policy.settings.seed
+    problems = policy.task.training_problems(seed, step, questions)
+    of_answers = ("probe again", seed, step) if again else ("probe", seed, step)
+    rollouts = policy.ask(problems, answers, derived_seed(*of_answers))
+    generator = torch.Generator().manual_seed(derived_seed("probe credit", seed, step))
+    rollouts = replace(rollouts, step=step, generator=generator, forward=policy.extra_forward())
+    return replace(rollouts, advantage=grpo(rollouts))
+
+
+class Progress:
+    """Show the share of the work that is done, and the time left, on stderr: in a line that is
+    overwritten, or where there is no terminal in a line every half minute. `parts` are the stages
+    and about how long each takes, in any unit."""
+
+    def __init__(self, **parts: float) -> None:
+        self.parts = parts
+        self.start = self.last_line = time.monotonic()
+
+    def __call__(self, part: str, done: float = 0.0, text: str = "") -> None:
+        now, names = time.monotonic(), list(self.parts)
+        before = sum(self.parts[name] for name in names[:names.index(part)])
+        share = (before + done * self.parts[part]) / sum(self.parts.values())
+        line = f"{share:4.0%}  {text or part}"
+        if share > 0.02:
+            left = (now - self.start) * (1 - share) / share
+            line += f", about {left // 60:.0f} min {left % 60:02.0f} s left"
+        if sys.stderr.isatty():
+            show_status(line)
+        elif now - self.last_line > 30:
+            print(f"  {line}", file=sys.stderr, flush=True)
+            self.last_line = now

@@ -1,0 +1,259 @@
+"""Has GRPO's gradient rank 2?
+
+    python -m lab rank
+    python -m lab rank --model path/to/Qwen2.5-0.5B --questions 1 --answers 8 --measured_k 0
+
+It has been claimed that advantages which sum to zero give the gradient an intrinsic rank of about
+2, whatever the size R of the group, and that token rewards would raise this rank, as a critic or
+another baseline might. The claim defines neither the matrix nor the rank. So two matrices are
+measured:
+
+    A   a matrix with a row for each of the R answers, and a column for each parameter. Row i is
+        answer i's part of the gradient, sum_t A_it grad log p(y_it)
+    B   the gradient of the whole group with respect to one weight matrix (--layer)
+
+Five ranks are computed from the singular values s_1 >= s_2 >= ... of each:
+
+    threshold   how many of them are above a hundredth of s_1
+    90%, 99%    how many of them make up 90% or 99% of the sum of s^2
+    entropy     exp(-sum q log q), where q = s / sum s (Roy and Vetterli 2007)
+    stable      sum s^2 / s_1^2
+
+The advantages are those of a group of the first R answers: the z-score, and as controls
+
+    shuffled     the z-scores of other answers
+    random sum   random normal numbers that sum to zero and do not depend on the rewards
+    all equal    1 for every answer, which is supervised fine-tuning on all of them
+    no baseline  the reward itself
+    by token     a number of its own for each token: a random normal number; or Monte Carlo credit,
+                 from --measured_k continuations; or planted rewards. There each number token has
+                 the reward 1, and a token gets the sum of the rewards that follow it, minus the
+                 group's mean at its position
+    a critic     --advantage gae with lambda 0.95, whose critic was first trained on
+                 --critic_batches batches of 8 other problems
+
+Part of the question needs no measurement. To multiply a row by a number other than 0 does not
+change the rank, so advantages that sum to zero do not lower the rank of A. They only make the sum
+of the rows a combination of R - 1 differences. If there are only two distinct rewards, this sum is
+a multiple of one vector: the mean of the right answers minus the mean of the wrong ones. And a
+vector has no rank. The advantages rloo and dr_grpo are the z-score times a number, so they have the
+same ranks.
+
+The ranks of A are computed from its Gram matrix (R x R, in float32, summed in float64). Gradients
+are kept for one part of the parameters at a time, so that they take at most --memory GiB. Each part
+needs a pass over all answers of its own. Groups whose rewards are all equal are left out.
+"""
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from credit.critic import gae
+from engine.choices import ADVANTAGES
+from engine.errors import UserError
+from engine.forward import response_log_probs
+from engine.policy import Policy
+from engine.rollouts import Rollouts
+from engine.tokens import NUMBER
+from grpo import group_z_score
+from harness.flags import Flag
+from harness.load import make
+from lab.probes.common import MODEL_FLAGS, Findings, Progress, policy_from_flags, sample_batch
+from lab.probes.rank_tables import (CRITIC, ONES, PLANTED, RANKS, Z, FoundRanks,
+                                          ranks_by_advantage, ranks_by_size)
+
+GROUP_SIZES = (2, 4, 8, 16)
+COLUMNS_AT_ONCE = 2 ** 15  # of more of them float32 loses the last digits
+FLAGS = {
+    **MODEL_FLAGS,
+    "questions": Flag(12, "number of problems, each with matrices of its own", least=1,
+                      most=10_000),
+    "answers": Flag(16, "answers to each problem. Groups are the first 2, 4, 8 and 16 of them",
+                    least=2, most=1000),
+    "measured_k": Flag(2, "continuations that measure the credit of each token; 0 leaves this arm "
+                       "out", least=0, most=1000),
+    "critic_batches": Flag(16, "batches that the critic is first trained on; 0 leaves this arm out",
+                           least=0, most=10_000),
+    "critic": Flag("head",
+                   "the critic. head: linear in the hidden state. trunk: a network of its own",
+                   choices=("head", "trunk"),
+                   requires=(lambda s: s.critic_batches > 0, "--critic_batches above 0")),
+    "layer": Flag("mlp.up_proj", "the weight matrix in the middle layer whose gradient is B"),
+    "memory": Flag(4.0, "GiB of memory for gradients. With less, more passes over the answers are "
+                   "made", above=0, most=10_000)}
+RANDOM, MEASURED, NO_BASELINE = "random by token", "Monte Carlo by token", "no baseline"
+Kinds = dict[str, torch.Tensor]  # by the way in which tokens are weighted
+
+
+def measure(args: SimpleNamespace, folder: Path) -> Findings:
+    policy, found = policy_from_flags(args), defaultdict(list)
+    matrix_of(policy, args.layer)  # a wrong --layer is told before anything is sampled
+    progress = Progress(critic=args.critic_batches / 8, problems=args.questions)
+    critic = critic_of(policy, args, progress) if args.critic_batches else None
+    learned = critic and critic.metrics["explained_variance"]
+    for number in range(args.questions):
+        progress("problems", number / args.questions)
+        rollouts = sample_batch(policy, 1, args.answers, step=1 + number)
+        if rollouts.advantage.any():
+            kinds = token_weights(policy, rollouts, args.measured_k, critic)
+            grams, rows = gradients_of_answers(policy, rollouts, kinds, args)
+            add_ranks(rollouts, grams, rows, found)
+    if not found:
+        raise UserError("all answers to the same problem have equal rewards. More --questions or "
+                        "--answers may help")
+    parts = part_count(policy, kinds, args)
+    intro = [f"{policy.folder} gave {args.answers} answers to each of {args.questions} problems. "
+             f"The gradients took {parts} passes over the answers, each with {len(kinds)} backward "
+             "passes for an answer.",
+             f"Row i of A is answer i's part of the gradient. B is the group's gradient of "
+             f"{args.layer} in layer {middle_layer(policy)}."]
+    if critic:
+        intro.append(f"In the last batch that it learned from, the critic ({args.critic}) "
+                     f"explained {learned:.2f} of the variance of its targets.")
+    return Findings("Has GRPO's gradient rank 2?", intro,
+                    [ranks_by_size(found), ranks_by_advantage(found)])
+
+
+def critic_of(policy: Policy, args: SimpleNamespace, progress: Progress) -> gae:
+    """A critic trained on problems that are not measured. Each measured problem teaches it, too,
+    after its advantages were made."""
+    critic = gae(policy, gae_lambda=0.95, critic=args.critic)
+    for batch in range(args.critic_batches):
+        progress("critic", batch / args.critic_batches)
+        critic(sample_batch(policy, 8, args.answers, step=1 + args.questions + batch), policy)
+    return critic
+
+
+def token_weights(policy: Policy, rollouts: Rollouts, measured_k: int,
+                  critic: gae | None = None) -> Kinds:
+    """(B, T) each: what tokens are weighted by, 1 or a credit of their own."""
+    noise = torch.randn(rollouts.mask.shape, generator=rollouts.generator)
+    kinds = {ONES: rollouts.mask.float(), PLANTED: planted(rollouts),
+             RANDOM: noise.to(rollouts.mask.device) * rollouts.mask}
+    if measured_k:
+        credit = make(ADVANTAGES["measured"], {"measured_k": measured_k}, policy)
+        kinds[MEASURED] = credit(rollouts, policy)
+    if critic:
+        kinds[CRITIC] = critic(rollouts, policy)
+    return kinds
+
+
+def planted(rollouts: Rollouts) -> torch.Tensor:
+    """(B, T): the reward that follows, 1 for each number token, minus the mean over the answers
+    that have a token at that position."""
+    reward = ((rollouts.kind == NUMBER) & rollouts.mask).float()
+    to_come = reward.flip(1).cumsum(1).flip(1)
+    mean = (to_come * rollouts.mask).sum(0) / rollouts.mask.sum(0).clamp(min=1)
+    return (to_come - mean) * rollouts.mask
+
+
+def part_count(policy: Policy, kinds: Kinds, args: SimpleNamespace) -> int:
+    numbers = sum(p.numel() for p in policy.model.parameters())
+    needed = 4 * numbers * len(kinds) * args.answers  # bytes
+    return int(np.ceil(needed / (args.memory * 2 ** 30)))
+
+
+def parameter_parts(policy: Policy, count: int) -> Iterator[list[torch.nn.Parameter]]:
+    """The parameters in `count` parts of like size, or a little larger."""
+    most = sum(p.numel() for p in policy.model.parameters()) / count
+    part, size = [], 0
+    for parameter in policy.model.parameters():
+        part.append(parameter)
+        size += parameter.numel()
+        if size >= most:
+            yield part
+            part, size = [], 0
+    if part:
+        yield part
+
+
+def middle_layer(policy: Policy) -> int:
+    return len(policy.model.model.layers) // 2
+
+
+def matrix_of(policy: Policy, layer: str) -> torch.nn.Parameter:
+    """The weight matrix in the middle layer that --layer names."""
+    matrices = {}
+    for name, parameter in policy.model.model.layers[middle_layer(policy)].named_parameters():
+        if parameter.dim() == 2:
+            matrices[name.removesuffix(".weight")] = parameter
+    if layer not in matrices:
+        raise UserError(f"--layer {layer:.80} is not one of: {', '.join(matrices)}")
+    return matrices[layer]
+
+
+def gradients_of_answers(policy: Policy, rollouts: Rollouts, kinds: Kinds,
+                         args: SimpleNamespace) -> tuple[Kinds, Kinds]:
+    """The Gram matrices (B, B) of the answers' gradients, one for each kind, and the gradients in
+    the one weight matrix (B, rows, columns)."""
+    matrix = matrix_of(policy, args.layer)
+    B = len(rollouts.mask)
+    grams = {kind: torch.zeros(B, B, dtype=torch.float64) for kind in kinds}
+    kept = {kind: torch.zeros(B, *matrix.shape) for kind in kinds}
+    for part in parameter_parts(policy, part_count(policy, kinds, args)):
+        numbers = sum(p.numel() for p in part)
+        rows = {kind: torch.empty(B, numbers) for kind in kinds}
+        for b in range(B):
+            row = torch.tensor([b], device=rollouts.mask.device)
+            log_prob = response_log_probs(policy.model, rollouts, row)[0]  # (T,)
+            for kind, coefficient in kinds.items():
+                weighted = (coefficient[b] * log_prob).sum()
+                of_part = torch.autograd.grad(weighted, part, retain_graph=True,
+                                              materialize_grads=True)
+                rows[kind][b] = torch.cat([g.flatten() for g in of_part])
+                for parameter, g in zip(part, of_part):
+                    if parameter is matrix:
+                        kept[kind][b] = g
+        for kind in kinds:
+            grams[kind] += gram(rows[kind])
+    return grams, kept
+
+
+def gram(rows: torch.Tensor) -> torch.Tensor:
+    """(n, P) float32 -> (n, n), products in float32, their sums over columns in float64."""
+    total = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+    for columns in rows.split(COLUMNS_AT_ONCE, dim=1):
+        total += (columns @ columns.T).double()
+    return total
+
+
+def add_ranks(rollouts: Rollouts, grams: Kinds, rows: Kinds, found: FoundRanks) -> None:
+    for R in GROUP_SIZES:
+        if R > len(rollouts.mask):
+            break
+        factors = advantages_of(rollouts, R)
+        if not factors[Z].any():
+            continue
+        arms = {arm: (ONES, factor) for arm, factor in factors.items()}
+        for kind in grams:
+            if kind != ONES:
+                arms[kind] = kind, factors[ONES]
+        for arm, (kind, factor) in arms.items():
+            A_gram = grams[kind][:R, :R] * torch.outer(factor, factor)
+            found["A", arm, R].append(ranks_of(A_gram))
+            B = torch.einsum("r,rij->ij", factor, rows[kind][:R].double())
+            B_gram = B @ B.T if B.shape[0] <= B.shape[1] else B.T @ B  # the smaller one
+            found["B", arm, R].append(ranks_of(B_gram))
+
+
+def advantages_of(rollouts: Rollouts, R: int) -> Kinds:
+    """(R,) each: the advantages that give all tokens of an answer the same number."""
+    z = group_z_score(rollouts.reward[:R].cpu(), torch.zeros(R, dtype=torch.long)).double()
+    drawn = torch.randn(R, generator=rollouts.generator, dtype=torch.float64)
+    order = torch.randperm(R, generator=rollouts.generator)
+    return {
+        Z: z,
+        "shuffled": z[order],
+        "random sum": drawn - drawn.mean(),
+        NO_BASELINE: rollouts.reward[:R].cpu().double(),
+        ONES: torch.ones(R, dtype=torch.float64)}
+
+
+def ranks_of(gram: torch.Tensor) -> dict[str, float]:
+    """The ranks of any matrix with this Gram matrix; undefined for a matrix of zeros."""
+    eigenvalues = torch.linalg.eigvalsh(gram.double())
+    s = eigenvalues.clamp(min=0).sqrt().flip(0)
+    return {name: rank(s) if s[0] > 0 else np.nan for name, rank in RANKS.items()}

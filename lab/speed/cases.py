@@ -1,0 +1,434 @@
+"""The work that is measured, one kind on one model in a process of its own.
+
+Each case has its own process, so that its peak memory is known: `python -m lab.speed.cases CASE`
+takes a case as JSON, and prints what it measured as JSON.
+
+    rollout          sampling, where all answers have the same length
+    update           one update with random answers
+    plain            the same in plain torch, with parameters and AdamW's state in --dtype
+    step             rollout, advantage, update and credit file; rewards are random
+    agreement        does models/tiny give the same answers and gradient as on the CPU?
+    transformers     as rollout, but by `transformers` and its `generate`
+
+For a rollout and an update of a real model on a CPU it also measures the limit. That is the time
+that the matrix products of these shapes take by themselves. In an update it also has the time of
+AdamW, if this were as fast as memory can be copied.
+"""
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from engine.forward import lay_out, micro_batches
+from engine.model_folder import read_config, read_model_folder
+import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
+from engine.errors import PROJECT, UserError
+from engine.optimizer import AdamW
+from engine.policy import Policy, as_rollouts
+from engine.rollouts import Rollouts
+from engine.sampler import Generation, generate
+from grpo import grpo, policy_loss, update
+from harness.memory import FreedMemory, keep_memory, should_keep_memory
+from harness.record import write_credit
+from harness.screen import run_as_program
+from harness.load import load_policy, pick_device
+from harness.metrics import peak_memory
+from harness.flags import MOST_THREADS, flags_of, option
+from harness.settings import Settings, make_settings
+from qwen2_model import ModelConfig, Qwen2
+
+SIZES = {  # vocabulary, width, MLP width, layers, heads, key heads, head width
+    "tiny": (512, 128, 384, 4, 4, 2, 32),
+    "small": (4096, 256, 1024, 6, 8, 2, 32),
+    "0.5B": (151936, 896, 4864, 24, 14, 2, 64),
+}
+DTYPES = ("float32", "bfloat16")
+NO_LEARNING = 1e-12  # as good as zero: every turn does the same work on the same weights
+
+
+@dataclass(frozen=True)
+class Case:
+    """A case; all fields but `what` are flags of the programs."""
+    what: str
+    size: str = option("tiny", "size of the model", choices=tuple(SIZES))
+    model: str = option("", "folder of a model, instead of --size and random weights")
+    questions: int = option(8, "problems in a batch", least=1, most=10_000)
+    answers: int = option(8, "answers to each problem", least=1, most=1000)
+    new_tokens: int = option(128, "tokens of an answer", least=2, most=100_000)
+    prompt_tokens: int = option(0, "tokens of a prompt; 0 means 60 to 100", least=0, most=100_000)
+    prefix: int = option(0, "how many tokens all prompts begin with", least=0, most=100_000)
+    device: str = option("cpu", "device to measure: cpu, cuda or cuda:N")
+    dtype: str = option("float32", "type of the numbers to compute with", choices=DTYPES)
+    threads: int = option(1, "CPU threads; 0 means as many as PyTorch finds",
+                             least=0, most=MOST_THREADS)
+    micro_batch: int = option(8, "as in train.py", least=1, most=10_000)
+    checkpointing: bool = option(False, "as in train.py")
+
+
+FLAGS = flags_of(Case)
+
+
+def make_config(case: Case) -> ModelConfig:
+    if case.model:
+        return read_config(Path(case.model))
+    return ModelConfig(*SIZES[case.size], rope_theta=1e6, tie_word_embeddings=True)
+
+
+def make_model(case: Case) -> Qwen2:
+    torch.manual_seed(0)
+    if case.model:
+        model = read_model_folder(case.model, case.device)
+    else:
+        with torch.device(case.device):
+            model = Qwen2(make_config(case))
+    model.model.checkpointing = case.checkpointing
+    model.compute_in(getattr(torch, case.dtype))
+    if should_keep_memory(model):
+        keep_memory()
+    return model
+
+
+def make_prompts(case: Case) -> list[list[int]]:
+    """Random tokens for each problem, the first of them the same for all."""
+    rng = random.Random(0)
+    vocabulary = make_config(case).vocab_size
+
+    def draw(count: int) -> list[int]:
+        return [rng.randrange(3, vocabulary) for _ in range(count)]
+
+    shared = draw(case.prefix)
+    prompts = []
+    for _ in range(case.questions):
+        length = case.prompt_tokens or rng.randint(60, 100)
+        prompts.append(shared + draw(length - case.prefix))
+    return prompts
+
+
+def tokens_of_prompts(case: Case, problems: float) -> int:
+    """The mean number of prompt tokens to compute for so many problems. What all prompts begin with
+    is computed once."""
+    each = sum(len(prompt) for prompt in make_prompts(case)) / case.questions
+    return round(problems * each - (problems - 1) * case.prefix)
+
+
+def make_batch(case: Case) -> Rollouts:
+    """Random tokens, as if sampled."""
+    shape = (case.questions * case.answers, case.new_tokens)
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(3, make_config(case).vocab_size, shape, generator=generator)
+    ids = ids.to(case.device)
+    full = ids.new_full(shape[:1], case.new_tokens)
+    nothing = torch.zeros(3, *shape, device=case.device)
+    return with_rewards(case, Generation.of_tokens(ids, nothing, full, stop=ids.new_zeros(0)))
+
+
+def with_rewards(case: Case, sampled: Generation) -> Rollouts:
+    """A batch with random rewards, and with the advantages that follow from them."""
+    rollouts = as_rollouts([None] * case.questions, make_prompts(case), case.answers, sampled)
+    reward = torch.rand(len(rollouts.ids), generator=torch.Generator().manual_seed(0))
+    scores = dict.fromkeys(("reward", "format", "answer", "reasoning"), reward.to(case.device))
+    no_code = torch.zeros_like(rollouts.ids, dtype=torch.uint8)
+    rollouts = replace(rollouts, section=no_code, kind=no_code, scores=scores)
+    return replace(rollouts, advantage=grpo(rollouts))
+
+
+def work_of(case: Case) -> Callable[[], dict]:
+    """A rollout, an update of random answers, or both and a credit file, as a training step has
+    them, without a task: rewards are random, texts are not read."""
+    model, prompts = make_model(case), make_prompts(case)
+    batch = make_batch(case) if case.what == "update" else None
+    optimizer = None
+    if case.what != "rollout":
+        optimizer = AdamW(model.parameters(), NO_LEARNING)
+
+    freed = FreedMemory()
+
+    def work() -> dict:
+        rollouts = batch
+        if rollouts is None:
+            sampled = generate(model, prompts, answers=case.answers, stop_ids=(),
+                               max_new_tokens=case.new_tokens, seed=1)
+            rollouts = with_rewards(case, sampled)
+        if optimizer:
+            train_on(model, optimizer, rollouts, case)
+        if case.what == "step":
+            with tempfile.TemporaryDirectory() as folder:
+                write_credit(Path(folder, "step.npz"), rollouts, rollouts.mask.float())
+        if model.is_large:
+            freed.after_step()
+        return {"tokens": int(rollouts.mask.sum())}
+    return work
+
+
+def work_of_plain_torch(case: Case) -> Callable[[], dict]:
+    """An update as torch alone makes it, with the model's own forward pass: all logits of a
+    micro-batch at once, torch's AdamW, and parameters and moments in the type of the products. On a
+    CPU it computes the same tokens as the lab, with shared prompts. On a GPU it takes whole rows,
+    as anybody would who knows flash attention, because there it is faster so."""
+    model, batch = make_model(case).to(getattr(torch, case.dtype)), make_batch(case)
+    optimizer = torch.optim.AdamW(model.parameters(), NO_LEARNING, weight_decay=0.0, fused=True)
+    weight, every = batch.mask.float(), torch.arange(len(batch.ids))
+    log_probs = log_probs_of_rows if model.device.type == "cuda" else log_probs_of_packed
+    freed = FreedMemory()
+
+    def work() -> dict:
+        optimizer.zero_grad()
+        for rows in micro_batches(batch, every, case.micro_batch):
+            log_prob = log_probs(model, batch, rows)
+            policy_loss(log_prob, batch.advantage[rows], weight[rows], batch.mask[rows],
+                        batch.mask.sum()).backward()
+            del log_prob  # and with it all logits
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        freed.after_step()
+        return {"tokens": int(batch.mask.sum())}
+    return work
+
+
+def log_probs_of_packed(model: Qwen2, batch: Rollouts, rows: Tensor) -> Tensor:
+    ids, shared, predicts = lay_out(batch, rows)
+    hidden = model.model(ids, shared.positions, shared)
+    log_p = model.logits(hidden[predicts]).log_softmax(-1, dtype=torch.float32)  # (rows, T, V)
+    return log_p.gather(-1, batch.ids[rows, :, None]).squeeze(-1)
+
+
+def log_probs_of_rows(model: Qwen2, batch: Rollouts, rows: Tensor) -> Tensor:
+    """Each answer in a row with its prompt, padded on the right: causal attention needs no mask."""
+    answers, T = batch.ids[rows], batch.ids.shape[1]
+    group_of, _ = batch.groups_and_ids
+    prompts = [batch.prompt_ids[group_of[row]] for row in rows.tolist()]
+    length = torch.tensor([len(prompt) for prompt in prompts], device=answers.device)[:, None]
+    steps = torch.arange(T, device=answers.device)
+    ids = answers.new_zeros(len(rows), int(length.max()) + T)
+    for row, prompt in zip(ids, prompts):
+        row[:len(prompt)] = torch.tensor(prompt)
+    ids.scatter_(1, length + steps, answers)
+    predicts = length - 1 + steps
+    hidden = model.model(ids)                                                   # (rows, L, D)
+    states = hidden.gather(1, predicts[..., None].expand(-1, -1, hidden.shape[-1]))
+    losses = F.cross_entropy(model.logits(states).flatten(0, 1), answers.flatten(),
+                             reduction="none")
+    return -losses.view_as(answers)
+
+
+def train_on(model: Qwen2, optimizer: AdamW, batch: Rollouts, case: Case) -> None:
+    """Update the model once, every token with weight 1."""
+    update(model, optimizer, batch, batch.mask.float(), Settings(micro_batch=case.micro_batch))
+
+
+def work_of_transformers(case: Case) -> Callable[[], dict]:
+    from transformers import AutoModelForCausalLM
+    model = AutoModelForCausalLM.from_pretrained(case.model, dtype=getattr(torch, case.dtype))
+    prompts = make_prompts(case)
+    longest = max(len(prompt) for prompt in prompts)
+    ids = torch.zeros(len(prompts), longest, dtype=torch.long, device=case.device)
+    is_token = torch.zeros_like(ids)
+    for row, prompt in enumerate(prompts):  # padded on the left
+        ids[row, longest - len(prompt):] = torch.tensor(prompt)
+        is_token[row, longest - len(prompt):] = 1
+    model = model.to(case.device)
+
+    def work() -> dict:
+        made = model.generate(
+            input_ids=ids, attention_mask=is_token, num_return_sequences=case.answers,
+            do_sample=True, temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0,
+            min_new_tokens=case.new_tokens, max_new_tokens=case.new_tokens, pad_token_id=0)
+        return {"tokens": made[:, longest:].numel()}
+    return work
+
+
+def limit_of(case: Case) -> float:
+    """Seconds that a rollout or an update cannot go below on this CPU. A prompt is computed once,
+    and needs the output matrix only at its end, what all prompts begin with not even there; the
+    last token of an answer feeds none."""
+    return limit_of_rollout(case) if case.what == "rollout" else limit_of_update(case)
+
+
+def limit_of_rollout(case: Case) -> float:
+    *layers, output = matrices(make_config(case))
+    prompts = seconds_of_products(layers, tokens_of_prompts(case, case.questions), case)
+    first = seconds_of_products([output], case.questions, case)
+    later = seconds_of_products([*layers, output], case.questions * case.answers, case)
+    return prompts + first + (case.new_tokens - 1) * later
+
+
+def limit_of_update(case: Case) -> float:
+    """Three times the products of a forward pass, for each micro-batch, and AdamW."""
+    config, rows, T = make_config(case), case.questions * case.answers, case.new_tokens
+    *layers, output = matrices(config)
+    answers = min(case.micro_batch, rows)  # in a micro-batch
+    parts = rows / answers
+    prompts = tokens_of_prompts(case, max(1, case.questions / parts))
+    in_layers = seconds_of_products(layers, prompts + answers * (T - 1), case)
+    in_output = seconds_of_products([output], answers * T, case)
+    numbers = torch.ones(2 ** 24)
+    copied = fastest(lambda: numbers.clone(), case) / numbers.nbytes / 2  # seconds a byte
+    parameters = sum(outputs * inputs * times for outputs, inputs, times in matrices(config))
+    adamw = parameters * 28 * copied  # it reads four numbers of each parameter and writes three
+    return 3 * parts * (in_layers + in_output) + adamw
+
+
+def matrices(config: ModelConfig) -> list[tuple[int, int, int]]:
+    """The shapes of the model's matrices: outputs, inputs, and how many there are of this shape.
+    The output matrix comes last."""
+    D, wide, L = config.hidden_size, config.intermediate_size, config.num_hidden_layers
+    H, K = config.num_attention_heads, config.num_key_value_heads
+    qkv = ((H + 2 * K) * config.head_dim, D, L)
+    attention_out = (D, H * config.head_dim, L)
+    gate_and_up = (2 * wide, D, L)
+    down = (D, wide, L)
+    output = (config.vocab_size, D, 1)
+    return [qkv, attention_out, gate_and_up, down, output]
+
+
+def seconds_of_products(shapes: list[tuple[int, int, int]], rows: int, case: Case) -> float:
+    """Seconds of a forward pass of so many tokens through matrices, each in the layout that is read
+    fastest. All matrices exist at the same time, so that each is read from memory, as in a model.
+    """
+    seconds = 0.0
+    for outputs, inputs, times in shapes:
+        dtype = getattr(torch, case.dtype)
+        x = torch.randn(rows, inputs, dtype=dtype)
+        plain = [torch.randn(outputs, inputs, dtype=dtype) for _ in range(times)]
+        ways = [partial(pass_through, x, F.linear, plain)]
+        if torch.backends.mkldnn.is_available():
+            packed = [torch.ops.mkldnn._reorder_linear_weight(matrix) for matrix in plain]
+            ways.append(partial(pass_through, x, packed_linear, packed))
+        seconds += min(fastest(way, case) for way in ways)
+    return seconds
+
+
+def pass_through(x: Tensor, product: Callable[[Tensor, Tensor], Tensor],
+                 matrices: list[Tensor]) -> None:
+    for matrix in matrices:
+        product(x, matrix)
+
+
+def packed_linear(x: Tensor, matrix: Tensor) -> Tensor:
+    """The product with a matrix in oneDNN's own layout."""
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, matrix, None, "none", [], "")
+    return product
+
+
+def fastest(work: Callable[[], object], case: Case) -> float:
+    return min(seconds_of(work, case)[0] for _ in range(4))
+
+
+def agreement(case: Case) -> dict:
+    """models/tiny there and on the CPU, with the same problems and random numbers."""
+    on_cpu, there = (load_policy(make_settings({"device": device, "dtype": case.dtype}))
+                     for device in ("cpu", case.device))
+    expected, found = ask(on_cpu, case), ask(there, case).to("cpu")
+    equal = (expected.ids == found.ids).all(1)
+    gap = (expected.log_prob - found.log_prob)[equal]
+    gradient = gradient_of(on_cpu, expected, case)
+    difference = gradient_of(there, expected, case) - gradient
+    return {
+        "answers": len(equal),
+        "equal": int(equal.sum()),
+        "log_prob": gap.abs().sum().item(),
+        "tokens": int(expected.mask[equal].sum()),
+        "gradient": (difference.norm() / gradient.norm()).item()}
+
+
+def ask(policy: Policy, case: Case) -> Rollouts:
+    problems = policy.task.training_problems(0, 1, case.questions)
+    rollouts = policy.ask(problems, case.answers, seed=1)
+    return replace(rollouts, advantage=grpo(rollouts))
+
+
+def gradient_of(policy: Policy, batch: Rollouts, case: Case) -> torch.Tensor:
+    """The gradient of all parameters, end to end on the CPU."""
+    model = policy.model
+    train_on(model, AdamW(model.parameters(), NO_LEARNING), batch.to(model.device), case)
+    return torch.cat([p.grad.flatten().double().cpu() for p in model.parameters()])
+
+
+def seconds_of(function: Callable, case: Case) -> tuple[float, dict]:
+    """Seconds that the function takes, and what it returns.
+
+    With one CPU thread the clock is the processor's time of this process: what others do on a
+    shared machine then counts only by what it does to caches and memory.
+    """
+    is_cpu = case.device == "cpu"
+    clock = time.process_time if is_cpu and case.threads == 1 else time.perf_counter
+    wait = (lambda: None) if is_cpu else partial(torch.cuda.synchronize, case.device)
+    wait()
+    start = clock()
+    result = function()
+    wait()
+    return clock() - start, result
+
+
+def system_seconds() -> float:
+    """Seconds that the system has worked for this process, such as to fill new memory with zeros.
+    """
+    return os.times().system
+
+
+def measure(case: Case) -> dict:
+    """Do the work once to warm up, then for about a second, at least once; with a real model three
+    times each. Returns tokens, the median of the seconds, the share of them in which the system
+    worked, and the most bytes beyond those of the program itself."""
+    device = pick_device(case.device)
+    torch.set_num_threads(case.threads or torch.get_num_threads())
+    if case.what == "agreement":
+        return agreement(case)
+    before = 0 if device.type == "cuda" else peak_memory(device)
+    others = {"transformers": work_of_transformers, "plain": work_of_plain_torch}
+    work = others.get(case.what, work_of)(case)
+    least = 3 if case.model else 1
+    for _ in range(least):  # the memory of a real model still grows in the first ones
+        work()
+    seconds: list[float] = []
+    begun = system_seconds()
+    while len(seconds) < least or sum(seconds) < 1 and len(seconds) < 9:
+        duration, result = seconds_of(work, case)
+        seconds.append(duration)
+    system = (system_seconds() - begun) / sum(seconds)  # a share
+    found = {**result, "seconds": median(seconds), "system": system,
+             "memory": peak_memory(device) - before}
+    has_limit = case.model and device.type == "cpu" and case.what in ("rollout", "update")
+    with torch.inference_mode():
+        return found | ({"limit": limit_of(case)} if has_limit else {})
+
+
+def in_a_process(case: Case, most: float | None = None) -> dict:
+    """Measure a case in a process of its own, in at most so many seconds. If it fails, the last
+    line that it printed is the error."""
+    command = [sys.executable, "-m", "lab.speed.cases", json.dumps(asdict(case))]
+    what = f"{case.model or case.size}, {case.what}"
+    try:
+        result = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=most)
+    except subprocess.TimeoutExpired:
+        raise UserError(f"{what}: not done after {most:g} seconds") from None
+    if result.returncode:
+        reason = result.stderr.strip() or f"ended with {result.returncode}"
+        raise UserError(f"{what}: {reason.splitlines()[-1]}")
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def main(argv: list[str]) -> None:
+    try:
+        [text] = argv
+        case = Case(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise UserError("it takes one case as JSON, such as '{\"what\": \"rollout\"}'. Its fields "
+                        f"are {', '.join(Case.__dataclass_fields__)} ({error})") from None
+    print(json.dumps(measure(case)))
+
+
+if __name__ == "__main__":
+    run_as_program("lab.speed.cases", main)

@@ -1,0 +1,72 @@
+"""The best baseline by hand and by a grid, squares of gradients, a run."""
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import gradients, spoken
+
+from engine.forward import response_log_probs
+from lab.__main__ import main
+from lab.probes.baseline import bandit, baselines, best_baseline, others_table, squares
+from lab.probes.common import Progress
+
+
+def test_the_best_baseline_by_hand_and_by_a_grid():
+    """|g|^2 = 1, 3 and R = 0, 1: b* = 3/4, where the noise is (9/16 + 3/16) / 2 = 3/8; the mean,
+    1/2, adds (1/4)^2 * 2 = 1/8, a third of it."""
+    reward, square, chance = np.array([0.0, 1.0]), np.array([1.0, 3.0]), np.array([0.5, 0.5])
+    assert best_baseline(reward, square, chance) == pytest.approx((0.75, 0.5, 1 / 3))
+    noise = [(chance * (reward - b) ** 2 * square).sum() for b in np.linspace(-1, 2, 301)]
+    assert np.linspace(-1, 2, 301)[np.argmin(noise)] == pytest.approx(0.75)
+
+
+def test_of_two_answers_the_best_baseline_is_the_chance_of_the_other():
+    """|g|^2 is 2 (1 - p)^2 and 2 p^2: the mean is best at p = 1/2 alone."""
+    for p in (0.2, 0.5):
+        b, mean, cost = bandit([np.log(p / (1 - p)), 0.0], [1.0, 0.0])
+        assert (b, mean) == pytest.approx((1 - p, p))
+        assert (cost < 1e-9) == (p == 0.5)
+
+
+def test_estimators_by_hand():
+    """Made without the own answer. Rewards 0 1 1 of lengths 1 1 2, |g|^2 1 2 3; and 0 0 3."""
+    reward = np.array([[0.0, 1, 1], [0, 0, 3]])
+    square, length = np.array([[1.0, 2, 3]] * 2), np.array([[1.0, 1, 2]] * 2)
+    found = {name.split()[0]: values[0].tolist() for name, values in
+             baselines(reward, square, length).items()}
+    assert found["none"] == [0] * 3
+    others, by_length, by_square = ([1, 0.5, 0.5], [1, 2 / 3, 0.5], [1, 3 / 4, 2 / 3])
+    assert found["by"] == pytest.approx(by_square)
+    all_found = list(baselines(reward, square, length).values())
+    assert all_found[0][0].tolist() == pytest.approx(others)
+    assert all_found[2][0].tolist() == pytest.approx(by_length)
+    assert all_found[4].tolist() == [[1.0] * 3, [pytest.approx(2 / 3)] * 3]
+    table = others_table(reward, square, length)
+    noise = dict(zip([row[0] for row in table.rows], [row[1] for row in table.rows]))
+    first = (1 * 1 + 0.25 * 2 + 0.25 * 3) / 3
+    second = (1.5 ** 2 * 1 + 1.5 ** 2 * 2 + 9 * 3) / 3
+    assert noise["mean of the others (RLOO)"] == pytest.approx((first + second) / 2)
+
+
+def test_squares_are_those_of_one_backward_pass_each(policy):
+    rollouts = spoken(policy)
+    found = squares(policy, rollouts, Progress(gradients=1))
+    for b in (0, 3):
+        policy.model.zero_grad()
+        response_log_probs(policy.model, rollouts, torch.tensor([b])).sum().backward()
+        assert found[b] == pytest.approx(gradients(policy.model).double().square().sum().item(),
+                                         rel=1e-4)
+    policy.model.zero_grad(set_to_none=True)
+
+
+def test_a_run(tmp_path, learner, capsys):
+    main(["baseline", "--threads", "1", "--questions", "4", "--answers", "4", "--max_new_tokens",
+          "10", "--model", str(learner), "--out", str(tmp_path / "x")])
+    others, problems, conditions = json.loads((tmp_path / "x/numbers.json").read_text())["tables"]
+    assert {row["baseline"] for row in others["rows"]} >= {
+        "none", "mean of the others (RLOO)", "by length (OPO)", "by |g|^2 (b*)",
+        "mean of other problems (batch mean)"}
+    assert len(problems["rows"]) == 4  # one for each of --questions
+    assert sum(abs(row["cost"]) < 1e-9 for row in conditions["rows"]) == 4
+    capsys.readouterr()

@@ -1,0 +1,65 @@
+"""What the probes share: a folder with numbers, a screen of findings."""
+import json
+from importlib import import_module
+
+
+from analysis.tables import Table
+from conftest import assert_bounded
+from harness.flags import Flag
+from lab import __main__ as overview
+from lab.probes.common import COMMON, Findings, command_of, run_probe
+
+KNOWN = {**COMMON, "model": Flag("models/tiny", "a folder"), "note": Flag(None, "a text")}
+
+
+def measured(args, folder):
+    columns = {"arm": ("", [f"arm {n}" for n in range(60)]),
+               "95%": ("+.1f", [(0.5, 1.5)] * 60)}
+    gains = Table("gains", "The gains", columns, "One idea.\nAnother idea.",
+                  headings={"95%": "95% interval"})
+    checks = Table("checks", "Checks", {"left": ("d", [1])}, "The sides agree.\nTo 2e-7.")
+    return Findings("Who gains?", ["model x: 2 problems.", "How to read it."], [gains, checks])
+
+
+def run(folder, *flags, measure=measured):
+    run_probe("gains", "A probe.", KNOWN, measure, ["--out", str(folder), *flags])
+
+
+def test_a_probe_prints_its_first_table_or_all(tmp_path, capsys):
+    run(tmp_path / "x")
+    out = capsys.readouterr().out
+    assert all(len(line) <= 100 for line in out.splitlines()[:-3]) and "Checks" not in out
+    assert "- One idea." in out and "95% interval" in out and "How to read it." in out
+    run(tmp_path / "y", "--all")
+    out = capsys.readouterr().out
+    assert "arm 59" in out and "## Checks" in out and "How to read it." in out
+
+
+def test_numbers_command_and_settings_are_kept(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run_probe("gains", "A probe.", KNOWN, measured, ["--note", "a b", "--seed", "3"])
+    numbers = json.loads((tmp_path / "results/gains-s3/numbers.json").read_text())
+    assert numbers["command"] == "python -m lab gains --note 'a b' --seed 3"
+    assert numbers["measured"] == "gains" and numbers["settings"]["seed"] == 3
+    assert len(numbers["tables"][0]["rows"]) == 60
+
+
+def test_the_command_leaves_out_what_changes_no_number():
+    typed = {"all": True, "out": "x", "model": "runs/it's"}
+    assert command_of("exact", typed) == "python -m lab exact --model 'runs/it'\"'\"'s'"
+
+
+def test_the_folder_of_an_experiments_own_runs_is_not_in_its_command():
+    typed = {"runs": "runs/x", "processes": 2, "seeds": 3}
+    assert command_of("experiment mine", typed, ["runs"]) == (
+        "python -m lab experiment mine --seeds 3")
+
+
+MODULES = {name: import_module(file) for name, file in overview.MODULES.items()}
+PROBES = {name: module for name, module in MODULES.items() if hasattr(module, "measure")}
+
+
+def test_every_number_has_bounds_and_its_defaults_lie_within():
+    flags = {name: module.FLAGS for name, module in PROBES.items()}
+    assert_bounded({f"{probe} {name}": flag for probe, own in {"common": COMMON, **flags}.items()
+                    for name, flag in own.items()})

@@ -1,0 +1,400 @@
+"""The earlier experiment's tables: every number again from the tokens one by one, and small ones by
+hand."""
+import statistics
+
+import numpy as np
+import pytest
+from conftest import credit_columns, write_log
+from logs import (by_name, comparison_of, ids_of, make, plain_rows, random_log, rows_in,
+                  titles_in)
+
+from lab.probes import notes, notes_compared, notes_report, notes_tables
+from lab.__main__ import main
+from analysis.runs import read_run
+from analysis.gains import Gain
+from analysis.statistics import Estimate
+from analysis.tally import Tally
+from analysis.tokens import StepRecord, TokenTable
+
+UNITS = {"contribution": "old", "gradient": "new"}
+
+
+def notes_of(folder, **more):
+    return notes.Notes(read_run(folder), Tally(folder), **more)
+
+
+def with_the_notes_columns(rows):
+    longest = max(row["length"] for row in rows)
+    top = (longest - 1) / longest
+    for row in rows:
+        row["contribution"] = row["advantage"] * row["weight"] * row["log_prob"]
+        row["class"] = notes.class_of(row["text"])
+        at = row["position"] / row["length"]
+        for name, count in (("bin", 10), ("fifth", 5)):  # (low, high] of each; the first has low
+            row[name] = next(b for b in range(count) if at <= top * (b + 1) / count + 1e-12)
+    return rows
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory):
+    """The tokens of a run with weights, and its tables; tokens of every class."""
+    folder, files = random_log(tmp_path_factory.mktemp("logs") / "run", groups=6, longest=12)
+    ids = [ids_of(text)[0] for text in (" 7", " +", " and", "\n", ".", ">")]
+    for step, columns in files.items():
+        columns["token_id"] = np.random.default_rng(step).choice(ids, len(columns["token_id"]))
+        columns["token_id"] = columns["token_id"].astype(np.int32)
+        np.savez_compressed(folder / f"credit/step_{step:06d}.npz", **columns)
+    rows = with_the_notes_columns(plain_rows(folder, files))
+    found = notes_of(folder)
+    return rows, found, by_name(notes_tables.notes_tables(found))
+
+
+def sizes(rows, name):
+    return [abs(row[name]) for row in rows]
+
+
+def mean(values):
+    return statistics.fmean(values) if len(values) else None
+
+
+def close(values):
+    return pytest.approx(values, rel=1e-4, abs=1e-9)
+
+
+@pytest.mark.parametrize("text, name", [
+    ("<think>", "structure"), (" </answer>\n", "structure"), ("<", "filler"), ("think", "filler"),
+    (" 12", "reasoning"), ("*(", "reasoning"), ("x2", "reasoning"), (" plus", "reasoning"),
+    ("plus that", "filler"), (" ", "filler"), (".", "filler"), ("-/=", "reasoning")])
+def test_classes_by_the_notes_regular_expressions(text, name):
+    assert notes.class_of(text) == name
+
+
+def test_contribution(log):
+    rows, _, tables = log
+    for unit, column in UNITS.items():
+        values = [row[unit] for row in rows]
+        expected = [mean(values), statistics.stdev(values), mean(sizes(rows, unit)), min(values),
+                    max(values)]
+        assert [row[column] for row in tables["notes contribution"]] == close(expected)
+
+
+def test_by_the_sign_of_advantage_and_of_normalised_reward(log):
+    rows, _, tables = log
+    parts = {"advantage < 0": [r for r in rows if r["advantage"] < 0],
+             "advantage = 0": [r for r in rows if r["advantage"] == 0],
+             "advantage > 0": [r for r in rows if r["advantage"] > 0]}
+    parts["normalised reward <= 0"] = parts["advantage < 0"] + parts["advantage = 0"]
+    parts["normalised reward > 0"] = parts["advantage > 0"]  # the log's advantage is its z-score
+    assert [row[""] for row in tables["notes sign"]] == list(parts)
+    for found in tables["notes sign"]:
+        part = parts[found[""]]
+        assert [found[name] for name in ("tokens", "old", "size", "new size")] == close([
+            len(part), mean([r["contribution"] for r in part]), mean(sizes(part, "contribution")),
+            mean(sizes(part, "gradient"))])
+
+
+def t_by_position(rows, unit, fewest):
+    found = []
+    for place in range(max(row["length"] for row in rows)):
+        values = np.array([row[unit] for row in rows if row["position"] == place])
+        if len(values) >= fewest:
+            spread = values.std()
+            found.append(abs(values.mean() / spread * len(values) ** 0.5) if spread > 1e-9 else 0.0)
+    return np.array(found)
+
+
+def test_t_of_positions(log):
+    rows, _, tables = log
+    for fewest in (2, 30):
+        table = [row for row in tables["notes t"] if row["fewest"].startswith(f"{fewest} (")]
+        for unit, column in UNITS.items():
+            t = t_by_position(rows, unit, fewest)
+            assert [row[column] for row in table] == close(
+                [(t > 3).mean(), (t < 1.5).mean(), t.mean()])
+            assert f"({len(t)} positions)" in table[0]["fewest"]
+
+
+def test_t_by_hand(tmp_path):
+    """Contributions 1, 3 at place 0: mean 2, population sd 1, t = 2 sqrt 2; a single answer at
+    place 1 has none. Of 2 and 2 the spread is 0, so is t."""
+    columns = credit_columns([2, 1], [0, 0], log_prob=[-1, -5, -3], advantage=[-1, -1, -1],
+                             collision=[0.5] * 3)
+    t = notes_of(write_log(tmp_path / "a", {1: columns})).t("contribution", 2)[0]
+    assert t == close([2 * 2 ** 0.5])
+    columns = credit_columns([1, 1], [0, 0], log_prob=[-2, -2], advantage=[-1, -1])
+    assert notes_of(write_log(tmp_path / "b", {1: columns})).t("contribution", 2)[0] == [0]
+
+
+def test_shuffles_stay_in_their_group_and_lose_what_was_planted(tmp_path):
+    """Right answers are surer in every group; shuffled within groups, that is gone, while what
+    differs between groups stays."""
+    rng, n = np.random.default_rng(0), 400
+    group, right = np.repeat(np.arange(n // 4), 4), np.tile([1.0, 1, -1, -1], n // 4)
+    log_prob = np.where(right > 0, -0.1, -2.0) - rng.uniform(0, 0.1, n)
+    found = notes_of(write_log(tmp_path / "a", {1: credit_columns(
+        [1] * n, group, log_prob=log_prob, advantage=right)}))
+    t = abs(found.t("contribution", 2)[:, 0])
+    assert t[0] > 10 and t[1:].mean() < 1.5 and len(t) == 21
+    same = np.where(group % 2, 1.0, -1.0)  # one advantage a group: no shuffle changes it
+    found = notes_of(write_log(tmp_path / "b", {1: credit_columns(
+        [1] * n, group, log_prob=log_prob, advantage=same)}))
+    assert found.t("gradient", 2)[1:] == close(np.tile(found.t("gradient", 2)[0], (20, 1)))
+
+
+def test_a_shuffled_advantage_keeps_its_share_of_the_length():
+    """Of an answer of 2 tokens the advantages 5, 7; at 4 tokens 5, 5, 7, 7. Two answers: in a
+    shuffle each has its own or both change."""
+    class Pair:
+        longest, over, rng = 4, np.zeros((30, 2, 2, 4)), np.random.default_rng(0)
+    tokens = TokenTable({
+        "problem": np.zeros(6, int), "answer": np.repeat([0, 1], [2, 4]),
+        "position": np.array([0, 1, 0, 1, 2, 3]), "advantage": np.array([5.0, 7, 1, 2, 3, 4]),
+        "weight": np.ones(6), "log_prob": np.array([0.0, 0, 1, 1, 1, 1]), "s": np.ones(6)})
+    answers = {"group": np.array([0, 0]), "length": np.array([2, 4]),
+               "episode_start": np.array([0, 2])}
+    notes.Notes.add_draws(Pair, StepRecord(1, 1, tokens, answers, []))
+    assert Pair.over[0, 0, 0].tolist() == [1, 2, 3, 4]
+    drawn = {tuple(sums) for sums in Pair.over[:, 0, 0].tolist()}
+    assert drawn == {(1, 2, 3, 4), (5, 5, 7, 7)}
+    assert {tuple(sums) for sums in Pair.over[:, 1, 0].tolist()} == {
+        (6, 9, 3, 4), (1 + 5, 3 + 5, 7, 7)}
+
+
+def test_bins_of_position(log):
+    rows, _, tables = log
+    for b, found in enumerate(tables["notes bins"]):
+        part = [row for row in rows if row["bin"] == b]
+        values = [row["contribution"] for row in part]
+        names = ("tokens", "old", "sd", "size", "lp", "new size")
+        assert [found[name] for name in names] == close([
+            len(part), mean(values), statistics.stdev(values), mean(sizes(part, "contribution")),
+            mean([row["log_prob"] for row in part]), mean(sizes(part, "gradient"))])
+
+
+def test_bins_are_closed_on_the_right(tmp_path):
+    """One answer of 11 tokens: t / 11 up to 10/11, so edges are k/11: 0 and 1 share the first bin,
+    each other place is the last of its own."""
+    found = notes_of(write_log(tmp_path / "run", {1: credit_columns([11], [0])}))
+    assert found.total("bin", "tokens").tolist() == [2, *[1] * 9]
+
+
+def test_early_over_late(log):
+    rows, _, tables = log
+    places = [row["position"] for row in rows]
+    low, high = np.quantile(places, [0.2, 0.8])
+    for unit, column in UNITS.items():
+        first, last = (mean(sizes([r for r in rows if r["bin"] == b], unit)) for b in (0, 9))
+        early = mean(sizes([r for r in rows if r["position"] < low], unit))
+        late = mean(sizes([r for r in rows if r["position"] > high], unit))
+        both = {name: sum(row["class"] == name and row["fifth"] in (0, 4) for row in rows)
+                for name in {row["class"] for row in rows}}
+        alike = [sum(n * mean_at(rows, fifth, name, unit) for name, n in both.items())
+                 for fifth in (0, 4)]
+        assert [row[column] for row in tables["notes early"]] == close(
+            [first / last, early / late, alike[0] / alike[1]])
+
+
+def test_quantiles_of_counts_are_those_of_numpy():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        counts = rng.integers(0, 4, 9)
+        counts[4] += 1
+        for share in (0.2, 0.8, 0.33):
+            assert notes.quantile(counts, share) == pytest.approx(
+                np.quantile(np.repeat(np.arange(9), counts), share))
+
+
+def test_classes(log):
+    rows, _, tables = log
+    assert [row["class"] for row in tables["notes classes"]] == ["filler"] * 4 + ["reasoning"] * 4
+    for found in tables["notes classes"]:
+        part = [row for row in rows if row["class"] == found["class"]]
+        expected = {"share of the tokens": [len(part) / len(rows)] * 2,
+                    "mean log p; mean s": [mean([row[name] for row in part])
+                                           for name in ("log_prob", "s")],
+                    "mean": [mean([row[unit] for row in part]) for unit in UNITS],
+                    "mean absolute": [mean(sizes(part, unit)) for unit in UNITS]}
+        assert [found["old"], found["new"]] == close(expected[found[""]])
+
+
+def test_classes_by_position(log):
+    rows, found, tables = log
+    for line in tables["notes classes by position"]:
+        fifth = int(line["part"].split("-")[0]) // 20
+        part = [r for r in rows if (r["fifth"], r["class"]) == (fifth, line["class"])]
+        assert [line[name] for name in ("tokens", "lp", "size", "new size")] == close([
+            len(part), mean([row["log_prob"] for row in part]),
+            mean(sizes(part, "contribution")), mean(sizes(part, "gradient"))])
+    ahead = [sum(mean_at(rows, f, "filler", unit) > mean_at(rows, f, "reasoning", unit)
+                 for f in range(5)) for unit in UNITS]
+    with np.errstate(invalid="ignore"):
+        finding = notes_tables.classes_by_fifth(found).finding
+    assert f"in {ahead[0]} of 5 bins, and measured by A w s in {ahead[1]}." in finding
+
+
+def mean_at(rows, fifth, name, unit):
+    return mean(sizes([r for r in rows if (r["fifth"], r["class"]) == (fifth, name)], unit))
+
+
+def test_filler_over_reasoning(log):
+    rows, _, tables = log
+    parts = {name: [r for r in rows if r["class"] == name] for name in ("filler", "reasoning")}
+    both = parts["filler"] + parts["reasoning"]
+    of_fifth = [sum(row["fifth"] == fifth for row in both) for fifth in range(5)]
+    for unit, column in UNITS.items():
+        crude = [mean(sizes(part, unit)) for part in parts.values()]
+        alike = [sum(n * mean_at(rows, fifth, name, unit) for fifth, n in enumerate(of_fifth))
+                 for name in parts]
+        unsure = [mean([abs(r["log_prob"]) if column == "old" else r["s"] for r in part])
+                  for part in parts.values()]
+        assert [row[column] for row in tables["notes filler"]] == close(
+            [a / b for a, b in (crude, alike, unsure)])
+
+
+def test_the_notes_own_figures_follow_from_their_tables():
+    """1.24 at like places and 1.48 at like classes, from their counts; their 1.31, 1.13, 1.63."""
+    counts = [56173, 41634, 44111, 26507, 36985, 7016, 18880, 16635, 34007, 21094, *[0] * 5]
+    fifths = notes_tables.SIZE_OF_FIFTHS[1.0]
+    ratio = notes_tables.at_like_positions(np.array(counts),
+                                 np.array([*fifths["filler"], *fifths["reasoning"], *[np.nan] * 5]))
+    assert ratio == pytest.approx(1.24, abs=0.005)
+    early_over_late = notes_tables.at_like_classes(np.array(counts), np.array(
+        [*fifths["filler"], *fifths["reasoning"], *[np.nan] * 5]))
+    assert early_over_late == pytest.approx(1.48, abs=0.005)
+    first, *_, last = notes_tables.SIZE_OF_BINS
+    assert first / last == pytest.approx(1.63, abs=0.005)
+    assert 0.333 / 0.254 == pytest.approx(1.31, abs=0.005)
+
+
+def test_top_tokens(log):
+    rows, _, tables = log
+    for found in tables["notes top tokens"]:
+        part = [row for row in rows if repr(row["text"]) == found["token"]]
+        of_class = [row for row in rows if row["class"] == found["class"]]
+        assert part[0]["class"] == found["class"]
+        assert [found[name] for name in ("tokens", "share", "size", "new size")] == close([
+            len(part), len(part) / len(of_class), mean(sizes(part, "contribution")),
+            mean(sizes(part, "gradient"))])
+    counts = [row["tokens"] for row in tables["notes top tokens"] if row["class"] == "filler"]
+    assert counts == sorted(counts, reverse=True) and len(counts) == 4
+
+
+@pytest.mark.parametrize("ours, theirs, border, said", [
+    (0.8, 1.0, None, "same"), (1.26, 1.0, None, "other"), (-1, 1, None, "other"),
+    (1.7, 1.31, 1, "same"), (0.9, 1.31, 1, "other"), (-3, -0.56, 0, "same"),
+    (np.nan, 1, None, ""), (1.0, None, None, "")])
+def test_the_look(ours, theirs, border, said):
+    assert notes.same_or_other(ours, theirs, border) == said
+
+
+def test_the_looks_of_the_tables(log):
+    """By sign; by the side of the mean of all tokens; by who is ahead; by name."""
+    rows, _, tables = log
+    assert [row["look"] for row in tables["notes sign"]] == ["", "", "", "same", "same"]
+    whole = mean(sizes(rows, "contribution"))
+    assert [row["look"] == "same" for row in tables["notes bins"]] == [
+        (row["size"] > whole) == (theirs > 0.307)
+        for row, theirs in zip(tables["notes bins"], notes_tables.SIZE_OF_BINS)]
+    ahead = [mean_at(rows, fifth, "filler", "contribution") >
+             mean_at(rows, fifth, "reasoning", "contribution") for fifth in range(5)]
+    assert [row["look"] for row in tables["notes classes by position"]] == [
+        look for one, theirs in zip(ahead, (True, True, True, True, False))
+        for look in ("same" if one == theirs else "other", "")]
+    assert {row["token"]: row["look"] for row in tables["notes top tokens"]} == {
+        "' 7'": "other", "' +'": "other", "' and'": "other", "'\\n'": "other", "'.'": "other",
+        "'>'": "same"}
+
+
+def test_the_unit_says_whether_a_weight_is_in_it(tmp_path):
+    plain, weighted = (write_log(tmp_path / f"{w}", {1: credit_columns([2], [0], weight=[w, w])})
+                       for w in (1, 0.5))
+    assert notes_of(plain).heads["old"] == "A log p"
+    assert notes_of(weighted).heads["old"] == "A w log p"
+    assert notes_of(weighted).mean("all", "contribution") == close([0.5 * np.log(0.5)])
+
+
+def test_the_discounted_run_has_the_notes_figures_of_theirs(tmp_path):
+    config = {"mitigation": "outcome_conditional", "think_discount": 0.75}
+    folder, _ = random_log(tmp_path / "run", **config)
+    with np.errstate(invalid="ignore"):
+        rows = rows_in(notes_tables.classes(notes_of(folder)))
+    assert {row["class"]: row["theirs"] for row in rows if row[""] == "mean absolute"} == {
+        "filler": 0.348, "reasoning": 0.247}
+
+
+def test_pictures_show_what_the_tables_say(log, tmp_path, monkeypatch):
+    rows, found, tables = log
+    kept = []
+    monkeypatch.setattr(notes_report, "save", lambda figure, *_: kept.append(figure))
+    notes_report.draw_notes(found, tmp_path)
+    bars, histogram, cloud, classes, _ = kept[0].axes
+    whole = mean(sizes(rows, "contribution"))
+    assert [bar.get_height() for bar in bars.patches[:10]] == close(
+        [row["size"] / whole for row in tables["notes bins"]])
+    values = np.clip([row["contribution"] for row in rows], -5, 5)
+    assert histogram.patches[0].get_data().values.tolist() == (
+        np.histogram(values, np.linspace(-5, 5, 101))[0].tolist())
+    assert np.nansum(cloud.collections[0].get_array()) == len(rows)
+    for line, name in zip(classes.lines, ("filler", "reasoning")):  # three steps, so three blocks
+        assert line.get_ydata().tolist() == close([mean(sizes(
+            [r for r in rows if (r["step"], r["class"]) == (step, name)], "contribution"))
+            for step in (1, 2, 3)])
+    notes_report.plt.close(kept[0])
+
+
+def test_expected_against_found(tmp_path):
+    """Success rises evenly from a tenth to all of `success`: 0.55 times that on average."""
+    arms = {"a": (0.5, {}), "b": (0.2, {"mitigation": "inverse_logprob"}),
+            "c": (0.5, {"mitigation": "random"})}
+    comparison = comparison_of(make(tmp_path, arms, seeds=3))
+    tables = by_name(notes_compared.notes_tables_of_arms(comparison))
+    plain, inverse, random = tables["notes expected"]
+    assert plain["speed"] == pytest.approx(0.55 * 0.5, abs=0.03)
+    assert inverse["gain"]["value"] == close(inverse["speed"] - plain["speed"])
+    assert (inverse["theirs"], inverse["look"], random["theirs"], random["look"]) == (
+        0.0, "same", None, "")
+    assert plain["norm"] == close(0.55) and plain["end"] == pytest.approx(0.5, abs=0.1)
+    assert [row["arm"] for row in tables["notes summary"]] == ["none", "inverse_logprob", "random"]
+
+
+@pytest.mark.parametrize("low, high, theirs, said", [
+    (-3, -1, 0.12, "same"), (1, 3, 0.12, "other"), (-1, 3, 0.12, "not seen"),
+    (-3, -1, None, ""), (np.nan, np.nan, 0.12, "")])
+def test_an_interval_that_holds_0_has_seen_nothing(low, high, theirs, said):
+    gain = Gain((0, 1), Estimate((low + high) / 2, low, high))
+    assert notes_compared.as_they_saw(gain, theirs) == said
+
+
+def test_summary_and_shares_are_of_the_credit_files(tmp_path):
+    """Filler ' and' with A log p -2 and 3 tokens, reasoning ' 7' with -1 and 1 token."""
+    filler, reasoning = (ids_of(text)[0] for text in (" and", " 7"))
+    columns = credit_columns([4], [0], token_id=[filler] * 3 + [reasoning],
+                             log_prob=[-2, -2, -2, -1], collision=np.full(4, 0.5))
+    found = {"none": [notes_of(write_log(tmp_path / "run", {1: columns}), draws=0)]}
+    with np.errstate(invalid="ignore"):
+        [row] = rows_in(notes_compared.size_by_class(found))
+    s = [(1.5 - 2 * np.exp(log_prob)) ** 0.5 for log_prob in (-2, -1)]
+    assert list(row.values()) == ["none", *map(pytest.approx, (2, 1, 2, 0.333 / 0.254)), "same",
+                                  *map(pytest.approx, (*s, s[0] / s[1]))]
+    [row] = rows_in(notes_compared.shares_by_class(found))
+    of_s = 3 * s[0] / (3 * s[0] + s[1])
+    assert list(row.values())[1:] == close([3 / 4, 1 / 4, 6 / 7, 1 / 7, of_s, 1 - of_s])
+
+
+def test_the_command_prints_the_tables_and_draws_the_pictures(tmp_path, capsys):
+    folder, _ = random_log(tmp_path / "run")
+    main(["notes", str(folder)])
+    printed = capsys.readouterr().out
+    found = notes.Notes(read_run(folder), Tally(folder))
+    tables = notes_tables.notes_tables(found)
+    assert titles_in(printed) == [table.title for table in tables]
+    assert {table.name for table in tables} == {f"notes {name}" for name in (
+        "contribution", "sign", "t", "bins", "early", "classes", "classes by position", "filler",
+        "top tokens")}
+    assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 100
+    assert (folder / "analysis/notes.png").exists()
+    folders = make(tmp_path, {"a": (0.5, {}), "b": (0.2, {"mitigation": "random"})}, seeds=2)
+    main(["notes", *map(str, folders)])
+    tables = notes_compared.notes_tables_of_arms(comparison_of(folders))
+    assert titles_in(capsys.readouterr().out) == [table.title for table in tables]
+    assert {"notes expected", "notes summary", "notes shares"} <= {table.name for table in tables}

@@ -1,0 +1,142 @@
+"""The gradient at the embeddings against a second way to compute it; statistics by hand; a run."""
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import copied, credit_columns, spoken, write_log
+
+from engine.errors import UserError
+from qwen2_model import Qwen2, causal, rotary
+from lab.__main__ import main
+from lab.probes.common import run_of
+from analysis.tokens import TokenTable
+from lab.probes.phase1 import forget, phase_one, phase_two, random_text
+from lab.probes.phase1_tables import (class_ratio, first_over_last_fifth,
+                                           ratio_at_like_positions, t_by_position)
+
+
+def gradient_by_hand(model, batch, b):
+    """(n, D) of answer b alone: prompt and answer in one row, labels shifted as is usual."""
+    prompt, answer = batch.prompt_ids[batch.group[b]], batch.ids[b, :batch.length[b]].tolist()
+    x = F.embedding(torch.tensor([prompt + answer]), model.model.embed_tokens.weight)
+    embeddings = x = x.detach().requires_grad_()
+    for layer in model.model.layers:
+        x = layer(x, *rotary(torch.arange(x.shape[1]), model.config), causal)
+    logits = model.logits(model.model.norm(x))[0, len(prompt) - 1:-1]
+    loss = F.cross_entropy(logits, torch.tensor(answer))
+    return torch.autograd.grad(loss, embeddings)[0][0, len(prompt):]
+
+
+def test_phase_1_is_the_gradient_of_the_cross_entropy_at_the_embeddings(small_model, policy,
+                                                                        rollouts):
+    """Two answers are equal: each has the gradient of its own tokens alone."""
+    rollouts = replace(rollouts, **{name: getattr(rollouts, name)[[0, 1, 1, 3, 4, 5]]
+                                    for name in ("ids", "mask")})
+    small = SimpleNamespace(model=small_model, settings=SimpleNamespace(micro_batch=4),
+                            tokenizer=policy.tokenizer)
+    of_batch = phase_one(small, rollouts)
+    expected = [gradient_by_hand(small_model, rollouts, b) for b in range(len(rollouts.mask))]
+    assert all(g[-1].abs().max() == 0 for g in expected)  # the last token predicts nothing
+    g = torch.cat([g[:-1] for g in expected]).double()
+    np.testing.assert_allclose(of_batch["size"], g.norm(dim=-1), rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(of_batch["signed"], g.mean(-1), rtol=1e-3, atol=1e-7)
+    assert all(p.grad is None for p in small_model.parameters())
+
+
+def tokens_of(size, fifth=None, **known):
+    """A table of which only these columns matter. The token of a fifth is one of five."""
+    size = np.asarray(size, float)
+    dull = np.zeros(len(size), int)
+    place = dull if fifth is None else np.asarray(fifth)
+    return TokenTable({"signed": size, "size": size, "problem": dull, "answer": dull,
+                       "class": dull, "position": place, "length": dull + 5,
+                       **{name: np.asarray(values) for name, values in known.items()}})
+
+
+def test_t_by_hand():
+    """One t a position, over answers. Position 0: 1 and 3, t = 2 / (1 / sqrt 2); position 1: -10
+    and -12, t = 11 sqrt 2; position 2 has one answer and no t; at 3 there is no spread."""
+    tokens = tokens_of([1.0, -10, 9, 3, -12, 4, 4], position=[0, 1, 2, 0, 1, 3, 3])
+    assert t_by_position(tokens).tolist() == pytest.approx([2 * 2 ** 0.5, 11 * 2 ** 0.5, 0])
+
+
+def test_ratios_by_hand():
+    """Filler 2 and 6 early, 1 late; reasoning 1 early, 4 late: 3 / 2.5; at like positions each
+    fifth counts the same: (4 + 4 + 4 + 4 + 1) / (1 + 1 + 1 + 1 + 4)."""
+    tokens = tokens_of([2.0, 6, 1, 1, 4, 100], fifth=[0, 0, 4, 0, 4, 2],
+                       **{"class": [0, 0, 0, 1, 1, 2]})
+    assert class_ratio(tokens) == pytest.approx(3 / 2.5)
+    assert first_over_last_fifth(tokens) == pytest.approx(3 / 2.5)
+    every = tokens_of([4.0, 1, 1, 2] * 5, fifth=np.arange(20) // 4,
+                      **{"class": [0, 0, 1, 1] * 5})
+    assert ratio_at_like_positions(every) == pytest.approx(2.5 / 1.5)
+    uneven = tokens_of([4.0, 1] * 4 + [1, 4], fifth=np.arange(10) // 2,
+                       **{"class": [0, 1] * 5})
+    assert ratio_at_like_positions(uneven) == pytest.approx(17 / 8)
+
+
+def test_phase_2_is_a_log_p_of_all_steps(policy, tmp_path):
+    """Two steps of two answers, of 2 and 1 tokens; problems and answers are counted through."""
+    columns = credit_columns([2, 1], [0, 1], advantage=[1, 1, -2], log_prob=[-1, -2, -3])
+    run = write_log(tmp_path / "run", {1: columns, 2: columns})
+    tokens = phase_two(run, policy)
+    assert tokens["signed"].tolist() == [-1, -2, 6] * 2
+    assert tokens["size"].tolist() == [1, 2, 6] * 2
+    assert tokens["problem"].tolist() == tokens["answer"].tolist() == [0, 0, 1, 2, 2, 3]
+    assert tokens["position"].tolist() == [0, 1, 0] * 2
+    assert tokens.part_of_answer(5).tolist() == [1, 3, 2] * 2  # the middles of its tokens
+    checkpoint = run / "checkpoints/step_000002"
+    checkpoint.mkdir(parents=True)
+    assert run_of(checkpoint) == run and run_of(run) is None
+
+
+def test_controls_keep_what_they_should(policy):
+    """Fresh weights are those that a new model begins with."""
+    batch, model, state = spoken(policy), copied(policy.model), torch.get_rng_state()
+    forget(model, 1)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.manual_seed(1)
+    new = Qwen2(model.config)
+    torch.manual_seed(1)
+    new.draw_parameters()
+    assert all(map(torch.equal, model.parameters(), new.parameters()))
+    text = random_text(policy, batch)
+    assert torch.equal(text.mask, batch.mask) and not text.ids[~text.mask].any()
+    assert text.ids.unique().numel() > 50
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_answers_of_which_some_measures_know_nothing(tmp_path, learner, capsys, undrawn):
+    """Three tokens have no last fifth, and no reward: in the table stands "-", and no warning."""
+    main(["phase1", "--questions", "2", "--answers", "2", "--threads", "1",
+          "--max_new_tokens", "3", "--out", str(tmp_path / "x"), "--model", str(learner)])
+    phases, flaws = json.loads((tmp_path / "x/numbers.json").read_text())["tables"]
+    assert {row["found"] for row in flaws["rows"]} & {None}
+    assert "nan" not in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+def test_answers_of_one_token_have_no_phase_1(tmp_path):
+    with pytest.raises(UserError, match="every answer has a single token"):
+        main(["phase1", "--questions", "2", "--answers", "2", "--threads", "1",
+              "--max_new_tokens", "1", "--out", str(tmp_path / "x")])
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_run(tmp_path, learner, capsys):
+    main(["phase1", "--questions", "6", "--answers", "3", "--threads", "1",
+          "--max_new_tokens", "12", "--out", str(tmp_path / "x"), "--model", str(learner)])
+    result = json.loads((tmp_path / "x/numbers.json").read_text())
+    phases, flaws = result["tables"]
+    rows = {row["measure"]: row for row in phases["rows"]}
+    assert rows["early over late"]["phase 1"]["value"] > 0
+    assert rows["early over late"]["loss terms"] > rows["early over late"]["random text"]
+    named = " ".join(row["flaw"] for row in flaws["rows"])
+    assert all(flaw in named for flaw in (
+        "wrong gradient", "position", "share of positions above 3", "after the fact",
+        "crude classes"))
+    assert "phase 1" in capsys.readouterr().out

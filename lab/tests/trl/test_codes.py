@@ -1,0 +1,80 @@
+"""Adapters for other people's GRPO: that they call the code, and what the page says of it."""
+import re
+import sys
+
+import pytest
+import torch
+from conftest import ROOT, refusal
+from formula_losses import LOSSES
+
+from lab.trl.adapters import ADAPTERS
+from lab.trl.codes import main
+from lab.trl.codes_helpers import take, take_statement
+from engine.errors import UserError
+from lab.formula import find_formula
+from lab.formula.words import codes, mistakes, sentences
+
+PAGE = (ROOT / "lab/trl/codes.md").read_text(encoding="utf-8")
+MISTAKES = {"mlx-lm-lora 55": "nothing", "ms-swift 10117": "divided twice",
+            "TRL 3021": "micro-batch", "TRL 5815": "sum for mean and k3",
+            "Search-R1 88": "groups mixed", "Liger 1088": "hundred times"}
+CODE = '''
+import no_such_package
+import torch
+
+def helper(x):
+    return x * FACTOR
+
+def step(rewards):
+    for _ in range(2):
+        centred = rewards - rewards.mean()
+    return helper(centred), no_such_package
+'''
+
+
+@pytest.mark.parametrize("report, name", MISTAKES.items())
+def test_the_page_shows_what_the_tool_says_of_a_mistake(report, name):
+    row = next(line for line in PAGE.splitlines() if f"({report})" in line)
+    found = find_formula(LOSSES[name][0])
+    assert row.split("|")[2].strip() in [*mistakes(found), *sentences(found)]
+
+
+@pytest.mark.parametrize("kind, words", [
+    ("dapo", {"z n-1 0.0001", "token", "clip 0.2 0.2", "no kl", "understood"}),
+    ("dr_grpo", {"z n-1 0.0001", "constant 512", "understood"}),
+    ("cispo", {"cispo none -0.8", "token", "understood"}),
+    ("vespo", {"vespo 2 3 3 2", "token"}),
+    ("luspo, ratio of the answer", {"gspo clip 0.2 0.2", "constant 1", "understood"}),
+    ("dapo, beta 0.04", {"kl k3 0.04 with ratio", "understood"}),
+    ("dapo, scale_rewards none", {"mean", "understood"})])
+def test_the_rows_of_trl(kind, words):
+    trl = pytest.importorskip("trl", reason="pip install -r lab/trl/requirements.txt")
+    found = codes(find_formula(ADAPTERS["trl"]()[f"TRL {trl.__version__} {kind}"]))
+    assert words <= found, found
+
+
+def test_functions_are_taken_without_the_rest_of_their_file(tmp_path):
+    path = tmp_path / "code.py"
+    path.write_text(CODE)
+    assert take(path, ["helper"], FACTOR=3).helper(2) == 6
+    assert "no_such_package" not in sys.modules
+    centred = take_statement(CODE, "rewards.mean()", ["rewards"], "centred")
+    assert centred(torch.tensor([1.0, 3.0])).tolist() == [-1.0, 1.0]
+    with pytest.raises(UserError, match="another version"):
+        take(path, ["absent"])
+    with pytest.raises(UserError, match="another version"):
+        take_statement(CODE, "absent()", [], "x")
+
+
+def test_every_adapter_has_its_row(capsys):
+    main([])
+    listed = capsys.readouterr().out
+    for name in ADAPTERS:
+        assert name in listed
+        assert re.search(rf"^\| {re.escape(name)}\b", PAGE, re.M | re.I), name
+    assert "there is no adapter" in refusal(main, ["absent"])
+
+
+def test_what_would_be_ignored_is_refused():
+    with pytest.raises(UserError, match="--json has no effect without the name of a code"):
+        main(["--json"])

@@ -1,0 +1,28 @@
+"""Logs that TRL's trainer wrote, healthy and with one mistake each (lab/tests/trl/trl_logs.py made
+them): tools.preflight --run names the mistake, and no other."""
+from pathlib import Path
+
+import pytest
+
+from tools.helpers.diagnosis import diagnose, faults_of, read_log
+
+LOGS = Path(__file__).parent / "trl_logs"
+ROWS = {  # the row of docs/how_a_run_fails.md, 0 if it has none, and what is said
+    "healthy": ([], "Nothing of"),
+    "destroyed": ([6], "far too high"),
+    "dead": ([3], "equal rewards"),
+    "hacked": ([9], "divides rose, and right did not"),
+    "collapsed": ([5], "one answer for all"),
+    "cut_off": ([7], "before the limit"),
+    "no_rate": ([0], "learning rate is 0"),
+    "no_gradient": ([0], "exactly 0"),
+    "length": ([9], "may pay for the length"),
+    "passes": ([6], "far too high")}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_what_is_said_of_a_log_of_trl(name):
+    [path] = LOGS.glob(f"{name}-*.json")
+    rows, words = ROWS[name]
+    assert [fault.row for fault in faults_of(read_log(path))] == rows
+    assert words in " ".join(diagnose(path).split())

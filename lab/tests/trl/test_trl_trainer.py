@@ -1,0 +1,400 @@
+"""TRL's trainer with a weighting of ours: TRL's own run without one, our gradient with one. Most of
+these tests are skipped where TRL is not installed; .ci/run installs it."""
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import analyze
+from lab.trl.tests import INSTALL
+from conftest import ASKED, ROOT, StateIdea, copied, put_in
+from countdown_task import Problem
+from engine.choices import MITIGATIONS
+from engine.errors import UserError
+from engine.extra_forward import with_facts
+from engine.forward import response_log_probs
+from engine.policy import Forward, derived_seed
+from grpo import length_scaling, policy_loss
+from harness.read_record import read_credit, read_file
+from harness.flags import flags_of
+from harness.load import make
+from mitigations import rescaled_weight
+from runs import block, copy_project, environment, free_port, lines, program
+from tools import preview
+
+if find_spec("trl"):
+    import trl
+    from datasets import Dataset
+    from lab.trl import trl_trainer
+    from lab.trl.trl_trainer import CreditGRPOTrainer
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+else:
+    trl, TrainerCallback = None, object
+needs_trl = pytest.mark.skipif(trl is None, reason=INSTALL)
+TINY = str(ROOT / "models/tiny")
+PROBLEMS = [ASKED[0], Problem((2, 4, 6, 8), 20), ASKED[1]]  # one prompt is longer
+
+
+@pytest.mark.parametrize("there, said", [
+    ("sys.modules['trl'] = None", "import of trl halted"),
+    ("from types import SimpleNamespace as Module\n"
+     "for name, version in ('trl', '1.10.0'), ('transformers', '5.23.0'):\n"
+     "    sys.modules[name] = Module(__version__=version)",
+     "cannot import name 'GRPOTrainer'")], ids=["none", "older"])
+def test_without_the_right_trl_one_sentence_says_what_to_install(there, said):
+    """Whether TRL is installed or not."""
+    told = program(ROOT, "-c", f"import sys; sys.path.insert(0, '.')\n{there}\n"
+                   "from engine.errors import UserError\n"
+                   "try:\n    import lab.trl.trl_trainer\n"
+                   "except UserError as error:\n    print(error)")
+    assert told.startswith("lab.trl.trl_trainer needs TRL, which is not among this project's")
+    assert said in told and "pip install trl==" in told and told.count("\n") == 1
+
+
+class Gradients(TrainerCallback):
+    """Keeps the gradient of each update, before it is forgotten."""
+
+    def __init__(self):
+        self.kept = []
+
+    def on_pre_optimizer_step(self, args, state, control, model, **_):
+        self.kept.append({name: p.grad.clone() for name, p in model.named_parameters()
+                          if p.requires_grad})
+
+
+def length_reward(completions, **_):
+    """It differs within groups."""
+    return [len(text) / 100 for text in completions]
+
+
+def has_hit(completions, **_):
+    """1 or None: it says nothing of most answers."""
+    return [1.0 if "hit" in text else None for text in completions]
+
+
+def trained(policy, out, kind=None, steps=1, resume=None, dropout=0.0, **given):
+    """A trainer after so many steps of three problems with four answers each, in two micro-batches,
+    and the gradient of each step. What is given is an argument of the trainer or of GRPOConfig."""
+    names = ("mitigation", "mitigation_flags", "rescale", "credit", "task", "reward_funcs",
+             "peft_config")
+    of_trainer = {name: given.pop(name) for name in names if name in given}
+    usual = dict(max_steps=steps, per_device_train_batch_size=6, gradient_accumulation_steps=2,
+                 num_generations=4, max_completion_length=60, learning_rate=1e-3, use_cpu=True,
+                 bf16=False, seed=0, report_to=[], logging_steps=1, save_strategy="no",
+                 disable_tqdm=True, shuffle_dataset=False, max_grad_norm=0.0)
+    rows = [{"prompt": policy.task.prompt_for(problem)} for problem in PROBLEMS * steps]
+    gradients = Gradients()
+    trainer = (kind or CreditGRPOTrainer)(
+        AutoModelForCausalLM.from_pretrained(TINY, dtype=torch.float32, attention_dropout=dropout),
+        args=trl.GRPOConfig(output_dir=str(out), **usual | given), callbacks=[gradients],
+        train_dataset=Dataset.from_list(rows), processing_class=AutoTokenizer.from_pretrained(TINY),
+        **{"reward_funcs": [length_reward, has_hit], **of_trainer})
+    trainer.train(resume_from_checkpoint=resume)
+    return trainer, gradients.kept
+
+
+def ours(policy, folder, name, flags={}, rescale="mean", loss_norm="token", step=1):
+    """Weight and gradient that this lab gives the answers of a TRL run: its own log-probs,
+    entropies and weights; TRL's ids, rewards and advantages."""
+    model = copied(policy.model)
+    forward = Forward(model, 64)
+    generator = torch.Generator().manual_seed(derived_seed("credit", 0, step))
+    batch = read_credit(folder, step, policy.tokenizer, forward=forward, generator=generator)
+    batch = with_facts(model, batch, 64)
+    function = MITIGATIONS[name]
+    values = {flag: known.default for flag, known in flags_of(function).items()} | flags
+    weight, _ = rescaled_weight(make(function, values, policy), name, batch, policy, rescale)
+    length_scale = length_scaling(batch.length, loss_norm, 60)
+    log_prob = response_log_probs(model, batch, torch.arange(len(batch.ids)))
+    policy_loss(log_prob, batch.advantage, weight * length_scale, batch.mask,
+                int(batch.mask.sum())).backward()
+    return batch, weight, {name: p.grad for name, p in model.named_parameters()}
+
+
+def flat(gradient):
+    return torch.cat([gradient[name].flatten() for name in sorted(gradient)])
+
+
+def assert_same_vector(found, wanted):
+    """As vectors. Two forward passes tell 1 - p of a token that is almost sure with few digits, and
+    some weightings go by it."""
+    assert (flat(found) - flat(wanted)).norm() < 1e-3 * flat(wanted).norm()
+
+
+def weights_on_file(folder, step=1):
+    return read_file(folder / f"credit/step_{step:06d}.npz")["weight"]
+
+
+@needs_trl
+@pytest.mark.numerics
+@pytest.mark.parametrize("name, flags, more, norm", [
+    ("none", {}, {}, "token"), ("entropy_ratio", {"entropy_beta": 2.0}, {}, "token"),
+    ("entropy_ratio", {}, {"loss_type": "grpo"}, "sequence"),
+    ("equal_gradient", {}, {"loss_type": "dr_grpo"}, "constant"),
+    ("equal_gradient", {}, {"rescale": "gradient"}, "token"),
+    ("outcome_conditional", {}, {}, "token"), ("by_kind", {}, {}, "token"),
+    ("covariance", {"covariance_low": 0.1}, {}, "token"),
+    ("attention_credit", {}, {}, "token"), ("inverse_logprob_as_published", {}, {}, "token"),
+    ("learned_importance", {"importance_warmup": 0}, {}, "token")])
+def test_the_gradient_is_ours_on_the_same_batch(policy, tmp_path, name, flags, more, norm):
+    """Weights from TRL's numbers and from ours are the same, and so is the gradient of TRL's loss,
+    its answers shuffled and cut into micro-batches."""
+    _, [found] = trained(policy, tmp_path / "out", mitigation=name, mitigation_flags=flags,
+                         credit=tmp_path / "run", **more)
+    rescale = "none" if "published" in name else more.get("rescale", "mean")
+    batch, weight, wanted = ours(policy, tmp_path / "run", name, flags, rescale, norm)
+    assert name == "none" or weight[batch.mask].std() > 0.01
+    torch.testing.assert_close(torch.from_numpy(weights_on_file(tmp_path / "run")),
+                               weight[batch.mask], rtol=0.01, atol=1e-3)  # 1 - p near 1, squared
+    assert_same_vector(found, wanted)
+
+
+def numbers(trainer):
+    """The log without times."""
+    return [{key: value for key, value in line.items() if "time" not in key and "second" not in key}
+            for line in trainer.state.log_history]
+
+
+@needs_trl
+@pytest.mark.parametrize("credit", [False, True])
+def test_without_a_weighting_the_run_is_trls_own_to_the_digit(policy, tmp_path, credit):
+    """Also where credit files are written, which takes a forward pass more. Dropout draws random
+    numbers in each."""
+    plain, wanted = trained(policy, tmp_path / "plain", trl.GRPOTrainer, steps=2, dropout=0.1)
+    watched, found = trained(policy, tmp_path / "watched", steps=2, dropout=0.1,
+                             credit=tmp_path / "run" if credit else None)
+    assert numbers(plain) == numbers(watched)
+    assert all(torch.equal(flat(a), flat(b)) for a, b in zip(wanted, found, strict=True))
+
+
+@needs_trl
+def test_a_run_of_trl_is_read_token_by_token(policy, tmp_path, undrawn, capsys):
+    """Numbers in the files are those of our model; a text that TRL was rewarded for is what the
+    tokens spell. analyze.py makes its tables of them."""
+    seen = []
+
+    def noted(completions, prompts, **_):
+        seen.append((prompts, completions))
+        return length_reward(completions)
+
+    folder = tmp_path / "run"
+    trained(policy, tmp_path / "out", steps=2, credit=folder, reward_funcs=[noted, has_hit],
+            task="countdown_task", reward_weights=[1.0, 0.5])
+    prompts, texts = seen[0]
+    batch = read_credit(folder, 1, policy.tokenizer)
+    told = with_facts(policy.model, batch, 64)
+    for name in ("log_prob", "entropy", "collision"):
+        torch.testing.assert_close(getattr(batch, name), getattr(told, name), rtol=0, atol=1e-5)
+    assert [text.removesuffix("<|im_end|>") for text in batch.answers] == texts
+    assert batch.group.tolist() == [0] * 4 + [1] * 4 + [2] * 4 and batch.step == 1
+    spelled = [policy.tokenizer.decode(batch.prompt_ids[g], skip_special_tokens=False)
+               for g in batch.group.tolist()]
+    assert spelled == prompts
+    hits = [0.5 * ("hit" in text) for text in texts]
+    assert batch.reward.tolist() == pytest.approx(np.add(length_reward(texts), hits).tolist())
+    assert batch.scores["has_hit"].tolist() == [2 * hit for hit in hits]
+    assert set(batch.scores) == {"reward", "noted", "has_hit"}
+    assert [line["trainer_step"] for line in lines(folder / "metrics.jsonl")] == [1, 2]
+    assert batch.finished.tolist() == [text.endswith("<|im_end|>") for text in batch.answers]
+    own = batch.reward.view(3, 4)
+    wanted = (own - own.mean(1, keepdim=True)) / (own.std(1, keepdim=True) + 1e-4)
+    torch.testing.assert_close(batch.advantage[:, 0], wanted.flatten(), rtol=1e-4, atol=1e-5)
+    section, kind = policy.task.label([piece.encode() for piece in batch.texts[0]])
+    n = len(section)
+    assert batch.section[0, :n].tolist() == section and batch.kind[0, :n].tolist() == kind
+    analyze.main([str(folder)])
+    assert "Where the gradient went" in capsys.readouterr().out
+    preview.main([str(folder), "--mitigation", "entropy_ratio"])
+    assert "12 answers" in capsys.readouterr().out
+
+
+@needs_trl
+def test_the_record_is_at_trls_temperature_and_says_so(policy, tmp_path, undrawn, capsys):
+    folder = tmp_path / "run"
+    trained(policy, tmp_path / "out", credit=folder, temperature=0.5)
+    batch = read_credit(folder, 1, policy.tokenizer)
+    prompt, n = batch.prompt_ids[0], int(batch.length[0])
+    ids = batch.ids[0, :n]
+    with torch.no_grad():
+        logits = policy.model(torch.tensor([prompt + ids.tolist()]))[0, len(prompt) - 1:-1]
+    wanted = (logits / 0.5).log_softmax(-1).gather(1, ids[:, None]).squeeze(1)
+    torch.testing.assert_close(batch.log_prob[0, :n], wanted, rtol=0, atol=1e-5)
+    analyze.main([str(folder)])
+    page = (folder / "analysis/report.html").read_text()
+    assert "log p, entropy and s were computed at temperature 0.5" in page
+
+
+@needs_trl
+def test_reward_functions_of_one_name_keep_a_column_each():
+    """0.5 * 1 + 2 * 3 + 1 * 0: what a function says nothing of is 0."""
+    given = SimpleNamespace(reward_func_names=["length", "length", "reward"],
+                            reward_weights=torch.tensor([0.5, 2.0, 1.0]))
+    scores = trl_trainer.scores_of(given, torch.tensor([[1.0, 3.0, float("nan")]]))
+    assert {name: values.tolist() for name, values in scores.items()} == {
+        "length": [1], "length_2": [3], "own_reward": [0], "reward": [6.5]}
+
+
+@needs_trl
+def test_lora_alone_is_trained_and_the_model_with_it_on_record(policy, tmp_path, undrawn, capsys):
+    """Before the first step an adapter changes nothing; on the way it says what is on record."""
+    peft = pytest.importorskip("peft", reason=INSTALL)
+    lora = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    folder = tmp_path / "run"
+    _, gradients = trained(policy, tmp_path / "out", steps=3, credit=folder, peft_config=lora)
+    said = capsys.readouterr().out
+    assert said.count(f"{folder} keeps a record. To see at any time where the credit went: "
+                      f"python {ROOT}/analyze.py {folder}\n") == 1
+    assert all("lora" in name for name in gradients[0])
+    batch = read_credit(folder, 1, policy.tokenizer)
+    told = with_facts(policy.model, batch, 64)
+    torch.testing.assert_close(batch.log_prob, told.log_prob, rtol=0, atol=1e-5)
+    later = read_credit(folder, 3, policy.tokenizer)
+    assert (later.log_prob - with_facts(policy.model, later, 64).log_prob).abs().max() > 1e-4
+    analyze.main([str(folder)])
+    assert "This is a run of another program." in capsys.readouterr().out
+
+
+@needs_trl
+def test_an_answer_that_trl_leaves_out_is_on_record_with_weight_0(policy, tmp_path):
+    """mask_truncated_completions; the other answers are weighted among themselves."""
+    folder = tmp_path / "run"
+    trained(policy, tmp_path / "out", mitigation="entropy_ratio", credit=folder,
+            max_completion_length=44, mask_truncated_completions=True)
+    batch = read_credit(folder, 1, policy.tokenizer)
+    weight = torch.zeros(batch.mask.shape).masked_scatter(
+        batch.mask, torch.from_numpy(weights_on_file(folder)))
+    assert 0 < batch.finished.sum() < len(batch.finished)
+    assert (batch.length[~batch.finished] == 44).all() and not weight[~batch.finished].any()
+    told = with_facts(policy.model, batch, 64)
+    torch.testing.assert_close(batch.log_prob, told.log_prob, rtol=0, atol=1e-5)
+    kept = batch.mask & batch.finished[:, None]
+    assert weight[kept].mean() == pytest.approx(1.0, abs=1e-5)
+
+
+WORKER = """
+import sys
+sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/tests"]
+import torch
+torch.set_num_threads(1)
+from lab.trl.tests.test_trl_trainer import TINY, trained
+from safetensors.torch import save_file
+from harness.load import load_policy
+from harness.settings import make_settings
+policy = load_policy(make_settings({"model": TINY}))
+trainer, [gradient] = trained(policy, sys.argv[2], credit=f"{sys.argv[2]}/run",
+                              mitigation="attention_credit", per_device_train_batch_size=3,
+                              ddp_backend="gloo")
+save_file(gradient, f"{sys.argv[2]}/{trainer.accelerator.process_index}.safetensors")
+"""
+
+
+@needs_trl
+@pytest.mark.numerics
+def test_two_processes_weigh_one_batch(policy, tmp_path):
+    """A group is shared by both, prompts and answers of each are padded to their own longest."""
+    (tmp_path / "worker.py").write_text(WORKER)
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes",
+              "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
+              "--main_process_port", str(free_port()), "worker.py", str(ROOT), str(tmp_path)]
+    ended = subprocess.run(launch, cwd=tmp_path, capture_output=True, text=True, timeout=300,
+                           env=environment(ACCELERATE_USE_CPU="true"))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    batch, weight, wanted = ours(policy, tmp_path / "run", "attention_credit")
+    assert len(batch.ids) == 12 and weight[batch.mask].mean() == pytest.approx(1, abs=1e-5)
+    torch.testing.assert_close(torch.from_numpy(weights_on_file(tmp_path / "run")),
+                               weight[batch.mask], rtol=1e-3, atol=1e-4)
+    for rank in range(2):
+        assert_same_vector(load_file(tmp_path / f"{rank}.safetensors"), wanted)
+
+
+@needs_trl
+def test_the_program_on_the_page_works_as_it_stands_there(tmp_path):
+    """Pasted with two steps instead of 60."""
+    pasted = block("lab/trl/your_own_run.md", "max_steps=60")
+    folder = copy_project(tmp_path, "lab")
+    (folder / "models").symlink_to(ROOT / "models")
+    (folder / "pasted.py").write_text(pasted.replace("max_steps=60", "max_steps=2"))
+    program(folder, "pasted.py")
+    assert [line["step"] for line in lines(folder / "runs/trl/metrics.jsonl")] == [1, 2]
+    assert len(list((folder / "runs/trl/credit").iterdir())) == 2
+
+
+@needs_trl
+@pytest.mark.parametrize("more", [
+    {"loss_type": "cispo", "epsilon_high": 5.0}, {"loss_type": "sapo"}, {"loss_type": "bnpo"},
+    {"top_entropy_quantile": 0.2}, {"beta": 0.1},
+    {"off_policy_mask_threshold": 0.1, "num_iterations": 2}, {"scale_rewards": "batch"},
+    {"temperature": 1.5}, {"delta": 2.0, "steps_per_generation": 4}],
+    ids=lambda more: "-".join(map(str, more.values())))
+def test_what_else_trl_can_do_goes_on_working(policy, tmp_path, monkeypatch, more):
+    """A weighting of 3 everywhere, rescaled to 1, is TRL's own run: in each loss, with each mask.
+    One that leaves out tokens is another."""
+    put_in(monkeypatch, lambda rollouts: torch.full_like(rollouts.log_prob, 3.0), "threes")
+    put_in(monkeypatch, lambda rollouts: (rollouts.kind > 1).float(), "some")
+    gradients = {}
+    for name in ("none", "threes", "some"):
+        gradients[name] = trained(policy, tmp_path / name, steps=2, mitigation=name, **more)[1]
+    for plain, threes, some in zip(*gradients.values(), strict=True):
+        torch.testing.assert_close(flat(threes), flat(plain), rtol=1e-4, atol=1e-7)
+    assert not torch.allclose(flat(some), flat(plain), rtol=0.1, atol=1e-4)
+
+
+@needs_trl
+def test_a_state_goes_on_where_it_was(policy, tmp_path, monkeypatch):
+    """A class may keep a state; it lies in TRL's checkpoint, and so does the number of the step."""
+    put_in(monkeypatch, StateIdea, "state_idea")
+    given = dict(mitigation="state_idea", mitigation_flags={"speed": 0.25}, save_strategy="steps",
+                 save_steps=1, max_steps=2, credit=tmp_path / "run")
+    whole, _ = trained(policy, tmp_path / "out", steps=2, **given)
+    wanted = weights_on_file(tmp_path / "run", 2)
+    resumed, _ = trained(policy, tmp_path / "out", steps=2, **given,
+                         resume=str(tmp_path / "out/checkpoint-1"))
+    assert np.array_equal(weights_on_file(tmp_path / "run", 2), wanted)
+    for trainer in (whole, resumed):
+        assert trainer.credit.batches == 2 and trainer.credit.weighting.mean > 0
+    assert [line["step"] for line in lines(tmp_path / "run/metrics.jsonl")] == [1, 2]
+
+
+@needs_trl
+@pytest.mark.parametrize("given, said", [
+    ({"mitigation": "entropy_ration"}, "entropy_ration is not one of"),
+    ({"mitigation": "entropy_ratio", "mitigation_flags": {"beta": 1}},
+     "entropy_ratio has no flag beta, it has entropy_beta"),
+    ({"mitigation": "entropy_ratio", "importance_sampling_level": "sequence"}, "need 'token'"),
+    ({"mitigation": "causal_ablation"}, "needs train.py"),
+    ({"mitigation": lambda rollouts: -rollouts.log_prob.abs()}, "is negative"),
+    ({"rescale": "sum"}, "sum is not one of")])
+def test_what_cannot_be_is_refused_in_a_sentence(policy, tmp_path, given, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        trained(policy, tmp_path, **given)
+
+
+@needs_trl
+def test_tokens_of_tools_are_refused(policy, tmp_path, monkeypatch):
+    made = trl.GRPOTrainer._generate_and_score_completions
+
+    def with_tools(self, inputs):
+        output = made(self, inputs)
+        return output | {"tool_mask": output["completion_mask"]}
+
+    monkeypatch.setattr(trl.GRPOTrainer, "_generate_and_score_completions", with_tools)
+    with pytest.raises(UserError, match="has tool_mask"):
+        trained(policy, tmp_path, mitigation="entropy_ratio")
+
+
+@needs_trl
+def test_another_trl_is_refused_in_a_sentence(monkeypatch):
+    trl_trainer.refuse_other_trl()
+    with monkeypatch.context() as patch:
+        patch.delattr(trl.GRPOTrainer, "_calculate_rewards")
+        with pytest.raises(UserError, match="has no _calculate_rewards"):
+            trl_trainer.refuse_other_trl()
+    monkeypatch.setattr(trl.GRPOTrainer, "_compute_loss", Gradients.__init__)
+    with pytest.raises(UserError, match="only one advantage for each answer"):
+        trl_trainer.refuse_other_trl()

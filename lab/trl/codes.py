@@ -1,0 +1,52 @@
+"""What do codes called GRPO optimise? Their own functions are called, and their gradient is read.
+
+    python -m lab.trl.codes                 # the codes that are known
+    python -m lab.trl.codes trl             # the installed TRL
+
+An adapter lays the batch of tools/formula out as the code wants it, and calls the code. None of
+the code's lines is in this repository: its functions are taken from where it is installed.
+`adapters.py` has the adapters; lab/trl/codes.md has what was found, also of codes whose adapter is
+not here any more, and how to write one.
+"""
+if not __package__:
+    raise SystemExit("start it with: python -m lab.trl.codes")
+import inspect
+import json
+import textwrap
+
+from lab.trl.adapters import ADAPTERS
+from engine.errors import UserError
+from harness.flags import Flag
+from harness.parser import make_parser, with_defaults
+from harness.screen import run_as_program
+from lab.formula import find_formula
+from lab.formula.words import as_json, sentences
+
+FLAGS = {"json": Flag(False, "print what was found as JSON",
+                      requires=(lambda s: s.name is not None, "the name of a code"))}
+
+
+def main(argv: list[str]) -> None:
+    parser = make_parser("python -m lab.trl.codes [NAME]", __doc__, FLAGS)
+    parser.add_argument("name", nargs="?", default=None, help="a code; without it all are listed")
+    flags = with_defaults(parser.read(argv), FLAGS)
+    if flags.name is None:
+        for name, adapter in ADAPTERS.items():
+            print(f"  {name:24s} {inspect.getdoc(adapter).splitlines()[0]}")
+        return
+    if flags.name not in ADAPTERS:
+        raise UserError(f"there is no adapter for {flags.name}, only for {', '.join(ADAPTERS)}: "
+                        "lab/trl/codes.md shows how to write one")
+    losses = ADAPTERS[flags.name]()
+    for name, loss in losses.items():
+        formula = find_formula(loss)
+        if flags.json:
+            print(json.dumps({"name": name} | as_json(formula)))
+        else:
+            print(f"\n{name}")
+            for sentence in sentences(formula):
+                print(textwrap.fill(sentence, 100, initial_indent="  ", subsequent_indent="    "))
+
+
+if __name__ == "__main__":
+    run_as_program("codes", main)
