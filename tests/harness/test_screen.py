@@ -123,10 +123,10 @@ def test_the_whole_traceback_is_there_for_who_asks(own, tmp_path, mode):
 
 
 @pytest.mark.parametrize("name, is_told", [
-    ("bridges", True), ("lab.trl.none", True), ("numpy.none", False)])
+    ("lab", True), ("lab.trl.none", True), ("numpy.none", False)])
 def test_a_package_that_is_not_here_is_named(monkeypatch, tmp_path, name, is_told):
     """A folder without code, as git leaves one behind, is none."""
-    (tmp_path / "bridges").mkdir()
+    (tmp_path / "lab").mkdir()
     monkeypatch.setattr(screen, "PROJECT", tmp_path)
     said = screen.sentence_about(ModuleNotFoundError(name=name))
     assert said == "this needs the folder lab/trl/ of this project, which is not here" * is_told

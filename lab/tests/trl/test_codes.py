@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 from conftest import ROOT, refusal
-from formula_losses import LOSSES
+from lab.tests.formula_losses import LOSSES
 
 from lab.trl.adapters import ADAPTERS
 from lab.trl.codes import main

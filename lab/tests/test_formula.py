@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import ROOT
-from formula_losses import (LOSSES, by_group, clip, entropy_of, k3, log_probs, make, mean,
+from lab.tests.formula_losses import (LOSSES, by_group, clip, entropy_of, k3, log_probs, make, mean,
                             micro_batch, token, z)
 
 from lab.formula import find_formula, tables
