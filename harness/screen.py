@@ -90,8 +90,7 @@ def sentence_about(error: BaseException) -> str:
 def is_taken_away(package: str) -> bool:
     """Whether a package is missing that the rest of the project works without. A folder without
     code counts as missing."""
-    return (package == "lab"
-            and not (PROJECT / package / "__init__.py").exists())
+    return package == "lab" and not (PROJECT / package / "__init__.py").exists()
 
 
 class StopRequest:

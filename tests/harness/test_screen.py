@@ -129,7 +129,7 @@ def test_a_package_that_is_not_here_is_named(monkeypatch, tmp_path, name, is_tol
     (tmp_path / "lab").mkdir()
     monkeypatch.setattr(screen, "PROJECT", tmp_path)
     said = screen.sentence_about(ModuleNotFoundError(name=name))
-    assert said == "this needs the folder lab/trl/ of this project, which is not here" * is_told
+    assert said == "this needs the folder lab/ of this project, which is not here" * is_told
 
 
 def test_a_long_name_is_shortened_in_an_error_of_the_system():
