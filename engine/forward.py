@@ -194,12 +194,14 @@ class TokenLogProbs(torch.autograd.Function):
             at_target = p.gather(1, y) * -g + g
             at_logits.scatter_(1, y, at_target.to(h.dtype))
             at_hidden.append(linear(at_logits, cast.T))
-            product = linear(at_logits.T, h.T)
-            if at_matrix is None:
-                at_matrix = product.to(ctx.matrix_dtype)
-            else:
-                at_matrix.add_(product)
-            del p, at_logits, product  # before the next chunk takes memory
+            if ctx.needs_input_grad[1]:  # it does not if the matrix is frozen
+                product = linear(at_logits.T, h.T)
+                if at_matrix is None:
+                    at_matrix = product.to(ctx.matrix_dtype)
+                else:
+                    at_matrix.add_(product)
+                del product
+            del p, at_logits  # before the next chunk takes memory
         return torch.cat(at_hidden), at_matrix, None
 
 

@@ -29,6 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -41,15 +42,23 @@ AttendJoined = Callable[[int, Tensor, Tensor], Tensor]  # layer, q, k and v in o
 PACKED, PACKED_TYPES = 512, (torch.float32, torch.bfloat16)
 
 
+class Joined(NamedTuple):
+    """A matrix (inputs, outputs), and what LoRA adds to it: a (inputs, r) @ b (r, outputs). If it
+    joins several matrices, their ranks stand side by side in a, and b is zero outside its blocks.
+    """
+    matrix: Tensor
+    low_rank: tuple[Tensor, Tensor] | None = None
+
+
 @dataclass
 class FusedLayer:
     """The matrices of one layer."""
-    qkv: Tensor               # (D, (H + 2 K) * head_dim)
+    qkv: Joined               # (D, (H + 2 K) * head_dim)
     qkv_bias: Tensor | None   # Qwen2 has it
     qk_norm: Tensor | None    # Qwen3 has it: (H + K, head_dim)
-    o: Tensor                 # (H * head_dim, D)
-    gate_up: Tensor           # (D, 2 I)
-    down: Tensor              # (I, D)
+    o: Joined                 # (H * head_dim, D)
+    gate_up: Joined           # (D, 2 I)
+    down: Joined              # (I, D)
     norms: list[Tensor | None]  # of qkv and gate_up; None in float32, as the matrices contain them
 
 
@@ -66,16 +75,14 @@ class FusedQwen2:
         # with kernels the norms' weights are kept apart, as they always are in bfloat16
         self.is_mixed = self.dtype != self.wide or self.has_kernels
         self.product_type = product_type(self.dtype, model.output_matrix.device)
-        output = model.output_matrix.detach().to(self.dtype)  # (V, D)
-        self.is_packed = (output.device.type == "cpu" and torch.backends.mkldnn.is_available()
+        self.is_packed = (model.device.type == "cpu" and torch.backends.mkldnn.is_available()
                           and self.product_type in PACKED_TYPES
                           and self.config.hidden_size >= PACKED)
         # Whether the lines of `o` are in the order (H / K, K), which saves a copy in `hidden`. In
         # float32 they keep the model's order (K, H / K), because then sums are added up in the
         # order in which the model adds them.
         self.swaps_heads = self.is_mixed and not self.is_packed and not self.has_kernels
-        output = output.to(self.product_type)
-        self.output = self.packed(output) if self.is_packed else output.t()
+        self.output = Joined(once_if_frozen(model.output_matrix, self.output_of))
         self.embeddings = model.model.embed_tokens.weight.detach()
         self.layers = [self.fuse_layer(layer) for layer in model.model.layers
                        if isinstance(layer, Block)]
@@ -99,23 +106,47 @@ class FusedQwen2:
                               self.weight_of(attention.k_norm).expand(K, -1)])
         o = self.fuse([attention.o_proj])
         if self.swaps_heads:
-            o = o.unflatten(0, (K, H // K, -1)).transpose(0, 1).flatten(0, 2)
+            def swapped(inputs_first: Tensor) -> Tensor:
+                return inputs_first.unflatten(0, (K, H // K, -1)).transpose(0, 1).flatten(0, 2)
+            low_rank = o.low_rank and (swapped(o.low_rank[0]), o.low_rank[1])
+            o = Joined(swapped(o.matrix), low_rank)
         before = [layer.input_layernorm, layer.post_attention_layernorm]
         gate_up = self.fuse([mlp.gate_proj, mlp.up_proj], before[1])
         norms = [self.weight_of(one) if self.is_mixed else None for one in before]
         return FusedLayer(self.fuse(qkv, before[0]), bias, norm, o, gate_up,
                           self.fuse([mlp.down_proj]), norms)
 
-    def fuse(self, parts: list[Linear], norm: RMSNorm | None = None) -> Tensor:
+    def output_of(self, matrix: Tensor) -> Tensor:
+        output = matrix.detach().to(self.dtype).to(self.product_type)  # (V, D)
+        return self.packed(output) if self.is_packed else output.t()
+
+    def fuse(self, parts: list[Linear], norm: RMSNorm | None = None) -> Joined:
         """The joined matrix of the parts, (inputs, outputs of all parts)."""
-        weights = [part.weight.detach() for part in parts]
-        if self.is_mixed:
-            weights = [weight.to(self.dtype) for weight in weights]
-        matrix = torch.cat(weights) if weights[1:] else weights[0]
-        if norm is not None and not self.is_mixed:
-            matrix = matrix * self.weight_of(norm)  # (outputs, inputs)
-        matrix = matrix.to(self.dtype).to(self.product_type)
-        return self.packed(matrix) if self.is_packed else matrix.t().contiguous()
+        weight = None if norm is None or self.is_mixed else self.weight_of(norm)
+
+        def join(_: Tensor) -> Tensor:
+            weights = [part.weight.detach() for part in parts]
+            if self.is_mixed:
+                weights = [weight.to(self.dtype) for weight in weights]
+            matrix = torch.cat(weights) if weights[1:] else weights[0]
+            if weight is not None:
+                matrix = matrix * weight  # (outputs, inputs)
+            matrix = matrix.to(self.dtype).to(self.product_type)
+            return self.packed(matrix) if self.is_packed else matrix.t().contiguous()
+
+        return Joined(once_if_frozen(parts[0].weight, join), self.join_low_rank(parts, weight))
+
+    def join_low_rank(self, parts: list[Linear], norm: Tensor | None
+                      ) -> tuple[Tensor, Tensor] | None:
+        """What LoRA adds to the parts, rounded as training rounds it."""
+        if not hasattr(parts[0], "A"):
+            return None
+        a = torch.cat([part.A.detach() for part in parts])
+        if norm is not None:
+            a = a * norm
+        b = torch.block_diag(*(part.scale * part.B.detach() for part in parts))
+        a, b = (x.to(self.dtype).to(self.product_type).t().contiguous() for x in (a, b))
+        return a, b
 
     def packed(self, matrix: Tensor) -> Tensor:
         """A matrix (outputs, inputs) in oneDNN's layout, which only `_linear_pointwise` reads."""
@@ -164,20 +195,27 @@ class FusedQwen2:
             rotate(self.normed(qk.to(self.wide)) * layer.qk_norm, cos, sin, out=qk)
         return [qkv[:, :H], qkv[:, H:]]
 
-    def product(self, x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
+    def product(self, x: Tensor, joined: Joined, bias: Tensor | None = None) -> Tensor:
         """x @ matrix + bias. Both factors and the result are rounded to the compute type."""
         x = x.to(self.dtype).to(self.product_type)
         bias = None if bias is None else bias.to(x.dtype)
         product: Tensor
         if self.is_packed:
-            product = torch.ops.mkldnn._linear_pointwise(x, matrix, bias, "none", [], "")
+            product = torch.ops.mkldnn._linear_pointwise(x, joined.matrix, bias, "none", [], "")
         else:
-            product = x @ matrix if bias is None else torch.addmm(bias, x, matrix)
-        return product.to(self.dtype)
+            product = x @ joined.matrix if bias is None else torch.addmm(bias, x, joined.matrix)
+        product = product.to(self.dtype)
+        if joined.low_rank:
+            a, b = joined.low_rank
+            inner = (x @ a).to(self.dtype).to(b.dtype)
+            product = torch.addmm(product.to(b.dtype), inner, b).to(self.dtype)
+        return product
 
-    def add_product(self, x: Tensor, y: Tensor, matrix: Tensor) -> Tensor:
+    def add_product(self, x: Tensor, y: Tensor, joined: Joined) -> Tensor:
         """x += y @ matrix, in a single call if there is one for these types."""
-        y = y.to(self.product_type)
+        y, matrix = y.to(self.product_type), joined.matrix
+        if joined.low_rank:
+            return x.add_(self.product(y, joined))
         if self.is_packed:
             added: Tensor = torch.ops.mkldnn._linear_pointwise(y, matrix, None, "none", [], "")
             return x.add_(added)
@@ -190,6 +228,17 @@ class FusedQwen2:
     def logits(self, hidden: Tensor) -> Tensor:
         """(N, D) -> (N, V)"""
         return self.product(hidden, self.output)
+
+
+def once_if_frozen(matrix: Tensor, lay_out: Callable[[Tensor], Tensor]) -> Tensor:
+    """The matrix as the sampler reads it. Where LoRA has frozen it, it is laid out once, and kept
+    beside the matrix."""
+    if not getattr(matrix, "is_frozen", False):
+        return lay_out(matrix)
+    if not hasattr(matrix, "laid_out"):
+        matrix.laid_out = lay_out(matrix)  # type: ignore[attr-defined]
+    laid_out: Tensor = matrix.laid_out  # type: ignore[attr-defined]
+    return laid_out
 
 
 @cache

@@ -407,9 +407,11 @@ class LogProbsByKernels(torch.autograd.Function):
         return torch.cat(log_probs)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
         hidden, rounded, targets, *kept = ctx.saved_tensors
-        at_hidden, at_matrix = [], torch.zeros_like(rounded, dtype=ctx.matrix_dtype)
+        at_hidden, at_matrix = [], None
+        if ctx.needs_input_grad[1]:  # it does not if the matrix is frozen
+            at_matrix = torch.zeros_like(rounded, dtype=ctx.matrix_dtype)
         parts = zip(hidden.split(ctx.chunk), targets.split(ctx.chunk), gradient.split(ctx.chunk))
         for h, y, g in parts:
             if kept:
@@ -419,7 +421,8 @@ class LogProbsByKernels(torch.autograd.Function):
                 normaliser = log_sum_exp(logits)
             at_logits = logit_gradient(logits, normaliser, y, g)
             at_hidden.append(linear(at_logits, rounded.T))
-            at_matrix += linear(at_logits.T, h.T)
+            if at_matrix is not None:
+                at_matrix += linear(at_logits.T, h.T)
             del logits, at_logits  # before the next chunk takes memory
         return torch.cat(at_hidden), at_matrix, None
 
