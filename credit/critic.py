@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from engine.choices import Metrics, advantage
 from engine.errors import UserError, refuse_undefined
 from engine.forward import lay_out
+from engine.lora import rank_of
 from engine.optimizer import AdamW, load_optimizer_tensors, optimizer_tensors
 from engine.policy import Policy
 from engine.rollouts import Problem, Rollouts
@@ -99,6 +100,9 @@ class Trunk(nn.Module):
         if layers > len(model.model.layers):
             raise UserError(f"--critic_layers {layers}: the model has only "
                             f"{len(model.model.layers)} layers")
+        if rank_of(model):
+            raise UserError("--critic trunk copies the model's layers and trains all of their "
+                            "numbers, which --lora does not: use --critic head, or --lora 0")
         self.decoder = copy.deepcopy(model.model).float().requires_grad_()
         self.decoder.layers = self.decoder.layers[:layers or None]
         self.read = Head(model)

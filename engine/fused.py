@@ -29,7 +29,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -107,7 +107,8 @@ class FusedQwen2:
         o = self.fuse([attention.o_proj])
         if self.swaps_heads:
             def swapped(inputs_first: Tensor) -> Tensor:
-                return inputs_first.unflatten(0, (K, H // K, -1)).transpose(0, 1).flatten(0, 2)
+                by_heads: Tensor = inputs_first.unflatten(0, (K, H // K, -1))
+                return by_heads.transpose(0, 1).flatten(0, 2)
             low_rank = o.low_rank and (swapped(o.low_rank[0]), o.low_rank[1])
             o = Joined(swapped(o.matrix), low_rank)
         before = [layer.input_layernorm, layer.post_attention_layernorm]
@@ -117,7 +118,7 @@ class FusedQwen2:
                           self.fuse([mlp.down_proj]), norms)
 
     def output_of(self, matrix: Tensor) -> Tensor:
-        output = matrix.detach().to(self.dtype).to(self.product_type)  # (V, D)
+        output: Tensor = matrix.detach().to(self.dtype).to(self.product_type)  # (V, D)
         return self.packed(output) if self.is_packed else output.t()
 
     def fuse(self, parts: list[Linear], norm: RMSNorm | None = None) -> Joined:
@@ -141,10 +142,11 @@ class FusedQwen2:
         """What LoRA adds to the parts, rounded as training rounds it."""
         if not hasattr(parts[0], "A"):
             return None
-        a = torch.cat([part.A.detach() for part in parts])
+        added = cast(list[Any], parts)  # LoRALinear
+        a = torch.cat([part.A.detach() for part in added])
         if norm is not None:
             a = a * norm
-        b = torch.block_diag(*(part.scale * part.B.detach() for part in parts))
+        b = torch.block_diag(*(part.scale * part.B.detach() for part in added))
         a, b = (x.to(self.dtype).to(self.product_type).t().contiguous() for x in (a, b))
         return a, b
 

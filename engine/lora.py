@@ -14,15 +14,17 @@ this saves, in an update with parameters that are not LoRA's for comparison:
 All matrices of the layers have an addition. Embeddings, norms, biases and the output matrix have
 none. A and B are float32, so that small steps are not rounded away.
 
-The sampler does not merge the addition into W: in bfloat16 a number of 0.02 has steps of 0.0001, and
-most of a step would be lost, so it would sample another model than the one that is trained. It
-computes W x and B A x one beside the other, as training does (engine/fused.py).
+The sampler does not merge the addition into W. In bfloat16 a number of 0.02 has steps of 0.0001,
+so most of a step would be lost, and another model would be sampled than the one that is trained.
+The sampler computes W x and B A x one beside the other, as training does (engine/fused.py).
 """
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
+from engine.errors import UserError
 from qwen2_model import Linear, Qwen2, linear, product_type
 
 ALPHA = 32.0  # so B A counts 32 / r times; powers of 2 multiply without rounding
@@ -44,23 +46,33 @@ class LoRALinear(Linear):
 
 
 def add_lora(model: Qwen2, rank: int, seed: int = 0) -> Qwen2:
-    """Freeze the model and give each matrix of its layers an addition, in place. Matrices and
-    embeddings are from now on kept in the type in which the model computes."""
+    """Freeze the model and give each matrix of its layers an addition, in place."""
+    largest = largest_rank(model)
+    if rank > largest:
+        raise UserError(f"--lora {rank}: the smallest side of this model's matrices is {largest}, "
+                        "and a larger rank adds nothing")
     generator = torch.Generator().manual_seed(seed)
-    dtype = model.compute_dtype
-    for parameter in model.requires_grad_(False).parameters():
-        if parameter.dim() > 1:
-            parameter.data = parameter.data.to(dtype)
-            parameter.is_frozen = True  # type: ignore[attr-defined]  # for the sampler
+    model.requires_grad_(False)
     for module in model.model.layers.modules():
         if isinstance(module, Linear):
             outputs, inputs = module.weight.shape
             # on the CPU, so that the same command begins with the same numbers on any device
             drawn = torch.randn(rank, inputs, generator=generator) * inputs ** -0.5
             module.__class__ = LoRALinear
-            module.A = nn.Parameter(drawn.to(model.device))
-            module.B = nn.Parameter(torch.zeros(outputs, rank, device=model.device))
-            module.scale = ALPHA / rank
+            added = cast(LoRALinear, module)
+            added.A = nn.Parameter(drawn.to(model.device))
+            added.B = nn.Parameter(torch.zeros(outputs, rank, device=model.device))
+            added.scale = ALPHA / rank
+    return model
+
+
+def keep_rounded(model: Qwen2) -> Qwen2:
+    """Keep the frozen matrices and embeddings in the type in which the model computes. The sampler
+    lays them out once."""
+    for parameter in model.parameters():
+        if parameter.dim() > 1 and not parameter.requires_grad:
+            parameter.data = parameter.data.to(model.compute_dtype)
+            parameter.is_frozen = True  # type: ignore[attr-defined]
     return model
 
 
@@ -82,37 +94,28 @@ def largest_rank(model: Qwen2) -> int:
                if isinstance(module, Linear))
 
 
-@torch.no_grad()
-def merged(model: Qwen2) -> dict[str, Tensor]:
-    """The parameters of an ordinary model that computes the same: W + scale B A, added up in
-    float32."""
-    tensors = {name: parameter for name, parameter in model.named_parameters()
-               if not name.endswith((".A", ".B"))}
-    for name, module in additions(model):
-        addition = module.scale * (module.B @ module.A)
-        tensors[f"{name}.weight"] = module.weight.float() + addition
-    return tensors
-
-
-def adapter_tensors(model: Qwen2) -> dict[str, Tensor]:
-    """A and B under the names of `peft`, which other programs read."""
-    tensors = {}
-    for name, module in additions(model):
-        tensors[f"base_model.model.{name}.lora_A.weight"] = module.A
-        tensors[f"base_model.model.{name}.lora_B.weight"] = module.B
-    return tensors
-
-
-def adapter_config(model: Qwen2, base: str) -> dict[str, object]:
-    """adapter_config.json, as `peft` reads it. `base` is the folder of the frozen model."""
-    names = sorted({name.rpartition(".")[2] for name, _ in additions(model)})
-    return {"peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": base,
-            "r": rank_of(model), "lora_alpha": ALPHA, "lora_dropout": 0.0, "bias": "none",
-            "target_modules": names, "inference_mode": True}
+def frozen_parameters(model: Qwen2) -> dict[str, nn.Parameter]:
+    """The parameters of the model itself, by name."""
+    return {name: parameter for name, parameter in model.named_parameters()
+            if not name.endswith((".A", ".B"))}
 
 
 @torch.no_grad()
-def load_adapter(model: Qwen2, tensors: Mapping[str, Tensor]) -> None:
-    """Put back what `adapter_tensors` returned. The names and shapes are checked by the caller."""
-    for name, tensor in adapter_tensors(model).items():
-        tensor.copy_(tensors[name])
+def merged_parameter(model: Qwen2, name: str) -> Tensor:
+    """A parameter of the ordinary model that computes the same, in float32: W + scale B A."""
+    tensor = model.get_parameter(name).detach().float()
+    module = model.get_submodule(name.rpartition(".")[0])
+    if isinstance(module, LoRALinear) and name.endswith(".weight"):
+        tensor = torch.addmm(tensor, module.B, module.A, alpha=module.scale)
+    return tensor
+
+
+def merge(model: Qwen2) -> Qwen2:
+    """Make a model with additions an ordinary one that computes the same, in place. All of its
+    parameters are trained from now on."""
+    for name, parameter in frozen_parameters(model).items():
+        parameter.data = merged_parameter(model, name)
+    for _, module in list(additions(model)):
+        del module.A, module.B
+        module.__class__ = Linear  # type: ignore[assignment]
+    return model.requires_grad_()

@@ -6,7 +6,7 @@ be checked is checked before memory is taken.
 """
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -27,11 +27,16 @@ Number = TypeVar("Number", bound=float)  # float, int or bool: all are floats to
 # are computed in float32, in which whole numbers are exact up to there.
 LARGEST: dict[type, float] = {int: 2 ** 24, float: 1e12}
 OUTPUT, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
+ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
 def read_model_folder(folder: Path | str, device: torch.device | str = "cpu") -> Qwen2:
-    """Load the model of a folder."""
+    """Load the model of a folder. If the folder has only additions to a model (engine/lora.py), the
+    model is read from its own folder, and they are added."""
     folder = Path(folder)
+    if has_adapter(folder):
+        from engine.adapter import read_with_adapter
+        return read_with_adapter(folder, device)
     config, found = read_config(folder), stored_tensors(folder)
     last = f"model.layers.{config.num_hidden_layers - 1}."
     # checked first, because to make a million layers would take hours
@@ -49,17 +54,37 @@ def read_model_folder(folder: Path | str, device: torch.device | str = "cpu") ->
     return model
 
 
+def has_adapter(folder: Path) -> bool:
+    """Whether the folder has additions to a model, and not the model (engine/adapter.py)."""
+    return (folder / ADAPTER).exists()
+
+
+def base_of(folder: Path) -> Path:
+    """The folder that has all weights of the model in this folder: usually itself."""
+    if not has_adapter(folder):
+        return folder
+    path = folder / ADAPTER_CONFIG
+    base = read_json(path).get("base_model_name_or_path")
+    if not isinstance(base, str):
+        raise UserError(f"{path} should name a model folder in base_model_name_or_path")
+    return Path(base)
+
+
 def write_model_folder(model: Qwen2, folder: Path | str,
                        parameters: Mapping[str, Tensor] | None = None) -> None:
     """Write config and weights. If `parameters` are given, they are written instead of the model's
     own: those of a trained model that is kept are rounded."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = parameters or model.state_dict()
-    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
-    config = {**model.config.to_json(), "dtype": dtype, "torch_dtype": dtype}
+    write_config(model, Path(folder), next(iter(tensors.values())).dtype)
+    write_tensors(Path(folder) / "model.safetensors", tensors, format="pt")
+
+
+def write_config(model: Qwen2, folder: Path, dtype: torch.dtype) -> None:
+    """Write config.json into a folder, which is made if it does not exist."""
+    folder.mkdir(parents=True, exist_ok=True)
+    name = str(dtype).removeprefix("torch.")
+    config = {**model.config.to_json(), "dtype": name, "torch_dtype": name}
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    write_tensors(folder / "model.safetensors", tensors, format="pt")
 
 
 def how_to_get(folder: Path) -> str:
@@ -197,11 +222,24 @@ class StoredTensor(NamedTuple):
 def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
     found: dict[str, StoredTensor] = {}
     for path in weight_files(folder):
-        with opened(path) as file:
-            for name in file.keys():
-                tensor = file.get_slice(name)
-                found[name] = StoredTensor(path, tuple(tensor.get_shape()), tensor.get_dtype())
+        found |= stored_tensors_of(path)
     return found
+
+
+def stored_tensors_of(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of one file."""
+    found: dict[str, StoredTensor] = {}
+    with opened(path) as file:
+        for name in file.keys():
+            tensor = file.get_slice(name)
+            found[name] = StoredTensor(path, tuple(tensor.get_shape()), tensor.get_dtype())
+    return found
+
+
+def metadata_of(path: Path) -> dict[str, str]:
+    """The texts that `write_tensors` wrote beside the tensors."""
+    with opened(path) as file:
+        return dict(file.metadata() or {})
 
 
 def check_tensors(folder: Path, found: dict[str, StoredTensor], model: Qwen2) -> None:
@@ -263,3 +301,23 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) ->
         save_file(on_cpu, path, metadata or None)
     except SafetensorError as error:  # a full disk
         raise UserError(f"cannot write {path}: {error}") from None
+
+
+def write_float32(path: Path, shapes: Mapping[str, torch.Size],
+                  tensor_of: Callable[[str], Tensor]) -> None:
+    """Write a safetensors file of float32 numbers. Its tensors are asked for by name, one after the
+    other, because the library's own function would need all of them at once.
+
+    The file is the header's length in 8 bytes, the header in JSON, and the numbers.
+    """
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 4 * shape.numel()
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in shapes:
+            file.write(tensor_of(name).float().cpu().contiguous().numpy().data)

@@ -56,6 +56,12 @@ class AdamW:
               beta2=self.BETAS[1], eps=self.EPSILON, weight_decay=self.weight_decay)
 
 
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that are trained, by name. With LoRA they are few (engine/lora.py)."""
+    return {name: parameter for name, parameter in model.named_parameters()
+            if parameter.requires_grad}
+
+
 Optimizer = AdamW | torch.optim.Optimizer
 
 

@@ -13,9 +13,9 @@ from tokenizers import Tokenizer
 
 from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, Choice, Method
 from engine.errors import UserError, location_of
-from engine.model_folder import read_config, read_model_folder
-from engine.optimizer import AdamW
-from engine.policy import Policy, encode_prompts
+from engine.model_folder import has_adapter, read_config, read_model_folder
+from engine.optimizer import AdamW, trained_parameters
+from engine.policy import Policy, derived_seed, encode_prompts
 from engine.rollouts import CheckedTask, Problem, Rollouts
 from engine.tokens import load_tokenizer
 from harness.flags import flags_of
@@ -77,11 +77,33 @@ def refuse_long_prompts(s: Settings, tokenizer: Tokenizer, task: CheckedTask, li
 
 
 def load_model(s: Settings, folder: Path, device: torch.device) -> Qwen2:
-    return read_model_folder(folder, device).compute_in(getattr(torch, s.dtype))
+    model = read_model_folder(folder, device).compute_in(getattr(torch, s.dtype))
+    model = with_lora(model, s, folder)
+    if s.lora:
+        from engine.lora import keep_rounded
+        keep_rounded(model)
+    return model
+
+
+def with_lora(model: Qwen2, s: Any, folder: Path) -> Qwen2:
+    """A model that was read from a folder, with the additions that a run with these settings
+    trains. With --lora 0 those of its folder become part of its matrices."""
+    if not s.lora and not has_adapter(folder):
+        return model
+    from engine.lora import add_lora, merge, rank_of
+    rank = rank_of(model)
+    if not s.lora:
+        return merge(model)
+    if not rank:
+        return add_lora(model, s.lora, derived_seed("lora", s.seed))
+    if rank != s.lora:
+        raise UserError(f"--lora {s.lora}: {folder} has additions of rank {rank}. Go on with "
+                        f"--lora {rank}, or train all parameters with --lora 0")
+    return model
 
 
 def load_optimizer(s: Settings, policy: Policy) -> AdamW:
-    return AdamW(policy.model.parameters(), s.learning_rate, s.weight_decay)
+    return AdamW(trained_parameters(policy.model).values(), s.learning_rate, s.weight_decay)
 
 
 def initial_model(s: Settings) -> Qwen2:

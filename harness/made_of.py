@@ -19,6 +19,7 @@ from pathlib import Path
 
 from engine.choices import module_of
 from engine.errors import PROJECT
+from engine.model_folder import base_of
 from harness.record import Json, credit_steps, digest_of, digest_of_text, find_folder, read_lines
 from harness.settings import CHANGEABLE, METHODS, Settings
 
@@ -31,7 +32,8 @@ def made_of(s: Settings) -> dict[str, str]:
     flags name."""
     settings = {name: value for name, value in s.to_json().items()
                 if name not in {"out", *CHANGEABLE}}
-    model = [path for path in find_folder(s.model).iterdir()
+    folder = find_folder(s.model)
+    model = [path for folder in {folder, base_of(folder)} for path in folder.iterdir()
              if path.suffix in (".json", ".safetensors")]
     files = [*code_files(s), *named_files(s), *model]
     digests = {shown(path): digest_of_part(path, s) for path in sorted(files)}
@@ -103,7 +105,7 @@ def defined_by(node: ast.stmt) -> set[str]:
 
 def changes(before: dict[str, str], s: Settings, done: int) -> Iterator[str]:
     """What has changed since a run, which has made `done` steps, wrote down what it is made of."""
-    needs_first_model = not done or s.kl > 0 or s.loss == "dpo"
+    needs_first_model = not done or s.kl > 0 or s.loss == "dpo" or s.lora > 0
     folder = shown(find_folder(s.model))
     if before.get(SETTINGS) not in (None, made_of(s)[SETTINGS]):
         yield f"somebody has changed {SETTINGS}"

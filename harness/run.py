@@ -22,8 +22,8 @@ import torch
 from engine.choices import Method
 from engine.errors import (BadCredit, NotFinite, UserError, location_of, read_json,
                            refuse_undefined)
-from engine.model_folder import write_model_folder, write_tensors
-from engine.optimizer import AdamW, optimizer_tensors
+from engine.model_folder import base_of, write_model_folder, write_tensors
+from engine.optimizer import AdamW, optimizer_tensors, trained_parameters
 from engine.policy import Policy
 from engine.rollouts import Rollouts, has_format
 from harness.made_of import made_of
@@ -136,6 +136,7 @@ class Run:
         methods from its checkpoint. From now on Ctrl-C waits for the end of a step."""
         self.policy, self.optimizer, self.methods = policy, optimizer, methods
         self.at_first = {part: facts_of(method) for part, method in methods.items()}
+        self.base = base_of(policy.folder)
         # read now, because a user may remove the folder meanwhile: it can be an old checkpoint
         for name in TRAVELS_ALONG:
             if (policy.folder / name).exists():
@@ -171,12 +172,17 @@ class Run:
         not in the way of the next attempt."""
         s, policy, model = self.settings, self.policy, self.policy.model
         size = sum(parameter.numel() for parameter in model.parameters())
+        trained = sum(parameter.numel() for parameter in self.parameters.values())
+        of_lora = ""
+        if s.lora:
+            of_lora = f" (LoRA of rank {s.lora} trains {trained / 1e6:.2f} million of them)"
         count = torch.get_num_threads()
         threads = "1 thread" if count == 1 else f"{count} threads"
-        say(f"{s.model}: {size / 1e6:.2f} million parameters on {s.device} in {s.dtype}, "
+        say(f"{s.model}: {size / 1e6:.2f} million parameters{of_lora} on {s.device} in {s.dtype}, "
             f"{threads}; {s.questions} problems x {s.answers} answers a step; writing to "
             f"{s.folder}")
         config = {**s.to_json(), "threads": torch.get_num_threads(), **provenance(),
+                  "trained_parameters": trained,
                   "reward": policy.task.reward, "columns_temperature": 1,
                   "model_config": model.config.to_json(), "made_of": made_of(s)}
         make_run(s.folder, config, policy.folder / "tokenizer.json")
@@ -272,7 +278,8 @@ class Run:
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        return dict(self.policy.model.named_parameters())
+        """Those that are trained, by name."""
+        return trained_parameters(self.policy.model)
 
     def save_checkpoint(self, step: int) -> None:
         """Write a model folder; in the two newest the trainer's state lies below it."""
@@ -286,7 +293,7 @@ class Run:
         for folder in [*self.folder.checkpoints().values()][:-1]:
             remove(folder / "trainer")
         with whole(self.model_folder(step)) as unfinished:
-            self.write_model(unfinished, self.parameters)
+            self.write_model(unfinished, self.parameters, step)
             trainer = unfinished / "trainer"
             trainer.mkdir()
             write_tensors(trainer / "state.safetensors", tensors)
@@ -296,8 +303,21 @@ class Run:
     def model_folder(self, step: int) -> Path:
         return self.folder.at("checkpoints") / f"step_{step:06d}"
 
-    def write_model(self, folder: Path, parameters: Mapping[str, torch.Tensor]) -> None:
-        write_model_folder(self.policy.model, folder, parameters)
+    def write_model(self, folder: Path, parameters: Mapping[str, torch.Tensor], step: int) -> None:
+        """Write the model's folder. Of a run with --lora it has the additions alone; below that of
+        the last step lies a whole model that computes the same, which other programs open."""
+        if not self.settings.lora:
+            write_model_folder(self.policy.model, folder, parameters)
+            self.write_travellers(folder)
+            return
+        from engine.adapter import write_adapter_folder, write_merged_folder
+        write_adapter_folder(self.policy.model, folder, self.base)
+        self.write_travellers(folder)
+        if step == self.settings.steps:
+            write_merged_folder(self.policy.model, folder / "merged")
+            self.write_travellers(folder / "merged")
+
+    def write_travellers(self, folder: Path) -> None:
         for name, content in self.travels_along.items():
             (folder / name).write_bytes(content)
 
@@ -316,7 +336,7 @@ class Run:
         folder = self.model_folder(self.settings.steps)
         if not folder.exists():  # a run that was stopped in its last step has a checkpoint there
             with whole(folder) as unfinished:
-                self.write_model(unfinished, rounded)
+                self.write_model(unfinished, rounded, self.settings.steps)
         for folder in self.folder.checkpoints().values():
             remove(folder / "trainer")
 

@@ -32,7 +32,7 @@ LONGEST_NAME = 80  # characters of a run's folder
 LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for a step
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "versions", "git_commit", "model_config", "reward", "ranks", "imported", "trainer",
-    "columns_temperature", "made_of", "accepted")
+    "columns_temperature", "made_of", "accepted", "trained_parameters")
 OTHER_NAMES = {  # that other trainers use
     "lr": "--learning_rate", "batch_size": "--questions times --answers", "n": "--answers",
     "group_size": "--answers", "num_generations": "--answers", "max_steps": "--steps",
@@ -76,6 +76,10 @@ ON_A_LAPTOP: Json = {  # for any other prompt, and for any other task, on a CPU
 # On a GPU, which takes as long to start the kernels of 8 answers as those of 32. 32 of 512 tokens
 # take 44 GB with a 0.5B (lab/speed/README.md).
 FOR_A_GPU: Json = {"micro_batch": 32}
+
+# How many times as high the default learning rate is with --lora. A small step of A and B moves a
+# matrix less than a step of the same length of all its numbers.
+LORA_RATE = 50.0
 
 LAST_STOOD_IN = "f19f84f4"  # the last commit that had these settings
 # The settings that this version no longer has, with the defaults that they had. The config.json of
@@ -228,6 +232,11 @@ class Settings:
         topic=TRAINING, compared="setting")
     learning_rate: float = option(
         5e-6, "learning rate of AdamW", above=0, most=10, topic=TRAINING, label="lr")
+    lora: int = option(
+        0, "LoRA: keep the matrices as they are, and train an addition of this rank to each matrix "
+        "of the layers. A large model then takes a quarter of the memory, and an update about half "
+        f"the time. The default learning rate is {LORA_RATE:g} times as high. 0 trains every "
+        "parameter", topic=TRAINING)
     weight_decay: float = option(0.0, "weight decay of AdamW", topic=TRAINING)
     warmup_steps: int = option(
         0, "the learning rate rises in equal parts over so many steps", topic=TRAINING)
@@ -449,6 +458,9 @@ def from_files(given: Json) -> tuple[Json, Json]:
         recipe = recipe_of_large(config | given, chosen["task"] == Settings.task, on_gpu)
     elif not recipe and on_gpu:
         recipe = {"dtype": "bfloat16"}  # in float32 a GPU is several times slower
+    if str(chosen["lora"]) != "0":
+        rate = recipe.get("learning_rate", Settings.learning_rate)
+        recipe = {**recipe, "learning_rate": LORA_RATE * rate}
     return known_values(path, recipe, chosen), known_values(given.get("config"), config, chosen)
 
 
@@ -464,7 +476,8 @@ def recipe_of_large(given: Json, is_countdown: bool, on_gpu: bool) -> Json:
     recipe = {"dtype": dtype, "prompt": "expression", **TWO_NUMBERS.get(prompt, usual)}
     if prompt not in TWO_NUMBERS:
         return recipe
-    recipe["learning_rate"] = 2e-6 if given.get("dtype", dtype) == "bfloat16" else 5e-7
+    is_rounded = given.get("dtype", dtype) == "bfloat16" or str(given.get("lora", 0)) != "0"
+    recipe["learning_rate"] = 2e-6 if is_rounded else 5e-7
     if "data" in given or given.get("numbers", "2") != "2":
         recipe["max_new_tokens"] *= 3  # longer expressions
     return recipe
@@ -472,7 +485,9 @@ def recipe_of_large(given: Json, is_countdown: bool, on_gpu: bool) -> Json:
 
 def is_large(folder: Path) -> bool:
     """Whether a model is large, by its files of weights: nothing else of the folder is read yet."""
-    return sum(file.stat().st_size for file in folder.glob("*.safetensors")) > LARGE
+    from engine.model_folder import base_of
+    files = base_of(folder).glob("*.safetensors")
+    return sum(file.stat().st_size for file in files) > LARGE
 
 
 def known_values(path: object, values: Json, chosen: Json) -> Json:
@@ -593,7 +608,7 @@ def read_what_decides(argv: list[str]) -> Json:
     and --help."""
     first = Parser(allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS)
     first.add_argument("-h", "--help", nargs="?", const="")
-    of_a_recipe = ("dtype", "prompt", "numbers", "data")  # which recipe a large model gets
+    of_a_recipe = ("dtype", "prompt", "numbers", "data", "lora")  # which recipe a large model gets
     for name in ("model", "device", "task", "config", "resume", *of_a_recipe, *METHODS):
         first.add_argument(f"--{name}")
     return with_module_name(vars(first.parse_known_args(argv)[0]))

@@ -42,7 +42,7 @@ def test_it_computes_what_the_model_does(changes):
     fused = FusedQwen2(model, longest=5)
     expected, logits = logits_of(model, fused)
     torch.testing.assert_close(logits, expected, atol=1e-12, rtol=1e-12)
-    is_shared = fused.output.data_ptr() == model.model.embed_tokens.weight.data_ptr()
+    is_shared = fused.output.matrix.data_ptr() == model.model.embed_tokens.weight.data_ptr()
     assert is_shared == model.config.tie_word_embeddings  # a tied matrix is not copied
 
 
@@ -51,7 +51,7 @@ def test_in_the_layout_of_onednn_it_computes_the_same(changes, monkeypatch):
     monkeypatch.setattr("engine.fused.PACKED", 8)
     model = make_model(**changes)
     fused = FusedQwen2(model, longest=5)
-    assert fused.layers[0].down.is_mkldnn and fused.output.is_mkldnn
+    assert fused.layers[0].down.matrix.is_mkldnn and fused.output.matrix.is_mkldnn
     expected, logits = logits_of(model, fused)
     torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
 
@@ -65,7 +65,7 @@ def test_so_it_does_with_numbers_rounded_to_bfloat16(kept, kind, monkeypatch):
     usual = logits_of(model, FusedQwen2(model, longest=5))[1]
     monkeypatch.setattr("engine.fused.PACKED", 8)
     _, packed = logits_of(model, fused := FusedQwen2(model, longest=5))
-    assert fused.layers[0].o.is_mkldnn
+    assert fused.layers[0].o.matrix.is_mkldnn
     assert (packed - usual).norm() < 2 ** -7 * usual.norm()
 
 
@@ -95,7 +95,7 @@ def test_what_it_keeps_is_in_the_type_of_its_products(monkeypatch, kept, kind):
     model = make_model(model_type=kind).compute_in(torch.bfloat16)
     fused = FusedQwen2(model, longest=5)
     layer = fused.layers[0]
-    for matrix in (layer.qkv, layer.o, layer.gate_up, layer.down, fused.output):
+    for matrix, _ in (layer.qkv, layer.o, layer.gate_up, layer.down, fused.output):
         assert matrix.dtype == kept and not matrix.requires_grad
         assert torch.equal(matrix, matrix.bfloat16().to(kept))
     exact, logits = logits_of(copied(model).compute_in(torch.float32), fused)

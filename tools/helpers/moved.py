@@ -38,10 +38,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from analysis.tables import Row, Table, by_row
 from engine.forward import lay_out, micro_batches
 from engine.model_folder import opened, read_model_folder
-from engine.optimizer import STATE, AdamW, Optimizer, load_optimizer_tensors
+from engine.optimizer import (STATE, AdamW, Optimizer, load_optimizer_tensors,
+                              trained_parameters)
 from engine.rollouts import Rollouts, double
 from engine.tokens import token_bytes
 from grpo import length_scaling, policy_loss, update, update_with_change
+from harness.load import with_lora
 from qwen2_model import Qwen2
 
 LARGEST_PARTS = 3  # so many are named in a sentence
@@ -95,17 +97,17 @@ def what_moved(folder: Path, trainer: Path | None, rollouts: Rollouts, weight: T
     `trainer` the file of its optimizer's state: None before the first step."""
     about_adamw = about_step(s)
     s = with_settings(s, epochs=1, kl=0.0)
-    model, scale, after, measured = read_model_folder(folder, "cpu"), [], [], []
+    model, scale, after, measured = model_of_run(folder, s), [], [], []
     if trainer is None or trainer.exists():
         optimizer = load_adamw(model, trainer, s)
         norm, change = step(model, optimizer, rollouts, weight, s)
         scale, measured = scale_of(optimizer, norm, s), [change[b, t].item()]
-        after = [p.detach() for p in model.parameters()]
+        after = [p.detach() for p in trained(model)]
         del optimizer
-        model = read_model_folder(folder, "cpu")
+        model = model_of_run(folder, s)
     s = with_settings(s, max_grad_norm=0.0)
     own = gradient_of_token(model, rollouts, b, t, s)
-    moved_by = (a - p.detach() for a, p in zip(after, model.parameters()))
+    moved_by = (a - p.detach() for a, p in zip(after, trained(model)))
     total, after = inner(own, moved_by), []
     by_plain = contributions(model, own, rollouts, weight, s)  # of a step with the rate 1
     by_adamw = torch.zeros_like(by_plain)
@@ -116,7 +118,7 @@ def what_moved(folder: Path, trainer: Path | None, rollouts: Rollouts, weight: T
     whole = gradient(model, rollouts, weight, s)
     rate = s.learning_rate * (sum(g.numel() for g in whole) / inner(whole, whole)) ** 0.5
     by_plain *= rate
-    _, change = step(model, torch.optim.SGD(model.parameters(), rate), rollouts, weight, s)
+    _, change = step(model, torch.optim.SGD(trained(model), rate), rollouts, weight, s)
 
     rows: list[Row] = []
     for name, mask in movers(rollouts, b, t).items():
@@ -188,7 +190,7 @@ def slopes(model: Qwen2, direction: list[Tensor], rollouts: Rollouts, rows: Tens
     # no other kernel of torch's attention has a forward mode
     with torch.no_grad(), forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
         moving = {}
-        for (name, p), moves in zip(model.named_parameters(), direction, strict=True):
+        for (name, p), moves in zip(trained_parameters(model).items(), direction, strict=True):
             moving[f"model.{name}"] = forward_ad.make_dual(p.detach(), moves)
         log_prob = functional_call(LogProbs(model), moving, (rollouts, rows, micro_batch))
         return forward_ad.unpack_dual(log_prob).tangent
@@ -290,12 +292,21 @@ def with_settings(s: SimpleNamespace, **values: object) -> SimpleNamespace:
     return SimpleNamespace(**{**vars(s), **values})
 
 
+def model_of_run(folder: Path, s: SimpleNamespace) -> Qwen2:
+    """The model of a folder, with the additions that the run's --lora trains."""
+    return with_lora(read_model_folder(folder, "cpu"), s, folder)
+
+
+def trained(model: Qwen2) -> list[nn.Parameter]:
+    return list(trained_parameters(model).values())
+
+
 def load_adamw(model: Qwen2, trainer: Path | None, s: SimpleNamespace) -> AdamW:
-    optimizer = AdamW(model.parameters(), s.learning_rate, s.weight_decay)
+    optimizer = AdamW(trained(model), s.learning_rate, s.weight_decay)
     if trainer:
         with opened(trainer) as file:
             tensors = {name: file.get_tensor(name) for name in file.keys()}
-        load_optimizer_tensors(optimizer, dict(model.named_parameters()), tensors)
+        load_optimizer_tensors(optimizer, trained_parameters(model), tensors)
     return optimizer
 
 
@@ -322,10 +333,10 @@ def scale_of(optimizer: AdamW, norm: float, s: SimpleNamespace) -> list[Tensor]:
 
 def gradient(model: Qwen2, rollouts: Rollouts, weight: Tensor, s: SimpleNamespace) -> list[Tensor]:
     """The gradient of that part of the batch's loss that comes from the tokens with a weight."""
-    still = torch.optim.SGD(model.parameters(), 0.0)
+    still = torch.optim.SGD(trained(model), 0.0)
     still.zero_grad()
     update(model, still, rollouts, weight, s)
-    return [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+    return [torch.zeros_like(p) if p.grad is None else p.grad for p in trained(model)]
 
 
 def inner(one: Iterable[Tensor], two: Iterable[Tensor]) -> float:

@@ -1,0 +1,205 @@
+"""LoRA: what it computes, samples, trains and writes."""
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from conftest import INSTALL, SMALL, copied, refusal
+from engine.adapter import write_adapter_folder, write_merged_folder
+from engine.forward import response_log_probs
+from engine.lora import (ALPHA, add_lora, additions, frozen_parameters, keep_rounded, largest_rank,
+                         merge, rank_of)
+from engine.model_folder import base_of, read_model_folder, write_model_folder
+from engine.optimizer import trained_parameters
+from engine.sampler import generate
+from qwen2_model import ModelConfig, Qwen2
+
+IDS = torch.tensor([[5, 6, 10, 11, 12, 2]])
+ADAPTER = "adapter_model.safetensors"
+
+
+def with_additions(model, rank=3):
+    """A copy with additions that are not zero."""
+    model = add_lora(copied(model), rank, seed=1)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for _, module in additions(model):
+            module.B.add_(0.01 * torch.randn_like(module.B))
+    return model
+
+
+def make_folder(path, **changes):
+    torch.manual_seed(0)
+    model = Qwen2(ModelConfig(vocab_size=50, head_dim=16, **{**SMALL, **changes}))
+    write_model_folder(model, path)
+    return model
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """A model's folder, and that of its additions; and the model with them."""
+    make_folder(tmp_path / "base", tie_word_embeddings=True)
+    model = with_additions(read_model_folder(tmp_path / "base"))
+    write_adapter_folder(model, tmp_path / "added", tmp_path / "base")
+    return tmp_path / "base", tmp_path / "added", model
+
+
+def test_a_new_addition_changes_nothing_and_all_else_is_frozen(small_model):
+    model = add_lora(copied(small_model), 4)
+    assert torch.equal(model(IDS), small_model(IDS))
+    names = {name.rpartition(".")[2] for name in trained_parameters(model)}
+    assert names == {"A", "B"} and rank_of(model) == 4
+    linears = 7 * len(model.model.layers)
+    assert len(trained_parameters(model)) == 2 * linears
+
+
+def test_gradients_are_those_of_w_plus_b_a(small_model, rollouts):
+    """By the chain rule from the gradient G of a whole matrix, s B A being added to it by hand:
+    that of B is s G A^T, and that of A is s B^T G."""
+    model = with_additions(small_model)
+    plain = copied(small_model)
+    with torch.no_grad():
+        for name, module in additions(model):
+            plain.get_parameter(f"{name}.weight").add_(ALPHA / 3 * module.B @ module.A)
+    rows = torch.arange(len(rollouts.ids))
+    found, expected = (response_log_probs(one, rollouts, rows) for one in (model, plain))
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
+    factor = torch.linspace(-1, 1, found.numel()).view_as(found)
+    (found * factor).sum().backward()
+    (expected * factor).sum().backward()
+    for name, module in additions(model):
+        G = plain.get_parameter(f"{name}.weight").grad
+        torch.testing.assert_close(module.B.grad, ALPHA / 3 * G @ module.A.T, atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(module.A.grad, ALPHA / 3 * module.B.T @ G, atol=1e-4, rtol=1e-3)
+    assert all(p.grad is None for p in frozen_parameters(model).values())
+
+
+@pytest.mark.parametrize("dtype, gap", [(torch.float32, 2e-5), (torch.bfloat16, 0.03)])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_the_sampler_samples_what_is_trained(kind, dtype, gap):
+    """Also after a step, when the matrices are laid out already and the additions are others."""
+    torch.manual_seed(0)
+    plain = Qwen2(ModelConfig(vocab_size=50, head_dim=16, model_type=kind, **SMALL))
+    with torch.no_grad():
+        for parameter in plain.parameters():  # norms and biases that are not 1 and 0
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model = keep_rounded(with_additions(plain).compute_in(dtype))
+    before = None
+    for _ in range(2):
+        sampled = generate(model, [[5, 6, 7]], max_new_tokens=8, greedy=True, stop_ids=())
+        ids = torch.tensor([[5, 6, 7, *sampled.tokens[0].tolist()]])
+        with torch.no_grad():
+            log_prob = model(ids).float().log_softmax(-1)[0, 2:-1]
+        log_prob = log_prob.gather(1, sampled.tokens[0][:, None])[:, 0]
+        torch.testing.assert_close(sampled.log_prob[0], log_prob, atol=gap, rtol=0)
+        assert before is None or (before - log_prob).abs().max() > 2 * gap
+        before = log_prob
+        with torch.no_grad():
+            for _, module in additions(model):
+                module.B.mul_(-8)
+
+
+def test_matrices_are_kept_in_the_type_of_the_products_and_additions_in_float32(small_model):
+    model = keep_rounded(add_lora(copied(small_model).compute_in(torch.bfloat16), 2))
+    for name, parameter in model.named_parameters():
+        is_rounded = parameter.dim() > 1 and not name.endswith((".A", ".B"))
+        assert parameter.dtype == (torch.bfloat16 if is_rounded else torch.float32)
+
+
+def test_merged_it_computes_the_same_and_all_is_trained(small_model):
+    model = with_additions(small_model)
+    expected = model(IDS).detach()
+    merge(model)
+    torch.testing.assert_close(model(IDS), expected, atol=2e-5, rtol=0)
+    assert rank_of(model) == 0
+    assert set(trained_parameters(model)) == {name for name, _ in small_model.named_parameters()}
+
+
+def test_what_is_written_is_read_again(folders):
+    base, added, model = folders
+    again = read_model_folder(added)
+    assert torch.equal(again(IDS), model(IDS))
+    assert set(trained_parameters(again)) == set(trained_parameters(model))
+    assert base_of(added) == base and base_of(base) == base
+    assert not (added / "model.safetensors").exists()
+
+
+def test_transformers_opens_the_merged_folder(folders, tmp_path):
+    transformers = pytest.importorskip("transformers", reason=INSTALL)
+    *_, model = folders
+    write_merged_folder(model, tmp_path / "merged")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
+    assert theirs.dtype == torch.float32
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(IDS).logits.log_softmax(-1), model(IDS).log_softmax(-1),
+                                   atol=1e-5, rtol=0)
+
+
+def test_peft_opens_what_is_written(folders):
+    """With its own base, to which it adds what it reads."""
+    peft = pytest.importorskip("peft", reason=INSTALL)
+    transformers = pytest.importorskip("transformers", reason=INSTALL)
+    base, added, model = folders
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(base)
+    theirs = peft.PeftModel.from_pretrained(theirs, added).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(IDS).logits, model(IDS), atol=1e-5, rtol=0)
+        assert (theirs(IDS).logits - read_model_folder(base)(IDS)).abs().max() > 0.1
+
+
+def test_a_rank_above_the_smallest_side_is_refused(small_model):
+    largest = largest_rank(small_model)
+    assert largest == min(min(p.shape) for name, p in small_model.named_parameters()
+                          if p.dim() == 2 and "layers" in name)
+    assert "smallest side" in refusal(add_lora, copied(small_model), largest + 1)
+    add_lora(copied(small_model), largest)
+
+
+def edit(folder, **changes):
+    path = folder / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"r": 2}, "does not have the tensors of rank 2"),
+    ({"r": 0}, "the rank r 0 should be a whole number of at least 1"),
+    ({"r": None}, "the rank r None should be"),
+    ({"lora_alpha": 16}, "lora_alpha 16 is not implemented here, only 32"),
+    ({"base_model_name_or_path": 7}, "should name a model folder"),
+    ({"base_model_name_or_path": "gone"}, "there is no such model folder")])
+def test_an_adapter_that_does_not_fit_is_refused(folders, changes, words):
+    _, added, _ = folders
+    edit(added, **changes)
+    assert words in refusal(read_model_folder, added)
+
+
+def test_an_adapter_of_another_model_is_refused(folders, tmp_path):
+    """One with the same shapes; one with other shapes; and one that has only additions itself."""
+    base, added, model = folders
+    for name, changes in (("other", {"tie_word_embeddings": True}), ("larger", {
+            "intermediate_size": 2 * SMALL["intermediate_size"], "tie_word_embeddings": True})):
+        other = make_folder(tmp_path / name, **changes)
+        with torch.no_grad():
+            other.model.layers[-1].mlp.down_proj.weight.mul_(1.5)
+        write_model_folder(other, tmp_path / name)
+        edit(added, base_model_name_or_path=str(tmp_path / name))
+        assert "was added to another model than" in refusal(read_model_folder, added)
+    edit(added, base_model_name_or_path=str(added))
+    assert "there is no such model folder" in refusal(read_model_folder, added)
+
+
+def test_an_addition_that_is_damaged_is_refused(folders):
+    _, added, _ = folders
+    whole = (added / ADAPTER).read_bytes()
+    (added / ADAPTER).write_bytes(whole[:len(whole) // 2])
+    assert "cannot be read" in refusal(read_model_folder, added)
+    (added / ADAPTER).write_bytes(whole)
+    from safetensors import safe_open
+    with safe_open(added / ADAPTER, "pt") as file:
+        metadata = file.metadata()
+    tensors = load_file(added / ADAPTER)
+    name = min(tensors)
+    tensors[name][0, 0] = float("nan")
+    save_file(tensors, added / ADAPTER, metadata)
+    assert f"{name} holds numbers that are not finite" in refusal(read_model_folder, added)
