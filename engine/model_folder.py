@@ -31,12 +31,8 @@ ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
 def read_model_folder(folder: Path | str, device: torch.device | str = "cpu") -> Qwen2:
-    """Load the model of a folder. If the folder has only additions to a model (engine/lora.py), the
-    model is read from its own folder, and they are added."""
+    """Load the model of a folder that has its weights."""
     folder = Path(folder)
-    if has_adapter(folder):
-        from engine.adapter import read_with_adapter
-        return read_with_adapter(folder, device)
     config, found = read_config(folder), stored_tensors(folder)
     last = f"model.layers.{config.num_hidden_layers - 1}."
     # checked first, because to make a million layers would take hours
@@ -189,6 +185,9 @@ def weight_files(folder: Path) -> list[Path]:
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.exists():
         return [single]
+    if has_adapter(folder):
+        raise UserError(f"{folder} has only what LoRA adds to a model. The last checkpoint of such "
+                        "a run has a folder merged, in which there is a whole model")
     if not index.exists():
         raise UserError(f"{folder} has neither {single.name} nor {index.name} (weights in pickle "
                         "files are not read)")

@@ -77,17 +77,25 @@ def refuse_long_prompts(s: Settings, tokenizer: Tokenizer, task: CheckedTask, li
 
 
 def load_model(s: Settings, folder: Path, device: torch.device) -> Qwen2:
-    model = read_model_folder(folder, device).compute_in(getattr(torch, s.dtype))
-    model = with_lora(model, s, folder)
+    model = read_trained(s, folder, device).compute_in(getattr(torch, s.dtype))
     if s.lora:
         from engine.lora import keep_rounded
         keep_rounded(model)
     return model
 
 
-def with_lora(model: Qwen2, s: Any, folder: Path) -> Qwen2:
-    """A model that was read from a folder, with the additions that a run with these settings
-    trains. With --lora 0 those of its folder become part of its matrices."""
+def read_folder(folder: Path, device: torch.device | str = "cpu") -> Qwen2:
+    """The model of a folder, which may have no more than additions to another one."""
+    if has_adapter(folder):
+        from engine.adapter import read_with_adapter
+        return read_with_adapter(folder, device)
+    return read_model_folder(folder, device)
+
+
+def read_trained(s: Any, folder: Path, device: torch.device | str = "cpu") -> Qwen2:
+    """The model of a folder, with the additions that a run with these settings trains. With
+    --lora 0 those of the folder become part of the matrices."""
+    model = read_folder(folder, device)
     if not s.lora and not has_adapter(folder):
         return model
     from engine.lora import add_lora, merge, rank_of

@@ -9,8 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import train
-from engine.model_folder import read_model_folder
-from harness.load import load_policy
+from harness.load import load_policy, read_folder
 from harness.settings import LORA_RATE, make_settings
 from runs import (WHOLE, after_credit_of, assert_same_run, config_of, everything, run)
 
@@ -26,7 +25,7 @@ def added(learner, tmp_path_factory):
     return folder
 
 
-def test_a_checkpoint_has_the_additions_and_the_last_one_a_whole_model(added):
+def test_a_checkpoint_has_the_additions_and_the_last_one_a_whole_model(added, learner):
     tensors = load_file(added / "checkpoints/step_000002/adapter_model.safetensors")
     assert config_of(added)["lora"] == 4
     assert config_of(added)["trained_parameters"] == sum(t.numel() for t in tensors.values())
@@ -34,10 +33,10 @@ def test_a_checkpoint_has_the_additions_and_the_last_one_a_whole_model(added):
     assert [(folder / "merged").exists() for folder in folders] == [False, False, True]
     assert not any((folder / "model.safetensors").exists() for folder in folders)
     last = folders[-1]
-    trained, merged = read_model_folder(last), read_model_folder(last / "merged")
+    trained, merged = read_folder(last), read_folder(last / "merged")
     ids = torch.arange(2, 20)[None]
     torch.testing.assert_close(merged(ids), trained(ids), atol=2e-5, rtol=0)
-    first = read_model_folder(config_of(added)["model"])
+    first = read_folder(learner)
     assert (merged(ids) - first(ids)).abs().max() > 1e-3
     for name in ("tokenizer.json", "recipe.json"):
         assert (last / "merged" / name).read_bytes() == (last / name).read_bytes()
@@ -75,12 +74,12 @@ def test_a_checkpoint_begins_a_new_run(added, learner, tmp_path):
     run(*short, "--lora", 4, "--out", tmp_path / "on")
     on = tmp_path / "on/checkpoints/step_000001"
     assert config_of(on)["model_type"] == "qwen2"
-    read_model_folder(on)
+    read_folder(on)
     shutil.rmtree(tmp_path / "on")
     run(*short, "--learning_rate", 1e-9, "--out", tmp_path / "all")
-    model = read_model_folder(tmp_path / "all/checkpoints/step_000001")
+    model = read_folder(tmp_path / "all/checkpoints/step_000001")
     ids = torch.arange(2, 20)[None]
-    torch.testing.assert_close(model(ids), read_model_folder(checkpoint)(ids), atol=2e-5, rtol=0)
+    torch.testing.assert_close(model(ids), read_folder(checkpoint)(ids), atol=2e-5, rtol=0)
     assert "has additions of rank 4" in run(*short, "--lora", 2, "--out", tmp_path / "x",
                                             expect=1).stderr
 

@@ -37,13 +37,13 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from analysis.tables import Row, Table, by_row
 from engine.forward import lay_out, micro_batches
-from engine.model_folder import opened, read_model_folder
+from engine.model_folder import opened
 from engine.optimizer import (STATE, AdamW, Optimizer, load_optimizer_tensors,
                               trained_parameters)
 from engine.rollouts import Rollouts, double
 from engine.tokens import token_bytes
 from grpo import length_scaling, policy_loss, update, update_with_change
-from harness.load import with_lora
+from harness.load import read_trained
 from qwen2_model import Qwen2
 
 LARGEST_PARTS = 3  # so many are named in a sentence
@@ -97,14 +97,14 @@ def what_moved(folder: Path, trainer: Path | None, rollouts: Rollouts, weight: T
     `trainer` the file of its optimizer's state: None before the first step."""
     about_adamw = about_step(s)
     s = with_settings(s, epochs=1, kl=0.0)
-    model, scale, after, measured = model_of_run(folder, s), [], [], []
+    model, scale, after, measured = read_trained(s, folder), [], [], []
     if trainer is None or trainer.exists():
         optimizer = load_adamw(model, trainer, s)
         norm, change = step(model, optimizer, rollouts, weight, s)
         scale, measured = scale_of(optimizer, norm, s), [change[b, t].item()]
         after = [p.detach() for p in trained(model)]
         del optimizer
-        model = model_of_run(folder, s)
+        model = read_trained(s, folder)
     s = with_settings(s, max_grad_norm=0.0)
     own = gradient_of_token(model, rollouts, b, t, s)
     moved_by = (a - p.detach() for a, p in zip(after, trained(model)))
@@ -290,11 +290,6 @@ def gradient_of_token(model: Qwen2, rollouts: Rollouts, b: int, t: int,
 
 def with_settings(s: SimpleNamespace, **values: object) -> SimpleNamespace:
     return SimpleNamespace(**{**vars(s), **values})
-
-
-def model_of_run(folder: Path, s: SimpleNamespace) -> Qwen2:
-    """The model of a folder, with the additions that the run's --lora trains."""
-    return with_lora(read_model_folder(folder, "cpu"), s, folder)
 
 
 def trained(model: Qwen2) -> list[nn.Parameter]:

@@ -18,10 +18,11 @@ from analysis.account import with_default_settings
 from analysis.runs import Run
 from analysis.tokens import StepRecord
 from engine.rollouts import Rollouts
+from harness.load import read_trained
 from harness.read_record import read_credit
 from harness.record import find_folder
 from tools.helpers.moved import (MEASURED, SUM, about_step, derivatives_of_loss, gradient,
-                                 gradient_of_token, load_adamw, model_of_run, movers, scale_of,
+                                 gradient_of_token, load_adamw, movers, scale_of,
                                  slopes, step, trained, with_settings)
 from tools.helpers.same_model import refuse_other_model
 from train import drop_unfinished
@@ -46,7 +47,7 @@ class TrainedBatch:
 def trained_batch(run: Run, sampled_by: str, record: StepRecord,
                   tokenizer: Tokenizer) -> TrainedBatch:
     s, folder = with_default_settings(run["config"]), find_folder(sampled_by)
-    refuse_other_model(model_of_run(folder, s), record, run["config"], folder)
+    refuse_other_model(read_trained(s, folder), record, run["config"], folder)
     rollouts = read_credit(run["folder"], record.step, tokenizer)
     weight = torch.zeros_like(rollouts.advantage)
     weight[rollouts.mask] = torch.from_numpy(record.tokens["weight"]).float()
@@ -79,14 +80,14 @@ def parts_of_answer(batch: TrainedBatch, b: int) -> dict[str, Tensor]:
     the end their sum, and the change that was measured by taking the step."""
     rollouts, weight = batch.rollouts, batch.weight
     s = with_settings(batch.settings, epochs=1, kl=0.0)
-    model = model_of_run(batch.folder, s)
+    model = read_trained(s, batch.folder)
     before = [p.detach().clone() for p in trained(model)]
     optimizer = load_adamw(model, batch.trainer, s)
     norm, change = step(model, optimizer, rollouts, weight, s)
     scale = scale_of(optimizer, norm, s)
     moved_by = [p.detach() - old for p, old in zip(trained(model), before)]
     del optimizer, before
-    model = model_of_run(batch.folder, s)
+    model = read_trained(s, batch.folder)
     s = with_settings(s, max_grad_norm=0.0)
     length, rows = int(rollouts.length[b]), torch.tensor([b])
 
