@@ -234,9 +234,9 @@ class Settings:
         5e-6, "learning rate of AdamW", above=0, most=10, topic=TRAINING, label="lr")
     lora: int = option(
         0, "LoRA: keep the matrices as they are, and train an addition of this rank to each matrix "
-        "of the layers. A large model then takes a quarter of the memory, and an update about half "
-        f"the time. The default learning rate is {LORA_RATE:g} times as high. 0 trains every "
-        "parameter", topic=TRAINING)
+        "of the layers. AdamW and the gradients then take hardly any memory, and an update has a "
+        f"third fewer operations. The default learning rate is {LORA_RATE:g} times as high. 0 "
+        "trains every parameter", topic=TRAINING)
     weight_decay: float = option(0.0, "weight decay of AdamW", topic=TRAINING)
     warmup_steps: int = option(
         0, "the learning rate rises in equal parts over so many steps", topic=TRAINING)
