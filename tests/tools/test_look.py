@@ -26,9 +26,9 @@ def test_a_weighting_of_ten_tokens():
     lines = about_gradient(True, KIND, ONES, ONES, ONES, weight)
     assert lines[0].endswith("in plain GRPO: number 3.00, word 0.50")
     assert "the heaviest 20% of the tokens have 60% of all weight" == lines[1]
-    assert "a batch 4.5 times as large. That is so" in lines[2]
-    assert "if the heaviest 20% decide it" in lines[2]
-    assert lines[2].endswith("alike, the ratio is that of a batch 0.5 times as large")
+    assert "If the heaviest 20% decide it, and no others, the noise" in lines[2]
+    assert "a batch 4.5 times as large. If all tokens decide it alike" in lines[2]
+    assert lines[2].endswith("it is that of a batch 0.5 times as large")
 
 
 @pytest.mark.parametrize("lifted, said", [
@@ -50,7 +50,7 @@ def test_a_batch_that_is_absurdly_large_is_not_told_in_digits():
     size = np.where(KIND == NUMBER, 1e-4, 1.0)
     weight = np.where(KIND == NUMBER, 5.0, 1e-6)
     lines = about_gradient(True, KIND, size, ONES, ONES, weight)
-    assert "a batch more than 1000 times as large. That is so" in lines[2]
+    assert "a batch more than 1000 times as large. If all" in lines[2]
 
 
 def test_equal_weights_stay_equal_where_batches_are_rescaled_differently():

@@ -3,9 +3,9 @@ to the gradient of a few batches.
 
 The gradient's size at the logits is abs(A) w s for each token (grpo.gradient_size), and the
 variance of a batch's gradient comes from the sum of the squares. A weighting that takes gradient
-away from tokens that decide nothing is worth as much as a larger batch of plain GRPO. Before any
-training it can be computed how large this batch is at best: if a tenth of the tokens decide the
-reward, and the weighting has found them.
+away from tokens that decide nothing is worth as much as a larger batch of plain GRPO. Which tokens
+decide is not known before training, so the size of this batch is computed for two cases: if the
+tenth with the largest weights decides the reward, and if all tokens decide it alike.
 """
 import textwrap
 import time
@@ -210,13 +210,14 @@ def about_gradient(is_weighting: bool, kind: np.ndarray, s: np.ndarray, usual: n
     if not tells_tokens_apart:
         return [*lines, "all tokens of an answer have the same weight, so no credit is moved "
                         "between them"]
-    at_most = as_a_batch(weight, usual_size, heaviest.mean())
-    even = as_a_batch(weight, usual_size, weight.mean())
+    if_found = as_a_batch(weight, usual_size, heaviest.mean())
+    if_alike = as_a_batch(weight, usual_size, weight.mean())
     return [*lines,
-            "at best the gradient has the noise-to-signal ratio of plain GRPO with a batch "
-            f"{in_times(at_most)} times as large. That is so if the weighting has found the tokens "
-            f"that decide the reward: if the heaviest {share} decide it, and no others. If all "
-            f"tokens decide it alike, the ratio is that of a batch {in_times(even)} times as large"]
+            "how noisy the gradient is depends on which tokens decide the reward, and this look "
+            f"does not know them. If the heaviest {share} decide it, and no others, the "
+            "noise-to-signal ratio is that of plain GRPO with a batch "
+            f"{in_times(if_found)} times as large. If all tokens decide it alike, it is that of a "
+            f"batch {in_times(if_alike)} times as large"]
 
 
 def is_heaviest(weight: np.ndarray) -> np.ndarray:

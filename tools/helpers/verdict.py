@@ -114,8 +114,10 @@ class Verdict:
                          "update.")
         elif self.word not in (AHEAD, BEHIND):
             found.append(f"In this setting {room_left(gain.estimate)}.")
-        return [*found, *could_have_seen(gain), self.about_choice(over_placebo.estimate),
-                *self.levels()]
+        found += could_have_seen(gain)
+        if not is_the_same(gain):  # then nothing can be said of a choice
+            found.append(self.about_choice(over_placebo.estimate))
+        return [*found, *self.levels()]
 
     def levels(self) -> list[str]:
         """A sentence about the share of held-out problems that is solved before and after."""
