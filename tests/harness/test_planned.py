@@ -11,7 +11,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import torch
 
 from harness.record import checkpoint_folders
 from harness import planned as planned_runs
@@ -124,38 +123,27 @@ def test_a_run_has_the_threads_that_are_planned(tmp_path):
     assert run.log.read_text().split() == ["1", "3"]
 
 
-@pytest.mark.parametrize("gigabytes, flags, expected", [
-    (15, {}, 1), (43, {}, 1), (44, {}, 2), (1000, {}, 8), (55, {"dtype": "bfloat16"}, 1),
-    (56, {"dtype": "bfloat16"}, 2), (52, {"kl": 0.1}, 1), (54, {"kl": 0.1}, 2),
-    (1000, {"device": "cuda"}, 1)])
-def test_as_many_large_runs_as_there_is_memory_for(monkeypatch, gigabytes, flags, expected):
-    """A billion parameters and eight cores: 18 GB a run, in bfloat16 23, with a frozen copy 22;
-    and of each a fifth more."""
-    memory_given_to(monkeypatch, gigabytes, is_large=True)
-    s = make_settings({"model": "models/tiny", "dtype": "float32", **flags})
+@pytest.mark.parametrize("device, large, expected", [
+    ("cpu", False, 8), ("cpu", True, 1), ("cuda", False, 1), ("cuda", True, 1)])
+def test_runs_of_a_small_model_on_a_cpu_have_a_core_each(monkeypatch, device, large, expected):
+    eight_cores(monkeypatch, large)
+    s = make_settings({"model": "models/tiny", "device": device})
     assert runs_at_a_time(s) == expected
 
 
-def test_small_runs_have_a_core_each(monkeypatch):
-    memory_given_to(monkeypatch, 0, is_large=False)
-    assert runs_at_a_time(make_settings({"model": "models/tiny"})) == 8
-
-
 def test_the_run_that_needs_most_decides_how_many_are_made_at_a_time(planned, monkeypatch):
-    memory_given_to(monkeypatch, 44, is_large=True)
-    runs = [planned(seed=0), planned(seed=1), planned("kl", more="--kl 0.1")]
-    assert side_by_side(kinds_of(runs[:2]), 0) == (2, 4)
-    assert side_by_side(kinds_of(runs), 0) == (1, 8)
-    assert side_by_side(kinds_of(runs), 3) == (3, 2)  # as it was typed
+    eight_cores(monkeypatch, is_large=False)
+    runs = [planned(seed=0), planned(seed=1), planned("gpu", more="--device cuda")]
+    assert side_by_side(kinds_of(runs[:2]), 0) == (8, 1)
+    assert side_by_side(kinds_of(runs), 0) == (1, 1)
+    eight_cores(monkeypatch, is_large=True)  # these share the cores
+    assert side_by_side(kinds_of(runs[:2]), 0) == (1, 8)
+    assert side_by_side(kinds_of(runs[:2]), 3) == (3, 2)  # as it was typed
 
 
-def memory_given_to(monkeypatch, gigabytes, is_large):
+def eight_cores(monkeypatch, is_large):
     monkeypatch.setattr(planned_runs, "is_large", lambda folder: is_large)
     monkeypatch.setattr(planned_runs, "usable_cores", lambda: 8)
-    monkeypatch.setattr(planned_runs, "available_memory", lambda: gigabytes * 1e9)
-    monkeypatch.setattr("harness.memory.os.sysconf", lambda name: 10 ** 6)  # 10^12 bytes
-    billion = [torch.empty(10 ** 9, device="meta")]
-    monkeypatch.setattr("qwen2_model.Qwen2.parameters", lambda *_: billion)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells a process of its parent")
