@@ -294,7 +294,7 @@ def test_a_picture_carries_the_fingerprint_of_the_table_that_it_shows(picture):
 
 def test_every_picture_is_on_a_page_and_every_picture_of_a_page_is_there():
     """A page of lab/trl/ may show a picture of another program."""
-    shown = {(page.parent / path).relative_to(ROOT).as_posix()
+    shown = {(page.parent / path).resolve().relative_to(ROOT.resolve()).as_posix()
              for page in store.pages() if page.parent.name != "trl"
              for path in re.findall(r"\(([^\s()]+\.png)\)", page.read_text(encoding="utf-8"))}
     kept = {path.relative_to(ROOT).as_posix() for folder in ("docs", "lab/results")
