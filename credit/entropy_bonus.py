@@ -6,10 +6,10 @@ position the gradient of H = -sum p log p is
     grad H = -sum over all tokens v of  p_v (log p_v + H) grad log p_v
 
 and that is a mean over tokens drawn from p. So the one token that was drawn estimates it without
-bias if it was drawn from p, that is at --temperature 1: c (-log p_y - H) is an advantage. A token that was less likely than usual at its position is
-pushed up, one that was likelier is pushed down. No other forward pass is needed, and the loss stays
-the policy loss. (That the policy also decides which positions it reaches is left out, as it is in
-those trainers.)
+bias if it was drawn from p, that is at --temperature 1: c (-log p_y - H) is an advantage. A token
+that was less likely than usual at its position is pushed up, one that was likelier is pushed down.
+No other forward pass is needed, and the loss stays the policy loss. (That the policy also decides
+which positions it reaches is left out, as it is in those trainers.)
 """
 from torch import Tensor
 
