@@ -145,13 +145,11 @@ def test_answers_are_those_of_torch(small_model, monkeypatch):
         close(vars(found)[name], values, atol=1e-5, rtol=1e-5)
 
 
-def test_the_forward_pass_uses_them(monkeypatch):
+def test_the_forward_pass_uses_them(small_model, rollouts, monkeypatch):
     """`log_probs_of_each` calls the kernels where `has_kernels` says so."""
     monkeypatch.setattr(forward, "has_kernels", lambda dtype, device: True)
     called = []
     monkeypatch.setattr(kernels, "LogProbsByKernels", type("Watched", (), {
         "apply": lambda *inputs: called.append(inputs) or torch.zeros(len(inputs[2]))}))
-    from lab.speed.cases import Case, make_batch, make_model
-    case = Case("update", questions=1, answers=2, new_tokens=2)
-    forward.log_probs_of_each(make_model(case), make_batch(case), torch.tensor([0, 1]))
+    forward.log_probs_of_each(small_model, rollouts, torch.tensor([0, 1]))
     assert len(called) == 1
