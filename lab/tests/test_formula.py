@@ -223,7 +223,7 @@ def test_a_file_that_cannot_be_loaded(tmp_path, text, said):
 
 def test_the_folder_works_alone(tmp_path):
     """Copied into an empty folder, with torch and nothing of this project."""
-    shutil.copytree(ROOT / "tools/formula", tmp_path / "formula")
+    shutil.copytree(ROOT / "lab/formula", tmp_path / "formula")
     (tmp_path / "my_loss.py").write_text(FILE)
     done = subprocess.run([sys.executable, "-m", "formula", "my_loss.py", "--expect", "z n-1, end"],
                           cwd=tmp_path, capture_output=True, text=True)

@@ -68,7 +68,8 @@ def test_one_problem_is_too_few(problems):
 def test_the_task_of_a_module_is_made_once(monkeypatch, tmp_path):
     monkeypatch.setattr("harness.settings.PROJECT", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "whole_task.py").write_text("problems = ['a', 'b']\nreward = len\n")
+    (tmp_path / "whole_task.py").write_text(
+        "problems = ['a', 'b']\ndef reward(problem, text): return 1.0\n")
     assert load_task("whole_task") is load_task("whole_task")  # its flags are looked up by it
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import mitigations  # noqa: F401  fills the lists of choices
-from lab.speed.tests import devices
-from lab.speed.tests.devices import OnGPU, second_device
+from lab.tests.speed import devices
+from lab.tests.speed.devices import OnGPU, second_device
 from conftest import copied, hand_made
 from engine import sampler
 from engine.choices import ADVANTAGES, MITIGATIONS

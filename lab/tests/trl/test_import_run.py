@@ -10,7 +10,7 @@ from conftest import ROOT
 import analyze
 from analysis.runs import read_run
 from lab.trl.import_run import main
-from lab.trl.tests import INSTALL
+from lab.tests.trl import INSTALL
 from engine.errors import UserError
 from engine.model_folder import read_model_folder
 from engine.tokens import OTHER, THINK, load_tokenizer

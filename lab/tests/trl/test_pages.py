@@ -1,5 +1,5 @@
 """How bridges are found and started, and what their pages say of versions."""
-from lab.trl.tests import REQUIREMENTS
+from lab.tests.trl import REQUIREMENTS
 from conftest import ROOT
 from runs import assert_programs_say_how_to_start
 

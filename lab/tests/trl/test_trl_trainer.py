@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 
 import analyze
-from lab.trl.tests import INSTALL
+from lab.tests.trl import INSTALL
 from conftest import ASKED, ROOT, StateIdea, copied, put_in
 from countdown_task import Problem
 from engine.choices import MITIGATIONS
@@ -282,7 +282,7 @@ import sys
 sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/tests"]
 import torch
 torch.set_num_threads(1)
-from lab.trl.tests.test_trl_trainer import TINY, trained
+from lab.tests.trl.test_trl_trainer import TINY, trained
 from safetensors.torch import save_file
 from harness.load import load_policy
 from harness.settings import make_settings

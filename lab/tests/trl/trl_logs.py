@@ -1,8 +1,8 @@
 """Write the logs of TRL's trainer that the tests of tools.preflight read: healthy, and with one
 mistake each.
 
-    python -m lab.trl.tests.trl_logs                 # all of them, about ten minutes
-    python -m lab.trl.tests.trl_logs dead destroyed  # these alone
+    python -m lab.tests.trl.trl_logs                 # all of them, about ten minutes
+    python -m lab.tests.trl.trl_logs dead destroyed  # these alone
 
 TRL trains models/tiny on Countdown. What it writes into log_history is kept, rounded to four
 digits, in lab/tests/trl/trl_logs/NAME-VERSION.json.
