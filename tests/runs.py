@@ -184,7 +184,7 @@ def assert_programs_say_how_to_start(package: str) -> list[str]:
     assert names
     for name in names:
         ended = says(f"{package}/{name}.py")
-        said = f"start it with: python -m {package}.{name}\n"
+        said = f"start it with: python -m {package.replace('/', '.')}.{name}\n"
         assert (ended.returncode, ended.stderr) == (1, said)
     return sorted(names)
 
