@@ -1,4 +1,6 @@
 """Says where `tools.formula` is now: python -m lab.formula."""
+if not __package__:
+    raise SystemExit("start it with: python -m tools.formula")
 from engine.errors import UserError
 from harness.screen import run_as_program
 
