@@ -18,7 +18,7 @@ COMMANDS = {
     "Your own table of arms, which is trained": {"experiment": "experiments"},
     "Probes, which measure": {name: f"probes.{name}" for name in (
         "exact", "signal", "dial", "decided")},
-    "What is known of a method before it is trained": {"card": "cards.card"},
+    "What is known of a method before it is trained": {"card": "probes.card"},
     "Questions of the notes that the project began from": {
         "notes": "probes.notes_report",
         **{name: f"probes.{name}" for name in ("phase1", "rank", "sparsity", "baseline")}},

@@ -26,7 +26,7 @@ from lab.probes.methods import ComparedMethod
 
 PLAIN, TRUE = "plain GRPO", "true credit"
 QUESTIONS, ANSWERS = 8, 8
-NUMBER = Flag(1.0, most=1e6)  # at the end of an arm's name: a weight, or how many times the batch
+WEIGHT = Flag(1.0, most=1e6)  # at the end of a mask's name
 
 
 @dataclass(frozen=True)
@@ -130,11 +130,6 @@ class SyntheticArm:
     weight times advantage (S, B, T) of each batch."""
     name: str
     start: Callable[[SyntheticTask], Callable[[Batch], torch.Tensor]]
-    times: float = 1  # the batch
-
-    @property
-    def problems(self) -> int:
-        return round(QUESTIONS * self.times)
 
 
 def plain_coefficients(task: SyntheticTask):
@@ -145,20 +140,11 @@ def true_credit_coefficients(task: SyntheticTask):
     return lambda batch: task.credit(batch.sample, batch.to_come)
 
 
-def masked(elsewhere: float, known: float = 1.0, is_placebo: bool = False):
-    """Weight 1 at so large a share of the keys, or at as many random positions, and less
-    elsewhere."""
+def masked(elsewhere: float):
+    """Weight 1 at the tokens that decide, and less elsewhere; rescaled to a mean of 1."""
     def start(task):
-        weight = torch.full((len(task.seeds), 1, task.spec.tokens), elsewhere)
-        count = max(1, round(known * task.spec.decide))
-        for row, seed in zip(weight, task.seeds):
-            generator = torch.Generator().manual_seed(derived_seed("dial mask", seed))
-            if is_placebo:
-                positions = torch.randperm(task.spec.tokens, generator=generator)
-            else:
-                positions = task.keys[torch.randperm(task.spec.decide, generator=generator)]
-            row[0, positions[:count]] = 1.0
-        weight = weight / weight.mean(-1, keepdim=True)
+        weight = torch.where(task.decides, 1.0, elsewhere)
+        weight = weight / weight.mean()
         return lambda batch: weight * batch.advantage
     return start
 
@@ -188,24 +174,12 @@ def named_arm(name: str, flags: dict | None = None) -> SyntheticArm:
     word, _, number = name.rpartition(" ")
     if name in MITIGATIONS or name in ADVANTAGES:
         return SyntheticArm(name, listed(name, flags or {}))
-    if word == "batch":
-        times = number_in(name, number.removesuffix("x"))
-        if round(QUESTIONS * times) < 1:
-            raise UserError(f"{name}: a batch has {QUESTIONS} problems times this number, so it "
-                            "should have one or more")
-        return SyntheticArm(name, plain_coefficients, times)
-    masks = {"mask": {}, "half known": {"known": 0.5}, "placebo": {"is_placebo": True}}
-    if word in masks:
-        return SyntheticArm(name, masked(number_in(name, number), **masks[word]))
+    if word == "mask":
+        weight = value_of(number, WEIGHT)
+        check_value(f"only {name}:", weight, WEIGHT)
+        return SyntheticArm(name, masked(float(weight)))
     known = {PLAIN: plain_coefficients, TRUE: true_credit_coefficients}
     if name not in known:
         raise UserError(f"there is no weighting and no advantage {name}: is its function in "
                         "mitigations.py, below @mitigation or @advantage?")
     return SyntheticArm(name, known[name])
-
-
-def number_in(name: str, text: str) -> float:
-    """The number at the end of an arm's name."""
-    number = value_of(text, NUMBER)
-    check_value(f"only {name}:", number, NUMBER)
-    return float(number)

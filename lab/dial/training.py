@@ -5,7 +5,7 @@ import torch
 
 from engine.policy import derived_seed
 from grpo import policy_loss
-from lab.dial.arms import ANSWERS, Batch, SyntheticArm
+from lab.dial.arms import ANSWERS, QUESTIONS, Batch, SyntheticArm
 from lab.dial.task import Sample, SyntheticTask, TaskSpec
 
 AT_ONCE = 2 ** 21  # sampled tokens
@@ -30,7 +30,7 @@ class AdamWOfRows:
 def train_policies(spec: TaskSpec, arm: SyntheticArm, seeds: list[int], rates: list[float],
                    steps: int) -> list[float]:
     """The mean of the expected reward over the training, for each pair of seed and rate."""
-    most = max(1, round(AT_ONCE / (spec.tokens * arm.problems * ANSWERS)))
+    most = max(1, round(AT_ONCE / (spec.tokens * QUESTIONS * ANSWERS)))
     means = []
     for start in range(0, len(seeds), most):
         part = slice(start, start + most)
@@ -61,7 +61,7 @@ def batch_gradients(task: SyntheticTask, arm: SyntheticArm, method: Coefficients
     to_come = task.after_keys(log_prob)
     value = task.value(to_come)
     with torch.no_grad():
-        sample = task.sample(log_prob, random_numbers(task, arm, step))
+        sample = task.sample(log_prob, random_numbers(task, step))
     batch = Batch(task, sample, hidden.detach(), log_prob.detach(), to_come.detach(), step)
     credit = by_context(task, sample, method(batch))  # a critic trains itself meanwhile
     # the formula of grpo.py: tokens of one context and symbol have one log-prob
@@ -70,12 +70,12 @@ def batch_gradients(task: SyntheticTask, arm: SyntheticArm, method: Coefficients
     return gradient, value.detach()
 
 
-def random_numbers(task: SyntheticTask, arm: SyntheticArm, step: int) -> torch.Tensor:
+def random_numbers(task: SyntheticTask, step: int) -> torch.Tensor:
     """(S, B, T): rows of one seed have the same, also where their rates differ."""
     drawn = {}
     for seed in dict.fromkeys(task.seeds):
         generator = torch.Generator().manual_seed(derived_seed("dial batch", seed, step))
-        shape = (arm.problems * ANSWERS, task.spec.tokens)
+        shape = (QUESTIONS * ANSWERS, task.spec.tokens)
         drawn[seed] = torch.rand(shape, generator=generator)
     return torch.stack([drawn[seed] for seed in task.seeds])
 

@@ -1,7 +1,7 @@
 """Where does credit by token pay? Any weighting or advantage in synthetic tasks, and true credit.
 
     python -m lab dial --only my_idea
-    python -m lab dial --only "by_kind --word_weight 0.3, mask 0.1, batch 4x"
+    python -m lab dial --only "by_kind --word_weight 0.3, mask 0.1"
     python -m lab dial --only my_idea --worlds "512/48, 128/12 seen, 128/6 all"
 
 In these tasks some tokens of an answer decide its reward, and the others decide nothing
@@ -10,16 +10,11 @@ name may go on with any of: sure 4, all, own, seen, found. lab/dial/task.py says
 mean.
 
 A method's gain in a task is its expected reward, averaged over a training, minus that of plain GRPO
-with the same seed. All arms have the same learning rate. These can be trained beside a method
-(lab/dial/arms.py):
+with the same seed. All arms have the same learning rate. Beside a method stand (lab/dial/arms.py):
 
     true credit          V after the token minus V before it, exact. It is always trained, because
                          no method can know more
     mask 0.1             weight 1 at the tokens that decide, and 0.1 at all others
-    half known 0.1       weight 1 at half of the tokens that decide, and 0.1 at all others
-    placebo 0.1          weight 1 at as many positions as decide, but at random ones, which stay the
-                         same through a run; 0.1 at all others
-    batch 4x             plain GRPO with 4 times the problems
 """
 from collections.abc import Sequence
 from dataclasses import dataclass

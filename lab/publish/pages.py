@@ -6,7 +6,7 @@ A page marks what is not written by hand, by comments that a reader of the page 
     <!-- table board board; rate = 5e-4; arm; gain -->  some of its rows, some of its columns
     <!-- text first_run transcript; 1 5 9 -->           its lines, or these of them, as printed
     <!-- words dial law -->                             what it shows, in a sentence
-    <!-- source board -->                               command, day, version and commit
+    <!-- source board -->                               command, commit, day and version
     <!-- number scoreboard kind operator; decided -->   one cell: row `operator`, column `decided`
     <!-- interval board board span; gain -->            with its interval: -9.3 (-12.6 to -5.9)
 
@@ -15,9 +15,7 @@ comes last.
 """
 import math
 import re
-import shlex
 import textwrap
-from importlib import import_module
 from pathlib import Path
 
 from analysis.statistics import Estimate
@@ -87,29 +85,13 @@ def find_table(words: str, results: Results) -> tuple[Table, list[str]]:
 
 
 def source_of(result: dict) -> str:
-    """Command, day, versions and commits: those of the code that made the runs, where they are on
-    record, else those of the report. Programs of earlier commits may be gone."""
+    """The command as it was typed, the day, and the versions and commits of the code that made the
+    runs, where they are on record, else those of the report. At that commit the command stands."""
     made = [part for part in result.get("made_by") or [] if isinstance(part, dict)] or [result]
     commits = dict.fromkeys((part["git_commit"] or "unknown")[:7] for part in made)
     versions = dict.fromkeys((part.get("versions") or result["versions"])["torch"] for part in made)
-    command = result["command"]
-    today = command.replace("python -m research ", "python -m lab ", 1)  # the room's older name
-    gone = ", a command of that commit, no longer here"
-    if is_here(today):
-        command, gone = today, ""
-    return (f"\n`{command}`, {result['day']}, torch {' and '.join(versions)}, commit "
-            f"{' and '.join(commits)}{gone}\n")
-
-
-def is_here(command: str) -> bool:
-    """Whether lab/ has a command of this name with these flags."""
-    from lab.__main__ import MODULES
-    program, name, *words = command.removeprefix("python -m ").split(maxsplit=2)
-    if program != "lab" or name not in MODULES:
-        return False
-    flags = {word.removeprefix("--") for word in shlex.split(" ".join(words))
-             if word.startswith("--")}
-    return flags <= {*import_module(MODULES[name]).FLAGS}
+    return (f"\n`{result['command']}` at commit {' and '.join(commits)}, {result['day']}, "
+            f"torch {' and '.join(versions)}\n")
 
 
 def make_table(table: Table, asked: list[str]) -> str:

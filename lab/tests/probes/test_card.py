@@ -1,17 +1,14 @@
-"""The card of a method: its rows by hand, its JSON, its closing words."""
+"""The card of a method: its rows by hand, its JSON, its verdict."""
 import json
 import shlex
 
 import pytest
-from conftest import ROOT
 
 from analysis.statistics import Estimate
 from harness.load import load_policy
 from harness.settings import make_settings
-from lab.cards import card
-from lab.cards.card import as_table, favoured, from_json, make_card, rows_after, to_json
-from lab.cards.card_in_words import claim_of, closing, verdict
-from lab.probes import signal
+from lab.probes import card, signal
+from lab.probes.card import as_table, favoured, make_card, rows_after, to_json, verdict
 
 FEW = {"questions": 2, "answers": 4, "max_new_tokens": 24, "threads": 1}
 NUMBERS = {"direction": {"own": Estimate(0.98), "plain": Estimate(1.0)},
@@ -35,16 +32,6 @@ def test_which_tokens_are_favoured():
     assert float(without["word"]) < 0.2 and float(without["number"]) > 1.5
 
 
-def test_the_closing_paragraph_says_what_the_rows_say():
-    said = closing("mine", NUMBERS, "A paper: twice as fast", "python -m tools.idea mine")
-    assert "to a cosine of 0.980, with 1.50 times" in said
-    assert "On the untrained model its gradient has less noise than plain GRPO's" in said
-    assert "On the half trained model its gradient has more noise" in said
-    assert "better where few decide, and worse where many decide" in said
-    assert "It has not been trained. python -m tools.idea mine trains it" in said
-    assert said.endswith("Its paper, A paper: twice as fast.")
-
-
 @pytest.mark.parametrize("cosine, noise, said", [
     (0.47, 8.4, "mine turns the gradient away from the true one: where all answers are listed "
                 "their cosine is 0.47, and the noise is 8.4 times"),
@@ -57,39 +44,33 @@ def test_the_first_line_is_a_verdict_from_the_exact_rows(cosine, noise, said):
     assert verdict("mine", {}) == ""
 
 
-def test_a_card_is_read_as_it_was_written():
-    stored = json.loads(json.dumps(to_json({"rows": NUMBERS}), allow_nan=False))
-    again = from_json(stored)["rows"]
-    assert repr(again) == repr(NUMBERS)
-    rows = {row[0]: row for row in as_table("mine", again).rows}
+def test_a_row_is_shown_with_its_interval_or_with_the_reason_why_there_is_none():
+    rows = {row[0]: row for row in as_table("mine", NUMBERS).rows}
     assert rows["gain where 3 of 128 tokens decide"][1:3] == ("+3.0 (+1.0 to +5.0)", "50.0% right")
     assert rows["gain where 12 of 128 decide"][-1] == "it needs the text"
+    stored = json.loads(json.dumps(to_json({"rows": NUMBERS}), allow_nan=False))["rows"]
+    assert stored["few"]["own"] == {"value": 0.03, "low": 0.01, "high": 0.05}
 
 
-def test_rows_are_measured_once_and_those_of_training_are_added(tmp_path, monkeypatch, capsys):
-    measured = []
-
-    def rows_before(*_):
-        measured.append(1)
-        return dict(NUMBERS)
-    monkeypatch.setattr(card, "rows_before", rows_before)
+def test_rows_of_training_are_added_once_there_are_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(card, "rows_before", lambda *_: dict(NUMBERS))
     monkeypatch.setattr(card, "half_trained", lambda *_: None)
+    monkeypatch.setattr(card, "rows_of_noise",
+                        lambda *_: {"batch_start": {"own": Estimate(1.0, 0.9, 1.1)}})
     monkeypatch.setattr(card, "rows_after", lambda *_: {"training": {"own": Estimate(0.02, 0.01,
                                                                                      0.03)}})
     settings = dict.fromkeys(("plain", "idea", "placebo"), make_settings(FEW))
 
-    def make(made_of, arms):
-        return make_card("taco", {}, settings, made_of, arms, tmp_path / "taco", "again", "this",
-                         noise={"batch_start": {"own": Estimate(1.0, 0.9, 1.1)}})
-    first = make("a", {})
-    assert "training" not in first["rows"] and len(measured) == 1
-    second = make("a", {"idea": {0: {}, 1: {}}})
-    assert len(measured) == 1 and "it gains +2.0 (+1.0 to +3.0) points" in second["closing"]
-    make("b", {})  # made of other code
-    assert len(measured) == 2
+    def make(arms):
+        return make_card("taco", {}, settings, arms, tmp_path / "taco", "again", "this", FEW)
+    assert "training" not in make({})["rows"]
+    assert "this trains it beside its placebo" in capsys.readouterr().out
+    assert json.loads((tmp_path / "taco/settings.json").read_text()) == FEW
+    assert "training" in make({"idea": {0: {}, 1: {}}})["rows"]
+    printed = capsys.readouterr().out
+    assert "gain in training" in printed and "this trains it" not in printed
     page = (tmp_path / "taco/report.html").read_text(encoding="utf-8")
-    assert "The card of taco" in page and "this trains it" in page
-    assert "gain in training" in capsys.readouterr().out
+    assert "The card of taco" in page and "taco keeps the direction, with more noise" in page
 
 
 def test_gains_are_those_of_the_runs():
@@ -109,14 +90,14 @@ def test_the_command_trains_nothing(tmp_path, monkeypatch):
     words = ["low_probability", "--probability_share", "0.5", "--cards",
              str(tmp_path), "--runs", str(tmp_path / "runs")]
     card.main(words)
-    [(method, flags, settings, _, arms, folder, command, trains)] = asked
+    [(method, flags, settings, arms, folder, command, trains, given)] = asked
     assert method == "low_probability --probability_share 0.5"
     assert flags == {"probability_share": 0.5} and arms == {}
     assert folder == tmp_path / "low_probability"
     assert command == shlex.join(["python", "-m", "lab", "card", *words])
     assert trains == ("python -m tools.idea low_probability --probability_share 0.5 --runs "
                       f"{shlex.quote(str(tmp_path / 'runs'))}")
-    assert settings["idea"].mitigation == "low_probability"
+    assert settings["idea"].mitigation == "low_probability" and "mitigation" not in given
 
 
 def test_the_noise_is_measured_with_the_settings_that_were_typed(tmp_path, monkeypatch):
@@ -129,14 +110,7 @@ def test_the_noise_is_measured_with_the_settings_that_were_typed(tmp_path, monke
     load = signal.policy_from_flags
     monkeypatch.setattr(signal, "policy_from_flags",
                         lambda args: asked.append(load(args)) or asked[-1])
-    rows = card.rows_of_noise(["none"], plain, None, config)["none"]
+    rows = card.rows_of_noise("none", plain, None, config)
     assert asked[0].settings.loss_norm == "sequence"
     assert rows["batch_start"]["own"].value == pytest.approx(1)
     assert rows["batch_start"]["control"] is None and rows.keys() == {"batch_start", "cosine_start"}
-
-
-def test_a_claim_is_read_from_the_page_of_papers():
-    if not (ROOT / "docs/methods.md").exists():
-        pytest.skip("there is no page of papers")
-    assert claim_of("optimal_token_baseline").startswith("2602.07078: ")
-    assert claim_of("mine") == ""

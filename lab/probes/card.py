@@ -3,8 +3,8 @@
     python -m lab card my_idea --strength 10
 
 The card of NAME is a table whose rows are the same for every method, below a verdict in one
-sentence, and a closing paragraph. Beside each number stand plain GRPO's, that of a control which
-knows more than any method can, and what the measurement could have seen. Nothing is trained but
+sentence. Beside each number stand plain GRPO's, that of a control which knows more than any method
+can, and what the measurement could have seen. Nothing is trained but
 very small models of synthetic tasks, and for the default model 30 steps of plain GRPO. That takes
 one or two minutes of processor time; with a large model as long as about sixteen steps of its
 training, and then the noise rests on 8 batches instead of 32. The last rows are read from the runs
@@ -30,7 +30,6 @@ from analysis.shares import shares_by
 from analysis.statistics import Estimate
 from analysis.sureness import sureness
 from analysis.tables import WITH_INTERVAL, Table, by_row, in_json, shown
-from engine.errors import read_json
 from engine.policy import Policy
 from engine.tokens import KINDS
 from grpo import gradient_size
@@ -41,8 +40,7 @@ from harness.parser import make_parser, with_defaults
 from harness.record import find_folder, provenance, replace_text
 from harness.screen import python_command, say, show_status
 from harness.settings import Settings, is_large
-from lab.cards.card_in_words import claim_of, closing, verdict
-from lab.cards.measure import gradient_noise, in_planted_tasks, in_the_enumerated_task
+from lab.probes.card_rows import gradient_noise, in_planted_tasks, in_the_enumerated_task
 from tools import idea as tool
 from tools.helpers.look import BATCHES, RARE, credited, sample, seconds_of_step, share_gains
 
@@ -52,6 +50,7 @@ BATCHES_OF_NOISE, BATCHES_OF_LARGE = 32, 8
 HALF = 30  # steps of plain GRPO: half of a run of tools.idea
 TRIES = 5  # of a step, of which the fastest counts
 SURE = (0.0, 0.5, 0.9, 0.99)  # edges of the bins of p
+TURNED = 0.9  # a smaller cosine is called a turn
 # The rows: the question, and the format of their numbers.
 QUESTIONS = {
     "bias": ("all answers listed: bias", ".2f"),
@@ -70,14 +69,7 @@ QUESTIONS = {
     "training": ("gain in training", "points"),
     "placebo": ("gain in training over its placebo", "points"),
     "able": ("less able? gain of greedy answers", "points"),
-    "sure_end": ("less sure? gain of sampled answers minus that", "points"),
-    "board": ("leaderboard of the tiny model: gain in training", "points"),
-    "board_cost": ("there: seconds of a step", ".2f"),
-    "board_entropy": ("there: entropy of the last steps, minus plain GRPO's", "+.3f"),
-    "real": ("leaderboard of a real model: gain in training", "points"),
-    "real_placebo": ("there: gain in training over its placebo", "points"),
-    "real_able": ("there: less able? gain of greedy answers", "points"),
-    "real_sure": ("there: less sure? gain of sampled answers minus that", "points")}
+    "sure_end": ("less sure? gain of sampled answers minus that", "points")}
 LEGEND = (
     "Plain GRPO has the same answers, and all weights 1. The control is each token's true credit "
     "in tasks where that is known, and else `measured`, which samples for it. The bias is "
@@ -110,9 +102,8 @@ def show_card(name: str, typed: list[str], own: SimpleNamespace, command: str,
     that makes the runs of its last rows."""
     idea = tool.Idea(name, typed, own, command)
     keys = [(arm, seed) for seed in range(own.seeds) for arm in idea.flags]
-    make_card(idea.with_its_flags(), idea.own_flags(), idea.settings,
-              tool.digest(idea.settings["idea"]), idea.experiment.arms(keys),
-              Path(own.cards) / name, command, trains, given=idea.flags["plain"])
+    make_card(idea.with_its_flags(), idea.own_flags(), idea.settings, idea.experiment.arms(keys),
+              Path(own.cards) / name, command, trains, idea.flags["plain"])
 
 
 def rows_before(name: str, flags: dict, plain: Settings, idea: Settings) -> Rows:
@@ -126,23 +117,19 @@ def rows_before(name: str, flags: dict, plain: Settings, idea: Settings) -> Rows
     return rows | in_planted_tasks(name, flags)
 
 
-def rows_of_noise(methods: list[str], plain: Settings, half: str | None,
-                  config: Path | None = None) -> dict[str, Rows]:
-    """The noise of the gradient of each method, typed as in `signal --only`; `half` is the folder
-    of a half trained model, `config` a file of the settings. All of them get the same batches."""
-    found: dict[str, Rows] = {method: {} for method in methods}
+def rows_of_noise(method: str, plain: Settings, half: str | None, config: Path) -> Rows:
+    """The noise of the method's gradient; the method is typed as in `signal --only`. `half` is the
+    folder of a half trained model, `config` a file of the settings."""
     batches = BATCHES_OF_LARGE if is_large(find_folder(plain.model)) else BATCHES_OF_NOISE
+    rows: Rows = {}
     for stage, model in (("start", plain.model), ("half", half)):
         if model:
-            rows = gradient_noise(methods, model, plain.questions, plain.answers, batches, stage,
-                                  plain.device, config)
-            for method in methods:
-                found[method] |= rows[method]
+            rows |= gradient_noise(method, model, plain.questions, plain.answers, batches, stage,
+                                   plain.device, config)
     if not half:  # the published control is that of the tiny model
-        for rows in found.values():
-            for row in rows.values():
-                row["control"] = None
-    return found
+        for row in rows.values():
+            row["control"] = None
+    return rows
 
 
 def half_trained(folder: Path, command: str) -> str:
@@ -247,67 +234,59 @@ def to_json(card: dict) -> dict:
     return card | {"rows": rows}
 
 
-def from_json(card: dict) -> dict:
-    """The card with its estimates as they were written."""
-    rows = {}
-    for key, row in card["rows"].items():
-        rows[key] = {part: revived(value) for part, value in row.items()}
-    return card | {"rows": rows}
-
-
-def revived(value: object) -> object:
-    if not isinstance(value, dict):
-        return value
-    numbers = [float("nan") if value[part] is None else value[part]
-               for part in ("value", "low", "high")]
-    return Estimate(*numbers)
+def verdict(name: str, rows: Rows) -> str:
+    """The first line of a card, from the rows that are exact; "" where there are none."""
+    cosine, noise = (rows.get(key, {}).get("own") for key in ("direction", "noise"))
+    if not isinstance(cosine, Estimate) or not isinstance(noise, Estimate):
+        return ""
+    if cosine.value < TURNED:
+        return (f"{name} turns the gradient away from the true one: where all answers are listed "
+                f"their cosine is {cosine.value:.2f}, and the noise is {noise.value:.1f} times "
+                "plain GRPO's. It is not expected to learn what the reward asks for.")
+    size = f"{noise.value:.2f} times plain GRPO's noise, exactly, where all answers are listed"
+    if noise.value < 0.95:
+        return f"{name} keeps the direction, with less noise: {size}."
+    if noise.value > 1.05:
+        return f"{name} keeps the direction, with more noise: {size}."
+    return f"{name} is as plain GRPO: it keeps the direction, with {size}."
 
 
 def write_card(folder: Path, card: dict) -> None:
-    """card.json, and report.html with the same table and paragraph."""
+    """card.json, and report.html with the same table below the verdict."""
     folder.mkdir(parents=True, exist_ok=True)
     text = json.dumps(to_json(card), indent=1, allow_nan=False)
     replace_text(folder / "card.json", text + "\n")
     table = as_table(card["method"], card["rows"])
     write_page(folder / "report.html", f"The card of {card['method']}",
-               [paragraphs([verdict(card["name"], card["rows"])]), section_of(table),
-                paragraphs([card["closing"]])])
+               [paragraphs([card["verdict"]]), section_of(table)])
 
 
-def make_card(method: str, flags: dict, settings: dict[str, Settings], made_of: str, arms: Arms,
-              folder: Path, command: str, trains: str, noise: Rows | None = None,
-              given: dict | None = None) -> dict:
-    """Measure what is missing, write the card, and print it. `settings` and `arms` are those of
-    plain, idea and placebo; rows that the same code has measured are used again. `noise` has the
-    rows of the gradient's noise, if they were measured together with other methods. `given` are the
-    flags of plain GRPO, `command` is what was typed, and `trains` the command that makes the runs.
-    """
+def make_card(method: str, flags: dict, settings: dict[str, Settings], arms: Arms, folder: Path,
+              command: str, trains: str, given: dict) -> dict:
+    """Measure the rows, write the card, and print it. `settings` and `arms` are those of plain,
+    idea and placebo. `given` are the flags of plain GRPO, `command` is what was typed, and `trains`
+    the command that makes the runs of the last rows."""
     plain, idea = settings["plain"], settings["idea"]
     name = method.split(" ")[0]
-    path = folder / "card.json"
-    known = from_json(read_json(path)) if path.exists() else {}
-    rows = known.get("rows", {}) if known.get("made_of") == made_of else {}
     is_tiny = plain.model == Settings.model and plain.task == Settings.task
-    if not rows:
-        half = half_trained(folder.parent, command) if is_tiny else None
-        rows = rows_before(name, flags, plain, idea)
-        if noise is None:
-            folder.mkdir(parents=True, exist_ok=True)
-            config = folder / "settings.json"
-            replace_text(config, json.dumps(given or {}, indent=1) + "\n")
-            noise = rows_of_noise([method], plain, half, config)[method]
-        rows |= noise
-    if len(arms.get("idea", {})) >= 2:
-        rows = rows | rows_after(arms)
-    claim = claim_of(name)
+    half = half_trained(folder.parent, command) if is_tiny else None
+    rows = rows_before(name, flags, plain, idea)
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "settings.json"
+    replace_text(config, json.dumps(given, indent=1) + "\n")
+    rows |= rows_of_noise(method, plain, half, config)
+    is_trained = len(arms.get("idea", {})) >= 2
+    if is_trained:
+        rows |= rows_after(arms)
     card = {"method": method, "name": name, "flags": flags, "model": plain.model,
-            "made_of": made_of, "day": date.today().isoformat(), **provenance(), "claim": claim,
-            "rows": rows, "closing": closing(name, rows, claim, trains)}
+            "day": date.today().isoformat(), **provenance(), "verdict": verdict(name, rows),
+            "rows": rows}
     write_card(folder, card)
     show_status("")
-    say(verdict(name, rows))
+    say(card["verdict"])
     say(as_table(method, rows).to_text())
-    for text in (LEGEND, card["closing"]):
-        say("\n" + textwrap.fill(text, 100))
-    say(f"\nThe card is {path}, and {folder / 'report.html'} shows it.")
+    say("\n" + textwrap.fill(LEGEND, 100))
+    if not is_trained:
+        say(f"\n{trains} trains it beside its placebo. The card, made again, then has these rows.")
+    say(f"\nThe card is {folder / 'card.json'}, and {folder / 'report.html'} shows it.")
     return card

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lab.cards.measure import along_plain, in_planted_tasks, in_the_enumerated_task
+from lab.probes.card_rows import along_plain, in_planted_tasks, in_the_enumerated_task
 
 
 def test_a_method_by_hand_in_the_enumerated_task():

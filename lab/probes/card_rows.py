@@ -1,4 +1,4 @@
-"""The rows of a card that come from this room's probes, each a function.
+"""The rows of a card (card.py) that come from other probes, each a function.
 
 A row is a dict: `own`, `plain` and `control` are an Estimate, a text, or None where nothing is
 known; `could_see` says what the measurement could have seen, and `reason` why there is no number.
@@ -78,22 +78,20 @@ def in_the_enumerated_task(name: str, flags: dict) -> dict[str, Row]:
     return rows
 
 
-def gradient_noise(methods: list[str], model: str, questions: int, answers: int, batches: int,
-                   stage: str, device: str = "cpu", config: Path | None = None
-                   ) -> dict[str, dict[str, Row]]:
-    """For each method, typed as in `signal --only`: of what batch of plain GRPO its gradient has
-    the noise, along plain GRPO's mean gradient, and the cosine of the two mean gradients.
+def gradient_noise(method: str, model: str, questions: int, answers: int, batches: int,
+                   stage: str, device: str, config: Path) -> dict[str, Row]:
+    """Of what batch of plain GRPO the method's gradient has the noise, along plain GRPO's mean
+    gradient; and the cosine of the two mean gradients. The method is typed as in `signal --only`.
 
     The part of a method's mean gradient along plain GRPO's is known better than its length, because
     both come from the same batches. So the first number is the factor of `signal` times the square
     of the cosine.
     """
     args = SimpleNamespace(model=model, max_new_tokens=0, device=device, threads=1, seed=0,
-                           config=config and str(config), only=", ".join(methods),
-                           questions=questions, answers=answers, batches=batches)
-    names, inner, _ = signal.measure_gradients(args)
-    return {name: rows_of_noise(inner[[0, m]][:, [0, m]], stage)
-            for m, name in enumerate(names) if m}
+                           config=str(config), only=method, questions=questions, answers=answers,
+                           batches=batches)
+    _, inner, _ = signal.measure_gradients(args)
+    return rows_of_noise(inner, stage)
 
 
 def rows_of_noise(pair: Floats, stage: str) -> dict[str, Row]:
