@@ -21,7 +21,8 @@ from analysis.statistics import FEWEST, Estimate, Floats, estimate, ratio, verdi
 from analysis.tables import Columns
 from analysis.tokens import StepRecord, TokenTable, read_step
 from engine.errors import UserError
-from engine.tokens import KINDS, SECTIONS, load_tokenizer
+from engine.tokens import KINDS, SECTIONS
+from harness.read_record import read_tokenizer
 from harness.record import credit_steps
 from harness.screen import show_status
 
@@ -81,7 +82,7 @@ class Tally:
         self.steps = credit_steps(run)
         if not self.steps:
             raise UserError(f"{run} has no credit files yet")
-        self.tokenizer = load_tokenizer(run)
+        self.tokenizer = read_tokenizer(run)
         self.blocks = np.array_split(np.array(self.steps), min(BLOCKS, len(self.steps)))
         self.tokens, self.groups, self.longest = 0, 0, 0  # longest: tokens of an answer
         self.steps_with_change: list[int] = []  # steps whose record says how log p changed

@@ -20,11 +20,9 @@ import numpy as np
 import torch
 
 from grpo import gradient_size
-from harness.read_record import read_columns
+from harness.read_record import OF_ANSWER, OF_OTHERS, read_columns
 
 CODES = ("token_id", "kind", "section")  # the columns of tokens that are whole numbers
-ANSWER_COLUMNS = ("episode_start", "group", "finished")  # and all that begin with "reward"
-OTHER_COLUMNS = ("prompt_ids", "prompt_start", "trainer_step")
 NUMBERED = ("problem", "answer")  # where tables are joined, these numbers go on in the next one
 
 
@@ -149,7 +147,7 @@ def read_step(run: Path, step: int) -> StepRecord:
     columns = read_columns(run, step)
     answers = {}
     for name, values in columns.items():
-        if name in ANSWER_COLUMNS or name.startswith("reward"):
+        if name in OF_ANSWER or name.startswith("reward"):
             answers[name] = values
     starts, count = columns["episode_start"], len(columns["token_id"])
     answers["group"] = answers["group"].astype(np.int64)
@@ -161,7 +159,7 @@ def read_step(run: Path, step: int) -> StepRecord:
         "answer": answer,
         "position": np.arange(count) - starts[answer],
         "length": answers["length"][answer]}
-    for name in columns.keys() - answers.keys() - set(OTHER_COLUMNS):
+    for name in columns.keys() - answers.keys() - set(OF_OTHERS):
         of_tokens[name] = columns[name].astype(np.int64 if name in CODES else np.float64)
     log_prob = torch.from_numpy(of_tokens["log_prob"])
     collision = torch.from_numpy(of_tokens["collision"])

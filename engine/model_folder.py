@@ -85,8 +85,10 @@ def write_config(model: Qwen2, folder: Path, dtype: torch.dtype) -> None:
 
 def how_to_get(folder: Path) -> str:
     """The way to a model that is not here. Two words with a slash are its name on a hub."""
-    if len(folder.parts) == 2 and not folder.parent.exists():
-        return (f"to get it: hf download {folder} --local-dir models/{folder.name}, and then "
+    is_of_qwen = folder.name.startswith("Qwen")
+    if len(folder.parts) == 2 and (is_of_qwen or not folder.parent.exists()):
+        name = f"Qwen/{folder.name}" if is_of_qwen else folder
+        return (f"to get it: hf download {name} --local-dir models/{folder.name}, and then "
                 f"--model models/{folder.name}")
     return "docs/real_models.md says how to get one"
 

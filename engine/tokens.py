@@ -4,6 +4,7 @@ Here are also the names of the two labels of a token: the section of the answer 
 its kind (its category).
 """
 import json
+import re
 from collections.abc import Iterable
 from functools import lru_cache
 from pathlib import Path
@@ -89,10 +90,18 @@ def encode(tokenizer: Tokenizer, text: str, what: str) -> list[int]:
     # has to be compared with the normalised text.
     if tokenizer.normalizer:
         text = tokenizer.normalizer.normalize_str(text)
-    if b"".join(token_bytes(tokenizer, ids)).decode(errors="replace") != text:
-        raise UserError(f"the tokenizer cannot spell {what}: this model knows no words and numbers "
-                        f"other than its {tokenizer.get_vocab_size()} tokens")
+    if spelt_by(tokenizer, ids) != text:
+        words = {word: tokenizer.encode(word, add_special_tokens=False).ids
+                 for word in re.findall(r"\s*\S+", text)}
+        lost = [word for word, spelling in words.items() if spelt_by(tokenizer, spelling) != word]
+        which = f" ({lost[0]!r})" if lost else ""
+        raise UserError(f"the tokenizer cannot spell {what}{which}: this model knows no words and "
+                        f"numbers other than its {tokenizer.get_vocab_size()} tokens")
     return ids
+
+
+def spelt_by(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
+    return b"".join(token_bytes(tokenizer, ids)).decode(errors="replace")
 
 
 def token_bytes(tokenizer: Tokenizer, ids: Iterable[int]) -> list[bytes]:

@@ -212,7 +212,8 @@ def pick_device(name: str) -> torch.device:
     elif name != "cpu":
         number, count = int(name.partition(":")[2] or 0), torch.cuda.device_count()
         if number >= count:
-            raise UserError(f"--device {name}: PyTorch sees {count} CUDA devices here")
+            raise UserError(f"--device {name}: PyTorch sees {count} CUDA devices here. "
+                            "--device cpu computes without one")
         torch.cuda.set_device(number)
         # cuDNN plans for half a second for every new shape, and shapes change every few tokens
         torch.backends.cuda.enable_cudnn_sdp(False)

@@ -38,6 +38,7 @@ METRICS = {
     "extra_answers": "answers that they sampled for themselves",
     "N": "number of tokens that the loss divides by",
     "trained_tokens": "tokens of the answers that have a gradient",
+    "learning_rate": "learning rate of the step",
     "loss": "loss of the whole batch, before the update",
     "gradient_norm": "norm of the gradient before clipping",
     "gradient_norm_last": "the same in the last pass over the batch, with `--epochs`",

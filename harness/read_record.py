@@ -10,22 +10,27 @@ import torch
 
 from engine.errors import UserError, refuse_pipe
 from engine.rollouts import UNSET, Forward, Problem, Rollouts
-from engine.tokens import KINDS, SECTIONS, token_bytes
-from harness.record import PART, checkpoint_folders, credit_path, credit_steps
+from engine.tokens import KINDS, SECTIONS, load_tokenizer, token_bytes
+from harness.record import (PART, checkpoint_folders, credit_path, credit_steps, digest_of,
+                            run_config)
 
 Columns = dict[str, np.ndarray]
 # columns that every file has; with one value for each answer; of another length
 NEEDED = ("token_id", "log_prob", "entropy", "collision", "weight", "advantage", "section", "kind",
           "episode_start", "group", "finished", "reward", "prompt_ids", "prompt_start")
 OF_ANSWER = ("episode_start", "group", "finished")
-OF_OTHERS = ("prompt_ids", "prompt_start", "trainer_step")
+OF_OTHERS = ("prompt_ids", "prompt_start", "step", "trainer_step")
 # columns of indices, and the column that each of them points into
 INDEX_INTO = {"episode_start": "token_id", "prompt_start": "prompt_ids", "group": "prompt_start"}
 
 
 def read_columns(run: Path, step: int) -> Columns:
-    """The columns of a step's credit file."""
-    return read_file(credit_path(run, step))
+    """The columns of a step's credit file. Files of an earlier version do not say their step."""
+    path = credit_path(run, step)
+    columns = read_file(path)
+    if "step" in columns and columns["step"].tolist() != [step]:
+        raise UserError(f"{path} is of step {columns['step'][0]}: it was copied or renamed")
+    return columns
 
 
 def read_file(path: Path) -> Columns:
@@ -106,6 +111,15 @@ def read_credit(run: Path, step: int, tokenizer: tokenizers.Tokenizer,
         finished=columns["finished"], step=step, forward=forward,
         generator=generator or torch.Generator(), answers=answers, texts=texts, scores=scores,
         **frames)
+
+
+def read_tokenizer(run: Path) -> tokenizers.Tokenizer:
+    """The tokenizer of a run, which is that of the model that it began with."""
+    path, known = Path(run) / "tokenizer.json", run_config(run).get("made_of")
+    if known and path.is_file() and digest_of(path) not in known.values():
+        raise UserError(f"{path} is not the tokenizer that the run was made with: its tokens would "
+                        "be shown as other words")
+    return load_tokenizer(run)
 
 
 def sampling_models(run: Path, first: str) -> dict[int, str]:

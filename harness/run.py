@@ -25,7 +25,7 @@ from engine.errors import (BadCredit, NotFinite, UserError, location_of, read_js
 from engine.model_folder import base_of, write_model_folder, write_tensors
 from engine.optimizer import AdamW, optimizer_tensors, trained_parameters
 from engine.policy import Policy
-from engine.rollouts import Rollouts, has_format
+from engine.rollouts import Problem, Rollouts, Task, has_format
 from harness.made_of import made_of
 from harness.record import (Json, RunFolder, credit_path, digest_of_problems, make_run, provenance,
                             read_lines, remove, whole, write_credit)
@@ -83,6 +83,23 @@ def facts_of(method: Method) -> dict[str, torch.Tensor]:
                 if tensor.requires_grad:  # a frozen model cannot change
                     found[f"{name}.{parameter}"] = tensor.detach().clone()
     return found
+
+
+def score_again(rollouts: Rollouts, task: Task[Problem], name: str) -> None:
+    """Score the first answer to each problem once more, and say it if a reward differs: it depends
+    on more than the problem and the answer. Refuse a reward that changes its problem."""
+    for number, problem in enumerate(rollouts.problems):
+        row = rollouts.group.tolist().index(number)
+        before = repr(problem)
+        again = torch.tensor(task.score(problem, rollouts.answers[row])["reward"])  # to float32
+        if repr(problem) != before:
+            raise UserError(f"the reward of --task {name} changes the problem that it is given, so "
+                            "what an answer earns depends on what was scored before it")
+        if again != rollouts.reward[row].cpu():
+            say(f"--task {name}: the same answer was scored twice and earned "
+                f"{rollouts.reward[row]:g} and {again:g}. So the same command gives other numbers "
+                "another time, and so may a run that is resumed")
+            return
 
 
 def refuse_unchangeable(given: Json) -> None:
@@ -202,6 +219,9 @@ class Run:
 
     def steps(self) -> Iterator[int]:
         s = self.settings
+        if self.done < s.steps < s.warmup_steps:
+            say(f"--warmup_steps {s.warmup_steps}: the run ends before, so its learning rate never "
+                f"reaches {s.learning_rate:g}")
         for self.step in range(self.done + 1, s.steps + 1):
             if s.warmup_steps or s.decay != "none":
                 from engine.schedule import rate_of_step
@@ -218,14 +238,18 @@ class Run:
     def record(self, step: int, rollouts: Rollouts, weight: torch.Tensor,
                columns: dict[str, torch.Tensor]) -> None:
         """Write the credit file."""
-        write_credit(credit_path(self.folder.at(""), step), rollouts, weight, {}, **columns)
+        write_credit(credit_path(self.folder.at(""), step), rollouts, weight, {"step": step},
+                     **columns)
         s = self.settings
+        if step == self.done + 1:
+            score_again(rollouts, self.policy.task, s.task)
         if s.pairs is None and s.dynamic_sampling == 1:  # else they are not those of the task
             self.problems = digest_of_problems(rollouts.problems, self.policy.task)
 
     def log(self, line: Json) -> None:
         """Write a line of metrics.jsonl, and print one."""
         steps, step = self.settings.steps, self.step
+        line["learning_rate"] = self.optimizer.learning_rate
         for name, count in self.drawn.items():
             line[name] += count
         if self.drawn:

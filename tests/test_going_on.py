@@ -83,7 +83,15 @@ def test_more_steps_change_the_rates_of_those_that_are_made(learner, tmp_path, m
         "--change_every", 0, "--eval_every", 0)
     said = run("--resume", tmp_path / "x", "--steps", 6).stdout
     assert rates == pytest.approx([4 / 5, 3 / 5, 2 / 5, 1 / 5, 2 / 7, 1 / 7])
+    recorded = [line["learning_rate"] / 1e-3 for line in lines(tmp_path / "x/metrics.jsonl")]
+    assert recorded == rates
     assert "The 4 steps that are made had the rates of a run of 4 steps" in said
+
+
+def test_a_warm_up_that_is_longer_than_the_run_is_told(learner, tmp_path):
+    said = run("--model", learner, "--out", tmp_path / "x", "--steps", 1, "--warmup_steps", 2,
+               "--change_every", 0, "--eval_every", 0).stdout
+    assert "its learning rate never reaches" in said
 
 
 def test_a_checkpoint_that_lost_its_trainer_is_made_again(whole, finished):

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import StateIdea, cut, put_in
+from conftest import StateIdea, cut, put_in, refusal
 from safetensors.torch import load_file, save_file
 
 import analyze
 from engine.errors import UserError
 from harness import record
 from harness.made_of import changes, digest_of_part, made_of, missing_steps, used_by
-from harness.read_record import read_columns
+from harness.read_record import read_columns, read_tokenizer
 from harness.record import read_lines
 from harness.settings import make_settings
 from runs import (SHORT, after_credit_of, assert_same_run, config_of, edit_config, everything,
@@ -144,6 +144,18 @@ def test_a_task_that_draws_without_the_seed_is_told(learner, tmp_path, monkeypat
     said = run("--resume", folder, expect=1).stderr
     assert "returns other problems for step 2 than when the step was made" in said
     assert "going on although --task" in run("--resume", folder, "--accept_changes").stdout
+
+
+def test_the_file_of_another_step_and_another_tokenizer_are_told(whole, tmp_path):
+    """Both would be shown as what this run did."""
+    folder = shutil.copytree(whole, tmp_path / "x")
+    read_columns(folder, 3)
+    read_tokenizer(folder)
+    shutil.copy(folder / "credit/step_000002.npz", folder / "credit/step_000003.npz")
+    assert "step_000003.npz is of step 2" in refusal(read_columns, folder, 3)
+    with open(folder / "tokenizer.json", "a") as file:
+        file.write("\n")
+    assert "is not the tokenizer that the run was made with" in refusal(read_tokenizer, folder)
 
 
 @pytest.fixture

@@ -4,15 +4,18 @@ import dataclasses
 import re
 import sys
 from copy import deepcopy
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
 import mitigations
-from conftest import ROOT, StateIdea, put_in, refusal
+from conftest import ROOT, StateIdea, hand_made, put_in, refusal
 from engine.choices import checked_credit, metrics_of
+from engine.errors import UserError
 from harness.load import make
+from harness.run import score_again
 from harness.settings import load_task, read_flags
 from runs import SHORT, arrays, lines, run
 from tools.idea import arms_of
@@ -222,6 +225,37 @@ def own_task(tmp_path, monkeypatch):
     yield train_on
     load_task.cache_clear()
     sys.modules.pop("changed_task", None)
+
+
+class Remembering:
+    """A reward of 1 for a text that is new to it."""
+    seen: set[str] = set()
+
+    def score(self, problem, text):
+        is_new, self.seen = text not in self.seen, self.seen | {text}
+        return {"reward": float(is_new)}
+
+
+class Changing:
+    def score(self, problem, text):
+        problem["tries"] = problem.get("tries", 0) + 1
+        return {"reward": 1.0}
+
+
+def test_a_reward_that_depends_on_more_than_the_answer_is_told(capsys):
+    """Two problems with two answers each: the first answer to each is scored again."""
+    task = Remembering()
+    batch = hand_made([[True]] * 4, group=torch.tensor([0, 0, 1, 1]), answers=list("abcd"),
+                      problems=[{"target": 1}, {"target": 2}],
+                      scores={"reward": torch.tensor([task.score({}, text)["reward"]
+                                                      for text in "abcd"])})
+    score_again(batch, task, "mine")
+    assert "--task mine: the same answer was scored twice and earned 1 and 0" in (
+        capsys.readouterr().out)
+    with pytest.raises(UserError, match="the reward of --task mine changes the problem"):
+        score_again(batch, Changing(), "mine")
+    score_again(replace(batch, scores={"reward": torch.zeros(4)}), task, "mine")
+    assert not capsys.readouterr().out
 
 
 DRAWN = "self.draw(rng, wanted_held_out=False)"

@@ -52,8 +52,8 @@ from analysis.runs import Run, existing, is_foreign, read_run
 from analysis.tables import Table, by_row
 from analysis.tokens import StepRecord, read_step
 from engine.errors import UserError
-from engine.tokens import KINDS, SECTIONS, load_tokenizer
-from harness.read_record import sampling_models
+from engine.tokens import KINDS, SECTIONS
+from harness.read_record import read_tokenizer, sampling_models
 from harness.screen import (BOLD, has_colour, put, python_command, run_as_program, say, styled,
                             visible)
 from harness.flags import Flag
@@ -102,7 +102,7 @@ def main(argv: list[str]) -> None:
         raise UserError(f"{folder} has no credit files yet")
     step = steps[-1] if flags.step is None else flags.step
     check_exists("step", step, steps, folder)
-    record, tokenizer = read_step(folder, step), load_tokenizer(folder)
+    record, tokenizer = read_step(folder, step), read_tokenizer(folder)
     number = f"step {step}"
     if record.trainer_step != step:
         number += f" ({record.trainer_step} of the trainer)"

@@ -16,8 +16,7 @@ from analysis.runs import existing, is_foreign
 from credit.pairs import KEYS
 from credit.preferences import best_and_worst
 from engine.errors import UserError
-from engine.tokens import load_tokenizer
-from harness.read_record import read_credit
+from harness.read_record import read_credit, read_tokenizer
 from harness.record import credit_steps, replace_text, run_config
 from harness.screen import run_as_program
 from harness.parser import make_parser
@@ -47,7 +46,7 @@ def main(argv: list[str]) -> None:
 def pairs_of(folder: Path, settings: Settings) -> list[dict[str, str]]:
     """A pair for each group of the run whose rewards differ. The problems are those that the run
     trained on."""
-    tokenizer = load_tokenizer(folder)
+    tokenizer = read_tokenizer(folder)
     task = make_task(settings.task, settings.method_flags)
     pairs = []
     for step in credit_steps(folder):

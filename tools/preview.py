@@ -25,9 +25,9 @@ from analysis.tokens import read_step
 from engine.errors import PROJECT, UserError
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
-from engine.tokens import load_tokenizer, token_bytes, without_earlier_turns
+from engine.tokens import token_bytes, without_earlier_turns
 from grpo import gradient_size
-from harness.read_record import read_credit, sampling_models
+from harness.read_record import read_credit, read_tokenizer, sampling_models
 from harness.record import credit_steps, find_folder, run_config
 from harness.screen import put, run_as_program
 from harness.load import load_policy, make_weighting
@@ -75,7 +75,7 @@ def main(argv: list[str]) -> None:
     print("\n".join(f"  {line}" for line in about_weights(rollouts, weight)))
     groups = groups_in_order(rollouts.group.numpy(), rollouts.reward.numpy())
     answers = np.concatenate(groups)[:flags.show].tolist()
-    show_answers(rollouts, weight, load_tokenizer(folder), answers)
+    show_answers(rollouts, weight, read_tokenizer(folder), answers)
 
 
 def flags_of_weightings(chosen: str) -> dict[str, Flag]:
@@ -172,7 +172,7 @@ def weighed(folder: Path, step: int, s: Settings) -> tuple[Rollouts, torch.Tenso
         policy = model.policy
         problems = policy.task.training_problems(s.seed, step, s.questions)
     generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, step))
-    rollouts = read_credit(folder, step, load_tokenizer(folder), problems=problems, forward=model,
+    rollouts = read_credit(folder, step, read_tokenizer(folder), problems=problems, forward=model,
                            generator=generator)
     weighting = make_weighting(s, policy)
     if hasattr(weighting, "state_dict") and step > 1:

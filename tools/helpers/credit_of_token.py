@@ -22,9 +22,8 @@ from credit.monte_carlo import continuation_rewards
 from engine.errors import UserError
 from engine.policy import Policy, derived_seed, encode_prompts
 from engine.rollouts import Rollouts, double
-from engine.tokens import load_tokenizer
 from harness.load import load_policy
-from harness.read_record import read_credit
+from harness.read_record import read_credit, read_tokenizer
 from harness.record import find_folder
 from harness.screen import show_status
 from harness.settings import settings_of_run
@@ -81,7 +80,7 @@ def replayed_step(run: Path, sampled_by: str, step: int, seed: int) -> tuple[Pol
     policy = load_policy(settings, find_folder(sampled_by))
     problems = policy.task.training_problems(settings.seed, step, settings.questions)
     generator = torch.Generator().manual_seed(seed)
-    rollouts = read_credit(run, step, load_tokenizer(run), problems, generator=generator)
+    rollouts = read_credit(run, step, read_tokenizer(run), problems, generator=generator)
     if rollouts.prompt_ids != encode_prompts(policy.tokenizer, policy.task, problems):
         raise UserError(f"--credit: the prompts of step {step} in {run} are not those that its "
                         "settings make now, so its answers cannot be scored again")
