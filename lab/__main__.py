@@ -27,7 +27,7 @@ COMMANDS = {
 PROGRAMS = {
     "Any GRPO, anybody's": ("formula.__main__", "trl.codes", "trl.dummy"),
     "Runs of other trainers": ("trl.import_run",),
-    "Speed and memory": ("speed.gpu", "speed.against_torch")}
+    "Speed and memory": ("speed.gpu",)}
 RETIRED = ("board", "real_board", "real_controls", "later", "price", "scoreboard", "large", "law",
            "change", "group", "failure", "excerpt", "cards", "recompute")
 MODULES = {name: f"lab.{file}" for chapter in COMMANDS.values()

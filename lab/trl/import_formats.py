@@ -1,15 +1,13 @@
-"""Formats in which other trainers write their answers, and the way from theirs to ours.
+"""The fields of an answer that another trainer wrote, and what each may hold.
 
 A file is read line by line. A line that cannot be read ends the import in one sentence.
 """
-import re
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from engine.errors import UserError, parse_object
-from engine.tokens import CHATML
 
 LARGEST = 3.4028234663852886e38  # of float32
 PER_TOKEN = {  # the range of a column, rounding allowed for
@@ -86,58 +84,12 @@ for column, (lowest, highest) in PER_TOKEN.items():
                            "a number, or one for each token, that this column can hold")
 
 
-def is_of_verl(row: dict, path: Path) -> bool:
-    return {"input", "output", "score"} <= row.keys()
-
-
-def from_verl(row: dict) -> dict:
-    """A line of verl's rollouts. Its `acc` is 1 or 0 for right or wrong, or a score, which says
-    nothing of that."""
-    acc = row.get("acc")
-    return {"step": row.get("step"), "prompt": with_chatml(row["input"]),
-            "completion": row["output"], "reward": row["score"],
-            "solved": bool(acc) if acc in (0, 1) else None}
-
-
-def with_chatml(prompt):
-    """The prompt with the special tokens of ChatML, which verl leaves out. They are put back where
-    a line names a role."""
-    if not isinstance(prompt, str) or not re.match("(system|user)\n(?!\n)", prompt):
-        return prompt
-    begin, end = CHATML
-
-    def turn(role: re.Match) -> str:
-        line_break, name = role.groups()
-        closed = line_break and f"{end}{line_break}"  # the turn before, if there is one
-        return f"{closed}{begin}{name}\n"
-
-    return re.sub("(^|\n)(system|user|assistant)\n", turn, prompt)
-
-
-class Format(NamedTuple):
-    """A trainer's way to write an answer."""
-    name: str
-    recognises: Callable[[dict, Path], bool]
-    translate: Callable[[dict], dict]  # a line of the trainer's -> our fields
-
-
-FORMATS = (Format("verl", is_of_verl, from_verl),)
-
-
-def in_our_fields(row: dict, where: str, path: Path) -> tuple[str, dict]:
-    """The trainer that wrote a line, and what the line says in our fields, without its nulls."""
-    for form in FORMATS:
-        if form.recognises(row, path):
-            return form.name, checked(form.translate(row), where)
-    if row.keys().isdisjoint(("reward", "advantage")):
-        raise UserError(f"{where} is no answer: it has neither a reward nor an advantage, "
-                        f"but {', '.join(row):.80}")
-    return "JSON lines", checked(row, where)
-
-
 def checked(line: dict, where: str) -> dict:
     """The line without its nulls, each field tested."""
     line = {name: value for name, value in line.items() if value is not None}
+    if line.keys().isdisjoint(("reward", "advantage")):
+        raise UserError(f"{where} is no answer: it has neither a reward nor an advantage, "
+                        f"but {', '.join(line):.80}")
     for name in line.keys() & FIELDS.keys():
         check = FIELDS[name]
         if not check.is_right(line[name]):
@@ -145,13 +97,11 @@ def checked(line: dict, where: str) -> dict:
                             f"not {line[name]!r:.80}")
     if "step" not in line:
         raise UserError(f"{where} has no step")
-    if line.keys().isdisjoint(("reward", "advantage")):
-        raise UserError(f"{where} has no reward and no advantage")
     return line
 
 
-def lines_of(files: list[Path]) -> Iterator[tuple[str, str, dict]]:
-    """Yield the lines of the files: the place of each, its writer, and its fields in our names."""
+def lines_of(files: list[Path]) -> Iterator[tuple[str, dict]]:
+    """Yield the lines of the files: the place of each, and its fields."""
     for path in files:
         if not path.is_file():
             raise UserError(f"cannot read {path}: there is no such file")
@@ -163,7 +113,7 @@ def lines_of(files: list[Path]) -> Iterator[tuple[str, str, dict]]:
                             "are not read. lab/trl/your_own_run.md says how to record a run of TRL "
                             "while it trains; of another trainer write JSON lines")
         for where, row in read_lines(path):
-            yield where, *in_our_fields(row, where, path)
+            yield where, checked(row, where)
 
 
 def read_lines(path: Path) -> Iterator[tuple[str, dict]]:

@@ -3,10 +3,10 @@
     python -m lab.trl.import_run FILES... --model FOLDER --out runs/mine
     python analyze.py runs/mine
 
-FILES are those of another trainer (lab/trl/import_formats.py), or JSON lines with the fields that
-lab/trl/your_own_run.md lists. What they lack is computed, and the page of the run says what. Tokens
-come from the tokenizer of --model. Log-prob, entropy and collision come from a forward pass of its
-weights, and the advantage from the rewards of the group. One step is in memory at a time.
+FILES are JSON lines with the fields that lab/trl/your_own_run.md lists. What they lack is computed,
+and the page of the run says what. Tokens come from the tokenizer of --model. Log-prob, entropy and
+collision come from a forward pass of its weights, and the advantage from the rewards of the group.
+One step is in memory at a time.
 """
 if not __package__:
     raise SystemExit("start it with: python -m lab.trl.import_run")
@@ -63,7 +63,6 @@ class Reader:
         self.special = {i for i, token in added.items() if token.special}
         self.count = Counter()     # how many answers or steps lacked what
         self.passed_over = set()   # names of fields that nothing here knows
-        self.trainer = None        # who wrote the files
 
     def steps(self, files: list[Path]) -> Iterator[tuple[int, list[dict]]]:
         """The answers of each step. A run that counts its steps from 0 counts from 1 here."""
@@ -80,12 +79,8 @@ class Reader:
         if not seen:
             raise UserError(f"there is no answer in {', '.join(map(str, files))}")
 
-    def answer(self, where: str, trainer: str, line: dict) -> dict:
+    def answer(self, where: str, line: dict) -> dict:
         """A line with its tokens, and the place in its file."""
-        self.trainer = self.trainer or trainer
-        if trainer != self.trainer:
-            raise UserError(f"{where} is of {trainer}, and what was read before is of "
-                            f"{self.trainer}: import the files of one run")
         self.passed_over |= line.keys() - FIELDS.keys()
         prompt = self.prompt_of(line, where)
         ids = self.answer_of(line, where)
@@ -200,7 +195,7 @@ class Reader:
     def notes(self, files: int) -> list[str]:
         """The sentences in which the page says where its numbers come from."""
         count, model = self.count, self.folder
-        said = [f"Imported from {files} file{'s' if files > 1 else ''} of {self.trainer}."]
+        said = [f"Imported from {files} file{'s' if files > 1 else ''} of JSON lines."]
         if count["unsolved"]:
             said.append("Which answers are right is not known.")
         if count["texts"]:
@@ -349,7 +344,7 @@ def main(argv: list[str]) -> None:
 def has_own_facts(files: list[Path]) -> bool:
     """Whether the first line says itself how probable its tokens were, at a temperature that no
     file names."""
-    for _, _, line in lines_of(files):
+    for _, line in lines_of(files):
         return not line.keys().isdisjoint(FACTS)
     return False
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lab.speed import against_torch, cases, gpu
+from lab.speed import cases, gpu
 from lab.speed.cases import Case
 from conftest import assert_bounded
 from engine.errors import UserError
@@ -42,19 +42,6 @@ def test_whole_rows_have_the_log_probs_of_packed_ones():
 
 def test_every_number_has_bounds_and_its_defaults_lie_within():
     assert_bounded(gpu.FLAGS)
-    assert_bounded(against_torch.FLAGS)
-
-
-def test_the_ratio_to_plain_torch_and_to_the_limit(monkeypatch, capsys):
-    """Of two turns: 3 and 2 of plain torch's speed, of which the median is 2.5; half the limit."""
-    plain = iter([30.0, 20.0])
-    monkeypatch.setattr(against_torch, "in_a_process", lambda case: {
-        "tokens": 640, "memory": 2 ** 30, "system": 0.25, "limit": 5.0,
-        "seconds": 10.0 if case.what == "update" else next(plain)})
-    against_torch.main(["--model", "folder"])
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == "update  64.0 tokens a second, 25% of the time in the system, 1,024 MiB"
-    assert said[-1] == "the lab's update: 2.50 of plain torch's speed, 50% of the limit"
 
 
 @pytest.mark.parametrize("argv", [[], ["--help"], ["3"], ['{"what": "rollout", "x": 3}'], ["{}"]])

@@ -49,21 +49,19 @@ def facts_of(ids, prompt):
             p.square().sum(-1).numpy())
 
 
-def test_verl_has_texts_and_scores_and_the_rest_is_computed(tmp_path):
-    """Two files of a step each; groups are equal inputs, wherever they stand, and have lost their
-    special tokens. With rewards 1 and 0 the z-score is 0.5 / (0.5 + 1e-4). An acc that is a score
-    says nothing of right or wrong."""
-    written = PROMPT.replace("<|im_start|>", "").replace("<|im_end|>", "")
-    other = written.replace("22", "15")
-    lines = [{"input": i, "output": o, "gts": "22", "score": s, "step": step, "acc": acc}
-             for step, i, o, s, acc in (
-                 (3, written, RIGHT, 1.0, True), (3, other, WRONG, 0.0, False),
-                 (3, written, WRONG, 0, 0.0), (7, written, "", 0.0, 0.5))]
+def test_of_texts_and_rewards_the_rest_is_computed(tmp_path):
+    """Two files of a step each; groups are equal prompts, wherever they stand. With rewards 1 and 0
+    the z-score is 0.5 / (0.5 + 1e-4)."""
+    other = PROMPT.replace("22", "15")
+    lines = [{"step": step, "prompt": prompt, "completion": text, "reward": reward, **solved}
+             for step, prompt, text, reward, solved in (
+                 (3, PROMPT, RIGHT, 1.0, {"solved": True}),
+                 (3, other, WRONG, 0.0, {"solved": False}),
+                 (3, PROMPT, WRONG, 0, {"solved": False}), (7, PROMPT, "", 0.0, {}))]
     files = [write(tmp_path / "3.jsonl", *lines[:3]), write(tmp_path / "7.jsonl", *lines[3:])]
     folder = imported(tmp_path, *files)
     assert credit_steps(folder) == [3, 7]
     columns = read_columns(folder, 3)
-    assert columns["prompt_ids"].tolist()[:16] == encoded(PROMPT)
     ids = [encoded(text) for text in (RIGHT, WRONG, WRONG)]
     assert columns["token_id"].tolist() == sum(ids, [])
     assert columns["group"].tolist() == [0, 0, 1] and columns["reward"].tolist() == [1, 0, 0]
@@ -77,9 +75,6 @@ def test_verl_has_texts_and_scores_and_the_rest_is_computed(tmp_path):
     later = read_columns(folder, 7)
     assert later["token_id"].tolist() == encoded("<|im_end|>")
     assert "reward_answer" not in later
-
-
-VERL = {"input": PROMPT, "output": WRONG, "score": 1.0, "step": 1}
 
 
 FACTS = {"prompt_ids": [5, 6], "token_ids": [10, 11, 12, 2], "log_prob": [-1, -2, -3, -0.5],
@@ -302,8 +297,7 @@ def test_a_damaged_line_says_file_and_line_and_leaves_nothing(tmp_path, line, sa
     ([{**ID, "group": 1}, {**ID, "group": 1, "prompt_ids": [5]}], "line 2: its prompt differs"),
     ([{**ID, "group": 0}, {**ID, "group": "0"}], "step 1 has a group 0 and a group '0'"),
     ([{**ID, "reward": None, "advantage": 1}, ID], "step 1: an answer has no advantage"),
-    ([{**ID, "token_ids": 5}], "line 1: its token_ids should be a list of token numbers"),
-    ([VERL, OURS], "line 2 is of JSON lines, and what was read before is of verl")])
+    ([{**ID, "token_ids": 5}], "line 1: its token_ids should be a list of token numbers")])
 def test_lines_that_do_not_go_together(tmp_path, lines, said):
     with pytest.raises(UserError, match=said):
         imported(tmp_path, write(tmp_path / "step1.jsonl", *lines))
