@@ -44,7 +44,7 @@ from types import SimpleNamespace
 import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.experiment import Arms, Experiment, Key
+from tools.helpers.experiment import Arms, Experiment, Key
 from analysis.gains import BETTER, WORSE, Gain, gain_over, mean_success, success_by_step
 from analysis.plots import BLUE, COLOURS, GREY, ORANGE, legend_below, plt, save
 from analysis.runs import Run
@@ -53,7 +53,7 @@ from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from engine.errors import PROJECT, UserError, read_json
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
-from harness.planned import PROCESSES, PlannedRun, kinds_of, side_by_side
+from tools.helpers.planned import PROCESSES, PlannedRun, kinds_of, side_by_side
 from harness.screen import python_command, say
 from harness.settings import make_settings, read_flags
 from lab.probes.common import Findings, command_of, print_findings, write_findings

@@ -45,7 +45,7 @@ def run(*argv, expect=0):
 
 
 def train_here(runs, run):
-    """In the place of harness.planned.Runs.start: in this process, which has imported PyTorch."""
+    """In the place of Runs.start: in this process, which has imported PyTorch."""
     train.main(run.command[1:])
     runs.running.append((run, SimpleNamespace(poll=lambda: 0)))
 

@@ -75,7 +75,8 @@ def test_a_step_is_trained_and_analysed_on_a_machine_unlike_ours(elsewhere):
 
 
 ASKED = """
-from harness import memory, planned
+from harness import memory
+from tools.helpers import planned
 print(planned.usable_cores() >= 1)
 memory.keep_memory()
 memory.return_memory()

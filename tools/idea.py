@@ -44,7 +44,7 @@ from types import SimpleNamespace
 
 import torch
 
-from analysis.experiment import Arms, Experiment
+from tools.helpers.experiment import Arms, Experiment
 from engine.choices import ADVANTAGES, MITIGATIONS, without_decorator
 from engine.errors import UserError
 from harness.flags import Flag, flags_of
@@ -52,7 +52,7 @@ from harness.load import load_policy
 from harness.made_of import made_of
 from harness.memory import return_memory
 from harness.parser import make_parser, with_defaults
-from harness.planned import PROCESSES, PlannedRun, side_by_side
+from tools.helpers.planned import PROCESSES, PlannedRun, side_by_side
 from harness.record import find_folder
 from harness.screen import is_taken_away, python_command, run_as_program, say
 from harness.settings import (CONTINUE, METHODS, OPTIONS, Settings, is_large, make_settings,

@@ -23,7 +23,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from analysis.experiment import Arms
+from tools.helpers.experiment import Arms
 from analysis.gains import gain_over
 from analysis.page import paragraphs, section_of, write_page
 from analysis.shares import shares_by
@@ -34,7 +34,7 @@ from engine.policy import Policy
 from engine.tokens import KINDS
 from grpo import gradient_size
 from harness.load import load_optimizer, load_policy, make_advantage, make_weighting
-from harness.planned import PlannedRun, make_runs
+from tools.helpers.planned import PlannedRun, make_runs
 from harness.flags import Flag
 from harness.parser import make_parser, with_defaults
 from harness.record import find_folder, provenance, replace_text

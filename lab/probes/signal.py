@@ -25,9 +25,9 @@ and every method computes its gradient g_1, ..., g_N from the same batches.
                 share nothing but E[g]
     noise       the mean of |g_i|^2, minus signal^2
 
-Each gradient is folded into a million numbers (analysis/gradients.py). Those of all methods in all
-batches are kept until the end, which takes 4 MB of memory for each method and batch: twenty methods
-in 16 batches take 1.3 GB.
+Each gradient is folded into a million numbers (lab/probes/gradients.py). Those of all methods in
+all batches are kept until the end, which takes 4 MB of memory for each method and batch: twenty
+methods in 16 batches take 1.3 GB.
 
 What is not measured: training scales gradients down that are longer than --max_grad_norm, and AdamW
 divides each parameter's gradient by its usual size. So in training batches and parameters have
@@ -43,7 +43,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.gradients import (FOLDED, Unmoved, folded, inner_products, mean_of_pairs,
+from lab.probes.gradients import (FOLDED, Unmoved, folded, inner_products, mean_of_pairs,
                                 noise_to_signal)
 from analysis.statistics import Estimate, Floats, jackknife, jackknife_of_log, within
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row

@@ -12,7 +12,7 @@ from conftest import ROOT, refusal
 from runs import lines, train_here
 
 from engine.errors import UserError
-from harness import planned as planned_runs
+from tools.helpers import planned as planned_runs
 from harness.screen import is_taken_away
 from harness.settings import LARGE, TWO_NUMBERS, make_settings
 from tools import idea
@@ -67,7 +67,7 @@ def test_a_long_forecast_names_the_quick_look(monkeypatch, capsys, tmp_path, sec
         before()
         return {"one": "enough"}
 
-    monkeypatch.setattr("analysis.experiment.make_runs", make_runs)
+    monkeypatch.setattr("tools.helpers.experiment.make_runs", make_runs)
     assert refusal(main, ["dr_grpo", *typed, "--runs", str(tmp_path)]) == "enough"
     assert ("type --quick" in capsys.readouterr().out) == is_named
     assert told == {"seconds_before": 7.0, "all_or_nothing": True}
@@ -154,7 +154,7 @@ def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp
         planned.append(runs)
         raise SystemExit(f"{processes} at a time")
 
-    monkeypatch.setattr("analysis.experiment.make_runs", keep)
+    monkeypatch.setattr("tools.helpers.experiment.make_runs", keep)
     for module in (idea, planned_runs):
         monkeypatch.setattr(module, "is_large", lambda folder: True)
     monkeypatch.setattr(planned_runs, "usable_cores", lambda: 8)
@@ -192,7 +192,7 @@ def test_what_is_refused(argv, said):
 def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd):
     """Three arms of two seeds; the next idea uses plain GRPO's again, the same one all."""
     argv = ["--model", str(learner), *SMALL, "--runs", str(tmp_path / "my ideas")]
-    monkeypatch.setattr("harness.planned.Runs.start", train_here)
+    monkeypatch.setattr("tools.helpers.planned.Runs.start", train_here)
     freed = []
     monkeypatch.setattr(idea, "return_memory", lambda: freed.append(list(tmp_path.rglob("*"))))
     main(["by_kind", "--word_weight", "0.1", *argv])

@@ -12,7 +12,7 @@ from statistics import fmean
 from matplotlib.axes import Axes
 
 from analysis.compare import curves_of_arm, doubt_about_training
-from analysis.experiment import Arms
+from tools.helpers.experiment import Arms
 from analysis.gains import (AHEAD, AT_THE_END, BEHIND, BETTER, IN_TRAINING, Gain, called,
                             chance_to_be_called, gain_over, room_left)
 from analysis.plots import BLUE, GREY, ORANGE, legend_below, plt, save, whole_steps

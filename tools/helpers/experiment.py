@@ -1,6 +1,6 @@
 """An experiment: arms, each trained with several seeds. Runs are planned, made, and used again.
 
-    experiment = Experiment(plan_run)           # plan_run("span", 3): a harness.planned.PlannedRun
+    experiment = Experiment(plan_run)           # plan_run("span", 3): a PlannedRun
     keys = [("none", 0), ("span", 0), ("none", 1), ("span", 1)]
     failed = experiment.make(keys, command, 2)  # train what is missing, two runs at a time
     arms = experiment.arms(keys)                # arms["span"][0] is a finished run
@@ -17,7 +17,7 @@ from analysis.runs import Run, read_run
 from engine.errors import UserError
 from harness.made_of import changes, missing_steps
 from harness.record import run_config
-from harness.planned import PlannedRun, make_runs
+from tools.helpers.planned import PlannedRun, make_runs
 from harness.screen import python_command
 from harness.settings import Settings, make_settings, read_flags
 
@@ -103,7 +103,7 @@ class Experiment:
 
     def make(self, keys: Iterable[Key], command: str, processes: int, threads: int = 1,
              **more: Any) -> dict[str, str]:
-        """Train what is missing of these runs (`harness.planned.make_runs`, which also takes
+        """Train what is missing of these runs (`tools.helpers.planned.make_runs`, which also takes
         `more`). Returns the arms that failed, with the reason."""
         planned = [replace(self.plan_run(*key), threads=threads) for key in keys
                    if key not in self.known]

@@ -4,10 +4,10 @@ from pathlib import Path
 import pytest
 from conftest import write_log
 
-from analysis import experiment as experiments
-from analysis.experiment import Experiment, finished_run
+from tools.helpers import experiment as experiments
+from tools.helpers.experiment import Experiment, finished_run
 from engine.errors import UserError
-from harness.planned import PlannedRun
+from tools.helpers.planned import PlannedRun
 from harness.settings import make_settings, read_flags
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from harness.record import checkpoint_folders
-from harness import planned as planned_runs
-from harness.planned import (PlannedRun, Runs, kinds_of, make_runs, runs_at_a_time, side_by_side,
-                             stop_with_parent)
 from harness.settings import make_settings
+from tools.helpers import planned as planned_runs
+from tools.helpers.planned import (PlannedRun, Runs, kinds_of, make_runs, runs_at_a_time,
+                                   side_by_side, stop_with_parent)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_stopped_and_started_again(planned, capfd, monkeypatch):
     goes on from there, and what is finished is passed over."""
     more = "--eval_every 0 --checkpoint_every 1000"
     first, second = planned(steps=80, more=more), planned(seed=1, steps=80, more=more)
-    monkeypatch.setattr("harness.planned.PAUSE", 0.02)
+    monkeypatch.setattr("tools.helpers.planned.PAUSE", 0.02)
     stop_when(lambda: first.steps_made() > 0)
     with pytest.raises(SystemExit) as ended:
         make_runs([first, second], 1, "the same command")
@@ -61,7 +61,7 @@ def test_a_run_without_checkpoints_leaves_none_and_begins_again(planned, capfd, 
     more = "--eval_every 0 --checkpoint_every 0"
     first, second = (replace(planned(seed=seed, steps=steps, more=more), keeps_checkpoints=False)
                      for seed, steps in ((0, 2), (1, 80)))
-    monkeypatch.setattr("harness.planned.PAUSE", 0.02)
+    monkeypatch.setattr("tools.helpers.planned.PAUSE", 0.02)
     stop_when(lambda: second.steps_made() > 0)
     with pytest.raises(SystemExit):
         make_runs([first, second], 1, "the same command")
@@ -197,7 +197,7 @@ def test_all_or_nothing_starts_no_other_run_and_lets_those_that_started_finish(
         tmp_path, capfd, monkeypatch):
     """One fails at once, while another, which keeps no checkpoints, takes a second. The third is
     not started."""
-    monkeypatch.setattr("harness.planned.PAUSE", 0.02)
+    monkeypatch.setattr("tools.helpers.planned.PAUSE", 0.02)
     (tmp_path / "slow.py").write_text(SLOW_RUN)
     (tmp_path / "bad.py").write_text("print('it cannot')\n")
     good, bad, late = (
