@@ -102,11 +102,12 @@ def frozen_parameters(model: Qwen2) -> dict[str, nn.Parameter]:
 
 @torch.no_grad()
 def merged_parameter(model: Qwen2, name: str) -> Tensor:
-    """A parameter of the ordinary model that computes the same, in float32: W + scale B A."""
-    tensor = model.get_parameter(name).detach().float()
+    """A parameter of the ordinary model that computes the same: W + scale B A, in float32. What has
+    no addition stays as it is."""
+    tensor = model.get_parameter(name).detach()
     module = model.get_submodule(name.rpartition(".")[0])
     if isinstance(module, LoRALinear) and name.endswith(".weight"):
-        tensor = torch.addmm(tensor, module.B, module.A, alpha=module.scale)
+        tensor = torch.addmm(tensor.float(), module.B, module.A, alpha=module.scale)
     return tensor
 
 
@@ -114,7 +115,7 @@ def merge(model: Qwen2) -> Qwen2:
     """Make a model with additions an ordinary one that computes the same, in place. All of its
     parameters are trained from now on."""
     for name, parameter in frozen_parameters(model).items():
-        parameter.data = merged_parameter(model, name)
+        parameter.data = merged_parameter(model, name).float()
     for _, module in list(additions(model)):
         del module.A, module.B
         module.__class__ = Linear  # type: ignore[assignment]

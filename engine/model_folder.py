@@ -26,6 +26,7 @@ Number = TypeVar("Number", bound=float)  # float, int or bool: all are floats to
 # The largest number of each type that config.json may hold. For int it is 2^24, because positions
 # are computed in float32, in which whole numbers are exact up to there.
 LARGEST: dict[type, float] = {int: 2 ** 24, float: 1e12}
+ROWS = 4096  # of a tensor, which `write_float32` converts at a time
 OUTPUT, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
@@ -307,7 +308,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) ->
 def write_float32(path: Path, shapes: Mapping[str, torch.Size],
                   tensor_of: Callable[[str], Tensor]) -> None:
     """Write a safetensors file of float32 numbers. Its tensors are asked for by name, one after the
-    other, because the library's own function would need all of them at once.
+    other, and converted a part at a time, because the library's own function would need all of them
+    at once.
 
     The file is the header's length in 8 bytes, the header in JSON, and the numbers.
     """
@@ -321,4 +323,5 @@ def write_float32(path: Path, shapes: Mapping[str, torch.Size],
     with open(path, "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for name in shapes:
-            file.write(tensor_of(name).float().cpu().contiguous().numpy().data)
+            for rows in tensor_of(name).split(ROWS):
+                file.write(rows.float().cpu().contiguous().numpy().data)
