@@ -163,8 +163,7 @@ class Run:
         else:
             self.read_back()
         if policy.model.is_large:
-            from harness.memory import FreedMemory, keep_memory, return_memory, should_keep_memory
-            return_memory()  # what reading the weights needed
+            from harness.memory import FreedMemory, keep_memory, should_keep_memory
             if should_keep_memory(policy.model):
                 keep_memory()
             self.after_step = FreedMemory().after_step
