@@ -43,7 +43,7 @@ NOT_TRAINED = "cut off by the limit, so it is not trained on (--drop_unfinished)
 REWARDS = 16  # different rewards of a group that are listed: each of its answers has the list
 WHERE_MEASURED = {  # what is no column of a record is measured afterwards (analysis/measured.py)
     "others": "qwen2_model.py: Qwen2.logits",
-    "moved": "tools/helpers/moved.py: contributions",
+    "moved": "tools/helpers/moved.py: parts_of_answer",
     "credit in words": "credit/monte_carlo.py: continuation_rewards"}
 NAMES = re.compile(r"\[\[(.+?)\]\]")
 Stage = tuple[str, str, str]  # label, text, the function that computes it

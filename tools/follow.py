@@ -7,10 +7,10 @@
 Without --token the whole answer is shown, shaded by the size of each token's gradient. Without
 --answer the answers of the step are listed, problem by problem.
 
-With --moved it is also shown how much the tokens of the batch contributed to the change of this
-token's log-prob: in groups, and the five tokens that contributed most. The contributions are of
-first order, and tools/helpers/moved.py says what they leave out. This takes as much memory as an
-update in training (16 bytes a parameter, and its activations) and the time of about seven updates.
+With --moved it is also shown how much groups of the batch's tokens contributed to the change of
+this token's log-prob. The contributions are of first order, and tools/helpers/moved.py says what
+they leave out. This takes as much memory as an update in training (16 bytes a parameter, and its
+activations) and the time of about seven updates.
 
 With --credit 1000 the token's credit is measured: how much it changed the expected reward. For
 this the model that sampled the answer continues it 1,000 times from before the token, and 1,000
@@ -62,8 +62,7 @@ from tools.helpers.credit_of_token import (FEWEST_CONTINUATIONS, MOST_CONTINUATI
                                            measure_credit)
 from tools.helpers.in_short import in_short
 from tools.helpers.measured_answer import measure_and_keep
-from tools.helpers.moved import measured_change, what_moved
-from tools.helpers.moved_answer import trained_batch
+from tools.helpers.moved import MEASURED, moved_table, trained_batch
 from tools.helpers.others import likeliest_others
 from tools.helpers.same_model import where_kept
 from tools.helpers.terminal import check_exists, legend, one_line, shaded
@@ -73,7 +72,7 @@ FLAGS = {
     "step": Flag(None, "which step. By default it is the last", kind=int),
     "answer": Flag(None, "which answer of the step", kind=int),
     "token": Flag(None, "which token of the answer", kind=int),
-    "moved": Flag(False, "also show which tokens of the batch moved the token. This takes as much "
+    "moved": Flag(False, "also show which groups of tokens moved the token. This takes as much "
                          "memory as an update in training, and the time of about seven updates"),
     "credit": Flag(None, "also measure the token's credit: sample so many continuations of the "
                          "answer before the token, as many after it, and compare their rewards",
@@ -285,27 +284,18 @@ def what_moved_token(run: Run, sampled_by: str, record: StepRecord, tokenizer: T
     """How much each group of tokens moved token t of answer b, as text; and how much AdamW's step
     changed its log-prob, if that was measured here."""
     batch = trained_batch(run, sampled_by, record, tokenizer)
-    s = batch.settings
-    if not batch.rollouts.mask[b, t]:
-        return ("What moved the token is not known: the step left this answer out, and did not "
-                "measure its change."), None
-    if not batch.has_update and not s.kl:
-        return "No token of the batch moved it: the step made no update.", None
-    if not batch.has_update:
-        return ("No token's advantage moved it: only the KL term did, and what AdamW keeps of "
-                "earlier steps."), None
-    tables = what_moved(batch.folder, batch.trainer, batch.rollouts, batch.weight, s, tokenizer, b,
-                        t)
-    parts = []
-    for table in tables:
-        notes = [textwrap.fill(f"{note}.", 100) for note in table.notes]
-        parts.append("\n".join([table.title, table.to_text(), *notes]))
-    text, tokens = "\n\n".join(parts), record.tokens_of(b)
+    unknown = batch.unknown(b)
+    if unknown:
+        return unknown, None
+    table, tokens, s = moved_table(batch, b, t), record.tokens_of(b), batch.settings
+    notes = [textwrap.fill(f"{note}.", 100) for note in table.notes]
     if "change" in tokens:
-        text += ("\nThe run took AdamW's step, and recorded that it changed the token's log-prob "
-                 f"by {tokens['change'][t]:+.5f}.")
-    # with epochs or a KL term the run's step was another one
-    change = None if s.epochs > 1 or s.kl else measured_change(tables[0])
+        notes.append("The run took AdamW's step, and recorded that it changed the token's log-prob "
+                     f"by {tokens['change'][t]:+.5f}.")
+    text = "\n".join([table.title, table.to_text(), *notes])
+    if s.epochs > 1 or s.kl:  # the run's step was another one
+        return text, None
+    [change] = [row[-1] for row in table.rows if row[0] == MEASURED]
     return text, change
 
 

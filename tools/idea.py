@@ -11,8 +11,7 @@ solves about two thirds of the problems, and later most groups have equal reward
 method can differ. Runs of a large model save no model, so a run that is stopped starts again from
 step 1.
 
-1. First it prints how long all of this will take, and what the idea does to the gradient in a few
-   batches of the untrained model.
+1. First it prints what the idea does to the gradient in a few batches of the untrained model.
 2. Then it trains the three arms, with one process for each core; those of a large model one after
    the other, unless --processes says otherwise. The placebo has the weights or advantages of the
    idea, but at other tokens; or at other answers, if all tokens of an answer have the same one.
@@ -36,9 +35,8 @@ import json
 import shlex
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
-from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -48,7 +46,6 @@ from tools.helpers.experiment import Arms, Experiment
 from engine.choices import ADVANTAGES, MITIGATIONS, without_decorator
 from engine.errors import UserError
 from harness.flags import Flag, flags_of
-from harness.load import load_policy
 from harness.made_of import made_of
 from harness.memory import return_memory
 from harness.parser import make_parser, with_defaults
@@ -57,12 +54,10 @@ from harness.record import find_folder
 from harness.screen import is_taken_away, python_command, run_as_program, say
 from harness.settings import (CONTINUE, METHODS, OPTIONS, Settings, is_large, make_settings,
                               read_flags)
-from tools.helpers.look import look, seconds_of_runs, steps_of_look
-from tools.preview import on_real_tokens
+from tools.helpers.look import look
 from tools.helpers.verdict import Verdict
 
 QUICK_SEEDS = 4
-LONG = 20 * 60  # seconds: of the whole program, beyond which --quick is named
 FLAGS = {
     "seeds": Flag(8, "number of seeds of each arm. If the idea is better on them, all arms are "
                      "trained again on as many new ones",
@@ -115,8 +110,6 @@ class Idea:
 
     def __init__(self, name: str, typed: list[str], own: SimpleNamespace, command: str):
         self.name, self.own, self.command = name, own, command
-        self.forecast = 0.0  # seconds for what is still to be done
-        self.seconds: dict[str, float] = {}  # of a run of each arm, where it has been forecast
         self.axis, self.flags = arms_of(name, typed, own.quick)
         self.settings = {arm: make_settings(flags) for arm, flags in self.flags.items()}
         self.labels = {"plain": "plain", "idea": name, "placebo": f"{name}-placebo"}
@@ -127,41 +120,25 @@ class Idea:
     def planned_run(self, arm: str, seed: int) -> PlannedRun:
         s = self.settings[arm]
         return PlannedRun(self.labels[arm], seed, self.folders[arm] / f"s{seed}",
-                          as_typed(self.flags[arm]), s.steps, seconds=self.seconds.get(arm, 0.0),
+                          as_typed(self.flags[arm]), s.steps,
                           keeps_checkpoints=s.checkpoint_every > 0)
-
-    @cached_property
-    def plan(self) -> "Plan":
-        """Computed when a run is missing: for a large model that takes most of a minute."""
-        return make_plan(self.settings["plain"], self.settings["idea"], self.own.processes)
 
     def runs_of(self, seeds: range, before: Callable[[], None] = lambda: None) -> Arms:
         """The runs of each arm by seed; those that are missing are trained, all arms of a seed
         before the next seed."""
         keys = [(arm, seed) for seed in seeds for arm in self.flags]
-        processes = threads = 1
-        of_look = 0.0
-        if self.experiment.missing(keys):
-            plan = self.plan
-            processes, threads, self.seconds = plan.processes, plan.threads, plan.seconds
-            of_look = plan.look if before == self.first_look else 0.0
-            of_runs = sum(run.seconds for run in self.experiment.missing(keys))
-            self.forecast = of_look + of_runs / processes
+        arms = [self.settings["plain"], self.settings["idea"]]
+        processes, threads = side_by_side(arms, self.own.processes)
         failed = self.experiment.make(keys, self.command, processes, threads, before=before,
-                                      all_or_nothing=True, seconds_before=of_look)
+                                      all_or_nothing=True)
         if failed:
             raise UserError("; ".join(failed.values()))
         return self.experiment.arms(keys)
 
     def first_look(self) -> None:
         """Print what the idea does to the gradient of the untrained model."""
-        if self.forecast > LONG and not self.own.quick:
-            say("For a first look in about a quarter of the time, type --quick.")
-        idea, is_weighting = self.settings["idea"], self.axis == "mitigation"
-        look(self.name, self.settings["plain"], idea, is_weighting=is_weighting)
-        if is_weighting:
-            for line in on_real_tokens(idea):
-                say(textwrap.fill(line, 100, subsequent_indent="    "))
+        look(self.name, self.settings["plain"], self.settings["idea"],
+             is_weighting=self.axis == "mitigation")
         return_memory()           # the runs need the memory that models have taken here
         torch.cuda.empty_cache()  # without a GPU it does nothing
 
@@ -173,30 +150,6 @@ class Idea:
     def with_its_flags(self) -> str:
         """my_idea --strength 10"""
         return " ".join([self.name, *as_typed(self.own_flags())])
-
-
-@dataclass
-class Plan:
-    processes: int  # runs at a time
-    threads: int    # of each run
-    seconds: dict[str, float]  # a forecast for a run of each arm
-    look: float = 0.0  # and for the look before them
-
-
-def make_plan(plain: Settings, idea: Settings, processes: int) -> Plan:
-    """The number of runs at a time, and how long they take. `processes` is what was typed, or 0."""
-    processes, threads = side_by_side([plain, idea], processes)
-    policy = load_policy(plain)
-    if is_large_on_cpu(plain) and not plain.threads:
-        torch.set_num_threads(min(threads, torch.get_num_threads()))
-    of_plain, of_idea = seconds_of_runs(policy, plain, idea)
-    of_look = steps_of_look(policy.model.is_large) * of_idea / idea.steps
-    return Plan(processes, threads, {"plain": of_plain, "idea": of_idea, "placebo": of_idea},
-                of_look)
-
-
-def is_large_on_cpu(s: Settings) -> bool:
-    return s.device == "cpu" and is_large(find_folder(s.model))
 
 
 def usual_settings(given: dict) -> dict:

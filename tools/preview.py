@@ -22,7 +22,7 @@ from engine.choices import ADVANTAGES, MITIGATIONS
 from analysis.answers import groups_in_order
 from analysis.runs import existing, is_foreign
 from analysis.tokens import read_step
-from engine.errors import PROJECT, UserError
+from engine.errors import UserError
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import token_bytes, without_earlier_turns
@@ -47,7 +47,6 @@ FLAGS = {
     "step": Flag(None, "the step whose tokens are weighted. By default it is the last one for "
                        "which the model that sampled it was kept", kind=int),
     "show": Flag(4, "number of answers to show", least=0, most=1_000_000)}
-RECORDED = PROJECT / "docs/qwen-steps/untrained"
 SHADES = ((0.25, "48;5;255;38;5;0"), (0.5, "48;5;254;38;5;0"), (0.8, "48;5;195;38;5;0"),
           (1.25, "48;5;153;38;5;0"), (2.0, "48;5;111;38;5;0"), (4.0, "48;5;32;38;5;15"),
           (float("inf"), "48;5;18;38;5;15"))
@@ -102,22 +101,6 @@ def about_weights(rollouts: Rollouts, weight: torch.Tensor) -> list[str]:
     kind, *columns = (frame[rollouts.mask].numpy() for frame in (
         rollouts.kind, s, rollouts.advantage, rollouts.advantage, weight))
     return about_gradient(True, kind, *columns, differs_within(weight, rollouts.mask))
-
-
-def on_real_tokens(s: Settings) -> list[str]:
-    """Lines about a step of a real model that is recorded in the project. There are none for a
-    weighting that needs the model, because the project does not contain it."""
-    weighting = {"mitigation": s.mitigation, **s.flags_for(MITIGATIONS[s.mitigation])}
-    if not RECORDED.exists() or inspect.isclass(MITIGATIONS[s.mitigation]):
-        return []
-    settings = settings_with(RECORDED, weighting)
-    try:
-        rollouts, weight, _ = weighed(RECORDED, credit_steps(RECORDED)[0], settings)
-    except UserError:
-        return []
-    head = (f"The same for {len(rollouts.mask)} recorded answers ({int(rollouts.mask.sum())} "
-            f"tokens) of {settings.model} before training:")
-    return [head, *(f"  {line}" for line in about_weights(rollouts, weight))]
 
 
 def settings_with(folder: Path, weighting: dict) -> Settings:

@@ -1,8 +1,7 @@
-"""Ask a problem or a message: the model from before the training answers it, and the trained one.
+"""Ask a problem: the model from before the training answers it, and the trained one.
 
     python -m tools.sample runs/none-grpo-s0 4 12 10 18
     python -m tools.sample models/tiny 4 12 10 18    (the model of this folder answers)
-    python -m tools.sample models/Qwen2.5-0.5B-Instruct "What is credit assignment?"
 
 The answers show which tokens the model was unsure of. At a terminal with colours these tokens are
 shaded; elsewhere their probability is printed after them. The same seed gives the same answers, and
@@ -10,13 +9,12 @@ shaded; elsewhere their probability is printed after them. The same seed gives t
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.sample")
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from engine.errors import UserError, did_you_mean, read_json
-from engine.policy import Policy, derived_seed, encode_prompts
+from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from harness.flags import Flag
 from harness.load import load_policy, make_task
@@ -29,7 +27,6 @@ from tools.helpers.terminal import legend, shaded
 SHADES = ((0.1, "48;5;26;38;5;231"), (0.5, "48;5;75;38;5;16"), (0.9, "48;5;153;38;5;16"),
           (float("inf"), ""))
 MARKED_BELOW = 0.5  # without colour, the probability of a token is printed if it is below this
-MESSAGE_TOKENS = 128  # the limit of an answer to a message is at least so many tokens
 FLAGS = {
     "answers": Flag(1, "number of answers that each model gives", least=1, most=1000),
     "seed": Flag(0, "seed of the sampling", least=0),
@@ -43,27 +40,21 @@ def main(argv: list[str]) -> None:
     parser = make_parser("python -m tools.sample RUN PROBLEM [flags]", __doc__, FLAGS)
     parser.add_argument("run", metavar="RUN", help="a run folder, or the folder of a model")
     parser.add_argument("problem", metavar="PROBLEM", nargs="+",
-                        help="a problem, such as 4 12 10 18. Any other text is sent as a message")
+                        help="a problem, such as 4 12 10 18")
     flags = with_defaults(parser.read(argv), FLAGS)
     folder = find_folder(flags.run)
     settings = settings_of(folder, flags.task, flags.device)
-    task, problem, reason = problem_or_message(settings, " ".join(flags.problem))
-    if reason:  # an expression needs 12 tokens, a conversation more
-        longer = max(settings.max_new_tokens, MESSAGE_TOKENS)
-        settings = replace(settings, max_new_tokens=longer)
+    problem = problem_of(settings, flags.problem)
     policies = policies_of(folder, settings)
-    if reason:
-        say_that_it_is_a_message(settings, policies, problem, reason)
     put(visible(f"{folder}: answers are sampled at temperature {settings.temperature:g} with seed "
                 f"{flags.seed}"))
     at = "" if settings.temperature == 1 else " at temperature 1"
     marks = legend(SHADES) or f"in brackets after the token, if it is below {MARKED_BELOW:.0%}"
     put(f"the probability of each token{at}: {marks}\n")
-    put(styled(visible(task.show(problem)), BOLD))
+    put(styled(visible(next(iter(policies.values())).task.show(problem)), BOLD))
     seed, widest = derived_seed("sample", flags.seed), max(map(len, policies))
     for title, policy in policies.items():
-        asked = replace(policy, task=task)
-        print_answers(f"{title:{widest}}", asked.ask([problem], flags.answers, seed))
+        print_answers(f"{title:{widest}}", policy.ask([problem], flags.answers, seed))
 
 
 def settings_of(folder: Path, task: str | None, device: str) -> Settings:
@@ -86,45 +77,13 @@ def policies_of(folder: Path, settings: Settings) -> dict[str, Policy]:
     return policies
 
 
-class Message:
-    """A task whose problems are messages of a user; an answer is not scored."""
-    show = staticmethod(str)
-
-    def prompt_for(self, text: str) -> str:
-        return f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
-
-    def score(self, text: str, answer: str) -> dict[str, float]:
-        return dict.fromkeys(("reward", "answer"), float("nan"))
-
-    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
-        return [0] * len(pieces), [0] * len(pieces)
-
-
-def problem_or_message(settings: Settings, text: str) -> tuple[Any, Any, str]:
-    """The task and the typed problem, read by this task. If it is not a problem, it is a message to
-    the model, and the third value says why."""
+def problem_of(settings: Settings, words: list[str]) -> Any:
+    """The typed problem, as the task reads it."""
     task = make_task(settings.task, settings.method_flags)
-    try:
-        if not hasattr(task, "read"):
-            raise UserError("its class Task has no method `read`, which would read a "
-                            "problem (docs/your_own_task.md)")
-        return task, task.read(text.split()), ""
-    except UserError as error:
-        return Message(), text, str(error)
-
-
-def say_that_it_is_a_message(settings: Settings, policies: dict[str, Policy], text: str,
-                             reason: str) -> None:
-    """Print why the text is sent as a message; an error if the model cannot read it as one."""
-    not_a_problem = f"this is not a problem of {settings.task}"
-    for policy in policies.values():
-        try:
-            encode_prompts(policy.tokenizer, Message(), [text])
-        except UserError:
-            raise UserError(f"{not_a_problem}: {reason}. It cannot be sent as a message either, "
-                            "because this model knows no other words than those of its problems"
-                            ) from None
-    put(visible(f"{not_a_problem}, so it is sent as a message: {reason}"))
+    if not hasattr(task, "read"):
+        raise UserError(f"{settings.task} cannot read a problem: its class Task has no method "
+                        "`read` (docs/your_own_task.md)")
+    return task.read(" ".join(words).split())
 
 
 def is_run(folder: Path) -> bool:
@@ -139,13 +98,12 @@ def is_run(folder: Path) -> bool:
 
 
 def print_answers(title: str, rollouts: Rollouts) -> None:
-    right, is_scored = rollouts.scores["answer"] > 0, not rollouts.reward.isnan().any()
-    count = f"   {int(right.sum())} of {len(right)} right" if is_scored else ""
-    put(f"\n{styled(visible(title), BOLD)}{count}")
+    right = rollouts.scores["answer"] > 0
+    put(f"\n{styled(visible(title), BOLD)}   {int(right.sum())} of {len(right)} right")
     for b, texts in enumerate(rollouts.texts):
         cut_off = "" if rollouts.finished[b] else ", cut off"
-        score = f"{right_or_wrong(right[b])}   reward {rollouts.reward[b]:.2f}   "
-        put(f"\n  {score if is_scored else ''}{rollouts.length[b]} tokens{cut_off}")
+        put(f"\n  {right_or_wrong(right[b])}   reward {rollouts.reward[b]:.2f}   "
+            f"{rollouts.length[b]} tokens{cut_off}")
         probability = rollouts.log_prob[b, :len(texts)].exp().tolist()
         put("  " + shaded(texts, probability, SHADES, percent).replace("\n", "\n  "))
 

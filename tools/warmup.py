@@ -2,8 +2,6 @@
 
     python -m tools.warmup                                         # writes models/new
     python -m tools.warmup --size large --out models/tiny-large    # 2.9 times as many parameters
-    python -m tools.warmup --talk 5 --start models/tiny \\
-        --steps 600 --batch 32 --threads 1 --out models/talk
     python -m tools.warmup --start models/Qwen2.5-0.5B-Instruct --right --out models/warm
 
 The demonstrations are made in tools/helpers/demonstrations.py; this file trains, evaluates and
@@ -14,9 +12,8 @@ result is a model folder like any other; its recipe.json has the settings that s
 A real model rarely solves a problem, so its answers hardly differ in reward, and GRPO learns from
 such differences. After this cold start the answers to a problem differ in reward more often. Unless
 flags say otherwise, a real model gets 120 updates with AdamW, of 8 demonstrations each. Only the
-upper half of its layers is trained: on a CPU this saves a third of the time and much memory. With
---keep_every 60 the model is also written after every 60 updates. To train one of these further,
-give its folder to --start, and another --seed.
+upper half of its layers is trained: on a CPU this saves a third of the time and much memory. To
+train such a model further, give its folder to --start, and another --seed.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.warmup")
@@ -24,7 +21,7 @@ import json
 import random
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -43,7 +40,7 @@ from harness.parser import make_parser, with_defaults
 from engine.policy import sample_answers
 from engine.rollouts import score_answers
 from qwen2_model import ModelConfig, Qwen2
-from tools.helpers.demonstrations import COUNTS, TALK, TASK, batches, make_tokenizer
+from tools.helpers.demonstrations import TASK, batches, make_tokenizer
 
 SIZES = {"small": (2, 64), "medium": (3, 128), "large": (4, 192)}  # blocks, hidden size
 FLAGS = {
@@ -52,15 +49,10 @@ FLAGS = {
                         "one that this program has made, or a real one"),
     "rate": Flag(5e-5, "learning rate of a real model", above=0, most=10),
     "right": Flag(False, "use only demonstrations whose answer is right and well formed"),
-    "talk": Flag(0, "at most so many irrelevant sentences stand before each step and before the "
-                    "answer. With 5, answers have about 100 tokens", least=0, most=20),
     "out": Flag("models/new", "folder to write. It must not exist yet"),
     "steps": Flag(2000, "number of updates", least=1, most=10_000_000),
     "batch": Flag(128, "number of demonstrations in an update", least=1, most=10_000),
     "seed": Flag(0, "seed of the initial weights and of the demonstrations"),
-    "keep_every": Flag(0, "after every so many updates the model is also written to a folder, "
-                       "which is called OUT-60 after 60 updates; 0 means never",
-                       least=0, most=10_000_000),
     "dtype": Flag("float32", "type of the numbers to compute with. The parameters stay float32",
                   choices=("float32", "bfloat16")),
     "threads": Flag(2, "CPU threads", least=1, most=MOST_THREADS)}
@@ -97,41 +89,17 @@ def main(argv: list[str]) -> None:
                         "with it")
     torch.set_num_threads(flags.threads)
     out = Path(flags.out)
-    kept = folders_of_updates(out, flags.keep_every, flags.steps)
     with whole(out) as unfinished:
         unfinished.mkdir()  # before all else, so that it is known that it can be written
         torch.manual_seed(flags.seed)
         model = (read_model_folder(start) if start else
                  make_model(tokenizer.get_vocab_size(), *SIZES[flags.size]))
         model.compute_in(getattr(torch, flags.dtype))
-        recipe = recipe_for(flags.talk, is_real)
+        recipe = {**RECIPE, **REAL_RECIPE} if is_real else RECIPE
         update = upper_half(model, flags.rate) if is_real else all_parameters(model)
-        source = start if is_real else None
-        for step in train(model, tokenizer, update, flags):
-            if step in kept:
-                with whole(kept[step]) as so_far:
-                    save(so_far, model, tokenizer, recipe, source)
+        train(model, tokenizer, update, flags)
         evaluate(model, tokenizer, recipe)
-        save(unfinished, model, tokenizer, recipe, source)
-
-
-def folders_of_updates(out: Path, every: int, steps: int) -> dict[int, Path]:
-    """The folders of --keep_every by the number of the update; none of them may exist."""
-    if not every:
-        return {}
-    folders = {step: out.with_name(f"{out.name}-{step}") for step in range(every, steps, every)}
-    for folder in folders.values():
-        if folder.exists():
-            raise UserError(f"{folder} exists already")
-    return folders
-
-
-def recipe_for(talk: int, is_real: bool = False) -> dict:
-    """The recipe, with room for the irrelevant sentences of --talk: before two steps in each try,
-    and before the answer."""
-    recipe = {**RECIPE, **REAL_RECIPE} if is_real else RECIPE
-    most_words = (2 * len(COUNTS) + 1) * talk * len(TALK)
-    return {**recipe, "max_new_tokens": recipe["max_new_tokens"] + most_words}
+        save(unfinished, model, tokenizer, recipe, start if is_real else None)
 
 
 def make_model(vocabulary: int, layers: int, width: int) -> Qwen2:
@@ -174,9 +142,8 @@ def upper_half(model: Qwen2, rate: float) -> Callable[[float], None]:
 
 
 def train(model: Qwen2, tokenizer: Tokenizer, update: Callable[[float], None],
-          flags: SimpleNamespace) -> Iterator[int]:
-    """Train, and yield the number of each update that was made."""
-    data = batches(tokenizer, random.Random(flags.seed), flags.batch, flags.talk, flags.right)
+          flags: SimpleNamespace) -> None:
+    data = batches(tokenizer, random.Random(flags.seed), flags.batch, flags.right)
     start = time.time()
     rise, report = min(50, flags.steps / 10), min(100, -(-flags.steps // 20))
     for step in range(1, flags.steps + 1):
@@ -189,7 +156,6 @@ def train(model: Qwen2, tokenizer: Tokenizer, update: Callable[[float], None],
         if step % report == 0 or step == flags.steps:
             print(f"step {step:6d}/{flags.steps}  loss {loss.item():.4f}  "
                   f"{time.time() - start:6.0f} s", flush=True)
-        yield step
 
 
 def weighted_loss(model: Qwen2, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

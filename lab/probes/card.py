@@ -30,9 +30,10 @@ from analysis.shares import shares_by
 from analysis.statistics import Estimate
 from analysis.sureness import sureness
 from analysis.tables import WITH_INTERVAL, Table, by_row, in_json, shown
+from engine.optimizer import AdamW
 from engine.policy import Policy
 from engine.tokens import KINDS
-from grpo import gradient_size
+from grpo import gradient_size, update
 from harness.load import load_optimizer, load_policy, make_advantage, make_weighting
 from tools.helpers.planned import PlannedRun, make_runs
 from harness.flags import Flag
@@ -42,7 +43,7 @@ from harness.screen import python_command, say, show_status
 from harness.settings import Settings, is_large
 from lab.probes.card_rows import gradient_noise, in_planted_tasks, in_the_enumerated_task
 from tools import idea as tool
-from tools.helpers.look import BATCHES, RARE, credited, sample, seconds_of_step, share_gains
+from tools.helpers.look import BATCHES, RARE, credited, sample, share_gains
 
 Row = dict[str, object]
 Rows = dict[str, Row]
@@ -182,12 +183,22 @@ def cost(policy: Policy, plain: Settings, idea: Settings) -> Rows:
     for _ in range(1 if policy.model.is_large else TRIES):
         for arm, settings in (("plain", plain), ("own", idea)):
             tried = replace(policy, settings=settings)
-            seconds[arm].append(seconds_of_step(tried, optimizer, clock=time.process_time))
+            seconds[arm].append(seconds_of_step(tried, optimizer))
     fastest, slowest = min(seconds["plain"]), max(seconds["plain"])
     could_see = f"plain's tries differ by {slowest / fastest - 1:.0%}"
     if policy.model.is_large:
         could_see = "one try"
     return {"cost": {"own": min(seconds["own"]) / fastest, "plain": 1.0, "could_see": could_see}}
+
+
+def seconds_of_step(policy: Policy, optimizer: AdamW) -> float:
+    """The processor time of a step of these settings."""
+    s = policy.settings
+    methods = make_advantage(s, policy), make_weighting(s, policy)
+    begun = time.process_time()
+    batch, weight, _ = credited(sample(policy, s, 1), methods, policy, s, 1)
+    update(policy.model, optimizer, batch, weight, replace(s, kl=0.0))
+    return time.process_time() - begun
 
 
 def rows_after(arms: Arms) -> Rows:

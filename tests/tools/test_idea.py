@@ -5,10 +5,9 @@ import re
 import shlex
 from glob import glob
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from conftest import ROOT, refusal
+from conftest import refusal
 from runs import lines, train_here
 
 from engine.errors import UserError
@@ -16,7 +15,7 @@ from tools.helpers import planned as planned_runs
 from harness.screen import is_taken_away
 from harness.settings import LARGE, TWO_NUMBERS, make_settings
 from tools import idea
-from tools.idea import arms_of, main, make_plan
+from tools.idea import arms_of, main
 
 SMALL = ["--questions", "2", "--answers", "4", "--steps", "2", "--eval_tasks", "4",
          "--max_new_tokens", "32", "--seeds", "2", "--processes", "2"]
@@ -48,32 +47,6 @@ def test_a_quick_look_has_half_of_the_steps_and_of_the_seeds(monkeypatch, typed,
     monkeypatch.setattr(idea.Idea, "runs_of", runs_of)
     assert refusal(main, ["by_kind", *typed]) == "enough"
     assert made == [(seeds, steps)]
-
-
-@pytest.mark.parametrize("seconds, typed, is_named", [
-    (50, [], True), (49, [], False), (500, ["--quick"], False)])
-def test_a_long_forecast_names_the_quick_look(monkeypatch, capsys, tmp_path, seconds, typed,
-                                              is_named):
-    """Eight seeds of three arms, two at a time: 24 x 50 s / 2 are ten minutes. The look takes 7
-    seconds."""
-    monkeypatch.setattr(idea, "make_plan", lambda *_: idea.Plan(
-        2, 1, dict.fromkeys(("plain", "idea", "placebo"), seconds), look=7.0))
-    monkeypatch.setattr(idea, "LONG", 12 * 49.5 + 7)
-    monkeypatch.setattr(idea, "look", lambda *_, **__: None)
-    told = {}
-
-    def make_runs(planned, processes, command, before, **more):
-        told.update(more)
-        before()
-        return {"one": "enough"}
-
-    monkeypatch.setattr("tools.helpers.experiment.make_runs", make_runs)
-    assert refusal(main, ["dr_grpo", *typed, "--runs", str(tmp_path)]) == "enough"
-    assert ("type --quick" in capsys.readouterr().out) == is_named
-    assert told == {"seconds_before": 7.0, "all_or_nothing": True}
-    own = SimpleNamespace(quick=False, processes=0, runs=str(tmp_path))
-    assert refusal(idea.Idea("dr_grpo", [], own, "").runs_of, range(8, 16)) == "enough"
-    assert told["seconds_before"] == 0  # the second look at seeds has no look at the gradient
 
 
 @pytest.mark.parametrize("typed", [["--mitigation", "taco"], ["--mitigation=taco"]])
@@ -118,33 +91,6 @@ def test_a_large_model_keeps_its_recipe_and_leaves_no_model(tmp_path):
     assert arms["plain"]["checkpoint_every"] == 0
 
 
-@pytest.mark.parametrize("asked, expected", [(0, (1, 8)), (3, (3, 2)), (16, (16, 1))])
-def test_large_runs_side_by_side_share_the_cores(monkeypatch, asked, expected):
-    """Eight cores. One run at a time, unless more are typed."""
-    s = make_settings({"model": str(ROOT / "models/tiny"), "threads": 0})
-    threads = []
-    for module in (idea, planned_runs):
-        monkeypatch.setattr(module, "is_large", lambda folder: True)
-    monkeypatch.setattr(planned_runs, "usable_cores", lambda: 8)
-    monkeypatch.setattr(idea, "seconds_of_runs", lambda *_: (3.0, 5.0))
-    monkeypatch.setattr("torch.get_num_threads", lambda: 8)
-    monkeypatch.setattr("torch.set_num_threads", threads.append)
-    plan = make_plan(s, s, asked)
-    assert (plan.processes, plan.threads) == expected
-    assert plan.seconds == {"plain": 3.0, "idea": 5.0, "placebo": 5.0}
-    assert plan.look == 6 * 5.0 / s.steps  # four batches and two steps
-    assert threads[-1] == expected[1]  # as many are timed
-
-
-def test_small_runs_have_a_thread_each(monkeypatch):
-    s = make_settings({"model": str(ROOT / "models/tiny"), "threads": 1})
-    monkeypatch.setattr(planned_runs, "usable_cores", lambda: 8)
-    monkeypatch.setattr(idea, "seconds_of_runs", lambda *_: (3.0, 5.0))
-    for asked, expected in ((0, 8), (2, 2)):
-        plan = make_plan(s, s, asked)
-        assert (plan.processes, plan.threads) == (expected, 1)
-
-
 def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp_path,
                                                                     monkeypatch):
     """Whether one is made at a time or eight, they are the same runs."""
@@ -158,7 +104,6 @@ def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp
     for module in (idea, planned_runs):
         monkeypatch.setattr(module, "is_large", lambda folder: True)
     monkeypatch.setattr(planned_runs, "usable_cores", lambda: 8)
-    monkeypatch.setattr(idea, "seconds_of_runs", lambda *_: (3.0, 5.0))
     for processes in (1, 8):
         with pytest.raises(SystemExit, match=f"{processes} at a time"):
             main(["by_kind", *settings, "--processes", str(processes)])
@@ -166,7 +111,6 @@ def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp
     assert [run.folder for run in alone] == [run.folder for run in together]
     assert {run.threads for run in alone} == {8} and {run.threads for run in together} == {1}
     assert not any(run.keeps_checkpoints for run in alone + together)
-    assert [run.seconds for run in alone] == [3.0, 5.0, 5.0] * 2
     with pytest.raises(SystemExit):
         main(["by_kind", *settings, "--checkpoint_every", "3"])
     assert all(run.keeps_checkpoints for run in planned[-1])
@@ -197,7 +141,7 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
     monkeypatch.setattr(idea, "return_memory", lambda: freed.append(list(tmp_path.rglob("*"))))
     main(["by_kind", "--word_weight", "0.1", *argv])
     said = capfd.readouterr().out
-    for part in ("6 of 6 runs have to be made, 2 at a time, about ", "finished: by_kind-placebo-s1",
+    for part in ("6 of 6 runs have to be made, 2 at a time", "finished: by_kind-placebo-s1",
                  "by_kind minus"):
         assert part in said
     typed = shlex.join(["by_kind", "--word_weight", "0.1", *argv]).replace(" --processes 2", "")
@@ -215,9 +159,7 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
     for folder in (tmp_path / "my ideas").iterdir():
         assert [len(lines(folder / f"s{seed}/metrics.jsonl")) for seed in (0, 1)] == [2, 2]
     assert freed == [[]]  # what the look has taken, before the first run begins
-    with monkeypatch.context() as patch:  # all are there: nothing has to be planned
-        patch.setattr(idea, "make_plan", None)
-        main(["by_kind", "--word_weight", "0.1", *argv])
+    main(["by_kind", "--word_weight", "0.1", *argv])
     assert "0 of 6 runs have to be made" in capfd.readouterr().out
     [plain] = (tmp_path / "my ideas").glob("plain-*")
     record = plain / "s1/config.json"  # as if it had been made with a file that has changed since

@@ -3,13 +3,11 @@ import math
 
 import pytest
 
-from analysis.tables import Table, by_row
 from engine.tokens import KINDS, load_tokenizer
 from harness.read_record import read_credit
 from tools import follow
 from tools.helpers.credit_of_token import CreditOfToken
 from tools.helpers.in_short import in_short
-from tools.helpers.moved import ADAMW, measured_change
 
 
 def answer(push=1.0, p=0.5, p_after=0.4, advantage=2.0, weight=1.0, dropped=None):
@@ -92,17 +90,6 @@ def test_the_change_that_moved_has_measured_is_told(recorded, monkeypatch, capsy
         said.append(" ".join(first.split()))
     assert "How its probability then changed was not measured." in said[0]
     assert "in the step its probability fell from " in said[1]
-
-
-@pytest.mark.parametrize("headings, change", [
-    (["moved by", "tokens", "plain step", ADAMW], 0.2), (["moved by", "tokens", ADAMW], 0.1),
-    (["moved by", "tokens", "plain step"], None)])
-def test_the_measured_change_is_that_of_adamw(headings, change):
-    """Its column is missing where AdamW's state was not kept, and that of a plain step where its
-    parts say little."""
-    row = ["measured", None, 0.1, 0.2][:len(headings)]
-    table = Table("moved", "", by_row(dict.fromkeys(headings, ""), [row]))
-    assert measured_change(table) == change
 
 
 def test_a_change_that_was_measured_here_is_told_where_the_run_has_none():

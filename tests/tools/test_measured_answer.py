@@ -14,9 +14,8 @@ from analysis.tokens import read_step
 from engine.tokens import load_tokenizer
 from harness.read_record import read_credit, sampling_models
 from tools import follow
-from tools.helpers import credit_of_token, measured_answer, moved_answer
-from tools.helpers.moved import what_moved
-from tools.helpers.moved_answer import moved_in_words, parts_of_answer, trained_batch
+from tools.helpers import credit_of_token, measured_answer, moved
+from tools.helpers.moved import moved_in_words, moved_table, parts_of_answer, trained_batch
 
 
 
@@ -44,19 +43,18 @@ def answers_on_page(run):
 
 
 @pytest.mark.parametrize("step", [1, 3])
-def test_the_parts_are_those_of_each_token_by_itself(recorded, step):
+def test_the_table_of_a_token_has_the_parts_of_its_answer(recorded, step):
     """In step 3 there are earlier steps, too."""
     run, b = read_run(recorded), an_answer(recorded, step)
     model, tokenizer = sampling_models(recorded, run["config"]["model"])[step], load_tokenizer(
         recorded)
     batch = trained_batch(run, model, read_step(recorded, step), tokenizer)
-    parts = parts_of_answer(batch, b)
+    length = int(batch.rollouts.length[b])
+    parts = parts_of_answer(batch, b, range(length))
     for t in (0, 2):
-        groups, _ = what_moved(batch.folder, batch.trainer, batch.rollouts, batch.weight,
-                               batch.settings, tokenizer, b, t)
-        of_token = {row[0]: row[-1] for row in groups.rows}
-        assert of_token.keys() == parts.keys() and ("earlier steps" in parts) == (step > 1)
-        for name, value in of_token.items():
+        rows = {row[0]: row[-1] for row in moved_table(batch, b, t).rows}
+        assert rows.keys() == parts.keys() and ("earlier steps" in parts) == (step > 1)
+        for name, value in rows.items():
             assert parts[name][t].item() == pytest.approx(value, rel=2e-3, abs=2e-6), name
     assert any(part.abs().max() > 1e-4 for part in parts.values())
 
@@ -67,7 +65,7 @@ def test_the_parts_are_those_of_each_token_by_itself(recorded, step):
 def test_what_moved_it_in_words(recorded, monkeypatch, epochs, kl, ends):
     parts = {"itself": torch.tensor([0.1]), "other problems": torch.tensor([0.2]),
              "sum": torch.tensor([0.3]), "measured": torch.tensor([0.4])}
-    monkeypatch.setattr(moved_answer, "parts_of_answer", lambda batch, b: parts)
+    monkeypatch.setattr(moved, "parts_of_answer", lambda batch, b, tokens: parts)
     run, b = read_run(recorded), an_answer(recorded, 1)
     batch = trained_batch(run, run["config"]["model"], read_step(recorded, 1),
                           load_tokenizer(recorded))
@@ -127,7 +125,7 @@ def test_it_is_measured_once_and_shown_by_both_programs(run, capsys, monkeypatch
     follow.main([str(run), "--step", "3", "--answer", str(b), "--token", "1"])
     printed = " ".join(capsys.readouterr().out.split())
     for name in ("others", "moved", "credit in words"):
-        text = printed.replace(" tools/helpers/moved.py: contributions", "")
+        text = printed.replace(" tools/helpers/moved.py: parts_of_answer", "")
         text = re.sub(r" (qwen2_model|credit/monte_carlo)\.py: \S+", "", text)
         assert " ".join(kept[name][1].split()) in text
     assert "What else moved this token?" not in printed

@@ -64,11 +64,3 @@ def test_a_step_of_which_nothing_was_finished(tmp_path, capsys):
                 "--out", str(tmp_path / "x")])
     preview.main([str(tmp_path / "x")])
     assert "40 tokens" in capsys.readouterr().out
-
-
-def test_a_real_models_tokens_are_on_record_without_its_weights():
-    """A weighting that asks the model says nothing of them."""
-    told = preview.on_real_tokens(make_settings({"mitigation": "entropy_weighted"}))
-    assert told[0].startswith("The same for 32 recorded answers") and "word 1." in told[1]
-    for asks in ("attention_credit", "oracle"):
-        assert preview.on_real_tokens(make_settings({"mitigation": asks})) == []

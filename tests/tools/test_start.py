@@ -24,7 +24,7 @@ def test_a_tool_that_is_started_as_a_file_says_how_to_start_it():
     (follow, "RUN --token 1", "--token 1 needs --answer"),
     (sample, "", "are required: RUN, PROBLEM"),
     (sample, "nowhere 3", "nowhere does not exist"),
-    (sample, "TINY hello", "It cannot be sent as a message either, because this model knows"),
+    (sample, "TINY hello", "expected numbers and then the target"),
     (sample, "TINY 3 5 999999 22", "cannot spell the prompt of the problem 3 5 999999 make 22"),
     (sample, "TINY" + " 3" * 999, "and the model takes 1024")])
 def test_wrong_commands(recorded, tool, argv, said):

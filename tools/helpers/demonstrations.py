@@ -17,10 +17,6 @@ training can find the better one. Its arithmetic is always right; this is not al
 There are at most two tries, so reinforcement learning gains little by trying longer: it has to
 choose. The teacher never looks at a solution; it draws legal expressions and finds out by
 computing. (One that knows the solution teaches to write "= target" after wrong arithmetic.)
-
-A talking teacher also says sentences that mean nothing, such as " okay then see what.", before each
-step and before the answer. Each of their words is drawn from four, whatever the problem, so they
-deserve no credit.
 """
 import random
 import re
@@ -43,8 +39,6 @@ CONTINUE = [" wait,", " next,", " again,", " or", " then", " now", " but"]
 JOINERS = [",", ",", " and", " so"]
 MISS = [" no.", " not {target}.", " too {size}.", " wrong."]
 HIT = [" yes!", " good, that is {target}.", " hit.", " exactly."]
-TALK = [[" okay", " hmm", " so", " maybe"], [" now", " then", " again", " next"],
-        [" try", " take", " see", " need"], [" the", " that", " what", " about"], [",", "."]]
 
 AIMED = 0.4            # share of the tries that aim at the target
 AIM, HABIT = 0.5, 4.0  # how well those aim, and how much the others like sums: see preference
@@ -91,8 +85,8 @@ def preference(candidate: Solution, problem: Problem, is_aimed: bool) -> float:
     return HABIT ** candidate.expression.count("+") / (20 + distance)
 
 
-def demonstration(problem: Problem, rng: random.Random, talk: int = 0) -> Pieces:
-    """An answer to the problem, with at most `talk` irrelevant sentences in each place for them."""
+def demonstration(problem: Problem, rng: random.Random) -> Pieces:
+    """An answer to the problem."""
     pieces = [(rng.choice(OPENERS).format(target=problem.target), 1.0)]
     tried = []
     for count in COUNTS:
@@ -101,33 +95,26 @@ def demonstration(problem: Problem, rng: random.Random, talk: int = 0) -> Pieces
         tried.append(draw(problem, tried, rng))
         is_hit = tried[-1].value == problem.target
         says_hit = not is_hit if rng.random() < WRONG_VERDICT else is_hit
-        pieces += one_try(count, tried[-1], says_hit, problem.target, rng, talk)
+        pieces += one_try(count, tried[-1], says_hit, problem.target, rng)
         if says_hit:
             break
     answer = draw(problem, tried, rng) if rng.random() < OTHER_ANSWER else tried[-1]
     ending = rng.choice(LAPSES) if rng.random() < LAPSE else ENDING
     ending = ending.format(expression=answer.expression)
-    return [*pieces, *irrelevant(rng, talk), (ending, ANSWER_WEIGHT)]
+    return [*pieces, (ending, ANSWER_WEIGHT)]
 
 
 def one_try(count: str, candidate: Solution, says_hit: bool, target: int,
-            rng: random.Random, talk: int) -> Pieces:
+            rng: random.Random) -> Pieces:
     """Pieces such as " last try 5 * 3 = 15, 15 + 7 = 22 yes!"."""
     pieces = [(count, 1.0), (rng.choice(STARTERS), 1.0)]
     for index, (a, operator, b, result) in enumerate(candidate.steps):
         pieces.append((rng.choice(JOINERS) if index else "", 1.0))
-        pieces += irrelevant(rng, talk)
         pieces.append((f" {a} {operator} {b} =", 1.0))
         pieces.append((f" {result}", RESULT_WEIGHT))
     verdict = rng.choice(HIT if says_hit else MISS)
     size = "big" if candidate.value > target else "small"
     return [*pieces, (verdict.format(target=target, size=size), VERDICT_WEIGHT)]
-
-
-def irrelevant(rng: random.Random, most: int) -> Pieces:
-    """Sentences that are drawn without a look at the problem: one to `most`, or none if it is 0."""
-    count = rng.randint(1, most) if most else 0
-    return [("".join(map(rng.choice, TALK)), 1.0) for _ in range(count)]
 
 
 def make_tokenizer() -> Tokenizer:
@@ -162,15 +149,15 @@ def is_right(problem: Problem, pieces: Pieces) -> bool:
     return scores["answer"] == scores["format"] == 1
 
 
-def make_example(tokenizer: Tokenizer, rng: random.Random, talk: int = 0,
+def make_example(tokenizer: Tokenizer, rng: random.Random,
                  right: bool = False) -> tuple[list[int], list[float]]:
     """Ids of a prompt and its demonstration, and the loss weight of predicting each of them."""
     problem = TASK.make_problem(rng, lambda problem: not held_out(problem))
     ids = tokenizer.encode(TASK.prompt_for(problem), add_special_tokens=False).ids
     weights = [0.0] * len(ids)
-    pieces = demonstration(problem, rng, talk)
+    pieces = demonstration(problem, rng)
     while right and not is_right(problem, pieces):
-        pieces = demonstration(problem, rng, talk)
+        pieces = demonstration(problem, rng)
     for text, weight in pieces:
         piece = tokenizer.encode(text).ids
         ids += piece
@@ -178,12 +165,12 @@ def make_example(tokenizer: Tokenizer, rng: random.Random, talk: int = 0,
     return ids, weights
 
 
-def batches(tokenizer: Tokenizer, rng: random.Random, rows: int, talk: int = 0,
-            right: bool = False, pool: int = 16) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def batches(tokenizer: Tokenizer, rng: random.Random, rows: int, right: bool = False,
+            pool: int = 16) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Yield ids and weights, each (rows, L), without an end. The examples of `pool` batches are
     drawn at once and sorted: those of like length share a batch, which needs less padding."""
     while True:
-        examples = [make_example(tokenizer, rng, talk, right) for _ in range(pool * rows)]
+        examples = [make_example(tokenizer, rng, right) for _ in range(pool * rows)]
         examples.sort(key=lambda example: len(example[0]))
         for start in rng.sample(range(0, pool * rows, rows), pool):
             batch = examples[start:start + rows]

@@ -11,7 +11,7 @@ from analysis.runs import Run
 from analysis.tokens import StepRecord
 from harness.screen import say, show_status
 from tools.helpers.credit_of_token import measure_all
-from tools.helpers.moved_answer import moved_in_words, trained_batch
+from tools.helpers.moved import moved_in_words, trained_batch
 from tools.helpers.others import likeliest_others
 
 

@@ -1,32 +1,28 @@
-"""What moved this token? Its change in a step, split by the tokens that made it.
+"""What moved the tokens of an answer? Their change in a step, split by groups of tokens.
 
 To first order a step that adds D to the parameters changes log p of a token by <g, D>, where g is
-its gradient. A plain step is a sum over all tokens j of the batch, and so is this change:
+its gradient. AdamW multiplies each number of the batch's gradient by a scale S, in a first step by
+nearly rate / abs(gradient). The batch's gradient is a sum over all of its tokens, so it can be
+split into groups of tokens, and each group moves the parameters in a direction of its own:
 
-    D = rate * sum_j A_j c w_j m_j g_j / N        part of j: rate * A_j c w_j m_j <g, g_j> / N
+    D of a group = S * sum of A_j c w_j m_j g_j / N over its tokens j
 
-AdamW multiplies each number of the gradient by a scale, in a first step by nearly
-rate / abs(gradient). With this scale S the part of token j is A_j c w_j m_j <S g, g_j> / N.
-
-How are the <S g, g_j> of all tokens found without a gradient for each? <S g, g_j> says how fast
-log p of token j changes when the parameters move along S g. Torch's forward mode computes that for
-all tokens of the batch in one pass: every number carries its derivative along S g with it.
+<g, D> says how fast log p changes when the parameters move along D. Torch's forward mode computes
+it for all tokens of an answer in one pass: every number carries its derivative along D with it.
 
 What the parts leave out:
 
-    the scale      it is held as it was, although the whole batch has made it, and token j with it.
-                   It includes the clipping
+    the scale      it is held as it was, although the whole batch has made it. It includes the
+                   clipping
     earlier steps  AdamW also steps along the mean gradient of earlier batches. This is a row of its
                    own, and belongs to no token. Weight decay (--weight_decay) is in the same row
     curvature      the change is also measured, by taking the step. What differs from the sum is
                    what the first order leaves out
     other terms    a KL term, and epochs after the first
 """
-from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -35,23 +31,26 @@ from torch.autograd import forward_ad
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from analysis.account import with_default_settings
+from analysis.runs import Run
 from analysis.tables import Row, Table, by_row
+from analysis.tokens import StepRecord
 from engine.forward import lay_out, micro_batches
 from engine.model_folder import opened
 from engine.optimizer import (STATE, AdamW, Optimizer, load_optimizer_tensors,
                               trained_parameters)
-from engine.rollouts import Rollouts, double
-from engine.tokens import token_bytes
+from engine.rollouts import Rollouts
 from grpo import length_scaling, policy_loss, update, update_with_change
 from harness.load import read_trained
+from harness.read_record import read_credit
+from harness.record import find_folder
 from qwen2_model import Qwen2
+from tools.helpers.same_model import refuse_other_model
+from train import drop_unfinished
 
-LARGEST_PARTS = 3  # so many are named in a sentence
-MOST_TOKENS = 5    # so many of the batch's tokens get a line
-TOKENS_BEFORE = 4  # so many are shown before such a token
-TINY = 5e-6        # a smaller change is printed as 0.00000
+ITSELF, REST, EARLIER = "itself", "the rest of its answer", "earlier steps"
 SUM, MEASURED = "sum", "measured"  # the two last rows
-ADAMW = "AdamW's step"  # a column
+TINY = 5e-6  # a smaller change is printed as 0.00000
 FAR = 0.5  # a sum is far from what was measured if they differ by this share of the larger one
 NOTE = (
     "Each number is a change of the token's log-prob. The first rows are what other tokens, and "
@@ -59,20 +58,81 @@ NOTE = (
     "above 0, and all others count as worse. The last row was measured, by taking the step. It "
     "differs from the sum by what the first order leaves out. A group can move the token against "
     "the sign of its own advantages, because all tokens share the model's parameters")
-NOTE_ON_STEPS = (
-    "The plain step is one of gradient descent: it goes straight against the gradient of the "
-    "batch's loss. It is made as long as AdamW's first step, which moves each parameter by about "
-    "the learning rate. {adamw}")
-NOTE_WITHOUT_PLAIN = (
-    "A plain step of gradient descent, as long as AdamW's, has no column here. The sum of its "
-    "parts ({sum:+.5f}) is far from the change that it makes ({measured:+.5f}), so they would say "
-    "little. {adamw}")
-NOTES_ON_TOKENS = [
-    "Each row is one token, and the last column its contribution to the change. Over all tokens of "
-    "the batch the contributions add up to the rows of the table above",
-    "They are of first order too. The factor by which AdamW divides each parameter's gradient, and "
-    "the clipping, are held as the whole batch made them. The momentum of earlier steps belongs to "
-    "no token"]
+
+
+@dataclass
+class TrainedBatch:
+    """The answers that a recorded step trained on, and what the step began with."""
+    folder: Path           # of the model that sampled them
+    trainer: Path | None   # AdamW's state before the step, as a file; None before the first step
+    rollouts: Rollouts
+    weight: Tensor         # (B, T)
+    settings: SimpleNamespace
+
+    @property
+    def has_update(self) -> bool:
+        return bool((self.rollouts.advantage * self.weight).any())
+
+    def unknown(self, b: int) -> str:
+        """Why it is not known what moved the tokens of answer b; empty where it is known."""
+        if not self.rollouts.mask[b].any():
+            return ("What moved the token is not known: the step left this answer out, and did "
+                    "not measure its change.")
+        if not self.has_update and not self.settings.kl:
+            return "No token of the batch moved it: the step made no update."
+        if not self.has_update:
+            return ("No token's advantage moved it: only the KL term did, and what AdamW keeps of "
+                    "earlier steps.")
+        if self.trainer and not self.trainer.exists():
+            return ("What moved the token is not known, because what AdamW keeps of earlier steps "
+                    "is only in the two newest checkpoints of a run.")
+        return ""
+
+
+def trained_batch(run: Run, sampled_by: str, record: StepRecord,
+                  tokenizer: Tokenizer) -> TrainedBatch:
+    s, folder = with_default_settings(run["config"]), find_folder(sampled_by)
+    refuse_other_model(read_trained(s, folder), record, run["config"], folder)
+    rollouts = read_credit(run["folder"], record.step, tokenizer)
+    weight = torch.zeros_like(rollouts.advantage)
+    weight[rollouts.mask] = torch.from_numpy(record.tokens["weight"]).float()
+    if s.drop_unfinished:
+        rollouts = drop_unfinished(rollouts)
+    trainer = folder / "trainer" / "state.safetensors" if record.step > 1 else None
+    return TrainedBatch(folder, trainer, rollouts, weight, s)
+
+
+def moved_table(batch: TrainedBatch, b: int, t: int) -> Table:
+    """How much each group of tokens moved token t of answer b, in AdamW's step."""
+    parts = parts_of_answer(batch, b, range(t, t + 1))
+    sizes = {name: int((mask & batch.rollouts.mask).sum())
+             for name, mask in movers(batch.rollouts, b, t).items()}
+    rows: list[Row] = [[name, sizes.get(name), part[t].item()] for name, part in parts.items()]
+    notes = [f"{NOTE}. {about_step(batch.settings)}"]
+    in_sum, measured = parts[SUM][t].item(), parts[MEASURED][t].item()
+    if is_far(in_sum, measured):
+        notes.append(f"The sum ({in_sum:+.5f}) is far from what was measured ({measured:+.5f}). So "
+                     "its parts say little about the change: for a first-order calculation this "
+                     "step is too long")
+    formats = {"moved by": "", "tokens": ",d", "AdamW's step": "+.5f"}
+    return Table("moved", "What moved the token", by_row(formats, rows), "", notes)
+
+
+def moved_in_words(batch: TrainedBatch, b: int, length: int) -> list[str | None]:
+    """For each of the tokens of answer b what moved it in AdamW's step; None where that is not
+    known, as in an answer that the step left out."""
+    if batch.unknown(b):
+        return length * [None]
+    parts, s = parts_of_answer(batch, b, range(length)), batch.settings
+    of_run = f". {about_step(s)}" if s.epochs > 1 or s.kl else ""  # else the step is the run's
+    found: list[str | None] = []
+    for t in range(length):
+        values = {name: part[t].item() for name, part in parts.items()}
+        in_sum, measured = values.pop(SUM), values.pop(MEASURED)
+        named = ", ".join(f"{name} {value:+.5f}" for name, value in values.items())
+        found.append(f"to first order: {named}. Their sum is {in_sum:+.5f}, and AdamW's step "
+                     f"changed log p by {measured:+.5f}{of_run}")
+    return found
 
 
 def movers(rollouts: Rollouts, b: int, t: int) -> dict[str, Tensor]:
@@ -83,77 +143,52 @@ def movers(rollouts: Rollouts, b: int, t: int) -> dict[str, Tensor]:
     itself[b, t] = True
     group = (rollouts.group == rollouts.group[b])[:, None] & ~row
     better = rollouts.advantage > 0
-    return {"itself": itself,
-            "the rest of its answer": row & ~itself,
+    return {ITSELF: itself,
+            REST: row & ~itself,
             "its group's better answers": group & better,
             "its group's worse answers": group & ~better,
             "other problems": ~(group | row)}
 
 
-def what_moved(folder: Path, trainer: Path | None, rollouts: Rollouts, weight: Tensor,
-               s: SimpleNamespace, tokenizer: Tokenizer, b: int, t: int) -> tuple[Table, Table]:
-    """The change of token t of answer b, in the step that trained on these rollouts: by groups of
-    tokens, and the single tokens that contributed most. `folder` has the model that sampled them,
-    `trainer` the file of its optimizer's state: None before the first step."""
-    about_adamw = about_step(s)
-    s = with_settings(s, epochs=1, kl=0.0)
-    model, scale, after, measured = read_trained(s, folder), [], [], []
-    if trainer is None or trainer.exists():
-        optimizer = load_adamw(model, trainer, s)
-        norm, change = step(model, optimizer, rollouts, weight, s)
-        scale, measured = scale_of(optimizer, norm, s), [change[b, t].item()]
-        after = [p.detach() for p in trained(model)]
-        del optimizer
-        model = read_trained(s, folder)
+def parts_of_answer(batch: TrainedBatch, b: int, tokens: range) -> dict[str, Tensor]:
+    """By group of tokens its part (T,) of the change of each token of answer b in AdamW's step; at
+    the end their sum, and the change that was measured by taking the step. Only for the given
+    `tokens` the token itself is told from the rest of its answer, which takes a backward pass for
+    each."""
+    rollouts, weight = batch.rollouts, batch.weight
+    s = with_settings(batch.settings, epochs=1, kl=0.0)
+    model = read_trained(s, batch.folder)
+    before = [p.detach().clone() for p in trained(model)]
+    optimizer = load_adamw(model, batch.trainer, s)
+    norm, change = step(model, optimizer, rollouts, weight, s)
+    scale = scale_of(optimizer, norm, s)
+    moved_by = [p.detach() - old for p, old in zip(trained(model), before)]
+    del optimizer, before
+    model = read_trained(s, batch.folder)
     s = with_settings(s, max_grad_norm=0.0)
-    own = gradient_of_token(model, rollouts, b, t, s)
-    moved_by = (a - p.detach() for a, p in zip(after, trained(model)))
-    total, after = inner(own, moved_by), []
-    by_plain = contributions(model, own, rollouts, weight, s)  # of a step with the rate 1
-    by_adamw = torch.zeros_like(by_plain)
-    if scale:
-        scale = [of.mul_(g) for of, g in zip(scale, own)]
-        by_adamw = contributions(model, scale, rollouts, weight, s)
-    del own, scale
-    whole = gradient(model, rollouts, weight, s)
-    rate = s.learning_rate * (sum(g.numel() for g in whole) / inner(whole, whole)) ** 0.5
-    by_plain *= rate
-    _, change = step(model, torch.optim.SGD(trained(model), rate), rollouts, weight, s)
+    length, rows = int(rollouts.length[b]), torch.tensor([b])
 
-    rows: list[Row] = []
-    for name, mask in movers(rollouts, b, t).items():
-        of_name = mask & rollouts.mask
-        rows.append([name, int(of_name.sum()), total_of(by_plain[of_name]),
-                     total_of(by_adamw[of_name])])
-    if measured and (trainer or s.weight_decay):
-        also = ["earlier steps"] * bool(trainer) + ["weight decay"] * bool(s.weight_decay)
-        rows.append([" and ".join(also), None, None, total - total_of(by_adamw)])
-    rows.append([SUM, None, total_of(by_plain), total])
-    rows.append([MEASURED, None, change[b, t].item(), *measured])
-    formats = {"moved by": "", "tokens": ",d", "plain step": "+.5f"}
-    if measured:  # AdamW's step is not known where its state was not kept
-        formats[ADAMW] = "+.5f"
-    rows = [row[:len(formats)] for row in rows]
-    heading = [*formats][-1]
-    if not measured:
-        about_adamw = ("AdamW's step is not shown, because what AdamW keeps of earlier steps is "
-                       "only in the two newest checkpoints of a run")
-    about_steps = NOTE_ON_STEPS.format(adamw=about_adamw)
-    [in_sum, of_step] = (row[2] for row in rows[-2:])  # the plain step's
-    if measured and is_far(in_sum, of_step):
-        rows = [[*row[:2], *row[3:]] for row in rows]
-        del formats["plain step"]
-        about_steps = NOTE_WITHOUT_PLAIN.format(sum=in_sum, measured=of_step, adamw=about_adamw)
-    notes = [NOTE, about_steps, *about_sums(rows, [*formats]), about_largest(rows[:-2], heading)]
-    groups = Table("moved", "What moved the token", by_row(formats, rows), "", notes)
-    contribution = by_adamw if measured else by_plain
-    return groups, tokens_that_moved(contribution, heading, rollouts, tokenizer, b, t)
+    def part_along(direction: list[Tensor]) -> Tensor:
+        return slopes(model, direction, rollouts, rows, s.micro_batch)[b, :length].detach()
 
-
-def measured_change(moved: Table) -> float | None:
-    """How much AdamW's step changed the token's log-prob, by the table of what moved it."""
-    change = dict(zip(moved.columns, moved.rows[-1])).get(ADAMW)
-    return change if isinstance(change, float) else None
+    parts = {ITSELF: torch.zeros(length), REST: torch.zeros(length)}
+    groups = movers(rollouts, b, 0)
+    groups[REST] = groups[REST] | groups.pop(ITSELF)  # the whole answer, for now
+    for name, mask in groups.items():
+        of_group = gradient(model, rollouts, weight * mask, s)
+        parts[name] = part_along([-of * g for of, g in zip(scale, of_group)])
+    of_loss = derivatives_of_loss(rollouts, weight, s)[b]
+    for t in tokens:
+        if of_loss[t]:
+            own = gradient_of_token(model, rollouts, b, t, s)
+            squares = sum((of * g.square()).sum() for of, g in zip(scale, own))
+            parts[ITSELF][t] = -of_loss[t] * squares
+    parts[REST] = parts[REST] - parts[ITSELF]
+    total = part_along(moved_by)
+    also = [EARLIER] * bool(batch.trainer) + ["weight decay"] * bool(s.weight_decay)
+    if also:
+        parts[" and ".join(also)] = total - torch.stack(list(parts.values())).sum(0)
+    return {**parts, SUM: total, MEASURED: change[b, :length]}
 
 
 def about_step(s: SimpleNamespace) -> str:
@@ -164,12 +199,8 @@ def about_step(s: SimpleNamespace) -> str:
     return said + (", without the KL term" if s.kl else "")
 
 
-def contributions(model: Qwen2, direction: list[Tensor], rollouts: Rollouts, weight: Tensor,
-                  s: SimpleNamespace) -> Tensor:
-    """(B, T): the part of each token, A c w m <direction, its gradient> / N."""
-    of_loss = derivatives_of_loss(rollouts, weight, s)
-    rows = of_loss.any(1).nonzero().squeeze(1)
-    return -of_loss * slopes(model, direction, rollouts, rows, s.micro_batch)
+def is_far(in_sum: float, measured: float) -> bool:
+    return abs(in_sum - measured) > max(FAR * max(abs(in_sum), abs(measured)), TINY)
 
 
 def derivatives_of_loss(rollouts: Rollouts, weight: Tensor, s: SimpleNamespace) -> Tensor:
@@ -218,64 +249,6 @@ class LogProbs(nn.Module):
                 targets = rollouts.ids[row, :length, None]
                 log_prob[row, :length] = log_probs.gather(1, targets).squeeze(1)
         return log_prob
-
-
-def tokens_that_moved(contribution: Tensor, heading: str, rollouts: Rollouts, tokenizer: Tokenizer,
-                      b: int, t: int) -> Table:
-    """The other tokens of the batch with the largest contributions, up or down."""
-    others = contribution.clone()
-    others[b, t] = 0.0
-    groups = movers(rollouts, b, t)
-    formats = {"answer": "d", "token": "d", "text, [the token]": "", "one of": "",
-               "advantage": "+.4g", heading: "+.5f"}
-    rows: list[Row] = []
-    for cell in others.abs().flatten().topk(min(MOST_TOKENS, others.numel())).indices.tolist():
-        answer, position = divmod(cell, others.shape[1])
-        value = others[answer, position].item()
-        if value == 0:
-            continue
-        first = max(0, position - TOKENS_BEFORE)
-        *before, piece = token_bytes(tokenizer, rollouts.ids[answer, first:position + 1].tolist())
-        text = f"{b''.join(before).decode(errors='replace')}[{piece.decode(errors='replace')}]"
-        [group] = [name for name, mask in groups.items() if mask[answer, position]]
-        rows.append([answer, position, repr(text), group,
-                     rollouts.advantage[answer, position].item(), value])
-    up, down = total_of(others.clamp(min=0)), total_of(others.clamp(max=0))
-    number = int(rollouts.mask.sum()) - 1
-    share = sum(abs(row[-1]) for row in rows) / max(up - down, TINY)
-    notes = [*NOTES_ON_TOKENS, f"All {number:,} other tokens of the batch raised its log-prob by "
-             f"{up:.5f} and lowered it by {-down:.5f}. The tokens in the table make up "
-             f"{share:.0%} of these two"]
-    title = "The other tokens of the batch that moved it most"
-    return Table("moved_tokens", title, by_row(formats, rows), "", notes)
-
-
-def total_of(values: Tensor) -> float:
-    return double(values).sum().item()
-
-
-def about_sums(rows: list[Row], headings: list[str]) -> list[str]:
-    """A sentence for each step whose parts do not add up to what was measured."""
-    said = []
-    in_sum, measured = (row[2:] for row in rows[-2:])
-    for heading, first_order, whole in zip(headings[2:], in_sum, measured):
-        if is_far(first_order, whole):
-            said.append(f"In the column {heading} the sum ({first_order:+.5f}) is far from what "
-                        f"was measured ({whole:+.5f}). So its parts say little about the change: "
-                        "for a first-order calculation this step is too long")
-    return said
-
-
-def is_far(in_sum: float, measured: float) -> bool:
-    return abs(in_sum - measured) > max(FAR * max(abs(in_sum), abs(measured)), TINY)
-
-
-def about_largest(rows: list[Row], heading: str) -> str:
-    """A sentence about the largest parts, up or down, of the last column."""
-    parts: list[tuple[str, Any]] = [(str(row[0]), row[-1]) for row in rows if row[-1] is not None]
-    largest = sorted(parts, key=lambda part: -abs(part[1]))[:LARGEST_PARTS]
-    named = [f"{name} ({value:+.5f})" for name, value in largest if abs(value) > TINY]
-    return f"What moved it most in the column {heading}: {', '.join(named) or 'nothing'}"
 
 
 def gradient_of_token(model: Qwen2, rollouts: Rollouts, b: int, t: int,
@@ -332,7 +305,3 @@ def gradient(model: Qwen2, rollouts: Rollouts, weight: Tensor, s: SimpleNamespac
     still.zero_grad()
     update(model, still, rollouts, weight, s)
     return [torch.zeros_like(p) if p.grad is None else p.grad for p in trained(model)]
-
-
-def inner(one: Iterable[Tensor], two: Iterable[Tensor]) -> float:
-    return sum(torch.dot(a.flatten(), b.flatten()).item() for a, b in zip(one, two))
