@@ -20,7 +20,7 @@ COMMANDS = {
         "exact", "signal", "dial", "decided")},
     "What is known of a method before it is trained": {"card": "probes.card"},
     "Questions of the notes that the project began from": {
-        "notes": "probes.notes_report",
+        "notes": "probes.notes",
         **{name: f"probes.{name}" for name in ("phase1", "rank", "sparsity", "baseline")}},
     "Stored results": {"show": "publish.show", "publish": "publish.publish"}}
 # Programs of lab/ with a name of their own, python -m lab.NAME: a heading, and their files.

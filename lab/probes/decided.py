@@ -48,7 +48,7 @@ from engine.tokens import KINDS, SECTIONS
 from grpo import gradient_size
 from harness.flags import Flag, Requirement
 from harness.record import credit_path, make_run, provenance, write_credit
-from lab.probes.notes import CLASSES, class_codes
+from lab.probes.notes_sums import CLASSES, class_codes
 from lab.probes.common import (CONFIG, MODEL_FLAGS, Findings, Progress, policy_from_flags,
                                     sample_batch)
 from lab.probes.credit import MeasuredCredit, squared_credit, true_credit

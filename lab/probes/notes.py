@@ -1,229 +1,132 @@
-"""The tables of the experiment that this lab began with, made from the credit files of any run.
+"""The tables and pictures of the experiment that this lab began with, of any run, or of several.
 
-    notes = Notes(run, Tally(run["folder"]))
-    notes.mean("class", "abs contribution")   # (3,) of filler, reasoning, structure
+    python -m lab notes runs/none-grpo-s0
+    python -m lab notes runs/none-grpo-s0 runs/inverse_logprob-grpo-s0
+    python -m lab notes docs/qwen-steps/untrained
 
-The earlier experiment (github.com/Ja-Crispy/GRPO-Zero) took contribution = A log p for the gradient
-of a token. It is the value of a term of the objective; the gradient at the logits has the size
-abs(A) w s. So each table shows both, beside the figures that the experiment published. The
-definitions are those of its notes: classes by the token's own text; bins of equal width up to the
-largest t / length, closed on the right; one t-statistic at each position t.
+Each table has this run's numbers beside the published ones, both in the experiment's unit A log p
+and as the size of the gradient, and a sentence on what the table can and cannot show. Of several
+runs there are three tables: what the notes expected of each weighting and what these runs show, the
+notes' summary table, and the shares of the classes. The four pictures of one run are written into
+RUN/analysis/notes.png.
 """
-import re
-from math import ceil, floor
+from pathlib import Path
 
+import matplotlib.pyplot as plt
 import numpy as np
-import torch
-from tokenizers import Tokenizer
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
 
-from analysis.runs import Run
-from analysis.statistics import Floats, t_values
+from analysis import report
+from analysis.arms import Comparison, comparable, finished
+from analysis.page import Picture
+from analysis.plots import COLOURS, GRADIENT_COLOUR, save, whole_steps
+from analysis.runs import Run, read_runs
+from analysis.tables import show
 from analysis.tally import Tally
-from analysis.tokens import StepRecord, TokenTable, read_step
-from grpo import group_z_score
+from engine.errors import UserError
+from harness.flags import Flag
+from harness.parser import make_parser, with_defaults
+from harness.record import make_output_folder
 from harness.screen import show_status
+from lab.probes.notes_compared import notes_tables_of_arms
+from lab.probes.notes_sums import ADVANTAGES, CLASSES, LOG_PROBS, UNDEFINED, VALUES, Notes
+from lab.probes.notes_tables import notes_tables
 
-CLASSES = FILLER, REASONING, STRUCTURE = "filler", "reasoning", "structure"
-SPELLED = ("equals", "plus", "minus", "times", "divided")
-UNITS = ("contribution", "gradient")  # A w log p, A w s
-MEASURES = ("tokens", "log_prob", "s", *UNITS, *(f"{how} {unit}" for how in ("abs", "squared")
-                                                 for unit in UNITS))
-DRAWS = 20       # shuffles of the advantages within their groups
-UNDEFINED = np.errstate(invalid="ignore", divide="ignore")  # nan, which a table shows as -
-VALUES = np.linspace(-5, 5, 101)  # edges of histograms; what lies outside counts in the last bar
-LOG_PROBS, ADVANTAGES = np.linspace(-10, 0, 51), np.linspace(-4, 4, 41)
-PUBLISHED_SIZES = {  # mean absolute contribution by class, and by the discount of their run
-    1.0: {FILLER: 0.333, REASONING: 0.254}, 0.75: {FILLER: 0.348, REASONING: 0.247}}
-
-
-class Notes:
-    """Sums over a run's tokens, with one step in memory at a time: of[partition][cell, measure]. At
-    each position also over[draw, unit, power, position]: draw 0 has the advantages as they were,
-    the others have them shuffled."""
-
-    def __init__(self, run: Run, tally: Tally, draws: int = DRAWS):
-        self.tally, self.longest, self.is_weighted = tally, tally.longest, False
-        self.rng, config = np.random.default_rng(0), run["config"]
-        is_discounted = (config["mitigation"] == "outcome_conditional"
-                         and config.get("think_discount") == 0.75)
-        self.published = 0.75 if is_discounted else 1.0  # which of the two published runs
-        self.is_of_the_notes = is_discounted or config["mitigation"] == "none"
-        ids, blocks = len(tally.kinds_of_id), len(tally.blocks)
-        cells = {"all": 1, "sign": 3, "reward": 3, "bin": 10, "class": 3, "class by fifth": 15,
-                 "class by block": 3 * blocks, "position": self.longest, "token": ids}
-        self.of = {name: np.zeros((count, len(MEASURES))) for name, count in cells.items()}
-        self.over = np.zeros((1 + draws, len(UNITS), 2, self.longest))
-        self.extremes = {unit: [np.inf, -np.inf] for unit in UNITS}
-        self.values = {unit: np.zeros(len(VALUES) - 1) for unit in UNITS}
-        self.cloud = np.zeros((len(LOG_PROBS) - 1, len(ADVANTAGES) - 1))
-        for block, steps in enumerate(tally.blocks):
-            for step in steps.tolist():
-                show_status(f"{run['folder'].name}: the earlier experiment's tables, step {step}")
-                self.add(read_step(run["folder"], step), block)
-
-    def add(self, record: StepRecord, block: int) -> None:
-        tokens = with_contributions(record.tokens)
-        self.is_weighted |= bool((tokens["weight"] != 1).any())
-        for name, cell in self.cells_of(record, block).items():
-            for sums, measure in zip(self.of[name].T, MEASURES):
-                sums += np.bincount(cell, tokens[measure], len(sums))
-        self.add_histograms(tokens)
-        self.add_draws(record)
-
-    def cells_of(self, record: StepRecord, block: int) -> dict[str, np.ndarray]:
-        """(n,) of each partition: the cell that each token belongs to."""
-        tokens = record.tokens
-        of_class = class_codes(self.tally.tokenizer, tokens["token_id"])
-        sign_of_advantage = np.sign(tokens["advantage"]).astype(int)
-        sign_of_reward = signs_of_rewards(record)[tokens["answer"]]
-        fifth = self.bin_of(tokens, 5)
-        return {
-            "all": np.zeros_like(of_class),
-            "sign": 1 + sign_of_advantage,
-            "reward": 1 + sign_of_reward,
-            "bin": self.bin_of(tokens, 10),
-            "class": of_class,
-            "class by fifth": 5 * of_class + fifth,
-            "class by block": 3 * block + of_class,
-            "position": tokens["position"],
-            "token": tokens["token_id"]}
-
-    def add_histograms(self, tokens: TokenTable) -> None:
-        for unit in UNITS:
-            values, (low, high) = tokens[unit], self.extremes[unit]
-            self.extremes[unit] = [min(low, values.min()), max(high, values.max())]
-            counts, _ = np.histogram(within(values, VALUES), VALUES)
-            self.values[unit] += counts
-        log_prob = within(tokens["log_prob"], LOG_PROBS)
-        advantage = within(tokens["advantage"], ADVANTAGES)
-        counts, _, _ = np.histogram2d(log_prob, advantage, [LOG_PROBS, ADVANTAGES])
-        self.cloud += counts
-
-    def add_draws(self, record: StepRecord) -> None:
-        """Add one draw after the other. A shuffled draw gives each answer the advantages of another
-        answer of its group: a token gets the advantage of the token that is equally far into the
-        other answer, as a fraction of its length."""
-        tokens, group = record.tokens, record.answers["group"]
-        start, length = record.answers["episode_start"], record.answers["length"]
-        answer, position = tokens["answer"], tokens["position"]
-        for draw, over in enumerate(self.over):
-            giver = shuffled_in_groups(group, self.rng) if draw else np.arange(len(group))
-            giver = giver[answer]
-            same_fraction = position * length[giver] // length[answer]  # a position in the giver
-            advantage = tokens["advantage"][start[giver] + same_fraction]
-            for sums, factor in zip(over, ("log_prob", "s")):
-                value = advantage * tokens["weight"] * tokens[factor]
-                sums[0] += np.bincount(position, value, self.longest)
-                sums[1] += np.bincount(position, value ** 2, self.longest)
-
-    def bin_of(self, tokens: TokenTable, bins: int) -> np.ndarray:
-        """(n,) the published bin of each token. Unlike in TokenTable.part_of_answer, the last bin
-        ends at the largest t / length of the run, and a token on an edge belongs to the bin before
-        it."""
-        edges = np.linspace(0, (self.longest - 1) / self.longest, bins + 1)[1:-1]
-        return np.asarray(np.searchsorted(edges, tokens["position"] / tokens["length"]))
-
-    def total(self, partition: str, measure: str) -> Floats:
-        return np.asarray(self.of[partition][:, MEASURES.index(measure)])
-
-    def mean(self, partition: str, measure: str) -> Floats:
-        return self.total(partition, measure) / self.total(partition, "tokens")
-
-    def share(self, partition: str, measure: str) -> Floats:
-        return np.asarray(self.total(partition, measure) / self.total(partition, measure).sum())
-
-    def spread(self, partition: str, unit: str) -> Floats:
-        """The sample's standard deviation."""
-        n = self.total(partition, "tokens")
-        variance = self.mean(partition, f"squared {unit}") - self.mean(partition, unit) ** 2
-        return np.asarray(np.sqrt(variance.clip(0) * n / (n - 1)))
-
-    def t(self, unit: str, fewest: int) -> Floats:
-        """(1 + draws, positions): t of each position that so many answers have."""
-        n, over = self.total("position", "tokens"), self.over[:, UNITS.index(unit)]
-        has_enough = n >= fewest
-        total, square = np.moveaxis(over[..., has_enough], 1, 0)
-        return t_values(n[has_enough], total, square)
-
-    @property
-    def heads(self) -> dict[str, str]:
-        """The headings of the columns of these tables."""
-        old = "A w log p" if self.is_weighted else "A log p"
-        return {"old": old, "new": "A w s", "theirs": "published", "look": "ours is",
-                "lp": "mean log p", "size": f"mean abs({old})", "new size": "mean abs(A) w s",
-                "notes' lp": "published mean log p", "notes' size": "published mean abs"}
+FLAGS = {
+    "output_dir": Flag(None, "folder for the picture. By default it is analysis/ in the run"),
+    "baseline": Flag(None, "with several runs: the arm that the others are compared with")}
+LEGEND = [
+    "The earlier experiment (github.com/Ja-Crispy/GRPO-Zero) trained Qwen2.5-0.5B for 100 steps of "
+    "Countdown, with 303,042 tokens. Its notes called A log p the contribution of a token and took "
+    "it for the token's gradient. Here A is the advantage of a token, w its weight and p its "
+    "probability. The gradient's size at the logits is abs(A) w s, with s = norm(onehot - p), and "
+    "each table shows it, too. The published figures are those of that run. The column 'ours is' "
+    "compares this run's figure with the published one: it is the same if it differs by at most a "
+    "quarter, unless the table gives another rule."]
 
 
-def within(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """The values, those outside of the edges moved to the nearest one."""
-    return values.clip(edges[0], edges[-1])
+def main(argv: list[str]) -> None:
+    import mitigations  # noqa: F401  makes known the methods that a run's settings name
+    parser = make_parser("python -m lab notes RUN ... [flags]", __doc__, FLAGS)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
+    typed = parser.read(argv)
+    runs = read_runs(typed.pop("runs"))
+    flags = with_defaults(typed, FLAGS)
+    if len(runs) == 1:
+        of_one_run(runs[0], Path(flags.output_dir or runs[0]["folder"] / "analysis"))
+        return
+    sets, left_out = comparable(finished(runs))
+    for number, chosen in enumerate(sets):
+        comparison = Comparison(chosen, flags.baseline if number == 0 else None)
+        print_tables([report.describe_comparison(comparison.runs), *comparison.twins,
+                      *(left_out if number == 0 else [])], notes_tables_of_arms(comparison))
 
 
-def with_contributions(tokens: TokenTable) -> TokenTable:
-    """The tokens with a column for each of MEASURES."""
-    contribution = tokens["advantage"] * tokens["weight"] * tokens["log_prob"]
-    return tokens.having({
-        "tokens": np.ones(len(tokens)),
-        "contribution": contribution,
-        "abs contribution": np.abs(contribution),
-        "squared contribution": contribution ** 2,
-        "squared gradient": tokens["gradient"] ** 2})
+def of_one_run(run: Run, folder: Path) -> None:
+    if not run["steps"]:
+        raise UserError(f"{run['folder']} has no credit files, which hold its tokens")
+    tally = Tally(run["folder"])
+    notes = Notes(run, tally)
+    print_tables([report.describe(run, tally)], notes_tables(notes))
+    if notes.cloud.any():  # some log p is known
+        make_output_folder(folder)
+        path, _ = draw_notes(notes, folder)
+        print(f"\nThe four pictures are in {path}")
 
 
-def signs_of_rewards(record: StepRecord) -> np.ndarray:
-    """(answers,) the sign of the normalised reward: 1, or -1 where it is 0 or less, as the earlier
-    experiment counted it; 0 where it is not known."""
-    reward, group = record.answers["reward"], record.answers["group"]
-    z = group_z_score(torch.from_numpy(reward), torch.from_numpy(group)).numpy()
-    sign = np.where(z > 0, 1, -1)
-    return np.where(np.isnan(z), 0, sign)
+def print_tables(intro: list[str], tables: list) -> None:
+    show_status("")
+    show([*intro, *LEGEND], tables)
 
 
-def class_of(text: str) -> str:
-    """The class of a token, by the regular expressions of the earlier experiment. A piece of a tag
-    is filler: a tokenizer cuts tags."""
-    text = text.strip()
-    if text in ("<think>", "</think>", "<answer>", "</answer>"):
-        return STRUCTURE
-    is_reasoning = re.fullmatch(r"[0-9+\-*/()=]+", text) or re.search("[0-9]", text)
-    return REASONING if is_reasoning or text in SPELLED else FILLER
+@UNDEFINED
+def draw_notes(notes: Notes, folder: Path) -> Picture:
+    """The four published pictures, in both units."""
+    figure, ((bars, histogram), (cloud, over_steps)) = plt.subplots(2, 2, figsize=(11, 7.6))
+    draw_bins(bars, notes)
+    draw_values(histogram, notes)
+    draw_classes(over_steps, notes)
+    for axis in (bars, histogram, over_steps):
+        axis.legend(fontsize=7.5)
+    counts = np.where(notes.cloud, notes.cloud, np.nan)  # what never occurs is not coloured
+    drawn = cloud.pcolormesh(LOG_PROBS, ADVANTAGES, counts.T, cmap="viridis",
+                             norm=LogNorm(1, max(2, notes.cloud.max())))
+    figure.colorbar(drawn, ax=cloud, label="number of tokens", format="{x:g}")
+    cloud.set(xlabel="log p of a token", ylabel="its advantage", title="Log p and advantage")
+    return save(figure, folder, "notes", "The four pictures of the earlier experiment, with the "
+                "contribution and with the gradient's size: the mean size by position, divided by "
+                "that of all tokens; how often each value occurs; log p and advantage; the mean "
+                "size of each class over training")
 
 
-def class_codes(tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
-    """(n,) the number of each token's class in CLASSES."""
-    distinct, which = np.unique(ids, return_inverse=True)
-    codes = []
-    for token in distinct.tolist():
-        text = tokenizer.decode([token], skip_special_tokens=False)
-        codes.append(CLASSES.index(class_of(text)))
-    return np.array(codes)[which]
+def draw_bins(axis: Axes, notes: Notes) -> None:
+    heads = notes.heads
+    for unit, head, colour, shift in (("contribution", "size", "black", -0.2),
+                                      ("gradient", "new size", GRADIENT_COLOUR, 0.2)):
+        relative = notes.mean("bin", f"abs {unit}") / notes.mean("all", f"abs {unit}")[0]
+        axis.bar(np.arange(10) + shift, relative, 0.4, color=colour, label=heads[head])
+    axis.set(xlabel="tenth of the answer", xticks=range(10),
+             ylabel="mean size / that of all tokens", title="Size by position")
 
 
-def shuffled_in_groups(group: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """(answers,) the answers in an order in which each group is shuffled."""
-    by_group = np.argsort(group, kind="stable")
-    shuffled_by_group = np.lexsort((rng.random(len(group)), group))
-    giver = np.empty(len(group), int)
-    giver[by_group] = shuffled_by_group
-    return giver
+def draw_values(axis: Axes, notes: Notes) -> None:
+    axis.stairs(notes.values["contribution"], VALUES, color="black", label=notes.heads["old"])
+    axis.stairs(notes.values["gradient"], VALUES, color=GRADIENT_COLOUR, label=notes.heads["new"])
+    axis.set(xlabel="value of a token (values beyond 5 are in the last bar)",
+             ylabel="number of tokens", yscale="log", title="Values with their sign")
+    axis.yaxis.set_major_formatter("{x:g}")
 
 
-def quantile(counts: Floats, share: float) -> float:
-    """The quantile of the numbers 0, 1, 2, ..., of which number i occurs counts[i] times. As in
-    numpy.quantile, it is linear between neighbours."""
-    rank, ends = share * (counts.sum() - 1), np.cumsum(counts)
-    low = np.searchsorted(ends, floor(rank), side="right")
-    high = np.searchsorted(ends, ceil(rank), side="right")
-    return float(low + (rank % 1) * (high - low))
-
-
-def same_or_other(ours: float, theirs: float | None, border: float | None = None) -> str:
-    """The word `same` if our figure is within a quarter of the published one; or, where a border is
-    given, if both are on the same side of it. Otherwise the word `other`."""
-    if theirs is None or not np.isfinite(ours):
-        return ""
-    if border is None:
-        is_same = 0.8 <= ours / theirs <= 1.25
-    else:
-        is_same = (ours > border) == (theirs > border)
-    return "same" if is_same else "other"
+def draw_classes(axis: Axes, notes: Notes) -> None:
+    steps = [block.mean() for block in notes.tally.blocks]
+    used = np.flatnonzero(notes.total("class", "tokens"))
+    for unit, head, style in (("contribution", "size", "-"), ("gradient", "new size", ":")):
+        of_block = notes.mean("class by block", f"abs {unit}").reshape(-1, 3)
+        label = notes.heads[head].removeprefix("mean ")
+        for c in used:
+            axis.plot(steps, of_block[:, c], color=COLOURS[c], ls=style,
+                      label=f"{CLASSES[c]}, {label}")
+    axis.set(xlabel="step", ylabel="mean absolute value", ylim=(0, None),
+             title="Size by class, over training")
+    whole_steps(axis)

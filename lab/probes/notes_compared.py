@@ -1,5 +1,5 @@
 """Tables of the earlier experiment for several runs: what it expected of each weighting beside what
-these runs have shown, and its summary table. lab/probes/notes.py has the sums."""
+these runs have shown, and its summary table. notes_sums.py has the sums."""
 from collections.abc import Iterable
 
 import numpy as np
@@ -9,8 +9,8 @@ from analysis.gains import Gain, final_lines, gains, mean_success, over_baseline
 from analysis.statistics import Floats, mean_over
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tally import Tally
-from lab.probes.notes import (FILLER, PUBLISHED_SIZES, REASONING, UNDEFINED, UNITS, Notes,
-                                    same_or_other)
+from lab.probes.notes_sums import (FILLER, PUBLISHED_SIZES, REASONING, UNDEFINED, UNITS, Notes,
+                                   same_or_other)
 
 BROKEN = 0.0, ("expected: equal credit, perhaps instability; seen: broken at step 60, norm 0.6 to "
                "0.7")

@@ -1,4 +1,4 @@
-"""The earlier experiment's tables of one run; notes.py beside it has their sums.
+"""The earlier experiment's tables of one run; notes_sums.py beside it has their sums.
 
 Each table has its unit A log p beside the gradient's size, the published figures, whether ours is
 the same or another, and one sentence on what the table can and cannot mean.
@@ -7,8 +7,8 @@ import numpy as np
 
 from analysis.statistics import Floats
 from analysis.tables import Row, Table, by_row
-from lab.probes.notes import (CLASSES, FILLER, PUBLISHED_SIZES, REASONING, STRUCTURE,
-                                    UNDEFINED, UNITS, Notes, class_codes, quantile, same_or_other)
+from lab.probes.notes_sums import (CLASSES, FILLER, PUBLISHED_SIZES, REASONING, STRUCTURE,
+                                   UNDEFINED, UNITS, Notes, class_codes, quantile, same_or_other)
 
 FEWEST_ANSWERS = (2, 30)  # that a position must have for a t: the published number, and enough
 

@@ -25,6 +25,8 @@ vanish in the controls.
 Phase 2 is measured on the credit files of the run that the checkpoint lies in, on all its steps;
 for another model, on the same answers as phase 1.
 """
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,26 +34,37 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from lab.probes.notes import class_codes
+from analysis.statistics import jackknife, jackknife_of_log, t_values, within
+from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tokens import TokenTable, joined_tables, read_tokens, table_of_frames
 from engine.errors import UserError
 from engine.forward import lay_out, log_probs_of_each, micro_batches
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
+from engine.tokens import KINDS, WORD
 from grpo import gradient_size, grpo
-from harness.record import credit_steps
 from harness.flags import Flag
-from qwen2_model import Qwen2
+from harness.record import credit_steps
 from lab.probes.common import (MODEL_FLAGS, Findings, Progress, policy_from_flags, run_of,
-                                    sample_batch)
-from lab.probes.phase1_tables import (GRADIENT, LOSS_TERMS, PHASE_1, PHASE_2, RANDOM_TEXT,
-                                            UNTRAINED, UNTRAINED_RANDOM, flaws_table,
-                                            phases_table)
+                               sample_batch)
+from lab.probes.notes_sums import CLASSES, FILLER, REASONING, class_codes
+from qwen2_model import Qwen2
 
 FLAGS = {
     **MODEL_FLAGS,
     "questions": Flag(25, "number of problems", least=2, most=10_000),
     "answers": Flag(4, "answers to each problem", least=2, most=1000)}
+FIFTHS = 5
+PHASE_1, PHASE_2 = "phase 1", "phase 2"
+RANDOM_TEXT, UNTRAINED, UNTRAINED_RANDOM, LOSS_TERMS, GRADIENT = CONTROLS = (
+    "random text", "untrained", "untrained, random text", "loss terms", "abs(A) s")
+PUBLISHED = {  # what the earlier experiment found in phase 1 and phase 2
+    "t of the size above 3": ("0.83", "-"), "t of the size below 1.5": ("0.019", "-"),
+    "abs(t) above 3": ("-", "0.20"), "abs(t) below 1.5": ("-", "0.39"),
+    "mean abs(t)": ("-", "1.92"), "early over late": ("4", "1.6"),
+    "filler over reasoning": ("1.75", "1.31"),
+    "the same at like positions": ("-", "1.24")}  # from its table of five bins
+TokensByName = Mapping[str, TokenTable]  # phase 1, phase 2 and the controls, by name
 
 
 @np.errstate(invalid="ignore", divide="ignore")  # of few answers some shares are of nothing: NaN
@@ -165,3 +178,151 @@ def random_text(policy: Policy, rollouts: Rollouts) -> Rollouts:
     ids = torch.randint(policy.tokenizer.get_vocab_size(), rollouts.ids.shape,
                         generator=rollouts.generator)
     return replace(rollouts, ids=ids.to(rollouts.ids.device) * rollouts.mask)
+
+
+def t_by_position(tokens: TokenTable, column: str = "signed") -> np.ndarray:
+    """abs(t) of each position that several answers have."""
+    number, position = tokens[column], tokens["position"]
+    n = np.bincount(position)
+    total, square = np.bincount(position, number), np.bincount(position, number ** 2)
+    several = n > 1
+    return np.abs(t_values(n[several].astype(float), total[several], square[several]))
+
+
+def mean_of(values: np.ndarray) -> np.float64:
+    """The mean, or NaN where there is none, as in a fifth of very short answers."""
+    return values.mean() if len(values) else np.float64(math.nan)
+
+
+def is_of_class(tokens: TokenTable, name: str) -> np.ndarray:
+    return np.asarray(tokens["class"] == CLASSES.index(name))
+
+
+def class_ratio(tokens: TokenTable) -> float:
+    """The mean size of filler over that of reasoning."""
+    size = tokens["size"]
+    filler = mean_of(size[is_of_class(tokens, FILLER)])
+    reasoning = mean_of(size[is_of_class(tokens, REASONING)])
+    return float(filler / reasoning)
+
+
+def ratio_at_like_positions(tokens: TokenTable) -> float:
+    """The same, with every fifth of the answers counted the same for both classes."""
+    fifth = tokens.part_of_answer(FIFTHS)
+    is_filler, is_reasoning = is_of_class(tokens, FILLER), is_of_class(tokens, REASONING)
+    filler, reasoning = 0.0, 0.0
+    for number in range(FIFTHS):
+        filler += mean_of(tokens["size"][is_filler & (fifth == number)])
+        reasoning += mean_of(tokens["size"][is_reasoning & (fifth == number)])
+    return float(filler / reasoning)
+
+
+def mean_by_fifth(tokens: TokenTable) -> list[np.float64]:
+    fifth = tokens.part_of_answer(FIFTHS)
+    return [mean_of(tokens["size"][fifth == number]) for number in range(FIFTHS)]
+
+
+def first_over_last_fifth(tokens: TokenTable) -> float:
+    means = mean_by_fifth(tokens)
+    return float(means[0] / means[-1])
+
+
+STATISTICS = {
+    "t of the size above 3": lambda tokens: mean_of(t_by_position(tokens, "size") > 3),
+    "t of the size below 1.5": lambda tokens: mean_of(t_by_position(tokens, "size") < 1.5),
+    "abs(t) above 3": lambda tokens: mean_of(t_by_position(tokens) > 3),
+    "abs(t) below 1.5": lambda tokens: mean_of(t_by_position(tokens) < 1.5),
+    "mean abs(t)": lambda tokens: mean_of(t_by_position(tokens)),
+    "early over late": first_over_last_fifth,
+    "filler over reasoning": class_ratio,
+    "the same at like positions": ratio_at_like_positions}
+SHARES = ("t of the size above 3", "t of the size below 1.5", "abs(t) above 3", "abs(t) below 1.5")
+RATIOS_OF_SIZES = ("early over late", "filler over reasoning", "the same at like positions")
+IN_WORDS = {  # the statistics of which a sentence is made
+    "t of the size above 3": "The share of positions with a t of the size above 3",
+    "abs(t) above 3": "The share of positions with abs(t) above 3",
+    "early over late": "The mean size of early tokens, divided by that of late ones,",
+    "filler over reasoning": "The mean size of filler, divided by that of reasoning,"}
+
+
+def phases_table(found: TokensByName) -> Table:
+    rows: list[Row] = []
+    sentences = []
+    phase_1, phase_2 = found[PHASE_1], found[PHASE_2]
+    for name, statistic in STATISTICS.items():
+        published_1, published_2 = PUBLISHED[name]
+        # of a whole training, phase 2, the problems are too many to leave out one by one
+        estimated = jackknife_of_log if name in RATIOS_OF_SIZES else jackknife
+        of_phase_1 = estimated(lambda kept: statistic(phase_1.where(kept)), phase_1["problem"])
+        if name in SHARES:
+            of_phase_1 = within(of_phase_1, 0, 1)
+        of_controls = [float(statistic(found[control])) for control in CONTROLS]
+        rows.append([name, published_1, of_phase_1, published_2, float(statistic(phase_2)),
+                     *of_controls])
+        if name in IN_WORDS:
+            other = float(statistic(found[RANDOM_TEXT]))
+            sentences.append(f"{IN_WORDS[name]} is {of_phase_1.value:.3g} in phase 1, and "
+                             f"{other:.3g} for random text, in which there is no credit.")
+    formats = {"measure": "", "notes 1": "", PHASE_1: ".3g", "notes 2": "",
+               PHASE_2: ".3g", **dict.fromkeys(CONTROLS, ".3g")}
+    return Table("phases", "Phase 1, phase 2, and controls in which there is no credit",
+                 by_row(formats, rows), "\n".join(sentences),
+                 ["Each position has a t, which is computed over the answers. A row with t has the "
+                  "share of the positions of which its name is true, or the mean over positions. "
+                  "Early over late and filler over reasoning are ratios of mean sizes. The "
+                  "interval is over problems (jackknife), and that of a ratio is computed for its "
+                  "logarithm"],
+                 {"notes 1": "phase 1, published", "notes 2": "phase 2, published",
+                  PHASE_1: f"{PHASE_1}{WITH_INTERVAL}"})
+
+
+def flaws_table(found: TokensByName, with_shuffled_rewards: TokenTable) -> Table:
+    phase_1, gradient = found[PHASE_1], found[GRADIENT]
+    changed = np.abs(with_shuffled_rewards["signed"] - gradient["signed"]).sum()
+    without_gradient = gradient["size"] == 0
+    filler = phase_1["kind"][is_of_class(phase_1, FILLER)]
+    half = phase_1.where(phase_1["answer"] % 2 == 0)
+    t_of_all = mean_of(t_by_position(phase_1, "size"))
+    t_of_half = mean_of(t_by_position(half, "size"))
+    changed = float(changed / gradient["size"].sum())
+    early_over_late = first_over_last_fifth(found[UNTRAINED_RANDOM])
+    t_of_size = float(STATISTICS["t of the size above 3"](phase_1))
+    t_signed = float(STATISTICS["abs(t) above 3"](phase_1))
+    without_learning = phase_1["size"][without_gradient].sum() / phase_1["size"].sum()
+    not_a_word = mean_of(filler != WORD)
+    rows = [
+        ["the wrong gradient: how much of GRPO's gradient changes with shuffled rewards (of phase "
+         "1: 0)",
+         changed],
+        ["correlation of the size in phase 1 with abs(A) s, that of GRPO's gradient",
+         pearson(phase_1["size"], gradient["size"])],
+        ["position: early over late for an untrained model and random text, without any credit",
+         early_over_late],
+        ["correlation of the size in phase 1 with the number of loss terms",
+         pearson(phase_1["size"], found[LOSS_TERMS]["size"])],
+        ["t: share of positions above 3, for the size, which is never negative", t_of_size],
+        ["the same for the number with a sign", t_signed],
+        ["t grows with the answers: mean t for all answers / mean t for half of them",
+         t_of_all / t_of_half],
+        ["after the fact: share of the sizes in answers from which nothing is learned (A = 0)",
+         without_learning],
+        ["crude classes: share of filler that is not a word but a tag, a space or an end",
+         not_a_word]]
+    sentences = [
+        f"The wrong gradient: shuffled rewards change GRPO's gradient by {changed:.3g} times its "
+        "size, and that of phase 1 not at all.",
+        "It depends on the position: for an untrained model and random text, where there is no "
+        f"credit, early tokens have {early_over_late:.3g} times the size of late ones.",
+        f"Its t shows little: the share of positions with abs(t) above 3 is {t_of_size:.3g} for "
+        f"the size, which is never negative, and {t_signed:.3g} for the number with a sign.",
+        "It comes after the fact: answers from which training learns nothing (A = 0) have a share "
+        f"of {without_learning:.3g} of the sum of the sizes of phase 1.",
+        f"Its classes are crude: {not_a_word:.1%} of filler is not words but tags, spaces and ends "
+        "of answers."]
+    return Table("flaws", "The five flaws, each with the number that shows it",
+                 by_row({"flaw": "", "found": ".3g"}, rows), "\n".join(sentences),
+                 ["A size is that of phase 1. The kinds of token are: " + ", ".join(KINDS)])
+
+
+def pearson(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.corrcoef(one, other)[0, 1])

@@ -7,7 +7,7 @@ import torch
 from tokenizers import Tokenizer, models
 
 from conftest import hand_made
-from lab.probes.notes import class_of
+from lab.probes.notes_sums import class_of
 from credit.measured import chain, probability_of_others
 from credit.measured import measured as measured_advantage
 from engine.errors import UserError

@@ -15,10 +15,9 @@ from engine.tokens import NUMBER, WORD
 from lab.__main__ import main
 from lab.probes import rank
 from lab.probes.rank import (
-    MEASURED, NO_BASELINE, add_ranks, advantages_of, gradients_of_answers, gram, matrix_of,
-    parameter_parts, planted, ranks_of)
-from lab.probes.rank_tables import (
-    CRITIC, ONES, PLANTED, RANKS, Z, ranks_by_advantage, ranks_by_size)
+    CRITIC, MEASURED, NO_BASELINE, ONES, PLANTED, RANKS, Z, add_ranks, advantages_of,
+    gradients_of_answers, gram, matrix_of, parameter_parts, planted, ranks_by_advantage,
+    ranks_by_size, ranks_of)
 
 
 def by_definition(singular_values):

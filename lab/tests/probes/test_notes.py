@@ -8,7 +8,7 @@ from conftest import credit_columns, write_log
 from logs import (by_name, comparison_of, ids_of, make, plain_rows, random_log, rows_in,
                   titles_in)
 
-from lab.probes import notes, notes_compared, notes_report, notes_tables
+from lab.probes import notes, notes_compared, notes_sums, notes_tables
 from lab.__main__ import main
 from analysis.runs import read_run
 from analysis.gains import Gain
@@ -20,7 +20,7 @@ UNITS = {"contribution": "old", "gradient": "new"}
 
 
 def notes_of(folder, **more):
-    return notes.Notes(read_run(folder), Tally(folder), **more)
+    return notes_sums.Notes(read_run(folder), Tally(folder), **more)
 
 
 def with_the_notes_columns(rows):
@@ -28,7 +28,7 @@ def with_the_notes_columns(rows):
     top = (longest - 1) / longest
     for row in rows:
         row["contribution"] = row["advantage"] * row["weight"] * row["log_prob"]
-        row["class"] = notes.class_of(row["text"])
+        row["class"] = notes_sums.class_of(row["text"])
         at = row["position"] / row["length"]
         for name, count in (("bin", 10), ("fifth", 5)):  # (low, high] of each; the first has low
             row[name] = next(b for b in range(count) if at <= top * (b + 1) / count + 1e-12)
@@ -66,7 +66,7 @@ def close(values):
     (" 12", "reasoning"), ("*(", "reasoning"), ("x2", "reasoning"), (" plus", "reasoning"),
     ("plus that", "filler"), (" ", "filler"), (".", "filler"), ("-/=", "reasoning")])
 def test_classes_by_the_notes_regular_expressions(text, name):
-    assert notes.class_of(text) == name
+    assert notes_sums.class_of(text) == name
 
 
 def test_contribution(log):
@@ -152,7 +152,7 @@ def test_a_shuffled_advantage_keeps_its_share_of_the_length():
         "weight": np.ones(6), "log_prob": np.array([0.0, 0, 1, 1, 1, 1]), "s": np.ones(6)})
     answers = {"group": np.array([0, 0]), "length": np.array([2, 4]),
                "episode_start": np.array([0, 2])}
-    notes.Notes.add_draws(Pair, StepRecord(1, 1, tokens, answers, []))
+    notes_sums.Notes.add_draws(Pair, StepRecord(1, 1, tokens, answers, []))
     assert Pair.over[0, 0, 0].tolist() == [1, 2, 3, 4]
     drawn = {tuple(sums) for sums in Pair.over[:, 0, 0].tolist()}
     assert drawn == {(1, 2, 3, 4), (5, 5, 7, 7)}
@@ -200,7 +200,7 @@ def test_quantiles_of_counts_are_those_of_numpy():
         counts = rng.integers(0, 4, 9)
         counts[4] += 1
         for share in (0.2, 0.8, 0.33):
-            assert notes.quantile(counts, share) == pytest.approx(
+            assert notes_sums.quantile(counts, share) == pytest.approx(
                 np.quantile(np.repeat(np.arange(9), counts), share))
 
 
@@ -284,7 +284,7 @@ def test_top_tokens(log):
     (1.7, 1.31, 1, "same"), (0.9, 1.31, 1, "other"), (-3, -0.56, 0, "same"),
     (np.nan, 1, None, ""), (1.0, None, None, "")])
 def test_the_look(ours, theirs, border, said):
-    assert notes.same_or_other(ours, theirs, border) == said
+    assert notes_sums.same_or_other(ours, theirs, border) == said
 
 
 def test_the_looks_of_the_tables(log):
@@ -325,8 +325,8 @@ def test_the_discounted_run_has_the_notes_figures_of_theirs(tmp_path):
 def test_pictures_show_what_the_tables_say(log, tmp_path, monkeypatch):
     rows, found, tables = log
     kept = []
-    monkeypatch.setattr(notes_report, "save", lambda figure, *_: kept.append(figure))
-    notes_report.draw_notes(found, tmp_path)
+    monkeypatch.setattr(notes, "save", lambda figure, *_: kept.append(figure))
+    notes.draw_notes(found, tmp_path)
     bars, histogram, cloud, classes, _ = kept[0].axes
     whole = mean(sizes(rows, "contribution"))
     assert [bar.get_height() for bar in bars.patches[:10]] == close(
@@ -339,7 +339,7 @@ def test_pictures_show_what_the_tables_say(log, tmp_path, monkeypatch):
         assert line.get_ydata().tolist() == close([mean(sizes(
             [r for r in rows if (r["step"], r["class"]) == (step, name)], "contribution"))
             for step in (1, 2, 3)])
-    notes_report.plt.close(kept[0])
+    notes.plt.close(kept[0])
 
 
 def test_expected_against_found(tmp_path):
@@ -385,7 +385,7 @@ def test_the_command_prints_the_tables_and_draws_the_pictures(tmp_path, capsys):
     folder, _ = random_log(tmp_path / "run")
     main(["notes", str(folder)])
     printed = capsys.readouterr().out
-    found = notes.Notes(read_run(folder), Tally(folder))
+    found = notes_sums.Notes(read_run(folder), Tally(folder))
     tables = notes_tables.notes_tables(found)
     assert titles_in(printed) == [table.title for table in tables]
     assert {table.name for table in tables} == {f"notes {name}" for name in (
