@@ -22,13 +22,10 @@ which fault of docs/how_a_run_fails.md they show, and which single run would dec
 if not __package__:
     raise SystemExit("start it with: python -m tools.preflight")
 import json
-import time
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-
-import numpy as np
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from engine.errors import UserError
@@ -39,14 +36,13 @@ from harness.load import load_policy, make_task
 from harness.made_of import SETTINGS, made_of
 from harness.parser import make_parser, with_defaults
 from harness.record import make_output_folder, read_json, read_lines, replace_text
-from harness.screen import run_as_program, say, show_status
+from harness.screen import run_as_program, show_status
 from harness.settings import Settings, make_settings, read_flags
 from tools.helpers.prospects import Answers
 from tools.helpers.prospects_in_words import Findings, Plan
 
 FEWEST_PROBLEMS = 4
 NOT_ASKED = 400  # problems that no model is asked, to try answers on that ignore the problem
-IN_EXAMPLES = 16  # problems, and answers to each, that are asked with another number of examples
 
 FLAGS = {
     "problems": Flag(32, "number of problems that are asked", least=FEWEST_PROBLEMS,
@@ -80,9 +76,7 @@ def main(argv: list[str]) -> None:
     folder = Path(own.out or f"runs/preflight-{Path(settings.model).name}-{settings.task}")
     policy = load_policy(settings)
     sampled = sample(policy, settings, own, folder)
-    findings = find(policy, settings, sampled)
-    findings.with_examples = with_other_examples(policy, settings, asked, sampled)
-    text = findings.in_words()
+    text = find(policy, settings, sampled).in_words()
     replace_text(folder / "preflight.txt", text + "\n")
     print(text)
     print(f"\nThis text and all answers are kept in {folder}")
@@ -97,7 +91,6 @@ def sample(policy: Policy, s: Settings, own: SimpleNamespace, folder: Path) -> l
                if name != SETTINGS}  # they are compared by themselves
     kept = begin(folder, json.loads(json.dumps(asked, default=str)), digests)
     at_once = max(1, s.questions * s.answers // own.answers)
-    start, before = time.perf_counter(), len(kept)
     for first in range(len(kept), len(problems), at_once):
         show_status(f"sampled answers to {first} of {len(problems)} problems")
         part = problems[first:first + at_once]
@@ -106,14 +99,6 @@ def sample(policy: Policy, s: Settings, own: SimpleNamespace, folder: Path) -> l
         with open(folder / "answers.jsonl", "a", encoding="utf-8") as file:
             file.writelines(json.dumps(asdict(one)) + "\n" for one in found)
         kept += found
-        if first == before and len(kept) < len(problems):
-            left = (time.perf_counter() - start) / len(part) * (len(problems) - len(kept))
-            say(f"{len(problems)} problems with {own.answers} answers each: about "
-                f"{left / 60:.1f} more minutes of sampling")
-    seconds = time.perf_counter() - start
-    if len(kept) > before:
-        replace_text(folder / "seconds.json", json.dumps(seconds / (len(kept) - before)
-                                                         / own.answers))
     return kept
 
 
@@ -152,17 +137,15 @@ def begin(folder: Path, asked: dict[str, Any], digests: dict[str, str]) -> list[
                             "or remove the folder")
     kept = read_lines(answers)  # without a last one that was cut off
     replace_text(answers, "".join(json.dumps(line) + "\n" for line in kept))
-    return [Answers(**line) for line in kept]
+    names = [field.name for field in fields(Answers)]  # an older file may have more
+    return [Answers(**{name: line[name] for name in names}) for line in kept]
 
 
 def answers_to(batch: Rollouts, policy: Policy, group: int) -> Answers:
     """The answers to one problem of a batch."""
     rows = (batch.group == group).nonzero().squeeze(1).tolist()
-    length = batch.length.clamp(min=1)
-    entropy = batch.entropy.sum(1) / length
     columns = {"reward": batch.reward, "right": batch.scores["answer"],
-               "format": batch.scores["format"], "finished": batch.finished,
-               "length": length, "entropy": entropy}
+               "format": batch.scores["format"], "finished": batch.finished}
     numbers = {name: [float(column[row]) for row in rows] for name, column in columns.items()}
     return Answers(policy.task.show(batch.problems[group]), [batch.answers[row] for row in rows],
                    **numbers)
@@ -204,29 +187,6 @@ def can_spell(policy: Policy, s: Settings) -> bool:
         return True
     except UserError:
         return False
-
-
-def with_other_examples(policy: Policy, s: Settings, asked: dict[str, Any],
-                        sampled: list[Answers]) -> str:
-    """A sentence about how many answers are right with examples in the prompt, and without; "" if
-    the task has no such flag, or the model cannot read such a prompt."""
-    if "examples" not in flags_of(type(policy.task.task)):
-        return ""
-    now = s.method_flags["examples"]
-    other = 0 if now else 4
-    show_status(f"sampling with {other} examples in the prompt")
-    try:
-        changed = make_settings({**asked, "examples": other})
-        there = replace(policy, settings=changed,
-                        task=make_task(changed.task, changed.method_flags))
-        problems = problems_to_ask(policy, s, min(len(sampled), IN_EXAMPLES))
-        batch = there.ask(problems, IN_EXAMPLES, derived_seed("preflight examples", s.seed))
-    except UserError:
-        return ""
-    before = float(np.mean([np.mean(one.right) for one in sampled[:len(problems)]]))
-    after = float(batch.scores["answer"].mean())
-    return (f"Of the answers to {len(problems)} of these problems {before:.0%} are right with "
-            f"{now} examples in the prompt, and {after:.0%} with {other} (--examples {other}).")
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def test_trl_and_verl_are_read_under_their_names(tmp_path):
         for _ in STEPS])
     assert rows_of(tmp_path / "verl.jsonl") == [7]
     said = diagnose(tmp_path / "verl.jsonl")
-    assert "Not in this log: no_spread, entropy" in " ".join(said.split())
+    assert "Not in this log: equal_groups, entropy" in " ".join(said.split())
 
 
 PARTS = {  # the rows, and the parts of a reward that rises

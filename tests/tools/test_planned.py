@@ -81,37 +81,28 @@ def test_a_run_without_checkpoints_leaves_none_and_begins_again(planned, capfd, 
     assert [(path, path.stat().st_mtime_ns) for path in sorted(first.folder.rglob("*"))] == before
 
 
+def of_100_seconds(runs, processes):
+    """A step took 100 seconds in what was finished before."""
+    known = Runs(runs, processes)
+    known.seconds, known.steps = 600.0, 6
+    return known
+
+
 def test_the_time_left_counts_steps_that_are_made_again(planned):
-    """100 s a step; 3 of 6 are on record."""
-    run = replace(planned(steps=6), seconds=600.0)
+    """3 of 6 are on record."""
+    run = planned(steps=6)
     run.folder.mkdir(parents=True)
     (run.folder / "metrics.jsonl").write_text("{}\n" * 3)
-    assert Runs([run], 1).time_left() == ", about 5 min left"
-    assert Runs([replace(run, keeps_checkpoints=False)], 1).time_left() == ", about 10 min left"
+    assert of_100_seconds([run], 1).time_left() == ", about 5 min left"
+    again = replace(run, keeps_checkpoints=False)
+    assert of_100_seconds([again], 1).time_left() == ", about 10 min left"
 
 
 def test_the_time_left_is_that_of_the_busiest_process(planned):
     """Three runs of ten minutes each and two processes: one of them makes two runs."""
-    runs = [replace(planned(seed=seed), seconds=600.0) for seed in range(3)]
-    assert Runs(runs, 2).time_left() == ", about 20 min left"
-
-
-def test_the_time_left_counts_what_comes_before_the_runs(planned, capsys):
-    """Ten minutes of a run, and three before it; at last there is nothing left."""
-    run = replace(planned(), seconds=600.0)
-    runs = Runs([run], 1)
-    assert runs.time_left(180.0) == ", about 13 min left"
-    assert runs.time_left() == ", about 10 min left"
-    runs.waiting = []
-    assert runs.time_left() == ""
-
-    with pytest.raises(RuntimeError):
-        make_runs([run], 1, "", before=stopped, seconds_before=180.0)
-    assert "1 of 1 runs have to be made, 1 at a time, about 13 min left" in capsys.readouterr().out
-
-
-def stopped():
-    raise RuntimeError
+    runs = [planned(seed=seed, steps=6) for seed in range(3)]
+    assert of_100_seconds(runs, 2).time_left() == ", about 20 min left"
+    assert Runs(runs, 2).time_left() == ""  # nothing was finished yet
 
 
 def test_a_run_has_the_threads_that_are_planned(tmp_path):

@@ -1,9 +1,10 @@
 """Which fault a run shows, by the metrics of its steps: ours, or the log of another trainer.
 
-Each line of CHECKS below looks for one fault, at the end of a log as at its start: its row in the
-table of docs/how_a_run_fails.md, what it most often is, what was seen, and the run that would
-decide. A log says less than a run of this project: what it does not have is not looked for, and the
-answer names it.
+Each row of CHECKS below looks for one fault, at the end of a log as at its start: its row in the
+table of docs/how_a_run_fails.md, what it most often is, the metrics that show it, and the run that
+would decide. What the evidence says is the same for all: each of these metrics, from the first
+fifth of the steps to the last. A log says less than a run of this project: what it does not have is
+not looked for, and the answer names it.
 """
 import json
 import math
@@ -25,7 +26,7 @@ NAMES = {
     "step": ("step", "training/global_step", "global_step"),
     "reward": ("reward", "critic/rewards/mean", "critic/score/mean"),
     "success": ("success",),
-    "no_spread": ("groups_without_spread", "frac_reward_zero_std"),
+    "equal_groups": ("groups_without_spread", "frac_reward_zero_std"),
     "spread": ("reward_std",),
     "entropy": ("entropy", "entropy/mean", "actor/entropy", "actor/entropy_loss"),
     "length": ("length", "completions/mean_length", "completion_length", "response_length/mean"),
@@ -41,7 +42,7 @@ NAMES = {
     "clipped": ("clipped_share", "clip_ratio/region_mean", "actor/pg_clipfrac"),
     "learning_rate": ("learning_rate", "actor/lr"),
     "held_out": ("eval_reward",)}
-PART = "rewards/"  # of a reward function of TRL: rewards/NAME/mean
+PART = re.compile("rewards/(.+)/mean")  # of a reward function of TRL
 BEING_RIGHT = re.compile("acc|correct|right|solve|exact|answer|math")  # in a part's name
 FEWEST = 5  # steps from which on something can be said
 LARGER = {"gradient_norm": 1.5, "entropy": 1.5, "kl": 15.0}  # times, beside a reward that fell
@@ -51,38 +52,57 @@ LENGTH_ALONE = 0.9  # a correlation: runs with a reward for length had 0.92 to 0
 
 class Log:
     """The metrics of a run, step by step: log["entropy"] has a number for each step that says it.
+    What is asked of a metric that the log does not have is nan, and no comparison holds of that.
     """
 
     def __init__(self, lines: list[dict[str, Any]], held_out: list[float], config: dict[str, Any]):
         logged, lines = len(lines), without_steps_made_again(lines)
-        self.held_out, self.config = held_out, config
-        self.steps, self.made_again = len(lines), logged - len(lines)
+        self.steps, self.made_again, self.config = len(lines), logged - len(lines), config
         every = {name: column_of(lines, aliases) for name, aliases in NAMES.items()}
-        parts = sorted({key for line in lines for key in line
-                        if key.startswith(PART) and key.endswith("/mean")})
+        parts = {found[1]: key for line in lines for key in line if (found := PART.fullmatch(key))}
+        self.parts = sorted(parts)
+        every |= {name: column_of(lines, (key,)) for name, key in parts.items()}
+        every["held_out"] = np.array(held_out, float)
+        if not len(every["finished"]):
+            every["finished"] = 1 - every["cut_off"]
         self.broken = {name: int((~np.isfinite(column)).sum()) for name, column in every.items()
                        if not np.isfinite(column).all()}
         self.columns = {name: column[np.isfinite(column)] for name, column in every.items()}
-        if not len(self.columns["finished"]):
-            self.columns["finished"] = 1 - self.columns["cut_off"]
-        self.parts = {key.removeprefix(PART).removesuffix("/mean"): column_of(lines, (key,))
-                      for key in parts}
+        self.paid = "success" if self.has("success") else "reward"
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.columns[name]
 
-    def has(self, *names: str) -> bool:
-        return all(len(self.columns[name]) >= FEWEST for name in names)
+    def has(self, name: str) -> bool:
+        return len(self[name]) >= (2 if name == "held_out" else FEWEST)
+
+    def first(self, name: str) -> float:
+        """The mean of the first two steps, before a run goes wrong at once."""
+        return float(self[name][:2].mean()) if self.has(name) else math.nan
 
     def start(self, name: str) -> float:
-        """The mean of the first fifth of the steps; 0 where there is none."""
-        return float(np.mean(self[name][:fifth(self[name])])) if self.has(name) else 0.0
+        """The mean of the first fifth of the steps."""
+        return float(self[name][:fifth(self[name])].mean()) if self.has(name) else math.nan
 
     def end(self, name: str) -> float:
-        """The mean of the last fifth of the steps; 0 where there is none."""
-        return float(np.mean(self[name][-fifth(self[name]):])) if self.has(name) else 0.0
+        """The mean of the last fifth of the steps."""
+        return float(self[name][-fifth(self[name]):].mean()) if self.has(name) else math.nan
+
+    def always(self, name: str, value: float | None = None) -> bool:
+        """Whether a metric has one value in all steps, by default any."""
+        wanted = self[name][:1] if value is None else value
+        return self.has(name) and bool((self[name] == wanted).all())
+
+    def rises(self, name: str) -> bool:
+        """Whether the last third lies above the first by more than twice its error."""
+        return self.has(name) and rose(self[name])
 
     def way(self, name: str) -> str:
+        """What a metric did, as evidence."""
+        if name in self.broken:
+            return f"{name} is not finite in {self.broken[name]} of {self.steps} steps"
+        if self.always(name):
+            return f"{name} is {self[name][0]:.3g} in every step"
         return f"{name} went from {self.start(name):.3g} to {self.end(name):.3g}"
 
 
@@ -125,228 +145,162 @@ def is_made_again(before: dict[str, Any], line: dict[str, Any]) -> bool:
 
 
 def rose(values: np.ndarray) -> bool:
-    """Whether the last third of the values lies above the first by more than twice its error."""
     third = max(2, len(values) // 3)
     early, late = values[:third], values[-third:]
     error = math.sqrt(float(early.var(ddof=1) + late.var(ddof=1)) / third)
     return float(late.mean() - early.mean()) > max(2 * error, 1e-9)
 
 
-# ------------------------------------------------------------------ the checks
-# Each returns what was seen, or "".
-def reward_is_no_number(log: Log) -> str:
-    count = log.broken.get("reward", 0)
-    return f"the mean reward is not finite in {count} of {log.steps} steps" if count else ""
+# ------------------------------------------------------------------ what takes more than a line
+# Each returns the metrics that show the fault; none of them if it is not there.
+def trains_nothing(log: Log) -> list[str]:
+    """The rate or every gradient is 0, although groups had different rewards."""
+    if log.always("learning_rate", 0):
+        return ["learning_rate"]
+    differs = log.start("equal_groups") < 1 if log.has("equal_groups") else (
+        not log.always("reward"))
+    return ["gradient_norm"] if log.always("gradient_norm", 0) and differs else []
 
 
-def loss_is_no_number(log: Log) -> str:
-    found = [f"{name} in {log.broken[name]} of {log.steps} steps"
-             for name in ("loss", "gradient_norm", "kl") if name in log.broken]
-    return f"not finite are {', '.join(found)}" if found else ""
-
-
-def trains_nothing(log: Log) -> str:
-    if log.has("learning_rate") and (log["learning_rate"] == 0).all():
-        return f"the learning rate is 0 in all {len(log['learning_rate'])} steps"
-    if not log.has("gradient_norm") or (log["gradient_norm"] != 0).any():
-        return ""
-    differs = log.start("no_spread") < 1 if log.has("no_spread") else not is_constant(log)
-    return ("the norm of the gradient is exactly 0 in all steps, although groups had different "
-            "rewards") if differs else ""
-
-
-def is_constant(log: Log) -> bool:
-    """Whether the mean reward is the same in every step."""
-    return log.has("reward") and bool((log["reward"] == log["reward"][0]).all())
-
-
-def other_sampler(log: Log) -> str:
-    if log.start("gap") > 0.01:
-        return (f"on average they differ by {log.start('gap'):.3g} in the first steps, and "
-                "rounding is at most 0.002")
-    return ""
-
-
-def one_answer(log: Log) -> str:
-    if not log.has("entropy"):
-        return ""
-    paid = "success" if log.has("success") else "reward"
-    improved = log.has("reward") and rose(log[paid])
+def one_answer(log: Log) -> list[str]:
+    """The entropy is gone and so are the differences between rewards, but not because the problems
+    are solved."""
+    improved = log.rises(log.paid)
     solved = log.end("success") > 0.75 if log.has("success") else improved
     start, end = log.start("entropy"), log.end("entropy")
     is_low = end < min(0.02, start / 5)
-    collapsed = is_low or end < start / 3 and not improved
-    dead = log.end("no_spread") > 0.75
+    dead = log.end("equal_groups") > 0.75
     if log.has("spread"):
         dead = dead or log.end("spread") < 0.05 * max(log.start("spread"), 1e-9)
-    elif not log.has("no_spread"):
+    elif not log.has("equal_groups"):
         dead = is_low and not improved  # the entropy alone has to show it
-    ends = not log.has("finished") or log.end("finished") > 0.5
-    if collapsed and dead and ends and not solved:
-        return log.way("entropy") + ", and most groups have equal rewards at the end"
-    return ""
+    collapsed = is_low or end < start / 3 and not improved
+    found = collapsed and dead and not log.end("finished") <= 0.5 and not solved
+    return names_in(log, "entropy", "equal_groups", "spread") if found else []
 
 
-def destroyed(log: Log) -> str:
+def destroyed(log: Log) -> list[str]:
     """What the first two steps had, the end has not, and a second sign excludes that the problems
     became harder."""
-    name = "success" if log.has("success") else "reward"
-    if not log.has(name):
-        return ""
-    first, last, signs = float(log[name][:2].mean()), log.end(name), signs_of_drift(log, LARGER)
-    if log.end("no_spread") > 0.95 and log.has("no_spread") and log["no_spread"][:2].mean() < 0.8:
-        signs.append("no group has different rewards any more")
-    if first > 0 and last < first / 4 and signs:
-        return f"{name} went from {first:.3g} to {last:.3g}, and {' and '.join(signs)}"
-    return ""
-
-
-def drifted(log: Log) -> str:
-    """Signs of a model that goes astray, whatever the reward does."""
-    return " and ".join(signs_of_drift(log, MUCH_LARGER))
+    first, signs = log.first(log.paid), signs_of_drift(log, LARGER)
+    if log.end("equal_groups") > 0.95 and log.first("equal_groups") < 0.8:
+        signs.append("equal_groups")
+    return [log.paid, *signs] if first > 0 and log.end(log.paid) < first / 4 and signs else []
 
 
 def signs_of_drift(log: Log, limits: dict[str, float]) -> list[str]:
     """What has become so many times as large as in the first two steps, and answers that no longer
     end. A KL begins at 0, so it is compared with 0.1."""
-    found = []
-    for name, times in limits.items():
-        if log.has(name):
-            before = float(log[name][:2].mean())
-            if log.end(name) > times * max(before, 0.1 if name == "kl" else 1e-12):
-                found.append(f"{name} went from {before:.3g} to {log.end(name):.3g}")
-    if log.has("finished") and log.end("finished") < 0.5 < float(log["finished"][0]):
-        found.append(f"the share of answers that end went from {log['finished'][0]:.0%} to "
-                     f"{log.end('finished'):.0%}")
+    found = [name for name, times in limits.items()
+             if log.end(name) > times * max(log.first(name), 0.1 if name == "kl" else 1e-12)]
+    if log.end("finished") < 0.5 < log["finished"][0]:
+        found.append("finished")
     return found
 
 
-def falls(log: Log) -> str:
+def falls(log: Log) -> list[str]:
     """Half a spread, or a third of the reward, is lost from the first fifth to the last."""
     for name in ("success", "reward"):
-        if not log.has(name) or not rose(-log[name]):
-            continue
-        start, lost = log.start(name), log.start(name) - log.end(name)
-        if lost > abs(start) / 3 or log.has("spread") and lost > log.start("spread") / 2:
-            return log.way(name)
-    return ""
+        lost = log.start(name) - log.end(name)
+        is_much = lost > abs(log.start(name)) / 3 or lost > log.start("spread") / 2
+        if log.has(name) and rose(-log[name]) and is_much:
+            return [name]
+    return []
 
 
-def cut_off(log: Log) -> str:
-    if log.has("finished") and log.start("finished") < 0.5:
-        return (f"only {log.start('finished'):.0%} of the answers of the first steps ended before "
-                "the limit")
-    return ""
+def never_right(log: Log) -> list[str]:
+    """No answer was right; or the part of the reward that is for being right is never paid."""
+    if log.always("success", 0):
+        return ["success"]
+    if cut_off(log):
+        return []  # what was cut off cannot be right
+    return [name for name in log.parts if BEING_RIGHT.search(name.lower()) and log.always(name, 0)]
 
 
-def never_right(log: Log) -> str:
-    if log.has("success") and (log["success"] == 0).all():
-        return f"no answer was right in {len(log['success'])} steps"
-    for name, values in log.parts.items():
-        if BEING_RIGHT.search(name.lower()) and len(values) >= FEWEST and not values.any():
-            return "" if cut_off(log) else f"the part {name} of the reward is 0 in all steps"
-    return ""
+def too_easy(log: Log) -> list[str]:
+    found = log.start("equal_groups") > 0.7 and log.start("success") > 0.75
+    return ["success", "equal_groups"] if found else []
 
 
-def too_easy(log: Log) -> str:
-    if log.start("no_spread") > 0.7 and log.start("success") > 0.75:
-        return f"{log.start('success'):.0%} of the answers of the first steps were right"
-    return ""
+def cut_off(log: Log) -> list[str]:
+    return ["finished"] if log.start("finished") < 0.5 else []
 
 
-def dead_groups(log: Log) -> str:
+def dead_groups(log: Log) -> list[str]:
+    """Most groups have equal rewards from the start, for no reason that another row has."""
     if cut_off(log) or too_easy(log):
-        return ""  # answers that were cut off have equal rewards
-    if log.start("no_spread") > 0.7:
-        return (f"in the first steps {log.start('no_spread'):.0%} of the groups had equal rewards, "
-                "and such a group has no gradient")
-    if not log.has("no_spread") and is_constant(log):
-        return f"the mean reward is exactly {log['reward'][0]:.3g} in every step"
-    return ""
+        return []
+    if log.start("equal_groups") > 0.7:
+        return ["equal_groups"]
+    return ["reward"] if log.always("reward") and not log.has("equal_groups") else []
 
 
-def paid_for_something_else(log: Log) -> str:
-    if not log.has("reward") or not rose(log["reward"]):
-        return ""
+def paid_for_something_else(log: Log) -> list[str]:
+    """The reward rises and success does not; or one part of the reward rises and another does not,
+    although it could."""
+    if not log.rises("reward"):
+        return []
     if log.has("success"):
-        return "" if rose(log["success"]) else f"{log.way('reward')}, {log.way('success')}"
-    long = {name: values for name, values in log.parts.items() if len(values) >= FEWEST}
-    rising = [name for name, values in long.items() if rose(values)]
-    flat = [name for name, values in long.items() if values.any() and not rose(values)
-            and float(values[-fifth(values):].mean()) < 0.9]
-    if rising and flat and not any(BEING_RIGHT.search(name.lower()) for name in rising):
-        return f"of the parts of the reward {', '.join(rising)} rose, and {', '.join(flat)} did not"
-    return ""
+        return [] if log.rises("success") else ["reward", "success"]
+    rising = [name for name in log.parts if log.rises(name)]
+    flat = [name for name in log.parts if log[name].any() and not log.rises(name)
+            and log.end(name) < 0.9]
+    is_right = any(BEING_RIGHT.search(name.lower()) for name in rising)
+    return rising + flat if rising and flat and not is_right else []
 
 
-def paid_for_length(log: Log) -> str:
-    """The changes from step to step: over a whole run both may rise without a connection. Or the
-    length alone has become another one."""
-    if not log.has("length"):
-        return ""
-    start, end = log.start("length"), log.end("length")
-    if end > 3 * start or end < start / 5:
-        return log.way("length")
-    if not log.has("reward") or not len(log["reward"]) == len(log["length"]) >= 10:
-        return ""
+def paid_for_length(log: Log) -> list[str]:
+    """The length alone has become another one; or reward and length change together from step to
+    step. (Over a whole run both may rise without a connection.)"""
+    if log.end("length") > 3 * log.start("length") or log.end("length") < log.start("length") / 5:
+        return ["length"]
+    if not len(log["reward"]) == len(log["length"]) >= 10 or not log.rises("reward"):
+        return []
     changes = np.diff(log["reward"]), np.diff(log["length"])
-    if not rose(log["reward"]) or min(change.std() for change in changes) < 1e-9:
-        return ""
-    together = float(np.corrcoef(*changes)[0, 1])
-    if abs(together) > LENGTH_ALONE:
-        return (f"the changes of reward and length from step to step have a correlation of "
-                f"{together:+.2f}, and {log.way('length')}")
-    return ""
+    if min(change.std() for change in changes) < 1e-9:
+        return []
+    is_joint = abs(float(np.corrcoef(*changes)[0, 1])) > LENGTH_ALONE
+    return ["reward", "length"] if is_joint else []
 
 
-def by_heart(log: Log) -> str:
-    name = "success" if log.has("success") else "reward"
-    if len(log.held_out) < 2 or not log.has(name) or log.config.get("dynamic_sampling", 1) > 1:
-        return ""
-    first, last = log.held_out[0], log.held_out[-1]
-    if rose(log[name]) and last < first + 0.02 and log.end(name) > last + 0.15:
-        return (f"in training {log.way(name)}, and on held-out problems from {first:.3g} to "
-                f"{last:.3g}")
-    return ""
+def by_heart(log: Log) -> list[str]:
+    """Training rises, held-out problems do not, and the two are far apart."""
+    if log.config.get("dynamic_sampling", 1) > 1 or not log.rises(log.paid):
+        return []
+    last = log["held_out"][-1] if log.has("held_out") else math.nan
+    found = last < log["held_out"][:1].sum() + 0.02 and log.end(log.paid) > last + 0.15
+    return [log.paid, "held_out"] if found else []
 
 
-def ratio_is_one(log: Log) -> str:
-    if log.has("ratio", "clipped") and (log["ratio"] == 1).all() and (log["clipped"] == 0).all():
-        return "the ratio is exactly 1 in every step, although batches are used several times"
-    return ""
-
-
-def last_pass_is_unclipped(log: Log) -> str:
-    if log.has("gradient_norm_last", "gradient_norm") and (
-            log.end("gradient_norm_last") > 5 * log.end("gradient_norm")):
-        return (f"the norm of the gradient is {log.end('gradient_norm_last'):.3g} in the last pass "
-                f"over a batch and {log.end('gradient_norm'):.3g} in the first")
-    return ""
-
-
-def moves_too_far(log: Log) -> str:
-    if log.end("clipped") > 0.3:
-        return f"{log.end('clipped'):.0%} of the tokens are clipped at the end"
-    return ""
+def names_in(log: Log, *names: str) -> list[str]:
+    return [name for name in names if log.has(name)]
 
 
 class Check(NamedTuple):
     row: int      # of the table in docs/how_a_run_fails.md; 0 if it has none
     what: str     # what it most often is
-    seen: Callable[[Log], str]
+    seen: Callable[[Log], list[str]]  # the metrics that show it
     decide: str   # the run that would decide
     is_cause: bool = False  # the faults below would follow from it
 
 
+def when(condition: Callable[[Log], bool], *names: str) -> Callable[[Log], list[str]]:
+    """These metrics show it when the condition holds."""
+    return lambda log: [*names] if condition(log) else []
+
+
 TENTH = "the same run with a tenth of the learning rate"
 CHECKS = (
-    Check(0, "The reward function returns what is no number", reward_is_no_number,
+    Check(0, "The reward function returns what is no number",
+          when(lambda log: "reward" in log.broken, "reward"),
           "the reward function alone, on the answers of such a step", True),
-    Check(6, "The loss or a weight is not finite, and the model is destroyed", loss_is_no_number,
+    Check(6, "The loss or a weight is not finite, and the model is destroyed",
+          lambda log: [name for name in ("loss", "gradient_norm", "kl") if name in log.broken],
           TENTH, True),
     Check(0, "Nothing is trained: the rate is 0, or the loss is detached or multiplied by 0",
           trains_nothing, "python -m lab.formula on the loss: one backward pass shows it", True),
-    Check(1, "Sampling and training compute different log-probs", other_sampler,
+    Check(1, "Sampling and training compute different log-probs, by more than rounding (0.002)",
+          when(lambda log: log.start("gap") > 0.01, "gap"),
           "one step at temperature 1, with the sampler's weights compared to the trainer's"),
     Check(5, "The learning rate is too high, and the model writes one answer for all", one_answer,
           "the same run with a fifth of the learning rate; and read answers to different problems",
@@ -364,8 +318,8 @@ CHECKS = (
           "python -m tools.preflight: it says which size of group would have different rewards"),
     Check(10, "The sign of the loss is wrong, or advantages belong to other answers", falls,
           "python -m lab.formula on the loss, and one step of SGD with lab/trl/dummy.py", True),
-    Check(6, "The model goes astray: the rate is too high, or nothing holds it", drifted, TENTH,
-          True),
+    Check(6, "The model goes astray: the rate is too high, or nothing holds it",
+          lambda log: signs_of_drift(log, MUCH_LARGER), TENTH, True),
     Check(9, "The reward pays for something else than you may want", paid_for_something_else,
           "the same run with the reward of being right alone"),
     Check(9, "The reward may pay for the length of an answer", paid_for_length,
@@ -373,11 +327,15 @@ CHECKS = (
           "that ignores the problem earns"),
     Check(8, "There are few different problems, and the model learns them by heart", by_heart,
           "the same run with more different problems"),
-    Check(11, "The old log-probs are computed anew in each pass", ratio_is_one,
+    Check(11, "The old log-probs are computed anew in each pass",
+          when(lambda log: log.always("ratio", 1) and log.always("clipped", 0), "ratio", "clipped"),
           "print the ratio of the second pass over one batch"),
-    Check(13, "The updates after the first have no clipped ratio", last_pass_is_unclipped,
+    Check(13, "The updates after the first have no clipped ratio",
+          when(lambda log: log.end("gradient_norm_last") > 5 * log.end("gradient_norm"),
+               "gradient_norm", "gradient_norm_last"),
           "the same run with one update for each batch"),
-    Check(12, "The passes over a batch move the model too far", moves_too_far,
+    Check(12, "The passes over a batch move the model too far",
+          when(lambda log: log.end("clipped") > 0.3, "clipped"),
           "the first step with a tenth of the learning rate"))
 
 
@@ -395,9 +353,9 @@ def faults_of(log: Log) -> list[Fault]:
     """The faults of a run. What follows from one that is a cause is left out."""
     found = []
     for check in CHECKS:
-        evidence = check.seen(log)
-        if evidence:
-            found.append(Fault(check, evidence))
+        names = check.seen(log)
+        if names:
+            found.append(Fault(check, ", ".join(map(log.way, names))))
             if check.is_cause:
                 break
     return found
@@ -413,7 +371,7 @@ def diagnose(path: Path) -> str:
     if log.steps < FEWEST:
         return f"{head} With fewer than {FEWEST} nothing can be said."
     looked = [name for name in NAMES if log.has(name) and name not in ("step", "cut_off")]
-    absent = [name for name in ("reward", "no_spread", "entropy", "length", "finished",
+    absent = [name for name in ("reward", "equal_groups", "entropy", "length", "finished",
                                 "gradient_norm", "loss", "kl") if name not in looked]
     parts = [head]
     for fault in faults_of(log):
@@ -421,7 +379,7 @@ def diagnose(path: Path) -> str:
         parts.append(f"{fault.check.what} ({row}). Seen: {fault.evidence}. The run that would "
                      f"decide: {fault.check.decide}.")
     if len(parts) == 1:
-        way = "rises" if log.has("reward") and rose(log["reward"]) else "does not rise"
+        way = "rises" if log.rises("reward") else "does not rise"
         parts.append(f"Nothing of {len(CHECKS)} rows. The reward {way}, from "
                      f"{log.start('reward'):.3g} to {log.end('reward'):.3g}.")
     parts.append(f"Looked at: {', '.join(looked)}."

@@ -39,7 +39,6 @@ class PlannedRun:
     flags: list[str]  # of train.py, without --out, --seed and --steps
     steps: int
     program: tuple[str, ...] = (str(PROJECT / "train.py"),)
-    seconds: float = 0.0  # a forecast of what it will take; 0 if there is none
     threads: int = 1      # unless its flags say so
     keeps_checkpoints: bool = True  # if not, it does not write one when it is stopped, either
 
@@ -175,22 +174,22 @@ class Runs:
         parts += [f"{run.name} {run.steps_made()}/{run.steps}" for run, _ in self.running]
         show_status(", ".join(parts))
 
-    def time_left(self, seconds_before: float = 0.0) -> str:
-        """The time until the program ends, as ", about 9 min left"; "" if it is not known.
+    def time_left(self) -> str:
+        """The time until the program ends, as ", about 9 min left"; "" before the first run is
+        finished.
 
-        That of the runs is that of the busiest process, if each waiting run goes to the one that is
-        free first. A step takes what it took in the runs that were finished here, their imports and
-        evaluations included; before the first is finished, what was forecast. `seconds_before` is
-        what the program needs before it starts them.
+        It is that of the busiest process, if each waiting run goes to the one that is free first. A
+        step takes what it took in the runs that were finished here, their imports and evaluations
+        included.
         """
-        missing = [(run, run.steps - run.steps_made()) for run, _ in self.running]
-        missing += [(run, run.steps - run.steps_kept()) for run in self.waiting]
+        if not self.steps:
+            return ""
+        missing = [run.steps - run.steps_made() for run, _ in self.running]
+        missing += [run.steps - run.steps_kept() for run in self.waiting]
         loads = [0.0] * self.processes
-        for run, steps in missing:
-            a_step = self.seconds / self.steps if self.steps else run.seconds / run.steps
-            loads[loads.index(min(loads))] += a_step * steps
-        seconds = seconds_before + max(loads)
-        return f", {rounded_duration(seconds)} left" if seconds else ""
+        for steps in missing:
+            loads[loads.index(min(loads))] += self.seconds / self.steps * steps
+        return f", {rounded_duration(max(loads))} left" if max(loads) else ""
 
 
 def stop_with_parent(stop_signal: signal.Signals) -> None:
@@ -213,14 +212,12 @@ def last_line(log: Path) -> str:
 
 
 def make_runs(planned: list[PlannedRun], processes: int, command: str,
-              before: Callable[[], None] = lambda: None, all_or_nothing: bool = False,
-              seconds_before: float = 0.0) -> dict[str, str]:
+              before: Callable[[], None] = lambda: None,
+              all_or_nothing: bool = False) -> dict[str, str]:
     """Make the runs that are missing; returns those that failed, with the reason. `command` is the
-    command that was typed. `before` is called after it was printed how long all will take, and
-    takes `seconds_before`."""
+    command that was typed. `before` is called after it was printed how many there are."""
     runs = Runs(planned, processes, all_or_nothing)
-    say(f"{len(runs.waiting)} of {len(planned)} runs have to be made, {processes} at a time"
-        f"{runs.time_left(seconds_before)}")
+    say(f"{len(runs.waiting)} of {len(planned)} runs have to be made, {processes} at a time")
     before()
     if not runs.make():
         finished = sum(run.is_finished() for run in planned)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.statistics import Estimate, mean_over
+from analysis.statistics import Estimate, mean_over, within
 
 NUMBER = re.compile("[0-9]+")
 SPLIT = "\0"  # stands for a number of the problem in a rule; no answer has this character
@@ -33,8 +33,6 @@ class Answers:
     right: list[float]
     format: list[float]
     finished: list[float]
-    length: list[float]
-    entropy: list[float]  # mean over the answer's tokens
 
 
 def chance_of_equal(values: Sequence[float], size: int) -> float:
@@ -46,13 +44,7 @@ def chance_of_equal(values: Sequence[float], size: int) -> float:
 def living_share(values: Sequence[Sequence[float]], size: int) -> Estimate:
     """The share of groups of `size` answers whose values differ; the values of each problem are one
     of the sequences. Its interval is over the problems."""
-    return as_share(mean_over([1 - chance_of_equal(one, size) for one in values]))
-
-
-def as_share(found: Estimate) -> Estimate:
-    """A share lies between 0 and 1, and so does its interval."""
-    low, high = max(0.0, found.low), min(1.0, found.high)
-    return Estimate(found.value, low, high)
+    return within(mean_over([1 - chance_of_equal(one, size) for one in values]), 0, 1)
 
 
 def share_of_form(problems: Sequence[Answers]) -> float | None:
@@ -141,8 +133,9 @@ Score = Callable[[object, str], dict[str, float]]
 
 def best_blind(problems: Sequence[Answers], others: Sequence[object],
                show: Callable[[object], str], score: Score) -> Blind:
-    """The best rule among the sampled answers. Half of the `others`, problems that were not asked,
-    choose it; the other half says what it earns."""
+    """The best rule among the sampled answers, an empty answer, and bare numbers of the problem.
+    Half of the `others`, problems that were not asked, choose it; the other half says what it
+    earns."""
     rewards: dict[str, list[float]] = {}
     for one in problems:
         for text, reward in zip(one.texts, one.reward):
@@ -151,7 +144,7 @@ def best_blind(problems: Sequence[Answers], others: Sequence[object],
                     reverse=True)
     half = len(others) // 2
     chosen, best = "", -math.inf
-    for rule in [*ranked[:MOST_RULES], *bare_numbers(problems[0].problem)]:
+    for rule in [*ranked[:MOST_RULES], "", *bare_numbers(problems[0].problem)]:
         found = mean_scores(rule, others[:half], show, score)
         if found["reward"] > best:
             chosen, best = rule, found["reward"]

@@ -7,10 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from analysis.statistics import Estimate, mean_over
-from tools.helpers.prospects import (Answers, Blind, as_share, best_blind, disagreement,
-                                     living_share, mean_scores, pays_success, share_of_form,
-                                     shown_rule)
+from analysis.statistics import Estimate, mean_over, within
+from tools.helpers.prospects import (Answers, Blind, best_blind, disagreement, living_share,
+                                     pays_success, share_of_form, shown_rule)
 
 SIZES = (2, 4, 8, 16, 32)  # of groups
 FEWEST_LIVING = 0.5  # groups a step: with fewer, most steps make no update
@@ -39,7 +38,6 @@ class Findings:
     plan: Plan
     task: Any
     others: Sequence[Any]   # problems that were not asked
-    with_examples: str = ""
     unequal: int = 0        # answers that earned something else when they were scored once more
 
     def mean(self, name: str) -> Estimate:
@@ -133,35 +131,25 @@ class Findings:
 
     def in_words(self) -> str:
         parts = [self.about_success(), self.about_groups(), self.about_form(), self.about_blind(),
-                 self.about_answers(), self.about_scoring(), self.with_examples, self.conclusion()]
+                 self.about_scoring(), self.conclusion()]
         return "\n\n".join(wrapped(part) for part in parts if part)
 
     def about_success(self) -> str:
-        solved = [float(np.mean(one.right)) for one in self.problems]
-        counts = {"never": sum(share == 0 for share in solved),
-                  "up to 10%": sum(0 < share <= 0.1 for share in solved),
-                  "10 to 50%": sum(0.1 < share <= 0.5 for share in solved),
-                  "50 to 90%": sum(0.5 < share < 0.9 for share in solved),
-                  "90% or more": sum(0.9 <= share < 1 for share in solved),
-                  "always": sum(share == 1 for share in solved)}
-        listed = ", ".join(f"{name} {count}" for name, count in counts.items() if count)
-        return (f"Success: {percent(as_share(self.mean('right')))} of the answers are right, "
-                f"{self.sampled} answers to each of {len(self.problems)} problems. So often each "
-                f"problem is solved: {listed}.")
+        right = within(self.mean("right"), 0, 1)
+        return (f"Success: {percent(right)} of the answers are right, {self.sampled} answers to "
+                f"each of {len(self.problems)} problems.")
 
     def about_groups(self) -> str:
-        """A table: for each size of a group, how many are living, and what one of them costs."""
+        """A table: for each size of a group, how many are living."""
         lines = ["A group teaches only if the rewards of its answers differ:",
-                 "    answers   groups that teach    of these by    answers for one",
-                 "    in a group  (95% interval)     being right    that teaches"]
+                 "    answers   groups that teach    of these by",
+                 "    in a group  (95% interval)     being right"]
         for size in SIZES:
             if size > self.sampled:
                 continue
             every = living_share(self.values("reward"), size)
             by_success = living_share(self.values("right"), size)
-            cost = f"{size / every.value:.0f}" if every.value > 0 else "none seen"
-            lines.append(f"    {size:6d}     {percent(every):20s}  {by_success.value:8.0%}     "
-                         f"{cost:>9s}")
+            lines.append(f"    {size:6d}     {percent(every):20s}  {by_success.value:8.0%}")
         plan = self.plan
         lines.append(f"The planned step has {plan.questions} groups of {plan.group}: "
                      f"{plan.questions * self.living:.1f} of them teach, "
@@ -183,38 +171,16 @@ class Findings:
         return text
 
     def about_blind(self) -> str:
-        task, show = self.task, self.task.show
         if self.blind is None:
             return (f"Without the task: there are only {len(self.others)} problems beside those "
                     "that were asked, too few to try an answer on that ignores the problem.")
-        earned = {
-            "an empty answer": mean_scores("", self.others, show, task.score)["reward"],
-            "a copy of the problem": float(np.mean(
-                [task.score(problem, show(problem))["reward"] for problem in self.others])),
-            "a copy of the whole prompt": float(np.mean(
-                [task.score(problem, task.prompt_for(problem))["reward"]
-                 for problem in self.others]))}
-        formed = [reward for one in self.problems
-                  for reward, form, right in zip(one.reward, one.format, one.right)
-                  if form >= 1 and not right]
-        if formed:
-            earned["a wrong answer in the right form"] = float(np.mean(formed))
-        listed = ", ".join(f"{name} {reward:.2f}" for name, reward in earned.items())
         shown = " ".join(shown_rule(self.blind.rule).split())
         mean = self.mean("reward").value
         return (f"Without the task: a sampled answer earns {mean:.2f} on average. The best answer "
                 f"that ignores the problem earns {self.blind.reward:.2f} and is right "
                 f"{self.blind.right:.1%} of the time: `{shown}` (a, b, ... are the problem's "
-                f"numbers). Others earn: {listed}. Of what the best sampled answers earn beyond "
-                f"the average, that one answer has {max(0.0, self.earned_blindly):.0%}.")
-
-    def about_answers(self) -> str:
-        different = np.mean([len(set(one.texts)) for one in self.problems])
-        cut = 1 - self.mean("finished").value
-        return (f"Answers: {self.mean('length').value:.0f} tokens on average, {cut:.0%} were cut "
-                f"off by the limit of {self.plan.max_new_tokens}; the format score is "
-                f"{self.mean('format').value:.2f}; {different:.0f} of {self.sampled} answers to a "
-                f"problem are different; the entropy is {self.mean('entropy').value:.2f}.")
+                "numbers; it may be empty). Of what the best sampled answers earn beyond the "
+                f"average, that one answer has {max(0.0, self.earned_blindly):.0%}.")
 
     def about_scoring(self) -> str:
         """Whether an answer that is scored twice earns the same."""

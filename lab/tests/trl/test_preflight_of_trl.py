@@ -10,12 +10,12 @@ LOGS = Path(__file__).parent / "trl_logs"
 ROWS = {  # the row of docs/how_a_run_fails.md, 0 if it has none, and what is said
     "healthy": ([], "Nothing of"),
     "destroyed": ([6], "far too high"),
-    "dead": ([3], "equal rewards"),
-    "hacked": ([9], "divides rose, and right did not"),
+    "dead": ([3], "equal_groups is 1 in every step"),
+    "hacked": ([9], "divides went from"),
     "collapsed": ([5], "one answer for all"),
-    "cut_off": ([7], "before the limit"),
-    "no_rate": ([0], "learning rate is 0"),
-    "no_gradient": ([0], "exactly 0"),
+    "cut_off": ([7], "finished is 0 in every step"),
+    "no_rate": ([0], "learning_rate is 0 in every step"),
+    "no_gradient": ([0], "gradient_norm is 0 in every step"),
     "length": ([9], "may pay for the length"),
     "passes": ([6], "far too high")}
 
