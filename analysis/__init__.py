@@ -1,2 +1,5 @@
-"""The analysis of run folders: sums over credit files, statistics, comparison of runs, tables,
-pictures, the page."""
+"""The analysis of run folders, for analyze.py and whoever compares runs: sums over credit files,
+statistics, gains, tables, pictures, the page.
+
+Nothing here trains or samples; a model is never loaded.
+"""

@@ -1,4 +1,5 @@
-"""The computations of a training step: sampling, the packed forward pass, the optimizer.
+"""The computations of a training step: sampling, the packed forward pass, the optimizer. Flags,
+files and the screen are not here (harness/), nor is the loss (grpo.py).
 
 Import this package before torch, because torch reads two settings when it is imported, and this
 package sets them:

@@ -45,7 +45,7 @@ MAY_IMPORT = {
     "mitigations": ["engine", "harness", "grpo"],
     "train": [*SIX, *LAB],
     "analyze": ["analysis", "engine", "harness", "grpo", "mitigations"],
-    "lab": [*SIX, *LAB, "lab", "tools"],  # the card of an idea
+    "lab": [*SIX, *LAB, "lab", "tools.idea", "tools.helpers.look"],  # the card of an idea
     "tools": [*SIX, *LAB, "tools"],
     "examples": [*SIX, "engine", "harness.flags", "harness.record.read_given",
                  "examples.one_step", "examples.sampler", "examples.check_the_loss"],

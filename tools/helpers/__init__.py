@@ -1,1 +1,1 @@
-"""Helpers of the tools; nothing here is started from a terminal."""
+"""What the tools stand on, for who changes one. Nothing here is started from a terminal."""
