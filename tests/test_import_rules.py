@@ -45,7 +45,8 @@ MAY_IMPORT = {
     "mitigations": ["engine", "harness", "grpo"],
     "train": [*SIX, *LAB],
     "analyze": ["analysis", "engine", "harness", "grpo", "mitigations"],
-    "lab": [*SIX, *LAB, "lab", "tools.idea", "tools.helpers.look"],  # the card of an idea
+    "lab": [*SIX, *LAB, "lab",  # the card of an idea, and a table of arms by seeds
+            "tools.idea", *(f"tools.helpers.{name}" for name in ("look", "experiment", "planned"))],
     "tools": [*SIX, *LAB, "tools"],
     "examples": [*SIX, "engine", "harness.flags", "harness.record.read_given",
                  "examples.one_step", "examples.sampler", "examples.check_the_loss"],
