@@ -33,10 +33,10 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts, double
 from grpo import update, update_with_change
 from harness.load import build
-from harness.metrics import Clock, step_metrics, wilson_interval
+from harness.metrics import Clock, most_varied, step_metrics, wilson_interval
 from harness.record import Json
 from harness.run import Run, open_run
-from harness.screen import most_varied, run_as_program, show_status
+from harness.screen import run_as_program, show_status
 from harness.settings import MODES, Settings
 from mitigations import rescaled_weight, shuffled
 

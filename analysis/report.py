@@ -11,8 +11,7 @@ from analysis.tally import Tally
 from engine.errors import UserError
 from harness.record import Json
 from harness.screen import show_status
-from harness.flags import Flag
-from harness.parser import make_parser, with_defaults
+from harness.flags import Flag, make_parser, with_defaults
 from harness.settings import OPTIONS
 
 TRAINING = "How the run went"  # these three are the chapters of a run's page

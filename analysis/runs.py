@@ -12,7 +12,8 @@ from harness.flags import TYPE_NAMES, has_type
 from harness.metrics import METRICS
 from harness.read_record import read_columns
 from harness.record import Json, credit_steps, is_complete, read_lines, run_config
-from harness.settings import OPTIONS, RETIRED, Settings, about_retired, load_task
+from harness.tasks import load_task
+from harness.settings import OPTIONS, RETIRED, Settings, about_retired
 
 PLAIN_SETTINGS = {"mitigation": "none", "advantage": "grpo", "loss": "policy", "placebo": "none"}
 

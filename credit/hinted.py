@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from engine.choices import mitigation
-from engine.errors import wrong_result
+from engine.errors import result_of
 from engine.forward import LOGITS_AT_ONCE, lay_out, micro_batches
 from engine.policy import Policy
 from engine.rollouts import Rollouts
@@ -73,9 +73,8 @@ def hinted_prompt(policy: Policy, rollouts: Rollouts, group: int, hint: list[int
     or as the task's own method `hinted_prompt` writes it."""
     own, problem = getattr(policy.task, "hinted_prompt", None), rollouts.problems[group]
     if own is not None:
-        text = own(problem, policy.tokenizer.decode(hint))
-        if not isinstance(text, str):
-            raise wrong_result(own, "a text", text)
+        text = result_of(own, "a text", lambda found: isinstance(found, str), problem,
+                         policy.tokenizer.decode(hint))
         return encode_prompt(policy.tokenizer, text, policy.task.show(problem))
     prompt = rollouts.prompt_ids[group]
     end = policy.tokenizer.token_to_id(CHATML[1])

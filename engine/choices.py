@@ -1,5 +1,5 @@
-"""The lists of choices that people can add to, --mitigation and --advantage; and the check of what
-the choices return.
+"""The lists of choices that people can add to, --mitigation and --advantage; how a run makes a
+method of a choice, and the checks of what it returns and keeps.
 
 A function under a decorator becomes a choice, its keyword-only parameters become flags, and its
 docstring becomes the help. A choice is either a function of the batch or, if it keeps a state or
@@ -22,6 +22,7 @@ import sys
 from collections import UserDict
 from collections.abc import Callable, Mapping
 from copy import deepcopy
+from functools import wraps
 from reprlib import repr as brief
 from typing import Any, Protocol, TypeVar, overload
 
@@ -131,6 +132,38 @@ def add_to(choices: Choices, function: Choice | None, marked: set[str], is_marke
     return function
 
 
+def make(function: Choice, values: Mapping[str, Any], policy: object) -> Method:
+    """Make a method, (rollouts, policy) -> (B, T), of a choice and the values of its flags."""
+    if not isinstance(function, type):
+        refuse_other_arguments(function, function, "(rollouts, *, flags)", None, **values)
+        return wraps(function)(lambda rollouts, policy: function(rollouts, **values))
+    if hasattr(function, "state_dict") != hasattr(function, "load_state_dict"):
+        raise UserError(f"{function.__name__} ({location_of(function)}) needs both state_dict and "
+                        "load_state_dict, or a resumed run would forget its state")
+    refuse_other_arguments(function, function, "(self, policy, *, flags) in __init__", policy,
+                           **values)
+    made: Method = function(policy, **values)
+    call = made if callable(made) else lambda: None  # without __call__ it takes no arguments
+    refuse_other_arguments(function, call, "(self, rollouts, policy) in __call__", None, policy)
+    state: Any = getattr(made, "state_dict", dict)()
+    for name, value in state.items() if isinstance(state, Mapping) else [("it", state)]:
+        if not (isinstance(name, str) and isinstance(value, torch.Tensor)
+                and value.layout == torch.strided):  # the first checkpoint would be too late
+            raise UserError(f"state_dict of {function.__name__} ({location_of(function)}) should "
+                            f"hold dense tensors by name, but {name} is {value!r:.80}")
+    return made
+
+
+def refuse_other_arguments(method: Choice, called: Callable[..., Any], wanted: str,
+                           *given: object, **flags: object) -> None:
+    """Raise if a user's method cannot be called with these arguments."""
+    try:
+        inspect.signature(called).bind(*given, **flags)
+    except TypeError as error:
+        raise UserError(f"{method.__name__} ({location_of(method)}) should take the arguments "
+                        f"{wanted}: {error}") from None
+
+
 def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: object = None,
                    is_weight: bool = False) -> Tensor:
     """Credit (B, T) in float32, without gradient, finite, and 0 beyond the mask.
@@ -201,3 +234,21 @@ def metrics_of(chosen: object) -> Metrics:
         shown = " ".join(brief(metrics).split())
         raise UserError(f"metrics of {type(chosen).__name__} ({location_of(chosen)}) should be a "
                         f"dict with a number for each name, not {shown}") from None
+
+
+def facts_of(method: Method) -> dict[str, torch.Tensor]:
+    """The numbers and tensors that an object without state_dict has, by their names; none of a
+    function or of an object that saves its state itself."""
+    if hasattr(method, "state_dict"):
+        return {}
+    found = {}
+    for name, value in getattr(method, "__dict__", {}).items():
+        if isinstance(value, torch.Tensor):
+            found[name] = value.detach().clone()
+        elif isinstance(value, (bool, int, float)):
+            found[name] = torch.tensor(value, dtype=torch.float64)
+        elif isinstance(value, torch.nn.Module):
+            for parameter, tensor in value.named_parameters():
+                if tensor.requires_grad:  # a frozen model cannot change
+                    found[f"{name}.{parameter}"] = tensor.detach().clone()
+    return found

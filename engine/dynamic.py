@@ -12,7 +12,6 @@ from typing import Any, Protocol
 import torch
 
 from engine.choices import Metrics
-from engine.errors import UserError
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Problem, Rollouts
 
@@ -75,8 +74,6 @@ def joined(parts: list[Rollouts]) -> Rollouts:
     used = int(mask.sum(1).max())
     sizes = torch.tensor([len(part.ids) for part in parts])
     group = torch.arange(len(parts)).repeat_interleave(sizes).to(mask.device)
-    if any(part.scores.keys() != parts[0].scores.keys() for part in parts):
-        raise UserError("score should return the same names of parts for every answer")
     scores = {}
     for name in parts[0].scores:
         scores[name] = torch.cat([part.scores[name] for part in parts])

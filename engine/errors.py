@@ -5,7 +5,7 @@ and what is wrong with a JSON file.
 """
 import inspect
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -53,6 +53,14 @@ def wrong_result(function: Any, wanted: str, found: object) -> UserError:
     forgotten = ", perhaps because a `return` is missing" if found is None else ""
     return UserError(f"{function.__name__} ({location_of(function)}) should return {wanted}. It "
                      f"returned {shown}{forgotten}")
+
+
+def result_of(function: Any, wanted: str, is_right: Callable[[Any], bool], *given: object) -> Any:
+    """What a user's function returns, if it is right; else the error says what is `wanted`."""
+    found = function(*given)
+    if not is_right(found):
+        raise wrong_result(function, wanted, found)
+    return found
 
 
 def refuse_pipe(path: Path) -> None:

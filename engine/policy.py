@@ -79,8 +79,8 @@ class Policy:
         make sure of that, because a product of them can overflow.
 
         The prompt is that of an extreme problem, and not of a held-out one. A run may not train on
-        a held-out problem that it has asked for (rollouts.py), but a run that evaluates nothing
-        may train on any problem."""
+        a held-out problem that it has asked for (harness/tasks.py), but a run that evaluates
+        nothing may train on any problem."""
         problem = self.task.extreme_problems()[0]
         prompt = encode_prompt(self.tokenizer, self.task.prompt_for(problem), "")
         hidden = self.model.model(torch.tensor([prompt], device=self.model.device))

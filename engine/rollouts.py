@@ -3,7 +3,6 @@
 Everything per token is (B, T): index t is the t-th generated token. The sampler counts tokens so,
 and so do rewards, credit and the loss. Only a forward pass in training needs another index, because
 token t is predicted at the token before it: `lay_out` in forward.py makes this shift.
-`CheckedTask` is the task that scores the answers, whose results are checked.
 
     3 5 7 make 22 -> " 3 * 5 = 15 ...", " no ..."   two answers to one problem, 30 and 8 tokens
     ids, mask, log_prob, ... (2, 30)                mask[1, 8:] is False
@@ -18,15 +17,13 @@ import torch
 from torch import Tensor
 from tokenizers import Tokenizer
 
-from engine.errors import UserError, is_list, wrong_result
-from engine.tokens import KINDS, SECTIONS, token_bytes
+from engine.errors import UserError
+from engine.tokens import token_bytes
 
 Problem = object  # any type that a task likes: it is only passed back to the task
 TaskProblem = TypeVar("TaskProblem")  # the type of a task's problems
 # a tensor that is not known yet; if it is used, the run ends with "not finite"
 UNSET = torch.tensor(float("nan"))
-LARGEST_SCORE = 1e12  # the squares of such rewards, in float32, are still finite
-PARTS = {"reward", "format", "answer", "reasoning"}  # the numbers that every score has
 
 
 class Task(Protocol[TaskProblem]):
@@ -177,102 +174,3 @@ def score_answers(rollouts: Rollouts, tokenizer: Tokenizer, task: Task[Problem])
         columns[part] = torch.tensor(values, dtype=torch.float32, device=device)
     return replace(rollouts, texts=texts, answers=answers, scores=columns,
                    section=section.to(device), kind=kind.to(device))
-
-
-class CheckedTask:
-    """A user's Task with two checks: no problem that it returned as held out is trained on, and its
-    methods return what they should."""
-
-    def __init__(self, task: Task[Any]):
-        self.task = task
-        self.held_out: dict[int, list[Problem]] = {}  # by their number
-        self.held_out_prompts: set[str] = set()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.task, name)
-
-    def held_out_problems(self, count: int) -> list[Problem]:
-        if count not in self.held_out:
-            problems = as_problems(self.task.held_out_problems, count)
-            self.held_out_prompts |= set(map(self.prompt_for, problems))
-            self.held_out[count] = problems
-        return self.held_out[count]
-
-    def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
-        problems = as_problems(self.task.training_problems, seed, step, count)
-        if len(problems) != count:
-            raise wrong_result(self.task.training_problems, f"{count} problems", problems)
-        for problem in problems:
-            if self.prompt_for(problem) in self.held_out_prompts:
-                raise UserError(f"training_problems returns {self.show(problem)} in step "
-                                f"{step}, but held_out_problems has it, too: what is evaluated "
-                                "may not be trained on")
-        return problems
-
-    def prompt_for(self, problem: Problem) -> str:
-        return as_text(self.task.prompt_for, problem)
-
-    def show(self, problem: Problem) -> str:
-        return as_text(self.task.show, problem)
-
-    def score(self, problem: Problem, text: str) -> dict[str, float]:
-        score = self.task.score(problem, text)
-        if not is_score(score):
-            raise wrong_result(
-                self.task.score, f"a dict of numbers from -{LARGEST_SCORE:g} to {LARGEST_SCORE:g}. "
-                f"Among them should be {', '.join(sorted(PARTS))}, and answer should be 0 or 1",
-                score)
-        return score
-
-    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
-        labels = self.task.label(pieces)
-        if not are_labels(labels, len(pieces)):
-            raise wrong_result(
-                self.task.label, f"two lists with a number for each of {len(pieces)} tokens: its "
-                f"section, from 0 to {len(SECTIONS) - 1}, and its kind, from 0 to "
-                f"{len(KINDS) - 1} (docs/your_own_task.md)", labels)
-        return labels
-
-
-def as_problems(method: Callable[..., Any], *given: int) -> list[Problem]:
-    """The problems that a task's method returns."""
-    problems = method(*given)
-    if not is_list(problems):
-        raise wrong_result(method, "a list of problems", problems)
-    return list(problems)
-
-
-def as_text(method: Callable[[Any], Any], problem: Problem) -> str:
-    """The text that a task's method makes of a problem."""
-    text = method(problem)
-    if not isinstance(text, str):
-        raise wrong_result(method, "a text", text)
-    return text
-
-
-def is_score(score: Any) -> bool:
-    if not isinstance(score, dict) or not PARTS <= score.keys():
-        return False
-    return all(map(is_score_of_part, score.values())) and score["answer"] in (0, 1)
-
-
-def is_score_of_part(value: Any) -> bool:
-    """Whether it is a number, of any library, within the limits."""
-    if isinstance(value, (str, bytes)):  # float("1") takes it
-        return False
-    try:
-        return -LARGEST_SCORE <= float(value) <= LARGEST_SCORE
-    except (TypeError, ValueError, OverflowError):
-        return False
-
-
-def are_labels(labels: Any, tokens: int) -> bool:
-    """Whether it is two lists of codes, of sections and of kinds, with one for each token."""
-    try:
-        lists = [list(codes) for codes in labels]
-    except TypeError:  # one is nothing that can be listed
-        return False
-    if [len(codes) for codes in lists] != [tokens, tokens]:
-        return False
-    sections, kinds = lists
-    return {*sections} <= {*range(len(SECTIONS))} and {*kinds} <= {*range(len(KINDS))}

@@ -5,8 +5,7 @@ from dataclasses import replace
 
 from engine.choices import Choices
 from engine.errors import UserError
-from harness.flags import Flag, flags_of
-from harness.parser import make_parser
+from harness.flags import Flag, flags_of, make_parser
 
 # what the columns of a step's line are, which a run prints (harness/screen.py)
 ABOUT_STEPS = (

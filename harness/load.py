@@ -1,28 +1,26 @@
 """`build` makes the parts of a run from its settings: policy, optimizer, methods and source of
 answers."""
-import inspect
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
-from functools import wraps
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from tokenizers import Tokenizer
 
-from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, Choice, Method
-from engine.errors import UserError, location_of
+from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, Method, make
+from engine.errors import UserError
 from engine.model_folder import has_adapter, read_config, read_model_folder
 from engine.optimizer import AdamW, trained_parameters
 from engine.policy import Policy, derived_seed, encode_prompts
-from engine.rollouts import CheckedTask, Problem, Rollouts
+from engine.rollouts import Problem, Rollouts
 from engine.tokens import load_tokenizer
-from harness.flags import flags_of
-from harness.record import Json, find_folder
+from harness.record import find_folder
 from harness.run import Run
 from harness.screen import say
-from harness.settings import Settings, load_task
+from harness.settings import Settings
+from harness.tasks import CheckedTask, make_task
 from qwen2_model import Qwen2
 
 
@@ -119,38 +117,6 @@ def initial_model(s: Settings) -> Qwen2:
     return load_model(s, find_folder(s.model), device_of(s)).requires_grad_(False)
 
 
-def make(function: Choice, values: Json, policy: Policy) -> Method:
-    """Make a method, (rollouts, policy) -> (B, T), of a choice and the values of its flags."""
-    if not isinstance(function, type):
-        refuse_other_arguments(function, function, "(rollouts, *, flags)", None, **values)
-        return wraps(function)(lambda rollouts, policy: function(rollouts, **values))
-    if hasattr(function, "state_dict") != hasattr(function, "load_state_dict"):
-        raise UserError(f"{function.__name__} ({location_of(function)}) needs both state_dict and "
-                        "load_state_dict, or a resumed run would forget its state")
-    refuse_other_arguments(function, function, "(self, policy, *, flags) in __init__", policy,
-                           **values)
-    made: Method = function(policy, **values)
-    call = made if callable(made) else lambda: None  # without __call__ it takes no arguments
-    refuse_other_arguments(function, call, "(self, rollouts, policy) in __call__", None, policy)
-    state: Any = getattr(made, "state_dict", dict)()
-    for name, value in state.items() if isinstance(state, Mapping) else [("it", state)]:
-        if not (isinstance(name, str) and isinstance(value, torch.Tensor)
-                and value.layout == torch.strided):  # the first checkpoint would be too late
-            raise UserError(f"state_dict of {function.__name__} ({location_of(function)}) should "
-                            f"hold dense tensors by name, but {name} is {value!r:.80}")
-    return made
-
-
-def refuse_other_arguments(method: Choice, called: Callable[..., Any], wanted: str,
-                           *given: object, **flags: object) -> None:
-    """Raise if a user's method cannot be called with these arguments."""
-    try:
-        inspect.signature(called).bind(*given, **flags)
-    except TypeError as error:
-        raise UserError(f"{method.__name__} ({location_of(method)}) should take the arguments "
-                        f"{wanted}: {error}") from None
-
-
 def make_advantage(s: Settings, policy: Policy) -> Method:
     chosen = LOSSES[s.loss] if s.loss in LOSSES else ADVANTAGES[s.advantage]
     made = make(chosen, s.flags_for(chosen), policy)
@@ -218,9 +184,3 @@ def pick_device(name: str) -> torch.device:
         # cuDNN plans for half a second for every new shape, and shapes change every few tokens
         torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device(name)
-
-
-def make_task(name: str, flags: Json) -> CheckedTask:
-    """The task that --task names; `flags` has the flags of all methods of a run."""
-    task = load_task(name)
-    return CheckedTask(task(**{flag: flags[flag] for flag in flags_of(task)}))

@@ -19,19 +19,21 @@ from statistics import mean
 
 import torch
 
-from engine.choices import Method
+from engine.choices import Method, facts_of
 from engine.errors import (BadCredit, NotFinite, UserError, location_of, read_json,
                            refuse_undefined)
 from engine.model_folder import base_of, write_model_folder, write_tensors
-from engine.optimizer import AdamW, optimizer_tensors, trained_parameters
+from engine.optimizer import (AdamW, optimizer_tensors, rate_of_step,
+                              trained_parameters)
 from engine.policy import Policy
-from engine.rollouts import Problem, Rollouts, Task, has_format
+from engine.rollouts import Rollouts, has_format
 from harness.made_of import made_of
+from harness.metrics import print_evaluation, print_outcome, print_step
 from harness.record import (Json, RunFolder, credit_path, digest_of_problems, make_run, provenance,
                             read_lines, remove, whole, write_credit)
-from harness.screen import (StopRequest, print_evaluation, print_outcome, print_step,
-                            python_command, say)
+from harness.screen import StopRequest, python_command, say
 from harness.settings import CHANGEABLE, Settings, about_retired, make_settings, read_flags
+from harness.tasks import score_again
 
 TRAVELS_ALONG = (  # from the model's folder to every checkpoint
     "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "merges.txt",
@@ -65,41 +67,6 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
                 rate = ""
             raise UserError(f"{error}, in step {run.step}{rate}; "
                             f"{run.last_good_model()}") from error
-
-
-def facts_of(method: Method) -> dict[str, torch.Tensor]:
-    """The numbers and tensors that an object without state_dict has, by their names; none of a
-    function or of an object that saves its state itself."""
-    if hasattr(method, "state_dict"):
-        return {}
-    found = {}
-    for name, value in getattr(method, "__dict__", {}).items():
-        if isinstance(value, torch.Tensor):
-            found[name] = value.detach().clone()
-        elif isinstance(value, (bool, int, float)):
-            found[name] = torch.tensor(value, dtype=torch.float64)
-        elif isinstance(value, torch.nn.Module):
-            for parameter, tensor in value.named_parameters():
-                if tensor.requires_grad:  # a frozen model cannot change
-                    found[f"{name}.{parameter}"] = tensor.detach().clone()
-    return found
-
-
-def score_again(rollouts: Rollouts, task: Task[Problem], name: str) -> None:
-    """Score the first answer to each problem once more, and say it if a reward differs: it depends
-    on more than the problem and the answer. Refuse a reward that changes its problem."""
-    for number, problem in enumerate(rollouts.problems):
-        row = rollouts.group.tolist().index(number)
-        before = repr(problem)
-        again = torch.tensor(task.score(problem, rollouts.answers[row])["reward"])  # to float32
-        if repr(problem) != before:
-            raise UserError(f"the reward of --task {name} changes the problem that it is given, so "
-                            "what an answer earns depends on what was scored before it")
-        if again != rollouts.reward[row].cpu():
-            say(f"--task {name}: the same answer was scored twice and earned "
-                f"{rollouts.reward[row]:g} and {again:g}. So the same command gives other numbers "
-                "another time, and so may a run that is resumed")
-            return
 
 
 def refuse_unchangeable(given: Json) -> None:
@@ -224,7 +191,6 @@ class Run:
                 f"reaches {s.learning_rate:g}")
         for self.step in range(self.done + 1, s.steps + 1):
             if s.warmup_steps or s.decay != "none":
-                from engine.schedule import rate_of_step
                 self.optimizer.learning_rate = rate_of_step(
                     self.step, s.steps, s.learning_rate, s.warmup_steps, s.decay)
             yield self.step

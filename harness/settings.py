@@ -5,26 +5,22 @@ the advantage bring flags of their own: `method_flags` holds their values. harne
 what can be declared of a flag.
 """
 import argparse
-import dataclasses
 import hashlib
-import importlib
 import inspect
 import re
 import typing
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
-import torch
 
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
-from engine.errors import PROJECT, UserError, location_of, read_json
-from harness.flags import (MOST_THREADS, Flag, Requirement, Values, check_value, check_values,
-                           flags_of, option, settled)
-from harness.parser import Parser, make_parser, print_text
+from engine.errors import UserError, location_of, read_json
+from harness.flags import (MOST_THREADS, Flag, Parser, Requirement, Values, check_value,
+                           check_values, flags_of, make_parser, option, print_text, settled)
 from harness.record import Json, find_folder, run_config
-from qwen2_model import is_fast_in_bfloat16
+from harness.tasks import load_task, with_module_name
 
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}
 MODES = ("sampled", "greedy")  # the answers of an evaluation
@@ -61,21 +57,6 @@ ON_A_GPU: Requirement = (lambda s: s.device.startswith("cuda"), "--device cuda")
 
 # a setting that says how a run is made, not which run it is
 HOW_IT_IS_MADE: Json = {"changeable": True, "in_name": False, "compared": "aside"}
-
-# Settings of a large model whose folder has no recipe.json. With these it learns Countdown with two
-# numbers within minutes, on a laptop too: its answer is an expression, or a brief thinking and one.
-EASY: Json = {"numbers": "2", "min_number": 2, "max_number": 30, "max_target": 900, "examples": 4,
-              "reward_form": "right", "steps": 48, "eval_every": 24, "eval_tasks": 250,
-              "checkpoint_every": 0}
-TWO_NUMBERS: dict[str, Json] = {  # by the prompt
-    "expression": {**EASY, "questions": 8, "answers": 8, "micro_batch": 64, "max_new_tokens": 12},
-    "brief": {**EASY, "questions": 4, "answers": 8, "micro_batch": 32, "max_new_tokens": 64}}
-ON_A_LAPTOP: Json = {  # for any other prompt, and for any other task, on a CPU
-    "questions": 4, "answers": 8, "max_new_tokens": 128, "micro_batch": 4, "eval_every": 50,
-    "eval_tasks": 64, "checkpoint_every": 50}
-# On a GPU, which takes as long to start the kernels of 8 answers as those of 32. 32 of 512 tokens
-# take 44 GB with a 0.5B (lab/speed/README.md).
-FOR_A_GPU: Json = {"micro_batch": 32}
 
 # How many times as high the default learning rate is with --lora. A small step of A and B moves a
 # matrix less than a step of the same length of all its numbers.
@@ -343,69 +324,6 @@ NOT_KEYWORDS = (  # words of command lines, the tools' too, which no method may 
     *CONTINUE, "help", "step", "show", "seeds", "processes", "runs")
 
 
-@cache
-def load_task(name: str) -> type:
-    """The class Task of the module that --task names, whose fields are flags; or one made for it.
-
-    The module is a file in the project's folder with a class Task, or with no more than a reward
-    and a list of problems, as in TRL:
-
-        def reward(problem, text):    a number for an answer; 1 or more counts as success
-        problems = [...]              prompts; or dicts with "prompt" and whatever the reward uses
-
-    A prompt is the whole text that ends where the answer begins. Without `problems` those of
-    Countdown are taken. All else follows from these two (harness/short_task.py).
-    """
-    path = PROJECT.joinpath(*name.split(".")).with_suffix(".py")
-    if not path.is_file():
-        raise UserError(f"--task {name}: there is no such file in the project's folder. A task may "
-                        "be named as a file, examples/my_task.py, or as a module, examples.my_task")
-    module: typing.Any = import_task(name, path)
-    task: type | None = getattr(module, "Task", None)
-    if task is not None and dataclasses.is_dataclass(task):
-        return task
-    if not callable(getattr(module, "reward", None)):
-        raise UserError(f"--task {name}: this module should have a function "
-                        "`reward(problem, text)`, and `problems` if they are not those of "
-                        "Countdown; or else a dataclass Task (docs/your_own_task.md)")
-    try:
-        inspect.signature(module.reward).bind(None, "")
-    except TypeError:
-        raise UserError(f"reward ({location_of(module.reward)}) should take (problem, text), and "
-                        f"it takes {inspect.signature(module.reward)}") from None
-    from harness.short_task import countdown_with_reward, short_task
-    if hasattr(module, "problems"):
-        return short_task(module)
-    return countdown_with_reward(module, load_task(Settings.task))
-
-
-def import_task(name: str, path: Path) -> typing.Any:
-    """The task's module. What it sets for the whole program, the model would not bear."""
-    before = torch.get_default_dtype(), torch.is_grad_enabled()
-    module = importlib.import_module(name)
-    after = torch.get_default_dtype(), torch.is_grad_enabled()
-    torch.set_default_dtype(before[0])
-    torch.set_grad_enabled(before[1])
-    for call, was, now in zip(("set_default_dtype", "set_grad_enabled"), before, after):
-        if was != now:
-            lines = path.read_text(encoding="utf-8").splitlines()
-            number = next((k for k, line in enumerate(lines, 1) if call in line), 1)
-            raise UserError(f"{path.name}:{number} calls torch.{call}({now}), which holds for the "
-                            "whole program: the model could not be trained. Leave it out")
-    return module
-
-
-def with_module_name(given: Json) -> Json:
-    """What was typed, with the task examples/my_task.py named as its module, examples.my_task."""
-    task = given.get("task", "")
-    path = Path(task).resolve()
-    if not (task.endswith(".py") and path.is_file()):
-        return given
-    if not path.is_relative_to(PROJECT):
-        raise UserError(f"--task {task}: the file should be in the project's folder, {PROJECT}")
-    return {**given, "task": ".".join(path.relative_to(PROJECT).with_suffix("").parts)}
-
-
 def make_settings(given: Json) -> Settings:
     """The settings of a run, from what was typed and from the files that this names."""
     recipe, config = from_files(given)
@@ -455,6 +373,7 @@ def from_files(given: Json) -> tuple[Json, Json]:
             raise UserError(f"--{name} {chosen[name]} should be a text")
     on_gpu = str(chosen["device"]).startswith("cuda")
     if not recipe and is_large(folder):
+        from harness.large_model import recipe_of_large
         recipe = recipe_of_large(config | given, chosen["task"] == Settings.task, on_gpu)
     elif not recipe and on_gpu:
         recipe = {"dtype": "bfloat16"}  # in float32 a GPU is several times slower
@@ -462,25 +381,6 @@ def from_files(given: Json) -> tuple[Json, Json]:
         rate = recipe.get("learning_rate", Settings.learning_rate)
         recipe = {**recipe, "learning_rate": LORA_RATE * rate}
     return known_values(path, recipe, chosen), known_values(given.get("config"), config, chosen)
-
-
-def recipe_of_large(given: Json, is_countdown: bool, on_gpu: bool) -> Json:
-    """The recipe of a large model whose folder has none. In bfloat16 most of a small update is
-    rounded away, so in float32 the same rate moves a model several times as far
-    (docs/how_a_run_fails.md)."""
-    dtype = "bfloat16" if on_gpu or is_fast_in_bfloat16() else "float32"
-    prompt = given.get("prompt", "expression")
-    usual = FOR_A_GPU if on_gpu else ON_A_LAPTOP
-    if not is_countdown:
-        return {"dtype": dtype, **usual}
-    recipe = {"dtype": dtype, "prompt": "expression", **TWO_NUMBERS.get(prompt, usual)}
-    if prompt not in TWO_NUMBERS:
-        return recipe
-    is_rounded = given.get("dtype", dtype) == "bfloat16" or str(given.get("lora", 0)) != "0"
-    recipe["learning_rate"] = 2e-6 if is_rounded else 5e-7
-    if "data" in given or given.get("numbers", "2") != "2":
-        recipe["max_new_tokens"] *= 3  # longer expressions
-    return recipe
 
 
 def is_large(folder: Path) -> bool:

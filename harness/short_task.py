@@ -9,9 +9,10 @@ import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from engine.errors import UserError, is_list, wrong_result
-from engine.rollouts import LARGEST_SCORE, Problem, is_score_of_part
+from engine.errors import UserError, is_list, result_of
+from engine.rollouts import Problem
 from engine.tokens import END_OF_TURN
+from harness.tasks import LARGEST_SCORE, is_score_of_part
 
 METHODS = ("training_problems", "held_out_problems", "extreme_problems", "prompt_for", "show",
            "read", "score", "label", "right_steps")
@@ -60,10 +61,8 @@ def score_by(reward: Callable[[Any, str], Any], problem: Any, text: str) -> dict
 
 def as_number(reward: Callable[[Any, str], Any], problem: Any, text: str) -> float:
     """What a user's reward returns for an answer, if it is a number."""
-    found = reward(problem, text)
-    if not is_score_of_part(found):
-        raise wrong_result(reward, f"a number from -{LARGEST_SCORE:g} to {LARGEST_SCORE:g}", found)
-    return float(found)
+    wanted = f"a number from -{LARGEST_SCORE:g} to {LARGEST_SCORE:g}"
+    return float(result_of(reward, wanted, is_score_of_part, problem, text))
 
 
 @dataclasses.dataclass

@@ -51,8 +51,7 @@ from analysis.runs import Run
 from analysis.statistics import holm
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from engine.errors import PROJECT, UserError, read_json
-from harness.flags import Flag
-from harness.parser import make_parser, with_defaults
+from harness.flags import Flag, make_parser, with_defaults
 from tools.helpers.planned import PROCESSES, PlannedRun, kinds_of, side_by_side
 from harness.screen import python_command, say
 from harness.settings import make_settings, read_flags

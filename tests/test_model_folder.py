@@ -1,5 +1,6 @@
 """Model folders that are damaged, foreign or silly: one sentence, before memory is taken."""
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -152,3 +153,8 @@ def test_a_file_is_no_folder_and_is_not_advised(tmp_path):
     (tmp_path / "models1").mkdir()
     assert f"did you mean {tmp_path / 'models1'}?" in refusal(read_model_folder,
                                                              tmp_path / "models")
+
+
+def test_the_name_of_a_model_on_a_hub_gets_its_download_line():
+    said = refusal(read_config, Path("Somebody/Some-Model"))
+    assert "hf download Somebody/Some-Model --local-dir models/Some-Model" in said

@@ -12,11 +12,10 @@ import torch
 
 import mitigations
 from conftest import ROOT, StateIdea, hand_made, put_in, refusal
-from engine.choices import checked_credit, metrics_of
+from engine.choices import checked_credit, make, metrics_of
 from engine.errors import UserError
-from harness.load import make
-from harness.run import score_again
-from harness.settings import load_task, read_flags
+from harness.settings import read_flags
+from harness.tasks import load_task, score_again
 from runs import SHORT, arrays, lines, run
 from tools.idea import arms_of
 
@@ -218,7 +217,7 @@ def own_task(tmp_path, monkeypatch):
                    "--out", tmp_path / "runs/x", *flags, expect=expect).stderr
 
     (tmp_path / "countdown_task.py").touch()  # the default task, imported already
-    monkeypatch.setattr("harness.settings.PROJECT", tmp_path)
+    monkeypatch.setattr("harness.tasks.PROJECT", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     load_task.cache_clear()

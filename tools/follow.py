@@ -56,8 +56,7 @@ from engine.tokens import KINDS, SECTIONS
 from harness.read_record import read_tokenizer, sampling_models
 from harness.screen import (BOLD, has_colour, put, python_command, run_as_program, say, styled,
                             visible)
-from harness.flags import Flag
-from harness.parser import make_parser, with_defaults
+from harness.flags import Flag, make_parser, with_defaults
 from tools.helpers.credit_of_token import (FEWEST_CONTINUATIONS, MOST_CONTINUATIONS, CreditOfToken,
                                            measure_credit)
 from tools.helpers.in_short import in_short

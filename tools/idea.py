@@ -45,10 +45,9 @@ import torch
 from tools.helpers.experiment import Arms, Experiment
 from engine.choices import ADVANTAGES, MITIGATIONS, without_decorator
 from engine.errors import UserError
-from harness.flags import Flag, flags_of
+from harness.flags import Flag, flags_of, make_parser, with_defaults
 from harness.made_of import made_of
 from harness.memory import return_memory
-from harness.parser import make_parser, with_defaults
 from tools.helpers.planned import PROCESSES, PlannedRun, side_by_side
 from harness.record import find_folder
 from harness.screen import is_taken_away, python_command, run_as_program, say

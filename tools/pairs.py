@@ -19,9 +19,9 @@ from engine.errors import UserError
 from harness.read_record import read_credit, read_tokenizer
 from harness.record import credit_steps, replace_text, run_config
 from harness.screen import run_as_program
-from harness.parser import make_parser
+from harness.flags import make_parser
 from harness.settings import Settings, settings_of_run
-from harness.load import make_task
+from harness.tasks import make_task
 
 
 def main(argv: list[str]) -> None:

@@ -20,8 +20,7 @@ import mitigations  # noqa: F401  fills the lists of choices that settings are c
 from analysis.statistics import mean_over, within
 from analysis.tables import Row, Table, by_row
 from engine.policy import Policy, derived_seed
-from harness.flags import Flag
-from harness.parser import make_parser, with_defaults
+from harness.flags import Flag, make_parser, with_defaults
 from harness.record import find_folder
 from harness.screen import run_as_program, show_status
 from tools.sample import policies_of, settings_of

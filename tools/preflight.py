@@ -29,12 +29,13 @@ from typing import Any
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from engine.errors import UserError
-from engine.policy import Policy, derived_seed, encode_prompt
+from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
-from harness.flags import Flag, flags_of
-from harness.load import load_policy, make_task
+from engine.tokens import encode_prompt
+from harness.flags import Flag, flags_of, make_parser, with_defaults
+from harness.tasks import make_task
+from harness.load import load_policy
 from harness.made_of import SETTINGS, made_of
-from harness.parser import make_parser, with_defaults
 from harness.record import make_output_folder, read_json, read_lines, replace_text
 from harness.screen import run_as_program, show_status
 from harness.settings import Settings, make_settings, read_flags

@@ -31,8 +31,7 @@ from harness.read_record import read_credit, read_tokenizer, sampling_models
 from harness.record import credit_steps, find_folder, run_config
 from harness.screen import put, run_as_program
 from harness.load import load_policy, make_weighting
-from harness.flags import Flag, check_value, flags_of
-from harness.parser import make_parser, with_defaults
+from harness.flags import Flag, check_value, flags_of, make_parser, with_defaults
 from harness.settings import OPTIONS, Settings, settings_of_run
 from mitigations import rescaled_weight
 from tools.helpers.look import about_gradient, differs_within

@@ -16,9 +16,9 @@ import mitigations  # noqa: F401  fills the lists of choices that settings are c
 from engine.errors import UserError, did_you_mean, read_json
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
-from harness.flags import Flag
-from harness.load import load_policy, make_task
-from harness.parser import make_parser, with_defaults
+from harness.flags import Flag, make_parser, with_defaults
+from harness.tasks import make_task
+from harness.load import load_policy
 from harness.record import checkpoint_folders, find_folder
 from harness.screen import BOLD, put, right_or_wrong, run_as_program, styled, visible
 from harness.settings import OPTIONS, Settings, make_settings, settings_of_run

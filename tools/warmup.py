@@ -35,8 +35,7 @@ from engine.tokens import load_tokenizer
 from harness.record import find_folder, whole
 from harness.run import TRAVELS_ALONG
 from harness.screen import run_as_program
-from harness.flags import MOST_THREADS, Flag
-from harness.parser import make_parser, with_defaults
+from harness.flags import MOST_THREADS, Flag, make_parser, with_defaults
 from engine.policy import sample_answers
 from engine.rollouts import score_answers
 from qwen2_model import ModelConfig, Qwen2

@@ -12,15 +12,13 @@ from types import SimpleNamespace
 import torch
 
 import mitigations  # noqa: F401  it fills the lists of choices
-from engine.choices import ADVANTAGES, MITIGATIONS
+from engine.choices import ADVANTAGES, MITIGATIONS, make
 from engine.errors import UserError
 from engine.policy import derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import OPERATOR, THINK, WORD
 from grpo import group_z_score
-from harness.flags import Flag, check_value
-from harness.load import make
-from harness.parser import value_of
+from harness.flags import Flag, check_value, value_of
 from lab.dial.task import Sample, SyntheticTask
 from lab.probes.methods import ComparedMethod
 

@@ -36,8 +36,7 @@ from engine.tokens import KINDS
 from grpo import gradient_size, update
 from harness.load import load_optimizer, load_policy, make_advantage, make_weighting
 from tools.helpers.planned import PlannedRun, make_runs
-from harness.flags import Flag
-from harness.parser import make_parser, with_defaults
+from harness.flags import Flag, make_parser, with_defaults
 from harness.record import find_folder, provenance, replace_text
 from harness.screen import python_command, say, show_status
 from harness.settings import Settings, is_large

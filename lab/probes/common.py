@@ -27,8 +27,7 @@ from grpo import grpo
 from harness.load import load_policy
 from harness.record import provenance, replace_text, whole
 from harness.screen import show_status
-from harness.flags import MOST_THREADS, Flag
-from harness.parser import make_parser, with_defaults
+from harness.flags import MOST_THREADS, Flag, make_parser, with_defaults
 from harness.settings import make_settings
 
 COMMON = {

@@ -28,8 +28,7 @@ from analysis.statistics import Estimate, Floats, holm, mean_over
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from engine.choices import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
-from harness.flags import Flag, flags_of
-from harness.parser import make_parser
+from harness.flags import Flag, flags_of, make_parser
 from lab.dial.arms import PLAIN, TRUE, SyntheticArm, named_arm
 from lab.dial.task import TaskSpec
 from lab.dial.training import train_policies

@@ -11,10 +11,9 @@ from types import SimpleNamespace
 import torch
 
 from credit.critic import generalised_advantage
-from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
+from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, make
 from engine.errors import UserError
 from engine.rollouts import Rollouts
-from harness.load import make
 from lab.probes.enumerated import Batches, EnumeratedTask
 from lab.probes.methods import ComparedMethod
 

@@ -25,8 +25,7 @@ from analysis.runs import Run, read_runs
 from analysis.tables import show
 from analysis.tally import Tally
 from engine.errors import UserError
-from harness.flags import Flag
-from harness.parser import make_parser, with_defaults
+from harness.flags import Flag, make_parser, with_defaults
 from harness.record import make_output_folder
 from harness.screen import show_status
 from lab.probes.notes_compared import notes_tables_of_arms

@@ -54,7 +54,7 @@ import torch
 from analysis.statistics import Estimate, mean_over
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from credit.critic import gae
-from engine.choices import ADVANTAGES
+from engine.choices import ADVANTAGES, make
 from engine.errors import UserError
 from engine.forward import response_log_probs
 from engine.policy import Policy
@@ -62,7 +62,6 @@ from engine.rollouts import Rollouts
 from engine.tokens import NUMBER
 from grpo import group_z_score
 from harness.flags import Flag
-from harness.load import make
 from lab.probes.common import MODEL_FLAGS, Findings, Progress, policy_from_flags, sample_batch
 
 GROUP_SIZES = (2, 4, 8, 16)

@@ -15,8 +15,7 @@ from pathlib import Path
 from engine.errors import UserError, read_json
 from harness.record import replace_text
 from harness.screen import say
-from harness.flags import Flag
-from harness.parser import make_parser, with_defaults
+from harness.flags import Flag, make_parser, with_defaults
 from lab.publish.pages import check_marks, filled_pages
 from lab.publish.results import RESULTS, Results, result_of, write_result
 

@@ -11,8 +11,7 @@ import textwrap
 from pathlib import Path
 
 from engine.errors import UserError, read_json
-from harness.flags import Flag
-from harness.parser import make_parser, print_text, with_defaults
+from harness.flags import Flag, make_parser, print_text, with_defaults
 from lab.publish.pages import source_of, table_of
 from lab.publish.results import RESULTS, read_result
 

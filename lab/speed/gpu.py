@@ -25,7 +25,7 @@ import torch
 from lab.speed import cases
 from lab.speed.cases import DTYPES, Case, in_a_process
 from engine.errors import UserError
-from harness.parser import make_parser, with_defaults
+from harness.flags import make_parser, with_defaults
 from harness.load import pick_device
 from harness.screen import run_as_program, show_status
 

@@ -16,8 +16,7 @@ import textwrap
 
 from lab.trl.adapters import ADAPTERS
 from engine.errors import UserError
-from harness.flags import Flag
-from harness.parser import make_parser, with_defaults
+from harness.flags import Flag, make_parser, with_defaults
 from harness.screen import run_as_program
 from lab.formula import find_formula
 from lab.formula.words import as_json, sentences

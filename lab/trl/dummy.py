@@ -34,8 +34,7 @@ from typing import Any
 
 from lab.trl.dummy_step import Seen, Step
 from engine.errors import PROJECT, UserError
-from harness.flags import Flag
-from harness.parser import make_parser, with_defaults
+from harness.flags import Flag, make_parser, with_defaults
 from harness.screen import run_as_program
 
 PROBLEMS = ((3, 5, 7, 22), (2, 4, 9, 17), (1, 6, 8, 15), (5, 5, 6, 31), (2, 3, 10, 16),

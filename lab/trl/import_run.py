@@ -34,8 +34,7 @@ from engine.tokens import END_OF_TURN, OTHER, THINK, encode, load_tokenizer, tok
 from grpo import group_z_score, to_every_token
 from harness.record import credit_path, find_folder, provenance, replace_text, whole, write_credit
 from harness.screen import python_command, run_as_program, show_status
-from harness.flags import Flag
-from harness.parser import make_parser, with_defaults
+from harness.flags import Flag, make_parser, with_defaults
 from harness.load import pick_device
 
 MODELS = ("qwen2", "qwen3")  # the model_type of those that are implemented

@@ -29,20 +29,19 @@ from types import SimpleNamespace
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.choices import MITIGATIONS, NEVER_RESCALED
+from engine.choices import MITIGATIONS, NEVER_RESCALED, make
 from lab.trl.import_run import labelled, named_parts
 from engine.errors import PROJECT, UserError
 from engine.errors import refuse_undefined
+from harness.tasks import CheckedTask, load_task
 from engine.policy import derived_seed
-from engine.rollouts import CheckedTask, Rollouts
+from engine.rollouts import Rollouts
 from engine.tokens import load_tokenizer
 from grpo import to_every_token
 from harness.record import RunFolder, credit_path, make_run, provenance, run_config, write_credit
 from harness.screen import python_command, say
 from harness.flags import Flag, check_value, check_values, flags_of
 from harness.metrics import batch_metrics
-from harness.load import make
-from harness.settings import load_task
 from mitigations import rescaled_weight
 
 INSTALL = "pip install trl==1.16.0 transformers==5.23.0"

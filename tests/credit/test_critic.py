@@ -9,11 +9,10 @@ from conftest import SPOKEN, copied, hand_made, refusal, spoken
 from credit import monte_carlo
 from credit.critic import generalised_advantage
 from credit.monte_carlo import continuation_rewards, segment_starts, sequences
-from engine.choices import ADVANTAGES
+from engine.choices import ADVANTAGES, make as make_choice
 from engine.errors import UserError
 from engine.policy import Forward
 from engine.sampler import Generation, generate
-from harness.load import make as make_choice
 
 MASK = torch.tensor([[True] * 5, [True] * 2 + [False] * 3, [True] + [False] * 4])
 FLAGS = {"gae": {"critic_lr": 0.05}, "vine": {"values_k": 2}}

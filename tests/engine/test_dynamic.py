@@ -8,7 +8,7 @@ from conftest import hand_made
 
 from engine.dynamic import DynamicSampling
 from engine.policy import Policy
-from engine.schedule import rate_of_step
+from engine.optimizer import rate_of_step
 from runs import lines, run
 
 SPREAD = {0: [0, 1], 1: [1, 1], 2: [0, 0], 3: [1, 0], 4: [0, 1]}  # rewards of each problem

@@ -7,7 +7,8 @@ import torch
 
 from conftest import hand_made
 from engine.errors import UserError
-from engine.rollouts import CheckedTask, score_answers
+from harness.tasks import CheckedTask
+from engine.rollouts import score_answers
 from tools.helpers.demonstrations import make_tokenizer
 
 FINE = {"reward": 1.5, "format": 0.5, "answer": 1.0, "reasoning": 0.0}

@@ -12,8 +12,8 @@ from conftest import ROOT, refusal
 import train
 from harness import load, memory
 from harness.load import load_policy
-from harness.settings import (LARGE, ON_A_LAPTOP, TWO_NUMBERS, Settings, make_settings,
-                              read_flags)
+from harness.large_model import ON_A_LAPTOP, TWO_NUMBERS
+from harness.settings import LARGE, Settings, make_settings, read_flags
 
 SETTINGS = {"model": str(ROOT / "models/tiny"), "threads": 1, "questions": 2, "answers": 4,
             "max_new_tokens": 10, "steps": 30, "eval_every": 15, "eval_tasks": 8}
@@ -71,7 +71,7 @@ def test_another_prompt_or_task_has_its_own_recipe(large_model, flags, recipe):
 
 def test_on_a_gpu_a_large_model_learns_the_same_and_other_tasks_have_the_usual_settings(
         large_model, monkeypatch):
-    monkeypatch.setattr("harness.settings.is_fast_in_bfloat16", lambda: False)  # it is about CPUs
+    monkeypatch.setattr("harness.large_model.is_fast_in_bfloat16", lambda: False)  # about CPUs
     model = {"model": str(large_model), "device": "cuda"}
     for prompt, recipe in TWO_NUMBERS.items():
         chosen = make_settings(model | {"prompt": prompt}).to_json()
@@ -85,7 +85,7 @@ def test_on_a_gpu_a_large_model_learns_the_same_and_other_tasks_have_the_usual_s
 @pytest.mark.parametrize("is_fast", [True, False])
 def test_a_laptop_computes_in_bfloat16_where_the_cpu_has_instructions(large_model, monkeypatch,
                                                                       is_fast):
-    monkeypatch.setattr("harness.settings.is_fast_in_bfloat16", lambda: is_fast)
+    monkeypatch.setattr("harness.large_model.is_fast_in_bfloat16", lambda: is_fast)
     model = {"model": str(large_model)}
     chosen = make_settings(model)
     assert (chosen.dtype, chosen.learning_rate) == (

@@ -17,7 +17,7 @@ import torch
 from conftest import ROOT, hand_made
 from engine.errors import UserError
 from harness import screen
-from harness.metrics import batch_metrics
+from harness.metrics import batch_metrics, print_evaluation, print_outcome
 from harness.screen import StopRequest, Visible, run_as_program, visible
 
 python = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
@@ -204,7 +204,7 @@ def test_an_answer_is_marked_and_cannot_colour_itself(monkeypatch):
     line = {**evaluation("sampled", 0.5, [1, 0]), "format_mean": 1.0, "length_mean": 9.0,
             "finished_mean": 1.0, "shown": [{"problem": "3 5", "text": "\x1b[2J", "answer": 1},
                                             {"problem": "4 6", "text": "x " * 500, "answer": 0}]}
-    screen.print_evaluation(line, 1.0, with_format=True)
+    print_evaluation(line, 1.0, with_format=True)
     _, right, wrong = printed.getvalue().splitlines()
     assert right == "  \033[1;32mright\033[0m  3 5: \\x1b[2J"
     assert wrong.startswith("  \033[1;31mwrong\033[0m  4 6: x") and wrong.endswith("x ...")
@@ -230,16 +230,16 @@ CHANGED = ("20.0% (95% interval 10.0% to 30.0%) -> 50.0% (40.0% to 60.0%) of 3 h
     (BEFORE, "3 min 52 s\npython analyze.py  makes tables"),
     (BEFORE + AFTER, f"{CHANGED}\npython analyze.py  makes tables")])
 def test_the_end_says_what_changed(capsys, sampled, said):
-    screen.print_outcome(Path("runs/x"), sampled, 232.0, 0)
+    print_outcome(Path("runs/x"), sampled, 232.0, 0)
     printed = capsys.readouterr().out
     assert printed.startswith(f"  {said}")
     assert printed.endswith("\npython -m tools.follow  follows a token through a step\n")
-    screen.print_outcome(Path("elsewhere/x"), sampled, 232.0, 0)
+    print_outcome(Path("elsewhere/x"), sampled, 232.0, 0)
     assert "\npython analyze.py elsewhere/x  makes" in capsys.readouterr().out
 
 
 def test_without_a_step_there_is_no_token_to_follow(capsys):
-    screen.print_outcome(Path("runs/x"), BEFORE, 2.0, 0, has_steps=False)
+    print_outcome(Path("runs/x"), BEFORE, 2.0, 0, has_steps=False)
     printed = capsys.readouterr().out
     assert "python analyze.py  makes" in printed and "follow" not in printed
 

@@ -15,8 +15,7 @@ from conftest import ROOT, assert_bounded, project_files, refusal
 from countdown_task import Task
 from examples import largest_last
 from engine.choices import ADVANTAGES, MITIGATIONS, Choices, mitigation
-from harness.flags import Flag, Positive, Range, check_value, flags_of, option, settled
-from harness.parser import make_parser
+from harness.flags import Flag, Positive, Range, check_value, flags_of, make_parser, option, settled
 from harness.help import SHORT_HELP
 from harness.settings import (OPTIONS, OTHER_NAMES, RETIRED, about_retired, make_settings,
                               read_flags)
@@ -399,7 +398,7 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
     ("--count 5", "unknown argument --count"), ("--config=", "cannot read .: Is a directory"),
     ("--task my_tsk", "there is no such file"), ("--task ../my_task", "there is no such file"),
     ("--task my_tsk.py", "there is no such file in the project's folder"),
-    (f"--task {json.__file__}", "the file should be in the project's folder"),
+    (f"--task {json.__file__}", "there is no such file in the project's folder"),
     ("--task examples.own_reward --reward_form right", "unknown argument --reward_form"),
     ("--think_discount 0.5", "belongs to outcome_conditional, but --mitigation is none"),
     ("--mitigation entropy_masking --mask_percentile 120", "120.0 should be at least 0 and at "),

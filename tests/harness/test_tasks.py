@@ -5,13 +5,13 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
+import torch
 
 from conftest import refusal
 from engine.errors import UserError
-from engine.rollouts import CheckedTask
+from harness.settings import make_settings
 from harness.short_task import countdown_with_reward, short_task
-from harness.load import make_task
-from harness.settings import load_task, make_settings
+from harness.tasks import CheckedTask, import_task, load_task, make_task
 
 PROMPT = "<|im_start|>user\n say {}<|im_end|>\n<|im_start|>assistant\n"
 PROMPTS = [PROMPT.format(number) for number in range(20)]
@@ -66,7 +66,7 @@ def test_one_problem_is_too_few(problems):
 
 
 def test_the_task_of_a_module_is_made_once(monkeypatch, tmp_path):
-    monkeypatch.setattr("harness.settings.PROJECT", tmp_path)
+    monkeypatch.setattr("harness.tasks.PROJECT", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "whole_task.py").write_text(
         "problems = ['a', 'b']\ndef reward(problem, text): return 1.0\n")
@@ -79,7 +79,7 @@ CLASS = "import dataclasses\n@dataclasses.dataclass\nclass Task: 0\n"
 @pytest.mark.parametrize("more", ["", CLASS])
 def test_problems_without_a_reward_are_no_task(monkeypatch, tmp_path, more):
     """But a class Task may stand beside them."""
-    monkeypatch.setattr("harness.settings.PROJECT", tmp_path)
+    monkeypatch.setattr("harness.tasks.PROJECT", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     name = f"half_task{len(more)}"
     (tmp_path / f"{name}.py").write_text(f"problems = ['a', 'b']\n{more}")
@@ -87,6 +87,21 @@ def test_problems_without_a_reward_are_no_task(monkeypatch, tmp_path, more):
         assert load_task(name) is sys.modules[name].Task
     else:
         assert "should have a function `reward(problem, text)`" in refusal(load_task, name)
+
+
+def test_a_reward_without_the_problem_is_none(monkeypatch, tmp_path):
+    monkeypatch.setattr("harness.tasks.PROJECT", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "bad_task.py").write_text("def reward(text): return 1.0\n")
+    assert "should have a function `reward(problem, text)`" in refusal(load_task, "bad_task")
+
+
+def test_what_a_task_sets_for_the_whole_program_is_set_back(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "task_that_sets.py").write_text(
+        "import torch\ntorch.set_default_dtype(torch.float64)\ntorch.set_grad_enabled(False)\n")
+    import_task("task_that_sets")
+    assert torch.get_default_dtype() == torch.float32 and torch.is_grad_enabled()
 
 
 def test_a_reward_alone_has_the_problems_of_countdown():

@@ -13,7 +13,8 @@ from runs import lines, train_here
 from engine.errors import UserError
 from tools.helpers import planned as planned_runs
 from harness.screen import is_taken_away
-from harness.settings import LARGE, TWO_NUMBERS, make_settings
+from harness.large_model import TWO_NUMBERS
+from harness.settings import LARGE, make_settings
 from tools import idea
 from tools.idea import arms_of, main
 

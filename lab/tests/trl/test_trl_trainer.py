@@ -15,7 +15,7 @@ import analyze
 from lab.tests.trl import INSTALL
 from conftest import ASKED, ROOT, StateIdea, copied, put_in
 from countdown_task import Problem
-from engine.choices import MITIGATIONS
+from engine.choices import MITIGATIONS, make
 from engine.errors import UserError
 from engine.extra_forward import with_facts
 from engine.forward import response_log_probs
@@ -23,7 +23,6 @@ from engine.policy import Forward, derived_seed
 from grpo import length_scaling, policy_loss
 from harness.read_record import read_credit, read_file
 from harness.flags import flags_of
-from harness.load import make
 from mitigations import rescaled_weight
 from runs import block, copy_project, environment, free_port, lines, program
 from tools import preview

@@ -1,0 +1,185 @@
+"""The task that --task names, and the checks of what its methods return."""
+import dataclasses
+import importlib
+import inspect
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from engine.errors import PROJECT, UserError, is_list, result_of, wrong_result
+from engine.rollouts import Problem, Rollouts, Task
+from engine.tokens import KINDS, SECTIONS
+from harness.flags import flags_of
+from harness.record import Json
+from harness.screen import say
+
+LARGEST_SCORE = 1e12  # the squares of such rewards, in float32, are still finite
+PARTS = {"reward", "format", "answer", "reasoning"}  # the numbers that every score has
+
+
+@cache
+def load_task(name: str) -> type:
+    """The class Task of the module that --task names, whose fields are flags; or one made for it.
+
+    The module is a file in the project's folder with a class Task, or with no more than a reward
+    and a list of problems, as in TRL:
+
+        def reward(problem, text):    a number for an answer; 1 or more counts as success
+        problems = [...]              prompts; or dicts with "prompt" and whatever the reward uses
+
+    A prompt is the whole text that ends where the answer begins. Without `problems` those of
+    Countdown are taken. All else follows from these two (harness/short_task.py).
+    """
+    if not PROJECT.joinpath(*name.split(".")).with_suffix(".py").is_file():
+        raise UserError(f"--task {name}: there is no such file in the project's folder. A task may "
+                        "be named as a file, examples/my_task.py, or as a module, examples.my_task")
+    module = import_task(name)
+    task: type | None = getattr(module, "Task", None)
+    if task is not None and dataclasses.is_dataclass(task):
+        return task
+    if not is_reward(getattr(module, "reward", None)):
+        raise UserError(f"--task {name}: this module should have a function "
+                        "`reward(problem, text)`, and `problems` if they are not those of "
+                        "Countdown; or else a dataclass Task (docs/your_own_task.md)")
+    from harness.short_task import countdown_with_reward, short_task
+    if hasattr(module, "problems"):
+        return short_task(module)
+    return countdown_with_reward(module, load_task("countdown_task"))
+
+
+def import_task(name: str) -> Any:
+    """The task's module. What it sets in torch for the whole program is set back, because the model
+    could not be trained with it."""
+    before = torch.get_default_dtype(), torch.is_grad_enabled()
+    module = importlib.import_module(name)
+    torch.set_default_dtype(before[0])
+    torch.set_grad_enabled(before[1])
+    return module
+
+
+def is_reward(reward: Any) -> bool:
+    """Whether it is a function that takes (problem, text)."""
+    try:
+        inspect.signature(reward).bind(None, "")
+    except TypeError:
+        return False
+    return True
+
+
+def with_module_name(given: Json) -> Json:
+    """What was typed, with the task examples/my_task.py named as its module, examples.my_task."""
+    path = Path(given.get("task", "")).resolve()
+    if path.suffix != ".py" or not (path.is_file() and path.is_relative_to(PROJECT)):
+        return given
+    return {**given, "task": ".".join(path.relative_to(PROJECT).with_suffix("").parts)}
+
+
+def make_task(name: str, flags: Json) -> "CheckedTask":
+    """The task that --task names; `flags` has the flags of all methods of a run."""
+    task = load_task(name)
+    return CheckedTask(task(**{flag: flags[flag] for flag in flags_of(task)}))
+
+
+class CheckedTask:
+    """A user's Task with two checks: no problem that it returned as held out is trained on, and its
+    methods return what they should."""
+
+    def __init__(self, task: Task[Any]):
+        self.task = task
+        self.held_out: dict[int, list[Problem]] = {}  # by their number
+        self.held_out_prompts: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
+
+    def held_out_problems(self, count: int) -> list[Problem]:
+        if count not in self.held_out:
+            problems = list(result_of(self.task.held_out_problems, "a list of problems", is_list,
+                                      count))
+            self.held_out_prompts |= set(map(self.prompt_for, problems))
+            self.held_out[count] = problems
+        return self.held_out[count]
+
+    def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
+        problems = list(result_of(self.task.training_problems, "a list of problems", is_list,
+                                  seed, step, count))
+        if len(problems) != count:
+            raise wrong_result(self.task.training_problems, f"{count} problems", problems)
+        for problem in problems:
+            if self.prompt_for(problem) in self.held_out_prompts:
+                raise UserError(f"training_problems returns {self.show(problem)} in step "
+                                f"{step}, but held_out_problems has it, too: what is evaluated "
+                                "may not be trained on")
+        return problems
+
+    def prompt_for(self, problem: Problem) -> str:
+        return str(result_of(self.task.prompt_for, "a text", is_text, problem))
+
+    def show(self, problem: Problem) -> str:
+        return str(result_of(self.task.show, "a text", is_text, problem))
+
+    def score(self, problem: Problem, text: str) -> dict[str, float]:
+        score: dict[str, float] = result_of(
+            self.task.score, f"a dict of numbers from -{LARGEST_SCORE:g} to {LARGEST_SCORE:g}. "
+            f"Among them should be {', '.join(sorted(PARTS))}, and answer should be 0 or 1",
+            is_score, problem, text)
+        return score
+
+    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
+        labels: tuple[list[int], list[int]] = result_of(
+            self.task.label, f"two lists with a number for each of {len(pieces)} tokens: its "
+            f"section, from 0 to {len(SECTIONS) - 1}, and its kind, from 0 to "
+            f"{len(KINDS) - 1} (docs/your_own_task.md)",
+            lambda labels: are_labels(labels, len(pieces)), pieces)
+        return labels
+
+
+def is_text(found: object) -> bool:
+    return isinstance(found, str)
+
+
+def is_score(score: Any) -> bool:
+    if not isinstance(score, dict) or not PARTS <= score.keys():
+        return False
+    return all(map(is_score_of_part, score.values())) and score["answer"] in (0, 1)
+
+
+def is_score_of_part(value: Any) -> bool:
+    """Whether it is a number, of any library, within the limits."""
+    if isinstance(value, (str, bytes)):  # float("1") takes it
+        return False
+    try:
+        return -LARGEST_SCORE <= float(value) <= LARGEST_SCORE
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def are_labels(labels: Any, tokens: int) -> bool:
+    """Whether it is two lists of codes, of sections and of kinds, with one for each token."""
+    try:
+        lists = [list(codes) for codes in labels]
+    except TypeError:  # one is nothing that can be listed
+        return False
+    if [len(codes) for codes in lists] != [tokens, tokens]:
+        return False
+    sections, kinds = lists
+    return {*sections} <= {*range(len(SECTIONS))} and {*kinds} <= {*range(len(KINDS))}
+
+
+def score_again(rollouts: Rollouts, task: Task[Problem], name: str) -> None:
+    """Score the first answer to each problem once more, and say it if a reward differs: it depends
+    on more than the problem and the answer. Refuse a reward that changes its problem."""
+    for number, problem in enumerate(rollouts.problems):
+        row = rollouts.group.tolist().index(number)
+        before = repr(problem)
+        again = torch.tensor(task.score(problem, rollouts.answers[row])["reward"])  # to float32
+        if repr(problem) != before:
+            raise UserError(f"the reward of --task {name} changes the problem that it is given, so "
+                            "what an answer earns depends on what was scored before it")
+        if again != rollouts.reward[row].cpu():
+            say(f"--task {name}: the same answer was scored twice and earned "
+                f"{rollouts.reward[row]:g} and {again:g}. So the same command gives other numbers "
+                "another time, and so may a run that is resumed")
+            return
