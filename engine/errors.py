@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 PROJECT = Path(__file__).resolve().parent.parent  # the folder of the six files
+LARGEST_SCORE = 1e12  # the squares of such rewards, in float32, are still finite
 
 
 class UserError(ValueError):
@@ -45,6 +46,16 @@ def refuse_undefined(what: str, *tensors: Tensor) -> None:
 def is_list(found: object) -> bool:
     """Whether it is a list or the like. A text and a dict can be listed, but are none."""
     return isinstance(found, Iterable) and not isinstance(found, str | dict)
+
+
+def is_score_of_part(value: Any) -> bool:
+    """Whether it is a number, of any library, within the limits."""
+    if isinstance(value, (str, bytes)):  # float("1") takes it
+        return False
+    try:
+        return -LARGEST_SCORE <= float(value) <= LARGEST_SCORE
+    except (TypeError, ValueError, OverflowError):
+        return False
 
 
 def wrong_result(function: Any, wanted: str, found: object) -> UserError:

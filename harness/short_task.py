@@ -9,10 +9,9 @@ import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from engine.errors import UserError, is_list, result_of
+from engine.errors import LARGEST_SCORE, UserError, is_list, is_score_of_part, result_of
 from engine.rollouts import Problem
 from engine.tokens import END_OF_TURN
-from harness.tasks import LARGEST_SCORE, is_score_of_part
 
 METHODS = ("training_problems", "held_out_problems", "extreme_problems", "prompt_for", "show",
            "read", "score", "label", "right_steps")

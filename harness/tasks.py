@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from engine.errors import PROJECT, UserError, is_list, result_of, wrong_result
+from engine.errors import (LARGEST_SCORE, PROJECT, UserError, is_list, is_score_of_part,
+                           result_of, wrong_result)
 from engine.rollouts import Problem, Rollouts, Task
 from engine.tokens import KINDS, SECTIONS
 from harness.flags import flags_of
 from harness.record import Json
 from harness.screen import say
 
-LARGEST_SCORE = 1e12  # the squares of such rewards, in float32, are still finite
 PARTS = {"reward", "format", "answer", "reasoning"}  # the numbers that every score has
 
 
@@ -144,16 +144,6 @@ def is_score(score: Any) -> bool:
     if not isinstance(score, dict) or not PARTS <= score.keys():
         return False
     return all(map(is_score_of_part, score.values())) and score["answer"] in (0, 1)
-
-
-def is_score_of_part(value: Any) -> bool:
-    """Whether it is a number, of any library, within the limits."""
-    if isinstance(value, (str, bytes)):  # float("1") takes it
-        return False
-    try:
-        return -LARGEST_SCORE <= float(value) <= LARGEST_SCORE
-    except (TypeError, ValueError, OverflowError):
-        return False
 
 
 def are_labels(labels: Any, tokens: int) -> bool:
