@@ -6,7 +6,8 @@
     lay_out          puts the tokens into one flat sequence and says which index predicts token t
     SharedPrompts    (packing.py) the attention, in which answers to a problem share its prompt, and
                      prompts share the tokens that all of them begin with
-    TokenLogProbs    log softmax of single tokens, without the logits of the whole batch at once
+    TokenLogProbs    log softmax of single tokens, without the logits of the whole batch at once;
+                     with --lora LogProbsOfFrozen
 """
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from engine.rollouts import Rollouts
 from qwen2_model import Embedding, Qwen2, linear
 
 LOGITS_AT_ONCE = 2 ** 27  # the most logits at a time in float32; in bfloat16 twice as many
+LOGITS_OF_FROZEN = 2 ** 25  # the most if the output matrix is frozen, in either type
 
 
 def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor,
@@ -72,6 +74,8 @@ def log_probs_of_each(model: Qwen2, rollouts: Rollouts, rows: Tensor,
     if has_kernels(states.dtype, states.device):
         from engine.kernels import LogProbsByKernels
         log_prob = LogProbsByKernels.apply(states, model.output_matrix, targets)
+    elif states.requires_grad and not model.output_matrix.requires_grad:  # --lora
+        log_prob = LogProbsOfFrozen.apply(states, model.output_matrix, targets)
     else:
         log_prob = TokenLogProbs.apply(states, model.output_matrix, targets)
     flat = log_prob.new_zeros(predicts.numel()).index_copy(0, cells, log_prob)
@@ -203,6 +207,34 @@ class TokenLogProbs(torch.autograd.Function):
                 del product
             del p, at_logits  # before the next chunk takes memory
         return torch.cat(at_hidden), at_matrix, None
+
+
+class LogProbsOfFrozen(torch.autograd.Function):
+    """The same as TokenLogProbs for a matrix that is not trained.
+
+    The gradient at a hidden state is then g W^T (onehot(y) - p), a number times a vector that is
+    known in the forward pass. So this vector (n, D) is computed there and saved, in chunks of
+    tokens, and p (n, V) is neither saved nor computed again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
+        cast, log_probs, directions = matrix.to(hidden.dtype), [], []
+        chunk = max(1, LOGITS_OF_FROZEN // len(matrix))
+        for h, y in zip(hidden.split(chunk), targets.split(chunk)):
+            log_prob, p = token_distribution(h, cast, y)
+            at_logits = torch.mul(p, -1.0, out=torch.empty_like(p, dtype=h.dtype))
+            at_logits.scatter_(1, y[:, None], (1 - log_prob.exp()).to(h.dtype)[:, None])
+            log_probs.append(log_prob)
+            directions.append(linear(at_logits, cast.T))
+            del p, at_logits  # before the next chunk takes memory
+        ctx.save_for_backward(torch.cat(directions))
+        return torch.cat(log_probs)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        [direction] = ctx.saved_tensors
+        return (gradient[:, None] * direction).to(direction.dtype), None, None
 
 
 class EmbeddingRows(torch.autograd.Function):

@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 
 from conftest import INSTALL, SMALL, copied, refusal
 from engine.adapter import write_adapter_folder, write_merged_folder
-from engine.forward import response_log_probs
+from engine.forward import LogProbsOfFrozen, TokenLogProbs, response_log_probs
 from engine.lora import (ALPHA, add_lora, additions, frozen_parameters, keep_rounded, largest_rank,
                          merge, rank_of)
 from engine.model_folder import base_of, read_model_folder, write_model_folder
@@ -74,6 +74,24 @@ def test_gradients_are_those_of_w_plus_b_a(small_model, rollouts):
         torch.testing.assert_close(module.B.grad, ALPHA / 3 * G @ module.A.T, atol=1e-4, rtol=1e-3)
         torch.testing.assert_close(module.A.grad, ALPHA / 3 * module.B.T @ G, atol=1e-4, rtol=1e-3)
     assert all(p.grad is None for p in frozen_parameters(model).values())
+
+
+@pytest.mark.parametrize("dtype, gap", [(torch.float32, 1e-6), (torch.bfloat16, 0.02)])
+def test_log_probs_of_a_frozen_matrix_are_those_of_one_that_is_trained(dtype, gap, monkeypatch):
+    """And so is the gradient at the hidden states; in three chunks, of 4, 4 and 2 tokens."""
+    monkeypatch.setattr("engine.forward.LOGITS_OF_FROZEN", 50 * 4)
+    torch.manual_seed(0)
+    hidden, matrix = torch.randn(10, 16).to(dtype), torch.randn(50, 16).to(dtype)
+    targets, gradient = torch.randint(50, (10,)), torch.randn(10)
+    found = []
+    for one in (LogProbsOfFrozen, TokenLogProbs):
+        states = hidden.clone().requires_grad_()
+        log_prob = one.apply(states, matrix, targets)
+        log_prob.backward(gradient)
+        found.append((log_prob, states.grad))
+    torch.testing.assert_close(found[0][0], found[1][0])
+    scale = found[1][1].float().abs().max().item()
+    torch.testing.assert_close(found[0][1], found[1][1], atol=gap * scale, rtol=0)
 
 
 @pytest.mark.parametrize("dtype, gap", [(torch.float32, 2e-5), (torch.bfloat16, 0.03)])
