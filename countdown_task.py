@@ -333,11 +333,12 @@ def parse_problem(line: str, where: str) -> Problem:
 
 def read_numbers(words: list[str], least: int, expected: str) -> list[int]:
     """The positive whole numbers that a person typed, at least `least` of them."""
-    for word in words:
-        if not re.fullmatch("[0-9]{1,9}", word) or int(word) == 0:
-            raise UserError(f"{word[:20]!r} is not a whole positive number: expected {expected}")
+    wrong = [f"{word[:20]!r} is not a whole positive number" for word in words
+             if not re.fullmatch("[0-9]{1,9}", word) or int(word) == 0]
     if len(words) < least:
-        raise UserError(f"{' '.join(words)!r} is too short: expected {expected}")
+        wrong.append(f"{' '.join(words)!r} is too short")
+    if wrong:
+        raise UserError(f"{wrong[0]}: expected {expected}")
     return [int(word) for word in words]
 
 

@@ -6,7 +6,7 @@ and some minutes, so the result is written into the run's folder `analysis`, a f
 and read from there ever after.
 """
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypedDict, cast
 
@@ -46,22 +46,22 @@ def kept_answers(run: Path) -> dict[tuple[int, int], Measured]:
     found = {}
     for path in sorted((run / FOLDER).glob("answer_*.json")):
         measured = read_json(path)
-        refuse_damaged(path, measured)
+        if wrong := next(damages(measured), ""):
+            raise UserError(f"{path} is damaged, because {wrong}: remove it, and tools.follow "
+                            "--keep measures the answer again")
         found[measured["step"], measured["answer"]] = cast(Measured, measured)
     return found
 
 
-def refuse_damaged(path: Path, measured: Mapping[str, object]) -> None:
+def damages(measured: Mapping[str, object]) -> Iterator[str]:
     lengths = set()
     for name in ("step", "answer", "continuations", *LISTS):
         value = measured.get(name)
         values = value if isinstance(value, list) else [value]
         is_list, kind = name in LISTS, LISTS.get(name, (int,))
         if is_list != isinstance(value, list) or not all(isinstance(one, kind) for one in values):
-            raise UserError(f"{path} is damaged, because its {name} is {value!r:.80}: remove it, "
-                            "and tools.follow --keep measures the answer again")
+            yield f"its {name} is {value!r:.80}"
         if is_list:
             lengths.add(len(values))
     if len(lengths) != 1:
-        raise UserError(f"{path} is damaged, because its lists have different lengths: remove it, "
-                        "and tools.follow --keep measures the answer again")
+        yield "its lists have different lengths"

@@ -42,7 +42,6 @@ FLAGS = {
     "baseline": Flag(None, "the arm that the others are compared with, by the name that the "
                      "tables give it (default: plain GRPO)"),
     "all": Flag(False, "print every table, and what its columns mean")}
-MOVED = ("--credit", "--continuations")  # flags that tools.follow has in the place of analyze.py
 
 
 def read_analysis_flags(argv: list[str], description: str) -> SimpleNamespace:
@@ -50,11 +49,6 @@ def read_analysis_flags(argv: list[str], description: str) -> SimpleNamespace:
     parser.add_argument("runs", nargs="*", metavar="RUN", default=[],
                         help="run folders. Several are compared with each other. By default it is "
                              "the newest in runs/")
-    for word in argv:
-        flag = word.partition("=")[0]
-        if flag in MOVED:
-            raise UserError(f"{flag} has moved: python -m tools.follow RUN --step S --answer A "
-                            f"--credit {CONTINUATIONS} --keep measures an answer for the page")
     flags = with_defaults(parser.read(argv), FLAGS)
     if len(flags.runs) == 1 and flags.baseline:
         raise UserError("--baseline needs several runs to compare")

@@ -31,9 +31,9 @@ def existing(name: str | None = None) -> Path:
     if name:
         path = Path(name)
         if not path.exists():
-            if (Path("runs") / path).exists():
-                raise UserError(f"{path} does not exist; did you mean {Path('runs') / path}?")
             hint = did_you_mean(path) or ": python train.py --mitigation none makes a run"
+            if (Path("runs") / path).exists():
+                hint = f"; did you mean {Path('runs') / path}?"
             raise UserError(f"{path} does not exist{hint}")
         return path
     configs = list(Path("runs").glob("*/config.json"))

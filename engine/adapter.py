@@ -29,11 +29,14 @@ def rank_in(folder: Path) -> int:
     path = folder / ADAPTER_CONFIG
     config = read_json(path)
     rank, alpha = config.get("r"), config.get("lora_alpha")
+    wrong = ""
     if type(rank) is not int or rank < 1:
-        raise UserError(f"{path}: the rank r {rank!r:.80} should be a whole number of at least 1")
-    if alpha != ALPHA:
-        raise UserError(f"{path}: lora_alpha {alpha!r:.80} is not implemented here, only {ALPHA:g}")
-    return rank
+        wrong = f"the rank r {rank!r:.80} should be a whole number of at least 1"
+    elif alpha != ALPHA:
+        wrong = f"lora_alpha {alpha!r:.80} is not implemented here, only {ALPHA:g}"
+    if wrong:
+        raise UserError(f"{path}: {wrong}")
+    return int(rank)
 
 
 def read_with_adapter(folder: Path, device: torch.device | str) -> Qwen2:
@@ -53,8 +56,7 @@ def read_with_adapter(folder: Path, device: torch.device | str) -> Qwen2:
         raise UserError(f"{path} does not have the tensors of rank {rank} for the model in "
                         f"{base}")
     for name, tensor in wanted.items():
-        if not copy_finite(tensor, found[name].read(name)):
-            raise UserError(f"{path}: {name} holds numbers that are not finite in {tensor.dtype}")
+        copy_finite(tensor, name, found[name])
     return model
 
 

@@ -91,11 +91,11 @@ def read_text(path: Path) -> str:
 
 def parse_object(text: str, where: object) -> dict[str, Any]:
     try:
-        content = json.loads(text)
+        content, wrong = json.loads(text), "should hold a JSON object"
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where} is not JSON: {error}") from None
+        content, wrong = None, f"is not JSON: {error}"
     if not isinstance(content, dict):
-        raise UserError(f"{where} should hold a JSON object")
+        raise UserError(f"{where} {wrong}")
     return content
 
 

@@ -42,7 +42,8 @@ def read_model_folder(folder: Path | str, device: torch.device | str = "cpu") ->
                         f"{config.num_hidden_layers} layers")
     with torch.device("meta"):  # no memory until it is known that the files fit the config
         model = Qwen2(config)
-    check_tensors(folder, found, model)
+    if wrong := next(faults(folder, found, model), ""):  # known before memory is taken
+        raise UserError(wrong)
     if model.is_large:
         size = sum(path.stat().st_size for path in {tensor.path for tensor in found.values()})
         print(f"reading {folder}: {size / 1e9:.1f} GB", file=sys.stderr, flush=True)
@@ -106,7 +107,7 @@ def read_config(folder: Path) -> ModelConfig:
         raise UserError(f"{path}: model_type {shortened(model_type)} is not implemented here")
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}  # older, newer spelling
     if not isinstance(rope, dict):
-        raise UserError(f"{path}: rope_parameters {shortened(rope)} is not implemented here")
+        rope = {"no object": rope}  # which is not implemented
     if "rope_theta" in rope:
         raw["rope_theta"] = rope["rope_theta"]
 
@@ -188,12 +189,12 @@ def weight_files(folder: Path) -> list[Path]:
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.exists():
         return [single]
-    if has_adapter(folder):
-        raise UserError(f"{folder} has only what LoRA adds to a model. The last checkpoint of such "
-                        "a run has a folder merged, in which there is a whole model")
     if not index.exists():
-        raise UserError(f"{folder} has neither {single.name} nor {index.name} (weights in pickle "
-                        "files are not read)")
+        wrong = f"neither {single.name} nor {index.name} (weights in pickle files are not read)"
+        if has_adapter(folder):
+            wrong = ("only what LoRA adds to a model. The last checkpoint of such a run has a "
+                     "folder merged, in which there is a whole model")
+        raise UserError(f"{folder} has {wrong}")
     named = read_json(index).get("weight_map")
     if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
         raise UserError(f"{index} should say in weight_map which file has each tensor")
@@ -244,23 +245,23 @@ def metadata_of(path: Path) -> dict[str, str]:
         return dict(file.metadata() or {})
 
 
-def check_tensors(folder: Path, found: dict[str, StoredTensor], model: Qwen2) -> None:
-    """Raise, before memory is taken, unless the stored tensors have the names and shapes of the
-    model's parameters. Tied embeddings may be stored a second time, as the output matrix."""
+def faults(folder: Path, found: dict[str, StoredTensor], model: Qwen2) -> Iterator[str]:
+    """Where the stored tensors do not have the names, shapes and types of the model's parameters.
+    Tied embeddings may be stored a second time, as the output matrix."""
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     if missing := sorted(set(shapes) - set(found)):
-        raise UserError(f"{folder} lacks {', '.join(missing[:5])}")
+        yield f"{folder} lacks {', '.join(missing[:5])}"
     shapes.setdefault(OUTPUT, shapes[EMBEDDINGS])
     if unknown := sorted(set(found) - set(shapes)):
-        raise UserError(f"{folder} has tensors that config.json does not ask for: "
-                        f"{', '.join(unknown[:5])}")
+        yield (f"{folder} has tensors that config.json does not ask for: "
+               f"{', '.join(unknown[:5])}")
     for name, tensor in found.items():
         if tensor.shape != shapes[name]:
-            raise UserError(f"{tensor.path}: {name} has shape {tensor.shape}, config.json asks for "
-                            f"{shapes[name]}")
+            yield (f"{tensor.path}: {name} has shape {tensor.shape}, config.json asks for "
+                   f"{shapes[name]}")
         if tensor.type not in ("F64", "F32", "F16", "BF16"):
-            raise UserError(f"{tensor.path}: {name} holds {tensor.type}, only float64, float32, "
-                            "float16 and bfloat16 are read")
+            yield (f"{tensor.path}: {name} holds {tensor.type}, only float64, float32, float16 and "
+                   "bfloat16 are read")
 
 
 def take_memory(model: Qwen2, device: torch.device | str) -> None:
@@ -274,9 +275,7 @@ def take_memory(model: Qwen2, device: torch.device | str) -> None:
 
 def load_weights(model: Qwen2, found: dict[str, StoredTensor]) -> None:
     for name, parameter in model.named_parameters():
-        if not copy_finite(parameter, found[name].read(name)):
-            raise UserError(f"{found[name].path}: {name} holds numbers that are not finite in "
-                            f"{parameter.dtype}")
+        copy_finite(parameter, name, found[name])
     if OUTPUT in found and model.lm_head is None:  # a second copy of tied embeddings
         matrix, embeddings = found[OUTPUT].read(OUTPUT), found[EMBEDDINGS].read(EMBEDDINGS)
         if not torch.equal(matrix, embeddings):
@@ -286,14 +285,15 @@ def load_weights(model: Qwen2, found: dict[str, StoredTensor]) -> None:
 
 
 @torch.no_grad()
-def copy_finite(parameter: Tensor, tensor: Tensor) -> bool:
-    """Copy a tensor into a parameter. Returns whether its numbers are finite in the parameter's
-    type."""
-    parameter.copy_(tensor)
+def copy_finite(parameter: Tensor, name: str, stored: StoredTensor) -> None:
+    """Copy a stored tensor into a parameter, in whose type all its numbers should be finite."""
+    parameter.copy_(stored.read(name))
     if not parameter.numel():
-        return True
+        return
     extremes = torch.stack(torch.aminmax(parameter))  # NaN if any number is
-    return bool(extremes.isfinite().all())
+    if not extremes.isfinite().all():
+        raise UserError(f"{stored.path}: {name} holds numbers that are not finite in "
+                        f"{parameter.dtype}")
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) -> None:

@@ -102,16 +102,15 @@ def load_optimizer_tensors(optimizer: AdamW, parameters: dict[str, nn.Parameter]
     if not tensors:
         return
     for name, parameter in parameters.items():
-        missing = [key for key in STATE if f"{key}.{name}" not in tensors]
-        if missing:
-            raise UserError(f"the state of the optimizer lacks {missing[0]} of {name}, so AdamW "
-                            "would start anew")
-        count = tensors[f"step.{name}"].clone().to(parameter.device)
-        optimizer.state[parameter] = {"step": count}
-        for key in ("exp_avg", "exp_avg_sq"):
-            moment = torch.empty_like(parameter, requires_grad=False)
-            found = tuple(tensors[f"{key}.{name}"].shape)
-            if found != tuple(parameter.shape):
-                raise UserError(f"the state of the optimizer has {key} of {name} with shape "
-                                f"{found}, and the parameter has {tuple(parameter.shape)}")
-            optimizer.state[parameter][key] = moment.copy_(tensors[f"{key}.{name}"])
+        for key in STATE:
+            stored = tensors.get(f"{key}.{name}")
+            wanted = () if key == "step" else tuple(parameter.shape)
+            if stored is None or tuple(stored.shape) != wanted:
+                found = f"with shape {tuple(stored.shape)}" if stored is not None else "nowhere"
+                raise UserError(f"the state of the optimizer has {key} of {name} {found}, so AdamW "
+                                f"would start anew: it should have the shape {wanted}")
+            if key == "step":
+                optimizer.state[parameter]["step"] = stored.clone().to(parameter.device)
+            else:
+                moment = torch.empty_like(parameter, requires_grad=False)
+                optimizer.state[parameter][key] = moment.copy_(stored)

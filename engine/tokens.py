@@ -5,7 +5,7 @@ its kind (its category).
 """
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from pathlib import Path
 
@@ -37,28 +37,29 @@ def load_tokenizer(folder: str | Path, vocabulary: int | None = None) -> Tokeniz
         tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # the library raises bare Exception
         raise UserError(f"{path} is not a tokenizer file: {error}") from None
-    if '"ByteLevel"' not in json.dumps(json.loads(tokenizer.to_str())["decoder"]):
-        raise UserError(f"{path}: only byte-level tokenizers (as Qwen's) are implemented here")
-    for token in CHATML:
-        if vocabulary is not None and (
-                len(tokenizer.encode(token, add_special_tokens=False).ids) != 1):
-            raise UserError(f"{path}: {token} is not one of added_tokens. Every prompt has it, "
-                            "because prompts are ChatML, and there it would be spelt out in "
-                            "several tokens")
-    refuse_tokens(spellings(tokenizer), vocabulary, path)
+    if wrong := next(faults(tokenizer, vocabulary), ""):
+        raise UserError(f"{path}{wrong}")
     return tokenizer
 
 
-def refuse_tokens(bytes_of: dict[int, bytes | None], vocabulary: int | None, path: Path) -> None:
+def faults(tokenizer: Tokenizer, vocabulary: int | None) -> Iterator[str]:
+    """What is wrong with a tokenizer for a model that knows `vocabulary` tokens."""
+    if '"ByteLevel"' not in json.dumps(json.loads(tokenizer.to_str())["decoder"]):
+        yield ": only byte-level tokenizers (as Qwen's) are implemented here"
+    for token in CHATML if vocabulary is not None else ():
+        if len(tokenizer.encode(token, add_special_tokens=False).ids) != 1:
+            yield (f": {token} is not one of added_tokens. Every prompt has it, because prompts "
+                   "are ChatML, and there it would be spelt out in several tokens")
+    bytes_of = spellings(tokenizer)
     if not bytes_of:
-        raise UserError(f"{path} has no tokens")
+        yield " has no tokens"
     for number, spelling in bytes_of.items():
         if spelling is None:
-            raise UserError(f"{path}: token {number} is not written in the byte-level alphabet")
+            yield f": token {number} is not written in the byte-level alphabet"
     highest = max(bytes_of)
     if vocabulary is not None and highest >= vocabulary:
-        raise UserError(f"{path} belongs to another model: it has a token {highest}, and the model "
-                        f"of this folder knows only {vocabulary} tokens")
+        yield (f" belongs to another model: it has a token {highest}, and the model of this folder "
+               f"knows only {vocabulary} tokens")
 
 
 def encode_prompt(tokenizer: Tokenizer, text: str, problem: str) -> list[int]:

@@ -255,24 +255,32 @@ def result_of(loss: Loss, batch: Batch) -> Result:
         value = loss(replace(batch, log_prob=log_prob, **given))
     except NotImplementedError as error:
         raise NoLoss(f"not written yet: {error}" if str(error) else "not written yet") from None
-    for name, tensor in given.items():
-        if not torch.equal(tensor, getattr(batch, name)):
-            raise NoLoss(f"WRONG  the argument `{name}` is changed in place. Whoever calls the "
-                         "function uses it again: make a new tensor")
-    if value is None:
-        raise NoLoss("WRONG  nothing is returned: is a `return` missing?")
-    if not isinstance(value, Tensor):
-        raise NoLoss(f"WRONG  a {type(value).__name__} is returned. Return a tensor, because it "
-                     "carries the gradient")
-    if value.numel() != 1:
-        raise NoLoss(f"WRONG  a tensor of shape {tuple(value.shape)} is returned. A loss is one "
-                     "number: take the sum")
+    changed = [name for name, tensor in given.items()
+               if not torch.equal(tensor, getattr(batch, name))]
+    if wrong := what_is_wrong(value, changed):
+        raise NoLoss(f"WRONG  {wrong}")
     gradient = None
     if value.requires_grad:
         [gradient] = torch.autograd.grad(value.sum(), log_prob, allow_unused=True)
     if gradient is None:
         gradient = torch.zeros_like(log_prob)
     return value.detach().sum().float(), gradient
+
+
+def what_is_wrong(value: Any, changed: list[str]) -> str:
+    """Why what a loss returned is no loss; `changed` names its arguments that are not as before."""
+    if changed:
+        return (f"the argument `{changed[0]}` is changed in place. Whoever calls the function uses "
+                "it again: make a new tensor")
+    if value is None:
+        return "nothing is returned: is a `return` missing?"
+    if not isinstance(value, Tensor):
+        return (f"a {type(value).__name__} is returned. Return a tensor, because it carries the "
+                "gradient")
+    if value.numel() != 1:
+        return (f"a tensor of shape {tuple(value.shape)} is returned. A loss is one number: take "
+                "the sum")
+    return ""
 
 
 def agree(one: Result, other: Result) -> bool:

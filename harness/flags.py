@@ -214,6 +214,14 @@ def settled(values: Values, flags: Mapping[str, Flag]) -> dict[str, typing.Any]:
     return current
 
 
+def refuse_without_effect(typed: Values, final: Values, flags: Mapping[str, Flag]) -> None:
+    """Refuse a flag that was typed and has no effect, unless its value is the final one anyway."""
+    for name, flag in flags.items():
+        value = typed.get(name, final[name])
+        if value != final[name] and flag.requires and not flag.has_effect({**final, name: value}):
+            raise UserError(f"--{name} has no effect without {flag.requires[1]}")
+
+
 class Parser(argparse.ArgumentParser):
     """Says what is wrong in one sentence, and never guesses what a shortened flag means."""
     flags: Mapping[str, Flag] = {}
@@ -314,8 +322,5 @@ def with_defaults(given: dict[str, typing.Any], flags: Mapping[str, Flag]) -> Si
     """The values of all flags, checked. One that was typed and has no effect is refused."""
     values = {name: flag.default for name, flag in flags.items()} | given
     check_values(values, flags)
-    for name in given.keys() & flags.keys():
-        needed = flags[name].requires
-        if needed and given[name] != flags[name].default and not flags[name].has_effect(values):
-            raise UserError(f"--{name} has no effect without {needed[1]}")
+    refuse_without_effect(given, settled(values, flags), flags)
     return SimpleNamespace(**values)

@@ -169,18 +169,21 @@ def compute_the_same_every_time(wanted: bool) -> None:
 def pick_device(name: str) -> torch.device:
     """The device with this name. A GPU becomes PyTorch's current one, on which graphs are
     recorded."""
+    kind, _, number = name.partition(":")
+    wrong = ""
     if not re.fullmatch("cpu|mps|cuda(:[0-9]+)?", name):
-        raise UserError(f"--device {name}: only cpu, cuda, cuda:N and mps are implemented")
-    if name == "mps":
-        if not torch.backends.mps.is_available():
-            raise UserError("--device mps: PyTorch sees no Apple GPU here")
+        wrong = "only cpu, cuda, cuda:N and mps are implemented"
+    elif kind == "mps" and not torch.backends.mps.is_available():
+        wrong = "PyTorch sees no Apple GPU here"
+    elif kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
+        wrong = (f"PyTorch sees {torch.cuda.device_count()} CUDA devices here. --device cpu "
+                 "computes without one")
+    if wrong:
+        raise UserError(f"--device {name}: {wrong}")
+    if kind == "mps":
         say("--device mps: this program was never run on an Apple GPU. --device cpu is tested")
-    elif name != "cpu":
-        number, count = int(name.partition(":")[2] or 0), torch.cuda.device_count()
-        if number >= count:
-            raise UserError(f"--device {name}: PyTorch sees {count} CUDA devices here. "
-                            "--device cpu computes without one")
-        torch.cuda.set_device(number)
+    elif kind == "cuda":
+        torch.cuda.set_device(int(number or 0))
         # cuDNN plans for half a second for every new shape, and shapes change every few tokens
         torch.backends.cuda.enable_cudnn_sdp(False)
     return torch.device(name)

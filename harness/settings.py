@@ -18,7 +18,8 @@ from pathlib import Path
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from engine.errors import UserError, location_of, read_json
 from harness.flags import (MOST_THREADS, Flag, Parser, Requirement, Values, check_value,
-                           check_values, flags_of, make_parser, option, print_text, settled)
+                           check_values, flags_of, make_parser, option, print_text,
+                           refuse_without_effect, settled)
 from harness.record import Json, find_folder, run_config
 from harness.tasks import load_task, with_module_name
 
@@ -350,14 +351,6 @@ def make_settings(given: Json) -> Settings:
 def settings_of_run(run: Path, **changed: object) -> Settings:
     """The settings that a run's folder has on record, but for these."""
     return make_settings({"config": run / "config.json", **changed})
-
-
-def refuse_without_effect(typed: Json, final: Json, flags: dict[str, Flag]) -> None:
-    """Refuse a flag that was typed and has no effect, unless its value is the final one anyway."""
-    for name, flag in flags.items():
-        value = typed.get(name, final[name])
-        if value != final[name] and flag.requires and not flag.has_effect({**final, name: value}):
-            raise UserError(f"--{name} has no effect without {flag.requires[1]}")
 
 
 def from_files(given: Json) -> tuple[Json, Json]:

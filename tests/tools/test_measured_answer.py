@@ -160,13 +160,6 @@ def test_what_cannot_be_measured(recorded, flags, said):
     assert said in refusal(follow.main, [str(recorded), *flags.split(), "--keep"])
 
 
-@pytest.mark.parametrize("words", [["--credit", "1:5"], ["--continuations=10"]])
-def test_analyze_names_the_command_that_measures(recorded, words):
-    said = refusal(analyze.main, [str(recorded), *words])
-    assert said == (f"{words[0].partition('=')[0]} has moved: python -m tools.follow RUN --step S "
-                    "--answer A --credit 200 --keep measures an answer for the page")
-
-
 @pytest.mark.parametrize("name, value", [
     ("credit", ["x"]), ("credit", 0.5), ("step", "1"), ("others", []), ("moved", [3])])
 def test_a_damaged_file_is_named(run, name, value):
