@@ -156,31 +156,12 @@ def jackknife(statistic: Callable[[NDArray[np.bool_]], float], problem: ArrayLik
     return estimate(value, float(error), n - 1)
 
 
-def jackknife_of_log(statistic: Callable[[NDArray[np.bool_]], float],
-                     problem: ArrayLike) -> Estimate:
-    """The estimate of a positive statistic, such as a ratio of sizes. Its interval is computed for
-    its logarithm, so all of it is above 0."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        found = jackknife(lambda kept: float(np.log(statistic(kept))), problem)
-        value, low, high = np.exp([found.value, *found.interval]).tolist()
-    return Estimate(value, low, high)
-
-
 def within(found: Estimate, least: float, most: float) -> Estimate:
     """The estimate with its interval cut at the ends of what is possible, such as 0 and 1 for a
     share. The truth lies between them, so the interval holds it as often as before the cut. The
     value stays: an estimate may lie beyond them by chance."""
     low, high = np.clip(found.interval, least, most).tolist()
     return replace(found, low=low, high=high)
-
-
-def t_values(n: Floats, total: Floats, square: Floats) -> Floats:
-    """The t-values mean / (population std / sqrt n), from sums of numbers and of their squares; 0
-    where there is no spread."""
-    mean, square = total / n, square / n
-    variance = square - mean ** 2
-    has_spread = variance > 1e-14 * square  # less is rounding
-    return np.where(has_spread, mean / np.sqrt(np.where(has_spread, variance, 1) / n), 0)
 
 
 def holm(p: list[float]) -> list[float]:

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.statistics import Estimate, Floats, jackknife, jackknife_of_log, within
+from analysis.statistics import Estimate, Floats, jackknife, within
+from lab.probes.estimates import jackknife_of_log
 from engine.choices import MITIGATIONS
 from engine.errors import UserError
 from lab.dial.told import BY_KIND, told_by_definition

@@ -17,7 +17,8 @@ import torch
 from tokenizers import Tokenizer
 
 from analysis.runs import Run
-from analysis.statistics import Floats, t_values
+from analysis.statistics import Floats
+from lab.probes.estimates import t_values
 from analysis.tally import Tally
 from analysis.tokens import StepRecord, TokenTable, read_step
 from grpo import group_z_score

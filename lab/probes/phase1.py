@@ -34,7 +34,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.statistics import jackknife, jackknife_of_log, t_values, within
+from analysis.statistics import jackknife, within
+from lab.probes.estimates import jackknife_of_log, t_values
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from analysis.tokens import TokenTable, joined_tables, read_tokens, table_of_frames
 from engine.errors import UserError

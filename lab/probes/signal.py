@@ -45,7 +45,8 @@ from torch import Tensor
 
 from lab.probes.gradients import (FOLDED, Unmoved, folded, inner_products, mean_of_pairs,
                                 noise_to_signal)
-from analysis.statistics import Estimate, Floats, jackknife, jackknife_of_log, within
+from analysis.statistics import Estimate, Floats, jackknife, within
+from lab.probes.estimates import jackknife_of_log
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from engine.errors import UserError
 from engine.optimizer import AdamW
