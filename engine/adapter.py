@@ -23,20 +23,17 @@ from engine.model_folder import (ADAPTER, ADAPTER_CONFIG, base_of, copy_finite, 
 from qwen2_model import Qwen2
 
 
-
 def rank_in(folder: Path) -> int:
     """The rank in adapter_config.json, if it is of additions that this program computes."""
     path = folder / ADAPTER_CONFIG
     config = read_json(path)
     rank, alpha = config.get("r"), config.get("lora_alpha")
-    wrong = ""
-    if type(rank) is not int or rank < 1:
+    if type(rank) is int and rank >= 1 and alpha == ALPHA:
+        return rank
+    wrong = f"lora_alpha {alpha!r:.80} is not implemented here, only {ALPHA:g}"
+    if alpha == ALPHA:
         wrong = f"the rank r {rank!r:.80} should be a whole number of at least 1"
-    elif alpha != ALPHA:
-        wrong = f"lora_alpha {alpha!r:.80} is not implemented here, only {ALPHA:g}"
-    if wrong:
-        raise UserError(f"{path}: {wrong}")
-    return int(rank)
+    raise UserError(f"{path}: {wrong}")
 
 
 def read_with_adapter(folder: Path, device: torch.device | str) -> Qwen2:
