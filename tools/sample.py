@@ -14,6 +14,7 @@ from typing import Any
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from engine.errors import UserError, did_you_mean, read_json
+from engine.model_folder import how_to_get
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from harness.flags import Flag, make_parser, with_defaults
@@ -88,7 +89,7 @@ def problem_of(settings: Settings, words: list[str]) -> Any:
 
 def is_run(folder: Path) -> bool:
     if not folder.exists():
-        raise UserError(f"{folder} does not exist{did_you_mean(folder)}")
+        raise UserError(f"{folder} does not exist{did_you_mean(folder)} ({how_to_get(folder)})")
     path = folder / "config.json"
     config = read_json(path) if path.exists() else {}
     if "mitigation" not in config and "model_type" not in config:

@@ -5,13 +5,13 @@ their rewards alone is A c - A' c'. For all advantages A and weights c of the ta
 the measured numbers that a pair leaves over comes from a few products of matrices. What fits best
 is then computed exactly.
 """
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from .batches import Case
+from .batches import Batch, Case
 from .ours import Formula, View, advantage_of, cost_of, lengths, trained
 from .tables import (CENTRES, COUNTS, EPSILONS, FINISHES, GROUPS, ORDERS, REWARDS, SCALES,
                      WITHOUT_EPSILON)
@@ -32,16 +32,16 @@ class Fit:
     left_over: float  # of the numbers, the largest share of all batches
 
 
-def best_fit(start: Formula, ordinary: list[Measured], extreme: list[Measured],
-             tolerance: float) -> Fit:
+def best_fit(table: "Table", extreme: list[Measured], tolerance: float) -> Fit:
     """The simplest pair that leaves nothing over, or that which leaves least. Where several fit,
     the extreme batches decide."""
-    table = Table(start, ordinary)
     fits = []
-    for number, candidates in enumerate(tiers(start)):
+    for number, formulas in enumerate(tiers(table.start)):
         if number in (1, 2) and any(fit.left_over < tolerance for fit in fits):
             continue  # ordinary batches are explained: only limits can be missing
-        fits += table.candidates(candidates)
+        if number not in table.tried:
+            table.tried[number] = table.candidates(formulas)
+        fits += table.tried[number]
         exact = [fit for fit in fits if fit.left_over < tolerance]
         if exact and not extreme:
             return min(exact, key=simplicity)
@@ -133,7 +133,8 @@ class Table:
     """The weights that COUNTS gives to the answers of some batches, and the numbers measured."""
 
     def __init__(self, start: Formula, measured: list[Measured]):
-        self.measured = measured
+        self.start, self.measured = start, measured
+        self.tried: dict[int, list[Fit]] = {}  # by tier: a second tolerance asks again
         self.views = [one.views for one in measured]
         self.number = torch.cat([scaled(one, one.number) for one in measured])
         self.ways = [(count, length) for length in ("", "trained") for count in COUNTS]
@@ -152,10 +153,9 @@ class Table:
         return torch.cat(parts)
 
     def advantages(self, formulas: list[Formula], side: int) -> Tensor:
-        parts = []
+        every, parts = Advantages(formulas), []
         for one, views in zip(self.measured, self.views):
-            values = all_advantages(formulas, views[side])
-            parts.append(torch.where(one.known, values, 0.0))
+            parts.append(torch.where(one.known, every.of(views[side]), 0.0))
         return torch.cat(parts, 1)
 
     def candidates(self, formulas: list[Formula]) -> list[Fit]:
@@ -217,37 +217,56 @@ class Table:
         return Fit(found, share_left(found, self.measured))
 
 
-def all_advantages(formulas: list[Formula], view: View) -> Tensor:
-    """(formulas, B) the advantage of each, as `advantage_of` gives it. What several formulas share,
-    a baseline or a scale, is computed once."""
-    batch, memory, rows = view.batch, {}, ([], [])
-    n = (batch.mask > 0).sum(1).to(batch.reward.dtype)
-    plain = [formula for formula in formulas if is_plain(formula)]
-    for formula in plain:
-        label = (formula.reward, formula.groups)
-        reward = remembered(memory, formula.reward, lambda f=formula: REWARDS[f.reward](
-            batch.reward, batch))
-        group = remembered(memory, (formula.groups,), lambda f=formula: GROUPS[f.groups](batch))
-        rows[0].append(remembered(memory, (*label, formula.centre, ""), lambda f=formula: (
-            reward - CENTRES[f.centre](reward, group, n))))
-        rows[1].append(remembered(
-            memory, (*label, formula.scale, formula.epsilon),
-            lambda f=formula: SCALES[f.scale](reward, group, f.epsilon).expand_as(reward)))
-    found = iter((torch.stack(rows[0]) / torch.stack(rows[1])) if plain else ())
-    values = [next(found) if is_plain(formula) else advantage_of(
-        batch, formula, cost_of(view, formula) if formula.cost else None) for formula in formulas]
-    return torch.stack(values).nan_to_num(0.0, 0.0, 0.0)
+class Advantages:
+    """The advantages of many formulas, as `advantage_of` gives them one by one. What several
+    formulas share, a baseline or a scale with all of its epsilons, is computed once a batch."""
+
+    def __init__(self, formulas: list[Formula]):
+        self.formulas = formulas
+        self.plain = [which for which, formula in enumerate(formulas) if is_plain(formula)]
+        differences: dict[tuple[str, str, str], int] = {}
+        scales: dict[tuple[str, str, str], int] = {}
+        self.above: list[int] = []
+        self.below: list[int] = []
+        for which in self.plain:
+            one = formulas[which]
+            difference, scale = ((one.reward, one.groups, name) for name in (one.centre, one.scale))
+            self.above.append(differences.setdefault(difference, len(differences)))
+            first = len(EPSILONS) * scales.setdefault(scale, len(scales))
+            self.below.append(first + EPSILONS.index(one.epsilon))
+        self.differences, self.scales = list(differences), list(scales)
+
+    def of(self, view: View) -> Tensor:
+        """(formulas, B)"""
+        batch = view.batch
+        found = torch.zeros(len(self.formulas), len(batch.reward), dtype=batch.reward.dtype)
+        if self.plain:
+            found[self.plain] = self.of_plain(batch)
+        for which, formula in enumerate(self.formulas):
+            if not is_plain(formula):
+                cost = cost_of(view, formula) if formula.cost else None
+                found[which] = advantage_of(batch, formula, cost)
+        return found.nan_to_num(0.0, 0.0, 0.0)
+
+    def of_plain(self, batch: Batch) -> Tensor:
+        n = (batch.mask > 0).sum(1).to(batch.reward.dtype)
+        epsilon = torch.tensor(EPSILONS, dtype=batch.reward.dtype)[:, None]
+        rewards = {name: change(batch.reward, batch) for name, change in REWARDS.items()}
+        groups = {name: compared(batch) for name, compared in GROUPS.items()}
+        above, below = [], []
+        for reward, group, centre in self.differences:
+            r = rewards[reward]
+            above.append(r - CENTRES[centre](r, groups[group], n))
+        for reward, group, scale in self.scales:
+            r = rewards[reward]
+            size = SCALES[scale](r, groups[group], epsilon)  # (epsilons, B), or without them (B,)
+            below.append(size.expand(len(EPSILONS), len(r)))
+        return torch.stack(above)[self.above] / torch.cat(below)[self.below]
 
 
 def is_plain(formula: Formula) -> bool:
     """Whether the advantage is just a difference, divided by a scale."""
     return not (formula.finish or formula.order or formula.cost or formula.minus)
-
-
-def remembered(memory: dict, key: object, make: Callable[[], Tensor]) -> Tensor:
-    if key not in memory:
-        memory[key] = make()
-    return memory[key]
 
 
 def share_left(formula: Formula, measured: list[Measured]) -> float:

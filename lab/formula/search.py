@@ -209,10 +209,11 @@ class Search:
         measured = [one for case in self.ordinary() if (one := self.measure(case))]
         extreme = [one for case in self.extreme() if (one := self.measure(case))]
         fours = [one for one in measured if is_of_fours(one.views[0].batch.group)]
+        table, of_fours = (credit.Table(self.formula, part) for part in (measured, fours))
         for tolerance in (KNOWN, COARSE):
-            fit = credit.best_fit(self.formula, measured, extreme, tolerance)
+            fit = credit.best_fit(table, extreme, tolerance)
             if fit.left_over > tolerance:
-                in_fours = credit.best_fit(self.formula, fours, [], tolerance)
+                in_fours = credit.best_fit(of_fours, [], tolerance)
                 self.has_size = in_fours.left_over < tolerance
                 fit = in_fours if self.has_size else fit
             if fit.left_over > tolerance:

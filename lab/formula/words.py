@@ -273,6 +273,10 @@ def mistakes(found: Found) -> list[str]:
          "The number of answers divides twice."),
         (any(term.factor < 0 for term in formula.kls),
          "A KL term has the wrong sign: it drives the policy away from the reference."),
+        (formula.cost.startswith("kl") and formula.price < 0
+         or formula.toll.startswith("kl") and formula.charge < 0,
+         "The KL is added to the reward, and not taken off it: an answer earns more the further it "
+         "is from the reference."),
         (any(term.kind == "k1" and not term.reference for term in formula.kls),
          "The KL is k1 in the loss: its gradient pushes all tokens down alike, and its mean is 0."),
         (any(term.kind == "k3 exchanged" for term in formula.kls),
@@ -286,14 +290,15 @@ def pushes_dead(formula: Formula) -> bool:
     """Whether a group with equal rewards has a push although only its own rewards are compared."""
     if "credit" not in formula.sure or formula.groups or formula.centre == "raw":
         return False
-    return formula.finish.startswith(("whitened", "over")) or formula.centre in ("min", "max") \
-        and False
+    return formula.finish.startswith(("whitened", "over"))
 
 
 def sentences(found: Found) -> list[str]:
     """The mistakes, then the choices, then how far the formula holds."""
     wrong = mistakes(found)
     said = [f"Mistakes: {len(wrong) or 'none seen'}."]
+    if not wrong and not found.understood:
+        said = ["Mistakes: none seen in what is understood."]
     said += [f"{number}. {sentence}" for number, sentence in enumerate(wrong, 1)]
     if not found.is_zero:
         said += choices(found)

@@ -83,8 +83,6 @@ def test_the_last_paragraph_says_what_to_do_next():
         "What next? More seeds will hardly change this, so try another idea.")
     assert "another --model" in verdict_of(AHEAD, AHEAD).what_next(is_quick=False)
     assert "more --steps" in verdict_of([0.0, 0.0]).what_next(is_quick=False)
-    seen_at_the_end = ended(OPEN, ALL, HALF, ALL).what_next(is_quick=False)
-    assert "shows whether the difference on held-out problems is seen again" in seen_at_the_end
 
 
 def test_what_the_pairs_could_have_seen():
@@ -167,19 +165,6 @@ def test_where_held_out_success_is_the_primary_metric_it_is_said_once(monkeypatc
     assert said.endswith(" points of held-out success at the end, 2 pairs.")
     assert verdict.details()[0] == ("The primary metric is here the held-out success at the end, "
                                     "because a reason.")
-
-
-def test_the_levels_before_and_after_are_said():
-    """Before training 0.2 and 0.4; afterwards plain GRPO 0.5 and 0.7, the idea 0.6 and 0.6."""
-    look = runs_with([0.03, 0.05])
-    for arm, ends in {"plain": (0.5, 0.7), "idea": (0.6, 0.61)}.items():
-        for run, before, after in zip(look[arm].values(), (0.2, 0.4), ends):
-            run["evaluations"] = [{"step": step, "mode": "sampled", "success": success,
-                                   "answer": None} for step, success in ((0, before), (2, after))]
-    [said] = Verdict("my_idea", look).levels()
-    assert said == ("Before training the model solves 30.0% of the held-out problems. After it "
-                    "plain GRPO solves 60.0% of them, and my_idea 60.5%.")
-    assert Verdict("my_idea", runs_with([0.03, 0.05])).levels() == []  # none was evaluated
 
 
 def test_the_table_and_the_picture(tmp_path):

@@ -7,7 +7,6 @@ is tested again on new ones, and it is called ahead if it is better there, too.
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import fmean
 
 from matplotlib.axes import Axes
 
@@ -16,7 +15,6 @@ from tools.helpers.experiment import Arms
 from analysis.gains import (AHEAD, AT_THE_END, BEHIND, BETTER, IN_TRAINING, Gain, called,
                             chance_to_be_called, gain_over, room_left)
 from analysis.plots import BLUE, GREY, ORANGE, legend_below, plt, save, whole_steps
-from analysis.runs import evaluations
 from analysis.statistics import Estimate
 from analysis.sureness import sureness
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
@@ -117,20 +115,7 @@ class Verdict:
         found += could_have_seen(gain)
         if not is_the_same(gain):  # then nothing can be said of a choice
             found.append(self.about_choice(over_placebo.estimate))
-        return [*found, *self.levels()]
-
-    def levels(self) -> list[str]:
-        """A sentence about the share of held-out problems that is solved before and after."""
-        before, after = [], {}
-        for arm in ("plain", "idea"):
-            runs = [evaluations(run, "sampled") for run in self.looks[-1][arm].values()]
-            if not all(run and run[0]["step"] == 0 for run in runs):
-                return []
-            before += [run[0]["success"] for run in runs]
-            after[arm] = fmean(run[-1]["success"] for run in runs)
-        return [f"Before training the model solves {fmean(before):.1%} of the held-out problems. "
-                f"After it plain GRPO solves {after['plain']:.1%} of them, and {self.name} "
-                f"{after['idea']:.1%}."]
+        return found
 
     def at_the_end(self, other: str) -> str:
         """How the idea differs from another arm on held-out problems at the end; empty if no
@@ -173,15 +158,11 @@ class Verdict:
                     "--numbers 4, and with another --model.")
         if self.word == BEHIND:
             return "What next? More seeds will hardly change this, so try another idea."
-        again = ""
-        if self.at_the_end("plain"):
-            again = ", and shows whether the difference on held-out problems is seen again"
         if is_quick:
             return ("What next? The same command without --quick has more seeds and steps. It sees "
-                    f"smaller differences{again}.")
-        worth = "" if again else "If a gain within the interval would be worth it, "
-        return (f"What next? {worth}--seeds {2 * gain.pairs} sees smaller differences{again}; "
-                "finished runs are used again.")
+                    "smaller differences.")
+        return (f"What next? If a gain within the interval would be worth it, --seeds "
+                f"{2 * gain.pairs} sees smaller differences; finished runs are used again.")
 
     def draw(self, folder: Path) -> Path:
         """A picture of how the arms learned, and of how far each pair is apart."""
