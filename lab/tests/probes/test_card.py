@@ -7,6 +7,7 @@ import pytest
 from analysis.statistics import Estimate
 from harness.load import load_policy
 from harness.settings import make_settings
+from lab.__main__ import main
 from lab.probes import card, signal
 from lab.probes.card import as_table, favoured, make_card, rows_after, to_json, verdict
 
@@ -71,6 +72,18 @@ def test_rows_of_training_are_added_once_there_are_runs(tmp_path, monkeypatch, c
     assert "gain in training" in printed and "this trains it" not in printed
     page = (tmp_path / "taco/report.html").read_text(encoding="utf-8")
     assert "The card of taco" in page and "taco keeps the direction, with more noise" in page
+
+
+def test_a_card_of_another_model_is_measured_and_written(tmp_path, learner, monkeypatch, capsys):
+    """Half of the advantage for all tokens is plain GRPO with another length."""
+    monkeypatch.chdir(tmp_path)
+    main(["card", "dr_grpo", "--model", str(learner), "--questions", "2", "--answers", "4",
+          "--max_new_tokens", "24", "--threads", "1"])
+    printed = capsys.readouterr().out
+    assert printed.startswith("dr_grpo is as plain GRPO") and "half trained" not in printed
+    rows = json.loads((tmp_path / "cards/dr_grpo/card.json").read_text())["rows"]
+    assert {"kinds", "cost", "noise", "batch_start", "few"} <= rows.keys()
+    assert rows["batch_start"]["control"] is None
 
 
 def test_gains_are_those_of_the_runs():

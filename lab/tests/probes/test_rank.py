@@ -16,7 +16,7 @@ from lab.__main__ import main
 from lab.probes import rank
 from lab.probes.rank import (
     CRITIC, MEASURED, NO_BASELINE, ONES, PLANTED, RANKS, Z, add_ranks, advantages_of,
-    gradients_of_answers, gram, matrix_of, parameter_parts, planted, ranks_by_advantage,
+    gradients_of_answers, gram, matrix_of, parameter_parts, part_count, planted, ranks_by_advantage,
     ranks_by_size, ranks_of)
 
 
@@ -85,13 +85,14 @@ def test_a_critic_has_learned_from_other_problems(policy, monkeypatch):
     assert CRITIC not in rank.token_weights(policy, rollouts, 0)
 
 
-@pytest.mark.parametrize("memory", [4.0, 1e-3])
+@pytest.mark.parametrize("memory", [4.0, 1e-2])
 def test_what_is_measured_is_what_one_would_write_down(policy, memory):
     """The Gram matrix and one layer's gradients, from backward() of each answer alone; also where
     the parameters are taken in parts."""
     rollouts, args = spoken(policy), SimpleNamespace(memory=memory, answers=6, layer="mlp.up_proj")
     noise = torch.randn(rollouts.mask.shape, generator=rollouts.generator) * rollouts.mask
     kinds = {ONES: rollouts.mask.float(), "noise": noise}
+    assert (part_count(policy, kinds, args) == 1) == (memory == 4.0)
     grams, kept = gradients_of_answers(policy, rollouts, kinds, args)
     for kind, coefficient in ((ONES, rollouts.mask), ("noise", noise)):
         rows, matrices = [], []
