@@ -110,9 +110,10 @@ def with_length_cost(best: Fit, start: Formula, measured: list[Measured],
     even = [one for one in measured if len(one.views[0].batch.mask.sum(1).unique()) == 1]
     usual = next(tiers(start))
     table = Table(start, even)
-    for fit in table.candidates(usual)[:8]:
-        if fit.left_over > tolerance:
-            continue
+    exact = [fit for fit in table.candidates(usual)[:8] if fit.left_over < tolerance]
+    # all counts give these batches the same: one fit of each advantage is enough
+    distinct = {replace(fit.formula, count="", length="", factor=1.0): fit for fit in exact}
+    for fit in distinct.values():
         for count in ("token", "answer", "constant", "sum", "group"):
             for beyond in range(8):
                 # one factor for all counts: it is that of the even batch

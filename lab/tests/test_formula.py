@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import ROOT
 from lab.tests.formula_losses import (LOSSES, by_group, clip, entropy_of, k3, log_probs, make, mean,
-                            micro_batch, token, z)
+                            micro_batch, reward_without, sum_of_k1, token, z)
 
 from lab.formula import find_formula, tables
 from lab.formula.__main__ import WrongInput, main, table_of_tokens
@@ -45,6 +45,18 @@ def test_every_loss_is_named_as_what_it_is(name):
     assert words <= found, (words - found, formula.differs)
     assert ("understood" in found) == ("understood" in words)
     assert sentences(formula)
+
+
+def test_a_kl_that_is_added_to_the_reward_is_a_mistake():
+    added = reward_without(lambda batch, log_prob: -.1 * sum_of_k1(batch, log_prob))
+    [said] = mistakes(find_formula(added))
+    assert said.startswith("The KL is added to the reward")
+    assert mistakes(find_formula(LOSSES["kl in reward"][0])) == []
+
+
+def test_of_a_loss_that_is_not_understood_no_mistake_is_excluded():
+    found = find_formula(LOSSES["square of a kl in the reward"][0])
+    assert sentences(found)[0] == "Mistakes: none seen in what is understood."
 
 
 @pytest.mark.parametrize("loss, sentence", [
