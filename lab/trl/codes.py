@@ -3,7 +3,7 @@
     python -m lab.trl.codes                 # the codes that are known
     python -m lab.trl.codes trl             # the installed TRL
 
-An adapter lays the batch of tools/formula out as the code wants it, and calls the code. None of
+An adapter lays the batch of lab/formula out as the code wants it, and calls the code. None of
 the code's lines is in this repository: its functions are taken from where it is installed.
 `adapters.py` has the adapters; lab/trl/codes.md has what was found, also of codes whose adapter is
 not here any more, and how to write one.

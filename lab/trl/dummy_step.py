@@ -5,7 +5,7 @@ After one step of SGD the change of the parameters is a sum over the answers tha
     change = learning rate * sum over answers b of k_b * (gradient of the log-prob of answer b)
 
 and least squares finds the numbers k_b. They say how the trainer made advantages and counted, as in
-tools/formula; and what they do not explain says that something else was trained.
+lab/formula; and what they do not explain says that something else was trained.
 """
 import itertools
 import math
@@ -30,7 +30,7 @@ TEMPLATES = {  # what a trainer may put around a prompt
     "<|im_start|>assistant\n", "a user's turn without the assistant's": "<|im_start|>user\n{}"
     "<|im_end|>\n", "a line break after it": "{}\n", "a space after it": "{} ",
     "an end token before it": "<|im_end|>{}"}
-UNTRAINED = {  # tokens of an answer that a trainer may leave out, as tools/formula names them
+UNTRAINED = {  # tokens of an answer that a trainer may leave out, as lab/formula names them
     "": (), "the end token of an answer has no gradient": ("end",),
     "the first token of an answer has no gradient": ("first",),
     "the first and the end token of an answer have no gradient": ("first", "end")}
@@ -136,7 +136,7 @@ class Step:
 
     # ------------------------------------------------------------------ advantage and counting
     def batch(self) -> Batch:
-        """The batch as tools/formula describes one: its rewards, groups and lengths."""
+        """The batch as lab/formula describes one: its rewards, groups and lengths."""
         length = torch.tensor([len(one.ids) for one in self.seen])
         end = self.tokenizer.eos_token_id
         ids = torch.full((len(self.seen), int(length.max()) + 1), PAD)
