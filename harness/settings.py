@@ -59,9 +59,10 @@ ON_A_GPU: Requirement = (lambda s: s.device.startswith("cuda"), "--device cuda")
 # a setting that says how a run is made, not which run it is
 HOW_IT_IS_MADE: Json = {"changeable": True, "in_name": False, "compared": "aside"}
 
-# How many times as high the default learning rate is with --lora. A small step of A and B moves a
-# matrix less than a step of the same length of all its numbers.
-LORA_RATE = 50.0
+# How many times as high the default learning rate is with --lora, for a small model and for a large
+# one. A small step of A and B moves a matrix less than a step of the same length of all its numbers,
+# and the less the wider it is. Rates that are twice and four times as high fail (lab/LOG.md).
+LORA_RATE, LORA_RATE_OF_LARGE = 4.0, 25.0
 
 LAST_STOOD_IN = "f19f84f4"  # the last commit that had these settings
 # The settings that this version no longer has, with the defaults that they had. The config.json of
@@ -217,8 +218,8 @@ class Settings:
     lora: int = option(
         0, "LoRA: keep the matrices as they are, and train an addition of this rank to each matrix "
         "of the layers. AdamW and the gradients then take hardly any memory, and an update has a "
-        f"third fewer operations. The default learning rate is {LORA_RATE:g} times as high. 0 "
-        "trains every parameter", topic=TRAINING)
+        f"third fewer operations. The default learning rate is {LORA_RATE:g} times as high, of a "
+        f"large model {LORA_RATE_OF_LARGE:g} times. 0 trains every parameter", topic=TRAINING)
     weight_decay: float = option(0.0, "weight decay of AdamW", topic=TRAINING)
     warmup_steps: int = option(
         0, "the learning rate rises in equal parts over so many steps", topic=TRAINING)
@@ -372,7 +373,8 @@ def from_files(given: Json) -> tuple[Json, Json]:
         recipe = {"dtype": "bfloat16"}  # in float32 a GPU is several times slower
     if str(chosen["lora"]) != "0":
         rate = recipe.get("learning_rate", Settings.learning_rate)
-        recipe = {**recipe, "learning_rate": LORA_RATE * rate}
+        factor = LORA_RATE_OF_LARGE if is_large(folder) else LORA_RATE
+        recipe = {**recipe, "learning_rate": float(f"{factor * rate:g}")}  # not 4.9999e-05
     return known_values(path, recipe, chosen), known_values(given.get("config"), config, chosen)
 
 
