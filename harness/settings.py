@@ -374,7 +374,7 @@ def from_files(given: Json) -> tuple[Json, Json]:
     if str(chosen["lora"]) != "0":
         rate = recipe.get("learning_rate", Settings.learning_rate)
         factor = LORA_RATE_OF_LARGE if is_large(folder) else LORA_RATE
-        recipe = {**recipe, "learning_rate": float(f"{factor * rate:g}")}  # not 4.9999e-05
+        recipe = {**recipe, "learning_rate": float(f"{factor * rate:g}")}
     return known_values(path, recipe, chosen), known_values(given.get("config"), config, chosen)
 
 
