@@ -60,8 +60,8 @@ ON_A_GPU: Requirement = (lambda s: s.device.startswith("cuda"), "--device cuda")
 HOW_IT_IS_MADE: Json = {"changeable": True, "in_name": False, "compared": "aside"}
 
 # How many times as high the default learning rate is with --lora, for a small model and for a large
-# one. A small step of A and B moves a matrix less than a step of the same length of all its numbers,
-# and the less the wider it is. Rates that are twice and four times as high fail (lab/LOG.md).
+# one. A small step of A and B moves a matrix less than an equal step of all its numbers, and the
+# less the wider it is. Rates that are twice and four times as high fail (lab/LOG.md).
 LORA_RATE, LORA_RATE_OF_LARGE = 4.0, 25.0
 
 LAST_STOOD_IN = "f19f84f4"  # the last commit that had these settings
