@@ -72,7 +72,7 @@ def read_run(folder: str | Path) -> Run:
         print(f"{folder / 'config.json'} has {sentence}", file=sys.stderr)
     return {"folder": folder, "config": config, "steps": credit_steps(folder),
             "metrics": read_metrics(folder),
-            "evaluations": read_lines(folder / "evaluations.jsonl")}
+            "evaluations": read_evaluations(folder)}
 
 
 def refuse_other_types(folder: Path, config: Json) -> None:
@@ -88,6 +88,19 @@ def refuse_other_types(folder: Path, config: Json) -> None:
 def read_metrics(folder: Path) -> list[Json]:
     """The lines of metrics.jsonl; a number that another trainer does not know is None."""
     return [dict.fromkeys(METRICS) | line for line in read_lines(folder / "metrics.jsonl")]
+
+
+def read_evaluations(folder: Path) -> list[Json]:
+    """The lines of evaluations.jsonl, whose answers are compared problem by problem."""
+    path = folder / "evaluations.jsonl"
+    lines = read_lines(path)
+    for number, line in enumerate(lines, 1):
+        answers = line.get("answer")
+        if not isinstance(answers, list) or len(answers) != len(lines[0]["answer"]) or not all(
+                isinstance(answer, int | float) for answer in answers):
+            raise UserError(f"{path}, line {number}: answer should be a list with a number for "
+                            "each held-out problem, the same ones in every line")
+    return lines
 
 
 def evaluations(run: Run, mode: str) -> list[Json]:

@@ -23,7 +23,7 @@ from analysis.tokens import StepRecord, TokenTable, read_step
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS
 from harness.read_record import read_tokenizer
-from harness.record import credit_steps
+from harness.record import credit_path, credit_steps
 from harness.screen import show_status
 
 SomeBlocks = slice | np.ndarray  # which of the parts that training was split into
@@ -107,6 +107,9 @@ class Tally:
             for step in steps.tolist():
                 show_status(f"{Path(run).name}: step {step} of {self.steps[-1]}")
                 record = read_step(run, step)
+                if (highest := record.tokens["token_id"].max()) >= ids:
+                    raise UserError(f"{credit_path(run, step)} is damaged: it has a token "
+                                    f"{highest}, which the run's tokenizer does not know")
                 if "change" in record.tokens:
                     self.steps_with_change.append(step)
                 self.add(record, block)

@@ -29,7 +29,7 @@ from typing import Any, Protocol, TypeVar, overload
 import torch
 from torch import Tensor
 
-from engine.errors import BadCredit, UserError, location_of
+from engine.errors import BadCredit, UserError, called, location_of
 from engine.rollouts import Rollouts
 
 LARGEST_CREDIT = 1e12  # with larger numbers the squared gradient could overflow in float32
@@ -178,7 +178,7 @@ def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: objec
     # the extra forward pass, so that it is made only once for all methods. `deepcopy` finds by its
     # id what it should not copy.
     not_copied = {id(part): part for part in (rollouts.generator, rollouts.forward)}
-    values = chosen(deepcopy(rollouts, not_copied), policy)
+    values = called(chosen, deepcopy(rollouts, not_copied), policy)
     if not has_shape_of(values, mask):
         about = " ".join(brief(values).split())[:200]
         if isinstance(values, Tensor):
@@ -187,7 +187,7 @@ def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: objec
                 about += ", which is sparse: .to_dense() makes such a tensor of it"
         raise UserError(f"{whose} ({location_of(chosen)}) should return a tensor (B, T) = "
                         f"{tuple(mask.shape)} of real numbers on {mask.device}, got {about}")
-    credit = values.detach().float().expand(mask.shape).masked_fill(~mask, 0.0)
+    credit: Tensor = values.detach().float().expand(mask.shape).masked_fill(~mask, 0.0)
     too_large = f"{whose} is not finite, or beyond {LARGEST_CREDIT:g},"
     location = location_of(chosen)
     is_too_large = ~(credit.abs() <= LARGEST_CREDIT)

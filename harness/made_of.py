@@ -14,13 +14,14 @@ import ast
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from engine.choices import module_of
 from engine.errors import PROJECT
 from engine.model_folder import base_of
-from harness.record import Json, credit_steps, digest_of, digest_of_text, find_folder, read_lines
+from harness.record import (Json, credit_steps, digest_of, digest_of_text, find_folder, modes_of,
+                            read_lines, run_config)
 from harness.settings import CHANGEABLE, METHODS, Settings
 
 SETTINGS = "the settings in config.json"
@@ -30,14 +31,18 @@ NOT_OF_A_STEP = ("analysis", "harness", "lab", "tools", "tests")
 def made_of(s: Settings) -> dict[str, str]:
     """The digest of the settings, of each file of the model and of the code, and of those that
     flags name."""
-    settings = {name: value for name, value in s.to_json().items()
-                if name not in {"out", *CHANGEABLE}}
     folder = find_folder(s.model)
     model = [path for folder in {folder, base_of(folder)} for path in folder.iterdir()
              if path.suffix in (".json", ".safetensors")]
     files = [*code_files(s), *named_files(s), *model]
     digests = {shown(path): digest_of_part(path, s) for path in sorted(files)}
-    return {SETTINGS: digest_of_text(json.dumps(settings, sort_keys=True)), **digests}
+    return {SETTINGS: digest_of_settings(s), **digests}
+
+
+def digest_of_settings(s: Settings) -> str:
+    settings = {name: value for name, value in s.to_json().items()
+                if name not in {"out", *CHANGEABLE}}
+    return digest_of_text(json.dumps(settings, sort_keys=True))
 
 
 def code_files(s: Settings) -> set[Path]:
@@ -107,7 +112,7 @@ def changes(before: dict[str, str], s: Settings, done: int) -> Iterator[str]:
     """What has changed since a run, which has made `done` steps, wrote down what it is made of."""
     needs_first_model = not done or s.kl > 0 or s.loss == "dpo" or s.lora > 0
     folder = shown(find_folder(s.model))
-    if before.get(SETTINGS) not in (None, made_of(s)[SETTINGS]):
+    if before.get(SETTINGS) not in (None, digest_of_settings(s)):
         yield f"somebody has changed {SETTINGS}"
     for name, digest in before.items():
         path = PROJECT / name
@@ -123,15 +128,36 @@ def changes(before: dict[str, str], s: Settings, done: int) -> Iterator[str]:
 
 
 def missing_steps(run: Path, done: int | None = None) -> Iterator[str]:
-    """The first step up to `done`, or up to the last on record, that the record lacks. A user may
-    have removed all credit files."""
-    lines = {line["step"] for line in read_lines(run / "metrics.jsonl")}
-    files = set(credit_steps(run))
-    wanted = set(range(1, 1 + (max(lines, default=0) if done is None else done)))
-    if wanted - lines:
-        yield f"metrics.jsonl has no line of step {min(wanted - lines)}"
-    if files and wanted - files:
-        yield f"there is no credit file of step {min(wanted - files)}"
+    """The first step up to `done`, or up to the last on record, that the record lacks, or has
+    twice. A user may have removed all credit files."""
+    steps = [line["step"] for line in read_lines(run / "metrics.jsonl")]
+    files, last = set(credit_steps(run)), max(steps, default=0) if done is None else done
+    steps = [step for step in steps if step <= last]
+    if missing := first_missing(steps, last):
+        yield f"metrics.jsonl has no line of step {missing}"
+    elif len(steps) != last or steps != sorted(steps):
+        yield "metrics.jsonl has a step twice, or its steps are not in order"
+    if files and (missing := first_missing(files, last)):
+        yield f"there is no credit file of step {missing}"
+    # a run that is being made has not evaluated its last step yet
+    yield from missing_evaluations(run, last + 1 if done else last)
+
+
+def first_missing(steps: Collection[int], last: int) -> int:
+    """The first of the steps 1 to `last` that is not among `steps`; 0 if all are."""
+    known = set(steps)
+    return next((step for step in range(1, last + 1) if step not in known), 0)
+
+
+def missing_evaluations(run: Path, end: int) -> Iterator[str]:
+    """The first step below `end` after which an evaluation was due that the record lacks."""
+    config = run_config(run)
+    every, made = config.get("eval_every"), [line["step"] for line in read_lines(
+        run / "evaluations.jsonl")]
+    for step in range(0, end, every) if every else ():
+        if made.count(step) != modes_of(config):
+            yield f"evaluations.jsonl has not {modes_of(config)} lines of step {step}"
+            return
 
 
 def accepted_before(config: Json) -> list[str]:

@@ -75,6 +75,8 @@ def wrong_codes(columns: Columns) -> Iterator[str]:
             is_right = values[0] == 0 and (np.diff(values) >= 0).all() and values[-1] <= last
         if not is_right:
             yield f"its column {name} points beyond {target}, or is not in order"
+    if min(columns["token_id"].min(), columns["prompt_ids"].min(initial=0)) < 0:
+        yield "it has tokens below 0"
     for name, count in (("section", len(SECTIONS)), ("kind", len(KINDS))):
         if columns[name].max() >= count:
             yield f"its column {name} has codes above {count - 1}"

@@ -84,6 +84,8 @@ def run_config(run: Path) -> Json:
     config = read_json(path) if path.exists() else {}
     if "mitigation" not in config:
         raise UserError(f"{run} is not a run folder: it has no config.json of a run")
+    if not isinstance(config.get("made_of", {}), dict):
+        raise UserError(f"{path}: made_of should be an object with a digest for each file")
     if config.get("ranks", 1) != 1:
         raise UserError(f"{run} was made by {config['ranks']} processes, each with credit files of "
                         "its own. Only versions up to commit f19f84f4 read them")
@@ -97,8 +99,13 @@ def is_complete(config: Json, metrics: Sequence[Json], evaluations: Sequence[Jso
         return False
     if not config.get("eval_every"):
         return True
-    modes = 1 if config.get("eval_modes") == "sampled" else 2  # an older run may have one
-    return len([line for line in evaluations if line["step"] == steps]) >= modes
+    return len([line for line in evaluations if line["step"] == steps]) >= modes_of(config)
+
+
+def modes_of(config: Json) -> int:
+    """How many lines evaluations.jsonl has for each evaluation: sampled and greedy. An older run
+    may have one."""
+    return 1 if config.get("eval_modes") == "sampled" else 2
 
 
 def provenance() -> Json:
@@ -269,6 +276,20 @@ def digest_of_file(path: Path, size: int, changed: int) -> str:
     """`size` and the time of the last change: a file that was changed is read again."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_of_large(path: Path) -> str:
+    """The digest of a file. Of one above 64 MB only its size and 64 parts of it count, because all
+    of a large checkpoint takes longer than a step; an exchanged file differs in them, too."""
+    size = path.stat().st_size
+    if size <= 2 ** 26:
+        return digest_of(path)
+    digest = hashlib.sha256(str(size).encode())
+    with open(path, "rb") as file:
+        for start in range(0, size, size // 64):
+            file.seek(start)
+            digest.update(file.read(2 ** 16))
+    return digest.hexdigest()
 
 
 def checkpoint_folders(run: Path) -> dict[int, Path]:

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from engine.choices import Method
 from engine.errors import UserError, read_json
 from engine.optimizer import AdamW, load_optimizer_tensors
-from harness.made_of import changes, made_of, missing_steps
+from harness.made_of import changes, digest_of_settings, made_of, missing_steps
 from engine.rollouts import Problem, Task
-from harness.record import (LOGS, Json, RunFolder, checkpoint_folders, digest_of_problems,
-                            is_complete, read_lines, replace_text, run_config)
+from harness.record import (LOGS, Json, RunFolder, checkpoint_folders, digest_of_large,
+                            digest_of_problems, is_complete, read_lines, replace_text, run_config)
 from harness.screen import say
 from harness.settings import CHANGEABLE, Settings
 
@@ -89,15 +89,22 @@ def changed_since(s: Settings, checkpoint: Path | None, done: int) -> list[str]:
     kept, was made; in words."""
     config = run_config(s.folder)
     found = list(missing_steps(s.folder, done))
-    if "made_of" in config:
+    if config.get("made_of"):
         found += changes(config["made_of"], s, done)
     elif done:
         say(f"{s.folder} is of an earlier version, which did not write down what a run is made of: "
             "so it is not known whether that has changed")
     if checkpoint is not None:
-        kept = read_json(checkpoint / "trainer" / "state.json").get("step")
-        if kept != done:
-            found.append(f"{checkpoint} holds the state after step {kept}")
+        state = read_json(checkpoint / "trainer" / "state.json")
+        if state.get("step") != done:
+            found.append(f"{checkpoint} holds the state after step {state.get('step')}")
+        for name, digest in state.get("files", {}).items():
+            path = checkpoint / name
+            if not path.is_file() or digest_of_large(path) != digest:
+                found.append(f"{path} is not the file that the run wrote")
+        # after accepted changes the checkpoint may be of the settings before them
+        if "accepted" not in config and state.get("settings") not in (None, digest_of_settings(s)):
+            found.append(f"{checkpoint} is of a run with other settings")
     return found
 
 
@@ -130,15 +137,20 @@ def refuse_changes(found: list[str], accepts: bool) -> None:
 
 def refuse_other_problems(checkpoint: Path, s: Settings, task: Task[Problem], done: int,
                           accepts: bool) -> None:
-    """Refuse to go on if the task does not return the problems of the last step again: it draws
-    them without the seed that it is given, or reads them from a file that has changed."""
-    kept = read_json(checkpoint / "trainer" / "state.json").get("problems")
-    if kept is not None:
+    """Refuse to go on if the task does not return the problems of the last step again, or those
+    that are held out: it draws them without the seed that it is given, or reads them from a file
+    that has changed."""
+    state = read_json(checkpoint / "trainer" / "state.json")
+    if kept := state.get("problems"):
         problems = task.training_problems(s.seed, done, s.questions)
         if digest_of_problems(problems, task) != kept:
             refuse_changes([f"--task {s.task} returns other problems for step {done} than when the "
                             "step was made: training_problems should depend on nothing but its "
                             "seed and step"], accepts)
+    if kept := state.get("held_out"):
+        if digest_of_problems(task.held_out_problems(s.eval_tasks), task) != kept:
+            refuse_changes([f"--task {s.task} returns other problems to evaluate than before: "
+                            "held_out_problems should depend on nothing but its count"], accepts)
 
 
 def has_last_step(s: Settings, path: Path, metrics: list[Json], evaluations: list[Json]) -> bool:

@@ -49,11 +49,17 @@ def place_in_users_code(trace: TracebackType | None) -> str:
     those in examples/."""
     found = ""
     for frame, line in traceback.walk_tb(trace):
-        file = Path(frame.f_code.co_filename)
-        parts = file.relative_to(PROJECT).parts if PROJECT in file.parents else ()
-        if parts and (parts[0] == "examples" or len(parts) == 1 and parts[0] not in PROGRAMS):
-            found = f"{frame.f_code.co_qualname} ({'/'.join(parts)}:{line})"
+        if name := name_of_users_file(frame.f_code.co_filename):
+            found = f"{frame.f_code.co_qualname} ({name}:{line})"
     return found
+
+
+def name_of_users_file(path: str) -> str:
+    """The name of a user's file from the project's folder; of another file an empty text."""
+    file = Path(path)
+    parts = file.relative_to(PROJECT).parts if PROJECT in file.parents else ()
+    is_users = parts and (parts[0] == "examples" or len(parts) == 1 and parts[0] not in PROGRAMS)
+    return "/".join(parts) if is_users else ""
 
 
 def sentence_about(error: BaseException) -> str:
@@ -62,6 +68,8 @@ def sentence_about(error: BaseException) -> str:
     if isinstance(error, UserError):
         return " ".join(str(error).split())
     users = place_in_users_code(error.__traceback__)
+    if isinstance(error, SyntaxError) and (name := name_of_users_file(error.filename or "")):
+        return f"{type(error).__name__} in {name}:{error.lineno}: {error.msg}"
     if isinstance(error, SystemExit):
         return f"{users} calls sys.exit, which would end the run without a word" if users else ""
     if isinstance(error, OSError):

@@ -98,6 +98,8 @@ class CheckedTask:
         if count not in self.held_out:
             problems = list(result_of(self.task.held_out_problems, "a list of problems", is_list,
                                       count))
+            if not problems:
+                raise wrong_result(self.task.held_out_problems, "at least one problem", problems)
             self.held_out_prompts |= set(map(self.prompt_for, problems))
             self.held_out[count] = problems
         return self.held_out[count]
@@ -159,10 +161,10 @@ def are_labels(labels: Any, tokens: int) -> bool:
 
 
 def score_again(rollouts: Rollouts, task: Task[Problem], name: str) -> None:
-    """Score the first answer to each problem once more, and say it if a reward differs: it depends
-    on more than the problem and the answer. Refuse a reward that changes its problem."""
-    for number, problem in enumerate(rollouts.problems):
-        row = rollouts.group.tolist().index(number)
+    """Score each answer once more, and say it if a reward differs: it depends on more than the
+    problem and the answer. Refuse a reward that changes its problem."""
+    for row, group in enumerate(rollouts.group.tolist()):
+        problem = rollouts.problems[group]
         before = repr(problem)
         again = torch.tensor(task.score(problem, rollouts.answers[row])["reward"])  # to float32
         if repr(problem) != before:

@@ -23,11 +23,20 @@ from runs import (SHORT, after_credit_of, assert_same_run, config_of, edit_confi
 STATE = "checkpoints/step_000004/trainer/state.safetensors"
 
 
-def without_moments(path):
-    save_file({"x": torch.zeros(1)}, path)
+def without_digests(run):
+    """As of an earlier version, which did not write down what is in a checkpoint."""
+    path = run / STATE.replace("safetensors", "json")
+    path.write_text(json.dumps({"step": json.loads(path.read_text())["step"]}))
 
 
-def of_another_shape(path):
+def without_moments(run):
+    without_digests(run)
+    save_file({"x": torch.zeros(1)}, run / STATE)
+
+
+def of_another_shape(run):
+    without_digests(run)
+    path = run / STATE
     tensors = load_file(path)
     name = next(name for name in tensors if name.startswith("exp_avg."))
     save_file(tensors | {name: torch.zeros(3)}, path)
@@ -39,12 +48,32 @@ def another_step(run):
     shutil.rmtree(run / "checkpoints/step_000004")
 
 
-def without_line(number):
+def damaged(run):
+    without_digests(run)
+    (run / STATE).write_bytes(b"broken")
+
+
+def exchanged_model(run):
+    shutil.copy(run / "checkpoints/step_000002/model.safetensors",
+                run / "checkpoints/step_000004/model.safetensors")
+
+
+def of_another_run(run):
+    """The whole checkpoint, as of a run with another learning rate."""
+    path = run / STATE.replace("safetensors", "json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"settings": "0" * 64}))
+
+
+def with_lines(name, chosen):
+    """Replace the lines of a log by the chosen ones, which are counted from 1."""
     def change(run):
-        path = run / "metrics.jsonl"
-        texts = path.read_text().splitlines(True)
-        path.write_text("".join(texts[:number - 1] + texts[number:]))
+        texts = (run / name).read_text().splitlines(True)
+        (run / name).write_text("".join(texts[number - 1] for number in chosen))
     return change
+
+
+def without_line(number):
+    return with_lines("metrics.jsonl", [line for line in range(1, 6) if line != number])
 
 
 CHANGES = {  # what is done to the run, and what is said
@@ -55,9 +84,18 @@ CHANGES = {  # what is done to the run, and what is said
                        "metrics.jsonl has no line of step 4"),
     "a credit file": (lambda run: (run / "credit/step_000002.npz").unlink(),
                       "there is no credit file of step 2"),
-    "moments": (lambda run: without_moments(run / STATE), "so AdamW would start anew"),
-    "a shape": (lambda run: of_another_shape(run / STATE), "with shape (3,)"),
-    "a state": (lambda run: (run / STATE).write_bytes(b"broken"), "is damaged")}
+    "a line twice": (with_lines("metrics.jsonl", [1, 2, 2, 3, 4, 5]), "has a step twice, or"),
+    "the order": (with_lines("metrics.jsonl", [2, 1, 3, 4, 5]), "its steps are not in order"),
+    "an evaluation": (with_lines("evaluations.jsonl", [1, 2, 3]),
+                      "evaluations.jsonl has not 2 lines of step 4"),
+    "exchanged weights": (exchanged_model, "step_000004/model.safetensors is not the file that"),
+    "an exchanged state": (lambda run: (run / STATE).write_bytes(b"broken"),
+                           "trainer/state.safetensors is not the file that the run wrote"),
+    "another run": (of_another_run, "step_000004 is of a run with other settings"),
+    "moments": (without_moments, "so AdamW would start anew"),
+    "a shape": (of_another_shape, "with shape (3,)"),
+    "a state": (damaged, "is damaged"),
+    "no digests": (lambda run: edit_config(run, made_of=[1]), "made_of should be an object")}
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -96,10 +134,30 @@ def test_a_finished_run_is_accepted_as_it_is(whole, tmp_path):
     assert list(missing_steps(folder)) == []
 
 
-def test_an_older_run_goes_on_with_a_sentence(whole, stopped):
-    edit_config(stopped, made_of=KeyError)
+@pytest.mark.parametrize("missing", [KeyError, {}])
+def test_an_older_run_goes_on_with_a_sentence(whole, stopped, missing):
+    edit_config(stopped, made_of=missing)
     assert "it is not known whether" in run("--resume", stopped).stdout
     assert_same_run(whole, stopped)
+
+
+def test_of_a_large_file_its_size_and_parts_of_it_count(tmp_path):
+    """A step moves all numbers of a checkpoint, so an exchanged one differs in every part."""
+    path, found = tmp_path / "x", []
+    for size, first in ((2 ** 26 + 1, b"a"), (2 ** 26 + 1, b"b"), (2 ** 26 + 2, b"a")):
+        with open(path, "wb") as file:
+            file.write(first)
+            file.truncate(size)
+        found.append(record.digest_of_large(path))
+    assert len(set(found)) == 3
+
+
+def test_a_line_of_a_far_step_is_no_long_search(whole, tmp_path):
+    """A record is asked for its first hole, and a set of a billion steps is never made."""
+    folder = shutil.copytree(whole, tmp_path / "x")
+    with open(folder / "metrics.jsonl", "a") as file:
+        file.write('{"step": 1000000000}\n')
+    assert list(missing_steps(folder))[0] == "metrics.jsonl has no line of step 7"
 
 
 def test_another_version_of_torch_is_told(whole, stopped):
@@ -122,27 +180,37 @@ def test_changed_code_is_refused_and_a_changed_comment_is_not(stopped):
 
 
 class Unseeded:
-    """A task that draws its problems without the seed."""
+    """A task that draws its problems without the seed, those of training or those of evaluations.
+    """
     drawn = iter(range(2, 10_000))
 
-    def __init__(self, task):
-        self.task = task
+    def __init__(self, task, drawn_anew):
+        self.task, self.drawn_anew, self.first = task, drawn_anew, next(self.drawn)
 
     def __getattr__(self, name):
         return getattr(self.task, name)
 
     def training_problems(self, seed, step, count):
-        return self.task.training_problems(next(self.drawn), step, count)
+        seed = next(self.drawn) if self.drawn_anew == "training" else seed
+        return self.task.training_problems(seed, step, count)
+
+    def held_out_problems(self, count):
+        first = self.first if self.drawn_anew == "held out" else 0
+        return self.task.held_out_problems(count + first)[first:]
 
 
-def test_a_task_that_draws_without_the_seed_is_told(learner, tmp_path, monkeypatch):
+@pytest.mark.parametrize("drawn_anew, said", [
+    ("training", "returns other problems for step 2 than when the step was made"),
+    ("held out", "returns other problems to evaluate than before: held_out_problems should")])
+def test_a_task_that_draws_without_the_seed_is_told(learner, tmp_path, monkeypatch, drawn_anew,
+                                                    said):
     from harness import load
     made = load.make_task
-    monkeypatch.setattr(load, "make_task", lambda *given: Unseeded(made(*given)))
+    monkeypatch.setattr(load, "make_task", lambda *given: Unseeded(made(*given), drawn_anew))
     folder = tmp_path / "x"
-    interrupted_after(3, monkeypatch, "--model", learner, "--out", folder)
-    said = run("--resume", folder, expect=1).stderr
-    assert "returns other problems for step 2 than when the step was made" in said
+    interrupted_after(3, monkeypatch, "--model", learner, "--out", folder, "--eval_every", "3",
+                      "--eval_tasks", "4")
+    assert said in run("--resume", folder, expect=1).stderr
     assert "going on although --task" in run("--resume", folder, "--accept_changes").stdout
 
 

@@ -242,7 +242,7 @@ class Changing:
 
 
 def test_a_reward_that_depends_on_more_than_the_answer_is_told(capsys):
-    """Two problems with two answers each: the first answer to each is scored again."""
+    """Two problems with two answers each, which are scored again: also the second answer."""
     task = Remembering()
     batch = hand_made([[True]] * 4, group=torch.tensor([0, 0, 1, 1]), answers=list("abcd"),
                       problems=[{"target": 1}, {"target": 2}],
@@ -251,6 +251,9 @@ def test_a_reward_that_depends_on_more_than_the_answer_is_told(capsys):
     score_again(batch, task, "mine")
     assert "--task mine: the same answer was scored twice and earned 1 and 0" in (
         capsys.readouterr().out)
+    known_first = replace(batch, scores={"reward": torch.tensor([0.0, 1, 0, 0])})
+    score_again(known_first, task, "mine")
+    assert "earned 1 and 0" in capsys.readouterr().out
     with pytest.raises(UserError, match="the reward of --task mine changes the problem"):
         score_again(batch, Changing(), "mine")
     score_again(replace(batch, scores={"reward": torch.zeros(4)}), task, "mine")

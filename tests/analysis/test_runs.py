@@ -38,6 +38,13 @@ def test_a_run_is_done_with_its_last_step_and_its_last_evaluations(run):
     assert not is_done(read_run(run))
 
 
+@pytest.mark.parametrize("answer", [[1], "no", ["a", "b"], None])
+def test_answers_that_cannot_be_compared_by_problem_are_refused(run, answer):
+    kept = lines(run / "evaluations.jsonl")
+    write_lines(run / "evaluations.jsonl", [*kept, {**kept[0], "answer": answer}])
+    assert f"line {len(kept) + 1}: answer should be a list with a number" in refusal(read_run, run)
+
+
 def test_a_folder_that_a_pattern_caught_is_passed_over(run, tmp_path, capsys):
     (tmp_path / "other").mkdir()
     assert len(read_runs([str(run), str(tmp_path / "other")])) == 1

@@ -1,7 +1,7 @@
 """Every table against its definition, in plain loops; sizes, classes, bins and t by hand."""
 import numpy as np
 import pytest
-from conftest import credit_columns, write_log
+from conftest import credit_columns, refusal, write_log
 from logs import by_name, ids_of, mean_of, plain_rows, random_log
 
 import analyze
@@ -20,6 +20,12 @@ def log(tmp_path_factory):
            "evaluations": []}
     tally = Tally(folder)
     return rows, tally, by_name(sum(analyze.run_chapters(run, tally).values(), []))
+
+
+def test_a_token_that_no_tokenizer_knows_is_refused(tmp_path):
+    columns = credit_columns([3], [0], token_id=np.array([1, 2, 10 ** 6], np.int32))
+    said = refusal(Tally, write_log(tmp_path / "run", {1: columns}))
+    assert "step_000001.npz is damaged: it has a token 1000000, which" in said
 
 
 def test_ten_position_bins(log):

@@ -211,6 +211,8 @@ DAMAGES = {
                      "column episode_start points beyond token_id, or is not in order"),
     "unknown code": (lambda columns: columns.update(kind=np.full(5, 99, np.uint8)),
                      "column kind has codes above 6"),
+    "below 0": (lambda columns: columns.update(token_id=np.full(5, -1, np.int32)),
+                "it has tokens below 0"),
     "empty": (lambda columns: columns.update(token_id=np.zeros(0, np.int32)), "has no answers")}
 
 

@@ -132,6 +132,16 @@ def test_a_package_that_is_not_here_is_named(monkeypatch, tmp_path, name, is_tol
     assert said == "this needs the folder lab/ of this project, which is not here" * is_told
 
 
+def test_a_users_file_that_python_cannot_read_is_one_line(monkeypatch, tmp_path):
+    """The traceback has no line of the file itself. A file of the program keeps its traceback."""
+    monkeypatch.setattr(screen, "PROJECT", tmp_path)
+    for name, said in (("my_task.py", "SyntaxError in my_task.py:2: expected ':'"),
+                       ("engine/x.py", "")):
+        with pytest.raises(SyntaxError) as caught:
+            compile("x = 1\ndef f()\n", str(tmp_path / name), "exec")
+        assert screen.sentence_about(caught.value) == said
+
+
 def test_a_long_name_is_shortened_in_an_error_of_the_system():
     error = OSError(36, "File name too long", "x" * 5000)
     assert screen.sentence_about(error) == f"{'x' * 200}: File name too long"
