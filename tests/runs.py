@@ -5,6 +5,7 @@ import io
 import json
 import os
 import re
+import runpy
 import shutil
 import socket
 import subprocess
@@ -12,6 +13,7 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -156,6 +158,22 @@ def program(folder: Path, *argv, expect=0) -> str:
     return result.stdout + result.stderr
 
 
+def program_here(path: Path, *argv, expect=0) -> str:
+    """What a file prints that is started as a program, in this process, which has imported PyTorch;
+    and the sentence it ends with."""
+    said, code, argv = io.StringIO(), 0, [str(path), *map(str, argv)]
+    with redirect_stdout(said), redirect_stderr(said), patch.object(sys, "argv", argv):
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except SystemExit as ended:
+            code = ended.code
+            if isinstance(code, str):
+                said.write(f"{code}\n")
+                code = 1
+    assert code == expect, said.getvalue()
+    return said.getvalue()
+
+
 def blocks(page: str) -> list[str]:
     """The Python blocks of a page."""
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), flags=re.S)
@@ -167,10 +185,10 @@ def block(page: str, words: str) -> str:
     return found
 
 
-def printed_by(project: Path, code: str) -> str:
+def printed_by(project: Path, code: str, *argv: str) -> str:
     """What the code prints that is pasted into a file of a copy."""
     (project / "pasted.py").write_text(code)
-    return program(project, "pasted.py")
+    return program(project, "pasted.py", *argv)
 
 
 def says(*argv: str) -> subprocess.CompletedProcess:

@@ -90,7 +90,40 @@ for problem in "1 2 3", "11 7 6 make 24":
 """
 
 
-def test_a_task_of_ones_own_is_a_list_and_a_reward(project, folder_of):
+EACH = """
+import json, sys
+for name, code in json.loads(sys.argv[1]).items():
+    print("PASTED", name)
+    exec(compile(code, name, "exec"), {"__name__": "__main__"})
+"""
+
+
+@pytest.fixture(scope="module")
+def pasted(project, folder_of):
+    """What the blocks of the pages print that are pasted into a file, by name; all in one
+    process. The derivative is asked of a token that has an advantage here."""
+    b, step = with_advantage(folder_of["plain"])
+    derivative = block("docs/reading_the_code.md", "read_credit")
+    derivative = derivative.replace("[15, 7]", f"[{b}, 0]").replace("(run, 1, ", f"(run, {step}, ")
+    tables = [block("docs/what_a_run_leaves.md", "read_tokens"),
+              block("docs/real_models.md", "read_parquet")]
+    codes = {"asked": ASK, "z-score": block("docs/policy_gradient.md", "z_score"),
+             "derivative": derivative, "tables": STAND_INS + "\n".join(tables) + TOLD}
+    printed = printed_by(project, EACH, json.dumps(codes))
+    return dict(re.findall(r"^PASTED (\S+)\n(.*?)(?=^PASTED|\Z)", printed, flags=re.M | re.S))
+
+
+def with_advantage(run) -> tuple[int, int]:
+    """An answer with an advantage, and its step."""
+    for step in (1, 2, 3):
+        with np.load(run / f"credit/step_{step:06d}.npz") as credit:
+            of_answers = credit["advantage"][credit["episode_start"]]
+        if of_answers.any():
+            return int(of_answers.nonzero()[0][0]), step
+    pytest.fail("no step has an answer with an advantage")
+
+
+def test_a_task_of_ones_own_is_a_list_and_a_reward(pasted, folder_of):
     """The page's task: own problems, own reward, and the labels that it adds; it is asked, too."""
     folder = folder_of["task"]
     assert "-my_task-" in folder.name
@@ -99,7 +132,7 @@ def test_a_task_of_ones_own_is_a_list_and_a_reward(project, folder_of):
     assert config["reward"] == "reward of my_task"
     with np.load(folder / "credit/step_000001.npz") as credit:
         assert credit["section"].any() and len(credit["group"]) == 8
-    printed = printed_by(project, ASK)
+    printed = pasted["asked"]
     assert "1 2 3 is none of the problems of my_task; " in printed
     assert "\n11 7 6 make 24\n" in printed and "   reward " in printed
 
@@ -111,9 +144,9 @@ def test_an_advantage_of_ones_own_is_one_function(folder_of):
         assert np.ptp(credit["advantage"]) > 0 and (credit["advantage"] < 0).any()
 
 
-def test_the_z_score_by_hand(project):
+def test_the_z_score_by_hand(pasted):
     """12 of 16 right: +0.577 and, as epsilon is 1e-4 and not 0, -1.732 in three digits."""
-    assert printed_by(project, block("docs/policy_gradient.md", "z_score")) == "+0.577 -1.732\n"
+    assert pasted["z-score"] == "+0.577 -1.732\n"
 
 
 STAND_INS = """
@@ -131,12 +164,10 @@ for call in pandas.DataFrame.call_args_list:
 """
 
 
-def test_what_a_page_does_with_other_packages_fits_what_a_run_leaves(project):
+def test_what_a_page_does_with_other_packages_fits_what_a_run_leaves(project, pasted):
     """A stand-in for pandas: every token is a row; a parquet file becomes lines that --data
     takes."""
-    code = [block("docs/what_a_run_leaves.md", "read_tokens"),
-            block("docs/real_models.md", "read_parquet")]
-    told = printed_by(project, STAND_INS + "\n".join(code) + TOLD).splitlines()
+    told = pasted["tables"].splitlines()
     counts = [json.loads(line)["tokens"] for line in
               (project / "runs/none-grpo-s0/metrics.jsonl").read_text().splitlines()]
     assert [line for line in told if line.startswith("rows ")] == [
@@ -145,19 +176,14 @@ def test_what_a_page_does_with_other_packages_fits_what_a_run_leaves(project):
     assert problems == [Problem((44, 19, 35), 98), Problem((3, 7, 5, 9), 24)]
 
 
-def test_the_derivative_of_one_token_follows_from_the_record(project, folder_of):
-    """-weight * advantage / N, asked of a token that has an advantage here; two weightings."""
-    for step in (1, 2, 3):
-        with np.load(folder_of["plain"] / f"credit/step_{step:06d}.npz") as credit:
-            advantage, starts = credit["advantage"], credit["episode_start"]
-        if advantage.any():
-            break
-    b = advantage[starts].nonzero()[0][0]
+def test_the_derivative_of_one_token_follows_from_the_record(pasted, folder_of):
+    """-weight * advantage / N; two weightings."""
+    b, step = with_advantage(folder_of["plain"])
+    with np.load(folder_of["plain"] / f"credit/step_{step:06d}.npz") as credit:
+        advantage, starts = credit["advantage"], credit["episode_start"]
     slope = -advantage[starts[b]] / len(advantage)
-    code = block("docs/reading_the_code.md", "read_credit")
-    code = code.replace("[15, 7]", f"[{b}, 0]").replace("(run, 1, ", f"(run, {step}, ")
     rows = [list(map(float, re.findall(r"-?\d\.\d+(?:e-\d+)?", line)))
-            for line in printed_by(project, code).splitlines()]
+            for line in pasted["derivative"].splitlines()]
     assert rows[0] == pytest.approx([1, slope], rel=1e-3)
     assert rows[1][0] != 1 and rows[1][1] == pytest.approx(slope * rows[1][0], rel=1e-3)
 
@@ -209,11 +235,15 @@ def test_every_command_of_a_page_is_taken(project):
 
 TAKE = """
 import importlib, json, sys
+from dataclasses import replace
 import train  # fills the lists of choices
 from harness.settings import make_parser, make_settings, read_flags
-from tools import idea, warmup
+from tools import idea, pass_at_k, preflight, warmup
 
 warmup.train, warmup.evaluate = (lambda *_: []), (lambda *_: None)  # they take minutes
+for flags, name, few in ((pass_at_k.FLAGS, "problems", 4), (preflight.FLAGS, "problems", 4),
+                         (preflight.FLAGS, "answers", 16)):  # usually thousands of answers
+    flags[name] = replace(flags[name], default=few)
 for words in json.loads(sys.argv[1]):
     print(*words)
     if "--credit" in words:  # continuations, of which the pages take thousands

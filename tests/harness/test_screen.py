@@ -167,26 +167,6 @@ def test_ctrl_c_is_answered_where_stdout_has_no_descriptor():
     assert printed.getvalue() == "\nstopping\n"
 
 
-SLOW = """
-import sys
-import train
-train.main(sys.argv[1:])
-print([name for name in ("torch._dynamo", "sympy", "matplotlib") if name in sys.modules])
-from engine.choices import ADVANTAGES, MITIGATIONS
-print(sorted(name for name in "gae oracle vine measured".split()
-             if not isinstance((MITIGATIONS.data | ADVANTAGES.data)[name], str)))
-"""
-
-
-def test_no_run_waits_for_imports_that_it_does_not_need(learner, tmp_path):
-    """The compiler of torch, and what draws pictures: two seconds and 100 MB a start. Of methods in
-    files of their own, only the chosen one."""
-    flags = ["--model", str(learner), "--steps", "1", "--eval_every", "0", "--advantage", "gae",
-             "--out", str(tmp_path / "run")]
-    result = python([sys.executable, "-c", SLOW, *flags])
-    assert result.stdout.endswith("\n[]\n['gae']\n"), result.stdout + result.stderr
-
-
 BEFORE_TORCH = """
 import os, sys
 sys.modules["torch"] = None  # to import it is an error
