@@ -3,8 +3,6 @@ tests/analysis/test_second_implementation.py compares with it. They import nothi
 
     Student's t    the distribution function from the incomplete beta function, by its continued
                    fraction; quantiles by bisection
-    Holm           sorted p-values, multiplied by how many are left, never smaller than the one
-                   before
     jackknife      the estimate without one batch or problem after the other
     Fieller        a quotient of means, from the roots of a quadratic
 """
@@ -104,14 +102,6 @@ def two_way(differences: list[list[float]]) -> list[float]:
 def t_test(values: Numbers) -> float:
     error = math.sqrt(variance(values) / len(values))
     return two_sided_p(mean(values) / error, len(values) - 1) if error else float(not any(values))
-
-
-def holm(p: dict[str, float]) -> dict[str, float]:
-    corrected, least = {}, 0.0
-    for number, name in enumerate(sorted(p, key=lambda key: p[key])):
-        least = min(1.0, max(least, (len(p) - number) * p[name]))
-        corrected[name] = least
-    return corrected
 
 
 def jackknife(n: int, statistic: Callable[[int | None], float]) -> list[float]:

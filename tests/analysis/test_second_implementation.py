@@ -3,7 +3,7 @@ import numpy as np
 import plain_statistics as plain
 import pytest
 
-from analysis.statistics import (holm, jackknife, mean_over, paired_difference, quotient,
+from analysis.statistics import (jackknife, mean_over, paired_difference, quotient,
                                  student_quantile, two_sided_p, within)
 
 SEEDS = range(6)
@@ -37,13 +37,6 @@ def test_a_difference_over_seeds_and_problems(seed):
     found = paired_difference(differences)
     assert (found.value, found.low, found.high) == pytest.approx(
         plain.two_way(differences.tolist()), rel=1e-3, abs=1e-6)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_holms_correction(seed):
-    p = np.random.default_rng(seed).uniform(0, 0.3, 2 + seed).round(2).tolist()
-    by_name = plain.holm({str(number): one for number, one in enumerate(p)})
-    assert holm(p) == pytest.approx([by_name[str(number)] for number in range(len(p))])
 
 
 @pytest.mark.parametrize("seed", SEEDS)

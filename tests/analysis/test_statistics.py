@@ -103,19 +103,6 @@ def test_an_interval_is_cut_at_what_is_possible():
     assert within(Estimate(0.5, 0.25, 0.75), 0, 1).interval == (0.25, 0.75)
 
 
-def test_the_paired_error_by_hand():
-    """Two seeds, four items. Seed means 0.5 and 0.25: variance 1/32, over two seeds 1/64. Item
-    means 1 0.5 0 0: variance 11/48, over four items 11/192. Interaction: squares sum to 0.375,
-    over 1 * 3 and 8 answers 1/64, so 8/192 is left for the items. Student's t with 1 and 3
-    degrees of freedom: 12.706 and 3.182."""
-    differences = np.array([[1.0, 1, 0, 0], [1, 0, 0, 0]])
-    found = paired_difference(differences)
-    reach = (12.706 ** 2 / 64 + 3.182 ** 2 / 24) ** 0.5
-    assert found.value == 0.375 and found.high - found.value == pytest.approx(reach, rel=1e-4)
-    until_zero = paired_difference(differences - found.low)
-    assert until_zero.p == pytest.approx(0.05)  # the level at which an interval reaches 0
-
-
 @draw.composite
 def paired_answers(choose):
     """The answers of two arms, (seeds, items) each: right or wrong, and one may be right more

@@ -7,7 +7,6 @@ import torch
 from tokenizers import Tokenizer, models
 
 from conftest import hand_made
-from lab.probes.notes_sums import class_of
 from credit.measured import chain, probability_of_others
 from credit.measured import measured as measured_advantage
 from engine.errors import UserError
@@ -124,11 +123,3 @@ def test_the_squared_credit_is_a_product_of_different_parts():
     """Of 1, 2, 3 and 4: 1*2, 1*3, 1*4, 2*3, 2*4 and 3*4 are 35 in all, of six. A square of one
     estimate would add its noise, which is largest where the model was unsure."""
     assert squared_credit(torch.tensor([1.0, 2, 3, 4])).item() == pytest.approx(35 / 6)
-
-
-@pytest.mark.parametrize("name, texts", [
-    ("structure", ("<think>", " </answer> ")),
-    ("filler", ("</", "think", ">\n", "Times", "", ",", "<think>a", "[")),
-    ("reasoning", (" 12", "x2", "+", " =", "()", " times", "2 + 3"))])
-def test_the_classes_of_a_regex(name, texts):
-    assert {class_of(text) for text in texts} == {name}

@@ -64,7 +64,8 @@ def close(values):
 @pytest.mark.parametrize("text, name", [
     ("<think>", "structure"), (" </answer>\n", "structure"), ("<", "filler"), ("think", "filler"),
     (" 12", "reasoning"), ("*(", "reasoning"), ("x2", "reasoning"), (" plus", "reasoning"),
-    ("plus that", "filler"), (" ", "filler"), (".", "filler"), ("-/=", "reasoning")])
+    ("plus that", "filler"), (" ", "filler"), (".", "filler"), ("-/=", "reasoning"),
+    ("Times", "filler"), ("2 + 3", "reasoning"), ("<think>a", "filler")])
 def test_classes_by_the_notes_regular_expressions(text, name):
     assert notes_sums.class_of(text) == name
 
@@ -252,7 +253,7 @@ def test_filler_over_reasoning(log):
 
 
 def test_the_notes_own_figures_follow_from_their_tables():
-    """1.24 at like places and 1.48 at like classes, from their counts; their 1.31, 1.13, 1.63."""
+    """1.24 at like places and 1.48 at like classes, from their counts; their 1.63."""
     counts = [56173, 41634, 44111, 26507, 36985, 7016, 18880, 16635, 34007, 21094, *[0] * 5]
     fifths = notes_tables.SIZE_OF_FIFTHS[1.0]
     ratio = notes_tables.at_like_positions(np.array(counts),
@@ -263,7 +264,6 @@ def test_the_notes_own_figures_follow_from_their_tables():
     assert early_over_late == pytest.approx(1.48, abs=0.005)
     first, *_, last = notes_tables.SIZE_OF_BINS
     assert first / last == pytest.approx(1.63, abs=0.005)
-    assert 0.333 / 0.254 == pytest.approx(1.31, abs=0.005)
 
 
 def test_top_tokens(log):

@@ -15,25 +15,23 @@ from engine.tokens import NUMBER, WORD
 from lab.__main__ import main
 from lab.probes import rank
 from lab.probes.rank import (
-    CRITIC, MEASURED, NO_BASELINE, ONES, PLANTED, RANKS, Z, add_ranks, advantages_of,
+    CRITIC, MEASURED, NO_BASELINE, ONES, PLANTED, Z, add_ranks, advantages_of, energy_rank,
     gradients_of_answers, gram, matrix_of, parameter_parts, part_count, planted, ranks_by_advantage,
     ranks_by_size, ranks_of)
 
 
-def by_definition(singular_values):
-    s = torch.as_tensor(singular_values).double()
-    return {name: definition(s) for name, definition in RANKS.items()}
-
-
 def test_the_definitions_by_hand():
     """Singular values 4 and 3: shares 4/7 and 3/7, squares 16 and 9. Of squares 5, 4, 1 two make
-    90%, three 99%; of 10, 1, 0.2 the first alone is below 90%."""
+    90%, three 99%; of 10, 1, 0.2 the first alone is below 90%. Of 8.1 and 0.9 the first alone makes
+    exactly 90%, which in float64 is 0.8999999999999999."""
     entropy = (7 / 4) ** (4 / 7) * (7 / 3) ** (3 / 7)
     assert list(ranks_of(torch.diag(torch.tensor([9.0, 16.0]))).values()) == pytest.approx(
         [entropy, 25 / 16, 2, 2, 2])
     found = ranks_of(torch.diag(torch.tensor([5.0, 4, 1])))
     assert (found["90%"], found["99%"]) == (2, 3)
     assert ranks_of(torch.diag(torch.tensor([10.0, 1, 0.2])))["90%"] == 2
+    nine_tenths = torch.tensor([8.1, 0.9], dtype=torch.float64).sqrt()
+    assert energy_rank(nine_tenths, 0.9) == 1
     assert list(ranks_of(torch.eye(5)).values()) == pytest.approx([5] * 5)
     assert ranks_of(torch.diag(torch.tensor([1.0, 1e-3, 1e-5])))["threshold"] == 2  # s of 1, 0.03
     row = torch.outer(torch.tensor([1.0, 2, 3]), torch.tensor([1.0, -1]))
