@@ -8,6 +8,8 @@ this mistake, which is grpo.py's function with other arguments, and what is told
 loss and its gradient are those of the reader's function, and the mistake has passed all checks of
 this part so far, it is told.
 """
+if __name__ == "__main__":
+    raise SystemExit("start it with: python examples/write_the_loss.py")
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

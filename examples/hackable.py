@@ -13,6 +13,8 @@ how reward and success part:
 Before training, `python -m tools.preflight --task examples.hackable` says what an answer that
 ignores the task would earn. The defaults below suit models/tiny.
 """
+if __name__ == "__main__":
+    raise SystemExit("start it with: python train.py --task examples.hackable")
 import re
 from dataclasses import dataclass
 

@@ -12,6 +12,8 @@ the tiny model, which writes expressions, can be trained on it as it is:
 The same task in a few lines, without flags, is in docs/your_own_task.md. For one of your own with
 flags copy this file to my_task.py beside train.py and change what the methods do.
 """
+if __name__ == "__main__":
+    raise SystemExit("start it with: python train.py --task examples.largest_last")
 import hashlib
 import random
 import re

@@ -199,6 +199,9 @@ if __name__ == "__main__":
     given = parser.parse_args()
     if given.save and given.save.exists():
         parser.error(f"{given.save} exists already")
+    if min(given.steps, given.problems, given.held_out) < 1 or given.answers < 2:
+        parser.error("--steps, --problems and --held_out should be at least 1, "
+                     "--answers at least 2")
     if given.folder == FOLDER:
         torch.set_num_threads(1)  # so small a model is no faster with more
     try:

@@ -11,6 +11,8 @@ engine/sampler.py draws the same tokens, which a test holds, and is faster: it c
 once for all of its answers, lets answers that have ended leave the batch, gives the cache its room
 beforehand instead of copying it in every step, and joins matrices.
 """
+if __name__ == "__main__":
+    raise SystemExit("start it with: python examples/one_step.py")
 import torch
 import torch.nn.functional as F
 from torch import Tensor

@@ -11,6 +11,8 @@ This is the form of GSM8K (2110.14168), whose file it reads, too: lines with `qu
     python train.py --model models/Qwen2.5-0.5B-Instruct --task examples.word_problems \\
         --file train.jsonl --max_new_tokens 256
 """
+if __name__ == "__main__":
+    raise SystemExit("start it with: python train.py --task examples.word_problems --model FOLDER")
 import hashlib
 import json
 import random

@@ -88,6 +88,8 @@ def main(argv: list[str]) -> None:
                         "with it")
     torch.set_num_threads(flags.threads)
     out = Path(flags.out)
+    if out.is_file():  # a folder cannot take its place, which would be known at the end
+        raise UserError(f"{out} exists already, and is a file")
     with whole(out) as unfinished:
         unfinished.mkdir()  # before all else, so that it is known that it can be written
         torch.manual_seed(flags.seed)

@@ -1,8 +1,19 @@
 """The reward of one's own: a file that has nothing else is trained on and analysed."""
 import re
+import runpy
+
+import pytest
 
 import analyze
-from runs import run
+from runs import ROOT, run
+
+
+@pytest.mark.parametrize("name", ["own_reward", "largest_last", "hackable", "word_problems",
+                                  "check_the_loss", "sampler"])
+def test_an_example_that_is_no_program_says_how_it_is_started(name):
+    """As a file it would not find the project's other files."""
+    with pytest.raises(SystemExit, match="start it with: python (train|examples)"):
+        runpy.run_path(str(ROOT / f"examples/{name}.py"), run_name="__main__")
 
 
 def test_no_line_and_no_table_has_a_column_for_a_format(tmp_path, capsys):
