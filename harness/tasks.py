@@ -56,6 +56,9 @@ def import_task(name: str) -> Any:
     module = importlib.import_module(name)
     torch.set_default_dtype(before[0])
     torch.set_grad_enabled(before[1])
+    torch.set_default_device(None)
+    for device in ("cpu", "cuda"):
+        torch.set_autocast_enabled(device, False)
     return module
 
 

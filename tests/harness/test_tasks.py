@@ -100,9 +100,11 @@ def test_a_reward_without_the_problem_is_none(monkeypatch, tmp_path):
 def test_what_a_task_sets_for_the_whole_program_is_set_back(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "task_that_sets.py").write_text(
-        "import torch\ntorch.set_default_dtype(torch.float64)\ntorch.set_grad_enabled(False)\n")
+        "import torch\ntorch.set_default_dtype(torch.float64)\ntorch.set_grad_enabled(False)\n"
+        "torch.set_default_device('meta')\ntorch.set_autocast_enabled('cpu', True)\n")
     import_task("task_that_sets")
     assert torch.get_default_dtype() == torch.float32 and torch.is_grad_enabled()
+    assert torch.zeros(1).device.type == "cpu" and not torch.is_autocast_enabled("cpu")
 
 
 def test_an_empty_list_of_held_out_problems_is_refused():
