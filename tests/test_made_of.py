@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import StateIdea, cut, put_in, refusal
+from conftest import cut, put_in, refusal
 from safetensors.torch import load_file, save_file
 
 import analyze
@@ -318,20 +318,6 @@ def test_a_file_of_the_project_counts_wherever_the_command_is_typed(tmp_path, mo
     s = make_settings({"loss": "dpo", "pairs": "models/tiny/recipe.json"})
     before = made_of(s)
     assert "models/tiny/recipe.json" in before and list(changes(before, s, 5)) == []
-
-
-class Sharing(StateIdea):
-    """Two tensors of its state share their memory."""
-
-    def state_dict(self):
-        return {"mean": self.mean, "view": self.mean.view(1, 1)}
-
-
-def test_a_state_whose_tensors_share_memory_is_saved(monkeypatch, tmp_path):
-    put_in(monkeypatch, Sharing, "mine")
-    run(*SHORT, "--steps", "1", "--out", tmp_path / "x", "--mitigation", "mine")
-    saved = load_file(tmp_path / "x/checkpoints/step_000001/trainer/state.safetensors")
-    assert torch.equal(saved["mitigation.mean"], saved["mitigation.view"][0])
 
 
 class NoState:

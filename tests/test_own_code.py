@@ -127,10 +127,9 @@ def test_a_number_that_may_not_be_is_told_with_its_token_and_its_function(
     checked_credit(idea, "mine", rollouts, None, is_weight)
 
 
-@pytest.mark.parametrize("name", ["step", "loss"])
-def test_metrics_take_no_place_of_the_loops(said_of, name):
-    said = said_of(with_metrics({name: 1.0}))
-    assert f"a weighting or an advantage has a metric {name}, but " in said
+def test_metrics_take_no_place_of_the_loops(said_of):
+    said = said_of(with_metrics({"loss": 1.0}))
+    assert "a weighting or an advantage has a metric loss, but " in said
 
 
 def test_metrics_of_numpy_and_torch_are_numbers_and_null_where_undefined(monkeypatch, tmp_path):
@@ -195,15 +194,17 @@ def test_a_state_that_is_no_tensor_is_refused_before_the_first_step(said_of, sta
     assert "state_dict of mine" in said and f"but {words}" in said
 
 
-def test_a_state_may_be_a_count(monkeypatch, tmp_path):
+def test_a_state_may_be_a_count_and_its_tensors_may_share_their_memory(monkeypatch, tmp_path):
     class Counting(StateIdea):
         def state_dict(self):
-            return {"mean": self.mean, "count": torch.tensor(7), "is_new": torch.tensor(True)}
+            return {"mean": self.mean, "view": self.mean.view(1, 1), "count": torch.tensor(7),
+                    "is_new": torch.tensor(True)}
 
     put_in(monkeypatch, Counting, "mine")
     run(*SHORT, "--steps", "1", "--out", tmp_path / "x", "--mitigation", "mine")
     state = arrays(tmp_path / "x/checkpoints/step_000001/trainer/state.safetensors")
     assert (state["mitigation.count"], state["mitigation.is_new"]) == (7, 1)
+    assert state["mitigation.view"][0] == state["mitigation.mean"] > 0
 
 
 @pytest.fixture

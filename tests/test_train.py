@@ -282,8 +282,7 @@ def test_wrong_commands_get_one_clear_line(learner, tmp_path, argv, said):
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize("name", [
-    "write_tensors", "shutil.rmtree", "Path.write_bytes", "os.replace"])
+@pytest.mark.parametrize("name", ["shutil.rmtree", "Path.write_bytes", "os.replace"])
 def test_stopped_in_the_middle_of_a_checkpoint(whole, learner, tmp_path, monkeypatch, name):
     """Whatever call of the second checkpoint the end comes in, the folder can be resumed to the
     same run."""

@@ -67,14 +67,6 @@ def test_an_interval_stands_in_its_report_and_in_at_most_one_overview():
     assert not crowded
 
 
-STORED = sorted(store.RESULTS.glob("*.json"))
-
-
-@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
-def test_a_published_result_is_as_it_was_written(path):
-    read_result(path)
-
-
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     """A folder of results, with one: small.json."""
@@ -260,8 +252,11 @@ def test_a_result_is_shown_whole_or_one_of_its_tables(results, tmp_path, capsys)
             main(["show", *flags])
 
 
+STORED = sorted(store.RESULTS.glob("*.json"))
+
+
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
-def test_a_stored_result_has_its_question_and_is_shown(path):
+def test_a_stored_result_is_as_it_was_written_has_its_question_and_is_shown(path):
     result = read_result(path)
     assert result["question"].endswith((".", "?", ")"))
     assert result["question"] in " ".join(show.in_text(result).split())
