@@ -87,11 +87,10 @@ def test_log_probs_of_the_wrong_positions_differ_from_the_samplers(tmp_path):
     path = tmp_path / name
     text = path.read_text()
     assert text.count(old) == 1
-    for line, is_small in ((old, True), (new, False)):
-        path.write_text(text.replace(old, line))
-        [gap] = re.findall(r"from those of the sampler by at most (\S+)",
-                           program(tmp_path, path, ROOT / "models/tiny"))
-        assert (float(gap) < 1e-3) == is_small and (is_small or float(gap) > 10)
+    path.write_text(text.replace(old, new))
+    [gap] = re.findall(r"from those of the sampler by at most (\S+)",
+                       program(tmp_path, path, ROOT / "models/tiny"))
+    assert float(gap) > 10
 
 
 def test_each_change_does_what_the_page_says(made):

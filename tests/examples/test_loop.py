@@ -11,7 +11,7 @@ import train
 from conftest import ROOT
 from examples import loop
 from harness.metrics import wilson_interval
-from runs import gradients_of_steps, lines, program
+from runs import gradients_of_steps, lines, program, program_here
 
 HELD_OUT = 20  # problems: 500 take seconds
 NUMBERS = re.compile(r"\d+(?:\.\d+)?")
@@ -118,9 +118,9 @@ def test_any_model_is_trained_from_any_folder_and_saved(bare_model, tmp_path):
     assert "of 4 held-out problems" in printed and "  0 of 2  " in printed
     start, trained = map(parameters, map(read_model_folder, (bare_model, tmp_path / "trained")))
     assert torch.equal(start, trained) and (tmp_path / "trained/tokenizer.json").exists()
-    assert "exists already" in program(tmp_path, *command, expect=2)
+    assert "exists already" in program_here(*command, expect=2)
     for wrong in (("--steps", -1), ("--answers", 1)):
         said = program(tmp_path, ROOT / "examples/loop.py", *wrong, expect=2)
         assert "should be at least 1, --answers at least 2" in said
-    said = program(tmp_path, ROOT / "examples/loop.py", tmp_path / "none", expect=1)
+    said = program_here(ROOT / "examples/loop.py", tmp_path / "none", expect=1)
     assert said.startswith("loop.py: ") and said.count("\n") == 1

@@ -7,9 +7,9 @@ import train
 from conftest import ROOT
 from examples.one_step import SHOWN_TOKENS, one_step
 from harness.read_record import read_columns
-from runs import gradients_of_steps, program
+from runs import gradients_of_steps, program, program_here
 
-TINY = ROOT / "models" / "tiny"
+FILE, TINY = ROOT / "examples/one_step.py", ROOT / "models" / "tiny"
 NUMBERS = re.compile(r"[-+]?\d+(?:\.\d+)?")
 
 
@@ -54,15 +54,18 @@ def test_a_step_is_the_first_one_of_training_gradient_for_gradient(tmp_path, mon
 
 def test_any_model_can_be_asked_from_any_folder(bare_model, tmp_path):
     """One that knows nothing solves nothing, and is told so: nothing changes."""
-    printed = program(tmp_path, ROOT / "examples/one_step.py", bare_model, 2)
+    printed = program(tmp_path, FILE, bare_model, 2)
     table = table_of(printed)
     assert len(table) == 16 and all(row[2:4] == [0, 0] and row[6] == 0 for row in table)
     assert f"python examples/one_step.py {bare_model} 3" in printed
 
 
-def test_a_folder_that_is_none_is_one_sentence(tmp_path):
-    program(tmp_path, ROOT / "examples/one_step.py", expect=0)
-    said = program(tmp_path, ROOT / "examples/one_step.py", TINY, 0, expect=2)
-    assert "steps are counted from 1" in said
-    said = program(tmp_path, ROOT / "examples/one_step.py", tmp_path / "none", expect=1)
+def test_no_folder_is_the_model_that_ships_and_one_that_is_none_is_one_sentence(tmp_path,
+                                                                               monkeypatch):
+    """The log-probs of the page are those of the sampler."""
+    monkeypatch.chdir(tmp_path)
+    [gap] = re.findall(r"from those of the sampler by at most (\S+)", program_here(FILE))
+    assert float(gap) < 1e-3
+    assert "steps are counted from 1" in program_here(FILE, TINY, 0, expect=2)
+    said = program_here(FILE, tmp_path / "none", expect=1)
     assert said.startswith("one_step.py: ") and said.count("\n") == 1
