@@ -17,8 +17,8 @@ HELD_OUT = 20  # problems: 500 take seconds
 NUMBERS = re.compile(r"\d+(?:\.\d+)?")
 
 
-def train_loop(steps, seed=0):
-    return loop.train(loop.FOLDER, steps, seed, held_out_count=HELD_OUT)
+def train_loop(steps, seed=0, problems=loop.PROBLEMS, answers=loop.ANSWERS):
+    return loop.train(loop.FOLDER, steps, seed, problems, answers, HELD_OUT)
 
 
 def parameters(model):
@@ -88,18 +88,23 @@ def test_the_same_held_out_problems_are_asked_before_and_after(monkeypatch, caps
 
 
 def test_a_step_without_differences_moves_nothing(monkeypatch):
-    """Not even by what AdamW keeps of the first step."""
-    steps, z_score, after = [], loop.group_z_score, {}
+    """Not even by what AdamW keeps of the first step. The model is asked before each of two steps,
+    and held-out problems before and after them."""
+    steps, z_score, models, generate = [], loop.group_z_score, [], loop.generate
 
     def equal_in_step_2(reward, group):
         steps.append(reward)
         return z_score(reward, group) if len(steps) == 1 else torch.zeros_like(reward)
 
+    def noted(model, *given, **more):
+        models.append(parameters(model))
+        return generate(model, *given, **more)
+
     monkeypatch.setattr(loop, "group_z_score", equal_in_step_2)
-    for count in (1, 2):
-        steps.clear()
-        after[count] = parameters(train_loop(count))
-    assert len(steps) == 2 and torch.equal(after[1], after[2])
+    monkeypatch.setattr(loop, "generate", noted)
+    train_loop(2, problems=4, answers=8)
+    _, start, after_1, after_2 = models
+    assert len(steps) == 2 and not torch.equal(start, after_1) and torch.equal(after_1, after_2)
 
 
 @pytest.mark.parametrize("hits, count", [(0, 100), (23, 100), (113, 500), (20, 20)])
