@@ -19,7 +19,7 @@ from torch import Tensor
 
 from engine.errors import UserError
 from lab.formula.batches import END, PAD, Batch
-from lab.formula.credit import all_advantages, tiers
+from lab.formula.credit import Advantages, tiers
 from lab.formula.ours import Formula
 from lab.formula.tables import COUNTS
 from lab.formula.words import about_advantage, about_count
@@ -280,8 +280,8 @@ class Step:
         """How often each quotient of an answer's number and that of the nearest formula occurs."""
         batch, best = self.batch(), (0, -math.inf, "", torch.ones(1))
         n, formulas = batch.mask.sum(1), next(tiers(Formula()))
-        for formula, advantage in zip(formulas, all_advantages(
-                formulas, SimpleNamespace(batch=batch))):
+        advantages = Advantages(formulas).of(SimpleNamespace(batch=batch))
+        for formula, advantage in zip(formulas, advantages):
             for count in ("token", "answer", "group"):
                 quotient = self.pushes / (advantage * COUNTS[count](n, batch))
                 quotient = torch.where(advantage.abs() > 1e-3, quotient, torch.nan)
@@ -373,7 +373,7 @@ def explained(batch: Batch, pushes: Tensor, untrained: tuple[str, ...],
         usual = next(tiers(Formula(groups="mixed"))) if stage == 0 else []
         formulas = [formula for formula in [*formulas, *usual]
                     if formula.epsilon <= 1e-2 and not formula.scale.endswith(("root", "max"))]
-        table = all_advantages(formulas, SimpleNamespace(batch=batch))
+        table = Advantages(formulas).of(SimpleNamespace(batch=batch))
         for count, (length, n) in itertools.product(counts, lengths.items()):
             weight = torch.where(known, COUNTS[count](n, batch), 0.0)
             columns = table * weight
