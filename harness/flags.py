@@ -307,17 +307,6 @@ def value_of(text: str, flag: Flag) -> object:
         return text
 
 
-def values_of(text: str, name: str, flag: Flag) -> list[typing.Any]:
-    """The values of a text that holds several, separated by commas, each checked as a value of
-    --`name`."""
-    values = []
-    for part in text.split(","):
-        value = value_of(part, flag)
-        check_value(name, value, flag)
-        values.append(value)
-    return values
-
-
 def with_defaults(given: dict[str, typing.Any], flags: Mapping[str, Flag]) -> SimpleNamespace:
     """The values of all flags, checked. One that was typed and has no effect is refused."""
     values = {name: flag.default for name, flag in flags.items()} | given
