@@ -243,10 +243,10 @@ def test_the_folder_works_alone(tmp_path):
     assert done.stdout.count("Mistakes: none seen.") == 1
 
 
-def test_the_page_prints_the_tables():
+def test_the_page_names_lines_of_each_table():
     page = (ROOT / "docs/formula.md").read_text(encoding="utf-8")
-    rows = {match[1]: match[2] for match in re.finditer(r"\(`(\w+)`\) \| (.*) \|", page)}
+    rows = dict(re.findall(r"\(`(\w+)`\) \| (.*) \|", page))
     assert len(rows) == 13
     for name, said in rows.items():
-        lines = getattr(tables, name)
-        assert said.replace("\\|", "|") == "; ".join(line or "as it is" for line in lines), name
+        lines = {line.strip() or "as it is" for line in getattr(tables, name)}
+        assert set(said.split("; ")) <= lines, name
