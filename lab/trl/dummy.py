@@ -20,7 +20,7 @@ nearest formula, and the unexplained share by tensor.
     print("\\n".join(dummy.report(trainer.model, learning_rate)))
 
 The answers are also written into OUT, for a trainer that runs in another process: then `step` reads
-the folder of the trained model. lab/trl/codes.md shows it with TRL.
+the folder of the trained model. lab/trl/dummy.md shows it with TRL.
 """
 if __name__ == "__main__" and not __package__:
     raise SystemExit("start it with: python -m lab.trl.dummy")
