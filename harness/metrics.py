@@ -1,8 +1,7 @@
 """The numbers of a step: its line of metrics.jsonl, and the lines that a run prints.
 
 METRICS is the one list of what a line holds. To add a metric, give it a name and a sentence there,
-compute it where its numbers are known (`batch_metrics` here, `summary` in grpo.py), and add its row
-to docs/what_a_run_leaves.md.
+and compute it where its numbers are known (`batch_metrics` here, `summary` in grpo.py).
 """
 import math
 import sys

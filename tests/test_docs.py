@@ -365,7 +365,8 @@ def test_editors_and_uv_are_told_the_same_packages():
 def all_pages():
     """The pages of the lab, and of the other packages that are there."""
     return [*project_files("*.md"), NOTEBOOK,
-            *(page for folder in ("docs", *REMOVABLE) for page in project_files(f"{folder}/*.md"))]
+            *(page for folder in ("docs", "tests", *REMOVABLE)
+              for page in project_files(f"{folder}/*.md"))]
 
 
 def test_what_guesses_would_solve():

@@ -1,10 +1,7 @@
-"""Every line of metrics.jsonl has the names of one list, and the page lists the same; what the
-lines of a run that does not learn make it say."""
-import re
-
+"""Every line of metrics.jsonl has the names of one list; what the lines of a run that does not
+learn make it say."""
 import pytest
 
-from conftest import ROOT
 from harness.metrics import METRICS
 from runs import SHORT, lines, run
 
@@ -31,10 +28,3 @@ def test_every_line_has_the_same_names(tmp_path, flags, own, is_skipped):
         assert undefined.isdisjoint({"kl", "ratio_mean"}) == ("--kl" in flags)
         if "--kl" in flags:  # with these flags all that is listed is computed
             assert undefined == {"weight_note", "skipped"}
-
-
-def test_the_page_lists_the_metrics():
-    page = (ROOT / "docs/what_a_run_leaves.md").read_text("utf-8")
-    section = page.partition("## The metrics of a step")[2].partition("\n## ")[0]
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.M))
-    assert rows == METRICS
