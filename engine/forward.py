@@ -23,7 +23,7 @@ from engine.rollouts import Rollouts
 from qwen2_model import Embedding, Qwen2, linear
 
 LOGITS_AT_ONCE = 2 ** 27  # the most logits at a time in float32; in bfloat16 twice as many
-LOGITS_OF_FROZEN = 2 ** 25  # the most if the output matrix is frozen, in either type
+LOGITS_OF_FROZEN = 2 ** 24  # the most if the output matrix is frozen, in either type
 
 
 def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor,
@@ -74,7 +74,7 @@ def log_probs_of_each(model: Qwen2, rollouts: Rollouts, rows: Tensor,
     if has_kernels(states.dtype, states.device):
         from engine.kernels import LogProbsByKernels
         log_prob = LogProbsByKernels.apply(states, model.output_matrix, targets)
-    elif states.requires_grad and not model.output_matrix.requires_grad:  # --lora
+    elif not model.output_matrix.requires_grad:  # --lora, or a model that is not trained
         log_prob = LogProbsOfFrozen.apply(states, model.output_matrix, targets)
     else:
         log_prob = TokenLogProbs.apply(states, model.output_matrix, targets)
@@ -223,12 +223,15 @@ class LogProbsOfFrozen(torch.autograd.Function):
         chunk = max(1, LOGITS_OF_FROZEN // len(matrix))
         for h, y in zip(hidden.split(chunk), targets.split(chunk)):
             log_prob, p = token_distribution(h, cast, y)
-            at_logits = torch.mul(p, -1.0, out=torch.empty_like(p, dtype=h.dtype))
-            at_logits.scatter_(1, y[:, None], (1 - log_prob.exp()).to(h.dtype)[:, None])
             log_probs.append(log_prob)
-            directions.append(linear(at_logits, cast.T))
-            del p, at_logits  # before the next chunk takes memory
-        ctx.save_for_backward(torch.cat(directions))
+            if ctx.needs_input_grad[0]:
+                at_logits = torch.mul(p, -1.0, out=torch.empty_like(p, dtype=h.dtype))
+                at_logits.scatter_(1, y[:, None], (1 - log_prob.exp()).to(h.dtype)[:, None])
+                directions.append(linear(at_logits, cast.T))
+                del at_logits  # before the next chunk takes memory
+            del p
+        if directions:
+            ctx.save_for_backward(torch.cat(directions))
         return torch.cat(log_probs)
 
     @staticmethod

@@ -18,14 +18,16 @@ The sampler does not merge the addition into W. In bfloat16 a number of 0.02 has
 so most of a step would be lost, and another model would be sampled than the one that is trained.
 The sampler computes W x and B A x one beside the other, as training does (engine/fused.py).
 """
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from engine.errors import UserError
-from qwen2_model import Linear, Qwen2, linear, product_type
+from qwen2_model import MLP, Linear, Qwen2, linear, product_type
 
 ALPHA = 32.0  # so B A counts 32 / r times; powers of 2 multiply without rounding
 
@@ -76,6 +78,33 @@ def keep_rounded(model: Qwen2) -> Qwen2:
     return model
 
 
+class ThriftyMLP(MLP):
+    """The MLP in half the memory. For the backward pass it keeps gate and up, and it computes
+    silu(gate) and silu(gate) * up again, which takes a moment, because no matrix is multiplied."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        again: dict[int, Callable[[], Tensor]] = {}  # by a tensor's address: how it is computed
+
+        def keep(tensor: Tensor) -> Callable[[], Tensor]:
+            return again.get(tensor.data_ptr(), lambda: tensor)
+
+        with saved_tensors_hooks(keep, lambda compute: compute()):
+            activated = F.silu(gate)
+            again[activated.data_ptr()] = lambda: F.silu(gate)
+            product = activated * up
+            again[product.data_ptr()] = lambda: F.silu(gate) * up
+            return self.down_proj(product)
+
+
+def keep_less(model: Qwen2) -> Qwen2:
+    """Let the MLPs of a frozen model keep less. With --checkpointing whole layers do that."""
+    for module in model.modules():
+        if isinstance(module, MLP):
+            module.__class__ = ThriftyMLP
+    return model
+
+
 def additions(model: Qwen2) -> Iterator[tuple[str, LoRALinear]]:
     """The linear layers that have an addition, by name."""
     for name, module in model.named_modules():
@@ -119,4 +148,7 @@ def merge(model: Qwen2) -> Qwen2:
     for _, module in list(additions(model)):
         del module.A, module.B
         module.__class__ = Linear  # type: ignore[assignment]
+    for mlp in model.modules():
+        if isinstance(mlp, ThriftyMLP):
+            mlp.__class__ = MLP  # type: ignore[assignment]
     return model.requires_grad_()

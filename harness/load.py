@@ -77,8 +77,10 @@ def refuse_long_prompts(s: Settings, tokenizer: Tokenizer, task: CheckedTask, li
 def load_model(s: Settings, folder: Path, device: torch.device) -> Qwen2:
     model = read_trained(s, folder, device).compute_in(getattr(torch, s.dtype))
     if s.lora:
-        from engine.lora import keep_rounded
+        from engine.lora import keep_less, keep_rounded
         keep_rounded(model)
+        if not s.checkpointing:
+            keep_less(model)
     return model
 
 

@@ -1,4 +1,5 @@
 """LoRA: what it computes, samples, trains and writes."""
+import gc
 import json
 
 import pytest
@@ -8,8 +9,8 @@ from safetensors.torch import load_file, save_file
 from conftest import INSTALL, SMALL, copied, refusal
 from engine.adapter import write_adapter_folder, write_merged_folder
 from engine.forward import LogProbsOfFrozen, TokenLogProbs, response_log_probs
-from engine.lora import (ALPHA, add_lora, additions, frozen_parameters, keep_rounded, largest_rank,
-                         merge, rank_of)
+from engine.lora import (ALPHA, add_lora, additions, frozen_parameters, keep_less, keep_rounded,
+                         largest_rank, merge, rank_of)
 from engine.model_folder import base_of, read_model_folder, write_model_folder
 from engine.optimizer import trained_parameters
 from engine.sampler import generate
@@ -58,7 +59,7 @@ def test_a_new_addition_changes_nothing_and_all_else_is_frozen(small_model):
 def test_gradients_are_those_of_w_plus_b_a(small_model, rollouts):
     """By the chain rule from the gradient G of a whole matrix, s B A being added to it by hand:
     that of B is s G A^T, and that of A is s B^T G."""
-    model = with_additions(small_model)
+    model = keep_less(with_additions(small_model))
     plain = copied(small_model)
     with torch.no_grad():
         for name, module in additions(model):
@@ -74,6 +75,16 @@ def test_gradients_are_those_of_w_plus_b_a(small_model, rollouts):
         torch.testing.assert_close(module.B.grad, ALPHA / 3 * G @ module.A.T, atol=1e-4, rtol=1e-3)
         torch.testing.assert_close(module.A.grad, ALPHA / 3 * module.B.T @ G, atol=1e-4, rtol=1e-3)
     assert all(p.grad is None for p in frozen_parameters(model).values())
+
+
+def test_of_an_mlp_two_large_tensors_are_kept_for_the_backward_pass(small_model):
+    """gate and up. The other two, silu(gate) and the product, are computed again."""
+    mlp = keep_less(with_additions(small_model)).model.layers[0].mlp
+    size = mlp.gate_proj.weight.shape[0]
+    y = mlp(torch.randn(1, 11, mlp.down_proj.weight.shape[0]))
+    kept = {one.data_ptr() for one in gc.get_objects()
+            if isinstance(one, torch.Tensor) and one.shape == (1, 11, size)}
+    assert len(kept) == 2 and y.requires_grad
 
 
 @pytest.mark.parametrize("dtype, gap", [(torch.float32, 1e-6), (torch.bfloat16, 0.02)])

@@ -29,13 +29,17 @@ def test_a_prompt_that_is_too_long_is_told_before_the_weights_are_read(monkeypat
     assert "are longer than the 1024 tokens" in refusal(load_policy, settings)
 
 
-@pytest.mark.parametrize("dtype, pages, keeps", [
-    (torch.bfloat16, 10 ** 7, True), (torch.bfloat16, 9 * 10 ** 6, False),
-    (torch.float32, 10 ** 7, False)])
-def test_memory_is_kept_in_bfloat16_where_there_is_room(monkeypatch, dtype, pages, keeps):
+@pytest.mark.parametrize("dtype, kept_in, pages, keeps", [
+    (torch.bfloat16, torch.float32, 10 ** 7, True),
+    (torch.bfloat16, torch.float32, 9 * 10 ** 6, False),
+    (torch.bfloat16, torch.bfloat16, 10 ** 7, False),  # by LoRA
+    (torch.float32, torch.float32, 10 ** 7, False)])
+def test_memory_is_kept_where_matrices_are_copied_and_there_is_room(monkeypatch, dtype, kept_in,
+                                                                    pages, keeps):
     """40 bytes a parameter, of a billion, in pages of 4096 bytes."""
     monkeypatch.setattr(memory.os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": pages}.get)
     model = SimpleNamespace(compute_dtype=dtype, device=torch.device("cpu"), is_large=True,
+                            output_matrix=torch.empty(1, dtype=kept_in),
                             parameters=lambda: [torch.empty(10 ** 9, device="meta")])
     assert memory.should_keep_memory(model) == (keeps and sys.platform == "linux")
 

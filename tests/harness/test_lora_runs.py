@@ -9,8 +9,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import train
+from engine.lora import ThriftyMLP
 from harness.load import load_policy, read_folder
 from harness.settings import LORA_RATE, make_settings
+from qwen2_model import MLP
 from runs import (WHOLE, after_credit_of, assert_same_run, config_of, everything, run)
 
 FLAGS = [*WHOLE, "--lora", "4"]
@@ -40,6 +42,14 @@ def test_a_checkpoint_has_the_additions_and_the_last_one_a_whole_model(added, le
     assert (merged(ids) - first(ids)).abs().max() > 1e-3
     for name in ("tokenizer.json", "recipe.json"):
         assert (last / "merged" / name).read_bytes() == (last / name).read_bytes()
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_mlps_keep_less_unless_whole_layers_do(learner, checkpointing):
+    """With --checkpointing an MLP that kept gate and up would keep more than its layer does."""
+    settings = make_settings({"model": str(learner), "lora": 2, "checkpointing": checkpointing})
+    mlps = [module for module in load_policy(settings).model.modules() if isinstance(module, MLP)]
+    assert mlps and all(isinstance(mlp, ThriftyMLP) != checkpointing for mlp in mlps)
 
 
 def test_killed_and_resumed_is_as_if_never_stopped(added, learner, tmp_path, monkeypatch):
