@@ -173,6 +173,8 @@ def check_value(name: str, value: typing.Any, flag: Flag) -> None:
             way_out = f", because its default is {flag.default}: write {flag.default}.0 there"
         if flag.type is bool and value in ("yes", "no"):  # of a file: what is typed is read before
             way_out = ", which in a file is true or false"
+        if flag.type is str and isinstance(value, str):
+            raise UserError(f"--{name} {value!r:.80} should not be empty")
         raise UserError(f"--{name} {value!r:.80} should be {TYPE_NAMES[flag.type]}{way_out}")
     if flag.choices and value not in flag.choices:
         hint = without_decorator(value) if isinstance(flag.choices, Choices) else ""

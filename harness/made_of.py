@@ -16,13 +16,15 @@ import os
 import sys
 from collections.abc import Collection, Iterator
 from pathlib import Path
+from typing import Any
 
 from engine.choices import module_of
 from engine.errors import PROJECT
 from engine.model_folder import base_of
 from harness.record import (Json, credit_steps, digest_of, digest_of_text, find_folder, modes_of,
                             read_lines, run_config)
-from harness.settings import CHANGEABLE, METHODS, Settings
+from harness.settings import CHANGEABLE, METHODS, NOT_SETTINGS, Settings
+from harness.tasks import load_task
 
 SETTINGS = "the settings in config.json"
 NOT_OF_A_STEP = ("analysis", "harness", "lab", "tools", "tests")
@@ -36,12 +38,13 @@ def made_of(s: Settings) -> dict[str, str]:
              if path.suffix in (".json", ".safetensors")]
     files = [*code_files(s), *named_files(s), *model]
     digests = {shown(path): digest_of_part(path, s) for path in sorted(files)}
-    return {SETTINGS: digest_of_settings(s), **digests}
+    return {SETTINGS: digest_of_settings(s.to_json()), **digests}
 
 
-def digest_of_settings(s: Settings) -> str:
-    settings = {name: value for name, value in s.to_json().items()
-                if name not in {"out", *CHANGEABLE}}
+def digest_of_settings(config: Json) -> str:
+    """Of a run's settings, or of its config.json."""
+    settings = {name: value for name, value in config.items()
+                if name not in {"out", *CHANGEABLE, *NOT_SETTINGS}}
     return digest_of_text(json.dumps(settings, sort_keys=True))
 
 
@@ -59,6 +62,12 @@ def code_files(s: Settings) -> set[Path]:
         if path.suffix == ".py" and PROJECT in path.parents and "site-packages" not in path.parts:
             if path.relative_to(PROJECT).parts[0] not in NOT_OF_A_STEP:
                 files.add(path)
+    # two of harness/ are part of a task: one scores the answers, the other writes prompts
+    task: Any = load_task(s.task)
+    if task.score.__module__ == "harness.short_task":
+        files.add(PROJECT / "harness/short_task.py")
+    if s.method_flags.get("examples"):
+        files.add(PROJECT / "harness/solved_problems.py")
     return files
 
 
@@ -112,8 +121,11 @@ def changes(before: dict[str, str], s: Settings, done: int) -> Iterator[str]:
     """What has changed since a run, which has made `done` steps, wrote down what it is made of."""
     needs_first_model = not done or s.kl > 0 or s.loss == "dpo" or s.lora > 0
     folder = shown(find_folder(s.model))
-    if before.get(SETTINGS) not in (None, digest_of_settings(s)):
-        yield f"somebody has changed {SETTINGS}"
+    if before.get(SETTINGS) not in (None, digest_of_settings(s.to_json())):
+        if before[SETTINGS] == digest_of_settings(run_config(s.folder)):
+            yield "the flags of train.py have changed: a default, or one is new or gone"
+        else:
+            yield f"somebody has changed {SETTINGS}"
     for name, digest in before.items():
         path = PROJECT / name
         if name == SETTINGS or (shown(path.parent) == folder and not needs_first_model):

@@ -103,7 +103,8 @@ def changed_since(s: Settings, checkpoint: Path | None, done: int) -> list[str]:
             if not path.is_file() or digest_of_large(path) != digest:
                 found.append(f"{path} is not the file that the run wrote")
         # after accepted changes the checkpoint may be of the settings before them
-        if "accepted" not in config and state.get("settings") not in (None, digest_of_settings(s)):
+        known = None, digest_of_settings(config)
+        if "accepted" not in config and state.get("settings") not in known:
             found.append(f"{checkpoint} is of a run with other settings")
     return found
 

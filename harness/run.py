@@ -293,7 +293,7 @@ class Run:
             about: Json = {
                 "step": step, "problems": self.problems,
                 "held_out": held_out and digest_of_problems(held_out, task),
-                "settings": digest_of_settings(s),
+                "settings": digest_of_settings(s.to_json()),
                 "files": {str(path.relative_to(unfinished)): digest_of_large(path)
                           for path in files}}
             (trainer / "state.json").write_text(json.dumps(about) + "\n")

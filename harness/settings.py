@@ -506,4 +506,7 @@ def read_what_decides(argv: list[str]) -> Json:
     of_a_recipe = ("dtype", "prompt", "numbers", "data", "lora")  # which recipe a large model gets
     for name in ("model", "device", "task", "config", "resume", *of_a_recipe, *METHODS):
         first.add_argument(f"--{name}")
-    return with_module_name(vars(first.parse_known_args(argv)[0]))
+    found, others = first.parse_known_args(argv)
+    if "help" in found and others and not others[0].startswith("-"):
+        raise UserError(f"--help {found.help} {others[0]}: one name at a time")
+    return with_module_name(vars(found))

@@ -77,9 +77,13 @@ class ShortTask:
             raise UserError(f"{self.module.__name__}: `problems` should be a list of prompts, or "
                             f"of dicts with a \"prompt\", not {self.module.problems!r:.80}")
         # the fifth with the lowest hashes of the prompt is held out: the same in every run
-        by_hash = {}
+        by_hash: dict[str, Any] = {}
         for problem in self.module.problems:
-            by_hash[hashlib.sha256(self.prompt_for(problem).encode()).hexdigest()] = problem
+            key = hashlib.sha256(self.prompt_for(problem).encode()).hexdigest()
+            if repr(by_hash.setdefault(key, problem)) != repr(problem):
+                raise UserError(f"{self.module.__name__}: two of `problems` have the same prompt, "
+                                f"{self.show(problem)!r:.60}, and differ in the rest. So it is "
+                                "not known what an answer to it is worth")
         every = [by_hash[key] for key in sorted(by_hash)]
         if len(every) < 2:
             raise UserError(f"{self.module.__name__}: `problems` has {len(every)} different "

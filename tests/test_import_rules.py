@@ -14,6 +14,7 @@ from graphlib import TopologicalSorter
 import pytest
 from conftest import LISTED, REMOVABLE, ROOT, project_files
 
+SIGNPOST = "research"  # a file that says where the commands of a former folder are
 SIX = {"countdown_task", "qwen2_model", "grpo", "mitigations", "train", "analyze"}
 OWN_PACKAGES = ("engine", "harness", "credit", "analysis", "tools", "examples",
                 *(name for name in REMOVABLE if (ROOT / name).exists()))
@@ -48,6 +49,7 @@ MAY_IMPORT = {
     "lab": [*SIX, *LAB, "lab",  # the card of an idea, and a table of arms by seeds
             "tools.idea", *(f"tools.helpers.{name}" for name in ("look", "experiment", "planned"))],
     "tools": [*SIX, *LAB, "tools"],
+    SIGNPOST: [],
     "examples": [*SIX, "engine", "harness.flags", "harness.record.read_given",
                  "examples.one_step", "examples.sampler", "examples.check_the_loss"],
 }
@@ -55,7 +57,7 @@ MAY_IMPORT = {
 
 def sources():
     """Every .py of the program, the tests aside."""
-    paths = [ROOT / f"{name}.py" for name in SIX]
+    paths = [ROOT / f"{name}.py" for name in (*SIX, SIGNPOST)]
     for package in OWN_PACKAGES:
         paths += [path for path in project_files(f"{package}/**/*.py")
                   if (ROOT / package / "tests") not in path.parents]
@@ -219,6 +221,13 @@ def test_the_top_level_is_six_files():
     wrong = [f"{where(name, line)} imports {what}" for name in NAMES for what, line in imports(name)
              if what.split(".")[0] in others]
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_former_command_says_where_it_is_now():
+    found = subprocess.run([sys.executable, "-m", SIGNPOST, "board"], cwd=ROOT,
+                           capture_output=True, text=True)
+    assert found.returncode == 2 and not found.stdout and found.stderr.count("\n") == 1
+    assert "`python -m lab board`" in found.stderr and "f19f84f4" in found.stderr
 
 
 def test_every_package_is_known():

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 import analyze
 from engine.errors import UserError
 from harness import record
-from harness.made_of import changes, digest_of_part, made_of, missing_steps, used_by
+from harness.made_of import (SETTINGS, changes, digest_of_part, digest_of_settings, made_of,
+                             missing_steps, used_by)
 from harness.read_record import read_columns, read_tokenizer
 from harness.record import read_lines
 from harness.settings import make_settings
@@ -76,8 +77,17 @@ def without_line(number):
     return with_lines("metrics.jsonl", [line for line in range(1, 6) if line != number])
 
 
+def without_a_flag(run):
+    """As of a version that had not the flag --epochs: the same digest, of one setting fewer."""
+    config = config_of(run)
+    del config["epochs"]
+    config["made_of"][SETTINGS] = digest_of_settings(config)
+    (run / "config.json").write_text(json.dumps(config))
+
+
 CHANGES = {  # what is done to the run, and what is said
     "a setting": (lambda run: edit_config(run, learning_rate=0.1), "somebody has changed the sett"),
+    "a new flag": (without_a_flag, "the flags of train.py have changed: a default, or one is new"),
     "another step": (another_step, "holds the state after step 4"),
     "a line": (without_line(3), "metrics.jsonl has no line of step 3"),
     "the last lines": (lambda run: cut(run / "metrics.jsonl", 3),
@@ -177,6 +187,15 @@ def test_changed_code_is_refused_and_a_changed_comment_is_not(stopped):
     assert "my_helper.py is gone" in run("--resume", stopped, expect=1).stderr
     edit_config(stopped, made_of=digests)
     run("--resume", stopped)
+
+
+def test_what_makes_a_task_of_a_reward_counts_and_what_writes_its_prompts():
+    """They lie in harness/, which has no other file of a step."""
+    given = {"task": "examples.own_reward"}, {"examples": 2}, {}
+    found = [made_of(make_settings(settings)).keys() for settings in given]
+    parts = "harness/short_task.py", "harness/solved_problems.py"
+    assert [[part in digests for part in parts] for digests in found] == [
+        [True, False], [False, True], [False, False]]
 
 
 class Unseeded:

@@ -391,11 +391,13 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
     assert help_of("late") == ("--mitigation late\n\nWords below, 100%.\n\nMore of them.\n\n"
                                "  --power (a number, above 0; default 2.0)\n")
     assert "--help latex: there is no method" in refusal(read_flags, ["--help", "latex"])
+    assert "--help late gae: one name" in refusal(read_flags, ["--help", "late", "gae"])
 
 
 @pytest.mark.parametrize("argv, said", [
     ("--mitigation entropy_maskin", "Did you mean entropy_masking?"),
-    ("--count 5", "unknown argument --count"), ("--config=", "cannot read .: Is a directory"),
+    ("--count 5", "unknown argument --count"), ("--model=", "--model '' should not be empty"),
+    ("--config=", "cannot read .: Is a directory"),
     ("--task my_tsk", "there is no such file"), ("--task ../my_task", "there is no such file"),
     ("--task my_tsk.py", "there is no such file in the project's folder"),
     (f"--task {json.__file__}", "there is no such file in the project's folder"),

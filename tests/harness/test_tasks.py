@@ -66,6 +66,14 @@ def test_one_problem_is_too_few(problems):
         task_of(problems)
 
 
+def test_two_problems_with_one_prompt_are_refused_unless_they_are_one():
+    """Only one of them would be asked, and nobody could say which."""
+    problems = [{"prompt": prompt, "number": n} for n, prompt in enumerate(PROMPTS)]
+    task_of([*problems, problems[3]])
+    with pytest.raises(UserError, match="^my_task: two of `problems` have .* prompt, 'say 3', and"):
+        task_of([*problems, {**problems[3], "number": 0}])
+
+
 def test_the_task_of_a_module_is_made_once(monkeypatch, tmp_path):
     monkeypatch.setattr("harness.tasks.PROJECT", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
