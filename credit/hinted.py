@@ -27,9 +27,13 @@ from harness.flags import Positive
 class rlsd:
     """The weight is exp(sign(A) (log q - log p)), clipped to [1 / hint_limit, hint_limit], where q
     is the model's probability of the token if a right answer of the group stands in the prompt
-    (after the abstract of arXiv 2604.03128, which takes the reference answer). In an answer that is
-    pushed up, tokens that the hint makes likelier get more weight; in one that is pushed down, they
-    get less."""
+    (after arXiv 2604.03128, which takes the reference answer). In an answer that is pushed up,
+    tokens that the hint makes likelier get more weight; in one that is pushed down, they get less.
+
+    Compared with the authors' code (iie-ycx/RLSD on GitHub, commit 93e46f7a): before it is clipped,
+    the weight is the same. There it is clipped to [0.8, 1.2] and averaged with 1, and in 60 steps
+    its part of the average falls from a half to 0. So no weight leaves 0.9 to 1.1, where the
+    default here goes from 0.5 to 2. There q is that of a model which is up to 20 steps old."""
 
     def __init__(self, policy: Policy, *, hint_limit: Positive = 2.0):
         self.limit = hint_limit

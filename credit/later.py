@@ -92,6 +92,11 @@ def covariance(rollouts: Rollouts, *, covariance_share: Share = 0.0002,
 
 @mitigation
 def negative_only(rollouts: Rollouts, *, positive_weight: Share = 0.1) -> Tensor:
-    """The weight is 1 where the advantage is negative, and `positive_weight` elsewhere (arXiv
-    2506.01347): what failed is unlearned, and what worked is hardly reinforced."""
+    """The weight is 1 where the advantage is negative, and `positive_weight` elsewhere (after arXiv
+    2506.01347): what failed is unlearned, and what worked is hardly reinforced.
+
+    Compared with the paper and the authors' code (TianHongZXY/RLVR-Decomposed on GitHub, commit
+    a5d4e7c1): there a wrong answer has the advantage -1 and a right one positive_weight, in every
+    group. So groups without a right answer are trained on, too, which an advantage from the group
+    leaves out."""
     return torch.where(rollouts.advantage < 0, 1.0, positive_weight)
