@@ -23,8 +23,7 @@ step 1.
    take the likeliest token at every place: an idea can leave the model less sure without leaving it
    less able.
 
-The last lines name a command that measures what can be known of the idea without training it, and
-say what to do next.
+The last line names a command that measures what can be known of the idea without training it.
 
 Ctrl-C stops it, and the same command continues.
 """
@@ -33,7 +32,6 @@ if not __package__:
 import hashlib
 import json
 import shlex
-import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from difflib import get_close_matches
@@ -101,7 +99,6 @@ def main(argv: list[str]) -> None:
         words = without(argv, {"processes": PROCESSES})
         card = python_command("-m", "lab", "card", *words)
         say(f"What is known without training, as bias, noise, and where it could pay: {card}")
-    say(f"\n{textwrap.fill(verdict.what_next(own.quick), 100)}")
 
 
 class Idea:

@@ -13,19 +13,18 @@ It samples answers to problems of the task, trains nothing, and ends in one of f
                                 that was sampled
     cannot                      hardly a group has answers with different rewards
 
-All other flags are those of train.py, and mean the training that is planned. The answers are kept
-in --out: Ctrl-C stops the sampling, and the same command continues it.
+All other flags are those of train.py, and mean the training that is planned. Nothing is written.
 
 With --run it reads the metrics of a run of this project, or the log of another trainer, and says
 which fault of docs/how_a_run_fails.md they show, and which single run would decide.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.preflight")
-import json
-from dataclasses import asdict, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from engine.errors import UserError
@@ -35,8 +34,6 @@ from engine.tokens import encode_prompt
 from harness.flags import Flag, flags_of, make_parser, with_defaults
 from harness.tasks import make_task
 from harness.load import load_policy
-from harness.made_of import SETTINGS, made_of
-from harness.record import make_output_folder, read_json, read_lines, replace_text
 from harness.screen import run_as_program, show_status
 from harness.settings import Settings, make_settings, read_flags
 from tools.helpers.prospects import Answers
@@ -52,9 +49,7 @@ FLAGS = {
     "group": Flag(None, "number of answers in a group of the planned training. By default it is "
                         "that of train.py", kind=int, least=2, most=10_000),
     "run": Flag(None, "a run folder, or the log of another trainer: say what it shows, and sample "
-                      "nothing"),
-    "out": Flag(None, "folder in which the answers are kept. By default it is "
-                      "runs/preflight-MODEL-TASK")}
+                      "nothing")}
 
 
 def main(argv: list[str]) -> None:
@@ -69,38 +64,27 @@ def main(argv: list[str]) -> None:
         print(diagnose(Path(own.run)))
         return
     asked = read_flags(typed, also_known=[f"--{name}" for name in FLAGS], not_taken=["continue"])
+    if "out" in asked:
+        raise UserError("--out has no effect, because nothing is written")
     settings = make_settings(asked if own.group is None else {**asked, "answers": own.group})
     if settings.answers > own.answers:
         raise UserError(f"groups of {settings.answers} answers are planned (--group), and only "
                         f"--answers {own.answers} would be sampled to a problem: sample as many at "
                         "least")
-    folder = Path(own.out or f"runs/preflight-{Path(settings.model).name}-{settings.task}")
     policy = load_policy(settings)
-    sampled = sample(policy, settings, own, folder)
-    text = find(policy, settings, sampled).in_words()
-    replace_text(folder / "preflight.txt", text + "\n")
-    print(text)
-    print(f"\nThis text and all answers are kept in {folder}")
+    print(find(policy, settings, sample(policy, settings, own)).in_words())
 
 
-def sample(policy: Policy, s: Settings, own: SimpleNamespace, folder: Path) -> list[Answers]:
-    """Sample the answers, or read those that are kept from an earlier call."""
-    problems = problems_to_ask(policy, s, own.problems)
-    asked = {"problems": own.problems, "answers": own.answers,
-               **{name: value for name, value in asdict(s).items() if name != "out"}}
-    digests = {name: digest for name, digest in made_of(s).items()
-               if name != SETTINGS}  # they are compared by themselves
-    kept = begin(folder, json.loads(json.dumps(asked, default=str)), digests)
+def sample(policy: Policy, s: Settings, own: SimpleNamespace) -> list[Answers]:
+    """Sample the answers, to as many problems at once as an update of the training has answers."""
+    problems, found = problems_to_ask(policy, s, own.problems), []
     at_once = max(1, s.questions * s.answers // own.answers)
-    for first in range(len(kept), len(problems), at_once):
+    for first in range(0, len(problems), at_once):
         show_status(f"sampled answers to {first} of {len(problems)} problems")
         part = problems[first:first + at_once]
         batch = policy.ask(part, own.answers, derived_seed("preflight", s.seed, first))
-        found = [answers_to(batch, policy, group) for group in range(len(part))]
-        with open(folder / "answers.jsonl", "a", encoding="utf-8") as file:
-            file.writelines(json.dumps(asdict(one)) + "\n" for one in found)
-        kept += found
-    return kept
+        found += [answers_to(batch, policy, group) for group in range(len(part))]
+    return found
 
 
 def problems_to_ask(policy: Policy, s: Settings, count: int) -> list[Any]:
@@ -115,31 +99,6 @@ def problems_to_ask(policy: Policy, s: Settings, count: int) -> list[Any]:
         raise UserError(f"the task has {len(found)} different problems for training, and at least "
                         f"{FEWEST_PROBLEMS} are needed: of fewer the answers are learned by heart")
     return list(found.values())[:count]
-
-
-def begin(folder: Path, asked: dict[str, Any], digests: dict[str, str]) -> list[Answers]:
-    """Make the folder, or read the answers that an earlier call with these settings has kept.
-    `digests` are those of the model's files, the task's code and the files that it reads: answers
-    that were scored by another reward are not used again."""
-    make_output_folder(folder)
-    path, answers = folder / "settings.json", folder / "answers.jsonl"
-    if not path.exists():
-        replace_text(path, json.dumps({**asked, "digests": digests}, indent=2) + "\n")
-        return []
-    before = read_json(path)
-    for name, digest in before.pop("digests", {}).items():
-        if digests.get(name) != digest:
-            raise UserError(f"{name} has changed since the answers in {folder} were sampled: name "
-                            "another --out, or remove the folder")
-    for name in sorted(before.keys() | asked.keys()):
-        if before.get(name) != asked.get(name):
-            raise UserError(f"{folder} has answers that were sampled with --{name} "
-                            f"{before.get(name)}, and not {asked.get(name)}: name another --out, "
-                            "or remove the folder")
-    kept = read_lines(answers)  # without a last one that was cut off
-    replace_text(answers, "".join(json.dumps(line) + "\n" for line in kept))
-    names = [field.name for field in fields(Answers)]  # an older file may have more
-    return [Answers(**{name: line[name] for name in names}) for line in kept]
 
 
 def answers_to(batch: Rollouts, policy: Policy, group: int) -> Answers:
@@ -170,10 +129,11 @@ def find(policy: Policy, s: Settings, sampled: list[Answers]) -> Findings:
 
 
 def scored_otherwise(policy: Policy, s: Settings, sampled: list[Answers]) -> int:
-    """How many of the answers earn something else when they are scored once more."""
+    """How many of the answers earn something else when they are scored once more. Sampled answers
+    have their rewards in float32."""
     problems = {policy.task.show(problem): problem
                 for problem in problems_to_ask(policy, s, len(sampled))}
-    return sum(policy.task.score(problems[one.problem], text)["reward"] != reward
+    return sum(np.float32(policy.task.score(problems[one.problem], text)["reward"]) != reward
                for one in sampled if one.problem in problems
                for text, reward in zip(one.texts, one.reward))
 
@@ -191,4 +151,4 @@ def can_spell(policy: Policy, s: Settings) -> bool:
 
 
 if __name__ == "__main__":
-    run_as_program("preflight", main, interrupted="stopped at once; the same command continues")
+    run_as_program("preflight", main)

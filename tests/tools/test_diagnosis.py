@@ -74,25 +74,6 @@ def write(path, changes=()):
     return path
 
 
-def test_steps_that_are_logged_again_count_once(tmp_path):
-    """After a resume, or by a second run; also where only the epoch tells it. That is rounded: to
-    one digit several steps have the same, and of the last of 20 steps one stays."""
-    rising = [line(step) for step in STEPS]
-    falling = [line(step, reward=0.6 - 0.01 * step, success=0.5) for step in STEPS]
-    resumed = [*falling[:20], *rising[10:]]
-    rounded = [{"epoch": round(one["step"] / 100, 1), "reward": 0.5} for one in rising]
-    by_epoch = [{"epoch": one["step"] / 100, "reward": 0.5} for one in rising]
-    for lines, steps, again in ((resumed, 30, 10), (falling + rising, 30, 30), (rounded, 30, 0),
-                                (by_epoch[:20] + by_epoch[16:], 31, 3)):
-        write_lines(tmp_path / "log.jsonl", lines)
-        log = read_log(tmp_path / "log.jsonl")
-        assert (log.steps, log.made_again) == (steps, again)
-    write_lines(tmp_path / "log.jsonl", falling + rising)
-    said = " ".join(diagnose(tmp_path / "log.jsonl").split())
-    assert "30 more lines are of steps that were logged again" in said
-    assert "The reward rises, from 0.335 to 0.575" in said
-
-
 def test_a_text_may_have_any_end_of_a_line_and_any_number(tmp_path):
     """A number too large for a float is none."""
     path = tmp_path / "log.jsonl"

@@ -1,7 +1,6 @@
 """Before training: the chances by enumeration, a rule on another problem, the words of a task that
-can be learned, one that cannot, and one whose reward has a hole; resumed sampling."""
+can be learned, one that cannot, and one whose reward has a hole."""
 import itertools
-import json
 import math
 
 import pytest
@@ -9,7 +8,6 @@ from conftest import refusal
 
 import countdown_task
 from countdown_task import Problem
-from runs import lines
 from tools import preflight
 from tools.helpers.prospects import (Answers, apply_rule, best_blind, chance_of_equal, disagreement,
                                      pays_success, rule_of, share_of_form, shown_rule)
@@ -112,40 +110,26 @@ def test_an_answer_that_ignores_the_problem_and_earns_as_much_is_named():
     assert found.word == ONE_ANSWER and "`cheat`" in found.about_blind()
 
 
-def test_it_samples_says_a_word_and_goes_on_where_it_stopped(tmp_path, capsys, monkeypatch):
-    out = tmp_path / "pre"
-    typed = ["--problems", "6", "--answers", "8", "--questions", "2", "--group", "4", "--threads",
-             "1", "--out", str(out)]
-    asked = []
-    usual = preflight.Policy.ask
+def test_it_samples_each_problem_and_says_a_word(capsys, monkeypatch):
+    asked, found = [], []
+    usual, find = preflight.Policy.ask, preflight.find
 
     def counted(policy, problems, answers, seed, greedy=False):
-        asked.append(len(problems))
-        if len(asked) == 2:
-            raise KeyboardInterrupt
+        asked.append((len(problems), seed))
         return usual(policy, problems, answers, seed, greedy)
 
     monkeypatch.setattr(preflight.Policy, "ask", counted)
-    with pytest.raises(KeyboardInterrupt):
-        preflight.main(typed)
-    first = (out / "answers.jsonl").read_text()
-    preflight.main(typed)
-    again = (out / "answers.jsonl").read_text()
-    assert again.startswith(first) and len(again.splitlines()) == 6
-    kept = [json.loads(line) for line in again.splitlines()]
-    assert len({one["problem"] for one in kept}) == 6
+    monkeypatch.setattr(preflight, "find", lambda policy, s, sampled: (
+        found.extend(sampled) or find(policy, s, sampled)))
+    preflight.main(["--problems", "6", "--answers", "8", "--questions", "4", "--group", "4",
+                    "--threads", "1"])
+    assert [count for count, _ in asked] == [2, 2, 2]  # 16 answers, as an update has
+    assert len({seed for _, seed in asked}) == 3
+    assert len({one.problem for one in found}) == 6
+    assert all(len(one.texts) == len(one.reward) == 8 for one in found)
     printed = capsys.readouterr().out
-    assert "LEARNS" in printed and (out / "preflight.txt").read_text() in printed
-    preflight.main(typed)  # everything is there
-    assert (out / "answers.jsonl").read_text() == again
-    assert "--temperature" in refusal(preflight.main, [*typed, "--temperature", "0.7"])
-    (out / "answers.jsonl").write_text(again[:-20])  # a kill has cut off the last line
-    preflight.main(typed)
-    assert len(lines(out / "answers.jsonl")) == 6
-    settings = json.loads((out / "settings.json").read_text())
-    settings["digests"]["countdown_task.py"] = "of another reward"
-    (out / "settings.json").write_text(json.dumps(settings))
-    assert "countdown_task.py has changed since the answers in" in refusal(preflight.main, typed)
+    assert "LEARNS" in printed
+    assert "Scored once more, all 48 answers earn the same." in printed  # also those of 0.1
 
 
 def test_answers_that_are_cut_off_need_more_room():
@@ -165,19 +149,20 @@ def test_a_reward_that_is_the_same_for_all_and_one_by_which_all_are_right():
     assert "the reward hardly pays for being right" in paid_for_length.reason()
 
 
-def test_a_task_with_few_problems_or_none_held_out(tmp_path, monkeypatch):
+def test_a_task_with_few_problems_or_none_held_out(monkeypatch):
     """With 2 problems nothing is asked; with 3 others no answer is tried on them."""
     few = findings(some([1.0, 0, 0, 0, 1.0, 0]), others=PROBLEMS[:3])
     assert few.earned_blindly == 0.0 and "only 3 problems" in few.about_blind()
     assert few.word == LEARNS
     monkeypatch.setattr(countdown_task.Task, "training_problems",
                         lambda task, seed, step, count: [Problem((2, 3, 4), 9)] * count)
-    assert "the task has 1 different problems" in refusal(preflight.main, ["--out", str(tmp_path)])
+    assert "the task has 1 different problems" in refusal(preflight.main, [])
 
 
 @pytest.mark.parametrize("typed, said", [
     (["--answers", "1"], "--answers 1 should be at least 4"),
     (["--problems", "0"], "--problems 0 should be at least 4"),
+    (["--out", "x"], "--out has no effect, because nothing is written"),
     (["--answers", "8", "--group", "9"], "groups of 9 answers are planned"),
     (["--model", "EMPTY"], "cannot read EMPTY/config.json")])
 def test_what_cannot_be_asked_ends_in_a_sentence(typed, said, tmp_path):
@@ -189,18 +174,10 @@ def test_what_cannot_be_asked_ends_in_a_sentence(typed, said, tmp_path):
 @pytest.mark.parametrize("returned", [None, (1.0, 0.0), "good", 1.0, {"reward": 1.0},
                                       {"reward": math.nan, "answer": 0.0, "format": 1.0,
                                        "reasoning": 0.0}])
-def test_a_score_that_is_none_is_refused_before_an_answer_is_kept(returned, tmp_path, monkeypatch):
+def test_a_score_that_is_none_is_refused(returned, monkeypatch):
     monkeypatch.setattr(countdown_task.Task, "score", lambda task, problem, text: returned)
-    out = tmp_path / "pre"
-    said = refusal(preflight.main, ["--problems", "4", "--answers", "4", "--group", "4", "--out",
-                                    str(out)])
-    assert "should return a dict of numbers" in said and not (out / "answers.jsonl").exists()
-
-
-@pytest.mark.parametrize("text, said", [("{", "is not JSON"), ("[]", "should hold a JSON object")])
-def test_settings_of_kept_answers_that_cannot_be_read(text, said, tmp_path):
-    (tmp_path / "settings.json").write_text(text)
-    assert said in refusal(preflight.begin, tmp_path, {}, {})
+    said = refusal(preflight.main, ["--problems", "4", "--answers", "4", "--group", "4"])
+    assert "should return a dict of numbers" in said
 
 
 def test_well_formed_answers_are_right_so_the_form_comes_first():

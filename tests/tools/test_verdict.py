@@ -71,20 +71,6 @@ def ended(gains, plain, idea, placebo, look=0):
 OPEN, BEHIND, AHEAD = [0.03, 0.05], [-0.05, -0.051, -0.049], [0.05, 0.051, 0.049]
 
 
-def test_the_last_paragraph_says_what_to_do_next():
-    open_one = verdict_of(OPEN)
-    assert open_one.what_next(is_quick=True) == (
-        "What next? The same command without --quick has more seeds and steps. It sees smaller "
-        "differences.")
-    assert open_one.what_next(is_quick=False) == (
-        "What next? If a gain within the interval would be worth it, --seeds 4 sees smaller "
-        "differences; finished runs are used again.")
-    assert verdict_of(BEHIND).what_next(is_quick=False) == (
-        "What next? More seeds will hardly change this, so try another idea.")
-    assert "another --model" in verdict_of(AHEAD, AHEAD).what_next(is_quick=False)
-    assert "more --steps" in verdict_of([0.0, 0.0]).what_next(is_quick=False)
-
-
 def test_what_the_pairs_could_have_seen():
     """0, 1, 2 and 3 points differ by a standard deviation of 1.29. Such experiments are simulated;
     Student's t of 3 degrees of freedom has to be above 3.182."""

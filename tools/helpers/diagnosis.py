@@ -23,7 +23,6 @@ from harness.record import read_lines, run_config
 LARGEST_FILE = 200e6  # bytes of a log
 # Our name of a metric, and those of TRL (unsloth and ms-swift write the same) and of verl.
 NAMES = {
-    "step": ("step", "training/global_step", "global_step"),
     "reward": ("reward", "critic/rewards/mean", "critic/score/mean"),
     "success": ("success",),
     "equal_groups": ("groups_without_spread", "frac_reward_zero_std"),
@@ -56,8 +55,7 @@ class Log:
     """
 
     def __init__(self, lines: list[dict[str, Any]], held_out: list[float], config: dict[str, Any]):
-        logged, lines = len(lines), without_steps_made_again(lines)
-        self.steps, self.made_again, self.config = len(lines), logged - len(lines), config
+        self.steps, self.config = len(lines), config
         every = {name: column_of(lines, aliases) for name, aliases in NAMES.items()}
         parts = {found[1]: key for line in lines for key in line if (found := PART.fullmatch(key))}
         self.parts = sorted(parts)
@@ -121,27 +119,6 @@ def column_of(lines: list[dict[str, Any]], aliases: tuple[str, ...]) -> np.ndarr
 
 def is_number(value: Any) -> bool:
     return type(value) is float or type(value) is int and abs(value) < 1e300
-
-
-def without_steps_made_again(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The lines in the order of their steps. Where the steps go back, a trainer was resumed, or a
-    second run writes into the same file: of the steps from there on the later lines count."""
-    kept: list[dict[str, Any]] = []
-    for line in lines:
-        while kept and is_made_again(kept[-1], line):
-            kept.pop()
-        kept.append(line)
-    return kept
-
-
-def is_made_again(before: dict[str, Any], line: dict[str, Any]) -> bool:
-    """Whether an earlier line is of the same step as this one, or of a later one. Where a line
-    does not say its step, its epoch tells it; that is rounded, so neighbours may have the same."""
-    steps = [column_of([one], NAMES["step"]) for one in (before, line)]
-    if all(step.size for step in steps):
-        return bool(steps[0][0] >= steps[1][0])
-    epochs = [column_of([one], ("epoch",)) for one in (before, line)]
-    return all(epoch.size for epoch in epochs) and bool(epochs[0][0] > epochs[1][0])
 
 
 def rose(values: np.ndarray) -> bool:
@@ -365,12 +342,9 @@ def diagnose(path: Path) -> str:
     """The faults that a run or a log shows, in sentences."""
     log = read_log(path)
     head = f"{path}: {log.steps} steps."
-    if log.made_again:
-        head += (f" {log.made_again} more lines are of steps that were logged again later, as "
-                 "after a resume, so they are left out.")
     if log.steps < FEWEST:
         return f"{head} With fewer than {FEWEST} nothing can be said."
-    looked = [name for name in NAMES if log.has(name) and name not in ("step", "cut_off")]
+    looked = [name for name in NAMES if log.has(name) and name != "cut_off"]
     absent = [name for name in ("reward", "equal_groups", "entropy", "length", "finished",
                                 "gradient_norm", "loss", "kl") if name not in looked]
     parts = [head]

@@ -148,22 +148,6 @@ class Verdict:
         return (f"On these seeds its choice of {shuffled} is {seen}. The placebo is the "
                 f"random choice: it has the same numbers at other {shuffled}.")
 
-    def what_next(self, is_quick: bool) -> str:
-        """The last paragraph of all: what to do after this verdict."""
-        gain = self.gain(self.looks[-1])
-        if gain.estimate.low == gain.estimate.high:
-            return "What next? With more --steps the arms sample different answers."
-        if self.word == AHEAD:
-            return ("What next? See whether it is also better on other problems, for example with "
-                    "--numbers 4, and with another --model.")
-        if self.word == BEHIND:
-            return "What next? More seeds will hardly change this, so try another idea."
-        if is_quick:
-            return ("What next? The same command without --quick has more seeds and steps. It sees "
-                    "smaller differences.")
-        return (f"What next? If a gain within the interval would be worth it, --seeds "
-                f"{2 * gain.pairs} sees smaller differences; finished runs are used again.")
-
     def draw(self, folder: Path) -> Path:
         """A picture of how the arms learned, and of how far each pair is apart."""
         figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
