@@ -1,8 +1,11 @@
 """Without the packages that can be taken away the lab trains and analyses, and its tests hold."""
+import ast
+import re
 import shutil
 
 import pytest
 from conftest import REMOVABLE, ROOT, project_files
+from harness.made_of import used_by
 from runs import program
 
 LAB = ("*", "models/*", "models/tiny/*", *(f"{package}/**/*" for package in (
@@ -34,10 +37,34 @@ def test_every_test_of_the_lab_can_be_collected(lab):
     program(lab, *PYTEST, "--collect-only")
 
 
-PAGES = ["tests/test_docs.py::test_every_test_that_a_page_names_exists",
-         "tests/test_docs.py::test_every_link_of_a_page_leads_somewhere"]
+ONE = "|".join(REMOVABLE)
+NAMES_ONE = re.compile(rf"(?<![\w-])({ONE})[./]\w|'({ONE})'|-m ({ONE})\b")
+READERS = {"project_files", "is_taken_away", "REMOVABLE"}  # of conftest.py
 
 
-def test_the_import_rules_and_the_pages_hold(lab):
-    """The tests that look at other packages."""
-    program(lab, *PYTEST, "-k", "not grow", "tests/test_import_rules.py", *PAGES)
+def noticing(path, readers):
+    """The functions of a file of tests whose code, with what it uses of its file, names a package
+    that can be taken away, or calls a reader of the project's files."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    for node in body:
+        if isinstance(node, ast.FunctionDef):
+            code = "\n".join(map(ast.unparse, used_by({node.name}, body)))
+            if NAMES_ONE.search(code) or readers & set(re.findall(r"\w+", code)):
+                yield node.name
+
+
+def test_what_could_notice_holds(lab):
+    """All tests that name such a package, list the project's files, or call a helper that does:
+    the import rules, the pages with their links and commands, and others. Left out are the two that
+    count what a program loads, which no such package changes, and those that work in a copy of the
+    program (copy_project), because there it is missing anyway."""
+    readers = set(READERS)
+    for path in (lab / "tests").glob("*.py"):
+        if not path.name.startswith("test_"):
+            readers |= set(noticing(path, READERS))
+    readers.remove("copy_project")
+    chosen = [f"{path.relative_to(lab)}::{name}" for path in sorted((lab / "tests").rglob("test_*"))
+              if path.suffix == ".py" and path.name != "test_taken_away.py"
+              for name in noticing(path, readers) if name.startswith("test_")]
+    assert any(test.startswith("tests/test_docs.py") for test in chosen)
+    program(lab, *PYTEST, "-k", "not grow", *chosen)
