@@ -22,29 +22,21 @@ off: one number for each token, in small batches with other rewards, lengths and
 search proposes lines of six tables (tables.py). The loss that these lines make is differentiated,
 and the formula is believed only if this gives the gradient of new batches to a millionth.
 
-It prints mistakes first, then choices, then what each token of one answer gets. With --expect the
-exit status is 1 if a clause does not hold. This folder needs torch and nothing else: it can be
-copied into another project as it is.
+It prints mistakes first, then choices. With --expect the exit status is 1 if a clause does not
+hold. This folder needs torch and nothing else: it can be copied into another project as it is.
 """
 if not __package__:
     raise SystemExit("start it with: python -m lab.formula")
 import argparse
-import json
 import sys
 import textwrap
 from pathlib import Path
 
 import torch
 
-from .batches import make_case
-from .calling import Examined, LossFailed, load_loss
-from .ours import Formula, View, gradient_of
-from .reading import read
-from .search import Found, find_formula
-from .tables import kinds
-from .words import as_json, sentences, unmet
-
-PLAIN = Formula(scale="n", epsilon=1e-4)
+from .calling import LossFailed, load_loss
+from .search import find_formula
+from .words import codes, sentences, unmet
 
 
 class WrongInput(Exception):
@@ -68,13 +60,12 @@ def main(argv: list[str]) -> None:
         missing = unmet(found, flags.expect) if flags.expect is not None else []
     except ValueError as error:
         raise WrongInput(str(error)) from None
-    if flags.json:
-        print(json.dumps(as_json(found) | {"unmet": missing}, indent=2))
-    else:
-        print_found(found, loss, flags.FILE)
-        if missing:
-            print(f"\nExpected, and not so: {', '.join(missing)}")
+    print(f"{flags.FILE}, read off its gradient\n")
+    for sentence in sentences(found):
+        print(textwrap.fill(sentence, 100, subsequent_indent="  "))
     if missing:
+        print(f"\nExpected, and not so: {', '.join(missing)}")
+        print(f"What holds: {', '.join(sorted(codes(found)))}")
         sys.exit(1)
 
 
@@ -84,43 +75,10 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("FILE", help="a file with a function loss(logits, batch)")
     made.add_argument("--expect", help="clauses that have to hold, with commas between them, such "
                       "as: z n-1 1e-4, token, clip 0.2 0.28, no kl. Otherwise the exit status is 1")
-    made.add_argument("--json", action="store_true", help="print what was found as JSON")
     made.add_argument("--function", default="loss", help="name of the function in the file")
     made.add_argument("--traceback", action="store_true",
                       help="if the loss raises, print its traceback, too")
     return made
-
-
-def print_found(found: Found, loss, name: str) -> None:
-    print(f"{name}, read off its gradient\n")
-    for sentence in sentences(found):
-        print(textwrap.fill(sentence, 100, subsequent_indent="  "))
-    if not found.is_zero and "lens" in found.formula.sure:
-        print()
-        print(table_of_tokens(found, loss))
-
-
-def table_of_tokens(found: Found, loss) -> str:
-    """What each token of one answer gets, beside what plain GRPO gives it."""
-    case = make_case(2, lens=found.formula.lens)
-    examined = Examined(loss)
-    examined.choose_dtype(case)
-    push = read(examined.gradient(case), case, found.formula.lens).push
-    plain = read(gradient_of(PLAIN, case), case, PLAIN.lens).push
-    view = View(case.logits, case.batch(), found.formula.lens)
-    row = int(plain.abs().sum(1).argmax())
-    scale = plain.abs().max()
-    rows = [f"one answer, reward {float(case.reward[row]):.2f}", "",
-            f"{'token':16s}{'its p':>8s}{'your push':>12s}{'plain GRPO':>12s}"]
-    names = kinds(view)
-    for place in range(int(case.prompt_length[row] + case.length[row]) + 1):
-        kind = next((name for name, where in names.items()
-                     if where.expand_as(case.mask)[row, place]), "")
-        if kind:
-            p = float(view.log_prob[row, place].exp())
-            yours, theirs = (float(value[row, place] / scale) for value in (push, plain))
-            rows.append(f"{kind.replace('_', ' '):16s}{p:8.3f}{yours:12.3f}{theirs:12.3f}")
-    return "\n".join(rows)
 
 
 if __name__ == "__main__":

@@ -37,22 +37,16 @@ class Lens:
     temperature: float = 1.0
     shift: int = 1
     entropy_temperature: float = 1.0  # that of an entropy term
-    absent: tuple[int, ...] = ()      # tokens that are left out of the softmax
 
     def log_probs(self, logits: Tensor, ids: Tensor) -> Tensor:
         """(B, L): column j is for token j. It is 0 where no logits predict the token."""
         value = self.distribution(logits, self.temperature).gather(2, ids[:, :, None]).squeeze(2)
         known = self.to_tokens(torch.ones(ids.shape, dtype=value.dtype)) > 0
-        for token in self.absent:
-            known = known & (ids != token)
         return torch.where(known, value, 0.0)
 
     def distribution(self, logits: Tensor, temperature: float) -> Tensor:
         """(B, L, V) the log-probs of all tokens; column j is for token j."""
-        logits = logits / temperature
-        if self.absent:
-            logits = logits.index_fill(2, torch.tensor(self.absent), -1e4)
-        return self.to_tokens(logits.log_softmax(-1))
+        return self.to_tokens((logits / temperature).log_softmax(-1))
 
     def to_tokens(self, by_place: Tensor) -> Tensor:
         """What stands at the logits of place t moves to the token t + shift."""

@@ -7,12 +7,14 @@ is then computed exactly.
 """
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
 
 from .batches import Batch, Case
 from .ours import Formula, View, advantage_of, cost_of, lengths, trained
+from .reading import KNOWN
 from .tables import (CENTRES, COUNTS, EPSILONS, FINISHES, GROUPS, ORDERS, REWARDS, SCALES,
                      WITHOUT_EPSILON)
 
@@ -32,23 +34,16 @@ class Fit:
     left_over: float  # of the numbers, the largest share of all batches
 
 
-def best_fit(table: "Table", extreme: list[Measured], tolerance: float) -> Fit:
+def best_fit(start: Formula, measured: list[Measured], extreme: list[Measured]) -> Fit:
     """The simplest pair that leaves nothing over, or that which leaves least. Where several fit,
     the extreme batches decide."""
-    fits = []
-    for number, formulas in enumerate(tiers(table.start)):
-        if number in (1, 2) and any(fit.left_over < tolerance for fit in fits):
-            continue  # ordinary batches are explained: only limits can be missing
-        if number not in table.tried:
-            table.tried[number] = table.candidates(formulas)
-        fits += table.tried[number]
-        exact = [fit for fit in fits if fit.left_over < tolerance]
-        if exact and not extreme:
-            return min(exact, key=simplicity)
-        held = [(share_left(fit.formula, extreme), fit) for fit in exact]
-        if any(rest < tolerance for rest, _ in held):
-            return min((fit for rest, fit in held if rest < tolerance), key=simplicity)
-    exact = [fit for fit in fits if fit.left_over < tolerance]
+    table, fits = Table(start, measured), []
+    for formulas in tiers(start):
+        fits += table.candidates(formulas)
+        exact = [fit for fit in fits if fit.left_over < KNOWN]
+        held = [fit for fit in exact if share_left(fit.formula, extreme) < KNOWN]
+        if held:
+            return min(held, key=simplicity)
     if exact:
         return min(exact, key=lambda fit: (round(share_left(fit.formula, extreme), 3),
                                            simplicity(fit)))
@@ -56,26 +51,41 @@ def best_fit(table: "Table", extreme: list[Measured], tolerance: float) -> Fit:
 
 
 def tiers(start: Formula) -> Iterator[list[Formula]]:
-    """The advantages in the order in which they are tried: the usual ones first."""
-    usual = [replace(start, centre=centre, scale=scale, epsilon=epsilon)
-             for centre, scale in (("mean", "n"), ("mean", "n-1"), ("mean", "none"),
-                                   ("raw", "none"), ("leave one out", "none"))
-             for epsilon in ((0.0,) if scale in WITHOUT_EPSILON else EPSILONS)]
-    yield usual
-    yield [replace(start, groups=groups, centre=centre, scale=scale, epsilon=epsilon)
-           for groups in GROUPS for centre in CENTRES for scale in SCALES
-           for epsilon in ((0.0,) if scale in WITHOUT_EPSILON else EPSILONS)]
-    yield [replace(formula, order=order) for order in ORDERS for formula in usual if order]
-    yield [replace(formula, finish=finish) for finish in FINISHES for formula in usual if finish]
-    yield [replace(formula, reward=reward) for reward in REWARDS for formula in usual if reward]
+    """The advantages in the order in which they are tried: the usual ones first. A reward that is
+    whitened is not among them, because it is the z-score of the batch."""
+    yield usual(start)
+    yield [replace(formula, finish=finish) for finish in FINISHES for formula in usual(start)
+           if finish and not (finish.startswith("whitened") and formula.centre == "raw")]
+    yield [replace(formula, reward=reward) for reward in REWARDS for formula in usual(start)
+           if reward]
+    yield [replace(formula, order=order) for order in ORDERS for formula in usual(start) if order]
+    yield every(start)
+
+
+def usual(start: Formula) -> list[Formula]:
+    return [replace(start, centre=centre, scale=scale, epsilon=epsilon)
+            for centre, scale in (("mean", "n"), ("mean", "n-1"), ("mean", "none"),
+                                  ("raw", "none"), ("leave one out", "none"))
+            for epsilon in epsilons(scale)]
+
+
+def every(start: Formula) -> list[Formula]:
+    """Each baseline and each scale, among the answers of each way to compare."""
+    return [replace(start, groups=groups, centre=centre, scale=scale, epsilon=epsilon)
+            for groups in GROUPS for centre in CENTRES for scale in SCALES
+            for epsilon in epsilons(scale)]
+
+
+def epsilons(scale: str) -> tuple[float, ...]:
+    return (0.0,) if scale in WITHOUT_EPSILON else EPSILONS
 
 
 def simplicity(fit: Fit) -> tuple[float, ...]:
-    """How much a formula needs: other rates, an odd factor, a line far down in its table."""
+    """How much a formula needs: an odd factor, a line far down in its table."""
     formula = fit.formula
     size = abs(formula.factor)
     is_odd = formula.count != "constant" and abs(size - 1) > 1e-9
-    return (formula.positive != 1 or formula.negative != 1, not is_short(size), is_odd,
+    return (not is_short(size), is_odd,
             list(COUNTS).index(formula.count), formula.length != "",
             list(CENTRES).index(formula.centre), list(SCALES).index(formula.scale),
             list(GROUPS).index(formula.groups), list(FINISHES).index(formula.finish))
@@ -103,14 +113,12 @@ def with_price(formula: Formula, measured: list[Measured]) -> Formula:
     return replace(formula, price=tidy(price) if abs(price) > 1e-9 else 0.0)
 
 
-def with_length_cost(best: Fit, start: Formula, measured: list[Measured],
-                     tolerance: float) -> Fit:
+def with_length_cost(best: Fit, start: Formula, measured: list[Measured]) -> Fit:
     """The fit of an advantage whose reward lacks something for the answer's length, if one is
     exact. Where all lengths are equal, such a cost does not show, and the advantage does."""
     even = [one for one in measured if len(one.views[0].batch.mask.sum(1).unique()) == 1]
-    usual = next(tiers(start))
-    table = Table(start, even)
-    exact = [fit for fit in table.candidates(usual)[:8] if fit.left_over < tolerance]
+    exact = [fit for fit in Table(start, even).candidates(usual(start))[:8]
+             if fit.left_over < KNOWN]
     # all counts give these batches the same: one fit of each advantage is enough
     distinct = {replace(fit.formula, count="", length="", factor=1.0): fit for fit in exact}
     for fit in distinct.values():
@@ -125,7 +133,7 @@ def with_length_cost(best: Fit, start: Formula, measured: list[Measured],
                                   cost=f"length beyond {beyond}" if beyond else "length")
                 priced = with_price(formula, measured[:2])
                 rest = share_left(priced, measured)
-                if rest < tolerance and priced.price:
+                if rest < KNOWN and priced.price:
                     return Fit(priced, rest)
     return best
 
@@ -134,140 +142,73 @@ class Table:
     """The weights that COUNTS gives to the answers of some batches, and the numbers measured."""
 
     def __init__(self, start: Formula, measured: list[Measured]):
-        self.start, self.measured = start, measured
-        self.tried: dict[int, list[Fit]] = {}  # by tier: a second tolerance asks again
-        self.views = [one.views for one in measured]
+        self.measured = measured
         self.number = torch.cat([scaled(one, one.number) for one in measured])
-        self.ways = [(count, length) for length in ("", "trained") for count in COUNTS]
-        if all(torch.equal(view.trained, view.batch.mask > 0)
-               for pair in self.views for view in pair):
-            self.ways = [(count, "") for count in COUNTS]
+        is_whole = all(torch.equal(view.trained, view.batch.mask > 0)
+                       for one in measured for view in one.views)
+        self.ways = [(count, length) for length in ("", "trained")[:1 if is_whole else 2]
+                     for count in COUNTS]
         self.weights = [torch.stack([self.weight(side, *way) for way in self.ways])
                         for side in (0, 1)]
 
     def weight(self, side: int, count: str, length: str) -> Tensor:
         parts = []
-        for one, views in zip(self.measured, self.views):
-            view = views[side]
-            weight = COUNTS[count](lengths(view, length), view.batch)
-            parts.append(scaled(one, weight))
+        for one in self.measured:
+            view = one.views[side]
+            parts.append(scaled(one, COUNTS[count](lengths(view, length), view.batch)))
         return torch.cat(parts)
 
     def advantages(self, formulas: list[Formula], side: int) -> Tensor:
-        every, parts = Advantages(formulas), []
-        for one, views in zip(self.measured, self.views):
-            parts.append(torch.where(one.known, every.of(views[side]), 0.0))
+        parts = []
+        for one in self.measured:
+            found = advantages_of(formulas, one.views[side].batch)
+            parts.append(torch.where(one.known, found, 0.0))
         return torch.cat(parts, 1)
 
     def candidates(self, formulas: list[Formula]) -> list[Fit]:
         """The pairs that leave little over, computed exactly, and the nearest one."""
-        both = [self.advantages(formulas, side) for side in (0, 1)]
-        single = self.squares_left(both)
-        fits = self.exact_ones(formulas, both, single, rates=False)
-        if not any(fit.left_over < 1e-6 for fit in fits):
-            signs = [[A.clamp(min=0) for A in both], [A.clamp(max=0) for A in both]]
-            fits += self.exact_ones(formulas, both, self.squares_left_by_sign(signs), rates=True)
-        return fits
-
-    def inner(self, A: list[Tensor], B: list[Tensor]) -> Tensor:
-        """(advantages, ways): the inner product of A c - A' c' with B c - B' c'."""
+        A, B = (self.advantages(formulas, side) for side in (0, 1))
         c, d = self.weights
-        return ((A[0] * B[0]) @ c.square().T + (A[1] * B[1]) @ d.square().T
-                - (A[0] * B[1] + A[1] * B[0]) @ (c * d).T)
-
-    def with_number(self, A: list[Tensor]) -> Tensor:
-        c, d = self.weights
-        return (A[0] * self.number) @ c.T - (A[1] * self.number) @ d.T
-
-    def squares_left(self, A: list[Tensor]) -> Tensor:
-        explained = self.with_number(A).square() / self.inner(A, A).clamp(min=1e-300)
-        return 1 - explained / self.number.square().sum()
-
-    def squares_left_by_sign(self, signs: list[list[Tensor]]) -> Tensor:
-        """The same where positive and negative advantages have a factor each."""
-        up, down = signs
-        uu, dd, ud = self.inner(up, up), self.inner(down, down), self.inner(up, down)
-        un, dn = self.with_number(up), self.with_number(down)
-        determinant = (uu * dd - ud.square()).clamp(min=1e-300)
-        explained = (dd * un.square() + uu * dn.square() - 2 * ud * un * dn) / determinant
-        return 1 - explained / self.number.square().sum()
-
-    def exact_ones(self, formulas: list[Formula], both: list[Tensor], squares: Tensor,
-                   rates: bool) -> list[Fit]:
-        order = squares.nan_to_num(1.0, 1.0, 1.0).flatten().argsort()[:60].tolist()
-        fits = []
-        for index in order:
-            which, way = divmod(index, len(self.ways))
-            if fits and squares.flatten()[index] > 1e-7:
+        along = (A * self.number) @ c.T - (B * self.number) @ d.T  # (advantages, ways)
+        size = A.square() @ c.square().T + B.square() @ d.square().T - 2 * (A * B) @ (c * d).T
+        left = 1 - along.square() / size.clamp(min=1e-300) / self.number.square().sum()
+        left = left.nan_to_num(1.0, 1.0, 1.0).flatten()
+        fits: list[Fit] = []
+        for index in left.argsort()[:60].tolist():
+            if fits and left[index] > 1e-7:
                 break
-            A = [side[which] for side in both]
-            parts = [A] if not rates else [[a.clamp(min=0) for a in A], [a.clamp(max=0) for a in A]]
-            columns = torch.stack([part[0] * self.weights[0][way] - part[1] * self.weights[1][way]
-                                   for part in parts], 1)
-            factors = torch.linalg.lstsq(columns, self.number[:, None]).solution[:, 0]
-            fits.append(self.fit(formulas[which], self.ways[way], factors.tolist()))
+            which, way = divmod(index, len(self.ways))
+            column = A[which] * c[way] - B[which] * d[way]
+            factor = float((column * self.number).sum() / column.square().sum())
+            count, length = self.ways[way]
+            found = replace(formulas[which], count=count, length=length, factor=tidy(factor))
+            fits.append(Fit(found, share_left(found, self.measured)))
         return fits
 
-    def fit(self, formula: Formula, way: tuple[str, str], factors: list[float]) -> Fit:
-        found = replace(formula, count=way[0], length=way[1], factor=tidy(factors[0]))
-        if len(factors) == 2:
-            up, down = factors
-            largest = up if abs(up) >= abs(down) else down
-            found = replace(found, factor=tidy(largest), positive=rate(up / largest),
-                            negative=rate(down / largest))
-        return Fit(found, share_left(found, self.measured))
 
+def advantages_of(formulas: list[Formula], batch: Batch) -> Tensor:
+    """(formulas, B) the advantages, as `advantage_of` gives them one by one. A baseline or a scale
+    that several formulas share is computed once."""
+    n = (batch.mask > 0).sum(1).to(batch.reward.dtype)
 
-class Advantages:
-    """The advantages of many formulas, as `advantage_of` gives them one by one. What several
-    formulas share, a baseline or a scale with all of its epsilons, is computed once a batch."""
+    @cache
+    def difference(reward: str, groups: str, centre: str) -> Tensor:
+        r = REWARDS[reward](batch.reward, batch)
+        return r - CENTRES[centre](r, GROUPS[groups](batch), n)
 
-    def __init__(self, formulas: list[Formula]):
-        self.formulas = formulas
-        self.plain = [which for which, formula in enumerate(formulas) if is_plain(formula)]
-        differences: dict[tuple[str, str, str], int] = {}
-        scales: dict[tuple[str, str, str], int] = {}
-        self.above: list[int] = []
-        self.below: list[int] = []
-        for which in self.plain:
-            one = formulas[which]
-            difference, scale = ((one.reward, one.groups, name) for name in (one.centre, one.scale))
-            self.above.append(differences.setdefault(difference, len(differences)))
-            first = len(EPSILONS) * scales.setdefault(scale, len(scales))
-            self.below.append(first + EPSILONS.index(one.epsilon))
-        self.differences, self.scales = list(differences), list(scales)
+    @cache
+    def scale(reward: str, groups: str, name: str, epsilon: float) -> Tensor:
+        r = REWARDS[reward](batch.reward, batch)
+        return SCALES[name](r, GROUPS[groups](batch), epsilon)
 
-    def of(self, view: View) -> Tensor:
-        """(formulas, B)"""
-        batch = view.batch
-        found = torch.zeros(len(self.formulas), len(batch.reward), dtype=batch.reward.dtype)
-        if self.plain:
-            found[self.plain] = self.of_plain(batch)
-        for which, formula in enumerate(self.formulas):
-            if not is_plain(formula):
-                cost = cost_of(view, formula) if formula.cost else None
-                found[which] = advantage_of(batch, formula, cost)
-        return found.nan_to_num(0.0, 0.0, 0.0)
-
-    def of_plain(self, batch: Batch) -> Tensor:
-        n = (batch.mask > 0).sum(1).to(batch.reward.dtype)
-        epsilon = torch.tensor(EPSILONS, dtype=batch.reward.dtype)[:, None]
-        rewards = {name: change(batch.reward, batch) for name, change in REWARDS.items()}
-        groups = {name: compared(batch) for name, compared in GROUPS.items()}
-        above, below = [], []
-        for reward, group, centre in self.differences:
-            r = rewards[reward]
-            above.append(r - CENTRES[centre](r, groups[group], n))
-        for reward, group, scale in self.scales:
-            r = rewards[reward]
-            size = SCALES[scale](r, groups[group], epsilon)  # (epsilons, B), or without them (B,)
-            below.append(size.expand(len(EPSILONS), len(r)))
-        return torch.stack(above)[self.above] / torch.cat(below)[self.below]
-
-
-def is_plain(formula: Formula) -> bool:
-    """Whether the advantage is just a difference, divided by a scale."""
-    return not (formula.finish or formula.order or formula.cost or formula.minus)
+    found = []
+    for one in formulas:
+        value = difference(one.reward, one.groups, one.centre) \
+            / scale(one.reward, one.groups, one.scale, one.epsilon)
+        if one.finish or one.order:
+            value = ORDERS[one.order](FINISHES[one.finish](value.nan_to_num(0.0), n))
+        found.append(value)
+    return torch.stack(found).nan_to_num(0.0, 0.0, 0.0)
 
 
 def share_left(formula: Formula, measured: list[Measured]) -> float:
@@ -312,8 +253,3 @@ def tidy(factor: float) -> float:
         if abs(inverse / factor - 1) < 3e-7:
             return inverse
     return factor
-
-
-def rate(value: float) -> float:
-    """A rate with at most six digits; 0 where rounding left something."""
-    return 0.0 if abs(value) < 1e-8 else float(f"{value:.6g}")

@@ -37,20 +37,14 @@ class Formula:
     price: float = 0.0
     groups: str = ""
     centre: str = "mean"
-    minus: float = 0.0                # a constant that is taken off the reward
     scale: str = "none"
     epsilon: float = 0.0
     finish: str = ""
     order: str = ""
-    positive: float = 1.0             # positive advantages are multiplied by it
-    negative: float = 1.0
-    toll: str = ""                    # what is taken off the advantage
-    charge: float = 0.0
     count: str = "token"
     length: str = ""                  # "trained": the tokens that are trained count as the length
     factor: float = 1.0
     shape: str = ""
-    k: float = 0.0                    # of the shape
     is_detached: bool = True
     late: int = 0                     # old log-probs are taken from so many places before
     ratio: str = "no ratio"
@@ -107,12 +101,12 @@ def policy(view: View, formula: Formula) -> Tensor:
         return (view.logits * 0).sum()
     batch = view.batch
     cost = cost_of(view, formula) if formula.cost else None
-    advantage = advantage_of(batch, formula, cost)[:, None] - toll_of(view, formula)
+    advantage = advantage_of(batch, formula, cost)[:, None]
     n = lengths(view, formula.length)
     weight = (formula.factor * COUNTS[formula.count](n, batch))[:, None]
     x = seen_by_ratio(view, formula, advantage)
     objective = RATIOS[formula.ratio](x, *formula.bounds)
-    shape = SHAPES[formula.shape](view, formula.k)
+    shape = SHAPES[formula.shape](view)
     shape = shape.detach() if formula.is_detached else shape
     gate = GATES[formula.gate](x, formula.gate_bound).detach()
     # where nothing is trained stands 0, and not 0 times what may be infinite there
@@ -152,14 +146,6 @@ def cost_of(view: View, formula: Formula) -> Tensor:
     return formula.price * values[kind]
 
 
-def toll_of(view: View, formula: Formula) -> Tensor:
-    """(B, 1) what is taken off the advantage."""
-    if not formula.toll:
-        return view.logits.new_zeros(len(view.logits), 1)
-    priced = Formula(cost=formula.toll, price=formula.charge)
-    return cost_of(view, priced)[:, None]
-
-
 def advantage_of(batch: Batch, formula: Formula, cost: Tensor | None = None) -> Tensor:
     """(B,) the advantage. Where it is 0 / 0 stands 0."""
     n = (batch.mask > 0).sum(1).to(batch.reward.dtype)
@@ -167,11 +153,9 @@ def advantage_of(batch: Batch, formula: Formula, cost: Tensor | None = None) -> 
     if cost is not None:
         reward = reward - cost
     label = GROUPS[formula.groups](batch)
-    value = reward - formula.minus - CENTRES[formula.centre](reward, label, n)
+    value = reward - CENTRES[formula.centre](reward, label, n)
     value = value / SCALES[formula.scale](reward, label, formula.epsilon)
-    value = ORDERS[formula.order](FINISHES[formula.finish](value.nan_to_num(0.0), n))
-    rate = torch.where(value > 0, formula.positive, formula.negative)
-    return rate * value.nan_to_num(0.0)
+    return ORDERS[formula.order](FINISHES[formula.finish](value.nan_to_num(0.0), n)).nan_to_num(0.0)
 
 
 def seen_by_ratio(view: View, formula: Formula, advantage: Tensor) -> SimpleNamespace:

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from .batches import Case
 from .calling import LossFailed
-from .credit import rate, tidy
+from .credit import tidy
 from .ours import Formula, advantage_of, gradient_of, trained_in
-from .tables import BY_RATE, BY_TRYING, GATE_BOUNDS, GATES, RATIOS, UNEVEN, USUAL_NUMBERS
+from .reading import KNOWN
+from .tables import BY_RATE, BY_TRYING, GATE_BOUNDS, GATES, RATIOS, USUAL_NUMBERS
 
 FINE = [1 + sign * 1e-5 * 2 ** k for k in range(14) for sign in (1, -1)]
 FAR = [math.exp(sign * size) for size in (4.5, 5.5, 7, 9, 11, 14, 17, 19, 21, 24)
@@ -40,9 +41,8 @@ class Curves:
         row = torch.arange(32)
         place = (row + row // 4 + row // 8) % 4  # all four in a group, also where these are mixed
         for first, second in REWARDS_OF_FOUR:
-            minus = search.formula.minus
-            self.case = case.with_reward(torch.tensor(first).double()[place] + minus)
-            self.other = case.with_reward(torch.tensor(second).double()[place] + minus)
+            self.case = case.with_reward(torch.tensor(first).double()[place])
+            self.other = case.with_reward(torch.tensor(second).double()[place])
             rest = advantage_of(self.other.batch(), search.formula)[place < 2]
             if not rest.abs().max() > 1e-9 * advantage_of(self.case.batch(),
                                                           search.formula).abs().max():
@@ -151,9 +151,9 @@ def find_ratio(search: Any) -> None:
     measured = {sign: curves.curve(sign, GRID) for sign in (1, -1)}
     points = sorted({float(f"{point:.9g}") for sign, values in measured.items() if values
                      for point in curves.bounds(sign, values) if point > 1e-12})
-    fits = [formula for formula in proposals(search.formula, points, curves, measured)]
+    fits = proposals(search.formula, points, curves, measured)
     best = judged(search, fits)
-    if best is None or best[0] > search.tolerance:
+    if best is None or best[0] > KNOWN:
         tried = [*by_trying(search.formula, points), *gated(search.formula, points)]
         second = judged(search, tried)
         best = min((one for one in (best, second) if one), key=lambda pair: pair[0], default=None)
@@ -162,7 +162,7 @@ def find_ratio(search: Any) -> None:
     error, formula = best
     formula = with_on_policy_factor(formula)
     is_without = formula.ratio == "no ratio" and formula in fits  # as the curves alone show
-    if error <= search.tolerance or is_without:
+    if error <= KNOWN or is_without:
         search.settle("ratio", formula)
     else:
         search.formula = formula
@@ -174,8 +174,6 @@ def proposals(start: Formula, points: list[float], curves: Curves,
     found = []
     for name, gate in itertools.product(RATIOS, gates_seen(points)):
         start = replace(start, gate=gate, gate_bound=gates_seen(points)[gate])
-        if (name in UNEVEN) != (start.ratio in UNEVEN):
-            continue
         if name in BY_TRYING or gate and name == "mask":
             continue
         is_of_answer = name.startswith(("gspo", "gmpo", "summed", "vespo"))
@@ -184,7 +182,7 @@ def proposals(start: Formula, points: list[float], curves: Curves,
         numbers = rates_seen(measured) if name in BY_RATE else bounds_for(name, points)
         for bounds in numbers:
             formula = replace(start, ratio=name, bounds=bounds)
-            if name in UNEVEN or has_curves(formula, curves, measured):
+            if has_curves(formula, curves, measured):
                 found.append(formula)
     return found
 
@@ -220,7 +218,7 @@ def rates_seen(measured: dict[int, list[float]]) -> list[tuple[float, ...]]:
         share = measured[sign][k] / GRID[k] if measured[sign] else 1.0
         if not 1e-9 < share < 1 - 1e-9:
             return []
-        taus.append(rate(2 * math.acosh(share ** -.5) / abs(GRID[k] - 1)))
+        taus.append(tidy(2 * math.acosh(share ** -.5) / abs(GRID[k] - 1)))
     return [(taus[0], taus[1])]
 
 
@@ -241,22 +239,23 @@ def response(formula: Formula, sign: int, case: Case) -> list[float]:
     """The response that a line of RATIOS has to GRID, as Curves measures it: for answers of one
     token. Where the ratio is that of a sum, its logarithm is as many times as large."""
     n = int(case.length[0]) if formula.ratio.startswith(("summed", "vespo")) else 1
-
-    def slopes(log_ratio: Tensor) -> Tensor:
-        leaf = torch.zeros_like(log_ratio).requires_grad_(True)
-        d = (leaf + n * log_ratio)[:, None]
-        A = torch.full_like(d, float(sign))
-        x = SimpleNamespace(d=d, mean=d, sum=d, n=torch.ones_like(d), mean_of=lambda v: v,
-                            log_p=leaf[:, None], p=d.exp(), old_p=torch.ones_like(d), A=A)
-        gate = GATES[formula.gate](x, formula.gate_bound + 1e-9)
-        objective = gate * RATIOS[formula.ratio](x, *formula.bounds)
-        return torch.autograd.grad(objective.sum(), leaf)[0]
-
-    grid = torch.tensor(GRID, dtype=torch.float64).log()
-    at_one = float(slopes(torch.zeros(1, dtype=torch.float64)))
+    at_one = float(slopes(formula, sign, torch.zeros(1, dtype=torch.float64)))
     if at_one == 0:
         return [math.nan] * len(GRID)
-    return (slopes(grid) / at_one).tolist()
+    grid = torch.tensor(GRID, dtype=torch.float64).log()
+    return (slopes(formula, sign, n * grid) / at_one).tolist()
+
+
+def slopes(formula: Formula, sign: int, log_ratio: Tensor) -> Tensor:
+    """How the objective of one token grows with its log-prob, at each of these log-ratios."""
+    leaf = torch.zeros_like(log_ratio).requires_grad_(True)
+    d = (leaf + log_ratio)[:, None]
+    x = SimpleNamespace(d=d, mean=d, sum=d, n=torch.ones_like(d), mean_of=lambda v: v,
+                        log_p=leaf[:, None], p=d.exp(), old_p=torch.ones_like(d),
+                        A=torch.full_like(d, float(sign)))
+    gate = GATES[formula.gate](x, formula.gate_bound + 1e-9)
+    objective = gate * RATIOS[formula.ratio](x, *formula.bounds)
+    return torch.autograd.grad(objective.sum(), leaf)[0]
 
 
 def judged(search: Any, formulas: list[Formula]) -> tuple[float, Formula] | None:
@@ -293,12 +292,9 @@ def judged(search: Any, formulas: list[Formula]) -> tuple[float, Formula] | None
 def with_on_policy_factor(formula: Formula) -> Formula:
     """The factor was measured where the ratio is 1. An objective whose slope there is another
     number than 1, as one that is clamped below 1, has its part in it."""
-    if formula.ratio in (*UNEVEN, *BY_TRYING):
+    if formula.ratio in BY_TRYING:
         return formula
-    leaf = torch.zeros(1, 1, dtype=torch.float64, requires_grad=True)
-    x = SimpleNamespace(d=leaf, mean=leaf, sum=leaf, n=torch.ones(1, 1), mean_of=lambda v: v,
-                        log_p=leaf, p=leaf.exp(), old_p=leaf.detach().exp(), A=torch.ones(1, 1))
-    slope = float(torch.autograd.grad(RATIOS[formula.ratio](x, *formula.bounds).sum(), leaf)[0])
+    slope = float(slopes(formula, 1, torch.zeros(1, dtype=torch.float64)))
     return replace(formula, factor=tidy(formula.factor / slope)) if slope else formula
 
 

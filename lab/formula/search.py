@@ -21,21 +21,15 @@ from . import credit, ratios
 from .batches import Case, make_case
 from .calling import Examined, Loss, LossFailed, LossNotFinite
 from .ours import Formula, Term, View, gradient_of, trained, trained_in, weight_of
-from .reading import EXACT, find_lens, read
-from .tables import (CHOICES, COUNTS, KLS, PLACES, REFERENCES, SHAPES, SOLVED, UNEVEN, ended, good,
-                     kinds)
-
-KNOWN = 1e-6       # of the norm of a gradient: a formula that leaves less over is right
-COARSE = 1e-4      # the same where a loss makes its advantage in float32
-
+from .reading import EXACT, KNOWN, find_lens, read
+from .tables import (CHOICES, COUNTS, KLS, PLACES, REFERENCES, SHAPES, ended, good, kinds)
 
 @dataclass
 class Found:
     """A formula, and what is known of it."""
     formula: Formula = Formula()
     is_zero: bool = False
-    residual: float = 1.0              # the largest share of the gradient of a new batch
-    unexplained: float = 1.0           # the same; 0 where it is rounding
+    unexplained: float = 1.0           # the largest share of the gradient of a new batch
     differs: list[tuple[str, float]] = field(default_factory=list)  # batches it does not explain
     places: list[str] = field(default_factory=list)   # where in them all of the difference is
     notes: list[str] = field(default_factory=list)
@@ -56,7 +50,7 @@ def find_formula(loss: Loss) -> Found:
 
 class Search:
     def __init__(self, loss: Loss):
-        self.examined, self.found, self.tolerance = Examined(loss), Found(), KNOWN
+        self.examined, self.found = Examined(loss), Found()
         self.formula, self.has_size = Formula(), False
 
     # -------------------------------------------------------------- the loss, asked
@@ -94,8 +88,6 @@ class Search:
             self.find_shape()
             self.find_credit()
             self.find_cost()
-            if self.formula.centre == "raw" and self.knows("credit") and not self.depends_on(""):
-                self.find_constant(self.case(61))
             ratios.find_ratio(self)
         else:
             self.formula = replace(self.formula, factor=0.0)
@@ -177,30 +169,25 @@ class Search:
             case = self.case(21)
             grad = self.change(case, case.with_reward(other_reward(case)))
             reading = read(grad, case, self.formula.lens)
-            for formula in self.shapes(reading.push, case):
+            for formula in self.shapes():
                 unit = self.unit(formula, case)
-                if is_even(reading.push, unit.push, trained_in(case, formula), self.tolerance) \
+                if is_even(reading.push, unit.push, trained_in(case, formula)) \
                         and bool(reading.entropy.any()) == bool(unit.entropy.any()):
                     self.settle("shape", formula)
                     return
         self.formula = replace(self.formula, late=0)
         self.find_tokens()
 
-    def shapes(self, push: Tensor, case: Case) -> list[Formula]:
-        found = [self.formula]
+    def shapes(self) -> list[Formula]:
         if self.formula.late:
-            return found
-        for shape in SHAPES:
-            numbers = solved(shape, push, case, self.formula) if shape in SOLVED else [0.0]
-            found += [replace(self.formula, shape=shape, k=k, is_detached=is_detached)
-                      for k in numbers for is_detached in (True, False) if shape]
-        return found + [replace(self.formula, ratio=ratio, bounds=(.8, 1.2)) for ratio in UNEVEN]
+            return [self.formula]
+        return [replace(self.formula, shape=shape, is_detached=is_detached)
+                for shape in SHAPES for is_detached in (True, False) if shape or is_detached]
 
     def unit(self, formula: Formula, case: Case):
         """What each token would get if all advantages and weights were 1."""
         plain = replace(formula, centre="raw", scale="none", groups="", finish="", order="",
-                        reward="", cost="", toll="", minus=0.0, positive=1.0, negative=1.0,
-                        count="sum", factor=1.0)
+                        reward="", cost="", count="sum", factor=1.0)
         ones = case.with_reward(torch.ones_like(case.reward))
         return read(gradient_of(plain, ones), ones, formula.lens)
 
@@ -209,27 +196,19 @@ class Search:
         measured = [one for case in self.ordinary() if (one := self.measure(case))]
         extreme = [one for case in self.extreme() if (one := self.measure(case))]
         fours = [one for one in measured if is_of_fours(one.views[0].batch.group)]
-        table, of_fours = (credit.Table(self.formula, part) for part in (measured, fours))
-        for tolerance in (KNOWN, COARSE):
-            fit = credit.best_fit(table, extreme, tolerance)
-            if fit.left_over > tolerance:
-                in_fours = credit.best_fit(of_fours, [], tolerance)
-                self.has_size = in_fours.left_over < tolerance
-                fit = in_fours if self.has_size else fit
-            if fit.left_over > tolerance:
-                fit = credit.with_length_cost(fit, self.formula, measured, tolerance)
-            if fit.left_over < tolerance:
-                break
+        fit = credit.best_fit(self.formula, measured, extreme)
+        if fit.left_over > KNOWN:
+            in_fours = credit.best_fit(self.formula, fours, [])
+            self.has_size = in_fours.left_over < KNOWN
+            fit = in_fours if self.has_size else fit
+        if fit.left_over > KNOWN:
+            fit = credit.with_length_cost(fit, self.formula, measured)
         self.formula = fit.formula
         if self.has_size:
             self.found.notes.append("the size of a group, 4, is written in the code: with other "
                                     "groups it is another loss")
-        if fit.left_over < tolerance and self.knows("shape"):
+        if fit.left_over < KNOWN and self.knows("shape"):
             self.settle("credit", fit.formula)
-            self.tolerance = tolerance
-            if tolerance == COARSE:
-                self.found.notes.append("the advantage is computed in float32, and so compared "
-                                        "with known ones to 1e-4")
 
     def find_cost(self) -> None:
         """A KL of the whole answer that is taken off its reward shows when the reference moves."""
@@ -237,26 +216,12 @@ class Search:
             return
         cases = [self.case(seed).moved(seed, 0.0, .3) for seed in (73, 74)]
         measured = [one for case in cases if (one := self.measure(case))]
-        if not measured or credit.share_left(self.formula, measured) < self.tolerance:
+        if not measured or credit.share_left(self.formula, measured) < KNOWN:
             return
         for cost in ("kl k1", "kl k1 mean", "kl k3", "kl k3 mean"):
             formula = credit.with_price(replace(self.formula, cost=cost), measured)
-            if credit.share_left(formula, measured) < self.tolerance:
+            if credit.share_left(formula, measured) < KNOWN:
                 self.formula = formula
-                return
-
-    def find_toll(self) -> None:
-        """A KL or the length of the whole answer that is taken off its advantage."""
-        cases = [self.case(75).moved(75, 0.0, .3), self.case(76, 3).moved(76, 0.0, .3)]
-        rests = [(case, self.without_policy(case)) for case in cases]
-        if float(rests[0][1].norm()) < 1e-9 * float(self.gradient(cases[0]).norm()):
-            return
-        for toll in ("kl k1", "kl k1 mean", "kl k3", "kl k3 mean", "length"):
-            unit = replace(self.formula, toll=toll, charge=1.0)
-            parts = [gradient_of(unit, case) - gradient_of(self.formula, case) for case in cases]
-            charge = float((parts[0] * rests[0][1]).sum() / parts[0].square().sum())
-            if all(self.is_explained(rest, charge * part) for part, (_, rest) in zip(parts, rests)):
-                self.formula = replace(unit, charge=credit.tidy(charge))
                 return
 
     def ordinary(self) -> list[Case]:
@@ -307,8 +272,6 @@ class Search:
         if rest.norm() > 1e-9 * size:
             self.find_entropy(base, rest)
         self.find_kls()
-        if self.knows("credit") and not self.formula.kls:
-            self.find_toll()
 
     def without_policy(self, case: Case) -> Tensor:
         """The gradient without the part that depends on the reward: what is not explained by the
@@ -348,8 +311,7 @@ class Search:
         return self.formula
 
     def is_explained(self, rest: Tensor, part: Tensor) -> bool:
-        """Whether nothing but a push of equal size at all tokens, as a k1 has, is left over."""
-        return float((rest - part).norm()) < max(self.tolerance, 1e-7) * float(rest.norm())
+        return float((rest - part).norm()) < KNOWN * float(rest.norm())
 
     def term_alone(self, term: Term) -> Formula:
         alone = replace(self.formula, factor=0.0, kls=(), entropy=None)
@@ -410,16 +372,6 @@ class Search:
         return [Term(names[k // len(ways)], ways[k % len(ways)][1], ways[k % len(ways)][0], 1.0,
                      reference) for k in kept]
 
-    def find_constant(self, base: Case) -> None:
-        """A constant that is taken off the reward pushes all tokens alike, as a k1 does."""
-        rest = self.without_policy(base)
-        if float(rest.norm()) < 1e-9 * float(self.gradient(base).norm()):
-            return
-        unit = gradient_of(replace(self.formula, minus=1.0), base) - gradient_of(self.formula, base)
-        minus = float((unit * rest).sum() / unit.square().sum())
-        if self.is_explained(rest, minus * unit):
-            self.formula = replace(self.formula, minus=credit.tidy(minus))
-
     # -------------------------------------------------------------- the proof
     def prove(self) -> None:
         """Compare the whole formula with the gradient of batches that chose nothing."""
@@ -434,12 +386,11 @@ class Search:
                 continue
             off = wanted - gradient_of(self.formula, case)
             share = float(off.norm() / wanted.norm().clamp(min=1e-12))
-            if share >= self.tolerance:
+            if share >= KNOWN:
                 self.found.differs.append((name, share))
                 where.append((case, off))
             worst = max(worst, share if math.isfinite(share) else 1.0)
-        self.found.unexplained = 0.0 if worst < self.tolerance else worst
-        self.found.residual = worst
+        self.found.unexplained = worst
         self.found.places = places_of(where, self.formula)
         self.check_parts()
 
@@ -458,7 +409,7 @@ class Search:
             except LossFailed:
                 continue
             off = wanted - gradient_of(plain, case) + gradient_of(plain, other)
-            if float(off.norm()) > self.tolerance * float(wanted.norm()):
+            if float(off.norm()) > KNOWN * float(wanted.norm()):
                 refuted.add(question)
         self.formula = replace(self.formula, sure=self.formula.sure - refuted)
 
@@ -515,33 +466,12 @@ def is_of_fours(group: Tensor) -> bool:
     return bool((torch.bincount(group) == 4).all())
 
 
-def is_even(push: Tensor, unit: Tensor, tokens: Tensor, tolerance: float) -> bool:
+def is_even(push: Tensor, unit: Tensor, tokens: Tensor) -> bool:
     """Whether push / unit is the same number at all tokens of an answer."""
     value = torch.where(tokens, push / unit, 0.0).nan_to_num(0.0, 0.0, 0.0)
     mean = value.sum(1) / tokens.sum(1).clamp(min=1)
     off = ((value - mean[:, None]).abs() * tokens).amax(1)
-    return bool((off <= max(tolerance, 1e-7) * mean.abs().max()).all()) and bool(mean.any())
-
-
-def solved(shape: str, push: Tensor, case: Case, formula: Formula) -> list[float]:
-    """The numbers of a shape with which two tokens of an answer have the pushes that they have."""
-    view = View(case.logits, case.batch(), formula.lens)
-    tokens = trained(view, formula) & (push.abs() > 1e-9 * push.abs().max())
-    row = int(tokens.sum(1).argmax())
-    places = tokens[row].nonzero().flatten().tolist()
-    if len(places) < 2:
-        return []
-    first, second = places[:2]
-    quotient = float(push[row, second] / push[row, first])
-    if shape.startswith("discount"):
-        base = quotient if "start" in shape else 1 / quotient
-        return [credit.rate(base ** (1 / (second - first)))] if base > 0 else []
-    value = view.entropy if "entropy" in shape else view.log_prob.exp()
-    a, b = float(value[row, first]), float(value[row, second])
-    # k b + c = quotient (k a + c), where c is 1 - k or 1
-    slope = b - quotient * a
-    below = quotient - 1 + slope if "1-k" in shape else slope
-    return [credit.rate((quotient - 1) / below)] if below else []
+    return bool((off <= KNOWN * mean.abs().max()).all()) and bool(mean.any())
 
 
 def simplest(below: float, above: float) -> float:

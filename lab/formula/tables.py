@@ -22,6 +22,8 @@ from .batches import Batch
 
 EPSILONS = (1e-4, 1e-6, 1e-8, 1e-5, 1e-3, 1e-9, 0.0)
 USUAL_NUMBERS = (0.1, 0.2, 0.28, 0.3, 0.5, 1.0)
+RATES = (0, .1, .2, .25, .5, .8)  # of advantages of one sign
+DISCOUNTS = (.9, .95, .97, .98, .99, .995, .999)
 
 
 # ------------------------------------------------------------------ advantage
@@ -128,6 +130,8 @@ FINISHES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # what is done with
     **{f"limit {k:g}": lambda A, n, k=k: A.clamp(-k, k) for k in (.5, 1, 2, 3, 4, 5, 10, 20)},
     **{f"between -inf and {k:g}": lambda A, n, k=k: A.clamp(max=k) for k in (1, 2, 3, 5, 10)},
     **{f"between {-k:g} and inf": lambda A, n, k=k: A.clamp(min=-k) for k in (1, 2, 3, 5, 10)},
+    **{f"negative {k:g}": lambda A, n, k=k: torch.where(A < 0, k * A, A) for k in RATES},
+    **{f"positive {k:g}": lambda A, n, k=k: torch.where(A > 0, k * A, A) for k in RATES},
     "sign": lambda A, n: A.sign()}
 
 ORDERS: dict[str, Callable[[Tensor], Tensor]] = {  # whose advantage a row gets
@@ -238,9 +242,7 @@ CHOICES: dict[str, Callable[[SimpleNamespace], Tensor]] = {  # kept where it is 
     "entropy below": lambda view: -view.entropy,
     "highest entropy of batch": lambda view: rank_in_batch(view.entropy, view),
     "lowest entropy of batch": lambda view: rank_in_batch(-view.entropy, view),
-    "lowest probability of batch": lambda view: rank_in_batch(-view.log_prob, view),
-    "highest entropy of answer": lambda view: rank_in_answer(view.entropy, view),
-    "lowest probability of answer": lambda view: rank_in_answer(-view.log_prob, view)}
+    "lowest probability of batch": lambda view: rank_in_batch(-view.log_prob, view)}
 
 
 def rank_in_batch(value: Tensor, view: SimpleNamespace) -> Tensor:
@@ -251,31 +253,21 @@ def rank_in_batch(value: Tensor, view: SimpleNamespace) -> Tensor:
     return found
 
 
-def rank_in_answer(value: Tensor, view: SimpleNamespace) -> Tensor:
-    """Minus the share of an answer's tokens that are as high or higher; 0 for the highest one,
-    which topk(max(1, int(share * n))) always keeps."""
-    found = torch.full_like(value, -1.0)
-    for row, inside in enumerate(view.batch.mask > 0):
-        place = value[row, inside].argsort(descending=True).argsort()
-        rank = -(place + 1).to(value.dtype) / int(inside.sum())
-        found[row, inside] = torch.where(place == 0, 0.0, rank)
-    return found
-
-
-SHAPES: dict[str, Callable[[SimpleNamespace, float], Tensor]] = {  # how an answer's tokens differ
-    "": lambda view, k: torch.ones_like(view.log_prob),
-    "weight p": lambda view, k: view.log_prob.exp(),
-    "weight 1-p": lambda view, k: 1 - view.log_prob.exp(),
-    "weight -log p": lambda view, k: -view.log_prob,
-    "weight entropy": lambda view, k: view.entropy,
-    **{f"weight 1/(|log p|+{e:g})": lambda view, k, e=e: 1 / (view.log_prob.abs() + e)
+SHAPES: dict[str, Callable[[SimpleNamespace], Tensor]] = {  # how an answer's tokens differ
+    "": lambda view: torch.ones_like(view.log_prob),
+    "weight p": lambda view: view.log_prob.exp(),
+    "weight 1-p": lambda view: 1 - view.log_prob.exp(),
+    "weight -log p": lambda view: -view.log_prob,
+    "weight entropy": lambda view: view.entropy,
+    **{f"weight 1/(|log p|+{e:g})": lambda view, e=e: 1 / (view.log_prob.abs() + e)
        for e in (.01, .1, .5, 1.0)},
-    "discount k from the start": lambda view, k: k ** view.from_start.clamp(min=0),
-    "discount k from the end": lambda view, k: k ** view.from_end.clamp(min=0),
-    "weight k p + 1-k": lambda view, k: k * view.log_prob.exp() + 1 - k,
-    "weight k entropy + 1": lambda view, k: k * view.entropy + 1}
-SOLVED = ("discount k from the start", "discount k from the end", "weight k p + 1-k",
-          "weight k entropy + 1")
+    **{f"discount {k:g} from the start": lambda view, k=k: k ** view.from_start.clamp(min=0)
+       for k in DISCOUNTS},
+    **{f"discount {k:g} from the end": lambda view, k=k: k ** view.from_end.clamp(min=0)
+       for k in DISCOUNTS},
+    **{f"weight {k:g} p + {1 - k:g}": lambda view, k=k: k * view.log_prob.exp() + 1 - k
+       for k in (.1, .3, .5)},
+    **{f"weight {k:g} entropy + 1": lambda view, k=k: k * view.entropy + 1 for k in (.1, .4, 1)}}
 
 
 # ------------------------------------------------------------------ ratio
@@ -353,14 +345,12 @@ RATIOS: dict[str, Callable[..., Tensor]] = {  # (x, bounds ...) -> the objective
     "inverse ratio": lambda x: -(-x.d).exp() * x.A,
     "inverse clip": lambda x, low, high: torch.maximum(
         -(-x.d).exp() * x.A, -(-x.d).exp().clamp(low, high) * x.A),
-    "cispo undetached": lambda x, low, high: x.d.exp().clamp(low, high) * x.log_p * x.A,
     "mask of probability":  # kept where the probability has changed by less (prime-rl)
         lambda x, most: kept_where((x.p - x.old_p).abs() <= most, x),
     "mask of probability one-sided":
         lambda x, most: kept_where(((x.p - x.old_p) * x.A.sign()) <= most, x)}
 BY_TRYING = ("mask of probability", "mask of probability one-sided")  # no bounds of the ratio
 BY_RATE = ("sapo",)                                # two rates, and no bounds
-UNEVEN = ("cispo undetached",)                     # where the ratio is 1, tokens differ already
 
 GATES: dict[str, Callable[[SimpleNamespace, float], Tensor]] = {  # what else an objective needs
     "": lambda x, k: torch.ones_like(x.d),

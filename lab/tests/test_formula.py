@@ -1,5 +1,4 @@
 """What a loss optimises: each of 125 losses, right and wrong, is named as what it is."""
-import json
 import math
 import re
 import shutil
@@ -14,7 +13,7 @@ from lab.tests.formula_losses import (LOSSES, by_group, clip, entropy_of, k3, lo
                             micro_batch, reward_without, sum_of_k1, token, z)
 
 from lab.formula import find_formula, tables
-from lab.formula.__main__ import WrongInput, main, table_of_tokens
+from lab.formula.__main__ import WrongInput, main
 from lab.formula.calling import LossFailed, load_loss
 from lab.formula.words import codes, mistakes, sentences, unmet
 
@@ -164,8 +163,7 @@ def test_expectations():
     assert unmet(formula, "z n-1, understood") == []
     assert unmet(formula, "z n 1e-4, answer, clip 0.2 0.2") == ["z n 1e-4", "answer",
                                                                 "clip 0.2 0.2"]
-    with pytest.raises(ValueError, match="did you mean token"):
-        unmet(formula, "tokens")
+    assert unmet(formula, "tokens") == ["tokens"]
     with pytest.raises(ValueError, match="names no clause"):
         unmet(formula, ",")
 
@@ -196,13 +194,6 @@ def test_a_loss_whose_pushes_are_rounding():
     assert "understood" not in codes(find_formula(loss))
 
 
-def test_the_table_of_one_answer_shows_what_plain_grpo_gives():
-    doubled = make(factor=2.0)
-    rows = table_of_tokens(find_formula(doubled), doubled).splitlines()
-    first = next(row.split() for row in rows if row.startswith("first"))
-    assert float(first[2]) == pytest.approx(2 * float(first[3]), abs=2e-3) and float(first[3])
-
-
 def test_the_command_line(tmp_path, capsys):
     path = tmp_path / "my_loss.py"
     path.write_text(FILE)
@@ -210,10 +201,11 @@ def test_the_command_line(tmp_path, capsys):
     printed = " ".join(capsys.readouterr().out.split())
     assert "divided by the std of its group over n - 1 + 1e-06" in printed
     with pytest.raises(SystemExit) as ended:
-        main([str(path), "--json", "--expect", "z n-1, answer"])
+        main([str(path), "--expect", "z n-1, answer"])
     assert ended.value.code == 1
-    found = json.loads(capsys.readouterr().out)
-    assert found["unmet"] == ["answer"] and "z n-1 1e-06" in found["codes"]
+    printed = capsys.readouterr().out
+    assert "Expected, and not so: answer\n" in printed
+    assert "z n-1 1e-06" in printed.partition("What holds: ")[2]
     with pytest.raises(WrongInput, match="it raised IndexError"):
         main([str(path), "--function", "broken", "--traceback"])
     assert "my_loss.py" in capsys.readouterr().err

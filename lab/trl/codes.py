@@ -11,24 +11,20 @@ not here any more, and how to write one.
 if not __package__:
     raise SystemExit("start it with: python -m lab.trl.codes")
 import inspect
-import json
 import textwrap
 
 from lab.trl.adapters import ADAPTERS
 from engine.errors import UserError
-from harness.flags import Flag, make_parser, with_defaults
+from harness.flags import make_parser
 from harness.screen import run_as_program
 from lab.formula import find_formula
-from lab.formula.words import as_json, sentences
-
-FLAGS = {"json": Flag(False, "print what was found as JSON",
-                      requires=(lambda s: s.name is not None, "the name of a code"))}
+from lab.formula.words import sentences
 
 
 def main(argv: list[str]) -> None:
-    parser = make_parser("python -m lab.trl.codes [NAME]", __doc__, FLAGS)
+    parser = make_parser("python -m lab.trl.codes [NAME]", __doc__, {})
     parser.add_argument("name", nargs="?", default=None, help="a code; without it all are listed")
-    flags = with_defaults(parser.read(argv), FLAGS)
+    flags = parser.read(argv)
     if flags.name is None:
         for name, adapter in ADAPTERS.items():
             print(f"  {name:24s} {inspect.getdoc(adapter).splitlines()[0]}")
@@ -38,13 +34,9 @@ def main(argv: list[str]) -> None:
                         "lab/trl/codes.md shows how to write one")
     losses = ADAPTERS[flags.name]()
     for name, loss in losses.items():
-        formula = find_formula(loss)
-        if flags.json:
-            print(json.dumps({"name": name} | as_json(formula)))
-        else:
-            print(f"\n{name}")
-            for sentence in sentences(formula):
-                print(textwrap.fill(sentence, 100, initial_indent="  ", subsequent_indent="    "))
+        print(f"\n{name}")
+        for sentence in sentences(find_formula(loss)):
+            print(textwrap.fill(sentence, 100, initial_indent="  ", subsequent_indent="    "))
 
 
 if __name__ == "__main__":

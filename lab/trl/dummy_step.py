@@ -11,7 +11,6 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from engine.errors import UserError
 from lab.formula.batches import END, PAD, Batch
-from lab.formula.credit import Advantages, tiers
+from lab.formula.credit import advantages_of, every, usual
 from lab.formula.ours import Formula
 from lab.formula.tables import COUNTS
 from lab.formula.words import about_advantage, about_count
@@ -279,16 +278,17 @@ class Step:
     def by_answer(self) -> str:
         """How often each quotient of an answer's number and that of the nearest formula occurs."""
         batch, best = self.batch(), (0, -math.inf, "", torch.ones(1))
-        n, formulas = batch.mask.sum(1), next(tiers(Formula()))
-        advantages = Advantages(formulas).of(SimpleNamespace(batch=batch))
+        n, formulas = batch.mask.sum(1), usual(Formula())
+        advantages = advantages_of(formulas, batch)
         for formula, advantage in zip(formulas, advantages):
             for count in ("token", "answer", "group"):
                 quotient = self.pushes / (advantage * COUNTS[count](n, batch))
                 quotient = torch.where(advantage.abs() > 1e-3, quotient, torch.nan)
-                usual = float(quotient.nanmedian())
-                same = int(((quotient / usual - 1).abs() < .01).sum())
+                typical = float(quotient.nanmedian())
+                same = int(((quotient / typical - 1).abs() < .01).sum())
                 words = f"{about_advantage(formula)}; {about_count(replace(formula, count=count))}"
-                best = max(best, (same, -abs(usual - 1), words, quotient), key=lambda one: one[:2])
+                best = max(best, (same, -abs(typical - 1), words, quotient),
+                           key=lambda one: one[:2])
         rows: dict[str, list[int]] = {}
         for row, value in enumerate(best[3].tolist()):
             if not math.isnan(value):
@@ -368,12 +368,11 @@ def explained(batch: Batch, pushes: Tensor, untrained: tuple[str, ...],
     counts = [count for count in COUNTS if not usual_alone or count in ("token", "answer", "group",
                                                                         "constant")]
     fits = []
-    stages = list(tiers(Formula()))[:1 if usual_alone else 2]
-    for stage, formulas in enumerate(stages):
-        usual = next(tiers(Formula(groups="mixed"))) if stage == 0 else []
-        formulas = [formula for formula in [*formulas, *usual]
+    known_first = [*usual(Formula()), *usual(Formula(groups="mixed"))]
+    for formulas in [known_first] if usual_alone else [known_first, every(Formula())]:
+        formulas = [formula for formula in formulas
                     if formula.epsilon <= 1e-2 and not formula.scale.endswith(("root", "max"))]
-        table = Advantages(formulas).of(SimpleNamespace(batch=batch))
+        table = advantages_of(formulas, batch)
         for count, (length, n) in itertools.product(counts, lengths.items()):
             weight = torch.where(known, COUNTS[count](n, batch), 0.0)
             columns = table * weight

@@ -73,8 +73,3 @@ def test_every_adapter_has_its_row(capsys):
         assert name in listed
         assert re.search(rf"^\| {re.escape(name)}\b", PAGE, re.M | re.I), name
     assert "there is no adapter" in refusal(main, ["absent"])
-
-
-def test_what_would_be_ignored_is_refused():
-    with pytest.raises(UserError, match="--json has no effect without the name of a code"):
-        main(["--json"])
