@@ -48,7 +48,7 @@ def train(run: Run) -> None:
     reference = parts.reference  # the model that the KL term compares with, or None
     advantage = parts.advantage  # --advantage or --loss: rollouts -> (B, T)
     weighting = parts.weighting  # --mitigation: rollouts -> (B, T)
-    source = parts.source        # of answers: the policy itself, a server, or a file
+    source = parts.source        # of answers: the policy itself, or the file of --pairs
     run.begin(policy, optimizer, {"advantage": advantage, "mitigation": weighting})
 
     if run.done == 0 and s.eval_every:

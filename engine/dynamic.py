@@ -7,7 +7,7 @@ away was paid for all the same: `extra_answers` and `extra_tokens` of metrics.js
 """
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -16,26 +16,20 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Problem, Rollouts
 
 
-class Source(Protocol):
-    def sample(self, problems: Sequence[Problem], answers: int, seed: int) -> Rollouts: ...
-
-
 @dataclass
 class DynamicSampling:
-    """A source of answers, made of another one: at most `most` batches are drawn for a step."""
-    source: Source
+    """A source of answers: the policy's, of at most `most` batches for a step."""
     policy: Policy
     most: int
     drawn: Metrics = field(default_factory=dict)  # what was drawn beyond the last batch
 
     def sample(self, problems: Sequence[Problem], answers: int, seed: int) -> Rollouts:
         wanted = len(problems)
-        drawn = [self.policy.score(self.source.sample(problems, answers, seed))]
+        drawn = [self.policy.ask(problems, answers, seed)]
         living = [groups_with_spread(drawn[0])]
         while len(drawn) < self.most and sum(map(len, living)) < wanted:
             more = self.policy.task.training_problems(seed, len(drawn), wanted)
-            of_more = self.source.sample(more, answers, derived_seed("more", seed, len(drawn)))
-            drawn.append(self.policy.score(of_more))
+            drawn.append(self.policy.ask(more, answers, derived_seed("more", seed, len(drawn))))
             living.append(groups_with_spread(drawn[-1]))
         chosen = []
         for batch, groups in enumerate(living):

@@ -24,7 +24,6 @@ from harness.tasks import CheckedTask, make_task
 from qwen2_model import Qwen2
 
 
-
 class Source(Protocol):
     """A source of answers to the problems: the policy itself, or a file."""
     def sample(self, problems: Sequence[Problem], answers: int, seed: int) -> Rollouts: ...
@@ -140,7 +139,7 @@ def answers_from(run: Run, policy: Policy) -> Source:
         return GivenPairs(s.pairs, policy, run)
     if s.dynamic_sampling > 1:
         from engine.dynamic import DynamicSampling
-        return DynamicSampling(policy, policy, s.dynamic_sampling, run.drawn)
+        return DynamicSampling(policy, s.dynamic_sampling, run.drawn)
     return policy
 
 

@@ -17,11 +17,7 @@ SPREAD = {0: [0, 1], 1: [1, 1], 2: [0, 0], 3: [1, 0], 4: [0, 1]}  # rewards of e
 class Sampler:
     """Two answers to each problem; the token of an answer says which."""
 
-    def __init__(self):
-        self.asked = []
-
     def sample(self, problems, answers, seed):
-        self.asked.append(list(problems))
         n = 2 * len(problems)
         ids = torch.tensor([[10 * problem + answer] * 2 for problem in problems
                             for answer in range(2)])
@@ -39,7 +35,8 @@ class Sampler:
 def policy_of(sampler):
     rounds = {1: [3, 2], 2: [4, 1]}
     task = SimpleNamespace(training_problems=lambda seed, step, count: rounds[step])
-    return SimpleNamespace(score=sampler.score, task=task)
+    return SimpleNamespace(
+        task=task, ask=lambda *given: sampler.score(sampler.sample(*given)))
 
 
 @pytest.mark.parametrize("most, problems, extra", [
@@ -49,7 +46,7 @@ def policy_of(sampler):
 def test_groups_without_spread_are_replaced_and_what_was_drawn_is_counted(most, problems, extra):
     sampler = Sampler()
     drawn = {}
-    source = DynamicSampling(sampler, policy_of(sampler), most, drawn)
+    source = DynamicSampling(policy_of(sampler), most, drawn)
     found = source.sample([0, 1], 2, seed=7)
     assert found.problems == problems and drawn["extra_answers"] == extra
     assert found.prompt_ids == [[problem] for problem in problems]
