@@ -55,14 +55,11 @@ class Choices(UserDict[str, str | Choice]):
 
     def __getitem__(self, name: str) -> Choice:
         choice = self.data[name]
-        if not isinstance(choice, str):
-            return choice
-        importlib.import_module(choice)
-        made = self.data[name]
-        if isinstance(made, str):
-            raise UserError(f"{choice.replace('.', '/')}.py should have a function or class {name} "
-                            "below @mitigation or @advantage, and has none")
-        return made
+        if isinstance(choice, str):
+            importlib.import_module(choice)
+            choice = self.data[name]
+        assert not isinstance(choice, str), f"{choice} has no {name} below a decorator"
+        return choice
 
     def __setitem__(self, name: str, choice: str | Choice) -> None:
         """Add a choice. A name can be taken only once, because a second `def none` would silently
@@ -154,11 +151,11 @@ def make(function: Choice, values: Mapping[str, Any], policy: object) -> Method:
     return made
 
 
-def refuse_other_arguments(method: Choice, called: Callable[..., Any], wanted: str,
+def refuse_other_arguments(method: Choice, function: Callable[..., Any], wanted: str,
                            *given: object, **flags: object) -> None:
     """Raise if a user's method cannot be called with these arguments."""
     try:
-        inspect.signature(called).bind(*given, **flags)
+        inspect.signature(function).bind(*given, **flags)
     except TypeError as error:
         raise UserError(f"{method.__name__} ({location_of(method)}) should take the arguments "
                         f"{wanted}: {error}") from None

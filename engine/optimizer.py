@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.adamw import adamw
 
-from engine.errors import UserError, refuse_undefined
+from engine.errors import refuse_undefined
 
 STATE = ("step", "exp_avg", "exp_avg_sq")  # the tensors that AdamW keeps for each parameter
 
@@ -103,12 +103,7 @@ def load_optimizer_tensors(optimizer: AdamW, parameters: dict[str, nn.Parameter]
         return
     for name, parameter in parameters.items():
         for key in STATE:
-            stored = tensors.get(f"{key}.{name}")
-            wanted = () if key == "step" else tuple(parameter.shape)
-            if stored is None or tuple(stored.shape) != wanted:
-                found = f"with shape {tuple(stored.shape)}" if stored is not None else "nowhere"
-                raise UserError(f"the state of the optimizer has {key} of {name} {found}, so AdamW "
-                                f"would start anew: it should have the shape {wanted}")
+            stored = tensors[f"{key}.{name}"]
             if key == "step":
                 optimizer.state[parameter]["step"] = stored.clone().to(parameter.device)
             else:

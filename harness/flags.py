@@ -171,11 +171,12 @@ def check_value(name: str, value: typing.Any, flag: Flag) -> None:
         way_out = ""
         if flag.type is int and not (flag.kind or flag.text):  # a parameter without type: power=1
             way_out = f", because its default is {flag.default}: write {flag.default}.0 there"
-        if flag.type is bool and value in ("yes", "no"):  # of a file: what is typed is read before
+        if flag.type is bool and value in ("yes", "no"):  # in a file: typed words are read as bool
             way_out = ", which in a file is true or false"
+        wanted = f"be {TYPE_NAMES[flag.type]}{way_out}"
         if flag.type is str and isinstance(value, str):
-            raise UserError(f"--{name} {value!r:.80} should not be empty")
-        raise UserError(f"--{name} {value!r:.80} should be {TYPE_NAMES[flag.type]}{way_out}")
+            wanted = "not be empty"
+        raise UserError(f"--{name} {value!r:.80} should {wanted}")
     if flag.choices and value not in flag.choices:
         hint = without_decorator(value) if isinstance(flag.choices, Choices) else ""
         near = difflib.get_close_matches(value, flag.choices, 1)

@@ -60,11 +60,7 @@ def read_lines(path: Path) -> list[Json]:
     if not path.exists():
         return []
     texts = read_text(path).split("\n")[:-1]
-    lines = [parse_object(text, f"{path}, line {number}") for number, text in enumerate(texts, 1)]
-    for number, line in enumerate(lines, 1):
-        if path.name in LOGS and type(line.get("step")) is not int:
-            raise UserError(f"{path}, line {number} does not say of which step it is")
-    return lines
+    return [parse_object(text, f"{path}, line {number}") for number, text in enumerate(texts, 1)]
 
 
 def read_given(name: str, what: str, parse: Callable[[str, str], Parsed]) -> list[Parsed]:
@@ -84,8 +80,6 @@ def run_config(run: Path) -> Json:
     config = read_json(path) if path.exists() else {}
     if "mitigation" not in config:
         raise UserError(f"{run} is not a run folder: it has no config.json of a run")
-    if not isinstance(config.get("made_of", {}), dict):
-        raise UserError(f"{path}: made_of should be an object with a digest for each file")
     if config.get("ranks", 1) != 1:
         raise UserError(f"{run} was made by {config['ranks']} processes, each with credit files of "
                         "its own. Only versions up to commit f19f84f4 read them")

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from engine.choices import Method
@@ -43,7 +42,7 @@ def last_state(s: Settings, folder: RunFolder,
                         "checkpoint_every")
     checkpoints = folder.checkpoints()
     done = max(checkpoints, default=0)
-    metrics, evaluations = (read_lines(path / name) for name in LOGS[:2])
+    metrics, evaluations = (read_lines(path / name) for name in LOGS)
     made = max([done, *(line["step"] for line in metrics)])
     is_finished = has_last_step(s, path, metrics, evaluations)
     every, steps = before["checkpoint_every"], before["steps"]
@@ -171,11 +170,7 @@ def has_last_step(s: Settings, path: Path, metrics: list[Json], evaluations: lis
 def load_state(checkpoint: Path, optimizer: AdamW, parameters: dict[str, torch.nn.Parameter],
                methods: Mapping[str, Method]) -> None:
     """Read back the state of the optimizer, the advantage and the weighting."""
-    path = checkpoint / "trainer" / "state.safetensors"
-    try:
-        tensors = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{path} is damaged: {error}") from None
+    tensors = load_file(checkpoint / "trainer" / "state.safetensors")
     for part, method in methods.items():
         names = [name for name in tensors if name.startswith(f"{part}.")]
         state = {name.removeprefix(f"{part}."): tensors.pop(name) for name in names}

@@ -362,9 +362,6 @@ def from_files(given: Json) -> tuple[Json, Json]:
     path = folder / "recipe.json"
     recipe = read_json(path) if path.exists() else {}
     chosen = DEFAULTS | recipe | config | given
-    for name in METHODS:
-        if not isinstance(chosen[name], str):
-            raise UserError(f"--{name} {chosen[name]} should be a text")
     on_gpu = str(chosen["device"]).startswith("cuda")
     if not recipe and is_large(folder):
         from harness.large_model import recipe_of_large
@@ -387,11 +384,11 @@ def is_large(folder: Path) -> bool:
 
 def known_values(path: object, values: Json, chosen: Json) -> Json:
     """The values of a file that are settings of this run; an error if one is of no run at all."""
+    flags, owners_here = all_flags(chosen), owners(chosen)
     # A method that the file names may not exist here: it was removed, or is another trainer's. Then
     # it is not known which flags it had.
     missing = {axis for axis in METHODS if values.get(axis, chosen[axis]) not in METHODS[axis]}
     owners_in_file = owners(DEFAULTS | {name: values[name] for name in values.keys() - missing})
-    flags, owners_here = all_flags(chosen), owners(chosen)
     flags_of_file: set[str] = set()
     flags_of_others: set[str] = set()  # of a task or method of the file that this run does not have
     for owner in owners_in_file:
@@ -506,7 +503,5 @@ def read_what_decides(argv: list[str]) -> Json:
     of_a_recipe = ("dtype", "prompt", "numbers", "data", "lora")  # which recipe a large model gets
     for name in ("model", "device", "task", "config", "resume", *of_a_recipe, *METHODS):
         first.add_argument(f"--{name}")
-    found, others = first.parse_known_args(argv)
-    if "help" in found and others and not others[0].startswith("-"):
-        raise UserError(f"--help {found.help} {others[0]}: one name at a time")
+    found, _ = first.parse_known_args(argv)
     return with_module_name(vars(found))

@@ -337,14 +337,6 @@ def test_a_method_takes_no_other_methods_name(name, module):
         assert choices.data[name] is one and choices.clashes == [(name, one, other)]
 
 
-def test_a_module_that_does_not_bring_its_method_is_named(tmp_path, monkeypatch):
-    """It would be looked up for ever."""
-    (tmp_path / "brings_nothing.py").touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    said = refusal(lambda: Choices({"mine": "brings_nothing"})["mine"])
-    assert said.startswith("brings_nothing.py should have a function or class mine below @mit")
-
-
 def test_two_methods_of_one_name_are_told_by_their_lines(own_choices, tmp_path, monkeypatch):
     """When the flags are read, whichever they are. Where a file is imported it would be a
     traceback."""
@@ -391,7 +383,6 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
     assert help_of("late") == ("--mitigation late\n\nWords below, 100%.\n\nMore of them.\n\n"
                                "  --power (a number, above 0; default 2.0)\n")
     assert "--help latex: there is no method" in refusal(read_flags, ["--help", "latex"])
-    assert "--help late gae: one name" in refusal(read_flags, ["--help", "late", "gae"])
 
 
 @pytest.mark.parametrize("argv, said", [
