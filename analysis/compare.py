@@ -139,8 +139,7 @@ def differences(comparison: Comparison, measure: str, is_primary: bool = True,
     could_see = [gain.could_see for gain in found.values()]
     title = f"{measure.capitalize()}: each arm minus the arm {baseline}, in percentage points"
     return gain_table(measure, title, found, {"could see": ("size", could_see)},
-                      f"the arm {baseline}", notes=notes,
-                      headings={"p": "p, Holm's correction", "could see": "detectable gain"})
+                      f"the arm {baseline}", notes, {"could see": "detectable gain"})
 
 
 def stability(comparison: Comparison) -> Table:

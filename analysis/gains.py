@@ -41,8 +41,8 @@ Arm = Mapping[int, Run]  # the runs of one arm, by seed
 class Gain:
     """The difference in success between one arm and another, over the seeds that both have.
 
-    p is corrected by Holm's method for all gains that are tested together; the p of a control is
-    not corrected. It is nan if there are too few pairs for a test.
+    p is corrected by Holm's method for all gains that are tested together. It is nan if there are
+    too few pairs for a test.
     """
     seeds: tuple[int, ...]
     estimate: Estimate
@@ -90,35 +90,27 @@ class Gain:
         return f"{NOT_SEEN}; {room_left(self.estimate)}"
 
 
-def called(first: Gain, again: Gain | None = None, is_control: bool = False) -> str:
+def called(first: Gain, again: Gain | None = None) -> str:
     """The word for a method after one look, or after a second look on new seeds: the one rule for
     ahead and behind.
 
     Why two looks? Of 100 methods that change nothing, two or three are better in one look by luck,
-    and whoever tries many methods finds them. A control takes one look: it is known before the
-    experiment which arm it is, and that it helps.
+    and whoever tries many methods finds them.
     """
     if first.verdict == WORSE:
         return BEHIND
     if first.verdict != BETTER:
         return first.verdict
-    if is_control:
-        return AHEAD
     if again is None:
         return "better once, second look to come"
     return AHEAD if again.verdict == BETTER else f"better once, then {again.verdict}"
 
 
-def chance_to_be_called(gain: float, spread: float, pairs: int, methods: int = 1,
-                        others_called: int = 0, looks: int = 1) -> float:
-    """How often a method with this true gain is called better (in each of so many looks), if the
-    differences of pairs have the standard deviation `spread`.
-
-    Holm's correction tests the smallest p of m methods at the level 0.05 / m, the next one at
-    0.05 / (m - 1), and so on. So a method has it easier if others have been called before it.
-    """
+def chance_to_be_called(gain: float, spread: float, pairs: int) -> float:
+    """How often a method with this true gain is called better in one look, if it is tested alone,
+    and the differences of pairs have the standard deviation `spread`."""
     in_standard_errors = gain / spread * pairs ** 0.5
-    return power(in_standard_errors, pairs - 1, methods - others_called) ** looks
+    return power(in_standard_errors, pairs - 1)
 
 
 def room_left(estimate: Estimate) -> str:
@@ -165,20 +157,18 @@ def mean_of_differences(differences: Floats, tests: int) -> Estimate:
     return mean_over(differences, tests)
 
 
-def gains(family: Mapping[str, tuple[Arm, Arm]], measure: str = IN_TRAINING,
-          controls: Collection[str] = (), fewest: int = 2) -> dict[str, Gain]:
+def gains(family: Mapping[str, tuple[Arm, Arm]], measure: str = IN_TRAINING) -> dict[str, Gain]:
     """The gain of the first arm of each pair over the second, by the pair's label.
 
-    Holm's correction is over all labels but those of `controls`, whose p is not corrected. A gain
-    of fewer than `fewest` pairs has no p and does not count as a test.
+    Holm's correction is over all labels. A gain of a single pair has no p and does not count as a
+    test.
     """
-    methods = [label for label in family if label not in controls]
     found = {}
     for label, (mine, theirs) in family.items():
-        gain = gain_over(mine, theirs, measure, len(methods) if label in methods else 1)
-        found[label] = gain if gain.pairs >= fewest else replace(gain, p=np.nan)
-    corrected = holm([found[label].p for label in methods])
-    for label, p in zip(methods, corrected):
+        gain = gain_over(mine, theirs, measure, len(family))
+        found[label] = gain if gain.pairs >= 2 else replace(gain, p=np.nan)
+    corrected = holm([gain.p for gain in found.values()])
+    for label, p in zip(family, corrected):
         found[label] = replace(found[label], p=p)
     return found
 
@@ -188,33 +178,27 @@ def over_baseline(arms: Mapping[str, Arm], baseline: str) -> dict[str, tuple[Arm
     return {name: (arm, arms[baseline]) for name, arm in arms.items() if name != baseline}
 
 
-def gain_table(name: str, title: str, found: Mapping[str, Gain | None],
-               beside: Columns | None = None, over: str = "plain GRPO",
-               verdicts: list[str] | None = None, finding: str = "",
-               notes: list[str] | None = None, headings: dict[str, str] | None = None) -> Table:
-    """A row for each arm: pairs, gain, p, what the caller has `beside` them, and the verdict.
-
-    None stands for an arm without a gain, as the baseline itself. `verdicts` take the place of the
-    gains' own.
-    """
+def gain_table(name: str, title: str, found: Mapping[str, Gain],
+               beside: Columns, over: str, notes: list[str], headings: dict[str, str]) -> Table:
+    """A row for each arm: pairs, gain, p, what the caller has `beside` them, and the verdict."""
     pairs: Row = []
     estimates: Row = []
     p: Row = []
     words: Row = []
     for gain in found.values():
-        pairs.append(gain.pairs if gain else None)
-        estimates.append(gain.estimate if gain else None)
-        p.append(gain.p if gain else None)
-        words.append(gain.verdict if gain else "-")
+        pairs.append(gain.pairs)
+        estimates.append(gain.estimate)
+        p.append(gain.p)
+        words.append(gain.verdict)
     columns: Columns = {
         "arm": ("", list(found)),
         "pairs": ("d", pairs),
         "gain": ("points", estimates),
         "p": ("p", p),
-        **(beside or {}),
-        "verdict": ("", verdicts or words)}
-    usual_headings = {"gain": f"gain over {over}{WITH_INTERVAL}", "p": "p, Holm's correction"}
-    return Table(name, title, columns, finding, notes or [], usual_headings | (headings or {}))
+        **beside,
+        "verdict": ("", words)}
+    headings = {"gain": f"gain over {over}{WITH_INTERVAL}", "p": "p, Holm's correction", **headings}
+    return Table(name, title, columns, "", notes, headings)
 
 
 def difference_in_training(mine: Run, theirs: Run) -> Floats | None:
@@ -224,7 +208,7 @@ def difference_in_training(mine: Run, theirs: Run) -> Floats | None:
     return np.array([mean_success(mine) - mean_success(theirs)])
 
 
-def difference_at_the_end(mine: Run, theirs: Run, mode: str = "sampled") -> Floats | None:
+def difference_at_the_end(mine: Run, theirs: Run, mode: str) -> Floats | None:
     """(problems,) the difference in each held-out problem, after the last step."""
     my_end, their_end = final_lines([mine], mode), final_lines([theirs], mode)
     if not my_end or not their_end:

@@ -56,25 +56,18 @@ def share_of_sums(problem: np.ndarray, part: np.ndarray, whole: np.ndarray) -> E
 
 def quotient_of_sums(problem: np.ndarray, above: np.ndarray, below: np.ndarray) -> Estimate:
     """A sum over another, with its interval over problems."""
-    return jackknife_of_sums(problem, [above, below], lambda sums: float(sums[0, 0] / sums[1, 0]))
+    return jackknife_of_sums(problem, [above, below], lambda sums: float(sums[0] / sums[1]))
 
 
 def jackknife_of_sums(problem: np.ndarray, values: Sequence[np.ndarray],
-                      statistic: Callable[[np.ndarray], float],
-                      cell: np.ndarray | None = None) -> Estimate:
-    """A statistic of the sums (values, cells) of some columns (n,) over the tokens of each cell;
-    its interval from the values that it has without each problem. A problem without tokens does not
-    count as one, whatever its number."""
+                      statistic: Callable[[np.ndarray], float]) -> Estimate:
+    """A statistic of the sums (values,) of some columns (n,) over the tokens; its interval from the
+    values that it has without each problem. A problem without tokens does not count as one,
+    whatever its number."""
     _, problem = np.unique(problem, return_inverse=True)
-    problems = int(problem.max()) + 1
-    if cell is None:
-        cell = np.zeros(len(problem), int)
-    cells = int(cell.max()) + 1
-    of_problem = np.zeros((len(values), problems, cells))
-    for number, column in enumerate(values):
-        sums = np.bincount(problem * cells + cell, column, problems * cells)
-        of_problem[number] = sums.reshape(problems, cells)
-    return jackknife(lambda kept: statistic(of_problem[:, kept].sum(1)), np.arange(problems))
+    of_problem = np.stack([np.bincount(problem, column) for column in values])
+    problems = np.arange(of_problem.shape[1])
+    return jackknife(lambda kept: statistic(of_problem[:, kept].sum(1)), problems)
 
 
 def sums_by_problem(tokens: TokenTable, sizes: Mapping[str, np.ndarray],

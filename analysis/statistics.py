@@ -83,11 +83,11 @@ def power(effect: float, df: float, tests: int = 1) -> float:
 
 
 @cache
-def estimated_errors(df: float, points: int = 400) -> list[tuple[float, float]]:
+def estimated_errors(df: float) -> list[tuple[float, float]]:
     """The standard errors that experiments estimate, the true one being 1, and how probable each of
     them is (not normalised)."""
     widest = 6 / math.sqrt(2 * df)  # six of their standard deviations, to each side
-    values = np.linspace(max(1e-6, 1 - widest), 1 + widest, points)
+    values = np.linspace(max(1e-6, 1 - widest), 1 + widest, 400)
     log_density = (df - 1) * np.log(values) - df * values ** 2 / 2
     probabilities = np.exp(log_density - log_density.max())
     return list(zip(values.tolist(), probabilities.tolist()))

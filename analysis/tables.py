@@ -54,12 +54,12 @@ class Table:
             are_texts.append(all(isinstance(value, str) for value in values))
         return are_texts
 
-    def to_text(self, limit: int = WIDTH) -> str:
-        """The table as Markdown that also lines up in a terminal. If it would be wider than the
-        limit, headings and texts are wrapped."""
+    def to_text(self) -> str:
+        """The table as Markdown that also lines up in a terminal. If it would be wider than
+        WIDTH, headings and texts are wrapped."""
         rows = [list(map(escaped, row)) for row in [self.heads(), *self.cells()]]
         left = self.texts()
-        widths = narrowed(rows, left, limit - 3 * len(left) - 1)
+        widths = narrowed(rows, left, WIDTH - 3 * len(left) - 1)
         rules = []
         for width, on_left in zip(widths, left):
             end = "-" if on_left else ":"

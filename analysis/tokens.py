@@ -63,19 +63,6 @@ class TokenTable:
         into so many equal parts; the first is 0."""
         return np.asarray(parts * (2 * self["position"] + 1) // (2 * self["length"]))
 
-    def rank_in_answer(self, values: np.ndarray) -> np.ndarray:
-        """(n,) each token's rank in its answer by these values, from -1 (least) to 1 (most). Equal
-        values share their mean rank; the only token of an answer has 0."""
-        rank = np.zeros(len(self))
-        for answer in np.unique(self["answer"]):
-            inside = self["answer"] == answer
-            count = inside.sum()
-            if count > 1:
-                _, which, times = np.unique(values[inside], return_inverse=True, return_counts=True)
-                mean_rank = np.cumsum(times) - (times + 1) / 2  # from 0
-                rank[inside] = 2 * mean_rank[which] / (count - 1) - 1
-        return rank
-
 
 def table_of_frames(mask: torch.Tensor, problem: torch.Tensor,
                     frames: Mapping[str, torch.Tensor]) -> TokenTable:

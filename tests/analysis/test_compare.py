@@ -154,19 +154,6 @@ def test_a_gain_of_too_few_pairs_has_no_verdict_and_is_no_test(tmp_path):
     assert nothing.verdict == "nothing to compare" and np.isnan(nothing.estimate.value)
 
 
-def test_a_control_is_not_corrected_and_not_counted(tmp_path):
-    folders = make(tmp_path, {"base": (0.5, {}), "other": (0.5, {"mitigation": "random"}),
-                              "control": (0.6, {"mitigation": "equal_gradient"}),
-                              "third": (0.5, {"mitigation": "entropy_ratio"})}, seeds=3)
-    arms = comparison_of(folders).arms
-    family = {name: (arm, arms["none"]) for name, arm in arms.items() if name != "none"}
-    found = gains.gains(family, AT_THE_END, controls=["equal_gradient"])
-    alone = {name: gain_over(*pair, AT_THE_END).p for name, pair in family.items()}
-    assert found["equal_gradient"].p == alone["equal_gradient"]
-    smaller = min(alone["random"], alone["entropy_ratio"])
-    assert min(found["random"].p, found["entropy_ratio"].p) == pytest.approx(min(1, 2 * smaller))
-
-
 def test_problems_that_are_asked_again_are_counted(tmp_path):
     """Prompts of steps 1 to 3: 5 and 6; 6 and 7; 5 and 5, so three of six came before."""
     steps = {step: credit_columns([2, 2], [0, 1], prompt_ids=[first, 9, second, 9])

@@ -40,15 +40,14 @@ def test_at_the_end_counts_the_sampled_evaluation_after_the_last_step():
 
 
 def test_what_could_be_seen_is_worse_the_more_is_tested():
-    """Differences 0.1, 0.2 and 0.3 have a standard error of 0.1 / sqrt 3. Two methods are tested,
-    and the control by itself."""
+    """Differences 0.1, 0.2 and 0.3 have a standard error of 0.1 / sqrt 3."""
     plain, mine = arm_of(0, 0, 0), arm_of(0.1, 0.2, 0.3)
-    found = gains({name: (mine, plain) for name in ("one", "two", "control")},
-                  controls=["control"])
+    found = gains({name: (mine, plain) for name in ("one", "two")})
+    [alone] = gains({"one": (mine, plain)}).values()
     error = 0.1 / 3 ** 0.5
     assert found["one"].could_see == pytest.approx(detectable(2, 2) * error)
-    assert found["control"].could_see == pytest.approx(detectable(2) * error)
-    assert found["one"].p == pytest.approx(2 * found["control"].p)
+    assert alone.could_see == pytest.approx(detectable(2) * error)
+    assert found["one"].p == pytest.approx(2 * alone.p)
 
 
 def test_what_could_be_seen_at_the_end_is_worse_the_more_is_tested():
@@ -59,14 +58,6 @@ def test_what_could_be_seen_at_the_end_is_worse_the_more_is_tested():
     found = gains({name: (ends, zeros) for name in ("one", "two")}, AT_THE_END)
     assert found["one"].could_see == paired_difference(rows, tests=2).visible
     assert paired_difference(rows, tests=2).visible > 1.05 * paired_difference(rows).visible
-
-
-def test_too_few_pairs_are_no_test():
-    plain = arm_of(0, 0, 0)
-    family = {"whole": (arm_of(0.1, 0.2, 0.3), plain), "begun": (arm_of(0.1, 0.2), plain)}
-    whole, begun = gains(family, fewest=3).values()
-    assert np.isnan(begun.p) and not np.isnan(gains(family)["begun"].p)
-    assert whole.p == gain_over(*family["whole"]).p
 
 
 def test_pairs_that_agree_by_luck_are_no_proof():
@@ -93,28 +84,23 @@ def test_the_words_of_a_gain():
 
 
 def test_the_one_rule_for_ahead_and_behind():
-    """Ahead takes two looks, behind one. A control takes one look."""
+    """Ahead takes two looks, behind one."""
     better, worse = Gain((1, 2), Estimate(0.1), 0.01), Gain((1, 2), Estimate(-0.1), 0.01)
     unseen = Gain((1, 2), Estimate(0.1), 0.06)
     assert called(better) == "better once, second look to come"
-    assert called(better, better) == "ahead" == called(better, is_control=True)
+    assert called(better, better) == "ahead"
     assert called(better, unseen) == "better once, then no difference seen"
     assert called(better, worse) == "better once, then worse"
-    assert called(worse) == "behind" == called(worse, better) == called(worse, is_control=True)
+    assert called(worse) == "behind" == called(worse, better)
     assert called(unseen) == NOT_SEEN == called(unseen, better)
     assert called(Gain((1,), Estimate(0.1))) == "one seed: no verdict"
 
 
-@pytest.mark.parametrize("points, spread, pairs, methods, others, percent", [
-    (2, 1.4, 12, 26, 0, 78), (1, 1.4, 12, 26, 0, 13), (1, 1.4, 12, 26, 6, 15),
-    (4, 3.4, 8, 1, 0, 81), (8, 6.9, 8, 1, 0, 80), (8, 6.9, 8, 10, 0, 34), (8, 6.9, 8, 10, 4, 44),
-    (4, 3.7, 8, 10, 0, 29)])
-def test_how_often_a_true_gain_is_called(points, spread, pairs, methods, others, percent):
+@pytest.mark.parametrize("points, spread, pairs, percent", [(4, 3.4, 8, 81), (8, 6.9, 8, 80)])
+def test_how_often_a_true_gain_is_called(points, spread, pairs, percent):
     """The percentages are those of 400,000 experiments that were simulated by another program."""
-    once = chance_to_be_called(points / 100, spread / 100, pairs, methods, others)
-    assert 100 * once == pytest.approx(percent, abs=0.7)
-    twice = chance_to_be_called(points / 100, spread / 100, pairs, methods, others, looks=2)
-    assert twice == pytest.approx(once ** 2)
+    chance = chance_to_be_called(points / 100, spread / 100, pairs)
+    assert 100 * chance == pytest.approx(percent, abs=0.7)
 
 
 def test_the_spread_of_pairs_is_their_standard_deviation():

@@ -34,7 +34,7 @@ def test_a_share_and_its_jackknife():
     problems the interval reaches beyond 0 and 1, where it is cut."""
     problem = np.array([0, 0, 1, 2])
     part, whole = np.array([0.5, 0.5, 2, 3]), np.array([1.0, 1, 2, 6])
-    uncut = jackknife_of_sums(problem, [part, whole], lambda sums: sums[0, 0] / sums[1, 0])
+    uncut = jackknife_of_sums(problem, [part, whole], lambda sums: sums[0] / sums[1])
     left = np.array([5 / 8, 4 / 8, 3 / 4])
     assert uncut.value == pytest.approx(0.6)
     error = np.sqrt(2 / 3 * ((left - left.mean()) ** 2).sum())

@@ -1,4 +1,4 @@
-"""The table of tokens, by hand: positions, ranks, sums, and tables that are joined."""
+"""The table of tokens, by hand: positions, sums, and tables that are joined."""
 import numpy as np
 import torch
 from conftest import credit_columns, write_log
@@ -17,14 +17,6 @@ def test_a_token_belongs_to_the_part_of_its_answer_in_which_its_middle_stands():
     assert tokens.part_of_answer(2).tolist() == [0, 1, 0, 1, 1]
     assert tokens.part_of_answer(5).tolist() == [1, 3, 0, 2, 4]
     assert tokens.part_of_answer(10).tolist() == [2, 7, 1, 5, 8]
-
-
-def test_the_order_of_values_in_an_answer():
-    """3 1 2 -> 1 -1 0 and 5 5 -> 0 0, whatever other answers have; a single token has 0."""
-    tokens = table_of([0, 0, 0, 1, 1, 2])
-    rank = tokens.rank_in_answer
-    assert rank(np.array([3.0, 1, 2, 5, 5, 9])).tolist() == [1, -1, 0, 0, 0, 0]
-    assert rank(np.array([0.0, 0, 9, 1, 2, 9])).tolist() == [-0.5, -0.5, 1, -1, 1, 0]
 
 
 def test_frames_become_columns_and_whole_numbers_stay_whole():
