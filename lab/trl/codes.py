@@ -24,15 +24,15 @@ from lab.formula.words import sentences
 def main(argv: list[str]) -> None:
     parser = make_parser("python -m lab.trl.codes [NAME]", __doc__, {})
     parser.add_argument("name", nargs="?", default=None, help="a code; without it all are listed")
-    flags = parser.read(argv)
-    if flags.name is None:
+    wanted = parser.read(argv).get("name")
+    if wanted is None:
         for name, adapter in ADAPTERS.items():
             print(f"  {name:24s} {inspect.getdoc(adapter).splitlines()[0]}")
         return
-    if flags.name not in ADAPTERS:
-        raise UserError(f"there is no adapter for {flags.name}, only for {', '.join(ADAPTERS)}: "
+    if wanted not in ADAPTERS:
+        raise UserError(f"there is no adapter for {wanted}, only for {', '.join(ADAPTERS)}: "
                         "lab/trl/codes.md shows how to write one")
-    losses = ADAPTERS[flags.name]()
+    losses = ADAPTERS[wanted]()
     for name, loss in losses.items():
         print(f"\n{name}")
         for sentence in sentences(find_formula(loss)):
