@@ -19,10 +19,10 @@ the gradient of its log-prob at the logits. The gradient's size at the logits is
 #
 # Several runs are compared in analysis/compare.py.
 #
-# Four words of this file: a *partition* puts each token of a run into one *cell*, for example by
+# Five words of this file: a *partition* puts each token of a run into one *cell*, for example by
 # its kind, of which there are seven. A *block* is a part of the training, which is cut into at most
-# 50 blocks of steps. A *tally* has sums over the tokens of each cell in each block. A *chapter* is
-# a part of the page, a title with several tables.
+# 50 blocks of steps. A *tally* has sums over the tokens of each cell in each block. A *finding* is
+# the sentence that says what a table shows. A *chapter* is a part of the page: several tables.
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +50,8 @@ from engine.tokens import KINDS
 if TYPE_CHECKING:
     from analysis.arms import Comparison
 
-WITHOUT = (f"{PART}format", f"{PART}reasoning")  # a task without these gives 0 to every answer
+# parts of the reward that a task may lack: then they are 0 for every answer
+WITHOUT = (f"{PART}format", f"{PART}reasoning")
 FINDINGS = (  # the tables whose findings are printed, and shown beside a picture on the page
     "gradient by kind", "change by kind", "gradient by section", "gradient by position")
 IN_SHORT = ("gradient by kind", "gains")  # the tables that are printed
@@ -259,7 +260,7 @@ def growth(run: Run, tally: Tally) -> Table:
                      tally.mean("all", "entropy", blocks)[0], means["gradient_norm"],
                      without_spread, tally.mean("all", "abs gradient", blocks)[0]])
     formats = {"steps": "", "success": ".1%", "finished": ".1%", "length": ".1f",
-               "entropy": ".3f", "norm": ".3f", "flat": ".0%", "new": ".4f"}
+               "entropy": ".3f", "norm": ".3f", "flat": ".0%", "abs(A) w s": ".4f"}
     return Table("growth", "How the averages changed over training", by_row(formats, rows), "",
                  ["Finished: the share of answers that ended before the limit. Entropy: the mean "
                   "over the tokens, in nats, of the distribution that each was drawn from. "
@@ -267,7 +268,8 @@ def growth(run: Run, tally: Tally) -> Table:
                   "rewards all advantages are 0, so nothing is learned from it"],
                  {"success": "success in training batches", "length": "tokens in an answer",
                   "entropy": "mean entropy", "norm": "gradient norm",
-                  "flat": "answers in groups with equal rewards", "new": "mean abs(A) w s"})
+                  "flat": "answers in groups with equal rewards",
+                  "abs(A) w s": "mean abs(A) w s"})
 
 
 def forks(tally: Tally) -> Table:

@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 from engine.errors import UserError
 from engine.tokens import (ANSWER, BRACKET, END, END_OF_TURN, NUMBER, OPERATOR, OTHER, SPACE, TAG,
-                           THINK, USER_TURN, WORD)
+                           THINK, USER_TURN, WORD, without_end_of_turn)
 from harness.record import read_given
 from harness.flags import option
 
@@ -46,7 +46,7 @@ FORMAT_WEIGHT = 0.1
 REWARDS = {"graded": f"answer + {FORMAT_WEIGHT} format", "right": "answer",
            "signed": "2 answer - 1"}
 MAX_THINK = 20_000  # the score of the reasoning reads only this many characters of the thinking
-MOST_KNOWN = 100_000  # draws without a new problem, after which there are taken to be no more
+MOST_KNOWN = 100_000  # `held_out_problems` gives up after so many draws without a new problem
 
 SHORT = "<|im_start|>user\n{numbers} make {target}<|im_end|>\n<|im_start|>assistant\n<think>"
 FULL = """<|im_start|>system
@@ -95,8 +95,8 @@ PROMPTS = {
     "original": Wording(ORIGINAL, as_numpy_prints),
     "brief": Wording(BRIEF + "<think>", " and ".join),
     "expression": Wording(BRIEF, " and ".join, thinks=False)}
-# The flags below that describe generated problems have an effect only if problems are generated.
-# The first item tests that. The second ends the error message: "--numbers has no effect without
+# What the flags below that describe generated problems require. The function tests whether problems
+# are generated. The text ends the error message if they are not: "--numbers has no effect without
 # generated problems, which --data replaces".
 GENERATED: tuple[Callable[["Task"], bool], str] = (
     lambda task: task.data is None, "generated problems, which --data replaces")
@@ -172,8 +172,9 @@ class Task:
             raise UserError(f"--examples {self.examples}: {self.data} has no other problems to "
                             "train on than those that the prompt shows as examples")
 
+    # what a right answer is, in words, for the page of a run
     solved = ("the expression makes the target from the numbers, each used exactly once, with "
-              "+ - * /")  # what a right answer is, in words, for the page of a run
+              "+ - * /")
 
     @property
     def reward(self) -> str:
@@ -183,6 +184,7 @@ class Task:
 
     @property
     def counts(self) -> tuple[int, ...]:
+        """How many numbers a generated problem may have."""
         return tuple(int(count) for count in self.numbers.split(","))
 
     def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
@@ -205,7 +207,7 @@ class Task:
         if self.to_test:
             return rng.sample(self.to_test, min(count, len(self.to_test)))
         problems: dict[Content, Problem] = {}
-        known = 0  # draws since the last new problem
+        known = 0  # draws since the last new problem, all of which were known
         for _ in range(20 * count):
             problem = self.make_problem(rng, held_out)
             known = known + 1 if content_of(problem) in problems else 0
@@ -214,8 +216,7 @@ class Task:
                 break
         return list(problems.values())
 
-    def make_problem(self, rng: random.Random,
-                     wanted: Callable[[Problem], bool] = lambda problem: True) -> Problem:
+    def make_problem(self, rng: random.Random, wanted: Callable[[Problem], bool]) -> Problem:
         """A random problem that has a solution, and for which `wanted` is true."""
         for _ in range(10_000):
             count = rng.choice(self.counts)
@@ -397,11 +398,6 @@ def format_score(text: str, end_of_prompt: str) -> float:
     has_think = between(text, "<think>", "</think>") is not None
     has_answer = between(text, "<answer>", "</answer>") is not None
     return 0.1 * has_think + 0.5 * has_answer
-
-
-def without_end_of_turn(text: str) -> str:
-    end = next((end for end in END_OF_TURN if text.endswith(end)), "")
-    return text.removesuffix(end)
 
 
 # A step is a op b = c, with at most two spaces between its parts. The c of one step can be the a of

@@ -119,8 +119,7 @@ def group_mean(value: Tensor, group: Tensor) -> Tensor:
 def centred(value: Tensor, group: Tensor) -> Tensor:
     """(B,) -> (B,): value minus its group's mean; exactly 0 if the group's values are equal."""
     difference = double(value) - group_mean(value, group)
-    centred = torch.where(difference.abs() < 1e-8, 0.0, difference).float()
-    return centred.to(value.device)
+    return torch.where(difference.abs() < 1e-8, 0.0, difference).float().to(value.device)
 
 
 def group_z_score(value: Tensor, group: Tensor, epsilon: float = 1e-4) -> Tensor:
@@ -128,8 +127,8 @@ def group_z_score(value: Tensor, group: Tensor, epsilon: float = 1e-4) -> Tensor
     number of answers; exactly 0 if all values of the group are equal."""
     difference = double(value) - group_mean(value, group)
     std = group_mean(difference.square(), group).sqrt()
-    z_score = torch.where(std < 1e-8, 0.0, difference / (std + epsilon)).float()
-    return z_score.to(value.device)
+    z_score = difference / (std + epsilon)
+    return torch.where(std < 1e-8, 0.0, z_score).float().to(value.device)
 
 
 def to_every_token(value: Tensor, rollouts: Rollouts) -> Tensor:
@@ -210,7 +209,7 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
     N = int(mask.sum())
     length_scale = length_scaling(rollouts.length, s.loss_norm, s.max_new_tokens)    # (B, 1)
     scaled_weight = weight * length_scale                                            # (B, T)
-    old, ratio = torch.zeros_like(weight), torch.ones_like(weight)  # filled in the passes below
+    old, ratio = torch.zeros_like(weight), torch.ones_like(weight)  # both are filled in below
     columns = {"ratio": ratio} if s.epochs > 1 else {}
     is_trained = has_gradient(mask, scaled_weight * advantage, reference is not None)  # (B,)
     if not is_trained.any():

@@ -88,7 +88,7 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 def product_type(dtype: torch.dtype, device: torch.device) -> torch.dtype:
     """The type in which to multiply matrices. It is `dtype` with one exception: on a CPU on which
     oneDNN does not multiply bfloat16 it is float32, because bfloat16 would be 40 times slower. The
-    sums of products are then added up in another order, and nothing else differs."""
+    products are then added up in another order, and nothing else differs."""
     is_slow = dtype == torch.bfloat16 and device.type == "cpu" and not has_bfloat16()
     return torch.float32 if is_slow else dtype
 
@@ -151,8 +151,8 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """An embedding that draws no initial weights on the device "meta". There is no memory for them,
-    and torch would import its whole compiler to do nothing."""
+    """An embedding that draws no initial weights on the device "meta", where tensors have a shape
+    and no numbers. torch would import its whole compiler to draw nothing."""
     __call__: Callable[..., Tensor]
 
     def reset_parameters(self) -> None:
@@ -311,8 +311,8 @@ class Qwen2(Layer):
 
     @property
     def is_large(self) -> bool:
-        """Whether the model has more than 100 million parameters. If it has, programs announce what
-        takes long before they begin it."""
+        """Whether the model has more than 100 million parameters. With such a model programs say
+        so before they begin something that takes long."""
         return sum(parameter.numel() for parameter in self.parameters()) > 1e8
 
     @property

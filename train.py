@@ -99,8 +99,8 @@ def drop_unfinished(rollouts: Rollouts) -> Rollouts:
 
 def is_change_measured(s: Settings, step: int) -> bool:
     """Whether the change of each token is measured in this step: in step 1, every --change_every
-    steps after it, and in the last step. Counting from 1 has a use: with --change_every 10 step 51
-    is measured, and it begins with the model of checkpoint 50, which may still be there."""
+    steps after it, and in the last step. So with --change_every 10 step 51 is one of them. It
+    begins with the model of checkpoint 50, from which it can be made again."""
     if not s.change_every:
         return False
     return (step - 1) % s.change_every == 0 or step == s.steps

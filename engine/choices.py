@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import wraps
 from reprlib import repr as brief
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, Protocol, TypeVar, cast, overload
 
 import torch
 from torch import Tensor
@@ -57,8 +57,7 @@ class Choices(UserDict[str, str | Choice]):
         choice = self.data[name]
         if isinstance(choice, str):
             importlib.import_module(choice)
-            choice = self.data[name]
-        assert not isinstance(choice, str), f"{choice} has no {name} below a decorator"
+            return cast(Choice, self.data[name])  # the module's decorator has put it there
         return choice
 
     def __setitem__(self, name: str, choice: str | Choice) -> None:

@@ -124,8 +124,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def did_you_mean(path: Path) -> str:
-    """: did you mean models/tiny?  These words belong after the name of a folder that does not
-    exist; there are none if nothing beside it has a similar name."""
+    """The words after the name of a folder that does not exist, ": did you mean models/tiny?";
+    none if no folder beside it has a similar name."""
     beside = [known.name for known in path.parent.glob("*") if known.is_dir() and known != path]
     near = get_close_matches(path.name, beside, 1)
     return f": did you mean {path.parent / near[0]}?" if near else ""

@@ -16,7 +16,6 @@ from engine.sampler import Generation, generate
 from engine.tokens import END_OF_TURN, encode_prompt, token_bytes
 from qwen2_model import Qwen2
 
-
 # The settings of a run. harness/settings.py declares them, so the engine does not know their type.
 # It reads max_new_tokens, temperature and micro_batch. Methods may read any setting.
 RunSettings = Any
@@ -75,12 +74,11 @@ class Policy:
 
     @torch.no_grad()
     def refuse_broken_model(self) -> None:
-        """Raise if the logits after one prompt are not finite. Parameters that are finite do not
-        make sure of that, because a product of them can overflow.
+        """Raise if the logits after one prompt are not finite. That the parameters are finite is
+        not enough, because a product of them can overflow.
 
-        The prompt is that of an extreme problem, and not of a held-out one. A run may not train on
-        a held-out problem that it has asked for (harness/tasks.py), but a run that evaluates
-        nothing may train on any problem."""
+        The prompt is that of an extreme problem. If it were a held-out one, a run that evaluates
+        nothing could not train on this problem any more (harness/tasks.py)."""
         problem = self.task.extreme_problems()[0]
         prompt = encode_prompt(self.tokenizer, self.task.prompt_for(problem), "")
         hidden = self.model.model(torch.tensor([prompt], device=self.model.device))
@@ -107,7 +105,7 @@ def encode_prompts(tokenizer: Tokenizer, task: Task[Problem],
 
 def as_rollouts(problems: Sequence[Problem], prompts: list[list[int]], answers: int,
                 sampled: Generation) -> Rollouts:
-    """The batch of what was sampled, so many answers to each problem."""
+    """The batch of what was sampled, with `answers` answers to each problem."""
     refuse_undefined("the model's probabilities are", sampled.log_prob, sampled.entropy,
                      sampled.collision)
     group = torch.arange(len(problems), device=sampled.mask.device).repeat_interleave(answers)

@@ -55,9 +55,9 @@ ROWS_IN_CACHE = 4
 
 
 class Pace(NamedTuple):
-    """What a kind of device needs to be fast. First, how often something changes between steps:
-    which rows there are, or how much of the cache they read. On a GPU the step is recorded again
-    after such a change."""
+    """What a kind of device needs to be fast: how rarely the rows change, or the part of the cache
+    that they read, because a GPU records its step again after such a change; and how the cache is
+    laid out."""
     look: int    # steps between two searches for finished rows
     window: int  # tokens by which the part of the cache that steps read is enlarged at a time
     leave: int   # finished rows are dropped once they are 1 / leave of all rows. They are not
@@ -325,8 +325,9 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
         from engine.recording import Recording
     recording: Recording | None = None
     step = decoding.step
-    window = 0     # the steps read this many slots
-    t = count = 1  # tokens that each row has: token 0 came with the prefill. count are new
+    window = 0  # the steps read this many slots
+    t = 1       # tokens that each row has: token 0 came with the prefill
+    count = 1   # how many of them are new since finished rows were last looked for
     while t < longest:
         decoding.find_done(t, count)
         rows = len(decoding.rows.done)
@@ -372,7 +373,7 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
     max_new_tokens: one number for all prompts, or one for each
     stop_ids:       tokens that end an answer, by default the model's own
     starts:         positions to continue from, each with `answers` rows, instead of the ends of the
-                    prompts; max_new_tokens is then about starts
+                    prompts; max_new_tokens may have a number for each start
 
     The random numbers for all tokens of all rows are drawn before the first token. So what a row
     samples does not depend on which other rows are still growing.

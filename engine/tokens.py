@@ -72,6 +72,11 @@ def encode_prompt(tokenizer: Tokenizer, text: str, problem: str) -> list[int]:
     return ids
 
 
+def without_end_of_turn(text: str) -> str:
+    end = next((end for end in END_OF_TURN if text.endswith(end)), "")
+    return text.removesuffix(end)
+
+
 def without_earlier_turns(prompt: str) -> str:
     """A prompt as it is printed for people: of several user turns, only the last one."""
     _, *turns = prompt.split(USER_TURN)  # before the first turn may be one of the system

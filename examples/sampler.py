@@ -7,9 +7,9 @@ are kept, and each step feeds the model nothing but the newest token of each ans
     step 1     token 0 of each answer, at position P          of P + 1 tokens
     step 2     token 1 of each answer, at position P + 1      of P + 2 tokens
 
-engine/sampler.py draws the same tokens, which a test holds, and is faster: it computes a prompt
-once for all of its answers, lets answers that have ended leave the batch, gives the cache its room
-beforehand instead of copying it in every step, and joins matrices.
+engine/sampler.py draws the same tokens (a test compares them) and is faster: it computes a prompt
+once for all of its answers, lets answers that have ended leave the batch, takes the cache's memory
+beforehand instead of copying the cache in every step, and joins matrices.
 """
 if __name__ == "__main__":
     raise SystemExit("start it with: python examples/one_step.py")
@@ -52,7 +52,7 @@ def sample(model: Qwen2, prompt: list[int], answers: int, max_new_tokens: int,
     fed = torch.tensor([prompt] * answers)                               # (B, P)
     positions = torch.arange(len(prompt))
     has_ended = torch.zeros(answers, dtype=torch.bool)
-    columns: list[tuple[Tensor, Tensor, Tensor]] = []  # of each step: token, mask and log-prob
+    columns: list[tuple[Tensor, Tensor, Tensor]] = []  # for each step: token, mask and log-prob
     for t in range(max_new_tokens):
         hidden = model.model(fed, positions, cache.attend)               # (B, fed, D)
         log_p = model.logits(hidden[:, -1]).float().log_softmax(-1)      # (B, V)

@@ -21,8 +21,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.errors import UserError
-from engine.tokens import ANSWER, END, NUMBER, OTHER, SPACE, THINK, WORD
-from countdown_task import kind_of, without_end_of_turn
+from engine.tokens import ANSWER, END, NUMBER, OTHER, SPACE, THINK, WORD, without_end_of_turn
+from countdown_task import kind_of
 from harness.flags import option
 from harness.record import read_given
 

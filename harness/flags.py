@@ -82,7 +82,8 @@ class Flag:
         return " and ".join(limits)
 
     def help(self) -> str:
-        """what it means (one | another; default one; needs --other above 0)"""
+        """The flag in the help: what it means (one | another; default one; needs --other above 0)
+        """
         facts = []
         if 0 < len(self.choices) < 10:
             facts.append(" | ".join(self.choices))
@@ -93,7 +94,7 @@ class Flag:
         return f"{self.text} ({'; '.join(facts)})" if facts else self.text
 
     def help_of_method(self) -> str:
-        """(a number, above 0; default 2.0): what it means"""
+        """A method's flag in the help: (a number, above 0; default 2.0): what it means"""
         kind = " or ".join(self.choices) or TYPE_NAMES[self.type]
         limits = self.limits(most=LARGEST) if self.type in (int, float) else ""
         facts = [f"{kind}, {limits}" if limits else kind, f"default {self.default}"]

@@ -7,7 +7,7 @@ from engine.choices import Choices
 from engine.errors import UserError
 from harness.flags import Flag, flags_of, make_parser
 
-# what the columns of a step's line are, which a run prints (harness/screen.py)
+# what the columns of a step's line are, which a run prints (harness/metrics.py)
 ABOUT_STEPS = (
     "A run prints a line for each step. It has the mean reward of the step's answers, their "
     "success (the share that is right), the mean score of their format, their mean length in "

@@ -151,7 +151,7 @@ def set_threads(threads: int, model: Qwen2) -> None:
 
 
 def device_of(s: Settings) -> torch.device:
-    """The device of --device, and whether it computes the same numbers every time."""
+    """The device of --device. A GPU is told whether to compute the same numbers every time."""
     device = pick_device(s.device)
     if device.type == "cuda":
         compute_the_same_every_time(s.deterministic)
@@ -159,8 +159,8 @@ def device_of(s: Settings) -> torch.device:
 
 
 def compute_the_same_every_time(wanted: bool) -> None:
-    """Whether torch uses only algorithms that give the same numbers every time (--deterministic).
-    cuBLAS needs the variable for it, and reads it before its first product."""
+    """If `wanted` (--deterministic), let torch use only algorithms that give the same numbers every
+    time. cuBLAS needs the variable for it, and reads it before its first product."""
     if wanted:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -42,7 +42,7 @@ def made_of(s: Settings) -> dict[str, str]:
 
 
 def digest_of_settings(config: Json) -> str:
-    """Of a run's settings, or of its config.json."""
+    """The digest of a run's settings, which may be its whole config.json."""
     settings = {name: value for name, value in config.items()
                 if name not in {"out", *CHANGEABLE, *NOT_SETTINGS}}
     return digest_of_text(json.dumps(settings, sort_keys=True))
@@ -78,7 +78,7 @@ def named_files(s: Settings) -> list[Path]:
 
 
 def shown(path: Path) -> str:
-    """The name of a file of the project from there, of another one its whole path."""
+    """The path of a file from the project's folder; its whole path if it is not in there."""
     path = Path(os.path.abspath(path))
     return str(path.relative_to(PROJECT)) if PROJECT in path.parents else str(path)
 
@@ -140,8 +140,8 @@ def changes(before: dict[str, str], s: Settings, done: int) -> Iterator[str]:
 
 
 def missing_steps(run: Path, done: int | None = None) -> Iterator[str]:
-    """The first step up to `done`, or up to the last on record, that the record lacks, or has
-    twice. A user may have removed all credit files."""
+    """A sentence about the first step that the record lacks or has twice, up to step `done`, or up
+    to the last one on record. A user may have removed the credit files, if it is all of them."""
     steps = [line["step"] for line in read_lines(run / "metrics.jsonl")]
     files, last = set(credit_steps(run)), max(steps, default=0) if done is None else done
     steps = [step for step in steps if step <= last]
@@ -162,7 +162,7 @@ def first_missing(steps: Collection[int], last: int) -> int:
 
 
 def missing_evaluations(run: Path, end: int) -> Iterator[str]:
-    """The first step below `end` after which an evaluation was due that the record lacks."""
+    """A sentence about the first step below `end` whose evaluation was due and is not on record."""
     config = run_config(run)
     every, made = config.get("eval_every"), [line["step"] for line in read_lines(
         run / "evaluations.jsonl")]

@@ -35,8 +35,9 @@ METRICS = {
     "weight_factor": "c, by which the weights were multiplied (`--rescale`)",
     "weight_max": "the largest weight after that",
     "weight_note": "a sentence if the weights were replaced or could not be rescaled",
-    "extra_tokens": "tokens that the weighting and the advantage sampled for themselves",
-    "extra_answers": "answers that they sampled for themselves",
+    "extra_tokens": "sampled tokens that are not in the batch: those of the weighting, the "
+                    "advantage and `--dynamic_sampling`",
+    "extra_answers": "sampled answers that are not in the batch, of the same three",
     "N": "number of tokens that the loss divides by",
     "trained_tokens": "tokens of the answers that have a gradient",
     "learning_rate": "learning rate of the step",
@@ -114,7 +115,7 @@ def time_metrics(clock: Clock) -> dict[str, float]:
 
 
 def batch_metrics(rollouts: Rollouts) -> dict[str, float]:
-    """Means over the sampled answers, those of dropped answers too."""
+    """Means over all sampled answers, also over those that --drop_unfinished drops."""
     parts = {column_of_part(part): score.mean().item() for part, score in rollouts.scores.items()}
     tokens = rollouts.mask.sum().item()
     reward = rollouts.reward.view(len(rollouts.prompt_ids), -1)  # (problems, answers)
@@ -214,7 +215,8 @@ def print_outcome(path: Path, sampled: Sequence[Json], duration: float, done: in
 
 
 def change(before: Json, after: Json) -> str:
-    """23.1% (95% interval 21.0% to 25.3%) -> 48.9% (46.4% to 51.5%) of 1,500 held-out problems"""
+    """Success before and after in words, as in
+    23.1% (95% interval 21.0% to 25.3%) -> 48.9% (46.4% to 51.5%) of 1,500 held-out problems"""
     return (f"{before['success']:.1%} (95% interval {before['success_low']:.1%} to "
             f"{before['success_high']:.1%}) -> {after['success']:.1%} "
             f"({after['success_low']:.1%} to {after['success_high']:.1%}) of "

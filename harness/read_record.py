@@ -15,10 +15,12 @@ from harness.record import (PART, checkpoint_folders, credit_path, credit_steps,
                             run_config)
 
 Columns = dict[str, np.ndarray]
-# columns that every file has; with one value for each answer; of another length
+# the columns that every file has
 NEEDED = ("token_id", "log_prob", "entropy", "collision", "weight", "advantage", "section", "kind",
           "episode_start", "group", "finished", "reward", "prompt_ids", "prompt_start")
+# columns with a value for each answer, as the rewards have; others have one for each token
 OF_ANSWER = ("episode_start", "group", "finished")
+# columns of other lengths
 OF_OTHERS = ("prompt_ids", "prompt_start", "step", "trainer_step")
 # columns of indices, and the column that each of them points into
 INDEX_INTO = {"episode_start": "token_id", "prompt_start": "prompt_ids", "group": "prompt_start"}

@@ -40,15 +40,17 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 Json = dict[str, Any]  # an object in a JSON file
-LOCK = ".lock"  # where there is no fcntl, a file of this name in a folder that is written
+LOCK = ".lock"  # on Windows, the file that locks the folder of a run
 Parsed = TypeVar("Parsed")
 LOGS = ("metrics.jsonl", "evaluations.jsonl")
-ABANDONED = 5  # seconds after which nobody is writing a file of an analysis any more
+ABANDONED = 5  # an unfinished file of an analysis that is older than this in seconds is abandoned
 PART = "reward_"  # the beginning of a column of the reward's parts: reward_answer, ...
 TYPES: dict[str, Any] = {  # of the columns that are not float32
     "section": np.uint8, "kind": np.uint8, "finished": np.bool_, "token_id": np.int32,
     "episode_start": np.int32, "group": np.int32, "prompt_ids": np.int32,
     "prompt_start": np.int32, "step": np.int32, "trainer_step": np.int32}
+
+
 def find_folder(name: str) -> Path:
     """A folder as it was typed, or the one of that name that ships with the project."""
     shipped = PROJECT / name
@@ -165,12 +167,11 @@ def remove(path: Path) -> None:
 
 
 def make_output_folder(folder: Path) -> None:
-    """Make a folder for files that are written whole, if it does not exist. What a killed program
-    has left there unfinished is removed; another one that is at work writes to its file all the
-    time."""
+    """Make a folder for files that are written whole, if it does not exist. Unfinished files that a
+    killed program has left there are removed; one that has just changed is still being written."""
     folder.mkdir(parents=True, exist_ok=True)
     for path in folder.glob(f".*.{'[0-9a-f]' * 8}.tmp"):
-        with suppress(FileNotFoundError):  # the other one has finished it
+        with suppress(FileNotFoundError):  # another program has just finished it
             if path.is_file() and time.time() - path.stat().st_mtime > ABANDONED:
                 path.unlink()
 
@@ -182,8 +183,9 @@ def replace_text(path: Path, text: str) -> None:
 
 @contextmanager
 def locked(path: Path) -> Iterator[Callable[[], bool]]:
-    """Lock a folder for this process, also when it is moved. What is returned tells whether the
-    folder still has its name. On Windows, which has no fcntl, a file in the folder is the lock."""
+    """Lock a folder for this process, also when it is moved. `with` gives a function that tells
+    whether the folder still has its name. On Windows, which has no fcntl, a file in the folder is
+    the lock."""
     lock = path if fcntl else path / LOCK
     try:
         descriptor = os.open(lock, os.O_RDONLY if fcntl else os.O_CREAT | os.O_EXCL)
@@ -267,7 +269,8 @@ def digest_of(path: Path) -> str:
 
 @lru_cache(10_000)  # the weights of a large model are read for seconds
 def digest_of_file(path: Path, size: int, changed: int) -> str:
-    """`size` and the time of the last change: a file that was changed is read again."""
+    """The digest of a file, which is kept. With another size or time of its last change (`changed`)
+    it is computed again."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -315,11 +318,11 @@ class RunFolder:
         self.is_here: Callable[[], bool] = lambda: True
 
     @contextmanager
-    def opened(self) -> Iterator["RunFolder"]:
+    def opened(self) -> Iterator[None]:
         """Lock the folder: no other process writes it, and it is noticed if another folder takes
         its name. A lock follows a folder that is moved, a path does not."""
         with locked(self.path) as self.is_here:
-            yield self
+            yield
 
     def at(self, name: str) -> Path:
         """The path to write to."""

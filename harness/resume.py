@@ -65,8 +65,8 @@ def last_state(s: Settings, folder: RunFolder,
 
 
 def say_that_the_schedule_differs(s: Settings, done: int) -> None:
-    """With another number of --steps, --decay gives other learning rates also to the steps that are
-    made already."""
+    """Say it if --steps has changed and --decay is set: then the steps that are made already had
+    other learning rates than they would have now."""
     steps = run_config(s.folder)["steps"]
     if s.decay != "none" and done and s.steps != steps:
         say(f"the learning rate now falls until step {s.steps}. The {done} steps that are made had "
@@ -75,7 +75,7 @@ def say_that_the_schedule_differs(s: Settings, done: int) -> None:
 
 
 def say_that_torch_differs(s: Settings, done: int) -> None:
-    """Another version may round otherwise. That is no reason to refuse a run."""
+    """Say it if torch has another version now, which may round otherwise. The run goes on."""
     versions = run_config(s.folder).get("versions")
     before = versions.get("torch") if isinstance(versions, dict) else None
     if done and before not in (None, torch.__version__):
@@ -84,8 +84,8 @@ def say_that_torch_differs(s: Settings, done: int) -> None:
 
 
 def changed_since(s: Settings, checkpoint: Path | None, done: int) -> list[str]:
-    """What the record lacks, and what is not as it was when the run, of which `done` steps are
-    kept, was made; in words."""
+    """Sentences about what the record lacks, and about what has changed since the run was made. Of
+    the run `done` steps are kept."""
     config = run_config(s.folder)
     found = list(missing_steps(s.folder, done))
     if config.get("made_of"):
@@ -157,8 +157,8 @@ def has_last_step(s: Settings, path: Path, metrics: list[Json], evaluations: lis
     """Whether a run has all steps, and what is kept at its end.
 
     The last model is written after its record, so a complete record is not enough: the model has
-    to be there. But if the whole folder of checkpoints is missing, a
-    user has removed it from a finished run, and the record is enough.
+    to be there. But if the whole folder of checkpoints is missing, a user has removed it from a
+    finished run, and the record is enough.
     """
     if max(checkpoint_folders(path), default=-1) >= s.steps:
         return True

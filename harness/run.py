@@ -86,9 +86,9 @@ class Run:
         self.step = self.done = 0
         self.is_finished, self.is_new = False, True
         self.accepts = False           # --accept_changes
-        self.accepted: list[str] = []  # what it has let pass
-        self.problems: str | None = None  # the digest of those of the last step
-        self.after_step: Callable[[], None] = lambda: None  # a large model returns memory
+        self.accepted: list[str] = []  # the changes that it has let pass
+        self.problems: str | None = None  # the digest of the last step's problems
+        self.after_step: Callable[[], None] = lambda: None  # for a large model: returns memory
         self.seconds: deque[float] = deque(maxlen=20)  # of the last steps
         self.drawn: Json = {}  # what dynamic sampling drew beyond the batch, in the last step
         self.travels_along: dict[str, bytes] = {}  # files of the model's folder, by name
@@ -178,6 +178,7 @@ class Run:
             shutil.rmtree(self.folder.path)
 
     def last_good_model(self) -> str:
+        """A clause about the checkpoint from which a run can be begun after an error."""
         checkpoints = self.folder.checkpoints()
         if not checkpoints:
             return "there is no checkpoint before it"
@@ -203,13 +204,13 @@ class Run:
 
     def record(self, step: int, rollouts: Rollouts, weight: torch.Tensor,
                columns: dict[str, torch.Tensor]) -> None:
-        """Write the credit file."""
+        """Write the credit file. The first step's answers are scored once more (`score_again`)."""
         write_credit(credit_path(self.folder.at(""), step), rollouts, weight, {"step": step},
                      **columns)
         s = self.settings
         if step == self.done + 1:
             score_again(rollouts, self.policy.task, s.task)
-        if s.pairs is None and s.dynamic_sampling == 1:  # else they are not those of the task
+        if s.pairs is None and s.dynamic_sampling == 1:  # else the task does not choose them alone
             self.problems = digest_of_problems(rollouts.problems, self.policy.task)
 
     def log(self, line: Json) -> None:
@@ -236,7 +237,7 @@ class Run:
         print_evaluation(line, seconds, has_format(self.policy.task))
 
     def track(self, line: Json, prefix: str) -> None:
-        """Show the numbers of a line in the program that --track names."""
+        """Send the numbers of a line to the program that --track names."""
         if self.tracker:
             from harness.track import numbers_of
             self.tracker(numbers_of(line, prefix), line["step"])
@@ -268,7 +269,7 @@ class Run:
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """Those that are trained, by name."""
+        """The parameters that are trained, by name."""
         return trained_parameters(self.policy.model)
 
     def save_checkpoint(self, step: int) -> None:

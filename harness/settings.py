@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
-
 from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
 from engine.errors import UserError, location_of, read_json
 from harness.flags import (MOST_THREADS, Flag, Parser, Requirement, Values, check_value,
@@ -90,8 +89,11 @@ MODEL, PROBLEMS, SPREADING = "model and machine", "problems", "spreading credit 
 FROM_REWARD, LOSS, TRAINING = "from reward to advantage", "loss", "training"
 RECORD, CONTINUING = "evaluations, record and checkpoints", "continuing a run"
 OWN_FLAGS = "flags of the chosen task, weighting and advantage"
+
+
 @dataclass
 class Settings:
+    """The settings of a run. Each field but the last two is a flag."""
     model: str = option(
         "models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model",
         topic=MODEL, label="", compared="setting")
@@ -293,7 +295,7 @@ class Settings:
             parts += [changed.pop(name) for name in flags_of(choices[chosen]) if name in changed]
         parts += [*changed.values(), f"s{self.seed}"]
         name = re.sub(r"[^\w.+-]", "_", "-".join(parts))
-        if len(name) > LONGEST_NAME:  # of many flags, or of a long one: what they are as a digest
+        if len(name) > LONGEST_NAME:  # with many flags, or a long one: its end becomes a digest
             digest = hashlib.sha256(name.encode()).hexdigest()[:8]
             name = f"{name[:LONGEST_NAME - 20]}-{digest}-s{self.seed}"
         return Path("runs") / name
@@ -308,7 +310,7 @@ class Settings:
 OPTIONS = flags_of(Settings)
 DEFAULTS = {name: flag.default for name, flag in OPTIONS.items()}
 CHANGEABLE = [name for name, flag in OPTIONS.items() if flag.changeable]
-# read with the settings, and none of them
+# flags that are read with the settings, but are no settings
 CONTINUE = {
     "resume": Flag(None, "continue the run in this folder. --steps may be changed, and so may "
                          "flags that say how a run is computed or recorded: "
@@ -355,8 +357,8 @@ def settings_of_run(run: Path, **changed: object) -> Settings:
 
 
 def from_files(given: Json) -> tuple[Json, Json]:
-    """The settings of the model folder's recipe.json and of --config, without the flags of another
-    task, weighting or advantage than those that are chosen."""
+    """The settings of the model folder's recipe.json and those of --config. Flags of a task, a
+    weighting or an advantage that the run does not have are left out."""
     config = read_json(Path(given["config"])) if "config" in given else {}
     folder = find_folder(str((config | given).get("model", Settings.model)))
     path = folder / "recipe.json"
@@ -383,7 +385,8 @@ def is_large(folder: Path) -> bool:
 
 
 def known_values(path: object, values: Json, chosen: Json) -> Json:
-    """The values of a file that are settings of this run; an error if one is of no run at all."""
+    """The values of a file that are settings of this run; an error if one is a setting of no run.
+    """
     flags, owners_here = all_flags(chosen), owners(chosen)
     # A method that the file names may not exist here: it was removed, or is another trainer's. Then
     # it is not known which flags it had.
@@ -405,9 +408,9 @@ def known_values(path: object, values: Json, chosen: Json) -> Json:
 def about_retired(values: Values) -> str:
     """A sentence about the settings of a file that are no settings any more, if they were not at
     their defaults; an empty one if there are none."""
-    usual = {name: flag.default for name, flag in RETIRED.items() if name not in OPTIONS}
-    if "loss_temperature" in usual:  # the loss now has the temperature of the sampling
-        usual["loss_temperature"] = values.get("temperature", Settings.temperature)
+    usual = {name: flag.default for name, flag in RETIRED.items()}
+    # the loss now has the temperature of the sampling
+    usual["loss_temperature"] = values.get("temperature", Settings.temperature)
     found = [f"{name} {values[name]}" for name in usual
              if values.get(name, usual[name]) != usual[name]]
     if not found:
@@ -490,14 +493,14 @@ def read_flags(argv: list[str], also_known: Collection[str] = (),
 
 
 def own_flags_of(method: typing.Any) -> str:
-    """; those of my_idea are --strength"""
+    """The end of a hint about a method's flags: "; those of my_idea are --strength"."""
     own = " ".join(f"--{name}" for name in flags_of(method))
     return f"; those of {method.__name__} are {own}" if own else ""
 
 
 def read_what_decides(argv: list[str]) -> Json:
-    """The flags, unchecked, on which it depends which others there are and what their defaults are;
-    and --help."""
+    """The flags that decide which other flags there are, and what defaults they have; and --help.
+    They are not checked here."""
     first = Parser(allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS)
     first.add_argument("-h", "--help", nargs="?", const="")
     of_a_recipe = ("dtype", "prompt", "numbers", "data", "lora")  # which recipe a large model gets

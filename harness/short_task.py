@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from engine.errors import LARGEST_SCORE, UserError, is_list, is_score_of_part, result_of
 from engine.rollouts import Problem
-from engine.tokens import END_OF_TURN
+from engine.tokens import without_end_of_turn
 
 METHODS = ("training_problems", "held_out_problems", "extreme_problems", "prompt_for", "show",
            "read", "score", "label", "right_steps")
@@ -19,6 +19,7 @@ USER_TEXT = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.S)
 
 
 def short_task(module: Any) -> type:
+    """The class of a task that a module with `reward` and `problems` stands for."""
     return type("Task", (ShortTask,), {"module": module, "__module__": module.__name__})
 
 
@@ -53,15 +54,10 @@ def take_functions(task: Any, module: Any) -> None:
 def score_by(reward: Callable[[Any, str], Any], problem: Any, text: str) -> dict[str, float]:
     """The parts of a score, from a user's reward of an answer without its end of turn. Success is a
     reward of 1 or more; format and reasoning are not scored."""
-    end = next((end for end in END_OF_TURN if text.endswith(end)), "")
-    value = as_number(reward, problem, text.removesuffix(end))
-    return {"reward": value, "format": 0.0, "answer": float(value >= 1), "reasoning": 0.0}
-
-
-def as_number(reward: Callable[[Any, str], Any], problem: Any, text: str) -> float:
-    """What a user's reward returns for an answer, if it is a number."""
     wanted = f"a number from -{LARGEST_SCORE:g} to {LARGEST_SCORE:g}"
-    return float(result_of(reward, wanted, is_score_of_part, problem, text))
+    text = without_end_of_turn(text)
+    value = float(result_of(reward, wanted, is_score_of_part, problem, text))
+    return {"reward": value, "format": 0.0, "answer": float(value >= 1), "reasoning": 0.0}
 
 
 @dataclasses.dataclass

@@ -74,7 +74,8 @@ def answer_with_thinking(solution: "Solution", wrong: "Solution | None") -> str:
     attempts = [f"{written_out(solution)} yes"]
     if wrong:
         attempts.insert(0, f"{written_out(wrong)} no")
-    expression = without_spaces(solution.expression)
+    # without spaces, because to a Qwen2.5 each space before a number is one more token
+    expression = solution.expression.replace(" ", "")
     return f"{', '.join(attempts)}</think>\n<answer>{expression}</answer>"
 
 
@@ -109,12 +110,6 @@ def combined(items: list[tuple[int, str]], steps: tuple[Step, ...],
 
 def in_parentheses(expression: str) -> str:
     return f"( {expression} )" if " " in expression else expression
-
-
-def without_spaces(expression: str) -> str:
-    """The expression without spaces: to a Qwen2.5 each space before a number is one more token, and
-    a think section has many."""
-    return expression.replace(" ", "")
 
 
 def written_out(solution: Solution) -> str:

@@ -152,7 +152,7 @@ def is_score(score: Any) -> bool:
 
 
 def are_labels(labels: Any, tokens: int) -> bool:
-    """Whether it is two lists of codes, of sections and of kinds, with one for each token."""
+    """Whether it is two lists with a code for each token: of its section, and of its kind."""
     try:
         lists = [list(codes) for codes in labels]
     except TypeError:  # one is nothing that can be listed

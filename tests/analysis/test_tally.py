@@ -102,7 +102,7 @@ def test_growth_over_training(log):
         answers = {r["episode"]: r["group"][1] for r in part}
         expected = {"length": len(part) / len(answers), "entropy": mean_of(part, "entropy"),
                     "flat": sum(group == 0 for group in answers.values()) / len(answers),
-                    "new": mean_of(part, "abs gradient")}
+                    "abs(A) w s": mean_of(part, "abs gradient")}
         assert {key: found[key] for key in expected} == pytest.approx(expected, rel=1e-5)
         assert (found["steps"], found["norm"]) == (str(step), 0.5 if step == 2 else None)
 
