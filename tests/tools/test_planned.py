@@ -77,7 +77,32 @@ def test_a_run_without_checkpoints_leaves_none_and_begins_again(planned, capfd, 
     runs = Runs([first, again], 1)
     assert runs.waiting == [again] and runs.make() and again.is_finished()
     assert "starting again at step 1" in again.log.read_text()
+    assert runs.steps == again.steps  # which all were made here, for the time that is left
     assert [(path, path.stat().st_mtime_ns) for path in sorted(first.folder.rglob("*"))] == before
+
+
+def of_100_seconds(runs, processes):
+    """A step took 100 seconds in what was finished before."""
+    known = Runs(runs, processes)
+    known.seconds, known.steps = 600.0, 6
+    return known
+
+
+def test_the_time_left_counts_steps_that_are_made_again(planned):
+    """3 of 6 are on record."""
+    run = planned(steps=6)
+    run.folder.mkdir(parents=True)
+    (run.folder / "metrics.jsonl").write_text("{}\n" * 3)
+    assert of_100_seconds([run], 1).time_left() == ", about 5 min left"
+    again = replace(run, keeps_checkpoints=False)
+    assert of_100_seconds([again], 1).time_left() == ", about 10 min left"
+
+
+def test_the_time_left_is_that_of_the_busiest_process(planned):
+    """Three runs of ten minutes each and two processes: one of them makes two runs."""
+    runs = [planned(seed=seed, steps=6) for seed in range(3)]
+    assert of_100_seconds(runs, 2).time_left() == ", about 20 min left"
+    assert Runs(runs, 2).time_left() == ""  # nothing was finished yet
 
 
 def test_a_run_has_the_threads_that_are_planned(tmp_path):

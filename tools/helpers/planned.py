@@ -68,6 +68,10 @@ class PlannedRun:
         path = self.folder / "metrics.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
+    def steps_kept(self) -> int:
+        """The steps that need not be made again when it is started."""
+        return self.steps_made() if self.keeps_checkpoints else 0
+
     @property
     def stop_signal(self) -> signal.Signals:
         """SIGTERM, after which a run finishes its step and writes a checkpoint; SIGKILL for one
@@ -88,6 +92,8 @@ class Runs:
         self.running: list[tuple[PlannedRun, subprocess.Popen[bytes]]] = []
         self.failed: dict[str, str] = {}
         self.given_up = 0
+        self.started: dict[str, tuple[float, int]] = {}  # when, after how many steps
+        self.seconds, self.steps = 0.0, 0  # of all that were finished here
 
     @property
     def finished(self) -> int:
@@ -114,6 +120,7 @@ class Runs:
     def start_some(self) -> None:
         while self.waiting and len(self.running) < self.processes:
             run = self.waiting.pop(0)
+            self.started[run.name] = time.monotonic(), run.steps_kept()
             try:
                 self.start(run)
             except UserError as error:  # another program writes it
@@ -142,7 +149,11 @@ class Runs:
             if run.is_finished():
                 if not run.keeps_checkpoints:  # nor its last model, of which each takes gigabytes
                     remove(run.folder / "checkpoints")
-                say(f"finished: {run.name} ({self.finished} of {len(self.planned)})")
+                started_at, steps_before = self.started[run.name]
+                self.seconds += time.monotonic() - started_at
+                self.steps += run.steps - steps_before
+                say(f"finished: {run.name} ({self.finished} of {len(self.planned)})"
+                    f"{self.time_left()}")
             else:
                 self.give_up(run, f"{why_it_ended(process, run.log)} (log: {run.log})")
 
@@ -159,9 +170,26 @@ class Runs:
             say(f"no other run is started. These are finished first: {names}")
 
     def show(self) -> None:
-        parts = [f"{self.finished} of {len(self.planned)} finished"]
+        parts = [f"{self.finished} of {len(self.planned)} finished{self.time_left()}"]
         parts += [f"{run.name} {run.steps_made()}/{run.steps}" for run, _ in self.running]
         show_status(", ".join(parts))
+
+    def time_left(self) -> str:
+        """The time until the program ends, as ", about 9 min left"; "" before the first run is
+        finished.
+
+        It is that of the busiest process, if each waiting run goes to the one that is free first. A
+        step takes what it took in the runs that were finished here, their imports and evaluations
+        included.
+        """
+        if not self.steps:
+            return ""
+        missing = [run.steps - run.steps_made() for run, _ in self.running]
+        missing += [run.steps - run.steps_kept() for run in self.waiting]
+        loads = [0.0] * self.processes
+        for steps in missing:
+            loads[loads.index(min(loads))] += self.seconds / self.steps * steps
+        return f", {rounded_duration(max(loads))} left" if max(loads) else ""
 
 
 def stop_with_parent(stop_signal: signal.Signals) -> None:
@@ -224,3 +252,9 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # Linux knows which this process may use
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def rounded_duration(seconds: float) -> str:
+    """about 1 h 20 min, for 4,800; at least a minute."""
+    hours, minutes = divmod(max(1, round(seconds / 60)), 60)
+    return f"about {hours} h {minutes:02d} min" if hours else f"about {minutes} min"
