@@ -304,7 +304,7 @@ def skipped(rollouts: Rollouts, N: int) -> Metrics:
     """Metrics of a batch without anything to train on, with the reason."""
     reason = "no token has both a weight and an advantage"
     if not rollouts.advantage.any():
-        reason = "every group's answers had equal rewards, to the digits of float32"
+        reason = "every group's answers had equal rewards"
     if not rollouts.mask.any():
         reason = "no answer was finished"
     return {"N": N, "skipped": reason, "loss": 0.0, "trained_tokens": 0,
