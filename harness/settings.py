@@ -43,8 +43,10 @@ POLICY: Requirement = (lambda s: s.loss == "policy", "--loss policy")
 DPO: Requirement = (lambda s: s.loss == "dpo", "--loss dpo")
 KL: Requirement = (lambda s: s.loss == "policy" and s.kl > 0, "--kl above 0")
 REUSED: Requirement = (lambda s: s.loss == "policy" and s.epochs > 1, "--epochs above 1")
-NOT_SHUFFLED: Requirement = (lambda s: s.loss == "policy" and s.placebo != "advantages",
-                             "--loss policy, and advantages that are not shuffled")
+ESTIMATED: Requirement = (
+    lambda s: s.loss == "policy" and s.temperature == 1 and s.placebo != "advantages",
+    "--loss policy, --temperature 1, at which its estimate is right, and advantages that are not "
+    "shuffled")
 RESCALED: Requirement = (
     lambda s: s.loss == "policy" and s.mitigation not in ("none", *NEVER_RESCALED),
     "a --mitigation whose weights are rescaled")
@@ -179,7 +181,7 @@ class Settings:
     entropy_bonus: float = option(
         0.0, "coefficient of a bonus for entropy. It is added to the advantage of each token, "
         "which has the same gradient on average (credit/entropy_bonus.py)", most=1000,
-        requires=NOT_SHUFFLED, topic=LOSS)
+        requires=ESTIMATED, topic=LOSS)
     kl: float = option(
         0.0, "coefficient of the KL divergence from the initial model. Above 0 a copy of that "
         "model is kept in memory",

@@ -403,6 +403,7 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
      "no effect without generated problems, which --data replaces"),
     ("--eval_every 0 --eval_tasks 9", "--eval_tasks has no effect without --eval_every above 0"),
     ("--clip_low 0.3", "--clip_low has no effect without --epochs above 1"),
+    ("--entropy_bonus 0.1 --temperature 0.7", "without --loss policy, --temperature 1, at which"),
     ("--loss dpo --mitigation random", "--mitigation has no effect without --loss policy"),
     ("--pairs x.jsonl", "--pairs has no effect without --loss dpo"),
     ("--loss dpo --pairs x.jsonl --answers 4", "has no effect without sampled answers")])
