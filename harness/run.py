@@ -35,7 +35,7 @@ from harness.screen import StopRequest, python_command, say
 from harness.settings import CHANGEABLE, Settings, about_retired, make_settings, read_flags
 from harness.tasks import score_again
 
-TRAVELS_ALONG = (  # from the model's folder to every checkpoint
+COPIED_FILES = (  # from the folder of the model into every checkpoint
     "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "merges.txt",
     "special_tokens_map.json", "added_tokens.json", "generation_config.json", "recipe.json")
 
@@ -91,7 +91,7 @@ class Run:
         self.after_step: Callable[[], None] = lambda: None  # for a large model: returns memory
         self.seconds: deque[float] = deque(maxlen=20)  # of the last steps
         self.drawn: Json = {}  # what dynamic sampling drew beyond the batch, in the last step
-        self.travels_along: dict[str, bytes] = {}  # files of the model's folder, by name
+        self.copied_files: dict[str, bytes] = {}  # files of the model's folder, by name
         self.tracker: Callable[[Json, int], object] | None = None  # --track
         self.start, self.cleanup = time.monotonic(), ExitStack()
 
@@ -122,9 +122,9 @@ class Run:
         self.at_first = {part: facts_of(method) for part, method in methods.items()}
         self.base = base_of(policy.folder)
         # read now, because a user may remove the folder meanwhile: it can be an old checkpoint
-        for name in TRAVELS_ALONG:
+        for name in COPIED_FILES:
             if (policy.folder / name).exists():
-                self.travels_along[name] = (policy.folder / name).read_bytes()
+                self.copied_files[name] = (policy.folder / name).read_bytes()
         if self.is_new:
             self.begin_folder()
         else:
@@ -307,17 +307,17 @@ class Run:
         the last step lies a whole model that computes the same, which other programs open."""
         if not self.settings.lora:
             write_model_folder(self.policy.model, folder, parameters)
-            self.write_travellers(folder)
+            self.write_copied_files(folder)
             return
         from engine.adapter import write_adapter_folder, write_merged_folder
         write_adapter_folder(self.policy.model, folder, self.base)
-        self.write_travellers(folder)
+        self.write_copied_files(folder)
         if step == self.settings.steps:
             write_merged_folder(self.policy.model, folder / "merged")
-            self.write_travellers(folder / "merged")
+            self.write_copied_files(folder / "merged")
 
-    def write_travellers(self, folder: Path) -> None:
-        for name, content in self.travels_along.items():
+    def write_copied_files(self, folder: Path) -> None:
+        for name, content in self.copied_files.items():
             (folder / name).write_bytes(content)
 
     def save_model(self) -> None:

@@ -33,7 +33,7 @@ from engine.errors import UserError
 from engine.model_folder import read_model_folder, write_model_folder
 from engine.tokens import load_tokenizer
 from harness.record import find_folder, whole
-from harness.run import TRAVELS_ALONG
+from harness.run import COPIED_FILES
 from harness.screen import run_as_program
 from harness.flags import MOST_THREADS, Flag, make_parser, with_defaults
 from engine.policy import sample_answers
@@ -218,7 +218,7 @@ def save(folder: Path, model: Qwen2, tokenizer: Tokenizer, recipe: dict,
         text = json.dumps(content, indent=2) + "\n"
         (folder / f"{name}.json").write_text(text, encoding="utf-8")
     if source:
-        for name in {*TRAVELS_ALONG} - {"recipe.json"}:
+        for name in {*COPIED_FILES} - {"recipe.json"}:
             if (source / name).exists():
                 shutil.copyfile(source / name, folder / name)
 
