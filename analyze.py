@@ -174,7 +174,7 @@ def draw_run(run: Run, tally: Tally | None, folder: Path) -> list[Picture]:
 
 
 def held_out_gains(run: Run) -> Table:
-    """Held-out success at the start and at the end, paired: the problems are the same."""
+    """The table of held-out success at the start and at the end, paired by problem."""
     rows: list[Row] = []
     for mode in CURVES:
         lines = evaluations(run, mode)
@@ -378,7 +378,7 @@ def change_by_kind(tally: Tally, folder: Path) -> Picture:
             "share of the push": (push, PUSH_COLOUR),
             "share of the change": (change, CHANGE_COLOUR)}
     meaning = "of the push (the sum of abs(A) w s^2) and of the change (the sum of its sizes)"
-    if CREDIT in known(tally):  # a probe has measured the credit of the tokens
+    if CREDIT in known(tally):  # the credit of the tokens was measured
         bars["share it decides"] = tally.shares("kind", SIZES[CREDIT]), CREDIT_COLOUR
         meaning += ", and the share of the reward that it decides (of the sum of squared credits)"
     most = int((push - change).argmax())

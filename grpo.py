@@ -136,6 +136,12 @@ def to_every_token(value: Tensor, rollouts: Rollouts) -> Tensor:
     return value[:, None] * rollouts.mask
 
 
+def over_group(value: Tensor, rollouts: Rollouts) -> Tensor:
+    """(B, T) -> (B, T): at each position the sum over the group's answers."""
+    groups = torch.zeros(len(rollouts.prompt_ids), value.shape[1], device=value.device)
+    return groups.index_add(0, rollouts.group, value)[rollouts.group]
+
+
 @advantage(whole_answers=True)
 def grpo(rollouts: Rollouts) -> Tensor:
     """The z-score of the reward within its group: (reward - mean) / (standard deviation +

@@ -211,7 +211,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Te
 
 
 def causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """(B, L, heads, head_dim): every token sees its own row up to itself."""
+    """Attention over rows (B, L, heads, head_dim): every token sees its own row up to itself."""
     return attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
 
 

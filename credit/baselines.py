@@ -4,7 +4,8 @@ from torch import Tensor
 
 from engine.choices import advantage
 from engine.rollouts import Rollouts, double
-from grpo import centred, gradient_size, group_mean, group_z_score, to_every_token
+from grpo import (centred, gradient_size, group_mean, group_z_score, over_group,
+                  to_every_token)
 from harness.flags import Share
 
 
@@ -91,9 +92,3 @@ def paid_parts(rollouts: Rollouts) -> dict[str, float]:
     coefficients = torch.linalg.pinv(columns - columns.mean(0)) @ (reward - reward.mean())
     paid = {part: number for part, number in zip(parts, coefficients.tolist()) if number > 1e-3}
     return paid or {"reward": 1.0}
-
-
-def over_group(value: Tensor, rollouts: Rollouts) -> Tensor:
-    """(B, T): at each position the sum over the group's answers."""
-    groups = torch.zeros(len(rollouts.prompt_ids), value.shape[1], device=value.device)
-    return groups.index_add(0, rollouts.group, value)[rollouts.group]

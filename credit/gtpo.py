@@ -12,7 +12,7 @@ import torch
 
 from engine.choices import advantage
 from engine.rollouts import Rollouts
-from grpo import centred, group_z_score
+from grpo import centred, group_z_score, over_group
 from harness.flags import NotNegative
 
 LEAST_ENTROPY = 1e-6  # 1 / entropy stays finite
@@ -55,9 +55,3 @@ def shaped(rollouts: Rollouts, rows: torch.Tensor, signal: torch.Tensor,
     standardised = torch.zeros_like(reward)
     standardised[rollouts.mask] = group_z_score(reward[rollouts.mask], group_of_token)
     return standardised * mask
-
-
-def over_group(value: torch.Tensor, rollouts: Rollouts) -> torch.Tensor:
-    """(B, T): at each position the sum over the group's answers."""
-    groups = torch.zeros(len(rollouts.prompt_ids), value.shape[1], device=value.device)
-    return groups.index_add(0, rollouts.group, value)[rollouts.group]

@@ -142,7 +142,7 @@ class Cache:
 
 
 def rows_of_block(answers: list[int], P: int, slots: int, least: int = 1) -> int:
-    """G for prompts of P tokens, each with its number of answers.
+    """G, the rows of a block, for prompts of P tokens, each with its number of answers.
 
     A row reads P / G keys of its prompt and G keys for each slot, so a larger G pays while
     G^2 slots <= 24 P. At most one row in 17 may be a copy. With fewer than `least` blocks a GPU,

@@ -246,7 +246,7 @@ def metadata_of(path: Path) -> dict[str, str]:
 
 
 def faults(folder: Path, found: dict[str, StoredTensor], model: Qwen2) -> Iterator[str]:
-    """Where the stored tensors do not have the names, shapes and types of the model's parameters.
+    """What is wrong with the stored tensors: a name, a shape or a type that is not the model's.
     Tied embeddings may be stored a second time, as the output matrix."""
     shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
     if missing := sorted(set(shapes) - set(found)):

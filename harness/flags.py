@@ -238,8 +238,8 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: typing.Any = None, namespace: typing.Any = None
                          ) -> typing.Any:
-        """As argparse does; but --flag=-- is refused, because argparse would give the flag an empty
-        list for a value."""
+        """Parse as argparse does, but refuse --flag=--, because argparse would give the flag an
+        empty list for a value."""
         for argument in args or []:
             if re.fullmatch("--[^=]+=--", argument):
                 self.error(f"{argument}: -- is no value of a flag")

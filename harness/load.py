@@ -159,8 +159,8 @@ def device_of(s: Settings) -> torch.device:
 
 
 def compute_the_same_every_time(wanted: bool) -> None:
-    """If `wanted` (--deterministic), let torch use only algorithms that give the same numbers every
-    time. cuBLAS needs the variable for it, and reads it before its first product."""
+    """Let torch use only algorithms that give the same numbers every time, if that is `wanted`
+    (--deterministic). cuBLAS needs the variable for it, and reads it before its first product."""
     if wanted:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]

@@ -70,7 +70,7 @@ EXAMPLES, MOST_OF_ANSWER = 3, 300  # answers shown at an evaluation, and charact
 
 
 class Clock:
-    """`with clock("update"):` measures a stage. At a terminal it shows the stage's name."""
+    """The clock of a step: `with clock("update"):` measures a stage, and shows its name."""
 
     def __init__(self, step: int):
         self.step, self.begin = step, time.perf_counter()

@@ -3,7 +3,7 @@
     with open_run(argv) as run:      a new run, or one whose folder exists
         run.begin(...)               make the folder, or read back the trainer's state
         for step in run.steps():     from the first step, or the one after the checkpoint
-            run.record(...)          write the credit file and sample answers
+            run.record(...)          write the credit file
             run.log(...)             write a line of metrics.jsonl, and print one
             run.save_if_due(step)    write a checkpoint; after Ctrl-C end here
         run.end()

@@ -50,7 +50,7 @@ def log_what_is_on_record(log: Log, folder: Path, done: int) -> None:
 
 
 def name_of_start(folder: Path, done: int) -> str:
-    """FOLDER, from which step it goes on, and eight letters that no other start has."""
+    """The name of a start: the folder, from which step it goes on, and eight letters of its own."""
     resumed = f"-from-{done + 1}" if done else ""
     return f"{folder.name}{resumed}-{secrets.token_hex(4)}"
 
@@ -97,7 +97,7 @@ TRACKERS = {"tensorboard": tensorboard, "trackio": trackio, "wandb": wandb}
 
 
 def numbers_of(line: Mapping[str, Any], prefix: str) -> dict[str, float]:
-    """{"train/reward": 0.3, ...}: what is a number in a line of a record."""
+    """The numbers in a line of a record, by name: {"train/reward": 0.3, ...}."""
     numbers = {}
     for name, value in line.items():
         if isinstance(value, (int, float)) and name != "step":
