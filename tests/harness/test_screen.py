@@ -173,13 +173,15 @@ sys.modules["torch"] = None  # to import it is an error
 try:
     import train
 except ImportError:
-    print(os.environ.get("GOMP_SPINCOUNT"))
+    print(*map(os.environ.get, sys.argv[1:]))
 """
 
 
-def test_threads_are_told_how_to_wait_before_torch_is_imported(monkeypatch):
-    monkeypatch.delenv("GOMP_SPINCOUNT", raising=False)
-    assert python([sys.executable, "-c", BEFORE_TORCH]).stdout == "1000\n"
+def test_threads_and_memory_are_set_before_torch_is_imported(monkeypatch):
+    names = ["GOMP_SPINCOUNT", "THP_MEM_ALLOC_ENABLE", "ONEDNN_PRIMITIVE_CACHE_CAPACITY"]
+    for name in names:
+        monkeypatch.delenv(name, raising=False)
+    assert python([sys.executable, "-c", BEFORE_TORCH, *names]).stdout == "1000 1 128\n"
 
 
 def evaluation(mode, success, answer):
