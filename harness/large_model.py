@@ -3,7 +3,7 @@ from harness.record import Json
 from qwen2_model import is_fast_in_bfloat16
 
 # Settings of a large model whose folder has no recipe.json. With these it learns Countdown with two
-# numbers within minutes, on a laptop too: its answer is an expression, or a brief thinking and one.
+# numbers within minutes, on a CPU too: its answer is an expression, or a brief thinking and one.
 EASY: Json = {"numbers": "2", "min_number": 2, "max_number": 30, "max_target": 900, "examples": 4,
               "reward_form": "right", "steps": 48, "eval_every": 24, "eval_tasks": 250,
               "checkpoint_every": 0}
