@@ -7,7 +7,7 @@
     SharedPrompts    (packing.py) the attention, in which answers to a problem share its prompt, and
                      prompts share the tokens that all of them begin with
     TokenLogProbs    log softmax of single tokens, without the logits of the whole batch at once;
-                     with --lora LogProbsOfFrozen
+                     LogProbsOfFrozen if the output matrix is not trained, as with --lora
 """
 from collections.abc import Iterator
 from contextlib import contextmanager

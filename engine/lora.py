@@ -84,10 +84,13 @@ class ThriftyMLP(MLP):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_proj(x), self.up_proj(x)
-        again: dict[int, Callable[[], Tensor]] = {}  # by a tensor's address: how it is computed
+        # By a tensor's address: how it is computed. Both tensors live until the end of this
+        # function, so meanwhile no other one has their address.
+        again: dict[int, Callable[[], Tensor]] = {}
 
         def keep(tensor: Tensor) -> Callable[[], Tensor]:
-            return again.get(tensor.data_ptr(), lambda: tensor)
+            compute, shape = again.get(tensor.data_ptr()), tensor.shape  # rows may be flattened
+            return (lambda: compute().view(shape)) if compute else lambda: tensor
 
         with saved_tensors_hooks(keep, lambda compute: compute()):
             activated = F.silu(gate)

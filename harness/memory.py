@@ -31,7 +31,8 @@ def should_keep_memory(model: Qwen2) -> bool:
         return False
     size = sum(parameter.numel() for parameter in model.parameters())
     of_machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    is_copied = model.compute_dtype == torch.bfloat16 != model.output_matrix.dtype
+    kept_in = model.output_matrix.dtype
+    is_copied = model.compute_dtype == torch.bfloat16 and kept_in != torch.bfloat16
     return is_copied and of_machine > BYTES_TO_KEEP * size
 
 

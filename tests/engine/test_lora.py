@@ -87,6 +87,14 @@ def test_of_an_mlp_two_large_tensors_are_kept_for_the_backward_pass(small_model)
     assert len(kept) == 2 and y.requires_grad
 
 
+def test_an_mlp_that_keeps_less_has_the_same_gradients_for_rows(small_model):
+    gradients = []
+    for one in (with_additions(small_model), keep_less(with_additions(small_model))):
+        one(IDS).square().sum().backward()
+        gradients.append([p.grad for p in trained_parameters(one).values()])
+    assert all(map(torch.equal, *gradients))
+
+
 @pytest.mark.parametrize("dtype, gap", [(torch.float32, 1e-6), (torch.bfloat16, 0.02)])
 def test_log_probs_of_a_frozen_matrix_are_those_of_one_that_is_trained(dtype, gap, monkeypatch):
     """And so is the gradient at the hidden states; in three chunks, of 4, 4 and 2 tokens."""
