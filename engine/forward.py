@@ -193,10 +193,11 @@ class TokenLogProbs(torch.autograd.Function):
             p = kept[0] if kept else linear(h, cast).softmax(-1, dtype=torch.float32)
             # The gradient at the logits is -g p, and at the target g more. It is computed in
             # float32 and written in h's type; not into p, which another backward pass may need.
-            g, y = g[:, None], y[:, None]
-            at_logits = torch.mul(p, -g, out=torch.empty_like(p, dtype=h.dtype))
-            at_target = p.gather(1, y) * -g + g
-            at_logits.scatter_(1, y, at_target.to(h.dtype))
+            rows = torch.arange(len(y), device=y.device)
+            at_target = p[rows, y] * -g + g
+            at_logits = torch.mul(p, -g[:, None], out=torch.empty_like(p, dtype=h.dtype))
+            # not by `scatter_`, which copies all of a matrix in bfloat16
+            at_logits[rows, y] = at_target.to(h.dtype)
             at_hidden.append(linear(at_logits, cast.T))
             if ctx.needs_input_grad[1]:  # it does not if the matrix is frozen
                 product = linear(at_logits.T, h.T)
@@ -225,8 +226,9 @@ class LogProbsOfFrozen(torch.autograd.Function):
             log_prob, p = token_distribution(h, cast, y)
             log_probs.append(log_prob)
             if ctx.needs_input_grad[0]:
-                at_logits = torch.mul(p, -1.0, out=torch.empty_like(p, dtype=h.dtype))
-                at_logits.scatter_(1, y[:, None], (1 - log_prob.exp()).to(h.dtype)[:, None])
+                at_logits = p.neg_().to(h.dtype)
+                rows = torch.arange(len(y), device=y.device)
+                at_logits[rows, y] = (1 - log_prob.exp()).to(h.dtype)
                 directions.append(linear(at_logits, cast.T))
                 del at_logits  # before the next chunk takes memory
             del p
