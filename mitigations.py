@@ -32,8 +32,6 @@ They are choices of the same flag. To see weights on recorded tokens without tra
 
     python -m tools.preview runs/none-grpo-s0 --mitigation my_idea --strength 2
 """
-import typing
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -44,7 +42,7 @@ from engine.policy import Policy
 from engine.rollouts import Rollouts, double
 from engine.tokens import ANSWER, NUMBER, OPERATOR, TAG, THINK, WORD
 from grpo import centred, gradient_size, rescaling, to_every_token
-from harness.flags import NotNegative, Percent, Positive, Range, Share
+from harness.flags import NotNegative, Percent, Positive, Share
 
 
 @mitigation
@@ -167,17 +165,13 @@ def by_kind(rollouts: Rollouts, *, word_weight: NotNegative = 0.5,
     return weight
 
 
-Spread = typing.Annotated[float, Range(least=0.01, most=100)]
-
-
 @mitigation
-def random(rollouts: Rollouts, *, placebo_std: Spread = 1.0) -> Tensor:
-    """A placebo: the weights are random numbers from a gamma distribution with mean 1 and standard
-    deviation placebo_std."""
-    # torch's gamma takes no generator, so numpy draws, with a seed from the batch's generator
+def random(rollouts: Rollouts) -> Tensor:
+    """A placebo: the weights are random numbers from the exponential distribution with mean 1,
+    whose standard deviation is 1, too."""
+    # numpy draws, with a seed from the batch's generator
     seed = int(torch.randint(2 ** 62, (1,), generator=rollouts.generator))
-    shape, scale = placebo_std ** -2, placebo_std ** 2  # mean 1
-    noise = np.random.default_rng(seed).gamma(shape, scale, rollouts.mask.shape)
+    noise = np.random.default_rng(seed).exponential(1.0, rollouts.mask.shape)
     return torch.tensor(noise, dtype=torch.float32, device=rollouts.mask.device)
 
 

@@ -11,7 +11,7 @@ from analysis.runs import PLAIN_SETTINGS, Run, is_done, steps_done, task_of
 from engine.errors import UserError
 from harness.record import Json
 from harness.flags import Flag, flags_of
-from harness.settings import METHODS, NOT_SETTINGS, OPTIONS, RETIRED
+from harness.settings import NOT_SETTINGS, OPTIONS, RETIRED, flags_of_methods
 
 KNOWN = RETIRED | OPTIONS  # older runs have settings that are no flags any more
 # runs that differ in one of these are not compared; nor are those that differ in a flag of the task
@@ -36,11 +36,7 @@ def finished(runs: list[Run]) -> list[Run]:
 def effective_settings(config: Mapping[str, object]) -> Json:
     """A run's settings with defaults filled in, without those that had no effect. The name of the
     reward, and TRL's loss, are recorded beside the settings and count like one."""
-    flags = {**KNOWN, **task_flags(config)}
-    for axis, choices in METHODS.items():  # and the flags of its methods
-        name = str(config.get(axis, OPTIONS[axis].default))
-        if name in choices:
-            flags |= flags_of(choices[name])
+    flags = {**KNOWN, **task_flags(config), **flags_of_methods(config)}
     settings = {name: flag.default for name, flag in flags.items()} | dict(config)
     without_effect = set(NOT_SETTINGS) - {"reward", "trainer"}
     for name, flag in flags.items():

@@ -13,7 +13,7 @@ from harness.metrics import METRICS
 from harness.read_record import read_columns
 from harness.record import Json, credit_steps, is_complete, read_lines, run_config
 from harness.tasks import load_task
-from harness.settings import OPTIONS, RETIRED, Settings, about_retired
+from harness.settings import OPTIONS, RETIRED, Settings, about_retired, flags_of_methods
 
 PLAIN_SETTINGS = {"mitigation": "none", "advantage": "grpo", "loss": "policy", "placebo": "none"}
 
@@ -78,7 +78,7 @@ def read_run(folder: str | Path) -> Run:
 def refuse_other_types(folder: Path, config: Json) -> None:
     """Refuse a setting of another type than its flag has, as a config.json may have that somebody
     has edited."""
-    for name, flag in (OPTIONS | RETIRED).items():
+    for name, flag in (RETIRED | flags_of_methods(config) | OPTIONS).items():
         value = config.get(name, flag.default)
         if value is not flag.default and not has_type(value, flag):
             raise UserError(f"{folder / 'config.json'}: {name} is {value!r:.80}, and should be "

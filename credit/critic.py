@@ -1,8 +1,8 @@
 """PPO's critic: a learned value V(prefix) at every token, trained beside the policy.
 
     head    a linear function of the policy's hidden state, which is detached
-    trunk   a network of its own, as in PPO: a copy of the model's first layers, or of all layers,
-            in float32 with AdamW's state, which takes 16 bytes a parameter
+    trunk   a network of its own, as in PPO: a copy of the model, in float32 with AdamW's state,
+            which takes 16 bytes a parameter
 """
 import copy
 import typing
@@ -31,16 +31,11 @@ Critic = typing.Annotated[str, Flag("head", "head: a linear function of the poli
                                             "states. trunk: a network of its own, which begins as "
                                             "a copy of the model", choices=("head", "trunk"))]
 HEAD = (lambda s: s.critic == "head", "--critic head")
-TRUNK = (lambda s: s.critic == "trunk", "--critic trunk")
 HeadRate = typing.Annotated[float, Flag(1e-2, "learning rate of the head", above=0, most=10,
                                         requires=HEAD)]
-TrunkRate = typing.Annotated[float, Flag(1e-3, "learning rate of the trunk", above=0, most=10,
-                                         requires=TRUNK)]
-Layers = typing.Annotated[int, Flag(0, "how many of the model's layers the trunk copies, from the "
-                                       "first on; 0 means all", least=0, most=1000,
-                                    requires=TRUNK)]
 Process = typing.Annotated[float, Flag(0.0, "reward that is paid where a right step of the "
                                             "reasoning ends", least=0, most=1000)]
+TRUNK_RATE = 1e-3  # the learning rate of a trunk. All runs here had this number
 # A batch is cut into 8 parts. The critic takes a step on each, and keeps only one in memory.
 PARTS = 8
 Module = typing.TypeVar("Module", bound=nn.Module)
@@ -93,18 +88,14 @@ class Head(nn.Linear):
 
 
 class Trunk(nn.Module):
-    """A copy of the model's first layers (0 is all of them) and a linear value head."""
+    """A copy of the model's layers and a linear value head."""
 
-    def __init__(self, model: Qwen2, layers: int):
+    def __init__(self, model: Qwen2):
         super().__init__()
-        if layers > len(model.model.layers):
-            raise UserError(f"--critic_layers {layers}: the model has only "
-                            f"{len(model.model.layers)} layers")
         if rank_of(model):
             raise UserError("--critic trunk copies the model's layers and trains all of their "
                             "numbers, which --lora does not: use --critic head, or --lora 0")
         self.decoder = copy.deepcopy(model.model).float().requires_grad_()
-        self.decoder.layers = self.decoder.layers[:layers or None]
         self.read = Head(model)
 
     def values(self, rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
@@ -129,16 +120,16 @@ class gae:
     """
 
     def __init__(self, policy: Policy, *, gamma: Gamma = 1.0, gae_lambda: Lambda = 1.0,
-                 critic: Critic = "head", critic_lr: HeadRate = 1e-2, critic_layers: Layers = 0,
-                 trunk_lr: TrunkRate = 1e-3, process_reward: Process = 0.0):
+                 critic: Critic = "head", critic_lr: HeadRate = 1e-2,
+                 process_reward: Process = 0.0):
         if process_reward and not hasattr(policy.task, "right_steps"):
             raise UserError(f"--process_reward {process_reward} needs a task with a method "
                             "right_steps, which says where right steps end, and "
                             f"--task {policy.settings.task} has none")
         self.gamma, self.gae_lambda, self.process_reward = gamma, gae_lambda, process_reward
         is_head = critic == "head"
-        module = Head(policy.model) if is_head else Trunk(policy.model, critic_layers)
-        self.critic = Trained(module, critic_lr if is_head else trunk_lr, policy.model.device)
+        module = Head(policy.model) if is_head else Trunk(policy.model)
+        self.critic = Trained(module, critic_lr if is_head else TRUNK_RATE, policy.model.device)
         self.metrics: Metrics = {"explained_variance": None, "value_loss": None}
         self.state_dict, self.load_state_dict = self.critic.state_dict, self.critic.load_state_dict
 

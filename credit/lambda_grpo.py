@@ -1,6 +1,4 @@
 """lambda-GRPO (2510.06870): a weight by the length of the answer, with a learned exponent."""
-import typing
-
 import torch
 import torch.nn as nn
 
@@ -9,9 +7,7 @@ from engine.choices import Metrics, mitigation
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from grpo import group_z_score, length_scaling, policy_loss
-from harness.flags import LearningRate, Range
-
-Exponent = typing.Annotated[float, Range(least=-100, most=100)]
+from harness.flags import LearningRate
 
 
 @mitigation
@@ -20,14 +16,14 @@ class lambda_grpo:
     2510.06870). It is G softmax((1 + z/9)^lambda) over the G answers of a group. Here z is the
     standardised length of an answer, and the exponent lambda is learned.
 
-    So one number is learned, and no network. The formula is known here from reimplementations.
+    So one number is learned, and no network. It begins at 0, where all weights are 1. The formula
+    is known here from reimplementations.
     After the weights of a batch are computed, lambda takes a gradient step on the same loss. There
     the gradient flows through the weights, and log_prob is held fixed.
     """
 
-    def __init__(self, policy: Policy, *, lambda_init: Exponent = 0.0,
-                 lambda_lr: LearningRate = 0.01):
-        scalar = nn.ParameterDict({"lambda": torch.tensor(float(lambda_init))})
+    def __init__(self, policy: Policy, *, lambda_lr: LearningRate = 0.01):
+        scalar = nn.ParameterDict({"lambda": torch.tensor(0.0)})
         self.scalar = Trained(scalar, lambda_lr, policy.model.device)
         self.state_dict, self.load_state_dict = self.scalar.state_dict, self.scalar.load_state_dict
         self.metrics: Metrics = {"lambda": None}

@@ -5,10 +5,12 @@ import torch
 from torch import Tensor
 
 from engine.choices import mitigation
-from engine.errors import UserError
 from engine.rollouts import Rollouts
 from engine.tokens import THINK, WORD
-from harness.flags import Count, NotNegative, Positive, Share
+from harness.flags import Count, Positive, Share
+
+TAIL_DAMPING = 0.9  # of taco: the most that is taken off a weight. All runs here had this number
+COVARIANCE_BAND = 1.0, 5.0  # of covariance: as in the authors' code, PRIME-RL on GitHub
 
 
 @mitigation
@@ -20,15 +22,14 @@ def low_probability(rollouts: Rollouts, *, probability_share: Share = 0.2) -> Te
 
 
 @mitigation
-def taco(rollouts: Rollouts, *, tail_strictness: Positive = 0.01,
-         tail_damping: Share = 0.9) -> Tensor:
+def taco(rollouts: Rollouts, *, tail_strictness: Positive = 0.01) -> Tensor:
     """Tokens that are far less probable than is usual at their position are reinforced less
     (arXiv 2607.07976).
-    With r = -log p - entropy + log(tail_strictness), the weight is 1 - tail_damping * (1 - exp(-r))
-    where both r and the advantage are positive. Elsewhere it is 1."""
+    With r = -log p - entropy + log(tail_strictness), the weight is 1 - 0.9 (1 - exp(-r)) where both
+    r and the advantage are positive. Elsewhere it is 1."""
     risk = -rollouts.log_prob - rollouts.entropy + math.log(tail_strictness)
     damped = (risk > 0) & (rollouts.advantage > 0)
-    return torch.where(damped, 1 + tail_damping * torch.expm1(-risk), 1.0)
+    return torch.where(damped, 1 + TAIL_DAMPING * torch.expm1(-risk), 1.0)
 
 
 @mitigation
@@ -63,24 +64,20 @@ def future_attention(rollouts: Rollouts, *, future_window: Count = 4) -> Tensor:
 
 
 @mitigation
-def covariance(rollouts: Rollouts, *, covariance_share: Share = 0.0002,
-               covariance_low: NotNegative = 1.0,
-               covariance_high: NotNegative = 5.0) -> Tensor:
+def covariance(rollouts: Rollouts, *, covariance_share: Share = 0.0002) -> Tensor:
     """A few tokens, drawn at random, get 0, and all others get 1. Only tokens at which log p and
     advantage are both high, or both low, can be drawn, because such tokens lower the policy's
     entropy fastest (Clip-Cov, arXiv 2505.22617).
 
     More exactly, a token can be drawn if (log p - mean log p) * (advantage - mean advantage) lies
-    between covariance_low and covariance_high. Both means are over the batch. covariance_share of
-    the batch's tokens are drawn, but at least one.
+    between 1 and 5. Both means are over the batch. covariance_share of the batch's tokens are
+    drawn, but at least one.
     """
-    if covariance_low >= covariance_high:
-        raise UserError(f"--covariance_low {covariance_low} should be below --covariance_high "
-                        f"{covariance_high}")
+    low, high = COVARIANCE_BAND
     mean_log_prob = rollouts.log_prob[rollouts.mask].mean()
     mean_advantage = rollouts.advantage[rollouts.mask].mean()
     product = (rollouts.log_prob - mean_log_prob) * (rollouts.advantage - mean_advantage)
-    is_candidate = (product > covariance_low) & (product < covariance_high) & rollouts.mask
+    is_candidate = (product > low) & (product < high) & rollouts.mask
     candidates = is_candidate.flatten().nonzero().squeeze(1)  # indices in the flattened batch
     count = max(1, int(covariance_share * rollouts.mask.sum()))
     order = torch.randperm(len(candidates), generator=rollouts.generator).to(candidates.device)

@@ -8,7 +8,9 @@ from credit.critic import Trained
 from engine.choices import Metrics, mitigation
 from engine.policy import Policy
 from engine.rollouts import Rollouts
-from harness.flags import CountOrNone, LearningRate
+from harness.flags import CountOrNone
+
+NET_RATE = 1e-3  # the learning rate of the network. All runs here had this number
 
 
 class ImportanceNet(nn.Module):
@@ -37,10 +39,9 @@ class learned_importance:
     to predict the advantage, not that it causes it.
     """
 
-    def __init__(self, policy: Policy, *, importance_warmup: CountOrNone = 10,
-                 importance_lr: LearningRate = 1e-3):
+    def __init__(self, policy: Policy, *, importance_warmup: CountOrNone = 10):
         net = ImportanceNet(policy.model.config.hidden_size, policy.settings.seed)
-        self.net = Trained(net, importance_lr, policy.model.device)
+        self.net = Trained(net, NET_RATE, policy.model.device)
         self.state_dict, self.load_state_dict = self.net.state_dict, self.net.load_state_dict
         self.warmup = importance_warmup
         self.metrics: Metrics = {"importance_loss": None}

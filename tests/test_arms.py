@@ -18,7 +18,7 @@ ARMS = {
     "ablation": "--mitigation causal_ablation --ablate_every 16",
     "oracle": "--mitigation oracle --oracle_k 1 --answers 2 --max_new_tokens 28",
     "critic": "--advantage gae --gae_lambda 0.9 --process_reward 0.5",
-    "trunk": "--advantage gae --critic trunk --critic_layers 1",
+    "trunk": "--advantage gae --critic trunk",
     "vine": "--advantage vine --values_every 16 --values_k 1",
     "measured": "--advantage measured --measured_k 1 --measured_above 0.5",
     "tree": "--advantage prefix_tree --loss_norm constant",

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conftest import SPOKEN, copied, hand_made, refusal, spoken
+from conftest import SPOKEN, hand_made, refusal, spoken
 from credit import monte_carlo
 from credit.critic import generalised_advantage
 from credit.monte_carlo import continuation_rewards, segment_starts, sequences
@@ -53,8 +53,6 @@ def test_what_cannot_be_had_is_refused(policy):
     other = SimpleNamespace(task=None, settings=SimpleNamespace(task="some_task"))
     with pytest.raises(UserError, match="--process_reward 0.5 needs .* --task some_task has none"):
         make("gae", other, process_reward=0.5)
-    with pytest.raises(UserError, match="--critic_layers 4: the model has only 3"):
-        make("gae", policy, critic="trunk", critic_layers=4)
     assert "should be line or a number" in refusal(lambda: make("vine", policy, values_every="0"))
 
 
@@ -94,22 +92,20 @@ def test_explained_variance_by_hand():
     assert gae.metrics["explained_variance"] is None
 
 
-@pytest.mark.parametrize("layers", [0, 1])
-def test_a_trunk_reads_the_models_first_layers(policy, layers):
-    """Reading one hidden unit gives that unit of the model, or of the model cut after a layer."""
-    rollouts, model = spoken(policy), copied(policy.model)
-    model.model.layers = model.model.layers[:layers or None]
-    trunk = make("gae", policy, critic="trunk", critic_layers=layers).critic.module
+def test_a_trunk_begins_as_the_model(policy):
+    """Reading one hidden unit gives that unit of the model."""
+    rollouts = spoken(policy)
+    trunk = make("gae", policy, critic="trunk").critic.module
     with torch.no_grad():
         trunk.read.weight[0, 5] = 1.0
         rows = torch.tensor([4, 1, 0])  # of two problems, in any order
         values = trunk.values(rollouts, rows)
-    expected = Forward(model, 64).look(rollouts)["hidden"][..., 5]
+    expected = Forward(policy.model, 64).look(rollouts)["hidden"][..., 5]
     torch.testing.assert_close(values, expected[rows][rollouts.mask[rows]], rtol=1e-4, atol=1e-5)
 
 
 def test_a_trunk_learns(policy):
-    rollouts, gae = spoken(policy), make("gae", policy, critic="trunk", critic_layers=1)
+    rollouts, gae = spoken(policy), make("gae", policy, critic="trunk")
     first = gae(rollouts, policy)
     torch.testing.assert_close(first, rollouts.reward[:, None] * rollouts.mask)  # V was 0
     for _ in range(30):

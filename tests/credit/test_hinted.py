@@ -5,6 +5,7 @@ import pytest
 import torch
 from conftest import ASKED, SPOKEN, make_weighting, refusal, spoken
 
+from credit import hinted
 from credit.hinted import gap_under_hints, hint_for, hint_that_fits, hinted_prompt, rlsd
 
 
@@ -50,6 +51,7 @@ def test_a_hint_with_which_the_answer_does_not_fit_is_left_out(policy, monkeypat
         assert hint_that_fits(policy, rollouts, 1) == found
     weight = rlsd(policy)(rollouts, policy)
     assert (weight[1] == 1).all() and (weight != 1).any()
+    assert weight.max() <= 2 and weight[rollouts.mask].min() >= 0.5
 
 
 def test_the_gap_is_that_of_two_plain_passes(policy):
@@ -68,9 +70,11 @@ def test_the_gap_is_that_of_two_plain_passes(policy):
         torch.testing.assert_close(found[row, :n], (q - p)[range(n), ids], atol=2e-4, rtol=0)
 
 
-def test_the_weight_goes_with_the_hint_in_what_is_pushed_up_and_against_it_elsewhere(policy):
+def test_the_weight_goes_with_the_hint_in_what_is_pushed_up_and_against_it_elsewhere(
+        policy, monkeypatch):
     rollouts = spoken(policy)
-    found = rlsd(policy, hint_limit=1e9)(rollouts, policy)
+    monkeypatch.setattr(hinted, "HINT_LIMIT", 1e9)
+    found = rlsd(policy)(rollouts, policy)
     row = 1  # it has a hint, and a negative advantage
     hints = [hint_for(rollouts, 1) if number == row else None for number in range(6)]
     gap = gap_under_hints(policy, rollouts, hints)
@@ -78,8 +82,10 @@ def test_the_weight_goes_with_the_hint_in_what_is_pushed_up_and_against_it_elsew
     mask = rollouts.mask[row]
     torch.testing.assert_close(found[row][mask], (-gap[row][mask]).exp())
     assert (found[0] == 1).all()  # the only right answer of its group has no hint
-    limited = make_weighting("rlsd", {"hint_limit": 1.5}, policy)(rollouts, policy)
-    assert limited.max() <= 1.5 and limited.min() >= 1 / 1.5 - 1e-6
+    assert found.max() > 2 > 0.5 > found[rollouts.mask].min()
+    monkeypatch.undo()
+    limited = rlsd(policy)(rollouts, policy)
+    assert limited.max() == 2 and limited[rollouts.mask].min() == 0.5
 
 
 def test_without_a_right_answer_every_token_weighs_the_same(policy):

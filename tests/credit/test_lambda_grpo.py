@@ -19,7 +19,11 @@ def batch():
 
 
 def made(policy, start):
-    return make_weighting("lambda_grpo", {"lambda_init": start, "lambda_lr": 0.1}, policy)
+    """The weighting with its exponent moved from 0, where it begins, to `start`."""
+    weighting = make_weighting("lambda_grpo", {"lambda_lr": 0.1}, policy)
+    with torch.no_grad():
+        weighting.scalar.module["lambda"] += start
+    return weighting
 
 
 def weights_by_hand(exponent):

@@ -6,11 +6,11 @@ import torch
 import torch.nn.functional as F
 
 from conftest import hand_made, looking, make_weighting, spoken
+from credit import learned_importance
 
 
 def made(policy, warmup):
-    flags = {"importance_warmup": warmup, "importance_lr": 1e-2}
-    return make_weighting("learned_importance", flags, policy)
+    return make_weighting("learned_importance", {"importance_warmup": warmup}, policy)
 
 
 def test_it_weighs_after_the_warmup(policy):
@@ -36,13 +36,14 @@ def test_the_loss_by_hand(policy):
     assert loss == pytest.approx(sum(errors) / len(errors), rel=1e-5)
 
 
-def test_it_learns_and_a_net_that_is_loaded_goes_on_from_there(policy):
+def test_it_learns_and_a_net_that_is_loaded_goes_on_from_there(policy, monkeypatch):
     """Two kinds of state: the first tells the advantage, and weighs more in the end."""
     states = F.one_hot(torch.tensor([[0, 1]] * 4), policy.model.config.hidden_size).float()
     advantage = torch.tensor([1.0, -1, 1, -1])[:, None].expand(4, 2)
     states[:, 0] *= advantage[:, :1]
     rollouts = looking(hand_made(torch.ones(4, 2, dtype=torch.bool), advantage=advantage, step=9),
                        hidden=states)
+    monkeypatch.setattr(learned_importance, "NET_RATE", 1e-2)  # fewer steps suffice
     weighting, again = made(policy, 0), made(policy, 0)
     for _ in range(200):
         weight = weighting(rollouts, policy)

@@ -267,7 +267,10 @@ def test_a_file_may_not_hold_what_is_no_setting(tmp_path, model, values, words):
     ({"top_k": 0, "sample_every": 10}, ""),
     ({"top_k": 5, "shard": True}, "shard True, top_k 5: retired since this run was made"),
     ({"loss_temperature": 1.0, "temperature": 0.6}, "loss_temperature 1.0: retired"),
-    ({"loss_temperature": 0.6, "temperature": 0.6}, "")])
+    ({"loss_temperature": 0.6, "temperature": 0.6}, ""),
+    ({"mitigation": "random", "placebo_std": 1.0}, ""),
+    ({"mitigation": "random", "placebo_std": 0.5, "top_k": 5}, "top_k 5, placebo_std 0.5: retired "
+     "since this run was made, and without effect now (last in f19f84f4 and 427ce844)")])
 def test_a_setting_that_was_retired_is_read_and_told(tmp_path, model, values, said):
     """An old run opens, and the sentence has what differs from the setting's former default."""
     config = write(tmp_path / "c.json", {"steps": 7, **values})
@@ -278,8 +281,9 @@ def test_a_setting_that_was_retired_is_read_and_told(tmp_path, model, values, sa
 
 
 def test_a_retired_flag_says_where_it_last_stood():
-    said = refusal(settings_of, ["--top_k", "5"])
-    assert said.startswith("--top_k is retired: it last stood in commit f19f84f4")
+    for name, commit in (("top_k", "f19f84f4"), ("hint_limit", "427ce844")):
+        said = refusal(settings_of, [f"--{name}", "5"])
+        assert said.startswith(f"--{name} is retired: it last stood in commit {commit}")
 
 
 def method_with(keyword):
@@ -289,6 +293,13 @@ def method_with(keyword):
     parameter = inspect.Parameter(keyword, inspect.Parameter.KEYWORD_ONLY, default=1)
     mine.__signature__ = inspect.Signature([parameter])
     return mine
+
+
+def test_an_own_keyword_may_have_the_name_of_a_retired_flag(own_choices):
+    MITIGATIONS.data["mine"] = method_with("hint_limit")
+    assert settings_of(["--mitigation", "mine", "--hint_limit", "5"]).method_flags == {
+        **settings_of([]).method_flags, "hint_limit": 5}
+    assert about_retired({"mitigation": "mine", "hint_limit": 5}) == ""
 
 
 @pytest.mark.parametrize("name", ["seed", "max_number", "reward", "help", "step", "gamma"])
