@@ -210,7 +210,7 @@ class FusedQwen2:
         if joined.low_rank:
             a, b = joined.low_rank
             inner = (x @ a).to(self.dtype).to(b.dtype)
-            product = torch.addmm(product.to(b.dtype), inner, b).to(self.dtype)
+            product = product.to(b.dtype).addmm_(inner, b).to(self.dtype)
         return product
 
     def add_product(self, x: Tensor, y: Tensor, joined: Joined) -> Tensor:

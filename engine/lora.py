@@ -44,7 +44,7 @@ class LoRALinear(Linear):
         dtype = product_type(x.dtype, x.device)
         inner = linear(x, self.A).flatten(0, -2).to(dtype)
         b = (self.scale * self.B).to(x.dtype).to(dtype)
-        return torch.addmm(y.flatten(0, -2).to(dtype), inner, b.T).to(x.dtype).view_as(y)
+        return y.flatten(0, -2).to(dtype).addmm_(inner, b.T).to(x.dtype).view_as(y)
 
 
 def add_lora(model: Qwen2, rank: int, seed: int = 0) -> Qwen2:
