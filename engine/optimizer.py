@@ -55,23 +55,28 @@ class AdamW:
     def __init__(self, parameters: Iterable[nn.Parameter], learning_rate: float,
                  weight_decay: float = 0.0):
         self.param_groups = [{"params": list(parameters)}]  # the names of torch's optimizers
-        # for each parameter that has had a gradient, the tensors of STATE by name
+        # for each parameter the tensors of STATE by name, once it is trained
         self.state: dict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
         self.learning_rate, self.weight_decay = learning_rate, weight_decay
 
     def zero_grad(self) -> None:
         for p in self.param_groups[0]["params"]:
             p.grad = None
+            # Before the update makes its tensors: when these are freed, the moments would settle
+            # in their room, and the next update would have to take new memory from the system.
+            self.state_of(p)
+
+    def state_of(self, p: nn.Parameter) -> dict[str, Tensor]:
+        """The tensors of STATE, which are made when they are first asked for."""
+        if not self.state[p]:
+            self.state[p] = {"step": torch.zeros((), dtype=torch.float32, device=p.device),
+                             "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        return self.state[p]
 
     @torch.no_grad()
     def step(self) -> None:
         gradients = {p: p.grad for p in self.param_groups[0]["params"] if p.grad is not None}
-        for p in gradients:
-            if not self.state[p]:
-                self.state[p] = {
-                    "step": torch.zeros((), dtype=torch.float32, device=p.device),
-                    "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-        states = [self.state[p] for p in gradients]
+        states = [self.state_of(p) for p in gradients]
         steps, means, squares = ([state[name] for state in states] for name in STATE)
         adamw(list(gradients), list(gradients.values()), means, squares, [], steps, fused=True,
               amsgrad=False, maximize=False, lr=self.learning_rate, beta1=self.BETAS[0],

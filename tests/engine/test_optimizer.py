@@ -1,7 +1,7 @@
 """AdamW against torch's own."""
 import torch
 
-from engine.optimizer import AdamW
+from engine.optimizer import STATE, AdamW
 
 
 def test_a_step_is_that_of_torch():
@@ -24,3 +24,11 @@ def test_a_step_is_that_of_torch():
             assert torch.equal(one.state[p][name], value), name
     one.zero_grad()
     assert [p.grad for p in ours] == [None, None, None]
+
+
+def test_the_moments_take_their_room_before_an_update_makes_its_tensors():
+    p = torch.nn.Parameter(torch.randn(5, 7))
+    optimizer = AdamW([p], 1e-2)
+    optimizer.zero_grad()
+    assert list(optimizer.state[p]) == list(STATE)
+    assert not any(tensor.any() for tensor in optimizer.state[p].values())
