@@ -68,26 +68,27 @@ def quantile_baseline(rollouts: Rollouts, *, quantile: Share = 0.4) -> Tensor:
 
 
 @advantage(whole_answers=True)
-def gdpo(rollouts: Rollouts) -> Tensor:
+def gdpo(rollouts: Rollouts, *, parts_as_paid: bool = False) -> Tensor:
     """Each part of the reward is standardised in the group by itself, and their sum is standardised
     over the batch (arXiv 2601.05242, as in verl). So a part that differs little counts as much as
     one that differs a lot. The parts are answer, format and reasoning, those that are paid.
 
-    So a reward of 1 for the answer plus 0.1 for the format counts both alike. verl can weigh them
-    by its gdpo_reward_weights, which is not done here."""
+    A reward such as 1 for the answer plus 0.1 for the format counts both alike here. With
+    --parts_as_paid yes they count 1 and 0.1, which are verl's gdpo_reward_weights."""
     total = torch.zeros_like(rollouts.reward)
-    for part in paid_parts(rollouts):
-        total += group_z_score(rollouts.scores[part], rollouts.group)
+    for part, pay in paid_parts(rollouts).items():
+        z_score = group_z_score(rollouts.scores[part], rollouts.group)
+        total += (pay if parts_as_paid else 1.0) * z_score
     one_group = torch.zeros_like(rollouts.group)
     return to_every_token(group_z_score(total, one_group), rollouts)
 
 
-def paid_parts(rollouts: Rollouts) -> list[str]:
-    """The parts of the reward that are paid in this batch: those with a coefficient above 0 if the
-    reward is written as a sum of parts, each times a number (least squares)."""
+def paid_parts(rollouts: Rollouts) -> dict[str, float]:
+    """The parts of the reward that are paid in this batch, and what each is paid: its coefficient
+    if the reward is written as a sum of parts, each times a number (least squares)."""
     parts = [part for part in rollouts.scores if part != "reward"]
     columns = double(torch.stack([rollouts.scores[part] for part in parts], 1))
     reward = double(rollouts.reward)
     coefficients = torch.linalg.pinv(columns - columns.mean(0)) @ (reward - reward.mean())
-    paid = [part for part, number in zip(parts, coefficients.tolist()) if number > 1e-3]
-    return paid or ["reward"]
+    paid = {part: number for part, number in zip(parts, coefficients.tolist()) if number > 1e-3}
+    return paid or {"reward": 1.0}

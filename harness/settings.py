@@ -92,7 +92,6 @@ LAST_STOOD_IN = {
         "hint_limit": Flag(2.0),
         "importance_lr": Flag(1e-3),
         "lambda_init": Flag(0.0),
-        "parts_as_paid": Flag(False),
         "placebo_std": Flag(1.0),
         "tail_damping": Flag(0.9),
         "trunk_lr": Flag(1e-3)}}

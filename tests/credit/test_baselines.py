@@ -69,8 +69,18 @@ def test_each_paid_part_is_standardised_by_itself():
     parts = dict(answer=[1.0, 0.0, 0.0, 0.0], format=[1.0, 1.0, 0.0, 0.0],
                  reasoning=[0.3, 0.9, 0.1, 0.2])
     rollouts = batch([1] * 4, [1.1, 0.1, 0.0, 0.0], **parts)
-    assert paid_parts(rollouts) == ["answer", "format"]
+    assert paid_parts(rollouts) == pytest.approx({"answer": 1.0, "format": 0.1})
     found = gdpo(rollouts)[:, 0]
     assert found.mean().item() == pytest.approx(0, abs=1e-6)
     assert found.std(correction=0).item() == pytest.approx(1, abs=1e-3)
     assert found[0] > found[1] > found[2]
+
+
+def test_parts_count_as_much_as_they_are_paid_if_asked():
+    """z-scores: of the answer 1.732 and three times -0.577, of the format 1, 1, -1, -1, which count
+    a tenth: the sums are 1.832, -0.477, -0.677, -0.677, and their mean is 0."""
+    parts = dict(answer=[1.0, 0.0, 0.0, 0.0], format=[1.0, 1.0, 0.0, 0.0], reasoning=[0.0] * 4)
+    rollouts = batch([1] * 4, [1.1, 0.1, 0.0, 0.0], **parts)
+    found = gdpo(rollouts, parts_as_paid=True)[:, 0]
+    assert (found * 1.832 / found[0]).tolist() == pytest.approx([1.832, -0.477, -0.677, -0.677],
+                                                                rel=2e-3)
