@@ -57,6 +57,11 @@ FAULTS = {  # the row of the table, and what is different in its run
     "answers no longer end": (6, {"finished": lambda step: 1 - step / 30}),
     "longer and longer": (9, {"length": lambda step: 200 + 27 * step}),
     "two tokens at last": (9, {"length": lambda step: 200 - 6.6 * step}),
+    "paid for something else": (9, {"reward": lambda step: 0.3 + 0.02 * step,
+                                    "success": lambda step: 0.4 - 0.01 * step}),
+    "short and never right": (6, {"length": lambda step: 100 - 3.3 * step,
+                                  "reward": lambda step: 0.5 - 0.016 * step,
+                                  "success": lambda step: 0.5 - 0.016 * step}),
     "entropy rises": (6, {"entropy": lambda step: 0.4 + 0.19 * step}),
     "kl rises": (6, {"kl": lambda step: 50 * step / 30}),
     "gradients jump": (6, {"gradient_norm": lambda step: 0.1 if step < 24 else 100.0}),
@@ -176,6 +181,17 @@ def test_a_part_of_the_reward_that_rises_alone(tmp_path):
 def test_a_log_that_cannot_be_read_ends_in_a_sentence(text, said, tmp_path):
     (tmp_path / "log.txt").write_text(text)
     assert said in refusal(diagnose, tmp_path / "log.txt")
+
+
+def test_a_state_that_was_cut_is_told_from_one_without_a_reward(tmp_path):
+    (tmp_path / "trainer_state.json").write_text('{"log_history": [{"reward": 0.5}, {"rew')
+    assert "is not JSON: perhaps it was cut" in refusal(diagnose, tmp_path)
+
+
+def test_a_gain_within_the_noise_is_not_called_a_fall(tmp_path):
+    write_lines(tmp_path / "log.jsonl", [{"reward": 0.3 + 0.2 * (step % 2) + 0.001 * step}
+                                         for step in STEPS])
+    assert "does not rise by more than its noise, from 0.4" in diagnose(tmp_path / "log.jsonl")
 
 
 def test_a_run_folder_or_log_that_is_none(tmp_path):

@@ -153,7 +153,7 @@ def one_answer(log: Log) -> list[str]:
         dead = is_low and not improved  # the entropy alone has to show it
     collapsed = is_low or end < start / 3 and not improved
     found = collapsed and dead and not log.end("finished") <= 0.5 and not solved
-    return names_in(log, "entropy", "equal_groups", "spread") if found else []
+    return [name for name in ("entropy", "equal_groups", "spread") if found and log.has(name)]
 
 
 def destroyed(log: Log) -> list[str]:
@@ -162,6 +162,8 @@ def destroyed(log: Log) -> list[str]:
     first, signs = log.first(log.paid), signs_of_drift(log, LARGER)
     if log.end("equal_groups") > 0.95 and log.first("equal_groups") < 0.8:
         signs.append("equal_groups")
+    if log.end("length") < log.first("length") / 5:
+        signs.append("length")
     return [log.paid, *signs] if first > 0 and log.end(log.paid) < first / 4 and signs else []
 
 
@@ -177,7 +179,7 @@ def signs_of_drift(log: Log, limits: dict[str, float]) -> list[str]:
 
 def falls(log: Log) -> list[str]:
     """Half a spread, or a third of the reward, is lost from the first fifth to the last."""
-    for name in ("success", "reward"):
+    for name in ("reward",) if log.rises("reward") else ("success", "reward"):
         lost = log.start(name) - log.end(name)
         is_much = lost > abs(log.start(name)) / 3 or lost > log.start("spread") / 2
         if log.has(name) and rose(-log[name]) and is_much:
@@ -247,10 +249,6 @@ def by_heart(log: Log) -> list[str]:
     last = log["held_out"][-1] if log.has("held_out") else math.nan
     found = last < log["held_out"][:1].sum() + 0.02 and log.end(log.paid) > last + 0.15
     return [log.paid, "held_out"] if found else []
-
-
-def names_in(log: Log, *names: str) -> list[str]:
-    return [name for name in names if log.has(name)]
 
 
 class Check(NamedTuple):
@@ -353,7 +351,7 @@ def diagnose(path: Path) -> str:
         parts.append(f"{fault.check.what} ({row}). Seen: {fault.evidence}. The run that would "
                      f"decide: {fault.check.decide}.")
     if len(parts) == 1:
-        way = "rises" if log.rises("reward") else "does not rise"
+        way = "rises" if log.rises("reward") else "does not rise by more than its noise"
         parts.append(f"Nothing of {len(CHECKS)} rows. The reward {way}, from "
                      f"{log.start('reward'):.3g} to {log.end('reward'):.3g}.")
     parts.append(f"Looked at: {', '.join(looked)}."
@@ -396,6 +394,8 @@ def lines_of_text(file: Path) -> list[dict[str, Any]]:
     """The metrics in a file: trainer_state.json, or JSON lines. verl's have them under "data"."""
     text = read_text(file)
     whole = parsed(text)
+    if whole is None and file.name == "trainer_state.json":
+        raise UserError(f"{file} is not JSON: perhaps it was cut while it was written")
     if isinstance(whole, dict) and isinstance(whole.get("log_history"), list):
         return [line for line in whole["log_history"] if isinstance(line, dict)]
     found = []
