@@ -20,6 +20,7 @@ def line(step, **known):
 
 FAULTS = {  # the row of the table, and what is different in its run
     "sampler": (1, {"sampler_gap": lambda step: 0.12}),
+    "sampler left behind": (1, {"sampler_gap": lambda step: 1e-6 if step < 20 else 0.2}),
     "hard": (3, {"success": lambda step: 0.0, "reward": lambda step: 0.09}),
     "dead": (3, {"groups_without_spread": lambda step: 0.9, "success": lambda step: 0.1,
                  "reward": lambda step: 0.1}),
