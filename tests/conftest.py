@@ -10,6 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+# Before torch is imported, and for the programs that a test starts: threads of several processes on
+# the same cores wait for one another, and a test takes ten times as long.
+os.environ["OMP_NUM_THREADS"] = "1"
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 INSTALL = "to run it: pip install -r tests/requirements.txt"  # why a test is skipped
@@ -29,6 +32,16 @@ def project_files(pattern, root=ROOT):
                             ).stdout if shutil.which("git") else ""
     kept = {root / name for name in listed.split("\0") if name}
     return sorted(path for path in root.glob(pattern) if path in kept or not kept)
+
+
+SLOW = {"test_dummy.py", "test_trl_trainer.py", "test_docs.py", "test_idea.py",
+        "test_taken_away.py", "test_exercises.py"}
+
+
+def pytest_collection_modifyitems(items):
+    """Slow files first: with several processes the last tests should be short, so that none waits
+    for another, and what the tests of a file share is made by one of them."""
+    items.sort(key=lambda item: item.path.name not in SLOW)
 
 import numpy as np
 import pytest
@@ -283,11 +296,6 @@ def undrawn(monkeypatch):
 
     from matplotlib.image import imsave  # most tests need no matplotlib
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def one_thread():
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,6 @@ same."""
 import ast
 import io
 import json
-import os
 import re
 import runpy
 import shutil
@@ -211,7 +210,3 @@ def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return found.getsockname()[1]
-
-
-def environment(**more) -> dict:
-    return {**os.environ, "OMP_NUM_THREADS": "1", **more}

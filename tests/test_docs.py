@@ -241,6 +241,7 @@ from harness.settings import make_parser, make_settings, read_flags
 from tools import idea, pass_at_k, preflight, warmup
 
 warmup.train, warmup.evaluate = (lambda *_: []), (lambda *_: None)  # they take minutes
+preflight.NOT_ASKED = 8
 for flags, name, few in ((pass_at_k.FLAGS, "problems", 4), (preflight.FLAGS, "problems", 4),
                          (preflight.FLAGS, "answers", 16)):  # usually thousands of answers
     flags[name] = replace(flags[name], default=few)

@@ -1,29 +1,47 @@
 """The crash-test dummy: one step of TRL as it is, and with a mistake in it."""
+import shutil
+from dataclasses import replace
+
 import pytest
 import torch
 from conftest import ROOT, refusal
 
 from engine.errors import UserError
+from engine.model_folder import read_model_folder, write_model_folder
+from qwen2_model import Qwen2
 
 trl = pytest.importorskip("trl", reason="pip install -r lab/trl/requirements.txt")
 from lab.trl.dummy import Dummy, main  # noqa: E402
 from lab.trl.dummy_step import Step  # noqa: E402
 from datasets import Dataset  # noqa: E402
 
-TINY = str(ROOT / "models/tiny")
+TINY = ROOT / "models/tiny"
 RATE = 0.5
 
 
-def step(tmp_path, patch=None, **changed):
+@pytest.fixture(scope="module")
+def smaller(tmp_path_factory):
+    """An untrained model with the tiny one's tokenizer: the gradients of its answers are
+    short."""
+    folder = shutil.copytree(TINY, tmp_path_factory.mktemp("smaller") / "model")
+    known = read_model_folder(TINY).config
+    torch.manual_seed(0)
+    write_model_folder(Qwen2(replace(known, hidden_size=32, intermediate_size=48, head_dim=16,
+                                     num_hidden_layers=2, num_attention_heads=2,
+                                     num_key_value_heads=1)), folder)
+    return folder
+
+
+def step(folder, tmp_path, patch=None, **changed):
     """What the dummy says of one step of TRL."""
-    dummy = Dummy(TINY)
+    dummy = Dummy(folder)
     settings = dict(
         output_dir=str(tmp_path), per_device_train_batch_size=32, num_generations=4, max_steps=1,
         optim="sgd", learning_rate=RATE, lr_scheduler_type="constant", max_grad_norm=0.0,
-        max_completion_length=80, loss_type="grpo", use_cpu=True, bf16=False, report_to="none",
+        max_completion_length=40, loss_type="grpo", use_cpu=True, bf16=False, report_to="none",
         save_strategy="no", seed=1, top_k=0, disable_tqdm=True, gradient_checkpointing=False)
     trainer = trl.GRPOTrainer(
-        model=TINY, reward_funcs=dummy.reward, args=trl.GRPOConfig(**settings | changed),
+        model=str(folder), reward_funcs=dummy.reward, args=trl.GRPOConfig(**settings | changed),
         train_dataset=Dataset.from_list([{"prompt": prompt} for prompt in dummy.prompts]))
     if patch:
         patch(trainer)
@@ -31,8 +49,8 @@ def step(tmp_path, patch=None, **changed):
     return "\n".join(dummy.report(trainer.model, RATE))
 
 
-def test_a_step_of_trl(tmp_path):
-    said = step(tmp_path)
+def test_a_step_of_trl(smaller, tmp_path):
+    said = step(smaller, tmp_path)
     assert "Log-probs: at temperature 1." in said
     assert "the std of its group over n - 1 + 0.0001." in said
     assert "Counting: every answer counts the same." in said
@@ -133,8 +151,8 @@ def drop_out(trainer):
     (shuffle_within_groups, "Rewards: within each group they go to other answers."),
     (leave_out, "5 of 32 answers have had no effect."),
     (break_lines, "What it has trained on fits a line break after it.")])
-def test_a_mistake_in_trl_is_named(tmp_path, patch, said):
-    found = step(tmp_path, patch)
+def test_a_mistake_in_trl_is_named(smaller, tmp_path, patch, said):
+    found = step(smaller, tmp_path, patch)
     assert said in found, found
 
 
@@ -204,9 +222,9 @@ def fast_embedding(trainer):
     (count_twice, "2.00 for 8 answers"),
     (cut_at(24), "the first 24 tokens of each answer alone explain the change"),
     (fast_embedding, "model.embed_tokens.weight: 2.00 times the step of the other tensors")])
-def test_what_is_not_understood_is_located(tmp_path, patch, said):
+def test_what_is_not_understood_is_located(smaller, tmp_path, patch, said):
     """Each number is over that of the nearest formula, so 1 is as it should be."""
-    found = step(tmp_path, patch)
+    found = step(smaller, tmp_path, patch)
     assert "Not understood" in found and said in found, found
 
 

@@ -1,5 +1,6 @@
 """TRL's trainer with a weighting of ours: TRL's own run without one, our gradient with one. Most of
 these tests are skipped where TRL is not installed; .ci/run installs it."""
+import os
 import re
 import subprocess
 import sys
@@ -24,7 +25,7 @@ from grpo import length_scaling, policy_loss
 from harness.read_record import read_credit, read_file
 from harness.flags import flags_of
 from mitigations import rescaled_weight
-from runs import block, copy_project, environment, free_port, lines, program
+from runs import block, copy_project, free_port, lines, program
 from tools import preview
 
 if find_spec("trl"):
@@ -279,8 +280,6 @@ def test_an_answer_that_trl_leaves_out_is_on_record_with_weight_0(policy, tmp_pa
 WORKER = """
 import sys
 sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/tests"]
-import torch
-torch.set_num_threads(1)
 from lab.tests.trl.test_trl_trainer import TINY, trained
 from safetensors.torch import save_file
 from harness.load import load_policy
@@ -302,7 +301,7 @@ def test_two_processes_weigh_one_batch(policy, tmp_path):
               "2", "--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no",
               "--main_process_port", str(free_port()), "worker.py", str(ROOT), str(tmp_path)]
     ended = subprocess.run(launch, cwd=tmp_path, capture_output=True, text=True, timeout=300,
-                           env=environment(ACCELERATE_USE_CPU="true"))
+                           env={**os.environ, "ACCELERATE_USE_CPU": "true"})
     assert ended.returncode == 0, ended.stdout + ended.stderr
     batch, weight, wanted = ours(policy, tmp_path / "run", "attention_credit")
     assert len(batch.ids) == 12 and weight[batch.mask].mean() == pytest.approx(1, abs=1e-5)
