@@ -217,7 +217,7 @@ def share_left(formula: Formula, measured: list[Measured]) -> float:
     for one in measured:
         wanted = torch.where(one.known, one.number, 0.0)
         off = (explained(formula, one) - wanted).norm()
-        worst = max(worst, float(off / wanted.norm().clamp(min=1e-300)))
+        worst = max(worst, float(off / size_of(one)))
     return worst
 
 
@@ -233,8 +233,12 @@ def explained(formula: Formula, one: Measured) -> Tensor:
 
 def scaled(one: Measured, value: Tensor) -> Tensor:
     """The values of the known answers; batches with large numbers weigh no more than others."""
-    size = torch.where(one.known, one.number, 0.0).norm().clamp(min=1e-300)
-    return torch.where(one.known, value, 0.0) / size
+    return torch.where(one.known, value, 0.0) / size_of(one)
+
+
+def size_of(one: Measured) -> float:
+    """The norm of the known numbers; 1 if all are 0, as where no reward earns anything."""
+    return float(torch.where(one.known, one.number, 0.0).norm()) or 1.0
 
 
 def view_of(case: Case, formula: Formula) -> View:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .batches import Case, Lens
 
-SHIFTS = (1, 0, 2)
+SHIFTS = (1, 0, 2, -1)
 TEMPERATURES = (1.0, .9, .8, .7, .6, .5, 1.1, 1.2, 1.5, 2.0, .95, .85, .75, .65, .4, .3, 1.3, 1.4,
                 1 / .9, 1 / .8, 1 / .7, 1 / .6)
 KNOWN = 1e-6      # a formula that leaves less of a gradient over is right, relative to its norm

@@ -24,6 +24,10 @@ from .ours import Formula, Term, View, gradient_of, trained, trained_in, weight_
 from .reading import EXACT, KNOWN, find_lens, read
 from .tables import (CHOICES, COUNTS, KLS, PLACES, REFERENCES, SHAPES, ended, good, kinds)
 
+ROUNDING = 1e-15  # a gradient that is smaller is 0
+COSTS = ("length", "kl k1", "kl k1 mean", "kl k3", "kl k3 mean")  # of an answer, off its reward
+
+
 @dataclass
 class Found:
     """A formula, and what is known of it."""
@@ -51,7 +55,7 @@ def find_formula(loss: Loss) -> Found:
 class Search:
     def __init__(self, loss: Loss):
         self.examined, self.found = Examined(loss), Found()
-        self.formula, self.has_size = Formula(), False
+        self.formula = Formula()
 
     # -------------------------------------------------------------- the loss, asked
     def case(self, seed: int, groups: int = 4, answers: int = 4, **more) -> Case:
@@ -97,9 +101,9 @@ class Search:
 
     def trains_nothing(self, base: Case) -> bool:
         cases = [base, base.moved(5, .1, .3)]
-        if any(self.gradient(case).any() for case in cases):
+        if any(self.gradient(case).abs().max() > ROUNDING for case in cases):
             return False
-        if self.gradient(base.with_reward((base.reward > .5).double())).any():
+        if self.gradient(base.with_reward((base.reward > .5).double())).abs().max() > ROUNDING:
             self.found.notes.append("it trains nothing unless a reward is exactly 0 or 1")
         else:
             self.found.is_zero = True
@@ -141,10 +145,6 @@ class Search:
             if least is not None:
                 self.settle("tokens", replace(self.formula, choice=choice, least=least))
                 return
-        if all(torch.equal(has, trained(view, self.formula) & has.any(1, keepdim=True))
-               for view, has in zip(views, supports)):
-            self.settle("kinds", self.formula)
-            self.found.notes = ["some answers have no push, whichever their rewards are"]
 
     def least_kept(self, choice: str, views: list[View], supports: list[Tensor]) -> float | None:
         """The number above which the choice keeps just the tokens with a push, if there is one."""
@@ -195,33 +195,44 @@ class Search:
     def find_credit(self) -> None:
         measured = [one for case in self.ordinary() if (one := self.measure(case))]
         extreme = [one for case in self.extreme() if (one := self.measure(case))]
-        fours = [one for one in measured if is_of_fours(one.views[0].batch.group)]
         fit = credit.best_fit(self.formula, measured, extreme)
-        if fit.left_over > KNOWN:
-            in_fours = credit.best_fit(self.formula, fours, [])
-            self.has_size = in_fours.left_over < KNOWN
-            fit = in_fours if self.has_size else fit
         if fit.left_over > KNOWN:
             fit = credit.with_length_cost(fit, self.formula, measured)
         self.formula = fit.formula
-        if self.has_size:
-            self.found.notes.append("the size of a group, 4, is written in the code: with other "
-                                    "groups it is another loss")
         if fit.left_over < KNOWN and self.knows("shape"):
             self.settle("credit", fit.formula)
 
     def find_cost(self) -> None:
         """A KL of the whole answer that is taken off its reward shows when the reference moves."""
+        formula = self.formula
+        if self.knows("credit") and formula.scale == "none" and not formula.finish + formula.cost:
+            self.find_linear_cost()
+            return
         if not self.knows("credit") or not self.depends_on(""):
             return
         cases = [self.case(seed).moved(seed, 0.0, .3) for seed in (73, 74)]
         measured = [one for case in cases if (one := self.measure(case))]
         if not measured or credit.share_left(self.formula, measured) < KNOWN:
             return
-        for cost in ("kl k1", "kl k1 mean", "kl k3", "kl k3 mean"):
+        for cost in COSTS[1:]:
             formula = credit.with_price(replace(self.formula, cost=cost), measured)
             if credit.share_left(formula, measured) < KNOWN:
                 self.formula = formula
+                return
+
+    def find_linear_cost(self) -> None:
+        """What is taken off the reward of an advantage without a scale. It is the same for all
+        rewards, so their difference does not show it, and what is left over does."""
+        formula, cases = self.formula, [self.case(seed).moved(seed, 0.0, .3) for seed in (75, 76)]
+        try:
+            both = [(case, self.without_policy(case)) for case in cases]
+        except LossFailed:
+            return
+        for cost in COSTS:
+            priced = replace(formula, cost=cost, price=1.0)
+            units = [gradient_of(priced, case) - gradient_of(formula, case) for case in cases]
+            if price := factor_of(units, both):
+                self.formula = replace(priced, price=price)
                 return
 
     def ordinary(self) -> list[Case]:
@@ -300,18 +311,12 @@ class Search:
                 units.append(gradient_of(unit, case) if weight.any() else None)
             if any(unit is None for unit in units):
                 continue
-            along = float((units[0] * both[0][1]).sum())
-            factor = along / max(float(units[0].square().sum()), 1e-300)
-            if all(self.is_explained(rest, factor * unit)
-                   for unit, (_, rest) in zip(units, both)):
-                term = replace(term, factor=credit.tidy(factor))
+            if factor := factor_of(units, both):
+                term = replace(term, factor=factor)
                 if term.kind == "entropy":
                     return replace(self.formula, entropy=term)
                 return replace(self.formula, kls=(*self.formula.kls, term))
         return self.formula
-
-    def is_explained(self, rest: Tensor, part: Tensor) -> bool:
-        return float((rest - part).norm()) < KNOWN * float(rest.norm())
 
     def term_alone(self, term: Term) -> Formula:
         alone = replace(self.formula, factor=0.0, kls=(), entropy=None)
@@ -434,9 +439,16 @@ class Search:
                  ("rewards below 0 and above 1", wide.with_reward(4 * wide.reward - 2)),
                  ("a group of 200 answers", one.with_reward(right)),
                  ("a group of 200 answers", one.with_reward(1 - right))]
-        if self.has_size:
-            found = [(name, case) for name, case in found if is_of_fours(case.group)]
         return [(name, replace(case, fills_zeros=False)) for name, case in found]
+
+
+def factor_of(units: list[Tensor], both: list[tuple[Case, Tensor]]) -> float:
+    """How many times the unit explains what is left in both cases; 0 if it does not."""
+    along = float((units[0] * both[0][1]).sum())
+    factor = along / max(float(units[0].square().sum()), 1e-300)
+    holds = all(float((rest - factor * unit).norm()) < KNOWN * float(rest.norm())
+                for unit, (_, rest) in zip(units, both))
+    return credit.tidy(factor) if holds else 0.0
 
 
 def slopes_of_kls(view: View, reference: str) -> Tensor:
@@ -460,10 +472,6 @@ def other_reward(case: Case) -> Tensor:
     draw = torch.Generator().manual_seed(len(case.reward))
     size = .3 + .7 * torch.rand(len(case.reward), generator=draw, dtype=torch.float64)
     return case.reward.flip(0).roll(1) * size + .1
-
-
-def is_of_fours(group: Tensor) -> bool:
-    return bool((torch.bincount(group) == 4).all())
 
 
 def is_even(push: Tensor, unit: Tensor, tokens: Tensor) -> bool:
@@ -518,6 +526,4 @@ def regions(view: View, case: Case) -> dict[str, Tensor]:
             "the prompt": view.place < batch.prompt_length[:, None],
             "the padding": view.from_end < 0,
             "the first token of an answer": view.place == batch.prompt_length[:, None],
-            "the last token of an answer": view.from_end == 0,
-            "tokens of p > 0.9": view.log_prob > math.log(.9),
-            "tokens of p < 0.01": view.log_prob < math.log(.01)}
+            "the last token of an answer": view.from_end == 0}

@@ -58,12 +58,6 @@ def mean_of_others(r: Tensor, label: Tensor) -> Tensor:
     return (sums(r, label) - r) / (sums(torch.ones_like(r), label) - 1)
 
 
-def std_of_others(r: Tensor, label: Tensor) -> Tensor:
-    n = sums(torch.ones_like(r), label) - 1
-    square = (sums(r.square(), label) - r.square()) / n - mean_of_others(r, label).square()
-    return (square.clamp(min=0) * n / (n - 1)).sqrt()
-
-
 def over_tokens(advantage: Tensor, n: Tensor) -> Tensor:
     """Minus the mean over all tokens, divided by their std (REINFORCE++)."""
     centred = advantage - (advantage * n).sum() / n.sum()
@@ -78,9 +72,7 @@ REWARDS: dict[str, Callable[[Tensor, Batch], Tensor]] = {  # what is done with t
     "": lambda r, batch: r,
     "above 0.5": lambda r, batch: (r > .5).to(r.dtype),
     "above 0": lambda r, batch: (r > 0).to(r.dtype),
-    "clamped to [0, 1]": lambda r, batch: r.clamp(0, 1),
     "clamped to [-1, 1]": lambda r, batch: r.clamp(-1, 1),
-    "clamped to [-5, 5]": lambda r, batch: r.clamp(-5, 5),
     "clamped to [-10, 10]": lambda r, batch: r.clamp(-10, 10)}
 
 GROUPS: dict[str, Callable[[Batch], Tensor]] = {  # (B,) which rows are compared with each other
@@ -95,8 +87,6 @@ CENTRES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {  # taken off 
     "by length": lambda r, label, n: sums(r * n, label) / sums(n, label),  # OPO
     "median": lambda r, label, n: by_group(r, label, lambda x: x.quantile(.5)),
     "lower median": lambda r, label, n: by_group(r, label, lambda x: x.median()),
-    "min": lambda r, label, n: by_group(r, label, lambda x: x.min()),
-    "max": lambda r, label, n: by_group(r, label, lambda x: x.max()),
     "batch": lambda r, label, n: r.mean().expand_as(r)}
 
 SCALES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {  # what it is divided by
@@ -112,10 +102,8 @@ SCALES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {  # what it is d
     "batch n": lambda r, label, e: r.std(correction=0) + e,
     "batch n-1": lambda r, label, e: r.std() + e,
     "first group n-1": lambda r, label, e: r[label == label[0]].std() + e,
-    "others n-1": lambda r, label, e: std_of_others(r, label) + e,
     "mean": lambda r, label, e: mean_of(r, label) + e,  # MaxRL
     "range": lambda r, label, e: by_group(r, label, lambda x: x.max() - x.min()) + e,
-    "mean distance": lambda r, label, e: mean_of((r - mean_of(r, label)).abs(), label) + e,
     "n-1 where above 0.1": lambda r, label, e: torch.where(
         std_of(r, label, 1) > .1, std_of(r, label, 1) + e, 1.0),
     "n where above 0.1": lambda r, label, e: torch.where(
@@ -182,7 +170,6 @@ COUNTS: dict[str, Callable[[Tensor, Batch], Tensor]] = {  # (B,) the weight of a
     "answer multiplied by the number of answers": lambda n, batch: 1 / n,
     "answer divided by the number of answers": lambda n, batch: 1 / n / len(n) ** 2,
     "token divided by the number of answers": lambda n, batch: one(n) / n.sum() / len(n),
-    "token multiplied by the number of answers": lambda n, batch: one(n) / n.sum() * len(n),
     "group multiplied by the number of groups": lambda n, batch: 1 / sums(n, batch.group),
     "constant over longest answer": lambda n, batch: one(n) / len(n) / n.max(),
     "constant over longest answer of its group":
@@ -190,10 +177,7 @@ COUNTS: dict[str, Callable[[Tensor, Batch], Tensor]] = {  # (B,) the weight of a
     "constant over width of a row": lambda n, batch: one(n) / batch.ids.numel(),
     "constant over width less one":
         lambda n, batch: one(n) / len(n) / (batch.ids.shape[1] - 1),
-    "one over width of a row": lambda n, batch: one(n) / batch.ids.shape[1],
-    "one over longest answer": lambda n, batch: one(n) / n.max(),
     "constant over number of groups": lambda n, batch: one(n) / len(batch.group.unique()),
-    "root of length": lambda n, batch: 1 / n.sqrt() / len(n),
     "square of length": lambda n, batch: 1 / n ** 2 / len(n),
     "token (with prompt)": lambda n, batch: one(n) / (batch.ids != batch.pad_id).sum(),
     "answer (with prompt)":
@@ -208,6 +192,8 @@ COUNTS: dict[str, Callable[[Tensor, Batch], Tensor]] = {  # (B,) the weight of a
     "token over good": lambda n, batch: one(n) / (n * good(batch)).sum(),
     "over number of answers whose reward is above 0.5":
         lambda n, batch: one(n) / (batch.reward > .5).sum().clamp(min=1),
+    "token of answers above 0.5":  # rejection sampling
+        lambda n, batch: one(n) / (n * (batch.reward > .5)).sum().clamp(min=1),
     **{f"micro-batch {rows}": micro_batches(rows) for rows in (2, 3, 4, 8)},
     **{f"micro-batch {rows}, of answers": (lambda n, batch, rows=rows: 1 / n / rows)
        for rows in (2, 3, 4, 8)}}
@@ -239,10 +225,7 @@ CHOICES: dict[str, Callable[[SimpleNamespace], Tensor]] = {  # kept where it is 
     "probability above": lambda view: view.log_prob.exp(),
     "probability below": lambda view: -view.log_prob.exp(),
     "entropy above": lambda view: view.entropy,
-    "entropy below": lambda view: -view.entropy,
-    "highest entropy of batch": lambda view: rank_in_batch(view.entropy, view),
-    "lowest entropy of batch": lambda view: rank_in_batch(-view.entropy, view),
-    "lowest probability of batch": lambda view: rank_in_batch(-view.log_prob, view)}
+    "highest entropy of batch": lambda view: rank_in_batch(view.entropy, view)}
 
 
 def rank_in_batch(value: Tensor, view: SimpleNamespace) -> Tensor:
@@ -266,8 +249,7 @@ SHAPES: dict[str, Callable[[SimpleNamespace], Tensor]] = {  # how an answer's to
     **{f"discount {k:g} from the end": lambda view, k=k: k ** view.from_end.clamp(min=0)
        for k in DISCOUNTS},
     **{f"weight {k:g} p + {1 - k:g}": lambda view, k=k: k * view.log_prob.exp() + 1 - k
-       for k in (.1, .3, .5)},
-    **{f"weight {k:g} entropy + 1": lambda view, k=k: k * view.entropy + 1 for k in (.1, .4, 1)}}
+       for k in (.1, .3, .5)}}
 
 
 # ------------------------------------------------------------------ ratio
@@ -355,10 +337,9 @@ BY_RATE = ("sapo",)                                # two rates, and no bounds
 GATES: dict[str, Callable[[SimpleNamespace, float], Tensor]] = {  # what else an objective needs
     "": lambda x, k: torch.ones_like(x.d),
     "log-ratio within": lambda x, k: (x.d.abs() <= k).to(x.d.dtype),  # a clamp against overflow
-    "opsm": lambda x, k: 1 - ((x.A < 0) & (-x.mean > k)).to(x.d.dtype),  # slime
-    "opsm of all": lambda x, k: 1 - (-x.mean > k).to(x.d.dtype)}
+    "opsm": lambda x, k: 1 - ((x.A < 0) & (-x.mean > k)).to(x.d.dtype)}  # slime
 GATE_BOUNDS = {"": (0.0,), "log-ratio within": (5.0, 10.0, 15.0, 20.0),
-               "opsm": (1e-4, 1e-3, .01, .05, .1), "opsm of all": (1e-4, 1e-3, .01, .05, .1)}
+               "opsm": (1e-4, 1e-3, .01, .05, .1)}
 
 
 # ------------------------------------------------------------------ terms without the reward
@@ -373,14 +354,10 @@ KLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # of d = reference - log
     "k3 exchanged": lambda d, r: k3(-d),
     "k3 with ratio": lambda d, r: r * k3(d),
     "k1 with ratio": lambda d, r: -r * d,
-    "k3 with detached ratio": lambda d, r: r.detach() * k3(d),
     "absolute": lambda d, r: d.abs(),
     "k3 at most 10": lambda d, r: k3(d).clamp(max=10),
     **{f"k3 of d within {k:g}": lambda d, r, k=k: k3(d.clamp(-k, k)) for k in (5, 10, 15, 20)},
     **{f"k3 at most 10, of d within {k:g}": lambda d, r, k=k: k3(d.clamp(-k, k)).clamp(max=10)
-       for k in (5, 10, 20)},
-    **{f"k1 of d within {k:g}": lambda d, r, k=k: -d.clamp(-k, k) for k in (5, 10, 20)},
-    **{f"k2 of d within {k:g}": lambda d, r, k=k: d.clamp(-k, k).square() / 2
        for k in (5, 10, 20)}}
 
 REFERENCES: dict[str, Callable[[Batch], Tensor]] = {

@@ -20,7 +20,7 @@ def codes(found: Found) -> set[str]:
         return {"zero"}
     formula = found.formula
     said = codes_of_lens(formula) if "lens" in formula.sure else set()
-    said |= codes_of_tokens(formula) if formula.sure & {"tokens", "kinds"} else set()
+    said |= codes_of_tokens(formula) if "tokens" in formula.sure else set()
     said |= {code_of_shape(formula)} if "shape" in formula.sure and formula.shape else set()
     if "credit" in formula.sure:
         said |= {code_of_advantage(formula), *codes_of_count(formula)}
@@ -173,13 +173,16 @@ def mistakes(found: Found) -> list[str]:
         ("shift 0" in said, "The shift is missing: the logits at a token are taken for that token, "
                             "and they predict the next one."),
         ("shift 2" in said, "The shift is made twice: logits are taken for the token after next."),
+        ("shift -1" in said, "The shift goes the wrong way: logits stand for the token before."),
         (formula.groups == "mixed" and "credit" in formula.sure,
          "Groups are mixed: an answer is compared with answers to other problems, as where rows "
          "are taken for columns."),
         (bool(formula.order) and "credit" in formula.sure,
          f"An answer has the advantage{formula.order}, and not its own."),
-        ("prompt" in said, "The prompt is trained, too."),
-        ("padding" in said, "The padding is trained, too."),
+        ({"no first", "no middle", "no end"} <= said, "Only what is no answer is trained: the mask "
+                                                      "is inverted."),
+        ("prompt" in said, "The prompt is trained."),
+        ("padding" in said, "The padding is trained."),
         ("mask late" in said, "The mask is one place late: the first token of an answer is not "
                               "trained, and what follows its end is."),
         ("mask early" in said, "The mask is one place early: the last token of the prompt is "
@@ -191,7 +194,8 @@ def mistakes(found: Found) -> list[str]:
         ("wrong side" in ratio, "The clip is on the wrong side: the larger of both terms is taken "
                                 "(max for min), so it bounds where it should let through."),
         (ratio.endswith("mask"), "The minimum is missing: outside the bounds there is no gradient, "
-                                 "whichever the sign, so a bad answer that became likely stays."),
+                                 "whichever the sign, so a bad answer that became likely stays. "
+                                 "(With wide bounds it may be meant, as in IcePop.)"),
         (not formula.is_detached and "shape" in formula.sure,
          f"The weight is not detached, so it is trained itself ({code_of_shape(formula)})."),
         (formula.scale.startswith("variance") and "credit" in formula.sure,
@@ -202,6 +206,9 @@ def mistakes(found: Found) -> list[str]:
          "The number of answers divides twice."),
         (any(term.factor < 0 for term in formula.kls),
          "A KL term has the wrong sign: it drives the policy away from the reference."),
+        (any(term.place in ("prompt and answer", "answer and padding", "all")
+             for term in formula.kls),
+         "A KL term stands outside the answers, too, at their prompt or padding."),
         (formula.cost.startswith("kl") and formula.price < 0,
          "The KL is added to the reward, and not taken off it: an answer earns more the further it "
          "is from the reference."),
@@ -218,7 +225,7 @@ def pushes_dead(formula: Formula) -> bool:
     """Whether a group with equal rewards has a push although only its own rewards are compared."""
     if "credit" not in formula.sure or formula.groups or formula.centre == "raw":
         return False
-    return formula.finish.startswith(("whitened", "over"))
+    return formula.finish.startswith("over")  # of the answers alone the mean is 0 already
 
 
 def sentences(found: Found) -> list[str]:
@@ -269,12 +276,15 @@ def verdict(found: Found) -> list[str]:
     worst = sorted(by_name, key=by_name.get, reverse=True)
     where = f", all of it in {' and in '.join(found.places)}" if found.places else ""
     on = "; ".join(f"{percent(by_name[name])} with {name}" for name in worst[:4])
-    return [*said, f"Not understood. The nearest formula is the one above{': ' if on else ''}"
-            f"{on}{' of the gradient differs' if on else ''}{where}."]
+    said.append(f"Not understood. The nearest formula is the one above{': ' if on else ''}"
+                f"{on}{' of the gradient differs' if on else ''}{where}.")
+    if "ordinary batches" in by_name and by_name[worst[0]] < 1e-3:  # float16 has 11 binary digits
+        said.append("Such a difference may be rounding: an advantage of numpy or of a short float.")
+    return said
 
 
 def percent(share: float) -> str:
-    return f"{share:.1%}" if share < 2 else "more than 200%"
+    return "more than 200%" if share > 2 else f"{share:.1%}" if share > 5e-4 else f"{share:.0e}"
 
 
 def about_advantage(formula: Formula) -> str:
@@ -336,9 +346,13 @@ def about_ratio(formula: Formula) -> str:
         within = f"; its logarithm is clamped at {formula.gate_bound:g}" if formula.gate else ""
         return f"{formula.ratio}, used and not clipped{within}"
     whose = "an answer" if formula.ratio.startswith(("gspo", "gmpo", "summed")) else "a token"
-    if formula.ratio.endswith("clip") and formula.bounds:
-        low, high = (f"{max(bound, 0):.6g}" for bound in formula.bounds)
-        said = f"that of {whose} is clipped as in PPO, to [{low}, {high}]"
+    how = {"clip": "is clipped as in PPO, to", "cispo": "is a detached weight, clamped to",
+           "mask": "has no gradient outside"}.get(formula.ratio.split()[-1])
+    if how and formula.bounds:
+        low, high = (f"{bound:.6g}" for bound in formula.bounds)
+        to = f"[{low}, {high}]"
+        to = f"at most {high}" if low == "-inf" else f"at least {low}" if high == "inf" else to
+        said = f"that of {whose} {how} {to}"
         said += f" ({formula.ratio})" if whose == "an answer" else ""
         return said + (f", and {formula.gate} {formula.gate_bound:g}" if formula.gate else "")
     return next(iter(sorted(codes_of_ratio(formula))))

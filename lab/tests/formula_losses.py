@@ -2,8 +2,6 @@
 the words that the tool has to say of it."""
 import torch
 
-GROUP_SIZE = 4
-
 
 def log_probs(logits, batch, temperature=1.0, shift=1):
     """(B, L): column j is for token j."""
@@ -103,15 +101,6 @@ def whitened_over_tokens(batch):
 
 def std_of_the_first_group(batch):
     return mean(batch) / (batch.reward[batch.group == batch.group[0]].std() + 1e-4)
-
-
-def z_of_the_others(batch):
-    a = torch.zeros_like(batch.reward)
-    for row, own in enumerate(batch.group):
-        others = (batch.group == own) & (torch.arange(len(a)) != row)
-        r = batch.reward[others]
-        a[row] = (batch.reward[row] - r.mean()) / (r.std() + 1e-4)
-    return a[:, None]
 
 
 def longer_than_four_is_worse(batch):
@@ -375,12 +364,6 @@ def entropy_weight(detached):
     return loss
 
 
-def size_in_the_code(logits, batch):
-    r = batch.reward.view(-1, GROUP_SIZE)
-    a = ((r - r.mean(1, keepdim=True)) / (r.std(1, keepdim=True) + 1e-4)).view(-1, 1)
-    return -token(log_probs(logits, batch) * a, batch.mask, batch)
-
-
 def highest_entropy(logits, batch):
     h = entropy_of(logits).detach()
     kept = batch.mask * (h >= torch.quantile(h[batch.mask > 0], .8))
@@ -459,12 +442,53 @@ def reward_without(cost):
     return loss
 
 
+def linear_without(cost, advantage):
+    """As reward_without, with an advantage that is linear in the reward."""
+    def loss(logits, batch):
+        log_prob = log_probs(logits, batch)
+        shaped = type(batch)(**{**vars(batch), "reward": batch.reward - cost(batch, log_prob)})
+        return -token(clip(.2, .2)(log_prob, batch, advantage(shaped)), batch.mask, batch)
+    return loss
+
+
 def advantage_without(cost):
     def loss(logits, batch):
         log_prob = log_probs(logits, batch)
         a = z(1, 1e-4)(batch) - cost(batch, log_prob)[:, None]
         return -token(log_prob * a, batch.mask, batch)
     return loss
+
+
+def good_enough(least):
+    """Rejection sampling: cross-entropy of the answers whose reward is above a number."""
+    def loss(logits, batch):
+        kept = batch.mask * (batch.reward > least)[:, None]
+        return -(log_probs(logits, batch) * kept).sum() / kept.sum().clamp(min=1)
+    return loss
+
+
+def every_advantage_for_each(logits, batch):
+    """(B, 1) times (B,) is (B, B): the advantages of all answers, whose sum is 0."""
+    return -(mean(batch) * (log_probs(logits, batch) * batch.mask).sum(1)).mean()
+
+
+def shifted_back(logits, batch):
+    log_p = logits.log_softmax(-1)[:, 1:].gather(2, batch.ids[:, :-1, None]).squeeze(2)
+    return -token(log_p * z(1, 1e-4)(batch), batch.mask[:, :-1], batch)
+
+
+def advantage_in_float16(batch):
+    return torch.from_numpy(z(1, 1e-4)(batch).numpy().astype("float16")).to(batch.reward.dtype)
+
+
+def whitened_over_answers(batch):
+    a = mean(batch)
+    return (a - a.mean()) / (a.std() + 1e-8)
+
+
+def inverted(batch):
+    """But for the first token, which no logits predict."""
+    return torch.cat([0 * batch.mask[:, :1], 1 - batch.mask[:, 1:]], 1)
 
 
 def right_answers_alone(logits, batch):
@@ -645,8 +669,6 @@ LOSSES = {
     "hundred times": (make(factor=100.0), PLAIN | {"times 100"}),
     "std of the first group": (make(std_of_the_first_group),
                                {"minus mean over first group n-1 0.0001", "understood"}),
-    "z of the others": (make(z_of_the_others), {"minus leave one out over others n-1 0.0001",
-                                                "understood"}),
     "over right answers": (make(mean, right_answers), {
         "mean", "over number of answers whose reward is above 0.5", "understood"}),
     "over the tokens of good answers": (make(mean, tokens_of_good_answers),
@@ -677,12 +699,23 @@ LOSSES = {
     "entropy weight": (entropy_weight(True), {"weight entropy", "z n 0.0001", "understood"}),
     "entropy weight undetached": (entropy_weight(False),
                                   {"weight entropy undetached", "understood"}),
-    "size in the code": (size_in_the_code, {"z n-1 0.0001", "token", "understood"}),
     "last token only": (last_token_only, {"mean", "no first", "understood"}),
     "discounted": (discounted, {"discount 0.95 from the start", "understood"}),
     "discounted from the end": (discounted_from_the_end,
                                 {"discount 0.9 from the end", "token", "understood"}),
+    "kl in a linear reward": (
+        linear_without(lambda batch, log_prob: .05 * sum_of_k1(batch, log_prob), leave_one_out),
+        {"leave one out of reward - 0.05 kl k1", "token", "clip 0.2 0.2", "understood"}),
+    "length in a linear reward": (
+        linear_without(lambda batch, log_prob: .005 * batch.mask.sum(1), mean),
+        {"mean of reward - 0.005 length", "token", "clip 0.2 0.2", "understood"}),
+    "rejection sampling": (good_enough(.5), {"raw of reward above 0.5", "no ratio", "understood",
+                                             "token of answers above 0.5"}),
+    "whitened over answers": (make(whitened_over_answers), {"mean whitened n-1", "understood"}),
+    "mask inverted": (make(mask=inverted), {"no first", "no middle", "no end", "understood"}),
+    "shifted back": (shifted_back, {"shift -1"}),  # the last place has no token after it
     "nothing": (nothing, {"zero"}),
+    "nothing but rounding": (every_advantage_for_each, {"zero"}),
     # what is not understood, and what is right of it nevertheless
     "odd temperature": (make(temperature=.73456789), {"end"}),
     "lowest of each answer": (lowest_of_each_answer, {"temperature 1", "shift 1"}),
@@ -695,7 +728,8 @@ LOSSES = {
                                  {"z n-1 0.0001", "token"}),
     "cispo undetached": (make(objective=ratio_times_log_p), {"temperature 1", "end"}),
     "label smoothing": (with_label_smoothing, {"z n 0.0001", "token", "temperature 1"}),
-    "last answer of each group": (last_of_each_group, {"end", "no ratio"}),
+    "last answer of each group": (last_of_each_group, {"no ratio"}),
+    "good answers above another number": (good_enough(.7), {"no ratio"}),
     "softcapped": (softcapped, set()),
     "square of a kl in the reward": (reward_without(square_of_k1), {"z n-1 0.0001", "token"}),
     "root of the length in the reward": (reward_without(root_of_length), {"end"}),

@@ -1,4 +1,4 @@
-"""What a loss optimises: each of 125 losses, right and wrong, is named as what it is."""
+"""What a loss optimises: each of 131 losses, right and wrong, is named as what it is."""
 import math
 import re
 import shutil
@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import ROOT
-from lab.tests.formula_losses import (LOSSES, by_group, clip, entropy_of, k3, log_probs, make, mean,
-                            micro_batch, reward_without, sum_of_k1, token, z)
+from lab.tests.formula_losses import (LOSSES, advantage_in_float16, by_group, cispo, clip,
+                                      entropy_of, k3, log_probs, make, mean, micro_batch,
+                                      reward_without, sum_of_k1, token, z)
 
 from lab.formula import find_formula, tables
 from lab.formula.__main__ import WrongInput, main
@@ -51,6 +52,33 @@ def test_a_kl_that_is_added_to_the_reward_is_a_mistake():
     [said] = mistakes(find_formula(added))
     assert said.startswith("The KL is added to the reward")
     assert mistakes(find_formula(LOSSES["kl in reward"][0])) == []
+
+
+@pytest.mark.parametrize("name, said", [
+    ("kl on all places", ["A KL term stands outside the answers"]),
+    ("mask inverted", ["Only what is no answer", "The prompt", "The padding", "The token that"]),
+    ("shifted back", ["The shift goes the wrong way"]),
+    ("whitened over answers", []), ("kl without the end", []), ("rejection sampling", [])])
+def test_what_is_called_a_mistake(name, said):
+    """A mean over the whole batch of what is centred in each group is 0, so no group with equal
+    rewards is pushed by it."""
+    found = mistakes(find_formula(LOSSES[name][0]))
+    assert len(found) == len(said) and all(map(str.startswith, found, said))
+
+
+def test_a_ratio_is_told_in_words():
+    for loss, said in ((make(objective=cispo), "is a detached weight, clamped to [0.5, 3]"),
+                       (LOSSES["truncated"][0], "clamped to at most 2"),
+                       (LOSSES["minimum missing"][0], "has no gradient outside [0.8, 1.2]")):
+        [ratio] = [line for line in sentences(find_formula(loss)) if line.startswith("Ratio")]
+        assert said in ratio
+
+
+def test_a_rounded_advantage_is_told_as_such():
+    said = sentences(find_formula(make(advantage_in_float16)))
+    assert "may be rounding" in said[-1] and " 0.0%" not in said[-2]
+    other = sentences(find_formula(LOSSES["kl off the advantage"][0]))
+    assert not any("rounding" in line for line in other)
 
 
 def test_of_a_loss_that_is_not_understood_no_mistake_is_excluded():
