@@ -32,7 +32,7 @@ from matplotlib.figure import Figure
 
 from analysis import report
 from analysis.answers import ShownAnswer, answers_of
-from analysis.page import Picture, write_page
+from analysis.page import Picture, make_output_folder, write_page
 from analysis.plots import (CHANGE_COLOUR, COLOURS, CREDIT_COLOUR, GRADIENT_COLOUR, GREY,
                             PUSH_COLOUR, TOKENS_COLOUR, Style, legend_below, save, whole_steps)
 from analysis.runs import Run, evaluations, is_foreign, read_runs
@@ -43,7 +43,7 @@ from analysis.tables import (TOO_FEW_GROUPS, WITH_INTERVAL, Columns, Row, Table,
 from analysis.tally import (OVER_REST, PARTITIONS, RARE, Tally, early_over_late, over_rest,
                             rest_columns)
 from harness.read_record import sampling_models
-from harness.record import PART, Json, make_output_folder
+from harness.record import PART, Json
 from harness.screen import python_command, run_as_program, show_status
 from engine.tokens import KINDS
 

@@ -10,7 +10,8 @@ from analysis.account import WHERE_MEASURED, Numbers, Stage, Value, numbers_of, 
 from analysis.runs import read_metrics
 from analysis.tokens import StepRecord, read_step
 from engine.tokens import token_bytes, without_earlier_turns
-from harness.record import Json, credit_steps, run_config
+from harness.read_record import credit_steps, run_config
+from harness.record import Json
 
 if TYPE_CHECKING:
     from analysis.measured import Measured

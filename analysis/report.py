@@ -100,7 +100,7 @@ def opening(run: Run) -> list[str]:
 def changes_of(run: Run) -> list[str]:
     """A sentence for a step that a run's record lacks, and for each change of what it is made of
     that --accept_changes has let pass."""
-    from harness.made_of import accepted_before, missing_steps
+    from harness.read_record import accepted_before, missing_steps
     if is_foreign(run["config"]):
         return []
     name = run["folder"].name

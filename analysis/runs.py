@@ -10,8 +10,8 @@ import numpy as np
 from engine.errors import UserError, did_you_mean
 from harness.flags import TYPE_NAMES, has_type
 from harness.metrics import METRICS
-from harness.read_record import read_columns
-from harness.record import Json, credit_steps, is_complete, read_lines, run_config
+from harness.read_record import credit_steps, is_complete, read_columns, run_config
+from harness.record import Json, read_lines
 from harness.tasks import load_task
 from harness.settings import OPTIONS, RETIRED, Settings, about_retired, flags_of_methods
 

@@ -22,8 +22,8 @@ from analysis.tables import Columns
 from analysis.tokens import StepRecord, TokenTable, read_step
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS
-from harness.read_record import read_tokenizer
-from harness.record import credit_path, credit_steps
+from harness.read_record import credit_steps, read_tokenizer
+from harness.record import credit_path
 from harness.screen import show_status
 
 SomeBlocks = slice | np.ndarray  # which of the parts that training was split into

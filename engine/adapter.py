@@ -9,6 +9,7 @@ model to which A and B were added.
 """
 import hashlib
 import json
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -17,10 +18,11 @@ from torch import Tensor
 
 from engine.errors import UserError, read_json
 from engine.lora import ALPHA, add_lora, additions, frozen_parameters, merged_parameter, rank_of
-from engine.model_folder import (ADAPTER, ADAPTER_CONFIG, base_of, copy_finite, has_adapter,
-                                 metadata_of, read_model_folder, stored_tensors_of, write_config,
-                                 write_float32, write_tensors)
+from engine.model_folder import (ADAPTER, ADAPTER_CONFIG, base_of, copy_finite, has_adapter, opened,
+                                 read_model_folder, stored_tensors_of, write_config, write_tensors)
 from qwen2_model import Qwen2
+
+ROWS = 4096  # of a tensor, which `write_float32` converts at a time
 
 
 def rank_in(folder: Path) -> int:
@@ -55,6 +57,12 @@ def read_with_adapter(folder: Path, device: torch.device | str) -> Qwen2:
     for name, tensor in wanted.items():
         copy_finite(tensor, name, found[name])
     return model
+
+
+def metadata_of(path: Path) -> dict[str, str]:
+    """The texts that `write_tensors` wrote beside the tensors."""
+    with opened(path) as file:
+        return dict(file.metadata() or {})
 
 
 def write_adapter_folder(model: Qwen2, folder: Path, base: Path) -> None:
@@ -95,3 +103,25 @@ def digest_of_model(model: Qwen2) -> str:
         row = parameter.detach()[:1] if parameter.dim() > 1 else parameter.detach()
         digest.update(row.bfloat16().float().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()
+
+
+def write_float32(path: Path, shapes: Mapping[str, torch.Size],
+                  tensor_of: Callable[[str], Tensor]) -> None:
+    """Write a safetensors file of float32 numbers. Its tensors are asked for by name, one after the
+    other, and converted a part at a time, because the library's own function would need all of them
+    at once.
+
+    The file is the header's length in 8 bytes, the header in JSON, and the numbers.
+    """
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for name, shape in shapes.items():
+        begin, end = end, end + 4 * shape.numel()
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    with open(path, "wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for name in shapes:
+            for rows in tensor_of(name).split(ROWS):
+                file.write(rows.float().cpu().contiguous().numpy().data)

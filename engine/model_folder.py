@@ -6,7 +6,7 @@ be checked is checked before memory is taken.
 """
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,6 @@ Number = TypeVar("Number", bound=float)  # float, int or bool: all are floats to
 # The largest number of each type that config.json may hold. For int it is 2^24, because positions
 # are computed in float32, in which whole numbers are exact up to there.
 LARGEST: dict[type, float] = {int: 2 ** 24, float: 1e12}
-ROWS = 4096  # of a tensor, which `write_float32` converts at a time
 OUTPUT, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
 ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
@@ -239,12 +238,6 @@ def stored_tensors_of(path: Path) -> dict[str, StoredTensor]:
     return found
 
 
-def metadata_of(path: Path) -> dict[str, str]:
-    """The texts that `write_tensors` wrote beside the tensors."""
-    with opened(path) as file:
-        return dict(file.metadata() or {})
-
-
 def faults(folder: Path, found: dict[str, StoredTensor], model: Qwen2) -> Iterator[str]:
     """What is wrong with the stored tensors: a name, a shape or a type that is not the model's.
     Tied embeddings may be stored a second time, as the output matrix."""
@@ -303,25 +296,3 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], **metadata: str) ->
         save_file(on_cpu, path, metadata or None)
     except SafetensorError as error:  # a full disk
         raise UserError(f"cannot write {path}: {error}") from None
-
-
-def write_float32(path: Path, shapes: Mapping[str, torch.Size],
-                  tensor_of: Callable[[str], Tensor]) -> None:
-    """Write a safetensors file of float32 numbers. Its tensors are asked for by name, one after the
-    other, and converted a part at a time, because the library's own function would need all of them
-    at once.
-
-    The file is the header's length in 8 bytes, the header in JSON, and the numbers.
-    """
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for name, shape in shapes.items():
-        begin, end = end, end + 4 * shape.numel()
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [begin, end]}
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    with open(path, "wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        for name in shapes:
-            for rows in tensor_of(name).split(ROWS):
-                file.write(rows.float().cpu().contiguous().numpy().data)

@@ -93,16 +93,6 @@ class Flag:
             facts.append(f"needs {self.requires[1]}")
         return f"{self.text} ({'; '.join(facts)})" if facts else self.text
 
-    def help_of_method(self) -> str:
-        """A method's flag in the help: (a number, above 0; default 2.0): what it means"""
-        kind = " or ".join(self.choices) or TYPE_NAMES[self.type]
-        limits = self.limits(most=LARGEST) if self.type in (int, float) else ""
-        facts = [f"{kind}, {limits}" if limits else kind, f"default {self.default}"]
-        if self.requires:
-            facts.append(f"needs {self.requires[1]}")
-        meaning = f": {self.text}" if self.text else ""
-        return f"({'; '.join(facts)}){meaning}"
-
     def has_effect(self, values: Values) -> bool:
         return not self.requires or self.requires[0](SimpleNamespace(**values))
 

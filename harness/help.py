@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from engine.choices import Choices
 from engine.errors import UserError
-from harness.flags import Flag, flags_of, make_parser
+from harness.flags import LARGEST, TYPE_NAMES, Flag, flags_of, make_parser
 
 # what the columns of a step's line are, which a run prints (harness/metrics.py)
 ABOUT_STEPS = (
@@ -66,8 +66,19 @@ def about_method(name: str, methods: dict[str, Choices]) -> str:
         if name in choices:
             lines = [f"--{axis} {name}", "", inspect.getdoc(choices[name]) or "", ""]
             for flag, known in flags_of(choices[name]).items():
-                lines.append(textwrap.fill(f"--{flag} {known.help_of_method()}", 99,
+                lines.append(textwrap.fill(f"--{flag} {about_flag(known)}", 99,
                                            initial_indent="  ", subsequent_indent=" " * 6))
             return "\n".join(lines)
     raise UserError(f"--help {name}: there is no method of this name. --help lists the methods, "
                     "and --help all every flag")
+
+
+def about_flag(flag: Flag) -> str:
+    """A method's flag: (a number, above 0; default 2.0): what it means"""
+    kind = " or ".join(flag.choices) or TYPE_NAMES[flag.type]
+    limits = flag.limits(most=LARGEST) if flag.type in (int, float) else ""
+    facts = [f"{kind}, {limits}" if limits else kind, f"default {flag.default}"]
+    if flag.requires:
+        facts.append(f"needs {flag.requires[1]}")
+    meaning = f": {flag.text}" if flag.text else ""
+    return f"({'; '.join(facts)}){meaning}"

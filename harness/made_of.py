@@ -1,4 +1,4 @@
-"""What a run is made of, and whether it still is.
+"""What a run is made of: the digests by which harness/resume.py tells whether it still is.
 
 A run's numbers follow from its settings, the model's files, the code that computes a step, and the
 files that its flags name. All of them but the settings may be edited while a run is stopped, and a
@@ -14,15 +14,13 @@ import ast
 import json
 import os
 import sys
-from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from engine.choices import module_of
 from engine.errors import PROJECT
 from engine.model_folder import base_of
-from harness.record import (Json, credit_steps, digest_of, digest_of_text, find_folder, modes_of,
-                            read_lines, run_config)
+from harness.record import Json, digest_of, digest_of_text, find_folder
 from harness.settings import CHANGEABLE, METHODS, NOT_SETTINGS, Settings
 from harness.tasks import load_task
 
@@ -115,64 +113,3 @@ def used_by(names: set[str], body: list[ast.stmt]) -> list[ast.stmt]:
 def defined_by(node: ast.stmt) -> set[str]:
     targets = getattr(node, "targets", [getattr(node, "target", node)])
     return {getattr(target, "id", getattr(target, "name", "")) for target in targets}
-
-
-def changes(before: dict[str, str], s: Settings, done: int) -> Iterator[str]:
-    """What has changed since a run, which has made `done` steps, wrote down what it is made of."""
-    needs_first_model = not done or s.kl > 0 or s.loss == "dpo" or s.lora > 0
-    folder = shown(find_folder(s.model))
-    if before.get(SETTINGS) not in (None, digest_of_settings(s.to_json())):
-        if before[SETTINGS] == digest_of_settings(run_config(s.folder)):
-            yield "the flags of train.py have changed: a default, or one is new or gone"
-        else:
-            yield f"somebody has changed {SETTINGS}"
-    for name, digest in before.items():
-        path = PROJECT / name
-        if name == SETTINGS or (shown(path.parent) == folder and not needs_first_model):
-            continue
-        if not path.is_file():
-            yield f"{name} is gone"
-        elif digest_of_part(path, s) != digest:
-            yield f"{name} has changed"
-    for path in named_files(s):  # what a relative path leads to depends on the present folder
-        if shown(path) not in before and digest_of(path) not in before.values():
-            yield f"{shown(path)} is another file than the run was made with"
-
-
-def missing_steps(run: Path, done: int | None = None) -> Iterator[str]:
-    """A sentence about the first step that the record lacks or has twice, up to step `done`, or up
-    to the last one on record. A user may have removed the credit files, if it is all of them."""
-    steps = [line["step"] for line in read_lines(run / "metrics.jsonl")]
-    files, last = set(credit_steps(run)), max(steps, default=0) if done is None else done
-    steps = [step for step in steps if step <= last]
-    if missing := first_missing(steps, last):
-        yield f"metrics.jsonl has no line of step {missing}"
-    elif len(steps) != last or steps != sorted(steps):
-        yield "metrics.jsonl has a step twice, or its steps are not in order"
-    if files and (missing := first_missing(files, last)):
-        yield f"there is no credit file of step {missing}"
-    # a run that is being made has not evaluated its last step yet
-    yield from missing_evaluations(run, last + 1 if done else last)
-
-
-def first_missing(steps: Collection[int], last: int) -> int:
-    """The first of the steps 1 to `last` that is not among `steps`; 0 if all are."""
-    known = set(steps)
-    return next((step for step in range(1, last + 1) if step not in known), 0)
-
-
-def missing_evaluations(run: Path, end: int) -> Iterator[str]:
-    """A sentence about the first step below `end` whose evaluation was due and is not on record."""
-    config = run_config(run)
-    every, made = config.get("eval_every"), [line["step"] for line in read_lines(
-        run / "evaluations.jsonl")]
-    for step in range(0, end, every) if every else ():
-        if made.count(step) != modes_of(config):
-            yield f"evaluations.jsonl has not {modes_of(config)} lines of step {step}"
-            return
-
-
-def accepted_before(config: Json) -> list[str]:
-    """A sentence for each change that --accept_changes has let pass."""
-    return [f"after step {one['after_step']}: {one['changes']}"
-            for one in config.get("accepted", [])]

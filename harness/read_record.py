@@ -1,18 +1,19 @@
-"""The credit files of a run, read back: columns that are checked, or a whole batch."""
+"""The record of a run, read back: its settings, whether all steps are there, and its credit files,
+as columns that are checked or as a whole batch."""
+import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import tokenizers
 import torch
 
-from engine.errors import UserError, refuse_pipe
+from engine.errors import UserError, read_json, refuse_pipe
 from engine.rollouts import UNSET, Forward, Problem, Rollouts
 from engine.tokens import KINDS, SECTIONS, load_tokenizer, token_bytes
-from harness.record import (PART, checkpoint_folders, credit_path, credit_steps, digest_of,
-                            run_config)
+from harness.record import PART, Json, checkpoint_folders, credit_path, digest_of, read_lines
 
 Columns = dict[str, np.ndarray]
 # the columns that every file has
@@ -24,6 +25,78 @@ OF_ANSWER = ("episode_start", "group", "finished")
 OF_OTHERS = ("prompt_ids", "prompt_start", "step", "trainer_step")
 # columns of indices, and the column that each of them points into
 INDEX_INTO = {"episode_start": "token_id", "prompt_start": "prompt_ids", "group": "prompt_start"}
+
+
+def run_config(run: Path) -> Json:
+    path = run / "config.json"
+    config = read_json(path) if path.exists() else {}
+    if "mitigation" not in config:
+        raise UserError(f"{run} is not a run folder: it has no config.json of a run")
+    if config.get("ranks", 1) != 1:
+        raise UserError(f"{run} was made by {config['ranks']} processes, each with credit files of "
+                        "its own. Only versions up to commit f19f84f4 read them")
+    return config
+
+
+def is_complete(config: Json, metrics: Sequence[Json], evaluations: Sequence[Json]) -> bool:
+    """Whether all steps are on record, and the evaluations after the last one."""
+    steps = config["steps"]
+    if max((line["step"] for line in metrics), default=0) < steps:
+        return False
+    if not config.get("eval_every"):
+        return True
+    return len([line for line in evaluations if line["step"] == steps]) >= modes_of(config)
+
+
+def modes_of(config: Json) -> int:
+    """How many lines evaluations.jsonl has for each evaluation: sampled and greedy. An older run
+    may have one."""
+    return 1 if config.get("eval_modes") == "sampled" else 2
+
+
+def credit_steps(run: Path) -> list[int]:
+    """The steps that have a credit file. Files with other names, as a backup, are left out."""
+    found = [re.fullmatch("step_([0-9]+)[.]npz", path.name) for path in Path(run).glob("credit/*")]
+    return sorted(int(match[1]) for match in found if match)
+
+
+def missing_steps(run: Path, done: int | None = None) -> Iterator[str]:
+    """A sentence about the first step that the record lacks or has twice, up to step `done`, or up
+    to the last one on record. A user may have removed the credit files, if it is all of them."""
+    steps = [line["step"] for line in read_lines(run / "metrics.jsonl")]
+    files, last = set(credit_steps(run)), max(steps, default=0) if done is None else done
+    steps = [step for step in steps if step <= last]
+    if missing := first_missing(steps, last):
+        yield f"metrics.jsonl has no line of step {missing}"
+    elif len(steps) != last or steps != sorted(steps):
+        yield "metrics.jsonl has a step twice, or its steps are not in order"
+    if files and (missing := first_missing(files, last)):
+        yield f"there is no credit file of step {missing}"
+    # a run that is being made has not evaluated its last step yet
+    yield from missing_evaluations(run, last + 1 if done else last)
+
+
+def first_missing(steps: Collection[int], last: int) -> int:
+    """The first of the steps 1 to `last` that is not among `steps`; 0 if all are."""
+    known = set(steps)
+    return next((step for step in range(1, last + 1) if step not in known), 0)
+
+
+def missing_evaluations(run: Path, end: int) -> Iterator[str]:
+    """A sentence about the first step below `end` whose evaluation was due and is not on record."""
+    config = run_config(run)
+    every, made = config.get("eval_every"), [line["step"] for line in read_lines(
+        run / "evaluations.jsonl")]
+    for step in range(0, end, every) if every else ():
+        if made.count(step) != modes_of(config):
+            yield f"evaluations.jsonl has not {modes_of(config)} lines of step {step}"
+            return
+
+
+def accepted_before(config: Json) -> list[str]:
+    """A sentence for each change that --accept_changes has let pass."""
+    return [f"after step {one['after_step']}: {one['changes']}"
+            for one in config.get("accepted", [])]
 
 
 def read_columns(run: Path, step: int) -> Columns:

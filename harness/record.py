@@ -1,5 +1,5 @@
 """The files of a run as it writes them: config.json, logs, a credit file a step, checkpoints.
-harness/read_record.py reads the credit files.
+harness/read_record.py reads them.
 
 Files and folders are written under another name and then renamed, so that after a kill each is
 whole or not there. Lines are appended; a last line that was cut off is ignored.
@@ -18,7 +18,6 @@ import re
 import secrets
 import shutil
 import subprocess
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import lru_cache
@@ -30,8 +29,7 @@ import safetensors
 import tokenizers
 import torch
 
-from engine.errors import (PROJECT, UserError, parse_object, read_json, read_text,
-                           refuse_pipe)
+from engine.errors import PROJECT, UserError, parse_object, read_text, refuse_pipe
 from engine.rollouts import Problem, Rollouts, Task
 
 try:
@@ -43,7 +41,6 @@ Json = dict[str, Any]  # an object in a JSON file
 LOCK = ".lock"  # on Windows, the file that locks the folder of a run
 Parsed = TypeVar("Parsed")
 LOGS = ("metrics.jsonl", "evaluations.jsonl")
-ABANDONED = 5  # an unfinished file of an analysis that is older than this in seconds is abandoned
 PART = "reward_"  # the beginning of a column of the reward's parts: reward_answer, ...
 TYPES: dict[str, Any] = {  # of the columns that are not float32
     "section": np.uint8, "kind": np.uint8, "finished": np.bool_, "token_id": np.int32,
@@ -75,33 +72,6 @@ def read_given(name: str, what: str, parse: Callable[[str, str], Parsed]) -> lis
     if not found:
         raise UserError(f"{name} holds no {what}")
     return found
-
-
-def run_config(run: Path) -> Json:
-    path = run / "config.json"
-    config = read_json(path) if path.exists() else {}
-    if "mitigation" not in config:
-        raise UserError(f"{run} is not a run folder: it has no config.json of a run")
-    if config.get("ranks", 1) != 1:
-        raise UserError(f"{run} was made by {config['ranks']} processes, each with credit files of "
-                        "its own. Only versions up to commit f19f84f4 read them")
-    return config
-
-
-def is_complete(config: Json, metrics: Sequence[Json], evaluations: Sequence[Json]) -> bool:
-    """Whether all steps are on record, and the evaluations after the last one."""
-    steps = config["steps"]
-    if max((line["step"] for line in metrics), default=0) < steps:
-        return False
-    if not config.get("eval_every"):
-        return True
-    return len([line for line in evaluations if line["step"] == steps]) >= modes_of(config)
-
-
-def modes_of(config: Json) -> int:
-    """How many lines evaluations.jsonl has for each evaluation: sampled and greedy. An older run
-    may have one."""
-    return 1 if config.get("eval_modes") == "sampled" else 2
 
 
 def provenance() -> Json:
@@ -164,16 +134,6 @@ def remove(path: Path) -> None:
     """Remove a file, or a folder with everything in it, if it exists."""
     if path.exists():
         shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def make_output_folder(folder: Path) -> None:
-    """Make a folder for files that are written whole, if it does not exist. Unfinished files that a
-    killed program has left there are removed; one that has just changed is still being written."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.glob(f".*.{'[0-9a-f]' * 8}.tmp"):
-        with suppress(FileNotFoundError):  # another program has just finished it
-            if path.is_file() and time.time() - path.stat().st_mtime > ABANDONED:
-                path.unlink()
 
 
 def replace_text(path: Path, text: str) -> None:
@@ -245,12 +205,6 @@ def column_of_part(part: str) -> str:
 
 def credit_path(run: Path, step: int) -> Path:
     return Path(run) / "credit" / f"step_{step:06d}.npz"
-
-
-def credit_steps(run: Path) -> list[int]:
-    """The steps that have a credit file. Files with other names, as a backup, are left out."""
-    found = [re.fullmatch("step_([0-9]+)[.]npz", path.name) for path in Path(run).glob("credit/*")]
-    return sorted(int(match[1]) for match in found if match)
 
 
 def digest_of_text(text: str) -> str:
@@ -346,19 +300,3 @@ class RunFolder:
         """The checkpoints from which a run can continue, by their step."""
         return {step: folder for step, folder in checkpoint_folders(self.path).items()
                 if (folder / "trainer" / "state.safetensors").exists()}
-
-    def forget_after(self, step: int) -> None:
-        """Remove what a stopped run wrote after its last checkpoint: it will be made again."""
-        for name in LOGS:
-            kept = [line for line in read_lines(self.path / name) if line["step"] <= step]
-            if (self.path / name).exists():
-                replace_text(self.path / name, "".join(json.dumps(line) + "\n" for line in kept))
-        for known in credit_steps(self.path):
-            if known > step:
-                remove(credit_path(self.path, known))
-        for known, folder in checkpoint_folders(self.path).items():
-            if known > step:  # one that has lost its trainer's state
-                remove(folder)
-        for folder in (self.path, self.path / "credit", self.path / "checkpoints"):
-            for path in folder.glob(".*.tmp"):
-                remove(path)

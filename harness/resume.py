@@ -2,19 +2,22 @@
 This file is imported if the folder of a run exists."""
 import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
 
 from engine.choices import Method
-from engine.errors import UserError, read_json
+from engine.errors import PROJECT, UserError, read_json
 from engine.optimizer import AdamW, load_optimizer_tensors
-from harness.made_of import changes, digest_of_settings, made_of, missing_steps
 from engine.rollouts import Problem, Task
-from harness.record import (LOGS, Json, RunFolder, checkpoint_folders, digest_of_large,
-                            digest_of_problems, is_complete, read_lines, replace_text, run_config)
+from harness.made_of import (SETTINGS, digest_of_part, digest_of_settings, made_of, named_files,
+                             shown)
+from harness.read_record import credit_steps, is_complete, missing_steps, run_config
+from harness.record import (LOGS, Json, RunFolder, checkpoint_folders, credit_path, digest_of,
+                            digest_of_large, digest_of_problems, find_folder, read_lines, remove,
+                            replace_text)
 from harness.screen import say
 from harness.settings import CHANGEABLE, Settings
 
@@ -81,6 +84,28 @@ def say_that_torch_differs(s: Settings, done: int) -> None:
     if done and before not in (None, torch.__version__):
         say(f"the {done} steps that are made had torch {before}, and this is {torch.__version__}: "
             "what follows may differ in the last digits from a run that was never stopped")
+
+
+def changes(before: dict[str, str], s: Settings, done: int) -> Iterator[str]:
+    """What has changed since a run, which has made `done` steps, wrote down what it is made of."""
+    needs_first_model = not done or s.kl > 0 or s.loss == "dpo" or s.lora > 0
+    folder = shown(find_folder(s.model))
+    if before.get(SETTINGS) not in (None, digest_of_settings(s.to_json())):
+        if before[SETTINGS] == digest_of_settings(run_config(s.folder)):
+            yield "the flags of train.py have changed: a default, or one is new or gone"
+        else:
+            yield f"somebody has changed {SETTINGS}"
+    for name, digest in before.items():
+        path = PROJECT / name
+        if name == SETTINGS or (shown(path.parent) == folder and not needs_first_model):
+            continue
+        if not path.is_file():
+            yield f"{name} is gone"
+        elif digest_of_part(path, s) != digest:
+            yield f"{name} has changed"
+    for path in named_files(s):  # what a relative path leads to depends on the present folder
+        if shown(path) not in before and digest_of(path) not in before.values():
+            yield f"{shown(path)} is another file than the run was made with"
 
 
 def changed_since(s: Settings, checkpoint: Path | None, done: int) -> list[str]:
@@ -187,4 +212,21 @@ def take_over(s: Settings, folder: RunFolder, done: int, accepted: list[str]) ->
     values: Json = s.to_json() | {"threads": torch.get_num_threads()}
     config |= {name: values[name] for name in CHANGEABLE if name in config}
     replace_text(folder.path / "config.json", json.dumps(config, indent=2) + "\n")
-    folder.forget_after(done or -1)  # a run that starts again evaluates step 0 again, too
+    forget_after(folder.path, done or -1)  # a run that starts again evaluates step 0 again, too
+
+
+def forget_after(run: Path, step: int) -> None:
+    """Remove what a stopped run wrote after its last checkpoint: it will be made again."""
+    for name in LOGS:
+        kept = [line for line in read_lines(run / name) if line["step"] <= step]
+        if (run / name).exists():
+            replace_text(run / name, "".join(json.dumps(line) + "\n" for line in kept))
+    for known in credit_steps(run):
+        if known > step:
+            remove(credit_path(run, known))
+    for known, folder in checkpoint_folders(run).items():
+        if known > step:  # one that has lost its trainer's state
+            remove(folder)
+    for folder in (run, run / "credit", run / "checkpoints"):
+        for path in folder.glob(".*.tmp"):
+            remove(path)

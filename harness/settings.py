@@ -19,7 +19,7 @@ from engine.errors import UserError, location_of, read_json
 from harness.flags import (MOST_THREADS, Flag, Parser, Requirement, Values, check_value,
                            check_values, flags_of, make_parser, option, print_text,
                            refuse_without_effect, settled)
-from harness.record import Json, find_folder, run_config
+from harness.record import Json, find_folder
 from harness.tasks import load_task, with_module_name
 
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}
@@ -505,6 +505,7 @@ def read_flags(argv: list[str], also_known: Collection[str] = (),
     topic = given.pop("help", None)
     if "resume" in given:
         run = Path(given.pop("resume"))
+        from harness.read_record import run_config
         run_config(run)  # refuses a folder that is none of a run
         given["config"] = run / "config.json"
     recipe, config = from_files(given)

@@ -74,7 +74,7 @@ NAMES = sorted(MODULES)
 
 
 ADDED = "# a user's"  # in the place of each line that a user has added
-PARTS = {"tokens_until", "Spread", "rescaled_weight", "shuffled", "LOSSES['dpo']"}  # beside methods
+PARTS = {"tokens_until", "rescaled_weight", "shuffled", "LOSSES['dpo']"}  # beside methods
 
 
 @cache

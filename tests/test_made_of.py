@@ -12,9 +12,9 @@ from conftest import cut, put_in, refusal
 import analyze
 from engine.errors import UserError
 from harness import record
-from harness.made_of import (SETTINGS, changes, digest_of_part, digest_of_settings, made_of,
-                             missing_steps, used_by)
-from harness.read_record import read_columns, read_tokenizer
+from harness.resume import changes
+from harness.made_of import SETTINGS, digest_of_part, digest_of_settings, made_of, used_by
+from harness.read_record import missing_steps, read_columns, read_tokenizer
 from harness.settings import make_settings
 from runs import (SHORT, after_credit_of, assert_same_run, config_of, edit_config, everything,
                   lines, run)

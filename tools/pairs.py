@@ -16,8 +16,8 @@ from analysis.runs import existing, is_foreign
 from credit.pairs import KEYS
 from credit.preferences import best_and_worst
 from engine.errors import UserError
-from harness.read_record import read_credit, read_tokenizer
-from harness.record import credit_steps, replace_text, run_config
+from harness.read_record import credit_steps, read_credit, read_tokenizer, run_config
+from harness.record import replace_text
 from harness.screen import run_as_program
 from harness.flags import make_parser
 from harness.settings import Settings, settings_of_run

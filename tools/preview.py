@@ -27,8 +27,9 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import token_bytes, without_earlier_turns
 from grpo import gradient_size
-from harness.read_record import read_credit, read_tokenizer, sampling_models
-from harness.record import credit_steps, find_folder, run_config
+from harness.read_record import (credit_steps, read_credit, read_tokenizer, run_config,
+                                 sampling_models)
+from harness.record import find_folder
 from harness.screen import put, run_as_program
 from harness.load import load_policy, make_weighting
 from harness.flags import Flag, check_value, flags_of, make_parser, with_defaults

@@ -19,14 +19,13 @@ from matplotlib.colors import LogNorm
 
 from analysis import report
 from analysis.arms import Comparison, comparable, finished
-from analysis.page import Picture
+from analysis.page import Picture, make_output_folder
 from analysis.plots import COLOURS, GRADIENT_COLOUR, save, whole_steps
 from analysis.runs import Run, read_runs
 from analysis.tables import show
 from analysis.tally import Tally
 from engine.errors import UserError
 from harness.flags import Flag, make_parser, with_defaults
-from harness.record import make_output_folder
 from harness.screen import show_status
 from lab.probes.notes_compared import notes_tables_of_arms
 from lab.probes.notes_sums import ADVANTAGES, CLASSES, LOG_PROBS, UNDEFINED, VALUES, Notes

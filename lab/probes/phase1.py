@@ -45,7 +45,7 @@ from engine.rollouts import Rollouts
 from engine.tokens import KINDS, WORD
 from grpo import gradient_size, grpo
 from harness.flags import Flag
-from harness.record import credit_steps
+from harness.read_record import credit_steps
 from lab.probes.common import (MODEL_FLAGS, Findings, Progress, policy_from_flags, run_of,
                                sample_batch)
 from lab.probes.notes_sums import CLASSES, FILLER, REASONING, class_codes

@@ -34,8 +34,8 @@ from engine.errors import UserError
 from engine.forward import micro_batches, response_log_probs
 from engine.policy import Policy
 from engine.rollouts import Rollouts
-from harness.read_record import read_columns
-from harness.record import checkpoint_folders, credit_steps, find_folder, run_config
+from harness.read_record import credit_steps, read_columns, run_config
+from harness.record import checkpoint_folders, find_folder
 from harness.flags import Flag
 from lab.probes.common import MODEL_FLAGS, Findings, Progress, policy_from_flags, sample_batch
 

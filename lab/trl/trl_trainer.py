@@ -38,7 +38,9 @@ from engine.policy import derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import load_tokenizer
 from grpo import to_every_token
-from harness.record import RunFolder, credit_path, make_run, provenance, run_config, write_credit
+from harness.read_record import run_config
+from harness.record import RunFolder, credit_path, make_run, provenance, write_credit
+from harness.resume import forget_after
 from harness.screen import python_command, say
 from harness.flags import Flag, check_value, check_values, flags_of
 from harness.metrics import batch_metrics
@@ -311,7 +313,7 @@ class Record:
             if any(known.get(name) != config[name] for name in compared):
                 raise UserError(f"{self.path} has a run with other settings: name another folder")
             run = RunFolder(self.path)
-            run.forget_after(batch - 1)
+            forget_after(self.path, batch - 1)
             return run
         with TemporaryDirectory() as folder:
             self.tokenizer.save(f"{folder}/tokenizer.json")

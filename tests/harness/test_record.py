@@ -11,9 +11,10 @@ from safetensors import SafetensorError
 from conftest import credit_columns, hand_made, refusal
 from engine.errors import PROJECT, UserError, read_json
 from harness import record
-from harness.read_record import read_columns
-from harness.record import (RunFolder, credit_path, credit_steps, find_folder, locked, make_run,
-                            read_lines, run_config, whole, write_credit, writing)
+from harness.read_record import credit_steps, read_columns, run_config
+from harness.record import (RunFolder, credit_path, find_folder, locked, make_run, read_lines,
+                            whole, write_credit, writing)
+from harness.resume import forget_after
 
 
 def test_a_folder_appears_when_it_is_whole(tmp_path):
@@ -183,7 +184,7 @@ def test_what_is_past_the_checkpoint_is_forgotten(tmp_path):
     for step in (1, 2, 3, 10):
         folder.append("metrics.jsonl", {"step": step})
         credit_path(tmp_path, step).touch()
-    folder.forget_after(2)
+    forget_after(tmp_path, 2)
     assert credit_steps(tmp_path) == [1, 2]
     assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1}, {"step": 2}]
 

@@ -20,8 +20,7 @@ from engine.model_folder import read_model_folder, write_model_folder
 from engine.tokens import load_tokenizer
 from grpo import (gradient_size, group_mean, group_z_score, length_scaling, policy_loss,
                   rescaling)
-from harness.read_record import read_credit
-from harness.record import run_config
+from harness.read_record import read_credit, run_config
 from mitigations import outcome_conditional
 from tools import follow
 from tools.helpers.others import likeliest_others

@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from engine.errors import UserError, read_text
-from harness.record import read_lines, run_config
+from harness.read_record import run_config
+from harness.record import read_lines
 
 LARGEST_FILE = 200e6  # bytes of a log
 # Our name of a metric, and those of TRL (unsloth and ms-swift write the same) and of verl.

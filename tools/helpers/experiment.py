@@ -15,8 +15,8 @@ from typing import Any
 
 from analysis.runs import Run, read_run
 from engine.errors import UserError
-from harness.made_of import changes, missing_steps
-from harness.record import run_config
+from harness.resume import changes
+from harness.read_record import missing_steps, run_config
 from tools.helpers.planned import PlannedRun, make_runs
 from harness.screen import python_command
 from harness.settings import Settings, make_settings, read_flags

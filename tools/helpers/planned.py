@@ -18,8 +18,8 @@ from pathlib import Path
 
 from engine.errors import PROJECT, UserError
 from harness.flags import MOST_THREADS, Flag
-from harness.record import (find_folder, is_complete, locked, read_lines, remove, run_config,
-                            writing)
+from harness.read_record import is_complete, run_config
+from harness.record import find_folder, locked, read_lines, remove, writing
 from harness.screen import MESSAGE, StopRequest, say, show_status
 from harness.settings import Settings, is_large, make_settings, read_flags
 

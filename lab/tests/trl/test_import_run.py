@@ -14,8 +14,7 @@ from lab.tests.trl import INSTALL
 from engine.errors import UserError
 from engine.model_folder import read_model_folder
 from engine.tokens import OTHER, THINK, load_tokenizer
-from harness.read_record import read_columns
-from harness.record import credit_steps
+from harness.read_record import credit_steps, read_columns
 from runs import SHORT, run
 
 TINY = ROOT / "models/tiny"
