@@ -188,16 +188,18 @@ def weight_files(folder: Path) -> list[Path]:
     single, index = folder / "model.safetensors", folder / "model.safetensors.index.json"
     if single.exists():
         return [single]
-    if not index.exists():
-        wrong = f"neither {single.name} nor {index.name} (weights in pickle files are not read)"
-        if has_adapter(folder):
-            wrong = ("only what LoRA adds to a model. The last checkpoint of such a run has a "
-                     "folder merged, in which there is a whole model")
-        raise UserError(f"{folder} has {wrong}")
-    named = read_json(index).get("weight_map")
-    if not isinstance(named, dict) or not all(isinstance(name, str) for name in named.values()):
-        raise UserError(f"{index} should say in weight_map which file has each tensor")
-    return [folder / name for name in sorted(set(named.values()))]
+    if index.exists():
+        named = read_json(index).get("weight_map")
+        if isinstance(named, dict) and all(isinstance(name, str) for name in named.values()):
+            return [folder / name for name in sorted(set(named.values()))]
+        wrong = f"{index} should say in weight_map which file has each tensor"
+    elif has_adapter(folder):
+        wrong = (f"{folder} has only what LoRA adds to a model. The last checkpoint of such a run "
+                 "has a folder merged, in which there is a whole model")
+    else:
+        wrong = (f"{folder} has neither {single.name} nor {index.name} (weights in pickle files "
+                 "are not read)")
+    raise UserError(wrong)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from engine.errors import UserError
+from engine.errors import UserError, read_text
 
 END_OF_TURN = ("<|im_end|>", "<|endoftext|>")
 CHATML = ("<|im_start|>", "<|im_end|>")  # around a turn, in every prompt
@@ -31,10 +31,9 @@ def load_tokenizer(folder: str | Path, vocabulary: int | None = None) -> Tokeniz
     its own. Without a model `vocabulary` is None: then the tokenizer is only needed to spell what
     was sampled."""
     path = Path(folder) / "tokenizer.json"
-    if not path.exists():
-        raise UserError(f"{path} does not exist: the folder needs the model's own tokenizer")
+    text = read_text(path)
     try:
-        tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        tokenizer = Tokenizer.from_str(text)
     except Exception as error:  # the library raises bare Exception
         raise UserError(f"{path} is not a tokenizer file: {error}") from None
     if wrong := next(faults(tokenizer, vocabulary), ""):

@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import SimpleNamespace
@@ -156,6 +156,12 @@ def check_values(values: Values, flags: Mapping[str, Flag]) -> None:
 
 def check_value(name: str, value: typing.Any, flag: Flag) -> None:
     """Refuse a value of another type, one out of range, and one that is none of the choices."""
+    if wrong := next(faults_of_value(value, flag), ""):
+        raise UserError(f"--{name} {wrong}")
+
+
+def faults_of_value(value: typing.Any, flag: Flag) -> Iterator[str]:
+    """What is wrong with a value, the type first: what follows is only asked of the right type."""
     if value is None and flag.default is None:
         return
     if not has_type(value, flag):
@@ -167,17 +173,17 @@ def check_value(name: str, value: typing.Any, flag: Flag) -> None:
         wanted = f"be {TYPE_NAMES[flag.type]}{way_out}"
         if flag.type is str and isinstance(value, str):
             wanted = "not be empty"
-        raise UserError(f"--{name} {value!r:.80} should {wanted}")
+        yield f"{value!r:.80} should {wanted}"
     if flag.choices and value not in flag.choices:
         hint = without_decorator(value) if isinstance(flag.choices, Choices) else ""
         near = difflib.get_close_matches(value, flag.choices, 1)
         if near and not hint:
             hint = f"Did you mean {near[0]}?"
-        raise UserError(f"--{name} {value:.80} is not one of: {', '.join(flag.choices)}. {hint}")
+        yield f"{value:.80} is not one of: {', '.join(flag.choices)}. {hint}"
     is_number = flag.type in (int, float)
     if is_number and not (flag.above < value and flag.least <= value <= flag.most):
         most = LARGEST if value <= LARGEST else math.inf
-        raise UserError(f"--{name} {value} should be {flag.limits(most)}")
+        yield f"{value} should be {flag.limits(most)}"
 
 
 def has_type(value: typing.Any, flag: Flag) -> bool:

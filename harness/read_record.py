@@ -102,13 +102,6 @@ def accepted_before(config: Json) -> list[str]:
 def read_columns(run: Path, step: int) -> Columns:
     """The columns of a step's credit file. Files of an earlier version do not say their step."""
     path = credit_path(run, step)
-    columns = read_file(path)
-    if "step" in columns and columns["step"].tolist() != [step]:
-        raise UserError(f"{path} is of step {columns['step'][0]}: it was copied or renamed")
-    return columns
-
-
-def read_file(path: Path) -> Columns:
     refuse_pipe(path)
     try:
         with np.load(path, allow_pickle=False) as file:
@@ -116,20 +109,22 @@ def read_file(path: Path) -> Columns:
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"cannot read {path}: {reason}") from None
-    if wrong := next(damages(columns), ""):
+    if wrong := next(damages(columns, step), ""):
         raise UserError(f"{path} is damaged: {wrong}")
     return columns
 
 
-def damages(columns: Columns) -> Iterator[str]:
-    """What is wrong with the columns of a credit file: one that is missing, of another type or
-    length, or that points beyond what it points into."""
+def damages(columns: Columns, step: int) -> Iterator[str]:
+    """What is wrong with the columns of a step's credit file: one that is missing, of another type
+    or length, of another step, or that points beyond what it points into."""
     for name in NEEDED:
         if name not in columns:
             yield f"it has no column {name}"
     for name, values in columns.items():
         if values.ndim != 1 or values.dtype.kind not in "biuf":
             yield f"its column {name} is no list of numbers"
+    if "step" in columns and columns["step"].tolist() != [step]:
+        yield f"it is of step {columns['step'][0]}, and was copied or renamed"
     answers, tokens = len(columns["episode_start"]), len(columns["token_id"])
     if not answers or not tokens or not len(columns["prompt_start"]):
         yield "it has no answers"

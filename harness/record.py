@@ -147,26 +147,33 @@ def locked(path: Path) -> Iterator[Callable[[], bool]]:
     whether the folder still has its name. On Windows, which has no fcntl, a file in the folder is
     the lock."""
     lock = path if fcntl else path / LOCK
-    try:
-        descriptor = os.open(lock, os.O_RDONLY if fcntl else os.O_CREAT | os.O_EXCL)
-    except FileExistsError:
-        raise UserError(f"{path} is being written by another process, or one that was killed has "
-                        f"left {lock}: then remove this file") from None
+    descriptor = take_lock(path, lock)
 
     def is_here() -> bool:
         return lock.exists() and os.path.samestat(lock.stat(), os.fstat(descriptor))
 
     try:
-        if fcntl:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield is_here
-    except BlockingIOError:
-        raise UserError(f"{path} is being written by another process") from None
     finally:
         own = not fcntl and is_here()
         os.close(descriptor)
         if own:
             lock.unlink()
+
+
+def take_lock(path: Path, lock: Path) -> int:
+    """The descriptor that holds the lock, or an error if another process holds it."""
+    descriptor = None
+    try:
+        descriptor = os.open(lock, os.O_RDONLY if fcntl else os.O_CREAT | os.O_EXCL)
+        if fcntl:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (FileExistsError, BlockingIOError):
+        if descriptor is not None:
+            os.close(descriptor)
+        left = "" if fcntl else f", or one that was killed has left {lock}: then remove this file"
+        raise UserError(f"{path} is being written by another process{left}") from None
+    return descriptor
 
 
 def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor,

@@ -46,8 +46,6 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
     given = read_flags(argv)
     may_continue, resume = given.pop("continue", False), given.pop("resume", None)
     accepts_changes = given.pop("accept_changes", False)
-    if accepts_changes and not resume:
-        raise UserError("--accept_changes has no effect without --resume")
     if resume:
         refuse_unchangeable(given)
         given |= {"config": Path(resume) / "config.json", "out": resume}

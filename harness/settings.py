@@ -332,9 +332,10 @@ CONTINUE = {
                    topic=CONTINUING, metavar="RUN", idea_takes=False),
     "continue": Flag(False, "resume the run if its folder exists and has the same settings. A "
                             "finished run is left as it is", topic=CONTINUING, idea_takes=False),
-    "accept_changes": Flag(False, "with --resume: go on although something that the run is made of "
-                           "has changed. It is written down, and analyze.py says it",
-                           topic=CONTINUING, idea_takes=False),
+    "accept_changes": Flag(False, "go on although something that the run is made of has changed. "
+                           "It is written down, and analyze.py says it", topic=CONTINUING,
+                           requires=(lambda s: s.resume is not None, "--resume"),
+                           idea_takes=False),
     "config": Flag(None, "take the settings from a run's config.json. Flags that are typed "
                          "override them",
                    topic=CONTINUING, metavar="FILE", idea_takes=False)}
@@ -521,7 +522,10 @@ def read_flags(argv: list[str], also_known: Collection[str] = (),
     parser = make_parser(USAGE, None, flags | CONTINUE, add_help=False)
     parser.also_known, parser.not_taken = also_known, not_taken
     parser.hint = "--help all lists the flags" + "".join(map(own_flags_of, owners(defaults)[1:]))
-    return with_module_name(parser.read(argv, partial(about_unknown, chosen=defaults)))
+    typed = parser.read(argv, partial(about_unknown, chosen=defaults))
+    usual = {name: flag.default for name, flag in CONTINUE.items()}
+    refuse_without_effect(typed, usual | {"resume": typed.get("resume")}, CONTINUE)
+    return with_module_name(typed)
 
 
 def own_flags_of(method: typing.Any) -> str:

@@ -209,7 +209,7 @@ def test_the_file_of_another_step_and_another_tokenizer_are_told(whole, tmp_path
     read_columns(folder, 3)
     read_tokenizer(folder)
     shutil.copy(folder / "credit/step_000002.npz", folder / "credit/step_000003.npz")
-    assert "step_000003.npz is of step 2" in refusal(read_columns, folder, 3)
+    assert "step_000003.npz is damaged: it is of step 2" in refusal(read_columns, folder, 3)
     with open(folder / "tokenizer.json", "a") as file:
         file.write("\n")
     assert "is not the tokenizer that the run was made with" in refusal(read_tokenizer, folder)

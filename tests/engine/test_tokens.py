@@ -39,10 +39,11 @@ EMPTY = {"type": "BPE", "vocab": {}, "merges": []}
 
 @pytest.mark.parametrize("content, vocabulary, words", [
     *((text, None, "is not a tokenizer file")
-      for text in ("5", "", '{"version": "1.0"}', "[" * 100_000, "\udc80")),
+      for text in ("5", "", '{"version": "1.0"}', "[" * 100_000)),
+    ("\udc80", None, "'utf-8' codec"),
     ({"decoder": None}, None, "only byte-level"), ({"added_tokens": []}, 1000, "<|im_start|> is"),
     ({"model": {**EMPTY, "vocab": {"\u20ac": 500}}}, None, "500 is not written in the byte-level"),
-    ({"model": EMPTY, "added_tokens": []}, None, "has no tokens"), (None, None, "does not exist")])
+    ({"model": EMPTY, "added_tokens": []}, None, "has no tokens"), (None, None, "No such file")])
 def test_a_tokenizer_that_does_not_fit_is_refused(tmp_path, content, vocabulary, words):
     """Whatever a file holds; what an own one has changed; no file."""
     path = tmp_path / "tokenizer.json"

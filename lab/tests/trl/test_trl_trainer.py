@@ -22,7 +22,7 @@ from engine.extra_forward import with_facts
 from engine.forward import response_log_probs
 from engine.policy import Forward, derived_seed
 from grpo import length_scaling, policy_loss
-from harness.read_record import read_credit, read_file
+from harness.read_record import read_columns, read_credit
 from harness.flags import flags_of
 from mitigations import rescaled_weight
 from runs import block, copy_project, free_port, lines, program
@@ -128,7 +128,7 @@ def assert_same_vector(found, wanted):
 
 
 def weights_on_file(folder, step=1):
-    return read_file(folder / f"credit/step_{step:06d}.npz")["weight"]
+    return read_columns(folder, step)["weight"]
 
 
 @needs_trl
