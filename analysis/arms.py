@@ -11,7 +11,8 @@ from analysis.runs import PLAIN_SETTINGS, Run, is_done, steps_done, task_of
 from engine.errors import UserError
 from harness.record import Json
 from harness.flags import Flag, flags_of
-from harness.settings import NOT_SETTINGS, OPTIONS, RETIRED, flags_of_methods
+from harness.other_names import RETIRED, flags_of_methods
+from harness.settings import NOT_SETTINGS, OPTIONS
 
 KNOWN = RETIRED | OPTIONS  # older runs have settings that are no flags any more
 # runs that differ in one of these are not compared; nor are those that differ in a flag of the task

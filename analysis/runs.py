@@ -13,7 +13,8 @@ from harness.metrics import METRICS
 from harness.read_record import credit_steps, is_complete, read_columns, run_config
 from harness.record import Json, read_lines
 from harness.tasks import load_task
-from harness.settings import OPTIONS, RETIRED, Settings, about_retired, flags_of_methods
+from harness.other_names import RETIRED, about_retired, flags_of_methods
+from harness.settings import OPTIONS, Settings
 
 PLAIN_SETTINGS = {"mitigation": "none", "advantage": "grpo", "loss": "policy", "placebo": "none"}
 

@@ -17,11 +17,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from engine.choices import module_of
+from engine.choices import METHODS, module_of
 from engine.errors import PROJECT
 from engine.model_folder import base_of
 from harness.record import Json, digest_of, digest_of_text, find_folder
-from harness.settings import CHANGEABLE, METHODS, NOT_SETTINGS, Settings
+from harness.settings import CHANGEABLE, NOT_SETTINGS, Settings
 from harness.tasks import load_task
 
 SETTINGS = "the settings in config.json"

@@ -32,7 +32,7 @@ from harness.metrics import print_evaluation, print_outcome, print_step
 from harness.record import (Json, RunFolder, credit_path, digest_of_large, digest_of_problems,
                             make_run, provenance, read_lines, remove, whole, write_credit)
 from harness.screen import StopRequest, python_command, say
-from harness.settings import CHANGEABLE, Settings, about_retired, make_settings, read_flags
+from harness.settings import CHANGEABLE, Settings, make_settings, read_flags
 from harness.tasks import score_again
 
 COPIED_FILES = (  # from the folder of the model into every checkpoint
@@ -50,8 +50,10 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
         refuse_unchangeable(given)
         given |= {"config": Path(resume) / "config.json", "out": resume}
     settings = make_settings(given)
-    if "config" in given and (sentence := about_retired(read_json(Path(given["config"])))):
-        say(f"{given['config']} has {sentence}")
+    if "config" in given:
+        from harness.other_names import about_retired
+        if sentence := about_retired(read_json(Path(given["config"]))):
+            say(f"{given['config']} has {sentence}")
     exists = settings.folder.exists()
     run = Run(settings)
     with run.cleanup:

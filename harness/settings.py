@@ -11,10 +11,9 @@ import re
 import typing
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
-from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED
+from engine.choices import ADVANTAGES, METHODS, MITIGATIONS, NEVER_RESCALED
 from engine.errors import UserError, location_of, read_json
 from harness.flags import (MOST_THREADS, Flag, Parser, Requirement, Values, check_value,
                            check_values, flags_of, make_parser, option, print_text,
@@ -22,22 +21,12 @@ from harness.flags import (MOST_THREADS, Flag, Parser, Requirement, Values, chec
 from harness.record import Json, find_folder
 from harness.tasks import load_task, with_module_name
 
-METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}
 MODES = ("sampled", "greedy")  # the answers of an evaluation
 LONGEST_NAME = 80  # characters of a run's folder
 LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for a step
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "versions", "git_commit", "model_config", "reward", "ranks", "imported", "trainer",
     "columns_temperature", "made_of", "accepted", "trained_parameters")
-OTHER_NAMES = {  # that other trainers use
-    "lr": "--learning_rate", "batch_size": "--questions times --answers", "n": "--answers",
-    "group_size": "--answers", "num_generations": "--answers", "max_steps": "--steps",
-    "num_steps": "--steps", "max_tokens": "--max_new_tokens", "beta": "--kl", "output_dir": "--out",
-    "max_completion_length": "--max_new_tokens", "gradient_checkpointing": "--checkpointing",
-    "wandb": "--track wandb", "report_to": "--track",
-    "strength": "the flag of a function with an argument of this name: def my_idea(rollouts, *, "
-                "strength: Positive = 1.0)"}
-
 # when a setting has an effect
 POLICY: Requirement = (lambda s: s.loss == "policy", "--loss policy")
 DPO: Requirement = (lambda s: s.loss == "dpo", "--loss dpo")
@@ -64,38 +53,6 @@ HOW_IT_IS_MADE: Json = {"changeable": True, "in_name": False, "compared": "aside
 # one. A small step of A and B moves a matrix less than an equal step of all its numbers, and the
 # less the wider it is. Rates that are twice and four times as high fail (lab/LOG.md).
 LORA_RATE, LORA_RATE_OF_LARGE = 4.0, 25.0
-
-# The settings that this version no longer has, with the defaults that they had, by a commit in
-# which they still stood. The config.json of an older run may name them: it is read all the same, a
-# sentence is said about those that were not at their defaults, and analyze.py compares runs by them
-# as before. Those of 427ce844 are constants now, beside their methods in credit/.
-LAST_STOOD_IN = {
-    "f19f84f4": {
-        "offload_optimizer": Flag(False, compared="aside"),
-        "shard": Flag(False, compared="aside"),
-        "loss_temperature": Flag(1.0),
-        "loss_top_k": Flag(0),
-        "entropy_target": Flag(0.0),
-        "top_k": Flag(0, compared="setting"),
-        "eval_answers": Flag(1, compared="aside"),
-        "eval_temperature": Flag(1.0, compared="setting"),
-        "eval_modes": Flag("both", compared="aside"),
-        "sample_every": Flag(10, compared="aside"),
-        "save_model": Flag(False, compared="aside"),
-        "rollouts": Flag("own"),
-        "rollouts_every": Flag(1),
-        "rollouts_timeout": Flag(600.0, compared="aside")},
-    "427ce844": {
-        "covariance_low": Flag(1.0),
-        "covariance_high": Flag(5.0),
-        "critic_layers": Flag(0),
-        "hint_limit": Flag(2.0),
-        "importance_lr": Flag(1e-3),
-        "lambda_init": Flag(0.0),
-        "placebo_std": Flag(1.0),
-        "tail_damping": Flag(0.9),
-        "trunk_lr": Flag(1e-3)}}
-RETIRED = {name: flag for flags in LAST_STOOD_IN.values() for name, flag in flags.items()}
 
 USAGE = "python train.py [flags]"
 # headings of the help
@@ -354,6 +311,7 @@ def make_settings(given: Json) -> Settings:
     refuse_without_effect(typed, final, OPTIONS)
     flags = all_flags(final)  # with those of these methods
     for name in sorted(typed.keys() - flags.keys()):
+        from harness.other_names import about_unknown
         raise UserError(about_unknown(name, final) or f"--{name} is no flag of {final['task']}")
     values = {name: values.get(name, flag.default) for name, flag in flags.items()}
     check_values(values, flags)
@@ -413,42 +371,13 @@ def known_values(path: object, values: Json, chosen: Json) -> Json:
         flags_of_file |= flags_of(owner).keys()
         if not any(is_or_extends(one, owner) for one in owners_here):
             flags_of_others |= flags_of(owner).keys()
-    unknown = values.keys() - {*flags, *flags_of_file, *NOT_SETTINGS, *RETIRED}
+    unknown = values.keys() - {*flags, *flags_of_file, *NOT_SETTINGS}
     if unknown and not missing:
-        raise UserError(f"{path} has the unknown setting {min(unknown)}")
+        from harness.other_names import RETIRED
+        if unknown := unknown - RETIRED.keys():
+            raise UserError(f"{path} has the unknown setting {min(unknown)}")
     kept = flags.keys() - flags_of_others
     return {name: value for name, value in values.items() if name in kept}
-
-
-def about_retired(values: Values) -> str:
-    """A sentence about the settings of a file that are no settings any more, if they were not at
-    their defaults; an empty one if there are none. A user's own method may have one of the names.
-    """
-    usual = {name: flag.default for name, flag in RETIRED.items()
-             if name not in flags_of_methods(values)}
-    # the loss now has the temperature of the sampling
-    usual["loss_temperature"] = values.get("temperature", Settings.temperature)
-    found = [name for name in usual if values.get(name, usual[name]) != usual[name]]
-    if not found:
-        return ""
-    told = ", ".join(f"{name} {values[name]}" for name in found)
-    commits = " and ".join(dict.fromkeys(map(last_stood_in, found)))
-    return (f"{told}: retired since this run was made, and without effect now (last in {commits})")
-
-
-def last_stood_in(retired: str) -> str:
-    """The commit in which a retired setting last stood."""
-    return next(commit for commit, flags in LAST_STOOD_IN.items() if retired in flags)
-
-
-def flags_of_methods(values: Values) -> dict[str, Flag]:
-    """The flags of the weighting and the advantage that a file names, if they exist here."""
-    flags: dict[str, Flag] = {}
-    for axis, choices in METHODS.items():
-        name = str(values.get(axis, OPTIONS[axis].default))
-        if name in choices:
-            flags |= flags_of(choices[name])
-    return flags
 
 
 def is_or_extends(owner: typing.Any, other: typing.Any) -> bool:
@@ -481,19 +410,6 @@ def all_flags(values: Values) -> dict[str, Flag]:
     return flags
 
 
-def about_unknown(name: str, chosen: Json) -> str:
-    """A sentence about a flag of another method, or of another trainer; an empty one if it is
-    neither."""
-    for axis, choices in METHODS.items():
-        found = [owner for owner in choices if name in flags_of(choices[owner])]
-        if found:
-            return f"--{name} belongs to {' and '.join(found)}, but --{axis} is {chosen[axis]}"
-    if name in RETIRED:
-        return f"--{name} is retired: it last stood in commit {last_stood_in(name)}"
-    other = OTHER_NAMES.get(name)
-    return f"unknown argument --{name}: here it is {other}" if other else ""
-
-
 def read_flags(argv: list[str], also_known: Collection[str] = (),
                not_taken: Collection[str] = ()) -> Json:
     """The flags that were typed, with `resume`, `config` and `continue`. Which flags there are
@@ -522,7 +438,12 @@ def read_flags(argv: list[str], also_known: Collection[str] = (),
     parser = make_parser(USAGE, None, flags | CONTINUE, add_help=False)
     parser.also_known, parser.not_taken = also_known, not_taken
     parser.hint = "--help all lists the flags" + "".join(map(own_flags_of, owners(defaults)[1:]))
-    typed = parser.read(argv, partial(about_unknown, chosen=defaults))
+
+    def said_of_unknown(name: str) -> str:
+        from harness.other_names import about_unknown
+        return about_unknown(name, defaults)
+
+    typed = parser.read(argv, said_of_unknown)
     usual = {name: flag.default for name, flag in CONTINUE.items()}
     refuse_without_effect(typed, usual | {"resume": typed.get("resume")}, CONTINUE)
     return with_module_name(typed)

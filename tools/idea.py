@@ -41,7 +41,7 @@ from types import SimpleNamespace
 import torch
 
 from tools.helpers.experiment import Arms, Experiment
-from engine.choices import ADVANTAGES, MITIGATIONS, without_decorator
+from engine.choices import ADVANTAGES, METHODS, MITIGATIONS, without_decorator
 from engine.errors import UserError
 from harness.flags import Flag, flags_of, make_parser, with_defaults
 from harness.made_of import made_of
@@ -49,8 +49,7 @@ from harness.memory import return_memory
 from tools.helpers.planned import PROCESSES, PlannedRun, side_by_side
 from harness.record import find_folder
 from harness.screen import is_taken_away, python_command, run_as_program, say
-from harness.settings import (CONTINUE, METHODS, OPTIONS, Settings, is_large, make_settings,
-                              read_flags)
+from harness.settings import CONTINUE, OPTIONS, Settings, is_large, make_settings, read_flags
 from tools.helpers.look import look
 from tools.helpers.verdict import Verdict
 

@@ -48,6 +48,7 @@ from lab.probes.gradients import (FOLDED, Unmoved, folded, inner_products, mean_
 from analysis.statistics import Estimate, Floats, jackknife, within
 from lab.probes.estimates import jackknife_of_log
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
+from engine.choices import METHODS
 from engine.errors import UserError
 from engine.optimizer import AdamW
 from engine.policy import Policy
@@ -57,7 +58,7 @@ from harness.flags import Flag, flags_of
 from harness.load import make_advantage, make_weighting
 from harness.memory import FreedMemory
 from harness.record import Json
-from harness.settings import METHODS, Settings, make_settings, read_flags
+from harness.settings import Settings, make_settings, read_flags
 from mitigations import rescaled_weight
 from lab.probes.common import (CONFIG, MODEL_FLAGS, Findings, Progress, flags_of_model,
                                     policy_from_flags, sample_batch)

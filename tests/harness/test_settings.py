@@ -17,8 +17,8 @@ from examples import largest_last
 from engine.choices import ADVANTAGES, MITIGATIONS, Choices, mitigation
 from harness.flags import Flag, Positive, Range, check_value, flags_of, make_parser, option, settled
 from harness.help import SHORT_HELP
-from harness.settings import (OPTIONS, OTHER_NAMES, RETIRED, about_retired, make_settings,
-                              read_flags)
+from harness.other_names import OTHER_NAMES, RETIRED, about_retired
+from harness.settings import OPTIONS, make_settings, read_flags
 from tools import preview, warmup
 
 LARGEST_LAST = "examples.largest_last"
