@@ -10,6 +10,7 @@ from engine.tokens import THINK, WORD
 from harness.flags import Count, Positive, Share
 
 TAIL_DAMPING = 0.9  # of taco: the most that is taken off a weight. All runs here had this number
+POSITIVE_WEIGHT = 0.1  # of negative_only: the paper's small number for what worked
 COVARIANCE_BAND = 1.0, 5.0  # of covariance: as in the authors' code, PRIME-RL on GitHub
 
 
@@ -88,12 +89,12 @@ def covariance(rollouts: Rollouts, *, covariance_share: Share = 0.0002) -> Tenso
 
 
 @mitigation
-def negative_only(rollouts: Rollouts, *, positive_weight: Share = 0.1) -> Tensor:
-    """The weight is 1 where the advantage is negative, and `positive_weight` elsewhere (after arXiv
+def negative_only(rollouts: Rollouts) -> Tensor:
+    """The weight is 1 where the advantage is negative, and 0.1 elsewhere (after arXiv
     2506.01347): what failed is unlearned, and what worked is hardly reinforced.
 
     Compared with the paper and the authors' code (TianHongZXY/RLVR-Decomposed on GitHub, commit
-    a5d4e7c1): there a wrong answer has the advantage -1 and a right one positive_weight, in every
+    a5d4e7c1): there a wrong answer has the advantage -1 and a right one a small number, in every
     group. So groups without a right answer are trained on, too, which an advantage from the group
     leaves out."""
-    return torch.where(rollouts.advantage < 0, 1.0, positive_weight)
+    return torch.where(rollouts.advantage < 0, 1.0, POSITIVE_WEIGHT)

@@ -40,6 +40,7 @@ LAST_STOOD_IN = {
         "importance_lr": Flag(1e-3),
         "lambda_init": Flag(0.0),
         "placebo_std": Flag(1.0),
+        "positive_weight": Flag(0.1),
         "tail_damping": Flag(0.9),
         "trunk_lr": Flag(1e-3)}}
 RETIRED = {name: flag for flags in LAST_STOOD_IN.values() for name, flag in flags.items()}
