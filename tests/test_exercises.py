@@ -65,14 +65,6 @@ def made(tmp_path_factory):
                    arrays(place / name / "credit/step_000001.npz")) for name in RUNS}
 
 
-def test_the_page_has_nine_exercises_each_with_what_to_see():
-    assert list(SECTIONS) == [str(number) for number in range(9)]
-    for number, text in SECTIONS.items():
-        assert "<details>" in text, number
-        assert number == "8" or "```bash" in text, number  # it has a screen in its place
-        assert number == "0" or changes(number), number
-
-
 def test_log_probs_of_the_wrong_positions_differ_from_the_samplers(tmp_path):
     copy_project(tmp_path, "examples")
     [(name, old, new)] = changes("8")

@@ -300,12 +300,3 @@ def forbidden_call(call):
     ("torch.load(f, weights_only=True)", False), ("np.load(f, allow_pickle=False)", False)])
 def test_forbidden_calls_are_recognised(code, wrong):
     assert bool(forbidden_call(ast.parse(code).body[0].value)) == wrong
-
-
-def test_lines_are_at_most_100_columns():
-    wrong = []
-    for name in NAMES:
-        lines = lines_in(name)
-        wrong += [f"{where(name, number)} has {len(line)} columns"
-                  for number, line in enumerate(lines, 1) if len(line) > 100]
-    assert not wrong, "\n".join(wrong)

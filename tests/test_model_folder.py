@@ -67,6 +67,13 @@ def test_shapes_and_names_are_compared_before_memory_is_taken(folder, monkeypatc
     assert words in refused(folder)
 
 
+@pytest.mark.parametrize("model_type, head_dim", [("qwen2", 16), ("qwen3", 128)])
+def test_a_config_without_a_head_dim_has_that_of_transformers(folder, model_type, head_dim):
+    """64 units by 4 heads; and 128, whatever the units are."""
+    edit_config(folder, model_type=model_type, head_dim=None)
+    assert read_config(folder).head_dim == head_dim
+
+
 @pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16])
 def test_the_four_kinds_of_numbers_are_read(folder, kind):
     rewrite(folder, **{NORM: torch.full((64,), 1.5, dtype=kind)})

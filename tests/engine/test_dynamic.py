@@ -8,7 +8,6 @@ from conftest import hand_made
 
 from engine.dynamic import DynamicSampling
 from engine.policy import Policy
-from engine.optimizer import rate_of_step
 from runs import lines, run
 
 SPREAD = {0: [0, 1], 1: [1, 1], 2: [0, 0], 3: [1, 0], 4: [0, 1]}  # rewards of each problem
@@ -66,10 +65,3 @@ def test_the_speed_of_a_run_counts_what_was_thrown_away(learner, tmp_path):
     assert line["extra_answers"] == 16 and line["extra_tokens"] > 0
     assert line["rollout_tokens_per_second"] * line["rollout_seconds"] == pytest.approx(
         line["tokens"] + line["extra_tokens"])
-
-
-def test_the_rate_rises_and_falls_by_hand():
-    rates = [rate_of_step(step, 8, 1.0, 2, "linear") for step in range(1, 9)]
-    assert rates == pytest.approx([0.5, 1.0, 6 / 7, 5 / 7, 4 / 7, 3 / 7, 2 / 7, 1 / 7])
-    assert rate_of_step(5, 9, 1.0, 0, "cosine") == pytest.approx(0.5)  # 5 of 10 are left
-    assert rate_of_step(8, 8, 0.3, 0, "none") == 0.3

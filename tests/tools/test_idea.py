@@ -171,5 +171,11 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
     assert f"and since then {words} has changed" in refusal(main, ["by_kind", "--word_weight",
                                                                    "0.1", *argv])
     record.write_text(text)
-    main(["by_kind", "--word_weight", "0.2", *argv])
+
+    def stop(runs):
+        raise SystemExit
+
+    monkeypatch.setattr("tools.helpers.planned.Runs.make", stop)
+    with pytest.raises(SystemExit):
+        main(["by_kind", "--word_weight", "0.2", *argv])
     assert "4 of 6 runs have to be made" in capfd.readouterr().out

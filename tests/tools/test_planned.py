@@ -51,9 +51,17 @@ def test_stopped_and_started_again(planned, capfd, monkeypatch):
     assert "stopped. 0 of 2 runs are finished. Continue with: the same command" in said
     done = max(checkpoint_folders(first.folder))
     assert 0 < done < 80 and not first.is_finished() and not second.folder.exists()
-    assert make_runs([first], 2, "") == {} and first.is_finished()
+    shorter = with_steps(first, first.steps_made() + 1)
+    assert make_runs([shorter], 2, "") == {} and shorter.is_finished()
     assert f"continuing after step {done}" in first.log.read_text()
-    assert not Runs([first], 2).waiting
+    assert not Runs([shorter], 2).waiting
+
+
+def with_steps(run, steps):
+    """As if it had been planned with so many."""
+    config = json.loads((run.folder / "config.json").read_text())
+    (run.folder / "config.json").write_text(json.dumps(config | {"steps": steps}))
+    return replace(run, steps=steps)
 
 
 def test_a_run_without_checkpoints_leaves_none_and_begins_again(planned, capfd, monkeypatch):
@@ -70,9 +78,7 @@ def test_a_run_without_checkpoints_leaves_none_and_begins_again(planned, capfd, 
     assert "after this step" not in said
     assert first.is_finished() and not second.is_finished() and second.steps_made() > 0
     assert not list(second.folder.rglob("*.safetensors"))
-    again = replace(second, steps=second.steps_made() + 1)
-    config = json.loads((second.folder / "config.json").read_text())
-    (second.folder / "config.json").write_text(json.dumps(config | {"steps": again.steps}))
+    again = with_steps(second, second.steps_made() + 1)
     before = [(path, path.stat().st_mtime_ns) for path in sorted(first.folder.rglob("*"))]
     runs = Runs([first, again], 1)
     assert runs.waiting == [again] and runs.make() and again.is_finished()
