@@ -10,6 +10,7 @@ from lab.__main__ import main
 from lab.experiments import (Arm, Plan, from_short_form, gains_of, published_runs, read_plan,
                                   short_form, tables_of)
 from lab.publish.results import table_rows
+from runs import train_here
 
 BATCH = "--questions 2 --answers 4 --max_new_tokens 24 --eval_every 0 --checkpoint_every 0"
 GIVEN = {"question": "Is it better?", "common": f"{BATCH} --threads 1", "steps": 1,
@@ -118,7 +119,8 @@ def written(folder, **changed):
     return str(path)
 
 
-def test_a_plan_is_trained_once_and_then_used_again(folder, capsys):
+def test_a_plan_is_trained_once_and_then_used_again(folder, capsys, monkeypatch):
+    monkeypatch.setattr("tools.helpers.planned.Runs.start", train_here)
     plan = written(folder)
     main(["experiment", plan, "--dry_run"])
     assert capsys.readouterr().out.count("--advantage rloo") == 2

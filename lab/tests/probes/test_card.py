@@ -1,6 +1,7 @@
 """The card of a method: its rows by hand, its JSON, its verdict."""
 import json
 import shlex
+from functools import partial
 
 import pytest
 
@@ -8,7 +9,7 @@ from analysis.statistics import Estimate
 from harness.load import load_policy
 from harness.settings import make_settings
 from lab.__main__ import main
-from lab.probes import card, signal
+from lab.probes import card, card_rows, dial, signal
 from lab.probes.card import as_table, favoured, make_card, rows_after, to_json, verdict
 
 FEW = {"questions": 2, "answers": 4, "max_new_tokens": 24, "threads": 1}
@@ -75,8 +76,12 @@ def test_rows_of_training_are_added_once_there_are_runs(tmp_path, monkeypatch, c
 
 
 def test_a_card_of_another_model_is_measured_and_written(tmp_path, learner, monkeypatch, capsys):
-    """Half of the advantage for all tokens is plain GRPO with another length."""
+    """Half of the advantage for all tokens is plain GRPO with another length. Of each measurement
+    as little is made as gives numbers."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(card, "BATCHES_OF_NOISE", 4)
+    monkeypatch.setattr(card_rows, "POLICIES", 2)
+    monkeypatch.setattr(dial, "gains_in_three_tasks", partial(dial.gains_in_three_tasks, seeds=2))
     main(["card", "dr_grpo", "--model", str(learner), "--questions", "2", "--answers", "4",
           "--max_new_tokens", "24", "--threads", "1"])
     printed = capsys.readouterr().out
