@@ -78,10 +78,11 @@ def read_run(folder: str | Path) -> Run:
 
 def refuse_other_types(folder: Path, config: Json) -> None:
     """Refuse a setting of another type than its flag has, as a config.json may have that somebody
-    has edited."""
-    for name, flag in (RETIRED | flags_of_methods(config) | OPTIONS).items():
+    has edited. A user may have changed the type of a method's own flag since the run was made."""
+    flags_of_run = flags_of_methods(config)
+    for name, flag in (RETIRED | OPTIONS).items():
         value = config.get(name, flag.default)
-        if value is not flag.default and not has_type(value, flag):
+        if name not in flags_of_run and value is not flag.default and not has_type(value, flag):
             raise UserError(f"{folder / 'config.json'}: {name} is {value!r:.80}, and should be "
                             f"{TYPE_NAMES[flag.type]}")
 

@@ -26,7 +26,7 @@ def shares(sums: Floats) -> Floats:
 
 def shares_by(category: np.ndarray, sizes: np.ndarray, categories: int) -> Floats:
     """(categories,) the share that the tokens of each category have in the sizes (n,)."""
-    return np.asarray(np.bincount(category, sizes, categories) / max(sizes.sum(), LEAST))
+    return shares(np.bincount(category, sizes, categories).astype(float))
 
 
 def over(part: np.ndarray, whole: np.ndarray) -> np.ndarray:

@@ -53,10 +53,6 @@ class Trained(typing.Generic[Module]):
     def gradient_step(self, loss: torch.Tensor) -> None:
         self.optimizer.zero_grad()
         loss.backward()
-        for parameter in self.module.parameters():
-            # a parameter that this loss does not depend on: with a gradient AdamW makes its state
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()
         refuse_undefined("after its update, what is trained beside the policy is",
                          *self.module.parameters())

@@ -17,9 +17,9 @@ class lambda_grpo:
     standardised length of an answer, and the exponent lambda is learned.
 
     So one number is learned, and no network. It begins at 0, where all weights are 1. The formula
-    is known here from reimplementations.
-    After the weights of a batch are computed, lambda takes a gradient step on the same loss. There
-    the gradient flows through the weights, and log_prob is held fixed.
+    is known here from reimplementations. After the weights of a batch are computed, lambda takes a
+    gradient step on the same loss. There the gradient flows through the weights, and log_prob is
+    held fixed.
     """
 
     def __init__(self, policy: Policy, *, lambda_lr: LearningRate = 0.01):

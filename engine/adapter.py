@@ -9,7 +9,7 @@ model to which A and B were added.
 """
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -18,9 +18,8 @@ from torch import Tensor
 
 from engine.errors import UserError, read_json
 from engine.lora import ALPHA, add_lora, additions, frozen_parameters, merged_parameter, rank_of
-from engine.model_folder import (ADAPTER, ADAPTER_CONFIG, StoredTensor, base_of, copy_finite,
-                                 has_adapter, opened, read_model_folder, stored_tensors_of,
-                                 write_config, write_tensors)
+from engine.model_folder import (ADAPTER, ADAPTER_CONFIG, base_of, copy_finite, has_adapter, opened,
+                                 read_model_folder, stored_tensors_of, write_config, write_tensors)
 from qwen2_model import Qwen2
 
 ROWS = 4096  # of a tensor, which `write_float32` converts at a time
@@ -47,23 +46,17 @@ def read_with_adapter(folder: Path, device: torch.device | str) -> Qwen2:
                         "such model folder. Put it back, or write its new place into "
                         f"base_model_name_or_path of {folder / ADAPTER_CONFIG}")
     model = read_model_folder(base, device)
+    if metadata_of(path).get("base") != digest_of_model(model):
+        raise UserError(f"{path} was added to another model than the one in {base}")
     add_lora(model, rank)
     found, wanted = stored_tensors_of(path), adapter_tensors(model)
-    if wrong := next(misfits(path, found, wanted, model), ""):
-        raise UserError(f"{path} {wrong} in {base}")
+    shapes = {name: tuple(tensor.shape) for name, tensor in wanted.items()}
+    if {name: tensor.shape for name, tensor in found.items()} != shapes:
+        raise UserError(f"{path} does not have the tensors of rank {rank} for the model in "
+                        f"{base}")
     for name, tensor in wanted.items():
         copy_finite(tensor, name, found[name])
     return model
-
-
-def misfits(path: Path, found: Mapping[str, StoredTensor], wanted: Mapping[str, Tensor],
-            model: Qwen2) -> Iterator[str]:
-    """Why the additions in a file are not those of the model."""
-    if metadata_of(path).get("base") != digest_of_model(model):
-        yield "was added to another model than the one"
-    shapes = {name: tuple(tensor.shape) for name, tensor in wanted.items()}
-    if {name: tensor.shape for name, tensor in found.items()} != shapes:
-        yield f"does not have the tensors of rank {rank_of(model)} for the model"
 
 
 def metadata_of(path: Path) -> dict[str, str]:

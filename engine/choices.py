@@ -20,7 +20,7 @@ import inspect
 import math
 import sys
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import wraps
 from reprlib import repr as brief
@@ -139,22 +139,23 @@ def make(function: Choice, values: Mapping[str, Any], policy: object) -> Method:
     made: Method = function(policy, **values)
     call = made if callable(made) else lambda: None  # without __call__ it takes no arguments
     refuse_other_arguments(function, call, "(self, rollouts, policy) in __call__", None, policy)
-    if wrong := next(faults_of_state(made), ""):  # at the first checkpoint it would be too late
+    if wrong := fault_of_state(made):  # at the first checkpoint it would be too late
         raise UserError(f"{function.__name__} ({location_of(function)}) {wrong}")
     return made
 
 
-def faults_of_state(made: Method) -> Iterator[str]:
-    """What is wrong with the state of a method, which a resumed run has to get back."""
+def fault_of_state(made: Method) -> str:
+    """What is wrong with the state of a method, which a resumed run has to get back; an empty text
+    if nothing is."""
     if hasattr(made, "state_dict") != hasattr(made, "load_state_dict"):
-        yield ("needs both state_dict and load_state_dict, or a resumed run would forget its "
-               "state")
+        return "needs both state_dict and load_state_dict, or a resumed run would forget its state"
     state: Any = getattr(made, "state_dict", dict)()
     for name, value in state.items() if isinstance(state, Mapping) else [("it", state)]:
         is_dense = isinstance(value, torch.Tensor) and value.layout == torch.strided
         if not (isinstance(name, str) and is_dense):
-            yield (f"has a state_dict that should hold dense tensors by name, but {name} is "
-                   f"{value!r:.80}")
+            return (f"should return dense tensors by name from state_dict, but {name} is "
+                    f"{value!r:.80}")
+    return ""
 
 
 def refuse_other_arguments(method: Choice, function: Callable[..., Any], wanted: str,

@@ -93,7 +93,7 @@ Optimizer = AdamW | torch.optim.Optimizer
 
 
 def optimizer_tensors(optimizer: AdamW, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The optimizer's state for a checkpoint; empty before its first step."""
+    """The optimizer's state for a checkpoint; empty before the first update."""
     tensors = {}
     for name, parameter in parameters.items():
         for key, value in optimizer.state[parameter].items():

@@ -16,7 +16,7 @@ import os
 import re
 import sys
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import SimpleNamespace
@@ -156,14 +156,14 @@ def check_values(values: Values, flags: Mapping[str, Flag]) -> None:
 
 def check_value(name: str, value: typing.Any, flag: Flag) -> None:
     """Refuse a value of another type, one out of range, and one that is none of the choices."""
-    if wrong := next(faults_of_value(value, flag), ""):
+    if wrong := fault_of_value(value, flag):
         raise UserError(f"--{name} {wrong}")
 
 
-def faults_of_value(value: typing.Any, flag: Flag) -> Iterator[str]:
-    """What is wrong with a value, the type first: what follows is only asked of the right type."""
+def fault_of_value(value: typing.Any, flag: Flag) -> str:
+    """What is wrong with a value, to stand after the flag's name; an empty text if nothing is."""
     if value is None and flag.default is None:
-        return
+        return ""
     if not has_type(value, flag):
         way_out = ""
         if flag.type is int and not (flag.kind or flag.text):  # a parameter without type: power=1
@@ -173,17 +173,18 @@ def faults_of_value(value: typing.Any, flag: Flag) -> Iterator[str]:
         wanted = f"be {TYPE_NAMES[flag.type]}{way_out}"
         if flag.type is str and isinstance(value, str):
             wanted = "not be empty"
-        yield f"{value!r:.80} should {wanted}"
+        return f"{value!r:.80} should {wanted}"
     if flag.choices and value not in flag.choices:
         hint = without_decorator(value) if isinstance(flag.choices, Choices) else ""
         near = difflib.get_close_matches(value, flag.choices, 1)
         if near and not hint:
             hint = f"Did you mean {near[0]}?"
-        yield f"{value:.80} is not one of: {', '.join(flag.choices)}. {hint}"
+        return f"{value:.80} is not one of: {', '.join(flag.choices)}. {hint}"
     is_number = flag.type in (int, float)
     if is_number and not (flag.above < value and flag.least <= value <= flag.most):
         most = LARGEST if value <= LARGEST else math.inf
-        yield f"{value} should be {flag.limits(most)}"
+        return f"{value} should be {flag.limits(most)}"
+    return ""
 
 
 def has_type(value: typing.Any, flag: Flag) -> bool:

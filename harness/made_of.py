@@ -1,4 +1,4 @@
-"""What a run is made of: the digests by which harness/resume.py tells whether it still is.
+"""What a run is made of, as digests. harness/resume.py compares them.
 
 A run's numbers follow from its settings, the model's files, the code that computes a step, and the
 files that its flags name. All of them but the settings may be edited while a run is stopped, and a

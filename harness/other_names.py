@@ -15,7 +15,7 @@ OTHER_NAMES = {  # that other trainers use
 # The settings that this version no longer has, with the defaults that they had, by a commit in
 # which they still stood. The config.json of an older run may name them: it is read all the same, a
 # sentence is said about those that were not at their defaults, and analyze.py compares runs by them
-# as before. Those of 427ce844 are constants now, beside their methods in credit/.
+# as before. docs/CHANGELOG.md says what has become of those of 427ce844.
 LAST_STOOD_IN = {
     "f19f84f4": {
         "offload_optimizer": Flag(False, compared="aside"),
@@ -47,8 +47,8 @@ RETIRED = {name: flag for flags in LAST_STOOD_IN.values() for name, flag in flag
 
 
 def about_unknown(name: str, chosen: Values) -> str:
-    """A sentence about a flag of another method, or of another trainer; an empty one if it is
-    neither."""
+    """A sentence about a flag of another method, one that is retired, or one of another trainer; an
+    empty one if it is none of them."""
     for axis, choices in METHODS.items():
         found = [owner for owner in choices if name in flags_of(choices[owner])]
         if found:
@@ -63,8 +63,8 @@ def about_retired(values: Values) -> str:
     """A sentence about the settings of a file that are no settings any more, if they were not at
     their defaults; an empty one if there are none. A user's own method may have one of the names.
     """
-    usual = {name: flag.default for name, flag in RETIRED.items()
-             if name not in flags_of_methods(values)}
+    own = flags_of_methods(values)
+    usual = {name: flag.default for name, flag in RETIRED.items() if name not in own}
     # the loss now has the temperature of the sampling, whose default is 1
     usual["loss_temperature"] = values.get("temperature", 1.0)
     found = [name for name in usual if values.get(name, usual[name]) != usual[name]]
@@ -72,7 +72,7 @@ def about_retired(values: Values) -> str:
         return ""
     told = ", ".join(f"{name} {values[name]}" for name in found)
     commits = " and ".join(dict.fromkeys(map(last_stood_in, found)))
-    return (f"{told}: retired since this run was made, and without effect now (last in {commits})")
+    return f"{told}: retired since this run was made, and without effect now (last in {commits})"
 
 
 def last_stood_in(retired: str) -> str:

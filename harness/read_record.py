@@ -124,7 +124,8 @@ def damages(columns: Columns, step: int) -> Iterator[str]:
         if values.ndim != 1 or values.dtype.kind not in "biuf":
             yield f"its column {name} is no list of numbers"
     if "step" in columns and columns["step"].tolist() != [step]:
-        yield f"it is of step {columns['step'][0]}, and was copied or renamed"
+        its_own = ", ".join(map(str, columns["step"])) or "none"
+        yield f"its step is {its_own}, so it was copied or renamed"
     answers, tokens = len(columns["episode_start"]), len(columns["token_id"])
     if not answers or not tokens or not len(columns["prompt_start"]):
         yield "it has no answers"

@@ -26,15 +26,13 @@ def refuse_other(s: Settings, may_continue: bool) -> None:
     """Raise an error unless the run in this folder has these settings, and may be continued."""
     config = run_config(s.folder)
     may_differ = {"out", *CHANGEABLE} - {"steps"}
-    different = [f"{name} {config[name]} instead of {value}" for name, value in s.to_json().items()
-                 if name not in may_differ and config.get(name, value) != value]
-    if different:
-        clause = f", and was made with {different[0]}:"
-    elif not may_continue:
-        clause = f": continue it with --resume {shlex.quote(str(s.folder))}, or"
-    else:
-        return
-    raise UserError(f"{s.folder} exists already{clause} name another folder with --out")
+    for name, value in s.to_json().items():
+        if name not in may_differ and config.get(name, value) != value:
+            raise UserError(f"{s.folder} exists already, and was made with {name} {config[name]} "
+                            f"instead of {value}: name another folder with --out")
+    if not may_continue:
+        raise UserError(f"{s.folder} exists already: continue it with --resume "
+                        f"{shlex.quote(str(s.folder))}, or name another folder with --out")
 
 
 def last_state(s: Settings, folder: RunFolder,

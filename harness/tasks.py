@@ -2,7 +2,6 @@
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -100,15 +99,19 @@ class CheckedTask:
 
     def held_out_problems(self, count: int) -> list[Problem]:
         if count not in self.held_out:
-            problems = problems_of(self.task.held_out_problems, "at least one problem",
-                                   lambda found: found > 0, count)
+            problems = list(result_of(self.task.held_out_problems, "a list of problems", is_list,
+                                      count))
+            if not problems:
+                raise wrong_result(self.task.held_out_problems, "at least one problem", problems)
             self.held_out_prompts |= set(map(self.prompt_for, problems))
             self.held_out[count] = problems
         return self.held_out[count]
 
     def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
-        problems = problems_of(self.task.training_problems, f"{count} problems",
-                               lambda found: found == count, seed, step, count)
+        problems = list(result_of(self.task.training_problems, "a list of problems", is_list,
+                                  seed, step, count))
+        if len(problems) != count:
+            raise wrong_result(self.task.training_problems, f"{count} problems", problems)
         for problem in problems:
             if self.prompt_for(problem) in self.held_out_prompts:
                 raise UserError(f"training_problems returns {self.show(problem)} in step "
@@ -136,15 +139,6 @@ class CheckedTask:
             f"{len(KINDS) - 1} (docs/your_own_task.md)",
             lambda labels: are_labels(labels, len(pieces)), pieces)
         return labels
-
-
-def problems_of(method: Callable[..., Any], wanted: str, is_enough: Callable[[int], bool],
-                *given: int) -> list[Problem]:
-    """The problems that a task's method returns, whose number has to be enough."""
-    problems = list(result_of(method, "a list of problems", is_list, *given))
-    if not is_enough(len(problems)):
-        raise wrong_result(method, wanted, problems)
-    return problems
 
 
 def is_text(found: object) -> bool:

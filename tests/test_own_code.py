@@ -191,7 +191,7 @@ def test_a_state_that_is_no_tensor_is_refused_before_the_first_step(said_of, sta
     """At the first checkpoint, the steps up to there would be lost."""
     said = said_of(type("Idea", (StateIdea,), {
         "state_dict": lambda self: state, "__module__": __name__}))
-    assert "mine (" in said and f"dense tensors by name, but {words}" in said
+    assert "mine (" in said and f"dense tensors by name from state_dict, but {words}" in said
 
 
 def test_a_state_may_be_a_count_and_its_tensors_may_share_their_memory(monkeypatch, tmp_path):

@@ -205,7 +205,8 @@ class Search:
     def find_cost(self) -> None:
         """A KL of the whole answer that is taken off its reward shows when the reference moves."""
         formula = self.formula
-        if self.knows("credit") and formula.scale == "none" and not formula.finish + formula.cost:
+        if self.knows("credit") and formula.scale == "none" and not (
+                formula.finish or formula.cost):
             self.find_linear_cost()
             return
         if not self.knows("credit") or not self.depends_on(""):
@@ -214,7 +215,7 @@ class Search:
         measured = [one for case in cases if (one := self.measure(case))]
         if not measured or credit.share_left(self.formula, measured) < KNOWN:
             return
-        for cost in COSTS[1:]:
+        for cost in COSTS[1:]:  # the KLs
             formula = credit.with_price(replace(self.formula, cost=cost), measured)
             if credit.share_left(formula, measured) < KNOWN:
                 self.formula = formula

@@ -83,3 +83,11 @@ def test_a_config_that_was_edited_wrongly_is_named(recorded, tmp_path, name, val
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
     assert refusal(read_run, folder) == f"{path}: {words}"
+
+
+def test_a_methods_own_flag_may_have_another_type_since(recorded, tmp_path):
+    folder = shutil.copytree(recorded, tmp_path / "run")
+    path = folder / "config.json"
+    changed = {"mitigation": "outcome_conditional", "think_discount": "half"}
+    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
+    assert read_run(folder)["config"]["think_discount"] == "half"

@@ -153,8 +153,9 @@ def one_answer(log: Log) -> list[str]:
     elif not log.has("equal_groups"):
         dead = is_low and not improved  # the entropy alone has to show it
     collapsed = is_low or end < start / 3 and not improved
-    found = collapsed and dead and not log.end("finished") <= 0.5 and not solved
-    return [name for name in ("entropy", "equal_groups", "spread") if found and log.has(name)]
+    if solved or not (collapsed and dead) or log.end("finished") <= 0.5:
+        return []
+    return [name for name in ("entropy", "equal_groups", "spread") if log.has(name)]
 
 
 def destroyed(log: Log) -> list[str]:
@@ -179,8 +180,11 @@ def signs_of_drift(log: Log, limits: dict[str, float]) -> list[str]:
 
 
 def falls(log: Log) -> list[str]:
-    """Half a spread, or a third of the reward, is lost from the first fifth to the last."""
-    for name in ("reward",) if log.rises("reward") else ("success", "reward"):
+    """Half a spread, or a third of the reward, is lost from the first fifth to the last. While the
+    reward rises, a success that falls is the fault of another row (`paid_for_something_else`)."""
+    if log.rises("reward"):
+        return []
+    for name in ("success", "reward"):
         lost = log.start(name) - log.end(name)
         is_much = lost > abs(log.start(name)) / 3 or lost > log.start("spread") / 2
         if log.has(name) and rose(-log[name]) and is_much:
