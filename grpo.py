@@ -35,8 +35,7 @@ import torch
 from torch import Tensor
 
 from engine.choices import Metrics, advantage
-from engine.forward import (frozen_log_probs, micro_batches, response_log_probs,
-                            sampler_log_probs)
+from engine.forward import frozen_log_probs, micro_batches, response_log_probs
 from engine.optimizer import Optimizer, clip_and_step
 from engine.policy import RunSettings
 from engine.rollouts import Rollouts, double
@@ -226,7 +225,10 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
     if reference is not None:
         reference_log_prob = frozen_log_probs(reference, rollouts, trained_rows, s.micro_batch,
                                               s.temperature)
-    sampled = sampler_log_probs(model, rollouts, trained_rows, s)
+    # The sampler's log-probs on record are those at temperature 1, and are compared with these.
+    at_one = None
+    if s.temperature != 1:
+        at_one = frozen_log_probs(model, rollouts, trained_rows, s.micro_batch)
     clip = (s.clip_low, s.clip_high)
     loss_of: Callable[..., Tensor] = policy_loss
     if s.clip_kind != "ppo":
@@ -249,8 +251,9 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
             loss.backward()
             log_prob = log_prob.detach()
             ratio[part] = (log_prob - old[part]).exp()
-            sums.append(diagnostics(rollouts, part, loss, log_prob, sampled[part], ratio[part],
-                                    clip, reference_log_prob))
+            gap = (log_prob if at_one is None else at_one[part]) - rollouts.log_prob[part]
+            sums.append(diagnostics(rollouts, part, loss, log_prob, gap, ratio[part], clip,
+                                    reference_log_prob))
         norm = clip_and_step(optimizer, s.max_grad_norm)
         totals.append(add_up(sums) | {"norm": norm})
     return summary(totals, N, s.epochs > 1), columns
@@ -263,20 +266,19 @@ def has_gradient(mask: Tensor, factor: Tensor, with_kl: bool) -> Tensor:
     return (mask & (factor != 0)).any(1)
 
 
-def diagnostics(rollouts: Rollouts, rows: Tensor, loss: Tensor, log_prob: Tensor, sampled: Tensor,
+def diagnostics(rollouts: Rollouts, rows: Tensor, loss: Tensor, log_prob: Tensor, gap: Tensor,
                 ratio: Tensor, clip: tuple[float, float], reference_log_prob: Tensor | None
                 ) -> dict[str, Tensor]:
     """Sums over the tokens of a micro-batch, for the metrics.
 
-    The gap between training's log-probs and the sampler's should be rounding; if it is more, there
-    is a mistake. A token is clipped if its ratio is beyond the bound that holds for the sign of its
+    The gap, training's log-probs minus the sampler's, should be rounding; if it is more, there is
+    a mistake. A token is clipped if its ratio is beyond the bound that holds for the sign of its
     advantage. The KL is measured as k3, which is unbiased, whichever kind the loss has.
     """
     mask, advantage = rollouts.mask[rows], rollouts.advantage[rows]
-    gap = (log_prob - sampled) * mask
     too_low, too_high = ratio < 1 - clip[0], ratio > 1 + clip[1]
     clipped = torch.where(advantage > 0, too_high, too_low) & (advantage != 0) & mask
-    sums = {"loss": loss.detach(), "gap": gap.abs().sum(), "tokens": mask.sum(),
+    sums = {"loss": loss.detach(), "gap": (gap * mask).abs().sum(), "tokens": mask.sum(),
             "ratio": (ratio * mask).sum(), "clipped": clipped.sum()}
     if reference_log_prob is not None:
         sums["kl"] = (divergence(log_prob, reference_log_prob[rows], "k3") * mask).sum()

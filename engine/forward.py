@@ -92,15 +92,6 @@ def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor, micro_batch
     return log_prob
 
 
-def sampler_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor, s: Any) -> Tensor:
-    """(B, T): the log-probs with which these rows' tokens were drawn; `s` are the settings. On
-    record are those at temperature 1. If the tokens were drawn at another one, the model computes
-    them."""
-    if s.temperature == 1:
-        return rollouts.log_prob
-    return frozen_log_probs(model, rollouts, rows, s.micro_batch, s.temperature)
-
-
 def lay_out(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, SharedPrompts, Tensor]:
     """Put these rows into one flat sequence. Returns its ids (N,), with each prompt once and the
     beginning of all prompts once; its attention; and for token t of a row the index in the sequence

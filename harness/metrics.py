@@ -44,8 +44,8 @@ METRICS = {
     "loss": "loss of the whole batch, before the update",
     "gradient_norm": "norm of the gradient before clipping",
     "gradient_norm_last": "the same in the last pass over the batch, with `--epochs`",
-    "sampler_gap": "mean absolute difference of log-probs between training and sampling, each at "
-                   "its own temperature",
+    "sampler_gap": "mean absolute difference of log-probs between training and sampling, at "
+                   "temperature 1",
     "ratio_mean": "mean over the trained tokens of the ratio of new to old probability in the "
                   "last pass, with `--epochs`",
     "clipped_share": "share of trained tokens that are clipped in the last pass, with `--epochs`",

@@ -200,9 +200,10 @@ def test_every_loss_against_autograd_of_its_formula(small_model, rollouts, monke
     assert result["sampler_gap"] < 1e-5
 
 
-def test_the_gap_sees_log_probs_that_are_not_the_models(small_model, rollouts):
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_gap_sees_log_probs_that_are_not_the_models(small_model, rollouts, temperature):
     off = dataclasses.replace(rollouts, log_prob=rollouts.log_prob - 0.1)
-    _, result = run_update(small_model, off)
+    _, result = run_update(small_model, off, temperature=temperature)
     assert result["sampler_gap"] == pytest.approx(0.1, rel=1e-3)
 
 
