@@ -5,7 +5,8 @@
     adapter_config.json          the rank, and where the model is: its base
 
 The base is read from its own folder. A digest in adapter_model.safetensors tells whether it is the
-model to which A and B were added.
+model to which A and B were added. `write_merged_folder` writes an ordinary model that computes the
+same.
 """
 import hashlib
 import json

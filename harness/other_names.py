@@ -54,7 +54,8 @@ def about_unknown(name: str, chosen: Values) -> str:
         if found:
             return f"--{name} belongs to {' and '.join(found)}, but --{axis} is {chosen[axis]}"
     if name in RETIRED:
-        return f"--{name} is retired: it last stood in commit {last_stood_in(name)}"
+        return (f"--{name} is retired: it last stood in commit {last_stood_in(name)}, and "
+                "docs/CHANGELOG.md says what has become of it")
     other = OTHER_NAMES.get(name)
     return f"unknown argument --{name}: here it is {other}" if other else ""
 

@@ -1,4 +1,4 @@
-"""How bridges are found and started, and what their pages say of versions."""
+"""How the programs of lab/trl are found and started, and what their pages say of versions."""
 from lab.tests.trl import REQUIREMENTS
 from conftest import ROOT
 from runs import assert_programs_say_how_to_start
