@@ -145,8 +145,8 @@ def make(function: Choice, values: Mapping[str, Any], policy: object) -> Method:
 
 
 def fault_of_state(made: Method) -> str:
-    """What is wrong with the state of a method, which a resumed run has to get back; an empty text
-    if nothing is."""
+    """A clause about what is wrong with the state of a method, which a resumed run has to get back;
+    an empty text if nothing is."""
     if hasattr(made, "state_dict") != hasattr(made, "load_state_dict"):
         return "needs both state_dict and load_state_dict, or a resumed run would forget its state"
     state: Any = getattr(made, "state_dict", dict)()

@@ -161,7 +161,8 @@ def check_value(name: str, value: typing.Any, flag: Flag) -> None:
 
 
 def fault_of_value(value: typing.Any, flag: Flag) -> str:
-    """What is wrong with a value, to stand after the flag's name; an empty text if nothing is."""
+    """A clause about what is wrong with a value, to stand after the flag's name; an empty text if
+    nothing is."""
     if value is None and flag.default is None:
         return ""
     if not has_type(value, flag):
