@@ -223,6 +223,8 @@ def test_an_adapter_of_another_model_is_refused(folders, tmp_path):
         write_model_folder(other, tmp_path / name)
         edit(added, base_model_name_or_path=str(tmp_path / name))
         assert "was added to another model than" in refusal(read_folder, added)
+    edit(added, r=1000)  # also if its rank is too large for the other model
+    assert "was added to another model than" in refusal(read_folder, added)
     edit(added, base_model_name_or_path=str(added))
     assert "there is no such model folder" in refusal(read_folder, added)
 
