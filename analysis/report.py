@@ -113,12 +113,15 @@ def changes_of_all(runs: list[Run]) -> list[str]:
     """The same of several runs; and which of them were made with another model, file or code under
     the same name."""
     sentences = []
-    first: dict[str, tuple[str, str]] = {}  # of each thing its digest, and a run that had it
+    first: dict[tuple[object, ...], tuple[str, str]] = {}  # the digest, and a run with it
     for run in runs:
         sentences += changes_of(run)
-        name, others = run["folder"].name, []
-        for thing, digest in run["config"].get("made_of", {}).items():
-            known, by = first.setdefault(thing, (digest, name))
+        config, name, others = run["config"], run["folder"].name, []
+        methods = config["mitigation"], config.get("advantage")
+        for thing, digest in config.get("made_of", {}).items():
+            # of mitigations.py the digest is that of the functions that a run uses
+            same = (thing, *methods) if thing == "mitigations.py" else (thing,)
+            known, by = first.setdefault(same, (digest, name))
             if known != digest:
                 others.append(f"another {thing} than {by}")
         if others:

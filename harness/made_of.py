@@ -1,17 +1,16 @@
 """What a run is made of, as digests. harness/resume.py compares them.
 
 A run's numbers follow from its settings, the model's files, the code that computes a step, and the
-files that its flags name. All of them but the settings may be edited while a run is stopped, and a
-run that went on then would be half of one thing and half of another, without a word. So config.json
-has a digest of each, which --resume compares: it refuses to go on, and --accept_changes goes on,
-which is written down, and analyze.py says it.
+files that its flags name. These files may be edited while a run is stopped, and a run that went on
+then would be half of one thing and half of another, without a word. So config.json has a digest of
+each, which --resume compares: it refuses to go on, and --accept_changes goes on, which is written
+down, and analyze.py says it.
 
 Comments, docstrings and the form of a line do not count. Of mitigations.py only the functions count
 that a run uses, because every idea is written there. What is not seen: a file that a function opens
-by itself, and a line of a log that was edited by hand.
+by itself, and what was edited by hand in the folder of the run.
 """
 import ast
-import json
 import os
 import sys
 from pathlib import Path
@@ -20,30 +19,20 @@ from typing import Any
 from engine.choices import METHODS, module_of
 from engine.errors import PROJECT
 from engine.model_folder import base_of
-from harness.record import Json, digest_of, digest_of_text, find_folder
-from harness.settings import CHANGEABLE, NOT_SETTINGS, Settings
+from harness.record import digest_of, digest_of_text, find_folder
+from harness.settings import Settings
 from harness.tasks import load_task
 
-SETTINGS = "the settings in config.json"
 NOT_OF_A_STEP = ("analysis", "harness", "lab", "tools", "tests")
 
 
 def made_of(s: Settings) -> dict[str, str]:
-    """The digest of the settings, of each file of the model and of the code, and of those that
-    flags name."""
+    """The digest of each file of the model and of the code, and of those that flags name."""
     folder = find_folder(s.model)
     model = [path for folder in {folder, base_of(folder)} for path in folder.iterdir()
              if path.suffix in (".json", ".safetensors")]
     files = [*code_files(s), *named_files(s), *model]
-    digests = {shown(path): digest_of_part(path, s) for path in sorted(files)}
-    return {SETTINGS: digest_of_settings(s.to_json()), **digests}
-
-
-def digest_of_settings(config: Json) -> str:
-    """The digest of a run's settings, which may be its whole config.json."""
-    settings = {name: value for name, value in config.items()
-                if name not in {"out", *CHANGEABLE, *NOT_SETTINGS}}
-    return digest_of_text(json.dumps(settings, sort_keys=True))
+    return {shown(path): digest_of_part(path, s) for path in sorted(files)}
 
 
 def code_files(s: Settings) -> set[Path]:

@@ -35,6 +35,8 @@ def run_config(run: Path) -> Json:
     if config.get("ranks", 1) != 1:
         raise UserError(f"{run} was made by {config['ranks']} processes, each with credit files of "
                         "its own. Only versions up to commit f19f84f4 read them")
+    if isinstance(made_of := config.get("made_of"), dict):
+        made_of.pop("the settings in config.json", None)  # no file: runs up to 35c58770 have it
     return config
 
 

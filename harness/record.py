@@ -236,20 +236,6 @@ def digest_of_file(path: Path, size: int, changed: int) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def digest_of_large(path: Path) -> str:
-    """The digest of a file. Of one above 64 MB only its size and 64 parts of it count, because all
-    of a large checkpoint takes longer than a step; an exchanged file differs in them, too."""
-    size = path.stat().st_size
-    if size <= 2 ** 26:
-        return digest_of(path)
-    digest = hashlib.sha256(str(size).encode())
-    with open(path, "rb") as file:
-        for start in range(0, size, size // 64):
-            file.seek(start)
-            digest.update(file.read(2 ** 16))
-    return digest.hexdigest()
-
-
 def checkpoint_folders(run: Path) -> dict[int, Path]:
     """The folders of a run's checkpoints by their step, oldest first. Folders with other names, as
     a backup, are left out."""

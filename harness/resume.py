@@ -6,18 +6,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 
 from engine.choices import Method
 from engine.errors import PROJECT, UserError, read_json
+from engine.model_folder import opened
 from engine.optimizer import AdamW, load_optimizer_tensors
 from engine.rollouts import Problem, Task
-from harness.made_of import (SETTINGS, digest_of_part, digest_of_settings, made_of, named_files,
-                             shown)
+from harness.made_of import digest_of_part, made_of, named_files, shown
 from harness.read_record import credit_steps, is_complete, missing_steps, run_config
 from harness.record import (LOGS, Json, RunFolder, checkpoint_folders, credit_path, digest_of,
-                            digest_of_large, digest_of_problems, find_folder, read_lines, remove,
-                            replace_text)
+                            digest_of_problems, find_folder, read_lines, remove, replace_text)
 from harness.screen import say
 from harness.settings import CHANGEABLE, Settings
 
@@ -90,14 +88,9 @@ def changes(before: dict[str, str], s: Settings, done: int) -> Iterator[str]:
     """What has changed since a run, which has made `done` steps, wrote down what it is made of."""
     needs_first_model = not done or s.kl > 0 or s.loss == "dpo" or s.lora > 0
     folder = shown(find_folder(s.model))
-    if before.get(SETTINGS) not in (None, digest_of_settings(s.to_json())):
-        if before[SETTINGS] == digest_of_settings(run_config(s.folder)):
-            yield "the flags of train.py have changed: a default, or one is new or gone"
-        else:
-            yield f"somebody has changed {SETTINGS}"
     for name, digest in before.items():
         path = PROJECT / name
-        if name == SETTINGS or (shown(path.parent) == folder and not needs_first_model):
+        if shown(path.parent) == folder and not needs_first_model:
             continue
         if not path.is_file():
             yield f"{name} is gone"
@@ -108,7 +101,7 @@ def changes(before: dict[str, str], s: Settings, done: int) -> Iterator[str]:
             yield f"{shown(path)} is another file than the run was made with"
 
 
-def changed_since(s: Settings, checkpoint: Path | None, done: int) -> list[str]:
+def changed_since(s: Settings, done: int) -> list[str]:
     """Sentences about what the record lacks, and about what has changed since the run was made. Of
     the run `done` steps are kept."""
     config = run_config(s.folder)
@@ -118,24 +111,12 @@ def changed_since(s: Settings, checkpoint: Path | None, done: int) -> list[str]:
     elif done:
         say(f"{s.folder} is of an earlier version, which did not write down what a run is made of: "
             "so it is not known whether that has changed")
-    if checkpoint is not None:
-        state = read_json(checkpoint / "trainer" / "state.json")
-        if state.get("step") != done:
-            found.append(f"{checkpoint} holds the state after step {state.get('step')}")
-        for name, digest in state.get("files", {}).items():
-            path = checkpoint / name
-            if not path.is_file() or digest_of_large(path) != digest:
-                found.append(f"{path} is not the file that the run wrote")
-        # after accepted changes the checkpoint may be of the settings before them
-        known = None, digest_of_settings(config)
-        if "accepted" not in config and state.get("settings") not in known:
-            found.append(f"{checkpoint} is of a run with other settings")
     return found
 
 
 def accept_changes(s: Settings) -> None:
     """Write down that a finished run is used as it is, although something has changed since."""
-    found = changed_since(s, None, s.steps)
+    found = changed_since(s, s.steps)
     if found:
         write_accepted(s, found, s.steps)
     say(f"accepted: {'; '.join(found)}" if found else "nothing that it is made of has changed")
@@ -195,7 +176,8 @@ def has_last_step(s: Settings, path: Path, metrics: list[Json], evaluations: lis
 def load_state(checkpoint: Path, optimizer: AdamW, parameters: dict[str, torch.nn.Parameter],
                methods: Mapping[str, Method]) -> None:
     """Read back the state of the optimizer, the advantage and the weighting."""
-    tensors = load_file(checkpoint / "trainer" / "state.safetensors")
+    with opened(checkpoint / "trainer" / "state.safetensors") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}
     for part, method in methods.items():
         names = [name for name in tensors if name.startswith(f"{part}.")]
         state = {name.removeprefix(f"{part}."): tensors.pop(name) for name in names}

@@ -27,10 +27,10 @@ from engine.optimizer import (AdamW, optimizer_tensors, rate_of_step,
                               trained_parameters)
 from engine.policy import Policy
 from engine.rollouts import Rollouts, has_format
-from harness.made_of import digest_of_settings, made_of
+from harness.made_of import made_of
 from harness.metrics import print_evaluation, print_outcome, print_step
-from harness.record import (Json, RunFolder, credit_path, digest_of_large, digest_of_problems,
-                            make_run, provenance, read_lines, remove, whole, write_credit)
+from harness.record import (Json, RunFolder, credit_path, digest_of_problems, make_run, provenance,
+                            read_lines, remove, whole, write_credit)
 from harness.screen import StopRequest, python_command, say
 from harness.settings import CHANGEABLE, Settings, make_settings, read_flags
 from harness.tasks import score_again
@@ -110,7 +110,7 @@ class Run:
         if not self.is_finished:
             say_that_the_schedule_differs(s, self.done)
             say_that_torch_differs(s, self.done)
-            self.accepted = changed_since(s, self.checkpoint, self.done)
+            self.accepted = changed_since(s, self.done)
             refuse_changes(self.accepted, accepts)
         elif accepts:
             accept_changes(s)
@@ -288,15 +288,10 @@ class Run:
             trainer = unfinished / "trainer"
             trainer.mkdir()
             write_tensors(trainer / "state.safetensors", tensors)
-            files = [path for path in unfinished.rglob("*") if path.is_file()]
             s, task = self.settings, self.policy.task
             held_out = task.held_out_problems(s.eval_tasks) if s.eval_every else None
-            about: Json = {
-                "step": step, "problems": self.problems,
-                "held_out": held_out and digest_of_problems(held_out, task),
-                "settings": digest_of_settings(s.to_json()),
-                "files": {str(path.relative_to(unfinished)): digest_of_large(path)
-                          for path in files}}
+            about: Json = {"step": step, "problems": self.problems,
+                           "held_out": held_out and digest_of_problems(held_out, task)}
             (trainer / "state.json").write_text(json.dumps(about) + "\n")
 
     def model_folder(self, step: int) -> Path:

@@ -33,7 +33,6 @@ import hashlib
 import json
 import shlex
 from collections.abc import Callable
-from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import SimpleNamespace
@@ -49,7 +48,8 @@ from harness.memory import return_memory
 from tools.helpers.planned import PROCESSES, PlannedRun, side_by_side
 from harness.record import find_folder
 from harness.screen import is_taken_away, python_command, run_as_program, say
-from harness.settings import CONTINUE, OPTIONS, Settings, is_large, make_settings, read_flags
+from harness.settings import (CHANGEABLE, CONTINUE, OPTIONS, Settings, is_large, make_settings,
+                              read_flags)
 from tools.helpers.look import look
 from tools.helpers.verdict import Verdict
 
@@ -231,9 +231,11 @@ def as_typed(flags: dict) -> list[str]:
 
 
 def digest(s: Settings) -> str:
-    """Eight characters, which change with whatever a run is made of, except its seed
-    (harness/made_of.py)."""
-    known = json.dumps(made_of(replace(s, seed=0)), sort_keys=True)
+    """Eight characters, which change with the settings, except the seed, and with whatever a run
+    is made of (harness/made_of.py)."""
+    settings = {name: value for name, value in s.to_json().items()
+                if name not in ("seed", "out", *CHANGEABLE)}
+    known = json.dumps([settings, made_of(s)], sort_keys=True)
     return hashlib.sha256(known.encode()).hexdigest()[:8]
 
 

@@ -10,6 +10,7 @@ from conftest import refusal
 from logs import write_run
 from runs import edit_config, lines
 
+from analysis.report import changes_of_all
 from analysis.runs import existing, is_done, read_run, read_runs
 from conftest import cut, write_lines
 from harness.screen import Visible
@@ -91,3 +92,18 @@ def test_a_methods_own_flag_may_have_another_type_since(recorded, tmp_path):
     changed = {"mitigation": "outcome_conditional", "think_discount": "half"}
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))
     assert read_run(folder)["config"]["think_discount"] == "half"
+
+
+def test_it_is_told_which_runs_were_made_with_other_code(tmp_path):
+    """Of mitigations.py the digest is of the functions that a run uses, so that of another method
+    is another one. Runs of an earlier version also have a digest of their settings."""
+    runs = []
+    for seed, (method, digest) in enumerate([("none", "a"), ("random", "b"), ("random", "c")]):
+        made_of = {"mitigations.py": digest, "grpo.py": "g", "the settings in config.json": digest}
+        runs.append(read_run(write_run(tmp_path / f"run{seed}", 0.5, seed, 1, mitigation=method,
+                                       made_of=made_of)))
+    assert changes_of_all(runs[:2]) == []
+    runs[0]["config"]["made_of"]["grpo.py"] = "h"
+    assert changes_of_all(runs) == [
+        "run1 was made with another grpo.py than run0.",
+        "run2 was made with another mitigations.py than run1, and 1 more."]
