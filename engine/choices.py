@@ -29,7 +29,7 @@ from typing import Any, Protocol, TypeVar, cast, overload
 import torch
 from torch import Tensor
 
-from engine.errors import BadCredit, UserError, called, location_of
+from engine.errors import BadCredit, UserError, location_of
 from engine.rollouts import Rollouts
 
 LARGEST_CREDIT = 1e12  # with larger numbers the squared gradient could overflow in float32
@@ -182,7 +182,7 @@ def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: objec
     # the extra forward pass, so that it is made only once for all methods. `deepcopy` finds by its
     # id what it should not copy.
     not_copied = {id(part): part for part in (rollouts.generator, rollouts.forward)}
-    values = called(chosen, deepcopy(rollouts, not_copied), policy)
+    values: Any = chosen(deepcopy(rollouts, not_copied), policy)
     if not has_shape_of(values, mask):
         about = " ".join(brief(values).split())[:200]
         if isinstance(values, Tensor):

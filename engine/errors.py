@@ -10,17 +10,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 PROJECT = Path(__file__).resolve().parent.parent  # the folder of the six files
 LARGEST_SCORE = 1e12  # the squares of such rewards, in float32, are still finite
-OF_TORCH: dict[str, Callable[[], object]] = {  # what torch keeps for the whole program
-    "the default type of tensors": torch.get_default_dtype,
-    "the default device": torch.get_default_device, "grad mode": torch.is_grad_enabled,
-    "inference mode": torch.is_inference_mode_enabled,
-    "autocast": lambda: any(map(torch.is_autocast_enabled, ("cpu", "cuda")))}
 
 
 class UserError(ValueError):
@@ -72,23 +66,9 @@ def wrong_result(function: Any, wanted: str, found: object) -> UserError:
                      f"returned {shown}{forgotten}")
 
 
-def called(function: Any, *given: object) -> Any:
-    """What a user's function returns. Raise an error if it has changed how torch computes in the
-    whole program: every number of the run would be another one."""
-    before = {name: read() for name, read in OF_TORCH.items()}
-    found = function(*given)
-    for name, read in OF_TORCH.items():
-        if read() != before[name]:
-            whose = getattr(function, "__name__", type(function).__name__)
-            raise UserError(f"{whose} ({location_of(function)}) leaves {name} at {read()} for the "
-                            f"whole program, where it was {before[name]}. Set it back before the "
-                            "function returns, or use torch's `with` for it")
-    return found
-
-
 def result_of(function: Any, wanted: str, is_right: Callable[[Any], bool], *given: object) -> Any:
     """What a user's function returns, if it is right; else the error says what is `wanted`."""
-    found = called(function, *given)
+    found = function(*given)
     if not is_right(found):
         raise wrong_result(function, wanted, found)
     return found

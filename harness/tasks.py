@@ -35,7 +35,7 @@ def load_task(name: str) -> type:
     if not PROJECT.joinpath(*name.split(".")).with_suffix(".py").is_file():
         raise UserError(f"--task {name}: there is no such file in the project's folder. A task may "
                         "be named as a file, examples/my_task.py, or as a module, examples.my_task")
-    module = import_task(name)
+    module: Any = importlib.import_module(name)
     task: type | None = getattr(module, "Task", None)
     if task is not None and dataclasses.is_dataclass(task):
         return task
@@ -47,19 +47,6 @@ def load_task(name: str) -> type:
     if hasattr(module, "problems"):
         return short_task(module)
     return countdown_with_reward(module, load_task("countdown_task"))
-
-
-def import_task(name: str) -> Any:
-    """The task's module. What it sets in torch for the whole program is set back, because the model
-    could not be trained with it."""
-    before = torch.get_default_dtype(), torch.is_grad_enabled()
-    module = importlib.import_module(name)
-    torch.set_default_dtype(before[0])
-    torch.set_grad_enabled(before[1])
-    torch.set_default_device(None)
-    for device in ("cpu", "cuda"):
-        torch.set_autocast_enabled(device, False)
-    return module
 
 
 def is_reward(reward: Any) -> bool:

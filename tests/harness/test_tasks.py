@@ -5,14 +5,12 @@ import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
-import torch
 
-from conftest import hand_made, refusal
-from engine.choices import checked_credit
+from conftest import refusal
 from engine.errors import UserError
 from harness.settings import make_settings
 from harness.short_task import countdown_with_reward, short_task
-from harness.tasks import CheckedTask, import_task, load_task, make_task
+from harness.tasks import CheckedTask, load_task, make_task
 
 PROMPT = "<|im_start|>user\n say {}<|im_end|>\n<|im_start|>assistant\n"
 PROMPTS = [PROMPT.format(number) for number in range(20)]
@@ -105,62 +103,12 @@ def test_a_reward_without_the_problem_is_none(monkeypatch, tmp_path):
     assert "should have a function `reward(problem, text)`" in refusal(load_task, "bad_task")
 
 
-def test_what_a_task_sets_for_the_whole_program_is_set_back(monkeypatch, tmp_path):
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "task_that_sets.py").write_text(
-        "import torch\ntorch.set_default_dtype(torch.float64)\ntorch.set_grad_enabled(False)\n"
-        "torch.set_default_device('meta')\ntorch.set_autocast_enabled('cpu', True)\n")
-    import_task("task_that_sets")
-    assert torch.get_default_dtype() == torch.float32 and torch.is_grad_enabled()
-    assert torch.zeros(1).device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-
-
 def test_an_empty_list_of_held_out_problems_is_refused():
     def held_out_problems(count):
         return []
 
     task = CheckedTask(SimpleNamespace(held_out_problems=held_out_problems))
     assert "should return at least one problem" in refusal(task.held_out_problems, 8)
-
-
-LEFT = {  # what a reward leaves as it should not be, and how it is set back
-    "the default type of tensors at torch.float64": (
-        lambda: torch.set_default_dtype(torch.float64),
-        lambda: torch.set_default_dtype(torch.float32)),
-    "the default device at meta": (lambda: torch.set_default_device("meta"),
-                                   lambda: torch.set_default_device(None)),
-    "grad mode at False": (lambda: torch.set_grad_enabled(False),
-                           lambda: torch.set_grad_enabled(True)),
-    "autocast at True": (lambda: torch.set_autocast_enabled("cpu", True),
-                         lambda: torch.set_autocast_enabled("cpu", False))}
-
-
-@pytest.mark.parametrize("what", LEFT)
-def test_a_reward_that_changes_how_torch_computes_is_refused(what):
-    """With autocast the run would go on in bfloat16, without a word."""
-    change, set_back = LEFT[what]
-
-    def reward(problem, text):
-        change()
-        return 1.0
-
-    try:
-        said = refusal(task_of(PROMPTS, reward).score, PROMPTS[0], "a")
-    finally:
-        set_back()
-    assert said.startswith("reward (tests/harness/test_tasks.py:") and f"leaves {what} for" in said
-
-
-def test_a_weighting_that_turns_autocast_on_is_refused():
-    def mine(rollouts, policy):
-        torch.set_autocast_enabled("cpu", True)
-        return torch.ones(rollouts.mask.shape)
-
-    try:
-        said = refusal(checked_credit, mine, "the weighting mine", hand_made([[True]]))
-    finally:
-        torch.set_autocast_enabled("cpu", False)
-    assert said.startswith("mine (") and "leaves autocast at True" in said
 
 
 def test_a_reward_alone_has_the_problems_of_countdown():
