@@ -1,5 +1,6 @@
 """What analyze.py has besides tables: its flags, its sentences, its page, and how it prints."""
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,9 +23,7 @@ LEGENDS = {GRADIENT: [
     "size of the gradient of log p at the logits. The gradient's size at the logits is abs(A) w s. "
     "A share of the gradient is a share of the sum of these sizes, so the directions of gradients "
     "do not count. The sizes leave out what --loss_norm sequence, a KL term, clipping and later "
-    "epochs do to the loss.",
-    "Intervals show how much a number varies between this run's groups, where a group is the "
-    "answers to one problem. They do not show how much it varies between seeds."]}
+    "epochs do to the loss."]}
 SHORT_LEGEND = [
     "The gradient of a token has the size abs(A) w s at the logits. A is the token's advantage, w "
     "its weight, p its probability, and s = norm(onehot - p). The share of the squares is a share "
@@ -225,10 +224,18 @@ def folded_chapters(chapters: dict[str, list[Table]], figures: dict[str, str]) -
 
 def chapter_body(title: str, tables: list[Table], figures: dict[str, str]) -> list[str]:
     body = [paragraphs(LEGENDS.get(title, []), "note")]
-    for table in tables:
+    for table in each_note_once(tables):
         picture = PICTURE_BELOW.get(table.name, "")
         body.append(section_of(table, figures.get(picture, "")))
     return body
+
+
+def each_note_once(tables: list[Table]) -> Iterator[Table]:
+    """The tables of a chapter, each note below the first table that has it."""
+    known: set[str] = set()
+    for table in tables:
+        yield replace(table, notes=[note for note in table.notes if note not in known])
+        known.update(table.notes)
 
 
 def print_report(texts: list[str], first: list[Table], chapters: dict[str, list[Table]],
@@ -238,7 +245,7 @@ def print_report(texts: list[str], first: list[Table], chapters: dict[str, list[
     if with_all:
         show(texts, [])
         for title, tables in chapters.items():
-            show(LEGENDS.get(title, []), tables)
+            show(LEGENDS.get(title, []), each_note_once(tables))
     else:
         show_in_short(texts, first)
     print(f"\nThe page is {folder / 'report.html'}. Its pictures lie beside it.")

@@ -173,7 +173,7 @@ def in_json(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def show(texts: list[str], tables: list[Table]) -> None:
+def show(texts: list[str], tables: Iterable[Table]) -> None:
     for text in texts:
         print(textwrap.fill(text, WIDTH) + "\n")
     for table in tables:

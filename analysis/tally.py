@@ -40,11 +40,12 @@ BLOCKS = 50      # parts of training that the curves are drawn from
 RARE = 0.001     # share of the tokens: what is rarer has neither a ratio nor a bar
 OVER_REST = ("Mean size relative to all other tokens: the mean abs(A) w s of the row's tokens, "
              "divided by that of all other tokens. It is left out for a row with less than "
-             f"{RARE:.1%} of the tokens. Its 95% interval shows how much it varies between groups. "
-             "More or less gradient: a row has more or less than all other tokens if this ratio "
-             "differs from 1 with a p-value below 0.05, after Holm's correction for the rows of "
-             "this table alone. Otherwise no difference is seen, or there are too few tokens or "
-             "groups for a test")
+             f"{RARE:.1%} of the tokens. Its 95% interval shows how much it varies between the "
+             "groups of this run, each of which is the answers to one problem, and not how much it "
+             "varies between seeds. More or less gradient: a row has more or less than all other "
+             "tokens if this ratio differs from 1 with a p-value below 0.05, after Holm's "
+             "correction for the rows of this table alone. Otherwise no difference is seen, or "
+             "there are too few tokens or groups for a test")
 
 
 def measured_of(tokens: TokenTable) -> dict[str, np.ndarray]:
