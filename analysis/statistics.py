@@ -123,23 +123,6 @@ def mean_over(values: Collection[float | None], tests: int = 1) -> Estimate:
     return estimate(mean, float(known.std(ddof=1) / np.sqrt(len(known))), len(known) - 1, tests)
 
 
-def quotient(above: float, below: float, covariance: Floats, df: float) -> Estimate | None:
-    """The estimate of a quotient of two means, by Fieller's method: the interval holds each number
-    with which above - number * below may be 0, by Student's t.
-
-    `covariance` (2, 2) is that of the two means. There is no estimate if the interval of the mean
-    below holds 0 or what is negative: then the quotient may be of any size.
-    """
-    t_squared = student_quantile(0.975, df) ** 2
-    a = below ** 2 - t_squared * covariance[1, 1]
-    b = above * below - t_squared * covariance[0, 1]
-    c = above ** 2 - t_squared * covariance[0, 0]
-    if below <= 0 or a <= 0:
-        return None
-    reach = np.sqrt(max(b ** 2 - a * c, 0.0))  # of the roots of a x^2 - 2 b x + c
-    return Estimate(above / below, float((b - reach) / a), float((b + reach) / a))
-
-
 def jackknife(statistic: Callable[[NDArray[np.bool_]], float], problem: ArrayLike) -> Estimate:
     """The estimate of a statistic. Its standard error is computed from the values that the
     statistic has if one problem after the other is left out.

@@ -11,7 +11,7 @@ from analysis import compare, gains
 from analysis.arms import finished
 from analysis.page import anchor
 from analysis.compare import doubt_about_training, primary_metric
-from analysis.gains import AT_THE_END, IN_TRAINING, MEASURES, gain_over, room_left
+from analysis.gains import AT_THE_END, IN_TRAINING, MEASURES, gain_over
 from analysis.runs import read_run, share_seen_before
 from analysis.statistics import Estimate, paired_difference
 
@@ -127,14 +127,6 @@ def test_where_training_says_little_the_evaluation_is_the_primary_metric(tmp_pat
     assert [table.name for table in tables][0] == primary
     last_note = tables[1].notes[-1]
     assert last_note.startswith("This is not the primary metric") == bool(why) and why in last_note
-
-
-@pytest.mark.parametrize("low, high, room", [
-    (-0.02, 0.031, "a gain of up to 3.1 points or a loss of up to 2.0"),
-    (0.001, 0.031, "a gain of up to 3.1 points"), (-0.02, -0.001, "a loss of up to 2.0 points")])
-def test_an_interval_says_what_it_leaves_room_for(low, high, room):
-    estimate = Estimate((low + high) / 2, low, high)
-    assert room_left(estimate) == f"the interval leaves room for {room}"
 
 
 def test_a_gain_of_too_few_pairs_has_no_verdict_and_is_no_test(tmp_path):

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from analysis.gains import (AT_THE_END, NOT_SEEN, Gain, called, chance_to_be_called, gain_over,
-                            gains, over_baseline, room_left)
+                            gains, room_left)
 from analysis.statistics import Estimate, detectable, paired_difference
 
 
@@ -108,8 +108,3 @@ def test_the_spread_of_pairs_is_their_standard_deviation():
     found = gain_over(arm_of(0.1, 0.2, 0.3), arm_of(0, 0, 0))
     assert found.spread == pytest.approx(0.1, rel=1e-4)
     assert np.isnan(gain_over(arm_of(0.1), arm_of(0)).spread)
-
-
-def test_a_baseline_is_not_compared_with_itself():
-    arms = {"none": arm_of(0.1), "mine": arm_of(0.2)}
-    assert over_baseline(arms, "none") == {"mine": (arms["mine"], arms["none"])}

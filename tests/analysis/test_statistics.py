@@ -134,6 +134,16 @@ def test_a_paired_difference_changes_sign_with_its_arms(arms, data):
         assert (found.p < 0.05) == (found.low * found.high > 0)
 
 
+def test_a_difference_over_seeds_and_problems_by_hand():
+    """The seeds have means of 3/4 and -1/4, so that of both has variance 1/4. The problems have
+    1/2, 1/2, 1/2 and -1/2, so the mean has variance 1/16, of which 1/64, a single answer's, is the
+    randomness of answers. Student's t of one degree of freedom is 12.706, of three 3.182."""
+    found = paired_difference([[1.0, 1, 1, 0], [0, 0, 0, -1]])
+    reach = (12.7062 ** 2 / 4 + 3.1824 ** 2 * (1 / 16 - 1 / 64)) ** 0.5
+    assert found.value == 0.25
+    assert found.high - 0.25 == 0.25 - found.low == pytest.approx(reach, rel=1e-4)
+
+
 def test_one_seed_speaks_of_items_alone_and_one_item_of_nothing():
     differences = np.array([[1.0, 1, 0, 0, 1, 0, -1, 0]])
     found = paired_difference(differences)
