@@ -1,5 +1,4 @@
 """Runs side by side: made, stopped and gone on with, waited for, failed."""
-import json
 import os
 import signal
 import subprocess
@@ -12,19 +11,50 @@ from pathlib import Path
 
 import pytest
 
-from harness.record import checkpoint_folders
-from harness.settings import make_settings
+from conftest import ROOT
 from tools.helpers import planned as planned_runs
-from tools.helpers.planned import (PlannedRun, Runs, kinds_of, make_runs, runs_at_a_time,
-                                   side_by_side, stop_with_parent)
+from tools.helpers.planned import (PlannedRun, Runs, kinds_of, make_runs, side_by_side,
+                                   stop_with_parent)
+
+
+TRAIN = """
+# As train.py, without a model: a line for each step, and on SIGTERM the end after this step.
+import json, signal, sys, time
+from pathlib import Path
+
+words, told = dict(zip(sys.argv[1:], sys.argv[2:])), []
+signal.signal(signal.SIGTERM, lambda *_: told.append(True))
+folder, steps = Path(words["--out"]), int(words["--steps"])
+(folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+(folder / "config.json").write_text(json.dumps({"mitigation": "none", "steps": steps}))
+lines = folder / "metrics.jsonl"
+lines.touch()
+done = lines.read_text().count("\\n")
+print("continuing after step", done, flush=True)
+for step in range(done + 1, steps + 1):
+    time.sleep(0.02)
+    with open(lines, "a") as file:
+        print(json.dumps({"step": step}), file=file)
+    if told:
+        sys.exit(f"stopped after step {step}")
+"""
 
 
 @pytest.fixture
-def planned(learner, tmp_path):
-    def plan(arm="none", seed=0, steps=2, more="--eval_every 0"):
-        flags = f"--model {learner} --questions 2 --answers 2 {more}"
-        return PlannedRun(arm, seed, tmp_path / arm / f"s{seed}", flags.split(), steps)
+def planned(tmp_path):
+    """A planned run, which needs no torch unless it is one of train.py."""
+    (tmp_path / "train.py").write_text(TRAIN)
+
+    def plan(arm="none", seed=0, steps=2, more="", program=tmp_path / "train.py"):
+        flags = f"--model {ROOT / 'models/tiny'} --eval_every 0 {more}"
+        return PlannedRun(arm, seed, tmp_path / arm / f"s{seed}", flags.split(), steps,
+                          (str(program),))
     return plan
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch):
+    monkeypatch.setattr(planned_runs, "PAUSE", 0.02)
 
 
 def stop_when(condition):
@@ -37,52 +67,41 @@ def stop_when(condition):
     threading.Thread(target=wait, daemon=True).start()
 
 
-def test_stopped_and_started_again(planned, capfd, monkeypatch):
-    """Ctrl-C: the run that is being made keeps a checkpoint, no other is begun. Started again it
-    goes on from there, and what is finished is passed over."""
-    more = "--eval_every 0 --checkpoint_every 1000"
-    first, second = planned(steps=80, more=more), planned(seed=1, steps=80, more=more)
-    monkeypatch.setattr("tools.helpers.planned.PAUSE", 0.02)
+def test_stopped_and_started_again(planned, capfd):
+    """Ctrl-C: the run that is being made is told, and no other is begun. Started again it goes on
+    from there, and what is finished is passed over."""
+    first, second = planned(steps=500), planned(seed=1)
     stop_when(lambda: first.steps_made() > 0)
     with pytest.raises(SystemExit) as ended:
         make_runs([first, second], 1, "the same command")
     assert ended.value.code == 130
     said = capfd.readouterr().out
     assert "stopped. 0 of 2 runs are finished. Continue with: the same command" in said
-    done = max(checkpoint_folders(first.folder))
-    assert 0 < done < 80 and not first.is_finished() and not second.folder.exists()
-    shorter = with_steps(first, first.steps_made() + 1)
+    done = first.steps_made()
+    assert f"stopped after step {done}" in first.log.read_text()
+    assert 0 < done < 500 and not first.is_finished() and not second.folder.exists()
+    shorter = replace(first, steps=done + 1)
     assert make_runs([shorter], 2, "") == {} and shorter.is_finished()
     assert f"continuing after step {done}" in first.log.read_text()
     assert not Runs([shorter], 2).waiting
 
 
-def with_steps(run, steps):
-    """As if it had been planned with so many."""
-    config = json.loads((run.folder / "config.json").read_text())
-    (run.folder / "config.json").write_text(json.dumps(config | {"steps": steps}))
-    return replace(run, steps=steps)
-
-
-def test_a_run_without_checkpoints_leaves_none_and_begins_again(planned, capfd, monkeypatch):
-    """Ctrl-C ends it at once. The finished one before it is kept."""
-    more = "--eval_every 0 --checkpoint_every 0"
-    first, second = (replace(planned(seed=seed, steps=steps, more=more), keeps_checkpoints=False)
-                     for seed, steps in ((0, 2), (1, 80)))
-    monkeypatch.setattr("tools.helpers.planned.PAUSE", 0.02)
+def test_a_run_without_checkpoints_leaves_none_and_is_ended_at_once(planned, capfd):
+    """The finished one before it is kept."""
+    first, second = (replace(planned(seed=seed, steps=steps), keeps_checkpoints=False)
+                     for seed, steps in ((0, 2), (1, 500)))
     stop_when(lambda: second.steps_made() > 0)
     with pytest.raises(SystemExit):
         make_runs([first, second], 1, "the same command")
     said = capfd.readouterr().out
     assert "stopped. 1 of 2 runs are finished" in said and "will start again from step 1" in said
-    assert "after this step" not in said
+    assert "after this step" not in said and "stopped after" not in second.log.read_text()
     assert first.is_finished() and not second.is_finished() and second.steps_made() > 0
-    assert not list(second.folder.rglob("*.safetensors"))
-    again = with_steps(second, second.steps_made() + 1)
+    assert not (first.folder / "checkpoints").exists()
+    again = replace(second, steps=second.steps_made() + 1)
     before = [(path, path.stat().st_mtime_ns) for path in sorted(first.folder.rglob("*"))]
     runs = Runs([first, again], 1)
     assert runs.waiting == [again] and runs.make() and again.is_finished()
-    assert "starting again at step 1" in again.log.read_text()
     assert runs.steps == again.steps  # which all were made here, for the time that is left
     assert [(path, path.stat().st_mtime_ns) for path in sorted(first.folder.rglob("*"))] == before
 
@@ -111,24 +130,18 @@ def test_the_time_left_is_that_of_the_busiest_process(planned):
     assert Runs(runs, 2).time_left() == ""  # nothing was finished yet
 
 
-def test_a_run_has_the_threads_that_are_planned(tmp_path):
+def test_a_run_has_the_threads_that_are_planned(planned, tmp_path):
     program = tmp_path / "program.py"
     program.write_text("import os; print(os.environ['OMP_NUM_THREADS'])\n")
-    run = PlannedRun("none", 0, tmp_path / "run", [], 1, (str(program),))
+    run = planned(program=program)
     for threads in (1, 3):
         Runs([replace(run, threads=threads)], 1).make()
     assert run.log.read_text().split() == ["1", "3"]
 
 
-@pytest.mark.parametrize("device, large, expected", [
-    ("cpu", False, 8), ("cpu", True, 1), ("cuda", False, 1), ("cuda", True, 1)])
-def test_runs_of_a_small_model_on_a_cpu_have_a_core_each(monkeypatch, device, large, expected):
-    eight_cores(monkeypatch, large)
-    s = make_settings({"model": "models/tiny", "device": device})
-    assert runs_at_a_time(s) == expected
-
-
 def test_the_run_that_needs_most_decides_how_many_are_made_at_a_time(planned, monkeypatch):
+    """One of a small model on a CPU needs a core, one of a large model all, and one on a GPU that.
+    """
     eight_cores(monkeypatch, is_large=False)
     runs = [planned(seed=0), planned(seed=1), planned("gpu", more="--device cuda")]
     assert side_by_side(kinds_of(runs[:2]), 0) == (8, 1)
@@ -162,45 +175,31 @@ def stop_signal_of_child(wanted):
 
 
 def test_a_failed_arm_is_left_and_the_others_are_made(planned, capfd):
-    bad = [planned("bad", seed, more="--model nowhere") for seed in range(2)]
+    """What train.py itself says at its end is the reason."""
+    bad = [planned("bad", seed, more="--model nowhere", program=ROOT / "train.py")
+           for seed in range(2)]
     failed = make_runs([*bad, planned()], 1, "")
     assert list(failed) == ["bad"] and failed["bad"].startswith("bad-s0: train.py: ")
     assert "nowhere" in failed["bad"] and not bad[1].log.exists() and planned().is_finished()
     assert "finished: none-s0" in capfd.readouterr().out
 
 
-def test_a_run_that_the_system_killed_says_so(tmp_path):
+def test_a_run_that_the_system_killed_says_so(planned, tmp_path):
     """Its log says nothing about it."""
     program = tmp_path / "program.py"
     program.write_text("import os; print('step 1', flush=True); os.kill(os.getpid(), 9)\n")
-    run = PlannedRun("none", 0, tmp_path / "run", [], 1, (str(program),))
+    run = planned(program=program)
     reason = make_runs([run], 1, "")["none"]
     assert "it was killed. The system does that when there is not enough memory" in reason
     assert f"(log: {run.log})" in reason
 
 
-SLOW_RUN = """
-import json, sys, time
-from pathlib import Path
-folder = Path(sys.argv[sys.argv.index("--out") + 1])
-folder.mkdir(parents=True)
-(folder / "config.json").write_text(json.dumps({"mitigation": "none", "steps": 1}))
-time.sleep(1)
-(folder / "metrics.jsonl").write_text('{"step": 1}\\n')
-"""
-
-
 def test_all_or_nothing_starts_no_other_run_and_lets_those_that_started_finish(
-        tmp_path, capfd, monkeypatch):
-    """One fails at once, while another, which keeps no checkpoints, takes a second. The third is
-    not started."""
-    monkeypatch.setattr("tools.helpers.planned.PAUSE", 0.02)
-    (tmp_path / "slow.py").write_text(SLOW_RUN)
+        planned, tmp_path, capfd):
+    """One fails at once, while another takes a second. The third is not started."""
     (tmp_path / "bad.py").write_text("print('it cannot')\n")
-    good, bad, late = (
-        PlannedRun(arm, 0, tmp_path / arm, [], 1, (str(tmp_path / program),),
-                   keeps_checkpoints=False)
-        for arm, program in (("good", "slow.py"), ("bad", "bad.py"), ("late", "slow.py")))
+    good, late = planned("good", steps=50), planned("late")
+    bad = planned("bad", program=tmp_path / "bad.py")
     runs = Runs([good, bad, late], 2, all_or_nothing=True)
     assert runs.make() and list(runs.failed) == ["bad"] and runs.finished == 1
     assert good.is_finished() and not late.log.exists()
