@@ -1,18 +1,17 @@
 """Was my idea better: which runs are made, which are used again, what is refused."""
-import json
 import os
 import re
 import shlex
 from glob import glob
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import refusal
-from runs import lines, train_here
+from runs import lines, train_here, without_digests  # noqa: F401  a fixture
 
 from engine.errors import UserError
 from tools.helpers import planned as planned_runs
-from harness.screen import is_taken_away
 from harness.large_model import TWO_NUMBERS
 from harness.settings import LARGE, make_settings
 from tools import idea
@@ -20,6 +19,7 @@ from tools.idea import arms_of, main
 
 SMALL = ["--questions", "2", "--answers", "4", "--steps", "2", "--eval_tasks", "4",
          "--max_new_tokens", "32", "--seeds", "2", "--processes", "2"]
+pytestmark = pytest.mark.usefixtures("without_digests")
 
 
 def test_the_arms_of_a_weighting_and_of_an_advantage():
@@ -135,7 +135,7 @@ def test_what_is_refused(argv, said):
 
 
 def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd):
-    """Three arms of two seeds; the next idea uses plain GRPO's again, the same one all."""
+    """Three arms of two seeds; the next idea uses plain GRPO's again."""
     argv = ["--model", str(learner), *SMALL, "--runs", str(tmp_path / "my ideas")]
     monkeypatch.setattr("tools.helpers.planned.Runs.start", train_here)
     freed = []
@@ -145,8 +145,6 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
     for part in ("6 of 6 runs have to be made, 2 at a time", "finished: by_kind-placebo-s1",
                  "by_kind minus"):
         assert part in said
-    typed = shlex.join(["by_kind", "--word_weight", "0.1", *argv]).replace(" --processes 2", "")
-    assert (f": python -m lab card {typed}\n" in said) != is_taken_away("lab")
     *_, pointers = said.rstrip().split("\n\n")  # nothing comes after the last paragraph
     assert pointers.startswith("The picture is ")
     assert "\nLess able or less sure? by_kind is " in said  # greedy answers were evaluated, too
@@ -160,17 +158,6 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
     for folder in (tmp_path / "my ideas").iterdir():
         assert [len(lines(folder / f"s{seed}/metrics.jsonl")) for seed in (0, 1)] == [2, 2]
     assert freed == [[]]  # what the look has taken, before the first run begins
-    main(["by_kind", "--word_weight", "0.1", *argv])
-    assert "0 of 6 runs have to be made" in capfd.readouterr().out
-    [plain] = (tmp_path / "my ideas").glob("plain-*")
-    record = plain / "s1/config.json"  # as if it had been made with a file that has changed since
-    words = tmp_path / "words.txt"
-    words.write_text("new")
-    text = record.read_text()
-    record.write_text(json.dumps(json.loads(text) | {"made_of": {str(words): "0" * 64}}))
-    assert f"and since then {words} has changed" in refusal(main, ["by_kind", "--word_weight",
-                                                                   "0.1", *argv])
-    record.write_text(text)
 
     def stop(runs):
         raise SystemExit
@@ -179,3 +166,16 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
     with pytest.raises(SystemExit):
         main(["by_kind", "--word_weight", "0.2", *argv])
     assert "4 of 6 runs have to be made" in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_the_last_line_names_the_card_where_lab_is(is_away, monkeypatch, capsys):
+    """With what was typed, but for --processes."""
+    found = SimpleNamespace(needs_second_look=lambda: False, print_findings=lambda: None,
+                            draw=lambda folder: "verdict.png")
+    monkeypatch.setattr(idea, "is_taken_away", lambda package: is_away)
+    monkeypatch.setattr(idea, "Verdict", lambda name, runs: found)
+    monkeypatch.setattr(idea.Idea, "runs_of", lambda *_: {})
+    main(["by_kind", "--word_weight", "0.1", "--processes", "2"])
+    assert capsys.readouterr().out.endswith(
+        ": python -m lab card by_kind --word_weight 0.1\n") != is_away
