@@ -25,10 +25,16 @@ def lab(tmp_path_factory):
     return folder
 
 
+STEP = """
+import analyze, train
+train.main("--threads 1 --questions 2 --answers 4 --steps 1 --max_new_tokens 48 --eval_every 0 "
+           "--out runs/one".split())
+analyze.main(["runs/one", "--all"])
+"""
+
+
 def test_a_step_is_trained_and_analysed(lab):
-    program(lab, "train.py", "--threads", "1", "--questions", "2", "--answers", "4", "--steps", "1",
-            "--max_new_tokens", "48", "--eval_every", "0", "--out", "runs/one")
-    said = program(lab, "analyze.py", "runs/one", "--all")
+    said = program(lab, "-c", STEP)
     assert "## How the averages changed over training" in said
     assert (lab / "runs/one/analysis/report.html").is_file()
 
@@ -52,19 +58,30 @@ def noticing(path, readers):
                 yield node.name
 
 
-def test_the_other_tests_are_collected_and_what_could_notice_holds(lab):
+def test_no_other_test_imports_them():
+    """So all are collected without them. Code that is tested has its own rule
+    (test_import_rules.py)."""
+    for path in project_files("tests/**/*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in getattr(node, "names", []) if hasattr(alias, "asname")]
+            for name in [*names, getattr(node, "module", None) or ""]:
+                assert name.split(".")[0] not in REMOVABLE, f"{path.name}:{node.lineno}"
+
+
+def test_what_could_notice_holds(lab):
     """All tests that name such a package, list the project's files, or call a helper that does: the
-    import rules, the pages with their links, and others. They are chosen by name, because then
-    every file of tests is imported, too. Left out are the two that count what a program loads,
-    which no such package changes, and those that work in a copy of the program, because there it
-    is missing anyway."""
+    import rules, the pages with their links, and others. Left out are the two that count what a
+    program loads, which no such package changes, and those that work in a copy of the program,
+    because there it is missing anyway."""
     readers = set(READERS)
     for path in (lab / "tests").glob("*.py"):
         if not path.name.startswith("test_"):
             readers |= set(noticing(path, READERS))
     readers.remove("copy_project")
-    chosen = {name for path in (lab / "tests").rglob("test_*.py")
-              if path.name != "test_taken_away.py" for name in noticing(path, readers)
-              if name.startswith("test_") and "not_grow" not in name}
-    assert "test_every_link_of_a_page_leads_somewhere" in chosen
-    program(lab, *PYTEST, "-k", " or ".join(sorted(chosen)))
+    chosen = []
+    for path in sorted((lab / "tests").rglob("test_*.py")):
+        if path.name != "test_taken_away.py":
+            chosen += [f"{path.relative_to(lab)}::{name}" for name in noticing(path, readers)
+                       if name.startswith("test_") and "not_grow" not in name]
+    assert "tests/test_docs.py::test_every_link_of_a_page_leads_somewhere" in chosen
+    program(lab, *PYTEST, *chosen)
