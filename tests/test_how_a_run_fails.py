@@ -1,13 +1,17 @@
 """The table of docs/how_a_run_fails.md: it names numbers that a run has, and mistakes that are made
 here on purpose show what it says."""
+import inspect
 import re
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
+import grpo
+import train
 from conftest import ROOT
 from harness.metrics import METRICS
-from runs import SHORT, arrays, copy_project, lines, program, run
+from runs import SHORT, arrays, lines, run
 
 PAGE = (ROOT / "docs/how_a_run_fails.md").read_text(encoding="utf-8")
 SECTION = PAGE.partition("## From the symptom to the mistake")[2].partition("\n## ")[0]
@@ -29,13 +33,13 @@ def made(tmp_path_factory):
     place = tmp_path_factory.mktemp("symptoms")
     for name, flags in RUNS.items():
         run(*STEP, "--max_new_tokens", "80", *flags, "--out", place / name)
-    copy = place / "copy"
-    copy.mkdir()
-    copy_project(copy)
-    text = (copy / "grpo.py").read_text()
-    assert text.count(OLD_IS_NEW[0]) == 1
-    (copy / "grpo.py").write_text(text.replace(*OLD_IS_NEW))
-    program(copy, "train.py", *STEP, *RUNS["four"], "--out", place / "old is new")
+    source = inspect.getsource(grpo.update)
+    assert source.count(OLD_IS_NEW[0]) == 1
+    mistaken = dict(vars(grpo))
+    exec(source.replace(*OLD_IS_NEW), mistaken)
+    with patch.object(train, "update", mistaken["update"]), \
+            patch.object(grpo, "update", mistaken["update"]):
+        run(*STEP, *RUNS["four"], "--out", place / "old is new")
     return {name: (lines(place / name / "metrics.jsonl")[0],
                    arrays(place / name / "credit/step_000001.npz"))
             for name in (*RUNS, "old is new")}
