@@ -121,55 +121,56 @@ def where(name, line):
     return f"{MODULES[name].relative_to(ROOT)}:{line}"
 
 
-# What an import loads, and what the card's command has loaded at its end: at most so many files.
-CEILINGS = {"train": 28, "grpo": 15, "analyze": 36}
+# The files of the project that are loaded: by an import, and at the end of the card's command.
+CEILINGS = {"grpo": 15, "analyze": 36}
 AT_THE_END = 28
-IMPORTS = """
-import importlib, json, sys
-own, programs = map(json.loads, sys.argv[1:])
-for program in programs:
-    importlib.import_module(program)
+LOADED = """
+import json, sys
+own, steps = map(json.loads, sys.argv[1:])
+
+def show():
     print(json.dumps(list(sys.modules)))
-    for name in sys.modules.keys() & set(own):  # the next one begins without them
+
+def forget():  # the next one begins without them
+    for name in sys.modules.keys() & set(own):
         del sys.modules[name]
-"""
-STEPS = """
-import json, sys, train
-for flags in json.loads(sys.argv[1]):
+
+import grpo
+show()
+forget()
+import train
+for flags in steps:
     train.main(flags)
-    print(json.dumps(list(sys.modules)))
+    show()
+forget()
+import analyze
+show()
 """
 STEP = ["--steps", "1", "--questions", "2", "--answers", "2", "--max_new_tokens", "8",
         "--eval_tasks", "2"]
 
 
-def loaded_by(code, *given):
-    """The modules that a child process prints, one list after the other."""
-    printed = subprocess.run([sys.executable, "-c", code, *map(json.dumps, given)], cwd=ROOT,
-                             check=True, capture_output=True, text=True).stdout
+def loaded_by(steps):
+    """The modules that a child process has loaded: after import grpo, each step, import analyze."""
+    printed = subprocess.run([sys.executable, "-c", LOADED, json.dumps(NAMES), json.dumps(steps)],
+                             cwd=ROOT, check=True, capture_output=True, text=True).stdout
     return [set(json.loads(line)) for line in printed.splitlines() if line.startswith("[")]
 
 
-def test_what_a_program_imports_does_not_grow():
-    for program, loaded in zip(CEILINGS, loaded_by(IMPORTS, NAMES, list(CEILINGS)), strict=True):
-        assert program in loaded  # not one of that name installed elsewhere
-        own = MODULES.keys() & loaded
-        assert len(own) <= CEILINGS[program], sorted(own)
-
-
-def test_what_a_step_has_loaded_at_its_end_does_not_grow(tmp_path):
-    """A step with its evaluations, its credit file and its checkpoint. It does not wait for the
+def test_what_is_loaded_does_not_grow(tmp_path):
+    """A step has its evaluations, its credit file and its checkpoint. It does not wait for the
     compiler of torch, nor for what draws pictures: two seconds and 100 MB a start. Of methods in
     files of their own the chosen one is loaded."""
-    flags = [[*STEP, "--out", str(tmp_path / name), *more]
+    steps = [[*STEP, "--out", str(tmp_path / name), *more]
              for name, more in (("run", []), ("gae", ["--advantage", "gae"]))]
-    loaded, with_gae = loaded_by(STEPS, flags)
+    of_grpo, at_the_end, with_gae, of_analyze = loaded_by(steps)
     assert (tmp_path / "run/checkpoints/step_000001/model.safetensors").exists()
-    own = MODULES.keys() & loaded
-    assert {"train", "harness.record", "engine.optimizer"} <= own
-    assert len(own) <= AT_THE_END, sorted(own)
+    assert {"train", "harness.record", "engine.optimizer"} <= at_the_end
     assert not {"torch._dynamo", "sympy", "matplotlib"} & with_gae
     assert [name for name in with_gae if name.startswith("credit.")] == ["credit.critic"]
+    for loaded, most in ((at_the_end, AT_THE_END), (of_grpo, CEILINGS["grpo"]),
+                         (of_analyze, CEILINGS["analyze"])):
+        assert len(MODULES.keys() & loaded) <= most, sorted(MODULES.keys() & loaded)
 
 
 def test_the_top_level_is_six_files():

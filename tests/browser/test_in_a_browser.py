@@ -158,14 +158,6 @@ def test_the_slider_goes_through_the_steps_and_each_pane_says_what_it_shows(run_
     assert one_step > 10
 
 
-def test_an_address_opens_at_its_step(run_page, visit):
-    page = visit(run_page, "#step=4")
-    assert page.locator("#step").inner_text() == "step 4 of 4"
-    page.evaluate("location.hash = 'step=1'")
-    page.wait_for_function("document.getElementById('step').textContent === 'step 1 of 4'")
-    assert page.locator("#stop").input_value() == "1"
-
-
 def test_no_heading_is_hidden_below_the_slider(run_page, visit):
     for screen in (WIDE, NARROW):
         page = visit(run_page, "#step=4", screen)
@@ -236,6 +228,8 @@ def test_a_change_is_shaded_by_its_step(run_page, visit):
     are 16, so the full colour is that of the largest."""
     page = visit(run_page)
     page.locator("#change").click()
+    assert page.locator("#change").get_attribute("aria-pressed") == "true"
+    assert page.locator("#quantity").input_value() == "change"
     assert page.locator("#most").inner_text() == "0.150 or more"
     assert page.locator("#scale").inner_text() == (
         "The scale is that of step 1: the full colour stands for 0.150.")
@@ -247,6 +241,7 @@ def test_a_change_is_shaded_by_its_step(run_page, visit):
     assert alpha(training(page), 7) == pytest.approx(0.8 * (0.001 / 0.9) ** 0.5, abs=2e-3)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_one_large_change_does_not_hide_the_others(tmp_path, visit):
     """Of 20 tokens 19 changed by 0.01 and one by 2: the full colour stands for 0.01."""
     columns = credit_columns([20], [0], change=[*[0.01] * 19, -2], reward=[1.1], reward_answer=[1])
@@ -260,6 +255,7 @@ def test_one_large_change_does_not_hide_the_others(tmp_path, visit):
     assert [alpha(training(page), t) for t in (0, 19)] == pytest.approx([0.8, 0.8], abs=2e-3)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_more_answers_than_one_are_behind_the_buttons(tmp_path, visit):
     columns = credit_columns([1, 2, 3], [0, 0, 0], reward=[1.1, 0.1, 1.1], reward_answer=[1, 0, 1])
     analyze.main([str(write_log(tmp_path / "run", {1: columns}))])
@@ -289,13 +285,15 @@ def test_the_run_is_played(run_page, visit):
     """From the step that is shown to the last. Then the button starts from the beginning, and the
     slider stops it."""
     page = visit(run_page, "#step=2")
-    button, slider = page.locator("#play"), page.locator("#stop")
+    page.clock.install()  # the page's time stands still until it is told
+    button, slider, step = (page.locator(f"#{name}") for name in ("play", "stop", "step"))
     button.click()
-    assert button.inner_text() == "pause"
-    playwright.expect(page.locator("#step")).to_have_text("step 4 of 4")
-    assert button.inner_text() == "play"
+    assert button.inner_text() == "pause" and step.inner_text() == "step 2 of 4"
+    page.clock.run_for(1000)
+    assert step.inner_text() == "step 4 of 4" and button.inner_text() == "play"
     button.click()
-    playwright.expect(page.locator("#step")).to_have_text("step 1 of 4")
+    page.clock.run_for(1000)
+    assert step.inner_text() == "step 1 of 4"
     slider.focus()
     page.keyboard.press("Home")
     assert button.inner_text() == "play" and slider.input_value() == "0"
@@ -326,22 +324,15 @@ def test_the_measured_answer_is_a_button_away(run_page, visit):
     assert training(page, 1).locator("span").nth(7).get_attribute("title") == "credit -0.5"
 
 
-def test_an_address_opens_a_token(run_page, visit):
+def test_an_address_opens_a_token_or_a_step(run_page, visit):
     page = visit(run_page, "#step=4&answer=1&token=7")
     assert chosen(training(page, 1)) == 7 and page.locator("#step").inner_text() == "step 4 of 4"
     account, caption = account_of(page, 1)
     assert caption.text_content().startswith("Step 4, answer 1, token 7, ")
     assert "moved by" not in account  # it is not known of this token
-
-
-def test_push_and_change_are_a_switch_away(run_page, visit):
-    page = visit(run_page)
-    buttons = {name: page.locator(f"#{name}") for name in ("push", "change")}
-    for name, other in (("push", "change"), ("change", "push")):
-        buttons[name].click()
-        assert page.locator("#quantity").input_value() == name
-        assert buttons[name].get_attribute("aria-pressed") == "true"
-        assert buttons[other].get_attribute("aria-pressed") == "false"
+    page.evaluate("location.hash = 'step=1'")
+    page.wait_for_function("document.getElementById('step').textContent === 'step 1 of 4'")
+    assert page.locator("#stop").input_value() == "1"
 
 
 @pytest.mark.parametrize("which", ["run_page", "comparison_page"])
@@ -383,6 +374,7 @@ def test_no_token_turns_the_text_after_it(run_page, visit):
         assert places == sorted(places)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_page_puts_the_same_numbers_in_as_the_command_does(recorded, tmp_path, visit):
     number = r"-?\d+(?:\.\d+)?(?:e-?\d+)?"
     analyze.main([str(recorded), "--output_dir", str(tmp_path)])
