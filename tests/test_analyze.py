@@ -88,15 +88,6 @@ def test_a_screen_says_what_the_run_did_and_the_page_goes_from_there_to_tables(t
     assert places == sorted(places)
 
 
-@pytest.mark.parametrize("mode, said", [
-    ("sampled", "Sampled answers solved"),
-    ("greedy", "Greedy answers, which take the likeliest token at every place, solved")])
-def test_greedy_is_explained_where_it_is_told(tmp_path, mode, said):
-    ends = [evaluation(step, [0, 1], mode) for step in (0, 1)]
-    run = read_run(write_log(tmp_path / "run", {}, {"steps": 1}, evaluations=ends))
-    assert any(sentence.startswith(said) for sentence in report.opening(run))
-
-
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize("score", [0.0, 0.5])
 def test_a_task_without_a_format_has_no_column_for_it(tmp_path, score):

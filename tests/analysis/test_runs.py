@@ -1,8 +1,6 @@
 """Run folders as analysis reads them."""
 import io
-import json
 import os
-import shutil
 import sys
 
 import pytest
@@ -79,19 +77,14 @@ def test_the_name_of_a_folder_cannot_steer_the_terminal(tmp_path, monkeypatch):
     ("steps", "many", "steps is 'many', and should be a whole number"),
     ("learning_rate", None, "learning_rate is None, and should be a number"),
     ("task", 7, "task is 7, and should be a text")])
-def test_a_config_that_was_edited_wrongly_is_named(recorded, tmp_path, name, value, words):
-    folder = shutil.copytree(recorded, tmp_path / "run")
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
-    assert refusal(read_run, folder) == f"{path}: {words}"
+def test_a_config_that_was_edited_wrongly_is_named(run, name, value, words):
+    edit_config(run, **{name: value})
+    assert refusal(read_run, run) == f"{run / 'config.json'}: {words}"
 
 
-def test_a_methods_own_flag_may_have_another_type_since(recorded, tmp_path):
-    folder = shutil.copytree(recorded, tmp_path / "run")
-    path = folder / "config.json"
-    changed = {"mitigation": "outcome_conditional", "think_discount": "half"}
-    path.write_text(json.dumps(json.loads(path.read_text()) | changed))
-    assert read_run(folder)["config"]["think_discount"] == "half"
+def test_a_methods_own_flag_may_have_another_type_since(run):
+    edit_config(run, mitigation="outcome_conditional", think_discount="half")
+    assert read_run(run)["config"]["think_discount"] == "half"
 
 
 def test_it_is_told_which_runs_were_made_with_other_code(tmp_path):

@@ -126,6 +126,8 @@ PARTS = {  # the rows, and the parts of a reward that rises
     "one is never paid": ([], {"first": lambda step: 0.02 * step, "overlong": lambda step: 0.0}),
     "being right rises alone": ([], {"accuracy": lambda step: 0.02 * step,
                                      "brief": lambda step: 0.4 + 0.1 * (step % 2)}),
+    "the form rises alone": ([9], {"right": lambda step: 0.5,
+                                   "format": lambda step: 0.02 * step}),
     "nothing is right": ([3], {"accuracy": lambda step: 0.0, "form": lambda step: 0.02 * step})}
 
 
@@ -167,13 +169,6 @@ def test_a_log_without_success_that_ends_with_one_answer_has_solved_it_if_its_re
 
     assert log(lambda step: 0.3 + 0.02 * step) == []
     assert log(lambda step: 0.3) == [5]
-
-
-def test_a_part_of_the_reward_that_rises_alone(tmp_path):
-    write_lines(tmp_path / "log.jsonl", [
-        {"reward": 0.5 + 0.02 * step, "rewards/format/mean": 0.02 * step,
-         "rewards/right/mean": 0.5} for step in STEPS])
-    assert rows_of(tmp_path / "log.jsonl") == [9]
 
 
 @pytest.mark.parametrize("text, said", [
