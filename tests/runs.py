@@ -15,7 +15,6 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
-import pytest
 import torch
 from safetensors.torch import load_file
 
@@ -44,14 +43,6 @@ def run(*argv, expect=0):
             errors.write(f"train.py: {error}")
     assert code == expect, out.getvalue() + errors.getvalue()
     return SimpleNamespace(stdout=out.getvalue(), stderr=errors.getvalue())
-
-
-@pytest.fixture
-def without_digests(monkeypatch):
-    """A run does not write down what it is made of: to read all the code takes a quarter of a
-    second each time."""
-    for name in ("made_of", "resume"):
-        monkeypatch.setattr(f"harness.{name}.digest_of_part", lambda path, settings: "")
 
 
 def train_here(runs, run):

@@ -8,7 +8,7 @@ import train
 from conftest import ROOT
 from engine.tokens import load_tokenizer
 from harness.read_record import read_columns, read_credit
-from runs import SHORT, assert_same_run, lines, without_digests  # noqa: F401  a fixture
+from runs import SHORT, assert_same_run, lines
 
 # What keeps a state, samples more, draws at random or has another loss; test_every_method.py
 # has the other weightings, which are functions of the batch alone.
@@ -32,7 +32,6 @@ REPORTED = {"critic": "explained_variance", "epochs": "clipped_share",
             "dpo": "pairs_in_order", "learned": "importance_loss"}
 
 
-@pytest.mark.usefixtures("without_digests")
 @pytest.mark.parametrize("arm", ARMS)
 def test_stopped_and_resumed_is_as_if_never_stopped(arm, tmp_path):
     """Going on after the first step's checkpoint; state of critics and weightings included."""

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import refusal
-from runs import lines, train_here, without_digests  # noqa: F401  a fixture
+from runs import lines, train_here
 
 from engine.errors import UserError
 from tools.helpers import planned as planned_runs
@@ -19,7 +19,6 @@ from tools.idea import arms_of, main
 
 SMALL = ["--questions", "2", "--answers", "4", "--steps", "2", "--eval_tasks", "4",
          "--max_new_tokens", "32", "--seeds", "2", "--processes", "2"]
-pytestmark = pytest.mark.usefixtures("without_digests")
 
 
 def test_the_arms_of_a_weighting_and_of_an_advantage():

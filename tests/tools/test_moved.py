@@ -16,8 +16,8 @@ from test_change import RATE, WIDTH, coin, thrown  # noqa: F401  coin is a fixtu
 from test_grpo import row_log_probs, settings
 from tools import follow
 from tools.helpers import moved
-from tools.helpers.moved import (TrainedBatch, about_step, gradient_of_token, movers,
-                                 parts_of_answer, slopes)
+from tools.helpers.moved import (TrainedBatch, gradient_of_token, movers, parts_of_answer,
+                                 slopes)
 
 
 def batch_of(folder, rollouts, weight=None, rate=1e-4, decay=0.0, trainer=None, **changed):
@@ -107,13 +107,6 @@ def test_a_step_whose_adamw_is_not_known_says_so(rollouts, tmp_path):
     batch = batch_of(tmp_path, rollouts, trainer=tmp_path / "none")
     assert "only in the two newest checkpoints" in batch.unknown(0)
     assert batch_of(tmp_path, rollouts).unknown(0) == ""
-
-
-@pytest.mark.parametrize("changed, words", [
-    ({}, "that of the run"), ({"kl": 0.1}, "that of the run, without the KL term"),
-    ({"epochs": 3}, "the first of the 3 that the run took on this batch")])
-def test_what_adamws_step_is(changed, words):
-    assert about_step(settings(**changed)) == f"AdamW's step is {words}"
 
 
 def test_every_token_pushes_once(rollouts):
