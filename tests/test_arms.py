@@ -10,26 +10,22 @@ from engine.tokens import load_tokenizer
 from harness.read_record import read_columns, read_credit
 from runs import SHORT, assert_same_run, lines
 
-# What keeps a state, samples more, draws at random or has another loss; test_every_method.py
-# has the other weightings, which are functions of the batch alone.
+# What keeps a state, samples more, draws at random or has another loss, one of each kind;
+# test_every_method.py has all methods, of which most are functions of the batch alone.
 ARMS = {
-    "random": "--mitigation random", "covariance": "--mitigation covariance",
-    "learned": "--mitigation learned_importance --importance_warmup 1",
+    "random": "--mitigation random", "lambda": "--mitigation lambda_grpo",
     "ablation": "--mitigation causal_ablation --ablate_every 16",
     "oracle": "--mitigation oracle --oracle_k 1 --answers 2 --max_new_tokens 28",
-    "critic": "--advantage gae --gae_lambda 0.9 --process_reward 0.5",
+    "critic": "--advantage gae --gae_lambda 0.9 --process_reward 0.5 --entropy_bonus 0.01",
     "trunk": "--advantage gae --critic trunk",
     "vine": "--advantage vine --values_every 16 --values_k 1",
-    "measured": "--advantage measured --measured_k 1 --measured_above 0.5",
-    "tree": "--advantage prefix_tree --loss_norm constant",
     "epochs": "--epochs 2 --clip_low 0.1 --clip_high 0.1 --kl 0.1 --kl_kind k2",
-    "bfloat16": "--checkpointing --dtype bfloat16",
-    "dpo": "--loss dpo", "shuffled weights": "--mitigation entropy_weighted --placebo weights",
+    "bfloat16": "--checkpointing --dtype bfloat16", "dpo": "--loss dpo",
     "shuffled advantages": "--placebo advantages --drop_unfinished",
     "both axes": "--mitigation learned_importance --importance_warmup 0 --advantage gae "
                  "--rescale gradient --epochs 2"}
-REPORTED = {"critic": "explained_variance", "epochs": "clipped_share",
-            "dpo": "pairs_in_order", "learned": "importance_loss"}
+REPORTED = {"critic": "explained_variance", "epochs": "clipped_share", "lambda": "lambda",
+            "dpo": "pairs_in_order", "both axes": "importance_loss"}
 
 
 @pytest.mark.parametrize("arm", ARMS)
@@ -45,7 +41,7 @@ def test_stopped_and_resumed_is_as_if_never_stopped(arm, tmp_path):
     metrics = lines(whole / "metrics.jsonl")
     assert len(metrics) == 2 and any(line["trained_tokens"] for line in metrics)
     assert arm not in REPORTED or any(line.get(REPORTED[arm]) is not None for line in metrics)
-    samples_more = arm in ("oracle", "ablation", "vine", "measured")
+    samples_more = arm in ("oracle", "ablation", "vine")
     assert (metrics[0]["extra_tokens"] > 0) == samples_more
 
 
