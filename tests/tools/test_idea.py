@@ -124,10 +124,7 @@ def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp
     (["by_kind", "--card"], "--card has moved: python -m lab card by_kind measures"),
     (["by_kind", "--seed", "3"], "--seed cannot be given to this program"),
     (["by_kind", "--quik"], "unknown argument --quik, did you mean --quick? ("),
-    (["by_kind", "--proceses=2"], "unknown argument --proceses=2, did you mean --processes? ("),
     (["by_kind", "--sed", "3"], "did you mean --seeds? ("),  # --seed is nearer, and is refused
-    (["by_kind", "--stesp", "3"], "did you mean --steps? ("),
-    (["by_kind", "--word_wieght", "3"], "did you mean --word_weight? ("),
     (["by_kind", "--eval_every", "0"], "the verdict needs the evaluation at the end")])
 def test_what_is_refused(argv, said):
     assert said in refusal(main, argv)

@@ -8,7 +8,7 @@ import torch
 from conftest import refusal
 
 import analyze
-from analysis.measured import file_of, kept_answers
+from analysis.measured import file_of, keep, kept_answers
 from analysis.runs import read_run
 from analysis.tokens import read_step
 from engine.tokens import load_tokenizer
@@ -137,16 +137,21 @@ def test_it_is_measured_once_and_shown_by_both_programs(run, capsys, monkeypatch
 
 @pytest.mark.usefixtures("undrawn")
 def test_an_answer_of_another_run_is_not_shown(run):
-    """The run was made again since, and its answer 0 has other tokens."""
-    b = an_answer(run, 1)
-    measure(run, 1, b)
-    path = file_of(run, 1, b)
-    kept = json.loads(path.read_text())
-    kept["token_id"][0] += 1
-    path.write_text(json.dumps(kept))
-    analyze.main([str(run)])
-    answers = answers_on_page(run)
-    assert answers and not any("moved" in one["account"] for one in answers)
+    """The run was made again since, and the answer has another first token."""
+    tokens = read_step(run, 1).tokens_of(0)["token_id"].tolist()
+    for first, is_shown in ((tokens[0], True), (tokens[0] + 1, False)):
+        keep(run, measured_by_hand([first, *tokens[1:]]))
+        analyze.main([str(run)])
+        answers = answers_on_page(run)
+        assert answers and any("moved" in one["account"] for one in answers) == is_shown
+
+
+def measured_by_hand(tokens):
+    """What is kept of answer 0 of step 1."""
+    zeros, words = [0.0] * len(tokens), ["x"] * len(tokens)
+    return {"step": 1, "answer": 0, "continuations": 10, "token_id": tokens, "credit": zeros,
+            "low": zeros, "high": zeros, "credit in words": words, "others": words,
+            "moved": [None] * len(tokens)}
 
 
 @pytest.mark.parametrize("flags, said", [
@@ -162,8 +167,7 @@ def test_what_cannot_be_measured(recorded, flags, said):
 @pytest.mark.parametrize("name, value", [
     ("credit", ["x"]), ("credit", 0.5), ("step", "1"), ("others", []), ("moved", [3])])
 def test_a_damaged_file_is_named(run, name, value):
-    kept = {"step": 1, "answer": 0, "continuations": 10, "token_id": [1], "credit": [0.0],
-            "low": [0.0], "high": [0.0], "credit in words": ["x"], "others": ["x"], "moved": [None]}
+    kept = measured_by_hand([1])
     path = file_of(run, 1, 0)
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(kept))
