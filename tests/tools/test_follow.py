@@ -278,6 +278,18 @@ def test_the_answers_to_each_problem(recorded, batch, follow_it):
         assert int(length) == int(batch.length[int(b)])
 
 
+def test_an_answer_is_shown_with_its_largest_gradients(recorded, batch, follow_it):
+    b, _ = a_token(batch)
+    sizes = read_step(recorded, STEP).tokens_of(b)["abs gradient"]
+    printed = follow_it(recorded, "--step", STEP, "--answer", b)
+    rows = re.findall(r"^\| +(\d+) \|.*\| +([-+.e\d]+) \|$", printed, flags=re.M)
+    largest = np.argsort(-sizes)[:8]
+    assert [int(t) for t, _ in rows] == largest.tolist()
+    assert [float(size) for _, size in rows] == pytest.approx(sizes[largest], rel=1e-3)
+    shares = sorted((int(share) for share in re.findall(r"\[(\d+)%\]", printed)), reverse=True)
+    assert shares[0] == 100 and len(shares) == (sizes >= 0.05 * sizes.max()).sum()
+
+
 @pytest.mark.parametrize("step, is_measured", [(2, False), (STEP, True)])
 def test_a_step_whose_change_was_not_measured_says_so(recorded, follow_it, step, is_measured):
     """It is measured in the first step and in the last one."""
