@@ -1,7 +1,5 @@
 """Run folders as analysis reads them."""
-import io
 import os
-import sys
 
 import pytest
 from conftest import refusal
@@ -11,7 +9,6 @@ from runs import edit_config, lines
 from analysis.report import changes_of_all
 from analysis.runs import existing, is_done, read_run, read_runs
 from conftest import cut, write_lines
-from harness.screen import Visible
 
 
 @pytest.fixture
@@ -62,15 +59,6 @@ def test_without_a_name_it_is_the_newest_run_which_is_said(tmp_path, monkeypatch
         os.utime(run / "config.json", (1000 - age, 1000 - age))
     assert str(existing(None)) == "runs/new"
     assert capsys.readouterr().out == "runs/new, the newest run\n"
-
-
-def test_the_name_of_a_folder_cannot_steer_the_terminal(tmp_path, monkeypatch):
-    """Whoever sends a folder of runs has chosen their names."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "stdout", Visible(io.StringIO()))
-    write_run(tmp_path / "runs/a\x1b[2J", 0.5, 0)
-    existing(None)
-    assert sys.stdout.getvalue() == "runs/a\\x1b[2J, the newest run\n"
 
 
 @pytest.mark.parametrize("name, value, words", [

@@ -50,6 +50,7 @@ FAULTS = {  # the row of the table, and what is different in its run
     "unclipped": (13, {"gradient_norm_last": lambda step: 3.0}),
     "no number": (0, {"reward": lambda step: float("nan") if step == 9 else 0.3}),
     "no gradient": (0, {"gradient_norm": lambda step: 0.0}),
+    "no rate": (0, {"learning_rate": lambda step: 0.0}),
     # what a beginner sends because it is broken
     "the reward falls": (10, {"reward": lambda step: 0.46 - 0.0133 * step,
                               "success": lambda step: 0.46 - 0.0133 * step}),
