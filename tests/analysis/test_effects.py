@@ -4,7 +4,6 @@ import pytest
 from conftest import credit_columns, write_log
 from logs import tables_of
 
-import analyze
 from analysis.tally import Tally
 from analysis.statistics import student_quantile
 
@@ -44,20 +43,6 @@ def test_of_a_rare_kind_nothing_is_said(tmp_path):
     assert rows["space"]["over rest"]["value"] is None
     assert rows["space"]["difference"] == "too few"
     assert rows["bracket"]["over rest"]["value"] == pytest.approx(1)
-
-
-def test_groups_without_advantages_do_not_make_intervals_narrower(tmp_path):
-    """Three groups with a spread of rewards among sixty: nothing is said, whatever the sizes."""
-    rng = np.random.default_rng(0)
-    advantage = np.repeat(np.where(np.arange(120) < 6, rng.choice([-1.0, 1.0], 120), 0.0), 10)
-    p = rng.uniform(0.1, 0.9, 1200)
-    folder = write_log(tmp_path / "run", {1: credit_columns(
-        [10] * 120, np.repeat(np.arange(60), 2), advantage=advantage, log_prob=np.log(p),
-        collision=p**2 + (1 - p) ** 2, kind=rng.integers(0, 3, 1200))})
-    tables = tables_of(folder)
-    assert np.isnan(analyze.early_over_late(Tally(folder)).low)
-    for name in ("gradient by kind", "gradient by position"):
-        assert {row["difference"] for row in tables[name]} == {"too few"}, name
 
 
 def test_the_share_of_the_squares_by_hand(tmp_path):

@@ -52,10 +52,11 @@ def test_the_first_fifth_over_the_last(log, monkeypatch):
 @pytest.mark.parametrize("long, is_known", [(5, False), (6, True)])
 def test_an_interval_goes_by_the_groups_that_carry_the_rarest_cell(tmp_path, long, is_known):
     """Twelve groups. Each has tokens in the first tenth of an answer, and those with an answer of
-    ten tokens also in the second. The first fifth needs both, and six groups for an interval."""
+    ten tokens also in the second. The first fifth needs both, and six groups for an interval.
+    Three more groups have no advantage, and so they say nothing."""
     lengths = [10] * long + [6] * (12 - long)
-    tokens = sum(lengths)
-    columns = credit_columns(lengths, range(12), advantage=np.linspace(1, 2, tokens))
+    advantage = np.append(np.linspace(1, 2, sum(lengths)), np.zeros(30))
+    columns = credit_columns([*lengths, 10, 10, 10], range(15), advantage=advantage)
     tally = Tally(write_log(tmp_path / "run", {1: columns}))
     assert tally.groups_with_advantage["position"][:2].tolist() == [12, long]
     found = early_over_late(tally)
