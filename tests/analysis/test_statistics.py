@@ -85,6 +85,7 @@ def test_means_by_hand():
     freedom."""
     found = mean_over([1.0, 2.0, np.nan, 3.0])
     assert found.value == 2 and found.high - 2 == pytest.approx(4.302653 / np.sqrt(3), rel=1e-4)
+    assert found.visible == pytest.approx(detectable(2) / np.sqrt(3))
     assert np.isnan(mean_over([1.0]).low) and np.isnan(mean_over([np.nan]).value)
 
 
