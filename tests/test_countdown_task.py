@@ -301,10 +301,6 @@ def test_a_file_is_split_by_the_same_rule_and_a_held_out_problem_counts_once(tmp
     assert not any(map(held_out, task.to_train))
 
 
-def test_fewer_problems_than_asked_for_are_no_endless_search():
-    assert len(Task(prompt="short", numbers="3", max_number=2).held_out_problems(20)) == 3
-
-
 def test_the_search_ends_when_nothing_new_was_drawn_for_long(monkeypatch):
     """Whatever the number that was asked for: here the last new problem of four is the seventh
     draw, and after five more draws nobody looks further."""

@@ -125,7 +125,7 @@ def test_any_model_is_trained_from_any_folder_and_saved(bare_model, tmp_path):
     assert torch.equal(start, trained) and (tmp_path / "trained/tokenizer.json").exists()
     assert "exists already" in program_here(*command, expect=2)
     for wrong in (("--steps", -1), ("--answers", 1)):
-        said = program(tmp_path, ROOT / "examples/loop.py", *wrong, expect=2)
+        said = program_here(ROOT / "examples/loop.py", *wrong, expect=2)
         assert "should be at least 1, --answers at least 2" in said
     said = program_here(ROOT / "examples/loop.py", tmp_path / "none", expect=1)
     assert said.startswith("loop.py: ") and said.count("\n") == 1
