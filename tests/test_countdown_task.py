@@ -400,6 +400,7 @@ TWO = dict(numbers="2", min_number=2, max_number=30, max_target=900, examples=4)
 @pytest.mark.parametrize("form", ["brief", "expression", "short"])
 @pytest.mark.parametrize("numbers", ["2", "3"])
 def test_worked_examples_are_right_one_for_each_operator_and_none_is_held_out(form, numbers):
+    """Where there is thinking, every other one tries something first that misses."""
     task = Task(**TWO | {"numbers": numbers, "prompt": form})
     turns = task.head.split("<|im_start|>user\n")[1:]
     assert len(turns) == 4 == len(task.shown)
@@ -415,6 +416,7 @@ def test_worked_examples_are_right_one_for_each_operator_and_none_is_held_out(fo
         assert not held_out(problem)
         if form != "expression":
             assert score["reasoning"] == 1  # what is tried first is computed rightly, too
+            assert (" no, " in answer) == (sign in "+-") and " yes</think>" in answer
 
 
 def test_worked_examples_are_the_same_in_every_run_and_are_not_trained_on():
@@ -426,10 +428,9 @@ def test_worked_examples_are_the_same_in_every_run_and_are_not_trained_on():
     assert Task(prompt="brief", **TWO | {"examples": 0}).head == ""
 
 
-@pytest.mark.parametrize("numbers", ["2", "3"])
-def test_differences_and_quotients_are_shown_with_their_numbers_in_another_order(numbers):
+def test_differences_and_quotients_are_shown_with_their_numbers_in_another_order():
     """Than that of the question: a model that only copies the order cannot solve half of them."""
-    task = Task(prompt="expression", **TWO | {"numbers": numbers, "examples": 8})
+    task = Task(prompt="expression", **TWO | {"examples": 8})
     turns = task.head.split("<|im_start|>user\n")[1:]
     for number, turn in enumerate(turns):
         question, _, answer = turn.partition("assistant\n")
@@ -450,13 +451,6 @@ def test_what_the_system_is_told_stands_once_before_all_turns(form, system):
     assert text.endswith(alone[alone.index("<|im_start|>user"):])
 
 
-def test_every_other_example_tries_something_that_misses_first():
-    task = Task(prompt="brief", **TWO | {"examples": 6})
-    thoughts = re.findall("<think>(.+?)</think>", task.head)
-    assert [" no, " in thought for thought in thoughts] == [True, False] * 3
-    assert all(thought.endswith(" yes") for thought in thoughts)
-
-
 @pytest.mark.parametrize("text, form, right", [
     ("4*19", 1, 1), ("4*19<|im_end|>", 1, 1), ("19 * 4<|im_end|>", 1, 1), ("4+19", 1, 0),
     ("76", 1, 0), ("4*19=76", 0, 0), ("4*19\n<|im_end|><|im_end|>", 0, 0), ("", 0, 0),
@@ -465,17 +459,6 @@ def test_an_expression_alone_is_an_answer(text, form, right):
     task = Task(prompt="expression", reward_form="right", **TWO)
     expected = {"reward": right, "format": form, "answer": right, "reasoning": 0}
     assert task.score(Problem((4, 19), 76), text) == expected
-
-
-def test_examples_of_a_file_come_from_its_training_problems(tmp_path):
-    path = tmp_path / "problems.jsonl"
-    made = Task(**TWO).training_problems(0, 1, 200) + Task(**TWO).held_out_problems(20)
-    path.write_text("".join(json.dumps({"nums": p.numbers, "target": p.target}) + "\n"
-                            for p in made))
-    task = Task(data=str(path), prompt="expression", examples=4)
-    trained = {(tuple(sorted(p.numbers)), p.target) for p in made if not held_out(p)}
-    assert len(task.shown) == 4 and task.shown <= trained
-    assert not task.shown & {(tuple(sorted(p.numbers)), p.target) for p in task.to_train}
 
 
 def test_examples_have_few_numbers_also_where_problems_have_many(tmp_path):

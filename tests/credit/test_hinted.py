@@ -33,10 +33,9 @@ def test_a_task_may_write_the_hint_itself(policy, monkeypatch):
     assert policy.tokenizer.decode(found, skip_special_tokens=False).endswith("( 3 + 5 ) + 7")
 
 
-@pytest.mark.parametrize("text", [None, 5, b"x"])
-def test_a_task_that_writes_no_text_is_named(policy, monkeypatch, text):
+def test_a_task_that_writes_no_text_is_named(policy, monkeypatch):
     rollouts = spoken(policy)
-    monkeypatch.setattr(type(policy.task), "hinted_prompt", lambda task, problem, hint: text,
+    monkeypatch.setattr(type(policy.task), "hinted_prompt", lambda task, problem, hint: 5,
                         raising=False)
     assert "should return a text" in refusal(hinted_prompt, policy, rollouts, 0, [5])
 

@@ -138,23 +138,17 @@ def test_what_is_no_loss_or_no_typical_mistake_is_told(body, told, screen_of):
 
 # other texts that are right
 RIGHT = [
-    (TERM, "log_prob * advantage * weight"), (PLAIN, PLAIN.replace("-", "0 - ")),
-    (PLAIN, PLAIN.replace("sum() / total", "div(total).sum()")),
-    (PLAIN, PLAIN.replace("(objective * mask)", "objective[mask.bool()]")),
-    (PLAIN, PLAIN.replace("objective * mask", "torch.where(mask.bool(), objective, 0.0)")),
     (PLAIN, PLAIN.replace("objective * mask", "objective.double() * mask")),
-    (RATIO, "log_prob.exp() / old.exp()"), (RATIO, "(log_prob - old.detach()).exp()"),
+    (PLAIN, PLAIN.replace("(objective * mask)", "objective[mask.bool()]")),
+    (RATIO, "log_prob.exp() / old.exp()"),
     (SMALLER, "torch.where(advantage > 0, torch.minimum(ratio, clipped), torch.maximum(ratio, "
               "clipped)) * advantage"),
-    (CLIPPED, CLIPPED.replace("-(objective * mask)", "(-objective * mask)")),
     (MINIMUM, "-torch.maximum(-ratio * advantage, -")]
 # wrong only far from 1, where they bound the ratio a second time
 BOUND_TWICE = [
     (SMALLER, SMALLER[:-1].replace("torch.minimum(", "torch.maximum(torch.minimum(")
      + "), torch.where(advantage < 0, 3 * advantage, -torch.inf))"),  # a dual clip
-    (RATIO, "(log_prob - old).clamp(-1, 1).exp()"), (RATIO, "(log_prob - old).clamp(max=1).exp()"),
-    (RATIO, "(log_prob - old).clamp(min=-1).exp()"), (RATIO, RATIO + ".clamp(max=2)"),
-    (RATIO, RATIO + ".clamp(max=10)"), (RATIO, "(log_prob - old).clamp(-3, 3).exp()")]
+    (RATIO, "(log_prob - old).clamp(max=3).exp()"), (RATIO, "(log_prob - old).clamp(min=-3).exp()")]
 
 
 @pytest.mark.parametrize("old, new", RIGHT)
@@ -172,8 +166,7 @@ def test_a_second_bound_is_found_by_the_last_check(old, new, screen_of):
 
 
 @pytest.mark.parametrize("bounded", [
-    "advantage.clamp(-5, 5)", "advantage.clamp(max=10)", "advantage.clamp(min=-10)",
-    "weight.clamp(max=2)"])
+    "advantage.clamp(max=10)", "advantage.clamp(min=-10)", "weight.clamp(max=2)"])
 def test_a_bound_of_advantages_or_weights_is_found(bounded, screen_of):
     name = bounded.split(".")[0]
     passed, said = screen_of(WRITTEN.replace(TERM, TERM.replace(name, bounded)))
