@@ -1,7 +1,6 @@
 """Self-distilled credit: what is read under a hint, against plain passes over the same texts."""
 from dataclasses import replace
 
-import pytest
 import torch
 from conftest import ASKED, SPOKEN, make_weighting, refusal, spoken
 
