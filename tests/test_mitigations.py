@@ -39,6 +39,7 @@ def raw(name, rollouts, **own):
     ("entropy_masking", {"mask_percentile": 100.0}, UP_TO_10, [0] * 10 + [1]),
     ("low_probability", {"probability_share": 0.2}, {"log_prob": [HALF, 0, -30]}, [0.9, 1, 0.8]),
     ("low_probability", {"probability_share": 0.0}, {"log_prob": [HALF, 0, -30]}, [1, 1, 1]),
+    ("negative_only", {}, {"advantage": [0.7, -0.7, 0]}, [0.1, 1, 0.1]),
     # 1 - 0.9 (1 - exp(-2)); not where r is below 0, and not where the answer is blamed
     ("taco", {"tail_strictness": 0.1},
      {"log_prob": [FAR, FAR, FAR, -1], "entropy": [1.0] * 4, "advantage": [0.7, -0.7, 0, 0.7]},

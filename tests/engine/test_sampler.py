@@ -209,7 +209,8 @@ def test_no_random_number_draws_a_token_without_probability(kind, long, monkeypa
 def test_a_gpus_way_through_a_long_vocabulary_draws_the_same_tokens(temperature, monkeypatch):
     monkeypatch.setattr(sampler, "PART", 8)
     generator = torch.Generator().manual_seed(0)
-    logits, uniform = torch.randn(100, 50, generator=generator), torch.rand(100, generator=generator)
+    logits = torch.randn(100, 50, generator=generator)
+    uniform = torch.rand(100, generator=generator)
     tokens, others = (kind(logits).pick(uniform, temperature)
                       for kind in (Distribution, LongDistribution))
     assert torch.equal(tokens, others) and len(tokens.unique()) > 20
