@@ -378,9 +378,6 @@ def test_prompts_end_with_an_opened_think_and_are_chatml(learner):
         text = Task(prompt=form).prompt_for(PROBLEM)
         assert text.startswith("<|im_start|>") and text.endswith("<think>")
         assert "<|im_end|>\n<|im_start|>assistant\n" in text and "22" in text
-    for word in ("3, 5, 7", "+", "-", "*", "/", "exactly once", "<answer>", "</answer>",
-                 "</think>"):
-        assert word in text
     tiny, text = load_tokenizer(learner), Task(prompt="short").prompt_for(PROBLEM)
     assert b"".join(token_bytes(tiny, encode_prompt(tiny, text, ""))).decode() == text
 

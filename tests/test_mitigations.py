@@ -32,7 +32,7 @@ def raw(name, rollouts, **own):
     ("entropy_weighted", {"entropy_temp": 0.5}, {"entropy": [0, LOG_2, LOG_3]},
      [3 / 14, 12 / 14, 27 / 14]),
     ("entropy_ratio", {"entropy_beta": 1.0}, {"entropy": [0.0, 1, 5]}, [0, 0.5, 2.5]),
-    ("entropy_ratio", {"entropy_beta": 2.0}, {"entropy": [0.0, 1, 5]}, [0, 0, 4]),
+    ("entropy_ratio", {"entropy_beta": 2.0}, {"entropy": [0.0, 0.25, 1.25]}, [0, 0, 4]),
     ("entropy_ratio", {"entropy_beta": 1.0}, {"entropy": [0.0, 0]}, [1, 1]),
     ("entropy_masking", {"mask_percentile": 80.0}, UP_TO_10, [0] * 8 + [1] * 3),
     ("entropy_masking", {"mask_percentile": 0.0}, UP_TO_10, [1] * 11),

@@ -213,17 +213,13 @@ def test_an_adapter_that_does_not_fit_is_refused(folders, changes, words):
 
 
 def test_an_adapter_of_another_model_is_refused(folders, tmp_path):
-    """One with the same shapes; one with other shapes; and one that has only additions itself."""
+    """One with the same shapes, and one that has only additions itself."""
     base, added, model = folders
-    for name, changes in (("other", {"tie_word_embeddings": True}), ("larger", {
-            "intermediate_size": 2 * SMALL["intermediate_size"], "tie_word_embeddings": True})):
-        other = make_folder(tmp_path / name, **changes)
-        with torch.no_grad():
-            other.model.layers[-1].mlp.down_proj.weight.mul_(1.5)
-        write_model_folder(other, tmp_path / name)
-        edit(added, base_model_name_or_path=str(tmp_path / name))
-        assert "was added to another model than" in refusal(read_folder, added)
-    edit(added, r=1000)  # also if its rank is too large for the other model
+    other = make_folder(tmp_path / "other", tie_word_embeddings=True)
+    with torch.no_grad():
+        other.model.layers[-1].mlp.down_proj.weight.mul_(1.5)
+    write_model_folder(other, tmp_path / "other")
+    edit(added, base_model_name_or_path=str(tmp_path / "other"))
     assert "was added to another model than" in refusal(read_folder, added)
     edit(added, base_model_name_or_path=str(added))
     assert "there is no such model folder" in refusal(read_folder, added)
