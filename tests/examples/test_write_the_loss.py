@@ -182,12 +182,6 @@ def test_an_argument_that_is_changed_in_place_is_named(name, screen_of):
     assert not passed and f"the argument `{name}` is changed in place" in said
 
 
-def test_a_wrong_loss_in_float64_is_wrong_in_words(screen_of):
-    wrong = PLAIN.replace("-(objective", "(objective.double()")
-    passed, said = screen_of(WRITTEN.replace(PLAIN, wrong))
-    assert not passed and f"Probably wrong: {told_about('sign')} Mend it" in " ".join(said.split())
-
-
 def test_an_error_of_the_readers_code_keeps_its_own_words(screen_of):
     with pytest.raises(AttributeError, match="no attribute 'exponential_of'"):
         screen_of(WRITTEN.replace("sum()", "exponential_of()"))
