@@ -12,7 +12,7 @@ from functools import cache
 from graphlib import TopologicalSorter
 
 import pytest
-from conftest import REMOVABLE, ROOT, project_files
+from conftest import LISTED, REMOVABLE, ROOT, project_files
 
 SIGNPOST = "research"  # a file that says where the commands of a former folder are
 SIX = {"countdown_task", "qwen2_model", "grpo", "mitigations", "train", "analyze"}
@@ -73,9 +73,52 @@ MODULES = {module_name(path): path for path in sources()}
 NAMES = sorted(MODULES)
 
 
+ADDED = "# a user's"  # in the place of each line that a user has added
+PARTS = {"tokens_until", "rescaled_weight", "shuffled", "LOSSES['dpo']"}  # beside methods
+
+
+@cache
+def lines_in(name):
+    """The lines of a file, the project's own: a user's break no rule."""
+    text = MODULES[name].read_text(encoding="utf-8")
+    lines = text.splitlines()
+    for node in ast.parse(text).body if name in SIX else ():
+        if is_added(node, anywhere=name == "mitigations"):
+            first = min([node.lineno, *(mark.lineno for mark in marks_of(node))])
+            lines[first - 1:node.end_lineno] = [ADDED] * (node.end_lineno - first + 1)
+    return lines
+
+
+def marks_of(node):
+    return getattr(node, "decorator_list", [])
+
+
+def is_added(node, anywhere):
+    """Whether a user has added it: a method, and in mitigations.py all else that is no part of it,
+    an import of a file or a package of theirs among it."""
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        package = (getattr(node, "module", None) or node.names[0].name).split(".")[0]
+        return anywhere and not (is_own(package) or package in INSTALLED | sys.stdlib_module_names)
+    is_method = any(ast.unparse(mark).partition("(")[0] in ("mitigation", "advantage")
+                    for mark in marks_of(node))
+    target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+    named = getattr(node, "name", target and ast.unparse(target))
+    return bool(named and (is_method or anywhere) and named not in LISTED | PARTS)
+
+
 @cache
 def tree_of(name):
-    return ast.parse(MODULES[name].read_text(encoding="utf-8"), str(MODULES[name]))
+    return ast.parse("\n".join(lines_in(name)), str(MODULES[name]))
+
+
+@pytest.mark.parametrize("code, elsewhere, in_mitigations", [
+    ("def helper(): pass", False, True), ("WORDS = {1}", False, True),
+    ("from my_helpers import f", False, True), ("import numpy", False, False),
+    ("def shuffled(): pass", False, False), ("@mitigation\ndef none(): pass", False, False),
+    ("@advantage(whole_answers=True)\ndef mine(): pass", True, True)])
+def test_what_a_user_adds_is_told_apart(code, elsewhere, in_mitigations):
+    [node] = ast.parse(code).body
+    assert [is_added(node, anywhere) for anywhere in (False, True)] == [elsewhere, in_mitigations]
 
 
 def is_own(name):
