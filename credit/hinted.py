@@ -43,11 +43,9 @@ class rlsd:
 
     def __call__(self, rollouts: Rollouts, policy: Policy) -> Tensor:
         hints = [hint_that_fits(policy, rollouts, row) for row in range(len(rollouts.texts))]
-        known = torch.tensor([hint is not None for hint in hints])
-        self.metrics["hinted_share"] = known.float().mean().item()
-        gap = gap_under_hints(policy, rollouts, hints)
-        weight = (rollouts.advantage.sign() * gap).exp().clamp(1 / HINT_LIMIT, HINT_LIMIT)
-        return torch.where(known.to(weight.device)[:, None], weight, 1.0)
+        self.metrics["hinted_share"] = sum(hint is not None for hint in hints) / len(hints)
+        gap = gap_under_hints(policy, rollouts, hints)  # 0 without a hint, which is the weight 1
+        return (rollouts.advantage.sign() * gap).exp().clamp(1 / HINT_LIMIT, HINT_LIMIT)
 
 
 def hint_for(rollouts: Rollouts, row: int) -> list[int] | None:

@@ -2,7 +2,7 @@
 from dataclasses import replace
 
 import torch
-from conftest import refusal, spoken
+from conftest import ASKED, SPOKEN, make_weighting, refusal, spoken
 
 from credit import hinted
 from credit.hinted import gap_under_hints, hint_for, hint_that_fits, hinted_prompt, rlsd
@@ -84,3 +84,9 @@ def test_the_weight_goes_with_the_hint_in_what_is_pushed_up_and_against_it_elsew
     monkeypatch.undo()
     limited = rlsd(policy)(rollouts, policy)
     assert limited.max() == 2 and limited[rollouts.mask].min() == 0.5
+
+
+def test_without_a_right_answer_every_token_weighs_the_same(policy):
+    rollouts = spoken(policy, [SPOKEN[1], SPOKEN[1]], ASKED[:1])
+    weight = make_weighting("rlsd", {}, policy)(rollouts, policy)[rollouts.mask]
+    assert (weight == 1).all()
