@@ -13,7 +13,7 @@ from logs import plain_rows, random_log, rows_in, titles_in
 import analyze
 from analysis.arms import Comparison
 from analysis.compare import arms_overview
-from analysis.tally import Tally
+from analysis.tally import OVER_REST, Tally
 from analysis import answers, report, tokens
 from analysis.runs import read_run
 from harness.record import whole
@@ -60,6 +60,8 @@ def test_every_table_is_printed_and_fits_a_terminal(tmp_path, capsys):
     tables = sum(analyze.run_chapters(run, tally).values(), [])
     titles = [table.title for table in tables]
     assert titles_in(printed) == titles and page.count("<table><thead>") == len(titles)
+    for text in (" ".join(printed.split()), html.unescape(page)):  # a note stands once
+        assert [text.count(note) for note in (OVER_REST, analyze.ABOUT_FACTORS)] == [1, 1]
     assert {"growth", "rewards", "gradient by kind", "gradient by section", "gradient by position",
             "forks"} <= {table.name for table in tables}
     assert page.count("<figure") == len([*(tmp_path / "out").glob("*.png")]) > 0

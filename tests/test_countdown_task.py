@@ -458,6 +458,17 @@ def test_an_expression_alone_is_an_answer(text, form, right):
     assert task.score(Problem((4, 19), 76), text) == expected
 
 
+def test_examples_of_a_file_come_from_its_training_problems(tmp_path):
+    path = tmp_path / "problems.jsonl"
+    made = Task(**TWO).training_problems(0, 1, 200) + Task(**TWO).held_out_problems(20)
+    path.write_text("".join(json.dumps({"nums": p.numbers, "target": p.target}) + "\n"
+                            for p in made))
+    task = Task(data=str(path), prompt="expression", examples=4)
+    trained = {(tuple(sorted(p.numbers)), p.target) for p in made if not held_out(p)}
+    assert len(task.shown) == 4 and task.shown <= trained
+    assert not task.shown & {(tuple(sorted(p.numbers)), p.target) for p in task.to_train}
+
+
 def test_examples_have_few_numbers_also_where_problems_have_many(tmp_path):
     """Of thirty numbers not all expressions can be tried."""
     path = tmp_path / "problems.jsonl"
