@@ -46,9 +46,8 @@ def train(run: Run) -> None:
     policy = parts.policy        # model, tokenizer, task
     optimizer = parts.optimizer  # AdamW
     reference = parts.reference  # the model that the KL term compares with, or None
-    advantage = parts.advantage  # --advantage or --loss: rollouts -> (B, T)
+    advantage = parts.advantage  # --advantage: rollouts -> (B, T)
     weighting = parts.weighting  # --mitigation: rollouts -> (B, T)
-    source = parts.source        # of answers: the policy itself, or the file of --pairs
     run.begin(policy, optimizer, {"advantage": advantage, "mitigation": weighting})
 
     if run.done == 0 and s.eval_every:
@@ -57,7 +56,7 @@ def train(run: Run) -> None:
         clock = Clock(step)
         with clock("rollout"):
             problems = policy.task.training_problems(s.seed, step, s.questions)
-            rollouts = source.sample(problems, s.answers, derived_seed("train", s.seed, step))
+            rollouts = parts.sample(problems, s.answers, derived_seed("train", s.seed, step))
             rollouts = policy.score(rollouts)                                   # rewards (B,)
         with clock("credit"):
             rollouts = with_advantage(rollouts, advantage, policy, s, step)     # (B, T)

@@ -7,17 +7,16 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from analysis.runs import PLAIN_SETTINGS, Run, is_done, steps_done, task_of
+from analysis.runs import (PLAIN_SETTINGS, Run, flags_of_methods, is_done, steps_done,
+                           task_of)
 from engine.errors import UserError
 from harness.record import Json
 from harness.flags import Flag, flags_of
-from harness.other_names import RETIRED, flags_of_methods
 from harness.settings import NOT_SETTINGS, OPTIONS
 
-KNOWN = RETIRED | OPTIONS  # older runs have settings that are no flags any more
 # runs that differ in one of these are not compared; nor are those that differ in a flag of the task
-SETTING = ("reward", *(name for name, flag in KNOWN.items() if flag.compared == "setting"))
-ASIDE = tuple(name for name, flag in KNOWN.items() if flag.compared == "aside")
+SETTING = ("reward", *(name for name, flag in OPTIONS.items() if flag.compared == "setting"))
+ASIDE = tuple(name for name, flag in OPTIONS.items() if flag.compared == "aside")
 
 
 def finished(runs: list[Run]) -> list[Run]:
@@ -37,7 +36,7 @@ def finished(runs: list[Run]) -> list[Run]:
 def effective_settings(config: Mapping[str, object]) -> Json:
     """A run's settings with defaults filled in, without those that had no effect. The name of the
     reward, and TRL's loss, are recorded beside the settings and count like one."""
-    flags = {**KNOWN, **task_flags(config), **flags_of_methods(config)}
+    flags = {**OPTIONS, **task_flags(config), **flags_of_methods(config)}
     settings = {name: flag.default for name, flag in flags.items()} | dict(config)
     without_effect = set(NOT_SETTINGS) - {"reward", "trainer"}
     for name, flag in flags.items():
@@ -100,10 +99,10 @@ def comparable(runs: list[Run]) -> tuple[list[list[Run]], list[str]]:
 def name_of(mine: Json, settings: list[Json]) -> str:
     """The name of an arm: its weighting, and the settings in which it differs from the others and
     from the defaults."""
-    parts = [str(mine.get("mitigation", "none"))]  # --loss dpo has none
+    parts = [str(mine.get("mitigation", "none"))]
     for key, value in mine.items():
         differs = any(key in other and other[key] != value for other in settings)
-        is_default = key in KNOWN and value == KNOWN[key].default
+        is_default = key in OPTIONS and value == OPTIONS[key].default
         if key != "mitigation" and differs and not is_default:
             parts.append(f"{key} {value}")
     return " ".join(parts)

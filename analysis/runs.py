@@ -7,16 +7,17 @@ from typing import TypedDict
 
 import numpy as np
 
+from engine.choices import METHODS
 from engine.errors import UserError, did_you_mean
-from harness.flags import TYPE_NAMES, has_type
+from harness.flags import TYPE_NAMES, Flag, flags_of, has_type
 from harness.metrics import METRICS
 from harness.read_record import credit_steps, is_complete, read_columns, run_config
 from harness.record import Json, read_lines
 from harness.tasks import load_task
-from harness.other_names import RETIRED, about_retired, flags_of_methods
 from harness.settings import OPTIONS, Settings
 
-PLAIN_SETTINGS = {"mitigation": "none", "advantage": "grpo", "loss": "policy", "placebo": "none"}
+PLAIN_SETTINGS = {"mitigation": "none", "advantage": "grpo", "placebo": "none",
+                  "loss": "policy"}  # examples/dpo.py writes another one
 
 
 class Run(TypedDict):
@@ -69,8 +70,6 @@ def read_run(folder: str | Path) -> Run:
     folder = Path(folder)
     config = run_config(folder)
     refuse_other_types(folder, config)
-    if sentence := about_retired(config):
-        print(f"{folder / 'config.json'} has {sentence}", file=sys.stderr)
     return {"folder": folder, "config": config, "steps": credit_steps(folder),
             "metrics": read_metrics(folder),
             "evaluations": read_evaluations(folder)}
@@ -80,7 +79,7 @@ def refuse_other_types(folder: Path, config: Json) -> None:
     """Refuse a setting of another type than its flag has, as a config.json may have that somebody
     has edited. A user may have changed the type of a method's own flag since the run was made."""
     flags_of_run = flags_of_methods(config)
-    for name, flag in (RETIRED | OPTIONS).items():
+    for name, flag in OPTIONS.items():
         value = config.get(name, flag.default)
         if name not in flags_of_run and value is not flag.default and not has_type(value, flag):
             raise UserError(f"{folder / 'config.json'}: {name} is {value!r:.80}, and should be "
@@ -142,3 +141,13 @@ def task_of(config: Mapping[str, object]) -> type | None:
         return load_task(config.get("task", Settings.task))
     except (UserError, OSError):  # a name that no file can have
         return None
+
+
+def flags_of_methods(config: Mapping[str, object]) -> dict[str, Flag]:
+    """The flags of a run's weighting and advantage, if these exist here."""
+    flags: dict[str, Flag] = {}
+    for axis, choices in METHODS.items():
+        name = str(config.get(axis))  # the defaults have no flags
+        if name in choices:
+            flags |= flags_of(choices[name])
+    return flags

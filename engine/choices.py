@@ -80,8 +80,6 @@ def module_of(choice: str | Choice) -> str:
 
 MITIGATIONS, ADVANTAGES = Choices(), Choices()
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}  # by the flag that chooses one
-# Other losses. A choice is an advantage: with it the policy loss has the gradient of that loss.
-LOSSES = Choices()
 NEVER_RESCALED: set[str] = set()  # weightings whose scale matters
 WHOLE_ANSWERS: set[str] = set()   # advantages that give every token of an answer the same number
 

@@ -18,7 +18,7 @@ from engine.rollouts import Problem, Rollouts
 
 @dataclass
 class DynamicSampling:
-    """A source of answers: the policy's, of at most `most` batches for a step."""
+    """Sampling of a step from at most `most` batches of problems."""
     policy: Policy
     most: int
     drawn: Metrics = field(default_factory=dict)  # what was drawn beyond the last batch

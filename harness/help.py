@@ -1,11 +1,12 @@
-"""The text of --help: the usual flags, all flags (--help all), or one method (--help NAME)."""
+"""What is said about flags: the text of --help, which has the usual flags, all flags (--help all),
+or one method (--help NAME); and what an unknown flag may have meant."""
 import inspect
 import textwrap
 from dataclasses import replace
 
-from engine.choices import Choices
+from engine.choices import METHODS, Choices
 from engine.errors import UserError
-from harness.flags import LARGEST, TYPE_NAMES, Flag, flags_of, make_parser
+from harness.flags import LARGEST, TYPE_NAMES, Flag, Values, flags_of, make_parser
 
 # what the columns of a step's line are, which a run prints (harness/metrics.py)
 ABOUT_STEPS = (
@@ -20,6 +21,15 @@ ABOUT_DEFAULTS = (
 # what --help lists; --help all lists every flag
 SHORT_HELP = ("model", "device", "task", "mitigation", "advantage", "steps", "questions", "answers",
               "max_new_tokens", "learning_rate", "seed", "out", "resume")
+
+OTHER_NAMES = {  # that other trainers use
+    "lr": "--learning_rate", "batch_size": "--questions times --answers", "n": "--answers",
+    "group_size": "--answers", "num_generations": "--answers", "max_steps": "--steps",
+    "num_steps": "--steps", "max_tokens": "--max_new_tokens", "beta": "--kl", "output_dir": "--out",
+    "max_completion_length": "--max_new_tokens", "gradient_checkpointing": "--checkpointing",
+    "wandb": "--track wandb", "report_to": "--track",
+    "strength": "the flag of a function with an argument of this name: def my_idea(rollouts, *, "
+                "strength: Positive = 1.0)"}
 
 
 def help_about(topic: str, flags: dict[str, Flag], methods: dict[str, Choices],
@@ -82,3 +92,14 @@ def about_flag(flag: Flag) -> str:
         facts.append(f"needs {flag.requires[1]}")
     meaning = f": {flag.text}" if flag.text else ""
     return f"({'; '.join(facts)}){meaning}"
+
+
+def about_unknown(name: str, chosen: Values) -> str:
+    """A sentence about a flag that belongs to another method, or that another trainer has; an empty
+    one if it is neither."""
+    for axis, choices in METHODS.items():
+        found = [owner for owner in choices if name in flags_of(choices[owner])]
+        if found:
+            return f"--{name} belongs to {' and '.join(found)}, but --{axis} is {chosen[axis]}"
+    other = OTHER_NAMES.get(name)
+    return f"unknown argument --{name}: here it is {other}" if other else ""

@@ -1,20 +1,20 @@
-"""`build` makes the parts of a run from its settings: policy, optimizer, methods and source of
-answers."""
+"""`build` makes the parts of a run from its settings: policy, optimizer, methods and the function
+that samples."""
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from tokenizers import Tokenizer
 
-from engine.choices import ADVANTAGES, LOSSES, MITIGATIONS, Method, make
+from engine.choices import ADVANTAGES, MITIGATIONS, Method, make
 from engine.errors import UserError
 from engine.model_folder import has_adapter, read_config, read_model_folder
 from engine.optimizer import AdamW, trained_parameters
 from engine.policy import Policy, derived_seed, encode_prompts
-from engine.rollouts import Problem, Rollouts
+from engine.rollouts import Rollouts
 from engine.tokens import load_tokenizer
 from harness.record import find_folder
 from harness.run import Run
@@ -24,11 +24,6 @@ from harness.tasks import CheckedTask, make_task
 from qwen2_model import Qwen2
 
 
-class Source(Protocol):
-    """A source of answers to the problems: the policy itself, or a file."""
-    def sample(self, problems: Sequence[Problem], answers: int, seed: int) -> Rollouts: ...
-
-
 class Parts(NamedTuple):
     """What a run is made of, once. Its steps only use these."""
     policy: Policy
@@ -36,7 +31,7 @@ class Parts(NamedTuple):
     reference: Qwen2 | None
     advantage: Method
     weighting: Method
-    source: Source
+    sample: Callable[..., Rollouts]  # problems, answers to each, seed -> a batch without rewards
 
 
 def build(run: Run) -> Parts:
@@ -46,8 +41,11 @@ def build(run: Run) -> Parts:
     optimizer = load_optimizer(s, policy)
     reference = initial_model(s) if s.kl else None
     advantage, weighting = make_advantage(s, policy), make_weighting(s, policy)
-    source = answers_from(run, policy)
-    return Parts(policy, optimizer, reference, advantage, weighting, source)
+    sample: Callable[..., Rollouts] = policy.sample
+    if s.dynamic_sampling > 1:
+        from engine.dynamic import DynamicSampling
+        sample = DynamicSampling(policy, s.dynamic_sampling, run.drawn).sample
+    return Parts(policy, optimizer, reference, advantage, weighting, sample)
 
 
 def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
@@ -114,12 +112,12 @@ def load_optimizer(s: Settings, policy: Policy) -> AdamW:
 
 
 def initial_model(s: Settings) -> Qwen2:
-    """A frozen copy of the model before training, for KL terms and preferences."""
+    """A frozen copy of the model before training, for KL terms."""
     return load_model(s, find_folder(s.model), device_of(s)).requires_grad_(False)
 
 
 def make_advantage(s: Settings, policy: Policy) -> Method:
-    chosen = LOSSES[s.loss] if s.loss in LOSSES else ADVANTAGES[s.advantage]
+    chosen = ADVANTAGES[s.advantage]
     made = make(chosen, s.flags_for(chosen), policy)
     if not s.entropy_bonus:
         return made
@@ -129,18 +127,6 @@ def make_advantage(s: Settings, policy: Policy) -> Method:
 
 def make_weighting(s: Settings, policy: Policy) -> Method:
     return make(MITIGATIONS[s.mitigation], s.flags_for(MITIGATIONS[s.mitigation]), policy)
-
-
-def answers_from(run: Run, policy: Policy) -> Source:
-    """The source of a run's answers: the policy itself, or the pairs of --pairs."""
-    s = run.settings
-    if s.pairs:
-        from credit.pairs import GivenPairs
-        return GivenPairs(s.pairs, policy, run)
-    if s.dynamic_sampling > 1:
-        from engine.dynamic import DynamicSampling
-        return DynamicSampling(policy, s.dynamic_sampling, run.drawn)
-    return policy
 
 
 def set_threads(threads: int, model: Qwen2) -> None:

@@ -86,7 +86,7 @@ def say_that_torch_differs(s: Settings, done: int) -> None:
 
 def changes(before: dict[str, str], s: Settings, done: int) -> Iterator[str]:
     """What has changed since a run, which has made `done` steps, wrote down what it is made of."""
-    needs_first_model = not done or s.kl > 0 or s.loss == "dpo" or s.lora > 0
+    needs_first_model = not done or s.kl > 0 or s.lora > 0
     folder = shown(find_folder(s.model))
     for name, digest in before.items():
         path = PROJECT / name

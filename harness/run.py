@@ -20,8 +20,7 @@ from statistics import mean
 import torch
 
 from engine.choices import Method, facts_of
-from engine.errors import (BadCredit, NotFinite, UserError, location_of, read_json,
-                           refuse_undefined)
+from engine.errors import BadCredit, NotFinite, UserError, location_of, refuse_undefined
 from engine.model_folder import base_of, write_model_folder, write_tensors
 from engine.optimizer import (AdamW, optimizer_tensors, rate_of_step,
                               trained_parameters)
@@ -50,10 +49,6 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
         refuse_unchangeable(given)
         given |= {"config": Path(resume) / "config.json", "out": resume}
     settings = make_settings(given)
-    if "config" in given:
-        from harness.other_names import about_retired
-        if sentence := about_retired(read_json(Path(given["config"]))):
-            say(f"{given['config']} has {sentence}")
     exists = settings.folder.exists()
     run = Run(settings)
     with run.cleanup:
@@ -210,7 +205,7 @@ class Run:
         s = self.settings
         if step == self.done + 1:
             score_again(rollouts, self.policy.task, s.task)
-        if s.pairs is None and s.dynamic_sampling == 1:  # else the task does not choose them alone
+        if s.dynamic_sampling == 1:  # else the task does not choose them alone
             self.problems = digest_of_problems(rollouts.problems, self.policy.task)
 
     def log(self, line: Json) -> None:

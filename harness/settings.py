@@ -28,21 +28,15 @@ NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "versions", "git_commit", "model_config", "reward", "ranks", "imported", "trainer",
     "columns_temperature", "made_of", "accepted", "trained_parameters")
 # when a setting has an effect
-POLICY: Requirement = (lambda s: s.loss == "policy", "--loss policy")
-DPO: Requirement = (lambda s: s.loss == "dpo", "--loss dpo")
-KL: Requirement = (lambda s: s.loss == "policy" and s.kl > 0, "--kl above 0")
-REUSED: Requirement = (lambda s: s.loss == "policy" and s.epochs > 1, "--epochs above 1")
+KL: Requirement = (lambda s: s.kl > 0, "--kl above 0")
+REUSED: Requirement = (lambda s: s.epochs > 1, "--epochs above 1")
 ESTIMATED: Requirement = (
-    lambda s: s.loss == "policy" and s.temperature == 1 and s.placebo != "advantages",
-    "--loss policy, --temperature 1, at which its estimate is right, and advantages that are not "
-    "shuffled")
-RESCALED: Requirement = (
-    lambda s: s.loss == "policy" and s.mitigation not in ("none", *NEVER_RESCALED),
-    "a --mitigation whose weights are rescaled")
-SHUFFLED: Requirement = (
-    lambda s: s.loss == "policy" and (s.placebo != "weights" or s.mitigation != "none"),
-    "--loss policy and, to shuffle weights, a --mitigation other than none")
-SAMPLED: Requirement = (lambda s: s.pairs is None, "sampled answers, which --pairs replaces")
+    lambda s: s.temperature == 1 and s.placebo != "advantages",
+    "--temperature 1, at which its estimate is right, and advantages that are not shuffled")
+RESCALED: Requirement = (lambda s: s.mitigation not in ("none", *NEVER_RESCALED),
+                         "a --mitigation whose weights are rescaled")
+SHUFFLED: Requirement = (lambda s: s.placebo != "weights" or s.mitigation != "none",
+                         "a --mitigation other than none, whose weights can be shuffled")
 EVALUATED: Requirement = (lambda s: s.eval_every > 0, "--eval_every above 0")
 ON_A_GPU: Requirement = (lambda s: s.device.startswith("cuda"), "--device cuda")
 
@@ -98,7 +92,7 @@ class Settings:
     mitigation: str = option(
         "none", "the weighting: how the advantage of an answer is spread over its tokens. The "
         "choices are listed below",
-        choices=MITIGATIONS, requires=POLICY, topic=SPREADING, in_name=False, sample_drops=True)
+        choices=MITIGATIONS, topic=SPREADING, in_name=False, sample_drops=True)
     rescale: str = option(
         "mean",
         "the number by which all weights of a batch are multiplied. mean: their mean becomes 1. "
@@ -115,26 +109,16 @@ class Settings:
 
     advantage: str = option(
         "grpo", "how advantages are computed from rewards. The choices are listed below",
-        choices=ADVANTAGES,
-        requires=POLICY, topic=FROM_REWARD, in_name=False, sample_drops=True)
+        choices=ADVANTAGES, topic=FROM_REWARD, in_name=False, sample_drops=True)
 
-    loss: str = option(
-        "policy",
-        "policy: the policy loss, which is computed from weight * advantage * log_prob of each "
-        "token. dpo: the loss of DPO, for which the best and the worst answer of each group are a "
-        "preference pair",
-        choices=("policy", "dpo"), topic=LOSS,
-        idea_takes=False, sample_drops=True)
     loss_norm: str = option(
         "token", "how the loss is averaged. token: over all tokens of the batch, as in DAPO. "
         "sequence: over the tokens of each answer, and then over the answers. constant: its sum is "
         "divided by the number of answers times max_new_tokens, as in Dr. GRPO",
-        choices=("token", "sequence", "constant"), requires=POLICY,
-        topic=LOSS)
+        choices=("token", "sequence", "constant"), topic=LOSS)
     epochs: int = option(
         1, "how many updates are made from each batch, all with the same weights and advantages",
-        least=1,
-        requires=POLICY, topic=LOSS)
+        least=1, topic=LOSS)
     clip_low: float = option(
         0.2, "PPO's lower clipping: the ratio of new to old probability is clipped at 1 minus this",
         most=1, requires=REUSED, topic=LOSS)
@@ -154,21 +138,13 @@ class Settings:
     kl: float = option(
         0.0, "coefficient of the KL divergence from the initial model. Above 0 a copy of that "
         "model is kept in memory",
-        requires=POLICY, topic=LOSS, sample_drops=True)
+        topic=LOSS, sample_drops=True)
     kl_kind: str = option(
         "k3", "estimator of the KL divergence. On average k3 has the gradient of KL(initial || "
         "policy), and k2 has that of KL(policy || initial)",
         choices=("k3", "k2"), requires=KL, topic=LOSS)
     drop_unfinished: bool = option(
-        False, "do not train on answers that were cut off at --max_new_tokens", requires=POLICY,
-        topic=LOSS)
-    dpo_beta: float = option(
-        0.1, "beta of DPO. With a smaller value the preferences may move the policy further from "
-        "the initial model", above=0, requires=DPO, topic=LOSS)
-    pairs: str | None = option(
-        None, "file of preference pairs to train on, instead of sampled answers. Each of its lines "
-        'is JSON: {"problem": ..., "chosen": ..., "rejected": ...}', requires=DPO, topic=LOSS,
-        idea_takes=False)
+        False, "do not train on answers that were cut off at --max_new_tokens", topic=LOSS)
 
     steps: int = option(
         100, "steps of training. With 0 the model is only evaluated",
@@ -176,8 +152,7 @@ class Settings:
     questions: int = option(
         8, "problems in each step", least=1, topic=TRAINING, compared="setting")
     answers: int = option(
-        8, "answers to each problem", least=2, requires=SAMPLED, topic=TRAINING,
-        compared="setting", otherwise=lambda s: 2)  # the two of a pair
+        8, "answers to each problem", least=2, topic=TRAINING, compared="setting")
     max_new_tokens: int = option(
         512, "the most tokens that an answer may have. A longer one is cut off",
         least=1, topic=TRAINING,
@@ -203,7 +178,7 @@ class Settings:
         1, "draw at most so many batches of problems for a step, until there are enough groups "
         "whose answers have different rewards. The record is of the groups that were kept, and so "
         "is its success. What is drawn beyond the first batch is counted as extra_answers",
-        least=1, most=100, requires=SAMPLED, topic=TRAINING)
+        least=1, most=100, topic=TRAINING)
     micro_batch: int = option(
         8, "how many answers of full length an update computes at a time; a number above that of "
         "all answers means all of them. This changes memory, speed and rounding, and nothing else",
@@ -311,7 +286,7 @@ def make_settings(given: Json) -> Settings:
     refuse_without_effect(typed, final, OPTIONS)
     flags = all_flags(final)  # with those of these methods
     for name in sorted(typed.keys() - flags.keys()):
-        from harness.other_names import about_unknown
+        from harness.help import about_unknown
         raise UserError(about_unknown(name, final) or f"--{name} is no flag of {final['task']}")
     values = {name: values.get(name, flag.default) for name, flag in flags.items()}
     check_values(values, flags)
@@ -373,11 +348,15 @@ def known_values(path: object, values: Json, chosen: Json) -> Json:
             flags_of_others |= flags_of(owner).keys()
     unknown = values.keys() - {*flags, *flags_of_file, *NOT_SETTINGS}
     if unknown and not missing:
-        from harness.other_names import RETIRED
-        if unknown := unknown - RETIRED.keys():
-            raise UserError(f"{path} has the unknown setting {min(unknown)}")
+        raise UserError(f"{path} has the unknown setting {min(unknown)}{written_by(values)}")
     kept = flags.keys() - flags_of_others
     return {name: value for name, value in values.items() if name in kept}
+
+
+def written_by(config: Json) -> str:
+    """A clause about the commit that a run was made with; an empty text if it is not on record."""
+    commit = config.get("git_commit")
+    return f": commit {str(commit)[:8]} wrote it, and has it" if commit else ""
 
 
 def is_or_extends(owner: typing.Any, other: typing.Any) -> bool:
@@ -440,7 +419,7 @@ def read_flags(argv: list[str], also_known: Collection[str] = (),
     parser.hint = "--help all lists the flags" + "".join(map(own_flags_of, owners(defaults)[1:]))
 
     def said_of_unknown(name: str) -> str:
-        from harness.other_names import about_unknown
+        from harness.help import about_unknown
         return about_unknown(name, defaults)
 
     typed = parser.read(argv, said_of_unknown)

@@ -5,12 +5,10 @@ import numpy as np
 import pytest
 
 import train
-from conftest import ROOT
-from engine.tokens import load_tokenizer
-from harness.read_record import read_columns, read_credit
+from harness.read_record import read_columns
 from runs import SHORT, assert_same_run, lines
 
-# What keeps a state, samples more, draws at random or has another loss, one of each kind;
+# What keeps a state, samples more or draws at random, one of each kind;
 # test_every_method.py has all methods, of which most are functions of the batch alone.
 ARMS = {
     "random": "--mitigation random", "lambda": "--mitigation lambda_grpo",
@@ -20,12 +18,12 @@ ARMS = {
     "trunk": "--advantage gae --critic trunk",
     "vine": "--advantage vine --values_every 16 --values_k 1",
     "epochs": "--epochs 2 --clip_low 0.1 --clip_high 0.1 --kl 0.1 --kl_kind k2",
-    "bfloat16": "--checkpointing --dtype bfloat16", "dpo": "--loss dpo",
+    "bfloat16": "--checkpointing --dtype bfloat16",
     "shuffled advantages": "--placebo advantages --drop_unfinished",
     "both axes": "--mitigation learned_importance --importance_warmup 0 --advantage gae "
                  "--rescale gradient --epochs 2"}
 REPORTED = {"critic": "explained_variance", "epochs": "clipped_share", "lambda": "lambda",
-            "dpo": "pairs_in_order", "both axes": "importance_loss"}
+            "both axes": "importance_loss"}
 
 
 @pytest.mark.parametrize("arm", ARMS)
@@ -66,14 +64,3 @@ def test_the_ratio_of_the_last_update_is_on_record(tmp_path):
     trained, ratio = credit["weight"] * credit["advantage"] != 0, credit["ratio"]
     assert ratio[trained].std() > 0.001 and (ratio[~trained] == 1).all() and not trained.all()
     assert ratio[trained].mean() == pytest.approx(metrics["ratio_mean"], abs=1e-5)
-
-
-def test_what_dpo_did_is_on_record_as_an_advantage(tmp_path):
-    columns, metrics = one_step(tmp_path, "--loss", "dpo", "--questions", "4")
-    assert "ratio" not in columns  # the loss has none
-    credit = read_credit(tmp_path / "x", 1, load_tokenizer(ROOT / "models/tiny"))
-    signs, pairs = credit.advantage[:, 0].sign(), metrics["pairs"]
-    assert pairs > 0 and (signs == 1).sum() == pairs == (signs == -1).sum()
-    for g in credit.group[signs != 0].unique():
-        own = credit.group == g
-        assert credit.reward[(signs == 1) & own] == credit.reward[own].max()

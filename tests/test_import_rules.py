@@ -34,8 +34,7 @@ LAB = ["engine", "harness", "credit", "analysis"]
 MAY_IMPORT = {
     "engine": ["qwen2_model", "engine"],
     "harness": ["qwen2_model", "engine", "harness",
-                # only when a flag needs them: --pairs, --entropy_bonus
-                "credit.pairs.GivenPairs", "credit.entropy_bonus.WithEntropyBonus"],
+                "credit.entropy_bonus.WithEntropyBonus"],  # only with --entropy_bonus
     "credit": ["engine", "harness", "qwen2_model", "grpo", "credit"],
     "analysis": ["engine", "harness", "grpo", "analysis"],
     "countdown_task": ["engine.errors", "engine.tokens", "harness.flags",
@@ -74,7 +73,7 @@ NAMES = sorted(MODULES)
 
 
 ADDED = "# a user's"  # in the place of each line that a user has added
-PARTS = {"tokens_until", "rescaled_weight", "shuffled", "LOSSES['dpo']"}  # beside methods
+PARTS = {"tokens_until", "rescaled_weight", "shuffled"}  # beside methods
 
 
 @cache

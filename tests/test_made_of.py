@@ -278,7 +278,7 @@ def test_a_method_that_a_run_does_not_have_does_not_count():
 
 def test_a_file_of_the_project_counts_wherever_the_command_is_typed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    s = make_settings({"loss": "dpo", "pairs": "models/tiny/recipe.json"})
+    s = make_settings({"data": "models/tiny/recipe.json"})
     before = made_of(s)
     assert "models/tiny/recipe.json" in before and list(changes(before, s, 5)) == []
 

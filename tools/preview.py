@@ -10,7 +10,6 @@ states, attention or further samples. It is the model that sampled the step, if 
 if not __package__:
     raise SystemExit("start it with: python -m tools.preview")
 import inspect
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
@@ -34,7 +33,6 @@ from harness.record import find_folder
 from harness.screen import put, run_as_program
 from harness.load import load_policy, make_weighting
 from harness.flags import Flag, check_value, flags_of, make_parser, with_defaults
-from harness.other_names import about_retired
 from harness.settings import OPTIONS, Settings, settings_of_run
 from mitigations import rescaled_weight
 from tools.helpers.look import about_gradient, differs_within
@@ -108,10 +106,7 @@ def about_weights(rollouts: Rollouts, weight: torch.Tensor) -> list[str]:
 def settings_with(folder: Path, weighting: dict) -> Settings:
     """The run's own settings, with the weighting that was asked for. Its advantages are on
     record."""
-    if sentence := about_retired(run_config(folder)):  # the weights may be others than the run's
-        print(f"{folder / 'config.json'} has {sentence}", file=sys.stderr)
-    return settings_of_run(folder, loss="policy", advantage="grpo", placebo="none", device="cpu",
-                           **weighting)
+    return settings_of_run(folder, advantage="grpo", placebo="none", device="cpu", **weighting)
 
 
 def step_of_run(folder: Path, settings: Settings, step: int | None) -> int:

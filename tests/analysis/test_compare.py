@@ -174,9 +174,10 @@ def test_holm_over_the_arms_and_apart_over_their_placebos(tmp_path, monkeypatch)
     """p = 0.03 alone would be seen; of three arms it is not."""
     mine, placebo = "entropy_ratio", "entropy_ratio placebo weights"
     comparison = comparison_of(make(tmp_path, {
-        "base": (0.5, {}), "arm": (0.8, {"mitigation": mine}), "other": (0.5, {"loss": "dpo"}),
+        "base": (0.5, {}), "arm": (0.8, {"mitigation": mine}),
+        "other": (0.5, {"loss_norm": "sequence"}),
         "placebo": (0.5, {"mitigation": mine, "placebo": "weights"})}, seeds=2))
-    p = {(mine, "none"): 0.03, ("none loss dpo", "none"): 0.001, (placebo, "none"): 0.9,
+    p = {(mine, "none"): 0.03, ("none loss_norm sequence", "none"): 0.001, (placebo, "none"): 0.9,
          (mine, placebo): 0.03}
     names = {id(arm): name for name, arm in comparison.arms.items()}
     monkeypatch.setattr(gains, "mean_over", lambda pairs, tests: Estimate(0.1, 0.01, 0.19))
@@ -188,6 +189,6 @@ def test_holm_over_the_arms_and_apart_over_their_placebos(tmp_path, monkeypatch)
     monkeypatch.setattr(gains, "gain_over", gain_with_p)
     found = rows_of(comparison)
     assert {name: row["p"] for name, row in found.items()} == pytest.approx(
-        {mine: 0.06, "none loss dpo": 0.003, placebo: 0.9, f"{mine} - {placebo}": 0.03})
+        {mine: 0.06, "none loss_norm sequence": 0.003, placebo: 0.9, f"{mine} - {placebo}": 0.03})
     assert [name for name, row in found.items() if row["verdict"] == "better"] == [
-        "none loss dpo", f"{mine} - {placebo}"]
+        "none loss_norm sequence", f"{mine} - {placebo}"]

@@ -16,8 +16,7 @@ from countdown_task import Task
 from examples import largest_last
 from engine.choices import ADVANTAGES, MITIGATIONS, Choices, mitigation
 from harness.flags import Flag, Positive, Range, check_value, flags_of, make_parser, option, settled
-from harness.help import SHORT_HELP
-from harness.other_names import OTHER_NAMES, RETIRED, about_retired
+from harness.help import OTHER_NAMES, SHORT_HELP
 from harness.settings import OPTIONS, make_settings, read_flags
 from tools import preview, warmup
 
@@ -162,9 +161,9 @@ def test_every_setting_says_what_it_is():
         "seed", "out", "eval_every", "eval_tasks"}
     assert with_property("compared", "setting") == {
         "model", "task", "steps", "questions", "answers", "max_new_tokens", "temperature"}
-    assert with_property("idea_takes", False) == {"seed", "out", "placebo", "loss", "pairs"}
+    assert with_property("idea_takes", False) == {"seed", "out", "placebo"}
     assert with_property("sample_drops", True) == {
-        "mitigation", "advantage", "loss", "placebo", "kl", "deterministic"}
+        "mitigation", "advantage", "placebo", "kl", "deterministic"}
 
 
 def in_any_order(flags: dict):
@@ -174,15 +173,11 @@ def in_any_order(flags: dict):
 
 
 @pytest.mark.parametrize("given, held", [
-    # without --loss dpo there are no pairs, so --answers counts
-    ({"pairs": "x.jsonl", "answers": 5}, {"pairs": None, "answers": 5}),
-    ({"pairs": "x.jsonl", "answers": 5, "loss": "dpo"}, {"pairs": "x.jsonl", "answers": 2}),
-    # a chain of three: dpo has no weighting, which then is not rescaled, nor shuffled
-    ({"loss": "dpo", "mitigation": "taco", "rescale": "gradient", "placebo": "weights"},
-     {"mitigation": "none", "rescale": "mean", "placebo": "none"}),
+    ({"rescale": "gradient", "placebo": "weights"}, {"rescale": "mean", "placebo": "none"}),
     ({"mitigation": "inverse_logprob_as_published", "rescale": "mean"}, {"rescale": "none"}),
-    ({"loss": "dpo", "kl": 0.1, "kl_kind": "k2"}, {"kl": 0.0, "kl_kind": "k3"}),
-    ({"placebo": "weights"}, {"placebo": "none"})])
+    ({"kl_kind": "k2"}, {"kl_kind": "k3"}),
+    # a chain: the advantages stay shuffled, and so there is no bonus
+    ({"placebo": "advantages", "entropy_bonus": 0.1}, {"entropy_bonus": 0.0})])
 def test_what_holds_does_not_depend_on_the_order_of_flags(given, held):
     values = {name: flag.default for name, flag in OPTIONS.items()} | given
     for flags in in_any_order(OPTIONS):
@@ -197,7 +192,7 @@ def test_what_the_policy_is_asked_for_are_settings():
         read |= {*re.findall(r"[.]settings[.](\w+)", text)}
         if re.search(r"\bs\b.*= .*\bsettings\b|\bs: .?RunSettings", text):
             read |= {*re.findall(r"\bs\.([a-z]\w+)", text)}
-    assert {"max_new_tokens", "temperature", "micro_batch", "kl_kind", "dpo_beta"} <= read
+    assert {"max_new_tokens", "temperature", "micro_batch", "kl_kind"} <= read
     assert read <= OPTIONS.keys()
 
 
@@ -256,34 +251,12 @@ def test_where_a_value_comes_from(tmp_path, recipe, config, argv, expected):
 
 @pytest.mark.parametrize("values, words", [
     ({"nonsense": 1}, "c.json has the unknown setting nonsense"),
+    ({"top_k": 1, "git_commit": "f19f84f4aa"}, "setting top_k: commit f19f84f4 wrote it"),
     ({"task": []}, "--task [] should be a text"), ({"steps": 1.5}, "should be a whole number"),
     ({"gamma": 0.9}, "c.json has the unknown setting gamma")])
 def test_a_file_may_not_hold_what_is_no_setting(tmp_path, model, values, words):
     config = write(tmp_path / "c.json", values)
     assert words in refusal(settings_of, ["--model", model, "--config", config])
-
-
-@pytest.mark.parametrize("values, said", [
-    ({"top_k": 0, "sample_every": 10}, ""),
-    ({"top_k": 5, "shard": True}, "shard True, top_k 5: retired since this run was made"),
-    ({"loss_temperature": 1.0, "temperature": 0.6}, "loss_temperature 1.0: retired"),
-    ({"loss_temperature": 0.6, "temperature": 0.6}, ""),
-    ({"mitigation": "random", "placebo_std": 1.0}, ""),
-    ({"mitigation": "random", "placebo_std": 0.5, "top_k": 5}, "top_k 5, placebo_std 0.5: retired "
-     "since this run was made, and without effect now (last in f19f84f4 and 427ce844)")])
-def test_a_setting_that_was_retired_is_read_and_told(tmp_path, model, values, said):
-    """An old run opens, and the sentence has what differs from the setting's former default."""
-    config = write(tmp_path / "c.json", {"steps": 7, **values})
-    settings = settings_of(["--model", model, "--config", config])
-    assert settings.steps == 7 and not RETIRED.keys() & settings.to_json().keys() - OPTIONS.keys()
-    assert about_retired({"steps": 7, **values}).startswith(said)
-    assert bool(about_retired(values)) == bool(said)
-
-
-def test_a_retired_flag_says_where_it_last_stood():
-    for name, commit in (("top_k", "f19f84f4"), ("hint_limit", "427ce844")):
-        said = refusal(settings_of, [f"--{name}", "5"])
-        assert said.startswith(f"--{name} is retired: it last stood in commit {commit}")
 
 
 def method_with(keyword):
@@ -293,13 +266,6 @@ def method_with(keyword):
     parameter = inspect.Parameter(keyword, inspect.Parameter.KEYWORD_ONLY, default=1)
     mine.__signature__ = inspect.Signature([parameter])
     return mine
-
-
-def test_an_own_keyword_may_have_the_name_of_a_retired_flag(own_choices):
-    MITIGATIONS.data["mine"] = method_with("hint_limit")
-    assert settings_of(["--mitigation", "mine", "--hint_limit", "5"]).method_flags == {
-        **settings_of([]).method_flags, "hint_limit": 5}
-    assert about_retired({"mitigation": "mine", "hint_limit": 5}) == ""
 
 
 @pytest.mark.parametrize("name", ["seed", "max_number", "reward", "help", "step", "gamma"])
@@ -409,15 +375,12 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
     ("--mitigation inverse_logprob_as_published --rescale mean",
      "--rescale has no effect without a --mitigation whose weights are rescaled"),
     ("--placebo weights",
-     "no effect without --loss policy and, to shuffle weights, a --mitigation"),
+     "no effect without a --mitigation other than none, whose weights can be shuffled"),
     ("--data x.jsonl --max_number 9",
      "no effect without generated problems, which --data replaces"),
     ("--eval_every 0 --eval_tasks 9", "--eval_tasks has no effect without --eval_every above 0"),
     ("--clip_low 0.3", "--clip_low has no effect without --epochs above 1"),
-    ("--entropy_bonus 0.1 --temperature 0.7", "without --loss policy, --temperature 1, at which"),
-    ("--loss dpo --mitigation random", "--mitigation has no effect without --loss policy"),
-    ("--pairs x.jsonl", "--pairs has no effect without --loss dpo"),
-    ("--loss dpo --pairs x.jsonl --answers 4", "has no effect without sampled answers")])
+    ("--entropy_bonus 0.1 --temperature 0.7", "without --temperature 1, at which")])
 def test_a_flag_that_is_wrong_or_without_effect_is_refused(argv, said):
     assert said in refusal(settings_of, argv.split())
 

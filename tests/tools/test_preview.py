@@ -50,14 +50,6 @@ def test_a_run_of_another_program_shows_what_its_credit_files_tell(tmp_path, con
     assert "x is a run of another program" in said
 
 
-def test_a_run_with_a_setting_that_was_retired_is_told(recorded, tmp_path, capsys):
-    """The weights that are shown are not those with which it trained."""
-    folder = shutil.copytree(recorded, tmp_path / "run")
-    edit_config(folder, placebo_std=0.5)
-    preview.main([str(folder), "--show", "0"])
-    assert "config.json has placebo_std 0.5: retired since" in capsys.readouterr().err
-
-
 def test_a_model_that_was_not_kept_is_not_replaced_by_another(recorded, tmp_path):
     folder = shutil.copytree(recorded, tmp_path / "run")
     shutil.rmtree(folder / "checkpoints/step_000001")

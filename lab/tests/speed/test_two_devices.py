@@ -134,7 +134,7 @@ def run(learner, out, *flags):
 
 
 @pytest.mark.parametrize("flags", [
-    ["--dtype", "bfloat16"], ["--epochs", "2", "--kl", "0.1"], ["--loss", "dpo"],
+    ["--dtype", "bfloat16"], ["--epochs", "2", "--kl", "0.1"],
     ["--eval_every", "1", "--eval_tasks", "4", "--placebo", "advantages"],
     ["--rescale", "gradient", "--mitigation", "random", "--placebo", "weights"]], ids=" ".join)
 def test_a_step_is_that_of_the_cpu(learner, tmp_path, monkeypatch, flags):
