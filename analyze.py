@@ -71,7 +71,7 @@ CURVES: dict[str, Style] = {  # for each mode of evaluation how its line is draw
 def main(argv: list[str]) -> None:
     import mitigations  # noqa: F401  makes known the methods that a run's settings name
     flags = report.read_analysis_flags(argv, __doc__)
-    runs = read_runs(flags.runs)
+    runs = read_runs(flags.run)
     first_folder = runs[0]["folder"]
     if len(runs) == 1:
         analyze_run(runs[0], Path(flags.output_dir or first_folder / "analysis"), flags.all)

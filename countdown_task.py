@@ -117,7 +117,7 @@ class Task:
     """
     data: str | None = option(
         None, 'file of problems, a line of JSON for each: {"nums": [3, 5, 7], "target": 22}. '
-        "Without it problems are generated", label="")
+        "Without it problems are generated")
     prompt: str = option("full", "wording of the prompt. original is that of GRPO-Zero. expression "
                          "asks for the expression alone, without any thinking", choices=PROMPTS)
     examples: int = option(0, "number of solved problems that stand in the prompt as earlier turns "

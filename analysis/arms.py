@@ -12,11 +12,13 @@ from analysis.runs import (PLAIN_SETTINGS, Run, flags_of_methods, is_done, steps
 from engine.errors import UserError
 from harness.record import Json
 from harness.flags import Flag, flags_of
-from harness.settings import NOT_SETTINGS, OPTIONS
+from harness.settings import CHANGEABLE, NOT_SETTINGS, OPTIONS
 
 # runs that differ in one of these are not compared; nor are those that differ in a flag of the task
-SETTING = ("reward", *(name for name, flag in OPTIONS.items() if flag.compared == "setting"))
-ASIDE = tuple(name for name, flag in OPTIONS.items() if flag.compared == "aside")
+SETTING = ("reward", "model", "task", "steps", "questions", "answers", "max_new_tokens",
+           "temperature")
+# runs of one arm may differ in these, and in how they are made
+ASIDE = ("seed", "out", "eval_every", "eval_tasks", *CHANGEABLE)
 
 
 def finished(runs: list[Run]) -> list[Run]:

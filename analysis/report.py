@@ -12,7 +12,7 @@ from analysis.tally import Tally
 from engine.errors import UserError
 from harness.record import Json
 from harness.screen import show_status
-from harness.flags import Flag, make_parser, with_defaults
+from harness.flags import Flag, read
 from harness.settings import OPTIONS
 
 TRAINING = "How the run went"  # these three are the chapters of a run's page
@@ -44,12 +44,10 @@ FLAGS = {
 
 
 def read_analysis_flags(argv: list[str], description: str) -> SimpleNamespace:
-    parser = make_parser("python analyze.py [RUN ...] [flags]", description, FLAGS)
-    parser.add_argument("runs", nargs="*", metavar="RUN", default=[],
-                        help="run folders. Several are compared with each other. By default it is "
-                             "the newest in runs/")
-    flags = with_defaults(parser.read(argv), FLAGS)
-    if len(flags.runs) == 1 and flags.baseline:
+    flags = read(argv, "python analyze.py [RUN ...] [flags]", description, FLAGS, {
+        "[RUN ...]": "run folders. Several are compared with each other. By default it is the "
+                     "newest in runs/"})
+    if len(flags.run) == 1 and flags.baseline:
         raise UserError("--baseline needs several runs to compare")
     return flags
 

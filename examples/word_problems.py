@@ -96,7 +96,7 @@ STORIES: tuple[Callable[[random.Random], Problem], ...] = (together, change, sha
 class Task:
     """Problems told in sentences; its fields are flags of train.py."""
     file: str | None = option(None, "file of problems in the form of GSM8K, a line of JSON with "
-                              "question and answer each. Without it problems are made", label="")
+                              "question and answer each. Without it problems are made")
     examples: int = option(4, "number of solved problems in the prompt", most=20)
 
     solved = "the number after #### is the right one"

@@ -1,22 +1,26 @@
-"""A flag: its values, when it has an effect, and what the programs do with it; and the parser with
-which all programs read their command lines.
+"""A flag: its values, when it has an effect, and what the programs do with it; and how all programs
+read their command lines.
 
     settings, tasks      answers: int = option(8, "answers in a group", least=2)
     weightings           def my_idea(rollouts, *, strength: Positive = 1.0)
     programs             FLAGS = {"answers": Flag(8, "answers in a group", least=2)}
 
-Everything about a flag is said where it is declared, and nowhere else.
+Everything about a flag is said where it is declared, and nowhere else. A command line is read once,
+in two steps: `words_of` splits it into the texts of its flags, for which no flag has to be known,
+and `settle` makes values of the texts. So which flags there are may follow from what was typed, as
+those of a weighting do.
 """
-import argparse
 import dataclasses
 import difflib
 import inspect
 import math
 import os
 import re
+import shutil
 import sys
+import textwrap
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import SimpleNamespace
@@ -34,7 +38,8 @@ LARGEST = 10 ** 9  # a number above this is a mistake, so help need not name the
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag. The defaults of these fields suit an ordinary setting: one that tells runs apart."""
+    """A flag. The defaults of these fields suit an ordinary setting: one that tells runs
+    apart."""
     default: typing.Any
     text: str = ""
 
@@ -53,16 +58,7 @@ class Flag:
     topic: str = ""    # the heading above it
     metavar: str = ""  # the word for its value, if it is not the type
 
-    # what the programs do with it
-    changeable: bool = False   # a resumed run may have another value
-    in_name: bool = True       # a run's folder is named after it, if it is not at its default
-    label: str | None = None   # what is written before the value there, if it is not the flag
-    compared: typing.Literal[
-        "setting",             # runs that differ in it are not compared
-        "arm",                 # runs that differ in it are compared, as different arms
-        "aside"] = "arm"       # runs of one arm may differ in it
-    idea_takes: bool = True    # python -m tools.idea takes it, and passes it on to its runs
-    sample_drops: bool = False  # python -m tools.sample, which does not train, sets it back
+    changeable: bool = False  # it says how a run is made: a resumed run may have another value
 
     @property
     def type(self) -> type:
@@ -196,80 +192,124 @@ def has_type(value: typing.Any, flag: Flag) -> bool:
     return is_kind and -math.inf < value < math.inf
 
 
-def settled(values: Values, flags: Mapping[str, Flag]) -> dict[str, typing.Any]:
-    """The values with which a run is made. They are the given ones, except that a flag without an
-    effect is set to its `value_without_effect`.
+def settle(given: Values, flags: Mapping[str, Flag], usual: Values = {}) -> dict[str, typing.Any]:
+    """The value of each flag: the given one, which may still be a text; else the usual one; else
+    the default. Each is checked.
 
-    Whether one flag has an effect may depend on another, which may have none itself. So all flags
-    are tested again, always from the given values, until nothing changes. The result does not
-    depend on their order.
+    A flag without an effect gets its `value_without_effect`, and is refused if another value was
+    given. This is decided in the order of the flags. So a requirement may read the flags that stand
+    before its own, and those that always have an effect.
     """
-    current = dict(values)
-    for _ in range(1 + len(flags)):  # no chain of flags that depend on each other is longer
-        without_effect = {}
-        for name, flag in flags.items():
-            if not flag.has_effect({**current, name: values[name]}):
-                without_effect[name] = flag.value_without_effect(current)
-        before, current = current, {**values, **without_effect}
-        if current == before:
-            break
-    return current
-
-
-def refuse_without_effect(typed: Values, final: Values, flags: Mapping[str, Flag]) -> None:
-    """Refuse a flag that was typed and has no effect, unless its value is the final one anyway."""
+    values: dict[str, typing.Any] = {}
     for name, flag in flags.items():
-        value = typed.get(name, final[name])
-        if value != final[name] and flag.requires and not flag.has_effect({**final, name: value}):
-            raise UserError(f"--{name} has no effect without {flag.requires[1]}")
+        value = usual.get(name, flag.default)
+        if name in given:
+            value = value_of(name, given[name], flag)
+        check_value(name, value, flag)
+        is_whole = type(value) is int and flag.type is float
+        values[name] = float(value) if is_whole else value
+    for name, flag in flags.items():
+        if flag.requires and not flag.has_effect(values):
+            wanted, values[name] = values[name], flag.value_without_effect(values)
+            if name in given and wanted != values[name]:
+                raise UserError(f"--{name} has no effect without {flag.requires[1]}")
+    return values
 
 
-class Parser(argparse.ArgumentParser):
-    """Says what is wrong in one sentence, and never guesses what a shortened flag means."""
-    flags: Mapping[str, Flag] = {}
-    hint = "--help lists the flags"
-    also_known: Collection[str] = ()  # flags that the program has read before
-    not_taken: Collection[str] = ()   # flags that the program refuses
-
-    def error(self, message: str) -> typing.NoReturn:
-        raise UserError(f"{message} ({self.hint})")
-
-    def parse_known_args(self, args: typing.Any = None, namespace: typing.Any = None
-                         ) -> typing.Any:
-        """Parse as argparse does, but refuse --flag=--, because argparse would give the flag an
-        empty list for a value."""
-        for argument in args or []:
-            if re.fullmatch("--[^=]+=--", argument):
-                self.error(f"{argument}: -- is no value of a flag")
-        return super().parse_known_args(args, namespace)
-
-    def print_help(self, file: typing.Any = None) -> None:
-        print_text(self.format_help())
-
-    def read(self, argv: list[str], about_unknown: Callable[[str], str] = lambda _: ""
-             ) -> dict[str, typing.Any]:
-        """The values that were typed; --max-new-tokens is --max_new_tokens. `about_unknown` may
-        say more about a name that is no flag."""
-        typed = [re.sub("(?<=^--)[^= ]*", lambda name: name[0].replace("-", "_"), argument)
-                 for argument in argv]
-        found, unknown = self.parse_known_intermixed_args(typed)  # RUN --flag 1 PROBLEM, too
-        if unknown:
-            name = unknown[0].partition("=")[0]
-            refused = {f"--{flag}" for flag in self.not_taken}
-            takes = [*self._option_string_actions, *(f"--{flag}" for flag in self.also_known)]
-            takes = [flag for flag in takes if flag not in refused]
-            near = difflib.get_close_matches(name, takes, 1, cutoff=0.75)
-            question = f", did you mean {near[0]}?" if near else ""
-            said = about_unknown(name.removeprefix("--"))
-            self.error(said or f"unknown argument {unknown[0]:.200}{question}")
-        return self.values(found)
-
-    def values(self, found: argparse.Namespace) -> dict[str, typing.Any]:
-        given = dict(vars(found))
-        for name in given.keys() & self.flags.keys():
-            given[name] = value_of(given[name], self.flags[name])
-            check_value(name, given[name], self.flags[name])
+def value_of(name: str, given: object, flag: Flag) -> object:
+    """A typed text as a value of the flag's type, or the text itself, which `check_value` refuses.
+    What is no text, as in a file, stays as it is. True is a flag that was typed without a text."""
+    if given is True and flag.type is not bool:
+        raise UserError(f"--{name} needs a value")
+    if not isinstance(given, str):
         return given
+    if flag.type is bool:
+        return {"yes": True, "true": True, "no": False, "false": False}.get(given.lower(), given)
+    try:
+        return flag.type(given)
+    except ValueError:
+        return given
+
+
+def words_of(argv: Sequence[str]) -> tuple[list[str], dict[str, typing.Any]]:
+    """Split a command line into the words that belong to no flag and the texts of the flags by
+    name. The text is the next word, or what follows the sign in --steps=30. A flag that has no text
+    gets True. --max-new-tokens is the flag max_new_tokens."""
+    words: list[str] = []
+    texts: dict[str, typing.Any] = {}
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        if not is_flag(word):
+            words.append(word)
+            continue
+        name, sign, text = word.partition("=")
+        if not sign and rest and not is_flag(rest[0]):
+            sign, text = "=", rest.pop(0)
+        if text == "--":
+            raise UserError(f"{word}: -- is no value of a flag")
+        name = "help" if name == "-h" else name.removeprefix("--").replace("-", "_")
+        texts[name] = text if sign else True
+    return words, texts
+
+
+def is_flag(word: str) -> bool:
+    """Whether a word is --steps, --steps=30 or -h. What has a blank in its name is a value."""
+    return word == "-h" or re.match("--[^ =]+(=|$)", word) is not None
+
+
+def unknown_argument(word: str, flags: Collection[str], hint: str = "--help lists the flags"
+                     ) -> UserError:
+    """The error of a word that is no flag of the program, with the nearest one."""
+    near = difflib.get_close_matches(word, [f"--{name}" for name in flags], 1, cutoff=0.75)
+    question = f", did you mean {near[0]}?" if near else ""
+    return UserError(f"unknown argument {word:.200}{question} ({hint})")
+
+
+def read(argv: Sequence[str], usage: str, about: str | None, flags: Mapping[str, Flag],
+         places: Mapping[str, str] = {}, others: dict[str, typing.Any] | None = None
+         ) -> SimpleNamespace:
+    """The values of a program's flags, and of the words beside them.
+
+    `places` says what these words are, each with its help: RUN is one word, [RUN] one or none,
+    RUN ... at least one, and [RUN ...] any number. Their values are found by the name `run`.
+    The texts of flags that the program does not have are put into `others`, if it passes them on to
+    another one; else they are an error. `typed` has the values of the flags that were typed.
+    """
+    words, texts = words_of(argv)
+    if "help" in texts:
+        print_text(help_text(usage, about, flags, places))
+        raise SystemExit(0)
+    found, words = in_places(words, places)
+    known = {name: text for name, text in texts.items() if name in flags}
+    rest = {name: text for name, text in texts.items() if name not in flags}
+    if others is not None:
+        others |= rest
+    elif rest:
+        words += [f"--{name}" for name in rest]
+    for word in words:
+        raise unknown_argument(word, [*flags, "help"])
+    values = settle(known, flags)
+    return SimpleNamespace(**values, **found, typed={name: values[name] for name in known})
+
+
+def in_places(words: list[str], places: Mapping[str, str]
+              ) -> tuple[dict[str, typing.Any], list[str]]:
+    """The words by the name of their place, and the words that are left over."""
+    found: dict[str, typing.Any] = {}
+    missing = []
+    for place in places:
+        name = re.sub("[^A-Z]", "", place).lower()
+        if not words and not place.startswith("["):
+            missing.append(name.upper())
+        if "..." in place:
+            found[name], words = words, []
+        else:
+            found[name], words = words[0] if words else None, words[1:]
+    if missing:
+        raise UserError(f"the following arguments are required: {', '.join(missing)} (--help lists "
+                        "the flags)")
+    return found, words
 
 
 def print_text(text: str) -> None:
@@ -280,38 +320,33 @@ def print_text(text: str) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest goes nowhere
 
 
-def make_parser(usage: str, description: str | None, flags: Mapping[str, Flag], epilog: str = "",
-                add_help: bool = True) -> Parser:
-    parser = Parser(usage=usage, description=description, epilog=epilog, add_help=add_help,
-                    allow_abbrev=False, argument_default=argparse.SUPPRESS,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.flags = flags
-    groups: dict[str, typing.Any] = {"": parser}  # by topic
+INDENT = 24  # of the explanations in a help text
+
+
+def help_text(usage: str, about: str | None, flags: Mapping[str, Flag],
+              places: Mapping[str, str] = {}, end: str = "") -> str:
+    """The text of --help: the words and the flags of a program, each below the heading of its
+    topic."""
+    topics: dict[str, list[tuple[str, str]]] = {"words": list(places.items()), "flags": []}
     for name, flag in flags.items():
-        if flag.topic not in groups:
-            groups[flag.topic] = parser.add_argument_group(flag.topic)
-        more = {}
-        if flag.type is bool:  # alone it means yes
-            more = {"nargs": "?", "const": "yes"}
-        text = flag.help().replace("%", "%%")  # argparse fills in %(default)s
-        metavar = flag.metavar or flag.type.__name__.upper()
-        groups[flag.topic].add_argument(f"--{name}", help=text, metavar=metavar, **more)
-    return parser
+        kind = flag.metavar or flag.type.__name__.upper()
+        head = f"--{name} [{kind}]" if flag.type is bool else f"--{name} {kind}"
+        topics.setdefault(flag.topic or "flags", []).append((head, flag.help()))
+    lines = [f"usage: {usage}"]
+    if about:
+        lines += ["", about.strip()]
+    for topic, entries in topics.items():
+        if entries:
+            lines += ["", f"{topic}:"]
+        for head, text in entries:
+            lines += explained(f"  {head}", text)
+    return "\n".join([*lines, "", end] if end else lines)
 
 
-def value_of(text: str, flag: Flag) -> object:
-    """The text as a value of the flag's type; or the text itself, which `check_value` refuses."""
-    if flag.type is bool:
-        return {"yes": True, "true": True, "no": False, "false": False}.get(text.lower(), text)
-    try:
-        return flag.type(text)
-    except ValueError:
-        return text
-
-
-def with_defaults(given: dict[str, typing.Any], flags: Mapping[str, Flag]) -> SimpleNamespace:
-    """The values of all flags, checked. One that was typed and has no effect is refused."""
-    values = {name: flag.default for name, flag in flags.items()} | given
-    check_values(values, flags)
-    refuse_without_effect(given, settled(values, flags), flags)
-    return SimpleNamespace(**values)
+def explained(head: str, text: str) -> list[str]:
+    """The lines of a flag in a help text. A long head has a line of its own."""
+    width = shutil.get_terminal_size().columns - 2
+    lines = textwrap.wrap(text, width, initial_indent=" " * INDENT, subsequent_indent=" " * INDENT)
+    if len(head) > INDENT - 2 or not lines:
+        return [head, *lines]
+    return [head.ljust(INDENT) + lines[0].lstrip(), *lines[1:]]

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from engine.choices import METHODS, Choices
 from engine.errors import UserError
-from harness.flags import LARGEST, TYPE_NAMES, Flag, Values, flags_of, make_parser
+from harness.flags import LARGEST, TYPE_NAMES, Flag, Values, flags_of, help_text
 
 # what the columns of a step's line are, which a run prints (harness/metrics.py)
 ABOUT_STEPS = (
@@ -37,12 +37,11 @@ def help_about(topic: str, flags: dict[str, Flag], methods: dict[str, Choices],
     """The text of --help, of --help all, and of --help NAME, which is about a method."""
     about = "Train a language model with GRPO, and record each token's advantage and weight."
     if topic == "all":
-        epilog = about_methods(methods)
-        return make_parser(usage, about, flags, epilog, add_help=False).format_help()
+        return help_text(usage, about, flags, end=about_methods(methods))
     if topic:
         return about_method(topic, methods)
     first = {name: replace(flags[name], topic="") for name in SHORT_HELP}
-    return make_parser(usage, about, first, names_of_methods(methods), add_help=False).format_help()
+    return help_text(usage, about, first, end=names_of_methods(methods))
 
 
 def names_of_methods(methods: dict[str, Choices]) -> str:

@@ -26,12 +26,13 @@ from engine.optimizer import (AdamW, optimizer_tensors, rate_of_step,
                               trained_parameters)
 from engine.policy import Policy
 from engine.rollouts import Rollouts, has_format
+from harness.flags import settle
 from harness.made_of import made_of
 from harness.metrics import print_evaluation, print_outcome, print_step
 from harness.record import (Json, RunFolder, credit_path, digest_of_problems, make_run, provenance,
                             read_lines, remove, whole, write_credit)
 from harness.screen import StopRequest, python_command, say
-from harness.settings import CHANGEABLE, Settings, make_settings, read_flags
+from harness.settings import CHANGEABLE, CONTINUE, Settings, make_settings, read_flags
 from harness.tasks import score_again
 
 COPIED_FILES = (  # from the folder of the model into every checkpoint
@@ -43,17 +44,21 @@ COPIED_FILES = (  # from the folder of the model into every checkpoint
 def open_run(argv: list[str]) -> Iterator["Run"]:
     """The run that a command line asks for."""
     given = read_flags(argv)
-    may_continue, resume = given.pop("continue", False), given.pop("resume", None)
-    accepts_changes = given.pop("accept_changes", False)
+    how = settle({name: given.pop(name) for name in CONTINUE if name in given}, CONTINUE)
+    resume, config = how["resume"], how["config"]
     if resume:
-        refuse_unchangeable(given)
-        given |= {"config": Path(resume) / "config.json", "out": resume}
+        from harness.read_record import run_config
+        refuse_unchangeable({**given, "config": config} if config else given)
+        run_config(Path(resume))  # refuses a folder that is none of a run
+        config, given["out"] = Path(resume) / "config.json", resume
+    if config:
+        given["config"] = config
     settings = make_settings(given)
     exists = settings.folder.exists()
     run = Run(settings)
     with run.cleanup:
         if exists:
-            run.look_into_folder(bool(resume), may_continue, accepts_changes)
+            run.look_into_folder(bool(resume), how["continue"], how["accept_changes"])
         try:
             yield run
         except NotFinite as error:

@@ -4,7 +4,6 @@ Defaults < the model folder's recipe.json < --config < what was typed. The task,
 the advantage bring flags of their own: `method_flags` holds their values. harness/flags.py lists
 what can be declared of a flag.
 """
-import argparse
 import hashlib
 import inspect
 import re
@@ -15,9 +14,8 @@ from pathlib import Path
 
 from engine.choices import ADVANTAGES, METHODS, MITIGATIONS, NEVER_RESCALED
 from engine.errors import UserError, location_of, read_json
-from harness.flags import (MOST_THREADS, Flag, Parser, Requirement, Values, check_value,
-                           check_values, flags_of, make_parser, option, print_text,
-                           refuse_without_effect, settled)
+from harness.flags import (MOST_THREADS, Flag, Requirement, check_value, flags_of, option,
+                           print_text, settle, unknown_argument, value_of, words_of)
 from harness.record import Json, find_folder
 from harness.tasks import load_task, with_module_name
 
@@ -40,15 +38,13 @@ SHUFFLED: Requirement = (lambda s: s.placebo != "weights" or s.mitigation != "no
 EVALUATED: Requirement = (lambda s: s.eval_every > 0, "--eval_every above 0")
 ON_A_GPU: Requirement = (lambda s: s.device.startswith("cuda"), "--device cuda")
 
-# a setting that says how a run is made, not which run it is
-HOW_IT_IS_MADE: Json = {"changeable": True, "in_name": False, "compared": "aside"}
-
 # How many times as high the default learning rate is with --lora, for a small model and for a large
 # one. A small step of A and B moves a matrix less than an equal step of all its numbers, and the
 # less the wider it is. Rates that are twice and four times as high fail (lab/LOG.md).
 LORA_RATE, LORA_RATE_OF_LARGE = 4.0, 25.0
 
 USAGE = "python train.py [flags]"
+HINT = "--help all lists the flags"  # the end of a message about an unknown one
 # headings of the help
 MODEL, PROBLEMS, SPREADING = "model and machine", "problems", "spreading credit over tokens"
 FROM_REWARD, LOSS, TRAINING = "from reward to advantage", "loss", "training"
@@ -58,41 +54,40 @@ OWN_FLAGS = "flags of the chosen task, weighting and advantage"
 
 @dataclass
 class Settings:
-    """The settings of a run. Each field but the last two is a flag."""
+    """The settings of a run. Each field but the last three is a flag."""
     model: str = option(
         "models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model",
-        topic=MODEL, label="", compared="setting")
+        topic=MODEL)
     device: str = option(
         "cpu", "device to compute on: cpu, cuda, cuda:N, or mps, which was never tried",
-        topic=MODEL, **HOW_IT_IS_MADE)
+        topic=MODEL, changeable=True)
     dtype: str = option(
         "float32",
         "type of the numbers to compute with. The parameters stay float32. On CUDA the "
         "default is bfloat16, unless the model folder has a recipe.json",
-        choices=("float32", "bfloat16"), topic=MODEL, label="")
+        choices=("float32", "bfloat16"), topic=MODEL)
     checkpointing: bool = option(
         False, "keep only one activation of each layer for the backward pass, and compute the "
         "others again when they are needed. This takes less memory and makes an update a third "
         "slower",
-        topic=MODEL, **HOW_IT_IS_MADE)
+        topic=MODEL, changeable=True)
     deterministic: bool = option(
         False, "compute the same numbers every time, as a CPU does. A GPU's usual algorithms add "
         "in an order that changes from run to run. A step takes about two fifths longer",
-        requires=ON_A_GPU, topic=MODEL, sample_drops=True, **HOW_IT_IS_MADE)
+        requires=ON_A_GPU, topic=MODEL, changeable=True)
     threads: int = option(
         0, "CPU threads; 0 means one for every 64 hidden units of the model", most=MOST_THREADS,
-        topic=MODEL, **HOW_IT_IS_MADE)
+        topic=MODEL, changeable=True)
 
     task: str = option(
         "countdown_task", "what the model is trained on: countdown_task, examples.own_reward, or "
         "my_task if your own task is in my_task.py (docs/your_own_task.md)",
-        topic=PROBLEMS, label="",
-        compared="setting")
+        topic=PROBLEMS)
 
     mitigation: str = option(
         "none", "the weighting: how the advantage of an answer is spread over its tokens. The "
         "choices are listed below",
-        choices=MITIGATIONS, topic=SPREADING, in_name=False, sample_drops=True)
+        choices=MITIGATIONS, topic=SPREADING)
     rescale: str = option(
         "mean",
         "the number by which all weights of a batch are multiplied. mean: their mean becomes 1. "
@@ -105,11 +100,11 @@ class Settings:
         "over the tokens of the batch. advantages: the advantages are shuffled within each group. "
         "none: no control",
         choices=("none", "weights", "advantages"), requires=SHUFFLED,
-        topic=SPREADING, idea_takes=False, sample_drops=True)
+        topic=SPREADING)
 
     advantage: str = option(
         "grpo", "how advantages are computed from rewards. The choices are listed below",
-        choices=ADVANTAGES, topic=FROM_REWARD, in_name=False, sample_drops=True)
+        choices=ADVANTAGES, topic=FROM_REWARD)
 
     loss_norm: str = option(
         "token", "how the loss is averaged. token: over all tokens of the batch, as in DAPO. "
@@ -138,7 +133,7 @@ class Settings:
     kl: float = option(
         0.0, "coefficient of the KL divergence from the initial model. Above 0 a copy of that "
         "model is kept in memory",
-        topic=LOSS, sample_drops=True)
+        topic=LOSS)
     kl_kind: str = option(
         "k3", "estimator of the KL divergence. On average k3 has the gradient of KL(initial || "
         "policy), and k2 has that of KL(policy || initial)",
@@ -148,21 +143,20 @@ class Settings:
 
     steps: int = option(
         100, "steps of training. With 0 the model is only evaluated",
-        topic=TRAINING, changeable=True, compared="setting")
+        topic=TRAINING, changeable=True)
     questions: int = option(
-        8, "problems in each step", least=1, topic=TRAINING, compared="setting")
+        8, "problems in each step", least=1, topic=TRAINING)
     answers: int = option(
-        8, "answers to each problem", least=2, topic=TRAINING, compared="setting")
+        8, "answers to each problem", least=2, topic=TRAINING)
     max_new_tokens: int = option(
         512, "the most tokens that an answer may have. A longer one is cut off",
-        least=1, topic=TRAINING,
-        compared="setting")
+        least=1, topic=TRAINING)
     temperature: float = option(
         1.0, "temperature of sampling in training, and of the loss. What is recorded of each token "
         "is always computed at temperature 1, and evaluations sample at 1", least=0.01, most=100,
-        topic=TRAINING, compared="setting")
+        topic=TRAINING)
     learning_rate: float = option(
-        5e-6, "learning rate of AdamW", above=0, most=10, topic=TRAINING, label="lr")
+        5e-6, "learning rate of AdamW", above=0, most=10, topic=TRAINING)
     lora: int = option(
         0, "LoRA: keep the matrices as they are, and train an addition of this rank to each matrix "
         "of the layers. AdamW and the gradients then take hardly any memory, and an update has a "
@@ -182,65 +176,58 @@ class Settings:
     micro_batch: int = option(
         8, "how many answers of full length an update computes at a time; a number above that of "
         "all answers means all of them. This changes memory, speed and rounding, and nothing else",
-        least=1, topic=TRAINING, **HOW_IT_IS_MADE)
+        least=1, topic=TRAINING, changeable=True)
     max_grad_norm: float = option(
         1.0, "gradients with a larger norm are scaled down to this norm; 0 means never",
         topic=TRAINING)
     seed: int = option(
         0, "seed of the training problems and of sampling. Evaluations use the same random numbers "
         "whatever the seed is",
-        topic=TRAINING, in_name=False, compared="aside", idea_takes=False)
+        topic=TRAINING)
 
     eval_every: int = option(
         25, "steps between two evaluations. There is also one at the start and one at the end; 0 "
-        "means never", topic=RECORD, compared="aside")
+        "means never", topic=RECORD)
     eval_tasks: int = option(
         500, "number of held-out problems in an evaluation",
-        least=1, requires=EVALUATED, topic=RECORD,
-        compared="aside")
+        least=1, requires=EVALUATED, topic=RECORD)
     change_every: int = option(
         10, "steps between two measurements of each token's change, which is its log-prob after "
         "the step minus its log-prob before. The first and the last step are measured, too; 0 "
         "means never. A measurement needs two more forward passes; on a CPU such a step takes two "
         "fifths longer", topic=RECORD,
-        **HOW_IT_IS_MADE)
+        changeable=True)
     track: str = option(
         "none", "show the run's curves while it goes, in one of these programs. tensorboard and "
         "wandb write into the run's folder, trackio into a folder of its own. None sends anything "
         "anywhere: wandb works offline",
-        choices=("none", "tensorboard", "trackio", "wandb"), topic=RECORD, **HOW_IT_IS_MADE)
+        choices=("none", "tensorboard", "trackio", "wandb"), topic=RECORD, changeable=True)
     checkpoint_every: int = option(
         25, "steps between two checkpoints, from which a stopped run resumes. There is also one at "
         "the end. With 0 only the trained model is kept, at the end, with its matrices in --dtype",
-        topic=RECORD, **HOW_IT_IS_MADE)
+        topic=RECORD, changeable=True)
     out: str | None = option(
-        None, "folder of the run. By default it is runs/<mitigation>-<advantage>-s<seed>, and "
-        "flags that differ from their defaults are named before the seed",
-        topic=RECORD, in_name=False, compared="aside",
-        idea_takes=False)
+        None, "folder of the run. By default it is runs/<mitigation>-<advantage>-s<seed>, and the "
+        "flags that were typed are named before the seed",
+        topic=RECORD)
 
     method_flags: Json = field(default_factory=dict)  # of task, weighting and advantage
     defaults: Json = field(default_factory=dict, compare=False)  # those of the model's recipe.json
+    typed: Json = field(default_factory=dict, compare=False)     # the values that were given
 
     @property
     def folder(self) -> Path:
-        """The folder of the run. The same command names the same one:
-        runs/none-grpo-lr0.001-steps30-s0."""
+        """The folder of the run, named after its methods and the flags that were given, but for
+        those that say how it is made. The same command names the same folder:
+        runs/none-grpo-learning_rate0.001-steps30-s0."""
         if self.out:
             return Path(self.out)
-        values, changed = self.to_json(), {}
-        for name, flag in all_flags(values).items():
-            usual = self.defaults.get(name, flag.default)
-            if flag.in_name and flag.has_effect(values) and values[name] != usual:
-                label = name if flag.label is None else flag.label
-                changed[name] = label + Path(str(values[name])).name
-        parts = []
-        for axis, choices in METHODS.items():
-            chosen = getattr(self, axis)
-            parts.append(chosen)
-            parts += [changed.pop(name) for name in flags_of(choices[chosen]) if name in changed]
-        parts += [*changed.values(), f"s{self.seed}"]
-        name = re.sub(r"[^\w.+-]", "_", "-".join(parts))
+        parts = [self.mitigation, self.advantage]
+        for name in (*self.method_flags, *OPTIONS):
+            if name in self.typed and name not in NOT_IN_NAME:
+                label = "" if name in ("model", "task", "data") else name
+                parts.append(label + Path(str(self.typed[name])).name)
+        name = re.sub(r"[^\w.+-]", "_", "-".join([*parts, f"s{self.seed}"]))
         if len(name) > LONGEST_NAME:  # with many flags, or a long one: its end becomes a digest
             digest = hashlib.sha256(name.encode()).hexdigest()[:8]
             name = f"{name[:LONGEST_NAME - 20]}-{digest}-s{self.seed}"
@@ -256,47 +243,49 @@ class Settings:
 OPTIONS = flags_of(Settings)
 DEFAULTS = {name: flag.default for name, flag in OPTIONS.items()}
 CHANGEABLE = [name for name, flag in OPTIONS.items() if flag.changeable]
+NOT_IN_NAME = {*METHODS, "seed", "out", *CHANGEABLE} - {"steps"}  # of a run's folder
 # flags that are read with the settings, but are no settings
 CONTINUE = {
     "resume": Flag(None, "continue the run in this folder. --steps may be changed, and so may "
                          "flags that say how a run is computed or recorded: "
                          f"{', '.join(name for name in CHANGEABLE if name != 'steps')}",
-                   topic=CONTINUING, metavar="RUN", idea_takes=False),
+                   topic=CONTINUING, metavar="RUN"),
     "continue": Flag(False, "resume the run if its folder exists and has the same settings. A "
-                            "finished run is left as it is", topic=CONTINUING, idea_takes=False),
+                            "finished run is left as it is", topic=CONTINUING),
     "accept_changes": Flag(False, "go on although something that the run is made of has changed. "
                            "It is written down, and analyze.py says it", topic=CONTINUING,
-                           requires=(lambda s: s.resume is not None, "--resume"),
-                           idea_takes=False),
+                           requires=(lambda s: s.resume is not None, "--resume")),
     "config": Flag(None, "take the settings from a run's config.json. Flags that are typed "
                          "override them",
-                   topic=CONTINUING, metavar="FILE", idea_takes=False)}
+                   topic=CONTINUING, metavar="FILE")}
 NOT_KEYWORDS = (  # words of command lines, the tools' too, which no method may have as a flag
     *CONTINUE, "help", "step", "show", "seeds", "processes", "runs")
 
 
-def make_settings(given: Json) -> Settings:
-    """The settings of a run, from what was typed and from the files that this names."""
-    recipe, config = from_files(given)
-    typed = {name: value for name, value in given.items() if name != "config"}
-    values = DEFAULTS | recipe | config | typed
-    check_values(values, OPTIONS)
-    # the methods that the run will use: where --mitigation has no effect, for example, it is none
-    final = settled(values, OPTIONS)
-    refuse_without_effect(typed, final, OPTIONS)
-    flags = all_flags(final)  # with those of these methods
-    for name in sorted(typed.keys() - flags.keys()):
-        from harness.help import about_unknown
-        raise UserError(about_unknown(name, final) or f"--{name} is no flag of {final['task']}")
-    values = {name: values.get(name, flag.default) for name, flag in flags.items()}
-    check_values(values, flags)
-    final = settled(values, flags)
-    refuse_without_effect(typed, final, flags)
-    for name, flag in flags.items():
-        if flag.type is float and type(final[name]) is int:
-            final[name] = float(final[name])
-    own = {name: final.pop(name) for name in flags if name not in OPTIONS}
-    return Settings(**final, method_flags=own, defaults=recipe)
+def read_flags(argv: list[str]) -> Json:
+    """The texts of the flags that were typed, for `make_settings`; --help prints and ends here."""
+    words, given = words_of(argv)
+    if "help" in given:
+        print_help(given)
+        raise SystemExit(0)
+    if words:
+        raise unknown_argument(words[0], {*OPTIONS, *CONTINUE}, HINT)
+    return given
+
+
+def make_settings(given: Json, beside: Collection[str] = ()) -> Settings:
+    """The settings of a run, from what was given, as texts or as values, and from the files that it
+    names. Which flags there are follows from the task and the methods. `beside` are further flags
+    of the program that calls, which a misspelt one may have meant."""
+    typed, recipe, config, here = from_all(given)
+    flags = all_flags(here)
+    for name in typed:
+        if name not in flags:
+            raise unknown_flag(name, {*flags, *beside}, here, DEFAULTS | recipe | config | typed)
+    values = settle(typed, flags, recipe | config)
+    typed = {name: values[name] for name in typed}
+    own = {name: values.pop(name) for name in flags if name not in OPTIONS}
+    return Settings(**values, method_flags=own, defaults=recipe, typed=typed)
 
 
 def settings_of_run(run: Path, **changed: object) -> Settings:
@@ -304,25 +293,31 @@ def settings_of_run(run: Path, **changed: object) -> Settings:
     return make_settings({"config": run / "config.json", **changed})
 
 
-def from_files(given: Json) -> tuple[Json, Json]:
-    """The settings of the model folder's recipe.json and those of --config. Flags of a task, a
-    weighting or an advantage that the run does not have are left out."""
-    config = read_json(Path(given["config"])) if "config" in given else {}
-    folder = find_folder(str((config | given).get("model", Settings.model)))
+def from_all(given: Json) -> tuple[Json, Json, Json, Json]:
+    """What was given, without --config; the settings of the model folder's recipe.json; those of
+    --config; and the task, the weighting and the advantage that follow from these three."""
+    typed = {}
+    for name, value in given.items():  # a flag of a method stays a text until it is known
+        flag = OPTIONS.get(name) or CONTINUE.get(name)
+        typed[name] = value_of(name, value, flag) if flag else value
+    typed, file = with_module_name(typed), typed.pop("config", None)
+    config = {} if file is None else read_json(Path(file))
+    folder = find_folder(str((config | typed).get("model", Settings.model)))
     path = folder / "recipe.json"
     recipe = read_json(path) if path.exists() else {}
-    chosen = DEFAULTS | recipe | config | given
+    chosen = DEFAULTS | recipe | config | typed
     on_gpu = str(chosen["device"]).startswith("cuda")
     if not recipe and is_large(folder):
         from harness.large_model import recipe_of_large
-        recipe = recipe_of_large(config | given, chosen["task"] == Settings.task, on_gpu)
+        recipe = recipe_of_large(config | typed, chosen["task"] == Settings.task, on_gpu)
     elif not recipe and on_gpu:
         recipe = {"dtype": "bfloat16"}  # in float32 a GPU is several times slower
-    if str(chosen["lora"]) != "0":
+    if chosen["lora"]:
         rate = recipe.get("learning_rate", Settings.learning_rate)
         factor = LORA_RATE_OF_LARGE if is_large(folder) else LORA_RATE
         recipe = {**recipe, "learning_rate": float(f"{factor * rate:g}")}
-    return known_values(path, recipe, chosen), known_values(given.get("config"), config, chosen)
+    here = owners(chosen)
+    return typed, known_values(path, recipe, here), known_values(file, config, here), here
 
 
 def is_large(folder: Path) -> bool:
@@ -332,24 +327,21 @@ def is_large(folder: Path) -> bool:
     return sum(file.stat().st_size for file in files) > LARGE
 
 
-def known_values(path: object, values: Json, chosen: Json) -> Json:
+def known_values(path: object, values: Json, here: Json) -> Json:
     """The values of a file that are settings of this run; an error if one is a setting of no run.
-    """
-    flags, owners_here = all_flags(chosen), owners(chosen)
-    # A method that the file names may not exist here: it was removed, or is another trainer's. Then
-    # it is not known which flags it had.
-    missing = {axis for axis in METHODS if values.get(axis, chosen[axis]) not in METHODS[axis]}
-    owners_in_file = owners(DEFAULTS | {name: values[name] for name in values.keys() - missing})
-    flags_of_file: set[str] = set()
-    flags_of_others: set[str] = set()  # of a task or method of the file that this run does not have
-    for owner in owners_in_file:
-        flags_of_file |= flags_of(owner).keys()
-        if not any(is_or_extends(one, owner) for one in owners_here):
-            flags_of_others |= flags_of(owner).keys()
-    unknown = values.keys() - {*flags, *flags_of_file, *NOT_SETTINGS}
-    if unknown and not missing:
+    Flags of a task, a weighting or an advantage that the run does not have are left out."""
+    flags, may_have_more = all_flags(here), False
+    of_others: set[str] = set()
+    for axis, owner in here.items():
+        name = values.get(axis, DEFAULTS[axis])
+        if axis in METHODS and name not in METHODS[axis]:
+            may_have_more = True  # a method that was removed: it is not known which flags it had
+        elif not is_or_extends(owner, other := owner_of(axis, name)):
+            of_others |= flags_of(other).keys()
+    unknown = values.keys() - {*flags, *of_others, *NOT_SETTINGS}
+    if unknown and not may_have_more:
         raise UserError(f"{path} has the unknown setting {min(unknown)}{written_by(values)}")
-    kept = flags.keys() - flags_of_others
+    kept = flags.keys() - of_others
     return {name: value for name, value in values.items() if name in kept}
 
 
@@ -365,22 +357,26 @@ def is_or_extends(owner: typing.Any, other: typing.Any) -> bool:
     return owner is other or (both_classes and issubclass(owner, other))
 
 
-def owners(values: Values) -> list[typing.Any]:
-    """The task, the weighting and the advantage, which bring flags of their own."""
+def owner_of(axis: str, name: str) -> typing.Any:
+    """The task, the weighting or the advantage of this name."""
+    check_value(axis, name, OPTIONS[axis])
+    return METHODS[axis][name] if axis in METHODS else load_task(name)
+
+
+def owners(values: Json) -> Json:
+    """The task, the weighting and the advantage, which bring flags of their own, by their axis."""
     for choices in METHODS.values():
         for clash, *both in choices.clashes:
             locations = [one if isinstance(one, str) else location_of(one) for one in both]
             raise UserError(f"there are two {clash}, {' and '.join(locations)}: one needs another "
                             "name")
-    for name in ("task", *METHODS):
-        check_value(name, values[name], OPTIONS[name])
-    return [load_task(values["task"]), *(METHODS[axis][values[axis]] for axis in METHODS)]
+    return {axis: owner_of(axis, values[axis]) for axis in ("task", *METHODS)}
 
 
-def all_flags(values: Values) -> dict[str, Flag]:
-    """The settings, and the flags of the chosen task and methods; a name has one meaning."""
+def all_flags(here: Json) -> dict[str, Flag]:
+    """The settings, and the flags of the task and the methods in `here`; a name has one meaning."""
     flags = dict(OPTIONS)
-    for owner in owners(values):
+    for owner in here.values():
         for name in flags_of(owner).keys() & {*flags, *NOT_SETTINGS, *NOT_KEYWORDS}:
             raise UserError(f"the keyword {name} of {owner.__name__} ({location_of(owner)}) means "
                             "something else to this program: give it another name, "
@@ -389,43 +385,14 @@ def all_flags(values: Values) -> dict[str, Flag]:
     return flags
 
 
-def read_flags(argv: list[str], also_known: Collection[str] = (),
-               not_taken: Collection[str] = ()) -> Json:
-    """The flags that were typed, with `resume`, `config` and `continue`. Which flags there are
-    follows from the task and the methods, which are typed or in a file.
-
-    A misspelt flag is answered with the nearest one. Another program than train.py may have read
-    flags of its own before, which are `also_known`, and may refuse some of train.py, `not_taken`.
-    """
-    given = read_what_decides(argv)
-    topic = given.pop("help", None)
-    if "resume" in given:
-        run = Path(given.pop("resume"))
-        from harness.read_record import run_config
-        run_config(run)  # refuses a folder that is none of a run
-        given["config"] = run / "config.json"
-    recipe, config = from_files(given)
-    defaults = DEFAULTS | recipe | config | given
-    flags = {}
-    for name, flag in all_flags(defaults).items():
-        flags[name] = replace(flag, default=defaults.get(name, flag.default),
-                              topic=flag.topic or OWN_FLAGS)
-    if topic is not None:
-        from harness.help import help_about
-        print_text(help_about(topic, flags | CONTINUE, METHODS, USAGE))
-        raise SystemExit(0)
-    parser = make_parser(USAGE, None, flags | CONTINUE, add_help=False)
-    parser.also_known, parser.not_taken = also_known, not_taken
-    parser.hint = "--help all lists the flags" + "".join(map(own_flags_of, owners(defaults)[1:]))
-
-    def said_of_unknown(name: str) -> str:
-        from harness.help import about_unknown
-        return about_unknown(name, defaults)
-
-    typed = parser.read(argv, said_of_unknown)
-    usual = {name: flag.default for name, flag in CONTINUE.items()}
-    refuse_without_effect(typed, usual | {"resume": typed.get("resume")}, CONTINUE)
-    return with_module_name(typed)
+def unknown_flag(name: str, flags: set[str], here: Json, chosen: Json) -> UserError:
+    """The error of a flag that the run does not have: it may be another method's or trainer's, or
+    misspelt."""
+    from harness.help import about_unknown
+    hint = HINT + "".join(own_flags_of(here[axis]) for axis in METHODS)
+    if said := about_unknown(name, chosen):
+        return UserError(f"{said} ({hint})")
+    return unknown_argument(f"--{name}", flags | CONTINUE.keys() - {name}, hint)
 
 
 def own_flags_of(method: typing.Any) -> str:
@@ -434,13 +401,16 @@ def own_flags_of(method: typing.Any) -> str:
     return f"; those of {method.__name__} are {own}" if own else ""
 
 
-def read_what_decides(argv: list[str]) -> Json:
-    """The flags that decide which other flags there are, and what defaults they have; and --help.
-    They are not checked here."""
-    first = Parser(allow_abbrev=False, add_help=False, argument_default=argparse.SUPPRESS)
-    first.add_argument("-h", "--help", nargs="?", const="")
-    of_a_recipe = ("dtype", "prompt", "numbers", "data", "lora")  # which recipe a large model gets
-    for name in ("model", "device", "task", "config", "resume", *of_a_recipe, *METHODS):
-        first.add_argument(f"--{name}")
-    found, _ = first.parse_known_args(argv)
-    return with_module_name(vars(found))
+def print_help(given: Json) -> None:
+    """Print what --help asks for, where the defaults are those for this model."""
+    from harness.help import help_about
+    topic = given.pop("help")
+    if "resume" in given:
+        given["config"] = Path(given.pop("resume")) / "config.json"
+    _, recipe, config, here = from_all(given)
+    flags = {}
+    for name, flag in all_flags(here).items():
+        flags[name] = replace(flag, default=(recipe | config).get(name, flag.default),
+                              topic=flag.topic or OWN_FLAGS)
+    topic = "" if topic is True else topic
+    print_text(help_about(topic, flags | CONTINUE, METHODS, USAGE))

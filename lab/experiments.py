@@ -51,7 +51,7 @@ from analysis.runs import Run
 from analysis.statistics import holm
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from engine.errors import PROJECT, UserError, read_json
-from harness.flags import Flag, make_parser, with_defaults
+from harness.flags import Flag, read
 from tools.helpers.planned import PROCESSES, PlannedRun, kinds_of, side_by_side
 from harness.screen import python_command, say
 from harness.settings import make_settings, read_flags
@@ -111,12 +111,9 @@ class Plan:
 
 
 def main(argv: list[str]) -> None:
-    parser = make_parser("python -m lab experiment PLAN [flags]", __doc__, FLAGS)
-    parser.add_argument("plan", metavar="PLAN", help="a file as above, or the name of one of "
-                        f"lab/plans: {', '.join(names_of_plans())}")
-    typed = parser.read(argv)
-    plan = read_plan(typed.pop("plan"))
-    args = with_defaults(typed, FLAGS)
+    args = read(argv, "python -m lab experiment PLAN [flags]", __doc__, FLAGS, {
+        "PLAN": f"a file as above, or the name of one of lab/plans: {', '.join(names_of_plans())}"})
+    plan = read_plan(args.plan)
     wanted = wanted_arms(plan, args.arms)
     known = {} if args.afresh or args.flags else published_runs(plan)
     experiment = Experiment(partial(planned_run, plan, args), known=known)
@@ -126,7 +123,7 @@ def main(argv: list[str]) -> None:
         failed = make(plan, experiment, keys, args, python_command("-m", "lab", "experiment",
                                                                    *argv))
     if not args.dry_run:
-        command = command_of(f"experiment {plan.name}", typed, ["runs"])
+        command = command_of(f"experiment {plan.name}", args.typed, ["runs"])
         report(plan, experiment.arms(keys), command)
     if failed:
         raise UserError("; ".join(f"{arm} failed: {reason}" for arm, reason in failed.items()))

@@ -222,7 +222,8 @@ TAKE = """
 import importlib, json, sys
 from dataclasses import replace
 import train  # fills the lists of choices
-from harness.settings import make_parser, make_settings, read_flags
+from harness.flags import words_of
+from harness.settings import make_settings, read_flags
 from tools import idea, pass_at_k, preflight, warmup
 
 warmup.train, warmup.evaluate = (lambda *_: []), (lambda *_: None)  # they take minutes
@@ -239,7 +240,8 @@ for words in json.loads(sys.argv[1]):
         if not flags.pop("continue", False):
             make_settings(flags)
     elif words[1] == "tools.idea":  # it trains
-        _, of_runs = make_parser("", None, idea.FLAGS).parse_known_args(words[3:])
+        of_runs = {name: text for name, text in words_of(words[3:])[1].items()
+                   if name not in idea.FLAGS}
         for flags in idea.arms_of(words[2], of_runs)[1].values():
             make_settings(flags)
     else:

@@ -14,12 +14,16 @@ import mitigations
 from conftest import ROOT, StateIdea, hand_made, put_in, refusal
 from engine.choices import checked_credit, make, metrics_of
 from engine.errors import UserError
-from harness.settings import read_flags
+from harness.settings import make_settings, read_flags
 from harness.tasks import load_task, score_again
 from runs import SHORT, arrays, lines, run
 from tools.idea import arms_of
 
 ONE_STEP = [*SHORT, "--steps", "1", "--checkpoint_every", "0", "--eval_every", "0"]
+
+
+def settings_of(argv):
+    return make_settings(read_flags(argv))
 
 
 def misspelled(rollouts):
@@ -299,11 +303,11 @@ def test_a_forgotten_decorator_is_named(monkeypatch):
     my_idea.__module__ = "mitigations"
     monkeypatch.setattr(mitigations, "my_idea", my_idea, raising=False)
     for axis in ("mitigation", "advantage"):
-        said = refusal(read_flags, [f"--{axis}", "my_idea"])
+        said = refusal(settings_of, [f"--{axis}", "my_idea"])
         assert "The function my_idea (tests/test_own_code.py:" in said
         assert said.endswith("has no @mitigation or @advantage above it.")
-    assert "The function my_idea (" in refusal(arms_of, "my_idea", [])
-    assert "The function" not in refusal(read_flags, ["--mitigation", "my_other_idea"])
+    assert "The function my_idea (" in refusal(arms_of, "my_idea", {})
+    assert "The function" not in refusal(settings_of, ["--mitigation", "my_other_idea"])
 
 
 def test_a_flag_that_stands_before_the_star_is_refused(monkeypatch):
@@ -312,14 +316,14 @@ def test_a_flag_that_stands_before_the_star_is_refused(monkeypatch):
         return strength * rollouts.entropy
 
     put_in(monkeypatch, no_star, "no_star")
-    said = refusal(read_flags, ["--mitigation", "no_star"])
+    said = refusal(settings_of, ["--mitigation", "no_star"])
     assert said.startswith("strength of no_star (tests/test_own_code.py:")
     assert said.endswith("is no flag, because only arguments after a * become flags: write "
                          "`(..., *, strength)`")
 
 
 def test_an_unknown_flag_is_answered_with_those_of_the_method():
-    said = refusal(read_flags, ["--mitigation", "by_kind", "--power", "2"])
+    said = refusal(settings_of, ["--mitigation", "by_kind", "--power", "2"])
     assert said.startswith("unknown argument --power (--help all lists the flags; those of by_kind "
                            "are --word_weight")
-    assert refusal(read_flags, ["--power", "2"]).endswith("(--help all lists the flags)")
+    assert refusal(settings_of, ["--power", "2"]).endswith("(--help all lists the flags)")

@@ -56,7 +56,7 @@ from engine.tokens import KINDS, SECTIONS
 from harness.read_record import read_tokenizer, sampling_models
 from harness.screen import (BOLD, has_colour, put, python_command, run_as_program, say, styled,
                             visible)
-from harness.flags import Flag, make_parser, with_defaults
+from harness.flags import Flag, read
 from tools.helpers.credit_of_token import (FEWEST_CONTINUATIONS, MOST_CONTINUATIONS, CreditOfToken,
                                            measure_credit)
 from tools.helpers.in_short import in_short
@@ -90,10 +90,8 @@ MOST = 8            # tokens that get a line
 def main(argv: list[str]) -> None:
     usage = ("python -m tools.follow RUN [--step N] [--answer N] "
              "[--token N [--moved] [--credit K]] [--credit K --keep]")
-    parser = make_parser(usage, __doc__, FLAGS)
-    parser.add_argument("run", metavar="RUN", nargs="?", default=None,
-                        help="a run folder. By default it is the newest in runs/")
-    flags = with_defaults(parser.read(argv), FLAGS)
+    flags = read(argv, usage, __doc__, FLAGS,
+                 {"[RUN]": "a run folder. By default it is the newest in runs/"})
     run = read_run(existing(flags.run))
     folder, steps = run["folder"], run["steps"]
     if not steps:

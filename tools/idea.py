@@ -23,8 +23,6 @@ step 1.
    take the likeliest token at every place: an idea can leave the model less sure without leaving it
    less able.
 
-The last line names a command that measures what can be known of the idea without training it.
-
 Ctrl-C stops it, and the same command continues.
 """
 if not __package__:
@@ -36,20 +34,20 @@ from collections.abc import Callable
 from difflib import get_close_matches
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 
 from tools.helpers.experiment import Arms, Experiment
 from engine.choices import ADVANTAGES, METHODS, MITIGATIONS, without_decorator
 from engine.errors import UserError
-from harness.flags import Flag, flags_of, make_parser, with_defaults
+from harness.flags import Flag, flags_of, read
 from harness.made_of import made_of
 from harness.memory import return_memory
 from tools.helpers.planned import PROCESSES, PlannedRun, side_by_side
 from harness.record import find_folder
-from harness.screen import is_taken_away, python_command, run_as_program, say
-from harness.settings import (CHANGEABLE, CONTINUE, OPTIONS, Settings, is_large, make_settings,
-                              read_flags)
+from harness.screen import python_command, run_as_program, say
+from harness.settings import CHANGEABLE, Settings, is_large, make_settings
 from tools.helpers.look import look
 from tools.helpers.verdict import Verdict
 
@@ -68,24 +66,20 @@ PLAIN = ("none", "grpo")
 USUAL = {"questions": 8, "answers": 8, "steps": 60, "threads": 1}
 NO_MODELS = {"checkpoint_every": 0}  # of a large one each has gigabytes
 STEPS_OF_LARGE = 20  # on a CPU, where its recipe names none
-NOT_TAKEN = {name for name, flag in {**OPTIONS, **CONTINUE}.items() if not flag.idea_takes}
+NOT_TAKEN = ("seed", "out", "placebo", "resume", "continue")  # flags of train.py
 
 
 def main(argv: list[str]) -> None:
-    parser = make_parser("python -m tools.idea NAME [flags of NAME, of train.py, or of this list]",
-                         __doc__, FLAGS)
-    parser.add_argument("name", metavar="NAME",
-                        help="a weighting or an advantage. It comes first. `python train.py --help "
-                             "NAME` describes it and its flags")
-    given, typed = parser.parse_known_args(argv)
-    values = parser.values(given)
-    if values.get("quick"):
-        values = {"seeds": QUICK_SEEDS} | values
-    own = with_defaults(values, FLAGS)
-    idea = Idea(given.name, typed, own, python_command("-m", "tools.idea", *argv))
-    verdict = Verdict(given.name, idea.runs_of(range(own.seeds), idea.first_look))
+    typed: dict[str, Any] = {}  # flags of train.py and of the idea
+    own = read(argv, "python -m tools.idea NAME [flags of NAME, of train.py, or of this list]",
+               __doc__, FLAGS, {"NAME": "a weighting or an advantage. It comes first. `python "
+                                "train.py --help NAME` describes it and its flags"}, others=typed)
+    if own.quick and "seeds" not in own.typed:
+        own.seeds = QUICK_SEEDS
+    idea = Idea(own.name, typed, own, python_command("-m", "tools.idea", *argv))
+    verdict = Verdict(own.name, idea.runs_of(range(own.seeds), idea.first_look))
     if verdict.needs_second_look():
-        say(f"{given.name} is better than plain GRPO on these seeds, so all arms are trained again "
+        say(f"{own.name} is better than plain GRPO on these seeds, so all arms are trained again "
             f"on {own.seeds} new seeds")
         verdict.looks.append(idea.runs_of(range(own.seeds, 2 * own.seeds)))
     verdict.print_findings()
@@ -94,16 +88,12 @@ def main(argv: list[str]) -> None:
     say(f"\nThe picture is {picture}")
     runs = " ".join(f"{shlex.quote(str(folder))}/s*/" for folder in folders.values())
     say(f"For tables and a page: python analyze.py {runs}")
-    if not is_taken_away("lab"):
-        words = without(argv, {"processes": PROCESSES})
-        card = python_command("-m", "lab", "card", *words)
-        say(f"What is known without training, as bias, noise, and where it could pay: {card}")
 
 
 class Idea:
     """An idea, and its experiment: the runs of plain GRPO, of the idea, and of its placebo."""
 
-    def __init__(self, name: str, typed: list[str], own: SimpleNamespace, command: str):
+    def __init__(self, name: str, typed: dict[str, Any], own: SimpleNamespace, command: str):
         self.name, self.own, self.command = name, own, command
         self.axis, self.flags = arms_of(name, typed, own.quick)
         self.settings = {arm: make_settings(flags) for arm, flags in self.flags.items()}
@@ -165,22 +155,19 @@ def usual_settings(given: dict) -> dict:
     return USUAL | NO_MODELS
 
 
-def arms_of(name: str, typed: list[str], is_quick: bool = False) -> tuple[str, dict[str, dict]]:
+def arms_of(name: str, typed: dict[str, Any], is_quick: bool = False
+            ) -> tuple[str, dict[str, dict]]:
     """The axis of the idea, and the flags of train.py of each arm. A quick look has half of the
     usual steps."""
     axis = axis_of(name)
-    for word in typed:
-        flag = word.partition("=")[0].replace("-", "_").removeprefix("__")
-        if word.startswith("--") and flag == axis:
+    for flag in typed:
+        if flag == axis:
             raise UserError(f"--{axis} cannot be given: {name} is the one that is tried")
-        if word == "--card":
-            raise UserError(f"--card has moved: python -m lab card {name} measures what can "
-                            "be known without training")
-        if word.startswith("--") and flag in NOT_TAKEN:
+        if flag in NOT_TAKEN:
             raise UserError(f"--{flag} cannot be given to this program, because it chooses the "
                             "seeds, folders, loss and placebo of its three arms itself: plain "
                             f"GRPO, {name} and its placebo")
-    given = read_flags([f"--{axis}", name, *typed], also_known=FLAGS, not_taken=NOT_TAKEN)
+    given = make_settings({axis: name, **typed}, beside=FLAGS).typed
     own = (axis, "rescale", *flags_of(METHODS[axis][name]))
     of_idea = {flag: given.pop(flag) for flag in own if flag in given}
     usual = usual_settings(given)
@@ -196,12 +183,6 @@ def arms_of(name: str, typed: list[str], is_quick: bool = False) -> tuple[str, d
                         "--eval_tasks 100 makes the evaluation short")
     return axis, {"plain": common, "idea": common | of_idea,
                   "placebo": common | of_idea | {"placebo": PLACEBOS[axis]}}
-
-
-def without(argv: list[str], flags: dict[str, Flag]) -> list[str]:
-    """The words that were typed, without these flags and their values."""
-    _, rest = make_parser("", None, flags, add_help=False).parse_known_args(argv)
-    return list(rest)
 
 
 def axis_of(name: str) -> str:

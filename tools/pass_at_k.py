@@ -20,7 +20,7 @@ import mitigations  # noqa: F401  fills the lists of choices that settings are c
 from analysis.statistics import mean_over, within
 from analysis.tables import Row, Table, by_row
 from engine.policy import Policy, derived_seed
-from harness.flags import Flag, make_parser, with_defaults
+from harness.flags import Flag, read
 from harness.record import find_folder
 from harness.screen import run_as_program, show_status
 from tools.sample import policies_of, settings_of
@@ -35,9 +35,8 @@ FLAGS = {
 
 
 def main(argv: list[str]) -> None:
-    parser = make_parser("python -m tools.pass_at_k RUN [flags]", __doc__, FLAGS)
-    parser.add_argument("run", metavar="RUN", help="a run folder, or the folder of a model")
-    flags = with_defaults(parser.read(argv), FLAGS)
+    flags = read(argv, "python -m tools.pass_at_k RUN [flags]", __doc__, FLAGS,
+                 {"RUN": "a run folder, or the folder of a model"})
     folder = find_folder(flags.run)
     policies = policies_of(folder, settings_of(folder, flags.task, flags.device))
     right = {title: right_tries(policy, flags.problems, flags.tries, flags.seed, title)

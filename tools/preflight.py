@@ -31,11 +31,11 @@ from engine.errors import UserError
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from engine.tokens import encode_prompt
-from harness.flags import Flag, flags_of, make_parser, with_defaults
+from harness.flags import Flag, flags_of, read
 from harness.tasks import make_task
 from harness.load import load_policy
 from harness.screen import run_as_program, show_status
-from harness.settings import Settings, make_settings, read_flags
+from harness.settings import Settings, make_settings
 from tools.helpers.prospects import Answers
 from tools.helpers.prospects_in_words import Findings, Plan
 
@@ -53,20 +53,20 @@ FLAGS = {
 
 
 def main(argv: list[str]) -> None:
-    parser = make_parser("python -m tools.preflight [flags of train.py, or of this list]", __doc__,
-                         FLAGS)
-    given, typed = parser.parse_known_args(argv)
-    own = with_defaults(parser.values(given), FLAGS)
+    asked: dict[str, Any] = {}  # flags of train.py
+    own = read(argv, "python -m tools.preflight [flags of train.py, or of this list]", __doc__,
+               FLAGS, others=asked)
     if own.run:
         from tools.helpers.diagnosis import diagnose
-        if typed:
-            raise UserError(f"--run reads what is there, so it takes no {typed[0]}")
+        if asked:
+            raise UserError(f"--run reads what is there, so it takes no --{next(iter(asked))}")
         print(diagnose(Path(own.run)))
         return
-    asked = read_flags(typed, also_known=[f"--{name}" for name in FLAGS], not_taken=["continue"])
-    if "out" in asked:
-        raise UserError("--out has no effect, because nothing is written")
-    settings = make_settings(asked if own.group is None else {**asked, "answers": own.group})
+    for name in ("out", "resume", "continue"):
+        if name in asked:
+            raise UserError(f"--{name} has no effect, because nothing is trained or written")
+    planned = asked if own.group is None else {**asked, "answers": own.group}
+    settings = make_settings(planned, beside=FLAGS)
     if settings.answers > own.answers:
         raise UserError(f"groups of {settings.answers} answers are planned (--group), and only "
                         f"--answers {own.answers} would be sampled to a problem: sample as many at "

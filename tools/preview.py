@@ -32,7 +32,7 @@ from harness.read_record import (credit_steps, read_credit, read_tokenizer, run_
 from harness.record import find_folder
 from harness.screen import put, run_as_program
 from harness.load import load_policy, make_weighting
-from harness.flags import Flag, check_value, flags_of, make_parser, with_defaults
+from harness.flags import Flag, check_value, flags_of, read, words_of
 from harness.settings import OPTIONS, Settings, settings_of_run
 from mitigations import rescaled_weight
 from tools.helpers.look import about_gradient, differs_within
@@ -53,21 +53,18 @@ SHADES = ((0.25, "48;5;255;38;5;0"), (0.5, "48;5;254;38;5;0"), (0.8, "48;5;195;3
 
 
 def main(argv: list[str]) -> None:
-    first = make_parser("", None, FLAGS, add_help=False)
-    name = vars(first.parse_known_args(argv)[0]).get("mitigation", "none")
+    _, texts = words_of(argv)
+    name = texts.get("mitigation", "none")
     if name in ADVANTAGES:
         raise UserError(f"{name} is an advantage, and this tool shows weightings. For an "
                         f"advantage there is python -m tools.idea {name}")
     check_value("mitigation", name, OPTIONS["mitigation"])
-    parser = make_parser("python -m tools.preview RUN --mitigation NAME [its flags]", __doc__,
-                         flags_of_weightings(name) | FLAGS)
-    parser.add_argument("RUN", nargs="?", default=None,
-                        help="a run folder. By default it is the newest in runs/")
-    given = parser.read(argv)
-    flags = with_defaults(given, FLAGS)
-    folder = existing(flags.RUN)
-    settings = settings_with(folder, {name: value for name, value in given.items()
-                                      if name not in ("RUN", "step", "show")})
+    flags = read(argv, "python -m tools.preview RUN --mitigation NAME [its flags]", __doc__,
+                 flags_of_weightings(name) | FLAGS,
+                 {"[RUN]": "a run folder. By default it is the newest in runs/"})
+    folder = existing(flags.run)
+    settings = settings_with(folder, {name: value for name, value in flags.typed.items()
+                                      if name not in ("step", "show")})
     step = step_of_run(folder, settings, flags.step)
     rollouts, weight, metrics = weighed(folder, step, settings)
     print(headline(folder, rollouts, settings, metrics))

@@ -17,7 +17,7 @@ from engine.errors import UserError, did_you_mean, read_json
 from engine.model_folder import how_to_get
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
-from harness.flags import Flag, make_parser, with_defaults
+from harness.flags import Flag, read
 from harness.tasks import make_task
 from harness.load import load_policy
 from harness.record import checkpoint_folders, find_folder
@@ -34,15 +34,15 @@ FLAGS = {
     "task": Flag(None, "the task that the problem belongs to. By default it is that of the "
                        "run, or of the recipe.json of the model"),
     "device": Flag("cpu", "device to compute on: cpu, cuda, cuda:N, or mps, which was never tried")}
-WITHOUT_TRAINING = {name: flag.default for name, flag in OPTIONS.items() if flag.sample_drops}
+# settings that a model which is only asked does not need
+WITHOUT_TRAINING = {name: OPTIONS[name].default for name in (
+    "mitigation", "advantage", "placebo", "kl", "deterministic")}
 
 
 def main(argv: list[str]) -> None:
-    parser = make_parser("python -m tools.sample RUN PROBLEM [flags]", __doc__, FLAGS)
-    parser.add_argument("run", metavar="RUN", help="a run folder, or the folder of a model")
-    parser.add_argument("problem", metavar="PROBLEM", nargs="+",
-                        help="a problem, such as 4 12 10 18")
-    flags = with_defaults(parser.read(argv), FLAGS)
+    flags = read(argv, "python -m tools.sample RUN PROBLEM [flags]", __doc__, FLAGS, {
+        "RUN": "a run folder, or the folder of a model",
+        "PROBLEM ...": "a problem, such as 4 12 10 18"})
     folder = find_folder(flags.run)
     settings = settings_of(folder, flags.task, flags.device)
     problem = problem_of(settings, flags.problem)

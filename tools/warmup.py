@@ -35,7 +35,7 @@ from engine.tokens import load_tokenizer
 from harness.record import find_folder, whole
 from harness.run import COPIED_FILES
 from harness.screen import run_as_program
-from harness.flags import MOST_THREADS, Flag, make_parser, with_defaults
+from harness.flags import MOST_THREADS, Flag, read
 from engine.policy import sample_answers
 from engine.rollouts import score_answers
 from qwen2_model import ModelConfig, Qwen2
@@ -74,16 +74,16 @@ REAL_RECIPE = {"learning_rate": 5e-6, "questions": 4, "answers": 8, "max_new_tok
 
 
 def main(argv: list[str]) -> None:
-    parser = make_parser("python -m tools.warmup [flags]", __doc__, FLAGS)
-    given = parser.read(argv)
-    start = find_folder(given["start"]) if "start" in given else None
+    flags = read(argv, "python -m tools.warmup [flags]", __doc__, FLAGS)
+    start = find_folder(flags.start) if flags.start else None
     tokenizer = load_tokenizer(start) if start else make_tokenizer()
     is_real = tokenizer.to_str() != make_tokenizer().to_str()
-    flags = with_defaults({**REAL_FLAGS, **given} if is_real else given, FLAGS)
-    if start and "size" in given:
+    if is_real:
+        flags = SimpleNamespace(**{**vars(flags), **REAL_FLAGS, **flags.typed})
+    if start and "size" in flags.typed:
         raise UserError(f"--size {flags.size} has no effect, because the model of {start} has its "
                         "own size")
-    if "rate" in given and not is_real:
+    if "rate" in flags.typed and not is_real:
         raise UserError(f"--rate {flags.rate} has no effect, because only a real model is trained "
                         "with it")
     torch.set_num_threads(flags.threads)

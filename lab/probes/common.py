@@ -27,7 +27,7 @@ from grpo import grpo
 from harness.load import load_policy
 from harness.record import provenance, replace_text, whole
 from harness.screen import show_status
-from harness.flags import MOST_THREADS, Flag, make_parser, with_defaults
+from harness.flags import MOST_THREADS, Flag, read
 from harness.settings import make_settings
 
 COMMON = {
@@ -65,8 +65,7 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[...
              "out": Flag(None, f"a new folder for the results. By default it is "
                          f"results/{name}-s<seed>"),
              "all": Flag(False, "print every table, not only the findings and the first table")}
-    typed = make_parser(f"python -m lab {name} [flags]", doc, known).read(argv)
-    args, start = with_defaults(typed, known), time.monotonic()
+    args, start = read(argv, f"python -m lab {name} [flags]", doc, known), time.monotonic()
     folder = Path(args.out or f"results/{name}-s{args.seed}")
     if folder.exists():
         raise UserError(f"{folder} exists already: name another folder with --out, or remove it")
@@ -74,7 +73,7 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[...
         findings = measure(args, unfinished)
         show_status("")
         seconds = time.monotonic() - start
-        write_findings(unfinished, name, args, findings, seconds, command_of(name, typed))
+        write_findings(unfinished, name, args, findings, seconds, command_of(name, args.typed))
     print_findings(findings, with_all=args.all)
     more = "" if args.all else " With --all every table is printed."
     print(f"\nThis took {seconds:.0f} s. All numbers are in {folder / 'numbers.json'}.{more}")

@@ -25,7 +25,7 @@ from analysis.runs import Run, read_runs
 from analysis.tables import show
 from analysis.tally import Tally
 from engine.errors import UserError
-from harness.flags import Flag, make_parser, with_defaults
+from harness.flags import Flag, read
 from harness.screen import show_status
 from lab.probes.notes_compared import notes_tables_of_arms
 from lab.probes.notes_sums import ADVANTAGES, CLASSES, LOG_PROBS, UNDEFINED, VALUES, Notes
@@ -46,11 +46,9 @@ LEGEND = [
 
 def main(argv: list[str]) -> None:
     import mitigations  # noqa: F401  makes known the methods that a run's settings name
-    parser = make_parser("python -m lab notes RUN ... [flags]", __doc__, FLAGS)
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
-    typed = parser.read(argv)
-    runs = read_runs(typed.pop("runs"))
-    flags = with_defaults(typed, FLAGS)
+    flags = read(argv, "python -m lab notes RUN ... [flags]", __doc__, FLAGS,
+                 {"RUN ...": "run folders"})
+    runs = read_runs(flags.run)
     if len(runs) == 1:
         of_one_run(runs[0], Path(flags.output_dir or runs[0]["folder"] / "analysis"))
         return

@@ -15,7 +15,7 @@ from pathlib import Path
 from engine.errors import UserError, read_json
 from harness.record import replace_text
 from harness.screen import say
-from harness.flags import Flag, make_parser, with_defaults
+from harness.flags import Flag, read
 from lab.publish.pages import check_marks, filled_pages
 from lab.publish.results import RESULTS, Results, result_of, write_result
 
@@ -25,12 +25,10 @@ FLAGS = {
 
 
 def main(argv: list[str]) -> None:
-    parser = make_parser("python -m lab publish [FOLDER] [flags]", __doc__, FLAGS)
-    parser.add_argument("folder", nargs="?", help="results/exact-s0, or another folder that an "
-                        "experiment or a probe has written")
-    typed = parser.read(argv)
-    folder = typed.pop("folder", None)
-    flags = with_defaults(typed, FLAGS)
+    flags = read(argv, "python -m lab publish [FOLDER] [flags]", __doc__, FLAGS, {
+        "[FOLDER]": "results/exact-s0, or another folder that an experiment or a probe has "
+                    "written"})
+    folder = flags.folder
     if flags.check:
         if folder or flags.name:
             raise UserError(f"--check publishes nothing: leave out {folder or '--name'} or --check")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from analysis.tables import WITH_INTERVAL, Table, by_row
 from engine.errors import UserError, read_json
-from harness.flags import Flag, make_parser, print_text, with_defaults
+from harness.flags import Flag, print_text, read
 from lab.publish.pages import cell_of_json, source_of, table_of
 from lab.publish.results import RESULTS, read_result
 
@@ -29,18 +29,14 @@ FLAGS = {"table": Flag("", "the name of one table. By default all are printed")}
 
 
 def main(argv: list[str]) -> None:
-    parser = make_parser("python -m lab show [NAME] [flags]", __doc__, FLAGS)
-    parser.add_argument("result", nargs="?", metavar="NAME",
-                        help="the name of a stored result, or a folder of results")
-    typed = parser.read(argv)
-    name = typed.pop("result", None)
-    args = with_defaults(typed, FLAGS)
-    if name is None:
+    args = read(argv, "python -m lab show [NAME] [flags]", __doc__, FLAGS,
+                {"[NAME]": "the name of a stored result, or a folder of results"})
+    if args.name is None:
         if args.table:
             raise UserError("--table needs the name of a result")
         print_text(all_results())
         return
-    print_text(in_text(result_named(name), args.table))
+    print_text(in_text(result_named(args.name), args.table))
 
 
 def all_results() -> str:

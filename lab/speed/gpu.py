@@ -25,7 +25,7 @@ import torch
 from lab.speed import cases
 from lab.speed.cases import DTYPES, Case, in_a_process
 from engine.errors import UserError
-from harness.flags import make_parser, with_defaults
+from harness.flags import read
 from harness.load import pick_device
 from harness.screen import run_as_program, show_status
 
@@ -103,8 +103,7 @@ def outcome(case: Case) -> str:
 
 
 def main(argv: list[str]) -> None:
-    parser = make_parser("python -m lab.speed.gpu [flags]", __doc__, FLAGS)
-    given = with_defaults(parser.read(argv), FLAGS)
+    given = read(argv, "python -m lab.speed.gpu [flags]", __doc__, FLAGS)
     if given.device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError("PyTorch sees no GPU here, so there is nothing to measure. --device cpu "
                         "--model FOLDER measures this CPU")

@@ -15,16 +15,15 @@ import textwrap
 
 from lab.trl.adapters import ADAPTERS
 from engine.errors import UserError
-from harness.flags import make_parser
+from harness.flags import read
 from harness.screen import run_as_program
 from lab.formula import find_formula
 from lab.formula.words import sentences
 
 
 def main(argv: list[str]) -> None:
-    parser = make_parser("python -m lab.trl.codes [NAME]", __doc__, {})
-    parser.add_argument("name", nargs="?", default=None, help="a code; without it all are listed")
-    wanted = parser.read(argv).get("name")
+    wanted = read(argv, "python -m lab.trl.codes [NAME]", __doc__, {},
+                  {"[NAME]": "a code. Without it all are listed"}).name
     if wanted is None:
         for name, adapter in ADAPTERS.items():
             print(f"  {name:24s} {inspect.getdoc(adapter).splitlines()[0]}")

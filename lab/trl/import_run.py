@@ -34,15 +34,19 @@ from engine.tokens import END_OF_TURN, OTHER, THINK, encode, load_tokenizer, tok
 from grpo import group_z_score, to_every_token
 from harness.record import credit_path, find_folder, provenance, replace_text, whole, write_credit
 from harness.screen import python_command, run_as_program, show_status
-from harness.flags import Flag, make_parser, with_defaults
+from harness.flags import Flag, read
 from harness.load import pick_device
 
 MODELS = ("qwen2", "qwen3")  # the model_type of those that are implemented
 AT_ONCE = 8                  # answers in a forward pass
 FACTS = ("log_prob", "entropy", "collision")  # what a forward pass says about a token
-FLAGS = {"device": Flag("cpu", "device of the forward pass: cpu, cuda or cuda:N"),
-         "temperature": Flag(None, "temperature of the sampling, and of the forward pass",
-                                   kind=float, above=0, most=100)}
+FLAGS = {
+    "model": Flag(None, "folder of the model. Its tokenizer reads the tokens, and its weights "
+                        "compute what is missing", metavar="FOLDER"),
+    "out": Flag(None, "the run folder to make", metavar="RUN"),
+    "device": Flag("cpu", "device of the forward pass: cpu, cuda or cuda:N"),
+    "temperature": Flag(None, "temperature of the sampling, and of the forward pass",
+                        kind=float, above=0, most=100)}
 
 
 class Reader:
@@ -313,19 +317,13 @@ def import_run(files: list[Path], out: Path, reader: Reader, config: dict) -> No
 
 
 def main(argv: list[str]) -> None:
-    parser = make_parser("python -m lab.trl.import_run FILES... --model FOLDER --out RUN", __doc__,
-                         FLAGS)
-    parser.add_argument("files", nargs="+", metavar="FILES",
-                        help="what the trainer wrote, in the order of the steps")
-    parser.add_argument("--model", required=True, metavar="FOLDER",
-                        help="folder of the model. Its tokenizer reads the tokens, and its weights "
-                             "compute what is missing")
-    parser.add_argument("--out", required=True, metavar="RUN", help="the run folder to make")
-    given = parser.read(argv)
-    files = [Path(file) for file in given.pop("files")]
-    model, out = given.pop("model"), Path(given.pop("out"))
+    flags = read(argv, "python -m lab.trl.import_run FILE ... --model FOLDER --out RUN", __doc__,
+                 FLAGS, {"FILE ...": "what the trainer wrote, in the order of the steps"})
+    for name in ("model", "out"):
+        if name not in flags.typed:
+            raise UserError(f"--{name} is required (--help lists the flags)")
+    files, model, out = [Path(file) for file in flags.file], flags.model, Path(flags.out)
     source = find_folder(model)
-    flags = with_defaults(given, FLAGS)
     temperature = flags.temperature or 1
     reader = Reader(source, flags.device, temperature)
     import_run(files, out, reader, {

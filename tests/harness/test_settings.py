@@ -15,7 +15,8 @@ from conftest import ROOT, assert_bounded, project_files, refusal
 from countdown_task import Task
 from examples import largest_last
 from engine.choices import ADVANTAGES, MITIGATIONS, Choices, mitigation
-from harness.flags import Flag, Positive, Range, check_value, flags_of, make_parser, option, settled
+from harness import flags
+from harness.flags import Flag, Positive, Range, check_value, flags_of, option, settle, words_of
 from harness.help import OTHER_NAMES, SHORT_HELP
 from harness.settings import OPTIONS, make_settings, read_flags
 from tools import preview, warmup
@@ -50,32 +51,61 @@ def test_the_limits_themselves_are_allowed(flag, value):
     check_value("n", value, flag)
 
 
-def read(argv: str):
-    return make_parser("it", None, {"new_tokens": Flag(8, "how many"), "fast": Flag(False),
-                                    "out": Flag(None), "rate": Flag(0.5)}).read(shlex.split(argv))
+FLAGS = {"new_tokens": Flag(8, "how many"), "fast": Flag(False), "out": Flag(None),
+         "rate": Flag(0.5)}
+
+
+def read(argv: str, places={}, **more):
+    return flags.read(shlex.split(argv), "it", None, FLAGS, places, **more)
 
 
 @pytest.mark.parametrize("argv, given", [
     # in a name a hyphen is an underscore, in a value it stays
     ("--new-tokens=3 --out a-b", {"new_tokens": 3, "out": "a-b"}), ("--out=--a", {"out": "--a"}),
-    ("--out '--a-b 1 --c-d 2'", {"out": "--a_b 1 --c-d 2"}),  # flags for another program
+    ("--out '--a-b 1 --c-d 2'", {"out": "--a-b 1 --c-d 2"}),  # flags for another program
     # a yes-or-no flag alone means yes
     ("--fast", {"fast": True}), ("--fast TRUE", {"fast": True}), ("--fast yes", {"fast": True}),
-    ("--fast no", {"fast": False}), ("--rate 1e-3", {"rate": 0.001}), ("", {})])
+    ("--fast no", {"fast": False}), ("--rate 1e-3", {"rate": 0.001}), ("", {}),
+    ("--fast --rate 2", {"fast": True, "rate": 2.0}),
+    ("--rate -1 --rate 3", {"rate": 3.0})])  # the last one counts
 def test_what_was_typed(argv, given):
-    assert read(argv) == given
+    found = read(argv)
+    assert found.typed == given
+    usual = {name: flag.default for name, flag in FLAGS.items()}
+    assert vars(found) == {**usual, **given, "typed": given}
+
+
+def test_words_stand_between_flags():
+    """A word after a flag is its value, also where the flag needs none."""
+    found = read("a --fast --rate 1 b c", {"RUN": "", "PROBLEM ...": ""})
+    assert (found.run, found.problem, found.fast) == ("a", ["b", "c"], True)
+    assert words_of(["-b", "--fast", "a", "--x=", "-h"]) == (
+        ["-b"], {"fast": "a", "x": "", "help": True})
+    found = read("", {"[RUN]": "", "[MORE ...]": ""})
+    assert (found.run, found.more) == (None, [])
+
+
+def test_flags_for_another_program_are_passed_on():
+    others = {}
+    assert read("--rate 2 --other-one 3 --last", others=others).rate == 2
+    assert others == {"other_one": "3", "last": True}
 
 
 @pytest.mark.parametrize("argv, words", [
     ("--fast perhaps", "--fast 'perhaps' should be yes or no"),
     ("--new_tokens 1.5", "--new_tokens '1.5' should be a whole number"),
     # not taken as short for --new_tokens; half of the letters of --fast are not near
-    ("--new-token=3", "unknown argument --new_token=3, did you mean --new_tokens? (--help lists "
+    ("--new-token=3", "unknown argument --new_token, did you mean --new_tokens? (--help lists "
      "the flags)"),
     ("--fuss", "unknown argument --fuss (--help lists the flags)"),
-    ("--out", "argument --out: expected one argument (--help lists the flags)")])
+    ("a", "unknown argument a (--help lists the flags)"), ("--out", "--out needs a value")])
 def test_what_was_typed_wrong_is_told(argv, words):
     assert refusal(read, argv) == words
+
+
+def test_a_word_that_is_missing_is_told():
+    said = refusal(read, "--fast", {"[FIRST]": "", "RUN": "", "PROBLEM ...": ""})
+    assert said == "the following arguments are required: RUN, PROBLEM (--help lists the flags)"
 
 
 Whole = typing.Annotated[float, Flag(9.0, "with a text", most=1)]
@@ -138,15 +168,14 @@ def test_an_ordinary_flag_tells_runs_apart():
     """Whoever adds a flag and says nothing of it gets this; and where it stands in the help has to
     be said of each setting."""
     flag = Flag(1.0)
-    assert (flag.changeable, flag.in_name, flag.label, flag.compared) == (False, True, None, "arm")
-    assert flag.idea_takes and not flag.sample_drops and flag.has_effect({})
+    assert not flag.changeable and flag.has_effect({})
     assert all(declared.topic and declared.text for declared in OPTIONS.values())
 
 
 @pytest.mark.parametrize("typed", ["--out=--", "--steps=--", "--config=--", "--mitigation=--",
                                    "--save-model=--"])
 def test_two_hyphens_are_no_value(typed):
-    """argparse would make an empty list of them."""
+    """They would be taken for the end of the flags elsewhere."""
     assert refusal(read_flags, [typed]).startswith(f"{typed}: -- is no value of a flag")
 
 
@@ -155,33 +184,37 @@ def test_every_setting_says_what_it_is():
     how_it_is_made = {"device", "checkpointing", "deterministic", "threads", "micro_batch",
                       "change_every", "track", "checkpoint_every"}
     assert with_property("changeable", True) == how_it_is_made | {"steps"}
-    assert with_property("in_name", False) == how_it_is_made | {
-        "mitigation", "advantage", "seed", "out"}
-    assert with_property("compared", "aside") == how_it_is_made | {
-        "seed", "out", "eval_every", "eval_tasks"}
-    assert with_property("compared", "setting") == {
-        "model", "task", "steps", "questions", "answers", "max_new_tokens", "temperature"}
-    assert with_property("idea_takes", False) == {"seed", "out", "placebo"}
-    assert with_property("sample_drops", True) == {
-        "mitigation", "advantage", "placebo", "kl", "deterministic"}
 
 
-def in_any_order(flags: dict):
-    names = sorted(flags)
-    return [{name: flags[name] for name in order}
-            for order in (names, names[::-1], names[1::2] + names[::2])]
-
-
-@pytest.mark.parametrize("given, held", [
+@pytest.mark.parametrize("usual, held", [
     ({"rescale": "gradient", "placebo": "weights"}, {"rescale": "mean", "placebo": "none"}),
     ({"mitigation": "inverse_logprob_as_published", "rescale": "mean"}, {"rescale": "none"}),
     ({"kl_kind": "k2"}, {"kl_kind": "k3"}),
     # a chain: the advantages stay shuffled, and so there is no bonus
     ({"placebo": "advantages", "entropy_bonus": 0.1}, {"entropy_bonus": 0.0})])
-def test_what_holds_does_not_depend_on_the_order_of_flags(given, held):
-    values = {name: flag.default for name, flag in OPTIONS.items()} | given
-    for flags in in_any_order(OPTIONS):
-        assert settled(values, flags) == values | held
+def test_a_flag_without_effect_has_the_value_of_no_effect(usual, held):
+    values = {name: flag.default for name, flag in OPTIONS.items()} | usual
+    assert settle({}, OPTIONS, usual) == values | held
+
+
+def test_a_requirement_reads_no_flag_that_is_decided_later():
+    """Each reads the flags that stand before its own, and those that always have an effect: so to
+    go over the flags once decides all of them."""
+    owners = [Task, largest_last.Task, *(choices[name] for choices in (MITIGATIONS, ADVANTAGES)
+                                         for name in choices)]
+    for declared in (OPTIONS, *map(flags_of, owners)):
+        decided = {name for name, flag in (OPTIONS | declared).items() if not flag.requires}
+        for name, flag in declared.items():
+            read = set()
+
+            class Values:
+                def __getattribute__(self, other):
+                    read.add(other)
+                    return (OPTIONS | declared)[other].default
+            if flag.requires:
+                flag.requires[0](Values())
+                assert read <= {name, *decided}, name
+            decided.add(name)
 
 
 def test_what_the_policy_is_asked_for_are_settings():
@@ -391,17 +424,15 @@ def test_a_value_that_would_hold_anyway_may_be_typed():
 
 
 @pytest.mark.parametrize("argv, name", [
-    ("--learning_rate 0.00015", "none-grpo-lr0.00015-s0"),
-    ("--task examples.largest_last --largest 9", "none-grpo-examples.largest_last-largest9-s0"),
-    (f"--task {largest_last.__file__} --largest 9", "none-grpo-examples.largest_last-largest9-s0"),
-    ("--max_number 9 --steps 30 --kl 0.1 --seed 2", "none-grpo-kl0.1-steps30-max_number9-s2"),
+    ("--learning_rate 0.00015", "none-grpo-learning_rate0.00015-s0"),
+    ("--task examples.largest_last --largest 9", "none-grpo-largest9-examples.largest_last-s0"),
+    (f"--largest 9 --task {largest_last.__file__}", "none-grpo-largest9-examples.largest_last-s0"),
+    ("--max_number 9 --steps 30 --kl 0.1 --seed 2", "none-grpo-max_number9-kl0.1-steps30-s2"),
     ("--mitigation entropy_masking --mask_percentile 70 --rescale none --placebo weights",
-     "entropy_masking-mask_percentile70.0-grpo-rescalenone-placeboweights-s0"),
-    # models/tiny learns at 0.00025; without a recipe 5e-06 is the default
-    ("--learning_rate 0.00025 --questions 16", "none-grpo-s0"),
-    ("--model models/Bare-0.5B --learning_rate 5e-6", "none-grpo-Bare-0.5B-s0"),
+     "entropy_masking-grpo-mask_percentile70.0-rescalenone-placeboweights-s0"),
+    ("--model models/Bare-0.5B --lora 1", "none-grpo-Bare-0.5B-lora1-s0"),
     ("--data x/problems.jsonl", "none-grpo-problems.jsonl-s0"),
     # how a run is made is not what it is
     ("--threads 3 --micro_batch 2 --checkpoint_every 7", "none-grpo-s0")])
-def test_what_is_not_at_its_default_is_in_the_folders_name(argv, name):
+def test_what_was_typed_is_in_the_folders_name(argv, name):
     assert settings_of(argv.split()).folder.name == name

@@ -4,7 +4,6 @@ import re
 import shlex
 from glob import glob
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from conftest import refusal
@@ -22,13 +21,13 @@ SMALL = ["--questions", "2", "--answers", "4", "--steps", "2", "--eval_tasks", "
 
 
 def test_the_arms_of_a_weighting_and_of_an_advantage():
-    axis, arms = arms_of("by_kind", ["--word_weight", "0.1", "--steps", "20", "--rescale", "none"])
+    axis, arms = arms_of("by_kind", {"word_weight": "0.1", "steps": "20", "rescale": "none"})
     plain, own = arms["plain"], {"mitigation": "by_kind", "word_weight": 0.1, "rescale": "none"}
     assert axis == "mitigation" and plain == {
         "questions": 8, "answers": 8, "steps": 20, "threads": 1, "eval_every": 20,
         "checkpoint_every": 20}
     assert arms["idea"] == plain | own and arms["placebo"] == plain | own | {"placebo": "weights"}
-    axis, arms = arms_of("span", ["--eval_every", "9", "--mitigation", "taco"])
+    axis, arms = arms_of("span", {"eval_every": "9", "mitigation": "taco"})
     assert axis == "advantage" and arms["plain"]["eval_every"] == 9
     assert arms["plain"]["mitigation"] == "taco" and "advantage" not in arms["plain"]
     assert arms["placebo"]["placebo"] == "advantages" and arms["idea"]["advantage"] == "span"
@@ -52,7 +51,7 @@ def test_a_quick_look_has_half_of_the_steps_and_of_the_seeds(monkeypatch, typed,
 @pytest.mark.parametrize("typed", [["--mitigation", "taco"], ["--mitigation=taco"]])
 def test_the_idea_is_not_named_twice(typed):
     """The last one would be trained, and the verdict would be said of the first."""
-    assert refusal(arms_of, "by_kind", typed).startswith("--mitigation cannot be given: by_kind")
+    assert refusal(main, ["by_kind", *typed]).startswith("--mitigation cannot be given: by_kind")
 
 
 def large_folder(folder):
@@ -65,7 +64,7 @@ def large_folder(folder):
 def test_a_large_model_keeps_its_recipe_and_leaves_no_model(tmp_path):
     """It is the laptop's, evaluated at the end, after half of the steps. A recipe of its own keeps
     its steps. If it names none, a CPU makes few, and a GPU the usual number."""
-    typed = ["--model", str(large_folder(tmp_path))]
+    typed = {"model": str(large_folder(tmp_path))}
     _, arms = arms_of("by_kind", typed)
     no_models = {"checkpoint_every": 0}
     steps = 24
@@ -76,17 +75,17 @@ def test_a_large_model_keeps_its_recipe_and_leaves_no_model(tmp_path):
     others = recipe.keys() - {"eval_every", "steps"}
     assert {name: known.to_json()[name] for name in others} == {
         name: recipe[name] for name in others}
-    _, arms = arms_of("by_kind", [*typed, "--steps", "7", "--checkpoint_every", "3"])
+    _, arms = arms_of("by_kind", typed | {"steps": "7", "checkpoint_every": "3"})
     assert (arms["idea"]["steps"], arms["idea"]["eval_every"]) == (7, 7)
     assert arms["idea"]["checkpoint_every"] == 3
-    on_gpu = arms_of("by_kind", [*typed, "--device", "cuda"])[1]["plain"]
+    on_gpu = arms_of("by_kind", typed | {"device": "cuda"})[1]["plain"]
     assert on_gpu == arms["plain"] | {"device": "cuda", "steps": steps, "eval_every": steps,
                                       "checkpoint_every": 0}
     (tmp_path / "recipe.json").write_text('{"steps": 9}')
     assert arms_of("by_kind", typed)[1]["plain"]["steps"] == 9
     (tmp_path / "recipe.json").write_text('{"eval_tasks": 9}')  # its own, which names no steps
     assert arms_of("by_kind", typed)[1]["plain"]["steps"] == 20
-    _, arms = arms_of("by_kind", [*typed, "--device", "cuda"])
+    _, arms = arms_of("by_kind", typed | {"device": "cuda"})
     assert arms["plain"]["steps"] == 60 and arms["plain"]["threads"] == 1
     assert arms["plain"]["checkpoint_every"] == 0
 
@@ -121,10 +120,8 @@ def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp
     (["no_such"], "no_such is neither a weighting nor an advantage. Is its function in mitig"),
     (["none"], "none is plain GRPO, with which an idea is compared"),
     (["by_kin"], "by_kin is neither a weighting nor an advantage; did you mean by_kind?"),
-    (["by_kind", "--card"], "--card has moved: python -m lab card by_kind measures"),
     (["by_kind", "--seed", "3"], "--seed cannot be given to this program"),
     (["by_kind", "--quik"], "unknown argument --quik, did you mean --quick? ("),
-    (["by_kind", "--sed", "3"], "did you mean --seeds? ("),  # --seed is nearer, and is refused
     (["by_kind", "--eval_every", "0"], "the verdict needs the evaluation at the end")])
 def test_what_is_refused(argv, said):
     assert said in refusal(main, argv)
@@ -162,16 +159,3 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
     with pytest.raises(SystemExit):
         main(["by_kind", "--word_weight", "0.2", *argv])
     assert "4 of 6 runs have to be made" in capfd.readouterr().out
-
-
-@pytest.mark.parametrize("is_away", [False, True])
-def test_the_last_line_names_the_card_where_lab_is(is_away, monkeypatch, capsys):
-    """With what was typed, but for --processes."""
-    found = SimpleNamespace(needs_second_look=lambda: False, print_findings=lambda: None,
-                            draw=lambda folder: "verdict.png")
-    monkeypatch.setattr(idea, "is_taken_away", lambda package: is_away)
-    monkeypatch.setattr(idea, "Verdict", lambda name, runs: found)
-    monkeypatch.setattr(idea.Idea, "runs_of", lambda *_: {})
-    main(["by_kind", "--word_weight", "0.1", "--processes", "2"])
-    assert capsys.readouterr().out.endswith(
-        ": python -m lab card by_kind --word_weight 0.1\n") != is_away

@@ -162,7 +162,7 @@ def test_a_task_with_few_problems_or_none_held_out(monkeypatch):
 @pytest.mark.parametrize("typed, said", [
     (["--answers", "1"], "--answers 1 should be at least 4"),
     (["--problems", "0"], "--problems 0 should be at least 4"),
-    (["--out", "x"], "--out has no effect, because nothing is written"),
+    (["--out", "x"], "--out has no effect, because nothing is trained or written"),
     (["--answers", "8", "--group", "9"], "groups of 9 answers are planned"),
     (["--model", "EMPTY"], "cannot read EMPTY/config.json")])
 def test_what_cannot_be_asked_ends_in_a_sentence(typed, said, tmp_path):

@@ -9,7 +9,7 @@ from tools import preview
 import train
 from conftest import credit_columns, refusal, write_log
 from harness.settings import make_settings
-from runs import SHORT, edit_config, everything
+from runs import SHORT, everything
 
 
 @pytest.mark.parametrize("flags, said", [
