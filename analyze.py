@@ -114,7 +114,7 @@ def analyze_run(run: Run, folder: Path, with_all: bool) -> None:
 def say_how_to_measure(run: Run) -> None:
     """Name the command that measures the credit of an answer, if a model was kept for that."""
     models = sampling_models(run["folder"], str(run["config"].get("model", "")))
-    if models and not is_foreign(run["config"]):
+    if models and not is_foreign(run["config"]) and run["config"].get("loss") != "dpo":
         command = python_command("-m", "tools.follow", run["folder"], "--step", min(models),
                                  "--answer", 0, "--credit", report.CONTINUATIONS, "--keep")
         print(f"To measure what each token of an answer earned, for the page: {command}")

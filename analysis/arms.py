@@ -14,6 +14,7 @@ from harness.record import Json
 from harness.flags import Flag, flags_of
 from harness.settings import CHANGEABLE, NOT_SETTINGS, OPTIONS
 
+DEFAULTS = {name: flag.default for name, flag in OPTIONS.items()} | PLAIN_SETTINGS
 # runs that differ in one of these are not compared; nor are those that differ in a flag of the task
 SETTING = ("reward", "model", "task", "steps", "questions", "answers", "max_new_tokens",
            "temperature")
@@ -39,7 +40,8 @@ def effective_settings(config: Mapping[str, object]) -> Json:
     """A run's settings with defaults filled in, without those that had no effect. The name of the
     reward, and TRL's loss, are recorded beside the settings and count like one."""
     flags = {**OPTIONS, **task_flags(config), **flags_of_methods(config)}
-    settings = {name: flag.default for name, flag in flags.items()} | dict(config)
+    defaults = {name: flag.default for name, flag in flags.items()}
+    settings = {**defaults, **PLAIN_SETTINGS, **config}
     without_effect = set(NOT_SETTINGS) - {"reward", "trainer"}
     for name, flag in flags.items():
         if not flag.has_effect(settings):
@@ -104,7 +106,7 @@ def name_of(mine: Json, settings: list[Json]) -> str:
     parts = [str(mine.get("mitigation", "none"))]
     for key, value in mine.items():
         differs = any(key in other and other[key] != value for other in settings)
-        is_default = key in OPTIONS and value == OPTIONS[key].default
+        is_default = key in DEFAULTS and value == DEFAULTS[key]
         if key != "mitigation" and differs and not is_default:
             parts.append(f"{key} {value}")
     return " ".join(parts)

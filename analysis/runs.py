@@ -17,7 +17,7 @@ from harness.tasks import load_task
 from harness.settings import OPTIONS, Settings
 
 PLAIN_SETTINGS = {"mitigation": "none", "advantage": "grpo", "placebo": "none",
-                  "loss": "policy"}  # examples/dpo.py writes another one
+                  "loss": "policy", "pairs": None}  # examples/dpo.py writes other ones
 
 
 class Run(TypedDict):

@@ -346,7 +346,10 @@ def known_values(path: object, values: Json, here: Json) -> Json:
 
 
 def written_by(config: Json) -> str:
-    """A clause about the commit that a run was made with; an empty text if it is not on record."""
+    """A clause about the program or the commit that a run was made with; an empty text if it is not
+    on record."""
+    if config.get("loss") == "dpo":
+        return ": examples/dpo.py wrote it, or an older train.py"
     commit = config.get("git_commit")
     return f": commit {str(commit)[:8]} wrote it, and has it" if commit else ""
 

@@ -17,4 +17,5 @@ if __name__ == "__main__":
     print("\nPrograms to read and to copy:\n\n"
           "  python examples/one_step.py                     one step of GRPO, from top to bottom\n"
           "  python examples/loop.py                         this step, thirty times\n"
+          "  python examples/dpo.py                          the same with pairs of answers: DPO\n"
           "  python train.py --task examples.largest_last    a second task")
