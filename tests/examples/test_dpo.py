@@ -75,7 +75,7 @@ def moved_reference(monkeypatch):
 
 @pytest.mark.numerics
 def test_a_step_against_autograd_of_the_formula(tmp_path, monkeypatch):
-    """The record has the advantage with which the policy loss, -sum(A log p) / N, has this gradient.
+    """The record has the advantage whose policy loss, -sum(A log p) / N, has this gradient.
     """
     s = settings(tmp_path / "run", questions=2)
     reference, other = moved_reference(monkeypatch), read_model_folder(ROOT / "models/tiny")
