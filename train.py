@@ -32,7 +32,6 @@ from engine.choices import WHOLE_ANSWERS, Method, checked_credit
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts, double
 from grpo import update, update_with_change
-from harness.load import build
 from harness.metrics import Clock, most_varied, step_metrics, wilson_interval
 from harness.record import Json
 from harness.run import Run, open_run
@@ -42,13 +41,12 @@ from mitigations import rescaled_weight, shuffled
 
 
 def train(run: Run) -> None:
-    s, parts = run.settings, build(run)
+    s, parts = run.settings, run.begin()
     policy = parts.policy        # model, tokenizer, task
     optimizer = parts.optimizer  # AdamW
     reference = parts.reference  # the model that the KL term compares with, or None
     advantage = parts.advantage  # --advantage: rollouts -> (B, T)
     weighting = parts.weighting  # --mitigation: rollouts -> (B, T)
-    run.begin(policy, optimizer, {"advantage": advantage, "mitigation": weighting})
 
     if run.done == 0 and s.eval_every:
         evaluate(policy, run, 0)

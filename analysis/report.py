@@ -95,15 +95,16 @@ def opening(run: Run) -> list[str]:
 
 
 def changes_of(run: Run) -> list[str]:
-    """A sentence for a step that a run's record lacks, and for each change of what it is made of
-    that --accept_changes has let pass."""
-    from harness.read_record import accepted_before, missing_steps
+    """A sentence for what a run's record lacks, and for each time that it went on with changed
+    files."""
+    from harness.read_record import missing_steps
     if is_foreign(run["config"]):
         return []
     name = run["folder"].name
     missing = [f"The record of {name} is not whole: {what}."
                for what in missing_steps(run["folder"])]
-    return missing + [f"Accepted in {name} {what}." for what in accepted_before(run["config"])]
+    return missing + [f"{name} went on after step {one['after_step']} with changed files: "
+                      f"{', '.join(one['files'])}." for one in run["config"].get("changed", [])]
 
 
 def changes_of_all(runs: list[Run]) -> list[str]:

@@ -1,5 +1,5 @@
 """`build` makes the parts of a run from its settings: policy, optimizer, methods and the function
-that samples."""
+that samples. `Parts.state` has what a resumed run has to get back of them."""
 import os
 import re
 from collections.abc import Callable
@@ -12,12 +12,12 @@ from tokenizers import Tokenizer
 from engine.choices import ADVANTAGES, MITIGATIONS, Method, make
 from engine.errors import UserError
 from engine.model_folder import has_adapter, read_config, read_model_folder
-from engine.optimizer import AdamW, trained_parameters
+from engine.optimizer import (AdamW, load_optimizer_tensors, optimizer_tensors,
+                              trained_parameters)
 from engine.policy import Policy, derived_seed, encode_prompts
 from engine.rollouts import Rollouts
 from engine.tokens import load_tokenizer
-from harness.record import find_folder
-from harness.run import Run
+from harness.record import Json, find_folder
 from harness.screen import say
 from harness.settings import Settings
 from harness.tasks import CheckedTask, make_task
@@ -33,18 +33,48 @@ class Parts(NamedTuple):
     weighting: Method
     sample: Callable[..., Rollouts]  # problems, answers to each, seed -> a batch without rewards
 
+    @property
+    def methods(self) -> dict[str, Method]:
+        return {"advantage": self.advantage, "mitigation": self.weighting}
 
-def build(run: Run) -> Parts:
-    """Build the parts of a run, in this order; those of a resumed one from its checkpoint."""
-    s = run.settings
-    policy = load_policy(s, run.checkpoint)
+    @property
+    def parameters(self) -> dict[str, torch.nn.Parameter]:
+        """The parameters that are trained, by name."""
+        return trained_parameters(self.policy.model)
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What a resumed run has to get back beside the model: the state of the optimizer, and of
+        the methods with the method's axis before each name."""
+        tensors = optimizer_tensors(self.optimizer, self.parameters)
+        for axis, method in self.methods.items():
+            state: dict[str, torch.Tensor] = getattr(method, "state_dict", dict)()
+            for name, value in state.items():
+                # a copy, because two tensors of a state may share their memory, which no file can
+                tensors[f"{axis}.{name}"] = value.clone()
+        return tensors
+
+    def put_back(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Put back what `state` returned."""
+        rest = dict(tensors)
+        for axis, method in self.methods.items():
+            names = [name for name in rest if name.startswith(f"{axis}.")]
+            state = {name.removeprefix(f"{axis}."): rest.pop(name) for name in names}
+            if hasattr(method, "load_state_dict"):
+                method.load_state_dict(state)
+        load_optimizer_tensors(self.optimizer, self.parameters, rest)
+
+
+def build(s: Settings, checkpoint: Path | None, drawn: Json) -> Parts:
+    """Build the parts of a run, in this order. The model of a resumed run is that of its
+    checkpoint. `drawn` is filled with what dynamic sampling draws beyond a batch."""
+    policy = load_policy(s, checkpoint)
     optimizer = load_optimizer(s, policy)
     reference = initial_model(s) if s.kl else None
     advantage, weighting = make_advantage(s, policy), make_weighting(s, policy)
     sample: Callable[..., Rollouts] = policy.sample
     if s.dynamic_sampling > 1:
         from engine.dynamic import DynamicSampling
-        sample = DynamicSampling(policy, s.dynamic_sampling, run.drawn).sample
+        sample = DynamicSampling(policy, s.dynamic_sampling, drawn).sample
     return Parts(policy, optimizer, reference, advantage, weighting, sample)
 
 

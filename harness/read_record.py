@@ -3,7 +3,7 @@ as columns that are checked or as a whole batch."""
 import re
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,8 @@ import torch
 from engine.errors import UserError, read_json, refuse_pipe
 from engine.rollouts import UNSET, Forward, Problem, Rollouts
 from engine.tokens import KINDS, SECTIONS, load_tokenizer, token_bytes
-from harness.record import PART, Json, checkpoint_folders, credit_path, digest_of, read_lines
+from harness.record import (PART, Json, can_continue, checkpoint_folders, credit_path, digest_of,
+                            read_lines)
 
 Columns = dict[str, np.ndarray]
 # the columns that every file has
@@ -35,9 +36,15 @@ def run_config(run: Path) -> Json:
     if config.get("ranks", 1) != 1:
         raise UserError(f"{run} was made by {config['ranks']} processes, each with credit files of "
                         "its own. Only versions up to commit f19f84f4 read them")
-    if isinstance(made_of := config.get("made_of"), dict):
-        made_of.pop("the settings in config.json", None)  # no file: runs up to 35c58770 have it
     return config
+
+
+def steps_finished(run: Path) -> int:
+    """The steps for which nothing is missing: those of the last checkpoint. A run that keeps no
+    checkpoints writes their number at its end; until then it is -1."""
+    kept = [step for step, folder in checkpoint_folders(run).items() if can_continue(folder)]
+    ended: int = run_config(run).get("finished", -1)
+    return max([ended, *kept])
 
 
 def is_complete(config: Json, metrics: Sequence[Json], evaluations: Sequence[Json]) -> bool:
@@ -63,42 +70,16 @@ def credit_steps(run: Path) -> list[int]:
 
 
 def missing_steps(run: Path, done: int | None = None) -> Iterator[str]:
-    """A sentence about the first step that the record lacks or has twice, up to step `done`, or up
-    to the last one on record. A user may have removed the credit files, if it is all of them."""
+    """Sentences about what the record lacks up to step `done`, or up to the last one on record. A
+    user may have removed the credit files, if it is all of them."""
     steps = [line["step"] for line in read_lines(run / "metrics.jsonl")]
-    files, last = set(credit_steps(run)), max(steps, default=0) if done is None else done
+    last = max(steps, default=0) if done is None else done
     steps = [step for step in steps if step <= last]
-    if missing := first_missing(steps, last):
-        yield f"metrics.jsonl has no line of step {missing}"
-    elif len(steps) != last or steps != sorted(steps):
-        yield "metrics.jsonl has a step twice, or its steps are not in order"
-    if files and (missing := first_missing(files, last)):
-        yield f"there is no credit file of step {missing}"
-    # a run that is being made has not evaluated its last step yet
-    yield from missing_evaluations(run, last + 1 if done else last)
-
-
-def first_missing(steps: Collection[int], last: int) -> int:
-    """The first of the steps 1 to `last` that is not among `steps`; 0 if all are."""
-    known = set(steps)
-    return next((step for step in range(1, last + 1) if step not in known), 0)
-
-
-def missing_evaluations(run: Path, end: int) -> Iterator[str]:
-    """A sentence about the first step below `end` whose evaluation was due and is not on record."""
-    config = run_config(run)
-    every, made = config.get("eval_every"), [line["step"] for line in read_lines(
-        run / "evaluations.jsonl")]
-    for step in range(0, end, every) if every else ():
-        if made.count(step) != modes_of(config):
-            yield f"evaluations.jsonl has not {modes_of(config)} lines of step {step}"
-            return
-
-
-def accepted_before(config: Json) -> list[str]:
-    """A sentence for each change that --accept_changes has let pass."""
-    return [f"after step {one['after_step']}: {one['changes']}"
-            for one in config.get("accepted", [])]
+    if len(steps) != last or steps != sorted(set(steps)):
+        yield f"metrics.jsonl does not have one line for each of the steps 1 to {last}, in order"
+    files = [step for step in credit_steps(run) if step <= last]
+    if files and len(files) != last:
+        yield f"not every one of the steps 1 to {last} has a credit file"
 
 
 def read_columns(run: Path, step: int) -> Columns:

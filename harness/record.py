@@ -18,7 +18,7 @@ import re
 import secrets
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -29,8 +29,8 @@ import safetensors
 import tokenizers
 import torch
 
-from engine.errors import PROJECT, UserError, parse_object, read_text, refuse_pipe
-from engine.rollouts import Problem, Rollouts, Task
+from engine.errors import PROJECT, UserError, parse_object, read_json, read_text, refuse_pipe
+from engine.rollouts import Rollouts
 
 try:
     import fcntl
@@ -218,10 +218,6 @@ def digest_of_text(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def digest_of_problems(problems: Sequence[Problem], task: Task[Problem]) -> str:
-    return digest_of_text("\n".join(task.prompt_for(problem) for problem in problems))
-
-
 def digest_of(path: Path) -> str:
     refuse_pipe(path)
     facts = path.stat()
@@ -247,14 +243,17 @@ def checkpoint_folders(run: Path) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
+def can_continue(checkpoint: Path) -> bool:
+    """Whether a checkpoint has the trainer's state."""
+    return (checkpoint / "trainer" / "state.safetensors").exists()
+
+
 def make_run(path: Path, config: Json, tokenizer: Path) -> None:
     """Make the folder of a new run."""
     with whole(path) as unfinished:
         unfinished.mkdir()
         (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         shutil.copyfile(tokenizer, unfinished / "tokenizer.json")
-        # made now, because harness/resume.py takes a missing one for one that a user removed
-        (unfinished / "checkpoints").mkdir()
 
 
 class RunFolder:
@@ -289,7 +288,12 @@ class RunFolder:
         with writing(path), open(path, "a", encoding="utf-8") as file:
             file.write(text + "\n")
 
+    def change_config(self, values: Json) -> None:
+        """Set these entries of config.json."""
+        path = self.at("config.json")
+        replace_text(path, json.dumps(read_json(path) | values, indent=2) + "\n")
+
     def checkpoints(self) -> dict[int, Path]:
         """The checkpoints from which a run can continue, by their step."""
         return {step: folder for step, folder in checkpoint_folders(self.path).items()
-                if (folder / "trainer" / "state.safetensors").exists()}
+                if can_continue(folder)}

@@ -1,23 +1,20 @@
-"""Resuming a run: it is checked whether it may be resumed, and its state is read back to the bit.
+"""Resuming a run: how far it is, what has changed since, and what it wrote beyond its checkpoint.
 This file is imported if the folder of a run exists."""
 import json
 import shlex
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
 
-from engine.choices import Method
-from engine.errors import PROJECT, UserError, read_json
-from engine.model_folder import opened
-from engine.optimizer import AdamW, load_optimizer_tensors
-from engine.rollouts import Problem, Task
-from harness.made_of import digest_of_part, made_of, named_files, shown
-from harness.read_record import credit_steps, is_complete, missing_steps, run_config
-from harness.record import (LOGS, Json, RunFolder, checkpoint_folders, credit_path, digest_of,
-                            digest_of_problems, find_folder, read_lines, remove, replace_text)
+from engine.errors import UserError
+from harness.made_of import made_of
+from harness.read_record import credit_steps, missing_steps, run_config, steps_finished
+from harness.record import (LOGS, Json, RunFolder, checkpoint_folders, credit_path, read_lines,
+                            remove, replace_text)
 from harness.screen import say
-from harness.settings import CHANGEABLE, Settings
+from harness.settings import CHANGEABLE, Settings, written_by
+
+SHOWN = 5  # names of changed files
 
 
 def refuse_other(s: Settings, may_continue: bool) -> None:
@@ -38,14 +35,13 @@ def last_state(s: Settings, folder: RunFolder,
     """The number of steps up to the last checkpoint, that checkpoint, and whether the run is
     finished. A run without a checkpoint starts again, if none was due yet or none ever is."""
     path, before = folder.path, run_config(folder.path)
-    if not {"steps", "checkpoint_every"} <= before.keys():
-        raise UserError(f"{path}/config.json was not written by train.py: it has no "
-                        "checkpoint_every")
+    if missing := s.to_json().keys() - before.keys():
+        raise UserError(f"{path}/config.json lacks the setting {min(missing)}, so this version of "
+                        f"the program cannot go on{written_by(before)}")
     checkpoints = folder.checkpoints()
     done = max(checkpoints, default=0)
-    metrics, evaluations = (read_lines(path / name) for name in LOGS)
-    made = max([done, *(line["step"] for line in metrics)])
-    is_finished = has_last_step(s, path, metrics, evaluations)
+    made = max([done, *(line["step"] for line in read_lines(path / LOGS[0]))])
+    is_finished = steps_finished(path) >= s.steps
     every, steps = before["checkpoint_every"], before["steps"]
     if is_finished:
         say(f"{path} has {made} of its {steps} steps, and no more were asked for. To continue it, "
@@ -65,136 +61,47 @@ def last_state(s: Settings, folder: RunFolder,
     return done, checkpoints.get(done), is_finished
 
 
-def say_that_the_schedule_differs(s: Settings, done: int) -> None:
-    """Say it if --steps has changed and --decay is set: then the steps that are made already had
-    other learning rates than they would have now."""
-    steps = run_config(s.folder)["steps"]
-    if s.decay != "none" and done and s.steps != steps:
-        say(f"the learning rate now falls until step {s.steps}. The {done} steps that are made had "
-            f"the rates of a run of {steps} steps, so a run of {s.steps} steps that was never "
-            "stopped would give other numbers")
-
-
-def say_that_torch_differs(s: Settings, done: int) -> None:
-    """Say it if torch has another version now, which may round otherwise. The run goes on."""
-    versions = run_config(s.folder).get("versions")
-    before = versions.get("torch") if isinstance(versions, dict) else None
-    if done and before not in (None, torch.__version__):
-        say(f"the {done} steps that are made had torch {before}, and this is {torch.__version__}: "
-            "what follows may differ in the last digits from a run that was never stopped")
-
-
-def changes(before: dict[str, str], s: Settings, done: int) -> Iterator[str]:
-    """What has changed since a run, which has made `done` steps, wrote down what it is made of."""
-    needs_first_model = not done or s.kl > 0 or s.lora > 0
-    folder = shown(find_folder(s.model))
-    for name, digest in before.items():
-        path = PROJECT / name
-        if shown(path.parent) == folder and not needs_first_model:
-            continue
-        if not path.is_file():
-            yield f"{name} is gone"
-        elif digest_of_part(path, s) != digest:
-            yield f"{name} has changed"
-    for path in named_files(s):  # what a relative path leads to depends on the present folder
-        if shown(path) not in before and digest_of(path) not in before.values():
-            yield f"{shown(path)} is another file than the run was made with"
-
-
-def changed_since(s: Settings, done: int) -> list[str]:
-    """Sentences about what the record lacks, and about what has changed since the run was made. Of
-    the run `done` steps are kept."""
-    config = run_config(s.folder)
-    found = list(missing_steps(s.folder, done))
-    if config.get("made_of"):
-        found += changes(config["made_of"], s, done)
-    elif done:
-        say(f"{s.folder} is of an earlier version, which did not write down what a run is made of: "
-            "so it is not known whether that has changed")
-    return found
-
-
-def accept_changes(s: Settings) -> None:
-    """Write down that a finished run is used as it is, although something has changed since."""
-    found = changed_since(s, s.steps)
-    if found:
-        write_accepted(s, found, s.steps)
-    say(f"accepted: {'; '.join(found)}" if found else "nothing that it is made of has changed")
-
-
-def write_accepted(s: Settings, found: list[str], done: int) -> None:
-    """Put into config.json what the run is made of now, and what was accepted."""
-    config = run_config(s.folder)
-    accepted = [*config.get("accepted", []), {"after_step": done, "changes": "; ".join(found)}]
-    config |= {"made_of": made_of(s), "accepted": accepted}
-    replace_text(s.folder / "config.json", json.dumps(config, indent=2) + "\n")
-
-
-def refuse_changes(found: list[str], accepts: bool) -> None:
-    """Refuse to go on if something has changed that the run is made of."""
-    if found and not accepts:
-        others = f", and {len(found) - 1} more" if len(found) > 1 else ""
-        raise UserError(f"{found[0]}{others}. So what follows would not be what the run that was "
-                        "never stopped gives. Put it back, begin a new run, or go on with "
-                        "--accept_changes, which is written down")
-    if found:
-        say("going on although " + "; ".join(found))
-
-
-def refuse_other_problems(checkpoint: Path, s: Settings, task: Task[Problem], done: int,
-                          accepts: bool) -> None:
-    """Refuse to go on if the task does not return the problems of the last step again, or those
-    that are held out: it draws them without the seed that it is given, or reads them from a file
-    that has changed."""
-    state = read_json(checkpoint / "trainer" / "state.json")
-    if kept := state.get("problems"):
-        problems = task.training_problems(s.seed, done, s.questions)
-        if digest_of_problems(problems, task) != kept:
-            refuse_changes([f"--task {s.task} returns other problems for step {done} than when the "
-                            "step was made: training_problems should depend on nothing but its "
-                            "seed and step"], accepts)
-    if kept := state.get("held_out"):
-        if digest_of_problems(task.held_out_problems(s.eval_tasks), task) != kept:
-            refuse_changes([f"--task {s.task} returns other problems to evaluate than before: "
-                            "held_out_problems should depend on nothing but its count"], accepts)
-
-
-def has_last_step(s: Settings, path: Path, metrics: list[Json], evaluations: list[Json]) -> bool:
-    """Whether a run has all steps, and what is kept at its end.
-
-    The last model is written after its record, so a complete record is not enough: the model has
-    to be there. But if the whole folder of checkpoints is missing, a user has removed it from a
-    finished run, and the record is enough.
-    """
-    if max(checkpoint_folders(path), default=-1) >= s.steps:
-        return True
-    if s.steps and (path / "checkpoints").exists():
-        return False
-    return is_complete(s.to_json(), metrics, evaluations)
-
-
-def load_state(checkpoint: Path, optimizer: AdamW, parameters: dict[str, torch.nn.Parameter],
-               methods: Mapping[str, Method]) -> None:
-    """Read back the state of the optimizer, the advantage and the weighting."""
-    with opened(checkpoint / "trainer" / "state.safetensors") as file:
-        tensors = {name: file.get_tensor(name) for name in file.keys()}
-    for part, method in methods.items():
-        names = [name for name in tensors if name.startswith(f"{part}.")]
-        state = {name.removeprefix(f"{part}."): tensors.pop(name) for name in names}
-        if hasattr(method, "load_state_dict"):
-            method.load_state_dict(state)
-    load_optimizer_tensors(optimizer, parameters, tensors)
-
-
-def take_over(s: Settings, folder: RunFolder, done: int, accepted: list[str]) -> None:
-    """Write the changed settings to config.json, and remove what was written after `done` steps."""
-    if accepted:
-        write_accepted(s, accepted, done)
-    config = read_json(folder.path / "config.json")
-    values: Json = s.to_json() | {"threads": torch.get_num_threads()}
-    config |= {name: values[name] for name in CHANGEABLE if name in config}
-    replace_text(folder.path / "config.json", json.dumps(config, indent=2) + "\n")
+def take_over(s: Settings, folder: RunFolder, done: int) -> None:
+    """Say what is not as it was when the `done` steps were made, write it and the changed settings
+    to config.json, and remove what was written after these steps."""
+    before = run_config(folder.path)
+    now = made_of(s)
+    changed = differing(before.get("made_of", {}), now)
+    say_what_differs(s, before, changed, done)
+    values = s.to_json() | {"threads": torch.get_num_threads(), "made_of": now}
+    values = {name: values[name] for name in (*CHANGEABLE, "made_of")}
+    if changed and done:
+        values["changed"] = [*before.get("changed", []), {"after_step": done, "files": changed}]
+    if "finished" in before:
+        values["finished"] = -1
+    folder.change_config(values)
     forget_after(folder.path, done or -1)  # a run that starts again evaluates step 0 again, too
+
+
+def differing(before: Json, now: Json) -> list[str]:
+    """The names of the files that have another digest, have gone, or are new."""
+    return [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+
+
+def say_what_differs(s: Settings, before: Json, changed: list[str], done: int) -> None:
+    """Say in which respects a run that was never stopped would give other numbers."""
+    if not done:
+        return
+    if changed:
+        more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
+        say(f"changed since the {done} steps were made: {', '.join(changed[:SHOWN])}{more}. So "
+            "what follows may not be what a run that was never stopped gives")
+    if s.decay != "none" and s.steps != before["steps"]:
+        say(f"the learning rate now falls until step {s.steps}. The {done} steps that are made had "
+            f"the rates of a run of {before['steps']} steps, so a run of {s.steps} steps that was "
+            "never stopped would give other numbers")
+    torch_before = before.get("versions", {}).get("torch")
+    if torch_before not in (None, torch.__version__):
+        say(f"the {done} steps that are made had torch {torch_before}, and this is "
+            f"{torch.__version__}: what follows may differ in the last digits from a run that was "
+            "never stopped")
+    for sentence in missing_steps(s.folder, done):
+        say(sentence)
 
 
 def forget_after(run: Path, step: int) -> None:

@@ -1,14 +1,13 @@
 """A run from its first step to its last: started or resumed, recorded, stopped.
 
     with open_run(argv) as run:      a new run, or one whose folder exists
-        run.begin(...)               make the folder, or read back the trainer's state
+        parts = run.begin()          make the parts, and the folder or the state of a resumed run
         for step in run.steps():     from the first step, or the one after the checkpoint
             run.record(...)          write the credit file
             run.log(...)             write a line of metrics.jsonl, and print one
             run.save_if_due(step)    write a checkpoint; after Ctrl-C end here
         run.end()
 """
-import json
 import shutil
 import time
 from collections import deque
@@ -19,18 +18,17 @@ from statistics import mean
 
 import torch
 
-from engine.choices import Method, facts_of
+from engine.choices import facts_of
 from engine.errors import BadCredit, NotFinite, UserError, location_of, refuse_undefined
-from engine.model_folder import base_of, write_model_folder, write_tensors
-from engine.optimizer import (AdamW, optimizer_tensors, rate_of_step,
-                              trained_parameters)
-from engine.policy import Policy
+from engine.model_folder import base_of, opened, write_model_folder, write_tensors
+from engine.optimizer import rate_of_step
 from engine.rollouts import Rollouts, has_format
 from harness.flags import settle
+from harness.load import Parts, build
 from harness.made_of import made_of
 from harness.metrics import print_evaluation, print_outcome, print_step
-from harness.record import (Json, RunFolder, credit_path, digest_of_problems, make_run, provenance,
-                            read_lines, remove, whole, write_credit)
+from harness.record import (Json, RunFolder, credit_path, make_run, provenance, read_lines, remove,
+                            whole, write_credit)
 from harness.screen import StopRequest, python_command, say
 from harness.settings import CHANGEABLE, CONTINUE, Settings, make_settings, read_flags
 from harness.tasks import score_again
@@ -58,7 +56,7 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
     run = Run(settings)
     with run.cleanup:
         if exists:
-            run.look_into_folder(bool(resume), how["continue"], how["accept_changes"])
+            run.look_into_folder(bool(resume), how["continue"])
         try:
             yield run
         except NotFinite as error:
@@ -85,9 +83,6 @@ class Run:
         self.checkpoint: Path | None = None
         self.step = self.done = 0
         self.is_finished, self.is_new = False, True
-        self.accepts = False           # --accept_changes
-        self.accepted: list[str] = []  # the changes that it has let pass
-        self.problems: str | None = None  # the digest of the last step's problems
         self.after_step: Callable[[], None] = lambda: None  # for a large model: returns memory
         self.seconds: deque[float] = deque(maxlen=20)  # of the last steps
         self.drawn: Json = {}  # what dynamic sampling drew beyond the batch, in the last step
@@ -95,31 +90,22 @@ class Run:
         self.tracker: Callable[[Json, int], object] | None = None  # --track
         self.start, self.cleanup = time.monotonic(), ExitStack()
 
-    def look_into_folder(self, is_resumed: bool, may_continue: bool, accepts: bool) -> None:
+    def look_into_folder(self, is_resumed: bool, may_continue: bool) -> None:
         """Find out how far the run in this folder is, and whether it may be continued."""
-        from harness.resume import (accept_changes, changed_since, last_state, refuse_changes,
-                                    refuse_other, say_that_the_schedule_differs,
-                                    say_that_torch_differs)
-        s, self.accepts = self.settings, accepts
+        from harness.resume import last_state, refuse_other
         if not is_resumed:
-            refuse_other(s, may_continue)
+            refuse_other(self.settings, may_continue)
         self.is_new = False
         self.cleanup.enter_context(self.folder.opened())
         self.done, self.checkpoint, self.is_finished = last_state(
-            s, self.folder, may_begin_again=not is_resumed)
-        if not self.is_finished:
-            say_that_the_schedule_differs(s, self.done)
-            say_that_torch_differs(s, self.done)
-            self.accepted = changed_since(s, self.done)
-            refuse_changes(self.accepted, accepts)
-        elif accepts:
-            accept_changes(s)
+            self.settings, self.folder, may_begin_again=not is_resumed)
 
-    def begin(self, policy: Policy, optimizer: AdamW, methods: Mapping[str, Method]) -> None:
-        """Make the folder; or, if the run is resumed, read back the state of the optimizer and the
-        methods from its checkpoint. From now on Ctrl-C waits for the end of a step."""
-        self.policy, self.optimizer, self.methods = policy, optimizer, methods
-        self.at_first = {part: facts_of(method) for part, method in methods.items()}
+    def begin(self) -> Parts:
+        """Make the parts of the run and its folder. If it is resumed, the parts get back their
+        state from its checkpoint. From now on Ctrl-C waits for the end of a step."""
+        self.parts = build(self.settings, self.checkpoint, self.drawn)
+        policy = self.policy = self.parts.policy
+        self.at_first = {axis: facts_of(method) for axis, method in self.parts.methods.items()}
         self.base = base_of(policy.folder)
         # read now, because a user may remove the folder meanwhile: it can be an old checkpoint
         for name in COPIED_FILES:
@@ -141,22 +127,22 @@ class Run:
         self.stop = self.cleanup.enter_context(StopRequest())
         if self.settings.eval_every:  # the task remembers them, and refuses to train on one
             policy.task.held_out_problems(self.settings.eval_tasks)
+        return self.parts
 
     def read_back(self) -> None:
         """Read the state of a run that is resumed, and remove what it wrote after that."""
-        from harness.resume import load_state, refuse_other_problems, take_over
+        from harness.resume import take_over
         if self.checkpoint:
-            refuse_other_problems(self.checkpoint, self.settings, self.policy.task, self.done,
-                                  self.accepts)
-            load_state(self.checkpoint, self.optimizer, self.parameters, self.methods)
-        take_over(self.settings, self.folder, self.done, self.accepted)
+            with opened(self.checkpoint / "trainer" / "state.safetensors") as file:
+                self.parts.put_back({name: file.get_tensor(name) for name in file.keys()})
+        take_over(self.settings, self.folder, self.done)
 
     def begin_folder(self) -> None:
         """Make the folder of a new run. If the first step fails, it is removed again, so that it is
         not in the way of the next attempt."""
         s, policy, model = self.settings, self.policy, self.policy.model
         size = sum(parameter.numel() for parameter in model.parameters())
-        trained = sum(parameter.numel() for parameter in self.parameters.values())
+        trained = sum(parameter.numel() for parameter in self.parts.parameters.values())
         of_lora = ""
         if s.lora:
             of_lora = f" (LoRA of rank {s.lora} trains {trained / 1e6:.2f} million of them)"
@@ -192,7 +178,7 @@ class Run:
                 f"reaches {s.learning_rate:g}")
         for self.step in range(self.done + 1, s.steps + 1):
             if s.warmup_steps or s.decay != "none":
-                self.optimizer.learning_rate = rate_of_step(
+                self.parts.optimizer.learning_rate = rate_of_step(
                     self.step, s.steps, s.learning_rate, s.warmup_steps, s.decay)
             yield self.step
 
@@ -207,16 +193,13 @@ class Run:
         """Write the credit file. The first step's answers are scored once more (`score_again`)."""
         write_credit(credit_path(self.folder.at(""), step), rollouts, weight, {"step": step},
                      **columns)
-        s = self.settings
         if step == self.done + 1:
-            score_again(rollouts, self.policy.task, s.task)
-        if s.dynamic_sampling == 1:  # else the task does not choose them alone
-            self.problems = digest_of_problems(rollouts.problems, self.policy.task)
+            score_again(rollouts, self.policy.task, self.settings.task)
 
     def log(self, line: Json) -> None:
         """Write a line of metrics.jsonl, and print one."""
         steps, step = self.settings.steps, self.step
-        line["learning_rate"] = self.optimizer.learning_rate
+        line["learning_rate"] = self.parts.optimizer.learning_rate
         for name, count in self.drawn.items():
             line[name] += count
         if self.drawn:
@@ -259,40 +242,26 @@ class Run:
     def refuse_forgotten_state(self) -> None:
         """Raise an error if a method has changed a number of its own in the first step and cannot
         save it: a resumed run would begin with the number of the first step."""
-        for part, method in self.methods.items():
+        for axis, method in self.parts.methods.items():
             now = facts_of(method)
-            for name, before in self.at_first[part].items():
+            for name, before in self.at_first[axis].items():
                 if not torch.equal(before, now.get(name, before)):
                     raise UserError(f"{type(method).__name__} ({location_of(method)}) changes its "
                                     f"{name}, which a resumed run would forget: it needs "
                                     "state_dict and load_state_dict, or --checkpoint_every 0")
 
-    @property
-    def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """The parameters that are trained, by name."""
-        return trained_parameters(self.policy.model)
-
     def save_checkpoint(self, step: int) -> None:
         """Write a model folder; in the two newest the trainer's state lies below it."""
-        tensors = optimizer_tensors(self.optimizer, self.parameters)
-        for part, method in self.methods.items():
-            state: dict[str, torch.Tensor] = getattr(method, "state_dict", dict)()
-            # copies, because two tensors of a state may share their memory, which no file can
-            tensors |= {f"{part}.{name}": value.clone() for name, value in state.items()}
+        tensors = self.parts.state()
         refuse_undefined("the state that a resumed run would continue from is",
                          *(value for value in tensors.values() if value.is_floating_point()))
         for folder in [*self.folder.checkpoints().values()][:-1]:
             remove(folder / "trainer")
         with whole(self.model_folder(step)) as unfinished:
-            self.write_model(unfinished, self.parameters, step)
+            self.write_model(unfinished, self.parts.parameters, step)
             trainer = unfinished / "trainer"
             trainer.mkdir()
             write_tensors(trainer / "state.safetensors", tensors)
-            s, task = self.settings, self.policy.task
-            held_out = task.held_out_problems(s.eval_tasks) if s.eval_every else None
-            about: Json = {"step": step, "problems": self.problems,
-                           "held_out": held_out and digest_of_problems(held_out, task)}
-            (trainer / "state.json").write_text(json.dumps(about) + "\n")
 
     def model_folder(self, step: int) -> Path:
         return self.folder.at("checkpoints") / f"step_{step:06d}"
@@ -324,7 +293,7 @@ class Run:
         """
         dtype = self.policy.model.compute_dtype
         rounded = {}
-        for name, parameter in self.parameters.items():
+        for name, parameter in self.parts.parameters.items():
             is_matrix = parameter.dim() > 1
             rounded[name] = parameter.detach().to(dtype) if is_matrix else parameter
         folder = self.model_folder(self.settings.steps)
@@ -336,11 +305,13 @@ class Run:
 
     def end(self) -> None:
         self.policy.refuse_broken_model()
-        if self.settings.steps and not self.settings.checkpoint_every:
+        s, path = self.settings, self.folder.path
+        if s.steps and not s.checkpoint_every:
             self.save_model()
-        path = self.folder.path
+        if not (s.steps and s.checkpoint_every):  # no checkpoint says that it is finished
+            self.folder.change_config({"finished": s.steps})
         say(f"done. Everything is in {path}")
         evaluations = read_lines(path / "evaluations.jsonl")
         sampled = [line for line in evaluations if line["mode"] == "sampled"]
         print_outcome(path, sampled, time.monotonic() - self.start, self.done,
-                      has_steps=self.settings.steps > 0)
+                      has_steps=s.steps > 0)

@@ -24,7 +24,7 @@ LONGEST_NAME = 80  # characters of a run's folder
 LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for a step
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "versions", "git_commit", "model_config", "reward", "ranks", "imported", "trainer",
-    "columns_temperature", "made_of", "accepted", "trained_parameters")
+    "columns_temperature", "made_of", "changed", "finished", "trained_parameters")
 # when a setting has an effect
 KL: Requirement = (lambda s: s.kl > 0, "--kl above 0")
 REUSED: Requirement = (lambda s: s.epochs > 1, "--epochs above 1")
@@ -252,9 +252,6 @@ CONTINUE = {
                    topic=CONTINUING, metavar="RUN"),
     "continue": Flag(False, "resume the run if its folder exists and has the same settings. A "
                             "finished run is left as it is", topic=CONTINUING),
-    "accept_changes": Flag(False, "go on although something that the run is made of has changed. "
-                           "It is written down, and analyze.py says it", topic=CONTINUING,
-                           requires=(lambda s: s.resume is not None, "--resume")),
     "config": Flag(None, "take the settings from a run's config.json. Flags that are typed "
                          "override them",
                    topic=CONTINUING, metavar="FILE")}

@@ -2,6 +2,7 @@
 import dataclasses
 import importlib
 import inspect
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import torch
 
 from engine.errors import (LARGEST_SCORE, PROJECT, UserError, is_list, is_score_of_part,
-                           result_of, wrong_result)
+                           location_of, result_of, wrong_result)
 from engine.rollouts import Problem, Rollouts, Task
 from engine.tokens import KINDS, SECTIONS
 from harness.flags import flags_of
@@ -32,7 +33,7 @@ def load_task(name: str) -> type:
     A prompt is the whole text that ends where the answer begins. Without `problems` those of
     Countdown are taken. All else follows from these two (harness/short_task.py).
     """
-    if not PROJECT.joinpath(*name.split(".")).with_suffix(".py").is_file():
+    if not file_of_task(name).is_file():
         raise UserError(f"--task {name}: there is no such file in the project's folder. A task may "
                         "be named as a file, examples/my_task.py, or as a module, examples.my_task")
     module: Any = importlib.import_module(name)
@@ -47,6 +48,10 @@ def load_task(name: str) -> type:
     if hasattr(module, "problems"):
         return short_task(module)
     return countdown_with_reward(module, load_task("countdown_task"))
+
+
+def file_of_task(name: str) -> Path:
+    return PROJECT.joinpath(*name.split(".")).with_suffix(".py")
 
 
 def is_reward(reward: Any) -> bool:
@@ -73,13 +78,14 @@ def make_task(name: str, flags: Json) -> "CheckedTask":
 
 
 class CheckedTask:
-    """A user's Task with two checks: no problem that it returned as held out is trained on, and its
-    methods return what they should."""
+    """A user's Task with three checks: no problem that it returned as held out is trained on, its
+    methods return what they should, and it returns the same problems when it is asked twice."""
 
     def __init__(self, task: Task[Any]):
         self.task = task
         self.held_out: dict[int, list[Problem]] = {}  # by their number
         self.held_out_prompts: set[str] = set()
+        self.asked_twice: set[str] = set()  # names of methods
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.task, name)
@@ -92,6 +98,7 @@ class CheckedTask:
                 raise wrong_result(self.task.held_out_problems, "at least one problem", problems)
             self.held_out_prompts |= set(map(self.prompt_for, problems))
             self.held_out[count] = problems
+            self.ask_again(self.task.held_out_problems, problems, count)
         return self.held_out[count]
 
     def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
@@ -104,7 +111,21 @@ class CheckedTask:
                 raise UserError(f"training_problems returns {self.show(problem)} in step "
                                 f"{step}, but held_out_problems has it, too: what is evaluated "
                                 "may not be trained on")
+        self.ask_again(self.task.training_problems, problems, seed, step, count)
         return problems
+
+    def ask_again(self, method: Callable[..., Any], problems: list[Problem], *given: int) -> None:
+        """Ask a method for the same problems a second time, once in a run, and say it if they are
+        others."""
+        name = method.__name__
+        if name in self.asked_twice:
+            return
+        self.asked_twice.add(name)
+        again = list(method(*given))
+        if list(map(self.prompt_for, again)) != list(map(self.prompt_for, problems)):
+            say(f"{name} ({location_of(method)}) was asked twice for the same problems, and "
+                "returned others: they should follow from its arguments alone. So the same command "
+                "gives other numbers another time, and so does a run that is resumed")
 
     def prompt_for(self, problem: Problem) -> str:
         return str(result_of(self.task.prompt_for, "a text", is_text, problem))

@@ -51,7 +51,7 @@ from analysis.runs import Run
 from analysis.statistics import holm
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from engine.errors import PROJECT, UserError, read_json
-from harness.flags import Flag, read
+from harness.flags import Flag, read, words_of
 from tools.helpers.planned import PROCESSES, PlannedRun, kinds_of, side_by_side
 from harness.screen import python_command, say
 from harness.settings import make_settings, read_flags
@@ -227,8 +227,10 @@ def wanted_arms(plan: Plan, typed: str) -> list[str]:
 
 def planned_run(plan: Plan, args: SimpleNamespace, arm: str, seed: int) -> PlannedRun:
     name = arm.replace("--", "").replace(" ", "-")
-    return PlannedRun(arm, seed, Path(args.runs) / plan.name / f"{name}-s{seed}",
-                      flags_of(plan, arm, args.flags), plan.steps, keeps_checkpoints=False)
+    flags = flags_of(plan, arm, args.flags)
+    _, texts = words_of(flags)
+    return PlannedRun(arm, seed, Path(args.runs) / plan.name / f"{name}-s{seed}", flags, plan.steps,
+                      keeps_checkpoints=texts.get("checkpoint_every", "0") != "0")
 
 
 def make(plan: Plan, experiment: Experiment, keys: list[Key], args: SimpleNamespace,

@@ -12,7 +12,7 @@ from conftest import credit_columns, hand_made, refusal
 from engine.errors import PROJECT, UserError, read_json
 from harness import record
 from harness.read_record import credit_steps, read_columns, run_config
-from harness.record import (RunFolder, credit_path, find_folder, locked, make_run, read_lines,
+from harness.record import (RunFolder, credit_path, find_folder, locked, read_lines,
                             whole, write_credit, writing)
 from harness.resume import forget_after
 
@@ -187,13 +187,6 @@ def test_what_is_past_the_checkpoint_is_forgotten(tmp_path):
     forget_after(tmp_path, 2)
     assert credit_steps(tmp_path) == [1, 2]
     assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1}, {"step": 2}]
-
-
-def test_a_run_has_a_place_for_its_checkpoints_from_the_start(tmp_path):
-    """Where that is missing, somebody has removed them: the record decides if it is finished."""
-    (tmp_path / "tokenizer.json").touch()
-    make_run(tmp_path / "x", {"checkpoint_every": 0}, tmp_path / "tokenizer.json")
-    assert (tmp_path / "x/checkpoints").is_dir()
 
 
 DAMAGES = {

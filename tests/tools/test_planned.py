@@ -26,7 +26,8 @@ words, told = dict(zip(sys.argv[1:], sys.argv[2:])), []
 signal.signal(signal.SIGTERM, lambda *_: told.append(True))
 folder, steps = Path(words["--out"]), int(words["--steps"])
 (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-(folder / "config.json").write_text(json.dumps({"mitigation": "none", "steps": steps}))
+config = {"mitigation": "none", "steps": steps}
+(folder / "config.json").write_text(json.dumps(config))
 lines = folder / "metrics.jsonl"
 lines.touch()
 done = lines.read_text().count("\\n")
@@ -37,6 +38,7 @@ for step in range(done + 1, steps + 1):
         print(json.dumps({"step": step}), file=file)
     if told:
         sys.exit(f"stopped after step {step}")
+(folder / "config.json").write_text(json.dumps(config | {"finished": steps}))
 """
 
 

@@ -15,14 +15,13 @@ from typing import Any
 
 from analysis.runs import Run, read_run
 from engine.errors import UserError
-from harness.resume import changes
+from harness.made_of import made_of
 from harness.read_record import missing_steps, run_config
+from harness.resume import differing
 from tools.helpers.planned import PlannedRun, make_runs
-from harness.screen import python_command
 from harness.settings import Settings, make_settings, read_flags
 
-WITHOUT_EFFECT = {"out", "checkpoint_every", "save_model", "sample_every", "track",
-                  "rollouts_timeout"}  # on the numbers of a run
+WITHOUT_EFFECT = {"out", "checkpoint_every", "track"}  # on the numbers of a run
 Key = tuple[str, int]  # arm and seed
 Arms = dict[str, dict[int, Run]]  # finished runs, by arm and seed
 
@@ -48,7 +47,7 @@ def refuse_other_settings(planned: PlannedRun, run: Run) -> None:
     wanted, config = settings_of(planned).to_json(), run["config"]
     passed_over = WITHOUT_EFFECT if wanted["threads"] else {*WITHOUT_EFFECT, "threads"}  # 0: any
     for name in wanted.keys() - passed_over:
-        value = config.get(name, wanted[name])  # an older run lacks a flag that came later
+        value = config.get(name)
         if value != wanted[name]:
             raise UserError(f"{planned.folder} has --{name} {value}, not {wanted[name]}: remove "
                             "it, and the run is made again")
@@ -58,13 +57,12 @@ def refuse_changed(planned: PlannedRun) -> None:
     """Refuse a run that was made of something else, such as a file that the task reads and that has
     changed, or whose record was changed: what would be compared is not the same any more."""
     before = run_config(planned.folder).get("made_of", {})
-    found = [*missing_steps(planned.folder), *changes(before, settings_of(planned), 0)]
-    changed = next(iter(found), "")
-    if changed:
-        keep = python_command("train.py", "--resume", planned.folder, "--accept_changes")
-        raise UserError(f"{planned.folder} is an earlier run, and since then {changed}. Name "
-                        "another folder with --runs, remove this one, or keep it as it is, which "
-                        f"is written down: {keep}")
+    wrong = list(missing_steps(planned.folder))
+    if changed := differing(before, made_of(settings_of(planned))):
+        wrong.append(f"it is an earlier run, and since then {changed[0]} has changed")
+    if wrong:
+        raise UserError(f"{planned.folder}: {wrong[0]}. Name another folder with --runs, or remove "
+                        "this one, and the run is made again")
 
 
 @dataclass

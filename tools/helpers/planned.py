@@ -18,8 +18,8 @@ from pathlib import Path
 
 from engine.errors import PROJECT, UserError
 from harness.flags import MOST_THREADS, Flag
-from harness.read_record import is_complete, run_config
-from harness.record import find_folder, locked, read_lines, remove, writing
+from harness.read_record import steps_finished
+from harness.record import find_folder, locked, remove, writing
 from harness.screen import MESSAGE, StopRequest, say, show_status
 from harness.settings import Settings, is_large, make_settings, read_flags
 
@@ -52,15 +52,17 @@ class PlannedRun:
 
     @property
     def command(self) -> list[str]:
-        return [*self.program, "--continue", "--out", str(self.folder), *self.flags,
-                "--steps", str(self.steps), "--seed", str(self.seed)]
+        words = [*self.program, "--continue", "--out", str(self.folder), *self.flags,
+                 "--steps", str(self.steps), "--seed", str(self.seed)]
+        if not self.keeps_checkpoints:
+            words += ["--checkpoint_every", "0"]
+        return words
 
     def is_finished(self) -> bool:
         if not (self.folder / "config.json").exists():
             return False
         try:
-            return is_complete(run_config(self.folder), read_lines(self.folder / "metrics.jsonl"),
-                               read_lines(self.folder / "evaluations.jsonl"))
+            return steps_finished(self.folder) >= self.steps
         except UserError as error:
             raise UserError(f"{error}. Remove {self.folder}, and the run is made again") from None
 
