@@ -13,8 +13,9 @@ same problem, and given to every token of the answer.
     N     the number of generated tokens in the batch; with --drop_unfinished only those of the
           answers that ended
 
-Start at `policy_loss`. It is the formula above, and it never changes; what changes is what goes
-into it. Advantages and weights are computed for the whole batch before it is cut into
+Start at `policy_loss`. It is the formula above, and no method changes it; what changes is what goes
+into it. (Only where a batch is trained on more than once, --clip_kind can put another bound in the
+place of its own.) Advantages and weights are computed for the whole batch before it is cut into
 micro-batches, so --micro_batch changes nothing but rounding. `update` is the training step.
 `update_with_change` calls it, and measures how the log-prob of each token has changed.
 
@@ -34,7 +35,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from engine.choices import Metrics, advantage
+from engine.choices import CLIP_KINDS, Metrics, advantage
 from engine.forward import frozen_log_probs, micro_batches, response_log_probs
 from engine.optimizer import Optimizer, clip_and_step
 from engine.policy import RunSettings
@@ -60,6 +61,9 @@ def policy_loss(log_prob: Tensor, advantage: Tensor, weight: Tensor, mask: Tenso
         clipped = ratio.clamp(1 - clip[0], 1 + clip[1])
         objective = weight * torch.minimum(ratio * advantage, clipped * advantage)
     return -(objective * mask).sum() / total
+
+
+CLIP_KINDS["ppo"] = policy_loss
 
 
 def rescaling(weight: Tensor, rollouts: Rollouts, rescale_to: str) -> float:
@@ -230,10 +234,7 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
     if s.temperature != 1:
         at_one = frozen_log_probs(model, rollouts, trained_rows, s.micro_batch)
     clip = (s.clip_low, s.clip_high)
-    loss_of: Callable[..., Tensor] = policy_loss
-    if s.clip_kind != "ppo":
-        from credit.clips import clipped_loss
-        loss_of = clipped_loss(s.clip_kind)
+    loss_of: Callable[..., Tensor] = CLIP_KINDS[s.clip_kind]  # policy_loss, unless a flag is set
     totals = []  # of each pass over the batch
     for epoch in range(s.epochs):
         optimizer.zero_grad()

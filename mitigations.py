@@ -36,8 +36,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.choices import (ADVANTAGES, MITIGATIONS, Method, Metrics, advantage, checked_credit,
-                            metrics_of, mitigation)
+from engine.choices import (ADVANTAGES, CLIP_KINDS, MITIGATIONS, Method, Metrics, advantage,
+                            checked_credit, metrics_of, mitigation)
 from engine.policy import Policy
 from engine.rollouts import Rollouts, double
 from engine.tokens import ANSWER, NUMBER, OPERATOR, TAG, THINK, WORD
@@ -256,3 +256,4 @@ ADVANTAGES.update({
     "optimal_token_baseline": "credit.baselines", "maxrl": "credit.baselines",
     "gdpo": "credit.baselines", "opo": "credit.baselines",
     "quantile_baseline": "credit.baselines"})
+CLIP_KINDS.update(dict.fromkeys(("dual", "gspo", "cispo", "sapo", "gmpo", "dppo"), "credit.clips"))

@@ -82,6 +82,9 @@ def with_advantage(rollouts: Rollouts, advantage: Method, policy: Policy, s: Set
     generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, step))
     rollouts = replace(rollouts, step=step, generator=generator, forward=policy.extra_forward())
     values = checked_credit(advantage, f"the advantage {s.advantage}", rollouts, policy)
+    if s.entropy_bonus:
+        from credit.entropy_bonus import entropy_bonus
+        values = values + s.entropy_bonus * entropy_bonus(rollouts)
     if s.placebo == "advantages":
         values = shuffled(values, rollouts.mask, rollouts.group, generator,
                           s.advantage in WHOLE_ANSWERS)

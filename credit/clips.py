@@ -1,9 +1,9 @@
 """Other ways to bound an update on a batch that is used more than once (--clip_kind).
 
 With --epochs above 1 the old samples are trained on again, each with the ratio of new to old
-probability, r = exp(log_prob - old). `grpo.policy_loss` bounds it as PPO does. The functions here
-have its arguments and take its place. Each of them has the gradient of plain GRPO where every ratio
-is 1, so the first pass over a batch is the same with all of them.
+probability, r = exp(log_prob - old). `grpo.policy_loss` bounds it as PPO does. The losses that are
+made here have its arguments and take its place. Each of them has the gradient of plain GRPO where
+every ratio is 1, so the first pass over a batch is the same with all of them.
 
     objective of a token, A its advantage and w its weight (c w m of grpo.py)
 
@@ -21,15 +21,34 @@ is 1, so the first pass over a batch is the same with all of them.
             that A pushes it (after a public implementation)
 """
 from collections.abc import Callable
+from functools import wraps
 
 import torch
 from torch import Tensor
+
+from engine.choices import CLIP_KINDS
 
 DUAL_BOUND = 3.0            # of verl
 TAU_UP, TAU_DOWN = 1.0, 1.05
 MOST_MOVED = 0.15
 # log_prob, advantage, weight, mask, N, old log-prob, (low, high) -> the loss
 Loss = Callable[[Tensor, Tensor, Tensor, Tensor, float, Tensor | None, tuple[float, float]], Tensor]
+
+
+def clip_kind(objective: Callable[..., Tensor]) -> Loss:
+    """Make a choice of --clip_kind of an objective: the loss that has it, with the arguments of
+    `grpo.policy_loss`."""
+    @wraps(objective)
+    def loss(log_prob: Tensor, advantage: Tensor, weight: Tensor, mask: Tensor, total: float,
+             old: Tensor | None = None, clip: tuple[float, float] = (0.2, 0.28)) -> Tensor:
+        if old is None:
+            old = log_prob.detach()
+        # beyond the mask both are 0
+        values = objective((log_prob - old) * mask, weight * advantage, mask, clip, log_prob)
+        return -(values * mask).sum() / total
+
+    CLIP_KINDS[objective.__name__] = loss
+    return loss
 
 
 def bounded(ratio: Tensor, signed: Tensor, clip: tuple[float, float]) -> Tensor:
@@ -43,12 +62,14 @@ def mean_over_answer(values: Tensor, mask: Tensor) -> Tensor:
     return (values * mask).sum(1, keepdim=True) / length
 
 
+@clip_kind
 def dual(log_ratio: Tensor, signed: Tensor, mask: Tensor, clip: tuple[float, float],
          log_prob: Tensor) -> Tensor:
     usual = bounded(log_ratio.exp(), signed, clip)
     return torch.where(signed < 0, torch.maximum(usual, DUAL_BOUND * signed), usual)
 
 
+@clip_kind
 def gspo(log_ratio: Tensor, signed: Tensor, mask: Tensor, clip: tuple[float, float],
          log_prob: Tensor) -> Tensor:
     # The value is the answer's ratio, the gradient that of the token alone: the sum over the
@@ -57,17 +78,20 @@ def gspo(log_ratio: Tensor, signed: Tensor, mask: Tensor, clip: tuple[float, flo
     return bounded((of_answer + log_ratio - log_ratio.detach()).exp(), signed, clip)
 
 
+@clip_kind
 def cispo(log_ratio: Tensor, signed: Tensor, mask: Tensor, clip: tuple[float, float],
           log_prob: Tensor) -> Tensor:
     return log_ratio.exp().clamp(1 - clip[0], 1 + clip[1]).detach() * signed * log_prob
 
 
+@clip_kind
 def sapo(log_ratio: Tensor, signed: Tensor, mask: Tensor, clip: tuple[float, float],
          log_prob: Tensor) -> Tensor:
     tau = torch.where(signed > 0, TAU_UP, TAU_DOWN)
     return signed * 4 / tau * torch.sigmoid(tau * (log_ratio.exp() - 1))
 
 
+@clip_kind
 def gmpo(log_ratio: Tensor, signed: Tensor, mask: Tensor, clip: tuple[float, float],
          log_prob: Tensor) -> Tensor:
     low, high = torch.tensor(1 - clip[0]).log(), torch.tensor(1 + clip[1]).log()
@@ -77,26 +101,9 @@ def gmpo(log_ratio: Tensor, signed: Tensor, mask: Tensor, clip: tuple[float, flo
     return (of_answer + clipped - clipped.detach()).exp() * signed
 
 
+@clip_kind
 def dppo(log_ratio: Tensor, signed: Tensor, mask: Tensor, clip: tuple[float, float],
          log_prob: Tensor) -> Tensor:
     moved = (log_prob.exp() - (log_prob - log_ratio).exp()).detach()
     is_free = moved * signed.sign() <= MOST_MOVED
     return log_ratio.exp() * signed * is_free
-
-
-OBJECTIVES = {"dual": dual, "gspo": gspo, "cispo": cispo, "sapo": sapo, "gmpo": gmpo, "dppo": dppo}
-
-
-def clipped_loss(kind: str) -> Loss:
-    """The loss of a --clip_kind, with the arguments of `grpo.policy_loss`."""
-    objective = OBJECTIVES[kind]
-
-    def loss(log_prob: Tensor, advantage: Tensor, weight: Tensor, mask: Tensor, total: float,
-             old: Tensor | None = None, clip: tuple[float, float] = (0.2, 0.28)) -> Tensor:
-        if old is None:
-            old = log_prob.detach()
-        # beyond the mask both are 0
-        values = objective((log_prob - old) * mask, weight * advantage, mask, clip, log_prob)
-        return -(values * mask).sum() / total
-
-    return loss

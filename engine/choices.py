@@ -1,5 +1,5 @@
-"""The lists of choices that people can add to, --mitigation and --advantage; how a run makes a
-method of a choice, and the checks of what it returns and keeps.
+"""The lists of choices that people can add to, --mitigation and --advantage, and --clip_kind; how a
+run makes a method of a choice, and the checks of what it returns and keeps.
 
 A function under a decorator becomes a choice, its keyword-only parameters become flags, and its
 docstring becomes the help. A choice is either a function of the batch or, if it keeps a state or
@@ -80,6 +80,7 @@ def module_of(choice: str | Choice) -> str:
 
 MITIGATIONS, ADVANTAGES = Choices(), Choices()
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}  # by the flag that chooses one
+CLIP_KINDS = Choices()  # of --clip_kind: functions with the arguments of grpo.policy_loss
 NEVER_RESCALED: set[str] = set()  # weightings whose scale matters
 WHOLE_ANSWERS: set[str] = set()   # advantages that give every token of an answer the same number
 

@@ -147,12 +147,7 @@ def initial_model(s: Settings) -> Qwen2:
 
 
 def make_advantage(s: Settings, policy: Policy) -> Method:
-    chosen = ADVANTAGES[s.advantage]
-    made = make(chosen, s.flags_for(chosen), policy)
-    if not s.entropy_bonus:
-        return made
-    from credit.entropy_bonus import WithEntropyBonus
-    return WithEntropyBonus(made, s.entropy_bonus)
+    return make(ADVANTAGES[s.advantage], s.flags_for(ADVANTAGES[s.advantage]), policy)
 
 
 def make_weighting(s: Settings, policy: Policy) -> Method:

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from engine.choices import ADVANTAGES, METHODS, MITIGATIONS, NEVER_RESCALED
+from engine.choices import ADVANTAGES, CLIP_KINDS, METHODS, MITIGATIONS, NEVER_RESCALED
 from engine.errors import UserError, location_of, read_json
 from harness.flags import (MOST_THREADS, Flag, Requirement, check_value, flags_of, option,
                            print_text, settle, unknown_argument, value_of, words_of)
@@ -124,7 +124,7 @@ class Settings:
         "ppo", "how an update on a batch that is used again is bounded. credit/clips.py has the "
         "formulas; in the first pass over a batch all of them are plain GRPO. The metric "
         "clipped_share counts by PPO's bounds, whichever is chosen",
-        choices=("ppo", "dual", "gspo", "cispo", "sapo", "gmpo", "dppo"), requires=REUSED,
+        choices=CLIP_KINDS, requires=REUSED,
         topic=LOSS)
     entropy_bonus: float = option(
         0.0, "coefficient of a bonus for entropy. It is added to the advantage of each token, "

@@ -2,11 +2,13 @@
 import torch
 from conftest import hand_made
 
-from credit.entropy_bonus import WithEntropyBonus
+import mitigations  # noqa: F401  fills the choices
+from credit.entropy_bonus import entropy_bonus
+from harness.load import load_policy, make_advantage
+from harness.settings import make_settings
+from train import with_advantage
 
-
-def nothing(rollouts, policy):
-    return torch.zeros_like(rollouts.log_prob)
+MASK = torch.tensor([[True, True], [True, False]])
 
 
 def test_on_average_it_is_the_gradient_of_the_entropy():
@@ -18,32 +20,20 @@ def test_on_average_it_is_the_gradient_of_the_entropy():
     [expected] = torch.autograd.grad(entropy, logits, retain_graph=True)
     rollouts = hand_made(torch.ones(5, 1, dtype=torch.bool), log_prob=log_p.detach()[:, None],
                          entropy=entropy.detach().expand(5, 1))
-    bonus = WithEntropyBonus(nothing, 0.5)(rollouts, None)
+    bonus = entropy_bonus(rollouts)
     total = (log_p.exp().detach() * bonus[:, 0] * log_p).sum()
     [found] = torch.autograd.grad(total, logits)
-    torch.testing.assert_close(found, 0.5 * expected)
+    torch.testing.assert_close(found, expected)
 
 
-class Counts:
-    """An advantage with a state."""
-    def __init__(self):
-        self.calls = torch.zeros(1)
-
-    def __call__(self, rollouts, policy):
-        self.calls += 1
-        return nothing(rollouts, policy)
-
-    def state_dict(self):
-        return {"calls": self.calls}
-
-    def load_state_dict(self, tensors):
-        self.calls = tensors["calls"]
-
-
-def test_the_state_of_the_advantage_is_kept():
-    mask = torch.ones(1, 2, dtype=torch.bool)
-    method, again = (WithEntropyBonus(Counts(), 0.1) for _ in range(2))
-    method(hand_made(mask, log_prob=torch.zeros(1, 2), entropy=torch.zeros(1, 2)), None)
-    again.load_state_dict(method.state_dict())
-    assert again.advantage.calls == 1
-    WithEntropyBonus(nothing, 0.1).load_state_dict({})  # a function has none
+def test_it_is_added_to_the_advantage_of_a_run(learner):
+    """With its coefficient, and not beyond an answer's end."""
+    found = {}
+    for coefficient in (0.0, 0.5):
+        s = make_settings({"model": str(learner), "entropy_bonus": coefficient})
+        policy = load_policy(s)
+        batch = hand_made(MASK, log_prob=torch.full((2, 2), -2.0), entropy=torch.full((2, 2), 0.5))
+        batch.scores["reward"] = torch.tensor([1.0, 0.0])
+        found[coefficient] = with_advantage(batch, make_advantage(s, policy), policy, s, 1)
+    added = found[0.5].advantage - found[0.0].advantage
+    torch.testing.assert_close(added, torch.tensor([[0.75, 0.75], [0.75, 0.0]]))
