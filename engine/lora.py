@@ -141,17 +141,3 @@ def merged_parameter(model: Qwen2, name: str) -> Tensor:
     if isinstance(module, LoRALinear) and name.endswith(".weight"):
         tensor = torch.addmm(tensor.float(), module.B, module.A, alpha=module.scale)
     return tensor
-
-
-def merge(model: Qwen2) -> Qwen2:
-    """Make a model with additions an ordinary one that computes the same, in place. All of its
-    parameters are trained from now on."""
-    for name, parameter in frozen_parameters(model).items():
-        parameter.data = merged_parameter(model, name).float()
-    for _, module in list(additions(model)):
-        del module.A, module.B
-        module.__class__ = Linear  # type: ignore[assignment]
-    for mlp in model.modules():
-        if isinstance(mlp, ThriftyMLP):
-            mlp.__class__ = MLP  # type: ignore[assignment]
-    return model.requires_grad_()

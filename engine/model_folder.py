@@ -27,7 +27,6 @@ Number = TypeVar("Number", bound=float)  # float, int or bool: all are floats to
 # are computed in float32, in which whole numbers are exact up to there.
 LARGEST: dict[type, float] = {int: 2 ** 24, float: 1e12}
 OUTPUT, EMBEDDINGS = "lm_head.weight", "model.embed_tokens.weight"
-ADAPTER, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
 def read_model_folder(folder: Path | str, device: torch.device | str = "cpu") -> Qwen2:
@@ -49,22 +48,6 @@ def read_model_folder(folder: Path | str, device: torch.device | str = "cpu") ->
     take_memory(model, device)
     load_weights(model, found)
     return model
-
-
-def has_adapter(folder: Path) -> bool:
-    """Whether the folder has additions to a model, and not the model (engine/adapter.py)."""
-    return (folder / ADAPTER).exists()
-
-
-def base_of(folder: Path) -> Path:
-    """The folder that has all weights of the model in this folder: usually itself."""
-    if not has_adapter(folder):
-        return folder
-    path = folder / ADAPTER_CONFIG
-    base = read_json(path).get("base_model_name_or_path")
-    if not isinstance(base, str):
-        raise UserError(f"{path} should name a model folder in base_model_name_or_path")
-    return Path(base)
 
 
 def write_model_folder(model: Qwen2, folder: Path | str,
@@ -193,9 +176,6 @@ def weight_files(folder: Path) -> list[Path]:
         if isinstance(named, dict) and all(isinstance(name, str) for name in named.values()):
             return [folder / name for name in sorted(set(named.values()))]
         wrong = f"{index} should say in weight_map which file has each tensor"
-    elif has_adapter(folder):
-        wrong = (f"{folder} has only what LoRA adds to a model. The last checkpoint of such a run "
-                 "has a folder merged, in which there is a whole model")
     else:
         wrong = (f"{folder} has neither {single.name} nor {index.name} (weights in pickle files "
                  "are not read)")
@@ -209,6 +189,12 @@ def opened(path: Path) -> Iterator[safe_open]:
             yield file
     except (SafetensorError, OSError) as error:
         raise UserError(f"{path} cannot be read: {error}") from None
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a safetensors file."""
+    with opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}
 
 
 class StoredTensor(NamedTuple):

@@ -4,14 +4,14 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from tokenizers import Tokenizer
 
 from engine.choices import ADVANTAGES, MITIGATIONS, Method, make
 from engine.errors import UserError
-from engine.model_folder import has_adapter, read_config, read_model_folder
+from engine.model_folder import read_config, read_model_folder
 from engine.optimizer import (AdamW, load_optimizer_tensors, optimizer_tensors,
                               trained_parameters)
 from engine.policy import Policy, derived_seed, encode_prompts
@@ -22,6 +22,10 @@ from harness.screen import say
 from harness.settings import Settings
 from harness.tasks import CheckedTask, make_task
 from qwen2_model import Qwen2
+
+
+OTHER_LORA = UserError("the last checkpoint has the trainer's state of a run with another --lora "
+                       "than the one in config.json")
 
 
 class Parts(NamedTuple):
@@ -51,6 +55,8 @@ class Parts(NamedTuple):
             for name, value in state.items():
                 # a copy, because two tensors of a state may share their memory, which no file can
                 tensors[f"{axis}.{name}"] = value.clone()
+        if self.policy.settings.lora:  # the checkpoint's model has A and B in W + B A alone
+            tensors |= {f"lora.{name}": value for name, value in self.parameters.items()}
         return tensors
 
     def put_back(self, tensors: dict[str, torch.Tensor]) -> None:
@@ -61,13 +67,29 @@ class Parts(NamedTuple):
             state = {name.removeprefix(f"{axis}."): rest.pop(name) for name in names}
             if hasattr(method, "load_state_dict"):
                 method.load_state_dict(state)
+        if self.policy.settings.lora:
+            self.put_additions_back(rest)
+        if rest and any(f"step.{name}" not in rest for name in self.parameters):
+            raise OTHER_LORA
         load_optimizer_tensors(self.optimizer, self.parameters, rest)
+
+    def put_additions_back(self, rest: dict[str, torch.Tensor]) -> None:
+        """Take what --lora trains, A and B of each matrix, out of these tensors."""
+        for name, parameter in self.parameters.items():
+            stored = rest.pop(f"lora.{name}", None)
+            if stored is None or stored.shape != parameter.shape:
+                raise OTHER_LORA
+            if not stored.isfinite().all():
+                raise UserError(f"lora.{name} of the last checkpoint holds numbers that are not "
+                                "finite")
+            parameter.data.copy_(stored)
 
 
 def build(s: Settings, checkpoint: Path | None, drawn: Json) -> Parts:
     """Build the parts of a run, in this order. The model of a resumed run is that of its
-    checkpoint. `drawn` is filled with what dynamic sampling draws beyond a batch."""
-    policy = load_policy(s, checkpoint)
+    checkpoint; with --lora it is the first model again, to which `put_back` adds A and B. `drawn`
+    is filled with what dynamic sampling draws beyond a batch."""
+    policy = load_policy(s, None if s.lora else checkpoint)
     optimizer = load_optimizer(s, policy)
     reference = initial_model(s) if s.kl else None
     advantage, weighting = make_advantage(s, policy), make_weighting(s, policy)
@@ -102,38 +124,13 @@ def refuse_long_prompts(s: Settings, tokenizer: Tokenizer, task: CheckedTask, li
 
 
 def load_model(s: Settings, folder: Path, device: torch.device) -> Qwen2:
-    model = read_trained(s, folder, device).compute_in(getattr(torch, s.dtype))
+    """The model of a folder. With --lora it has new additions, with which it computes the same."""
+    model = read_model_folder(folder, device).compute_in(getattr(torch, s.dtype))
     if s.lora:
-        from engine.lora import keep_less, keep_rounded
-        keep_rounded(model)
+        from engine.lora import add_lora, keep_less, keep_rounded
+        keep_rounded(add_lora(model, s.lora, derived_seed("lora", s.seed)))
         if not s.checkpointing:
             keep_less(model)
-    return model
-
-
-def read_folder(folder: Path, device: torch.device | str = "cpu") -> Qwen2:
-    """The model of a folder, which may have no more than additions to another one."""
-    if has_adapter(folder):
-        from engine.adapter import read_with_adapter
-        return read_with_adapter(folder, device)
-    return read_model_folder(folder, device)
-
-
-def read_trained(s: Any, folder: Path, device: torch.device | str = "cpu") -> Qwen2:
-    """The model of a folder, with the additions that a run with these settings trains. With
-    --lora 0 those of the folder become part of the matrices."""
-    model = read_folder(folder, device)
-    if not s.lora and not has_adapter(folder):
-        return model
-    from engine.lora import add_lora, merge, rank_of
-    rank = rank_of(model)
-    if not s.lora:
-        return merge(model)
-    if not rank:
-        return add_lora(model, s.lora, derived_seed("lora", s.seed))
-    if rank != s.lora:
-        raise UserError(f"--lora {s.lora}: {folder} has additions of rank {rank}. Go on with "
-                        f"--lora {rank}, or train all parameters with --lora 0")
     return model
 
 

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from engine.errors import PROJECT
-from engine.model_folder import base_of
 from harness.record import digest_of, digest_of_text, find_folder
 from harness.settings import Settings
 from harness.tasks import file_of_task
@@ -32,8 +31,7 @@ def made_of(s: Settings) -> dict[str, str]:
     files = {path for pattern in OF_A_STEP for path in PROJECT.glob(pattern)}
     files |= with_imports([METHODS_FILE, file_of_task(s.task)])
     folder = find_folder(s.model)
-    for of_model in {folder, base_of(folder)}:
-        files |= {path for path in of_model.glob("*") if path.suffix in (".json", ".safetensors")}
+    files |= {path for path in folder.glob("*") if path.suffix in (".json", ".safetensors")}
     for value in s.to_json().values():
         if isinstance(value, str) and value and find_folder(value).is_file():
             files.add(find_folder(value))

@@ -20,7 +20,7 @@ import torch
 
 from engine.choices import facts_of
 from engine.errors import BadCredit, NotFinite, UserError, location_of, refuse_undefined
-from engine.model_folder import base_of, opened, write_model_folder, write_tensors
+from engine.model_folder import read_tensors, write_model_folder, write_tensors
 from engine.optimizer import rate_of_step
 from engine.rollouts import Rollouts, has_format
 from harness.flags import settle
@@ -106,7 +106,9 @@ class Run:
         self.parts = build(self.settings, self.checkpoint, self.drawn)
         policy = self.policy = self.parts.policy
         self.at_first = {axis: facts_of(method) for axis, method in self.parts.methods.items()}
-        self.base = base_of(policy.folder)
+        if self.settings.lora:
+            from engine.adapter import name_of_model
+            self.base = name_of_model(policy.folder)
         # read now, because a user may remove the folder meanwhile: it can be an old checkpoint
         for name in COPIED_FILES:
             if (policy.folder / name).exists():
@@ -133,8 +135,7 @@ class Run:
         """Read the state of a run that is resumed, and remove what it wrote after that."""
         from harness.resume import take_over
         if self.checkpoint:
-            with opened(self.checkpoint / "trainer" / "state.safetensors") as file:
-                self.parts.put_back({name: file.get_tensor(name) for name in file.keys()})
+            self.parts.put_back(read_tensors(self.checkpoint / "trainer" / "state.safetensors"))
         take_over(self.settings, self.folder, self.done)
 
     def begin_folder(self) -> None:
@@ -258,7 +259,7 @@ class Run:
         for folder in [*self.folder.checkpoints().values()][:-1]:
             remove(folder / "trainer")
         with whole(self.model_folder(step)) as unfinished:
-            self.write_model(unfinished, self.parts.parameters, step)
+            self.write_model(unfinished, self.parts.parameters)
             trainer = unfinished / "trainer"
             trainer.mkdir()
             write_tensors(trainer / "state.safetensors", tensors)
@@ -266,21 +267,14 @@ class Run:
     def model_folder(self, step: int) -> Path:
         return self.folder.at("checkpoints") / f"step_{step:06d}"
 
-    def write_model(self, folder: Path, parameters: Mapping[str, torch.Tensor], step: int) -> None:
-        """Write the model's folder. Of a run with --lora it has the additions alone; below that of
-        the last step lies a whole model that computes the same, which other programs open."""
-        if not self.settings.lora:
+    def write_model(self, folder: Path, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Write the model's folder. With --lora it has the additions as a part of its matrices, and
+        once more in a folder for other programs."""
+        if self.settings.lora:
+            from engine.adapter import write_lora_folder
+            write_lora_folder(self.policy.model, folder, self.base)
+        else:
             write_model_folder(self.policy.model, folder, parameters)
-            self.write_copied_files(folder)
-            return
-        from engine.adapter import write_adapter_folder, write_merged_folder
-        write_adapter_folder(self.policy.model, folder, self.base)
-        self.write_copied_files(folder)
-        if step == self.settings.steps:
-            write_merged_folder(self.policy.model, folder / "merged")
-            self.write_copied_files(folder / "merged")
-
-    def write_copied_files(self, folder: Path) -> None:
         for name, content in self.copied_files.items():
             (folder / name).write_bytes(content)
 
@@ -299,7 +293,7 @@ class Run:
         folder = self.model_folder(self.settings.steps)
         if not folder.exists():  # a run that was stopped in its last step has a checkpoint there
             with whole(folder) as unfinished:
-                self.write_model(unfinished, rounded, self.settings.steps)
+                self.write_model(unfinished, rounded)
         for folder in self.folder.checkpoints().values():
             remove(folder / "trainer")
 

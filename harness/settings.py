@@ -319,8 +319,7 @@ def from_all(given: Json) -> tuple[Json, Json, Json, Json]:
 
 def is_large(folder: Path) -> bool:
     """Whether a model is large, by its files of weights: nothing else of the folder is read yet."""
-    from engine.model_folder import base_of
-    files = base_of(folder).glob("*.safetensors")
+    files = folder.glob("*.safetensors")
     return sum(file.stat().st_size for file in files) > LARGE
 
 

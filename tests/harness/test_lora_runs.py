@@ -1,8 +1,10 @@
 """Runs with --lora: their folder, how they go on, and what is refused."""
+import json
 import multiprocessing
 import os
 import shutil
 import signal
+from itertools import pairwise
 
 import pytest
 import torch
@@ -10,10 +12,12 @@ from safetensors.torch import load_file, save_file
 
 import train
 from engine.lora import ThriftyMLP
-from harness.load import load_policy, read_folder
+from engine.model_folder import read_model_folder
+from harness.load import load_policy
 from harness.settings import LORA_RATE, make_settings
 from qwen2_model import MLP
-from runs import (WHOLE, after_credit_of, assert_same_run, config_of, everything, run)
+from runs import (WHOLE, after_credit_of, assert_same_run, config_of, edit_config, everything,
+                  run)
 
 FLAGS = [*WHOLE, "--lora", "4"]
 
@@ -27,21 +31,27 @@ def added(learner, tmp_path_factory):
     return folder
 
 
-def test_a_checkpoint_has_the_additions_and_the_last_one_a_whole_model(added, learner):
-    tensors = load_file(added / "checkpoints/step_000002/adapter_model.safetensors")
-    assert config_of(added)["lora"] == 4
-    assert config_of(added)["trained_parameters"] == sum(t.numel() for t in tensors.values())
+def test_every_checkpoint_is_an_ordinary_model_and_the_newest_two_keep_the_additions(added,
+                                                                                   learner):
     folders = sorted((added / "checkpoints").iterdir())
-    assert [(folder / "merged").exists() for folder in folders] == [False, False, True]
-    assert not any((folder / "model.safetensors").exists() for folder in folders)
-    last = folders[-1]
-    trained, merged = read_folder(last), read_folder(last / "merged")
+    assert [(folder / "trainer").exists() for folder in folders] == [False, True, True]
     ids = torch.arange(2, 20)[None]
-    torch.testing.assert_close(merged(ids), trained(ids), atol=2e-5, rtol=0)
-    first = read_folder(learner)
-    assert (merged(ids) - first(ids)).abs().max() > 1e-3
-    for name in ("tokenizer.json", "recipe.json"):
-        assert (last / "merged" / name).read_bytes() == (last / name).read_bytes()
+    logits = [read_model_folder(folder)(ids) for folder in (learner, *folders)]
+    assert all((one - other).abs().max() > 1e-4 for one, other in pairwise(logits))
+    assert config_of(added)["lora"] == 4
+    for folder in folders:
+        assert (folder / "recipe.json").read_bytes() == (learner / "recipe.json").read_bytes()
+        assert (folder / "tokenizer.json").read_bytes() == (learner / "tokenizer.json").read_bytes()
+        tensors = load_file(folder / "adapter/adapter_model.safetensors")
+        assert config_of(added)["trained_parameters"] == sum(t.numel() for t in tensors.values())
+        text = (folder / "adapter/adapter_config.json").read_text()
+        assert json.loads(text)["base_model_name_or_path"] == learner.name
+        assert str(learner.parent) not in text
+    kept = load_file(folders[-1] / "trainer/state.safetensors")
+    for name, tensor in tensors.items():
+        ours = name.removeprefix("base_model.model.").replace(".lora_", ".").removesuffix(".weight")
+        assert kept[f"lora.{ours}"].dtype == torch.float32
+        assert torch.equal(kept[f"lora.{ours}"], tensor)
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -66,50 +76,72 @@ def test_killed_and_resumed_is_as_if_never_stopped(added, learner, tmp_path, mon
     assert_same_run(added, folder)
 
 
-def test_without_checkpoints_the_additions_and_the_whole_model_are_left(added, learner, tmp_path):
+def test_without_checkpoints_the_same_model_is_left(added, learner, tmp_path):
     run("--model", learner, "--out", tmp_path / "x", *FLAGS, "--checkpoint_every", 0)
     [last] = (tmp_path / "x/checkpoints").iterdir()
     assert not (last / "trainer").exists()
-    for name in ("adapter_model.safetensors", "merged/model.safetensors"):
+    for name in ("adapter/adapter_model.safetensors", "model.safetensors"):
         path = added / "checkpoints/step_000006" / name
         assert (last / name).read_bytes() == path.read_bytes()
 
 
-def test_a_checkpoint_begins_a_new_run(added, learner, tmp_path):
-    """With the same rank its additions are trained on, of the same base; with --lora 0 they become
-    part of the matrices."""
-    checkpoint = added / "checkpoints/step_000004"
-    short = ["--model", checkpoint, "--steps", 1, "--eval_every", 0]
-    run(*short, "--lora", 4, "--out", tmp_path / "on")
+@pytest.mark.parametrize("flags", [["--lora", 4], ["--lora", 2], []])
+def test_a_checkpoint_begins_a_new_run(added, tmp_path, flags):
+    """Whatever the rank is: its additions are new ones. It stands alone, so neither the folder that
+    its run began with nor its trainer's state is needed. A tiny rate leaves the model as it is."""
+    checkpoint = shutil.copytree(added / "checkpoints/step_000004", tmp_path / "alone")
+    run("--model", checkpoint, "--steps", 1, "--eval_every", 0, *flags, "--learning_rate", 1e-9,
+        "--out", tmp_path / "on")
     on = tmp_path / "on/checkpoints/step_000001"
-    assert config_of(on)["model_type"] == "qwen2"
-    read_folder(on)
-    shutil.rmtree(tmp_path / "on")
-    run(*short, "--learning_rate", 1e-9, "--out", tmp_path / "all")
-    model = read_folder(tmp_path / "all/checkpoints/step_000001")
+    assert (on / "adapter").exists() == bool(flags)
     ids = torch.arange(2, 20)[None]
-    torch.testing.assert_close(model(ids), read_folder(checkpoint)(ids), atol=2e-5, rtol=0)
-    assert "has additions of rank 4" in run(*short, "--lora", 2, "--out", tmp_path / "x",
-                                            expect=1).stderr
+    torch.testing.assert_close(read_model_folder(on)(ids), read_model_folder(checkpoint)(ids),
+                               atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("given_as", ["model", "checkpoint"])
-def test_the_base_has_to_stay_as_it_was(learner, tmp_path, given_as):
-    """Also that of a run which began with the checkpoint of another one."""
+def test_a_resumed_run_needs_the_model_that_it_began_with(learner, tmp_path):
+    """Its checkpoint has W + B A, and the run goes on from W, A and B."""
     model = shutil.copytree(learner, tmp_path / "model")
-    short = ["--lora", 4, "--steps", 2, "--eval_every", 0]
-    run("--model", model, *short, "--out", tmp_path / "x")
-    if given_as == "checkpoint":
-        first = tmp_path / "x/checkpoints/step_000002"
-        run("--model", first, *short, "--out", tmp_path / "y")
-    folder = tmp_path / ("x" if given_as == "model" else "y")
+    folder = tmp_path / "x"
+    run("--model", model, "--lora", 4, "--steps", 2, "--eval_every", 0, "--out", folder)
     weights = load_file(model / "model.safetensors")
     weights["model.norm.weight"][-1] += 1
     (model / "model.safetensors").unlink()
-    assert "model.safetensors is gone" in run("--resume", folder, "--steps", 3, expect=1).stderr
+    assert "has neither model.safetensors" in run("--resume", folder, "--steps", 3, expect=1).stderr
     save_file(weights, model / "model.safetensors")
-    assert "model.safetensors has changed" in run("--resume", folder, "--steps", 3,
-                                                  expect=1).stderr
+    said = run("--resume", folder, "--steps", 3).stdout
+    assert f"changed since the 2 steps were made: {model / 'model.safetensors'}. So" in said
+
+
+@pytest.mark.parametrize("began, edited", [(4, 2), (0, 4), (4, 0)])
+def test_a_config_with_another_rank_than_the_checkpoint_is_refused(learner, tmp_path, began,
+                                                                   edited):
+    run("--model", learner, "--lora", began, "--steps", 1, "--eval_every", 0, "--out",
+        tmp_path / "x")
+    edit_config(tmp_path / "x", lora=edited)
+    said = run("--resume", tmp_path / "x", "--steps", 2, expect=1).stderr
+    assert "has the trainer's state of a run with another --lora" in said
+
+
+def test_a_run_that_has_learned_nothing_yet_goes_on(learner, tmp_path):
+    """All answers to a problem have one token, and are wrong. So no step was made, and AdamW has no
+    state."""
+    run("--model", learner, "--lora", 4, "--steps", 1, "--eval_every", 0, "--max_new_tokens", 1,
+        "--out", tmp_path / "x")
+    state = load_file(tmp_path / "x/checkpoints/step_000001/trainer/state.safetensors")
+    assert {name.partition(".")[0] for name in state} == {"lora"}
+    run("--resume", tmp_path / "x", "--steps", 2)
+
+
+def test_additions_that_are_not_finite_are_refused(learner, tmp_path):
+    run("--model", learner, "--lora", 4, "--steps", 1, "--eval_every", 0, "--out", tmp_path / "x")
+    path = tmp_path / "x/checkpoints/step_000001/trainer/state.safetensors"
+    tensors = load_file(path)
+    name = min(name for name in tensors if name.startswith("lora."))
+    tensors[name][0, 0] = float("nan")
+    save_file(tensors, path)
+    said = run("--resume", tmp_path / "x", "--steps", 2, expect=1).stderr
+    assert f"{name} of the last checkpoint holds numbers that are not finite" in said
 
 
 @pytest.mark.parametrize("flags, words", [

@@ -35,13 +35,13 @@ from analysis.account import with_default_settings
 from analysis.runs import Run
 from analysis.tables import Row, Table, by_row
 from analysis.tokens import StepRecord
+from engine.errors import UserError
 from engine.forward import lay_out, micro_batches
-from engine.model_folder import opened
+from engine.model_folder import opened, read_model_folder
 from engine.optimizer import (STATE, AdamW, Optimizer, load_optimizer_tensors,
                               trained_parameters)
 from engine.rollouts import Rollouts
 from grpo import length_scaling, policy_loss, update, update_with_change
-from harness.load import read_trained
 from harness.read_record import read_credit
 from harness.record import find_folder
 from qwen2_model import Qwen2
@@ -92,7 +92,9 @@ class TrainedBatch:
 def trained_batch(run: Run, sampled_by: str, record: StepRecord,
                   tokenizer: Tokenizer) -> TrainedBatch:
     s, folder = with_default_settings(run["config"]), find_folder(sampled_by)
-    refuse_other_model(read_trained(s, folder), record, run["config"], folder)
+    if s.lora:
+        raise UserError("what moved a token is not computed for runs with --lora")
+    refuse_other_model(read_model_folder(folder), record, run["config"], folder)
     rollouts = read_credit(run["folder"], record.step, tokenizer)
     weight = torch.zeros_like(rollouts.advantage)
     weight[rollouts.mask] = torch.from_numpy(record.tokens["weight"]).float()
@@ -157,14 +159,14 @@ def parts_of_answer(batch: TrainedBatch, b: int, tokens: range) -> dict[str, Ten
     each."""
     rollouts, weight = batch.rollouts, batch.weight
     s = with_settings(batch.settings, epochs=1, kl=0.0)
-    model = read_trained(s, batch.folder)
+    model = read_model_folder(batch.folder)
     before = [p.detach().clone() for p in trained(model)]
     optimizer = load_adamw(model, batch.trainer, s)
     norm, change = step(model, optimizer, rollouts, weight, s)
     scale = scale_of(optimizer, norm, s)
     moved_by = [p.detach() - old for p, old in zip(trained(model), before)]
     del optimizer, before
-    model = read_trained(s, batch.folder)
+    model = read_model_folder(batch.folder)
     s = with_settings(s, max_grad_norm=0.0)
     length, rows = int(rollouts.length[b]), torch.tensor([b])
 

@@ -6,8 +6,8 @@ from tokenizers import Tokenizer
 from analysis.runs import Run
 from analysis.tokens import StepRecord
 from engine.errors import UserError
+from engine.model_folder import read_model_folder
 from engine.tokens import token_bytes
-from harness.load import read_folder
 from harness.record import find_folder
 from tools.helpers.same_model import SAME_MODEL, log_probs_after
 
@@ -30,7 +30,7 @@ def likeliest_others(run: Run, sampled_by: str | None, record: StepRecord, token
     read = np.concatenate([prompt, tokens["token_id"][:places.stop - 1]])
     try:
         folder = find_folder(sampled_by)
-        model = read_folder(folder)
+        model = read_model_folder(folder)
         first = len(prompt) - 1 + places.start
         log_probs = log_probs_after(model, read, first, temperature, folder)
     except UserError as error:
