@@ -43,7 +43,6 @@ NOT_TRAINED = "cut off by the limit, so it is not trained on (--drop_unfinished)
 REWARDS = 16  # different rewards of a group that are listed: each of its answers has the list
 WHERE_MEASURED = {  # what is no column of a record is measured afterwards (analysis/measured.py)
     "others": "qwen2_model.py: Qwen2.logits",
-    "moved": "tools/helpers/moved.py: parts_of_answer",
     "credit in words": "credit/monte_carlo.py: continuation_rewards"}
 NAMES = re.compile(r"\[\[(.+?)\]\]")
 Stage = tuple[str, str, str]  # label, text, the function that computes it
@@ -61,7 +60,6 @@ def stages(config: Mapping[str, object]) -> list[Stage]:
         *loss_stages(s, is_own),
         ("change", "the step changed its log p by [[change]], so that p = [[p after]] after it",
          where(update_with_change)),
-        ("moved by", "[[moved]]", WHERE_MEASURED["moved"]),
         ("credit", "[[credit in words]]", WHERE_MEASURED["credit in words"]),
         ("rank", "of the answer's [[tokens]] tokens it is number [[rank]] by the size of its "
                  "gradient at the logits, the largest first", where(ranks))]

@@ -1,9 +1,9 @@
 """What was measured of single training answers after the run, and is kept with it.
 
 `python -m tools.follow RUN --step S --answer A --credit K --keep` measures, for each token of one
-answer, its credit, the likeliest other tokens at its place, and what moved it. That takes a model
-and some minutes, so the result is written into the run's folder `analysis`, a file for each answer,
-and read from there ever after.
+answer, its credit and the likeliest other tokens at its place. That takes a model and some minutes,
+so the result is written into the run's folder `analysis`, a file for each answer, and read from
+there ever after.
 """
 import json
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ FOLDER = "analysis"
 NUMBER = (int, float)
 LISTS: dict[str, tuple[type, ...]] = {  # one value for each token, and of which type it is
     "token_id": (int,), "credit": NUMBER, "low": NUMBER, "high": NUMBER, "credit in words": (str,),
-    "others": (str,), "moved": (str, type(None))}
+    "others": (str,)}
 Measured = TypedDict("Measured", {
     "step": int,
     "answer": int,
@@ -27,8 +27,7 @@ Measured = TypedDict("Measured", {
     "low": list[float],           # its 95% interval
     "high": list[float],
     "credit in words": list[str],
-    "others": list[str],          # the likeliest other tokens, in words
-    "moved": list[str | None]})   # what moved the token, in words; None where that is not known
+    "others": list[str]})         # the likeliest other tokens, in words
 
 
 def file_of(run: Path, step: int, answer: int) -> Path:

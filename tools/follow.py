@@ -7,18 +7,13 @@
 Without --token the whole answer is shown, shaded by the size of each token's gradient. Without
 --answer the answers of the step are listed, problem by problem.
 
-With --moved it is also shown how much groups of the batch's tokens contributed to the change of
-this token's log-prob. The contributions are of first order, and tools/helpers/moved.py says what
-they leave out. This takes as much memory as an update in training (16 bytes a parameter, and its
-activations) and the time of about seven updates.
-
 With --credit 1000 the token's credit is measured: how much it changed the expected reward. For
 this the model that sampled the answer continues it 1,000 times from before the token, and 1,000
 times from after it. The first sentences, *In short*, then join push, change and credit: whether the
 token was pushed up or down, what became of its probability, and whether the push was deserved.
 
-With --keep and without --token the credit of every token of the answer is measured, the likeliest
-other tokens at its place, and what moved it:
+With --keep and without --token the credit of every token of the answer is measured, and the
+likeliest other tokens at its place:
 
     python -m tools.follow runs/none-grpo-s0 --step 1 --answer 5 --credit 200 --keep
 
@@ -61,7 +56,6 @@ from tools.helpers.credit_of_token import (FEWEST_CONTINUATIONS, MOST_CONTINUATI
                                            measure_credit)
 from tools.helpers.in_short import in_short
 from tools.helpers.measured_answer import measure_and_keep
-from tools.helpers.moved import MEASURED, moved_table, trained_batch
 from tools.helpers.others import likeliest_others
 from tools.helpers.same_model import where_kept
 from tools.helpers.terminal import check_exists, legend, one_line, shaded
@@ -71,14 +65,12 @@ FLAGS = {
     "step": Flag(None, "which step. By default it is the last", kind=int),
     "answer": Flag(None, "which answer of the step", kind=int),
     "token": Flag(None, "which token of the answer", kind=int),
-    "moved": Flag(False, "also show which groups of tokens moved the token. This takes as much "
-                         "memory as an update in training, and the time of about seven updates"),
     "credit": Flag(None, "also measure the token's credit: sample so many continuations of the "
                          "answer before the token, as many after it, and compare their rewards",
                    kind=int, least=FEWEST_CONTINUATIONS, most=MOST_CONTINUATIONS),
     "keep": Flag(False, "with --credit and without --token: measure the credit of every token of "
-                        "the answer, the likeliest other tokens, and what moved it. Keep that with "
-                        "the run, so that the page of analyze.py shows it"),
+                        "the answer, and the likeliest other tokens. Keep that with the run, so "
+                        "that the page of analyze.py shows it"),
     "show": Flag(None, f"number of problems to show. By default it is {SHOWN}. Those whose answers "
                        "differ in reward come first", kind=int, least=1)}
 SHADES = ((0.05, ""), (0.2, "48;5;195;38;5;0"), (0.4, "48;5;153;38;5;0"), (0.7, "48;5;75;38;5;16"),
@@ -89,7 +81,7 @@ MOST = 8            # tokens that get a line
 
 def main(argv: list[str]) -> None:
     usage = ("python -m tools.follow RUN [--step N] [--answer N] "
-             "[--token N [--moved] [--credit K]] [--credit K --keep]")
+             "[--token N [--credit K]] [--credit K --keep]")
     flags = read(argv, usage, __doc__, FLAGS,
                  {"[RUN]": "a run folder. By default it is the newest in runs/"})
     run = read_run(existing(flags.run))
@@ -132,22 +124,18 @@ def follow_token(run: Run, model: str | None, record: StepRecord, tokenizer: Tok
                  answer: ShownAnswer, flags: SimpleNamespace) -> bool:
     """Print what is known of a token, in short first. `model` is the folder of the model that
     sampled it, if it was kept. Returns whether more than its account is known."""
-    t, folder, change, moved = flags.token, run["folder"], None, ""
+    t, folder = flags.token, run["folder"]
     credit = credit_of_kept(folder, record, answer, t)
-    has_more = bool(credit or flags.credit or flags.moved)
+    has_more = bool(credit or flags.credit)
     if not credit:
         [others] = likeliest_others(run, model, record, tokenizer, flags.answer, range(t, t + 1))
         add_in_words(answer, "others", t, others)
     if flags.credit and model:
         credit = measure_credit(folder, model, record.step, flags.answer, t, flags.credit)
         add_in_words(answer, "credit in words", t, credit.in_words())
-    if flags.moved and model:
-        moved, change = what_moved_token(run, model, record, tokenizer, flags.answer, t)
-    print(f"\n{textwrap.fill(in_short(answer, t, credit, change), 100)}")
+    print(f"\n{textwrap.fill(in_short(answer, t, credit), 100)}")
     show_token(answer, t)
     print_account(run, answer, t)
-    if moved:
-        print(f"\n{moved}")
     return has_more
 
 
@@ -168,8 +156,6 @@ def refuse_alone(flags: SimpleNamespace) -> None:
         raise UserError("--show says how many problems are shown, and --answer shows one answer")
     if flags.token is not None and flags.answer is None:
         raise UserError(f"--token {flags.token} needs --answer, the answer that the token is in")
-    if flags.moved and flags.token is None:
-        raise UserError("--moved needs --token, the token that was moved")
     if flags.keep and (not flags.credit or flags.answer is None or flags.token is not None):
         raise UserError("--keep needs --answer and --credit, and no --token: it measures every "
                         "token of the answer")
@@ -180,24 +166,20 @@ def refuse_alone(flags: SimpleNamespace) -> None:
 
 def refuse_without_model(flags: SimpleNamespace, run: Run, step: int,
                          models: dict[int, str]) -> None:
-    """Refuse the flags that need the model of the step where that is not known."""
-    if not flags.moved and not flags.credit:
-        return
-    flag = "--moved" if flags.moved else "--credit"
-    if is_foreign(run["config"]):
-        raise UserError(f"{flag}: {run['folder']} is a run of another program, and how that "
-                        "samples and takes a step is not on record")
-    if step not in models:
-        raise UserError(f"{flag} needs the model that sampled step {step}, and it was not kept. "
+    """Refuse --credit where the model of the step is not known."""
+    if flags.credit and is_foreign(run["config"]):
+        raise UserError(f"--credit: {run['folder']} is a run of another program, and how that "
+                        "samples is not on record")
+    if flags.credit and step not in models:
+        raise UserError(f"--credit needs the model that sampled step {step}, and it was not kept. "
                         f"{where_kept(models)}")
 
 
 def say_what_else(step: int, models: dict[int, str]) -> None:
-    """Name the flags that show more of a token."""
-    say("\nWhat else moved this token? The same command with --moved shows it.\n"
-        "How much did it change the expected reward? --credit 1000 measures that.")
+    """Name the flag that shows more of a token."""
+    say("\nHow much did it change the expected reward? --credit 1000 measures that.")
     if step not in models:
-        say("Both need the model that sampled the step, and here it was not kept.\n"
+        say("It needs the model that sampled the step, and here it was not kept.\n"
             f"{where_kept(models)}.")
 
 
@@ -274,26 +256,6 @@ def print_stage(label: str, text: str, function: str) -> None:
     print(f"{label:10} {first:{WIDTH}} {function}".rstrip())
     for line in others:
         print(f"{'':10} {line}")
-
-
-def what_moved_token(run: Run, sampled_by: str, record: StepRecord, tokenizer: Tokenizer, b: int,
-                     t: int) -> tuple[str, float | None]:
-    """How much each group of tokens moved token t of answer b, as text; and how much AdamW's step
-    changed its log-prob, if that was measured here."""
-    batch = trained_batch(run, sampled_by, record, tokenizer)
-    unknown = batch.unknown(b)
-    if unknown:
-        return unknown, None
-    table, tokens, s = moved_table(batch, b, t), record.tokens_of(b), batch.settings
-    notes = [textwrap.fill(f"{note}.", 100) for note in table.notes]
-    if "change" in tokens:
-        notes.append("The run took AdamW's step, and recorded that it changed the token's log-prob "
-                     f"by {tokens['change'][t]:+.5f}.")
-    text = "\n".join([table.title, table.to_text(), *notes])
-    if s.epochs > 1 or s.kl:  # the run's step was another one
-        return text, None
-    [change] = [row[-1] for row in table.rows if row[0] == MEASURED]
-    return text, change
 
 
 if __name__ == "__main__":

@@ -61,7 +61,7 @@ def hostile_run(tmp_path_factory):
     keep(folder, {"step": 4, "answer": 1, "continuations": 10, "token_id": ids,
                   "credit": [0.0] * 5 + [0.09, 0.11, -0.5], "low": [-0.1] * 8, "high": [0.1] * 8,
                   "credit in words": [f"a credit, {text}" for text in HOSTILE],
-                  "others": HOSTILE, "moved": [*HOSTILE[:7], None]})
+                  "others": HOSTILE})
     analyze.main([str(folder)])
     return folder
 
@@ -320,7 +320,7 @@ def test_the_measured_answer_is_a_button_away(run_page, visit):
     account, caption = account_of(page, 1)
     assert caption.text_content().endswith("section other, credit 0")
     assert account["credit"] == f"a credit, {HOSTILE[0]}"
-    assert account["others"] == account["moved by"] == HOSTILE[0]
+    assert account["others"] == HOSTILE[0]
     assert training(page, 1).locator("span").nth(7).get_attribute("title") == "credit -0.5"
 
 
@@ -329,7 +329,6 @@ def test_an_address_opens_a_token_or_a_step(run_page, visit):
     assert chosen(training(page, 1)) == 7 and page.locator("#step").inner_text() == "step 4 of 4"
     account, caption = account_of(page, 1)
     assert caption.text_content().startswith("Step 4, answer 1, token 7, ")
-    assert "moved by" not in account  # it is not known of this token
     page.evaluate("location.hash = 'step=1'")
     page.wait_for_function("document.getElementById('step').textContent === 'step 1 of 4'")
     assert page.locator("#stop").input_value() == "1"

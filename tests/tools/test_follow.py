@@ -187,7 +187,7 @@ def test_a_model_that_was_not_kept_is_not_asked(recorded, batch, follow_it, tmp_
     told_instead = lines_of(follow_it(*argv))["others"][0]
     assert told_instead == "not known: the model after step 2, which sampled it, was not kept"
     capsys.readouterr()
-    said = refusal(follow_it, *argv, "--moved")
+    said = refusal(follow_it, *argv, "--credit", 10)
     assert said.endswith("sampled step 3, and it was not kept. It was kept for --step 1 or 2")
     assert "--answer shows one answer" in refusal(follow_it, *argv, "--show", 1)
     assert not capsys.readouterr().out  # it is refused before anything is printed
@@ -232,9 +232,8 @@ def test_a_run_of_another_trainer_says_what_it_has(tmp_path, follow_it):
     assert close(lines["p"][0], 0.5)
     term = 2 * math.log(2) / 4
     assert f"= {term:.3g}, as this project's loss would have it" in lines["term"][0]
-    said = refusal(follow_it, folder, "--answer", 0, "--token", 1, "--moved")
-    assert said.endswith("mine is a run of another program, and how that samples and takes a step "
-                         "is not on record")
+    said = refusal(follow_it, folder, "--answer", 0, "--token", 1, "--credit", 10)
+    assert said.endswith("mine is a run of another program, and how that samples is not on record")
     assert follow_it(folder).count("+2.00") == follow_it(folder).count("-1.00") == 1
 
 

@@ -3,8 +3,7 @@ import math
 
 import pytest
 
-from engine.tokens import KINDS, load_tokenizer
-from harness.read_record import read_credit
+from engine.tokens import KINDS
 from tools import follow
 from tools.helpers.credit_of_token import CreditOfToken
 from tools.helpers.in_short import in_short
@@ -69,32 +68,8 @@ def test_no_more_continuations_are_advised_than_the_flag_takes():
 def test_follow_begins_with_it(recorded, capsys):
     """The credit is told where it was measured."""
     argv = [str(recorded), "--step", "1", "--answer", "0", "--token", "0"]
-    for flags, is_measured in ((["--moved", "--credit", "10"], True), ([], False)):
+    for flags, is_measured in ((["--credit", "10"], True), ([], False)):
         follow.main([*argv, *flags])
         _, first, *_ = capsys.readouterr().out.split("\n\n")
         assert first.startswith("In short: the ")
         assert ("credit" in first or "expected reward" in first) == is_measured
-
-
-def test_the_change_that_moved_has_measured_is_told(recorded, monkeypatch, capsys):
-    """In step 2 the run has none on record, and here --moved measures that p is halved."""
-    batch = read_credit(recorded, 2, load_tokenizer(recorded))
-    trained = batch.finished & (batch.advantage[:, 0] != 0)  # the run drops unfinished answers
-    row = int(trained.nonzero()[0])
-    argv = [str(recorded), "--step", "2", "--answer", str(row), "--token", "0", "--credit", "10"]
-    monkeypatch.setattr("tools.follow.what_moved_token", lambda *asked: ("x", -math.log(2)))
-    said = []
-    for flags in ([], ["--moved"]):
-        follow.main([*argv, *flags])
-        _, first, *_ = capsys.readouterr().out.split("\n\n")
-        said.append(" ".join(first.split()))
-    assert "How its probability then changed was not measured." in said[0]
-    assert "in the step its probability fell from " in said[1]
-
-
-def test_a_change_that_was_measured_here_is_told_where_the_run_has_none():
-    """From a probability of 0.5 to 0.25; but what the run has on record goes first."""
-    halved = -math.log(2)
-    said = in_short(answer(p_after=None), 1, credit(0.3), halved)
-    assert "but in the step its probability fell from 0.5 to 0.25." in said
-    assert "fell from 0.5 to 0.4." in in_short(answer(), 1, credit(0.3), halved)

@@ -14,10 +14,8 @@ from tools.helpers.credit_of_token import MOST_CONTINUATIONS, CreditOfToken
 HARDLY = 0.005  # a push that is smaller would be rounded to 0.00
 
 
-def in_short(answer: ShownAnswer, t: int, credit: CreditOfToken | None,
-             change: float | None = None) -> str:
-    """`credit` is None where it was not measured. `change` is that of the token's log-prob, where
-    the run has none on record."""
+def in_short(answer: ShownAnswer, t: int, credit: CreditOfToken | None) -> str:
+    """`credit` is None where it was not measured."""
     push = answer["values"]["push"][t]
     token = f"the {KINDS[answer['kind'][t]]} {answer['texts'][t]!r}"
     if push is None:  # as in a run of another program
@@ -26,7 +24,7 @@ def in_short(answer: ShownAnswer, t: int, credit: CreditOfToken | None,
     if not answer["account"]["dropped"] and abs(push) >= HARDLY:
         direction = "up" if push > 0 else "down"
     known = (f"In short: {token} {about_push(answer, t, direction)}"
-             f"{about_change(answer, t, direction, change)}")
+             f"{about_change(answer, t, direction)}")
     return f"{known} {about_credit(credit, direction)}" if credit else known
 
 
@@ -42,13 +40,12 @@ def about_push(answer: ShownAnswer, t: int, direction: str) -> str:
     return f"was pushed {direction} ({push:+.2f})"
 
 
-def about_change(answer: ShownAnswer, t: int, direction: str, change: float | None) -> str:
+def about_change(answer: ShownAnswer, t: int, direction: str) -> str:
     """The end of a sentence about a push."""
     values = answer["values"]
     if answer["account"]["dropped"]:
         return "."
-    if "change" in values:
-        change = values["change"][t]
+    change = values["change"][t] if "change" in values else None
     if change is None:
         return ". How its probability then changed was not measured."
     log_prob = values["log-prob"][t]

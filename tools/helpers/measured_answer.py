@@ -1,7 +1,7 @@
 """Measure what a record lacks of one training answer, and keep it with the run.
 
-Of each of its tokens: the credit, the likeliest other tokens at its place, and what moved it.
-analyze.py shows it on the page of the run, and tools.follow in the account of a token.
+Of each of its tokens: the credit, and the likeliest other tokens at its place. analyze.py shows it
+on the page of the run, and tools.follow in the account of a token.
 analysis/measured.py has the file.
 """
 from tokenizers import Tokenizer
@@ -9,9 +9,8 @@ from tokenizers import Tokenizer
 from analysis.measured import Measured, file_of, keep, kept_answers
 from analysis.runs import Run
 from analysis.tokens import StepRecord
-from harness.screen import say, show_status
+from harness.screen import say
 from tools.helpers.credit_of_token import measure_all
-from tools.helpers.moved import moved_in_words, trained_batch
 from tools.helpers.others import likeliest_others
 
 
@@ -26,9 +25,6 @@ def measure_and_keep(run: Run, model: str, record: StepRecord, tokenizer: Tokeni
         say(f"measured before, with {kept['continuations']:,} continuations for each value, and "
             f"kept in {file_of(folder, step, b)}")
         return
-    show_status("what moved the answer's tokens")
-    batch = trained_batch(run, model, record, tokenizer)
-    moved = moved_in_words(batch, b, len(tokens))
     others = likeliest_others(run, model, record, tokenizer, b, range(len(tokens)))
     credits = measure_all(folder, model, step, b, continuations)
     measured: Measured = {
@@ -37,6 +33,6 @@ def measure_and_keep(run: Run, model: str, record: StepRecord, tokenizer: Tokeni
         "low": [credit.interval[0] for credit in credits],
         "high": [credit.interval[1] for credit in credits],
         "credit in words": [credit.in_words() for credit in credits],
-        "others": others, "moved": moved}
+        "others": others}
     keep(folder, measured)
     say(f"measured, and kept in {file_of(folder, step, b)}")
