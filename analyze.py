@@ -35,7 +35,7 @@ from analysis.answers import ShownAnswer, answers_of
 from analysis.page import Picture, make_output_folder, write_page
 from analysis.plots import (CHANGE_COLOUR, COLOURS, CREDIT_COLOUR, GRADIENT_COLOUR, GREY,
                             PUSH_COLOUR, TOKENS_COLOUR, Style, legend_below, save, whole_steps)
-from analysis.runs import Run, evaluations, is_foreign, read_runs
+from analysis.runs import Run, evaluations, read_runs, task_of
 from analysis.shares import shares
 from analysis.statistics import mean_over, paired_difference
 from analysis.tables import (TOO_FEW_GROUPS, WITH_INTERVAL, Columns, Row, Table, by_row,
@@ -112,9 +112,10 @@ def analyze_run(run: Run, folder: Path, with_all: bool) -> None:
 
 
 def say_how_to_measure(run: Run) -> None:
-    """Name the command that measures the credit of an answer, if a model was kept for that."""
+    """Name the command that measures the credit of an answer, if a model was kept for that, and the
+    task is there that scores what it writes."""
     models = sampling_models(run["folder"], str(run["config"].get("model", "")))
-    if models and not is_foreign(run["config"]) and run["config"].get("loss") != "dpo":
+    if models and task_of(run["config"]) and run["config"].get("loss") != "dpo":
         command = python_command("-m", "tools.follow", run["folder"], "--step", min(models),
                                  "--answer", 0, "--credit", report.CONTINUATIONS, "--keep")
         print(f"To measure what each token of an answer earned, for the page: {command}")
@@ -232,8 +233,8 @@ def learning_curve(run: Run, folder: Path) -> Picture:
 
 def rewards(tally: Tally) -> Table:
     """The mean over all answers of the reward and of each of its parts. The parts have the names
-    that the task gave them, or another trainer, if the run was imported from it. A task may have no
-    score for the format or the reasoning, and then it has no row."""
+    that the task gave them. A task may have no score for the format or the reasoning, and then it
+    has no row."""
     rows = [(name.removeprefix(PART), total / tally.answers.sum())
             for name, total in tally.rewards.items() if total or name not in WITHOUT]
     return Table("rewards", "Mean reward of all answers, and of each of its parts",

@@ -3,8 +3,8 @@ order in which the stages happen.
 
 `stages` has the lines, in which names of numbers are written as [[name]]. `numbers_of` has the
 numbers of an answer. `with_numbers` puts those of one token into the lines; on the page, page.js
-does this. A line with a number that is not known is left out, because a run of another trainer does
-not have every column.
+does this. A line with a number that is not known is left out, because a record need not have every
+number.
 """
 import inspect
 import textwrap
@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.runs import is_foreign, task_of
+from analysis.runs import task_of
 from analysis.tokens import StepRecord, TokenTable, read_step
 from engine.choices import ADVANTAGES, MITIGATIONS, Choices
 from engine.forward import TokenLogProbs
@@ -40,6 +40,8 @@ LENGTHS = {  # --loss_norm: the factor of an answer's length
                 "[[tokens]]) = [[m]]",
     "constant": "m = N / (answers x max_new_tokens) = [[N]] / ([[batch]] x [[most]]) = [[m]]"}
 NOT_TRAINED = "cut off by the limit, so it is not trained on (--drop_unfinished)"
+ONE_UPDATE = ("of new to old probability: 1 in the only update with this batch, so PPO's clipped "
+              "ratio has the gradient of log p (--epochs 1)")
 REWARDS = 16  # different rewards of a group that are listed: each of its answers has the list
 WHERE_MEASURED = {  # what is no column of a record is measured afterwards (analysis/measured.py)
     "others": "qwen2_model.py: Qwen2.logits",
@@ -52,12 +54,11 @@ Numbers = dict[str, Value | list[Value]]  # a list has one for each token
 
 def stages(config: Mapping[str, object]) -> list[Stage]:
     s = with_default_settings(config)
-    is_own = not is_foreign(config)
     return [
-        *sampling_stages(s, is_own),
+        *sampling_stages(s, task_of(config)),
         *advantage_stages(s),
         *weight_stages(s),
-        *loss_stages(s, is_own),
+        *loss_stages(s),
         ("change", "the step changed its log p by [[change]], so that p = [[p after]] after it",
          where(update_with_change)),
         ("credit", "[[credit in words]]", WHERE_MEASURED["credit in words"]),
@@ -65,8 +66,7 @@ def stages(config: Mapping[str, object]) -> list[Stage]:
                  "gradient at the logits, the largest first", where(ranks))]
 
 
-def sampling_stages(s: SimpleNamespace, is_own: bool) -> list[Stage]:
-    task = task_of(vars(s)) if is_own else None
+def sampling_stages(s: SimpleNamespace, task: type | None) -> list[Stage]:
     score = where(getattr(task, "score", task)) if task else ""
     reward = getattr(s, "reward", "reward")
     return [("rewards", "of the [[answers]] answers to this problem, [[rewards]]", score),
@@ -105,21 +105,21 @@ def weight_stages(s: SimpleNamespace) -> list[Stage]:
              where(rescaling))]
 
 
-def loss_stages(s: SimpleNamespace, is_own: bool) -> list[Stage]:
+def loss_stages(s: SimpleNamespace) -> list[Stage]:
     of_kept = " of kept answers" if s.drop_unfinished else ""
-    besides = "" if is_own else ", as this project's loss would have it"
+    besides = ""
     if s.epochs > 1:
-        besides += f", in the first of {s.epochs} updates"
+        besides = f", in the first of {s.epochs} updates"
     if s.kl:
         besides += f", without the KL term (--kl {s.kl:g})"
     return [
         ("loss norm", f"the answer's length factor is {LENGTHS[s.loss_norm]}, and N = [[N]] "
-                      f"tokens{of_kept}[[N from]] (--loss_norm {s.loss_norm})",
+                      f"tokens{of_kept}, as in metrics.jsonl (--loss_norm {s.loss_norm})",
          where(length_scaling)),
         ("term", "-A c w m log p / N = -([[advantage]] x [[weight]] x [[m]] x [[log-prob]]) / "
                  f"[[N]] = [[term]]{besides}. Its value moves nothing; what counts is its "
                  "gradient", where(policy_loss)),
-        *ratio_stage(s, is_own),
+        ("ratio", "[[ratio]]", where(policy_loss)),
         ("s", "the length of the gradient of log p at the logits: sqrt(1 - 2 p + sum p^2) = "
               "sqrt(1 - 2 x [[p]] + [[collision]]) = [[s]]", where(gradient_size)),
         ("gradient", "its size at the logits is abs(A) c w s = abs([[advantage]]) x [[weight]] x "
@@ -129,25 +129,11 @@ def loss_stages(s: SimpleNamespace, is_own: bool) -> list[Stage]:
         ("push", "A c w s^2 = [[advantage]] x [[weight]] x [[s]]^2 = [[push]]: what this term "
                  "alone would do to log p, to first order, in a gradient step at the logits with "
                  "the rate 1", where(read_step)),
-        *(step_stages(s) if is_own else [])]
-
-
-def ratio_stage(s: SimpleNamespace, is_own: bool) -> list[Stage]:
-    """The line about PPO's ratio, for a run with one update for each batch. With several updates
-    the ratio is a column of the credit file."""
-    if not is_own or s.epochs > 1:
-        return []
-    return [("ratio", "of new to old probability: 1 in the only update with this batch, so PPO's "
-                      "clipped ratio has the gradient of log p (--epochs 1)", where(policy_loss))]
-
-
-def step_stages(s: SimpleNamespace) -> list[Stage]:
-    """What the optimizer makes of the gradient of the whole batch."""
-    return [("clipping", "[[clipping]]", where(clip_and_step)),
-            ("AdamW", "it divides each parameter's gradient by the usual size of that gradient, "
-                      "which in a first step is its own. So a parameter usually moves by at most "
-                      "about [[rate]] (--learning_rate)",
-             where(AdamW.step))]
+        # what the optimizer makes of the gradient of the whole batch
+        ("clipping", "[[clipping]]", where(clip_and_step)),
+        ("AdamW", "it divides each parameter's gradient by the usual size of that gradient, which "
+                  "in a first step is its own. So a parameter usually moves by at most about "
+                  "[[rate]] (--learning_rate)", where(AdamW.step))]
 
 
 def with_default_settings(config: Mapping[str, object]) -> SimpleNamespace:
@@ -162,7 +148,7 @@ def where(function: Callable[..., object]) -> str:
 def chosen(axis: str, choices: Choices, s: SimpleNamespace) -> tuple[str, str]:
     """A method with its flags and the beginning of its help, and where it is defined."""
     name = getattr(s, axis)
-    if name not in choices:  # deleted since, or that of another trainer
+    if name not in choices:  # deleted since
         return name, ""
     flags = ""
     for flag in flags_of(choices[name]):
@@ -180,8 +166,7 @@ def numbers_of(record: StepRecord, config: Mapping[str, object], line: Json | No
     tokens, answers = record.tokens_of(b), record.answers
     is_dropped = s.drop_unfinished & ~answers["finished"]
     trained = torch.from_numpy(np.where(is_dropped, 0, answers["length"]))
-    recorded_N, c = (line["N"], line["weight_factor"]) if line else (None, None)
-    N = recorded_N or int(trained.sum())
+    N, c = (line["N"], line["weight_factor"]) if line else (None, None)
     m = float(length_scaling(trained, s.loss_norm, s.max_new_tokens)[b, 0])
     each = m / (N or math.nan)  # of a token, in the mean that is the loss
     if is_dropped[b]:
@@ -189,7 +174,6 @@ def numbers_of(record: StepRecord, config: Mapping[str, object], line: Json | No
     return {
         "tokens": len(tokens),
         "N": N,
-        "N from": ", as in metrics.jsonl" if recorded_N else "",
         "batch": len(trained),
         "trained": int((trained > 0).sum()),
         "most": s.max_new_tokens,
@@ -205,12 +189,15 @@ def numbers_of(record: StepRecord, config: Mapping[str, object], line: Json | No
 
 
 def numbers_of_step(line: Json | None, s: SimpleNamespace) -> Numbers:
-    """What happened to the gradient of the whole batch, if it is on record."""
-    if not line or "gradient_norm" not in line:
-        return {"clipping": None, "rate": None}
+    """What happened to the gradient of the whole batch, if it is on record. With several updates
+    for each batch the ratio is a column of the credit file."""
+    if not line or line["N"] is None:
+        return {"ratio": None, "clipping": None, "rate": None}
+    ratio = ONE_UPDATE if s.epochs == 1 else None
     norm, limit = line["gradient_norm"], s.max_grad_norm
     if norm is None:
-        return {"clipping": f"the step made no update: {line['skipped']}", "rate": None}
+        return {"ratio": ratio, "clipping": f"the step made no update: {line['skipped']}",
+                "rate": None}
     clipping = ("the gradient of the whole batch, with respect to all parameters, has the norm "
                 f"{rounded(norm)}")
     if limit and norm > limit:
@@ -218,7 +205,7 @@ def numbers_of_step(line: Json | None, s: SimpleNamespace) -> Numbers:
                      f"{rounded(norm)} = {rounded(limit / norm, 3)}")
     else:
         clipping += ", which is not clipped" + (f" (--max_grad_norm {limit:g})" if limit else "")
-    return {"clipping": clipping, "rate": rounded(s.learning_rate)}
+    return {"ratio": ratio, "clipping": clipping, "rate": rounded(s.learning_rate)}
 
 
 def numbers_of_group(answers: dict[str, np.ndarray], b: int, formula: str) -> Numbers:

@@ -42,7 +42,6 @@ MEANING = {name: meaning for name, (_, meaning) in SHADED_BY.items()}
 class ShownAnswer(TypedDict):
     """A training answer on the page; the first one has the lines of every token's account."""
     step: int
-    own_step: int  # as another trainer numbers it
     episode: int
     group: int
     reward: float | None
@@ -150,7 +149,6 @@ def answer_of(record: StepRecord, tokenizer: Tokenizer, config: Mapping[str, obj
             values[quantity] = list(map(rounded, tokens[column].tolist()))
     return {
         "step": record.step,
-        "own_step": record.trainer_step,
         "episode": b,
         "group": group,
         "reward": rounded(answers["reward"][b]),

@@ -38,11 +38,11 @@ def finished(runs: list[Run]) -> list[Run]:
 
 def effective_settings(config: Mapping[str, object]) -> Json:
     """A run's settings with defaults filled in, without those that had no effect. The name of the
-    reward, and TRL's loss, are recorded beside the settings and count like one."""
+    reward is recorded beside the settings and counts like one."""
     flags = {**OPTIONS, **task_flags(config), **flags_of_methods(config)}
     defaults = {name: flag.default for name, flag in flags.items()}
     settings = {**defaults, **PLAIN_SETTINGS, **config}
-    without_effect = set(NOT_SETTINGS) - {"reward", "trainer"}
+    without_effect = set(NOT_SETTINGS) - {"reward"}
     for name, flag in flags.items():
         if not flag.has_effect(settings):
             without_effect.add(name)

@@ -16,7 +16,7 @@ from analysis.arms import Comparison
 from analysis.gains import (AT_THE_END, IN_TRAINING, final_lines, gain_table, gains, mean_success,
                             over_baseline)
 from analysis.plots import Style, legend_below, save, style_of, whole_steps
-from analysis.runs import Run, evaluations, is_foreign, share_seen_before
+from analysis.runs import Run, evaluations, share_seen_before
 from analysis.statistics import mean_over
 from analysis.sureness import sureness_table
 from analysis.tables import Row, Table, by_row, without_format
@@ -104,8 +104,6 @@ def primary_metric(comparison: Comparison) -> tuple[str, str]:
 def doubt_about_training(runs: list[Run]) -> str:
     """The reason why success in training says little about these runs; empty if there is none."""
     configs = [run["config"] for run in runs]
-    if any(map(is_foreign, configs)):
-        return "the answers on record were chosen by another program"
     if any(config.get("pairs") for config in configs):
         return "the answers of training were not sampled from the policy"
     if any(config.get("dynamic_sampling", 1) > 1 for config in configs):
@@ -220,7 +218,7 @@ def learning_curves(comparison: Comparison, folder: Path) -> tuple[Path, str]:
 def curves_of_arm(axis: Axes, runs: list[Run], key: Literal["success", "gradient_norm"],
                   style: Style, label: str = "") -> None:
     """Draw the mean of the runs, and each of them thinly, up to the last step that all of them
-    have: runs of another trainer may have fewer."""
+    have."""
     length = min(len(run["metrics"]) for run in runs)
     if not length:
         return

@@ -202,10 +202,12 @@ def gain_table(name: str, title: str, found: Mapping[str, Gain],
 
 
 def difference_in_training(mine: Run, theirs: Run) -> Floats | None:
-    """(1,) how much more success one run has than another with the same problems."""
+    """(1,) how much more success one run has than another with the same problems; None if that is
+    not known."""
     if not mine["metrics"] or len(mine["metrics"]) != len(theirs["metrics"]):
         return None
-    return np.array([mean_success(mine) - mean_success(theirs)])
+    difference = mean_success(mine) - mean_success(theirs)
+    return np.array([difference]) if np.isfinite(difference) else None
 
 
 def difference_at_the_end(mine: Run, theirs: Run, mode: str) -> Floats | None:

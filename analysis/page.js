@@ -160,17 +160,10 @@ function showHeldOut(step) {
   }));
 }
 
-// A step is a batch of answers here; another trainer may number its updates, and then both numbers
-// are shown.
-function named(step) {
-  const own = answers.find(answer => answer.step === step)?.own_step ?? step;
-  return own === step ? `step ${step}` : `step ${step} (${own} of the trainer)`;
-}
-
 // Everything that depends on the slider.
 function show(step) {
   $('stop').value = stops.indexOf(step);
-  $('step').textContent = $('stop').ariaValueText = `${named(step)} of ${stops.at(-1)}`;
+  $('step').textContent = $('stop').ariaValueText = `step ${step} of ${stops.at(-1)}`;
   $('mark')?.style.setProperty('--at', step);
   if (evaluations.length) showHeldOut(step);
   if (!panes.length) return;
@@ -178,7 +171,7 @@ function show(step) {
   drawKey();
   for (const pane of panes) pane.open();
   if (stops.length > 1)
-    $('answers-title').textContent = `Training answers of ${named(shownStep)}, token by token`;
+    $('answers-title').textContent = `Training answers of step ${shownStep}, token by token`;
 }
 
 // report.html#step=50 goes to the stop that is nearest to step 50, and
@@ -278,11 +271,11 @@ class Pane {
     this.part('choose').hidden = !answer;
     this.part('number').selectedIndex = this.at;
     if (!answer) {
-      this.part('position').textContent = `This page has no such answer of ${named(shownStep)}.`;
+      this.part('position').textContent = `This page has no such answer of step ${shownStep}.`;
       return;
     }
     this.part('position').textContent =
-      `${capital(named(shownStep))}, answer ${answer.episode} (${this.at + 1} of `
+      `Step ${shownStep}, answer ${answer.episode} (${this.at + 1} of `
       + `${this.shown.length} here): ${verdict(answer)}`;
     const full = fullSize(answer.step, name);
     this.box.fill(answer.texts.map((text, t) => {
@@ -299,7 +292,7 @@ class Pane {
     const name = $('quantity').value;
     account.replaceChildren();
     account.createCaption().textContent =
-      `${capital(named(answer.step))}, answer ${answer.episode}, token ${t}, `
+      `Step ${answer.step}, answer ${answer.episode}, token ${t}, `
       + `${JSON.stringify(answer.texts[t])}: ${KINDS[answer.kind[t]]} token, section `
       + `${SECTIONS[answer.section[t]]}, ${name} ${answer.values[name][t] ?? 'unknown'}`;
     for (const [label, text, computedBy] of STAGES) {
@@ -340,7 +333,7 @@ function drawKey() {
     beyond = `, and for the ${larger} of ${sizes.length} tokens that have more (at most `
       + `${sizes.at(-1).toPrecision(3)})`;
   $('scale').textContent =
-    `The scale is that of ${named(shownStep)}: the full colour stands for ${size}${beyond}.`;
+    `The scale is that of step ${shownStep}: the full colour stands for ${size}${beyond}.`;
 }
 
 // Buttons that lead to the answers of which a measured quantity is known.

@@ -5,15 +5,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from analysis.page import Picture, bullets, figure_of, folded, paragraphs, section_of, viewer
-from analysis.runs import (PLAIN_SETTINGS, Run, evaluations, is_done, is_foreign, steps_done,
-                           task_of)
+from analysis.runs import PLAIN_SETTINGS, Run, evaluations, is_done, steps_done, task_of
 from analysis.tables import Table, show, show_in_short
 from analysis.tally import Tally
 from engine.errors import UserError
 from harness.record import Json
 from harness.screen import show_status
 from harness.flags import Flag, read
-from harness.settings import OPTIONS
 
 TRAINING = "How the run went"  # these three are the chapters of a run's page
 GRADIENT = "Where the gradient went"
@@ -64,18 +62,15 @@ def describe_comparison(runs: list[Run]) -> str:
 
 def task_in_words(config: Mapping[str, object]) -> str:
     """A sentence that says which task a run has, and what solves one of its problems."""
-    if is_foreign(config):
-        return "This is a run of another program"
+    if "task" not in config:
+        return "The task is not on record"
     means = getattr(task_of(config), "solved", "the score that its task calls answer is 1")
-    task = config.get("task", OPTIONS["task"].default)
-    return f"The task is {task}. A problem is solved if {means}"
+    return f"The task is {config['task']}. A problem is solved if {means}"
 
 
 def opening(run: Run) -> list[str]:
-    imported = run["config"].get("imported")
-    if isinstance(imported, list):
-        return list(map(str, imported))
-    sentences = changes_of(run)
+    """Sentences about the run: the notes that its config.json has, and how it went."""
+    sentences = [*map(str, run["config"].get("notes", [])), *changes_of(run)]
     if not is_done(run):
         sentences.append(f"This run is not finished: step {steps_done(run)} of "
                          f"{run['config']['steps']} so far.")
@@ -98,8 +93,6 @@ def changes_of(run: Run) -> list[str]:
     """A sentence for what a run's record lacks, and for each time that it went on with changed
     files."""
     from harness.read_record import missing_steps
-    if is_foreign(run["config"]):
-        return []
     name = run["folder"].name
     missing = [f"The record of {name} is not whole: {what}."
                for what in missing_steps(run["folder"])]
@@ -142,18 +135,13 @@ def describe(run: Run, tally: Tally | None) -> str:
     """Sentences that say what was trained, how, and what is on record."""
     config = run["config"]
     model = config.get("model", "an unknown model")
-    if "imported" in config:
-        text = f"{run['folder']} is an imported run of {model}."
-    else:
-        text = (f"{run['folder']} trained {model} with the weighting {config['mitigation']} and "
-                f"the advantage {config.get('advantage', 'grpo')}, seed {config.get('seed', 0)}.")
+    text = (f"{run['folder']} trained {model} with the weighting {config['mitigation']} and the "
+            f"advantage {config.get('advantage', 'grpo')}, seed {config.get('seed', 0)}.")
     if tally:
         text += (f" It recorded {tally.tokens:,} tokens of {tally.answers.sum():,} answers to "
                  f"{tally.groups:,} problems, in steps {tally.steps[0]} to {tally.steps[-1]}.")
     sampled, on_record = config.get("temperature", 1), config.get("columns_temperature", 1)
-    if on_record is None:
-        text += " Its files do not say at which temperature log p, entropy and s were computed."
-    elif not sampled == on_record == 1:
+    if not sampled == on_record == 1:
         joint = "and" if sampled == on_record else "but"
         text += (f" It was sampled at temperature {sampled}, {joint} log p, entropy and s were "
                  f"computed at temperature {on_record}.")
@@ -163,20 +151,18 @@ def describe(run: Run, tally: Tally | None) -> str:
 def title_of(run: Run) -> str:
     """Plain GRPO on Countdown, 100 steps, seed 0"""
     config = run["config"]
-    if is_foreign(config):
-        return f"{run['folder'].name}, a run of another program"
     words = []
     for axis, plain in PLAIN_SETTINGS.items():
         name = config.get(axis, plain)
         if name != plain:
             words.append(f"{axis.replace('mitigation', 'weighting')} {name}")
     method = ", ".join(words) or "plain GRPO"
-    task = str(config.get("task", OPTIONS["task"].default))
-    task = task.removesuffix("_task").replace("_", " ").capitalize()
+    task = str(config.get("task", "")).removesuffix("_task").replace("_", " ").capitalize()
+    of_task = f" on {task}" if task else ""
     count = f"{config['steps']} steps"
     if not is_done(run):
         count = f"{steps_done(run)} of {count}"
-    return f"{method[0].upper()}{method[1:]} on {task}, {count}, seed {config.get('seed', 0)}"
+    return f"{method[0].upper()}{method[1:]}{of_task}, {count}, seed {config.get('seed', 0)}"
 
 
 def run_page(sentences: list[str], findings: dict[str, str], chapters: dict[str, list[Table]],

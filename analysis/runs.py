@@ -14,7 +14,7 @@ from harness.metrics import METRICS
 from harness.read_record import credit_steps, is_complete, read_columns, run_config
 from harness.record import Json, read_lines
 from harness.tasks import load_task
-from harness.settings import OPTIONS, Settings
+from harness.settings import OPTIONS
 
 PLAIN_SETTINGS = {"mitigation": "none", "advantage": "grpo", "placebo": "none",
                   "loss": "policy", "pairs": None}  # examples/dpo.py writes other ones
@@ -87,7 +87,7 @@ def refuse_other_types(folder: Path, config: Json) -> None:
 
 
 def read_metrics(folder: Path) -> list[Json]:
-    """The lines of metrics.jsonl; a number that another trainer does not know is None."""
+    """The lines of metrics.jsonl; a metric that a line lacks is None."""
     return [dict.fromkeys(METRICS) | line for line in read_lines(folder / "metrics.jsonl")]
 
 
@@ -129,16 +129,13 @@ def is_done(run: Run) -> bool:
     return is_complete(run["config"], run["metrics"], run["evaluations"])
 
 
-def is_foreign(config: Mapping[str, object]) -> bool:
-    """Whether another program made the run: its task and its way to take a step are not on
-    record."""
-    return "imported" in config or "trainer" in config
-
-
 def task_of(config: Mapping[str, object]) -> type | None:
-    """The class of a run's task; None if its module is not there any more."""
+    """The class of a run's task; None if the task is not on record, or its module is not there any
+    more."""
+    if "task" not in config:
+        return None
     try:
-        return load_task(config.get("task", Settings.task))
+        return load_task(config["task"])
     except (UserError, OSError):  # a name that no file can have
         return None
 

@@ -109,7 +109,6 @@ def numbered_on(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
 class StepRecord:
     """A credit file, its columns sorted by what they are of."""
     step: int
-    trainer_step: int              # the same step as another trainer numbers it
     tokens: TokenTable
     answers: dict[str, np.ndarray]  # one value an answer: group, length, reward, finished, ...
     prompts: list[np.ndarray]       # of each problem the token ids of its prompt
@@ -154,6 +153,5 @@ def read_step(run: Path, step: int) -> StepRecord:
     of_tokens["gradient"] = of_tokens["advantage"] * (of_tokens["weight"] * of_tokens["s"])
     of_tokens["abs gradient"] = np.abs(of_tokens["gradient"])
     of_tokens["push"] = of_tokens["gradient"] * of_tokens["s"]
-    trainer_step = int(columns["trainer_step"][0]) if "trainer_step" in columns else step
     prompts = np.split(columns["prompt_ids"], columns["prompt_start"][1:])
-    return StepRecord(step, trainer_step, TokenTable(of_tokens), answers, prompts)
+    return StepRecord(step, TokenTable(of_tokens), answers, prompts)

@@ -118,8 +118,11 @@ def batch_metrics(rollouts: Rollouts) -> dict[str, float]:
     """Means over all sampled answers, also over those that --drop_unfinished drops."""
     parts = {column_of_part(part): score.mean().item() for part, score in rollouts.scores.items()}
     tokens = rollouts.mask.sum().item()
-    reward = rollouts.reward.view(len(rollouts.prompt_ids), -1)  # (problems, answers)
-    is_without_spread = (reward == reward[:, :1]).all(1)
+    no_reward = rollouts.reward.new_empty(len(rollouts.prompt_ids))
+    lowest, highest = (no_reward.scatter_reduce(0, rollouts.group, rollouts.reward, which,
+                                                include_self=False)
+                       for which in ("amin", "amax"))  # of each problem
+    is_without_spread = lowest == highest
     return {**parts, "success": success(rollouts), "tokens": tokens,
             "length": tokens / len(rollouts.texts),
             "finished": rollouts.finished.float().mean().item(),

@@ -23,7 +23,7 @@ NEEDED = ("token_id", "log_prob", "entropy", "collision", "weight", "advantage",
 # columns with a value for each answer, as the rewards have; others have one for each token
 OF_ANSWER = ("episode_start", "group", "finished")
 # columns of other lengths
-OF_OTHERS = ("prompt_ids", "prompt_start", "step", "trainer_step")
+OF_OTHERS = ("prompt_ids", "prompt_start", "step")
 # columns of indices, and the column that each of them points into
 INDEX_INTO = {"episode_start": "token_id", "prompt_start": "prompt_ids", "group": "prompt_start"}
 

@@ -23,7 +23,7 @@ MODES = ("sampled", "greedy")  # the answers of an evaluation
 LONGEST_NAME = 80  # characters of a run's folder
 LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for a step
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
-    "versions", "git_commit", "model_config", "reward", "ranks", "imported", "trainer",
+    "versions", "git_commit", "model_config", "reward", "ranks", "notes",
     "columns_temperature", "made_of", "changed", "finished", "trained_parameters")
 # when a setting has an effect
 KL: Requirement = (lambda s: s.kl > 0, "--kl above 0")

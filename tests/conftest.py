@@ -268,12 +268,14 @@ def cut(path, count):
 
 
 def write_log(folder, steps, config=(), metrics=(), evaluations=()):
-    """A run folder with these credit files (columns by step), settings and lines."""
+    """A run folder with these credit files (columns by step), settings and lines. A setting that is
+    None is not on record."""
     (folder / "credit").mkdir(parents=True)
     shutil.copy(ROOT / "models/tiny/tokenizer.json", folder)
     usual = {"mitigation": "none", "advantage": "grpo", "seed": 0, "steps": len(steps),
-             "model": "models/tiny"}
-    (folder / "config.json").write_text(json.dumps(usual | dict(config)))
+             "model": "models/tiny", "task": "countdown_task"}
+    known = {name: value for name, value in (usual | dict(config)).items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(known))
     write_lines(folder / "metrics.jsonl", metrics)
     write_lines(folder / "evaluations.jsonl", evaluations)
     for step, columns in steps.items():

@@ -186,7 +186,7 @@ def test_the_page_holds_the_answers_and_refers_to_nothing_outside(tmp_path, monk
     ({"mitigation": "random", "advantage": "rloo"}, 100,
      "Weighting random, advantage rloo on Countdown, 100 steps, seed 0"),
     ({"placebo": "weights"}, 100, "Placebo weights on Countdown, 100 steps, seed 0"),
-    ({"imported": ["x"]}, 100, "run, a run of another program")])
+    ({"task": None, "mitigation": "mine"}, 100, "Weighting mine, 100 steps, seed 0")])
 def test_the_heading_says_what_the_run_is(tmp_path, known, steps, said):
     folder = write_log(tmp_path / "run", {}, {"steps": 100, "eval_every": 0, **known},
                        [{"step": steps}])
@@ -198,9 +198,7 @@ def test_the_heading_says_what_the_run_is(tmp_path, known, steps, said):
     ({"temperature": 0.8}, "at temperature 0.8, but log p, entropy and s were computed at "
                            "temperature 1."),
     ({"temperature": 0.8, "columns_temperature": 0.8}, "0.8, and log p, entropy and s were "
-     "computed at temperature 0.8."),
-    ({"columns_temperature": None}, "Its files do not say at which temperature log p, entropy and "
-                                    "s were computed.")])
+     "computed at temperature 0.8.")])
 def test_the_temperature_is_that_which_the_columns_are_at(known, said):
     """Whoever writes a record says it; without a word it is 1."""
     text = report.describe({"folder": "x", "config": {"mitigation": "none", **known}}, None)

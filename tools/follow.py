@@ -43,7 +43,7 @@ from analysis.account import Value, stages, with_numbers
 from analysis.answers import (ShownAnswer, add_measured, answer_of, groups_in_order, is_of,
                               metrics_by_step)
 from analysis.measured import kept_answers
-from analysis.runs import Run, existing, is_foreign, read_run
+from analysis.runs import Run, existing, read_run, task_of
 from analysis.tables import Table, by_row
 from analysis.tokens import StepRecord, read_step
 from engine.errors import UserError
@@ -91,15 +91,13 @@ def main(argv: list[str]) -> None:
     step = steps[-1] if flags.step is None else flags.step
     check_exists("step", step, steps, folder)
     record, tokenizer = read_step(folder, step), read_tokenizer(folder)
-    number = f"step {step}"
-    if record.trainer_step != step:
-        number += f" ({record.trainer_step} of the trainer)"
     answers = len(record.answers["group"])
-    title = (f"{folder}, {number}: {answers} answers to {len(record.prompts)} problems, "
+    title = (f"{folder}, step {step}: {answers} answers to {len(record.prompts)} problems, "
              f"{len(record.tokens)} tokens")
     refuse_alone(flags)
     models = sampling_models(folder, str(run["config"].get("model", "")))
-    refuse_without_model(flags, run, step, models)
+    if flags.credit:
+        refuse_unfit_for_credit(run, step, models)
     if flags.answer is None:
         print(title)
         return show_problems(record, tokenizer, flags.show or SHOWN)
@@ -116,7 +114,7 @@ def main(argv: list[str]) -> None:
     if flags.token is None:
         return show_answer(answer)
     has_more = follow_token(run, models.get(step), record, tokenizer, answer, flags)
-    if not has_more and not is_foreign(run["config"]):
+    if not has_more and task_of(run["config"]):
         say_what_else(step, models)
 
 
@@ -164,13 +162,12 @@ def refuse_alone(flags: SimpleNamespace) -> None:
                         "which measures every token of the answer")
 
 
-def refuse_without_model(flags: SimpleNamespace, run: Run, step: int,
-                         models: dict[int, str]) -> None:
-    """Refuse --credit where the model of the step is not known."""
-    if flags.credit and is_foreign(run["config"]):
-        raise UserError(f"--credit: {run['folder']} is a run of another program, and how that "
-                        "samples is not on record")
-    if flags.credit and step not in models:
+def refuse_unfit_for_credit(run: Run, step: int, models: dict[int, str]) -> None:
+    """Refuse --credit where the task or the model of the step is not known."""
+    if not task_of(run["config"]):
+        raise UserError(f"--credit: the task of {run['folder']} is not there, which would score "
+                        "the continuations")
+    if step not in models:
         raise UserError(f"--credit needs the model that sampled step {step}, and it was not kept. "
                         f"{where_kept(models)}")
 

@@ -20,7 +20,7 @@ import torch
 
 from engine.choices import ADVANTAGES, MITIGATIONS
 from analysis.answers import groups_in_order
-from analysis.runs import existing, is_foreign
+from analysis.runs import existing, task_of
 from analysis.tokens import read_step
 from engine.errors import UserError
 from engine.policy import Policy, derived_seed
@@ -143,10 +143,9 @@ def weighed(folder: Path, step: int, s: Settings) -> tuple[Rollouts, torch.Tenso
     """The batch of a step, its weights (B, T) as training would have made them, and the metrics."""
     model, policy, problems = ModelOfStep(folder, step, s), None, []
     if inspect.isclass(MITIGATIONS[s.mitigation]):  # it may sample answers and have them scored
-        if is_foreign(run_config(folder)):
+        if not task_of(run_config(folder)):
             raise UserError(f"{s.mitigation} keeps a state or samples answers, so it needs the "
-                            f"run's model and problems. {folder} is a run of another program and "
-                            "does not have them")
+                            f"run's model and problems, and the task of {folder} is not there")
         policy = model.policy
         problems = policy.task.training_problems(s.seed, step, s.questions)
     generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, step))

@@ -32,10 +32,12 @@ from engine.extra_forward import with_facts
 from engine.rollouts import UNSET, Rollouts, score_answers
 from engine.tokens import END_OF_TURN, OTHER, THINK, encode, load_tokenizer, token_bytes
 from grpo import group_z_score, to_every_token
-from harness.record import credit_path, find_folder, provenance, replace_text, whole, write_credit
+from harness.record import (RunFolder, credit_path, find_folder, provenance, replace_text, whole,
+                            write_credit)
 from harness.screen import python_command, run_as_program, show_status
 from harness.flags import Flag, read
 from harness.load import pick_device
+from harness.metrics import batch_metrics
 
 MODELS = ("qwen2", "qwen3")  # the model_type of those that are implemented
 AT_ONCE = 8                  # answers in a forward pass
@@ -52,16 +54,17 @@ FLAGS = {
 class Reader:
     """Makes answers from lines and batches from answers, and counts what it had to compute."""
 
-    def __init__(self, folder: Path, device: str, temperature: float = 1):
+    def __init__(self, folder: Path, device: str, temperature: float | None = None):
         self.folder = folder
         self.tokenizer = load_tokenizer(folder)
         self.kind = read_json(folder / "config.json").get("model_type")
         self.device = pick_device(device)
-        self.temperature = temperature
+        self.is_temperature_known = temperature is not None
+        self.temperature = temperature or 1
         self.model = None
         if self.kind in MODELS:
             self.model = read_model_folder(folder, self.device)
-            self.model.model.norm.weight.data /= temperature  # and so the logits
+            self.model.model.norm.weight.data /= self.temperature  # and so the logits
         added = self.tokenizer.get_added_tokens_decoder()
         self.special = {i for i, token in added.items() if token.special}
         self.count = Counter()     # how many answers or steps lacked what
@@ -176,6 +179,7 @@ class Reader:
         """The batch with log-prob, entropy and collision, also where the files lack them for some
         answers. Without a model these stay unknown."""
         missing = [name for name in FACTS if getattr(batch, name).isnan().any()]
+        self.count.update(f"given {name}" for name in FACTS if name not in missing)
         computed = batch
         if missing and self.model:
             computed = with_facts(self.model, batch.to(self.device), AT_ONCE).to("cpu")
@@ -216,6 +220,10 @@ class Reader:
         if count["advantage"]:
             said.append(f"The advantage of {count['advantage']:,} answers was computed from the "
                         "rewards, as a z-score in the group.")
+        given = [name for name in FACTS if count[f"given {name}"]]
+        if given and not self.is_temperature_known:
+            said.append("The files do not say at which temperature these columns were computed: "
+                        f"{', '.join(given)}.")
         if self.passed_over:
             said.append("The files have fields that are not used here: "
                         f"{', '.join(sorted(self.passed_over))}.")
@@ -307,12 +315,14 @@ def import_run(files: list[Path], out: Path, reader: Reader, config: dict) -> No
     """Write the run folder, whole or not at all."""
     with whole(out) as unfinished:
         replace_text(unfinished / "tokenizer.json", reader.tokenizer.to_str())
+        record = RunFolder(unfinished)
         for step, answers in reader.steps(files):
             show_status(f"step {step}: {len(answers)} answers")
             batch, weight = reader.batch(answers, step)
-            write_credit(credit_path(unfinished, step), batch, weight,
-                         {"trainer_step": answers[0]["step"]})
-        config["imported"] = reader.notes(len(files))
+            write_credit(credit_path(unfinished, step), batch, weight, {"step": step})
+            record.append("metrics.jsonl", {"step": step, **batch_metrics(batch)})
+            config["steps"] = step
+        config["notes"] = reader.notes(len(files))
         replace_text(unfinished / "config.json", json.dumps(config, indent=2) + "\n")
 
 
@@ -324,26 +334,18 @@ def main(argv: list[str]) -> None:
             raise UserError(f"--{name} is required (--help lists the flags)")
     files, model, out = [Path(file) for file in flags.file], flags.model, Path(flags.out)
     source = find_folder(model)
-    temperature = flags.temperature or 1
-    reader = Reader(source, flags.device, temperature)
+    reader = Reader(source, flags.device, flags.temperature)
+    # what is not known of the run, such as its task, is left out
     import_run(files, out, reader, {
-        "mitigation": out.name, "advantage": "grpo", "seed": 0, "steps": 0, "model": model,
-        **provenance(), "temperature": temperature,
-        "columns_temperature": flags.temperature or (None if has_own_facts(files) else 1)})
+        "mitigation": out.name, "advantage": "grpo", "seed": 0, "model": model, "eval_every": 0,
+        **provenance(), "temperature": reader.temperature,
+        "columns_temperature": reader.temperature})
     show_status("")
     count = reader.count
     steps = "step" if count["steps"] == 1 else "steps"
     print(f"{out}: {count['answers']:,} answers, {count['tokens']:,} tokens, {count['steps']:,} "
           f"{steps}")
     print(*reader.notes(len(files)), python_command("analyze.py", out), sep="\n")
-
-
-def has_own_facts(files: list[Path]) -> bool:
-    """Whether the first line says itself how probable its tokens were, at a temperature that no
-    file names."""
-    for _, line in lines_of(files):
-        return not line.keys().isdisjoint(FACTS)
-    return False
 
 
 if __name__ == "__main__":

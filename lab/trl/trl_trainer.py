@@ -300,7 +300,7 @@ class Record:
                 f"{python_command(PROJECT / 'analyze.py', self.path)}")
         update = self.trainer.state.global_step + 1  # the first of TRL's that uses this batch
         write_credit(credit_path(self.run.path, batch), rollouts, weight,
-                     {"trainer_step": update})  # one file for all processes
+                     {"step": batch})  # one file for all processes
         steps = {"step": batch, "trainer_step": update}
         self.run.append("metrics.jsonl", numbers | steps | batch_metrics(rollouts))
 
@@ -326,8 +326,7 @@ class Record:
         model = model_of(trainer)
         config = {
             **self.settings,
-            "advantage": f"trl_{trainer.scale_rewards}",
-            "trainer": f"trl {trainer.loss_type}",
+            "advantage": f"trl_{trainer.scale_rewards}_{trainer.loss_type}",
             "model": model.config._name_or_path or type(model).__name__,
             "seed": args.seed,
             "steps": batches_in(trainer, trainer.state.max_steps),

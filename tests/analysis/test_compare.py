@@ -116,7 +116,6 @@ def test_success_in_training_by_hand(tmp_path):
 
 @pytest.mark.parametrize("config, why", [
     ({}, ""), ({"pairs": "x.jsonl"}, "not sampled from the policy"),
-    ({"trainer": "TRL"}, "chosen by another program"),
     ({"dynamic_sampling": 4}, "has chosen the answers on record by their rewards")])
 def test_where_training_says_little_the_evaluation_is_the_primary_metric(tmp_path, config, why):
     folders = two_arms(tmp_path, [[0.2, 0.4]] * 2, [[0.3, 0.5]] * 2, **config)

@@ -16,7 +16,7 @@ def run(tmp_path):
     return write_run(tmp_path / "run", 0.5)
 
 
-def test_what_another_trainer_does_not_measure_is_none(run):
+def test_a_metric_that_a_line_lacks_is_none(run):
     write_lines(run / "metrics.jsonl", [{"step": 1, "success": 0.5}])
     [line] = read_run(run)["metrics"]
     assert line["success"] == 0.5 and line["gradient_norm"] is None and line["seconds"] is None

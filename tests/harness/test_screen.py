@@ -211,6 +211,14 @@ def test_success_is_known_where_answers_are_right_or_wrong(answers, success):
     assert known["success"] == pytest.approx(success, nan_ok=True)
 
 
+def test_groups_without_spread_are_those_with_equal_rewards():
+    """Three groups: one answer, two that differ, three that are equal, not in order."""
+    scores = {"reward": torch.tensor([2.0, 1.0, 5.0, 1.0, 3.0, 1.0])}
+    batch = hand_made([[True]] * 6, group=torch.tensor([1, 2, 0, 2, 1, 2]),
+                      scores=scores)
+    assert batch_metrics(batch)["groups_without_spread"] == pytest.approx(2 / 3)
+
+
 BEFORE = [evaluation("sampled", 0.2, [0, 0, 0])]
 AFTER = [evaluation("sampled", 0.5, [0, 1, 0])]
 CHANGED = ("20.0% (95% interval 10.0% to 30.0%) -> 50.0% (40.0% to 60.0%) of 3 held-out problems, "

@@ -1,7 +1,6 @@
 """One token followed: every line is what the function it names computes."""
 import dataclasses
 import importlib
-import math
 import operator
 import re
 import shutil
@@ -85,9 +84,12 @@ def log_probs_gradient(logits, chosen):
     ({"gradient_norm": None, "skipped": "no answer was finished"},
      "the step made no update: no answer was finished")])
 def test_what_became_of_the_gradient(line, words):
-    known = numbers_of_step(line, SimpleNamespace(max_grad_norm=0.5, learning_rate=1e-3))
-    assert known["clipping"].endswith(words)
+    s = SimpleNamespace(max_grad_norm=0.5, learning_rate=1e-3, epochs=1)
+    known = numbers_of_step({"N": 9, **line}, s)
+    assert known["clipping"].endswith(words) and "1 in the only update" in known["ratio"]
     assert known["rate"] == (None if line["gradient_norm"] is None else 0.001)
+    s.epochs = 2
+    assert numbers_of_step({"N": 9, **line}, s)["ratio"] is None
 
 
 def test_every_line_is_what_the_function_it_names_computes(recorded, batch, follow_it):
@@ -214,26 +216,24 @@ def test_a_token_beyond_the_vocabulary_of_the_model_was_sampled_by_another(recor
     assert "has a token 50000, so another" in said
 
 
-def test_a_run_of_another_trainer_says_what_it_has(tmp_path, follow_it):
-    """Two answers of two tokens, advantages that are no z-score; nothing of parts or entropy."""
+def test_what_is_not_on_record_has_no_line(tmp_path, follow_it):
+    """Two answers of two tokens, advantages that are no z-score; nothing of parts, entropy or the
+    loss."""
     unknown = np.full(4, np.nan)
     columns = credit_columns([2, 2], [0, 0], reward=[1, 0], advantage=[2, 2, -1, -1],
                              entropy=unknown, collision=unknown, reward_answer=[np.nan] * 2,
                              reward_format=[np.nan] * 2, reward_reasoning=[np.nan] * 2)
-    columns["trainer_step"] = np.array([40], np.int32)
-    folder = write_log(tmp_path / "mine", {4: columns}, {"imported": ["From elsewhere."],
-                                                         "mitigation": "mine", "steps": 0})
+    folder = write_log(tmp_path / "mine", {4: columns}, {"task": None, "mitigation": "mine"},
+                       [{"step": 4}])
     printed = follow_it(folder, "--answer", 0, "--token", 1)
-    for label in ("entropy", "reward ", "weight", "rescaling", "gradient", "rank"):
+    for label in ("entropy", "reward ", "weight", "rescaling", "loss norm", "term", "ratio",
+                  "gradient", "clipping", "AdamW", "rank"):
         assert f"\n{label}" not in printed
     lines = lines_of(printed)
-    assert ", step 4 (40 of the trainer): 2 answers" in printed
     assert "A = 2, as recorded" in printed and "rewards    of the 2 answers" in printed
-    assert close(lines["p"][0], 0.5)
-    term = 2 * math.log(2) / 4
-    assert f"= {term:.3g}, as this project's loss would have it" in lines["term"][0]
+    assert close(lines["p"][0], 0.5) and "--credit 1000 measures that" not in printed
     said = refusal(follow_it, folder, "--answer", 0, "--token", 1, "--credit", 10)
-    assert said.endswith("mine is a run of another program, and how that samples is not on record")
+    assert said.endswith("mine is not there, which would score the continuations")
     assert follow_it(folder).count("+2.00") == follow_it(folder).count("-1.00") == 1
 
 

@@ -40,14 +40,15 @@ def test_what_is_seen_is_what_training_would_have_done(recorded, name, tmp_path)
 
 
 @pytest.mark.parametrize("config", [
-    {"trainer": "trl dapo", "advantage": "trl_group"}, {"imported": ["From elsewhere."]}])
-def test_a_run_of_another_program_shows_what_its_credit_files_tell(tmp_path, config, capsys):
-    folder = write_log(tmp_path / "x", {1: credit_columns([3, 2], [0, 0])}, config)
+    {"advantage": "trl_group_dapo"}, {"notes": ["From elsewhere."]}])
+def test_a_run_without_its_task_shows_what_its_credit_files_tell(tmp_path, config, capsys):
+    folder = write_log(tmp_path / "x", {1: credit_columns([3, 2], [0, 0])},
+                       {"task": None, **config})
     preview.main([str(folder), "--mitigation", "entropy_weighted"])
     printed = capsys.readouterr().out
     assert "x has 2 answers and 5 tokens. The weights of entropy_weighted" in printed
     said = refusal(preview.main, [str(folder), "--mitigation", "oracle"])
-    assert "x is a run of another program" in said
+    assert "needs the run's model and problems" in said and said.endswith("x is not there")
 
 
 def test_a_model_that_was_not_kept_is_not_replaced_by_another(recorded, tmp_path):

@@ -101,7 +101,7 @@ def credit_interval(before: Tensor, after: Tensor, is_last: bool,
     It needs the lowest and the highest reward that may come. These are taken from the samples and
     from the rewards on record, and they are at least as far apart as 0 and 1, the usual rewards of
     a wrong and a right answer."""
-    recorded = double(recorded[recorded.isfinite()])  # another program's may not be known
+    recorded = double(recorded[recorded.isfinite()])  # some may not be known
     seen = torch.cat([before, after, recorded])
     ends = torch.tensor([min(0.0, seen.min().item()), max(1.0, seen.max().item())],
                         dtype=torch.float64)

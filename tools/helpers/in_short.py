@@ -18,7 +18,7 @@ def in_short(answer: ShownAnswer, t: int, credit: CreditOfToken | None) -> str:
     """`credit` is None where it was not measured."""
     push = answer["values"]["push"][t]
     token = f"the {KINDS[answer['kind'][t]]} {answer['texts'][t]!r}"
-    if push is None:  # as in a run of another program
+    if push is None:  # where sum p^2 is not on record
         return f"In short: how {token} was pushed is not known from this record."
     direction = ""  # of the push
     if not answer["account"]["dropped"] and abs(push) >= HARDLY:

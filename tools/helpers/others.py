@@ -20,8 +20,6 @@ def likeliest_others(run: Run, sampled_by: str | None, record: StepRecord, token
     """A clause for each of these places of answer b. `sampled_by` is the folder of the model that
     sampled the step, if it was kept."""
     temperature = run["config"].get("columns_temperature", 1)  # of what is on record
-    if temperature is None:
-        return len(places) * ["not known, because the temperature of the record is not known"]
     if sampled_by is None:
         return len(places) * [f"not known: the model after step {record.step - 1}, which sampled "
                               "it, was not kept"]

@@ -44,11 +44,8 @@ def log_probs_after(model: Qwen2, ids: np.ndarray, first: int, temperature: floa
 
 
 def refuse_other_model(model: Qwen2, record: StepRecord, config: Json, folder: Path) -> None:
-    """Raise an error if the first answer of a step has other log-probs under this model. If nobody
-    knows the temperature of those on record, they cannot be compared."""
+    """Raise an error if the first answer of a step has other log-probs under this model."""
     temperature = config.get("columns_temperature", 1)
-    if temperature is None:
-        return
     prompt, tokens = record.prompts[int(record.answers["group"][0])], record.tokens_of(0)
     tokens = tokens.where(slice(COMPARED))
     ids = tokens["token_id"]

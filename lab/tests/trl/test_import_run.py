@@ -8,7 +8,7 @@ import torch
 from conftest import ROOT
 
 import analyze
-from analysis.runs import read_run
+from analysis.runs import is_done, read_run
 from lab.trl.import_run import main
 from lab.tests.trl import INSTALL
 from engine.errors import UserError
@@ -101,7 +101,7 @@ def test_json_lines_say_all_but_the_collision(tmp_path):
     collision = facts_of([10, 11, 12, 2], [5, 6])[2]
     assert np.allclose(columns["collision"][:4], collision, atol=1e-5)
     assert np.isnan(read_columns(folder, 2)["reward"]).all()
-    said = read_run(folder)["config"]["imported"]
+    said = read_run(folder)["config"]["notes"]
     assert any("at temperature 1: collision." in text for text in said)
     assert any("left out: reward." in text for text in said)
 
@@ -200,9 +200,16 @@ def test_an_imported_own_run_equals_its_credit_files(tmp_path, own_run):
             if name not in ("reward_format", "reward_answer", "reward_reasoning", "change", "step"):
                 assert np.array_equal(ours[name], theirs[name]), name
     config = read_run(folder)["config"]
-    assert config["imported"] == [
-        "Imported from 1 file of JSON lines.", "Which answers are right is not known."]
-    assert config["columns_temperature"] is None
+    assert config["notes"] == [
+        "Imported from 1 file of JSON lines.", "Which answers are right is not known.",
+        "The files do not say at which temperature these columns were computed: log_prob, "
+        "entropy, collision."]
+    shared = ("step", "reward", "tokens", "length", "finished", "groups_without_spread", "entropy",
+              "collision")
+    for ours, theirs in zip(read_run(own_run)["metrics"], read_run(folder)["metrics"], strict=True):
+        assert [theirs[name] for name in shared] == [ours[name] for name in shared]
+        assert theirs["success"] is theirs["N"] is theirs["gradient_norm"] is None
+    assert is_done(read_run(folder))
 
 
 def test_what_is_left_out_of_an_own_run_is_computed_as_it_was(tmp_path, own_run):
@@ -248,8 +255,7 @@ def test_analyze_says_that_a_run_was_imported(tmp_path, capsys, undrawn):
                   "The files have fields that are not used here: difficulty."):
         assert words in " ".join(said.split()) and words in page, words
     assert "not finished" not in said and '"answer":null' in page
-    config = json.loads((folder / "config.json").read_text())
-    assert config["columns_temperature"] == 1
+    assert "The task is not on record." in said and "To measure what each token" not in said
 
 
 def test_of_another_model_the_files_alone_are_shown(tmp_path, capsys, undrawn):

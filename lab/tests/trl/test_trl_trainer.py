@@ -269,7 +269,7 @@ def test_lora_alone_is_trained_and_the_model_with_it_on_record(policy, tmp_path,
     later = read_credit(folder, 3, policy.tokenizer)
     assert (later.log_prob - with_facts(policy.model, later, 64).log_prob).abs().max() > 1e-4
     analyze.main([str(folder)])
-    assert "This is a run of another program." in capsys.readouterr().out
+    assert "The task is not on record." in capsys.readouterr().out
 
 
 @needs_trl
