@@ -183,7 +183,7 @@ def held_out_gains(run: Run) -> Table:
             continue
         start, end = lines[0], lines[-1]
         change = np.array(end["answer"], float) - np.array(start["answer"], float)
-        gain = paired_difference(change[None])  # of one seed
+        gain = paired_difference(change)
         rows.append([MODES_IN_WORDS[mode], len(end["answer"]), start["success"], end["success"],
                      gain, end["format_mean"], end["finished_mean"], end["length_mean"]])
     formats = {"mode": "", "problems": ",d", "start": ".1%", "end": ".1%", "gain": "+.1%",

@@ -32,8 +32,8 @@ MEASURE_NOTES = {
     IN_TRAINING: "The gain is the difference in mean success over all answers that training "
                  f"sampled, {PAIRED_BY_SEED}",
     AT_THE_END: "The gain is the difference in success of sampled answers to the held-out "
-                "problems. The interval is Student's t over seeds and problems, or over problems "
-                "alone if there is one seed"}
+                "problems. The interval is Student's t over the pairs, with these problems. If "
+                "there is one pair, it is over the problems"}
 VERDICT_NOTE = (
     "The verdict is better or worse if p is below 0.05, after Holm's correction for the number of "
     "arms in the table. This is one look: an arm counts as ahead if it is better again on new "

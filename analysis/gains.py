@@ -139,21 +139,19 @@ def gain_over(mine: Arm, theirs: Arm, measure: str = IN_TRAINING, tests: int = 1
             found[seed] = difference
     if not found:
         return Gain((), Estimate(np.nan))
-    pairs = np.stack(list(found.values()))  # (seeds, 1 or problems)
-    if measure == IN_TRAINING:
-        estimate = mean_of_differences(pairs[:, 0], tests)
-    else:
-        estimate = paired_difference(pairs, tests)
+    pairs = list(found.values())
+    estimate = paired_difference(pairs[0]) if len(pairs) == 1 else mean_over_pairs(pairs, tests)
     return Gain(tuple(found), estimate, estimate.p)
 
 
-def mean_of_differences(differences: Floats, tests: int) -> Estimate:
-    """The mean over pairs. Where all pairs have the same difference, which is luck in short runs,
-    their spread says nothing of other seeds: there is no interval and no p. Runs that are the same
-    to the bit differ by 0 in every pair, and this is known."""
-    are_equal = len(differences) > 1 and np.ptp(differences) < SAME
-    if are_equal and abs(differences[0]) >= SAME:
-        return Estimate(float(differences.mean()))
+def mean_over_pairs(pairs: list[Floats], tests: int) -> Estimate:
+    """The mean over pairs of runs, by Student's t. Where all pairs have the same mean difference,
+    which is luck in short runs, their spread says nothing of other seeds: there is no interval and
+    no p. Runs that are the same to the bit differ by 0 in every pair, and this is known."""
+    differences = [float(pair.mean()) for pair in pairs]
+    is_known = all((abs(pair) < SAME).all() for pair in pairs)
+    if np.ptp(differences) < SAME and not is_known:
+        return Estimate(differences[0])
     return mean_over(differences, tests)
 
 

@@ -7,7 +7,8 @@ assumed.
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from functools import cache, lru_cache
+from functools import lru_cache
+from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -65,42 +66,28 @@ def estimate(value: float, error: float, df: float, tests: int = 1) -> Estimate:
     return Estimate(value, value - reach, value + reach, p, detectable(df, tests) * error)
 
 
-def power(effect: float, df: float, tests: int = 1) -> float:
-    """How often a true effect of this size, in standard errors, is found by a two-sided t-test,
-    with its sign, if 5% is the level of all `tests` together.
+def found_effect(df: float, tests: int = 1) -> NormalDist:
+    """How large a true effect is, in standard errors, when a two-sided t-test begins to find it,
+    with its sign. 5% is the level of all `tests` together.
 
-    The experiment knows neither the effect nor its standard error exactly. Its t is a normal number
-    around the effect, divided by an estimated standard error, whose square has the chi-squared
-    distribution with df degrees of freedom over df. So the share of experiments whose normal number
-    is beyond the limit is averaged over that distribution (t is noncentral).
+    An experiment knows neither the effect nor its standard error exactly, so its t has the
+    noncentral t distribution. This is nearly normal (Abramowitz and Stegun, 26.7.10): compared with
+    the exact one, an effect that 80 of 100 experiments find is larger by about 2% with three
+    seeds, and by at most 0.4% with eight.
     """
     limit = student_quantile(1 - 0.025 / tests, df)
-    chance, share = 0.0, 0.0
-    for estimated_error, probability in estimated_errors(df):
-        share += probability
-        chance += probability * math.erfc((limit * estimated_error - effect) / math.sqrt(2)) / 2
-    return chance / share
+    return NormalDist(limit * (1 - 1 / (4 * df)), math.sqrt(1 + limit ** 2 / (2 * df)))
 
 
-@cache
-def estimated_errors(df: float) -> list[tuple[float, float]]:
-    """The standard errors that experiments estimate, the true one being 1, and how probable each of
-    them is (not normalised)."""
-    widest = 6 / math.sqrt(2 * df)  # six of their standard deviations, to each side
-    values = np.linspace(max(1e-6, 1 - widest), 1 + widest, 400)
-    log_density = (df - 1) * np.log(values) - df * values ** 2 / 2
-    probabilities = np.exp(log_density - log_density.max())
-    return list(zip(values.tolist(), probabilities.tolist()))
+def power(effect: float, df: float) -> float:
+    """How often a true effect of this size, in standard errors, is found if it is tested alone; of
+    100 experiments with four seeds up to two more or fewer find it."""
+    return found_effect(df).cdf(effect)
 
 
-@cache
 def detectable(df: float, tests: int = 1) -> float:
     """The size of an effect, in standard errors, that is found in 80 of 100 experiments."""
-    low, high = 0.0, 1e4
-    while high - low > 1e-6 * high:
-        middle = (low + high) / 2
-        low, high = (middle, high) if power(middle, df, tests) < SEEN else (low, middle)
-    return high
+    return found_effect(df, tests).inv_cdf(SEEN)
 
 
 def ratio(logarithm: float, error: float, groups: int) -> Estimate:
@@ -159,60 +146,16 @@ def holm(p: list[float]) -> list[float]:
     return adjusted.tolist()
 
 
-def paired_difference(differences: ArrayLike, tests: int = 1) -> Estimate:
-    """The mean of differences (seeds, items), with an interval over other seeds and other items. A
-    difference is between two arms, at the same seed and the same held-out item. With one seed the
-    interval is over other items alone.
-
-    The error has two parts: the variance of the mean over seeds, and that of the mean over items.
-    Each has its own degrees of freedom. The randomness of single answers is in both, so it is
-    subtracted from the second.
-
-    A few seeds may agree by luck, which would make the first part too small. So it is at least what
-    the randomness of single answers gives. If all answers agree, the change of one answer is taken
-    for this randomness. `tests` is how many arms are tested together, which decides how small an
-    effect can be seen.
-    """
+def paired_difference(differences: ArrayLike) -> Estimate:
+    """The mean of the differences between two evaluations, one for each held-out problem, with an
+    interval over other problems. If all differences are equal, the change of one answer is taken
+    for the standard error."""
     differences = np.asarray(differences, float)
-    seeds, items = differences.shape
-    value = float(differences.mean())
-    if items == 1:
+    value, problems = float(differences.mean()), len(differences)
+    if problems == 1:
         return Estimate(value)
-    by_seed, by_item = differences.mean(1), differences.mean(0)
-    one_answer = 1 / differences.size ** 2
-    if seeds == 1:
-        error = max(variance_of_mean(by_item), one_answer) ** 0.5
-        return estimate(value, error, items - 1, tests)
-    freedom = (seeds - 1) * (items - 1)
-    rest = differences - by_seed[:, None] - by_item + value
-    of_answers = max((rest ** 2).sum() / freedom / (seeds * items), one_answer)
-    of_seeds = variance_of_mean(by_seed)
-    of_items = max(variance_of_mean(by_item) - of_answers, 0.0)
-
-    def reach(level: float) -> float:
-        t_seeds = student_quantile(1 - level / 2, seeds - 1)
-        t_items = student_quantile(1 - level / 2, items - 1)
-        t_answers = student_quantile(1 - level / 2, freedom)
-        among_seeds = max(t_seeds ** 2 * of_seeds, t_answers ** 2 * of_answers)
-        return float(np.sqrt(among_seeds + t_items ** 2 * of_items))
-
-    error = reach(0.05 / tests) / student_quantile(1 - 0.025 / tests, seeds - 1)
-    p = level_that_reaches(abs(value), reach)
-    visible = float(error * detectable(seeds - 1, tests))
-    return Estimate(value, value - reach(0.05), value + reach(0.05), p, visible)
-
-
-def variance_of_mean(values: Floats) -> float:
-    return float(values.var(ddof=1)) / len(values)
-
-
-def level_that_reaches(distance: float, reach: Callable[[float], float]) -> float:
-    """The p-value: the level at which an interval reaches exactly this distance. It is never 0."""
-    low, high = 0.0, 1.0
-    for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (middle, high) if reach(middle) > distance else (low, middle)
-    return high
+    error = differences.std(ddof=1) / math.sqrt(problems)
+    return estimate(value, max(float(error), 1 / problems), problems - 1)
 
 
 def verdicts(ratios: list[Estimate]) -> list[str]:

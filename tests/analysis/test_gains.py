@@ -4,7 +4,7 @@ import pytest
 
 from analysis.gains import (AT_THE_END, NOT_SEEN, Gain, called, chance_to_be_called, gain_over,
                             gains, room_left)
-from analysis.statistics import Estimate, detectable, paired_difference
+from analysis.statistics import Estimate, detectable, mean_over, paired_difference
 
 
 def run_of(*success, evaluations=()):
@@ -50,14 +50,45 @@ def test_what_could_be_seen_is_worse_the_more_is_tested():
     assert found["one"].p == pytest.approx(2 * alone.p)
 
 
-def test_what_could_be_seen_at_the_end_is_worse_the_more_is_tested():
-    rows = np.array([[1, 1, 0, 0], [1, 0, 1, 0], [0, 1, 1, 1]])
-    ends = {seed: run_of(evaluations=[("sampled", 2, row.tolist())])
-            for seed, row in enumerate(rows)}
-    zeros = {seed: run_of(evaluations=[("sampled", 2, [0, 0, 0, 0])]) for seed in ends}
-    found = gains({name: (ends, zeros) for name in ("one", "two")}, AT_THE_END)
-    assert found["one"].could_see == paired_difference(rows, tests=2).visible
-    assert paired_difference(rows, tests=2).visible > 1.05 * paired_difference(rows).visible
+def ends_of(*rows):
+    """An arm whose runs end with these answers."""
+    return {seed: run_of(evaluations=[("sampled", 2, row)]) for seed, row in enumerate(rows)}
+
+
+ZEROS = ends_of(*3 * [[0, 0, 0, 0]])
+
+
+def test_a_gain_at_the_end_is_students_t_over_the_pairs_or_over_the_problems_of_one():
+    """The pairs have means of 1/2, 1/2 and 3/4."""
+    mine = ends_of([1, 1, 0, 0], [1, 0, 1, 0], [0, 1, 1, 1])
+    of_two = gains({name: (mine, ZEROS) for name in ("one", "two")}, AT_THE_END)["one"]
+    assert of_two.estimate == mean_over([0.5, 0.5, 0.75], tests=2)
+    assert of_two.could_see > 1.05 * gain_over(mine, ZEROS, AT_THE_END).could_see
+    one = gain_over({0: mine[0]}, ZEROS, AT_THE_END)
+    assert one.estimate == paired_difference([1, 1, 0, 0]) and one.could_see is None
+
+
+def test_means_that_agree_by_luck_are_no_proof_where_answers_differ():
+    """In both pairs one problem is gained and another lost, so the mean is 0; or nothing is."""
+    by_luck = gain_over(ends_of([1, 0, 0, 0], [0, 0, 1, 0]),
+                        ends_of([0, 1, 0, 0], [0, 0, 0, 1]), AT_THE_END)
+    assert by_luck.estimate.value == 0 and np.isnan([*by_luck.estimate.interval, by_luck.p]).all()
+    same = gain_over(ZEROS, ZEROS, AT_THE_END)
+    assert same.estimate.interval == (0, 0) and same.p == 1
+
+
+def test_a_single_pair_is_no_test():
+    """Its p, over problems, is not told, and the p of the other arm is not multiplied by two."""
+    mine = ends_of([1, 1, 0, 0], [1, 0, 0, 0], [1, 1, 1, 0])
+    found = gains({"three": (mine, ZEROS), "single": ({0: mine[0]}, ZEROS)}, AT_THE_END)
+    assert found["three"].p == gain_over(mine, ZEROS, AT_THE_END).p
+    assert np.isnan(found["single"].p) and found["single"].verdict == "one seed: no verdict"
+
+
+def test_runs_whose_success_is_not_known_are_no_pair():
+    known, unknown = arm_of(0.5, 0.6), arm_of(None, None)
+    assert gain_over(known, unknown).verdict == "nothing to compare"
+    assert not gain_over(unknown, unknown).pairs
 
 
 def test_pairs_that_agree_by_luck_are_no_proof():

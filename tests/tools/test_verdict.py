@@ -10,14 +10,18 @@ from tools.helpers.verdict import Verdict
 
 def runs_with(gains, start=0, base=0.3, ends=None):
     """A look: plain GRPO at `base`, the placebo 0.01 above, the idea so far ahead of plain GRPO.
-    `ends` says which of the held-out problems each arm solves."""
-    def run(arm, success):
-        end = {"step": 2, "mode": "sampled", "success": 0, "answer": ends and ends[arm]}
+    `ends` says which of the held-out problems each arm solves; the idea solves problems 0 and 2
+    only with the first seed."""
+    def run(arm, number, success):
+        answer = list(ends[arm]) if ends else []
+        if arm == "idea" and number and answer:
+            answer[0] = answer[2] = 0
+        end = {"step": 2, "mode": "sampled", "success": 0, "answer": answer}
         return {"metrics": [{"success": success}] * 2, "evaluations": [end] if ends else [],
                 "steps": [], "config": {"steps": 2}}
     arms = {"plain": [base] * len(gains), "placebo": [base + 0.01] * len(gains),
             "idea": [base + gain for gain in gains]}
-    return {arm: {start + number: run(arm, success) for number, success in enumerate(values)}
+    return {arm: {start + number: run(arm, number, value) for number, value in enumerate(values)}
             for arm, values in arms.items()}
 
 
@@ -81,7 +85,7 @@ def test_what_the_pairs_could_have_seen():
     for percent, points in zip(map(int, re.findall(r"\d+", words)), (1, 2, 4), strict=True):
         pairs = generator.normal(points, 1.291, (40_000, 4))
         t = pairs.mean(1) / (pairs.std(1, ddof=1) / 2)
-        assert percent == pytest.approx(100 * (t > 3.182).mean(), abs=1.2)
+        assert percent == pytest.approx(100 * (t > 3.182).mean(), abs=2.5)
     three = " ".join(verdict_of([0.01, 0.02, 0.03]).details())
     assert "3 pairs are too few to say how much pairs differ" in three and "of 100" not in three
     assert "of 100" not in " ".join(verdict_of([0.0] * 4).details())  # there is no spread to go by
@@ -120,7 +124,7 @@ def test_no_difference_in_training_does_not_hide_one_on_held_out_problems():
     verdict = ended(OPEN, plain=ALL, idea=HALF, placebo=ALL)
     assert verdict.answer()[1:] == verdict.held_out()
     [held_out] = verdict.held_out()
-    low_and_high = re.findall(r"\(-50\.0 \((-\d+\.\d) to (-\d+\.\d)\) points\)", held_out)
+    low_and_high = re.findall(r"\(-50\.5 \((-\d+\.\d) to (-\d+\.\d)\) points\)", held_out)
     assert len(low_and_high) == 2 and all(float(high) < 0 for _, high in low_and_high)
     assert held_out.startswith("On held-out problems at the end my_idea is worse than plain GRPO (")
     assert " and worse than its placebo (" in held_out
@@ -130,14 +134,14 @@ def test_no_difference_in_training_does_not_hide_one_on_held_out_problems():
 
 
 @pytest.mark.parametrize("plain, placebo, seen", [
-    (HALF, HALF, "better than plain GRPO (+50.0 (… and better than its placebo (+50.0 (…"),
-    (HALF, ALL, "better than plain GRPO (+50.0 (…"),
-    (ALL, HALF, "better than its placebo (+50.0 (…"), (ALL, ALL, "")])
+    (HALF, HALF, "better than plain GRPO (+49.5 (… and better than its placebo (+49.5 (…"),
+    (HALF, ALL, "better than plain GRPO (+49.5 (…"),
+    (ALL, HALF, "better than its placebo (+49.5 (…"), (ALL, ALL, "")])
 def test_what_the_evaluation_sees_of_each_arm(plain, placebo, seen):
-    """Here the idea solves all problems. Better at the end is not called ahead."""
+    """Here the idea solves all problems, but for two. Better at the end is not called ahead."""
     verdict = ended(OPEN, plain, ALL, placebo)
     said = " ".join(verdict.held_out())
-    shortened = re.sub(r"\(\+50\.0 \(.*?\) points\)", "(+50.0 (…", said)
+    shortened = re.sub(r"\(\+49\.5 \(.*?\) points\)", "(+49.5 (…", said)
     assert shortened.partition(". This")[0] == (
         f"On held-out problems at the end my_idea is {seen}" if seen else "")
     assert "ahead" not in said
@@ -147,7 +151,7 @@ def test_where_held_out_success_is_the_primary_metric_it_is_said_once(monkeypatc
     monkeypatch.setattr("tools.helpers.verdict.doubt_about_training", lambda runs: "a reason")
     verdict = ended(OPEN, plain=ALL, idea=HALF, placebo=ALL)
     [said] = verdict.answer()
-    assert said.startswith("my_idea is behind plain GRPO: -50.0 (")
+    assert said.startswith("my_idea is behind plain GRPO: -50.5 (")
     assert said.endswith(" points of held-out success at the end, 2 pairs.")
     assert verdict.details()[0] == ("The primary metric is here the held-out success at the end, "
                                     "because a reason.")
