@@ -58,7 +58,6 @@ METRICS = {
     "seconds": "seconds of the step",
     "processor_seconds": "processor seconds of the step, over all threads",
     "rollout_tokens_per_second": "sampled tokens in a second of rollout_seconds",
-    "update_tokens_per_second": "trained tokens in a second of update_seconds",
     "peak_memory_bytes": "most memory so far, of the GPU or of the process; null on Windows",
 }
 # if the weighting and the advantage both have one of these, the line has the sum
@@ -96,7 +95,6 @@ def step_metrics(clock: Clock, rollouts: Rollouts, update: Json, advantage: Meth
         extra[name] = sum(count or 0 for count in sampled_by)  # None if a method was not called
     batch = batch_metrics(rollouts)
     speed = {"rollout_tokens_per_second": batch["tokens"] / clock.seconds["rollout"],
-             "update_tokens_per_second": update["trained_tokens"] / clock.seconds["update"],
              "peak_memory_bytes": peak_memory(rollouts.mask.device)}
 
     line: Json = {"step": clock.step}
