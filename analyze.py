@@ -13,7 +13,8 @@ the gradient of its log-prob at the logits. The gradient's size at the logits is
 # The order of this file:
 #
 # 1. Read the run: settings, metrics, evaluations (analysis/runs.py).
-# 2. Go through its credit files once and sum up the numbers of its tokens (analysis/tally.py).
+# 2. Go through its credit files once: sum up the numbers of their tokens (analysis/tally.py), and
+#    choose answers that the page shows token by token (analysis/answers.py).
 # 3. Make the tables and pictures, in the order in which the page shows them.
 # 4. Write the page (analysis/report.py).
 #
@@ -31,7 +32,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from analysis import report
-from analysis.answers import ShownAnswer, answers_of
+from analysis.answers import ShownAnswer, Viewer
 from analysis.page import Picture, make_output_folder, write_page
 from analysis.plots import (CHANGE_COLOUR, COLOURS, CREDIT_COLOUR, GRADIENT_COLOUR, GREY,
                             PUSH_COLOUR, TOKENS_COLOUR, Style, legend_below, save, whole_steps)
@@ -85,9 +86,9 @@ def analyze_run(run: Run, folder: Path, with_all: bool) -> None:
     tally: Tally | None = None
     answers: list[ShownAnswer] = []
     if run["steps"]:
-        tally = Tally(run["folder"])
-        steps = tally.steps_with_change or run["steps"]
-        answers = answers_of(run["folder"], tally.tokenizer, steps)
+        viewer = Viewer(run)
+        tally = Tally(run["folder"], viewer.look)  # reads each credit file once, for both
+        answers = viewer.answers()
     chapters = run_chapters(run, tally)
     make_output_folder(folder)  # now it is known that there is something to write
     show_status("pictures and page")
@@ -150,7 +151,7 @@ def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
     for name in ("kind", "section"):
         if tally.has_cells(name):
             of_gradient.append(gradient_table(tally, name))
-    if tally.steps_with_change:
+    if tally.has_change:
         from analysis.change import change_table
         for name in ("kind", "section", "position"):
             if name == "position" or tally.has_cells(name):
@@ -166,7 +167,7 @@ def draw_run(run: Run, tally: Tally | None, folder: Path) -> list[Picture]:
     if tally and tally.total("all", "abs gradient").sum() > 0:
         if tally.has_cells("kind"):
             pictures.append(gradient_by_kind(tally, folder))
-            if tally.steps_with_change:
+            if tally.has_change:
                 pictures.append(change_by_kind(tally, folder))
             if len(tally.blocks) > 1:
                 pictures.append(over_training(tally, folder))

@@ -1,16 +1,15 @@
 """The training answers on a page: which ones, and what is known about each token."""
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, NotRequired, TypedDict
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from analysis.account import WHERE_MEASURED, Numbers, Stage, Value, numbers_of, rounded, stages
-from analysis.runs import read_metrics
-from analysis.tokens import StepRecord, read_step
+from analysis.runs import Run
+from analysis.tokens import StepRecord
 from engine.tokens import token_bytes, without_earlier_turns
-from harness.read_record import credit_steps, run_config
+from harness.read_record import has_column
 from harness.record import Json
 
 if TYPE_CHECKING:
@@ -56,36 +55,49 @@ class ShownAnswer(TypedDict):
     stages: NotRequired[list[Stage]]
 
 
-def answers_of(run: Path, tokenizer: Tokenizer, steps: list[int],
-               most_tokens: int = PER_PAGE) -> list[ShownAnswer]:
-    """The answers that the viewer shows, of evenly spaced steps: as many as fit, and never fewer
-    than two of a step. First come those of which something was measured after the run, then those
-    of groups whose rewards differ."""
-    from analysis.measured import kept_answers
-    answers: list[ShownAnswer] = []
-    config, metrics, measured = run_config(run), metrics_by_step(run), kept_answers(run)
-    evenly_spaced = np.linspace(0, len(steps) - 1, STEPS)
-    chosen = {steps[index] for index in set(map(round, evenly_spaced))}
-    chosen |= {step for step, _ in measured if step in credit_steps(run)}
-    for step in sorted(chosen):
-        record = read_step(run, step)
-        line = metrics.get(record.step)
-        kept = {b: one for (of_step, b), one in measured.items()
-                if of_step == step and is_of(record, one)}
+class Viewer:
+    """The answers that a page shows token by token, of evenly spaced steps of a run. If the change
+    of the tokens was measured in some steps, they are of these.
+
+    `look` is called with the record of every step. It takes as many answers of it as fit, and never
+    fewer than two. First come those of which something was measured after the run, then those of
+    groups whose rewards differ.
+    """
+
+    def __init__(self, run: Run, most_tokens: int = PER_PAGE):
+        from analysis.measured import kept_answers
+        folder, steps = run["folder"], run["steps"]
+        self.config, self.lines = run["config"], metrics_by_step(run)
+        self.measured = kept_answers(folder)
+        with_change = [step for step in steps if has_column(folder, step, "change")]
+        steps = with_change or steps
+        evenly_spaced = np.linspace(0, len(steps) - 1, STEPS)
+        self.chosen = {steps[index] for index in set(map(round, evenly_spaced))}
+        self.chosen |= {step for step, _ in self.measured if step in run["steps"]}
+        self.room = most_tokens // len(self.chosen)  # tokens of a step
+        self.seen: list[ShownAnswer] = []
+
+    def look(self, record: StepRecord, tokenizer: Tokenizer) -> None:
+        if record.step not in self.chosen:
+            return
+        kept = {b: one for (step, b), one in self.measured.items()
+                if step == record.step and is_of(record, one)}
         groups = groups_in_order(record.answers["group"], record.answers["reward"])
         others = [b for b in np.concatenate(groups).tolist() if b not in kept]
         order = [*kept, *others]
         length_so_far = np.cumsum(record.answers["length"][order])
-        room = most_tokens // len(chosen)
-        fitting = max(2, len(kept), int((length_so_far <= room).sum()))
+        fitting = max(2, len(kept), int((length_so_far <= self.room).sum()))
+        line = self.lines.get(record.step)
         for b in order[:fitting]:
-            answer = answer_of(record, tokenizer, config, line, b)
+            answer = answer_of(record, tokenizer, self.config, line, b)
             if b in kept:
                 add_measured(answer, kept[b])
-            answers.append(answer)
-    if answers:
-        answers[0]["stages"] = stages(config)
-    return with_the_same_values(answers)
+            self.seen.append(answer)
+
+    def answers(self) -> list[ShownAnswer]:
+        if self.seen:
+            self.seen[0]["stages"] = stages(self.config)
+        return with_the_same_values(self.seen)
 
 
 def is_of(record: StepRecord, measured: "Measured") -> bool:
@@ -115,8 +127,8 @@ def with_the_same_values(answers: list[ShownAnswer]) -> list[ShownAnswer]:
     return answers
 
 
-def metrics_by_step(run: Path) -> dict[int, Json]:
-    return {line["step"]: line for line in read_metrics(run)}
+def metrics_by_step(run: Run) -> dict[int, Json]:
+    return {line["step"]: line for line in run["metrics"]}
 
 
 def groups_in_order(group: np.ndarray, reward: np.ndarray) -> list[np.ndarray]:

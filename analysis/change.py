@@ -45,7 +45,7 @@ ABOUT_CREDIT = ("The credit of a token is V after it minus V before it, where V 
 
 def known(tally: Tally) -> list[str]:
     """The names of push, change and credit, as far as they were measured in this run."""
-    if not tally.steps_with_change:
+    if not tally.has_change:
         return []
     has_credit = tally.total("all", "abs credit")[0] > 0
     return ["push", "change", CREDIT] if has_credit else ["push", "change"]

@@ -11,10 +11,11 @@ the products of its own sums with each other, added up over all groups. Groups v
 so standard errors follow from these products (`error`).
 """
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from analysis.shares import LEAST, shares
 from analysis.statistics import FEWEST, Estimate, Floats, estimate, ratio, verdicts
@@ -26,6 +27,7 @@ from harness.read_record import credit_steps, read_tokenizer
 from harness.record import credit_path
 from harness.screen import show_status
 
+Look = Callable[[StepRecord, Tokenizer], None]
 SomeBlocks = slice | np.ndarray  # which of the parts that training was split into
 PARTITIONS: dict[str, tuple[str, ...]] = {  # name: what its cells are called
     "all": ("all",), "kind": KINDS, "section": SECTIONS,
@@ -77,16 +79,19 @@ def measured_of(tokens: TokenTable) -> dict[str, np.ndarray]:
 
 class Tally:
     """Sums over a run: of[partition][block, cell, measure], and for MEAN_MEASURES the
-    products[partition][cell and measure, cell and measure]."""
+    products[partition][cell and measure, cell and measure].
 
-    def __init__(self, run: Path):
+    The records of the steps are read one after the other. While one is in memory, `look` is called
+    with it, and with the run's tokenizer.
+    """
+
+    def __init__(self, run: Path, look: Look | None = None):
         self.steps = credit_steps(run)
         if not self.steps:
             raise UserError(f"{run} has no credit files yet")
         self.tokenizer = read_tokenizer(run)
         self.blocks = np.array_split(np.array(self.steps), min(BLOCKS, len(self.steps)))
         self.tokens, self.groups, self.longest = 0, 0, 0  # longest: tokens of an answer
-        self.steps_with_change: list[int] = []  # steps whose record says how log p changed
         self.answers = np.zeros(len(self.blocks), np.int64)
         # answers in groups whose rewards are all equal; nan if a reward is not known
         self.answers_without_spread = np.zeros(len(self.blocks))
@@ -111,9 +116,9 @@ class Tally:
                 if (highest := record.tokens["token_id"].max()) >= ids:
                     raise UserError(f"{credit_path(run, step)} is damaged: it has a token "
                                     f"{highest}, which the run's tokenizer does not know")
-                if "change" in record.tokens:
-                    self.steps_with_change.append(step)
                 self.add(record, block)
+                if look:
+                    look(record, self.tokenizer)
 
     def add(self, record: StepRecord, block: int) -> None:
         self.add_answers(record.answers, block)
@@ -183,6 +188,11 @@ class Tally:
     def shares(self, partition: str, measure: str = "abs gradient") -> Floats:
         """(cells,) each cell's share of the gradient, or of another sum."""
         return shares(self.total(partition, measure))
+
+    @property
+    def has_change(self) -> bool:
+        """Whether the change of the tokens was measured in any step."""
+        return bool(self.total("all", "measured")[0])
 
     def has_cells(self, partition: str) -> bool:
         """Whether the partition has tokens in more than one cell. A task need not label tokens, and

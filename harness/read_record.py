@@ -3,7 +3,8 @@ as columns that are checked or as a whole batch."""
 import re
 import zipfile
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -82,16 +83,28 @@ def missing_steps(run: Path, done: int | None = None) -> Iterator[str]:
         yield f"not every one of the steps 1 to {last} has a credit file"
 
 
-def read_columns(run: Path, step: int) -> Columns:
-    """The columns of a step's credit file. Files of an earlier version do not say their step."""
-    path = credit_path(run, step)
+@contextmanager
+def opened_credit(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
+    """The columns of a credit file by name. A column is read when it is asked for."""
     refuse_pipe(path)
     try:
         with np.load(path, allow_pickle=False) as file:
-            columns = dict(file)
+            yield file
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"cannot read {path}: {reason}") from None
+
+
+def has_column(run: Path, step: int, name: str) -> bool:
+    with opened_credit(credit_path(run, step)) as file:
+        return name in file
+
+
+def read_columns(run: Path, step: int) -> Columns:
+    """The columns of a step's credit file. Files of an earlier version do not say their step."""
+    path = credit_path(run, step)
+    with opened_credit(path) as file:
+        columns = dict(file)
     if wrong := next(damages(columns, step), ""):
         raise UserError(f"{path} is damaged: {wrong}")
     return columns

@@ -7,6 +7,7 @@ from conftest import ROOT, credit_columns, evaluation, write_log
 from tokenizers import Tokenizer
 
 import analyze
+from analysis.answers import Viewer
 from analysis.tally import Tally
 from analysis.arms import Comparison
 from analysis.compare import differences
@@ -78,6 +79,13 @@ def mean_of(rows, name):
 
 def by_name(tables):
     return {table.name: rows_in(table) for table in tables}
+
+
+def answers_of(folder, **more):
+    """The training answers that the page of a run shows."""
+    viewer = Viewer(read_run(folder), **more)
+    Tally(folder, viewer.look)
+    return viewer.answers()
 
 
 def tables_of(folder):

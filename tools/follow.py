@@ -102,7 +102,7 @@ def main(argv: list[str]) -> None:
         print(title)
         return show_problems(record, tokenizer, flags.show or SHOWN)
     check_exists("answer", flags.answer, range(answers), f"step {step}")
-    line = metrics_by_step(folder).get(step, {})
+    line = metrics_by_step(run).get(step, {})
     answer = answer_of(record, tokenizer, run["config"], line, flags.answer)
     if flags.token is not None:
         check_exists("token", flags.token, range(len(answer["texts"])), f"answer {flags.answer}")

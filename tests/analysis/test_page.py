@@ -11,9 +11,8 @@ from conftest import credit_columns, evaluation, write_log
 
 import analyze
 from analysis import page as page_file
-from analysis.answers import answers_of
 from analysis.tables import TOO_FEW_GROUPS, Table, by_row
-from engine.tokens import load_tokenizer
+from logs import answers_of
 
 
 def test_groups_with_different_rewards_come_first_and_true_credit_is_shown(tmp_path):
@@ -21,11 +20,10 @@ def test_groups_with_different_rewards_come_first_and_true_credit_is_shown(tmp_p
     columns = credit_columns([5, *[2] * 6], [0, 0, 1, 1, 1, 2, 2], reward=[1, 1, 0, 1, 0.1, 0, 0],
                              true_credit=np.arange(17, dtype=np.float32))
     folder = write_log(tmp_path / "run", {1: columns})
-    tokenizer = load_tokenizer(folder)
-    found = answers_of(folder, tokenizer, [1], most_tokens=1)
+    found = answers_of(folder, most_tokens=1)
     assert [e["episode"] for e in found] == [3, 2] and found[0]["values"]["credit"] == [9, 10]
-    assert [e["episode"] for e in answers_of(folder, tokenizer, [1])] == [3, 2, 4, 0, 1, 5, 6]
-    assert len(answers_of(folder, tokenizer, [1], most_tokens=6)) == 3  # of two tokens each
+    assert [e["episode"] for e in answers_of(folder)] == [3, 2, 4, 0, 1, 5, 6]
+    assert len(answers_of(folder, most_tokens=6)) == 3  # of two tokens each
     assert next(iter(found[0]["values"])) == "gradient size"  # what tokens are shaded by at first
 
 
@@ -33,7 +31,7 @@ def test_of_a_large_group_the_most_common_rewards_are_listed(tmp_path):
     """Each answer on the page has the list, which may not be as long as the group."""
     reward = [7, 7, *range(38)]
     folder = write_log(tmp_path / "run", {1: credit_columns([1] * 40, [0] * 40, reward=reward)})
-    [first, *_] = answers_of(folder, load_tokenizer(folder), [1])
+    [first, *_] = answers_of(folder)
     listed = first["account"]["rewards"].split(", ")
     assert listed[:2] == ["3 got 7", "1 got 0"] and listed[15:] == ["1 got 15", "22 others"]
 

@@ -4,10 +4,13 @@ import pytest
 from conftest import credit_columns, write_log
 
 import analyze
+from analysis.answers import Viewer
 from analysis.change import ABOUT_CREDIT, change_table
 from analysis.tables import TOO_FEW_GROUPS
+from analysis.runs import read_run
 from analysis.tally import Tally
 from engine.tokens import NUMBER, WORD
+from harness.read_record import has_column
 
 
 @pytest.fixture
@@ -26,7 +29,8 @@ def test_push_change_and_credit(log, monkeypatch):
     """Push 1, 1 and -2, 0 of 4; change 0.4 and 0.6 of 1; squared credit 0.3 and 0.1 of 0.4. Half of
     the push up went to a word that fell, all of the push down to a number that rose."""
     tally = Tally(log)
-    assert tally.steps_with_change == [1]
+    assert [has_column(log, step, "change") for step in (1, 2)] == [True, False]
+    assert Viewer(read_run(log)).chosen == {1}  # the page shows answers of such steps
     rows = {row["kind"]: row for row in change_table(tally, "kind").to_json()["rows"]}
     word, number = rows["word"], rows["number"]
     assert set(rows) == {"word", "number"}

@@ -11,9 +11,8 @@ from tokenizers import AddedToken, Tokenizer
 
 import analyze
 from analysis.account import with_numbers
-from analysis.answers import answers_of
 from analysis.measured import keep
-from engine.tokens import load_tokenizer
+from logs import answers_of
 
 playwright = pytest.importorskip("playwright.sync_api", reason=INSTALL)
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
@@ -382,8 +381,7 @@ def test_the_page_puts_the_same_numbers_in_as_the_command_does(recorded, tmp_pat
     assert answers[0]["stages"] and len({answer["step"] for answer in answers}) > 1
     of_page = page.evaluate("""answers.map(answer => answer.texts.map((_, t) =>
         STAGES.map(stage => withNumbers(stage[1], answer, t)).filter(text => text !== null)))""")
-    steps = sorted({answer["step"] for answer in answers})
-    ours = answers_of(recorded, load_tokenizer(recorded), steps)
+    ours = answers_of(recorded)
     assert len(ours) == len(answers)
     for answer, rows in zip(ours, of_page):
         for t, texts in enumerate(rows):

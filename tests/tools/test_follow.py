@@ -160,7 +160,8 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
     push = (log_probs_gradient(logits.detach(), chosen) @ -logits.grad) * trained.sum()
     push = push / length_scale[b]
     assert close(lines["push"][0].partition(": ")[0], push)
-    norm, limit = metrics_by_step(recorded)[STEP]["gradient_norm"], settings["max_grad_norm"]
+    line, limit = metrics_by_step(read_run(recorded))[STEP], settings["max_grad_norm"]
+    norm = line["gradient_norm"]
     assert numbers(lines["clipping"][0])[0] == pytest.approx(norm, rel=1e-3)
     assert ("is not clipped" in lines["clipping"][0]) == (norm <= limit)
     assert close(lines["AdamW"][0], settings["learning_rate"])
