@@ -36,9 +36,10 @@ def test_one_step_at_a_time(tmp_path, monkeypatch):
 
 
 def test_a_run_without_credit_files_has_its_gains_paired_by_problem(tmp_path, capsys):
-    """Gains 1 0 0 0 1 0 0 0: mean 0.25, sample std sqrt(1.5/7) = 0.4629, half width 2.365 *
-    0.4629 / sqrt 8 = 0.387."""
-    lines = [evaluation(0, [0, 1, 0, 1, 0, 0, 0, 0]), evaluation(2, [1, 1, 0, 1, 1, 0, 0, 0])]
+    """From the first evaluation to the last. Gains 1 0 0 0 1 0 0 0: mean 0.25, sample std
+    sqrt(1.5/7) = 0.4629, half width 2.365 * 0.4629 / sqrt 8 = 0.387."""
+    lines = [evaluation(0, [0, 1, 0, 1, 0, 0, 0, 0]), evaluation(1, [0] * 8),
+             evaluation(2, [1, 1, 0, 1, 1, 0, 0, 0])]
     folder = write_log(tmp_path / "run", {}, evaluations=lines)
     analyze.main([str(folder)])
     printed = capsys.readouterr().out

@@ -26,13 +26,15 @@ def test_a_run_still_going_is_passed_over(tmp_path, capsys):
 
 
 def test_stability_by_hand(tmp_path):
-    """30 steps, norms 0.1 .. 3: first ten 0.55, last ten 2.55."""
-    run = write_run(tmp_path / "a", 0.5, steps=30)
-    write_lines(run / "metrics.jsonl", [{"step": i, "gradient_norm": 0.1 * i, "seconds": i}
-                                        for i in range(1, 31)])
+    """30 norms 0.1, 0.2, ... 2.9 and 6, of which the median is 1.55: first ten 0.55, last ten 2.85.
+    The step before these was skipped, so it has none."""
+    run = write_run(tmp_path / "a", 0.5, steps=31)
+    norms = [None, *(0.1 * i for i in range(1, 30)), 6.0]
+    write_lines(run / "metrics.jsonl", [{"step": step, "gradient_norm": norm, "seconds": step}
+                                        for step, norm in enumerate(norms, 1)])
     [row] = rows_in(compare.stability(comparison_of([run])))
     assert row == {"arm": "none", "runs": 1} | {name: pytest.approx(value) for name, value in {
-        "first": 0.55, "last": 2.55, "peak": 3 / 1.55, "seconds": 15.5}.items()}
+        "first": 0.55, "last": 2.85, "peak": 6 / 1.55, "seconds": 16}.items()}
 
 
 def test_shares_of_an_arm(tmp_path):
@@ -41,9 +43,11 @@ def test_shares_of_an_arm(tmp_path):
     run, p = write_run(tmp_path / "a", 0.5), np.repeat([0.25, 0.5], (4, 6))
     np.savez(run / "credit/step_000001.npz", **credit_columns(
         [10], [0], token_id=np.repeat([ids_of(" 7")[0], ids_of(" and")[0]], (4, 6)),
-        log_prob=np.log(p), collision=p ** 2, weight=[3] * 4 + [1] * 6, kind=[2] * 4 + [0] * 6))
+        log_prob=np.log(p), collision=p ** 2, weight=[3] * 4 + [1] * 6, kind=[2] * 4 + [0] * 6,
+        section=[1] * 4 + [2] * 6))
     [share] = rows_in(compare.shares_of_arms(comparison_of([run])))
     assert (share["number"], share["word"]) == pytest.approx((9 / 12, 3 / 12), rel=1e-5)
+    assert (share["think"], share["answer"]) == pytest.approx((9 / 12, 3 / 12), rel=1e-5)
 
 
 def test_many_runs_on_one_page(tmp_path, capsys):

@@ -11,7 +11,7 @@ from conftest import credit_columns, evaluation, write_log
 
 import analyze
 from analysis import page as page_file
-from analysis.tables import TOO_FEW_GROUPS, Table, by_row
+from analysis.tables import TOO_FEW_GROUPS, Table, by_row, shown
 from logs import answers_of
 
 
@@ -87,6 +87,21 @@ def test_a_table_in_every_form():
         "| a\\|b | 1,234 | 0.50 | 10.0% to 25.0% |\n| c    |     5 |    - |              - |"
     )
     assert table.to_json()["rows"][1] == {"name": "c", "n": 5, "x": None, "95%": [None, 1.0]}
+
+
+@pytest.mark.parametrize("p, text", [(0.00099, "<0.001"), (0.001, "0.001"), (0.0499, "0.050")])
+def test_a_p_in_a_table_is_never_0(p, text):
+    assert shown(p, "p") == text
+
+
+def test_answers_on_a_page_are_of_steps_that_are_evenly_spaced(tmp_path):
+    """Of 41 steps 21, each second one. Answers have four tokens, and 210 fit: ten of a step, so two
+    answers."""
+    columns = credit_columns([4] * 5, [0] * 5)
+    folder = write_log(tmp_path / "run", dict.fromkeys(range(1, 42), columns))
+    found = answers_of(folder, most_tokens=210)
+    assert sorted({one["step"] for one in found}) == list(range(1, 42, 2)) and len(found) == 42
+    assert len(answers_of(folder, most_tokens=21 * 12)) == 21 * 3
 
 
 def test_a_table_on_the_page():

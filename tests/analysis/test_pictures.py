@@ -1,11 +1,12 @@
 """What the pictures show: read from their axes, before they are saved."""
 
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
-from conftest import credit_columns, cut, write_log
+from conftest import credit_columns, cut, write_lines, write_log
 from logs import comparison_of, make
 
 import analyze
@@ -66,6 +67,10 @@ def test_a_picture_shows_the_shares_that_its_sentence_names(tmp_path, drawn):
     analyze.gradient_by_kind(tally, tmp_path)
     analyze.change_by_kind(tally, tmp_path)
     shown = {}
+    titles = {name: figure.axes[0].get_title(loc="left") for name, figure in drawn.items()}
+    assert titles == {
+        "gradient_by_kind": "Number tokens: 50% of all tokens, 55% of the gradient",
+        "change_by_kind": "Number tokens: 32% of the push, 25% of the change"}
     for figure in drawn.values():
         [axis] = figure.axes
         for bars in axis.containers:
@@ -95,6 +100,31 @@ def test_seeds_are_thin_lines_behind_the_mean(tmp_path, drawn):
     training = drawn["learning_curves"].axes[1]
     assert [line.get_linewidth() for line in training.lines] == [*[0.6] * 3, 1.8] * 2
     assert labels_of(training) == ["none (3 runs)", "pay_$x_and_$y (3 runs)"]
+
+
+def test_a_curve_has_the_means_of_five_steps_and_held_out_success_its_interval(tmp_path, drawn):
+    """Ten steps: the first point is the mean of steps 1 to 5, at step 3. Three seeds with 0.5, 0.6
+    and 0.7 held out: their standard error is 0.1 / sqrt 3, Student's t is 4.303."""
+    runs = make(tmp_path, {"a": (0.5, {})}, seeds=3, spread=0)
+    for run, success in zip(runs, (0.5, 0.6, 0.7)):
+        end = {"mode": "sampled", "step": 10, "success": success, "answer": [1]}
+        write_lines(Path(run) / "evaluations.jsonl", [end])
+    compare.learning_curves(comparison_of(runs), tmp_path)
+    held_out, training, _ = drawn["learning_curves"].axes
+    steps, success = training.lines[-1].get_data()
+    assert steps.tolist() == [3, 4, 5, 6, 7, 8]
+    assert success[0] == pytest.approx(np.mean([0.05, 0.1, 0.15, 0.2, 0.25]))
+    [bar] = held_out.containers[0].lines[2][0].get_segments()
+    reach = 4.3027 * 0.1 / 3 ** 0.5
+    assert bar[:, 1] == pytest.approx([0.6 - reach, 0.6 + reach], rel=1e-4)
+
+
+def test_kinds_below_a_hundredth_have_no_curve(tmp_path, drawn):
+    """Words have 0.6 of the gradient, numbers 0.395, operators 0.005."""
+    columns = credit_columns([3], [0], kind=[0, 2, 3], advantage=[120, 79, 1])
+    folder = write_log(tmp_path / "run", {1: columns, 2: columns})
+    analyze.over_training(Tally(folder), tmp_path)
+    assert labels_of(drawn["over_training"].axes[0]) == ["word", "number"]
 
 
 def test_an_arm_without_a_finished_step_has_no_curve(tmp_path, drawn):

@@ -41,6 +41,8 @@ def test_push_change_and_credit(log, monkeypatch):
                 "net decides": -0.5, "fell": None, "rose": 1.0}
     assert {name: number[name] for name in expected} == pytest.approx(expected)
     assert change_table(tally, "kind").finding == TOO_FEW_GROUPS  # of one group
+    assert "On average the log-prob of a token changed by 0.250, up or down" in change_table(
+        tally, "kind").notes  # 0.1, 0.3, 0.4 and 0.2
     monkeypatch.setattr("analysis.change.FEWEST", 1)
     assert change_table(tally, "kind").finding == (
         "50% of the upward push went to tokens whose log-prob fell, and 100% of the downward push "

@@ -1,7 +1,7 @@
 """Less able or less sure: two gains side by side, by hand."""
 import pytest
 
-from analysis.sureness import Sureness, sureness, sureness_table
+from analysis.sureness import Sureness, last_entropy, sureness, sureness_table
 from analysis.gains import Gain
 from analysis.statistics import Estimate
 
@@ -36,6 +36,11 @@ def test_the_two_gains_are_compared_seed_by_seed():
     assert said.endswith("last 10 steps is 0.700, and that of plain GRPO 0.300.")
     table = sureness_table({"none": plain, "mine": mine, "new": arm_of((2, None))}, "none")
     assert [row[0] for row in table.rows] == ["mine"]
+
+
+def test_the_entropy_is_that_of_the_last_ten_steps():
+    assert last_entropy({"metrics": [{"entropy": 1.0}] * 5 + [{"entropy": 0.2}] * 10}) == (
+        pytest.approx(0.2))
 
 
 def test_nothing_is_said_without_greedy_answers_or_with_one_pair():

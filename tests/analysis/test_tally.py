@@ -96,6 +96,39 @@ def test_forking_and_following_tokens(tmp_path):
     assert rows[0]["abs(A) w s"] == pytest.approx(3 * 0.5 ** 0.5)
 
 
+def test_a_token_is_no_fork_if_it_is_less_than_one_of_2000(tmp_path):
+    """Of 30,000 tokens one makes up 14, which is 0.047%, and another 16."""
+    ids = np.repeat([ids_of(text)[0] for text in (" and", " 7", " +")], [29_970, 16, 14])
+    columns = credit_columns([30_000], [0], token_id=ids)
+    rows = analyze.forks(Tally(write_log(tmp_path / "run", {1: columns}))).to_json()["rows"]
+    assert {row["token"]: row["count"] for row in rows} == {"' and'": 29_970, "' 7'": 16}
+
+
+def test_a_task_that_labels_no_token_has_no_tables_of_its_labels(tmp_path):
+    """All tokens are in one cell; with two kinds there is a table of kinds."""
+    tables = {}
+    for name, kind in (("one", [2, 2]), ("two", [2, 0])):
+        tally = Tally(write_log(tmp_path / name, {1: credit_columns([2], [0], kind=kind)}))
+        run = {"evaluations": [], "metrics": []}
+        tables[name] = by_name(sum(analyze.run_chapters(run, tally).values(), [])).keys()
+    assert "gradient by kind" not in tables["one"] and "gradient by position" in tables["one"]
+    assert "gradient by kind" in tables["two"] and "gradient by section" not in tables["two"]
+
+
+def test_rewards_are_means_over_answers_and_a_spread_may_not_be_known(tmp_path):
+    """The second step has a reward that is not known, so neither is whether its groups have a
+    spread."""
+    files = {1: credit_columns([1, 1, 1, 1], [0, 0, 1, 1], reward=[1, 0, 3, 3],
+                               reward_answer=[1, 0, 1, 1]),
+             2: credit_columns([1, 1], [0, 0], reward=[1, np.nan])}
+    tally = Tally(write_log(tmp_path / "run", files))
+    growth = analyze.growth({"metrics": []}, tally).to_json()["rows"]
+    assert [row["flat"] for row in growth] == [0.5, None]
+    of_first = Tally(write_log(tmp_path / "first", {1: files[1]}))
+    means = {row["part"]: row["mean"] for row in analyze.rewards(of_first).to_json()["rows"]}
+    assert means["reward"] == 7 / 4 and means["answer"] == 3 / 4
+
+
 def test_growth_over_training(log):
     rows, _, tables = log  # three steps, so each row is one
     for step, found in enumerate(tables["growth"], 1):
@@ -111,10 +144,11 @@ def test_growth_over_training(log):
 def test_a_share_of_the_gradient_has_an_interval_over_groups(tmp_path):
     """Six groups of an answer of two tokens, a word of size 1 and a number of 1 or 2: words have 6
     of 15. By the delta method each group adds (word - 0.4 both)^2 = 0.2^2, so the error is
-    sqrt(6) 0.2 / 15 sqrt(6 / 5) = 0.03578, and Student's t of 5 degrees of freedom is 2.5706."""
-    sizes = np.array([[1, 1], [1, 1], [1, 1], [1, 2], [1, 2], [1, 2]], float)
-    columns = credit_columns([2] * 6, list(range(6)), advantage=sizes.ravel(),
-                             kind=np.tile([0, 2], 6))
+    sqrt(6) 0.2 / 15 sqrt(6 / 5) = 0.03578, and Student's t of 5 degrees of freedom is 2.5706. Two
+    more groups have no advantage, and so they say nothing."""
+    sizes = np.array([[1, 1], [1, 1], [1, 1], [1, 2], [1, 2], [1, 2], [0, 0], [0, 0]], float)
+    columns = credit_columns([2] * 8, list(range(8)), advantage=sizes.ravel(),
+                             kind=np.tile([0, 2], 8))
     tally = Tally(write_log(tmp_path / "run", {1: columns}))
     found = tally.share("kind", 0)
     assert found.value == pytest.approx(0.4)

@@ -79,6 +79,8 @@ def test_it_is_measured_once_and_shown_by_both_programs(run, capsys, monkeypatch
     answers = answers_on_page(run)
     [shown] = [one for one in answers if (one["step"], one["episode"]) == (3, b)]
     assert shown["values"]["credit"] == pytest.approx(kept["credit"], rel=1e-3)
+    width = kept["high"][0] - kept["low"][0]  # of a normal 95% interval
+    assert shown["values"]["credit's error"][0] == pytest.approx(width / (2 * 1.96), rel=1e-3)
     others = [one for one in answers if one is not shown]
     assert {value for one in others for value in one["values"]["credit"]} == {None}
 
