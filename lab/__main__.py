@@ -17,8 +17,7 @@ from lab.probes.common import run_probe
 COMMANDS = {
     "Your own table of arms, which is trained": {"experiment": "experiments"},
     "Probes, which measure": {name: f"probes.{name}" for name in (
-        "exact", "signal", "dial", "decided")},
-    "What is known of a method before it is trained": {"card": "probes.card"},
+        "exact", "planted", "decided")},
     "Questions of the notes that the project began from": {
         "notes": "probes.notes",
         **{name: f"probes.{name}" for name in ("phase1", "rank", "sparsity", "baseline")}},
@@ -28,8 +27,11 @@ PROGRAMS = {
     "Any GRPO, anybody's": ("formula.__main__", "trl.codes", "trl.dummy"),
     "Runs of other trainers": ("trl.import_run",),
     "Speed and memory": ("speed.gpu",)}
-RETIRED = ("board", "real_board", "real_controls", "later", "price", "scoreboard", "large", "law",
-           "change", "group", "failure", "excerpt", "cards", "recompute")
+RETIRED = {  # a command that is gone, and the commit in which it last stood
+    **dict.fromkeys(("board", "real_board", "real_controls", "later", "price", "scoreboard",
+                     "large", "law", "change", "group", "failure", "excerpt", "cards",
+                     "recompute"), "f19f84f4"),
+    **dict.fromkeys(("card", "signal", "dial"), "d04ab972")}
 MODULES = {name: f"lab.{file}" for chapter in COMMANDS.values()
            for name, file in chapter.items()}
 
@@ -40,7 +42,7 @@ def main(argv: list[str]) -> None:
         print(overview())
         return
     if name in RETIRED:
-        raise UserError(f"{name} last stood in commit f19f84f4. lab/LOG.md says what it "
+        raise UserError(f"{name} last stood in commit {RETIRED[name]}. lab/LOG.md says what it "
                         "found, how to repeat it, and which command is nearest to it today")
     if name not in MODULES:
         raise UserError(f"there is no probe or experiment {name}, only {', '.join(MODULES)}")

@@ -44,8 +44,8 @@ MAY_IMPORT = {
     "mitigations": ["engine", "harness", "grpo"],
     "train": [*SIX, *LAB],
     "analyze": ["analysis", "engine", "harness", "grpo", "mitigations"],
-    "lab": [*SIX, *LAB, "lab",  # the card of an idea, and a table of arms by seeds
-            "tools.idea", *(f"tools.helpers.{name}" for name in ("look", "experiment", "planned"))],
+    "lab": [*SIX, *LAB, "lab",  # a table of arms by seeds
+            "tools.helpers.experiment", "tools.helpers.planned"],
     "tools": [*SIX, *LAB, "tools"],
     SIGNPOST: [],
     "examples": [*SIX, "engine", "harness.flags", "harness.record.read_given",

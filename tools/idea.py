@@ -127,15 +127,6 @@ class Idea:
         return_memory()           # the runs need the memory that models have taken here
         torch.cuda.empty_cache()  # without a GPU it does nothing
 
-    def own_flags(self) -> dict:
-        """The flags of the idea itself that were typed."""
-        of_method = flags_of(METHODS[self.axis][self.name])
-        return {flag: value for flag, value in self.flags["idea"].items() if flag in of_method}
-
-    def with_its_flags(self) -> str:
-        """my_idea --strength 10"""
-        return " ".join([self.name, *as_typed(self.own_flags())])
-
 
 def usual_settings(given: dict) -> dict:
     """The settings of all arms, unless something else is typed. A large model has the recipe that

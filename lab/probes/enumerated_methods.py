@@ -4,21 +4,37 @@ The functions of --advantage and --mitigation get each possible batch, a single 
 what is not listed.
 """
 import inspect
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import torch
 
 from credit.critic import generalised_advantage
-from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, make
+from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, checked_credit, make
 from engine.errors import UserError
+from engine.policy import Policy
 from engine.rollouts import Rollouts
 from lab.probes.enumerated import Batches, EnumeratedTask
-from lab.probes.methods import ComparedMethod
+from mitigations import rescaled_weight
 
 CHECKED = 12  # batches on which one large call has to give what each gives alone
 VALUES_KNOWN = ("gae", "vine")  # stand here with values that are exact: critic, one-step, vine
+
+
+@dataclass
+class ComparedMethod:
+    """A weighting is paired with plain GRPO's advantage, an advantage with weights of 1."""
+    name: str
+    function: Callable
+    is_weighting: bool
+
+    def numbers(self, rollouts: Rollouts, policy: Policy | SimpleNamespace | None) -> torch.Tensor:
+        """(B, T): the method's weights as the loss takes them by default, or its advantages."""
+        if self.is_weighting:
+            rescale = "none" if self.name in NEVER_RESCALED else "mean"
+            return rescaled_weight(self.function, self.name, rollouts, policy, rescale)[0]
+        return checked_credit(self.function, f"the advantage {self.name}", rollouts, policy)
 
 
 @dataclass
@@ -30,33 +46,32 @@ class Listed:
 
 def list_weights(task: EnumeratedTask, batches: Batches, advantage: torch.Tensor,
                  progress: Callable[[float], None] = lambda share: None,
-                 only: Container[str] | None = None, flags: Mapping[str, dict] = {}) -> Listed:
+                 only: Container[str] | None = None) -> Listed:
     """The weights of each --mitigation, rescaled as in training. A weighting may look at
-    `advantage`. `flags` has the flags of a method that are not at their defaults."""
+    `advantage`."""
     weightings = {**MITIGATIONS, "oracle": lambda rollouts: rollouts.true_credit.abs()}
     if only is not None:
         weightings = {name: weightings[name] for name in weightings if name in only}
-    return on_every_batch(task, batches, weightings, advantage, progress, flags)
+    return on_every_batch(task, batches, weightings, advantage, progress)
 
 
 def list_advantages(task: EnumeratedTask, batches: Batches, seed: int,
                     progress: Callable[[float], None] = lambda share: None,
-                    only: Container[str] | None = None, flags: Mapping[str, dict] = {}) -> Listed:
+                    only: Container[str] | None = None) -> Listed:
     """The advantages of each --advantage that is a function, and of critics whose values are
     known."""
     asked = {}
     for name, chosen in ADVANTAGES.items():
         if name not in VALUES_KNOWN and (only is None or name in only):
             asked[name] = chosen
-    listed = on_every_batch(task, batches, asked, None, progress, flags)
+    listed = on_every_batch(task, batches, asked, None, progress)
     for name, credit in credit_from_values(task, seed).items():
         listed.values[name] = credit[batches.which].double()
     return listed
 
 
 def on_every_batch(task: EnumeratedTask, batches: Batches, chosen: dict,
-                   advantage: torch.Tensor | None, progress: Callable[[float], None],
-                   flags: Mapping[str, dict] = {}) -> Listed:
+                   advantage: torch.Tensor | None, progress: Callable[[float], None]) -> Listed:
     """The numbers of weightings, which are given an advantage; or those of advantages."""
     reasons = {name: "a class, which may keep a state or sample answers"
                for name, one in chosen.items() if inspect.isclass(one)}
@@ -64,7 +79,7 @@ def on_every_batch(task: EnumeratedTask, batches: Batches, chosen: dict,
     values = {}
     for number, name in enumerate(functions):
         progress(number / len(chosen))
-        method = ComparedMethod(name, make(chosen[name], flags.get(name, {}), None),
+        method = ComparedMethod(name, make(chosen[name], {}, None),
                                 is_weighting=advantage is not None)
         try:
             values[name] = numbers_of_all(method, task, batches, advantage).double()

@@ -3,7 +3,6 @@
     python -m lab show                     # the list
     python -m lab show board               # the tables of lab/results/board.json
     python -m lab show board --table rates    # one of its tables
-    python -m lab show cards               # the cards of all methods, as one table
     python -m lab show results/my_plan     # what an experiment or a probe wrote in this folder
 
 Where the program of a result is gone, lab/LOG.md says how to repeat it.
@@ -11,19 +10,10 @@ Where the program of a result is gone, lab/LOG.md says how to repeat it.
 import textwrap
 from pathlib import Path
 
-from analysis.tables import WITH_INTERVAL, Table, by_row
 from engine.errors import UserError, read_json
 from harness.flags import Flag, print_text, read
-from lab.publish.pages import cell_of_json, source_of, table_of
+from lab.publish.pages import source_of, table_of
 from lab.publish.results import RESULTS, read_result
-
-CARDS = "cards"  # the folder of cards, and the name under which they are shown
-OF_CARDS = {     # a row of a card, as a column of their table: heading and format
-    "direction": ("cosine with the true gradient, answers listed", ".3f"),
-    "cosine_start": ("cosine with plain GRPO's, untrained", ".2f"),
-    "batch_start": ("untrained, as a batch times", ".2f"),
-    "batch_half": ("half trained, as a batch times", ".2f"),
-    "cost": ("seconds of a step, in plain steps", ".1f")}
 
 FLAGS = {"table": Flag("", "the name of one table. By default all are printed")}
 
@@ -44,38 +34,12 @@ def all_results() -> str:
     lines = []
     for path in sorted(RESULTS.glob("*.json")):
         question = read_result(path).get("question", "")
-        lines.append(line_of_list(path.stem, question))
-    if (RESULTS / CARDS).is_dir():
-        lines.append(line_of_list(CARDS, str(all_cards()["question"])))
+        lines.append(textwrap.fill(question, 100, initial_indent=f"{path.stem:24s} ",
+                                   subsequent_indent=25 * " "))
     return "\n".join(lines)
 
 
-def line_of_list(name: str, question: str) -> str:
-    return textwrap.fill(question, 100, initial_indent=f"{name:24s} ", subsequent_indent=25 * " ")
-
-
-def all_cards() -> dict:
-    """The cards of all methods as a result with one table."""
-    formats = {"method": "", **{key: spec for key, (_, spec) in OF_CARDS.items()}}
-    headings = {key: heading + WITH_INTERVAL * (key != "cost")
-                for key, (heading, _) in OF_CARDS.items()}
-    rows = []
-    for path in sorted((RESULTS / CARDS).glob("*.json")):
-        card = read_json(path)
-        cells = [cell_of_json(card["rows"].get(key, {}).get("own")) for key in OF_CARDS]
-        rows.append([card["name"], *cells])
-    notes = ["`python -m lab card NAME` measures one. It has more rows, and what each could have "
-             "seen. A factor counts only the part of a method's mean gradient that points along "
-             "plain GRPO's."]
-    table = Table(CARDS, "The cards of all methods", by_row(formats, rows), notes=notes,
-                  headings=headings)
-    return {"question": "What can be measured of each method before it is trained?",
-            "tables": [table.to_json()]}
-
-
 def result_named(name: str) -> dict:
-    if name == CARDS:
-        return all_cards()
     stored = RESULTS / f"{name}.json"
     if stored.exists():
         return read_result(stored)

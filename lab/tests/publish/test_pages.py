@@ -8,7 +8,7 @@ from conftest import ROOT
 
 from analysis.statistics import Estimate
 from analysis.tables import Table, by_row
-from engine.errors import UserError, read_json
+from engine.errors import UserError
 from lab.__main__ import main
 from lab.publish import pages, publish, show
 from lab.publish import results as store
@@ -249,17 +249,6 @@ def test_a_result_is_shown_whole_or_one_of_its_tables(results, tmp_path, capsys)
                         (["small", "--table", "x"], "--table x: the result has success, size")):
         with pytest.raises(UserError, match=said):
             main(["show", *flags])
-
-
-def test_the_cards_of_all_methods_are_one_table(capsys):
-    """A number that a card lacks is a bar, an estimate has its interval."""
-    main(["show", "cards"])
-    rows = {line.split("|")[1].strip(): line for line in capsys.readouterr().out.splitlines()
-            if line.startswith("| ")}
-    cards = {read_json(path)["name"] for path in (store.RESULTS / "cards").glob("*.json")}
-    assert len(cards) > 30 and cards <= rows.keys()
-    assert re.fullmatch(r"\| measured .*\| +- \|.* 2\.33 \(1\.41 to 3\.86\) .* 8\.1 \|",
-                        rows["measured"])
 
 
 STORED = sorted(store.RESULTS.glob("*.json"))
