@@ -24,7 +24,7 @@ COMMANDS = {
     "Stored results": {"show": "publish.show", "publish": "publish.publish"}}
 # Programs of lab/ with a name of their own, python -m lab.NAME: a heading, and their files.
 PROGRAMS = {
-    "Any GRPO, anybody's": ("formula.__main__", "trl.codes", "trl.dummy"),
+    "Any GRPO, anybody's": ("formula.__main__", "trl.codes"),
     "Runs of other trainers": ("trl.import_run",),
     "Speed and memory": ("speed.gpu",)}
 RETIRED = {  # a command that is gone, and the commit in which it last stood

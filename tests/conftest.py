@@ -34,8 +34,8 @@ def project_files(pattern, root=ROOT):
     return sorted(path for path in root.glob(pattern) if path in kept or not kept)
 
 
-SLOW = {"test_dummy.py", "test_trl_trainer.py", "test_docs.py", "test_idea.py",
-        "test_taken_away.py", "test_exercises.py"}
+SLOW = {"test_trl_trainer.py", "test_docs.py", "test_idea.py", "test_taken_away.py",
+        "test_exercises.py"}
 
 
 def pytest_collection_modifyitems(items):

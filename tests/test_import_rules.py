@@ -14,7 +14,6 @@ from graphlib import TopologicalSorter
 import pytest
 from conftest import LISTED, REMOVABLE, ROOT, project_files
 
-SIGNPOST = "research"  # a file that says where the commands of a former folder are
 SIX = {"countdown_task", "qwen2_model", "grpo", "mitigations", "train", "analyze"}
 OWN_PACKAGES = ("engine", "harness", "credit", "analysis", "tools", "examples",
                 *(name for name in REMOVABLE if (ROOT / name).exists()))
@@ -24,7 +23,6 @@ DOORS = {  # files that talk to other tools, and what only they may import
     "engine.kernels": {"triton"},
     "lab.trl.trl_trainer": {"trl", "transformers", "accelerate"},
     "lab.trl.adapters": {"trl"},
-    "lab.trl.dummy": {"transformers"},
     "lab.trl.messages": {"transformers"},
     "harness.track": {"trackio", "wandb"},
     "lab.speed.cases": {"transformers"}}
@@ -47,7 +45,6 @@ MAY_IMPORT = {
     "lab": [*SIX, *LAB, "lab",  # a table of arms by seeds
             "tools.helpers.experiment", "tools.helpers.planned"],
     "tools": [*SIX, *LAB, "tools"],
-    SIGNPOST: [],
     "examples": [*SIX, "engine", "harness.flags", "harness.record.read_given",
                  "examples.one_step", "examples.sampler", "examples.check_the_loss",
                  # for dpo.py, which leaves a run
@@ -58,7 +55,7 @@ MAY_IMPORT = {
 
 def sources():
     """Every .py of the program, the tests aside."""
-    paths = [ROOT / f"{name}.py" for name in (*SIX, SIGNPOST)]
+    paths = [ROOT / f"{name}.py" for name in SIX]
     for package in OWN_PACKAGES:
         paths += [path for path in project_files(f"{package}/**/*.py")
                   if (ROOT / package / "tests") not in path.parents]
@@ -223,13 +220,6 @@ def test_the_top_level_is_six_files():
     wrong = [f"{where(name, line)} imports {what}" for name in NAMES for what, line in imports(name)
              if what.split(".")[0] in others]
     assert not wrong, "\n".join(wrong)
-
-
-def test_a_former_command_says_where_it_is_now():
-    found = subprocess.run([sys.executable, "-m", SIGNPOST, "board"], cwd=ROOT,
-                           capture_output=True, text=True)
-    assert found.returncode == 2 and not found.stdout and found.stderr.count("\n") == 1
-    assert "`python -m lab board`" in found.stderr and "f19f84f4" in found.stderr
 
 
 def test_every_package_is_known():

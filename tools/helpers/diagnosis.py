@@ -297,7 +297,7 @@ CHECKS = (
     Check(3, "The problems are too hard or too easy, or the groups too small", dead_groups,
           "python -m tools.preflight: it says which size of group would have different rewards"),
     Check(10, "The sign of the loss is wrong, or advantages belong to other answers", falls,
-          "python -m lab.formula on the loss, and one step of SGD with lab/trl/dummy.py", True),
+          "python -m lab.formula on the loss, and one step of SGD on a batch of two answers", True),
     Check(6, "The model goes astray: the rate is too high, or nothing holds it",
           lambda log: signs_of_drift(log, MUCH_LARGER), TENTH, True),
     Check(9, "The reward pays for something else than you may want", paid_for_something_else,
