@@ -24,8 +24,7 @@ DOORS = {  # files that talk to other tools, and what only they may import
     "lab.trl.trl_trainer": {"trl", "transformers", "accelerate"},
     "lab.trl.adapters": {"trl"},
     "lab.trl.messages": {"transformers"},
-    "harness.track": {"trackio", "wandb"},
-    "lab.speed.cases": {"transformers"}}
+    "harness.track": {"trackio", "wandb"}}
 
 # Package or file -> what it may import; a name means itself and everything within it.
 LAB = ["engine", "harness", "credit", "analysis"]

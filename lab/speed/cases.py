@@ -8,14 +8,8 @@ takes a case as JSON, and prints what it measured as JSON.
     plain            the same in plain torch, with parameters and AdamW's state in --dtype
     step             rollout, advantage, update and credit file; rewards are random
     agreement        does models/tiny give the same answers and gradient as on the CPU?
-    transformers     as rollout, but by `transformers` and its `generate`
-
-For a rollout and an update of a real model on a CPU it also measures the limit. That is the time
-that the matrix products of these shapes take by themselves. In an update it also has the time of
-AdamW, if this were as fast as memory can be copied.
 """
 import json
-import os
 import random
 import subprocess
 import sys
@@ -114,13 +108,6 @@ def make_prompts(case: Case) -> list[list[int]]:
         length = case.prompt_tokens or rng.randint(60, 100)
         prompts.append(shared + draw(length - case.prefix))
     return prompts
-
-
-def tokens_of_prompts(case: Case, problems: float) -> int:
-    """The mean number of prompt tokens to compute for so many problems. What all prompts begin with
-    is computed once."""
-    each = sum(len(prompt) for prompt in make_prompts(case)) / case.questions
-    return round(problems * each - (problems - 1) * case.prefix)
 
 
 def make_batch(case: Case) -> Rollouts:
@@ -228,104 +215,6 @@ def train_on(model: Qwen2, optimizer: AdamW, batch: Rollouts, case: Case) -> Non
     update(model, optimizer, batch, batch.mask.float(), Settings(micro_batch=case.micro_batch))
 
 
-def work_of_transformers(case: Case) -> Callable[[], dict]:
-    from transformers import AutoModelForCausalLM
-    model = AutoModelForCausalLM.from_pretrained(case.model, dtype=getattr(torch, case.dtype))
-    prompts = make_prompts(case)
-    longest = max(len(prompt) for prompt in prompts)
-    ids = torch.zeros(len(prompts), longest, dtype=torch.long, device=case.device)
-    is_token = torch.zeros_like(ids)
-    for row, prompt in enumerate(prompts):  # padded on the left
-        ids[row, longest - len(prompt):] = torch.tensor(prompt)
-        is_token[row, longest - len(prompt):] = 1
-    model = model.to(case.device)
-
-    def work() -> dict:
-        made = model.generate(
-            input_ids=ids, attention_mask=is_token, num_return_sequences=case.answers,
-            do_sample=True, temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0,
-            min_new_tokens=case.new_tokens, max_new_tokens=case.new_tokens, pad_token_id=0)
-        return {"tokens": made[:, longest:].numel()}
-    return work
-
-
-def limit_of(case: Case) -> float:
-    """Seconds that a rollout or an update cannot go below on this CPU. A prompt is computed once,
-    and needs the output matrix only at its end, what all prompts begin with not even there; the
-    last token of an answer feeds none."""
-    return limit_of_rollout(case) if case.what == "rollout" else limit_of_update(case)
-
-
-def limit_of_rollout(case: Case) -> float:
-    *layers, output = matrices(make_config(case))
-    prompts = seconds_of_products(layers, tokens_of_prompts(case, case.questions), case)
-    first = seconds_of_products([output], case.questions, case)
-    later = seconds_of_products([*layers, output], case.questions * case.answers, case)
-    return prompts + first + (case.new_tokens - 1) * later
-
-
-def limit_of_update(case: Case) -> float:
-    """Three times the products of a forward pass, for each micro-batch, and AdamW."""
-    config, rows, T = make_config(case), case.questions * case.answers, case.new_tokens
-    *layers, output = matrices(config)
-    answers = min(case.micro_batch, rows)  # in a micro-batch
-    parts = rows / answers
-    prompts = tokens_of_prompts(case, max(1, case.questions / parts))
-    in_layers = seconds_of_products(layers, prompts + answers * (T - 1), case)
-    in_output = seconds_of_products([output], answers * T, case)
-    numbers = torch.ones(2 ** 24)
-    copied = fastest(lambda: numbers.clone(), case) / numbers.nbytes / 2  # seconds a byte
-    parameters = sum(outputs * inputs * times for outputs, inputs, times in matrices(config))
-    adamw = parameters * 28 * copied  # it reads four numbers of each parameter and writes three
-    return 3 * parts * (in_layers + in_output) + adamw
-
-
-def matrices(config: ModelConfig) -> list[tuple[int, int, int]]:
-    """The shapes of the model's matrices: outputs, inputs, and how many there are of this shape.
-    The output matrix comes last."""
-    D, wide, L = config.hidden_size, config.intermediate_size, config.num_hidden_layers
-    H, K = config.num_attention_heads, config.num_key_value_heads
-    qkv = ((H + 2 * K) * config.head_dim, D, L)
-    attention_out = (D, H * config.head_dim, L)
-    gate_and_up = (2 * wide, D, L)
-    down = (D, wide, L)
-    output = (config.vocab_size, D, 1)
-    return [qkv, attention_out, gate_and_up, down, output]
-
-
-def seconds_of_products(shapes: list[tuple[int, int, int]], rows: int, case: Case) -> float:
-    """Seconds of a forward pass of so many tokens through matrices, each in the layout that is read
-    fastest. All matrices exist at the same time, so that each is read from memory, as in a model.
-    """
-    seconds = 0.0
-    for outputs, inputs, times in shapes:
-        dtype = getattr(torch, case.dtype)
-        x = torch.randn(rows, inputs, dtype=dtype)
-        plain = [torch.randn(outputs, inputs, dtype=dtype) for _ in range(times)]
-        ways = [partial(pass_through, x, F.linear, plain)]
-        if torch.backends.mkldnn.is_available():
-            packed = [torch.ops.mkldnn._reorder_linear_weight(matrix) for matrix in plain]
-            ways.append(partial(pass_through, x, packed_linear, packed))
-        seconds += min(fastest(way, case) for way in ways)
-    return seconds
-
-
-def pass_through(x: Tensor, product: Callable[[Tensor, Tensor], Tensor],
-                 matrices: list[Tensor]) -> None:
-    for matrix in matrices:
-        product(x, matrix)
-
-
-def packed_linear(x: Tensor, matrix: Tensor) -> Tensor:
-    """The product with a matrix in oneDNN's own layout."""
-    product: Tensor = torch.ops.mkldnn._linear_pointwise(x, matrix, None, "none", [], "")
-    return product
-
-
-def fastest(work: Callable[[], object], case: Case) -> float:
-    return min(seconds_of(work, case)[0] for _ in range(4))
-
-
 def agreement(case: Case) -> dict:
     """models/tiny there and on the CPU, with the same problems and random numbers."""
     on_cpu, there = (load_policy(make_settings({"device": device, "dtype": case.dtype}))
@@ -372,37 +261,24 @@ def seconds_of(function: Callable, case: Case) -> tuple[float, dict]:
     return clock() - start, result
 
 
-def system_seconds() -> float:
-    """Seconds that the system has worked for this process, such as to fill new memory with zeros.
-    """
-    return os.times().system
-
-
 def measure(case: Case) -> dict:
     """Do the work once to warm up, then for about a second, at least once; with a real model three
-    times each. Returns tokens, the median of the seconds, the share of them in which the system
-    worked, and the most bytes beyond those of the program itself."""
+    times each. Returns tokens, the median of the seconds, and the most bytes beyond those of the
+    program itself."""
     device = pick_device(case.device)
     torch.set_num_threads(case.threads or torch.get_num_threads())
     if case.what == "agreement":
         return agreement(case)
     before = 0 if device.type == "cuda" else peak_memory(device)
-    others = {"transformers": work_of_transformers, "plain": work_of_plain_torch}
-    work = others.get(case.what, work_of)(case)
+    work = work_of_plain_torch(case) if case.what == "plain" else work_of(case)
     least = 3 if case.model else 1
     for _ in range(least):  # the memory of a real model still grows in the first ones
         work()
     seconds: list[float] = []
-    begun = system_seconds()
     while len(seconds) < least or sum(seconds) < 1 and len(seconds) < 9:
         duration, result = seconds_of(work, case)
         seconds.append(duration)
-    system = (system_seconds() - begun) / sum(seconds)  # a share
-    found = {**result, "seconds": median(seconds), "system": system,
-             "memory": peak_memory(device) - before}
-    has_limit = case.model and device.type == "cpu" and case.what in ("rollout", "update")
-    with torch.inference_mode():
-        return found | ({"limit": limit_of(case)} if has_limit else {})
+    return {**result, "seconds": median(seconds), "memory": peak_memory(device) - before}
 
 
 def in_a_process(case: Case, most: float | None = None) -> dict:

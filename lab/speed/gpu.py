@@ -8,17 +8,14 @@ there as on the CPU, and get the same gradient? How many tokens a second does a 
 parameters sample and train on, with random weights in bfloat16, and how much memory does it take?
 Beside the update stands one in plain torch, whose parameters are bfloat16, too.
 
-With --model the model is a real one, and `transformers` samples for comparison, if it is installed.
-On a CPU each line also has the share of the limit. The limit is the speed that the model's matrix
-products alone would allow, which is measured here. The last lines have short answers to long
-prompts. In some of these lines the prompts have no tokens in common, and in others most of their
-tokens, as where the same examples stand before each problem.
+With --model the model is a real one. The last lines then have short answers to long prompts. In
+some of these lines the prompts have no tokens in common, and in others most of their tokens, as
+where the same examples stand before each problem.
 
 Each part is a process of its own, with a limit on its time. If one fails, its line says why, and
 the others go on.
 """
 from dataclasses import replace
-from importlib.util import find_spec
 
 import torch
 
@@ -70,7 +67,6 @@ def parts_of_real_model(case: Case) -> dict[str, Case]:
     few = replace(case, what="rollout", questions=4, answers=4)
     parts = {
         "sample, 16 answers": few,
-        "transformers, 16 answers": replace(few, what="transformers"),
         "sample, 64 answers": replace(few, questions=8, answers=8),
         "update, 16 answers": replace(few, what="update")}
     short = replace(case, questions=8, answers=8, micro_batch=64, **SHORT)
@@ -83,8 +79,6 @@ def parts_of_real_model(case: Case) -> dict[str, Case]:
 def outcome(case: Case) -> str:
     """The sentence of a case, or the error that its process ended with. That process may also have
     printed nothing, or something that is no JSON."""
-    if case.what == "transformers" and not find_spec("transformers"):
-        return "skipped: transformers is not installed (pip install -r tests/requirements.txt)"
     try:
         found = in_a_process(case, None if case.model else LONGEST)
     except (ValueError, LookupError) as error:
@@ -95,11 +89,8 @@ def outcome(case: Case) -> str:
         return (f"{'the same as' if is_same else 'NOT THE SAME AS'} on the CPU: {found['equal']} "
                 f"of {found['answers']} answers are equal, log-probs differ by {gap:.0e}, and the "
                 f"gradient by {found['gradient']:.0e} of its norm")
-    said = (f"{found['tokens'] / found['seconds']:,.0f} tokens a second, "
+    return (f"{found['tokens'] / found['seconds']:,.0f} tokens a second, "
             f"{found['memory'] / 2 ** 20:,.0f} MiB")
-    if "limit" in found:
-        said += f", {found['limit'] / found['seconds']:.0%} of the limit"
-    return said
 
 
 def main(argv: list[str]) -> None:
