@@ -4,9 +4,6 @@ A page marks what is not written by hand, by comments that a reader of the page 
 
     <!-- table board board -->                          a table of lab/results/board.json
     <!-- table board board; rate = 5e-4; arm; gain -->  some of its rows, some of its columns
-    <!-- text first_run transcript; 1 5 9 -->           its lines, or these of them, as printed
-    <!-- words dial law -->                             what it shows, in a sentence
-    <!-- source board -->                               command, commit, day and version
     <!-- number scoreboard kind operator; decided -->   one cell: row `operator`, column `decided`
     <!-- interval board board span; gain -->            with its interval: -9.3 (-12.6 to -5.9)
 
@@ -15,7 +12,6 @@ comes last.
 """
 import math
 import re
-import textwrap
 from pathlib import Path
 
 from analysis.statistics import Estimate
@@ -23,7 +19,7 @@ from analysis.tables import Cell, Table, by_row, escaped, shown
 from engine.errors import UserError
 from lab.publish.results import Results, pages
 
-KINDS = "table|text|words|source|number|interval"
+KINDS = "table|number|interval"
 BEGIN, END = re.compile(rf"<!-- (?:{KINDS}) "), "<!-- end -->"
 MARKED = re.compile(rf"<!-- ({KINDS}) ((?:(?!-->).)+?) -->(.*?){END}", re.S)
 
@@ -65,8 +61,6 @@ def fill(text: str, page: str, results: Results) -> str:
 def content_of_mark(kind: str, words: str, page: str, results: Results) -> str:
     """What a mark stands for; the page is named in an error."""
     try:
-        if kind == "source":
-            return source_of(results.result(words))
         table, asked = find_table(words, results)
         return MAKERS[kind](table, asked)
     except UserError as error:
@@ -82,16 +76,6 @@ def find_table(words: str, results: Results) -> tuple[Table, list[str]]:
     result, name, asked = match.groups()
     stored = results.table(result, name)
     return table_of(stored), [part.strip() for part in asked.split(";") if part.strip()]
-
-
-def source_of(result: dict) -> str:
-    """The command as it was typed, the day, and the versions and commits of the code that made the
-    runs, where they are on record, else those of the report. At that commit the command stands."""
-    made = [part for part in result.get("made_by") or [] if isinstance(part, dict)] or [result]
-    commits = dict.fromkeys((part["git_commit"] or "unknown")[:7] for part in made)
-    versions = dict.fromkeys((part.get("versions") or result["versions"])["torch"] for part in made)
-    return (f"\n`{result['command']}` at commit {' and '.join(commits)}, {result['day']}, "
-            f"torch {' and '.join(versions)}\n")
 
 
 def make_table(table: Table, asked: list[str]) -> str:
@@ -114,17 +98,6 @@ def make_table(table: Table, asked: list[str]) -> str:
     return "\n" + "\n".join(lines) + "\n"
 
 
-def make_text(table: Table, numbers: list[str]) -> str:
-    lines = [row[0] for row in table.rows]
-    if numbers:
-        lines = [lines[int(number) - 1] for number in " ".join(numbers).split()]
-    return "\n" + "\n".join(["```", *lines, "```"]) + "\n"
-
-
-def make_words(table: Table, asked: list[str]) -> str:
-    return f"\n{textwrap.fill(table.finding, 100)}\n"
-
-
 def make_number(table: Table, asked: list[str]) -> str:
     """A cell without its interval."""
     value, spec = find_cell(table, asked)
@@ -136,8 +109,7 @@ def make_interval(table: Table, asked: list[str]) -> str:
     return shown(*find_cell(table, asked))
 
 
-MAKERS = {"table": make_table, "text": make_text, "words": make_words, "number": make_number,
-          "interval": make_interval}
+MAKERS = {"table": make_table, "number": make_number, "interval": make_interval}
 
 
 def find_cell(table: Table, asked: list[str]) -> tuple[Cell, str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from engine.errors import UserError, read_json
 from harness.flags import Flag, print_text, read
-from lab.publish.pages import source_of, table_of
+from lab.publish.pages import table_of
 from lab.publish.results import RESULTS, read_result
 
 FLAGS = {"table": Flag("", "the name of one table. By default all are printed")}
@@ -57,7 +57,7 @@ def in_text(result: dict, only: str = "") -> str:
         raise UserError(f"--table {only}: the result has {', '.join(names) or 'no tables'}")
     parts = [result.get("question", "")]
     if "day" in result:
-        parts.append(source_of(result).strip())
+        parts.append(source_of(result))
     for stored in result["tables"]:
         if only in ("", stored["name"]):
             table = table_of(stored)
@@ -65,3 +65,13 @@ def in_text(result: dict, only: str = "") -> str:
                       table.to_text(), *table.notes]
     return "\n\n".join(part if part.startswith("|") else textwrap.fill(part, 100)
                        for part in parts if part)
+
+
+def source_of(result: dict) -> str:
+    """The command as it was typed, the day, and the versions and commits of the code that made the
+    runs, where they are on record, else those of the report. At that commit the command stands."""
+    made = [part for part in result.get("made_by") or [] if isinstance(part, dict)] or [result]
+    commits = dict.fromkeys((part["git_commit"] or "unknown")[:7] for part in made)
+    versions = dict.fromkeys((part.get("versions") or result["versions"])["torch"] for part in made)
+    return (f"`{result['command']}` at commit {' and '.join(commits)}, {result['day']}, "
+            f"torch {' and '.join(versions)}")

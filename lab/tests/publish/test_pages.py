@@ -24,8 +24,10 @@ TABLE = Table("success", "Success", by_row(
 SIZES = Table("size", "By size", by_row(
     {"": "", "share, all": ".1%"}, [["size: abs(t) > 3", 0.5], ["size: abs(t) < 1", 0.25]]))
 LOG = Table("log", "A log", {"line": ("", ["   1/2  0.5", " ..."])})
+PRINTED = {"README.md": ("first_run", 16), "docs/real_models.md": ("real_run", 73)}
 
 ALL = Results()
+STORED = sorted(store.RESULTS.glob("*.json"))
 
 
 @pytest.mark.parametrize("page", pages.pages(), ids=lambda page: page.name)
@@ -39,6 +41,21 @@ def test_no_line_begins_with_a_number_of_a_result(page):
     """Markdown takes a line that begins with a comment for HTML, and then shows the rest of the
     line with its stars and backticks."""
     assert not re.findall(r"^ *<!-- (?:number|interval) .*", page.read_text(), flags=re.M)
+
+
+def test_a_line_of_a_page_with_a_command_and_its_commit_is_the_source_of_a_stored_result():
+    sources = {show.source_of(read_result(path)) for path in STORED}
+    found = []
+    for page in pages.pages():
+        found += re.findall(r"^`python .*` at commit .*", page.read_text(), flags=re.M)
+    assert found and set(found) <= sources
+
+
+@pytest.mark.parametrize("page", PRINTED)
+def test_the_last_line_of_a_run_is_that_of_its_stored_transcript(page):
+    result, number = PRINTED[page]
+    line = ALL.table(result, "transcript")["rows"][number - 1]["line"]
+    assert f"\n{line}\n" in (ROOT / page).read_text(encoding="utf-8")
 
 
 OVERVIEWS = {"README.md", "lab/README.md", "lab/LOG.md"}  # that tell what a report has found
@@ -100,9 +117,6 @@ def page(tmp_path, monkeypatch):
     ("table small success; arm = rloo; when = end; arm; end", "\n| arm | end |\n|:--|--:|\n"
      "| rloo | 25.0% |\n"),
     ("table small size; share, all", "\n| share, all |\n|--:|\n| 50.0% |\n| 25.0% |\n"),
-    ("text small log", "\n```\n   1/2  0.5\n ...\n```\n"),
-    ("words small success", "\nrloo is behind.\n"),
-    ("source small", "\n`python -m study small` at commit aaaaaaa, 2026-11-21, torch 2.13.0\n"),
     ("table small success; arm; range",
      "\n| arm | lowest to highest |\n|:--|--:|\n| none | +1.0 to +2.0 |\n| rloo | -1.0 to +50.0 |\n"
      "| rloo | - |\n"),
@@ -120,7 +134,7 @@ def test_a_result_is_read_once(results, monkeypatch):
     """However many marks name it, and whatever they ask for."""
     read = []
     monkeypatch.setattr(store, "read_result", lambda path: read.append(path) or read_result(path))
-    marks = ("number small success none; end", "source small", "words small success")
+    marks = ("number small success none; end", "table small success", "table small size")
     page = "".join(f"<!-- {words} --><!-- end -->" for words in marks)
     pages.fill(page, "page.md", Results())
     assert read == [results / "small.json"]
@@ -131,8 +145,9 @@ def test_a_source_names_the_codes_that_made_the_runs(results):
                for code, torch in (("b", "2.13.0"), ("c", "2.11.0"), ("c", "2.11.0"))]
     path = results / "small.json"
     write_result(path, {**read_result(path), "made_by": made_by})
-    made = pages.fill("<!-- source small --><!-- end -->", "p", Results())
-    assert "at commit bbbbbbb and ccccccc, 2026-11-21, torch 2.13.0 and 2.11.0" in made
+    made = show.source_of(read_result(path))
+    assert made == ("`python -m study small` at commit bbbbbbb and ccccccc, 2026-11-21, torch "
+                    "2.13.0 and 2.11.0")
 
 
 @pytest.mark.parametrize("marked, complaint", [
@@ -149,9 +164,11 @@ def test_a_mark_that_means_nothing_is_named_with_its_page(results, marked, compl
 
 
 @pytest.mark.parametrize("text", [
-    "<!-- number small success none; end -->1% and <!-- words small success -->x<!-- end -->",
-    "<!-- words small success -->x<!-- end --> <!-- number small success none; end -->1%",
-    "<!-- words small success -->x<!-- end --> 1%<!-- end -->",
+    "<!-- number small success none; end -->1% and <!-- table small success -->x<!-- end -->",
+    "<!-- table small success -->x<!-- end --> <!-- number small success none; end -->1%",
+    "<!-- table small success -->x<!-- end --> 1%<!-- end -->",
+    "<!-- number small success none; end -->1% <!-- table small size -->x<!-- end --><!-- end -->",
+    "<!-- words small success -->x<!-- end -->",  # no kind of mark
     "<!-- nubmer small success none; end -->1%<!-- end -->"])
 def test_a_mark_that_is_not_closed_replaces_no_text(results, text):
     with pytest.raises(UserError, match="page.md has . marks and . times <!-- end -->"):
@@ -249,9 +266,6 @@ def test_a_result_is_shown_whole_or_one_of_its_tables(results, tmp_path, capsys)
                         (["small", "--table", "x"], "--table x: the result has success, size")):
         with pytest.raises(UserError, match=said):
             main(["show", *flags])
-
-
-STORED = sorted(store.RESULTS.glob("*.json"))
 
 
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
