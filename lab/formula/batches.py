@@ -102,14 +102,12 @@ class Case:
 
 def make_case(seed: int, groups: int = 4, answers: int = 4, longest: int = 7,
               equal_lengths: bool = False, prompts: tuple[int, int] = (2, 4), spare: int = 1,
-              spread: bool = False, lens: Lens = Lens(), late: int = 0) -> Case:
+              lens: Lens = Lens(), late: int = 0) -> Case:
     """A batch of random logits and tokens, on policy, with rewards between 0 and 1.
 
     A row is as long as the longest prompt and the longest answer together, and `spare` more. With
     `equal_lengths` all prompts and all answers have the same length, and each answer ends.
-    Otherwise a few answers were cut at the limit, and have no end token. With `spread` the
-    probabilities of the sampled tokens lie between 1e-6 and 1 - 1e-6, as those of a model do.
-    """
+    Otherwise a few answers were cut at the limit, and have no end token."""
     draw = torch.Generator().manual_seed(seed)
     B = groups * answers
     group = torch.arange(B) // answers
@@ -128,22 +126,8 @@ def make_case(seed: int, groups: int = 4, answers: int = 4, longest: int = 7,
         ids[b, stop:] = PAD
     logits = 1.5 * torch.randn(B, L, VOCABULARY, generator=draw, dtype=torch.float64)
     reward = torch.rand(B, generator=draw, dtype=torch.float64)
-    if spread:
-        wanted = 28 * torch.rand(B, L, generator=draw, dtype=torch.float64) - 14  # log(p / (1 - p))
-        logits = with_log_odds(logits, ids, wanted, lens)
     zero = torch.zeros(B, L, dtype=torch.float64)
     return Case(logits, ids, prompt_length, length, reward, group, zero, zero, lens, late=late)
-
-
-def with_log_odds(logits: Tensor, ids: Tensor, wanted: Tensor, lens: Lens) -> Tensor:
-    """The logits, changed at the sampled tokens such that these have the wanted log-odds."""
-    at_token = lens.to_tokens(logits)
-    sampled = torch.zeros_like(logits, dtype=torch.bool).scatter(2, ids[:, :, None], True)
-    others = at_token.masked_fill(sampled, -torch.inf) / lens.temperature
-    value = lens.temperature * (others.logsumexp(2) + wanted)
-    at_token = torch.where(sampled, value[..., None], at_token)
-    readable = lens.to_places(torch.ones(ids.shape, dtype=logits.dtype))[..., None] > 0
-    return torch.where(readable, lens.to_places(at_token), logits)
 
 
 def noise_like(case: Case, seed: int, size: float) -> Tensor:

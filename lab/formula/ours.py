@@ -4,14 +4,17 @@ It is written as a user's loss is, from the logits and the batch, so its gradien
 autograd and needs no theory. A formula that was found is believed only where this function has the
 gradient of the user's loss (search.py, `prove`).
 """
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .batches import Batch, Case, Lens
-from .tables import (ANSWER, CENTRES, CHOICES, COUNTS, FINISHES, GATES, GROUPS, KLS, ORDERS, PLACES,
+from .tables import (ANSWER, CENTRES, CHOICES, COUNTS, FINISHES, GROUPS, KLS, ORDERS, PLACES,
                      RATIOS, REFERENCES, REWARDS, SCALES, SHAPES, kinds)
 
 
@@ -33,8 +36,6 @@ class Formula:
     choice: str = ""                  # of these, only where CHOICES is at least
     least: float = 0.0
     reward: str = ""
-    cost: str = ""                    # what is taken off the reward, and how much of it
-    price: float = 0.0
     groups: str = ""
     centre: str = "mean"
     scale: str = "none"
@@ -49,8 +50,6 @@ class Formula:
     late: int = 0                     # old log-probs are taken from so many places before
     ratio: str = "no ratio"
     bounds: tuple[float, ...] = ()
-    gate: str = ""
-    gate_bound: float = 0.0
     kls: tuple[Term, ...] = ()
     entropy: Term | None = None
     sure: frozenset[str] = field(default_factory=frozenset)  # questions that have an exact answer
@@ -94,23 +93,43 @@ def gradient_of(formula: Formula, case: Case) -> Tensor:
     return torch.autograd.grad(value, logits)[0]
 
 
+class Change(NamedTuple):
+    """The gradient of a case less that of another one, of which only the rewards differ."""
+    case: Case
+    other: Case
+    gradient: Tensor
+
+
+def left_of(wanted: Tensor, explained: Tensor) -> float:
+    """The share of what is wanted that is not explained; infinite if it is no number."""
+    share = float((wanted - explained).norm() / wanted.norm().clamp(min=1e-12))
+    return math.inf if math.isnan(share) else share
+
+
+def left_by(formula: Formula, changes: Iterable[Change]) -> float:
+    """The largest share of these changes that the policy loss of the formula leaves over."""
+    plain, worst = replace(formula, kls=(), entropy=None), 0.0
+    for case, other, gradient in changes:
+        explained = gradient_of(plain, case) - gradient_of(plain, other)
+        worst = max(worst, left_of(gradient, explained))
+    return worst
+
+
 # ------------------------------------------------------------------ the parts of the policy loss
 def policy(view: View, formula: Formula) -> Tensor:
     """The sum over tokens of weight * shape * objective."""
     if not formula.factor:
         return (view.logits * 0).sum()
     batch = view.batch
-    cost = cost_of(view, formula) if formula.cost else None
-    advantage = advantage_of(batch, formula, cost)[:, None]
+    advantage = advantage_of(batch, formula)[:, None]
     n = lengths(view, formula.length)
     weight = (formula.factor * COUNTS[formula.count](n, batch))[:, None]
     x = seen_by_ratio(view, formula, advantage)
     objective = RATIOS[formula.ratio](x, *formula.bounds)
     shape = SHAPES[formula.shape](view)
     shape = shape.detach() if formula.is_detached else shape
-    gate = GATES[formula.gate](x, formula.gate_bound).detach()
     # where nothing is trained stands 0, and not 0 times what may be infinite there
-    return torch.where(view.trained, weight * gate * shape * objective, 0.0).sum()
+    return torch.where(view.trained, weight * shape * objective, 0.0).sum()
 
 
 def trained(view: View, formula: Formula) -> Tensor:
@@ -134,28 +153,20 @@ def lengths(view: View, length: str) -> Tensor:
     return counted.sum(1).to(view.logits.dtype)
 
 
-def cost_of(view: View, formula: Formula) -> Tensor:
-    """(B,) what is taken off the reward: a KL of the answer, or its length."""
-    inside = view.batch.mask > 0
-    n = inside.sum(1).to(view.logits.dtype)
-    d = torch.where(inside, view.batch.reference_log_prob - view.log_prob, 0.0).detach()
-    kind, _, beyond = formula.cost.partition(" beyond ")
-    values = {"": 0 * n, "length": (n - float(beyond or 0)).clamp(min=0),
-              "kl k1": -d.sum(1), "kl k1 mean": -d.sum(1) / n,
-              "kl k3": KLS["k3"](d, d).sum(1), "kl k3 mean": KLS["k3"](d, d).sum(1) / n}
-    return formula.price * values[kind]
-
-
-def advantage_of(batch: Batch, formula: Formula, cost: Tensor | None = None) -> Tensor:
-    """(B,) the advantage. Where it is 0 / 0 stands 0."""
+def advantage_of(batch: Batch, formula: Formula,
+                 known: dict[tuple[object, ...], Tensor] | None = None) -> Tensor:
+    """(B,) the advantage. Where it is 0 / 0 stands 0. `known` keeps baselines and scales of this
+    batch, which many formulas share."""
+    known = {} if known is None else known
     n = (batch.mask > 0).sum(1).to(batch.reward.dtype)
-    reward = REWARDS[formula.reward](batch.reward, batch)
-    if cost is not None:
-        reward = reward - cost
-    label = GROUPS[formula.groups](batch)
-    value = reward - CENTRES[formula.centre](reward, label, n)
-    value = value / SCALES[formula.scale](reward, label, formula.epsilon)
-    return ORDERS[formula.order](FINISHES[formula.finish](value.nan_to_num(0.0), n)).nan_to_num(0.0)
+    centre = formula.reward, formula.groups, formula.centre
+    scale = formula.reward, formula.groups, formula.scale, formula.epsilon
+    if centre not in known or scale not in known:
+        reward, label = REWARDS[formula.reward](batch.reward, batch), GROUPS[formula.groups](batch)
+        known[centre] = reward - CENTRES[formula.centre](reward, label, n)
+        known[scale] = SCALES[formula.scale](reward, label, formula.epsilon)
+    value = (known[centre] / known[scale]).nan_to_num(0.0)
+    return ORDERS[formula.order](FINISHES[formula.finish](value, n)).nan_to_num(0.0)
 
 
 def seen_by_ratio(view: View, formula: Formula, advantage: Tensor) -> SimpleNamespace:
@@ -169,8 +180,7 @@ def seen_by_ratio(view: View, formula: Formula, advantage: Tensor) -> SimpleName
         return torch.where(inside, value, 0.0).sum(1, keepdim=True) / n
 
     return SimpleNamespace(d=d, mean=mean_of(d), sum=n * mean_of(d), n=n, mean_of=mean_of,
-                           log_p=view.log_prob, p=view.log_prob.exp(), old_p=old.exp(),
-                           A=advantage)
+                           log_p=view.log_prob, A=advantage)
 
 
 def weight_of(view: View, term: Term) -> Tensor:

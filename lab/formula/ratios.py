@@ -1,35 +1,36 @@
-"""How does a push depend on the ratio of new and old probability?
+"""How does the push depend on the ratio of new and old probability?
 
-One token's (or one answer's) ratio is moved at a time, over a grid from e^-24 to e^24, for a good
-answer and for a bad one. Where the response stops to be proportional, or constant, or 0, lies a
+The ratios of one answer's tokens are moved at a time, over a grid from e^-4 to e^4, for good
+answers and for bad ones. Where the response stops to be proportional, or constant, or 0, lies a
 bound. Each line of RATIOS is tried with these bounds: first on the measured curves, then on batches
 in which all ratios differ.
 """
-import itertools
 import math
 from dataclasses import replace
+from itertools import groupby
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .batches import Case
 from .calling import LossFailed
 from .credit import tidy
-from .ours import Formula, advantage_of, gradient_of, trained_in
-from .reading import KNOWN
-from .tables import BY_RATE, BY_TRYING, GATE_BOUNDS, GATES, RATIOS, USUAL_NUMBERS
+from .ours import Formula, advantage_of, left_by, trained_in
+from .reading import KNOWN, first_right
+from .tables import RATIOS
 
 FINE = [1 + sign * 1e-5 * 2 ** k for k in range(14) for sign in (1, -1)]
-FAR = [math.exp(sign * size) for size in (4.5, 5.5, 7, 9, 11, 14, 17, 19, 21, 24)
-       for sign in (1, -1)]
-GRID = sorted({1.0, *FINE, *FAR, *torch.linspace(-4.0, 4.0, 81).double().exp().tolist()})
+GRID = sorted({1.0, *FINE, *torch.linspace(-4.0, 4.0, 81).double().exp().tolist()})
+PROBED = 6  # tokens of each answer of Curves.case
+TRIES = 8  # at a time, while a bound is looked for: one for each answer
 # The rewards of four answers in two batches. The first two are probed: in the first batch the one
 # is good and the other bad, and in the second one both have an advantage of 0.
 REWARDS_OF_FOUR = (((1.0, 0.0, .5, .5), (.5, .5, 1.0, 0.0)),
                    ((1.0, -1.0, 0.0, 0.0), (0.0, 0.0, 1.0, -1.0)),
                    ((1.0, 0.0, 1.0, 0.0), (0.0, 0.0, 0.0, 0.0)))
+USUAL = ("no ratio", "ratio", "clip", "cispo", "mask", "gspo clip", "clip dual")  # if none is right
+Curve = dict[int, list[float]]  # by the sign of an answer's advantage
 
 
 class Curves:
@@ -43,44 +44,28 @@ class Curves:
         for first, second in REWARDS_OF_FOUR:
             self.case = case.with_reward(torch.tensor(first).double()[place])
             self.other = case.with_reward(torch.tensor(second).double()[place])
-            rest = advantage_of(self.other.batch(), search.formula)[place < 2]
-            if not rest.abs().max() > 1e-9 * advantage_of(self.case.batch(),
-                                                          search.formula).abs().max():
+            rest, all_of = (advantage_of(one.batch(), search.formula).abs()
+                            for one in (self.other, self.case))
+            if not rest[place < 2].max() > 1e-9 * all_of.max():
                 break
         self.still = search.push(self.case, self.other)
-        is_probed = (place < 2)[:, None] & trained_in(case, search.formula) & case.mask
-        self.usable = is_probed & (self.still.abs() > 1e-7 * self.still.abs().max())
-        self.sign = torch.where(place == 0, 1, -1)
-        self.is_of_answer = False
-
-    def moved(self, log_ratio: Tensor) -> Tensor:
-        pair = [replace(case, log_ratio=log_ratio) for case in (self.case, self.other)]
-        return self.search.push(*pair) / torch.where(self.usable, self.still, 1.0)
-
-    def find_level(self) -> None:
-        """Whether a token's ratio changes the pushes of other tokens of its answer."""
-        probed = torch.zeros_like(self.usable)
-        for b in self.usable.any(1).nonzero().flatten().tolist():
-            probed[b, int(self.usable[b].nonzero().flatten()[0])] = True
-        changed = torch.zeros_like(self.usable)
-        for size in (1e-3, -1e-3, 3.0, -3.0):
-            changed |= self.usable & ((self.moved(size * probed.double()) - 1).abs() > 1e-6)
-        self.is_of_answer = bool((changed & ~probed).any())
+        usable = trained_in(case, search.formula) & case.mask
+        usable &= self.still.abs() > 1e-7 * self.still.abs().max()
+        self.slots = {sign: [(b, int(usable[b].nonzero()[0])) for b in range(32)
+                             if place[b] == of and usable[b].any()]
+                      for sign, of in ((1, 0), (-1, 1))}
 
     def curve(self, sign: int, values: list[float]) -> list[float]:
         """The response of answers of this sign to these ratios."""
-        slots = [(b, j) for b, j in self.usable.nonzero().tolist() if self.sign[b] == sign]
-        if self.is_of_answer:
-            slots = list({b: (b, j) for b, j in slots}.values())
-        found: list[float] = []
+        slots, found = self.slots[sign], []
         for first in range(0, len(values) if slots else 0, max(1, len(slots))):
             log_ratio = torch.zeros_like(self.still)
-            part = list(zip(slots, values[first:first + len(slots)]))
-            for (b, j), value in part:
-                where = (b, slice(None)) if self.is_of_answer else (b, j)
-                log_ratio[where] = math.log(value)
-            moved = self.moved(log_ratio)
-            found += [float(moved[b, j]) for (b, j), _ in part]
+            part = list(zip(slots, values[first:]))
+            for (b, _), value in part:
+                log_ratio[b] = math.log(value)
+            pair = [replace(case, log_ratio=log_ratio) for case in (self.case, self.other)]
+            moved = self.search.push(*pair)
+            found += [float(moved[slot] / self.still[slot]) for slot, _ in part]
         return found
 
     def bounds(self, sign: int, values: list[float]) -> list[float]:
@@ -97,12 +82,12 @@ class Curves:
                outside: float) -> float:
         """The ratio between two others at which the response stops to be value * ratio^power."""
         start = inside
-        for _ in range(12):
-            tries = [inside + (outside - inside) * (k + 1) / 17 for k in range(16)]
+        for _ in range(14):
+            tries = [inside + (outside - inside) * (k + 1) / (TRIES + 1) for k in range(TRIES)]
             wanted = [value * (ratio / start) ** power for ratio in tries]
             holds = [abs(a - b) <= 1e-7 * max(abs(b), 1e-9)
                      for a, b in zip(self.curve(sign, tries), wanted)]
-            last = holds.index(False) if False in holds else 16
+            last = holds.index(False) if False in holds else TRIES
             ends = [inside, *tries, outside]
             inside, outside = ends[last], ends[last + 1]
             if abs(outside - inside) < 1e-10 * inside:
@@ -113,26 +98,24 @@ class Curves:
 def lawful_runs(values: list[float]) -> list[tuple[int, int, float]]:
     """(first, last, power) of the stretches of the grid where the response is proportional to a
     power of the ratio: 1, 0, or -1; or where it is 0."""
-    laws: list[float | None] = []
-    for k in range(len(GRID) - 1):
-        a, b = values[k], values[k + 1]
-        if abs(a) < 1e-11 and abs(b) < 1e-11:
-            laws.append(math.inf)
-        elif a * b <= 0:
-            laws.append(None)
-        else:
-            power = math.log(b / a) / math.log(GRID[k + 1] / GRID[k])
-            near = round(power)
-            laws.append(float(near) if abs(power - near) < 1e-3 and abs(near) < 4 else None)
-    runs, k = [], 0
-    while k < len(laws):
-        end = k
-        while end + 1 < len(laws) and laws[end + 1] == laws[k]:
-            end += 1
-        if laws[k] is not None and end > k:
-            runs.append((k, end + 1, 0.0 if math.isinf(laws[k]) else laws[k]))
-        k = end + 1
-    return runs
+    found, first = [], 0
+    for law, intervals in groupby(map(law_between, GRID, GRID[1:], values, values[1:])):
+        last = first + len(list(intervals))
+        if law is not None and last > first + 1:
+            found.append((first, last, 0.0 if math.isinf(law) else law))
+        first = last
+    return found
+
+
+def law_between(ratio: float, next_ratio: float, value: float, next_value: float) -> float | None:
+    """The power between two points of the grid, if it is a whole number; infinite if both values
+    are 0."""
+    if abs(value) < 1e-11 and abs(next_value) < 1e-11:
+        return math.inf
+    if value * next_value <= 0:
+        return None
+    power = math.log(next_value / value) / math.log(next_ratio / ratio)
+    return float(round(power)) if abs(power - round(power)) < 1e-3 else None
 
 
 def snapped(value: float) -> float:
@@ -143,63 +126,49 @@ def find_ratio(search: Any) -> None:
     """The objective and its bounds; that which is nearest if none is right."""
     try:
         curves = Curves(search)
+        measured = {sign: curves.curve(sign, GRID) for sign in (1, -1)}
+        points = sorted({float(f"{point:.9g}") for sign, values in measured.items() if values
+                         for point in curves.bounds(sign, values) if point > 1e-12})
     except LossFailed:
         return
-    if not curves.usable.any():
+    if not any(measured.values()):
         return
-    curves.find_level()
-    measured = {sign: curves.curve(sign, GRID) for sign in (1, -1)}
-    points = sorted({float(f"{point:.9g}") for sign, values in measured.items() if values
-                     for point in curves.bounds(sign, values) if point > 1e-12})
-    fits = proposals(search.formula, points, curves, measured)
-    best = judged(search, fits)
-    if best is None or best[0] > KNOWN:
-        tried = [*by_trying(search.formula, points), *gated(search.formula, points)]
-        second = judged(search, tried)
-        best = min((one for one in (best, second) if one), key=lambda pair: pair[0], default=None)
-    if best is None:
+    changes = search.ratio_changes()
+
+    def left_over(formula: Formula) -> float:
+        """Of batches in which all ratios differ. Without a known advantage nothing can be explained
+        of them, and the curves alone count."""
+        return left_by(with_on_policy_factor(formula), changes) if changes else 1.0
+
+    fits = [formula for formula in proposals(search.formula, points, RATIOS)
+            if has_curves(formula, measured)]
+    near = [point for point in points if .01 < point < 20][:6]
+    chosen, left = first_right(fits, left_over, enough=1e-9)
+    if left > KNOWN:
+        chosen, left = first_right([*fits, *proposals(search.formula, near, USUAL)], left_over)
+    if chosen is None:
         return
-    error, formula = best
-    formula = with_on_policy_factor(formula)
-    is_without = formula.ratio == "no ratio" and formula in fits  # as the curves alone show
-    if error <= KNOWN or is_without:
-        search.settle("ratio", formula)
-    else:
-        search.formula = formula
+    is_without = chosen.ratio == "no ratio" and chosen in fits  # as the curves alone show
+    search.formula = with_on_policy_factor(chosen)
+    if left <= KNOWN or is_without:
+        search.settle("ratio", search.formula)
 
 
-def proposals(start: Formula, points: list[float], curves: Curves,
-              measured: dict[int, list[float]]) -> list[Formula]:
-    """The lines of RATIOS that have the measured curves, with the bounds that were seen."""
-    found = []
-    for name, gate in itertools.product(RATIOS, gates_seen(points)):
-        start = replace(start, gate=gate, gate_bound=gates_seen(points)[gate])
-        if name in BY_TRYING or gate and name == "mask":
-            continue
-        is_of_answer = name.startswith(("gspo", "gmpo", "summed", "vespo"))
-        if is_of_answer != curves.is_of_answer and name != "no ratio":
-            continue
-        numbers = rates_seen(measured) if name in BY_RATE else bounds_for(name, points)
-        for bounds in numbers:
-            formula = replace(start, ratio=name, bounds=bounds)
-            if has_curves(formula, curves, measured):
-                found.append(formula)
-    return found
-
-
-def gates_seen(points: list[float]) -> dict[str, float]:
-    """No gate, or a log-ratio that is clamped as far out as the outermost bounds."""
-    size = max((abs(math.log(point)) for point in points), default=0.0)
-    return {"": 0.0} | ({"log-ratio within": tidy(size)} if size > 4.4 else {})
+def proposals(start: Formula, points: list[float], names: Any) -> list[Formula]:
+    """These lines of RATIOS with the bounds that were seen."""
+    return [replace(start, ratio=name, bounds=bounds)
+            for name in names for bounds in bounds_for(name, points)]
 
 
 def bounds_for(name: str, points: list[float]) -> list[tuple[float, ...]]:
     """All choices of a line's bounds among those that were seen, or none."""
-    count = RATIOS[name].__code__.co_argcount - 1
+    count = RATIOS[name].function.__code__.co_argcount - 1
     if name.startswith("inverse"):
         points = [snapped(1 / point) for point in points]
+    if name.startswith("summed"):
+        points = [snapped(point ** PROBED) for point in points]
     lows, highs = [*points, -math.inf], [*points, math.inf]
-    if name in ("topr", *BY_TRYING):
+    if count == 1:
         return [(high,) for high in points]
     if count == 2:
         return [(low, high) for low in lows for high in highs if low < high and (
@@ -210,40 +179,20 @@ def bounds_for(name: str, points: list[float]) -> list[tuple[float, ...]]:
     return [()]
 
 
-def rates_seen(measured: dict[int, list[float]]) -> list[tuple[float, ...]]:
-    """The rates of SAPO's gate for good and for bad answers, solved from one point of the curve."""
-    k = min(range(len(GRID)), key=lambda k: abs(GRID[k] - .6))
-    taus = []
-    for sign in (1, -1):
-        share = measured[sign][k] / GRID[k] if measured[sign] else 1.0
-        if not 1e-9 < share < 1 - 1e-9:
-            return []
-        taus.append(tidy(2 * math.acosh(share ** -.5) / abs(GRID[k] - 1)))
-    return [(taus[0], taus[1])]
-
-
-def has_curves(formula: Formula, curves: Curves, measured: dict[int, list[float]]) -> bool:
+def has_curves(formula: Formula, measured: Curve) -> bool:
+    """Whether the line's response to GRID is the measured one, that of answers whose tokens all
+    have this ratio. The logarithm of a summed ratio is as many times as large."""
+    n = PROBED if formula.ratio.startswith(("summed", "vespo")) else 1
+    grid = torch.tensor(GRID, dtype=torch.float64).log()
     for sign, values in measured.items():
         if not values:
             continue
-        wanted = response(formula, sign, curves.case)
-        if math.isnan(wanted[0]):
-            return False
-        off = [abs(a - b) for a, b in zip(values, wanted)]
-        if any(gap > 1e-5 * max(1.0, abs(b)) for gap, b in zip(off, wanted)):
+        at_one = float(slopes(formula, sign, torch.zeros(1, dtype=torch.float64)))
+        wanted = slopes(formula, sign, n * grid) / at_one if at_one else grid * math.nan
+        off = (torch.tensor(values, dtype=torch.float64) - wanted).abs()
+        if not bool((off <= 1e-5 * wanted.abs().clamp(min=1)).all()):
             return False
     return True
-
-
-def response(formula: Formula, sign: int, case: Case) -> list[float]:
-    """The response that a line of RATIOS has to GRID, as Curves measures it: for answers of one
-    token. Where the ratio is that of a sum, its logarithm is as many times as large."""
-    n = int(case.length[0]) if formula.ratio.startswith(("summed", "vespo")) else 1
-    at_one = float(slopes(formula, sign, torch.zeros(1, dtype=torch.float64)))
-    if at_one == 0:
-        return [math.nan] * len(GRID)
-    grid = torch.tensor(GRID, dtype=torch.float64).log()
-    return (slopes(formula, sign, n * grid) / at_one).tolist()
 
 
 def slopes(formula: Formula, sign: int, log_ratio: Tensor) -> Tensor:
@@ -251,67 +200,13 @@ def slopes(formula: Formula, sign: int, log_ratio: Tensor) -> Tensor:
     leaf = torch.zeros_like(log_ratio).requires_grad_(True)
     d = (leaf + log_ratio)[:, None]
     x = SimpleNamespace(d=d, mean=d, sum=d, n=torch.ones_like(d), mean_of=lambda v: v,
-                        log_p=leaf[:, None], p=d.exp(), old_p=torch.ones_like(d),
-                        A=torch.full_like(d, float(sign)))
-    gate = GATES[formula.gate](x, formula.gate_bound + 1e-9)
-    objective = gate * RATIOS[formula.ratio](x, *formula.bounds)
+                        log_p=leaf[:, None], A=torch.full_like(d, float(sign)))
+    objective = RATIOS[formula.ratio](x, *formula.bounds)
     return torch.autograd.grad(objective.sum(), leaf)[0]
-
-
-def judged(search: Any, formulas: list[Formula]) -> tuple[float, Formula] | None:
-    """The formula that explains most of batches in which all ratios differ, and what it leaves
-    over. Without a known advantage nothing can be explained, so the first one is taken."""
-    if not formulas:
-        return None
-    if not search.knows("credit"):
-        return 1.0, formulas[0]
-    cases = [search.case(34).moved(34, .3), search.case(35).moved(35, 1.2),
-             search.case(36).moved(36, .05), search.case(37).moved(37, 24.0)]
-    wanted = []
-    for case in cases:
-        other = case.with_reward(case.reward.roll(1))
-        try:
-            wanted.append((case, other, search.change(case, other)))
-        except LossFailed:
-            return None
-    found = []
-    for formula in formulas:
-        plain = with_on_policy_factor(formula)
-        worst = 0.0
-        for case, other, change in wanted:
-            if found and worst > min(found, key=lambda pair: pair[0])[0]:
-                break
-            off = change - gradient_of(plain, case) + gradient_of(plain, other)
-            worst = max(worst, float(off.norm() / change.norm()))
-        found.append((worst if math.isfinite(worst) else 1e9, formula))
-        if worst < 1e-9:
-            break
-    return min(found, key=lambda pair: pair[0])
 
 
 def with_on_policy_factor(formula: Formula) -> Formula:
     """The factor was measured where the ratio is 1. An objective whose slope there is another
     number than 1, as one that is clamped below 1, has its part in it."""
-    if formula.ratio in BY_TRYING:
-        return formula
     slope = float(slopes(formula, 1, torch.zeros(1, dtype=torch.float64)))
     return replace(formula, factor=tidy(formula.factor / slope)) if slope else formula
-
-
-def by_trying(start: Formula, points: list[float]) -> list[Formula]:
-    """Lines whose bounds are no ratios, with usual numbers; and all others, as the nearest."""
-    found = [replace(start, ratio=name, bounds=(most,)) for name in BY_TRYING
-             for most in USUAL_NUMBERS]
-    near = [point for point in points if .01 < point < 20][:6]
-    for name in ("no ratio", "ratio", "clip", "cispo", "mask", "gspo clip", "clip dual"):
-        found += [replace(start, ratio=name, bounds=bounds) for bounds in bounds_for(name, near)]
-    return found
-
-
-def gated(start: Formula, points: list[float]) -> list[Formula]:
-    """PPO's clip on the answers that a gate lets through."""
-    lows = [*[p for p in points if .1 < p < .999], .8, .9, .7]
-    highs = [*[p for p in points if 1.001 < p < 10], 1.2, 1.28]
-    return [replace(start, ratio="clip", bounds=(low, high), gate=gate, gate_bound=bound)
-            for gate in GATES for low in dict.fromkeys(lows) for high in dict.fromkeys(highs)
-            for bound in GATE_BOUNDS[gate] if gate]

@@ -10,7 +10,10 @@ where y is the token that is predicted there. So one number c for each token say
 distribution p adds a second vector, h p (log p + H) / temperature. What neither vector explains is
 left over.
 """
+import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +25,21 @@ TEMPERATURES = (1.0, .9, .8, .7, .6, .5, 1.1, 1.2, 1.5, 2.0, .95, .85, .75, .65,
                 1 / .9, 1 / .8, 1 / .7, 1 / .6)
 KNOWN = 1e-6      # a formula that leaves less of a gradient over is right, relative to its norm
 EXACT = 1e-7      # what is left over of a gradient that is explained, relative to its size
+Candidate = TypeVar("Candidate")
+
+
+def first_right(candidates: Iterable[Candidate], left_over: Callable[[Candidate], float],
+                enough: float = KNOWN) -> tuple[Candidate | None, float]:
+    """The first candidate that leaves less than `enough` over, and how much that is; or else the
+    nearest one. All questions of the search are asked so, the advantage and the counting aside."""
+    nearest, least = None, math.inf
+    for candidate in candidates:
+        rest = left_over(candidate)
+        if rest < least:
+            nearest, least = candidate, rest
+        if rest < enough:
+            break
+    return nearest, least
 
 
 @dataclass(frozen=True)
@@ -75,12 +93,7 @@ def squared(vector: Tensor) -> Tensor:
 def find_lens(grad: Tensor, case: Case) -> tuple[Lens, float]:
     """The temperature and the shift that leave least over, and how much that is. Of several that
     leave nothing, as an entropy alone does, it is the most usual one."""
-    found = []
-    for shift in SHIFTS:
-        for temperature in TEMPERATURES:
-            for warm in {1.0, temperature}:
-                lens = Lens(temperature, shift, warm)
-                found.append((lens, read(grad, case, lens).left_over))
-                if found[-1][1] <= EXACT:
-                    return found[-1]
-    return min(found, key=lambda pair: pair[1])
+    lenses = [Lens(temperature, shift, warm) for shift in SHIFTS for temperature in TEMPERATURES
+              for warm in sorted({1.0, temperature})]
+    lens, rest = first_right(lenses, lambda lens: read(grad, case, lens).left_over, EXACT)
+    return lens or Lens(), rest

@@ -1,4 +1,7 @@
-"""The design space of GRPO, as dictionaries. A new idea of a paper is one line here.
+"""The design space of GRPO, as tables. A new idea of a paper is one line here.
+
+A line is a name and a function. It may have two texts beside it: how a sentence says it, if the
+name alone does not, and what is wrong with it, if it is hardly ever meant.
 
 The loss that `ours.py` makes of one entry of each is
 
@@ -12,7 +15,8 @@ The loss that `ours.py` makes of one entry of each is
 Rewards and advantages are (B,), what is per token (B, L). `view` is how the loss reads the logits
 (ours.View), `n` the number of tokens of each answer.
 """
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import torch
@@ -21,9 +25,27 @@ from torch import Tensor
 from .batches import Batch
 
 EPSILONS = (1e-4, 1e-6, 1e-8, 1e-5, 1e-3, 1e-9, 0.0)
-USUAL_NUMBERS = (0.1, 0.2, 0.28, 0.3, 0.5, 1.0)
 RATES = (0, .1, .2, .25, .5, .8)  # of advantages of one sign
 DISCOUNTS = (.9, .95, .97, .98, .99, .995, .999)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a table."""
+    function: Callable[..., Tensor]
+    words: str = ""    # a number in it, as {epsilon}, is filled in
+    mistake: str = ""
+
+    def __call__(self, *given: object) -> Tensor:
+        return self.function(*given)
+
+
+def lines(table: Mapping[str, Callable[..., Tensor] | tuple]) -> dict[str, Line]:
+    """A table whose lines are functions, or (function, words, mistake)."""
+    made = {}
+    for name, line in table.items():
+        made[name] = Line(*line) if isinstance(line, tuple) else Line(line)
+    return made
 
 
 # ------------------------------------------------------------------ advantage
@@ -45,15 +67,6 @@ def std_of(r: Tensor, label: Tensor, correction: int) -> Tensor:
     return variance_of(r, label, correction).sqrt()
 
 
-def by_group(r: Tensor, label: Tensor, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """(B,) what the function makes of the rewards of each group."""
-    found = torch.zeros_like(r)
-    for number in label.unique():
-        rows = label == number
-        found[rows] = function(r[rows])
-    return found
-
-
 def mean_of_others(r: Tensor, label: Tensor) -> Tensor:
     return (sums(r, label) - r) / (sums(torch.ones_like(r), label) - 1)
 
@@ -68,49 +81,57 @@ def whitened(advantage: Tensor, correction: int) -> Tensor:
     return (advantage - advantage.mean()) / (advantage.std(correction=correction) + 1e-8)
 
 
-REWARDS: dict[str, Callable[[Tensor, Batch], Tensor]] = {  # what is done with the rewards first
+REWARDS = lines({  # what is done with the rewards first
     "": lambda r, batch: r,
     "above 0.5": lambda r, batch: (r > .5).to(r.dtype),
     "above 0": lambda r, batch: (r > 0).to(r.dtype),
     "clamped to [-1, 1]": lambda r, batch: r.clamp(-1, 1),
-    "clamped to [-10, 10]": lambda r, batch: r.clamp(-10, 10)}
+    "clamped to [-10, 10]": lambda r, batch: r.clamp(-10, 10)})
 
-GROUPS: dict[str, Callable[[Batch], Tensor]] = {  # (B,) which rows are compared with each other
-    "": lambda batch: batch.group,
-    "batch": lambda batch: torch.zeros_like(batch.group),
-    "mixed": lambda batch: torch.arange(len(batch.group)) % len(batch.group.unique())}
+GROUPS = lines({  # (B,) which rows are compared with each other
+    "": (lambda batch: batch.group, "its group"),
+    "batch": (lambda batch: torch.zeros_like(batch.group), "the whole batch"),
+    "mixed": (lambda batch: torch.arange(len(batch.group)) % len(batch.group.unique()),
+              "a mixed group",
+              "Groups are mixed: an answer is compared with answers to other problems, as where "
+              "rows are taken for columns.")})
 
-CENTRES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {  # taken off the reward r
-    "mean": lambda r, label, n: mean_of(r, label),
+CENTRES = lines({  # taken off the reward r
+    "mean": (lambda r, label, n: mean_of(r, label), "the mean of {among}"),
     "raw": lambda r, label, n: torch.zeros_like(r),
-    "leave one out": lambda r, label, n: mean_of_others(r, label),
-    "by length": lambda r, label, n: sums(r * n, label) / sums(n, label),  # OPO
-    "median": lambda r, label, n: by_group(r, label, lambda x: x.quantile(.5)),
-    "lower median": lambda r, label, n: by_group(r, label, lambda x: x.median()),
-    "batch": lambda r, label, n: r.mean().expand_as(r)}
+    "leave one out": (lambda r, label, n: mean_of_others(r, label),
+                      "the mean of the other answers of {among}"),
+    "by length": (lambda r, label, n: sums(r * n, label) / sums(n, label),  # OPO
+                  "the mean of {among}, weighted by length"),
+    "batch": (lambda r, label, n: r.mean().expand_as(r), "the mean of the batch")})
 
-SCALES: dict[str, Callable[[Tensor, Tensor, float], Tensor]] = {  # what it is divided by
+VARIANCE = "The variance stands where the std belongs."
+SCALES = lines({  # what it is divided by
     "none": lambda r, label, e: torch.ones_like(r),
-    "n": lambda r, label, e: std_of(r, label, 0) + e,
-    "n-1": lambda r, label, e: std_of(r, label, 1) + e,
-    "n root": lambda r, label, e: (variance_of(r, label, 0) + e).sqrt(),
-    "n-1 root": lambda r, label, e: (variance_of(r, label, 1) + e).sqrt(),
-    "n max": lambda r, label, e: std_of(r, label, 0).clamp(min=e),
-    "n-1 max": lambda r, label, e: std_of(r, label, 1).clamp(min=e),
-    "variance n": lambda r, label, e: variance_of(r, label, 0) + e,
-    "variance n-1": lambda r, label, e: variance_of(r, label, 1) + e,
+    "n": (lambda r, label, e: std_of(r, label, 0) + e, "the std of {among} over n + {epsilon}"),
+    "n-1": (lambda r, label, e: std_of(r, label, 1) + e,
+            "the std of {among} over n - 1 + {epsilon}"),
+    "n root": (lambda r, label, e: (variance_of(r, label, 0) + e).sqrt(),
+               "the root of its variance (over n) + {epsilon}"),
+    "n-1 root": (lambda r, label, e: (variance_of(r, label, 1) + e).sqrt(),
+                 "the root of its variance (over n - 1) + {epsilon}"),
+    "n max": (lambda r, label, e: std_of(r, label, 0).clamp(min=e),
+              "the std of {among} over n, at least {epsilon}"),
+    "n-1 max": (lambda r, label, e: std_of(r, label, 1).clamp(min=e),
+                "the std of {among} over n - 1, at least {epsilon}"),
+    "variance n": (lambda r, label, e: variance_of(r, label, 0) + e, "", VARIANCE),
+    "variance n-1": (lambda r, label, e: variance_of(r, label, 1) + e, "", VARIANCE),
     "batch n": lambda r, label, e: r.std(correction=0) + e,
     "batch n-1": lambda r, label, e: r.std() + e,
     "first group n-1": lambda r, label, e: r[label == label[0]].std() + e,
     "mean": lambda r, label, e: mean_of(r, label) + e,  # MaxRL
-    "range": lambda r, label, e: by_group(r, label, lambda x: x.max() - x.min()) + e,
     "n-1 where above 0.1": lambda r, label, e: torch.where(
         std_of(r, label, 1) > .1, std_of(r, label, 1) + e, 1.0),
     "n where above 0.1": lambda r, label, e: torch.where(
-        std_of(r, label, 0) > .1, std_of(r, label, 0) + e, 1.0)}
+        std_of(r, label, 0) > .1, std_of(r, label, 0) + e, 1.0)})
 WITHOUT_EPSILON = ("none",)
 
-FINISHES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # what is done with the advantage A
+FINISHES = lines({  # what is done with the advantage A
     "": lambda A, n: A,
     "whitened n-1": lambda A, n: whitened(A, 1),
     "whitened n": lambda A, n: whitened(A, 0),
@@ -119,14 +140,14 @@ FINISHES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # what is done with
     **{f"between -inf and {k:g}": lambda A, n, k=k: A.clamp(max=k) for k in (1, 2, 3, 5, 10)},
     **{f"between {-k:g} and inf": lambda A, n, k=k: A.clamp(min=-k) for k in (1, 2, 3, 5, 10)},
     **{f"negative {k:g}": lambda A, n, k=k: torch.where(A < 0, k * A, A) for k in RATES},
-    **{f"positive {k:g}": lambda A, n, k=k: torch.where(A > 0, k * A, A) for k in RATES},
-    "sign": lambda A, n: A.sign()}
+    **{f"positive {k:g}": lambda A, n, k=k: torch.where(A > 0, k * A, A) for k in RATES}})
 
-ORDERS: dict[str, Callable[[Tensor], Tensor]] = {  # whose advantage a row gets
+NOT_ITS_OWN = "An answer has the advantage of another row, and not its own."
+ORDERS = lines({  # whose advantage a row gets
     "": lambda A: A,
-    " of row before": lambda A: A.roll(1),
-    " of row after": lambda A: A.roll(-1),
-    " of reversed rows": lambda A: A.flip(0)}
+    " of row before": (lambda A: A.roll(1), "", NOT_ITS_OWN),
+    " of row after": (lambda A: A.roll(-1), "", NOT_ITS_OWN),
+    " of reversed rows": (lambda A: A.flip(0), "", NOT_ITS_OWN)})
 
 
 # ------------------------------------------------------------------ counting
@@ -145,10 +166,6 @@ def good(batch: Batch) -> Tensor:
     return (batch.reward > mean_of(batch.reward, batch.group) + 1e-12).to(batch.reward.dtype)
 
 
-def longest_of_group(n: Tensor, batch: Batch) -> Tensor:
-    return by_group(n, batch.group, lambda x: x.max())
-
-
 def micro_batches(rows: int) -> Callable[[Tensor, Batch], Tensor]:
     """Each part of the batch is averaged over its tokens, and the parts are averaged."""
     def weight(n: Tensor, batch: Batch) -> Tensor:
@@ -161,19 +178,21 @@ def one(n: Tensor) -> Tensor:
     return torch.ones_like(n)
 
 
-COUNTS: dict[str, Callable[[Tensor, Batch], Tensor]] = {  # (B,) the weight of a token
-    "token": lambda n, batch: one(n) / n.sum(),
-    "answer": lambda n, batch: 1 / n / len(n),
-    "group": lambda n, batch: 1 / sums(n, batch.group) / len(batch.group.unique()),
-    "sum": lambda n, batch: one(n),
-    "constant": lambda n, batch: one(n) / len(n),
+DIVIDED_TWICE = "The number of answers divides twice."
+COUNTS = lines({  # (B,) the weight of a token
+    "token": (lambda n, batch: one(n) / n.sum(), "every token of the batch counts the same"),
+    "answer": (lambda n, batch: 1 / n / len(n), "every answer counts the same"),
+    "group": (lambda n, batch: 1 / sums(n, batch.group) / len(batch.group.unique()),
+              "every problem counts the same"),
+    "sum": (lambda n, batch: one(n), "the plain sum over all tokens"),
+    "constant": (lambda n, batch: one(n) / len(n), "a token counts 1 / (answers x {constant})"),
     "answer multiplied by the number of answers": lambda n, batch: 1 / n,
-    "answer divided by the number of answers": lambda n, batch: 1 / n / len(n) ** 2,
-    "token divided by the number of answers": lambda n, batch: one(n) / n.sum() / len(n),
+    "answer divided by the number of answers": (
+        lambda n, batch: 1 / n / len(n) ** 2, "", DIVIDED_TWICE),
+    "token divided by the number of answers": (
+        lambda n, batch: one(n) / n.sum() / len(n), "", DIVIDED_TWICE),
     "group multiplied by the number of groups": lambda n, batch: 1 / sums(n, batch.group),
     "constant over longest answer": lambda n, batch: one(n) / len(n) / n.max(),
-    "constant over longest answer of its group":
-        lambda n, batch: 1 / longest_of_group(n, batch) / len(n),
     "constant over width of a row": lambda n, batch: one(n) / batch.ids.numel(),
     "constant over width less one":
         lambda n, batch: one(n) / len(n) / (batch.ids.shape[1] - 1),
@@ -196,7 +215,7 @@ COUNTS: dict[str, Callable[[Tensor, Batch], Tensor]] = {  # (B,) the weight of a
         lambda n, batch: one(n) / (n * (batch.reward > .5)).sum().clamp(min=1),
     **{f"micro-batch {rows}": micro_batches(rows) for rows in (2, 3, 4, 8)},
     **{f"micro-batch {rows}, of answers": (lambda n, batch, rows=rows: 1 / n / rows)
-       for rows in (2, 3, 4, 8)}}
+       for rows in (2, 3, 4, 8)}})
 
 
 # ------------------------------------------------------------------ tokens
@@ -217,15 +236,15 @@ def kinds(view: SimpleNamespace) -> dict[str, Tensor]:
 
 ANSWER = frozenset({"first", "middle", "end", "cut"})
 
-CHOICES: dict[str, Callable[[SimpleNamespace], Tensor]] = {  # kept where it is above a number
+CHOICES = lines({  # kept where it is at least a number, {least}; {rest} is 1 - {least}
     "": lambda view: torch.ones_like(view.log_prob),
-    "finished": lambda view: ended(view.batch)[:, None].expand_as(view.log_prob),
-    "place from the start": lambda view: view.from_start,
-    "place from the end": lambda view: -view.from_end,
-    "probability above": lambda view: view.log_prob.exp(),
-    "probability below": lambda view: -view.log_prob.exp(),
-    "entropy above": lambda view: view.entropy,
-    "highest entropy of batch": lambda view: rank_in_batch(view.entropy, view)}
+    "finished": (lambda view: ended(view.batch)[:, None].expand_as(view.log_prob),
+                 "no unfinished"),
+    "place from the start": (lambda view: view.from_start, "no first {least:g}"),
+    "place from the end": (lambda view: -view.from_end, "last {rest:g}"),
+    "entropy above": (lambda view: view.entropy, "entropy above {least:g}"),
+    "highest entropy of batch": (lambda view: rank_in_batch(view.entropy, view),
+                                 "highest entropy {rest:.6g} of batch")})
 
 
 def rank_in_batch(value: Tensor, view: SimpleNamespace) -> Tensor:
@@ -236,7 +255,7 @@ def rank_in_batch(value: Tensor, view: SimpleNamespace) -> Tensor:
     return found
 
 
-SHAPES: dict[str, Callable[[SimpleNamespace], Tensor]] = {  # how an answer's tokens differ
+SHAPES = lines({  # how an answer's tokens differ
     "": lambda view: torch.ones_like(view.log_prob),
     "weight p": lambda view: view.log_prob.exp(),
     "weight 1-p": lambda view: 1 - view.log_prob.exp(),
@@ -249,12 +268,12 @@ SHAPES: dict[str, Callable[[SimpleNamespace], Tensor]] = {  # how an answer's to
     **{f"discount {k:g} from the end": lambda view, k=k: k ** view.from_end.clamp(min=0)
        for k in DISCOUNTS},
     **{f"weight {k:g} p + {1 - k:g}": lambda view, k=k: k * view.log_prob.exp() + 1 - k
-       for k in (.1, .3, .5)}}
+       for k in (.1, .3, .5)}})
 
 
 # ------------------------------------------------------------------ ratio
 # x.d (B, L) is the log-ratio of a token, x.mean and x.sum that of its answer, x.log_p the token's
-# log-prob, x.p and x.old_p its probabilities, x.A the advantage.
+# log-prob, x.A the advantage.
 def ppo(r: Tensor, x: SimpleNamespace, low: float, high: float) -> Tensor:
     return torch.minimum(r * x.A, r.clamp(low, high) * x.A)
 
@@ -273,9 +292,9 @@ def detached(weight: Tensor, x: SimpleNamespace) -> Tensor:
     return weight.detach() * x.A * x.log_p
 
 
-def gate(x: SimpleNamespace, tau: float, tau_of_bad: float) -> Tensor:
-    """SAPO's soft gate."""
-    rate = torch.where(x.A > 0, tau, tau_of_bad)
+def sapo(x: SimpleNamespace) -> Tensor:
+    """A soft gate, with its paper's rates."""
+    rate = torch.where(x.A > 0, 1.0, 1.05)
     return 4 / rate * torch.sigmoid(rate * (x.d.exp() - 1)) * x.A
 
 
@@ -297,49 +316,50 @@ def log_of(bound: float) -> float:
     return float(torch.tensor(bound, dtype=torch.float64).log())
 
 
-def kept_where(inside: Tensor, x: SimpleNamespace) -> Tensor:
-    return x.d.exp() * x.A * inside.detach()
-
-
-RATIOS: dict[str, Callable[..., Tensor]] = {  # (x, bounds ...) -> the objective, to be increased
-    "no ratio": lambda x: x.log_p * x.A,
-    "ratio": lambda x: x.d.exp() * x.A,
-    "clip": lambda x, low, high: ppo(x.d.exp(), x, low, high),
+UNCLIPPED = "{name}, used and not clipped"
+CLIPPED = "that of a token is clipped as in PPO, to {bounds}"
+CLAMPED = "that of a token is a detached weight, clamped to {bounds}"
+MASKED = "that of a token has no gradient outside {bounds}"
+OF_ANSWER = {text: text.replace("a token", "an answer") + " ({name})"
+             for text in (CLIPPED, CLAMPED, MASKED)}
+UPSIDE_DOWN = "The ratio is upside down: old over new."
+WRONG_SIDE = ("The clip is on the wrong side: the larger of both terms is taken (max for min), so "
+              "it bounds where it should let through.")
+NO_MINIMUM = ("The minimum is missing: outside the bounds there is no gradient, whichever the "
+              "sign, so a bad answer that became likely stays. (With wide bounds it may be meant, "
+              "as in IcePop.)")
+RATIOS = lines({  # (x, bounds ...) -> the objective, to be increased
+    "no ratio": (lambda x: x.log_p * x.A, "none; the loss does not change with the old log-probs"),
+    "ratio": (lambda x: x.d.exp() * x.A, UNCLIPPED),
+    "clip": (lambda x, low, high: ppo(x.d.exp(), x, low, high), CLIPPED),
     "clip dual": lambda x, low, high, most: dual(x.d.exp(), x, low, high, most),
-    "clip wrong side": lambda x, low, high: wrong_side(x.d.exp(), x, low, high),
-    "mask": lambda x, low, high: x.d.exp().clamp(low, high) * x.A,
-    "cispo": lambda x, low, high: detached(x.d.exp().clamp(low, high), x),
-    "sapo": gate,
+    "clip wrong side": (lambda x, low, high: wrong_side(x.d.exp(), x, low, high), "", WRONG_SIDE),
+    "mask": (lambda x, low, high: x.d.exp().clamp(low, high) * x.A, MASKED, NO_MINIMUM),
+    "cispo": (lambda x, low, high: detached(x.d.exp().clamp(low, high), x), CLAMPED),
+    "sapo 1 1.05": sapo,
     "topr": lambda x, high: detached(torch.where(x.A >= 0, 1.0, x.d.exp().clamp(max=high)), x),
-    "gspo ratio": lambda x: x.mean.exp() * x.A,
-    "gspo clip": lambda x, low, high: ppo(x.mean.exp(), x, low, high),
+    "gspo ratio": (lambda x: x.mean.exp() * x.A, UNCLIPPED),
+    "gspo clip": (lambda x, low, high: ppo(x.mean.exp(), x, low, high), OF_ANSWER[CLIPPED]),
     "gspo clip dual": lambda x, low, high, most: dual(x.mean.exp(), x, low, high, most),
-    "gspo clip wrong side": lambda x, low, high: wrong_side(x.mean.exp(), x, low, high),
-    "gspo mask": lambda x, low, high: x.mean.exp().clamp(low, high) * x.A,
-    "gspo cispo": lambda x, low, high: detached(x.mean.exp().clamp(low, high), x),
-    "gmpo clip": of_clipped_mean,
+    "gspo clip wrong side": (
+        lambda x, low, high: wrong_side(x.mean.exp(), x, low, high), "", WRONG_SIDE),
+    "gspo mask": (lambda x, low, high: x.mean.exp().clamp(low, high) * x.A, OF_ANSWER[MASKED],
+                  NO_MINIMUM),
+    "gspo cispo": (lambda x, low, high: detached(x.mean.exp().clamp(low, high), x),
+                   OF_ANSWER[CLAMPED]),
+    "gmpo clip": (of_clipped_mean, OF_ANSWER[CLIPPED]),
     "vespo 2 3 3 2": vespo,
-    "summed ratio": lambda x: x.sum.exp() / x.n * x.A,
-    "summed clip": lambda x, low, high: ppo(x.sum.exp(), x, low, high) / x.n,
-    "summed clip wrong side": lambda x, low, high: wrong_side(x.sum.exp(), x, low, high) / x.n,
-    "summed mask": lambda x, low, high: x.sum.exp().clamp(low, high) * x.A / x.n,
-    "summed cispo": lambda x, low, high: detached(x.sum.exp().clamp(low, high), x),
-    "inverse ratio": lambda x: -(-x.d).exp() * x.A,
-    "inverse clip": lambda x, low, high: torch.maximum(
-        -(-x.d).exp() * x.A, -(-x.d).exp().clamp(low, high) * x.A),
-    "mask of probability":  # kept where the probability has changed by less (prime-rl)
-        lambda x, most: kept_where((x.p - x.old_p).abs() <= most, x),
-    "mask of probability one-sided":
-        lambda x, most: kept_where(((x.p - x.old_p) * x.A.sign()) <= most, x)}
-BY_TRYING = ("mask of probability", "mask of probability one-sided")  # no bounds of the ratio
-BY_RATE = ("sapo",)                                # two rates, and no bounds
-
-GATES: dict[str, Callable[[SimpleNamespace, float], Tensor]] = {  # what else an objective needs
-    "": lambda x, k: torch.ones_like(x.d),
-    "log-ratio within": lambda x, k: (x.d.abs() <= k).to(x.d.dtype),  # a clamp against overflow
-    "opsm": lambda x, k: 1 - ((x.A < 0) & (-x.mean > k)).to(x.d.dtype)}  # slime
-GATE_BOUNDS = {"": (0.0,), "log-ratio within": (5.0, 10.0, 15.0, 20.0),
-               "opsm": (1e-4, 1e-3, .01, .05, .1)}
+    "summed ratio": (lambda x: x.sum.exp() / x.n * x.A, UNCLIPPED),
+    "summed clip": (lambda x, low, high: ppo(x.sum.exp(), x, low, high) / x.n, OF_ANSWER[CLIPPED]),
+    "summed clip wrong side": (
+        lambda x, low, high: wrong_side(x.sum.exp(), x, low, high) / x.n, "", WRONG_SIDE),
+    "summed mask": (lambda x, low, high: x.sum.exp().clamp(low, high) * x.A / x.n,
+                    OF_ANSWER[MASKED], NO_MINIMUM),
+    "summed cispo": (lambda x, low, high: detached(x.sum.exp().clamp(low, high), x),
+                     OF_ANSWER[CLAMPED]),
+    "inverse ratio": (lambda x: -(-x.d).exp() * x.A, UNCLIPPED, UPSIDE_DOWN),
+    "inverse clip": (lambda x, low, high: torch.maximum(
+        -(-x.d).exp() * x.A, -(-x.d).exp().clamp(low, high) * x.A), CLIPPED, UPSIDE_DOWN)})
 
 
 # ------------------------------------------------------------------ terms without the reward
@@ -347,27 +367,28 @@ def k3(d: Tensor) -> Tensor:
     return d.exp() - d - 1
 
 
-KLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {  # of d = reference - log p, and of the ratio
+KLS = lines({  # of d = reference - log p, and of the ratio
     "k1": lambda d, r: -d,
     "k2": lambda d, r: d.square() / 2,
     "k3": lambda d, r: k3(d),
-    "k3 exchanged": lambda d, r: k3(-d),
+    "k3 exchanged": (lambda d, r: k3(-d), "",
+                     "In the k3 the policy and the reference are exchanged."),
     "k3 with ratio": lambda d, r: r * k3(d),
     "k1 with ratio": lambda d, r: -r * d,
     "absolute": lambda d, r: d.abs(),
-    "k3 at most 10": lambda d, r: k3(d).clamp(max=10),
-    **{f"k3 of d within {k:g}": lambda d, r, k=k: k3(d.clamp(-k, k)) for k in (5, 10, 15, 20)},
-    **{f"k3 at most 10, of d within {k:g}": lambda d, r, k=k: k3(d.clamp(-k, k)).clamp(max=10)
-       for k in (5, 10, 20)}}
+    "k3 at most 10": lambda d, r: k3(d).clamp(max=10)})
 
-REFERENCES: dict[str, Callable[[Batch], Tensor]] = {
+REFERENCES = lines({
     "": lambda batch: batch.reference_log_prob,
-    " to old": lambda batch: batch.old_log_prob}
+    " to old": lambda batch: batch.old_log_prob})
 
-PLACES: dict[str, Callable[[SimpleNamespace], Tensor]] = {  # where a term without reward stands
+OUTSIDE = "A KL term stands outside the answers, too, at their prompt or padding."
+PLACES = lines({  # where a term without reward stands
     "trained": lambda view: view.trained,
     "answer": lambda view: view.batch.mask > 0,
     "without end": lambda view: (view.batch.mask > 0) & (view.batch.ids != view.batch.end_id),
-    "prompt and answer": lambda view: (view.batch.ids != view.batch.pad_id) & view.readable,
-    "answer and padding": lambda view: view.place >= view.batch.prompt_length[:, None],
-    "all": lambda view: view.readable.expand_as(view.batch.mask)}
+    "prompt and answer": (
+        lambda view: (view.batch.ids != view.batch.pad_id) & view.readable, "", OUTSIDE),
+    "answer and padding": (
+        lambda view: view.place >= view.batch.prompt_length[:, None], "", OUTSIDE),
+    "all": (lambda view: view.readable.expand_as(view.batch.mask), "", OUTSIDE)})

@@ -6,9 +6,9 @@ with mistakes, and choices come after them.
 import math
 import re
 
-from .ours import Formula
+from .ours import Formula, Term
 from .search import Found
-from .tables import ANSWER, BY_RATE, BY_TRYING
+from .tables import (ANSWER, CENTRES, CHOICES, COUNTS, GROUPS, KLS, ORDERS, PLACES, RATIOS, SCALES)
 
 PLAIN_SCALES = ("n", "n-1", "n root", "n-1 root", "n max", "n-1 max")
 
@@ -57,6 +57,7 @@ def codes_of_tokens(formula: Formula) -> set[str]:
     if "first" in has and "prompt_last" in has and "prompt" not in has and "cut" not in has:
         return {"mask early"}
     said = {"end"} if "end" in has else {"no end"}
+    said |= set() if has & ANSWER else {"mask inverted"}
     said |= {f"no {kind}" for kind in ("first", "middle") if kind not in has}
     said |= {"prompt"} if "prompt" in has else set()
     said |= {"padding"} if "padding_rest" in has else set()
@@ -67,18 +68,7 @@ def codes_of_tokens(formula: Formula) -> set[str]:
 
 
 def code_of_choice(formula: Formula) -> str:
-    least, name = formula.least, formula.choice
-    if name == "finished":
-        return "no unfinished"
-    if name == "place from the start":
-        return f"no first {least:g}"
-    if name == "place from the end":
-        return f"last {1 - least:g}"
-    if name.endswith("below"):
-        least = -least
-    if name.endswith("of batch"):
-        return f"{name[:-9]} {1 - least:.6g} of batch"
-    return f"{name} {least:g}"
+    return CHOICES[formula.choice].words.format(least=formula.least, rest=1 - formula.least)
 
 
 def code_of_shape(formula: Formula) -> str:
@@ -99,8 +89,6 @@ def code_of_advantage(formula: Formula) -> str:
     code += formula.order
     if formula.reward:
         code += f" of reward {formula.reward}"
-    if formula.cost:
-        code += f" of reward - {formula.price:g} {formula.cost}"
     return code
 
 
@@ -116,16 +104,13 @@ def codes_of_count(formula: Formula) -> set[str]:
 
 
 def codes_of_ratio(formula: Formula) -> set[str]:
-    """The objective, with its bounds as distances from 1, and the gate."""
+    """The objective, with its bounds as distances from 1."""
     name, bounds = formula.ratio.removesuffix(" dual"), formula.bounds
-    if name in (*BY_RATE, *BY_TRYING, "topr"):
-        numbers = [f"{bound:g}" for bound in bounds]
-    else:
-        numbers = [away(sign * (bound - 1)) for sign, bound in zip((-1, 1), bounds)]
-        numbers += [f"dual {bound:g}" for bound in bounds[2:]]
-    said = {" ".join([name, *numbers])}
-    said |= {"no clip"} if name.endswith("ratio") else set()
-    return said | ({f"{formula.gate} {formula.gate_bound:g}"} if formula.gate else set())
+    numbers = [away(sign * (bound - 1)) for sign, bound in zip((-1, 1), bounds)]
+    numbers += [f"dual {bound:g}" for bound in bounds[2:]]
+    if name == "topr":
+        numbers = [f"{bounds[0]:g}"]
+    return {" ".join([name, *numbers])} | ({"no clip"} if name.endswith("ratio") else set())
 
 
 def away(distance: float) -> str:
@@ -159,66 +144,63 @@ def starts_number(text: str) -> bool:
 
 
 # ------------------------------------------------------------------ sentences
+WRONG_CODES = {  # what is hardly ever meant of the log-probs and of the tokens, the worst first
+    "sign reversed": "The sign is reversed: good answers are made less probable.",
+    "shift 0": "The shift is missing: the logits at a token are taken for that token, and they "
+               "predict the next one.",
+    "shift 2": "The shift is made twice: logits are taken for the token after next.",
+    "shift -1": "The shift goes the wrong way: logits stand for the token before.",
+    "mask inverted": "Only what is no answer is trained: the mask is inverted.",
+    "prompt": "The prompt is trained.",
+    "padding": "The padding is trained.",
+    "mask late": "The mask is one place late: the first token of an answer is not trained, and "
+                 "what follows its end is.",
+    "mask early": "The mask is one place early: the last token of the prompt is trained, and the "
+                  "end of the answer is not.",
+    "no end": "The token that ends an answer is not trained."}
+
+
 def mistakes(found: Found) -> list[str]:
     """What is hardly ever meant, the worst first."""
     formula = found.formula
     if found.is_zero:
         return ["The gradient is zero on every batch: nothing is trained."]
     said = codes(found)
-    ratio = formula.ratio if "ratio" in formula.sure else ""
-    rows = [
-        (not found.has_reward, "The reward trains nothing: no push depends on it" + (
-            ", only the terms without reward act." if formula.kls or formula.entropy else ".")),
-        ("sign reversed" in said, "The sign is reversed: good answers are made less probable."),
-        ("shift 0" in said, "The shift is missing: the logits at a token are taken for that token, "
-                            "and they predict the next one."),
-        ("shift 2" in said, "The shift is made twice: logits are taken for the token after next."),
-        ("shift -1" in said, "The shift goes the wrong way: logits stand for the token before."),
-        (formula.groups == "mixed" and "credit" in formula.sure,
-         "Groups are mixed: an answer is compared with answers to other problems, as where rows "
-         "are taken for columns."),
-        (bool(formula.order) and "credit" in formula.sure,
-         f"An answer has the advantage{formula.order}, and not its own."),
-        ({"no first", "no middle", "no end"} <= said, "Only what is no answer is trained: the mask "
-                                                      "is inverted."),
-        ("prompt" in said, "The prompt is trained."),
-        ("padding" in said, "The padding is trained."),
-        ("mask late" in said, "The mask is one place late: the first token of an answer is not "
-                              "trained, and what follows its end is."),
-        ("mask early" in said, "The mask is one place early: the last token of the prompt is "
-                               "trained, and the end of the answer is not."),
-        ("no end" in said, "The token that ends an answer is not trained."),
-        (bool(formula.late), "The old log-probs are one place off: the ratio of a token is formed "
-                             "with that of its neighbour."),
-        (ratio.startswith("inverse"), "The ratio is upside down: old over new."),
-        ("wrong side" in ratio, "The clip is on the wrong side: the larger of both terms is taken "
-                                "(max for min), so it bounds where it should let through."),
-        (ratio.endswith("mask"), "The minimum is missing: outside the bounds there is no gradient, "
-                                 "whichever the sign, so a bad answer that became likely stays. "
-                                 "(With wide bounds it may be meant, as in IcePop.)"),
-        (not formula.is_detached and "shape" in formula.sure,
-         f"The weight is not detached, so it is trained itself ({code_of_shape(formula)})."),
-        (formula.scale.startswith("variance") and "credit" in formula.sure,
-         "The variance stands where the std belongs."),
-        (found.dead_is_nan, "Groups with equal rewards give 0 / 0, which is not a number."),
-        (pushes_dead(formula), "Groups with equal rewards are pushed, although they say nothing."),
-        ("divided by the number" in formula.count and "credit" in formula.sure,
-         "The number of answers divides twice."),
-        (any(term.factor < 0 for term in formula.kls),
-         "A KL term has the wrong sign: it drives the policy away from the reference."),
-        (any(term.place in ("prompt and answer", "answer and padding", "all")
-             for term in formula.kls),
-         "A KL term stands outside the answers, too, at their prompt or padding."),
-        (formula.cost.startswith("kl") and formula.price < 0,
-         "The KL is added to the reward, and not taken off it: an answer earns more the further it "
-         "is from the reference."),
-        (any(term.kind == "k1" and not term.reference for term in formula.kls),
-         "The KL is k1 in the loss: its gradient pushes all tokens down alike, and its mean is 0."),
-        (any(term.kind == "k3 exchanged" for term in formula.kls),
-         "In the k3 the policy and the reference are exchanged."),
-        (formula.entropy is not None and formula.entropy.factor < 0,
-         "The entropy bonus has the wrong sign: it lowers the entropy.")]
-    return [sentence for holds, sentence in rows if holds]
+    wrong = [] if found.has_reward else [
+        "The reward trains nothing: no push depends on it"
+        + (", only the terms without reward act." if formula.kls or formula.entropy else ".")]
+    wrong += [sentence for code, sentence in WRONG_CODES.items() if code in said]
+    if formula.late:
+        wrong.append("The old log-probs are one place off: the ratio of a token is formed with "
+                     "that of its neighbour.")
+    lines = {"credit": [GROUPS[formula.groups], ORDERS[formula.order], SCALES[formula.scale],
+                        COUNTS[formula.count]],
+             "ratio": [RATIOS[formula.ratio]]}
+    for question, chosen in lines.items():
+        if question in formula.sure:
+            wrong += [line.mistake for line in chosen]
+    if not formula.is_detached and "shape" in formula.sure:
+        wrong.append("The weight is not detached, so it is trained itself "
+                     f"({code_of_shape(formula)}).")
+    if found.dead_is_nan:
+        wrong.append("Groups with equal rewards give 0 / 0, which is not a number.")
+    if pushes_dead(formula):
+        wrong.append("Groups with equal rewards are pushed, although they say nothing.")
+    for term in formula.kls:
+        wrong += mistakes_of_kl(term)
+    if formula.entropy and formula.entropy.factor < 0:
+        wrong.append("The entropy bonus has the wrong sign: it lowers the entropy.")
+    return [sentence for sentence in dict.fromkeys(wrong) if sentence]
+
+
+def mistakes_of_kl(term: Term) -> list[str]:
+    wrong = [PLACES[term.place].mistake, KLS[term.kind].mistake]
+    if term.factor < 0:
+        wrong.append("A KL term has the wrong sign: it drives the policy away from the reference.")
+    if term.kind == "k1" and not term.reference:
+        wrong.append("The KL is k1 in the loss: its gradient pushes all tokens down alike, and its "
+                     "mean is 0.")
+    return wrong
 
 
 def pushes_dead(formula: Formula) -> bool:
@@ -274,10 +256,9 @@ def verdict(found: Found) -> list[str]:
     for name, share in found.differs:
         by_name[name] = max(share, by_name.get(name, 0.0))
     worst = sorted(by_name, key=by_name.get, reverse=True)
-    where = f", all of it in {' and in '.join(found.places)}" if found.places else ""
     on = "; ".join(f"{percent(by_name[name])} with {name}" for name in worst[:4])
     said.append(f"Not understood. The nearest formula is the one above{': ' if on else ''}"
-                f"{on}{' of the gradient differs' if on else ''}{where}.")
+                f"{on}{' of the gradient differs' if on else ''}.")
     if "ordinary batches" in by_name and by_name[worst[0]] < 1e-3:  # float16 has 11 binary digits
         said.append("Such a difference may be rounding: an advantage of numpy or of a short float.")
     return said
@@ -288,41 +269,22 @@ def percent(share: float) -> str:
 
 
 def about_advantage(formula: Formula) -> str:
-    among = {"": "its group", "batch": "the whole batch", "mixed": "a mixed group"}[formula.groups]
-    reward = "the reward" + (f" {formula.reward}" if formula.reward else "")
-    if formula.cost:
-        reward += f" less {formula.price:g} times the answer's {formula.cost}"
-    words = {"raw": reward, "mean": f"{reward} minus the mean of {among}",
-             "leave one out": f"{reward} minus the mean of the other answers of {among}",
-             "by length": f"{reward} minus the mean of {among}, weighted by length",
-             "batch": f"{reward} minus the mean of the batch"}
-    said = words.get(formula.centre, f"{reward} minus the {formula.centre} of {among}")
+    given = {"among": GROUPS[formula.groups].words, "epsilon": f"{formula.epsilon:g}"}
+    said = "the reward" + (f" {formula.reward}" if formula.reward else "")
+    if formula.centre != "raw":
+        said += f" minus {CENTRES[formula.centre].words.format(**given)}"
     if formula.scale != "none":
-        said += f", divided by {about_scale(formula, among)}"
+        words = SCALES[formula.scale].words or formula.scale + " + {epsilon}"
+        said += f", divided by {words.format(**given)}"
     if formula.finish:
         said += f", then {formula.finish}"
-    if formula.order:
-        said += f",{formula.order}"
-    return said
-
-
-def about_scale(formula: Formula, among: str) -> str:
-    name, _, form = formula.scale.partition(" ")
-    epsilon = f"{formula.epsilon:g}"
-    if formula.scale in PLAIN_SCALES:
-        std = f"the std of {among} over {'n - 1' if name == 'n-1' else 'n'}"
-        return {"": f"{std} + {epsilon}", "root": f"the root of its variance (over {name}) + "
-                f"{epsilon}", "max": f"{std}, at least {epsilon}"}[form]
-    return f"{formula.scale} + {epsilon}"
+    return said + (f",{formula.order}" if formula.order else "")
 
 
 def about_count(formula: Formula) -> str:
     size = abs(formula.factor)
-    words = {"token": "every token of the batch counts the same",
-             "answer": "every answer counts the same", "group": "every problem counts the same",
-             "sum": "the plain sum over all tokens",
-             "constant": f"a token counts 1 / (answers x {1 / size:.6g})"}
-    said = words.get(formula.count, formula.count)
+    words = COUNTS[formula.count].words or formula.count
+    said = words.format(constant=f"{1 / size:.6g}" if size else "")
     said += ", by the tokens that are trained" if formula.length else ""
     if formula.count != "constant" and abs(size - 1) > 1e-6:
         said += f", times {size:.6g}"
@@ -330,29 +292,20 @@ def about_count(formula: Formula) -> str:
 
 
 def about_tokens(formula: Formula) -> str:
-    words = {"prompt": "the prompt", "prompt_last": "the last token of the prompt",
-             "first": "the first token of an answer", "middle": "its middle", "end": "its end",
-             "cut": "the last token of a cut answer", "padding_first": "the token after an answer",
-             "padding_rest": "the padding"}
-    here = "all of an answer" if formula.kinds == ANSWER else ", ".join(
-        words[kind] for kind in words if kind in formula.kinds)
+    here = "all of an answer" if formula.kinds == ANSWER else ", ".join(sorted(formula.kinds))
     return here + (f"; of these: {code_of_choice(formula)}" if formula.choice else "")
 
 
 def about_ratio(formula: Formula) -> str:
-    if formula.ratio == "no ratio":
-        return "none; the loss does not change with the old log-probs"
-    if formula.ratio in ("ratio", "gspo ratio", "summed ratio", "inverse ratio"):
-        within = f"; its logarithm is clamped at {formula.gate_bound:g}" if formula.gate else ""
-        return f"{formula.ratio}, used and not clipped{within}"
-    whose = "an answer" if formula.ratio.startswith(("gspo", "gmpo", "summed")) else "a token"
-    how = {"clip": "is clipped as in PPO, to", "cispo": "is a detached weight, clamped to",
-           "mask": "has no gradient outside"}.get(formula.ratio.split()[-1])
-    if how and formula.bounds:
-        low, high = (f"{bound:.6g}" for bound in formula.bounds)
-        to = f"[{low}, {high}]"
-        to = f"at most {high}" if low == "-inf" else f"at least {low}" if high == "inf" else to
-        said = f"that of {whose} {how} {to}"
-        said += f" ({formula.ratio})" if whose == "an answer" else ""
-        return said + (f", and {formula.gate} {formula.gate_bound:g}" if formula.gate else "")
-    return next(iter(sorted(codes_of_ratio(formula))))
+    words = RATIOS[formula.ratio].words
+    if not words:
+        return next(iter(sorted(codes_of_ratio(formula))))
+    return words.format(name=formula.ratio, bounds=about_bounds(*formula.bounds))
+
+
+def about_bounds(low: float = -math.inf, high: float = math.inf) -> str:
+    if math.isinf(low):
+        return f"at most {high:.6g}"
+    if math.isinf(high):
+        return f"at least {low:.6g}"
+    return f"[{low:.6g}, {high:.6g}]"

@@ -1,4 +1,4 @@
-"""Losses for tests/tools/test_formula.py: right ones, wrong ones, and pairs of mistakes, each with
+"""Losses for lab/tests/test_formula.py: right ones, wrong ones, and pairs of mistakes, each with
 the words that the tool has to say of it."""
 import torch
 
@@ -703,12 +703,6 @@ LOSSES = {
     "discounted": (discounted, {"discount 0.95 from the start", "understood"}),
     "discounted from the end": (discounted_from_the_end,
                                 {"discount 0.9 from the end", "token", "understood"}),
-    "kl in a linear reward": (
-        linear_without(lambda batch, log_prob: .05 * sum_of_k1(batch, log_prob), leave_one_out),
-        {"leave one out of reward - 0.05 kl k1", "token", "clip 0.2 0.2", "understood"}),
-    "length in a linear reward": (
-        linear_without(lambda batch, log_prob: .005 * batch.mask.sum(1), mean),
-        {"mean of reward - 0.005 length", "token", "clip 0.2 0.2", "understood"}),
     "rejection sampling": (good_enough(.5), {"raw of reward above 0.5", "no ratio", "understood",
                                              "token of answers above 0.5"}),
     "whitened over answers": (make(whitened_over_answers), {"mean whitened n-1", "understood"}),
@@ -733,10 +727,15 @@ LOSSES = {
     "softcapped": (softcapped, set()),
     "square of a kl in the reward": (reward_without(square_of_k1), {"z n-1 0.0001", "token"}),
     "root of the length in the reward": (reward_without(root_of_length), {"end"}),
-    "kl in reward": (reward_without(lambda batch, log_prob: .1 * sum_of_k1(batch, log_prob)),
-                     {"z n-1 0.0001 of reward - 0.1 kl k1", "token", "understood"}),
-    "length in the reward": (make(longer_than_four_is_worse, objective=clip(.2, .2)), {
-        "z n-1 0.0001 of reward - 0.2 length beyond 4", "clip 0.2 0.2", "end", "understood"}),
+    "kl in the reward": (reward_without(lambda batch, log_prob: .1 * sum_of_k1(batch, log_prob)),
+                         {"z n-1 0.0001", "token", "end"}),
+    "length in the reward": (make(longer_than_four_is_worse, objective=clip(.2, .2)), {"end"}),
+    "kl in a linear reward": (
+        linear_without(lambda batch, log_prob: .05 * sum_of_k1(batch, log_prob), leave_one_out),
+        {"leave one out", "token", "clip 0.2 0.2", "end"}),
+    "length in a linear reward": (
+        linear_without(lambda batch, log_prob: .005 * batch.mask.sum(1), mean),
+        {"mean", "token", "end"}),
     "product clipped": (make(z(1, 1e-4), objective=product_clipped),
                         {"end"}),  # not understood
     "right answers alone": (right_answers_alone, set()),

@@ -50,10 +50,13 @@ def test_a_planned_arm_without_runs_counts_as_a_test_and_a_control_does_not():
     alone = plan_of(none=Arm(), mine=Arm(beside="none"))
     planned = plan_of(none=Arm(), mine=Arm(beside="none"), other=Arm(beside="none"),
                       control=Arm(beside="none", control=True))
-    p = gains_of(alone, arms)["mine"].p
+    one = gains_of(alone, arms)["mine"]
     found = gains_of(planned, arms)
-    assert found["mine"].p == pytest.approx(2 * p)
-    assert found["control"].p == pytest.approx(p)
+    assert found["mine"].p == pytest.approx(2 * one.p)
+    assert found["control"].p == pytest.approx(one.p)
+    # with two tests a gain has to be larger to be seen
+    assert found["mine"].could_see > 1.1 * one.could_see
+    assert found["control"].could_see == pytest.approx(one.could_see)
     assert set(found) == {"mine", "control"}
 
 

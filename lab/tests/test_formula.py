@@ -5,18 +5,23 @@ import shutil
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 
 import pytest
 import torch
 from conftest import ROOT
-from lab.tests.formula_losses import (LOSSES, advantage_in_float16, by_group, cispo, clip,
+from lab.tests.formula_losses import (LOSSES, advantage_in_float16, cispo, clip,
                                       entropy_of, k3, log_probs, make, mean, micro_batch,
-                                      reward_without, sum_of_k1, token, z)
+                                      token, z)
 
 from lab.formula import find_formula, tables
 from lab.formula.__main__ import WrongInput, main
 from lab.formula.calling import LossFailed, load_loss
-from lab.formula.words import codes, mistakes, sentences, unmet
+from lab.formula.ours import Formula, Term
+from lab.formula.reading import first_right
+from lab.formula.search import Found
+from lab.formula.words import (about_advantage, about_count, about_ratio, codes, mistakes,
+                               sentences, unmet)
 
 FILE = """
 import torch
@@ -47,13 +52,6 @@ def test_every_loss_is_named_as_what_it_is(name):
     assert sentences(formula)
 
 
-def test_a_kl_that_is_added_to_the_reward_is_a_mistake():
-    added = reward_without(lambda batch, log_prob: -.1 * sum_of_k1(batch, log_prob))
-    [said] = mistakes(find_formula(added))
-    assert said.startswith("The KL is added to the reward")
-    assert mistakes(find_formula(LOSSES["kl in reward"][0])) == []
-
-
 @pytest.mark.parametrize("name, said", [
     ("kl on all places", ["A KL term stands outside the answers"]),
     ("mask inverted", ["Only what is no answer", "The prompt", "The padding", "The token that"]),
@@ -64,6 +62,31 @@ def test_what_is_called_a_mistake(name, said):
     rewards is pushed by it."""
     found = mistakes(find_formula(LOSSES[name][0]))
     assert len(found) == len(said) and all(map(str.startswith, found, said))
+
+
+def found_as(*sure, **settings):
+    return Found(Formula(sure=frozenset(sure), **settings), unexplained=0.0)
+
+
+@pytest.mark.parametrize("question, settings, said", [
+    ("credit", {"groups": "mixed"}, "Groups are mixed"),
+    ("credit", {"order": " of row after"}, "An answer has the advantage of another row"),
+    ("credit", {"scale": "variance n"}, "The variance stands where the std belongs"),
+    ("credit", {"count": "token divided by the number of answers"}, "The number of answers"),
+    ("ratio", {"ratio": "gspo clip wrong side", "bounds": (.8, 1.2)}, "The clip is on the wrong"),
+    ("ratio", {"ratio": "mask", "bounds": (.8, 1.2)}, "The minimum is missing"),
+    ("ratio", {"ratio": "inverse ratio"}, "The ratio is upside down")])
+def test_a_line_that_is_hardly_ever_meant_is_a_mistake_if_the_question_has_an_answer(
+        question, settings, said):
+    [mistake] = mistakes(found_as(question, **settings))
+    assert mistake.startswith(said) and mistakes(found_as(**settings)) == []
+
+
+def test_a_mistake_of_two_kl_terms_is_told_once():
+    terms = [Term("k3 exchanged", "token", "all", .1), Term("k1", "token", "all", -.1)]
+    said = mistakes(found_as(kls=tuple(terms)))
+    assert [sentence.split(" stands")[0][:20] for sentence in said] == [
+        "A KL term", "In the k3 the policy", "A KL term has the wr", "The KL is k1 in the "]
 
 
 def test_a_ratio_is_told_in_words():
@@ -77,6 +100,7 @@ def test_a_ratio_is_told_in_words():
 def test_a_rounded_advantage_is_told_as_such():
     said = sentences(find_formula(make(advantage_in_float16)))
     assert "may be rounding" in said[-1] and " 0.0%" not in said[-2]
+    assert "more than" not in said[-2]  # as it is if a clamped advantage is nearest by chance
     other = sentences(find_formula(LOSSES["kl off the advantage"][0]))
     assert not any("rounding" in line for line in other)
 
@@ -116,10 +140,6 @@ def plain_but(changed):
     return lambda logits, batch: make()(logits, replace(batch, **changed(batch)))
 
 
-def log_ratio_within(size):
-    return lambda log_prob, batch, a: (log_prob - batch.old_log_prob).clamp(-size, size).exp() * a
-
-
 @pytest.mark.parametrize("loss, seen", [
     (plain_but(lambda batch: {"mask": without_the_last_place(batch.mask)}), "rows without padding"),
     (plain_but(lambda batch: {"reward": batch.reward.clamp(max=7)}), "rewards below 0 and above 1"),
@@ -134,22 +154,46 @@ def test_what_only_some_batches_show(loss, seen):
     assert seen in sentences(found)[-1]
 
 
-@pytest.mark.parametrize("loss, words", [
-    (make(lambda batch: median(batch)), {"median", "token"}),
-    (make(count=micro_batch(3)), {"micro-batch 3"}),
-    (make(objective=log_ratio_within(9)), {"ratio", "no clip", "log-ratio within 9"}),
-    (lambda logits, batch: make(mask=lambda batch: batch.mask * (
-        log_probs(logits, batch).detach() > math.log(1e-4)))(logits, batch),
-     {"probability above 0.0001", "token (trained)"}),
-    (lambda logits, batch: make(mask=lambda batch: batch.mask * (
-        log_probs(logits, batch).detach().exp() < .99))(logits, batch),
-     {"probability below 0.99", "token (trained)"})])
-def test_a_new_loss_is_a_line(loss, words):
-    assert words | {"understood"} <= codes(find_formula(loss))
+def test_what_is_right_of_ordinary_batches_is_said():
+    """Rewards above 7 are none of them."""
+    loss = plain_but(lambda batch: {"reward": batch.reward.clamp(max=7)})
+    assert {"z n 0.0001", "token", "no ratio"} <= codes(find_formula(loss))
 
 
-def median(batch):
-    return by_group(batch, lambda r: r - r.quantile(.5))
+def test_a_new_loss_is_a_line():
+    assert {"micro-batch 3", "understood"} <= codes(find_formula(make(count=micro_batch(3))))
+
+
+def test_the_first_right_candidate_is_taken_or_the_nearest():
+    left = {"far": .9, "right": 1e-7, "better": 0.0}
+    assert first_right(left, left.get) == ("right", 1e-7)
+    assert first_right(left, left.get, enough=1e-9) == ("better", 0.0)
+    assert first_right(["far"], left.get) == ("far", .9)
+    assert first_right(["wild"], lambda name: math.inf) == (None, math.inf)
+
+
+@pytest.mark.parametrize("name", tables.RATIOS)
+def test_a_ratio_has_a_sentence_of_its_line(name):
+    count = tables.RATIOS[name].function.__code__.co_argcount - 1
+    said = about_ratio(Formula(ratio=name, bounds=(.8, 1.25, 3.0)[:count]))
+    assert "{" not in said and ("[0.8, 1.25]" in said or name.split()[-1] in said
+                                or name == "no ratio")
+
+
+def test_an_advantage_and_a_counting_have_sentences_of_their_lines():
+    """All lines of baselines, scales and countings, and three of them as they are read."""
+    for centre, scale in product(tables.CENTRES, tables.SCALES):
+        said = about_advantage(Formula(centre=centre, scale=scale, epsilon=1e-4))
+        assert "{" not in said and said.startswith("the reward")
+        assert ("0.0001" in said) == (scale != "none") and (" minus " in said) == (centre != "raw")
+    assert about_advantage(Formula(centre="leave one out", groups="batch")) == (
+        "the reward minus the mean of the other answers of the whole batch")
+    assert about_advantage(Formula(scale="n-1 max", epsilon=.1, finish="limit 5")) == (
+        "the reward minus the mean of its group, divided by the std of its group over n - 1, at "
+        "least 0.1, then limit 5")
+    assert all("{" not in about_count(Formula(count=count)) for count in tables.COUNTS)
+    assert about_count(Formula(count="constant", factor=1 / 64)) == (
+        "a token counts 1 / (answers x 64)")
 
 
 def test_a_loss_that_remembers_is_not_called_random():
@@ -266,7 +310,7 @@ def test_the_folder_works_alone(tmp_path):
 def test_the_page_names_lines_of_each_table():
     page = (ROOT / "docs/formula.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"\(`(\w+)`\) \| (.*) \|", page))
-    assert len(rows) == 13
+    assert len(rows) == 12
     for name, said in rows.items():
         lines = {line.strip() or "as it is" for line in getattr(tables, name)}
         assert set(said.split("; ")) <= lines, name
