@@ -73,7 +73,8 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[...
         findings = measure(args, unfinished)
         show_status("")
         seconds = time.monotonic() - start
-        write_findings(unfinished, name, args, findings, seconds, command_of(name, args.typed))
+        settings = SimpleNamespace(**{flag: vars(args)[flag] for flag in known})
+        write_findings(unfinished, name, settings, findings, seconds, command_of(name, args.typed))
     print_findings(findings, with_all=args.all)
     more = "" if args.all else " With --all every table is printed."
     print(f"\nThis took {seconds:.0f} s. All numbers are in {folder / 'numbers.json'}.{more}")

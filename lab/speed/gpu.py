@@ -101,7 +101,7 @@ def main(argv: list[str]) -> None:
     device = pick_device(given.device)
     gpu = torch.cuda.get_device_properties(device) if device.type == "cuda" else "no GPU"
     print(f"PyTorch {torch.__version__}, {gpu}\n")
-    parts = parts_of(Case("", **vars(given)))
+    parts = parts_of(Case("", **{name: vars(given)[name] for name in FLAGS}))
     for number, (name, case) in enumerate(parts.items()):
         show_status(f"{number + 1} of {len(parts)}: {name}")
         said = outcome(case)

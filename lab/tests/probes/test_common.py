@@ -41,6 +41,7 @@ def test_numbers_command_and_settings_are_kept(tmp_path, monkeypatch):
     numbers = json.loads((tmp_path / "results/gains-s3/numbers.json").read_text())
     assert numbers["command"] == "python -m lab gains --note 'a b' --seed 3"
     assert numbers["measured"] == "gains" and numbers["settings"]["seed"] == 3
+    assert numbers["settings"].keys() == {*KNOWN, "out", "all"}
     assert len(numbers["tables"][0]["rows"]) == 60
 
 
