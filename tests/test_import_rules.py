@@ -41,8 +41,7 @@ MAY_IMPORT = {
     "mitigations": ["engine", "harness", "grpo"],
     "train": [*SIX, *LAB],
     "analyze": ["analysis", "engine", "harness", "grpo", "mitigations"],
-    "lab": [*SIX, *LAB, "lab",  # a table of arms by seeds
-            "tools.helpers.experiment", "tools.helpers.planned"],
+    "lab": [*SIX, *LAB, "lab", "tools.helpers.runs"],  # a table of arms by seeds
     "tools": [*SIX, *LAB, "tools"],
     "examples": [*SIX, "engine", "harness.flags", "harness.record.read_given",
                  "examples.one_step", "examples.sampler", "examples.check_the_loss",

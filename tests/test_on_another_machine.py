@@ -76,8 +76,8 @@ def test_a_step_is_trained_and_analysed_on_a_machine_unlike_ours(elsewhere):
 
 ASKED = """
 from harness import memory
-from tools.helpers import planned
-print(planned.usable_cores() >= 1)
+from tools.helpers import runs
+print(runs.usable_cores() >= 1)
 memory.keep_memory()
 memory.return_memory()
 """

@@ -38,17 +38,16 @@ from typing import Any
 
 import torch
 
-from tools.helpers.experiment import Arms, Experiment
 from engine.choices import ADVANTAGES, METHODS, MITIGATIONS, without_decorator
 from engine.errors import UserError
 from harness.flags import Flag, flags_of, read
 from harness.made_of import made_of
 from harness.memory import return_memory
-from tools.helpers.planned import PROCESSES, PlannedRun, side_by_side
 from harness.record import find_folder
 from harness.screen import python_command, run_as_program, say
 from harness.settings import CHANGEABLE, Settings, is_large, make_settings
 from tools.helpers.look import look
+from tools.helpers.runs import PROCESSES, Arms, Experiment, PlannedRun, side_by_side
 from tools.helpers.verdict import Verdict
 
 QUICK_SEEDS = 4

@@ -123,7 +123,7 @@ def written(folder, **changed):
 
 
 def test_a_plan_is_trained_once_and_then_used_again(folder, capsys, monkeypatch):
-    monkeypatch.setattr("tools.helpers.planned.Runs.start", train_here)
+    monkeypatch.setattr("tools.helpers.runs.Runs.start", train_here)
     plan = written(folder)
     main(["experiment", plan, "--dry_run"])
     assert capsys.readouterr().out.count("--advantage rloo") == 2

@@ -10,7 +10,7 @@ from conftest import refusal
 from runs import lines, train_here
 
 from engine.errors import UserError
-from tools.helpers import planned as planned_runs
+from tools.helpers import runs as planned_runs
 from harness.large_model import TWO_NUMBERS
 from harness.settings import LARGE, make_settings
 from tools import idea
@@ -99,7 +99,7 @@ def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp
         planned.append(runs)
         raise SystemExit(f"{processes} at a time")
 
-    monkeypatch.setattr("tools.helpers.experiment.make_runs", keep)
+    monkeypatch.setattr("tools.helpers.runs.make_runs", keep)
     for module in (idea, planned_runs):
         monkeypatch.setattr(module, "is_large", lambda folder: True)
     monkeypatch.setattr(planned_runs, "usable_cores", lambda: 8)
@@ -130,7 +130,7 @@ def test_what_is_refused(argv, said):
 def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd):
     """Three arms of two seeds; the next idea uses plain GRPO's again."""
     argv = ["--model", str(learner), *SMALL, "--runs", str(tmp_path / "my ideas")]
-    monkeypatch.setattr("tools.helpers.planned.Runs.start", train_here)
+    monkeypatch.setattr("tools.helpers.runs.Runs.start", train_here)
     freed = []
     monkeypatch.setattr(idea, "return_memory", lambda: freed.append(list(tmp_path.rglob("*"))))
     main(["by_kind", "--word_weight", "0.1", *argv])
@@ -155,7 +155,7 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
     def stop(runs):
         raise SystemExit
 
-    monkeypatch.setattr("tools.helpers.planned.Runs.make", stop)
+    monkeypatch.setattr("tools.helpers.runs.Runs.make", stop)
     with pytest.raises(SystemExit):
         main(["by_kind", "--word_weight", "0.2", *argv])
     assert "4 of 6 runs have to be made" in capfd.readouterr().out

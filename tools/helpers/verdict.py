@@ -11,7 +11,6 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from analysis.compare import curves_of_arm, doubt_about_training
-from tools.helpers.experiment import Arms
 from analysis.gains import (AHEAD, AT_THE_END, BEHIND, BETTER, IN_TRAINING, Gain, called,
                             chance_to_be_called, gain_over, room_left)
 from analysis.plots import BLUE, GREY, ORANGE, legend_below, plt, save, whole_steps
@@ -20,6 +19,7 @@ from analysis.sureness import sureness
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
 from engine.choices import WHOLE_ANSWERS
 from harness.screen import say
+from tools.helpers.runs import Arms
 
 OTHERS = {"plain": "plain GRPO", "placebo": "its placebo"}
 FEWEST = 4  # from fewer pairs not even their spread is known

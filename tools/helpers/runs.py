@@ -1,4 +1,13 @@
-"""Training runs side by side: those that are missing are made, in a process for each core.
+"""Training runs of several arms and seeds: planned, made side by side, and used again.
+
+    experiment = Experiment(plan_run)           # plan_run("span", 3): a PlannedRun
+    keys = [("none", 0), ("span", 0), ("none", 1), ("span", 1)]
+    failed = experiment.make(keys, command, 2)  # train what is missing, two runs at a time
+    arms = experiment.arms(keys)                # arms["span"][0] is a finished run
+    gains(over_baseline(arms, "none"))          # analysis/gains.py: in pairs with the same seed
+
+`tools.idea` and `python -m lab experiment` are such experiments. `finished_run` decides for all of
+them whether a finished run is used again.
 
 A planned run is a command of train.py with --continue, so it is made, resumed, or left as it is.
 Everything can be stopped at any moment, and the same command continues. A run that keeps no
@@ -12,14 +21,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from analysis.runs import Run, read_run
 from engine.errors import PROJECT, UserError
 from harness.flags import MOST_THREADS, Flag
-from harness.read_record import steps_finished
+from harness.made_of import made_of
+from harness.read_record import missing_steps, run_config, steps_finished
 from harness.record import find_folder, locked, remove, writing
+from harness.resume import differing
 from harness.screen import MESSAGE, StopRequest, say, show_status
 from harness.settings import Settings, is_large, make_settings, read_flags
 
@@ -29,6 +42,10 @@ PR_SET_PDEATHSIG = 1    # <sys/prctl.h>
 PROCESSES = Flag(0, "how many runs are made at a time. 0 means one for each core that this program "
                  "may use, but for a large model and on a GPU one",
                  least=0, most=MOST_THREADS)
+
+WITHOUT_EFFECT = {"out", "checkpoint_every", "track"}  # on the numbers of a run
+Key = tuple[str, int]  # arm and seed
+Arms = dict[str, dict[int, Run]]  # finished runs, by arm and seed
 
 
 @dataclass
@@ -180,18 +197,19 @@ class Runs:
         """The time until the program ends, as ", about 9 min left"; "" before the first run is
         finished.
 
-        It is that of the busiest process, if each waiting run goes to the one that is free first. A
+        It is the mean over the processes, so the last of them may end later, by one run at most. A
         step takes what it took in the runs that were finished here, their imports and evaluations
         included.
         """
         if not self.steps:
             return ""
-        missing = [run.steps - run.steps_made() for run, _ in self.running]
-        missing += [run.steps - run.steps_kept() for run in self.waiting]
-        loads = [0.0] * self.processes
-        for steps in missing:
-            loads[loads.index(min(loads))] += self.seconds / self.steps * steps
-        return f", {rounded_duration(max(loads))} left" if max(loads) else ""
+        missing = sum(run.steps - run.steps_made() for run, _ in self.running)
+        missing += sum(run.steps - run.steps_kept() for run in self.waiting)
+        if not missing:
+            return ""
+        at_a_time = min(self.processes, len(self.running) + len(self.waiting))
+        seconds = self.seconds / self.steps * missing / at_a_time
+        return f", {rounded_duration(seconds)} left"
 
 
 def stop_with_parent(stop_signal: signal.Signals) -> None:
@@ -260,3 +278,80 @@ def rounded_duration(seconds: float) -> str:
     """about 1 h 20 min, for 4,800; at least a minute."""
     hours, minutes = divmod(max(1, round(seconds / 60)), 60)
     return f"about {hours} h {minutes:02d} min" if hours else f"about {minutes} min"
+
+
+def settings_of(planned: PlannedRun) -> Settings:
+    flags = [*planned.flags, "--steps", str(planned.steps), "--seed", str(planned.seed)]
+    return make_settings(read_flags(flags))
+
+
+def finished_run(planned: PlannedRun) -> Run | None:
+    """The run of this plan, if it is finished; one that is not what the plan says is an error."""
+    if not planned.is_finished():
+        return None
+    run = read_run(planned.folder)
+    refuse_other_settings(planned, run)
+    refuse_changed(planned)
+    return run
+
+
+def refuse_other_settings(planned: PlannedRun, run: Run) -> None:
+    """Refuse a run whose settings are not those of the plan: its folder's name says which run it
+    should be, its settings which it is."""
+    wanted, config = settings_of(planned).to_json(), run["config"]
+    passed_over = WITHOUT_EFFECT if wanted["threads"] else {*WITHOUT_EFFECT, "threads"}  # 0: any
+    for name in wanted.keys() - passed_over:
+        value = config.get(name)
+        if value != wanted[name]:
+            raise UserError(f"{planned.folder} has --{name} {value}, not {wanted[name]}: remove "
+                            "it, and the run is made again")
+
+
+def refuse_changed(planned: PlannedRun) -> None:
+    """Refuse a run that was made of something else, such as a file that the task reads and that has
+    changed, or whose record was changed: what would be compared is not the same any more."""
+    before = run_config(planned.folder).get("made_of", {})
+    wrong = list(missing_steps(planned.folder))
+    if changed := differing(before, made_of(settings_of(planned))):
+        wrong.append(f"it is an earlier run, and since then {changed[0]} has changed")
+    if wrong:
+        raise UserError(f"{planned.folder}: {wrong[0]}. Name another folder with --runs, or remove "
+                        "this one, and the run is made again")
+
+
+@dataclass
+class Experiment:
+    """Planned runs by arm and seed, and those of them that are finished. `known` are runs of a
+    published result, which need no folder."""
+    plan_run: Callable[[str, int], PlannedRun]
+    known: dict[Key, Run] = field(default_factory=dict)
+    found: dict[Key, Run] = field(default_factory=dict)  # in their folders, each read once
+
+    def run(self, arm: str, seed: int) -> Run | None:
+        """The run if it is finished."""
+        key = arm, seed
+        if key not in self.known and key not in self.found:
+            run = finished_run(self.plan_run(arm, seed))
+            if run:
+                self.found[key] = run
+        return self.known.get(key) or self.found.get(key)
+
+    def arms(self, keys: Iterable[Key]) -> Arms:
+        """Those of these runs that are finished."""
+        arms: Arms = {}
+        for arm, seed in keys:
+            run = self.run(arm, seed)
+            if run:
+                arms.setdefault(arm, {})[seed] = run
+        return arms
+
+    def missing(self, keys: Iterable[Key]) -> list[PlannedRun]:
+        return [self.plan_run(*key) for key in keys if not self.run(*key)]
+
+    def make(self, keys: Iterable[Key], command: str, processes: int, threads: int = 1,
+             **more: Any) -> dict[str, str]:
+        """Train what is missing of these runs (`make_runs`, which also takes `more`). Returns the
+        arms that failed, with the reason."""
+        planned = [replace(self.plan_run(*key), threads=threads) for key in keys
+                   if key not in self.known]
+        return make_runs(planned, processes, command, **more)

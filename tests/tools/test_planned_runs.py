@@ -1,4 +1,4 @@
-"""Runs side by side: made, stopped and gone on with, waited for, failed."""
+"""Runs side by side: made, stopped and gone on with, waited for, failed; and used again."""
 import os
 import signal
 import subprocess
@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from conftest import ROOT
-from tools.helpers import planned as planned_runs
-from tools.helpers.planned import (PlannedRun, Runs, kinds_of, make_runs, side_by_side,
-                                   stop_with_parent)
-
+from conftest import ROOT, refusal, write_log
+from harness.made_of import made_of
+from tools.helpers import runs as planned_runs
+from tools.helpers.runs import (Experiment, PlannedRun, Runs, finished_run, kinds_of, make_runs,
+                                settings_of, side_by_side, stop_with_parent)
 
 TRAIN = """
 # As train.py, without a model: a line for each step, and on SIGTERM the end after this step.
@@ -125,10 +125,12 @@ def test_the_time_left_counts_steps_that_are_made_again(planned):
     assert of_100_seconds([again], 1).time_left() == ", about 10 min left"
 
 
-def test_the_time_left_is_that_of_the_busiest_process(planned):
-    """Three runs of ten minutes each and two processes: one of them makes two runs."""
+def test_the_time_left_is_shared_by_the_processes(planned):
+    """Three runs of ten minutes each and two processes. One run is made by one of them alone."""
     runs = [planned(seed=seed, steps=6) for seed in range(3)]
-    assert of_100_seconds(runs, 2).time_left() == ", about 20 min left"
+    assert of_100_seconds(runs, 2).time_left() == ", about 15 min left"
+    assert of_100_seconds(runs[:1], 2).time_left() == ", about 10 min left"
+    assert of_100_seconds([], 2).time_left() == ""
     assert Runs(runs, 2).time_left() == ""  # nothing was finished yet
 
 
@@ -208,3 +210,80 @@ def test_all_or_nothing_starts_no_other_run_and_lets_those_that_started_finish(
     said = capfd.readouterr().out
     assert "failed: bad-s0: it cannot" in said
     assert "no other run is started. These are finished first: good-s0\n" in said
+
+
+@pytest.fixture
+def run(tmp_path):
+    flags = "--threads 1 --eval_every 0".split()
+    return PlannedRun("none", 0, tmp_path / "none-s0", flags, steps=2)
+
+
+METRICS = [{"step": 1, "success": 0.5}, {"step": 2, "success": 0.25}]
+
+
+def write_run(run, **changed):
+    """A finished run without checkpoints."""
+    settings = settings_of(run)
+    config = {**settings.to_json(), "made_of": made_of(settings), "finished": 2, **changed}
+    write_log(run.folder, {}, config, METRICS)
+
+
+def test_a_run_is_used_again_when_it_is_finished(run):
+    assert finished_run(run) is None
+    write_run(run)
+    assert [line["success"] for line in finished_run(run)["metrics"]] == [0.5, 0.25]
+    path = run.folder / "config.json"
+    path.write_text(path.read_text().replace('"finished": 2', '"finished": 1'))
+    assert finished_run(run) is None
+    state = run.folder / "checkpoints/step_000002/trainer/state.safetensors"
+    state.parent.mkdir(parents=True)
+    (state.parent.parent / "config.json").touch()
+    assert finished_run(run) is None
+    state.touch()
+    assert finished_run(run) is not None
+
+
+def test_a_run_whose_record_has_a_hole_is_refused(run):
+    write_run(run)
+    (run.folder / "metrics.jsonl").write_text('{"step": 2, "success": 0.5}\n')
+    assert "metrics.jsonl does not have one line for each" in refusal(finished_run, run)
+
+
+def test_a_run_with_other_settings_is_refused(run):
+    write_run(run, threads=2)
+    said = refusal(finished_run, run)
+    assert "has --threads 2, not 1: remove it, and the run is made again" in said
+
+
+def test_a_setting_that_changes_no_number_may_differ(run):
+    write_run(run, checkpoint_every=7)
+    assert finished_run(run) is not None
+
+
+def test_a_run_that_was_made_of_another_file_is_refused(run, tmp_path):
+    words = tmp_path / "words.txt"
+    words.write_text("new")
+    write_run(run, made_of={**made_of(settings_of(run)), str(words): "0" * 64})
+    said = refusal(finished_run, run)
+    assert f"is an earlier run, and since then {words} has changed" in said
+
+
+def test_published_runs_need_no_folder_and_each_folder_is_read_once(monkeypatch):
+    read = []
+
+    def finished(planned):
+        read.append(planned.name)
+        return {0: "of a folder", 1: "of a folder"}.get(planned.seed)
+
+    monkeypatch.setattr(planned_runs, "finished_run", finished)
+    monkeypatch.setattr(planned_runs, "make_runs", lambda planned, *_, **more: (planned, more))
+    experiment = Experiment(lambda arm, seed: PlannedRun(arm, seed, Path("x"), [], 60),
+                            known={("none", 1): "published"})
+    keys = [("none", seed) for seed in range(3)]
+    for _ in range(2):
+        assert experiment.arms(keys) == {"none": {0: "of a folder", 1: "published"}}
+    assert read == ["none-s0", "none-s2", "none-s2"]
+    assert [run.name for run in experiment.missing(keys)] == ["none-s2"]
+    made, more = experiment.make(keys, "command", 2, 3, before=None)
+    assert [(run.name, run.threads) for run in made] == [("none-s0", 3), ("none-s2", 3)]
+    assert more == {"before": None}
