@@ -36,8 +36,8 @@ from harness.tasks import make_task
 from harness.load import load_policy
 from harness.screen import run_as_program, show_status
 from harness.settings import Settings, make_settings
-from tools.helpers.prospects import Answers
-from tools.helpers.prospects_in_words import Findings, Plan
+from tools.helpers.blind import Answers
+from tools.helpers.prospects import Findings, Plan
 
 FEWEST_PROBLEMS = 4
 NOT_ASKED = 400  # problems that no model is asked, to try answers on that ignore the problem

@@ -1,7 +1,7 @@
 """Before training: the chances by enumeration, a rule on another problem, the words of a task that
 can be learned, one that cannot, and one whose reward has a hole."""
 import itertools
-import math
+from dataclasses import replace
 
 import pytest
 from conftest import refusal
@@ -9,9 +9,9 @@ from conftest import refusal
 import countdown_task
 from countdown_task import Problem
 from tools import preflight
-from tools.helpers.prospects import (Answers, apply_rule, best_blind, chance_of_equal, disagreement,
-                                     pays_success, rule_of, share_of_form, shown_rule)
-from tools.helpers.prospects_in_words import CANNOT, FORM, LEARNS, ONE_ANSWER, Findings, Plan
+from tools.helpers.blind import Answers, apply_rule, best_blind, rule_of, shown_rule
+from tools.helpers.prospects import (CANNOT, FORM, LEARNS, ONE_ANSWER, Findings, Plan,
+                                     chance_of_equal, disagreement, pays_success, share_of_form)
 
 
 @pytest.mark.parametrize("values, size", [
@@ -85,29 +85,60 @@ def some(reward, right=None, texts=None, count=6):
                     right) for i in range(count)]
 
 
-@pytest.mark.parametrize("problems, word", [
-    (some([1.0, 0, 0, 0, 1.0, 0]), LEARNS),
-    (some([0.0] * 6), CANNOT),                                    # too hard
-    (some([1.0] * 6), CANNOT),                                    # too easy
-    (some([0.1, 0, 0, 0.1, 0, 0.1], [0.0] * 6), FORM),            # nothing is right
-    (some([1.0, 0, 1, 0, 1, 0], [0.0, 1, 0, 1, 0, 1]), FORM),     # being wrong is paid
-    (some([1.0, .6, 1, .6, 1, .6], [1.0, 0, 1, 0, 1, 0]), FORM)])  # so is being wrong, by less
-def test_the_word_of_a_task(problems, word):
-    found = findings(problems)
-    assert found.word == word
-    assert found.in_words().split("\n\n")[-1].startswith(word.upper())
+class Hole(Sums):
+    """The answer "cheat" earns as much as a right one."""
+    def score(self, problem, text):
+        honest = super().score(problem, text)
+        return honest | {"reward": max(honest["reward"], float("cheat" in text))}
 
 
-def test_an_answer_that_ignores_the_problem_and_earns_as_much_is_named():
-    class Hole(Sums):
-        def score(self, problem, text):
-            honest = super().score(problem, text)
-            return honest | {"reward": max(honest["reward"], float("cheat" in text))}
+def cut_off(problems):
+    return [replace(one, finished=[0.0] * len(one.texts)) for one in problems]
 
-    problems = some([1.0, 1.0, 0, 0, 0, 0], [1.0, 0, 0, 0, 0, 0],
-                    texts=["5", "cheat", "x", "y", "z", "w"])
+
+NONE, ONE = [0.0] * 6, [1.0] * 6
+CHEAT = ["cheat", "5", *"wxyz"]
+CASES = [  # sampled answers, the word, and words of the reason for it
+    (cut_off(some(NONE)), CANNOT, "100% of the answers are cut off before they end, so nearly all "
+                                  "get the same reward. What helps: --max_new_tokens 160,"),
+    (some(ONE), CANNOT, "nearly all answers are right already"),
+    (some([-1.0] * 6, NONE), CANNOT, "every sampled answer earned exactly -1."),
+    # in one problem of 40 one answer of 6 differs, and 4 of 6 groups have it: 8 * 4 / 6 / 40
+    (some([0.1, 0, 0, 0, 0, 0], NONE, count=1) + some(NONE, count=39), CANNOT,
+     "in a step 0.13 groups have answers with different rewards. What helps: easier problems, or a "
+     "cold start on right answers (python -m tools.warmup)."),
+    (some([1.0, .6, 1, .6, 1, .6], [1.0, 0, 1, 0, 1, 0]), FORM, "the two pull against each other"),
+    (some([1.0, 2, 3, 4, 5, 6], ONE), FORM, "nearly every answer counts as right"),
+    (some([1.0, 0, 1, 0, 1, 0], [0.0, 1, 0, 1, 0, 1]), FORM,  # being wrong is paid
+     "in a step 8.0 groups have right and wrong answers, but the reward hardly pays for being"),
+    (some([0.1, 0, 0, 0.1, 0, 0.1], NONE), FORM, "hardly ever because one answer is right"),
+    (some([1.0, 1, 0, 0, 0, 0], [0.0, 1, 0, 0, 0, 0], CHEAT), ONE_ANSWER,
+     "it is easier to learn. Right answers are rewarded too, so success may rise"),
+    # a right answer to one problem of six
+    (some([1.0, 1, 0, 0, 0, 0], [0.0, 1, 0, 0, 0, 0], CHEAT, count=1)
+     + some([1.0, 0, 0, 0, 0, 0], NONE, CHEAT, count=5), ONE_ANSWER,
+     "it is easier to learn. What helps: another reward"),
+    (some([1.0, 0, 0, 0, 1.0, 0]), LEARNS, "in a step 7.5 groups have right and wrong answers")]
+
+
+@pytest.mark.parametrize("problems, word, reason", CASES)
+def test_the_word_of_a_task_and_the_reason_for_it(problems, word, reason):
     found = findings(problems, task=Hole())
-    assert found.word == ONE_ANSWER and "`cheat`" in found.about_blind()
+    said = " ".join(found.in_words().split("\n\n")[-1].split())
+    assert said.startswith(f"{word.upper()}: ") and reason in said
+    assert (word == ONE_ANSWER) == ("`cheat`" in found.about_blind())
+
+
+@pytest.mark.parametrize("reward, teach, by_success", [
+    ([1.0, 0, 0, 0.5], "6.7", "4.0"), ([0.6, 0.5, 0, 0], "6.7", "3.1")])
+def test_the_groups_that_teach_to_be_right(reward, teach, by_success):
+    """Of four answers the first is right: half of the pairs have it, and 5 of 6 pairs differ in
+    reward. 8 groups * 5/6 = 6.7 teach. In the first case 1 - 0.24 of them would be more than those
+    with a right answer. In the second the form has (0.25 - 1/12) / 0.3075 = 0.542 of the variance,
+    and 8 * 5/6 * 0.458 = 3.1."""
+    found = findings(some(reward, [1.0, 0, 0, 0]), group=2)
+    assert found.about_groups().endswith(
+        f"The planned step has 8 groups of 2: {teach} of them teach, {by_success} to be right.")
 
 
 def test_it_samples_each_problem_and_says_a_word(capsys, monkeypatch):
@@ -132,23 +163,6 @@ def test_it_samples_each_problem_and_says_a_word(capsys, monkeypatch):
     assert "Scored once more, all 48 answers earn the same." in printed  # also those of 0.1
 
 
-def test_answers_that_are_cut_off_need_more_room():
-    same = some([0.0] * 6, texts=["no"] * 6)
-    cut = [Answers(**{**vars(one), "finished": [0.0] * 6}) for one in same]
-    assert "--max_new_tokens 160" in findings(cut).reason()
-
-
-def test_a_reward_that_is_the_same_for_all_and_one_by_which_all_are_right():
-    """One reward for all is named, because the reward may have a mistake; easier problems are no
-    help if every answer is right."""
-    assert "every sampled answer earned exactly -1." in findings(some([-1.0] * 6)).reason()
-    all_right = findings(some([1.0, 2, 3, 4, 5, 6], [1.0] * 6))
-    assert all_right.word == FORM and "easier" not in all_right.reason()
-    paid_for_length = findings(some([1.0, 2, 3, 4, 5, 6], [1.0, 0, 0, 0, 0, 1]))
-    assert paid_for_length.word == FORM
-    assert "the reward hardly pays for being right" in paid_for_length.reason()
-
-
 def test_a_task_with_few_problems_or_none_held_out(monkeypatch):
     """With 2 problems nothing is asked; with 3 others no answer is tried on them."""
     few = findings(some([1.0, 0, 0, 0, 1.0, 0]), others=PROBLEMS[:3])
@@ -163,19 +177,13 @@ def test_a_task_with_few_problems_or_none_held_out(monkeypatch):
     (["--answers", "1"], "--answers 1 should be at least 4"),
     (["--problems", "0"], "--problems 0 should be at least 4"),
     (["--out", "x"], "--out has no effect, because nothing is trained or written"),
-    (["--answers", "8", "--group", "9"], "groups of 9 answers are planned"),
-    (["--model", "EMPTY"], "cannot read EMPTY/config.json")])
-def test_what_cannot_be_asked_ends_in_a_sentence(typed, said, tmp_path):
-    empty = str(tmp_path)
-    typed = [empty if one == "EMPTY" else one for one in typed]
-    assert said.replace("EMPTY", empty) in refusal(preflight.main, typed)
+    (["--answers", "8", "--group", "9"], "groups of 9 answers are planned")])
+def test_what_cannot_be_asked_ends_in_a_sentence(typed, said):
+    assert said in refusal(preflight.main, typed)
 
 
-@pytest.mark.parametrize("returned", [None, (1.0, 0.0), "good", 1.0, {"reward": 1.0},
-                                      {"reward": math.nan, "answer": 0.0, "format": 1.0,
-                                       "reasoning": 0.0}])
-def test_a_score_that_is_none_is_refused(returned, monkeypatch):
-    monkeypatch.setattr(countdown_task.Task, "score", lambda task, problem, text: returned)
+def test_a_score_that_is_none_is_refused(monkeypatch):
+    monkeypatch.setattr(countdown_task.Task, "score", lambda task, problem, text: 1.0)
     said = refusal(preflight.main, ["--problems", "4", "--answers", "4", "--group", "4"])
     assert "should return a dict of numbers" in said
 
@@ -190,7 +198,7 @@ def test_well_formed_answers_are_right_so_the_form_comes_first():
                      formed) for i in range(30)]
     found = findings(right, questions=4)
     assert found.right_if_formed == 0.8 and found.word == LEARNS
-    assert "80% of the well formed ones are right" in " ".join(found.reason().split())
+    assert "80% of the well formed ones are right" in " ".join(found.conclusion().split())
     wrong = [answers(f"{i} 3", texts, [0.1, *half_formed], [0.0, *none], formed)
              for i in range(30)]
     assert findings(wrong, questions=4).word == FORM
