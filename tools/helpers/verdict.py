@@ -117,22 +117,16 @@ class Verdict:
             found.append(self.about_choice(over_placebo.estimate))
         return found
 
-    def at_the_end(self, other: str) -> str:
-        """How the idea differs from another arm on held-out problems at the end; empty if no
-        difference is seen, or if this is the primary metric."""
-        if self.doubt:
-            return ""
-        return difference_in_words(self.gain(self.looks[-1], other, AT_THE_END).estimate)
-
     def held_out(self) -> list[str]:
         """Sentences about the evaluation at the end, if it sees a difference and is not the
         primary metric."""
         seen = []
         for other, label in OTHERS.items():
-            if word := self.at_the_end(other):
-                estimate = self.gain(self.looks[-1], other, AT_THE_END).estimate
+            estimate = self.gain(self.looks[-1], other, AT_THE_END).estimate
+            word = difference_in_words(estimate)
+            if word:
                 seen.append(f"{word} than {label} ({in_points(estimate)})")
-        if not seen:
+        if self.doubt or not seen:
             return []
         return [f"On held-out problems at the end {self.name} is {' and '.join(seen)}. This is the "
                 "second measure: the verdict goes by the first, success in training. The intervals "
