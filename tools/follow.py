@@ -52,13 +52,10 @@ from harness.read_record import read_tokenizer, sampling_models
 from harness.screen import (BOLD, has_colour, put, python_command, run_as_program, say, styled,
                             visible)
 from harness.flags import Flag, read
-from tools.helpers.credit_of_token import (FEWEST_CONTINUATIONS, MOST_CONTINUATIONS, CreditOfToken,
-                                           measure_credit)
-from tools.helpers.in_short import in_short
-from tools.helpers.measured_answer import measure_and_keep
-from tools.helpers.others import likeliest_others
-from tools.helpers.same_model import where_kept
-from tools.helpers.terminal import check_exists, legend, one_line, shaded
+from tools.helpers.terminal import legend, one_line, shaded
+from tools.helpers.token import (FEWEST_CONTINUATIONS, MOST_CONTINUATIONS, CreditOfToken,
+                                 check_exists, in_short, likeliest_others, measure_and_keep,
+                                 measure_credit, where_kept)
 
 SHOWN = 2           # problems, without --answer
 FLAGS = {

@@ -36,8 +36,8 @@ from harness.flags import Flag, check_value, flags_of, read, words_of
 from harness.settings import OPTIONS, Settings, settings_of_run
 from mitigations import rescaled_weight
 from tools.helpers.look import about_gradient, differs_within
-from tools.helpers.same_model import refuse_other_model, where_kept
-from tools.helpers.terminal import check_exists, legend, one_line, shaded
+from tools.helpers.terminal import legend, one_line, shaded
+from tools.helpers.token import check_exists, refuse_other_model, where_kept
 from train import drop_unfinished
 
 FLAGS = {

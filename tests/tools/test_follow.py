@@ -22,8 +22,7 @@ from grpo import (gradient_size, group_mean, group_z_score, length_scaling, poli
 from harness.read_record import read_credit, run_config
 from mitigations import outcome_conditional
 from tools import follow
-from tools.helpers.others import likeliest_others
-from tools.helpers.same_model import where_kept
+from tools.helpers.token import likeliest_others, where_kept
 
 NUMBER = r"-?\d+\.?\d*(?:e[-+]?\d+)?"
 STEP = 3

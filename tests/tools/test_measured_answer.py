@@ -14,7 +14,7 @@ from analysis.tokens import read_step
 from engine.tokens import load_tokenizer
 from harness.read_record import read_credit
 from tools import follow
-from tools.helpers import credit_of_token, measured_answer
+from tools.helpers import token
 
 
 def measure(run, step, b, k=10):
@@ -57,12 +57,11 @@ def test_v_after_a_token_is_v_before_the_next_one(recorded, monkeypatch):
         means = torch.arange(len(prefixes)).float()
         return means[:, None].repeat(1, k), {}
 
-    monkeypatch.setattr(credit_of_token, "continuation_rewards", given)
+    monkeypatch.setattr(token, "continuation_rewards", given)
     b, model = an_answer(recorded, 1), read_run(recorded)["config"]["model"]
-    found = credit_of_token.measure_all(recorded, model, 1, b, 10)
+    length = int(read_credit(recorded, 1, load_tokenizer(recorded)).length[b])
+    found = token.measure_credits(recorded, model, 1, b, range(length), 10, seed=0)
     [prefixes] = asked
-    batch = read_credit(recorded, 1, load_tokenizer(recorded))
-    length = int(batch.length[b])
     assert [len(ids) for _, ids in prefixes] == list(range(length + 1))
     assert [(one.before, one.after) for one in found] == [(t, t + 1) for t in range(length)]
     # only at the last token the value after it has no error
@@ -91,7 +90,7 @@ def test_it_is_measured_once_and_shown_by_both_programs(run, capsys, monkeypatch
         assert " ".join(kept[name][1].split()) in text
     assert "How much did it change the expected reward?" not in printed
 
-    monkeypatch.setattr(measured_answer, "measure_all", None)  # it is not measured again
+    monkeypatch.setattr(token, "measure_credits", None)  # it is not measured again
     measure(run, 3, b)
     with pytest.raises(TypeError):  # but with more continuations it is
         measure(run, 3, b, k=11)

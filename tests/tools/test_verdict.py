@@ -72,7 +72,7 @@ def ended(gains, plain, idea, placebo, look=0):
     return Verdict("my_idea", runs_with(gains, look, ends=ends))
 
 
-OPEN, BEHIND, AHEAD = [0.03, 0.05], [-0.05, -0.051, -0.049], [0.05, 0.051, 0.049]
+OPEN = [0.03, 0.05]
 
 
 def test_what_the_pairs_could_have_seen():

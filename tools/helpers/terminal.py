@@ -5,7 +5,6 @@
 """
 import textwrap
 
-from engine.errors import UserError
 from harness.screen import has_colour, styled, visible
 
 # A token whose number is below the limit gets this style, in numbers of ANSI escape sequences: 48;5
@@ -37,9 +36,3 @@ def legend(shades: Shades) -> str:
 
 def one_line(text: str) -> str:
     return textwrap.shorten(text, 400, placeholder=" ...")
-
-
-def check_exists(name: str, value: int, known, whose) -> None:
-    """Refuse a step, an answer or a token that does not exist."""
-    if value not in known:
-        raise UserError(f"--{name} {value}: {whose} has {name}s {known[0]} to {known[-1]}")
