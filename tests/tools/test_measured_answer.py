@@ -3,6 +3,7 @@ import json
 import re
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from conftest import refusal
@@ -64,9 +65,11 @@ def test_v_after_a_token_is_v_before_the_next_one(recorded, monkeypatch):
     [prefixes] = asked
     assert [len(ids) for _, ids in prefixes] == list(range(length + 1))
     assert [(one.before, one.after) for one in found] == [(t, t + 1) for t in range(length)]
-    # only at the last token the value after it has no error
-    widths = [one.interval[1] - one.interval[0] for one in found]
-    assert len(found) == length and widths[-1] != pytest.approx(widths[-2])
+    # At the last token the value after it has no error. Before it 10 rewards are length - 1, beside
+    # two of 0 and two of length.
+    last = np.array([length - 1.0] * 10 + [0, length] * 2)
+    assert found[-1].interval[1] - found[-1].interval[0] == pytest.approx(
+        2 * 1.96 * (last.var() / 14) ** 0.5)
 
 
 @pytest.mark.usefixtures("undrawn")

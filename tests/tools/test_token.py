@@ -9,15 +9,19 @@ import pytest
 import torch
 from conftest import refusal
 
+from analysis.runs import read_run
+from analysis.tokens import read_step
+from engine.model_folder import read_model_folder
 from engine.policy import stop_ids
 from engine.sampler import generate
 from engine.tokens import KINDS, load_tokenizer
 from harness.load import load_policy
-from harness.read_record import read_credit
+from harness.read_record import read_credit, run_config
 from harness.settings import make_settings
 from tools import follow
 from tools.helpers import token
-from tools.helpers.token import CreditOfToken, credit_interval, in_short, measure_credit
+from tools.helpers.token import (CreditOfToken, credit_interval, in_short, likeliest_others,
+                                 measure_credit, refuse_other_model)
 
 STEP, K = 1, 400
 
@@ -138,6 +142,31 @@ def test_what_it_cannot_measure(recorded, tmp_path):
     said = refusal(follow.main, [str(folder), "--step", "3", "--answer", "0", "--token", "0",
                                  "--credit", "10"])
     assert "--credit needs the model that sampled step 3, and it was not kept" in said
+
+
+def test_the_likeliest_others_are_without_the_token_itself(recorded, policy, batch):
+    """Of the token with the largest probability, which is the first of the five likeliest."""
+    b, t = divmod(int((batch.log_prob - 1e9 * ~batch.mask).argmax()), batch.log_prob.shape[1])
+    prompt, ids = batch.prompt_ids[int(batch.group[b])], batch.ids[b].tolist()
+    with torch.no_grad():
+        p = policy.model(torch.tensor([prompt + ids[:t]]))[0, -1].softmax(-1)
+    itself, *others = p.topk(5).indices.tolist()
+    assert itself == ids[t]
+    texts = [policy.tokenizer.decode([other]) for other in others]
+    named = ", ".join(f"{text!r} {p[other]:.2g}" for text, other in zip(texts, others))
+    run, record = read_run(recorded), read_step(recorded, STEP)
+    [said] = likeliest_others(run, str(policy.folder), record, policy.tokenizer, b, range(t, t + 1))
+    assert said == f"the likeliest are {named} (by {policy.folder})"
+
+
+def test_a_model_with_other_log_probs_is_refused(recorded, policy):
+    record, config = read_step(recorded, STEP), run_config(recorded)
+    model = read_model_folder(policy.folder)
+    refuse_other_model(model, record, config, policy.folder)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(3)
+    said = refusal(refuse_other_model, model, record, config, policy.folder)
+    assert f"so another model sampled step {STEP}" in said
 
 
 def answer(push=1.0, p=0.5, p_after=0.4, advantage=2.0, weight=1.0, dropped=None):
