@@ -46,7 +46,7 @@ def grew(times: float, least: float = 1e-12) -> Sign:
     return lambda metric: metric.end > times * max(metric.first, least)
 
 
-def no_longer(metric: Metric) -> bool:
+def fell_below_half(metric: Metric) -> bool:
     """Whether a share that began above a half ends below it."""
     return metric.end < 0.5 < metric.values[0]
 
@@ -85,7 +85,7 @@ def destroyed(log: Log) -> list[str]:
     paid = log[log.paid]
     is_lost = paid.first > 0 and paid.end < paid.first / 4
     signs = any_of(gradient_norm=grew(1.5), entropy=grew(1.5), kl=grew(15, least=0.1),
-                   finished=no_longer,
+                   finished=fell_below_half,
                    equal_groups=lambda share: share.end > 0.95 and share.first < 0.8,
                    length=lambda length: length.end < length.first / 5)(log)
     return [log.paid, *signs] if is_lost and signs else []
@@ -212,7 +212,7 @@ CHECKS = (
           "python -m lab.formula on the loss, and one step of SGD on a batch of two answers", True),
     Check(6, "The model goes astray: the rate is too high, or nothing holds it",
           any_of(gradient_norm=grew(8), entropy=grew(3), kl=grew(10, least=0.1),
-                 finished=no_longer),
+                 finished=fell_below_half),
           TENTH, True),
     Check(9, "The reward pays for something else than you may want", paid_for_something_else,
           "the same run with the reward of being right alone"),
