@@ -45,7 +45,7 @@ PART = "reward_"  # the beginning of a column of the reward's parts: reward_answ
 TYPES: dict[str, Any] = {  # of the columns that are not float32
     "section": np.uint8, "kind": np.uint8, "finished": np.bool_, "token_id": np.int32,
     "episode_start": np.int32, "group": np.int32, "prompt_ids": np.int32,
-    "prompt_start": np.int32, "step": np.int32, "trainer_step": np.int32}
+    "prompt_start": np.int32, "step": np.int32}
 
 
 def find_folder(name: str) -> Path:

@@ -5,7 +5,6 @@ import shutil
 
 import pytest
 from conftest import REMOVABLE, ROOT, project_files
-from harness.made_of import used_by
 from runs import program
 
 LAB = ("*", "models/*", "models/tiny/*", *(f"{package}/**/*" for package in (
@@ -45,13 +44,30 @@ READERS = {"project_files", "is_taken_away", "REMOVABLE"}  # of conftest.py
 IN_A_COPY = {"project", "elsewhere"}  # fixtures that are a copy of the program
 
 
+def used_by(name, body):
+    """The statements of a file that define this name, and all that they use of the file."""
+    names, used = {name}, []
+    while True:
+        new = [node for node in body if node not in used and defined_by(node) & names]
+        if not new:
+            return used
+        used += new
+        for node in new:
+            names |= {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+
+
+def defined_by(node):
+    targets = getattr(node, "targets", [getattr(node, "target", node)])
+    return {getattr(target, "id", getattr(target, "name", "")) for target in targets}
+
+
 def noticing(path, readers):
     """The functions of a file of tests whose code, with what it uses of its file, names a package
     that can be taken away, or calls a reader of the project's files."""
     body = ast.parse(path.read_text(encoding="utf-8")).body
     for node in body:
         if isinstance(node, ast.FunctionDef):
-            code = "\n".join(map(ast.unparse, used_by({node.name}, body)))
+            code = "\n".join(map(ast.unparse, used_by(node.name, body)))
             if IN_A_COPY & {argument.arg for argument in node.args.args}:
                 continue
             if NAMES_ONE.search(code) or readers & set(re.findall(r"\w+", code)):
