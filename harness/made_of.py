@@ -21,8 +21,8 @@ from harness.tasks import file_of_task
 METHODS_FILE = PROJECT / "mitigations.py"
 OF_A_STEP = ("train.py", "grpo.py", "mitigations.py", "countdown_task.py", "qwen2_model.py",
              "engine/*.py", "harness/*.py", "credit/*.py")
-INSTALLED = {Path(sysconfig.get_path(name)).resolve()
-             for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+STDLIB = Path(sysconfig.get_path("stdlib"))
+OF_PACKAGES = {"site-packages", "dist-packages"}  # names of the folders they are installed in
 
 
 def made_of(s: Settings) -> dict[str, str]:
@@ -59,7 +59,11 @@ def with_imports(paths: list[Path]) -> set[Path]:
 
 
 def imports_of(path: Path) -> Iterator[Path]:
-    """The files that a file imports, found beside it or on Python's path."""
+    """The files that a file imports, found beside it or on Python's path; and the __init__.py of
+    its package, which runs before it."""
+    package = path.parent.parent if path.name == "__init__.py" else path.parent
+    if (package / "__init__.py").is_file():
+        yield package / "__init__.py"
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError):  # Python says so when it is imported
@@ -82,10 +86,15 @@ def files_of(module: str, beside: Path) -> Iterator[Path]:
         base = place.joinpath(*module.split("."))
         for path in (base.with_suffix(".py"), base / "__init__.py"):
             if path.is_file():
-                path = path.resolve()
-                if not INSTALLED & {*path.parents}:
-                    yield path
+                if not is_installed(path):
+                    yield path.resolve()
                 return
+
+
+def is_installed(path: Path) -> bool:
+    """Whether a file is Python's own or of an installed package: beside Python, in the folder of a
+    user or of the whole system."""
+    return STDLIB in path.parents or bool(OF_PACKAGES & {*path.parts})
 
 
 def without_others(text: str, chosen: set[str]) -> str:

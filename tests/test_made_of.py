@@ -131,22 +131,25 @@ def written(tmp_path, monkeypatch):
 
     def write(name, text):
         path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         return path
     return write
 
 
-def test_what_a_task_imports_counts(written):
-    """At its top and in a function, beside it and elsewhere; no file of Python or of a package."""
+def test_what_a_task_imports_counts(written, monkeypatch):
+    """At its top and in a function, beside it and elsewhere, with the __init__.py of packages; no
+    file of Python or of a package that is installed, wherever that is."""
     task = written("beside/my_task.py", "import eager\nimport json, torch\n"
-                   "from package import inner\ndef reward(problem, text):\n    import lazy\n")
+                   "from package.part import inner\nimport installed\ndef reward(problem, text):\n    import lazy\n")
     imported = {written(name, text) for name, text in (
         ("beside/eager.py", "import numpy\nfrom far import away\n"),
         ("elsewhere/lazy.py", "import my_task, missing\n"), ("elsewhere/far.py", "away = (\n"),
-        ("beside/package/__init__.py", ""), ("beside/package/inner.py", ""))}
+        ("beside/package/__init__.py", "import set_up\n"), ("elsewhere/set_up.py", ""),
+        ("beside/package/part/__init__.py", ""), ("beside/package/part/inner.py", ""))}
     written("elsewhere/eager.py", "import other\n")  # another one is found first
     written("elsewhere/other.py", "")
+    monkeypatch.syspath_prepend(written("site-packages/installed.py", "import far\n").parent)
     assert with_imports([task]) == {task} | imported
 
 
