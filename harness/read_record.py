@@ -27,6 +27,8 @@ OF_ANSWER = ("episode_start", "group", "finished")
 OF_OTHERS = ("prompt_ids", "prompt_start", "step")
 # columns of indices, and the column that each of them points into
 INDEX_INTO = {"episode_start": "token_id", "prompt_start": "prompt_ids", "group": "prompt_start"}
+# entries of config.json that are no settings, which some files here and in analysis/ look into
+ENTRIES = {"made_of": dict, "versions": dict, "changed": list, "finished": int}
 
 
 def run_config(run: Path) -> Json:
@@ -37,6 +39,9 @@ def run_config(run: Path) -> Json:
     if config.get("ranks", 1) != 1:
         raise UserError(f"{run} was made by {config['ranks']} processes, each with credit files of "
                         "its own. Only versions up to commit f19f84f4 read them")
+    for name, kind in ENTRIES.items():
+        if not isinstance(config.get(name, kind()), kind):
+            raise UserError(f"{path} is damaged: its {name} is {config[name]!r:.80}")
     return config
 
 

@@ -59,7 +59,14 @@ def read_lines(path: Path) -> list[Json]:
     if not path.exists():
         return []
     texts = read_text(path).split("\n")[:-1]
-    return [parse_object(text, f"{path}, line {number}") for number, text in enumerate(texts, 1)]
+    return [parse_line(text, f"{path}, line {number}") for number, text in enumerate(texts, 1)]
+
+
+def parse_line(text: str, where: str) -> Json:
+    line = parse_object(text, where)
+    if type(line.get("step")) is not int:
+        raise UserError(f"{where} should have a whole number as its step")
+    return line
 
 
 def read_given(name: str, what: str, parse: Callable[[str, str], Parsed]) -> list[Parsed]:
@@ -249,9 +256,9 @@ def can_continue(checkpoint: Path) -> bool:
 
 
 def make_run(path: Path, config: Json, tokenizer: Path) -> None:
-    """Make the folder of a new run."""
+    """Make the folder of a new run. If it has no checkpoints/ later, a user has removed it."""
     with whole(path) as unfinished:
-        unfinished.mkdir()
+        (unfinished / "checkpoints").mkdir(parents=True)
         (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
         shutil.copyfile(tokenizer, unfinished / "tokenizer.json")
 

@@ -33,7 +33,8 @@ def refuse_other(s: Settings, may_continue: bool) -> None:
 def last_state(s: Settings, folder: RunFolder,
                may_begin_again: bool) -> tuple[int, Path | None, bool]:
     """The number of steps up to the last checkpoint, that checkpoint, and whether the run is
-    finished. A run without a checkpoint starts again, if none was due yet or none ever is."""
+    finished. A run without a checkpoint starts again, if none was due yet or none ever is, but not
+    if a user has removed the folder of its checkpoints: what is on record would be lost."""
     path, before = folder.path, run_config(folder.path)
     if missing := s.to_json().keys() - before.keys():
         raise UserError(f"{path}/config.json lacks the setting {min(missing)}, so this version of "
@@ -43,10 +44,13 @@ def last_state(s: Settings, folder: RunFolder,
     made = max([done, *(line["step"] for line in read_lines(path / LOGS[0]))])
     is_finished = steps_finished(path) >= s.steps
     every, steps = before["checkpoint_every"], before["steps"]
+    is_removed = not (path / "checkpoints").exists()
     if is_finished:
         say(f"{path} has {made} of its {steps} steps, and no more were asked for. To continue it, "
             "give a larger --steps")
-    elif not done and made > every and (every or not may_begin_again):
+        for sentence in missing_steps(path, made):
+            say(sentence)
+    elif not done and made and (is_removed or made > every and (every or not may_begin_again)):
         ways_out = "Remove it, or name another folder with --out"
         models = list(checkpoint_folders(path).values())
         if models:

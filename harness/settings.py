@@ -311,6 +311,7 @@ def from_all(given: Json) -> tuple[Json, Json, Json, Json]:
         recipe = {"dtype": "bfloat16"}  # in float32 a GPU is several times slower
     if chosen["lora"]:
         rate = recipe.get("learning_rate", Settings.learning_rate)
+        check_value("learning_rate", rate, OPTIONS["learning_rate"])
         factor = LORA_RATE_OF_LARGE if is_large(folder) else LORA_RATE
         recipe = {**recipe, "learning_rate": float(f"{factor * rate:g}")}
     here = owners(chosen)
@@ -330,7 +331,7 @@ def known_values(path: object, values: Json, here: Json) -> Json:
     of_others: set[str] = set()
     for axis, owner in here.items():
         name = values.get(axis, DEFAULTS[axis])
-        if axis in METHODS and name not in METHODS[axis]:
+        if axis in METHODS and isinstance(name, str) and name not in METHODS[axis]:
             may_have_more = True  # a method that was removed: it is not known which flags it had
         elif not is_or_extends(owner, other := owner_of(axis, name)):
             of_others |= flags_of(other).keys()
@@ -405,7 +406,8 @@ def print_help(given: Json) -> None:
     from harness.help import help_about
     topic = given.pop("help")
     if "resume" in given:
-        given["config"] = Path(given.pop("resume")) / "config.json"
+        run = value_of("resume", given.pop("resume"), CONTINUE["resume"])
+        given["config"] = Path(str(run)) / "config.json"
     _, recipe, config, here = from_all(given)
     flags = {}
     for name, flag in all_flags(here).items():

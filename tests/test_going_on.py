@@ -33,10 +33,14 @@ def finished(whole, tmp_path):
     return shutil.copytree(whole, tmp_path / "x")
 
 
-@pytest.mark.parametrize("way, every", [("--resume", 2), ("--continue", 2), ("--resume", 0)])
+@pytest.mark.parametrize("way, every", [
+    ("--resume", 2), ("--continue", 2), ("--resume", 0), ("--resume", 100), ("--continue", 100)])
 def test_a_record_without_checkpoints_is_not_erased(finished, learner, way, every):
-    """Nor is that of a run that never keeps any, and was stopped."""
+    """Nor is that of a run that never keeps any, and was stopped. Where none was due before the
+    end, a user has removed the folder."""
     shutil.rmtree(finished / "checkpoints")
+    if every < 100:
+        (finished / "checkpoints").mkdir()
     edit_config(finished, checkpoint_every=every)
     argv = ["--resume", finished]
     if way == "--continue":
@@ -50,6 +54,15 @@ def test_a_record_without_checkpoints_is_not_erased(finished, learner, way, ever
 def test_a_run_that_was_stopped_is_not_called_finished(stopped):
     said = run("--resume", stopped, "--steps", 1).stdout
     assert "has 5 of its 6 steps, and no more were asked for" in said
+    assert "metrics.jsonl does not" not in said
+
+
+def test_a_renamed_checkpoint_is_no_step(finished):
+    """Six steps are on record, and this is said whether the run goes on or not."""
+    for folder in ("checkpoints/step_000004", "checkpoints/step_000006"):
+        (finished / folder).rename(finished / folder.replace("00000", "00001"))
+    said = run("--resume", finished, "--steps", 16).stdout
+    assert "metrics.jsonl does not have one line for each of the steps 1 to 16, in order" in said
 
 
 @pytest.mark.parametrize("name, before, now", [("threads", 2, 1), ("change_every", 1, 0)])

@@ -71,6 +71,14 @@ def test_a_broken_state_is_refused_and_nothing_is_touched(stopped):
     assert everything(stopped) == before
 
 
+@pytest.mark.parametrize("name, value", [
+    ("made_of", ["grpo.py"]), ("versions", None), ("changed", "grpo.py"), ("finished", "x")])
+def test_an_entry_of_another_shape_is_told(stopped, name, value):
+    edit_config(stopped, **{name: value})
+    said = run("--resume", stopped, expect=1).stderr
+    assert f"config.json is damaged: its {name} is {value!r}" in said
+
+
 def test_a_line_of_a_far_step_is_no_long_search(whole, tmp_path):
     """A record is asked whether it has a hole, and a list of a billion steps is never made."""
     folder = shutil.copytree(whole, tmp_path / "x")
@@ -141,7 +149,8 @@ def test_what_a_task_imports_counts(written, monkeypatch):
     """At its top and in a function, beside it and elsewhere, with the __init__.py of packages; no
     file of Python or of a package that is installed, wherever that is."""
     task = written("beside/my_task.py", "import eager\nimport json, torch\n"
-                   "from package.part import inner\nimport installed\ndef reward(problem, text):\n    import lazy\n")
+                   "from package.part import inner\nimport installed\n"
+                   "def reward(problem, text):\n    import lazy\n")
     imported = {written(name, text) for name, text in (
         ("beside/eager.py", "import numpy\nfrom far import away\n"),
         ("elsewhere/lazy.py", "import my_task, missing\n"), ("elsewhere/far.py", "away = (\n"),

@@ -80,7 +80,7 @@ def test_the_random_numbers_of_credit_are_new_in_every_step(policy):
 def test_a_run_of_no_step_evaluates_and_stops(learner, tmp_path):
     run("--model", learner, "--out", tmp_path / "x", "--steps", 0, "--eval_tasks", 8)
     assert not (tmp_path / "x/metrics.jsonl").exists()
-    assert not (tmp_path / "x/checkpoints").exists()
+    assert not list((tmp_path / "x/checkpoints").iterdir())
     assert "has 0 of its 0 steps" in run("--resume", tmp_path / "x").stdout
     sampled, greedy = lines(tmp_path / "x/evaluations.jsonl")
     assert set(sampled["answer"] + greedy["answer"]) <= {0, 1} and len(greedy["answer"]) == 8

@@ -50,8 +50,9 @@ def test_a_folder_that_is_there_is_refused_before_any_work(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("text, lines", [
-    ('{"a": 1}\n{"a": 2}\n', [{"a": 1}, {"a": 2}]), ('{"a": 1}\n{"a": ', [{"a": 1}]),
-    ('{"a": 1}\n{"a": 2}', [{"a": 1}]), ("", [])])
+    ('{"step": 1}\n{"step": 2}\n', [{"step": 1}, {"step": 2}]),
+    ('{"step": 1}\n{"step": ', [{"step": 1}]), ('{"step": 1}\n{"step": 2}', [{"step": 1}]),
+    ("", [])])
 def test_a_last_line_that_is_cut_off_is_left_out(tmp_path, text, lines):
     """Also where only the end of the line is missing: the next one would follow it."""
     (tmp_path / "x.jsonl").write_text(text)
@@ -62,7 +63,9 @@ def test_a_last_line_that_is_cut_off_is_left_out(tmp_path, text, lines):
 @pytest.mark.parametrize("read, text, words", [
     (read_json, b"[1]", "x should hold a JSON object"), (read_json, b"{", "x is not JSON"),
     (read_json, b"\xff", "cannot read .*x: "), (read_json, None, "cannot read .*x: No such file"),
-    (read_lines, b'{"a": 1}\n{"a": \n{"a": 3}\n', "x, line 2 is not JSON")])
+    (read_lines, b'{"step": 1}\n{"step": \n{"step": 3}\n', "x, line 2 is not JSON"),
+    (read_lines, b'{"step": "1"}\n', "x, line 1 should have a whole number as its step"),
+    (read_lines, b'{"loss": 1}\n', "x, line 1 should have a whole number as its step")])
 def test_what_cannot_be_read_is_named(tmp_path, read, text, words):
     if text is not None:
         (tmp_path / "x").write_bytes(text)

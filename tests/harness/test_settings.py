@@ -7,6 +7,7 @@ import json
 import math
 import re
 import shlex
+import shutil
 import typing
 
 import pytest
@@ -292,6 +293,17 @@ def test_a_file_may_not_hold_what_is_no_setting(tmp_path, model, values, words):
     assert words in refusal(settings_of, ["--model", model, "--config", config])
 
 
+@pytest.mark.parametrize("values, typed, words", [
+    ({"learning_rate": "fast"}, ["--lora", "4"], "--learning_rate 'fast' should be a number"),
+    ({"learning_rate": None}, ["--lora", "4"], "--learning_rate None should be a number"),
+    ({"mitigation": ["none"]}, ["--mitigation", "none"], "--mitigation ['none'] should be a text")])
+def test_a_value_of_a_file_is_checked_before_it_is_used(learner, tmp_path, values, typed, words):
+    """Even if what was typed replaces it."""
+    folder = shutil.copytree(learner, tmp_path / "model")
+    write(folder / "recipe.json", values)
+    assert words in refusal(settings_of, ["--model", str(folder), *typed])
+
+
 def method_with(keyword):
     """A weighting with this keyword."""
     def mine(rollouts, **_):
@@ -393,6 +405,7 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
     assert help_of("late") == ("--mitigation late\n\nWords below, 100%.\n\nMore of them.\n\n"
                                "  --power (a number, above 0; default 2.0)\n")
     assert "--help latex: there is no method" in refusal(read_flags, ["--help", "latex"])
+    assert "--resume needs a value" == refusal(read_flags, ["--help", "--resume"])
 
 
 @pytest.mark.parametrize("argv, said", [
