@@ -195,6 +195,24 @@ def test_of_the_methods_only_those_count_that_a_run_has(chosen, changed):
     assert without_others(more, {chosen}) == before
 
 
+def test_the_file_of_a_task_counts_and_what_mitigations_py_imports(written, monkeypatch):
+    own = written("beside/mitigations.py", "import my_formula\n")
+    formula = written("beside/my_formula.py", "")
+    monkeypatch.setattr(files, "METHODS_FILE", own)
+    found = made_of(make_settings({"task": "examples.own_reward"}))
+    assert {"examples/own_reward.py", str(own), str(formula)} <= found.keys()
+    assert "examples/own_reward.py" not in made_of(make_settings({}))
+
+
+def test_in_a_models_folder_only_files_count(learner, tmp_path):
+    model = shutil.copytree(learner, tmp_path / "model")
+    before = made_of(make_settings({"model": str(model)}))
+    assert str(model / "recipe.json") in before and str(model / "model.safetensors") in before
+    (model / "backup.json").mkdir()
+    (model / "broken.json").symlink_to("nowhere")
+    assert made_of(make_settings({"model": str(model)})) == before
+
+
 def test_a_method_of_ones_own_counts_with_its_file(monkeypatch, tmp_path):
     changed = tmp_path / "mitigations.py"
     text = files.METHODS_FILE.read_text()

@@ -73,6 +73,19 @@ def test_another_prompt_or_task_has_its_own_recipe(large_model, flags, recipe):
     assert {name: chosen[name] for name in recipe} == recipe
 
 
+def test_the_file_of_a_run_may_name_the_prompt(large_model, tmp_path):
+    config = tmp_path / "c.json"
+    config.write_text('{"prompt": "brief"}')
+    chosen = make_settings({"model": str(large_model), "config": str(config)}).to_json()
+    assert {name: chosen[name] for name in TWO_NUMBERS["brief"]} == TWO_NUMBERS["brief"]
+
+
+def test_with_lora_the_rate_is_25_times_that_of_the_recipe(large_model):
+    assert make_settings({"model": str(large_model), "lora": 4}).learning_rate == 5e-5
+    os.truncate(large_model / "model.safetensors", LARGE)
+    assert make_settings({"model": str(large_model), "lora": 4}).learning_rate == 2e-5
+
+
 def test_on_a_gpu_a_large_model_learns_the_same_and_other_tasks_have_the_usual_settings(
         large_model, monkeypatch):
     monkeypatch.setattr("harness.large_model.is_fast_in_bfloat16", lambda: False)  # about CPUs

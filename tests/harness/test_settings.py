@@ -99,9 +99,39 @@ def test_flags_for_another_program_are_passed_on():
     ("--new-token=3", "unknown argument --new_token, did you mean --new_tokens? (--help lists "
      "the flags)"),
     ("--fuss", "unknown argument --fuss (--help lists the flags)"),
+    ("--halp", "unknown argument --halp, did you mean --help? (--help lists the flags)"),
     ("a", "unknown argument a (--help lists the flags)"), ("--out", "--out needs a value")])
 def test_what_was_typed_wrong_is_told(argv, words):
     assert refusal(read, argv) == words
+
+
+def test_the_help_of_a_program(monkeypatch, capsys):
+    """A long head has a line of its own, and a flag stands below the heading of its topic."""
+    monkeypatch.setenv("COLUMNS", "46")
+    declared = {**FLAGS, "a_name_of_some_length": Flag(2, "words that go on in a second line"),
+                "other": Flag(None, "this", topic="files", metavar="FILE")}
+    with pytest.raises(SystemExit):
+        flags.read(["--help"], "it RUN", "About it.", declared, {"RUN": "a folder"})
+    assert capsys.readouterr().out == """usage: it RUN
+
+About it.
+
+words:
+  RUN                   a folder
+
+flags:
+  --new_tokens INT      how many (default 8)
+  --fast [BOOL]
+  --out STR
+  --rate FLOAT          (default 0.5)
+  --a_name_of_some_length INT
+                        words that go on in
+                        a second line
+                        (default 2)
+
+files:
+  --other FILE          this
+"""
 
 
 def test_a_word_that_is_missing_is_told():
@@ -198,6 +228,17 @@ def test_a_flag_without_effect_has_the_value_of_no_effect(usual, held):
     assert settle({}, OPTIONS, usual) == values | held
 
 
+def test_settled_in_the_order_of_the_flags():
+    """Without the first the second has no effect, and so the third has none. A whole number becomes
+    one with a point where that is the type."""
+    chain = {"first": Flag(0), "second": Flag(0, requires=(lambda s: s.first > 0, "--first")),
+             "third": Flag(0, requires=(lambda s: s.second > 0, "--second")), "rate": Flag(0.5)}
+    usual = {"second": 3, "third": 7, "rate": 1}
+    assert settle({}, chain, usual) == {"first": 0, "second": 0, "third": 0, "rate": 1}
+    assert settle({"first": "1"}, chain, usual) == {"first": 1, **usual}
+    assert type(settle({}, chain, usual)["rate"]) is float
+
+
 def test_a_requirement_reads_no_flag_that_is_decided_later():
     """Each reads the flags that stand before its own, and those that always have an effect: so to
     go over the flags once decides all of them."""
@@ -275,12 +316,45 @@ def settings_of(argv: list[str]):
     (COUNTDOWN, {}, f"--task {LARGEST_LAST}", dict(max_number=ABSENT, count=3, steps=7)),
     ({}, AS_PUBLISHED, "", dict(epsilon=3.0, rescale="none")),
     ({}, {"advantage": "gae", "gamma": 0.5}, "", dict(gamma=0.5)),
+    # this program cannot know the flags of a method that was removed
+    ({}, {"mitigation": "removed", "its_flag": 3, "steps": 4}, "--mitigation none",
+     dict(steps=4, its_flag=ABSENT)),
     ({}, {"kl": 1, "git_commit": None, "ranks": 2}, "", dict(kl=1.0, ranks=ABSENT))])
 def test_where_a_value_comes_from(tmp_path, recipe, config, argv, expected):
     write(tmp_path / "recipe.json", recipe)
     config = write(tmp_path / "c.json", config)
     found = settings_of(["--model", str(tmp_path), "--config", config, *argv.split()]).to_json()
     assert {name: found.get(name, ABSENT) for name in expected} == expected
+
+
+def test_the_recipe_is_that_of_the_model_in_the_file(tmp_path, model):
+    config = write(tmp_path / "c.json", {"model": model, "steps": 3})
+    found = settings_of(["--config", config])
+    assert (found.model, found.questions, found.steps) == (model, 5, 3)
+
+
+class LargestLast(largest_last.Task):
+    """A task that extends another one."""
+
+
+def test_a_task_that_extends_another_one_takes_its_flags(monkeypatch, tmp_path):
+    """From the file of a run of that task, and the other way round. An unrelated one leaves its own
+    behind."""
+    module = "my_task_that_extends"
+    loaded = {LARGEST_LAST: largest_last.Task, module: LargestLast, "countdown_task": Task}
+    monkeypatch.setattr("harness.settings.load_task", loaded.get)
+    config = write(tmp_path / "c.json", {"task": LARGEST_LAST, "count": 4})
+    assert settings_of(["--config", config, "--task", module]).method_flags["count"] == 4
+
+
+def test_a_flag_of_the_files_method_is_not_that_of_another_with_its_name(own_choices, tmp_path):
+    """Two methods may have flags of one name, which mean different things."""
+    MITIGATIONS.data["mine"] = method_with("power")
+    MITIGATIONS.data["other"] = method_with("power")
+    config = write(tmp_path / "c.json", {"mitigation": "mine", "power": 5})
+    for name, power in (("mine", 5), ("other", 1)):
+        found = settings_of(["--config", config, "--mitigation", name])
+        assert found.method_flags["power"] == power
 
 
 @pytest.mark.parametrize("values, words", [
@@ -411,7 +485,8 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
 @pytest.mark.parametrize("argv, said", [
     ("--mitigation entropy_maskin", "Did you mean entropy_masking?"),
     ("--count 5", "unknown argument --count"), ("--model=", "--model '' should not be empty"),
-    ("--config=", "cannot read .: Is a directory"),
+    ("--config=", "cannot read .: Is a directory"), ("--config", "--config needs a value"),
+    ("--confg x", "unknown argument --confg, did you mean --config?"),
     ("--task my_tsk", "there is no such file"), ("--task ../my_task", "there is no such file"),
     ("--task my_tsk.py", "there is no such file"),
     (f"--task {json.__file__}", "there is no such file"),
@@ -449,3 +524,14 @@ def test_a_value_that_would_hold_anyway_may_be_typed():
     ("--threads 3 --micro_batch 2 --checkpoint_every 7", "none-grpo-s0")])
 def test_what_was_typed_is_in_the_folders_name(argv, name):
     assert settings_of(argv.split()).folder.name == name
+
+
+def test_a_long_folders_name_ends_with_a_digest():
+    """Of 80 characters at most, in which what was cut off still tells two runs apart."""
+    typed = "--kl 0.125 --clip_low 0.1250001 --epochs 12 --answers 10 --weight_decay 0.1234567"
+    whole = "none-grpo-epochs12-clip_low0.1250001-kl0.125-answers10-weight_decay0.1234567"
+    assert settings_of(f"{typed}8".split()).folder.name == f"{whole}8-s0" and len(whole) == 76
+    names = [settings_of(f"{typed}{digit} --seed 12".split()).folder.name for digit in (8, 9)]
+    for name in names:
+        assert len(name) <= 80 and re.search("-[0-9a-f]{8}-s12$", name)
+    assert names[0] != names[1] and names[0][:60] == names[1][:60]
