@@ -153,9 +153,10 @@ def answer_held_out(policy: Policy, s: Settings, step: int, mode: str) -> Json:
 
 def example(rollouts: Rollouts, row: int, problem: str) -> Json:
     """An answer for the record, with the log-prob of each of its tokens."""
-    log_prob = rollouts.log_prob[row, :rollouts.length[row]].tolist()
+    texts = rollouts.texts[row]
+    log_prob = rollouts.log_prob[row, :len(texts)].tolist()
     return {"problem": problem, "text": rollouts.answers[row],
-            "answer": int(rollouts.scores["answer"][row] > 0), "texts": rollouts.texts[row],
+            "answer": int(rollouts.scores["answer"][row] > 0), "texts": texts,
             "log_prob": [round(value, 4) for value in log_prob]}
 
 

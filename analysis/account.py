@@ -172,7 +172,7 @@ def numbers_of(record: StepRecord, config: Mapping[str, object], line: Json | No
     if is_dropped[b]:
         c, m, each = None, math.nan, math.nan
     return {
-        "tokens": len(tokens),
+        "tokens": int(answers["length"][b]),
         "N": N,
         "batch": len(trained),
         "trained": int((trained > 0).sum()),
@@ -245,7 +245,8 @@ def numbers_of_advantage(record: StepRecord, s: SimpleNamespace, b: int) -> Numb
                                          mask=torch.ones(len(answers["reward"]), 1))
         advantage = torch.as_tensor(ADVANTAGES[s.advantage](one_token_each))  # (B, 1)
         computed = advantage[b, 0]
-    if np.allclose(record.tokens_of(b)["advantage"], computed, atol=1e-5):
+    tokens = record.tokens_of(b)
+    if np.allclose(tokens["advantage"][tokens["own"]], computed, atol=1e-5):
         return {"computed": rounded(computed), "recorded": None}
     return {"computed": None, "recorded": ""}
 
@@ -267,7 +268,14 @@ def numbers_of_tokens(tokens: TokenTable, c: float | None, each: float) -> Numbe
         numbers[name] = list(map(rounded, values))
     for name, values in results.items():
         numbers[name] = [rounded(value, 3) for value in values]
-    return numbers
+    return {name: only_of_own(values, tokens) for name, values in numbers.items()}
+
+
+def only_of_own(values: Value | list[Value], tokens: TokenTable) -> list[Value]:
+    """The values of an answer's tokens; None at those that an environment wrote, because the model
+    did not draw them."""
+    of_tokens = values if isinstance(values, list) else []
+    return [value if own else None for value, own in zip(of_tokens, tokens["own"])]
 
 
 def ranks(sizes: np.ndarray) -> list[Value]:

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, NotRequired, TypedDict
 import numpy as np
 from tokenizers import Tokenizer
 
-from analysis.account import WHERE_MEASURED, Numbers, Stage, Value, numbers_of, rounded, stages
+from analysis.account import (WHERE_MEASURED, Numbers, Stage, Value, numbers_of, only_of_own,
+                              rounded, stages)
 from analysis.runs import Run
 from analysis.tokens import StepRecord
 from engine.tokens import token_bytes, without_earlier_turns
@@ -48,6 +49,7 @@ class ShownAnswer(TypedDict):
     finished: bool
     prompt: str
     texts: list[str]
+    own: NotRequired[list[bool]]  # which tokens the model drew, if an environment wrote others
     section: list[int]
     kind: list[int]
     values: Numbers
@@ -158,8 +160,8 @@ def answer_of(record: StepRecord, tokenizer: Tokenizer, config: Mapping[str, obj
     values: Numbers = {}
     for quantity, (column, _) in SHADED_BY.items():
         if column in tokens:
-            values[quantity] = list(map(rounded, tokens[column].tolist()))
-    return {
+            values[quantity] = only_of_own(list(map(rounded, tokens[column].tolist())), tokens)
+    answer: ShownAnswer = {
         "step": record.step,
         "episode": b,
         "group": group,
@@ -172,3 +174,6 @@ def answer_of(record: StepRecord, tokenizer: Tokenizer, config: Mapping[str, obj
         "kind": tokens["kind"].tolist(),
         "values": values,
         "account": numbers_of(record, config, line, b)}
+    if not tokens["own"].all():
+        answer["own"] = tokens["own"].tolist()
+    return answer

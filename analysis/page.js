@@ -280,6 +280,9 @@ class Pane {
     const full = fullSize(answer.step, name);
     this.box.fill(answer.texts.map((text, t) => {
       const value = answer.values[name][t];
+      if (answer.own && !answer.own[t]) {
+        return tokenSpan(text, 'written by the environment', '', 'reply');
+      }
       const classes = `s${answer.section[t]}${answer.kind[t] === TAG ? ' tag' : ''}`;
       return tokenSpan(text, `${name} ${value ?? 'unknown'}`, shadeOf(answer, name, t, full),
                        classes);

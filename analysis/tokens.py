@@ -109,13 +109,14 @@ def numbered_on(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
 class StepRecord:
     """A credit file, its columns sorted by what they are of."""
     step: int
-    tokens: TokenTable
+    tokens: TokenTable              # those that the model drew
+    written: TokenTable             # the same, and those that an environment wrote
     answers: dict[str, np.ndarray]  # one value an answer: group, length, reward, finished, ...
     prompts: list[np.ndarray]       # of each problem the token ids of its prompt
 
     def tokens_of(self, answer: int) -> TokenTable:
-        first = int(self.answers["episode_start"][answer])
-        return self.tokens.where(slice(first, first + int(self.answers["length"][answer])))
+        """All tokens that stand in an answer."""
+        return self.written.where(self.written["answer"] == answer)
 
 
 def read_tokens(run: Path, step: int) -> TokenTable:
@@ -129,6 +130,9 @@ def read_step(run: Path, step: int) -> StepRecord:
         gradient       A w s, with the sign of the advantage
         abs gradient   abs(A) w s, the gradient's size at the logits
         push           A w s^2, what the token's own term of the loss would do to its log p
+        own            whether the model drew it, and not an environment
+
+    The length of an answer is the number of its tokens that the model drew.
     """
     columns = read_columns(run, step)
     answers = {}
@@ -136,16 +140,18 @@ def read_step(run: Path, step: int) -> StepRecord:
         if name in OF_ANSWER or name.startswith("reward"):
             answers[name] = values
     starts, count = columns["episode_start"], len(columns["token_id"])
+    own = columns.get("own", np.ones(count)) > 0
+    answer = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, count)))
     answers["group"] = answers["group"].astype(np.int64)
-    answers["length"] = np.diff(np.append(starts, count))
-
-    answer = np.repeat(np.arange(len(starts)), answers["length"])
+    answers["length"] = np.bincount(answer, own, len(starts)).astype(np.int64)
+    before: np.ndarray = np.cumsum(own) - own  # how many of the model's come before, in the file
     of_tokens = {
         "problem": answers["group"][answer],
         "answer": answer,
-        "position": np.arange(count) - starts[answer],
-        "length": answers["length"][answer]}
-    for name in columns.keys() - answers.keys() - set(OF_OTHERS):
+        "position": before - before[starts[answer]],
+        "length": answers["length"][answer],
+        "own": own}
+    for name in columns.keys() - answers.keys() - {*OF_OTHERS, "own"}:
         of_tokens[name] = columns[name].astype(np.int64 if name in CODES else np.float64)
     log_prob = torch.from_numpy(of_tokens["log_prob"])
     collision = torch.from_numpy(of_tokens["collision"])
@@ -154,4 +160,5 @@ def read_step(run: Path, step: int) -> StepRecord:
     of_tokens["abs gradient"] = np.abs(of_tokens["gradient"])
     of_tokens["push"] = of_tokens["gradient"] * of_tokens["s"]
     prompts = np.split(columns["prompt_ids"], columns["prompt_start"][1:])
-    return StepRecord(step, TokenTable(of_tokens), answers, prompts)
+    written = TokenTable(of_tokens)
+    return StepRecord(step, written.where(own), written, answers, prompts)

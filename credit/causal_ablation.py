@@ -87,7 +87,7 @@ def with_deletions(rollouts: Rollouts, positions: Positions) -> tuple[Rollouts, 
     index = torch.arange(T, device=device).expand(len(positions), T)
     source = (index + (index >= at)).clamp(max=T - 1)  # the token's index before the deletion
     mask = index < rollouts.length[rows, None] - 1
-    shorter = replace(rollouts, mask=mask, group=rollouts.group[rows],
+    shorter = replace(rollouts, mask=mask, written=mask, group=rollouts.group[rows],
                       ids=rollouts.ids[rows].gather(1, source) * mask,
                       log_prob=rollouts.log_prob[rows].gather(1, source) * mask)
     section = rollouts.section[rows].gather(1, source)

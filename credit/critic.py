@@ -178,17 +178,19 @@ def generalised_advantage(value: torch.Tensor, reward: torch.Tensor, mask: torch
 
     The reward (B,) comes with the last token, and there the value of what follows is 0, also for an
     answer that was cut off by the limit. `step_reward` (B, T) are rewards of earlier tokens. With
-    gamma = lambda = 1 and without them A_t is R - V_t.
+    gamma = lambda = 1 and without them A_t is R - V_t. What an environment wrote is no step: after
+    a turn's last token the next turn's first one follows.
     """
     B, T = mask.shape
-    value, last = value * mask, mask.sum(1) - 1
+    last = T - 1 - mask.long().flip(1).argmax(1)
     is_last = torch.arange(T, device=mask.device) == last[:, None]
     rewards = step_reward + reward[:, None] * is_last
     advantage = torch.zeros_like(value)
-    following = torch.zeros(B, device=value.device)  # A_{t+1}
+    following = torch.zeros(B, device=value.device)   # A_{t+1}
+    next_value = torch.zeros(B, device=value.device)  # V_{t+1}
     for t in range(T - 1, -1, -1):
-        next_value = value[:, t + 1] if t + 1 < T else 0.0
         delta = rewards[:, t] + gamma * next_value - value[:, t]
-        following = (delta + gamma * gae_lambda * following) * mask[:, t]
-        advantage[:, t] = following
+        following = torch.where(mask[:, t], delta + gamma * gae_lambda * following, following)
+        next_value = torch.where(mask[:, t], value[:, t], next_value)
+        advantage[:, t] = following * mask[:, t]
     return advantage

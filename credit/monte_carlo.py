@@ -57,9 +57,9 @@ class vine:
     def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
         cuts = [segment_starts(texts, self.every) for texts in rollouts.texts]
         values, self.metrics = prefix_values(policy, rollouts, cuts, self.k)
-        advantage, lengths = torch.zeros_like(rollouts.log_prob), rollouts.length.tolist()
+        advantage = torch.zeros_like(rollouts.log_prob)
         for row, (starts, before) in enumerate(zip(cuts, values)):
-            ends = [*starts[1:], lengths[row]]
+            ends = [*starts[1:], len(rollouts.texts[row])]
             after = [*before[1:], rollouts.reward[row].item()]
             for start, end, worth_before, worth_after in zip(starts, ends, before, after):
                 advantage[row, start:end] = worth_after - worth_before
@@ -100,15 +100,16 @@ def continuation_rewards(policy: Policy, rollouts: Rollouts, prefixes: list[Pref
     sampled and scored, and their tokens.
 
     `without` has for each prefix a token that may not come next, -1 for none. The value of a prefix
-    that has ended, or has reached the limit, is its own reward. Random numbers depend on the
-    batch's generator alone.
+    that has ended, or has reached the limit, is its own reward. With an environment an answer has
+    ended only if there is no reply to it, and a reply is not sampled but completed. Random numbers
+    depend on the batch's generator alone.
     """
     ends = stop_ids(policy.model, policy.tokenizer)
     seed = int(torch.randint(2 ** 62, (1,), generator=rollouts.generator))
+    prefixes, has_ended = with_replies(policy, rollouts, prefixes, ends)
     tokens_left = []  # how many tokens may follow
-    for _, ids in prefixes:
-        has_ended = ids and ids[-1] in ends
-        tokens_left.append(0 if has_ended else policy.settings.max_new_tokens - len(ids))
+    for (_, ids), is_whole in zip(prefixes, has_ended):
+        tokens_left.append(0 if is_whole else policy.settings.max_new_tokens - len(ids))
     rewards, spent = torch.zeros(len(prefixes) * k), 0
     cells: list[int] = []  # the indices in `rewards` of the answers that have to be sampled
     for i in sort_by_length(prefixes):
@@ -139,6 +140,20 @@ def continuation_rewards(policy: Policy, rollouts: Rollouts, prefixes: list[Pref
     return rewards.to(rollouts.mask.device), price
 
 
+def with_replies(policy: Policy, rollouts: Rollouts, prefixes: list[Prefix],
+                 ends: tuple[int, ...]) -> tuple[list[Prefix], list[bool]]:
+    """The prefixes, each with the rest of the reply if it ends in one or just before it; and which
+    of them are whole answers."""
+    if not (environment := policy.environment):
+        return prefixes, [bool(ids) and ids[-1] in ends for _, ids in prefixes]
+    longer, has_ended = [], []
+    for group, ids in prefixes:
+        whole, _, is_whole = environment.completed(rollouts.problems[group], ids)
+        longer.append((group, tuple(whole)))
+        has_ended.append(is_whole)
+    return longer, has_ended
+
+
 def rows_at_once(policy: Policy) -> int:
     """The number of continuations that are sampled at a time: so many that their keys and values
     fit into CACHE_AT_ONCE, even if all of them reach the limit, and their logits into
@@ -162,13 +177,21 @@ def continue_from(policy: Policy, rollouts: Rollouts, prefixes: list[Prefix], ex
         seen = len(rollouts.prompt_ids[group]) + len(ids)
         starts.append(Start(number[sequence_of[prefix]], seen, token))
         limits.append(s.max_new_tokens - len(ids))
+    reply = None
+    if environment := policy.environment:
+        before = [environment.drawn_in(rollouts.problems[group], ids) for group, ids in prefixes]
+
+        def reply(row: int, ids: list[int], drawn: list[bool]) -> list[int] | None:
+            group, first = prefixes[row]
+            return environment.reply(rollouts.problems[group], [*first, *ids],
+                                     [*before[row], *drawn])
     return generate(policy.model, prompts, starts=starts, max_new_tokens=limits, stop_ids=ends,
-                    temperature=s.temperature, seed=seed)
+                    temperature=s.temperature, seed=seed, reply=reply)
 
 
 def whole_answers(prefixes: list[Prefix], fresh: Generation) -> list[Prefix]:
     """Each prefix together with its continuation."""
-    tokens, lengths = fresh.tokens.tolist(), fresh.mask.sum(1).tolist()
+    tokens, lengths = fresh.tokens.tolist(), fresh.written.sum(1).tolist()
     answers = []
     for row, (group, ids) in enumerate(prefixes):
         answers.append((group, (*ids, *tokens[row][:lengths[row]])))

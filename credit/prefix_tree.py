@@ -44,7 +44,7 @@ def shared_prefix(rollouts: Rollouts) -> torch.Tensor:
 def paths(rollouts: Rollouts) -> torch.Tensor:
     """(B, T): the number of the tree's node at each token. An answer that has ended shares no node
     with answers that continue."""
-    ids = torch.where(rollouts.mask, rollouts.ids + 1, 0)  # 0 is the end
+    ids = torch.where(rollouts.written, rollouts.ids + 1, 0)  # 0 is the end
     columns, node = [], rollouts.group
     for column in ids.T:
         # a number for each pair of a node and the token that follows it

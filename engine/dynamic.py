@@ -64,18 +64,19 @@ def joined(parts: list[Rollouts]) -> Rollouts:
             padded.append(torch.nn.functional.pad(values, (0, longest - values.shape[1])))
         return torch.cat(padded)
 
-    mask = frame("mask")
-    used = int(mask.sum(1).max())
+    written = frame("written")
+    used = int(written.sum(1).max())
     sizes = torch.tensor([len(part.ids) for part in parts])
-    group = torch.arange(len(parts)).repeat_interleave(sizes).to(mask.device)
+    group = torch.arange(len(parts)).repeat_interleave(sizes).to(written.device)
     scores = {}
     for name in parts[0].scores:
         scores[name] = torch.cat([part.scores[name] for part in parts])
-    names = ("ids", "log_prob", "entropy", "collision", "section", "kind")
+    names = ("ids", "mask", "log_prob", "entropy", "collision", "section", "kind")
     frames: dict[str, Any] = {name: frame(name)[:, :used] for name in names}
     return Rollouts(
         problems=[part.problems[0] for part in parts],
-        prompt_ids=[part.prompt_ids[0] for part in parts], group=group, mask=mask[:, :used],
+        prompt_ids=[part.prompt_ids[0] for part in parts], group=group, written=written[:, :used],
         finished=torch.cat([part.finished for part in parts]), scores=scores,
         answers=[answer for part in parts for answer in part.answers],
+        turns=[turns for part in parts for turns in part.turns],
         texts=[texts for part in parts for texts in part.texts], **frames)

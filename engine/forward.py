@@ -28,7 +28,7 @@ LOGITS_OF_FROZEN = 2 ** 24  # the most if the output matrix is frozen, in either
 
 def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor,
                        temperature: float = 1.0) -> Tensor:
-    """(rows, T): the log-probs of these rows' tokens, with gradient; 0 beyond the mask."""
+    """(rows, T): the log-probs of these rows' tokens, with gradient; 0 outside the mask."""
     distinct, number = first_of_equals(rollouts, rows)
     computed = log_probs_of_each(model, rollouts, distinct, temperature)  # (distinct, T)
     return computed.index_select(0, send(number, rollouts.ids.device))
@@ -59,17 +59,18 @@ def log_probs_of_each(model: Qwen2, rollouts: Rollouts, rows: Tensor,
     """The same as `response_log_probs`, but equal rows are computed several times."""
     ids, shared, predicts = lay_out(rollouts, rows)
     _, tokens = rollouts.groups_and_ids
-    answers = [tokens[row] for row in rows.tolist()]
-    length = torch.tensor([len(answer) for answer in answers])
-    is_token = torch.arange(rollouts.ids.shape[1]) < length[:, None]
+    drawn = rollouts.drawn[rows.cpu()]  # what an environment wrote has no log-prob
+    targets_of: list[int] = []
+    for answer, is_own in zip((tokens[row] for row in rows.tolist()), drawn.tolist()):
+        targets_of += [token for token, own in zip(answer, is_own) if own]
     # the indices of tokens in a flattened (rows, T)
-    cells = send(is_token.flatten().nonzero().squeeze(1), ids.device)
+    cells = send(drawn.flatten().nonzero().squeeze(1), ids.device)
     with embedding_by_rows(model):
         hidden = model.model(ids, shared.positions, shared)     # (N, D)
     states = hidden.index_select(0, predicts.flatten()[cells])  # one for each generated token
     if temperature != 1:
         states = states / temperature  # so the logits, which are linear in them, are divided too
-    targets = send(torch.tensor(sum(answers, []), dtype=torch.long), ids.device)
+    targets = send(torch.tensor(targets_of, dtype=torch.long), ids.device)
     log_prob: Tensor
     if has_kernels(states.dtype, states.device):
         from engine.kernels import LogProbsByKernels

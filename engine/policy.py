@@ -1,20 +1,23 @@
 """The policy: the model with its tokenizer and its task, and how answers are sampled. Weightings
 and advantages get it with each batch, for whatever they need of the model."""
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from engine.errors import refuse_undefined
-from engine.rollouts import Problem, Rollouts, Task, score_answers
+from engine.rollouts import Problem, Rollouts, Task, has_turns, score_answers, turns_of
 from engine.sampler import Generation, generate
-from engine.tokens import END_OF_TURN, encode_prompt, token_bytes
+from engine.tokens import END_OF_TURN, encode_prompt, spelt_by
 from qwen2_model import Qwen2
+
+if TYPE_CHECKING:
+    from engine.turns import Environment  # imported only for a task that replies
 
 # The settings of a run. harness/settings.py declares them, so the engine does not know their type.
 # It reads max_new_tokens, temperature and micro_batch. Methods may read any setting.
@@ -67,10 +70,17 @@ class Policy:
     def extra_forward(self) -> Forward:
         return Forward(self.model, self.settings.micro_batch)
 
-    def reward_of(self, problem: Problem, ids: Iterable[int]) -> float:
+    @property
+    def environment(self) -> "Environment | None":
+        """What replies to the model; None if answers have one turn."""
+        return environment_of(self.task, self.tokenizer, stop_ids(self.model, self.tokenizer))
+
+    def reward_of(self, problem: Problem, ids: Sequence[int]) -> float:
         """The reward of any answer to this problem, finished or cut off."""
-        text = b"".join(token_bytes(self.tokenizer, ids)).decode(errors="replace")
-        return self.task.score(problem, text)["reward"]
+        if environment := self.environment:
+            drawn = environment.drawn_in(problem, ids)
+            return self.task.score(problem, turns_of(self.tokenizer, list(ids), drawn))["reward"]
+        return self.task.score(problem, spelt_by(self.tokenizer, ids))["reward"]
 
     @torch.no_grad()
     def refuse_broken_model(self) -> None:
@@ -90,10 +100,14 @@ def sample_answers(model: Qwen2, tokenizer: Tokenizer, task: Task[Problem],
                    problems: Sequence[Problem], answers: int, *, max_new_tokens: int,
                    temperature: float = 1.0, greedy: bool = False, seed: int = 0) -> Rollouts:
     """Sample `answers` answers to each problem."""
-    prompts = encode_prompts(tokenizer, task, problems)
-    sampled = generate(model, prompts, answers=answers, stop_ids=stop_ids(model, tokenizer),
+    prompts, stop = encode_prompts(tokenizer, task, problems), stop_ids(model, tokenizer)
+    reply = None
+    if environment := environment_of(task, tokenizer, stop):
+        def reply(row: int, ids: list[int], drawn: list[bool]) -> list[int] | None:
+            return environment.reply(problems[row // answers], ids, drawn)
+    sampled = generate(model, prompts, answers=answers, stop_ids=stop,
                        max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy,
-                       seed=seed)
+                       seed=seed, reply=reply)
     return as_rollouts(problems, prompts, answers, sampled)
 
 
@@ -110,7 +124,15 @@ def as_rollouts(problems: Sequence[Problem], prompts: list[list[int]], answers: 
                      sampled.collision)
     group = torch.arange(len(problems), device=sampled.mask.device).repeat_interleave(answers)
     return Rollouts(problems, prompts, group, sampled.tokens, sampled.mask, sampled.finished,
-                    sampled.log_prob, sampled.entropy, sampled.collision)
+                    sampled.log_prob, sampled.entropy, sampled.collision, written=sampled.written)
+
+
+def environment_of(task: Task[Problem], tokenizer: Tokenizer,
+                   stop: Sequence[int]) -> "Environment | None":
+    if not has_turns(task):
+        return None
+    from engine.turns import Environment
+    return Environment(task, tokenizer, stop)
 
 
 def stop_ids(model: Qwen2, tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -27,10 +27,21 @@ and its hidden state at that position predicts their first token. With
 `starts=[Start(1, 5), Start(1, 2, without=7)]` the first row continues from r4; the second sees only
 s0 and s1, and its first token may be any but 7.
 
+Several turns: after a stop token `reply` is asked what the environment writes, or None if the
+answer has ended. The tokens of a reply are not drawn but forced: they stand in the table `forced`,
+from which the next steps take them, one a step. So cache, positions and shapes are those of an
+answer of one turn, and a step costs the same. With a player who guesses and an environment that
+says too big or too small,
+
+    tokens     4 <|im_end|> big . \n 2 <|im_end|> small . \n 3 <|im_end|>
+    mask       1     1       0  0  0 1     1        0   0  0  1     1          what the model drew
+    written    1     1       1  1  1 1     1        1   1  1  1     1          what is in the answer
+
 On a GPU a step is recorded as a CUDA graph and replayed (engine/recording.py). So within a step no
 shape and no decision may depend on what was sampled, and tensors are changed in place. On a CPU the
 step is simply called.
 """
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -72,6 +83,11 @@ class Pace(NamedTuple):
 PACE = {"cpu": Pace(4, 4, 8, FIRST_SLOTS, 1), "cuda": Pace(16, 128, 4, 256, 128)}
 
 
+# an answer's row, its tokens up to a stop token, and which of them were drawn -> the tokens that
+# the environment writes then, or None if the answer has ended
+Reply = Callable[[int, list[int], list[bool]], list[int] | None]
+
+
 class Start(NamedTuple):
     """The position that an answer continues from: after the first `seen` tokens of a prompt."""
     prompt: int
@@ -83,13 +99,14 @@ class Start(NamedTuple):
 class Generation:
     """The sampled tokens, in answer coordinates: index t is the t-th generated token. Log-prob,
     entropy -sum p log p and collision sum p^2 are those at temperature 1, at which training
-    computes. Beyond the mask everything is 0."""
+    computes. Beyond the mask these three are 0, and beyond what is written the tokens are."""
     tokens: Tensor     # (B, T) int64
-    mask: Tensor       # (B, T) bool, the stop token included
+    mask: Tensor       # (B, T) bool, what the model drew, the stop token included
     finished: Tensor   # (B,) bool, the row ended with a stop token
     log_prob: Tensor   # (B, T) float32
     entropy: Tensor    # (B, T) float32
     collision: Tensor  # (B, T) float32
+    written: Tensor    # (B, T) bool, the mask and what an environment wrote
 
     @classmethod
     def of_tokens(cls, tokens: Tensor, facts: Tensor, limits: Tensor, stop: Tensor) -> "Generation":
@@ -99,8 +116,9 @@ class Generation:
         stopped_before = is_stop.cumsum(1) > is_stop.long()
         below_limit = torch.arange(tokens.shape[1], device=tokens.device) < limits[:, None]
         mask = below_limit & ~stopped_before
-        facts = facts.masked_fill(~mask, 0)
-        return cls(tokens * mask, mask, (is_stop & mask).any(1), *facts)
+        log_prob, entropy, collision = facts.masked_fill(~mask, 0)
+        finished = (is_stop & mask).any(1)
+        return cls(tokens * mask, mask, finished, log_prob, entropy, collision, mask)
 
 
 class Distribution:
@@ -213,15 +231,19 @@ class Decoding:
     and `line` is where the line of the present token begins."""
 
     def __init__(self, model: FusedQwen2, rows: Rows, cache: Cache, uniform: Tensor,
-                 sampling: Sampling, pace: Pace):
+                 sampling: Sampling, pace: Pace, reply: Reply | None = None):
         B, T = uniform.shape
         self.model, self.rows, self.cache, self.sampling = model, rows, cache, sampling
-        self.pace = pace
+        self.pace, self.reply = pace, reply
         self.columns = B + 1
         self.line = torch.zeros(1, dtype=torch.long, device=uniform.device)
         self.uniform = F.pad(uniform.t(), (0, 1)).flatten()  # random numbers in [0, 1), a table
         self.tokens = torch.zeros(T * self.columns, dtype=torch.long, device=uniform.device)
         self.facts = torch.zeros(T * self.columns, 3, device=uniform.device)
+        # only with replies: a table of their tokens, -1 where the model draws; and the number of
+        # tokens (B + 1,) of an answer that has ended, T + 1 of others
+        self.forced = torch.full_like(self.tokens, -1)
+        self.end = torch.full((self.columns,), T + 1, device=uniform.device)
 
     def prefill(self, prompts: list[list[int]], without: Tensor | None = None) -> None:
         """Compute each prompt once, keep its keys and values, and sample token 0 of every row.
@@ -256,7 +278,7 @@ class Decoding:
         """Draw and record the next token of every row, from the state (R, D) that predicts it."""
         logits = self.model.logits(hidden)  # (R, V)
         R, V = logits.shape
-        if self.model.has_kernels and without is None:
+        if self.model.has_kernels and without is None and self.reply is None:
             from engine import kernels
             rows, sampling = self.rows, self.sampling
             kernels.draw(logits, self.uniform, self.line, rows.answer, rows.token, self.tokens,
@@ -289,15 +311,37 @@ class Decoding:
             token = logits.argmax(-1)
         else:
             token = drawn_from.pick(uniform, sampling.temperature)
+        if self.reply is not None:
+            forced = self.forced.index_select(0, cell)
+            token = torch.where(forced < 0, token, forced)
         rows.token[some] = token
         self.tokens.index_copy_(0, cell, token)
         self.facts.index_copy_(0, cell, torch.stack(distribution.facts(token), 1))
 
     def find_done(self, t: int, count: int) -> None:
-        """Mark rows that reached their limit, or drew a stop token in the last `count` steps."""
+        """Mark rows that reached their limit, or drew a stop token in the last `count` steps. With
+        an environment these are the rows to which it has no reply."""
         rows = self.rows
+        if self.reply is not None:
+            self.ask_environment(self.reply, t)
+            rows.done |= (self.end[rows.answer] <= t) | (rows.limit <= t)
+            return
         drawn = self.tokens.view(-1, self.columns)[t - count:t, rows.answer]  # (count, R)
         rows.done |= torch.isin(drawn, self.sampling.stop).any(0) | (rows.limit <= t)
+
+    def ask_environment(self, reply: Reply, t: int) -> None:
+        """Ask for the reply to every row that drew a stop token as its token t - 1, and write it
+        into the table from token t on, as far as the table goes. What is forced ends nothing."""
+        tokens, forced = self.tokens.view(-1, self.columns), self.forced.view(-1, self.columns)
+        drew_stop = torch.isin(tokens[t - 1], self.sampling.stop) & (forced[t - 1] < 0)
+        growing = self.rows.answer[~self.rows.done]
+        for row in growing[drew_stop[growing]].tolist():
+            written = reply(row, tokens[:t, row].tolist(), (forced[:t, row] < 0).tolist())
+            if written is None:
+                self.end[row] = t
+            elif written:
+                fitting = torch.tensor(written[:len(forced) - t], dtype=torch.long)
+                forced[t:t + len(fitting), row] = fitting.to(forced.device)
 
     def arrange(self, slots: int, written: int) -> None:
         """Drop the rows that are done and put the others into blocks of the cache, with room for
@@ -315,6 +359,13 @@ class Decoding:
         """All that was sampled. limits (B,): the most tokens of each answer."""
         tokens = self.tokens.view(-1, self.columns)[:, :-1].t()                # (B, T)
         facts = self.facts.view(-1, self.columns, 3)[:, :-1].permute(2, 1, 0)  # (3, B, T)
+        if self.reply is not None:
+            length = torch.minimum(self.end[:-1], limits)                      # (B,)
+            written = torch.arange(tokens.shape[1], device=tokens.device) < length[:, None]
+            mask = written & (self.forced.view(-1, self.columns)[:, :-1].t() < 0)
+            log_prob, entropy, collision = facts.masked_fill(~mask, 0)
+            return Generation(tokens * written, mask, self.end[:-1] <= limits, log_prob, entropy,
+                              collision, written)
         return Generation.of_tokens(tokens, facts, limits, self.sampling.stop)
 
 
@@ -334,7 +385,8 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
         done = int(decoding.rows.done.sum())
         if done == rows:
             return
-        count = min(pace.look, longest - t)
+        # an environment is asked after each step, because its reply comes next
+        count = 1 if decoding.reply is not None else min(pace.look, longest - t)
         # A step stores the token that it feeds. After count steps these are all but the newest of
         # t + count tokens.
         needed_slots = t + count - 1
@@ -354,6 +406,8 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
         for _ in range(count):
             step()
         t += count
+    if decoding.reply is not None:
+        decoding.ask_environment(decoding.reply, t)  # whether the last token ends its answer
 
 
 def stream_of(device: torch.device) -> AbstractContextManager[None]:
@@ -367,13 +421,14 @@ def stream_of(device: torch.device) -> AbstractContextManager[None]:
 def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | list[int],
              answers: int = 1, temperature: float = 1.0, greedy: bool = False, seed: int = 0,
              stop_ids: tuple[int, ...] | None = None,
-             starts: list[Start] | None = None) -> Generation:
+             starts: list[Start] | None = None, reply: Reply | None = None) -> Generation:
     """Sample `answers` continuations of every prompt; rows are in the order of the prompts.
 
     max_new_tokens: one number for all prompts, or one for each
     stop_ids:       tokens that end an answer, by default the model's own
     starts:         positions to continue from, each with `answers` rows, instead of the ends of the
                     prompts; max_new_tokens may have a number for each start
+    reply:          what an environment writes after a stop token. max_new_tokens counts it, too
 
     The random numbers for all tokens of all rows are drawn before the first token. So what a row
     samples does not depend on which other rows are still growing.
@@ -397,12 +452,12 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
     stop = torch.tensor(stop_ids, dtype=torch.long, device=model.device)
     with stream_of(model.device), torch.inference_mode():  # cheaper than no_grad
         decoding = decode(fused, prompts, starts, limits, uniform,
-                          Sampling(stop, temperature, greedy))
+                          Sampling(stop, temperature, greedy), reply)
     return decoding.result(torch.tensor(limits, device=model.device))
 
 
 def decode(model: FusedQwen2, prompts: list[list[int]], starts: list[Start], limits: list[int],
-           uniform: Tensor, sampling: Sampling) -> Decoding:
+           uniform: Tensor, sampling: Sampling, reply: Reply | None = None) -> Decoding:
     """Sample a row for each start. Only the prompts that the rows continue are computed."""
     device, longest = uniform.device, uniform.shape[1]
     needed = sorted({start.prompt for start in starts})
@@ -417,7 +472,7 @@ def decode(model: FusedQwen2, prompts: list[list[int]], starts: list[Start], lim
     prompts = [prompts[prompt] for prompt in needed]
     pace = PACE["cuda" if device.type == "cuda" else "cpu"]
     cache = Cache(model.config, model.dtype, max(map(len, prompts)), not model.has_kernels)
-    decoding = Decoding(model, rows, cache, uniform, sampling, pace)
+    decoding = Decoding(model, rows, cache, uniform, sampling, pace, reply)
     decoding.arrange(min(longest - 1, pace.slots), written=0)
     without = torch.tensor([start.without for start in starts] + [-1], device=device)
     decoding.prefill(prompts, without if (without >= 0).any() else None)

@@ -15,7 +15,7 @@ from engine.model_folder import read_config, read_model_folder
 from engine.optimizer import (AdamW, load_optimizer_tensors, optimizer_tensors,
                               trained_parameters)
 from engine.policy import Policy, derived_seed, encode_prompts
-from engine.rollouts import Rollouts
+from engine.rollouts import Rollouts, has_turns
 from engine.tokens import load_tokenizer
 from harness.record import Json, find_folder
 from harness.screen import say
@@ -24,6 +24,8 @@ from harness.tasks import CheckedTask, make_task
 from qwen2_model import Qwen2
 
 
+# methods that cut an answer where a reply may follow, or write into its prompt
+OF_ONE_TURN = ("causal_ablation", "deletion", "rlsd")
 OTHER_LORA = UserError("the last checkpoint has the trainer's state of a run with another --lora "
                        "than the one in config.json")
 
@@ -90,6 +92,7 @@ def build(s: Settings, checkpoint: Path | None, drawn: Json) -> Parts:
     checkpoint; with --lora it is the first model again, to which `put_back` adds A and B. `drawn`
     is filled with what dynamic sampling draws beyond a batch."""
     policy = load_policy(s, None if s.lora else checkpoint)
+    refuse_methods_of_one_turn(s, policy.task)
     optimizer = load_optimizer(s, policy)
     reference = initial_model(s) if s.kl else None
     advantage, weighting = make_advantage(s, policy), make_weighting(s, policy)
@@ -98,6 +101,13 @@ def build(s: Settings, checkpoint: Path | None, drawn: Json) -> Parts:
         from engine.dynamic import DynamicSampling
         sample = DynamicSampling(policy, s.dynamic_sampling, drawn).sample
     return Parts(policy, optimizer, reference, advantage, weighting, sample)
+
+
+def refuse_methods_of_one_turn(s: Settings, task: object) -> None:
+    for axis, name in (("mitigation", s.mitigation), ("advantage", s.advantage)):
+        if has_turns(task) and name in OF_ONE_TURN:
+            raise UserError(f"--{axis} {name} takes answers of one turn, and those of --task "
+                            f"{s.task} have several, because it has a reply")
 
 
 def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:

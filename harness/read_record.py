@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tokenizers
@@ -162,11 +163,11 @@ def read_credit(run: Path, step: int, tokenizer: tokenizers.Tokenizer,
     columns = {name: torch.from_numpy(values) for name, values in read_columns(run, step).items()}
     tokens = columns["episode_start"].new_tensor([len(columns["token_id"])])
     lengths = torch.diff(columns["episode_start"], append=tokens)
-    mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
+    written = torch.arange(int(lengths.max()))[None] < lengths[:, None]
 
     def frame(name: str) -> torch.Tensor:
         values = columns[name]
-        return torch.zeros(mask.shape, dtype=values.dtype).masked_scatter(mask, values)
+        return torch.zeros(written.shape, dtype=values.dtype).masked_scatter(written, values)
 
     texts, answers = [], []
     for ids in columns["token_id"].split(lengths.tolist()):
@@ -177,11 +178,12 @@ def read_credit(run: Path, step: int, tokenizer: tokenizers.Tokenizer,
     scores = {name.removeprefix(PART): values for name, values in columns.items()
               if name.startswith("reward")}
     names = ("log_prob", "entropy", "collision", "section", "kind", "advantage")
-    frames = {name: frame(name) for name in names}
+    frames: dict[str, Any] = {name: frame(name) for name in names}
     frames["true_credit"] = frame("true_credit") if "true_credit" in columns else UNSET
+    mask = frame("own") if "own" in columns else written
     return Rollouts(
         problems=problems, prompt_ids=[prompt.tolist() for prompt in prompts],
-        group=columns["group"].long(), ids=frame("token_id").long(), mask=mask,
+        group=columns["group"].long(), ids=frame("token_id").long(), mask=mask, written=written,
         finished=columns["finished"], step=step, forward=forward,
         generator=generator or torch.Generator(), answers=answers, texts=texts, scores=scores,
         **frames)

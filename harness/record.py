@@ -43,8 +43,8 @@ Parsed = TypeVar("Parsed")
 LOGS = ("metrics.jsonl", "evaluations.jsonl")
 PART = "reward_"  # the beginning of a column of the reward's parts: reward_answer, ...
 TYPES: dict[str, Any] = {  # of the columns that are not float32
-    "section": np.uint8, "kind": np.uint8, "finished": np.bool_, "token_id": np.int32,
-    "episode_start": np.int32, "group": np.int32, "prompt_ids": np.int32,
+    "section": np.uint8, "kind": np.uint8, "finished": np.bool_, "own": np.bool_,
+    "token_id": np.int32, "episode_start": np.int32, "group": np.int32, "prompt_ids": np.int32,
     "prompt_start": np.int32, "step": np.int32}
 
 
@@ -186,16 +186,19 @@ def take_lock(path: Path, lock: Path) -> int:
 def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor,
                  of_file: Mapping[str, int] = {}, **more: torch.Tensor) -> None:
     """Write a batch's record. `more` are further columns, tensors (B, T). `of_file` has numbers of
-    the whole file."""
+    the whole file. Where an environment has written, its tokens are there too, and the column `own`
+    tells them from the model's."""
     frames = {"token_id": rollouts.ids, "log_prob": rollouts.log_prob, "entropy": rollouts.entropy,
               "collision": rollouts.collision, "weight": weight, "advantage": rollouts.advantage,
               **more, "section": rollouts.section, "kind": rollouts.kind}
+    if not rollouts.written.equal(rollouts.mask):
+        frames["own"] = rollouts.mask
     columns: dict[str, Any] = {}
     for name, values in frames.items():
-        columns[name] = values[rollouts.mask].cpu().numpy()
+        columns[name] = values[rollouts.written].cpu().numpy()
     for part, score in rollouts.scores.items():
         columns[column_of_part(part)] = score.cpu().numpy()
-    columns["episode_start"] = starts(rollouts.length.tolist())
+    columns["episode_start"] = starts(rollouts.written.sum(1).tolist())
     columns["group"] = rollouts.group.cpu().numpy()
     columns["finished"] = rollouts.finished.cpu().numpy()
     columns["prompt_ids"] = np.concatenate(rollouts.prompt_ids)

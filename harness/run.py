@@ -195,7 +195,7 @@ class Run:
         write_credit(credit_path(self.folder.at(""), step), rollouts, weight, {"step": step},
                      **columns)
         if step == self.done + 1:
-            score_again(rollouts, self.policy.task, self.settings.task)
+            score_again(rollouts, self.policy.task, self.settings.task, self.policy.environment)
 
     def log(self, line: Json) -> None:
         """Write a line of metrics.jsonl, and print one."""

@@ -14,7 +14,7 @@ from engine.rollouts import Problem
 from engine.tokens import without_end_of_turn
 
 METHODS = ("training_problems", "held_out_problems", "extreme_problems", "prompt_for", "show",
-           "read", "score", "label", "right_steps")
+           "read", "score", "label", "right_steps", "reply")
 USER_TEXT = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.S)
 
 
@@ -51,11 +51,13 @@ def take_functions(task: Any, module: Any) -> None:
             setattr(task, name, getattr(module, name))
 
 
-def score_by(reward: Callable[[Any, str], Any], problem: Any, text: str) -> dict[str, float]:
-    """The parts of a score, from a user's reward of an answer without its end of turn. Success is a
-    reward of 1 or more; format and reasoning are not scored."""
+def score_by(reward: Callable[[Any, Any], Any], problem: Any, text: str | list[str]
+             ) -> dict[str, float]:
+    """The parts of a score, from a user's reward of an answer without its end of turn, or of the
+    turns of one. Success is a reward of 1 or more; format and reasoning are not scored."""
     wanted = f"a number from -{LARGEST_SCORE:g} to {LARGEST_SCORE:g}"
-    text = without_end_of_turn(text)
+    if isinstance(text, str):
+        text = without_end_of_turn(text)
     value = float(result_of(reward, wanted, is_score_of_part, problem, text))
     return {"reward": value, "format": 0.0, "answer": float(value >= 1), "reasoning": 0.0}
 
@@ -75,7 +77,9 @@ class ShortTask:
         # the fifth with the lowest hashes of the prompt is held out: the same in every run
         by_hash: dict[str, Any] = {}
         for problem in self.module.problems:
-            key = hashlib.sha256(self.prompt_for(problem).encode()).hexdigest()
+            # a game may have a secret, which is not in its prompt
+            what = repr(problem) if self.is_game else self.prompt_for(problem)
+            key = hashlib.sha256(what.encode()).hexdigest()
             if repr(by_hash.setdefault(key, problem)) != repr(problem):
                 raise UserError(f"{self.module.__name__}: two of `problems` have the same prompt, "
                                 f"{self.show(problem)!r:.60}, and differ in the rest. So it is "
@@ -104,9 +108,17 @@ class ShortTask:
                             f"text. One is {problem!r:.80}")
         return prompt
 
+    @property
+    def is_game(self) -> bool:
+        return hasattr(self.module, "reply")
+
     def show(self, problem: Problem) -> str:
         prompt = self.prompt_for(problem)
-        return " ".join((USER_TEXT.findall(prompt) or [prompt])[-1].split())
+        shown = " ".join((USER_TEXT.findall(prompt) or [prompt])[-1].split())
+        if self.is_game and isinstance(problem, dict):
+            rest = {name: value for name, value in problem.items() if name != "prompt"}
+            shown += f" {rest}"
+        return shown
 
     def read(self, words: list[str]) -> Problem:
         for problem in self.to_test + self.to_train:

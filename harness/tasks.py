@@ -5,7 +5,7 @@ import inspect
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -16,6 +16,9 @@ from engine.tokens import KINDS, SECTIONS
 from harness.flags import flags_of
 from harness.record import Json
 from harness.screen import say
+
+if TYPE_CHECKING:
+    from engine.turns import Environment
 
 PARTS = {"reward", "format", "answer", "reasoning"}  # the numbers that every score has
 
@@ -84,7 +87,7 @@ class CheckedTask:
     def __init__(self, task: Task[Any]):
         self.task = task
         self.held_out: dict[int, list[Problem]] = {}  # by their number
-        self.held_out_prompts: set[str] = set()
+        self.held_out_facts: set[tuple[str, str]] = set()
         self.asked_twice: set[str] = set()  # names of methods
 
     def __getattr__(self, name: str) -> Any:
@@ -96,7 +99,7 @@ class CheckedTask:
                                       count))
             if not problems:
                 raise wrong_result(self.task.held_out_problems, "at least one problem", problems)
-            self.held_out_prompts |= set(map(self.prompt_for, problems))
+            self.held_out_facts |= set(map(self.facts_of, problems))
             self.held_out[count] = problems
             self.ask_again(self.task.held_out_problems, problems, count)
         return self.held_out[count]
@@ -107,12 +110,17 @@ class CheckedTask:
         if len(problems) != count:
             raise wrong_result(self.task.training_problems, f"{count} problems", problems)
         for problem in problems:
-            if self.prompt_for(problem) in self.held_out_prompts:
+            if self.facts_of(problem) in self.held_out_facts:
                 raise UserError(f"training_problems returns {self.show(problem)} in step "
                                 f"{step}, but held_out_problems has it, too: what is evaluated "
                                 "may not be trained on")
         self.ask_again(self.task.training_problems, problems, seed, step, count)
         return problems
+
+    def facts_of(self, problem: Problem) -> tuple[str, str]:
+        """What tells a problem from others: its prompt, and what `show` says of it, because a game
+        may have a secret that is not in its prompt."""
+        return self.prompt_for(problem), self.show(problem)
 
     def ask_again(self, method: Callable[..., Any], problems: list[Problem], *given: int) -> None:
         """Ask a method for the same problems a second time, once in a run, and say it if they are
@@ -122,7 +130,7 @@ class CheckedTask:
             return
         self.asked_twice.add(name)
         again = list(method(*given))
-        if list(map(self.prompt_for, again)) != list(map(self.prompt_for, problems)):
+        if list(map(self.facts_of, again)) != list(map(self.facts_of, problems)):
             say(f"{name} ({location_of(method)}) was asked twice for the same problems, and "
                 "returned others: they should follow from its arguments alone. So the same command "
                 "gives other numbers another time, and so does a run that is resumed")
@@ -133,7 +141,7 @@ class CheckedTask:
     def show(self, problem: Problem) -> str:
         return str(result_of(self.task.show, "a text", is_text, problem))
 
-    def score(self, problem: Problem, text: str) -> dict[str, float]:
+    def score(self, problem: Problem, text: Any) -> dict[str, float]:
         score: dict[str, float] = result_of(
             self.task.score, f"a dict of numbers from -{LARGEST_SCORE:g} to {LARGEST_SCORE:g}. "
             f"Among them should be {', '.join(sorted(PARTS))}, and answer should be 0 or 1",
@@ -171,13 +179,18 @@ def are_labels(labels: Any, tokens: int) -> bool:
     return {*sections} <= {*range(len(SECTIONS))} and {*kinds} <= {*range(len(KINDS))}
 
 
-def score_again(rollouts: Rollouts, task: Task[Problem], name: str) -> None:
+def score_again(rollouts: Rollouts, task: Task[Problem], name: str,
+                environment: "Environment | None" = None) -> None:
     """Score each answer once more, and say it if a reward differs: it depends on more than the
-    problem and the answer. Refuse a reward that changes its problem."""
-    for row, group in enumerate(rollouts.group.tolist()):
+    problem and the answer. Refuse a reward that changes its problem. Ask for the replies once more,
+    too, and refuse others than those that stand in the answers (`drawn_in`)."""
+    groups, ids = rollouts.groups_and_ids
+    for row, group in enumerate(groups):
         problem = rollouts.problems[group]
         before = repr(problem)
-        again = torch.tensor(task.score(problem, rollouts.answers[row])["reward"])  # to float32
+        if environment:
+            environment.drawn_in(problem, ids[row])
+        again = torch.tensor(task.score(problem, rollouts.scored(row))["reward"])  # to float32
         if repr(problem) != before:
             raise UserError(f"the reward of --task {name} changes the problem that it is given, so "
                             "what an answer earns depends on what was scored before it")

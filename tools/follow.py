@@ -94,7 +94,7 @@ def main(argv: list[str]) -> None:
     refuse_alone(flags)
     models = sampling_models(folder, str(run["config"].get("model", "")))
     if flags.credit:
-        refuse_unfit_for_credit(run, step, models)
+        refuse_unfit_for_credit(run, record, models)
     if flags.answer is None:
         print(title)
         return show_problems(record, tokenizer, flags.show or SHOWN)
@@ -159,8 +159,13 @@ def refuse_alone(flags: SimpleNamespace) -> None:
                         "which measures every token of the answer")
 
 
-def refuse_unfit_for_credit(run: Run, step: int, models: dict[int, str]) -> None:
-    """Refuse --credit where the task or the model of the step is not known."""
+def refuse_unfit_for_credit(run: Run, record: StepRecord, models: dict[int, str]) -> None:
+    """Refuse --credit where the task or the model of the step is not known, or where an environment
+    replies."""
+    step = record.step
+    if not record.written["own"].all():
+        raise UserError("--credit is measured in answers of one turn alone, and in these an "
+                        "environment replies (docs/turns.md)")
     if not task_of(run["config"]):
         raise UserError(f"--credit: the task of {run['folder']} is not there, which would score "
                         "the continuations")
@@ -189,7 +194,7 @@ def show_problems(record: StepRecord, tokenizer: Tokenizer, most: int) -> None:
         answers = [answer_of(record, tokenizer, {}, {}, b) for b in members.tolist()]
         print(f"\n{one_line(answers[0]['prompt'])}\nanswer  reward  advantage  tokens")
         for answer in answers:
-            advantage = answer["values"]["advantage"]
+            advantage = [value for value in answer["values"]["advantage"] if value is not None]
             ends = sorted({min(advantage), max(advantage)})
             span = " to ".join(f"{value:+.2f}" for value in ends)
             reward = "-" if answer["reward"] is None else f"{answer['reward']:.2f}"
@@ -207,7 +212,8 @@ def show_answer(answer: ShownAnswer) -> None:
     colours = legend(SHADES) or "in brackets after each token that has at least 5%"
     put("\nthe gradient's size at the logits, as a share of the largest in this answer: "
         f"{colours}\n")
-    put(shaded(texts, [size / largest for size in sizes], SHADES,
+    own = answer.get("own", [True] * len(texts))
+    put(shaded(texts, [size / largest if drew else None for size, drew in zip(sizes, own)], SHADES,
                lambda share: f"[{share:.0%}]" if share >= SHADES[0][0] else ""))
     columns = ("p", "entropy", "advantage", "weight", "gradient size")
     largest_first = np.argsort(sizes)[::-1][:MOST].tolist()

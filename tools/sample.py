@@ -105,7 +105,8 @@ def print_answers(title: str, rollouts: Rollouts) -> None:
         cut_off = "" if rollouts.finished[b] else ", cut off"
         put(f"\n  {right_or_wrong(right[b])}   reward {rollouts.reward[b]:.2f}   "
             f"{rollouts.length[b]} tokens{cut_off}")
-        probability = rollouts.log_prob[b, :len(texts)].exp().tolist()
+        log_prob, drawn = rollouts.log_prob[b].exp().tolist(), rollouts.drawn[b].tolist()
+        probability = [p if own else None for p, own, _ in zip(log_prob, drawn, texts)]
         put("  " + shaded(texts, probability, SHADES, percent).replace("\n", "\n  "))
 
 

@@ -148,7 +148,7 @@ def test_continuations_are_scored_whole_and_against_their_own_question(policy, m
         assert len(max_new_tokens) == len(starts)
         tokens = torch.tensor([rest] * len(starts))
         mask = torch.ones_like(tokens, dtype=torch.bool)
-        return Generation(tokens, mask, mask[:, 0], *torch.zeros(3, *tokens.shape))
+        return Generation(tokens, mask, mask[:, 0], *torch.zeros(3, *tokens.shape), mask)
 
     def reward(policy, problem, ids):
         scored.append((problem, ids))

@@ -210,7 +210,7 @@ def test_the_steps_whose_models_were_kept_are_named():
 def test_a_token_beyond_the_vocabulary_of_the_model_was_sampled_by_another(recorded):
     run, record = read_run(recorded), read_step(recorded, STEP)
     tokenizer = load_tokenizer(recorded)
-    record.tokens["token_id"][0] = 50_000
+    record.written["token_id"][0] = 50_000
     sampled_by = str(recorded / f"checkpoints/step_{STEP - 1:06d}")
     [said] = likeliest_others(run, sampled_by, record, tokenizer, 0, range(1, 2))
     assert "has a token 50000, so another" in said
@@ -249,7 +249,7 @@ def test_what_else_could_stand_there_is_at_the_temperature_of_the_record(recorde
     model = read_model_folder(sampled_by)
     with torch.no_grad():
         p = (model(torch.tensor([record.prompts[0].tolist()]))[0, -1] / 0.1).softmax(-1)
-    record.tokens["log_prob"][0] = p[int(record.tokens["token_id"][0])].log()
+    record.written["log_prob"][0] = p[int(record.written["token_id"][0])].log()
     [cold] = likeliest_others(run, sampled_by, record, tokenizer, 0, range(1))
     assert cold != usual and not cold.startswith("not known")
 

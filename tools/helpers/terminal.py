@@ -10,15 +10,19 @@ from harness.screen import has_colour, styled, visible
 # A token whose number is below the limit gets this style, in numbers of ANSI escape sequences: 48;5
 # is the colour behind the text and 38;5 the one in it, of a terminal's 256.
 Shades = tuple[tuple[float, str], ...]
+GREY = "38;5;245"  # of what an environment wrote
 
 
-def shaded(texts: list[str], numbers: list[float], shades: Shades, mark) -> str:
-    """The tokens, each in the colour of its number. A terminal without colours gets `mark(number)`
-    after the token instead, before its line break if it has one. Control characters are written
-    out."""
+def shaded(texts: list[str], numbers: list[float | None], shades: Shades, mark) -> str:
+    """The tokens, each in the colour of its number; what an environment wrote has none, and is
+    grey. A terminal without colours gets `mark(number)` after the token instead, before its line
+    break if it has one. Control characters are written out."""
     result = ""
     for text, number in zip(map(visible, texts), numbers):
         body = text.rstrip("\n")
+        if number is None:
+            result += (styled(body, GREY) if has_colour() else body) + text[len(body):]
+            continue
         style = next(style for limit, style in shades if number < limit)
         shown = styled(body, style) if has_colour() else f"{body}{mark(number)}"
         result += shown + text[len(body):]
