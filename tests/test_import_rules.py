@@ -42,10 +42,11 @@ MAY_IMPORT = {
     "train": [*SIX, *LAB],
     "analyze": ["analysis", "engine", "harness", "grpo", "mitigations"],
     "lab": [*SIX, *LAB, "lab", "tools.helpers.runs"],  # a table of arms by seeds
-    "tools": [*SIX, *LAB, "tools"],
+    "tools": [*SIX, *LAB, "tools", "examples.guess"],  # tools.guesser makes the game's model
     "examples": [*SIX, "engine", "harness.flags", "harness.record.read_given",
                  "examples.one_step", "examples.sampler", "examples.check_the_loss",
                  # for dpo.py, which leaves a run
+                 "analysis.statistics.student_quantile", "examples.histories",
                  "examples.loop", "harness.load", "harness.metrics", "harness.record",
                  "harness.settings"],
 }

@@ -1,0 +1,304 @@
+"""A game of several turns in which the true credit of every turn is known: guess a number from 1 to
+7 in three tries. After each guess the environment says whether it was too big or too small.
+
+    python examples/guess.py                             # a game told, and GRPO: under a minute
+    python examples/guess.py --advantage turn_credit     # a method beside GRPO: two minutes
+    python train.py --task examples.guess --model models/guesser      # the same, with its record
+
+     4<|im_end|> big.\n 2<|im_end|> small.\n 3<|im_end|>        an answer when the secret is 3
+
+Read loop.py first. New here is `Task.reply`, which makes an answer have several turns. The model
+draws the guesses and the ends of turns; the words of the environment are in its context, and in
+nothing else: no loss, no weight and no advantage has them.
+
+What the model knows is the history, its guesses and the replies to them. There are 115 histories.
+So the probability of winning from each of them, its value, is computed and not sampled (`Tree`),
+and what a won game was worth can be taken apart, with nothing left over:
+
+    reward = value of the beginning + credit of each guess + luck of each reply
+
+The credit of a guess is the value after it, before the reply, minus the value before it. The luck
+is what the reply then adds. No guess causes the luck, but GRPO pays it to the guesses.
+
+`--advantage NAME` and `--mitigation NAME` take any method of this project, also your own, with its
+flags. The gradient that it gives is compared with the true one, and its training with that of GRPO.
+"""
+import random
+import re
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+PROJECT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(PROJECT))  # so that it can be started from any folder
+
+import engine  # noqa: F401  before torch, as in one_step.py
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from analysis.statistics import student_quantile
+from engine.errors import UserError
+from engine.policy import Policy, derived_seed
+from engine.rollouts import Rollouts
+from examples.histories import BIG, SMALL, Tree, estimated_gradient, gradient_of_success
+from grpo import update
+from harness.flags import Flag, option, read
+from harness.load import Parts, build
+from harness.settings import Settings, make_settings
+from mitigations import rescaled_weight
+from train import with_advantage
+
+
+class Game(NamedTuple):
+    """A problem. The model does not see the secret, so games with one secret differ in luck alone;
+    the name tells held-out games from those that are trained on."""
+    secret: int
+    name: str
+
+
+@dataclass
+class Task:
+    highest: int = option(7, "the secret is a number from 1 to this one", least=2, most=9)
+    tries: int = option(3, "how many guesses there are", least=1, most=4)
+
+    solved, reward, has_format = "the number is guessed", "guessed", False
+
+    def training_problems(self, seed: int, step: int, count: int) -> list[Game]:
+        rng = random.Random(f"train {seed} {step}")
+        return [Game(rng.randint(1, self.highest), f"{seed}.{step}.{i}") for i in range(count)]
+
+    def held_out_problems(self, count: int) -> list[Game]:
+        return [Game(1 + i % self.highest, f"held out {i}") for i in range(count)]
+
+    def extreme_problems(self) -> list[Game]:
+        return [Game(self.highest, "")]
+
+    def prompt_for(self, problem: Game) -> str:
+        return f"<|im_start|>user\n 1 {self.highest}<|im_end|>\n<|im_start|>assistant\n"
+
+    def show(self, problem: Game) -> str:
+        return f"the secret {problem.secret} in game {problem.name}"
+
+    def read(self, words: list[str]) -> Game:
+        """The game that somebody has typed for tools.sample: a secret."""
+        if len(words) != 1 or self.number_in(f" {words[0]}") is None:
+            raise UserError(f"expected a secret from 1 to {self.highest}")
+        return Game(int(words[0]), "typed")
+
+    def reply(self, problem: Game, turns: list[str]) -> str | None:
+        """What the environment writes after these turns of the model; None if the game is over. It
+        follows from its arguments alone."""
+        guess = self.number_in(turns[-1])
+        if guess in (None, problem.secret) or len(turns) == self.tries:
+            return None
+        return BIG if guess > problem.secret else SMALL
+
+    def score(self, problem: Game, turns: list[str]) -> dict[str, float]:
+        won = float(self.number_in(turns[-1]) == problem.secret)
+        return {"reward": won, "format": 0.0, "answer": won, "reasoning": 0.0}
+
+    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
+        return [0] * len(pieces), [0] * len(pieces)
+
+    def number_in(self, turn: str) -> int | None:
+        """The guess of a turn; None if it is anything else, which loses the game."""
+        found = re.fullmatch(r" (\d)", turn)
+        return int(found[1]) if found and 1 <= int(found[1]) <= self.highest else None
+
+    def tree(self, tokenizer: Tokenizer) -> Tree:
+        prompt = self.prompt_for(self.extreme_problems()[0])
+        return Tree(prompt, self.highest, self.tries, tokenizer)
+
+    def true_credit(self, rollouts: Rollouts, policy: Policy, turn_gets: str) -> Tensor:
+        """(B, T): what each token gets from --advantage turn_credit (credit/turns.py). The credit
+        is the value after the token minus the value before it, where no reply is there yet."""
+        with torch.no_grad():
+            tree = self.tree(policy.tokenizer).evaluate(policy.model)
+        found = torch.zeros_like(rollouts.log_prob)
+        for row, reward in enumerate(rollouts.reward.tolist()):
+            places = list(tree.places(rollouts, row))
+            # before each turn; and at the end, where the value is the reward
+            values = [tree.values_at(place)[0] for place in places if place.guess < 0] + [reward]
+            turn = -1
+            for place in places:
+                turn += place.guess < 0
+                before, after = tree.values_at(place)
+                if turn_gets == "with_luck":
+                    before, after = values[turn], values[turn + 1]
+                elif turn_gets == "baseline":
+                    before, after = values[turn], reward
+                found[row, place.t] = after - before
+        return found
+
+
+def tree_of(parts: Parts) -> Tree:
+    task: Any = parts.policy.task
+    tree: Tree = task.tree(parts.policy.tokenizer)
+    return tree
+
+
+def step_of(parts: Parts, s: Settings, step: int) -> tuple[Rollouts, Tensor]:
+    """The batch of a step and its weights, as train.py makes them."""
+    problems = parts.policy.task.training_problems(s.seed, step, s.questions)
+    batch = parts.sample(problems, s.answers, derived_seed("train", s.seed, step))
+    batch = with_advantage(parts.policy.score(batch), parts.advantage, parts.policy, s, step)
+    weight, _ = rescaled_weight(parts.weighting, s.mitigation, batch, parts.policy, s.rescale,
+                                s.placebo)
+    return batch, weight
+
+
+def judged(s: Settings, batches: int) -> str:
+    """The gradients that a method gives for batches of the first model, beside the true one."""
+    parts = build(s, None, {})
+    tree = tree_of(parts)
+    gradient, p = gradient_of_success(tree, parts.policy.model)
+    truth = torch.cat([of_level.flatten() for of_level in gradient])
+    found = torch.stack([estimated_gradient(tree, p, *step_of(parts, s, step))
+                         for step in range(1, batches + 1)])
+    along = found @ truth / truth.norm()
+    signal = along.mean()
+    noise = (found - found.mean(0)).square().sum(1).mean() * batches / (batches - 1)
+    # the square of the mean's length, without what noise adds to it
+    length = (found.mean(0).square().sum() - noise / batches).clamp(min=0).sqrt()
+    error = along.std() / batches ** 0.5 / length
+    return (f"noise / signal {noise / signal.square():5.2f}, cosine with the truth "
+            f"{signal / length:.2f} (+- {2 * error:.2f})")
+
+
+def learn(s: Settings, show: bool = False) -> float:
+    """Train as train.py does, and return the probability of winning at the end."""
+    parts = build(s, None, {})
+    tree = tree_of(parts)
+    for step in range(s.steps + 1):
+        if step:
+            batch, weight = step_of(parts, s, step)
+            update(parts.policy.model, parts.optimizer, batch, weight, s, parts.reference)
+        if step == s.steps or (show and step % 5 == 0):
+            with torch.no_grad():
+                success = float(tree.evaluate(parts.policy.model).success)
+            if show:
+                print(f"step {step:3}: the model wins {success:.1%} of all games", flush=True)
+    return success
+
+
+def stairs(tree: Tree, batch: Rollouts, row: int) -> list[tuple[str, float, float]]:
+    """A game from its value to its reward: for each guess and each reply its name, and the value
+    before it and after it. The end of a turn, which is hardly ever in doubt, is part of its guess.
+    """
+    steps: list[tuple[str, float, float]] = []
+    for place in tree.places(batch, row):
+        before, after = tree.values_at(place)
+        if place.guess >= 0:
+            name, first, _ = steps.pop()
+            steps.append((name, first, after))
+            continue
+        if steps:
+            steps.append(("reply", steps[-1][2], before))
+        guess = tree.numbers.index(place.token) + 1 if place.token in tree.numbers else "none"
+        steps.append((f"guess {guess}", before, after))
+    return [*steps, ("end", steps[-1][2], float(batch.reward[row]))]
+
+
+def undeserved(tree: Tree, batch: Rollouts) -> tuple[Any, list[tuple[str, float, float]]]:
+    """Of the longest games that were won, the one whose guesses earned the least; and its stairs.
+    """
+    found = []
+    for row, turns in enumerate(batch.turns):
+        steps = stairs(tree, batch, row)
+        earned = sum(after - before for name, before, after in steps if name.startswith("guess"))
+        found.append((float(batch.reward[row]), len(turns), -earned, row))
+    row = max(found)[-1]
+    return batch.problems[int(batch.group[row])], stairs(tree, batch, row)
+
+
+def tell(steps: list[tuple[str, float, float]]) -> list[str]:
+    lines = [f"  value {steps[0][1]:.3f} before the first guess"]
+    for name, before, after in steps:
+        what = "credit" if name.startswith("guess") else "luck"
+        lines.append(f"  {name:8} {what} {after - before:+.3f}, so the value is {after:.3f}")
+    return lines
+
+
+def draw(steps: list[tuple[str, float, float]], account: list[tuple[float, float]],
+         path: Path) -> None:
+    """A game as a staircase of values, and beside it what the reward's variance consists of."""
+    from matplotlib.figure import Figure
+    figure = Figure((9, 3.4), layout="constrained")
+    stairway, bars = figure.subplots(1, 2, width_ratios=(3, 2))
+    for x, (name, before, after) in enumerate(steps):
+        colour = "#1f77b4" if name.startswith("guess") else "#999999"
+        stairway.bar(x, after - before, bottom=before, color=colour)
+        stairway.text(x, max(before, after) + 0.02, f"{after - before:+.2f}", ha="center",
+                      fontsize=8)
+    stairway.set(xticks=range(len(steps)), xticklabels=[name for name, _, _ in steps],
+                 ylim=(0, 1.12), ylabel="probability of winning",
+                 title="A game: credit of the guesses (blue), luck of the replies (grey)")
+    total = sum(map(sum, account))
+    for part, (label, colour) in enumerate((("credit of the guesses", "#1f77b4"),
+                                            ("luck of the replies", "#999999"))):
+        shares = [100 * of_turn[part] / total for of_turn in account]
+        bottom = [100 * of_turn[0] / total if part else 0.0 for of_turn in account]
+        bars.bar([f"turn {turn + 1}" for turn in range(len(account))], shares, bottom=bottom,
+                 color=colour, label=f"{label}, {sum(shares):.0f}% in all")
+    bars.set(ylabel="% of the reward's variance", ylim=(0, 65), title="All games: mostly luck")
+    bars.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+FLAGS = {
+    "pairs": Flag(4, "how many seeds a method is trained with, and plain GRPO beside it", least=2,
+                  most=1000),
+    "batches": Flag(100, "from how many batches its gradient is judged", least=10, most=100_000),
+    "picture": Flag(None, "a file for a picture of the game that is told")}
+USAGE = "python examples/guess.py [flags of train.py, or of this list]"
+
+
+def main(argv: list[str]) -> None:
+    typed: dict[str, str] = {}
+    own = read(argv, USAGE, __doc__, FLAGS, others=typed)
+    s = make_settings({"model": "models/guesser", **typed}, beside=FLAGS)
+    plain = replace(s, mitigation="none", advantage="grpo", rescale="mean", placebo="none")
+    parts = build(plain, None, {})
+    tree = tree_of(parts)
+    batch, _ = step_of(parts, plain, 1)
+    with torch.no_grad():
+        tree.evaluate(parts.policy.model)
+    game, steps = undeserved(tree, batch)
+    account = tree.account()
+    print(f"A game of the first model; the secret is {game.secret}.")
+    print("\n".join(tell(steps)))
+    print("\nWhat the reward's variance consists of:")
+    variance = float(tree.success * (1 - tree.success))
+    for turn, (credit, luck) in enumerate(account, 1):
+        print(f"  turn {turn}   credit of the guess {credit / variance:6.1%}   luck of the reply "
+              f"{luck / variance:6.1%}")
+    if own.picture:
+        draw(steps, account, Path(own.picture))
+    if (s.mitigation, s.advantage) == ("none", "grpo"):
+        print("\nPlain GRPO:")
+        learn(s, show=True)
+        return
+    print("\nThe gradient of a batch of the first model:", flush=True)
+    name = " and ".join({s.mitigation, s.advantage} - {"none", "grpo"})
+    for label, of_method in (("plain GRPO", plain), (name, s)):
+        print(f"  {label:16} {judged(of_method, own.batches)}", flush=True)
+    print(f"\nThe probability of winning after {s.steps} steps, by seed:", flush=True)
+    gains = []
+    for seed in range(s.seed, s.seed + own.pairs):
+        one, other = (learn(replace(each, seed=seed)) for each in (s, plain))
+        gains.append(one - other)
+        print(f"  seed {seed}   {name} {one:.1%}   plain GRPO {other:.1%}", flush=True)
+    found = torch.tensor(gains)
+    reach = student_quantile(0.975, len(gains) - 1) * float(found.std()) / len(gains) ** 0.5
+    mean = float(found.mean())
+    print(f"{name} minus plain GRPO: {100 * mean:+.1f} points ({100 * (mean - reach):+.1f} to "
+          f"{100 * (mean + reach):+.1f}, 95% interval of {len(gains)} pairs)")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        raise SystemExit(f"guess.py: {error}") from None
