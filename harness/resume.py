@@ -76,8 +76,6 @@ def take_over(s: Settings, folder: RunFolder, done: int) -> None:
     values = {name: values[name] for name in (*CHANGEABLE, "made_of")}
     if changed and done:
         values["changed"] = [*before.get("changed", []), {"after_step": done, "files": changed}]
-    if "finished" in before:
-        values["finished"] = -1
     folder.change_config(values)
     forget_after(folder.path, done or -1)  # a run that starts again evaluates step 0 again, too
 

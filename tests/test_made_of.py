@@ -111,9 +111,23 @@ def test_changed_files_are_named_and_written_down_and_the_run_goes_on(whole, sto
 
 
 def test_of_many_changed_files_some_are_named(stopped):
-    digests = config_of(stopped)["made_of"]
-    edit_config(stopped, made_of={name: "0" for name in digests})
+    """And all are written down, after what was written down before."""
+    digests, first = config_of(stopped)["made_of"], {"after_step": 2, "files": ["grpo.py"]}
+    edit_config(stopped, made_of={name: "0" for name in digests}, changed=[first])
     assert f" and {len(digests) - 5} more. So what" in run("--resume", stopped).stdout
+    assert config_of(stopped)["changed"] == [first, {"after_step": 4, "files": sorted(digests)}]
+
+
+def test_of_a_run_that_starts_again_nothing_has_changed(stopped):
+    """None of its steps was made with the other files."""
+    for folder in (stopped / "checkpoints").iterdir():
+        shutil.rmtree(folder)
+    digests = config_of(stopped)["made_of"]
+    edit_config(stopped, made_of=digests | {"grpo.py": "0"}, checkpoint_every=9)
+    said = run("--resume", stopped).stdout
+    assert "starting again at step 1" in said and "changed since" not in said
+    config = config_of(stopped)
+    assert "changed" not in config and config["made_of"] == digests
 
 
 def test_what_has_not_changed_is_not_named(whole, stopped):
@@ -155,7 +169,8 @@ def test_what_a_task_imports_counts(written, monkeypatch):
         ("beside/eager.py", "import numpy\nfrom far import away\n"),
         ("elsewhere/lazy.py", "import my_task, missing\n"), ("elsewhere/far.py", "away = (\n"),
         ("beside/package/__init__.py", "import set_up\n"), ("elsewhere/set_up.py", ""),
-        ("beside/package/part/__init__.py", ""), ("beside/package/part/inner.py", ""))}
+        ("beside/package/part/__init__.py", "from . import inner\n"),
+        ("beside/package/part/inner.py", ""))}
     written("elsewhere/eager.py", "import other\n")  # another one is found first
     written("elsewhere/other.py", "")
     monkeypatch.syspath_prepend(written("site-packages/installed.py", "import far\n").parent)
@@ -217,10 +232,13 @@ def test_a_method_of_ones_own_counts_with_its_file(monkeypatch, tmp_path):
     changed = tmp_path / "mitigations.py"
     text = files.METHODS_FILE.read_text()
     monkeypatch.setattr(files, "METHODS_FILE", changed)
-    for name, is_other in (("by_kind", False), ("entropy_weighted", True)):
-        s = make_settings({"mitigation": name})
+    for name, function, is_other in (
+            ("by_kind", "entropy_weighted", False), ("entropy_weighted", "entropy_weighted", True),
+            ("none", "span", False), ("span", "span", True)):
+        axis = "advantage" if name == "span" else "mitigation"
+        s = make_settings({axis: name})
         found = []
-        for version in (text, text.replace("def entropy_weighted", "def entropy_weighted_2")):
+        for version in (text, text.replace(f"def {function}", f"def {function}_2")):
             changed.write_text(version)
             found.append(made_of(s)[str(changed)])
         assert (found[0] != found[1]) == is_other
