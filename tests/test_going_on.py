@@ -102,6 +102,11 @@ def test_more_steps_change_the_rates_of_those_that_are_made(learner, tmp_path, m
     assert "The 4 steps that are made had the rates of a run of 4 steps" in said
 
 
+def test_as_many_steps_change_no_rates(stopped):
+    edit_config(stopped, decay="linear")
+    assert "the learning rate now falls" not in run("--resume", stopped).stdout
+
+
 def test_a_warm_up_that_is_longer_than_the_run_is_told(learner, tmp_path):
     said = run("--model", learner, "--out", tmp_path / "x", "--steps", 1, "--warmup_steps", 2,
                "--change_every", 0, "--eval_every", 0).stdout

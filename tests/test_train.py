@@ -77,8 +77,10 @@ def test_the_random_numbers_of_credit_are_new_in_every_step(policy):
     assert drawn[0] == drawn[2] != drawn[1]
 
 
-def test_a_run_of_no_step_evaluates_and_stops(learner, tmp_path):
-    run("--model", learner, "--out", tmp_path / "x", "--steps", 0, "--eval_tasks", 8)
+@pytest.mark.parametrize("every", [0, 25])
+def test_a_run_of_no_step_evaluates_and_stops(learner, tmp_path, every):
+    run("--model", learner, "--out", tmp_path / "x", "--steps", 0, "--eval_tasks", 8,
+        "--checkpoint_every", every)
     assert not (tmp_path / "x/metrics.jsonl").exists()
     assert not list((tmp_path / "x/checkpoints").iterdir())
     assert "has 0 of its 0 steps" in run("--resume", tmp_path / "x").stdout
