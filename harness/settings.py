@@ -365,7 +365,7 @@ def owner_of(axis: str, name: str) -> typing.Any:
 
 def owners(values: Json) -> Json:
     """The task, the weighting and the advantage, which bring flags of their own, by their axis."""
-    for choices in METHODS.values():
+    for choices in (*METHODS.values(), CLIP_KINDS):
         for clash, *both in choices.clashes:
             locations = [one if isinstance(one, str) else location_of(one) for one in both]
             raise UserError(f"there are two {clash}, {' and '.join(locations)}: one needs another "

@@ -2,9 +2,10 @@
 import pytest
 import torch
 
-import mitigations  # noqa: F401  fills the choices
+import train
 from engine.choices import CLIP_KINDS
 from grpo import policy_loss
+from runs import SHORT
 
 MASK = torch.tensor([[True, True, True], [True, True, False]])
 ADVANTAGE = torch.tensor([[1.0, 1.0, 1.0], [-2.0, -2.0, 0.0]])
@@ -29,6 +30,20 @@ def test_at_ratio_1_every_kind_has_the_gradient_of_plain_grpo(kind):
     plain = torch.full((2, 3), -1.0, requires_grad=True)
     policy_loss(plain, ADVANTAGE, WEIGHT, MASK, 5.0).backward()
     torch.testing.assert_close(at_first.grad, plain.grad)
+
+
+def test_a_run_takes_the_loss_of_its_clip_kind(monkeypatch, tmp_path):
+    """For each pass over the batch, with the bounds that are typed."""
+    bounds = []
+
+    def noted(*given):
+        bounds.append(given[-1])
+        return policy_loss(*given)
+
+    monkeypatch.setitem(CLIP_KINDS.data, "gspo", noted)
+    train.main([*SHORT, "--steps", "1", "--epochs", "3", "--clip_kind", "gspo", "--clip_low", "0.1",
+                "--change_every", "0", "--out", str(tmp_path / "x")])
+    assert len(bounds) == 3 and set(bounds) == {(0.1, 0.28)}
 
 
 RATIO = torch.tensor([[2.0, 1.1, 0.5], [4.0, 0.5, 1.0]])  # of each token

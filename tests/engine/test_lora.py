@@ -1,6 +1,7 @@
 """LoRA: what it computes, samples, trains and writes."""
 import gc
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -149,6 +150,8 @@ def test_what_is_written_computes_the_same_and_is_an_ordinary_model(folders):
     torch.testing.assert_close(again(IDS), model(IDS), atol=2e-5, rtol=0)
     assert (again(IDS) - read_model_folder(base)(IDS)).abs().max() > 0.1
     assert rank_of(again) == 0
+    with open(added / "model.safetensors", "rb") as file:
+        assert int.from_bytes(file.read(8), "little") % 8 == 0  # so the numbers are aligned
     assert set(trained_parameters(again)) == {name for name, _ in again.named_parameters()}
 
 
@@ -191,11 +194,14 @@ def test_the_folder_for_other_programs_has_what_was_added_to_the_first_model(fol
     ("models--Qwen--Qwen3-0.6B/snapshots/c1899de2", None, "Qwen/Qwen3-0.6B"),
     ("mine", "someone/A-model.2", "someone/A-model.2"), ("mine", "/home/me/other", "mine"),
     ("mine", "../other", "mine"), ("mine", 3, "mine")])
-def test_a_model_has_the_name_of_the_hub_if_its_folder_tells_it(tmp_path, folder, kept, name):
+def test_a_model_has_the_name_of_the_hub_if_its_folder_tells_it(tmp_path, monkeypatch, folder,
+                                                                kept, name):
     path = tmp_path / folder
     path.mkdir(parents=True)
     (path / "config.json").write_text(json.dumps({"_name_or_path": kept}))
     assert name_of_model(path) == name
+    monkeypatch.chdir(path)
+    assert name_of_model(Path()) == name
 
 
 def test_transformers_opens_what_is_written_and_adds_nothing_twice(folders):

@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT, assert_bounded, project_files, refusal
 from countdown_task import Task
 from examples import largest_last
-from engine.choices import ADVANTAGES, MITIGATIONS, Choices, mitigation
+from engine.choices import ADVANTAGES, CLIP_KINDS, MITIGATIONS, Choices, mitigation
 from harness import flags
 from harness.flags import Flag, Positive, Range, check_value, flags_of, option, settle, words_of
 from harness.help import OTHER_NAMES, SHORT_HELP
@@ -286,7 +286,7 @@ def model(tmp_path):
 @pytest.fixture
 def own_choices(monkeypatch):
     """Whoever registers choices in a test leaves none behind."""
-    for choices in (MITIGATIONS, ADVANTAGES):
+    for choices in (MITIGATIONS, ADVANTAGES, CLIP_KINDS):
         assert all(choices[name] for name in choices)  # a module says its methods once: imported
         monkeypatch.setattr(choices, "data", dict(choices.data))
         monkeypatch.setattr(choices, "clashes", [])
@@ -338,8 +338,7 @@ class LargestLast(largest_last.Task):
 
 
 def test_a_task_that_extends_another_one_takes_its_flags(monkeypatch, tmp_path):
-    """From the file of a run of that task, and the other way round. An unrelated one leaves its own
-    behind."""
+    """From the file of a run of that task."""
     module = "my_task_that_extends"
     loaded = {LARGEST_LAST: largest_last.Task, module: LargestLast, "countdown_task": Task}
     monkeypatch.setattr("harness.settings.load_task", loaded.get)
@@ -433,15 +432,19 @@ def test_a_method_takes_no_other_methods_name(name, module):
         assert choices.data[name] is one and choices.clashes == [(name, one, other)]
 
 
-def test_two_methods_of_one_name_are_told_by_their_lines(own_choices, tmp_path, monkeypatch):
+@pytest.mark.parametrize("decorator, module", [
+    ("advantage", "engine.choices"), ("clip_kind", "credit.clips")])
+def test_two_methods_of_one_name_are_told_by_their_lines(own_choices, tmp_path, monkeypatch,
+                                                         decorator, module):
     """When the flags are read, whichever they are. Where a file is imported it would be a
     traceback."""
-    text = "from engine.choices import advantage\n" + 2 * (
-        "\n\n@advantage\ndef my_idea(rollouts):\n    return rollouts.log_prob\n")
-    file = tmp_path / "pasted_twice.py"
+    text = f"from {module} import {decorator}\n" + 2 * (
+        f"\n\n@{decorator}\ndef my_idea(rollouts):\n    return rollouts.log_prob\n")
+    name = f"twice_{decorator}"
+    file = tmp_path / f"{name}.py"
     file.write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    importlib.import_module("pasted_twice")
+    importlib.import_module(name)
     assert refusal(settings_of, ["--advantage", "rloo"]) == (
         f"there are two my_idea, {file}:4 and {file}:9: one needs another name")
 
