@@ -7,7 +7,7 @@ import pytest
 from conftest import REMOVABLE, ROOT, project_files
 from runs import program
 
-LAB = ("*", "models/*", "models/tiny/*", *(f"{package}/**/*" for package in (
+LAB = ("*", "models/**/*", *(f"{package}/**/*" for package in (
     "engine", "harness", "credit", "analysis", "tools", "examples", "docs", "tests")))
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]
 
