@@ -12,7 +12,7 @@ the gradient of its log-prob at the logits. The gradient's size at the logits is
 """
 # The order of this file:
 #
-# 1. Read the run: settings, metrics, evaluations (analysis/runs.py).
+# 1. Read the run: settings, metrics, evaluations (analysis/run_folders.py).
 # 2. Go through its credit files once: sum up the numbers of their tokens (analysis/tally.py), and
 #    choose answers that the page shows token by token (analysis/answers.py).
 # 3. Make the tables and pictures, in the order in which the page shows them.
@@ -36,7 +36,7 @@ from analysis.answers import ShownAnswer, Viewer
 from analysis.page import Picture, make_output_folder, write_page
 from analysis.plots import (CHANGE_COLOUR, COLOURS, CREDIT_COLOUR, GRADIENT_COLOUR, GREY,
                             PUSH_COLOUR, TOKENS_COLOUR, Style, legend_below, save, whole_steps)
-from analysis.runs import Run, evaluations, read_runs, task_of
+from analysis.run_folders import Run, evaluations, read_runs, task_of
 from analysis.shares import shares
 from analysis.statistics import mean_over, paired_difference
 from analysis.tables import (TOO_FEW_GROUPS, WITH_INTERVAL, Columns, Row, Table, by_row,

@@ -177,7 +177,7 @@ class Task:
               "+ - * /")
 
     @property
-    def reward(self) -> str:
+    def rewarded(self) -> str:
         """The formula of the reward, for config.json: only runs with the same one are compared."""
         steps = f" + {self.reasoning_weight:g} reasoning" if self.reasoning_weight else ""
         return REWARDS[self.reward_form] + steps

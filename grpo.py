@@ -35,7 +35,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from engine.choices import CLIP_KINDS, Metrics, advantage
+from engine.methods import CLIP_KINDS, Metrics, advantage
 from engine.forward import frozen_log_probs, micro_batches, response_log_probs
 from engine.optimizer import Optimizer, clip_and_step
 from engine.policy import RunSettings

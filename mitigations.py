@@ -36,7 +36,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.choices import (ADVANTAGES, CLIP_KINDS, MITIGATIONS, Method, Metrics, advantage,
+from engine.methods import (ADVANTAGES, CLIP_KINDS, MITIGATIONS, Method, Metrics, advantage,
                             checked_credit, metrics_of, mitigation)
 from engine.policy import Policy
 from engine.rollouts import Rollouts, double
@@ -246,9 +246,9 @@ MITIGATIONS.update({
     "learned_importance": "credit.learned_importance", "lambda_grpo": "credit.lambda_grpo",
     "causal_ablation": "credit.causal_ablation", "oracle": "credit.measured",
     "shared_prefix": "credit.prefix_tree", "rlsd": "credit.hinted",
-    "low_probability": "credit.later", "taco": "credit.later", "planning": "credit.later",
-    "future_attention": "credit.later", "covariance": "credit.later",
-    "negative_only": "credit.later"})
+    "low_probability": "credit.more_weightings", "taco": "credit.more_weightings",
+    "planning": "credit.more_weightings", "future_attention": "credit.more_weightings",
+    "covariance": "credit.more_weightings", "negative_only": "credit.more_weightings"})
 ADVANTAGES.update({
     "vine": "credit.monte_carlo", "deletion": "credit.causal_ablation",
     "measured": "credit.measured", "gae": "credit.critic",

@@ -28,11 +28,12 @@ from statistics import mean
 import engine  # noqa: F401  before torch: it sets how torch's threads wait
 import torch
 
-from engine.choices import WHOLE_ANSWERS, Method, checked_credit
+from engine.methods import WHOLE_ANSWERS, Method, checked_credit
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts, double
 from grpo import update, update_with_change
-from harness.metrics import Clock, most_varied, step_metrics, wilson_interval
+from harness.metrics import Clock, step_metrics, wilson_interval
+from harness.progress import most_varied
 from harness.record import Json
 from harness.run import Run, open_run
 from harness.screen import run_as_program, show_status
@@ -42,11 +43,11 @@ from mitigations import rescaled_weight, shuffled
 
 def train(run: Run) -> None:
     s, parts = run.settings, run.begin()
-    policy = parts.policy        # model, tokenizer, task
-    optimizer = parts.optimizer  # AdamW
-    reference = parts.reference  # the model that the KL term compares with, or None
-    advantage = parts.advantage  # --advantage: rollouts -> (B, T)
-    weighting = parts.weighting  # --mitigation: rollouts -> (B, T)
+    policy = parts.policy                        # model, tokenizer, task
+    optimizer = parts.optimizer                  # AdamW
+    reference = parts.reference                  # the model that the KL term compares with, or None
+    advantage_method = parts.advantage_method    # --advantage: rollouts -> (B, T)
+    weighting = parts.weighting                  # --mitigation: rollouts -> (B, T)
 
     if run.done == 0 and s.eval_every:
         evaluate(policy, run, 0)
@@ -57,7 +58,7 @@ def train(run: Run) -> None:
             rollouts = parts.sample(problems, s.answers, derived_seed("train", s.seed, step))
             rollouts = policy.score(rollouts)                                   # rewards (B,)
         with clock("credit"):
-            rollouts = with_advantage(rollouts, advantage, policy, s, step)     # (B, T)
+            rollouts = with_advantage(rollouts, advantage_method, policy, s, step)  # (B, T)
             batch = drop_unfinished(rollouts) if s.drop_unfinished else rollouts
             weight, weight_metrics = rescaled_weight(                           # (B, T)
                 weighting, s.mitigation, batch, policy, s.rescale, s.placebo)
@@ -67,7 +68,7 @@ def train(run: Run) -> None:
         with clock("record"):
             # also the answers that were dropped, with weight 0
             run.record(step, rollouts, weight, columns)
-        run.log(step_metrics(clock, rollouts, metrics, advantage, weight_metrics))
+        run.log(step_metrics(clock, rollouts, metrics, advantage_method, weight_metrics))
 
         if run.is_due(s.eval_every, step):
             evaluate(policy, run, step)
@@ -75,13 +76,14 @@ def train(run: Run) -> None:
     run.end()
 
 
-def with_advantage(rollouts: Rollouts, advantage: Method, policy: Policy, s: Settings,
-                   step: int) -> Rollouts:
+def with_advantage(rollouts: Rollouts, advantage_method: Method, policy: Policy,
+                   s: Settings, step: int) -> Rollouts:
     """Add the advantage (B, T) that --advantage computes from the rewards. Before that, add what a
     method may need: the step's number, a random generator, access to one more forward pass."""
     generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, step))
     rollouts = replace(rollouts, step=step, generator=generator, forward=policy.extra_forward())
-    values = checked_credit(advantage, f"the advantage {s.advantage}", rollouts, policy)
+    values = checked_credit(advantage_method, f"the advantage {s.advantage}", rollouts,
+                            policy)
     if s.entropy_bonus:
         from credit.entropy_bonus import entropy_bonus
         values = values + s.entropy_bonus * entropy_bonus(rollouts)

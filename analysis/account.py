@@ -17,9 +17,9 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.runs import task_of
-from analysis.tokens import StepRecord, TokenTable, read_step
-from engine.choices import ADVANTAGES, MITIGATIONS, Choices
+from analysis.run_folders import task_of
+from analysis.token_table import StepRecord, TokenTable, read_step
+from engine.methods import ADVANTAGES, MITIGATIONS, Choices
 from engine.forward import TokenLogProbs
 from engine.optimizer import AdamW, clip_and_step
 from engine.sampler import Distribution
@@ -43,7 +43,7 @@ NOT_TRAINED = "cut off by the limit, so it is not trained on (--drop_unfinished)
 ONE_UPDATE = ("of new to old probability: 1 in the only update with this batch, so PPO's clipped "
               "ratio has the gradient of log p (--epochs 1)")
 REWARDS = 16  # different rewards of a group that are listed: each of its answers has the list
-WHERE_MEASURED = {  # what is no column of a record is measured afterwards (analysis/measured.py)
+WHERE_MEASURED = {  # what is no column of a record is measured afterwards (analysis/kept_credit.py)
     "others": "qwen2_model.py: Qwen2.logits",
     "credit in words": "credit/monte_carlo.py: continuation_rewards"}
 NAMES = re.compile(r"\[\[(.+?)\]\]")

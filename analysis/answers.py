@@ -7,14 +7,14 @@ from tokenizers import Tokenizer
 
 from analysis.account import (WHERE_MEASURED, Numbers, Stage, Value, numbers_of, only_of_own,
                               rounded, stages)
-from analysis.runs import Run
-from analysis.tokens import StepRecord
+from analysis.run_folders import Run
+from analysis.token_table import StepRecord
 from engine.tokens import token_bytes, without_earlier_turns
 from harness.read_record import has_column
 from harness.record import Json
 
 if TYPE_CHECKING:
-    from analysis.measured import Measured
+    from analysis.kept_credit import Measured
 
 Z = 1.96  # a normal 95% interval is so many standard errors to each side
 PER_PAGE, STEPS = 10_000, 21  # tokens of training answers on a page, and steps they are from
@@ -67,7 +67,7 @@ class Viewer:
     """
 
     def __init__(self, run: Run, most_tokens: int = PER_PAGE):
-        from analysis.measured import kept_answers
+        from analysis.kept_credit import kept_answers
         folder, steps = run["folder"], run["steps"]
         self.config, self.lines = run["config"], metrics_by_step(run)
         self.measured = kept_answers(folder)

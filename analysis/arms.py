@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from analysis.runs import (PLAIN_SETTINGS, Run, flags_of_methods, is_done, steps_done,
+from analysis.run_folders import (PLAIN_SETTINGS, Run, flags_of_methods, is_done, steps_done,
                            task_of)
 from engine.errors import UserError
 from harness.record import Json

@@ -16,7 +16,7 @@ from analysis.arms import Comparison
 from analysis.gains import (AT_THE_END, IN_TRAINING, final_lines, gain_table, gains, mean_success,
                             over_baseline)
 from analysis.plots import Style, legend_below, save, style_of, whole_steps
-from analysis.runs import Run, evaluations, share_seen_before
+from analysis.run_folders import Run, evaluations, share_seen_before
 from analysis.statistics import mean_over
 from analysis.sureness import sureness_table
 from analysis.tables import Row, Table, by_row, without_format

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from analysis.runs import Run, evaluations
+from analysis.run_folders import Run, evaluations
 from analysis.statistics import (Estimate, Floats, holm, mean_over, paired_difference, power,
                                  student_quantile)
 from analysis.tables import WITH_INTERVAL, Columns, Row, Table, shown

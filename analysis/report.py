@@ -5,7 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from analysis.page import Picture, bullets, figure_of, folded, paragraphs, section_of, viewer
-from analysis.runs import PLAIN_SETTINGS, Run, evaluations, is_done, steps_done, task_of
+from analysis.run_folders import PLAIN_SETTINGS, Run, evaluations, is_done, steps_done, task_of
 from analysis.tables import Table, show, show_in_short
 from analysis.tally import Tally
 from engine.errors import UserError

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import numpy as np
 
 from analysis.statistics import Estimate, Floats, jackknife, within
-from analysis.tokens import TokenTable
+from analysis.token_table import TokenTable
 
 LEAST = 1e-300  # never 0, because it divides
 

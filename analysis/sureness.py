@@ -12,7 +12,7 @@ import numpy as np
 
 from analysis.gains import (AT_THE_END, GREEDY_AT_THE_END, Arm, Gain, difference_at_the_end,
                             gain_over)
-from analysis.runs import Run
+from analysis.run_folders import Run
 from analysis.statistics import Estimate, mean_over
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
 

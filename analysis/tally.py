@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from analysis.shares import LEAST, shares
 from analysis.statistics import FEWEST, Estimate, Floats, estimate, ratio, verdicts
 from analysis.tables import Columns
-from analysis.tokens import StepRecord, TokenTable, read_step
+from analysis.token_table import StepRecord, TokenTable, read_step
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS
 from harness.read_record import credit_steps, read_tokenizer

@@ -2,7 +2,7 @@
 import torch
 from torch import Tensor
 
-from engine.choices import advantage
+from engine.methods import advantage
 from engine.rollouts import Rollouts, double
 from grpo import (centred, gradient_size, group_mean, group_z_score, over_group,
                   to_every_token)

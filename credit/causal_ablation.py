@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from credit.monte_carlo import Positions, continuation_rewards
-from engine.choices import Metrics, advantage, mitigation
+from engine.methods import Metrics, advantage, mitigation
 from engine.forward import frozen_log_probs
 from engine.policy import Policy
 from engine.rollouts import Rollouts

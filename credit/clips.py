@@ -26,7 +26,7 @@ from functools import wraps
 import torch
 from torch import Tensor
 
-from engine.choices import CLIP_KINDS
+from engine.methods import CLIP_KINDS
 
 DUAL_BOUND = 3.0            # of verl
 TAU_UP, TAU_DOWN = 1.0, 1.05

@@ -12,7 +12,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-from engine.choices import Metrics, advantage
+from engine.methods import Metrics, advantage
 from engine.errors import UserError, refuse_undefined
 from engine.forward import lay_out
 from engine.lora import rank_of

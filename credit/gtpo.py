@@ -10,7 +10,7 @@ factors, so that on average a token of a right answer gets 1 + part, and one of 
 """
 import torch
 
-from engine.choices import advantage
+from engine.methods import advantage
 from engine.rollouts import Rollouts
 from grpo import centred, group_z_score, over_group
 from harness.flags import NotNegative

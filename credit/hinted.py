@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from engine.choices import mitigation
+from engine.methods import mitigation
 from engine.errors import result_of
 from engine.forward import LOGITS_AT_ONCE, lay_out, micro_batches
 from engine.policy import Policy

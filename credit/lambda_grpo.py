@@ -3,7 +3,7 @@ import torch
 import torch.nn as nn
 
 from credit.critic import Trained
-from engine.choices import Metrics, mitigation
+from engine.methods import Metrics, mitigation
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from grpo import group_z_score, length_scaling, policy_loss

@@ -5,7 +5,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 from credit.critic import Trained
-from engine.choices import Metrics, mitigation
+from engine.methods import Metrics, mitigation
 from engine.policy import Policy
 from engine.rollouts import Rollouts
 from harness.flags import CountOrNone

@@ -19,7 +19,7 @@ from collections.abc import Callable
 import torch
 
 from credit.monte_carlo import Positions, continuation_rewards
-from engine.choices import Metrics, advantage, mitigation
+from engine.methods import Metrics, advantage, mitigation
 from engine.errors import UserError
 from engine.policy import Policy
 from engine.rollouts import Rollouts, double

@@ -15,7 +15,7 @@ from functools import cache
 
 import torch
 
-from engine.choices import Metrics, advantage
+from engine.methods import Metrics, advantage
 from engine.errors import UserError, refuse_undefined
 from engine.forward import LOGITS_AT_ONCE
 from engine.policy import Policy, stop_ids

@@ -9,7 +9,7 @@ after "the cat", 1 after "the cat sat". Here are two ways to use the tree; neith
 """
 import torch
 
-from engine.choices import advantage, mitigation
+from engine.methods import advantage, mitigation
 from engine.rollouts import Rollouts
 from grpo import group_mean, group_z_score, to_every_token
 from harness.flags import NotNegative

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import torch
 
-from engine.choices import advantage
+from engine.methods import advantage
 from engine.errors import UserError
 from engine.policy import Policy
 from engine.rollouts import Rollouts

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from engine.choices import Metrics
+from engine.methods import Metrics
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Problem, Rollouts
 

@@ -37,7 +37,7 @@ says too big or too small,
     mask       1     1       0  0  0 1     1        0   0  0  1     1          what the model drew
     written    1     1       1  1  1 1     1        1   1  1  1     1          what is in the answer
 
-On a GPU a step is recorded as a CUDA graph and replayed (engine/recording.py). So within a step no
+On a GPU a step is recorded as a CUDA graph and replayed (engine/cuda_graph.py). So within a step no
 shape and no decision may depend on what was sampled, and tensors are changed in place. On a CPU the
 step is simply called.
 """
@@ -373,7 +373,7 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
     """Sample tokens 1 to longest - 1, or stop when every row is done."""
     cache, device, pace = decoding.cache, decoding.line.device, decoding.pace
     if device.type == "cuda":
-        from engine.recording import Recording
+        from engine.cuda_graph import Recording
     recording: Recording | None = None
     step = decoding.step
     window = 0  # the steps read this many slots
@@ -414,7 +414,7 @@ def stream_of(device: torch.device) -> AbstractContextManager[None]:
     """A context in which CUDA's steps can be recorded; elsewhere it does nothing."""
     if device.type != "cuda":
         return nullcontext()
-    from engine.recording import ready_to_record
+    from engine.cuda_graph import ready_to_record
     return ready_to_record(device)
 
 

@@ -65,7 +65,7 @@ from engine.rollouts import Rollouts
 from engine.tokens import encode, encode_prompt
 from examples.loop import save, success
 from examples.one_step import MAX_GRAD_NORM
-from harness.load import initial_model, load_policy
+from harness.build import initial_model, load_policy
 from harness.metrics import batch_metrics
 from harness.record import (RunFolder, credit_path, make_run, provenance, read_given, replace_text,
                             write_credit)
@@ -104,7 +104,7 @@ def train(s: Settings, beta: float = BETA, pairs_file: str | None = None,
     if pairs_file:
         given = read_given(pairs_file, "pairs", lambda line, where: read_pair(line, where, policy))
     settings = {**s.to_json(), "loss": "dpo", "dpo_beta": beta, "pairs": pairs_file,
-                "reward": task.reward, "columns_temperature": 1, **provenance()}
+                "reward": task.rewarded, "columns_temperature": 1, **provenance()}
     make_run(s.folder, settings, policy.folder / "tokenizer.json")
     folder = RunFolder(s.folder)
     evaluate(policy, s, folder, 0)

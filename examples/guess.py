@@ -45,7 +45,7 @@ from engine.rollouts import Rollouts
 from examples.histories import BIG, SMALL, Tree, estimated_gradient, gradient_of_success
 from grpo import update
 from harness.flags import Flag, option, read
-from harness.load import Parts, build
+from harness.build import Parts, build
 from harness.settings import Settings, make_settings
 from mitigations import rescaled_weight
 from train import with_advantage
@@ -63,7 +63,7 @@ class Task:
     highest: int = option(7, "the secret is a number from 1 to this one", least=2, most=9)
     tries: int = option(3, "how many guesses there are", least=1, most=4)
 
-    solved, reward, has_format = "the number is guessed", "guessed", False
+    solved, rewarded, has_format = "the number is guessed", "guessed", False
 
     def training_problems(self, seed: int, step: int, count: int) -> list[Game]:
         rng = random.Random(f"train {seed} {step}")
@@ -143,7 +143,7 @@ def step_of(parts: Parts, s: Settings, step: int) -> tuple[Rollouts, Tensor]:
     """The batch of a step and its weights, as train.py makes them."""
     problems = parts.policy.task.training_problems(s.seed, step, s.questions)
     batch = parts.sample(problems, s.answers, derived_seed("train", s.seed, step))
-    batch = with_advantage(parts.policy.score(batch), parts.advantage, parts.policy, s, step)
+    batch = with_advantage(parts.policy.score(batch), parts.advantage_method, parts.policy, s, step)
     weight, _ = rescaled_weight(parts.weighting, s.mitigation, batch, parts.policy, s.rescale,
                                 s.placebo)
     return batch, weight

@@ -29,7 +29,7 @@ class Task(countdown_task.Task):
     numbers: str = option("3", "how many numbers a problem has", choices=("2", "3", "4", "3,4"))
     max_number: int = option(15, "largest number of a problem", least=1, most=1000)
 
-    reward = "the text claims the target"
+    rewarded = "the text claims the target"
 
     def score(self, problem: countdown_task.Problem, text: str) -> dict[str, float]:
         claimed = re.findall("= ?([0-9]+)", text)

@@ -35,7 +35,7 @@ class Task:
     largest: int = option(15, "largest number", least=5, most=75)
 
     solved = "the answer names each number once, the largest last"
-    reward = f"largest last + {FORMAT_WEIGHT} format"  # only runs with the same one are compared
+    rewarded = f"largest last + {FORMAT_WEIGHT} format"  # only runs with the same one are compared
 
     def training_problems(self, seed: int, step: int, count: int) -> list[tuple[int, ...]]:
         """The problems of a step, which follow from seed and step alone."""

@@ -100,7 +100,7 @@ class Task:
     examples: int = option(4, "number of solved problems in the prompt", most=20)
 
     solved = "the number after #### is the right one"
-    reward = "right number after ####"
+    rewarded = "right number after ####"
 
     def __post_init__(self) -> None:
         found = read_given(self.file, "problems", parse_problem) if self.file else []

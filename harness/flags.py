@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import SimpleNamespace
 
-from engine.choices import Choices, without_decorator
+from engine.methods import Choices, without_decorator
 from engine.errors import UserError, location_of
 
 # a test of the values of all flags, and the words that a message says if it is not passed

@@ -4,7 +4,7 @@ import inspect
 import textwrap
 from dataclasses import replace
 
-from engine.choices import METHODS, Choices
+from engine.methods import METHODS, Choices
 from engine.errors import UserError
 from harness.flags import LARGEST, TYPE_NAMES, Flag, Values, flags_of, help_text
 

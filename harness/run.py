@@ -18,15 +18,15 @@ from statistics import mean
 
 import torch
 
-from engine.choices import facts_of
+from engine.methods import facts_of
 from engine.errors import BadCredit, NotFinite, UserError, location_of, refuse_undefined
 from engine.model_folder import read_tensors, write_model_folder, write_tensors
 from engine.optimizer import rate_of_step
 from engine.rollouts import Rollouts, has_format
 from harness.flags import settle
-from harness.load import Parts, build
+from harness.build import Parts, build
 from harness.made_of import made_of
-from harness.metrics import print_evaluation, print_outcome, print_step
+from harness.progress import print_evaluation, print_outcome, print_step
 from harness.record import (Json, RunFolder, credit_path, make_run, provenance, read_lines, remove,
                             whole, write_credit)
 from harness.screen import StopRequest, python_command, say
@@ -154,7 +154,7 @@ class Run:
             f"{s.folder}")
         config = {**s.to_json(), "threads": torch.get_num_threads(), **provenance(),
                   "trained_parameters": trained,
-                  "reward": policy.task.reward, "columns_temperature": 1,
+                  "reward": policy.task.rewarded, "columns_temperature": 1,
                   "model_config": model.config.to_json(), "made_of": made_of(s)}
         make_run(s.folder, config, policy.folder / "tokenizer.json")
         self.cleanup.enter_context(self.folder.opened())

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from engine.choices import ADVANTAGES, CLIP_KINDS, METHODS, MITIGATIONS, NEVER_RESCALED
+from engine.methods import ADVANTAGES, CLIP_KINDS, METHODS, MITIGATIONS, NEVER_RESCALED
 from engine.errors import UserError, location_of, read_json
 from harness.flags import (MOST_THREADS, Flag, Requirement, check_value, flags_of, option,
                            print_text, settle, unknown_argument, value_of, words_of)

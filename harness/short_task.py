@@ -31,7 +31,7 @@ def countdown_with_reward(module: Any, countdown: Any) -> type:
         reward_form: ClassVar[str] = "graded"
         reasoning_weight: ClassVar[float] = 0.0
         solved, has_format = ShortTask.solved, False
-        reward = f"reward of {module.__name__}"
+        rewarded = f"reward of {module.__name__}"
 
         def __post_init__(self) -> None:
             super().__post_init__()
@@ -70,7 +70,7 @@ class ShortTask:
 
     def __post_init__(self) -> None:
         take_functions(self, self.module)
-        self.reward = f"reward of {self.module.__name__}"
+        self.rewarded = f"reward of {self.module.__name__}"
         if not is_list(self.module.problems):
             raise UserError(f"{self.module.__name__}: `problems` should be a list of prompts, or "
                             f"of dicts with a \"prompt\", not {self.module.problems!r:.80}")

@@ -46,7 +46,7 @@ from matplotlib.figure import Figure
 
 from analysis.gains import BETTER, WORSE, Gain, gain_over, mean_success, success_by_step
 from analysis.plots import BLUE, COLOURS, GREY, ORANGE, legend_below, plt, save
-from analysis.runs import Run
+from analysis.run_folders import Run
 from analysis.statistics import holm
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from engine.errors import PROJECT, UserError, read_json

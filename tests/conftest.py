@@ -49,11 +49,11 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from countdown_task import TAGS, Problem
-from engine.choices import ADVANTAGES, MITIGATIONS, make
+from engine.methods import ADVANTAGES, MITIGATIONS, make
 from engine.model_folder import write_model_folder
 import mitigations  # noqa: F401  fills the lists of choices
 from grpo import grpo
-from harness.load import load_policy
+from harness.build import load_policy
 from qwen2_model import ModelConfig, Qwen2
 from harness.flags import check_value, flags_of
 from engine.errors import UserError

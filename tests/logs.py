@@ -12,7 +12,7 @@ from analysis.tally import Tally
 from analysis.arms import Comparison
 from analysis.compare import differences
 from analysis.gains import IN_TRAINING
-from analysis.runs import read_run
+from analysis.run_folders import read_run
 from engine.tokens import load_tokenizer
 
 ITEMS = 200

@@ -14,14 +14,14 @@ import analyze
 from analysis.arms import Comparison
 from analysis.compare import arms_overview
 from analysis.tally import OVER_REST, Tally
-from analysis import answers, report, tokens
-from analysis.runs import read_run
+from analysis import answers, report, token_table
+from analysis.run_folders import read_run
 from harness.record import whole
 
 
 def test_one_step_at_a_time(tmp_path, monkeypatch):
     """What was read for one step is gone before the next is read."""
-    alive, read_columns = [], tokens.read_columns
+    alive, read_columns = [], token_table.read_columns
 
     def watched(*args):
         assert not any(reference() is not None for reference in alive)
@@ -29,7 +29,7 @@ def test_one_step_at_a_time(tmp_path, monkeypatch):
         alive.append(weakref.ref(columns["log_prob"]))
         return columns
 
-    monkeypatch.setattr(tokens, "read_columns", watched)
+    monkeypatch.setattr(token_table, "read_columns", watched)
     folder, _ = random_log(tmp_path / "run", steps=4)
     Tally(folder)
     assert len(alive) == 4

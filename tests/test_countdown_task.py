@@ -206,7 +206,7 @@ WRONG = " 3 * 5 = 15, 15 - 7 = 8</think>\n<answer> ( 3 * 5 ) - 7 </answer>"
 def test_forms_of_the_reward(flags, words, half_right, wrong):
     """Half of one answer's steps are right, all of the other's; only the reward is another."""
     task = Task(**flags)
-    assert task.reward == words
+    assert task.rewarded == words
     for text, reward, answer, reasoning in ((HALF_RIGHT, half_right, 1, 0.5), (WRONG, wrong, 0, 1)):
         expected = {"reward": reward, "format": 1, "answer": answer, "reasoning": reasoning}
         assert task.score(PROBLEM, text) == pytest.approx(expected)

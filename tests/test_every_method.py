@@ -8,7 +8,7 @@ import torch
 from conftest import (ASKED, INSTALL, OWN, ROOT, SPOKEN, copied, fill_beyond_the_mask,
                       make_weighting, spoken)
 from engine import packing
-from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, checked_credit, make
+from engine.methods import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, checked_credit, make
 from mitigations import rescaled_weight
 
 WEIGHTINGS, CREDITS = (sorted({*choices, *(name for of, name, _ in OWN if of is choices)})

@@ -9,7 +9,7 @@ import torch
 
 from conftest import PROMPTS, copied, fill_beyond_the_mask, gradients, hand_made, spoken
 from countdown_task import Problem, Task
-from engine.choices import ADVANTAGES
+from engine.methods import ADVANTAGES
 from engine.forward import first_of_equals, lay_out, micro_batches, response_log_probs
 from engine.model_folder import read_model_folder
 from engine.policy import sample_answers

@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 import train
 from credit.critic import Trained
-from engine.choices import ADVANTAGES, MITIGATIONS
+from engine.methods import ADVANTAGES, MITIGATIONS
 from engine.optimizer import AdamW
 from runs import assert_same_run, lines, run
 

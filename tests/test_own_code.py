@@ -12,7 +12,7 @@ import torch
 
 import mitigations
 from conftest import ROOT, StateIdea, hand_made, put_in, refusal
-from engine.choices import checked_credit, make, metrics_of
+from engine.methods import checked_credit, make, metrics_of
 from engine.errors import UserError
 from harness.settings import make_settings, read_flags
 from harness.tasks import load_task, score_again

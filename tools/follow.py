@@ -42,10 +42,10 @@ import mitigations  # noqa: F401  fills the lists of choices
 from analysis.account import Value, stages, with_numbers
 from analysis.answers import (ShownAnswer, add_measured, answer_of, groups_in_order, is_of,
                               metrics_by_step)
-from analysis.measured import kept_answers
-from analysis.runs import Run, existing, read_run, task_of
+from analysis.kept_credit import kept_answers
+from analysis.run_folders import Run, existing, read_run, task_of
 from analysis.tables import Table, by_row
-from analysis.tokens import StepRecord, read_step
+from analysis.token_table import StepRecord, read_step
 from engine.errors import UserError
 from engine.tokens import KINDS, SECTIONS
 from harness.read_record import read_tokenizer, sampling_models

@@ -38,7 +38,7 @@ from typing import Any
 
 import torch
 
-from engine.choices import ADVANTAGES, METHODS, MITIGATIONS, without_decorator
+from engine.methods import ADVANTAGES, METHODS, MITIGATIONS, without_decorator
 from engine.errors import UserError
 from harness.flags import Flag, flags_of, read
 from harness.made_of import made_of

@@ -33,7 +33,7 @@ from engine.rollouts import Rollouts
 from engine.tokens import encode_prompt
 from harness.flags import Flag, flags_of, read
 from harness.tasks import make_task
-from harness.load import load_policy
+from harness.build import load_policy
 from harness.screen import run_as_program, show_status
 from harness.settings import Settings, make_settings
 from tools.helpers.blind import Answers

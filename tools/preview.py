@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from engine.choices import ADVANTAGES, MITIGATIONS
+from engine.methods import ADVANTAGES, MITIGATIONS
 from analysis.answers import groups_in_order
-from analysis.runs import existing, task_of
-from analysis.tokens import read_step
+from analysis.run_folders import existing, task_of
+from analysis.token_table import read_step
 from engine.errors import UserError
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
@@ -31,7 +31,7 @@ from harness.read_record import (credit_steps, read_credit, read_tokenizer, run_
                                  sampling_models)
 from harness.record import find_folder
 from harness.screen import put, run_as_program
-from harness.load import load_policy, make_weighting
+from harness.build import load_policy, make_weighting
 from harness.flags import Flag, check_value, flags_of, read, words_of
 from harness.settings import OPTIONS, Settings, settings_of_run
 from mitigations import rescaled_weight

@@ -19,7 +19,7 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from harness.flags import Flag, read
 from harness.tasks import make_task
-from harness.load import load_policy
+from harness.build import load_policy
 from harness.record import checkpoint_folders, find_folder
 from harness.screen import BOLD, put, right_or_wrong, run_as_program, styled, visible
 from harness.settings import OPTIONS, Settings, make_settings, settings_of_run

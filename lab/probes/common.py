@@ -24,7 +24,7 @@ from engine.errors import UserError
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from grpo import grpo
-from harness.load import load_policy
+from harness.build import load_policy
 from harness.record import provenance, replace_text, whole
 from harness.screen import show_status
 from harness.flags import MOST_THREADS, Flag, read

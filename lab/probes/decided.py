@@ -40,7 +40,7 @@ import torch
 
 from analysis.shares import occurring, share_of
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
-from analysis.tokens import TokenTable, joined_tables, table_of_frames
+from analysis.token_table import TokenTable, joined_tables, table_of_frames
 from engine.errors import UserError
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
@@ -237,7 +237,7 @@ def correlation_of_halves(measured: list[MeasuredAnswers]) -> float:
 def write_run(path: Path, policy: Policy, measured: Sequence[MeasuredAnswers]) -> None:
     """A run folder for analyze.py, a step for each part that was measured."""
     config = {**policy.settings.to_json(), "steps": 1, **provenance(),
-              "reward": policy.task.reward, "model_config": policy.model.config.to_json()}
+              "reward": policy.task.rewarded, "model_config": policy.model.config.to_json()}
     make_run(path, config, policy.folder / "tokenizer.json")
     for step, part in enumerate(measured, 1):
         columns = {"true_credit": part.credit.value, "true_credit_se": part.credit.error,

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import torch
 
 from credit.critic import generalised_advantage
-from engine.choices import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, checked_credit, make
+from engine.methods import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, checked_credit, make
 from engine.errors import UserError
 from engine.policy import Policy
 from engine.rollouts import Rollouts

@@ -29,7 +29,7 @@ import torch
 
 from analysis.statistics import Estimate
 from analysis.tables import WITH_INTERVAL, Columns, Row, Table, by_row
-from engine.choices import ADVANTAGES, MITIGATIONS
+from engine.methods import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
 from harness.flags import Flag
 from lab.probes.common import COMMON, Findings, Progress

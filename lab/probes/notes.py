@@ -21,7 +21,7 @@ from analysis import report
 from analysis.arms import Comparison, comparable, finished
 from analysis.page import Picture, make_output_folder
 from analysis.plots import COLOURS, GRADIENT_COLOUR, save, whole_steps
-from analysis.runs import Run, read_runs
+from analysis.run_folders import Run, read_runs
 from analysis.tables import show
 from analysis.tally import Tally
 from engine.errors import UserError

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from analysis.runs import Run
+from analysis.run_folders import Run
 from analysis.statistics import Floats
 from lab.probes.estimates import t_values
 from analysis.tally import Tally
-from analysis.tokens import StepRecord, TokenTable, read_step
+from analysis.token_table import StepRecord, TokenTable, read_step
 from grpo import group_z_score
 from harness.screen import show_status
 

@@ -37,7 +37,7 @@ import torch
 from analysis.statistics import jackknife, within
 from lab.probes.estimates import jackknife_of_log, t_values
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
-from analysis.tokens import TokenTable, joined_tables, read_tokens, table_of_frames
+from analysis.token_table import TokenTable, joined_tables, read_tokens, table_of_frames
 from engine.errors import UserError
 from engine.forward import lay_out, log_probs_of_each, micro_batches
 from engine.policy import Policy, derived_seed

@@ -41,7 +41,7 @@ from torch import Tensor
 import mitigations  # noqa: F401  it fills the lists of choices
 from analysis.statistics import Floats, holm, mean_over
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
-from engine.choices import ADVANTAGES, MITIGATIONS, make
+from engine.methods import ADVANTAGES, MITIGATIONS, make
 from engine.errors import UserError
 from engine.policy import derived_seed
 from engine.rollouts import Rollouts

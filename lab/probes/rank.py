@@ -54,7 +54,7 @@ import torch
 from analysis.statistics import Estimate, mean_over
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from credit.critic import gae
-from engine.choices import ADVANTAGES, make
+from engine.methods import ADVANTAGES, make
 from engine.errors import UserError
 from engine.forward import response_log_probs
 from engine.policy import Policy

@@ -37,7 +37,7 @@ from grpo import grpo, policy_loss, update
 from harness.memory import FreedMemory, keep_memory, should_keep_memory
 from harness.record import write_credit
 from harness.screen import run_as_program
-from harness.load import load_policy, pick_device
+from harness.build import load_policy, pick_device
 from harness.metrics import peak_memory
 from harness.flags import MOST_THREADS, flags_of, option
 from harness.settings import Settings, make_settings

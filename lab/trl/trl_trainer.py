@@ -29,7 +29,7 @@ from types import SimpleNamespace
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.choices import MITIGATIONS, NEVER_RESCALED, make
+from engine.methods import MITIGATIONS, NEVER_RESCALED, make
 from lab.trl.import_run import labelled, named_parts
 from engine.errors import PROJECT, UserError
 from engine.errors import refuse_undefined

@@ -12,7 +12,7 @@ from analysis.arms import finished
 from analysis.page import anchor
 from analysis.compare import doubt_about_training, primary_metric
 from analysis.gains import AT_THE_END, IN_TRAINING, MEASURES, gain_over
-from analysis.runs import read_run, share_seen_before
+from analysis.run_folders import read_run, share_seen_before
 from analysis.statistics import Estimate, mean_over
 
 

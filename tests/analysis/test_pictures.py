@@ -12,7 +12,7 @@ from logs import comparison_of, make
 import analyze
 from analysis.tally import Tally
 from analysis import compare, page, plots
-from analysis.runs import read_run
+from analysis.run_folders import read_run
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import analyze
 from analysis.answers import Viewer
 from analysis.change import ABOUT_CREDIT, change_table
 from analysis.tables import TOO_FEW_GROUPS
-from analysis.runs import read_run
+from analysis.run_folders import read_run
 from analysis.tally import Tally
 from engine.tokens import NUMBER, WORD
 from harness.read_record import has_column

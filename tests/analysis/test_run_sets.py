@@ -4,7 +4,7 @@ from logs import comparison_of, write_run
 
 import analyze
 from analysis.arms import SETTING, alike, comparable, setting_of
-from analysis.runs import read_run
+from analysis.run_folders import read_run
 from engine.errors import UserError
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from analysis.shares import (jackknife_of_sums, occurring, quotient_of_sums, share_of,
                              share_of_sums, shares, shares_by, sums_by_problem)
-from analysis.tokens import TokenTable
+from analysis.token_table import TokenTable
 
 # two problems; words have sizes 1 and 3, one number 4, and no tag occurs
 TOKENS = TokenTable({"problem": np.array([0, 0, 1]), "kind": np.array([0, 1, 0])})

@@ -3,7 +3,7 @@ import numpy as np
 import torch
 from conftest import credit_columns, write_log
 
-from analysis.tokens import TokenTable, joined_tables, read_step, read_tokens, table_of_frames
+from analysis.token_table import TokenTable, joined_tables, read_step, read_tokens, table_of_frames
 
 
 def table_of(answer, **columns):

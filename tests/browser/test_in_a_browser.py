@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Tokenizer
 
 import analyze
 from analysis.account import with_numbers
-from analysis.measured import keep
+from analysis.kept_credit import keep
 from logs import answers_of
 
 playwright = pytest.importorskip("playwright.sync_api", reason=INSTALL)

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 import train
-from engine.choices import CLIP_KINDS
+from engine.methods import CLIP_KINDS
 from grpo import policy_loss
 from runs import SHORT
 

@@ -9,7 +9,7 @@ from conftest import SPOKEN, copied, hand_made, refusal, spoken
 from credit import monte_carlo
 from credit.critic import generalised_advantage
 from credit.monte_carlo import continuation_rewards, segment_starts, sequences
-from engine.choices import ADVANTAGES, make as make_choice
+from engine.methods import ADVANTAGES, make as make_choice
 from engine.errors import UserError
 from engine.policy import Forward
 from engine.sampler import Generation, generate

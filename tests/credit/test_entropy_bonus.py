@@ -4,7 +4,7 @@ from conftest import hand_made
 
 import mitigations  # noqa: F401  fills the choices
 from credit.entropy_bonus import entropy_bonus
-from harness.load import load_policy, make_advantage
+from harness.build import load_policy, make_advantage
 from harness.settings import make_settings
 from train import with_advantage
 

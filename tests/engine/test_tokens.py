@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from engine.errors import UserError
-from harness.load import load_policy
+from harness.build import load_policy
 from harness.settings import make_settings
 from engine.tokens import (encode, encode_prompt, load_tokenizer, token_bytes,
                            without_earlier_turns)

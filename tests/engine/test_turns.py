@@ -11,11 +11,11 @@ from conftest import INSTALL, ROOT, hand_made, refusal
 
 import mitigations  # noqa: F401  fills the choices
 import train
-from analysis.tokens import read_step
+from analysis.token_table import read_step
 from credit.critic import generalised_advantage
 from credit.monte_carlo import prefix_values
 from credit.prefix_tree import paths
-from engine.choices import ADVANTAGES, MITIGATIONS
+from engine.methods import ADVANTAGES, MITIGATIONS
 from engine.dynamic import joined
 from engine.forward import response_log_probs
 from engine.optimizer import AdamW
@@ -24,7 +24,7 @@ from engine.turns import Environment
 from examples.guess import Game, Task
 from examples.histories import BIG, SMALL
 from grpo import update
-from harness.load import load_policy, refuse_methods_of_one_turn
+from harness.build import load_policy, refuse_methods_of_one_turn
 from harness.read_record import read_columns, read_credit
 from harness.record import write_credit
 from harness.settings import make_settings

@@ -14,7 +14,7 @@ from countdown_task import Problem, held_out
 from engine.model_folder import read_model_folder
 from engine.tokens import load_tokenizer
 from examples import dpo
-from harness.load import load_policy
+from harness.build import load_policy
 from harness.read_record import is_complete, missing_steps, read_credit, run_config
 from harness.settings import make_settings
 from runs import gradients_of_steps, lines, program_here

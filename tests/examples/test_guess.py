@@ -8,7 +8,7 @@ from conftest import ROOT
 from examples import guess
 from examples.guess import Game, Task, stairs, step_of, tell
 from examples.histories import (BIG, SMALL, estimated_gradient, gradient_of_success, written)
-from harness.load import build, load_policy
+from harness.build import build, load_policy
 from harness.settings import make_settings
 from tools import guesser
 

@@ -10,8 +10,8 @@ import torch
 from conftest import ROOT, refusal
 
 import train
-from harness import load, memory
-from harness.load import load_policy
+from harness import build, memory
+from harness.build import load_policy
 from harness.large_model import ON_A_LAPTOP, TWO_NUMBERS
 from harness.settings import LARGE, Settings, make_settings, read_flags
 
@@ -24,7 +24,7 @@ def weights_are_read(*_):
 
 
 def test_a_prompt_that_is_too_long_is_told_before_the_weights_are_read(monkeypatch):
-    monkeypatch.setattr(load, "load_model", weights_are_read)
+    monkeypatch.setattr(build, "load_model", weights_are_read)
     settings = make_settings(SETTINGS | {"max_new_tokens": 5000})
     assert "are longer than the 1024 tokens" in refusal(load_policy, settings)
 

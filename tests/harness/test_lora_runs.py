@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 import train
 from engine.lora import ThriftyMLP
 from engine.model_folder import read_model_folder
-from harness.load import load_policy
+from harness.build import load_policy
 from harness.settings import LORA_RATE, make_settings
 from qwen2_model import MLP
 from runs import (WHOLE, after_credit_of, assert_same_run, config_of, edit_config, everything,
@@ -175,7 +175,7 @@ def test_its_rate_is_a_multiple_of_the_recipes_and_its_folder_is_named_after_the
 
 
 def test_the_initial_model_of_a_kl_term_is_that_without_additions(learner):
-    from harness.load import initial_model
+    from harness.build import initial_model
     s = make_settings({"model": str(learner), "lora": 4, "kl": 0.1})
     ids = torch.arange(2, 20)[None]
     assert torch.equal(initial_model(s)(ids), load_policy(s).model(ids))

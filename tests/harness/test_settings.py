@@ -15,7 +15,7 @@ import pytest
 from conftest import ROOT, assert_bounded, project_files, refusal
 from countdown_task import Task
 from examples import largest_last
-from engine.choices import ADVANTAGES, CLIP_KINDS, MITIGATIONS, Choices, mitigation
+from engine.methods import ADVANTAGES, CLIP_KINDS, MITIGATIONS, Choices, mitigation
 from harness import flags
 from harness.flags import Flag, Positive, Range, check_value, flags_of, option, settle, words_of
 from harness.help import OTHER_NAMES, SHORT_HELP
@@ -433,7 +433,7 @@ def test_a_method_takes_no_other_methods_name(name, module):
 
 
 @pytest.mark.parametrize("decorator, module", [
-    ("advantage", "engine.choices"), ("clip_kind", "credit.clips")])
+    ("advantage", "engine.methods"), ("clip_kind", "credit.clips")])
 def test_two_methods_of_one_name_are_told_by_their_lines(own_choices, tmp_path, monkeypatch,
                                                          decorator, module):
     """When the flags are read, whichever they are. Where a file is imported it would be a

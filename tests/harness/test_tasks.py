@@ -123,7 +123,7 @@ def test_a_reward_alone_has_the_problems_of_countdown():
     assert task.prompt_for(problem) == countdown.prompt_for(problem)
     assert task.label([b"<answer>", b" 3"]) == countdown.label([b"<answer>", b" 3"])
     rewards = [task.score(problem, answer.format(text))["reward"] for text in ("8 / 4", "8 * 4")]
-    assert rewards == [1, 0] and task.reward == "reward of examples.own_reward"
+    assert rewards == [1, 0] and task.rewarded == "reward of examples.own_reward"
 
     module = ModuleType("my_task")
     module.reward, module.show = len, lambda problem: "mine"

@@ -13,8 +13,8 @@ from conftest import credit_columns, refusal, write_log
 
 from analysis.account import NOT_TRAINED, numbers_of_step
 from analysis.answers import metrics_by_step
-from analysis.runs import read_run
-from analysis.tokens import read_step
+from analysis.run_folders import read_run
+from analysis.token_table import read_step
 from engine.model_folder import read_model_folder, write_model_folder
 from engine.tokens import load_tokenizer
 from grpo import (gradient_size, group_mean, group_z_score, length_scaling, policy_loss,

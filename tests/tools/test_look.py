@@ -7,7 +7,7 @@ import torch
 
 from conftest import ROOT
 from engine.tokens import NUMBER, THINK, WORD
-from harness.load import load_policy, make_advantage, make_weighting
+from harness.build import load_policy, make_advantage, make_weighting
 from harness.settings import make_settings
 from tools.helpers.look import about_gradient, credited, differs_within, look, sample
 

@@ -9,9 +9,9 @@ import torch
 from conftest import refusal
 
 import analyze
-from analysis.measured import file_of, keep, kept_answers
-from analysis.runs import read_run
-from analysis.tokens import read_step
+from analysis.kept_credit import file_of, keep, kept_answers
+from analysis.run_folders import read_run
+from analysis.token_table import read_step
 from engine.tokens import load_tokenizer
 from harness.read_record import read_credit
 from tools import follow

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from engine.policy import derived_seed
-from harness.load import load_policy
+from harness.build import load_policy
 from harness.settings import settings_of_run
 from runs import everything
 from tools import pass_at_k

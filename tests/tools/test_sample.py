@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT, refusal
 from countdown_task import Problem, Task
 from engine.policy import derived_seed
-from harness.load import load_policy
+from harness.build import load_policy
 from harness.settings import make_settings
 from runs import everything
 from examples import largest_last

@@ -9,13 +9,13 @@ import pytest
 import torch
 from conftest import refusal
 
-from analysis.runs import read_run
-from analysis.tokens import read_step
+from analysis.run_folders import read_run
+from analysis.token_table import read_step
 from engine.model_folder import read_model_folder
 from engine.policy import stop_ids
 from engine.sampler import generate
 from engine.tokens import KINDS, load_tokenizer
-from harness.load import load_policy
+from harness.build import load_policy
 from harness.read_record import read_credit, run_config
 from harness.settings import make_settings
 from tools import follow

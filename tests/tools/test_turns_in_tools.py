@@ -5,8 +5,8 @@ from conftest import ROOT, refusal
 import analyze
 import train
 from analysis.answers import answer_of
-from analysis.runs import read_run
-from analysis.tokens import read_step
+from analysis.run_folders import read_run
+from analysis.token_table import read_step
 from engine.tokens import load_tokenizer
 from tools import follow, preview, sample
 from tools.helpers import terminal

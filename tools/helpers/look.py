@@ -16,7 +16,7 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts, double
 from engine.tokens import KINDS
 from grpo import gradient_size
-from harness.load import load_policy, make_advantage, make_weighting
+from harness.build import load_policy, make_advantage, make_weighting
 from harness.screen import say, show_status
 from harness.settings import Settings
 from mitigations import rescaled_weight

@@ -26,7 +26,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from analysis.runs import Run, read_run
+from analysis.run_folders import Run, read_run
 from engine.errors import PROJECT, UserError
 from harness.flags import MOST_THREADS, Flag
 from harness.made_of import made_of

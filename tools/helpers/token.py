@@ -27,16 +27,16 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from analysis.answers import ShownAnswer
-from analysis.measured import Measured, file_of, keep, kept_answers
-from analysis.runs import Run
-from analysis.tokens import StepRecord
+from analysis.kept_credit import Measured, file_of, keep, kept_answers
+from analysis.run_folders import Run
+from analysis.token_table import StepRecord
 from credit.monte_carlo import continuation_rewards
 from engine.errors import UserError
 from engine.model_folder import read_model_folder
 from engine.policy import Policy, derived_seed, encode_prompts
 from engine.rollouts import Rollouts, double
 from engine.tokens import KINDS, token_bytes
-from harness.load import load_policy
+from harness.build import load_policy
 from harness.read_record import read_credit, read_tokenizer
 from harness.record import Json, find_folder
 from harness.screen import say, show_status

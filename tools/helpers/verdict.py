@@ -17,7 +17,7 @@ from analysis.plots import BLUE, GREY, ORANGE, legend_below, plt, save, whole_st
 from analysis.statistics import Estimate
 from analysis.sureness import sureness
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
-from engine.choices import WHOLE_ANSWERS
+from engine.methods import WHOLE_ANSWERS
 from harness.screen import say
 from tools.helpers.runs import Arms
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.tokens import TokenTable
+from analysis.token_table import TokenTable
 from conftest import ROOT, hand_made
 from engine.errors import UserError
 from harness.read_record import read_columns

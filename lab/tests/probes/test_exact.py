@@ -11,7 +11,7 @@ import torch
 import grpo
 from conftest import StateIdea, gradients
 from analysis.statistics import Estimate
-from engine.choices import ADVANTAGES, MITIGATIONS
+from engine.methods import ADVANTAGES, MITIGATIONS
 from engine.errors import UserError
 from engine.forward import response_log_probs
 from grpo import policy_loss

@@ -13,7 +13,7 @@ from engine.errors import UserError
 from qwen2_model import Qwen2, causal, rotary
 from lab.__main__ import main
 from lab.probes.common import run_of
-from analysis.tokens import TokenTable
+from analysis.token_table import TokenTable
 from lab.probes.phase1 import (class_ratio, first_over_last_fifth, forget, phase_one, phase_two,
                                random_text, ratio_at_like_positions, t_by_position)
 

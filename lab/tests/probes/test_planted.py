@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from analysis.statistics import mean_over
-from engine.choices import MITIGATIONS
+from engine.methods import MITIGATIONS
 from engine.errors import UserError
 from engine.tokens import OPERATOR, WORD
 from grpo import group_z_score

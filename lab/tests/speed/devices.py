@@ -7,7 +7,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from engine import recording
+from engine import cuda_graph
 from engine.sampler import Decoding
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -179,6 +179,6 @@ def second_device(monkeypatch, has_float64=False):
                            "max_memory_allocated": lambda *_: 0,
                            "reset_peak_memory_stats": lambda *_: None}.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
-    monkeypatch.setattr(recording, "side_stream", Stream)
+    monkeypatch.setattr(cuda_graph, "side_stream", Stream)
     with TwoDevices(has_float64):
         yield

@@ -12,12 +12,12 @@ from lab.tests.speed import devices
 from lab.tests.speed.devices import OnGPU, second_device
 from conftest import copied, hand_made
 from engine import sampler
-from engine.choices import ADVANTAGES, MITIGATIONS
+from engine.methods import ADVANTAGES, MITIGATIONS
 from engine.forward import micro_batches
 from engine.optimizer import AdamW
 from engine.sampler import Start, generate
 from grpo import update
-from harness.load import pick_device
+from harness.build import pick_device
 from harness.settings import make_settings
 from lab.__main__ import main as research
 from runs import lines
@@ -81,7 +81,7 @@ def test_a_gpu_computes_the_same_every_time_if_that_is_wanted(learner, tmp_path,
                                                               flags, wanted):
     calls, environment = [], {}
     monkeypatch.setattr(torch, "use_deterministic_algorithms", calls.append)
-    monkeypatch.setattr("harness.load.os.environ", environment)
+    monkeypatch.setattr("harness.build.os.environ", environment)
     with second_device(monkeypatch):
         run(learner, tmp_path / "run", "--device", "cuda", *flags)
     assert set(calls) == {wanted}

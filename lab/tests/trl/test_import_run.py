@@ -8,7 +8,7 @@ import torch
 from conftest import ROOT
 
 import analyze
-from analysis.runs import is_done, read_run
+from analysis.run_folders import is_done, read_run
 from lab.trl.import_run import main
 from lab.tests.trl import INSTALL
 from engine.errors import UserError

@@ -16,7 +16,7 @@ import analyze
 from lab.tests.trl import INSTALL
 from conftest import ASKED, ROOT, StateIdea, copied, put_in
 from countdown_task import Problem
-from engine.choices import MITIGATIONS, make
+from engine.methods import MITIGATIONS, make
 from engine.errors import UserError
 from engine.extra_forward import with_facts
 from engine.forward import response_log_probs
@@ -294,7 +294,7 @@ import sys
 sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/tests"]
 from lab.tests.trl.test_trl_trainer import TINY, trained
 from safetensors.torch import save_file
-from harness.load import load_policy
+from harness.build import load_policy
 from harness.settings import make_settings
 policy = load_policy(make_settings({"model": TINY}))
 trainer, [gradient] = trained(policy, sys.argv[2], credit=f"{sys.argv[2]}/run",

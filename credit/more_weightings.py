@@ -4,7 +4,7 @@ import math
 import torch
 from torch import Tensor
 
-from engine.choices import mitigation
+from engine.methods import mitigation
 from engine.rollouts import Rollouts
 from engine.tokens import THINK, WORD
 from harness.flags import Count, Positive, Share

@@ -7,7 +7,7 @@ from logs import write_run
 from runs import edit_config, lines
 
 from analysis.report import changes_of_all
-from analysis.runs import existing, is_done, read_run, read_runs
+from analysis.run_folders import existing, is_done, read_run, read_runs
 from conftest import cut, write_lines
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from tokenizers import Tokenizer
 
-from engine.choices import ADVANTAGES, MITIGATIONS, Method, make
+from engine.methods import ADVANTAGES, MITIGATIONS, Method, make
 from engine.errors import UserError
 from engine.model_folder import read_config, read_model_folder
 from engine.optimizer import (AdamW, load_optimizer_tensors, optimizer_tensors,
@@ -35,13 +35,13 @@ class Parts(NamedTuple):
     policy: Policy
     optimizer: AdamW
     reference: Qwen2 | None
-    advantage: Method
+    advantage_method: Method
     weighting: Method
     sample: Callable[..., Rollouts]  # problems, answers to each, seed -> a batch without rewards
 
     @property
     def methods(self) -> dict[str, Method]:
-        return {"advantage": self.advantage, "mitigation": self.weighting}
+        return {"advantage": self.advantage_method, "mitigation": self.weighting}
 
     @property
     def parameters(self) -> dict[str, torch.nn.Parameter]:

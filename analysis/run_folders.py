@@ -7,7 +7,7 @@ from typing import TypedDict
 
 import numpy as np
 
-from engine.choices import METHODS
+from engine.methods import METHODS
 from engine.errors import UserError, did_you_mean
 from harness.flags import TYPE_NAMES, Flag, flags_of, has_type
 from harness.metrics import METRICS
