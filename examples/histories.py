@@ -44,6 +44,13 @@ class Level:
     W: Tensor = UNKNOWN        # (n, N) after the end of the turn
     later: Tensor = UNKNOWN    # (n, N, S) after the reply: of the history that follows
 
+    def logits_of(self, model: Qwen2) -> Tensor:
+        """(n, N, 2, vocabulary): those that predict the guess, and those that predict the end of
+        the turn. They are computed where the model is, and all that follows on the CPU."""
+        ids = self.ids.flatten(0, 1).to(next(model.parameters()).device)
+        logits: Tensor = model(ids)[:, -2:].float().cpu()
+        return logits.unflatten(0, self.ids.shape[:2])
+
 
 class Place(NamedTuple):
     """A token of an answer in the tree: the one that follows a history, if `guess` is -1, or else
@@ -87,8 +94,7 @@ class Tree:
 
     def evaluate(self, model: Qwen2) -> "Tree":
         """Compute all values for a model. `success` is the probability of winning."""
-        return self.evaluate_from([model(level.ids.flatten(0, 1))[:, -2:].unflatten(
-            0, level.ids.shape[:2]) for level in self.levels])
+        return self.evaluate_from([level.logits_of(model) for level in self.levels])
 
     def evaluate_from(self, logits: list[Tensor]) -> "Tree":
         """The same from the logits (n, N, 2, vocabulary) of each level: those that predict the
@@ -180,8 +186,7 @@ def gradient_of_success(tree: Tree, model: Qwen2) -> tuple[list[Tensor], list[Te
     logits = []
     with torch.no_grad():
         for level in tree.levels:
-            of_level = model(level.ids.flatten(0, 1))[:, -2:]
-            logits.append(of_level.unflatten(0, level.ids.shape[:2]))
+            logits.append(level.logits_of(model))
     leaves = [of_level.requires_grad_() for of_level in logits]
     gradient = torch.autograd.grad(tree.evaluate_from(leaves).success, leaves)
     return list(gradient), [of_level.detach().softmax(-1) for of_level in leaves]
@@ -191,7 +196,7 @@ def estimated_gradient(tree: Tree, p: list[Tensor], batch: Rollouts, weight: Ten
     """What the policy loss of a batch asks for at the same logits, as one long vector: each token
     adds its weight times its advantage times (onehot - p)."""
     found = [torch.zeros_like(of_level) for of_level in p]
-    coefficient = weight * batch.advantage / batch.mask.sum()
+    coefficient = (weight * batch.advantage / batch.mask.sum()).cpu()
     for row in range(len(batch.ids)):
         for place in tree.places(batch, row):
             at = (place.history, max(place.guess, 0), int(place.guess >= 0))

@@ -34,7 +34,7 @@ def test_the_first_two_steps_are_those_of_training(tmp_path, monkeypatch, capsys
     sampled, generate, gradients = {}, engine.policy.generate, gradients_of_steps(monkeypatch)
 
     def sampled_once(model, prompts, *, answers, seed, max_new_tokens, stop_ids, **rest):
-        usual = dict(temperature=1.0, greedy=False)
+        usual = dict(temperature=1.0, greedy=False, reply=None)
         assert rest.items() <= usual.items()
         asked = str((prompts, answers, seed, max_new_tokens, sorted(stop_ids)))
         if asked not in sampled:

@@ -153,7 +153,7 @@ def test_a_shuffled_advantage_keeps_its_share_of_the_length():
         "weight": np.ones(6), "log_prob": np.array([0.0, 0, 1, 1, 1, 1]), "s": np.ones(6)})
     answers = {"group": np.array([0, 0]), "length": np.array([2, 4]),
                "episode_start": np.array([0, 2])}
-    notes_sums.Notes.add_draws(Pair, StepRecord(1, tokens, answers, []))
+    notes_sums.Notes.add_draws(Pair, StepRecord(1, tokens, tokens, answers, []))
     assert Pair.over[0, 0, 0].tolist() == [1, 2, 3, 4]
     drawn = {tuple(sums) for sums in Pair.over[:, 0, 0].tolist()}
     assert drawn == {(1, 2, 3, 4), (5, 5, 7, 7)}

@@ -10,7 +10,7 @@ import torch
 import mitigations  # noqa: F401  fills the lists of choices
 from lab.tests.speed import devices
 from lab.tests.speed.devices import OnGPU, second_device
-from conftest import copied, hand_made
+from conftest import ROOT, copied, hand_made
 from engine import sampler
 from engine.methods import ADVANTAGES, MITIGATIONS
 from engine.forward import micro_batches
@@ -18,6 +18,7 @@ from engine.optimizer import AdamW
 from engine.sampler import Start, generate
 from grpo import update
 from harness.build import pick_device
+from harness.flags import words_of
 from harness.settings import make_settings
 from lab.__main__ import main as research
 from runs import lines
@@ -150,7 +151,7 @@ def test_a_step_is_that_of_the_cpu(learner, tmp_path, monkeypatch, flags):
 
 
 @pytest.mark.parametrize("weighting, advantage", list(zip_longest(
-    sorted(MITIGATIONS), sorted(ADVANTAGES), fillvalue="grpo")))
+    sorted(MITIGATIONS), sorted({*ADVANTAGES} - {"turn_credit"}), fillvalue="grpo")))
 def test_every_method_stays_on_its_device(learner, tmp_path, monkeypatch, weighting, advantage):
     """A weighting and an advantage in one step."""
     with second_device(monkeypatch):
@@ -158,12 +159,26 @@ def test_every_method_stays_on_its_device(learner, tmp_path, monkeypatch, weight
                    "--advantage", advantage)
 
 
+def test_several_turns_stay_on_their_device(tmp_path, monkeypatch):
+    """What an environment wrote is put into the sampler's steps, and the true credit of a turn is
+    computed; a step is that of the CPU."""
+    monkeypatch.setitem(sampler.PACE, "cpu", sampler.PACE["cuda"])
+    monkeypatch.setattr("engine.forward.embedding_by_rows", nullcontext)
+    player, flags = ROOT / "models/guesser", ["--advantage", "turn_credit"]
+    expected = run(player, tmp_path / "cpu", *flags)
+    with second_device(monkeypatch):
+        found = run(player, tmp_path / "cuda", "--device", "cuda", *flags)
+    for name in ("loss", "gradient_norm", "tokens", "sampler_gap"):
+        assert found[name] == expected[name], name
+
+
 SMALL = ["--max_new_tokens", "24", "--device", "cuda"]
 
 
 def test_an_idea_is_looked_at_there(learner, monkeypatch, capsys):
-    typed = ["--model", str(learner), "--questions", "2", "--answers", "4", "--eval_tasks", "4"]
-    _, arms = arms_of("entropy_weighted", [*typed, *SMALL])
+    _, typed = words_of(["--model", str(learner), "--questions", "2", "--answers", "4",
+                         "--eval_tasks", "4", *SMALL])
+    _, arms = arms_of("entropy_weighted", typed)
     plain, idea = make_settings(arms["plain"]), make_settings(arms["idea"])
     with second_device(monkeypatch):
         look("entropy_weighted", plain, idea, is_weighting=True)
