@@ -48,8 +48,9 @@ class Level:
         """(n, N, 2, vocabulary): those that predict the guess, and those that predict the end of
         the turn. They are computed where the model is, and all that follows on the CPU."""
         ids = self.ids.flatten(0, 1).to(next(model.parameters()).device)
-        logits: Tensor = model(ids)[:, -2:].float().cpu()
-        return logits.unflatten(0, self.ids.shape[:2])
+        logits = model(ids)[:, -2:].float().cpu()
+        by_guess: Tensor = logits.unflatten(0, self.ids.shape[:2])
+        return by_guess
 
 
 class Place(NamedTuple):
