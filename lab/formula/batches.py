@@ -76,11 +76,14 @@ class Case:
     fills_zeros: bool = True      # outside the mask, too, the old log-probs are such that the ratio
                                   # is as designed; otherwise they are 0 there, as in a trainer
     late: int = 0                 # the loss takes the old log-prob from so many places before
+    reply: tuple[int, int] = (0, 0)  # in each answer an environment wrote from the first of these
+                                     # tokens on, and not the second one: the mask has a hole there
 
     @property
     def mask(self) -> Tensor:
-        place, start = torch.arange(self.ids.shape[1]), self.prompt_length[:, None]
-        return (place >= start) & (place < start + self.length[:, None])
+        place = torch.arange(self.ids.shape[1]) - self.prompt_length[:, None]
+        first, end = self.reply
+        return (place >= 0) & (place < self.length[:, None]) & ((place < first) | (place >= end))
 
     def batch(self, dtype: torch.dtype = torch.float64) -> Batch:
         log_prob = self.lens.log_probs(self.logits, self.ids)

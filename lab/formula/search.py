@@ -38,6 +38,7 @@ class Found:
     notes: list[str] = field(default_factory=list)
     dead_is_nan: bool = False          # groups with equal rewards give 0 / 0
     has_reward: bool = True            # whether a push depends on the reward
+    trains_replies: bool | None = None  # None if no such batch could be asked
 
     @property
     def understood(self) -> bool:
@@ -91,6 +92,7 @@ class Search:
             self.find_shape()
             self.find_credit()
             ratios.find_ratio(self)
+            self.find_replies()
         else:
             self.formula = replace(self.formula, factor=0.0)
         self.find_terms()
@@ -196,6 +198,20 @@ class Search:
                         reward="", count="sum", factor=1.0)
         ones = case.with_reward(torch.ones_like(case.reward))
         return read(gradient_of(plain, ones), ones, formula.lens)
+
+    # -------------------------------------------------------------- several turns
+    def find_replies(self) -> None:
+        """Whether there is a push where an environment wrote: within an answer, and outside the
+        mask. Of three such tokens the middle one is asked, so a mask that is one place off, which
+        is a mistake of its own, is not taken for it."""
+        case = replace(self.case(55, equal_lengths=True), reply=(2, 5), fills_zeros=False)
+        try:
+            push = self.push(case, with_other_reward(case)).abs()
+        except LossFailed:
+            return
+        rows = torch.arange(len(push))
+        at_reply = push[rows, case.prompt_length + 3]
+        self.found.trains_replies = bool(at_reply.max() > 1e-9 * push.max())
 
     # -------------------------------------------------------------- advantage and counting
     def find_credit(self) -> None:

@@ -27,6 +27,8 @@ def codes(found: Found) -> set[str]:
     said |= codes_of_ratio(formula) if "ratio" in formula.sure else set()
     said |= codes_of_terms(formula)
     said |= {"dead nan"} if found.dead_is_nan else set()
+    if found.trains_replies is not None:
+        said.add("replies" if found.trains_replies else "no replies")
     if found.understood:
         said |= {"understood"} | ({"no kl"} if not formula.kls else set())
         said |= {"no entropy"} if not formula.entropy else set()
@@ -233,6 +235,9 @@ def choices(found: Found) -> list[str]:
                  f"Counting{likely}: {about_count(formula)}."]
         if formula.choice or formula.kinds != ANSWER:
             said.append(f"Tokens: {about_tokens(formula)}.")
+        if found.trains_replies:
+            said.append("Replies: what an environment wrote within an answer is trained, although "
+                        "batch.mask leaves it out. With several turns this is a mistake.")
         if formula.shape:
             said.append(f"Weight of a token: {code_of_shape(formula)}.")
         likely = "" if "ratio" in formula.sure else " (nearest)"

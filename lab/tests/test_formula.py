@@ -160,6 +160,26 @@ def test_what_is_right_of_ordinary_batches_is_said():
     assert {"z n 0.0001", "token", "no ratio"} <= codes(find_formula(loss))
 
 
+@pytest.mark.parametrize("mask, said", [
+    (lambda batch: batch.mask, "no replies"),
+    (lambda batch: batch.mask.roll(1, 1), "no replies"),  # one place off, which is told itself
+    (lambda batch: batch.mask.cumsum(1).clamp(max=1) * (batch.ids != batch.pad_id), "replies")])
+def test_whether_the_replies_of_an_environment_are_trained(mask, said):
+    """A choice and no mistake: a loss for answers of one turn may make its own mask."""
+    found = find_formula(make(mask=mask))
+    assert said in codes(found) and {"replies", "no replies"} & codes(found) == {said}
+    assert any("what an environment wrote" in line for line in sentences(found)) == (
+        said == "replies")
+
+
+def test_a_loss_that_refuses_holes_is_not_asked_about_replies():
+    def loss(logits, batch):
+        if (batch.mask.diff(dim=1) > 0).sum() > len(batch.mask):
+            raise ValueError("a hole")
+        return make()(logits, batch)
+    assert find_formula(loss).trains_replies is None
+
+
 def test_a_new_loss_is_a_line():
     assert {"micro-batch 3", "understood"} <= codes(find_formula(make(count=micro_batch(3))))
 
