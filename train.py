@@ -32,8 +32,7 @@ from engine.methods import WHOLE_ANSWERS, Method, checked_credit
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts, double
 from grpo import update, update_with_change
-from harness.metrics import Clock, step_metrics, wilson_interval
-from harness.progress import most_varied
+from harness.step_lines import Clock, most_varied, step_metrics, wilson_interval
 from harness.record import Json
 from harness.run import Run, open_run
 from harness.screen import run_as_program, show_status

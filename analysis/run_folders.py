@@ -10,7 +10,7 @@ import numpy as np
 from engine.methods import METHODS
 from engine.errors import UserError, did_you_mean
 from harness.flags import TYPE_NAMES, Flag, flags_of, has_type
-from harness.metrics import METRICS
+from harness.step_lines import METRICS
 from harness.read_record import credit_steps, is_complete, read_columns, run_config
 from harness.record import Json, read_lines
 from harness.tasks import load_task

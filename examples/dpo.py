@@ -66,7 +66,7 @@ from engine.tokens import encode, encode_prompt
 from examples.loop import save, success
 from examples.one_step import MAX_GRAD_NORM
 from harness.build import initial_model, load_policy
-from harness.metrics import batch_metrics
+from harness.step_lines import batch_metrics
 from harness.record import (RunFolder, credit_path, make_run, provenance, read_given, replace_text,
                             write_credit)
 from harness.settings import MODES, Settings, make_settings

@@ -8,7 +8,7 @@ from engine.methods import METHODS, Choices
 from engine.errors import UserError
 from harness.flags import LARGEST, TYPE_NAMES, Flag, Values, flags_of, help_text
 
-# what the columns of a step's line are, which a run prints (harness/metrics.py)
+# what the columns of a step's line are, which a run prints (harness/step_lines.py)
 ABOUT_STEPS = (
     "A run prints a line for each step. It has the mean reward of the step's answers, their "
     "success (the share that is right), the mean score of their format, their mean length in "

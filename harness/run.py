@@ -26,7 +26,7 @@ from engine.rollouts import Rollouts, has_format
 from harness.flags import settle
 from harness.build import Parts, build
 from harness.made_of import made_of
-from harness.progress import print_evaluation, print_outcome, print_step
+from harness.step_lines import print_evaluation, print_outcome, print_step
 from harness.record import (Json, RunFolder, credit_path, make_run, provenance, read_lines, remove,
                             whole, write_credit)
 from harness.screen import StopRequest, python_command, say

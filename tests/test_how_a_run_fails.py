@@ -10,7 +10,7 @@ import pytest
 import grpo
 import train
 from conftest import ROOT
-from harness.metrics import METRICS
+from harness.step_lines import METRICS
 from runs import SHORT, arrays, lines, run
 
 PAGE = (ROOT / "docs/how_a_run_fails.md").read_text(encoding="utf-8")

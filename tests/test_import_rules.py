@@ -47,7 +47,7 @@ MAY_IMPORT = {
                  "examples.one_step", "examples.sampler", "examples.check_the_loss",
                  # for dpo.py, which leaves a run
                  "analysis.statistics.student_quantile", "examples.histories",
-                 "examples.loop", "harness.build", "harness.metrics", "harness.record",
+                 "examples.loop", "harness.build", "harness.step_lines", "harness.record",
                  "harness.settings"],
 }
 

@@ -38,7 +38,7 @@ from harness.memory import FreedMemory, keep_memory, should_keep_memory
 from harness.record import write_credit
 from harness.screen import run_as_program
 from harness.build import load_policy, pick_device
-from harness.metrics import peak_memory
+from harness.step_lines import peak_memory
 from harness.flags import MOST_THREADS, flags_of, option
 from harness.settings import Settings, make_settings
 from qwen2_model import ModelConfig, Qwen2

@@ -37,7 +37,7 @@ from harness.record import (RunFolder, credit_path, find_folder, provenance, rep
 from harness.screen import python_command, run_as_program, show_status
 from harness.flags import Flag, read
 from harness.build import pick_device
-from harness.metrics import batch_metrics
+from harness.step_lines import batch_metrics
 
 MODELS = ("qwen2", "qwen3")  # the model_type of those that are implemented
 AT_ONCE = 8                  # answers in a forward pass

@@ -43,7 +43,7 @@ from harness.record import RunFolder, credit_path, make_run, provenance, write_c
 from harness.resume import forget_after
 from harness.screen import python_command, say
 from harness.flags import Flag, check_value, check_values, flags_of
-from harness.metrics import batch_metrics
+from harness.step_lines import batch_metrics
 from mitigations import rescaled_weight
 
 INSTALL = "pip install trl==1.16.0 transformers==5.23.0"

@@ -6,7 +6,7 @@ import pytest
 from analysis.statistics import (Estimate, detectable, estimate, holm, jackknife, mean_over,
                                  paired_difference, ratio, student_quantile, two_sided_p, verdicts,
                                  within)
-from harness.metrics import wilson_interval
+from harness.step_lines import wilson_interval
 from properties import draw, given
 
 

@@ -10,7 +10,7 @@ from engine.model_folder import read_model_folder
 import train
 from conftest import ROOT
 from examples import loop
-from harness.metrics import wilson_interval
+from harness.step_lines import wilson_interval
 from runs import gradients_of_steps, lines, program, program_here
 
 HELD_OUT = 20  # problems: 500 take seconds

@@ -17,8 +17,7 @@ import torch
 from conftest import ROOT, hand_made
 from engine.errors import UserError
 from harness import screen
-from harness.metrics import batch_metrics
-from harness.progress import print_evaluation, print_outcome
+from harness.step_lines import batch_metrics, print_evaluation, print_outcome
 from harness.screen import StopRequest, Visible, run_as_program, visible
 
 python = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)

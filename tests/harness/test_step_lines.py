@@ -2,7 +2,7 @@
 learn make it say."""
 import pytest
 
-from harness.metrics import METRICS
+from harness.step_lines import METRICS
 from runs import SHORT, lines, run
 
 PARTS = {"reward_format", "reward_answer", "reward_reasoning"}
