@@ -46,6 +46,7 @@ from examples.histories import BIG, SMALL, Tree, estimated_gradient, gradient_of
 from grpo import update
 from harness.flags import Flag, option, read
 from harness.build import Parts, build
+from harness.screen import python_command
 from harness.settings import Settings, make_settings
 from mitigations import rescaled_weight
 from train import with_advantage
@@ -279,6 +280,8 @@ def main(argv: list[str]) -> None:
     if (s.mitigation, s.advantage) == ("none", "grpo"):
         print("\nPlain GRPO:")
         learn(s, show=True)
+        print("\n" + python_command("examples/guess.py", "--advantage", "turn_credit")
+              + "  trains on the credit of each guess, without the luck")
         return
     print("\nThe gradient of a batch of the first model:", flush=True)
     name = " and ".join({s.mitigation, s.advantage} - {"none", "grpo"})

@@ -48,7 +48,7 @@ MAY_IMPORT = {
                  # for dpo.py, which leaves a run
                  "analysis.statistics.student_quantile", "examples.histories",
                  "examples.loop", "harness.build", "harness.step_lines", "harness.record",
-                 "harness.settings"],
+                 "harness.screen.python_command", "harness.settings"],
 }
 
 

@@ -141,6 +141,7 @@ def test_what_is_printed(capsys, monkeypatch, tmp_path):
     guess.main(["--steps", "1", "--model", str(ROOT / "models/guesser"), "--picture", str(picture)])
     printed = capsys.readouterr().out
     assert "value 0.48" in printed and "\n  end      luck" in printed
+    assert "trains on the credit of each guess" in printed
     assert "step   1: the" in printed and picture.stat().st_size > 10_000
     guess.main(["--steps", "1", "--advantage", "rloo", "--pairs", "2", "--batches", "10", "--model",
                 str(ROOT / "models/guesser")])
