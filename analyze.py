@@ -43,7 +43,7 @@ from analysis.tables import (TOO_FEW_GROUPS, WITH_INTERVAL, Columns, Row, Table,
                              without_format)
 from analysis.tally import (OVER_REST, PARTITIONS, RARE, Tally, early_over_late, over_rest,
                             rest_columns)
-from harness.read_record import sampling_models
+from harness.read_record import read_columns, sampling_models
 from harness.record import PART, Json
 from harness.screen import python_command, run_as_program, show_status
 from engine.tokens import KINDS
@@ -117,6 +117,8 @@ def say_how_to_measure(run: Run) -> None:
     task is there that scores what it writes."""
     models = sampling_models(run["folder"], str(run["config"].get("model", "")))
     if models and task_of(run["config"]) and run["config"].get("loss") != "dpo":
+        if "own" in read_columns(Path(run["folder"]), min(models)):
+            return  # an environment has replied: credit is measured in answers of one turn alone
         command = python_command("-m", "tools.follow", run["folder"], "--step", min(models),
                                  "--answer", 0, "--credit", report.CONTINUATIONS, "--keep")
         print(f"To measure what each token of an answer earned, for the page: {command}")

@@ -103,6 +103,9 @@ def main(argv: list[str]) -> None:
     answer = answer_of(record, tokenizer, run["config"], line, flags.answer)
     if flags.token is not None:
         check_exists("token", flags.token, range(len(answer["texts"])), f"answer {flags.answer}")
+        if not answer.get("own", [True] * len(answer["texts"]))[flags.token]:
+            raise UserError(f"token {flags.token} of answer {flags.answer} was written by the "
+                            "environment: it has no advantage, and no step pushes it")
     print(f"{title}\nanswer {flags.answer} to {one_line(answer['prompt'])}")
     if flags.keep:
         measure_and_keep(run, models[step], record, tokenizer, flags.answer, flags.credit)
@@ -111,7 +114,7 @@ def main(argv: list[str]) -> None:
     if flags.token is None:
         return show_answer(answer)
     has_more = follow_token(run, models.get(step), record, tokenizer, answer, flags)
-    if not has_more and task_of(run["config"]):
+    if not has_more and task_of(run["config"]) and "own" not in answer:
         say_what_else(step, models)
 
 

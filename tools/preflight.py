@@ -29,7 +29,7 @@ import numpy as np
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from engine.errors import UserError
 from engine.policy import Policy, derived_seed
-from engine.rollouts import Rollouts
+from engine.rollouts import Rollouts, has_turns
 from engine.tokens import encode_prompt
 from harness.flags import Flag, flags_of, read
 from harness.tasks import make_task
@@ -108,15 +108,16 @@ def answers_to(batch: Rollouts, policy: Policy, group: int) -> Answers:
                "format": batch.scores["format"], "finished": batch.finished}
     numbers = {name: [float(column[row]) for row in rows] for name, column in columns.items()}
     return Answers(policy.task.show(batch.problems[group]), [batch.answers[row] for row in rows],
-                   **numbers)
+                   turns=[batch.turns[row] for row in rows] if batch.turns else (), **numbers)
 
 
 def find(policy: Policy, s: Settings, sampled: list[Answers]) -> Findings:
     """All that is computed of the answers, and of problems that were not asked."""
     show_status("trying answers that ignore the problem")
     asked = {one.problem for one in sampled}
-    others = {}
-    for step in range(1001, 1051):
+    others: dict[str, Any] = {}
+    # one text can be tried on any problem; turns depend on what an environment replied to them
+    for step in range(1001, 1051) if not has_turns(policy.task) else ():
         for problem in policy.task.training_problems(s.seed, step, NOT_ASKED):
             if policy.task.show(problem) not in asked:
                 others.setdefault(policy.task.show(problem), problem)
@@ -133,9 +134,9 @@ def scored_otherwise(policy: Policy, s: Settings, sampled: list[Answers]) -> int
     have their rewards in float32."""
     problems = {policy.task.show(problem): problem
                 for problem in problems_to_ask(policy, s, len(sampled))}
-    return sum(np.float32(policy.task.score(problems[one.problem], text)["reward"]) != reward
+    return sum(np.float32(policy.task.score(problems[one.problem], given)["reward"]) != reward
                for one in sampled if one.problem in problems
-               for text, reward in zip(one.texts, one.reward))
+               for given, reward in zip(one.scored, one.reward))
 
 
 def can_spell(policy: Policy, s: Settings) -> bool:

@@ -8,7 +8,7 @@ from analysis.answers import answer_of
 from analysis.run_folders import read_run
 from analysis.token_table import read_step
 from engine.tokens import load_tokenizer
-from tools import follow, preview, sample
+from tools import follow, preflight, preview, sample
 from tools.helpers import terminal
 
 GUESSER = str(ROOT / "models/guesser")
@@ -35,7 +35,8 @@ def test_a_page_shows_replies_and_knows_no_number_of_them(played, capsys, undraw
     page = (played / "analysis/report.html").read_text()
     assert "written by the environment" in page and '"own":' in page.replace(" ", "")
     tokens = sum(len(read_step(played, step).tokens) for step in (1, 2))
-    assert f"recorded {tokens} tokens of 16 answers" in " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"recorded {tokens} tokens of 16 answers" in printed and "--credit" not in printed
 
 
 def test_follow_and_preview_show_replies_in_their_place(played, capsys):
@@ -47,6 +48,19 @@ def test_follow_and_preview_show_replies_in_their_place(played, capsys):
     said = refusal(follow.main, [str(played), "--step", "2", "--answer", "0", "--token", "0",
                                  "--credit", "10"])
     assert said.startswith("--credit is measured in answers of one turn alone")
+    record = read_step(played, 2)
+    b = next(b for b in range(8) if not record.tokens_of(b)["own"].all())
+    t = record.tokens_of(b)["own"].tolist().index(False)
+    said = refusal(follow.main, [str(played), "--step", "2", "--answer", str(b), "--token", str(t)])
+    assert said.startswith(f"token {t} of answer {b} was written by the environment")
+    assert "--credit 1000" not in capsys.readouterr().out
+
+
+def test_preflight_scores_turns(capsys):
+    """The same turns earn the same again; and none of them is tried on another problem."""
+    preflight.main(["--model", GUESSER, "--problems", "8", "--answers", "16"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "An environment replies to the answers" in said and "earn something else" not in said
 
 
 def test_a_game_is_played_for_a_person(capsys, monkeypatch):

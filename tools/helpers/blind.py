@@ -26,6 +26,12 @@ class Answers:
     right: list[float]
     format: list[float]
     finished: list[float]
+    turns: Sequence[list[str]] = ()  # the texts of each answer's turns, if an environment replies
+
+    @property
+    def scored(self) -> Sequence[str | list[str]]:
+        """What the task's `score` is given of each answer."""
+        return self.turns or self.texts
 
 
 def rule_of(text: str, problem: str) -> str:

@@ -242,6 +242,9 @@ class Findings:
         return text
 
     def about_blind(self) -> str:
+        if self.problems[0].turns:
+            return ("Without the task: not computed. An environment replies to the answers, so "
+                    "none of them can be tried on another problem.")
         if self.blind is None:
             return (f"Without the task: there are only {len(self.others)} problems beside those "
                     "that were asked, too few to try an answer on that ignores the problem.")
