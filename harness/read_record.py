@@ -87,6 +87,12 @@ def missing_steps(run: Path, done: int | None = None) -> Iterator[str]:
     files = [step for step in credit_steps(run) if step <= last]
     if files and len(files) != last:
         yield f"not every one of the steps 1 to {last} has a credit file"
+    config = run_config(run)
+    evaluated = [line["step"] for line in read_lines(run / "evaluations.jsonl")]
+    # a run that is being made has not evaluated its last step yet
+    due = range(0, last + 1 if done else last, config.get("eval_every") or last + 1)
+    if config.get("eval_every") and any(evaluated.count(at) != modes_of(config) for at in due):
+        yield f"evaluations.jsonl does not have all lines of the steps {', '.join(map(str, due))}"
 
 
 @contextmanager

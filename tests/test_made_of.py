@@ -25,11 +25,11 @@ from runs import (SHORT, after_credit_of, assert_same_run, config_of, edit_confi
 STATE = "checkpoints/step_000004/trainer/state.safetensors"
 
 
-def with_lines(chosen):
-    """Replace the lines of metrics.jsonl by the chosen ones, which are counted from 1."""
+def with_lines(chosen, name="metrics.jsonl"):
+    """Replace the lines of a log by the chosen ones, which are counted from 1."""
     def change(run):
-        texts = (run / "metrics.jsonl").read_text().splitlines(True)
-        (run / "metrics.jsonl").write_text("".join(texts[number - 1] for number in chosen))
+        texts = (run / name).read_text().splitlines(True)
+        (run / name).write_text("".join(texts[number - 1] for number in chosen))
     return change
 
 
@@ -40,7 +40,9 @@ MISSING = {  # what is done to the run, and what is said
     "a credit file": (lambda run: (run / "credit/step_000002.npz").unlink(), CREDIT),
     "a line twice": (with_lines([1, 2, 2, 3, 4, 5]), METRICS),
     "one twice, one not at all": (with_lines([1, 2, 2, 4, 5]), METRICS),
-    "the order": (with_lines([2, 1, 3, 4, 5]), METRICS)}
+    "the order": (with_lines([2, 1, 3, 4, 5]), METRICS),
+    "an evaluation": (with_lines([1, 2, 3], "evaluations.jsonl"),
+                      "evaluations.jsonl does not have all lines of the steps 0, 4")}
 
 
 @pytest.mark.parametrize("name", MISSING)
