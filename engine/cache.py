@@ -72,6 +72,15 @@ class Cache:
         of_blocks = new[prompt[::self.G]]
         self.stored.append(F.pad(of_blocks, (0, 0, 0, self.slots * self.G)))
 
+    def indices(self, rows: Tensor, seen: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Where a layer has what these rows have read: blocks (R, 1) and indices (R, length), first
+        of the tokens of its prompt that a row has `seen`, then of its slots."""
+        place = torch.arange(length, device=seen.device)
+        slot = self.P + (place - seen[:, None]) * self.G + rows[:, None] % self.G
+        index = torch.where(place < seen[:, None], place, slot)
+        # beyond what a row has read there is no slot, and nobody looks there
+        return rows[:, None] // self.G, index.clamp(max=self.P + self.slots * self.G - 1)
+
     def arrange(self, rows: Tensor, seen: Tensor, G: int, slots: int, written: int) -> None:
         """Rearrange the rows: the new row r is the present row rows[r]. Blocks have G rows and room
         for `slots` tokens a row, of which `written` are there already. seen (R,): how many tokens

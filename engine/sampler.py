@@ -28,14 +28,15 @@ and its hidden state at that position predicts their first token. With
 s0 and s1, and its first token may be any but 7.
 
 Several turns: after a stop token `reply` is asked what the environment writes, or None if the
-answer has ended. The tokens of a reply are not drawn but forced: they stand in the table `forced`,
-from which the next steps take them, one a step. So cache, positions and shapes are those of an
-answer of one turn, and a step costs the same. With a player who guesses and an environment that
-says too big or too small,
+answer has ended. With a player who guesses and an environment that says too big or too small,
 
     tokens     4 <|im_end|> big . \n 2 <|im_end|> small . \n 3 <|im_end|>
     mask       1     1       0  0  0 1     1        0   0  0  1     1          what the model drew
     written    1     1       1  1  1 1     1        1   1  1  1     1          what is in the answer
+
+A row that has ended its turn waits until half of the rows are done or wait. Then the replies to
+them are read, each in one piece as a prompt is. From then on all that a row has read is its prompt
+(`go_on`), so what follows is again the sampling of answers of one turn.
 
 On a GPU a step is recorded as a CUDA graph and replayed (engine/cuda_graph.py). So within a step no
 shape and no decision may depend on what was sampled, and tensors are changed in place. On a CPU the
@@ -54,7 +55,7 @@ from engine.cache import FIRST_SLOTS, Cache, fill_blocks, rows_of_block
 from engine.errors import UserError
 from engine.fused import FusedQwen2
 from engine.packing import pack, send, to_rows
-from qwen2_model import Qwen2
+from qwen2_model import Qwen2, attention
 
 # In a vocabulary longer than this, most of the time for drawing a token goes into reading memory,
 # and not into arithmetic.
@@ -119,6 +120,13 @@ class Generation:
         log_prob, entropy, collision = facts.masked_fill(~mask, 0)
         finished = (is_stop & mask).any(1)
         return cls(tokens * mask, mask, finished, log_prob, entropy, collision, mask)
+
+    @property
+    def facts(self) -> Tensor:
+        return torch.stack([self.log_prob, self.entropy, self.collision])  # (3, B, T)
+
+    def to(self, device: torch.device | str) -> "Generation":
+        return Generation(*(values.to(device, copy=True) for values in vars(self).values()))
 
 
 class Distribution:
@@ -231,19 +239,16 @@ class Decoding:
     and `line` is where the line of the present token begins."""
 
     def __init__(self, model: FusedQwen2, rows: Rows, cache: Cache, uniform: Tensor,
-                 sampling: Sampling, pace: Pace, reply: Reply | None = None):
+                 sampling: Sampling, pace: Pace, waits: bool = False):
+        """`waits` is True if rows that have ended a turn are kept, because a reply may follow."""
         B, T = uniform.shape
         self.model, self.rows, self.cache, self.sampling = model, rows, cache, sampling
-        self.pace, self.reply = pace, reply
+        self.pace, self.waits = pace, waits
         self.columns = B + 1
         self.line = torch.zeros(1, dtype=torch.long, device=uniform.device)
         self.uniform = F.pad(uniform.t(), (0, 1)).flatten()  # random numbers in [0, 1), a table
         self.tokens = torch.zeros(T * self.columns, dtype=torch.long, device=uniform.device)
         self.facts = torch.zeros(T * self.columns, 3, device=uniform.device)
-        # only with replies: a table of their tokens, -1 where the model draws; and the number of
-        # tokens (B + 1,) of an answer that has ended, T + 1 of others
-        self.forced = torch.full_like(self.tokens, -1)
-        self.end = torch.full((self.columns,), T + 1, device=uniform.device)
 
     def prefill(self, prompts: list[list[int]], without: Tensor | None = None) -> None:
         """Compute each prompt once, keep its keys and values, and sample token 0 of every row.
@@ -262,6 +267,39 @@ class Decoding:
         last_seen = packed.prompts[rows.prompt, rows.seen - 1]              # (R,)
         self.sample(hidden[last_seen], None if without is None else without[rows.answer])
 
+    def read(self, fed: list[list[int]], before: Cache, at: Tensor, seen: Tensor) -> None:
+        """Like `prefill`, for rows that stand at the places `at` of another cache, where they have
+        seen so many tokens of their prompt. `fed` are the tokens that each reads now. All that it
+        has read, with these at the end, becomes its prompt."""
+        rows, P, device = self.rows, self.cache.P, self.uniform.device
+        count = torch.tensor(list(map(len, fed)), device=device)               # (R,)
+        row = torch.arange(len(fed), device=device).repeat_interleave(count)   # (N,)
+        end = count.cumsum(0)                                                  # (R,)
+        within = torch.arange(len(row), device=device) - (end - count)[row]    # (N,)
+        first = rows.seen - count                                              # (R,)
+        position = first[row] + within                                         # (N,)
+        block, column = before.indices(at, seen, P)
+        # a fed token sees all tokens up to itself
+        latest = first[:, None] + torch.arange(int(count.max()), device=device)  # (R, M)
+        unseen = torch.arange(P, device=device) > latest[..., None]              # (R, M, P)
+        mask = torch.zeros(unseen.shape, dtype=self.model.dtype, device=device)
+        mask = mask.masked_fill_(unseen, float("-inf"))[:, None]
+        mask = mask.repeat(1, 1, self.cache.heads, 1)  # for each of a key head's query heads
+
+        def attend(layer: int, q: Tensor, kv: Tensor) -> Tensor:
+            known = before.stored[layer][block, :, column].transpose(1, 2)  # (R, 2 K, P, head_dim)
+            known[row, :, position] = kv
+            self.cache.add_prompts(known, rows.prompt)
+            queries = q.new_zeros(*latest.shape, *q.shape[1:])              # (R, M, H, head_dim)
+            queries[row, within] = q
+            k, v = known.chunk(2, 1)
+            attended = attention(queries.transpose(1, 2), k, v, mask)
+            attended = attended.transpose(1, 2)[row, within]                # (N, H, head_dim)
+            return torch.unflatten(attended, 1, (k.shape[1], -1))          # by key head
+
+        ids = torch.tensor(sum(fed, []), device=device)
+        self.sample(self.model.hidden(ids, position, attend)[end - 1])
+
     def step(self) -> None:
         """Feed the last token of every row and sample the next one. A CUDA graph records this."""
         rows = self.rows
@@ -278,7 +316,7 @@ class Decoding:
         """Draw and record the next token of every row, from the state (R, D) that predicts it."""
         logits = self.model.logits(hidden)  # (R, V)
         R, V = logits.shape
-        if self.model.has_kernels and without is None and self.reply is None:
+        if self.model.has_kernels and without is None:
             from engine import kernels
             rows, sampling = self.rows, self.sampling
             kernels.draw(logits, self.uniform, self.line, rows.answer, rows.token, self.tokens,
@@ -311,42 +349,21 @@ class Decoding:
             token = logits.argmax(-1)
         else:
             token = drawn_from.pick(uniform, sampling.temperature)
-        if self.reply is not None:
-            forced = self.forced.index_select(0, cell)
-            token = torch.where(forced < 0, token, forced)
         rows.token[some] = token
         self.tokens.index_copy_(0, cell, token)
         self.facts.index_copy_(0, cell, torch.stack(distribution.facts(token), 1))
 
     def find_done(self, t: int, count: int) -> None:
-        """Mark rows that reached their limit, or drew a stop token in the last `count` steps. With
-        an environment these are the rows to which it has no reply."""
+        """Mark rows that drew a stop token in the last `count` steps, or reached their limit."""
         rows = self.rows
-        if self.reply is not None:
-            self.ask_environment(self.reply, t)
-            rows.done |= (self.end[rows.answer] <= t) | (rows.limit <= t)
-            return
         drawn = self.tokens.view(-1, self.columns)[t - count:t, rows.answer]  # (count, R)
         rows.done |= torch.isin(drawn, self.sampling.stop).any(0) | (rows.limit <= t)
 
-    def ask_environment(self, reply: Reply, t: int) -> None:
-        """Ask for the reply to every row that drew a stop token as its token t - 1, and write it
-        into the table from token t on, as far as the table goes. What is forced ends nothing."""
-        tokens, forced = self.tokens.view(-1, self.columns), self.forced.view(-1, self.columns)
-        drew_stop = torch.isin(tokens[t - 1], self.sampling.stop) & (forced[t - 1] < 0)
-        growing = self.rows.answer[~self.rows.done]
-        for row in growing[drew_stop[growing]].tolist():
-            written = reply(row, tokens[:t, row].tolist(), (forced[:t, row] < 0).tolist())
-            if written is None:
-                self.end[row] = t
-            elif written:
-                fitting = torch.tensor(written[:len(forced) - t], dtype=torch.long)
-                forced[t:t + len(fitting), row] = fitting.to(forced.device)
-
     def arrange(self, slots: int, written: int) -> None:
-        """Drop the rows that are done and put the others into blocks of the cache, with room for
-        `slots` tokens each, of which `written` are there already."""
-        stay = (~self.rows.done).nonzero().squeeze(1)
+        """Drop the rows that are done, if none waits for a reply, and put the others into blocks of
+        the cache, with room for `slots` tokens each, of which `written` are there already."""
+        is_copy = self.rows.answer == self.columns - 1
+        stay = (~(is_copy if self.waits else self.rows.done)).nonzero().squeeze(1)
         _, rows_of_prompt = self.rows.prompt[stay].unique_consecutive(return_counts=True)
         G = rows_of_block(rows_of_prompt.tolist(), self.cache.P, slots, self.pace.blocks)
         row, is_copy = fill_blocks(rows_of_prompt, G)
@@ -359,18 +376,12 @@ class Decoding:
         """All that was sampled. limits (B,): the most tokens of each answer."""
         tokens = self.tokens.view(-1, self.columns)[:, :-1].t()                # (B, T)
         facts = self.facts.view(-1, self.columns, 3)[:, :-1].permute(2, 1, 0)  # (3, B, T)
-        if self.reply is not None:
-            length = torch.minimum(self.end[:-1], limits)                      # (B,)
-            written = torch.arange(tokens.shape[1], device=tokens.device) < length[:, None]
-            mask = written & (self.forced.view(-1, self.columns)[:, :-1].t() < 0)
-            log_prob, entropy, collision = facts.masked_fill(~mask, 0)
-            return Generation(tokens * written, mask, self.end[:-1] <= limits, log_prob, entropy,
-                              collision, written)
         return Generation.of_tokens(tokens, facts, limits, self.sampling.stop)
 
 
-def step_until_done(decoding: Decoding, longest: int) -> None:
-    """Sample tokens 1 to longest - 1, or stop when every row is done."""
+def step_until_done(decoding: Decoding, longest: int) -> int:
+    """Sample tokens 1 to longest - 1, or stop when every row is done; if rows wait for replies,
+    also when enough of them are done. Returns how many tokens each row has."""
     cache, device, pace = decoding.cache, decoding.line.device, decoding.pace
     if device.type == "cuda":
         from engine.cuda_graph import Recording
@@ -383,10 +394,9 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
         decoding.find_done(t, count)
         rows = len(decoding.rows.done)
         done = int(decoding.rows.done.sum())
-        if done == rows:
-            return
-        # an environment is asked after each step, because its reply comes next
-        count = 1 if decoding.reply is not None else min(pace.look, longest - t)
+        if done == rows or (decoding.waits and 2 * done >= rows):
+            break
+        count = min(pace.look, longest - t)
         # A step stores the token that it feeds. After count steps these are all but the newest of
         # t + count tokens.
         needed_slots = t + count - 1
@@ -406,8 +416,7 @@ def step_until_done(decoding: Decoding, longest: int) -> None:
         for _ in range(count):
             step()
         t += count
-    if decoding.reply is not None:
-        decoding.ask_environment(decoding.reply, t)  # whether the last token ends its answer
+    return t
 
 
 def stream_of(device: torch.device) -> AbstractContextManager[None]:
@@ -443,38 +452,116 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
         raise UserError(f"prompt and answer can reach {longest} tokens, and the model takes "
                         f"{most}")
     stop_ids = model.config.stop_ids if stop_ids is None else stop_ids
-    fused = FusedQwen2(model, longest=max(map(len, prompts)) + max(limits))
+    # rows that wait go on meanwhile, beyond their limit, and nobody reads what they draw
+    most_steps = max(limits) if reply is None else 2 * max(limits)
+    fused = FusedQwen2(model, longest=max(map(len, prompts)) + most_steps)
     starts = [start for start in starts for _ in range(answers)]
     limits = [limit for limit in limits for _ in range(answers)]
     # drawn on the CPU, so that they are the same on any device
     generator = torch.Generator().manual_seed(seed)
     uniform = torch.rand(len(starts), max(limits), generator=generator).to(model.device)
     stop = torch.tensor(stop_ids, dtype=torch.long, device=model.device)
+    limit = torch.tensor(limits, device=model.device)
+    sampling = Sampling(stop, temperature, greedy)
     with stream_of(model.device), torch.inference_mode():  # cheaper than no_grad
-        decoding = decode(fused, prompts, starts, limits, uniform,
-                          Sampling(stop, temperature, greedy), reply)
-    return decoding.result(torch.tensor(limits, device=model.device))
+        decoding = begin(fused, prompts, starts, limit, uniform, sampling, reply is not None)
+        if reply is None:
+            step_until_done(decoding, uniform.shape[1])
+        else:
+            several = with_replies(decoding, uniform, limits, reply)
+    return decoding.result(limit) if reply is None else several.to(model.device)
 
 
-def decode(model: FusedQwen2, prompts: list[list[int]], starts: list[Start], limits: list[int],
-           uniform: Tensor, sampling: Sampling, reply: Reply | None = None) -> Decoding:
-    """Sample a row for each start. Only the prompts that the rows continue are computed."""
-    device, longest = uniform.device, uniform.shape[1]
+def begin(model: FusedQwen2, prompts: list[list[int]], starts: list[Start], limits: Tensor,
+          uniform: Tensor, sampling: Sampling, waits: bool) -> Decoding:
+    """Sample the first token for each start. Only the prompts that the rows continue are computed.
+    """
+    device = uniform.device
     needed = sorted({start.prompt for start in starts})
     number_of = {prompt: number for number, prompt in enumerate(needed)}
-    lines = []  # for each row: answer, prompt, seen, limit
+    lines = []  # for each row: answer, prompt, seen
     for row in sorted(range(len(starts)), key=lambda row: starts[row].prompt):
         start = starts[row]
-        lines.append((row, number_of[start.prompt], start.seen, limits[row]))
-    answer, prompt, seen, limit = torch.tensor(lines, device=device).unbind(1)
-    rows = Rows(answer, prompt, seen, limit, token=torch.zeros_like(answer), position=seen - 1,
-                done=torch.zeros_like(answer, dtype=torch.bool))
+        lines.append((row, number_of[start.prompt], start.seen))
+    answer, prompt, seen = torch.tensor(lines, device=device).unbind(1)
     prompts = [prompts[prompt] for prompt in needed]
-    pace = PACE["cuda" if device.type == "cuda" else "cpu"]
-    cache = Cache(model.config, model.dtype, max(map(len, prompts)), not model.has_kernels)
-    decoding = Decoding(model, rows, cache, uniform, sampling, pace, reply)
-    decoding.arrange(min(longest - 1, pace.slots), written=0)
+    decoding = arranged(model, answer, prompt, seen, limits[answer], max(map(len, prompts)),
+                        uniform, sampling, waits)
     without = torch.tensor([start.without for start in starts] + [-1], device=device)
     decoding.prefill(prompts, without if (without >= 0).any() else None)
-    step_until_done(decoding, longest)
+    return decoding
+
+
+def arranged(model: FusedQwen2, answer: Tensor, prompt: Tensor, seen: Tensor, limit: Tensor, P: int,
+             uniform: Tensor, sampling: Sampling, waits: bool) -> Decoding:
+    """Rows of which nothing is computed yet. The longest prompt has P tokens."""
+    rows = Rows(answer, prompt, seen, limit, token=torch.zeros_like(answer), position=seen - 1,
+                done=torch.zeros_like(answer, dtype=torch.bool))
+    pace = PACE["cuda" if uniform.device.type == "cuda" else "cpu"]
+    cache = Cache(model.config, model.dtype, P, not model.has_kernels)
+    decoding = Decoding(model, rows, cache, uniform, sampling, pace, waits)
+    decoding.arrange(min(uniform.shape[1] - 1, pace.slots), written=0)
+    return decoding
+
+
+def with_replies(decoding: Decoding, uniform: Tensor, limit: list[int], reply: Reply) -> Generation:
+    """Sample the rest of all answers, with what an environment replies. uniform (B, T) has a random
+    number for each token, `limit` the most tokens of each answer. The result is on the CPU."""
+    B, T = uniform.shape
+    tokens = torch.zeros(B, T, dtype=torch.long)
+    drawn = torch.zeros(B, T, dtype=torch.bool)
+    facts = torch.zeros(3, B, T)
+    finished = torch.zeros(B, dtype=torch.bool)
+    length = [0] * B
+    growing = list(range(B))  # the answer of each row
+    while True:
+        room = torch.tensor([limit[row] - length[row] for row in growing])
+        t = step_until_done(decoding, int(room.max()))
+        part = decoding.result(room.clamp(max=t).to(uniform.device)).to("cpu")
+        own, facts_of_part = part.mask.sum(1).tolist(), part.facts
+        fed = {}  # by their number: the tokens that the rows that go on read next
+        for number, row in enumerate(growing):
+            # what the model drew
+            start, end = length[row], length[row] + own[number]
+            tokens[row, start:end] = part.tokens[number, :own[number]]
+            facts[:, row, start:end] = facts_of_part[:, number, :own[number]]
+            drawn[row, start:end] = True
+            # what the environment writes next, as far as there is room for it
+            written: list[int] | None = []
+            if part.finished[number]:
+                written = reply(row, tokens[row, :end].tolist(), drawn[row, :end].tolist())
+            finished[row] = written is None
+            fitting = (written or [])[:limit[row] - end]
+            length[row] = end + len(fitting)
+            tokens[row, end:length[row]] = torch.tensor(fitting, dtype=torch.long)
+            if written is not None and length[row] < limit[row]:
+                fed[number] = [int(tokens[row, end - 1]), *fitting]
+        if not fed:
+            there = torch.arange(T) < torch.tensor(length)[:, None]
+            log_prob, entropy, collision = facts
+            return Generation(tokens, drawn, finished, log_prob, entropy, collision, there)
+        growing = [growing[number] for number in fed]
+        left = [limit[row] - length[row] for row in growing]
+        index = torch.tensor(length)[growing, None] + torch.arange(max(left))
+        uniform_left = uniform[growing].gather(1, index.clamp(max=T - 1).to(uniform.device))
+        decoding = go_on(decoding, own, fed, left, uniform_left)
+
+
+def go_on(before: Decoding, own: list[int], fed: dict[int, list[int]], left: list[int],
+          uniform: Tensor) -> Decoding:
+    """Sample the first token after a reply. By their numbers the rows have drawn `own` tokens, and
+    those that go on read the tokens `fed`, of which the first is the last that they drew. `left`
+    are the most tokens that each may still get."""
+    device = uniform.device
+    place = torch.zeros(before.columns, dtype=torch.long, device=device)
+    place[before.rows.answer] = torch.arange(len(before.rows.answer), device=device)
+    at = place[torch.tensor(list(fed), device=device)]
+    stored = torch.tensor([own[number] - 1 for number in fed], device=device)
+    count = torch.tensor([len(ids) for ids in fed.values()], device=device)
+    seen = before.rows.seen[at]
+    number = torch.arange(len(fed), device=device)
+    decoding = arranged(before.model, number, number, seen + stored + count,
+                        torch.tensor(left, device=device), int((seen + stored + count).max()),
+                        uniform, before.sampling, waits=True)
+    decoding.read(list(fed.values()), before.cache, at, seen)
     return decoding

@@ -15,6 +15,7 @@ encoded again can have other tokens.
 """
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from tokenizers import Tokenizer
 
@@ -30,7 +31,7 @@ class Environment:
     tokenizer: Tokenizer
     stop: Sequence[int]  # the tokens that end a turn
 
-    @property
+    @cached_property
     def location(self) -> str:
         return location_of(self.task.reply)  # type: ignore[attr-defined]
 

@@ -25,9 +25,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import torch
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from engine.errors import UserError
+from engine.methods import CLIP_KINDS
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts, has_turns
 from engine.tokens import encode_prompt
@@ -37,7 +39,7 @@ from harness.build import load_policy
 from harness.screen import run_as_program, show_status
 from harness.settings import Settings, make_settings
 from tools.helpers.blind import Answers
-from tools.helpers.prospects import Findings, Plan
+from tools.helpers.prospects import Findings, Plan, Replies
 
 FEWEST_PROBLEMS = 4
 NOT_ASKED = 400  # problems that no model is asked, to try answers on that ignore the problem
@@ -72,19 +74,36 @@ def main(argv: list[str]) -> None:
                         f"--answers {own.answers} would be sampled to a problem: sample as many at "
                         "least")
     policy = load_policy(settings)
-    print(find(policy, settings, sample(policy, settings, own)).in_words())
+    print(find(policy, settings, *sample(policy, settings, own)).in_words())
 
 
-def sample(policy: Policy, s: Settings, own: SimpleNamespace) -> list[Answers]:
-    """Sample the answers, to as many problems at once as an update of the training has answers."""
-    problems, found = problems_to_ask(policy, s, own.problems), []
+def sample(policy: Policy, s: Settings, own: SimpleNamespace) -> tuple[list[Answers], Replies]:
+    """Sample the answers, to as many problems at once as an update of the training has answers; and
+    count the tokens of the environment."""
+    problems, found, replies = problems_to_ask(policy, s, own.problems), [], Replies(0, 0, 0)
     at_once = max(1, s.questions * s.answers // own.answers)
     for first in range(0, len(problems), at_once):
         show_status(f"sampled answers to {first} of {len(problems)} problems")
         part = problems[first:first + at_once]
         batch = policy.ask(part, own.answers, derived_seed("preflight", s.seed, first))
         found += [answers_to(batch, policy, group) for group in range(len(part))]
-    return found
+        counted = zip(replies, replies_in(batch, s), strict=True)
+        replies = Replies(*(before + more for before, more in counted))
+    return found, replies
+
+
+def replies_in(batch: Rollouts, s: Settings) -> Replies:
+    """Whether the loss of this project, as it is now, has a gradient at what an environment wrote:
+    every token gets the advantage 1 and the weight 1, as if nothing but the loss left it out."""
+    log_prob = batch.log_prob.clone().requires_grad_()
+    ones = torch.ones_like(log_prob)
+    old = batch.log_prob if s.epochs > 1 else None
+    loss = CLIP_KINDS[s.clip_kind](log_prob, ones, ones, batch.mask, int(batch.mask.sum()), old,
+                                   (s.clip_low, s.clip_high))
+    gradient, = torch.autograd.grad(loss, log_prob)
+    foreign = batch.written & ~batch.mask
+    return Replies(int(batch.written.sum()), int(foreign.sum()),
+                   int((gradient[foreign] != 0).sum()))
 
 
 def problems_to_ask(policy: Policy, s: Settings, count: int) -> list[Any]:
@@ -111,7 +130,7 @@ def answers_to(batch: Rollouts, policy: Policy, group: int) -> Answers:
                    turns=[batch.turns[row] for row in rows] if batch.turns else (), **numbers)
 
 
-def find(policy: Policy, s: Settings, sampled: list[Answers]) -> Findings:
+def find(policy: Policy, s: Settings, sampled: list[Answers], replies: Replies) -> Findings:
     """All that is computed of the answers, and of problems that were not asked."""
     show_status("trying answers that ignore the problem")
     asked = {one.problem for one in sampled}
@@ -126,7 +145,7 @@ def find(policy: Policy, s: Settings, sampled: list[Answers]) -> Findings:
     plan = Plan(s.questions, s.answers, s.max_new_tokens,
                 "examples" in flags_of(type(policy.task.task)) and can_spell(policy, s))
     return Findings(sampled, plan, policy.task, list(others.values())[:NOT_ASKED],
-                    unequal=scored_otherwise(policy, s, sampled))
+                    replies, unequal=scored_otherwise(policy, s, sampled))
 
 
 def scored_otherwise(policy: Policy, s: Settings, sampled: list[Answers]) -> int:

@@ -130,13 +130,16 @@ def test_log_probs(monkeypatch, kept):
         close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_answers_are_those_of_torch(small_model, monkeypatch):
-    """Rows leave, the cache grows, one answer continues from within its prompt."""
+@pytest.mark.parametrize("reply", [None, lambda row, ids, drawn: [9, 10] if len(ids) < 4 else None])
+def test_answers_are_those_of_torch(small_model, monkeypatch, reply):
+    """Rows leave, the cache grows, one answer continues from within its prompt; and an environment
+    replies."""
     model = Qwen2(replace(small_model.config, head_dim=32)).requires_grad_(False)
     request = dict(answers=2, max_new_tokens=[6, 2, 4], seed=3, temperature=0.8, stop_ids=(7, 11),
-                   starts=[Start(0, 3), Start(1, 2), Start(0, 2, without=5)])
+                   starts=[Start(0, 3), Start(1, 2), Start(0, 2, without=5)], reply=reply)
     prompts = [[5, 6, 8], [8, 9]]
     expected = generate(model, prompts, **request)
+    assert (expected.written & ~expected.mask).any() == (reply is not None)
     monkeypatch.setattr(fused, "has_kernels", lambda dtype, device: True)
     monkeypatch.setattr(kernels, "VOCABULARY_PART", 32)
     monkeypatch.setattr(sampler, "PACE", {"cpu": sampler.Pace(1, 1, 4, 2, 1)})

@@ -5,7 +5,7 @@ import torch
 from engine import cache, packing, sampler
 from engine.errors import UserError
 from engine.fused import FusedQwen2
-from engine.sampler import (Distribution, LongDistribution, Pace, Sampling, Start, decode, generate,
+from engine.sampler import (Distribution, LongDistribution, Pace, Sampling, Start, begin, generate,
                             index_at)
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [14]]
@@ -107,6 +107,76 @@ def test_sampling_follows_the_distribution(small_model, vocabulary, temperature,
     torch.testing.assert_close(result.log_prob[:, 0], log_probs[token], atol=1e-4, rtol=0)
 
 
+def slow_turns(model, prompts, starts, limits, uniform, stops, reply):
+    """Answers of several turns, one after the other and each token by a whole forward pass."""
+    answers = []
+    for row, start in enumerate(starts):
+        ids, drawn, finished = [], [], False
+        while len(ids) < limits[row] and not finished:
+            read = prompts[start.prompt][:start.seen] + ids
+            with torch.no_grad():
+                logits = model(torch.tensor([read]))[:, -1]
+            if not ids and start.without >= 0:
+                logits[:, start.without] = float("-inf")
+            ids.append(int(Distribution(logits).pick(uniform[row, len(ids)][None])))
+            drawn.append(True)
+            if ids[-1] in stops:
+                written = reply(row, list(ids), list(drawn))
+                finished = written is None
+                ids += written or []
+                drawn += [False] * (len(ids) - len(drawn))
+        answers.append((ids[:limits[row]], drawn[:limits[row]], finished))
+    return answers
+
+
+@pytest.mark.parametrize("limits", [[90] * 31 + [70] * 3, [90 - 2 * row for row in range(34)]])
+@pytest.mark.parametrize("pace", [None, Pace(1, 1, 8, 3, 1), Pace(16, 128, 4, 256, 128)])
+def test_turns_equal_the_slow_loop(small_model, monkeypatch, pace, limits):
+    """Replies of 1 to 25 tokens at any time, also beyond the limit, and one of no token. The 31
+    rows of one prompt fill blocks of 4, and one row is a copy."""
+    if pace:
+        monkeypatch.setitem(sampler.PACE, "cpu", pace)
+    prompts = [[5, 6, 7], [8, 9, 10, 11, 12, 13]]
+    starts = [Start(0, 3)] * 31 + [Start(1, 4), Start(1, 2, 7), Start(1, 6)]
+
+    def reply(row, ids, drawn):
+        turns = sum(token in MANY_STOPS and own for token, own in zip(ids, drawn))
+        assert ids[-1] in MANY_STOPS and drawn[-1]
+        if turns == 3 or row == 5:
+            return None
+        length = 0 if row == 6 else 1 + 8 * (row + turns) % 25
+        return [(row + place) % 45 for place in range(length)]
+
+    uniform = torch.rand(34, 90, generator=torch.Generator().manual_seed(4))
+    expected = slow_turns(small_model, prompts, starts, limits, uniform, MANY_STOPS, reply)
+    found = generate(small_model, prompts, starts=starts, max_new_tokens=limits, seed=4,
+                     stop_ids=MANY_STOPS, reply=reply)
+    assert 8 < found.finished.sum() < 30
+    for row, (ids, drawn, finished) in enumerate(expected):
+        assert found.tokens[row, found.written[row]].tolist() == ids
+        assert found.mask[row, :len(ids)].tolist() == drawn and found.finished[row] == finished
+        prompt = prompts[starts[row].prompt][:starts[row].seen]
+        with torch.no_grad():
+            logits = small_model(torch.tensor([prompt + ids]))[0, len(prompt) - 1:-1]
+        exact = torch.distributions.Categorical(logits=logits)
+        own = torch.tensor(drawn)
+        expected_facts = (exact.log_prob(torch.tensor(ids)), exact.entropy(),
+                          exact.probs.square().sum(-1))
+        for values, wanted in zip(found.facts[:, row], expected_facts):
+            torch.testing.assert_close(values[:len(ids)], wanted * own, atol=1e-4, rtol=0)
+            assert not values[len(ids):].any()
+
+
+def test_a_reply_is_read_in_one_piece(small_model, fed):
+    """One pass for two replies, each with the token before it; what follows is drawn from it."""
+    replies = {0: [20, 21, 22], 1: [23]}
+    result = generate(small_model, [[5, 6, 7], [8, 9]], max_new_tokens=[6, 4], stop_ids=range(50),
+                      reply=lambda row, ids, drawn: replies[row] if len(ids) < 3 else None)
+    one, other = (int(token) for token in result.tokens[:, 0])
+    assert fed[1] == ([one, 20, 21, 22, other, 23], [3, 4, 5, 6, 2, 3])
+    assert len(fed) == 2 and result.written.sum(1).tolist() == [5, 3]
+
+
 def test_rows_at_their_limit_leave_the_batch(small_model, fed, look_at_every_step):
     generate(small_model, PROMPTS, max_new_tokens=[3, 6, 6], stop_ids=())
     assert [len(ids) for ids, _ in fed] == [3 + 6 + 1, 3, 3, 2, 2, 2]
@@ -116,8 +186,8 @@ def test_a_copy_is_done_and_writes_into_a_column_of_its_own(small_model):
     """31 answers to one prompt make 8 blocks of 4."""
     sampling = Sampling(torch.tensor([2]), 1.0, False)
     with torch.no_grad():
-        decoding = decode(FusedQwen2(small_model, 20), [[5, 6, 7]], [Start(0, 3)] * 31, [1] * 31,
-                          torch.rand(31, 1), sampling)
+        decoding = begin(FusedQwen2(small_model, 20), [[5, 6, 7]], [Start(0, 3)] * 31,
+                         torch.ones(31, dtype=torch.long), torch.rand(31, 1), sampling, False)
     assert decoding.cache.G == 4
     assert decoding.rows.answer.tolist() == list(range(32))
     assert decoding.rows.done.nonzero().flatten().tolist() == [31]

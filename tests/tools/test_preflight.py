@@ -1,17 +1,21 @@
 """Before training: the chances by enumeration, a rule on another problem, the words of a task that
 can be learned, one that cannot, and one whose reward has a hole."""
 import itertools
+import re
 from dataclasses import replace
 
 import pytest
-from conftest import refusal
+import torch
+from conftest import ROOT, refusal
 
 import countdown_task
 from countdown_task import Problem
+from engine.methods import CLIP_KINDS
 from tools import preflight
 from tools.helpers.blind import Answers, apply_rule, best_blind, rule_of, shown_rule
 from tools.helpers.prospects import (CANNOT, FORM, LEARNS, ONE_ANSWER, Findings, Plan,
-                                     chance_of_equal, disagreement, pays_success, share_of_form)
+                                     Replies, chance_of_equal, disagreement, pays_success,
+                                     share_of_form)
 
 
 @pytest.mark.parametrize("values, size", [
@@ -77,7 +81,7 @@ def test_the_best_blind_answer_is_chosen_on_one_half_and_measured_on_the_other()
 
 def findings(problems, questions=8, group=4, task=None, others=PROBLEMS):
     plan = Plan(questions, group, 80, has_examples=False)
-    return Findings(problems, plan, task or Sums(), others)
+    return Findings(problems, plan, task or Sums(), others, Replies(9, 0, 0))
 
 
 def some(reward, right=None, texts=None, count=6):
@@ -150,8 +154,8 @@ def test_it_samples_each_problem_and_says_a_word(capsys, monkeypatch):
         return usual(policy, problems, answers, seed, greedy)
 
     monkeypatch.setattr(preflight.Policy, "ask", counted)
-    monkeypatch.setattr(preflight, "find", lambda policy, s, sampled: (
-        found.extend(sampled) or find(policy, s, sampled)))
+    monkeypatch.setattr(preflight, "find", lambda policy, s, sampled, replies: (
+        found.extend(sampled) or find(policy, s, sampled, replies)))
     preflight.main(["--problems", "6", "--answers", "8", "--questions", "4", "--group", "4",
                     "--threads", "1"])
     assert [count for count, _ in asked] == [2, 2, 2]  # 16 answers, as an update has
@@ -161,6 +165,23 @@ def test_it_samples_each_problem_and_says_a_word(capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert "LEARNS" in printed
     assert "Scored once more, all 48 answers earn the same." in printed  # also those of 0.1
+
+
+@pytest.mark.parametrize("flags", ["", "--epochs 2 --clip_kind cispo"])
+def test_replies_are_trained_on_if_the_loss_forgets_the_mask(monkeypatch, capsys, flags):
+    """A game of two turns has 2 + 3 + 2 tokens, of three turns 12, and half of those are replies.
+    """
+    game = ["--task", "examples.guess", "--model", str(ROOT / "models/guesser"), "--problems", "4",
+            "--answers", "4", "--group", "4", *flags.split()]
+    preflight.main(game)
+    assert re.search(r"wrote (3|4|5)\d% of the tokens. The loss has no gradient at any of them",
+                     " ".join(capsys.readouterr().out.split()))
+    maskless = {name: lambda log_prob, A, w, mask, *others, usual=usual: (
+        usual(log_prob, A, w, torch.ones_like(mask), *others))
+        for name, usual in CLIP_KINDS.items()}
+    monkeypatch.setattr(preflight, "CLIP_KINDS", maskless)
+    preflight.main(game)
+    assert "THE LOSS HAS A GRADIENT AT THEM" in capsys.readouterr().out
 
 
 def test_a_task_with_few_problems_or_none_held_out(monkeypatch):

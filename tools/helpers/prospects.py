@@ -87,6 +87,14 @@ class Plan:
                          # can spell them
 
 
+class Replies(NamedTuple):
+    """Tokens of the answers: all, those that an environment wrote, and those of these that are
+    trained on."""
+    written: int
+    foreign: int
+    trained: int
+
+
 @dataclass
 class Findings:
     """What the sampled answers say, in numbers, in a word and in sentences."""
@@ -94,6 +102,7 @@ class Findings:
     plan: Plan
     task: Any
     others: Sequence[Any]   # problems that were not asked
+    replies: Replies
     unequal: int = 0        # answers that earned something else when they were scored once more
 
     def mean(self, name: str) -> Estimate:
@@ -203,7 +212,7 @@ class Findings:
 
     def in_words(self) -> str:
         parts = [self.about_success(), self.about_groups(), self.about_form(), self.about_blind(),
-                 self.about_scoring(), self.conclusion()]
+                 self.about_scoring(), self.about_replies(), self.conclusion()]
         return "\n\n".join(wrapped(part) for part in parts if part)
 
     def about_success(self) -> str:
@@ -264,6 +273,18 @@ class Findings:
         return (f"Scored once more, {self.unequal} of {count} answers earn something else: the "
                 "reward is random, or it remembers earlier calls. All that is said here of rewards "
                 "is about this chance, too.")
+
+    def about_replies(self) -> str:
+        """Whether the replies of an environment are trained on."""
+        written, foreign, trained = self.replies
+        if not foreign:
+            return ""
+        text = f"Replies: an environment wrote {foreign / written:.0%} of the tokens."
+        if not trained:
+            return f"{text} The loss has no gradient at any of them."
+        return (f"{text} THE LOSS HAS A GRADIENT AT THEM, which is a mistake: the model never "
+                "writes them, so they are its most improbable tokens, and most of each step is "
+                "about them. The loss should go by the mask, which is 0 there.")
 
     def conclusion(self) -> str:
         """The word, the reason for it, and what would help."""

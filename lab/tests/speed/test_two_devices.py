@@ -51,7 +51,9 @@ def moved(model):
     dict(answers=5, max_new_tokens=70, temperature=0.7, stop_ids=(2, 4, 9, 17)),
     dict(answers=20, max_new_tokens=40, stop_ids=(2, 4, 9, 17, 30)),
     dict(answers=2, max_new_tokens=150, greedy=True, stop_ids=()),
-    dict(max_new_tokens=[9, 40, 2], starts=[Start(0, 3), Start(0, 2, 7), Start(1, 2)])])
+    dict(max_new_tokens=[9, 40, 2], starts=[Start(0, 3), Start(0, 2, 7), Start(1, 2)]),
+    dict(answers=5, max_new_tokens=70, stop_ids=(2, 4, 9, 17, 30, 31, 32),
+         reply=lambda row, ids, drawn: [row, 5, 6] if len(ids) < 30 + row else None)])
 @pytest.mark.parametrize("dtype, vocabulary", [(torch.float32, "short"), (torch.bfloat16, "long")])
 def test_what_is_sampled_is_that_of_the_cpu(small_model, monkeypatch, request_, dtype, vocabulary):
     if vocabulary == "long":
@@ -160,8 +162,8 @@ def test_every_method_stays_on_its_device(learner, tmp_path, monkeypatch, weight
 
 
 def test_several_turns_stay_on_their_device(tmp_path, monkeypatch):
-    """What an environment wrote is put into the sampler's steps, and the true credit of a turn is
-    computed; a step is that of the CPU."""
+    """What an environment wrote is read, and the true credit of a turn is computed; a step is that
+    of the CPU."""
     monkeypatch.setitem(sampler.PACE, "cpu", sampler.PACE["cuda"])
     monkeypatch.setattr("engine.forward.embedding_by_rows", nullcontext)
     player, flags = ROOT / "models/guesser", ["--advantage", "turn_credit"]
