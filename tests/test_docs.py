@@ -329,6 +329,8 @@ def test_every_page_names_the_same_repository():
     named = re.findall(r"github(?:\.com)?/([\w-]+/grpo-credit-lab)",
                        "".join(page.read_text() for page in all_pages()))
     assert len(named) >= 3 and set(named) == {owner_and_name}
+    hosts = re.findall(r"https://(colab\.[\w.]+)/", NOTEBOOK.read_text(encoding="utf-8"))
+    assert set(hosts) == {"colab.research.google.com"}
 
 
 def test_the_notebook_keeps_what_it_printed_and_drew():

@@ -68,10 +68,10 @@ def in_text(result: dict, only: str = "") -> str:
 
 
 def source_of(result: dict) -> str:
-    """The command as it was typed, the day, and the versions and commits of the code that made the
-    runs, where they are on record, else those of the report. At that commit the command stands."""
+    """The commits and versions of the code that made the runs, where they are on record, else those
+    of the report, the command as it was typed there, and the day."""
     made = [part for part in result.get("made_by") or [] if isinstance(part, dict)] or [result]
     commits = dict.fromkeys((part["git_commit"] or "unknown")[:7] for part in made)
     versions = dict.fromkeys((part.get("versions") or result["versions"])["torch"] for part in made)
-    return (f"`{result['command']}` at commit {' and '.join(commits)}, {result['day']}, "
+    return (f"Made at commit {' and '.join(commits)} by `{result['command']}`, {result['day']}, "
             f"torch {' and '.join(versions)}")

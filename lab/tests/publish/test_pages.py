@@ -47,7 +47,7 @@ def test_a_line_of_a_page_with_a_command_and_its_commit_is_the_source_of_a_store
     sources = {show.source_of(read_result(path)) for path in STORED}
     found = []
     for page in pages.pages():
-        found += re.findall(r"^`python .*` at commit .*", page.read_text(), flags=re.M)
+        found += re.findall(r"^Made at commit .*", page.read_text(), flags=re.M)
     assert found and set(found) <= sources
 
 
@@ -146,8 +146,8 @@ def test_a_source_names_the_codes_that_made_the_runs(results):
     path = results / "small.json"
     write_result(path, {**read_result(path), "made_by": made_by})
     made = show.source_of(read_result(path))
-    assert made == ("`python -m study small` at commit bbbbbbb and ccccccc, 2026-11-21, torch "
-                    "2.13.0 and 2.11.0")
+    assert made == ("Made at commit bbbbbbb and ccccccc by `python -m study small`, 2026-11-21, "
+                    "torch 2.13.0 and 2.11.0")
 
 
 @pytest.mark.parametrize("marked, complaint", [
@@ -252,7 +252,7 @@ def test_a_published_result_is_not_lost(results, page, tmp_path):
 def test_a_result_is_shown_whole_or_one_of_its_tables(results, tmp_path, capsys):
     main(["show", "small"])
     printed = capsys.readouterr().out
-    assert printed.startswith("Is it small?\n\n`python -m study small` at commit aaaaaaa, 2026-")
+    assert printed.startswith("Is it small?\n\nMade at commit aaaaaaa by `python -m study small`, ")
     assert "## Success (success)" in printed and "| rloo " in printed and "+20.0" in printed
     assert "rloo is behind." in printed and "## A log (log)" in printed
     main(["show", "small", "--table", "size"])
