@@ -167,8 +167,8 @@ def by_kind(rollouts: Rollouts, *, word_weight: NotNegative = 0.5,
 
 @mitigation
 def random(rollouts: Rollouts) -> Tensor:
-    """A placebo: the weights are random numbers from the exponential distribution with mean 1,
-    whose standard deviation is 1, too."""
+    """Random weights, from the exponential distribution with mean 1, whose standard deviation is 1,
+    too. They belong to no method, so a run with them shows what uneven weights alone do."""
     # numpy draws, with a seed from the batch's generator
     seed = int(torch.randint(2 ** 62, (1,), generator=rollouts.generator))
     noise = np.random.default_rng(seed).exponential(1.0, rollouts.mask.shape)

@@ -284,8 +284,7 @@ SHOWN = {  # pictures, and which table of which result each of them shows
     "lab/results/exact-real.png": ("exact_real", "kind"),
     "lab/results/dial-shares-plain.png": ("dial", "board"),
     "lab/results/board-leads.png": ("board", "board"),
-    "lab/results/change.png": ("change_steps", "kinds"),
-    "lab/results/dial-law.png": ("dial", "law")}
+    "lab/results/change.png": ("change_steps", "kinds")}
 
 
 @pytest.mark.parametrize("picture", SHOWN)
