@@ -15,10 +15,12 @@ every ratio is 1, so the first pass over a batch is the same with all of them.
     sapo    w A 4 / tau sigmoid(tau (r - 1)), with tau 1 where A > 0 and 1.05 where A < 0: a soft
             gate instead of a bound (2511.20347)
     gmpo    PPO's, with one ratio for the whole answer: the geometric mean of the clipped ratios of
-            its tokens (2507.20673). gspo and gmpo are their papers' methods if all tokens of an
-            answer have one weight and one advantage
+            its tokens (2507.20673)
     dppo    w A r, without the tokens whose probability has moved by more than 0.15 in the direction
             that A pushes it (after a public implementation)
+
+gspo, gmpo and sapo are their papers' methods with --loss_norm sequence, because the papers count
+every answer the same; gspo and gmpo also need one weight and one advantage in an answer.
 """
 from collections.abc import Callable
 from functools import wraps
