@@ -18,6 +18,7 @@ samples more, a class, of which a run makes one object:
 import importlib
 import inspect
 import math
+import random
 import sys
 from collections import UserDict
 from collections.abc import Callable, Mapping
@@ -26,6 +27,7 @@ from functools import wraps
 from reprlib import repr as brief
 from typing import Any, Protocol, TypeVar, cast, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -181,7 +183,12 @@ def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: objec
     # the extra forward pass, so that it is made only once for all methods. `deepcopy` finds by its
     # id what it should not copy.
     not_copied = {id(part): part for part in (rollouts.generator, rollouts.forward)}
+    before = shared_generators(mask.device)
     values: Any = chosen(deepcopy(rollouts, not_copied), policy)
+    if shared_generators(mask.device) != before:
+        raise UserError(f"{whose} ({location_of(chosen)}) draws random numbers that the seed does "
+                        "not decide: use rollouts.generator, as in torch.rand(3, "
+                        "generator=rollouts.generator)")
     if not has_shape_of(values, mask):
         about = " ".join(brief(values).split())[:200]
         if isinstance(values, Tensor):
@@ -239,19 +246,71 @@ def metrics_of(chosen: object) -> Metrics:
                         f"dict with a number for each name, not {shown}") from None
 
 
-def facts_of(method: Method) -> dict[str, torch.Tensor]:
-    """The numbers and tensors that an object without state_dict has, by their names; none of a
-    function or of an object that saves its state itself."""
+def shared_generators(device: torch.device) -> list[object]:
+    """The states of the random generators that whole programs share: those of Python, numpy and
+    torch."""
+    states: list[object] = [random.getstate(), repr(np.random.get_state()),
+                            torch.get_rng_state().tolist()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device).tolist())
+    return states
+
+
+def numbers_of(method: Any) -> dict[str, Tensor]:
+    """Copies of the numbers that a method keeps from step to step, by name: those of its
+    state_dict; without one those of an object's attributes, or of the globals that a function
+    names."""
     if hasattr(method, "state_dict"):
-        return {}
-    found = {}
-    for name, value in getattr(method, "__dict__", {}).items():
-        if isinstance(value, torch.Tensor):
-            found[name] = value.detach().clone()
+        return {name: value.detach().clone() for name, value in method.state_dict().items()}
+    function = inspect.unwrap(method)
+    if inspect.isfunction(function):
+        named = inspect.getclosurevars(function)
+        return numbers_in({**named.globals, **named.nonlocals})
+    attributes = dict(getattr(method, "__dict__", {}))
+    attributes.pop("metrics", None)  # they are of one step
+    return numbers_in(attributes)
+
+
+def numbers_in(parts: Mapping[Any, Any], path: str = "") -> dict[str, Tensor]:
+    """Copies of the numbers, tensors, random states and trained parameters among these parts, also
+    of those in dicts and lists."""
+    found: dict[str, Tensor] = {}
+    for name, part in parts.items():
+        value = opened(part)
+        if isinstance(value, dict):
+            found |= numbers_in(value, f"{path}{name}.")
+        elif isinstance(value, Tensor):
+            found[f"{path}{name}"] = value.detach().clone()
         elif isinstance(value, (bool, int, float)):
-            found[name] = torch.tensor(value, dtype=torch.float64)
-        elif isinstance(value, torch.nn.Module):
-            for parameter, tensor in value.named_parameters():
-                if tensor.requires_grad:  # a frozen model cannot change
-                    found[f"{name}.{parameter}"] = tensor.detach().clone()
+            found[f"{path}{name}"] = torch.tensor(float(value), dtype=torch.float64)
+        elif isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+            found[f"{path}{name}"] = torch.tensor(value)
     return found
+
+
+def opened(part: object) -> object:
+    """The parts of a list by their index, the state of a random generator, and the parameters of a
+    module; a frozen model cannot change. All else as it is."""
+    if isinstance(part, torch.nn.Module):
+        return {name: one for name, one in part.named_parameters() if one.requires_grad}
+    if isinstance(part, torch.Generator):
+        return part.get_state()
+    if isinstance(part, np.random.Generator):
+        return part.bit_generator.state
+    if isinstance(part, random.Random):
+        part = part.getstate()
+    return dict(enumerate(part)) if isinstance(part, (list, tuple)) else part
+
+
+def forgotten_by(method: Any) -> dict[str, Tensor]:
+    """Those of `numbers_of` that a resumed run would begin with as they are now, so the method may
+    not change them. If it has a state_dict, they are those that its load_state_dict does not put
+    back; this is tried with other numbers."""
+    numbers = numbers_of(method)
+    if not hasattr(method, "state_dict"):
+        return numbers
+    others = {name: (value == 0).to(value.dtype) for name, value in numbers.items()}
+    method.load_state_dict(others)
+    put_back = numbers_of(method)
+    method.load_state_dict({name: value.clone() for name, value in numbers.items()})
+    return {name: value for name, value in numbers.items() if torch.equal(put_back[name], value)}

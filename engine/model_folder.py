@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from engine.errors import UserError, did_you_mean, read_json
+from engine.errors import UserError, did_you_mean, read_json, refuse_pipe
 from qwen2_model import ModelConfig, Qwen2
 
 Number = TypeVar("Number", bound=float)  # float, int or bool: all are floats to a type checker
@@ -184,6 +184,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[safe_open]:
+    refuse_pipe(path)
     try:
         with safe_open(path, "pt") as file:
             yield file

@@ -28,6 +28,8 @@ OTHER_NAMES = {  # that other trainers use
     "num_steps": "--steps", "max_tokens": "--max_new_tokens", "beta": "--kl", "output_dir": "--out",
     "max_completion_length": "--max_new_tokens", "gradient_checkpointing": "--checkpointing",
     "wandb": "--track wandb", "report_to": "--track",
+    "loss": "--loss_norm, --clip_kind and --kl; the loss of DPO is in examples/dpo.py",
+    "pairs": "a flag of examples/dpo.py, which trains on pairs of answers",
     "strength": "the flag of a function with an argument of this name: def my_idea(rollouts, *, "
                 "strength: Positive = 1.0)"}
 

@@ -18,7 +18,7 @@ from statistics import mean
 
 import torch
 
-from engine.methods import facts_of
+from engine.methods import forgotten_by, numbers_of
 from engine.errors import BadCredit, NotFinite, UserError, location_of, refuse_undefined
 from engine.model_folder import read_tensors, write_model_folder, write_tensors
 from engine.optimizer import rate_of_step
@@ -105,7 +105,8 @@ class Run:
         state from its checkpoint. From now on Ctrl-C waits for the end of a step."""
         self.parts = build(self.settings, self.checkpoint, self.drawn)
         policy = self.policy = self.parts.policy
-        self.at_first = {axis: facts_of(method) for axis, method in self.parts.methods.items()}
+        self.at_first = {axis: forgotten_by(method)
+                         for axis, method in self.parts.methods.items()}
         if self.settings.lora:
             from engine.adapter import name_of_model
             self.base = name_of_model(policy.folder)
@@ -244,12 +245,14 @@ class Run:
         """Raise an error if a method has changed a number of its own in the first step and cannot
         save it: a resumed run would begin with the number of the first step."""
         for axis, method in self.parts.methods.items():
-            now = facts_of(method)
+            now = numbers_of(method)
             for name, before in self.at_first[axis].items():
                 if not torch.equal(before, now.get(name, before)):
-                    raise UserError(f"{type(method).__name__} ({location_of(method)}) changes its "
-                                    f"{name}, which a resumed run would forget: it needs "
-                                    "state_dict and load_state_dict, or --checkpoint_every 0")
+                    name_of_method = f"--{axis} {getattr(self.settings, axis)}"
+                    raise UserError(f"{name_of_method} ({location_of(method)}) changes its {name}, "
+                                    "which a resumed run would forget: it needs a class whose "
+                                    "state_dict saves it and whose load_state_dict puts it back, "
+                                    "or --checkpoint_every 0")
 
     def save_checkpoint(self, step: int) -> None:
         """Write a model folder; in the two newest the trainer's state lies below it."""

@@ -33,7 +33,9 @@ def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: 
         sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(f"{name}: {interrupted}" if interrupted else 130)
-    except BrokenPipeError:  # as in `python -m tools.follow RUN | head`
+    except BrokenPipeError as error:  # as in `python -m tools.follow RUN | head`
+        if place_in_users_code(error.__traceback__):
+            sys.exit(f"{name}: {visible(sentence_about(error))}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left to print goes nowhere
         sys.exit(f"{name}: nothing reads its output any more; {interrupted}" if interrupted else 1)
     except (Exception, SystemExit) as error:
@@ -72,7 +74,7 @@ def sentence_about(error: BaseException) -> str:
         return f"{type(error).__name__} in {name}:{error.lineno}: {error.msg}"
     if isinstance(error, SystemExit):
         return f"{users} calls sys.exit, which would end the run without a word" if users else ""
-    if isinstance(error, OSError):
+    if isinstance(error, OSError) and not users:
         if error.filename is None or not error.strerror:
             return str(error)
         return f"{str(error.filename)[:200]}: {error.strerror}"
@@ -84,8 +86,12 @@ def sentence_about(error: BaseException) -> str:
     if is_memory_full or "can't allocate memory" in str(error):
         return "there is not enough memory: a smaller --micro_batch or --questions needs less"
     if users:
-        return (f"{type(error).__name__} in {users}: {' '.join(str(error).split())} (with "
-                "PYTHONDEVMODE=1 before the command you see all that led there)")
+        said = ". ".join([" ".join(str(error).split()), *getattr(error, "__notes__", [])])
+        return (f"{type(error).__name__} in {users}: {said} (with PYTHONDEVMODE=1 before the "
+                "command you see all that led there)")
+    if not torch.is_grad_enabled():  # whoever does it in a `with` puts it back
+        return ("gradients are switched off: a file that the run imports calls "
+                "torch.set_grad_enabled(False), in whose place there is `with torch.no_grad():`")
     return ""
 
 
@@ -140,6 +146,9 @@ class Visible:
 
     def write(self, text: str) -> int:
         return self.stream.write(visible(text))
+
+    def close(self) -> None:
+        raise RuntimeError("the output of the program cannot be closed")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)

@@ -79,7 +79,8 @@ class ShortTask:
         for problem in self.module.problems:
             # a game may have a secret, which is not in its prompt
             what = repr(problem) if self.is_game else self.prompt_for(problem)
-            key = hashlib.sha256(what.encode()).hexdigest()
+            # half of a character, as in "\ud800", is told when the prompt is encoded
+            key = hashlib.sha256(what.encode(errors="surrogatepass")).hexdigest()
             if repr(by_hash.setdefault(key, problem)) != repr(problem):
                 raise UserError(f"{self.module.__name__}: two of `problems` have the same prompt, "
                                 f"{self.show(problem)!r:.60}, and differ in the rest. So it is "

@@ -142,10 +142,20 @@ class CheckedTask:
         return str(result_of(self.task.show, "a text", is_text, problem))
 
     def score(self, problem: Problem, text: Any) -> dict[str, float]:
-        score: dict[str, float] = result_of(
-            self.task.score, f"a dict of numbers from -{LARGEST_SCORE:g} to {LARGEST_SCORE:g}. "
-            f"Among them should be {', '.join(sorted(PARTS))}, and answer should be 0 or 1",
-            is_score, problem, text)
+        before = repr(problem)
+        wanted = (f"a dict of numbers from -{LARGEST_SCORE:g} to {LARGEST_SCORE:g}. Among them "
+                  f"should be {', '.join(sorted(PARTS))}, and answer should be 0 or 1")
+        try:
+            score: dict[str, float] = result_of(self.task.score, wanted, is_score, problem, text)
+        except (AttributeError, TypeError) as error:
+            if not is_text(text):
+                error.add_note("In a task that has `reply`, a reward gets a list with the text of "
+                               "each turn (docs/turns.md)")
+            raise
+        if repr(problem) != before:
+            raise UserError(f"the reward of --task {type(self.task).__module__} changes the "
+                            "problem that it is given, so what an answer earns depends on what was "
+                            "scored before it")
         return score
 
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
@@ -182,18 +192,14 @@ def are_labels(labels: Any, tokens: int) -> bool:
 def score_again(rollouts: Rollouts, task: Task[Problem], name: str,
                 environment: "Environment | None" = None) -> None:
     """Score each answer once more, and say it if a reward differs: it depends on more than the
-    problem and the answer. Refuse a reward that changes its problem. Ask for the replies once more,
-    too, and refuse others than those that stand in the answers (`drawn_in`)."""
+    problem and the answer. Ask for the replies once more, too, and refuse others than those that
+    stand in the answers (`drawn_in`)."""
     groups, ids = rollouts.groups_and_ids
     for row, group in enumerate(groups):
         problem = rollouts.problems[group]
-        before = repr(problem)
         if environment:
             environment.drawn_in(problem, ids[row])
         again = torch.tensor(task.score(problem, rollouts.scored(row))["reward"])  # to float32
-        if repr(problem) != before:
-            raise UserError(f"the reward of --task {name} changes the problem that it is given, so "
-                            "what an answer earns depends on what was scored before it")
         if again != rollouts.reward[row].cpu():
             say(f"--task {name}: the same answer was scored twice and earned "
                 f"{rollouts.reward[row]:g} and {again:g}. So the same command gives other numbers "

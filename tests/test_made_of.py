@@ -356,6 +356,7 @@ class NoState:
 def test_a_state_that_cannot_be_saved_ends_the_first_step(monkeypatch, tmp_path):
     put_in(monkeypatch, NoState, "mine")
     said = run(*SHORT, "--out", tmp_path / "x", "--mitigation", "mine", expect=1).stderr
+    assert "--mitigation mine (tests/test_made_of.py:" in said
     assert "changes its count, which a resumed run would forget" in said
     assert len(lines(tmp_path / "x/metrics.jsonl")) == 1
     run(*SHORT, "--out", tmp_path / "y", "--mitigation", "mine", "--checkpoint_every", 0)

@@ -103,6 +103,9 @@ def test_files_of_weights_that_are_cut_off_or_missing_are_named(folder):
         assert "model.safetensors cannot be read: " in refused(folder)
     path.unlink()
     assert "has neither model.safetensors nor" in refused(folder)
+    path.symlink_to("/dev/zero")  # it would be read for ever, as a pipe would be
+    assert "model.safetensors: it is no regular file" in refused(folder)
+    path.unlink()
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {NORM: "c.safetensors"}}))
     assert "c.safetensors cannot be read" in refused(folder)

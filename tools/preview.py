@@ -37,7 +37,8 @@ from harness.settings import OPTIONS, Settings, settings_of_run
 from mitigations import rescaled_weight
 from tools.helpers.look import about_gradient, differs_within
 from tools.helpers.terminal import legend, one_line, shaded
-from tools.helpers.token import check_exists, refuse_other_model, where_kept
+from tools.helpers.token import (check_exists, refuse_other_model, refuse_other_problems,
+                                 where_kept)
 from train import drop_unfinished
 
 FLAGS = {
@@ -151,6 +152,8 @@ def weighed(folder: Path, step: int, s: Settings) -> tuple[Rollouts, torch.Tenso
     generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, step))
     rollouts = read_credit(folder, step, read_tokenizer(folder), problems=problems, forward=model,
                            generator=generator)
+    if policy:
+        refuse_other_problems(folder, rollouts, policy)
     weighting = make_weighting(s, policy)
     if hasattr(weighting, "state_dict") and step > 1:
         print(f"{s.mitigation} learns during a run. Here it is as at the start of one.")

@@ -59,6 +59,12 @@ def my_idea():
     return helper()
 def leaves():
     sys.exit(0)
+def breaks_a_pipe():
+    raise BrokenPipeError(32, "Broken pipe")
+def fills_the_disk():
+    raise OSError(28, "No space left on device")
+def closes():
+    sys.stdout.close()
 """
 
 
@@ -84,6 +90,24 @@ def test_an_error_in_a_users_file_is_his_line_and_one_sentence(own, monkeypatch)
     said = ended_by(monkeypatch, own.my_idea)
     assert said.startswith("name: AttributeError in helper (own_idea.py:4): 'list' object has no "
                            "attribute 'entropy'") and "PYTHONDEVMODE=1" in said
+
+
+@pytest.mark.parametrize("name, words", [
+    ("breaks_a_pipe", "BrokenPipeError in breaks_a_pipe (own_idea.py:10): [Errno 32] Broken pipe"),
+    ("fills_the_disk", "OSError in fills_the_disk (own_idea.py:12): [Errno 28] No space left"),
+    ("closes", "RuntimeError in closes (own_idea.py:14): the output of the program cannot be")])
+def test_an_error_of_the_system_in_a_users_file_is_his_line_too(own, monkeypatch, name, words):
+    assert ended_by(monkeypatch, getattr(own, name)).startswith(f"name: {words}")
+
+
+def test_gradients_that_a_user_has_switched_off_are_told():
+    try:
+        torch.set_grad_enabled(False)
+        said = screen.sentence_about(RuntimeError("element 0 of tensors does not require grad"))
+    finally:
+        torch.set_grad_enabled(True)
+    assert said.startswith("gradients are switched off: ")
+    assert screen.sentence_about(RuntimeError("something else")) == ""
 
 
 def test_a_users_file_cannot_end_a_run_as_if_it_had_succeeded(own, monkeypatch):

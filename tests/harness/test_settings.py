@@ -415,6 +415,7 @@ def test_other_trainers_names_lead_somewhere():
         said = refusal(settings_of, [f"--{name}", "2"])
         assert said == f"unknown argument --{name}: here it is {here} (--help all lists the flags)"
         assert {*re.findall(r"--(\w+)", here)} <= OPTIONS.keys()
+        assert all((ROOT / path).exists() for path in re.findall(r"\w+/\w+\.py", here))
 
 
 def seed(rollouts, *, seed: int = 1):

@@ -6,8 +6,11 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from conftest import refusal
+from conftest import ROOT, refusal
 from engine.errors import UserError
+from engine.policy import encode_prompts
+from engine.tokens import load_tokenizer
+from harness import screen
 from harness.settings import make_settings
 from harness.short_task import countdown_with_reward, short_task
 from harness.tasks import CheckedTask, load_task, make_task
@@ -41,6 +44,43 @@ def test_success_is_a_reward_of_1_and_the_end_of_the_turn_is_cut_off():
     parts = [task.score(PROMPTS[0], text) for text in ("a<|im_end|>", "b", "c<|endoftext|>")]
     assert [(part["reward"], part["answer"]) for part in parts] == [(1, 1), (0.9, 0), (-2, 0)]
     assert seen == [(PROMPTS[0], text) for text in "abc"]
+
+
+def test_a_reward_that_changes_its_problem_is_refused_at_once():
+    """Also in a way that a second scoring would not change again, such as sorting a list."""
+    def reward(problem, text):
+        problem["numbers"].sort()
+        return 1.0
+
+    task = task_of([{"prompt": prompt, "numbers": [n, 5]} for n, prompt in enumerate(PROMPTS)],
+                   reward)
+    sorted_one, other = task.read(["say", "3"]), task.read(["say", "7"])
+    task.score(sorted_one, "a")
+    assert refusal(task.score, other, "a").startswith(
+        "the reward of --task my_task changes the problem that it is given")
+
+
+def test_a_reward_that_takes_turns_for_a_text_is_told_what_they_are(monkeypatch):
+    """Where there is no reply, it gets a text, and its mistake is another."""
+    def reward(problem, text):
+        return float(text.split()[0].nothing)
+
+    turns = task_of(PROMPTS, reward, reply=lambda problem, turns: None)
+    with pytest.raises(AttributeError, match="'list' object has no attribute 'split'") as caught:
+        turns.score(PROMPTS[0], ["a", "b"])
+    monkeypatch.setattr(screen, "place_in_users_code", lambda trace: "reward (my_task.py:3)")
+    said = screen.sentence_about(caught.value)
+    assert "'split'. In a task that has `reply`, a reward gets a list with the text of each" in said
+    with pytest.raises(AttributeError) as caught:
+        task_of(PROMPTS, reward).score(PROMPTS[0], "a b")
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_half_a_character_in_a_prompt_is_told():
+    task, tokenizer = task_of([*PROMPTS, "a \ud800 b"]), load_tokenizer(ROOT / "models/tiny")
+    [half] = [problem for problem in task.extreme_problems() if problem not in PROMPTS]
+    said = refusal(encode_prompts, tokenizer, task, [half])
+    assert said.endswith("contains half of a character: '\\ud800'")
 
 
 def test_problems_are_shown_and_read_by_what_the_user_says():

@@ -9,7 +9,7 @@ from tools import preview
 import train
 from conftest import credit_columns, refusal, write_log
 from harness.settings import make_settings
-from runs import SHORT, everything
+from runs import SHORT, edit_config, everything
 
 
 @pytest.mark.parametrize("flags, said", [
@@ -65,3 +65,13 @@ def test_a_step_of_which_nothing_was_finished(tmp_path, capsys):
                 "--out", str(tmp_path / "x")])
     preview.main([str(tmp_path / "x")])
     assert "40 tokens" in capsys.readouterr().out
+
+
+def test_answers_to_other_problems_are_not_scored_again(recorded, tmp_path):
+    """As those of a run with --dynamic_sampling, or of one whose task has changed."""
+    folder = shutil.copytree(recorded, tmp_path / "run")
+    edit_config(folder, max_target=20)
+    argv = [str(folder), "--step", "1", "--mitigation"]
+    said = refusal(preview.main, [*argv, "oracle", "--oracle_k", "1"])
+    assert said.startswith(f"the prompts of step 1 in {folder} are not those that its settings")
+    preview.main([*argv, "entropy_ratio"])  # it scores nothing

@@ -176,10 +176,17 @@ def replayed_step(run: Path, sampled_by: str, step: int, seed: int) -> tuple[Pol
     problems = policy.task.training_problems(settings.seed, step, settings.questions)
     generator = torch.Generator().manual_seed(seed)
     rollouts = read_credit(run, step, read_tokenizer(run), problems, generator=generator)
-    if rollouts.prompt_ids != encode_prompts(policy.tokenizer, policy.task, problems):
-        raise UserError(f"--credit: the prompts of step {step} in {run} are not those that its "
-                        "settings make now, so its answers cannot be scored again")
+    refuse_other_problems(run, rollouts, policy)
     return policy, rollouts
+
+
+def refuse_other_problems(run: Path, rollouts: Rollouts, policy: Policy) -> None:
+    """Refuse recorded answers to other problems than those that stand beside them: the task may
+    have changed, and --dynamic_sampling has drawn problems of its own."""
+    prompts = encode_prompts(policy.tokenizer, policy.task, rollouts.problems)
+    if rollouts.prompt_ids != prompts:
+        raise UserError(f"the prompts of step {rollouts.step} in {run} are not those that its "
+                        "settings make now, so its answers cannot be scored again")
 
 
 def credit_of(rewards: Tensor, is_last: bool, recorded: Tensor) -> CreditOfToken:
