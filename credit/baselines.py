@@ -7,6 +7,7 @@ from engine.rollouts import Rollouts, double
 from grpo import (centred, gradient_size, group_mean, group_z_score, over_group,
                   to_every_token)
 from harness.flags import Share
+from harness.screen import say
 
 
 @advantage
@@ -48,6 +49,11 @@ def maxrl(rollouts: Rollouts) -> Tensor:
     """(reward - mean) / mean of the group (arXiv 2602.02710), for rewards of 0 and 1. It is 0 where
     the mean is 0. A problem that is solved rarely counts more than with any of the others: a group
     of 16 with one right answer gives it 15, and one with 8 right answers gives each of them 1."""
+    is_other = (rollouts.reward != 0) & (rollouts.reward != 1)
+    if rollouts.step == 1 and is_other.any():
+        say(f"--advantage maxrl is made for rewards of 0 and 1. Some are others, such as "
+            f"{rollouts.reward[is_other][0]:.3g}, and with them it is not MaxRL (in Countdown, "
+            "--reward_form right has 0 and 1)")
     difference = centred(rollouts.reward, rollouts.group)
     mean = group_mean(rollouts.reward, rollouts.group).to(difference)
     return to_every_token(torch.where(mean > 0, difference / mean, 0.0), rollouts)

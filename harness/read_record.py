@@ -48,9 +48,12 @@ def run_config(run: Path) -> Json:
 
 def steps_finished(run: Path) -> int:
     """The steps for which nothing is missing: those of the last checkpoint. A run that keeps no
-    checkpoints writes their number at its end; until then it is -1."""
-    kept = [step for step, folder in checkpoint_folders(run).items() if can_continue(folder)]
-    ended: int = run_config(run).get("finished", -1)
+    checkpoints has the model of its last step at its end, and writes their number; until then it is
+    -1."""
+    config = run_config(run)
+    kept = [step for step, folder in checkpoint_folders(run).items()
+            if can_continue(folder) or step == config.get("steps")]
+    ended: int = config.get("finished", -1)
     return max([ended, *kept])
 
 

@@ -194,6 +194,9 @@ def score_again(rollouts: Rollouts, task: Task[Problem], name: str,
     """Score each answer once more, and say it if a reward differs: it depends on more than the
     problem and the answer. Ask for the replies once more, too, and refuse others than those that
     stand in the answers (`drawn_in`)."""
+    if environment and not rollouts.finished.any():
+        say(f"--task {name}: every answer of this step was cut off at --max_new_tokens. Does its "
+            "reply never return None? (docs/turns.md)")
     groups, ids = rollouts.groups_and_ids
     for row, group in enumerate(groups):
         problem = rollouts.problems[group]

@@ -14,6 +14,7 @@ import train
 from conftest import write_lines
 from engine.tokens import load_tokenizer
 from harness import run as start
+from harness.record import RunFolder
 from harness.run import Run
 from harness.settings import CHANGEABLE, OPTIONS
 from runs import (WHOLE, after_credit_of, arrays, assert_same_run, config_of, edit_config,
@@ -161,6 +162,19 @@ def test_killed_before_its_model_is_left_a_run_is_not_finished(learner, tmp_path
         run("--model", learner, "--out", folder, *flags)
     run("--model", learner, "--out", folder, *flags, "--continue")
     assert (folder / "checkpoints/step_000002/model.safetensors").exists()
+
+
+def test_killed_after_its_model_is_left_a_run_is_finished(learner, tmp_path, monkeypatch):
+    """Although its config does not say so yet. More steps cannot be asked for, as before."""
+    folder, flags = tmp_path / "x", [*TWO_STEPS, "--checkpoint_every", 0]
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(RunFolder, "change_config", interrupt)
+        run("--model", learner, "--out", folder, *flags)
+    before = everything(folder)
+    for argv in (["--model", learner, "--out", folder, *flags, "--continue"], ["--resume", folder]):
+        assert "has 2 of its 2 steps" in run(*argv).stdout
+    said = run("--resume", folder, "--steps", 3, expect=1).stderr
+    assert "has no checkpoint to continue from" in said and everything(folder) == before
 
 
 @pytest.mark.parametrize("step", [1, 2])

@@ -42,6 +42,15 @@ def test_opo_counts_each_answer_with_its_length():
     assert opo(rollouts)[1, 1:].tolist() == [0.0] * 6  # beyond the answer
 
 
+def test_maxrl_says_once_that_rewards_are_not_0_and_1(capsys):
+    scores = {"reward": torch.tensor([1.0, 0.0, 0.25])}
+    for step, count in ((1, 1), (2, 0)):
+        maxrl(hand_made([[True]] * 3, scores=scores, step=step))
+        assert capsys.readouterr().out.count("Some are others, such as 0.25, ") == count
+    maxrl(hand_made([[True]] * 3, scores={"reward": torch.tensor([1.0, 0.0, 1.0])}))
+    assert capsys.readouterr().out == ""
+
+
 def test_maxrl_divides_by_the_mean_and_gives_an_unsolved_group_nothing():
     rollouts = batch([1] * 6, [1.0, 0.0, 0.0, 0.0, 0.0, 0.0], group=[0, 0, 0, 0, 1, 1])
     assert maxrl(rollouts)[:, 0].tolist() == pytest.approx([3, -1, -1, -1, 0, 0])

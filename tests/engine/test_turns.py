@@ -182,11 +182,16 @@ def test_a_reply_that_is_not_the_same_twice_is_refused(policy):
     assert said.startswith("reply (tests/engine/test_turns.py:") and "asked twice" in said
 
 
-def test_a_game_without_end_is_cut_off_at_the_limit(policy):
+def test_a_game_without_end_is_cut_off_at_the_limit_and_told(policy, games, capsys):
     odd = Task()
     odd.reply = lambda problem, turns: BIG
-    batch = replace(policy, task=CheckedTask(odd)).ask(GAMES[:1], 4, seed=1)
+    endless = replace(policy, task=CheckedTask(odd))
+    batch = endless.ask(GAMES[:1], 4, seed=1)
     assert not batch.finished.any() and (batch.written.sum(1) == 16).all()
+    told = "every answer of this step was cut off at --max_new_tokens. Does its reply never"
+    for batch, asked, count in ((batch, endless, 1), (games, policy, 0)):
+        score_again(batch, asked.task, "odd", asked.environment)
+        assert capsys.readouterr().out.count(told) == count
 
 
 def test_the_record_has_all_tokens_and_says_which_are_the_models(policy, games, tmp_path):
