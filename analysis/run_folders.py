@@ -14,7 +14,7 @@ from harness.step_lines import METRICS
 from harness.read_record import credit_steps, is_complete, read_columns, run_config
 from harness.record import Json, read_lines
 from harness.tasks import load_task
-from harness.settings import OPTIONS
+from harness.settings import MODES, OPTIONS
 
 PLAIN_SETTINGS = {"mitigation": "none", "advantage": "grpo", "placebo": "none",
                   "loss": "policy", "pairs": None}  # examples/dpo.py writes other ones
@@ -101,6 +101,9 @@ def read_evaluations(folder: Path) -> list[Json]:
                 isinstance(answer, int | float) for answer in answers):
             raise UserError(f"{path}, line {number}: answer should be a list with a number for "
                             "each held-out problem, the same ones in every line")
+        if line.get("mode") not in MODES or not isinstance(line.get("success"), int | float):
+            raise UserError(f"{path}, line {number}: mode should be {' or '.join(MODES)}, and "
+                            "success a number")
     return lines
 
 

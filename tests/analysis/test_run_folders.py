@@ -41,6 +41,15 @@ def test_answers_that_cannot_be_compared_by_problem_are_refused(run, answer):
     assert f"line {len(kept) + 1}: answer should be a list with a number" in refusal(read_run, run)
 
 
+@pytest.mark.parametrize("changed", [{"mode": None}, {"success": "half"}])
+def test_an_evaluation_without_a_mode_or_success_is_told(run, changed):
+    kept = lines(run / "evaluations.jsonl")
+    write_lines(run / "evaluations.jsonl", [*kept[:-1], {**kept[-1], **changed}])
+    said = refusal(read_run, run)
+    assert said.endswith(f"line {len(kept)}: mode should be sampled or greedy, and success a "
+                         "number")
+
+
 def test_a_folder_that_a_pattern_caught_is_passed_over(run, tmp_path, capsys):
     (tmp_path / "other").mkdir()
     assert len(read_runs([str(run), str(tmp_path / "other")])) == 1
