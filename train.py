@@ -22,6 +22,7 @@ Left out: a replay buffer, a reward model, and sampling while the model is being
 answer is sampled by the weights that it then updates.
 """
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from statistics import mean
 
@@ -38,6 +39,8 @@ from harness.run import Run, open_run
 from harness.screen import run_as_program, show_status
 from harness.settings import MODES, Settings
 from mitigations import rescaled_weight, shuffled
+
+OF_ONE_SEED = 256  # held-out problems, one after the other, whose random numbers have one seed
 
 
 def train(run: Run) -> None:
@@ -121,27 +124,27 @@ def evaluate(policy: Policy, run: Run, step: int) -> None:
 def answer_held_out(policy: Policy, s: Settings, step: int, mode: str) -> Json:
     """Answer the held-out problems and return the line of evaluations.jsonl.
 
-    The number of problems that are answered at a time is the number of answers in a training batch,
-    256 by default. The random numbers follow from the index of the first of these problems. So they
-    are the same at every step and for every --seed.
+    The number of problems that are answered at a time is at most that of answers in a training
+    batch, which fit into memory. The random numbers of a problem follow from its index. So they are
+    the same at every step, for every --seed and for every size of a batch.
     """
     problems = policy.task.held_out_problems(s.eval_tasks)
     is_greedy = mode == "greedy"
-    at_once = s.questions * s.answers
     titles = [policy.task.show(problem) for problem in problems]
     to_show = most_varied(titles)  # indices of the problems whose answers are printed
     examples: dict[int, Json] = {}
     found: dict[str, list[float]] = {  # one number a problem
         "format": [], "length": [], "finished": [], "answer": []}
-    for start in range(0, len(problems), at_once):
+    for start, stop in parts_of(len(problems), s.questions * s.answers):
         show_status(f"held-out problems, {mode}: {start} of {len(problems)}")
-        part = policy.ask(problems[start:start + at_once], 1, derived_seed("evaluation", start),
-                          is_greedy)
+        if start % OF_ONE_SEED == 0:
+            generator = torch.Generator().manual_seed(derived_seed("evaluation", start))
+        part = policy.ask(problems[start:stop], 1, generator, is_greedy)
         known = {**part.scores, "length": part.length, "finished": part.finished}
         for name, values in found.items():
             values += double(known[name]).tolist()
         for index in to_show:
-            if start <= index < start + at_once:
+            if start <= index < stop:
                 examples[index] = example(part, index - start, titles[index])
     answer = found["answer"]
     low, high = wilson_interval(sum(answer), len(answer))
@@ -150,6 +153,15 @@ def answer_held_out(policy: Policy, s: Settings, step: int, mode: str) -> Json:
             "length_mean": mean(found["length"]), "finished_mean": mean(found["finished"]),
             "answer": answer, "format": found["format"], "length": found["length"],
             "shown": [examples[index] for index in to_show]}
+
+
+def parts_of(count: int, most: int) -> Iterator[tuple[int, int]]:
+    """The held-out problems in parts of at most so many, each of one seed: where a part begins, and
+    where it ends."""
+    for first in range(0, count, OF_ONE_SEED):
+        last = min(first + OF_ONE_SEED, count)
+        for start in range(first, last, most):
+            yield start, min(start + most, last)
 
 
 def example(rollouts: Rollouts, row: int, problem: str) -> Json:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from engine.errors import refuse_undefined
 from engine.rollouts import Problem, Rollouts, Task, has_turns, score_answers, turns_of
-from engine.sampler import Generation, generate
+from engine.sampler import Generation, Seed, generate
 from engine.tokens import END_OF_TURN, encode_prompt, spelt_by
 from qwen2_model import Qwen2
 
@@ -48,7 +48,7 @@ class Policy:
     settings: RunSettings
     folder: Path           # the folder that the model was read from
 
-    def sample(self, problems: Sequence[Problem], answers: int, seed: int,
+    def sample(self, problems: Sequence[Problem], answers: int, seed: Seed,
                greedy: bool = False) -> Rollouts:
         """Sample answers to each problem, without scores."""
         return sample_answers(self.model, self.tokenizer, self.task, problems, answers,
@@ -62,7 +62,7 @@ class Policy:
             return rollouts
         return score_answers(rollouts, self.tokenizer, self.task)
 
-    def ask(self, problems: Sequence[Problem], answers: int, seed: int,
+    def ask(self, problems: Sequence[Problem], answers: int, seed: Seed,
             greedy: bool = False) -> Rollouts:
         """Sample answers to each problem and score them."""
         return self.score(self.sample(problems, answers, seed, greedy))
@@ -98,7 +98,7 @@ class Policy:
 
 def sample_answers(model: Qwen2, tokenizer: Tokenizer, task: Task[Problem],
                    problems: Sequence[Problem], answers: int, *, max_new_tokens: int,
-                   temperature: float = 1.0, greedy: bool = False, seed: int = 0) -> Rollouts:
+                   temperature: float = 1.0, greedy: bool = False, seed: Seed = 0) -> Rollouts:
     """Sample `answers` answers to each problem."""
     prompts, stop = encode_prompts(tokenizer, task, problems), stop_ids(model, tokenizer)
     reply = None

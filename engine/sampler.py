@@ -87,6 +87,7 @@ PACE = {"cpu": Pace(4, 4, 8, FIRST_SLOTS, 1), "cuda": Pace(16, 128, 4, 256, 128)
 # an answer's row, its tokens up to a stop token, and which of them were drawn -> the tokens that
 # the environment writes then, or None if the answer has ended
 Reply = Callable[[int, list[int], list[bool]], list[int] | None]
+Seed = int | torch.Generator  # of the random numbers of some answers
 
 
 class Start(NamedTuple):
@@ -428,7 +429,7 @@ def stream_of(device: torch.device) -> AbstractContextManager[None]:
 
 
 def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | list[int],
-             answers: int = 1, temperature: float = 1.0, greedy: bool = False, seed: int = 0,
+             answers: int = 1, temperature: float = 1.0, greedy: bool = False, seed: Seed = 0,
              stop_ids: tuple[int, ...] | None = None,
              starts: list[Start] | None = None, reply: Reply | None = None) -> Generation:
     """Sample `answers` continuations of every prompt; rows are in the order of the prompts.
@@ -437,6 +438,7 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
     stop_ids:       tokens that end an answer, by default the model's own
     starts:         positions to continue from, each with `answers` rows, instead of the ends of the
                     prompts; max_new_tokens may have a number for each start
+    seed:           that of the random numbers, or a generator that goes on from call to call
     reply:          what an environment writes after a stop token. max_new_tokens counts it, too
 
     The random numbers for all tokens of all rows are drawn before the first token. So what a row
@@ -458,7 +460,7 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
     starts = [start for start in starts for _ in range(answers)]
     limits = [limit for limit in limits for _ in range(answers)]
     # drawn on the CPU, so that they are the same on any device
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed) if isinstance(seed, int) else seed
     uniform = torch.rand(len(starts), max(limits), generator=generator).to(model.device)
     stop = torch.tensor(stop_ids, dtype=torch.long, device=model.device)
     limit = torch.tensor(limits, device=model.device)

@@ -78,6 +78,18 @@ def sentence_about(error: BaseException) -> str:
         if error.filename is None or not error.strerror:
             return str(error)
         return f"{str(error.filename)[:200]}: {error.strerror}"
+    if way_out := way_out_of(error):
+        return way_out
+    if users:
+        said = ". ".join([" ".join(str(error).split()), *getattr(error, "__notes__", [])])
+        return (f"{type(error).__name__} in {users}: {said} (with PYTHONDEVMODE=1 before the "
+                "command you see all that led there)")
+    return ""
+
+
+def way_out_of(error: BaseException) -> str:
+    """A sentence about an error whose own words hide what can be done; an empty one about any
+    other."""
     if isinstance(error, ModuleNotFoundError):
         package = str(error.name).partition(".")[0]
         if is_taken_away(package):
@@ -85,11 +97,7 @@ def sentence_about(error: BaseException) -> str:
     is_memory_full = isinstance(error, (MemoryError, torch.OutOfMemoryError))
     if is_memory_full or "can't allocate memory" in str(error):
         return "there is not enough memory: a smaller --micro_batch or --questions needs less"
-    if users:
-        said = ". ".join([" ".join(str(error).split()), *getattr(error, "__notes__", [])])
-        return (f"{type(error).__name__} in {users}: {said} (with PYTHONDEVMODE=1 before the "
-                "command you see all that led there)")
-    if not torch.is_grad_enabled():  # whoever does it in a `with` puts it back
+    if "does not require grad" in str(error) and not torch.is_grad_enabled():
         return ("gradients are switched off: a file that the run imports calls "
                 "torch.set_grad_enabled(False), in whose place there is `with torch.no_grad():`")
     return ""

@@ -182,7 +182,7 @@ class Settings:
         topic=TRAINING)
     seed: int = option(
         0, "seed of the training problems and of sampling. Evaluations use the same random numbers "
-        "whatever the seed is",
+        "whatever the seed and the size of a batch are",
         topic=TRAINING)
 
     eval_every: int = option(

@@ -14,7 +14,6 @@ import torch
 import mitigations
 from conftest import ROOT, StateIdea, hand_made, put_in, refusal
 from engine.methods import checked_credit, forgotten_by, make, metrics_of, numbers_of
-from engine.errors import UserError
 from harness.settings import make_settings, read_flags
 from harness.tasks import load_task, score_again
 from runs import SHORT, arrays, lines, run

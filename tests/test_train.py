@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 
 import train
 from conftest import hand_made, refusal, spoken
-from engine.policy import sample_answers
+from engine.policy import derived_seed, sample_answers
+from engine.sampler import decode
 from grpo import update
 from harness import record
 from harness import run as harness_run
@@ -217,20 +218,40 @@ def test_flags_reach_the_sampler_and_the_optimizer(learner, tmp_path, monkeypatc
     assert (updating[4].micro_batch, updating[4].max_grad_norm) == (3, 0.125)
 
 
-def test_every_step_and_every_seed_samples_anew_and_every_evaluation_alike(
-        learner, tmp_path, monkeypatch):
-    seeds = []
-    monkeypatch.setattr(
-        "engine.policy.sample_answers",
-        lambda *args, **given: seeds.append(given["seed"]) or sample_answers(*args, **given))
+@pytest.fixture
+def drawn(monkeypatch):
+    """The random numbers of every batch that is sampled, a row for each answer."""
+    drawn = []
+
+    def noted(model, prompts, starts, limits, uniform, *more):
+        drawn.append(uniform)
+        return decode(model, prompts, starts, limits, uniform, *more)
+
+    monkeypatch.setattr("engine.sampler.decode", noted)
+    return drawn
+
+
+def test_every_step_and_every_seed_samples_anew(learner, tmp_path, drawn):
     for seed in (0, 1):
-        run("--model", learner, "--seed", seed, "--steps", 2, "--eval_every", 1, "--eval_tasks", 3,
+        run("--model", learner, "--seed", seed, "--steps", 2, "--eval_every", 0,
             "--questions", 1, "--answers", 2, "--out", tmp_path / str(seed))
-    one, two = seeds[:14], seeds[14:]  # two evaluations of 3 problems in parts of 2, then a step
-    trained = [one[4], one[9], two[4], two[9]]
-    evaluated = [one[:4], one[5:9], one[10:], two[:4], two[5:9], two[10:]]
-    assert len(seeds) == 28 and len(set(trained)) == 4
-    assert all(part == evaluated[0] for part in evaluated) and evaluated[0][:2] == evaluated[0][2:]
+    assert len(drawn) == 4 and len({batch.sum().item() for batch in drawn}) == 4
+
+
+@pytest.mark.parametrize("seed, answers", [(0, 2), (1, 2), (0, 3), (0, 64)])
+def test_the_random_numbers_of_an_evaluation_are_those_of_its_problems(
+        learner, tmp_path, drawn, monkeypatch, seed, answers):
+    """At each step, for each seed and each size of a batch, sampled and greedy."""
+    monkeypatch.setattr(train, "OF_ONE_SEED", 5)
+    run("--model", learner, "--seed", seed, "--steps", 1, "--eval_every", 1, "--eval_tasks", 9,
+        "--questions", 1, "--answers", answers, "--out", tmp_path / "x")
+    wanted = []
+    for first, count in ((0, 5), (5, 4)):
+        generator = torch.Generator().manual_seed(derived_seed("evaluation", first))
+        wanted.append(torch.rand(count, 40, generator=generator))
+    evaluated = torch.cat([batch for number, batch in enumerate(drawn)
+                           if number != len(drawn) // 2])  # the step is in the middle
+    assert evaluated.equal(torch.cat(4 * wanted))
 
 
 def test_what_is_kept_of_a_few_answers_to_held_out_problems():
