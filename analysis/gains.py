@@ -30,6 +30,7 @@ from harness.record import Json
 IN_TRAINING, AT_THE_END = MEASURES = ("success in training", "held-out success at the end")
 GREEDY_AT_THE_END = "held-out success of greedy answers at the end"
 LEVEL = 0.05        # a difference is seen if its corrected p is below this
+FEWEST_PAIRS = 4    # from fewer pairs not even their spread is known
 BETTER, WORSE, NOT_SEEN = "better", "worse", "no difference seen"  # in one look
 AHEAD, BEHIND = "ahead", "behind"
 SAME = 1e-12        # success that differs by less differs by rounding alone
@@ -55,6 +56,10 @@ class Gain:
     @property
     def is_seen(self) -> bool:
         return self.p < LEVEL
+
+    @property
+    def has_few_pairs(self) -> bool:
+        return self.pairs < FEWEST_PAIRS
 
     @property
     def could_see(self) -> float | None:

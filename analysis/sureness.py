@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.gains import (AT_THE_END, GREEDY_AT_THE_END, Arm, Gain, difference_at_the_end,
-                            gain_over)
+from analysis.gains import (AT_THE_END, FEWEST_PAIRS, GREEDY_AT_THE_END, LEVEL, Arm, Gain,
+                            difference_at_the_end, gain_over)
 from analysis.run_folders import Run
-from analysis.statistics import Estimate, mean_over
+from analysis.statistics import Estimate, holm, mean_over
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
 
 LAST_STEPS = 10  # whose entropy is told
@@ -23,8 +23,9 @@ NOTE = (
     "likeliest token at every place. An arm that loses more with sampled answers than with greedy "
     "ones has become less sure, which is not the same as less able. Ability goes by the gain with "
     "greedy answers, and sureness by the difference of the two gains, whose interval is Student's "
-    "t over the pairs of runs. A word stands where the 95% interval leaves out 0. These intervals "
-    f"are not corrected for the number of arms. The entropy is the mean of the last {LAST_STEPS} "
+    f"t over the pairs of runs. A word stands from {FEWEST_PAIRS} pairs on, where p is below "
+    f"{LEVEL:g} after Holm's correction for these two. It is not corrected for the number of arms. "
+    f"The entropy is the mean of the last {LAST_STEPS} "
     "steps, in nats")
 
 
@@ -40,8 +41,12 @@ class Sureness:
     @property
     def words(self) -> str:
         """What is seen of ability and of sureness, such as `less sure, not seen to be less able`.
-        """
-        able, sure = side_of(self.greedy.estimate), side_of(self.difference)
+        They are two tests, so their p are corrected."""
+        if self.greedy.has_few_pairs:
+            return "not known: too few pairs"
+        p_of_ability, p_of_sureness = holm([self.greedy.estimate.p, self.difference.p])
+        able = side_of(self.greedy.estimate, p_of_ability)
+        sure = side_of(self.difference, p_of_sureness)
         of_ability = {LESS: "less able", MORE: "more able"}
         of_sureness = {LESS: "less sure", MORE: "more sure"}
         if not able and not sure:
@@ -55,19 +60,22 @@ class Sureness:
 
     def sentence(self, name: str, other: str) -> str:
         gains = [shown(one, "points") for one in (self.sampled.estimate, self.greedy.estimate)]
-        return (f"Less able or less sure? {name} is {self.words}: on held-out problems at the end "
-                f"it gains {gains[0]} points over {other} with sampled answers and {gains[1]} with "
-                "greedy ones, which take the likeliest token at every place. Sampled minus greedy "
-                f"is {shown(self.difference, 'points')}. The mean entropy of its last "
-                f"{LAST_STEPS} steps is {self.entropy:.3f}, and that of {other} "
+        seen = f"{name} is {self.words}"
+        if self.greedy.has_few_pairs:
+            seen = f"From {self.greedy.pairs} pairs that is not known"
+        return (f"Less able or less sure? {seen}: on held-out problems at the "
+                f"end {name} gains {gains[0]} points over {other} with sampled answers and "
+                f"{gains[1]} with greedy ones, which take the likeliest token at every place. "
+                f"Sampled minus greedy is {shown(self.difference, 'points')}. The mean entropy of "
+                f"its last {LAST_STEPS} steps is {self.entropy:.3f}, and that of {other} "
                 f"{self.other_entropy:.3f}.")
 
 
-def side_of(estimate: Estimate) -> int:
-    """MORE or LESS if the whole interval is above or below 0, else 0."""
-    if estimate.low > 0:
-        return MORE
-    return LESS if estimate.high < 0 else 0
+def side_of(estimate: Estimate, p: float) -> int:
+    """MORE or LESS if a difference is seen, else 0."""
+    if not p < LEVEL:
+        return 0
+    return MORE if estimate.value > 0 else LESS
 
 
 def sureness(mine: Arm, theirs: Arm) -> Sureness | None:

@@ -20,13 +20,13 @@ def arm_of(*ends, entropy=0.5):
 
 
 def test_the_two_gains_are_compared_seed_by_seed():
-    """Sampled -0.4, -0.3, -0.4, greedy 0, 0.1, 0: they differ by -0.4 with every seed, although
-    each of them varies."""
-    plain = arm_of((6, 5), (6, 5), (7, 5), entropy=0.3)
-    mine = arm_of((2, 5), (3, 6), (3, 5), entropy=0.7)
+    """Sampled -0.4, -0.3, -0.4, -0.4, greedy 0, 0.1, 0, 0: they differ by -0.4 with every seed,
+    although each of them varies."""
+    plain = arm_of((6, 5), (6, 5), (7, 5), (6, 5), entropy=0.3)
+    mine = arm_of((2, 5), (3, 6), (3, 5), (2, 5), entropy=0.7)
     found = sureness(mine, plain)
-    assert found.sampled.estimate.value == pytest.approx(-1.1 / 3)
-    assert found.greedy.estimate.value == pytest.approx(0.1 / 3)
+    assert found.sampled.estimate.value == pytest.approx(-1.5 / 4)
+    assert found.greedy.estimate.value == pytest.approx(0.1 / 4)
     assert found.difference.interval == pytest.approx((-0.4, -0.4))
     assert (found.entropy, found.other_entropy) == pytest.approx((0.7, 0.3))
     said = found.sentence("my_idea", "plain GRPO")
@@ -50,7 +50,9 @@ def test_nothing_is_said_without_greedy_answers_or_with_one_pair():
     assert sureness_table({"none": plain}, "none") is None
 
 
-UP, DOWN, OPEN = Estimate(0.1, 0.05, 0.15), Estimate(-0.1, -0.15, -0.05), Estimate(0.0, -0.1, 0.1)
+UP, DOWN, OPEN = Estimate(0.1, p=0.02), Estimate(-0.1, p=0.02), Estimate(0.1, p=0.3)
+HARDLY = Estimate(0.1, p=0.03)  # twice as much is not below 0.05
+PAIRS = (1, 2, 3, 4)
 
 
 @pytest.mark.parametrize("greedy, difference, words", [
@@ -58,8 +60,15 @@ UP, DOWN, OPEN = Estimate(0.1, 0.05, 0.15), Estimate(-0.1, -0.15, -0.05), Estima
     (OPEN, DOWN, "less sure, not seen to be less able"),
     (OPEN, UP, "more sure, not seen to be more able"),
     (DOWN, OPEN, "less able, not seen to be less sure"), (DOWN, DOWN, "less able, and less sure"),
-    (DOWN, UP, "less able, but more sure"), (UP, DOWN, "more able, but less sure")])
+    (DOWN, UP, "less able, but more sure"), (UP, DOWN, "more able, but less sure"),
+    (OPEN, HARDLY, "not seen to differ in either"), (HARDLY, OPEN, "not seen to differ in either"),
+    (UP, HARDLY, "more able, and more sure")])
 def test_the_words_for_each_case(greedy, difference, words):
+    """By Holm's correction for two tests: the smaller p counts twice."""
     none = Gain((), Estimate(0.0))
-    found = Sureness(none, Gain((1, 2), greedy), difference, 0.1, 0.1)
+    found = Sureness(none, Gain(PAIRS, greedy), difference, 0.1, 0.1)
     assert found.words == words
+    few = Sureness(none, Gain(PAIRS[:3], greedy), difference, 0.1, 0.1)
+    assert few.words == "not known: too few pairs"
+    assert few.sentence("my_idea", "x").startswith("Less able or less sure? From 3 pairs that is "
+                                                   "not known: on held-out problems at the end my")

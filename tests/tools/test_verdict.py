@@ -48,10 +48,13 @@ def test_the_first_sentence_is_the_verdict():
     assert choice in details
     *_, of_answers = Verdict("rloo", runs_with([0.03, 0.05])).details()
     assert "its choice of answers" in of_answers and of_answers.endswith("other answers.")
-    behind = verdict_of([-0.05, -0.051, -0.049])
-    assert behind.verdict() == ("my_idea is behind plain GRPO: -5.0 (-5.2 to -4.8) points of "
-                                "success in training, 3 pairs.")
-    assert "worse than a random one (-6.0 (-6.2 to -5.8) points)" in " ".join(behind.details())
+    assert "The pairs gain +3.0 (seed 0), +5.0 (seed 1) points over plain GRPO." in details
+    behind = verdict_of([-0.05, -0.051, -0.049, -0.05])
+    assert behind.verdict() == ("my_idea is behind plain GRPO: -5.0 (-5.1 to -4.9) points of "
+                                "success in training, 4 pairs.")
+    assert "worse than a random one (-6.0 (-6.1 to -5.9) points)" in " ".join(behind.details())
+    of_three = " ".join(verdict_of([-0.05, -0.051, -0.049]).details())
+    assert "its choice of tokens is not seen to differ from a random one: -6.0 (" in of_three
     assert "leaves room" not in " ".join(behind.details())
 
 
@@ -72,7 +75,7 @@ def ended(gains, plain, idea, placebo, look=0):
     return Verdict("my_idea", runs_with(gains, look, ends=ends))
 
 
-OPEN = [0.03, 0.05]
+OPEN = [0.03, 0.05, -0.03, -0.05]
 
 
 def test_what_the_pairs_could_have_seen():
@@ -104,18 +107,18 @@ def test_runs_that_sampled_the_same_have_no_verdict():
 
 
 def test_ahead_is_said_after_a_second_look_alone():
-    some, none = [0.05, 0.051, 0.049], [0.02, -0.03, 0.04]
+    some, none = [0.05, 0.051, 0.049, 0.05], [0.02, -0.03, 0.04, 0.0]
     assert verdict_of(some).needs_second_look() and not verdict_of(none).needs_second_look()
-    twice = verdict_of(some, [0.03, 0.031, 0.029])
+    twice = verdict_of(some, [0.03, 0.031, 0.029, 0.03])
     assert twice.word == "ahead" and not twice.needs_second_look()
     assert twice.verdict() == (
-        "my_idea is ahead of plain GRPO: +3.0 (+2.8 to +3.2) points of success in training on 3 "
-        "new seeds, after +5.0 (+4.8 to +5.2) points on the first 3.")
+        "my_idea is ahead of plain GRPO: +3.0 (+2.9 to +3.1) points of success in training on 4 "
+        "new seeds, after +5.0 (+4.9 to +5.1) points on the first 4.")
     assert "better than a random one (+2.0" in " ".join(twice.details())
-    first = ("my_idea is not called ahead of plain GRPO: it gained +5.0 (+4.8 to +5.2) points on "
-             "the first 3 seeds, but ")
-    once, turned = verdict_of(some, none), verdict_of(some, [-0.05, -0.051, -0.049])
-    assert once.verdict().startswith(f"{first}+1.0 (") and "on 3 new ones." in once.verdict()
+    first = ("my_idea is not called ahead of plain GRPO: it gained +5.0 (+4.9 to +5.1) points on "
+             "the first 4 seeds, but ")
+    once, turned = verdict_of(some, none), verdict_of(some, [-0.05, -0.051, -0.049, -0.05])
+    assert once.verdict().startswith(f"{first}+0.8 (") and "on 4 new ones." in once.verdict()
     assert turned.verdict().startswith(f"{first}-5.0 (") and turned.word != "behind"
     assert "interval leaves room" in " ".join(once.details())
 
@@ -127,7 +130,7 @@ def test_no_difference_in_training_does_not_hide_one_on_held_out_problems():
     verdict = ended(OPEN, plain=ALL, idea=HALF, placebo=ALL)
     assert verdict.answer()[1:] == verdict.held_out()
     [held_out] = verdict.held_out()
-    low_and_high = re.findall(r"\(-50\.5 \((-\d+\.\d) to (-\d+\.\d)\) points\)", held_out)
+    low_and_high = re.findall(r"\(-50\.8 \((-\d+\.\d) to (-\d+\.\d)\) points\)", held_out)
     assert len(low_and_high) == 2 and all(float(high) < 0 for _, high in low_and_high)
     assert held_out.startswith("On held-out problems at the end my_idea is worse than plain GRPO (")
     assert " and worse than its placebo (" in held_out
@@ -136,15 +139,33 @@ def test_no_difference_in_training_does_not_hide_one_on_held_out_problems():
         "intervals of the second are not corrected for there being two.")
 
 
+def test_what_three_pairs_see_at_the_end_is_not_said():
+    """Four say it; of three not even the spread is known."""
+    assert ended(OPEN, plain=ALL, idea=HALF, placebo=ALL).held_out()
+    assert not ended(OPEN[:3], plain=ALL, idea=HALF, placebo=ALL).held_out()
+
+
+@pytest.mark.parametrize("gains, far", [
+    # the median of the distances is 0.01, so 0.08 is not far
+    ([0.0, 0.01, 0.02, -0.01, -0.08], []), ([0.0, 0.01, 0.02, -0.01, -0.081], ["4 (-8.1)"]),
+    ([0.0, 0.0, 0.0, 0.019], []), ([0.0, 0.0, 0.0, 0.021], ["3 (+2.1)"]),  # at least two points
+    ([0.3, 0.01, 0.02, 0.0, -0.01, 0.01, -0.2], ["0 (+30.0)", "6 (-20.0)"]),
+    ([0.0, 0.01, -0.5], [])])  # three pairs say nothing of it
+def test_a_pair_that_lies_far_from_the_others_is_told(gains, far):
+    said = " ".join(verdict_of(gains).answer())
+    assert re.findall(r"seed (\d \(.*?\))", said) == far
+    assert ("as if one of its runs had collapsed" in said) == bool(far)
+
+
 @pytest.mark.parametrize("plain, placebo, seen", [
-    (HALF, HALF, "better than plain GRPO (+49.5 (… and better than its placebo (+49.5 (…"),
-    (HALF, ALL, "better than plain GRPO (+49.5 (…"),
-    (ALL, HALF, "better than its placebo (+49.5 (…"), (ALL, ALL, "")])
+    (HALF, HALF, "better than plain GRPO (+49.2 (… and better than its placebo (+49.2 (…"),
+    (HALF, ALL, "better than plain GRPO (+49.2 (…"),
+    (ALL, HALF, "better than its placebo (+49.2 (…"), (ALL, ALL, "")])
 def test_what_the_evaluation_sees_of_each_arm(plain, placebo, seen):
     """Here the idea solves all problems, but for two. Better at the end is not called ahead."""
     verdict = ended(OPEN, plain, ALL, placebo)
     said = " ".join(verdict.held_out())
-    shortened = re.sub(r"\(\+49\.5 \(.*?\) points\)", "(+49.5 (…", said)
+    shortened = re.sub(r"\(\+49\.2 \(.*?\) points\)", "(+49.2 (…", said)
     assert shortened.partition(". This")[0] == (
         f"On held-out problems at the end my_idea is {seen}" if seen else "")
     assert "ahead" not in said
@@ -154,8 +175,8 @@ def test_where_held_out_success_is_the_primary_metric_it_is_said_once(monkeypatc
     monkeypatch.setattr("tools.helpers.verdict.doubt_about_training", lambda runs: "a reason")
     verdict = ended(OPEN, plain=ALL, idea=HALF, placebo=ALL)
     [said] = verdict.answer()
-    assert said.startswith("my_idea is behind plain GRPO: -50.5 (")
-    assert said.endswith(" points of held-out success at the end, 2 pairs.")
+    assert said.startswith("my_idea is behind plain GRPO: -50.8 (")
+    assert said.endswith(" points of held-out success at the end, 4 pairs.")
     assert verdict.details()[0] == ("The primary metric is here the held-out success at the end, "
                                     "because a reason.")
 

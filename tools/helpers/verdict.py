@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 from matplotlib.axes import Axes
 
 from analysis.compare import curves_of_arm, doubt_about_training
@@ -22,7 +23,9 @@ from harness.screen import say
 from tools.helpers.runs import Arms
 
 OTHERS = {"plain": "plain GRPO", "placebo": "its placebo"}
-FEWEST = 4  # from fewer pairs not even their spread is known
+# a pair lies far from the others if its distance from their median is so many times that within
+# which half of the pairs lie, and at least two points
+FAR, AT_LEAST = 8.0, 0.02
 TRUE_GAINS = (0.01, 0.02, 0.04)  # for which it is said how often they are seen
 COLOURS = {"plain": GREY, "placebo": ORANGE, "idea": BLUE}
 
@@ -59,7 +62,7 @@ class Verdict:
         """The verdict in one sentence, and the sentences that say more of what was learned."""
         beside = sureness(self.looks[-1]["idea"], self.looks[-1]["plain"])
         of_sureness = [beside.sentence(self.name, "plain GRPO")] if beside else []
-        return [self.verdict(), *self.held_out(), *of_sureness]
+        return [self.verdict(), *self.far_pairs(), *self.held_out(), *of_sureness]
 
     def verdict(self) -> str:
         """Whether the idea is ahead of plain GRPO or behind it: one sentence."""
@@ -77,9 +80,35 @@ class Verdict:
         if len(self.looks) > 1:
             return (f"{self.name} is not called ahead of plain GRPO: it gained {of_first} seeds, "
                     f"but {found} on {last.pairs} new ones.")
-        too_few = ": too few" if last.pairs < FEWEST else ""
+        too_few = ": too few" if last.has_few_pairs else ""
         return (f"No difference seen between {self.name} and plain GRPO: {found}, {last.pairs} "
                 f"pairs{too_few}.")
+
+    def pairs_of(self, look: Arms, other: str = "plain") -> dict[int, float]:
+        """The gain of each pair over another arm, by seed."""
+        found = {}
+        for seed, mine in look["idea"].items():
+            found[seed] = gain_over({seed: mine}, look[other], self.measure).estimate.value
+        return found
+
+    def far_pairs(self) -> list[str]:
+        """A sentence about pairs that lie far from the others, as after a run that has collapsed;
+        none if there is no such pair."""
+        far = []
+        for look in self.looks:
+            if self.gain(look).has_few_pairs:
+                continue
+            pairs = self.pairs_of(look)
+            median = np.median(list(pairs.values()))
+            limit = max(FAR * np.median([abs(pair - median) for pair in pairs.values()]), AT_LEAST)
+            for seed, pair in pairs.items():
+                if abs(pair - median) > limit:
+                    far.append(f"seed {seed} ({shown(pair, 'points')})")
+        if not far:
+            return []
+        return [f"Look at the runs of {' and '.join(far)}: the pair lies far from the others, as "
+                "if one of its runs had collapsed. Student's t takes pairs for normal. With such a "
+                "pair, its intervals hold the truth less often than in 95 of 100 experiments."]
 
     def comparisons(self) -> Iterator[tuple[str, Arms, str]]:
         """The comparisons of the idea: for each a label, the look and the other arm."""
@@ -112,9 +141,13 @@ class Verdict:
                          "update.")
         elif self.word not in (AHEAD, BEHIND):
             found.append(f"In this setting {room_left(gain.estimate)}.")
+        for look in self.looks:
+            pairs = [f"{shown(pair, 'points')} (seed {seed})"
+                     for seed, pair in self.pairs_of(look).items()]
+            found.append(f"The pairs gain {', '.join(pairs)} points over plain GRPO.")
         found += could_have_seen(gain)
         if not is_the_same(gain):  # then nothing can be said of a choice
-            found.append(self.about_choice(over_placebo.estimate))
+            found.append(self.about_choice(over_placebo))
         return found
 
     def held_out(self) -> list[str]:
@@ -122,23 +155,24 @@ class Verdict:
         primary metric."""
         seen = []
         for other, label in OTHERS.items():
-            estimate = self.gain(self.looks[-1], other, AT_THE_END).estimate
-            word = difference_in_words(estimate)
+            gain = self.gain(self.looks[-1], other, AT_THE_END)
+            word = difference_in_words(gain)
             if word:
-                seen.append(f"{word} than {label} ({in_points(estimate)})")
+                seen.append(f"{word} than {label} ({in_points(gain.estimate)})")
         if self.doubt or not seen:
             return []
         return [f"On held-out problems at the end {self.name} is {' and '.join(seen)}. This is the "
                 "second measure: the verdict goes by the first, success in training. The intervals "
                 "of the second are not corrected for there being two."]
 
-    def about_choice(self, over_placebo: Estimate) -> str:
+    def about_choice(self, over_placebo: Gain) -> str:
         """Whether it matters which tokens the idea chooses."""
         shuffled, word = self.shuffled, difference_in_words(over_placebo)
-        seen = f"{word} than a random one ({in_points(over_placebo)})"
+        estimate = over_placebo.estimate
+        seen = f"{word} than a random one ({in_points(estimate)})"
         if not word:
-            seen = (f"not seen to differ from a random one: {in_points(over_placebo)}. Here "
-                    f"{room_left(over_placebo)}")
+            seen = (f"not seen to differ from a random one: {in_points(estimate)}. Here "
+                    f"{room_left(estimate)}")
         return (f"On these seeds its choice of {shuffled} is {seen}. The placebo is the "
                 f"random choice: it has the same numbers at other {shuffled}.")
 
@@ -161,8 +195,7 @@ class Verdict:
         labels = []
         for number, (label, look, other) in enumerate(self.comparisons()):
             labels.append(f"minus {label}".replace(", ", "\n"))
-            for seed, mine in look["idea"].items():
-                pair = gain_over({seed: mine}, look[other], self.measure).estimate.value
+            for pair in self.pairs_of(look, other).values():
                 axis.plot(number, 100 * pair, "o", ms=4, alpha=0.6, color=COLOURS[other])
             found = self.gain(look, other).estimate
             axis.errorbar(number + 0.15, 100 * found.value, 100 * (found.high - found.value),
@@ -182,7 +215,7 @@ def could_have_seen(gain: Gain) -> list[str]:
     """A sentence about the true gains that such an experiment calls; none if that is not known."""
     if not gain.spread > 0:
         return []
-    if gain.pairs < FEWEST:
+    if gain.has_few_pairs:
         return [f"{gain.pairs} pairs are too few to say how much pairs differ, so the interval is "
                 "itself uncertain. More --seeds make it surer."]
     once, twice = [], []
@@ -207,8 +240,11 @@ def in_points(estimate: Estimate) -> str:
     return f"{shown(estimate, 'points')} points"
 
 
-def difference_in_words(estimate: Estimate) -> str:
-    """better or worse, if the 95% interval lies wholly on one side of 0; otherwise empty."""
-    if estimate.low > 0:
+def difference_in_words(gain: Gain) -> str:
+    """better or worse, if there are enough pairs and the 95% interval lies wholly on one side of 0;
+    otherwise empty."""
+    if gain.has_few_pairs:
+        return ""
+    if gain.estimate.low > 0:
         return "better"
-    return "worse" if estimate.high < 0 else ""
+    return "worse" if gain.estimate.high < 0 else ""
