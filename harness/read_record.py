@@ -48,11 +48,12 @@ def run_config(run: Path) -> Json:
 
 def steps_finished(run: Path) -> int:
     """The steps for which nothing is missing: those of the last checkpoint. A run that keeps no
-    checkpoints has the model of its last step at its end, and writes their number; until then it is
+    checkpoints leaves the model of its last step, and then writes their number. Until then it is
     -1."""
-    config = run_config(run)
-    kept = [step for step, folder in checkpoint_folders(run).items()
-            if can_continue(folder) or step == config.get("steps")]
+    config, folders = run_config(run), checkpoint_folders(run)
+    kept = [step for step, folder in folders.items() if can_continue(folder)]
+    if config.get("checkpoint_every") == 0 and config["steps"] in folders:
+        kept.append(config["steps"])
     ended: int = config.get("finished", -1)
     return max([ended, *kept])
 
