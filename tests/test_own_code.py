@@ -237,6 +237,8 @@ class Keeping(Even):
     (Keeping(random.Random(0), lambda kept: [kept.random() for _ in range(700)]), None),
     (Keeping(np.random.default_rng(0), lambda kept: kept.random()), {"kept.state.state"}),
     (Keeping(np.zeros(2), lambda kept: kept.fill(1)), {"kept"}),
+    (Keeping(torch.nn.Linear(1, 1), lambda kept: kept.bias.data.add_(1)), {"kept.bias"}),
+    (Keeping(torch.nn.Linear(1, 1).requires_grad_(False), lambda kept: kept.bias.add_(1)), set()),
     (Keeping({}, lambda kept: kept.update(new=1)), set())])
 def test_numbers_that_a_method_keeps_are_found(method, named):
     """Wherever they are, but its metrics; not what was not there at first, such as a cache."""

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 import train
 from conftest import hand_made, refusal, spoken
 from engine.policy import derived_seed, sample_answers
-from engine.sampler import decode
+from engine.sampler import begin
 from grpo import update
 from harness import record
 from harness import run as harness_run
@@ -225,9 +225,9 @@ def drawn(monkeypatch):
 
     def noted(model, prompts, starts, limits, uniform, *more):
         drawn.append(uniform)
-        return decode(model, prompts, starts, limits, uniform, *more)
+        return begin(model, prompts, starts, limits, uniform, *more)
 
-    monkeypatch.setattr("engine.sampler.decode", noted)
+    monkeypatch.setattr("engine.sampler.begin", noted)
     return drawn
 
 

@@ -189,8 +189,10 @@ def test_a_game_without_end_is_cut_off_at_the_limit_and_told(policy, games, caps
     batch = endless.ask(GAMES[:1], 4, seed=1)
     assert not batch.finished.any() and (batch.written.sum(1) == 16).all()
     told = "every answer of this step was cut off at --max_new_tokens. Does its reply never"
-    for batch, asked, count in ((batch, endless, 1), (games, policy, 0)):
-        score_again(batch, asked.task, "odd", asked.environment)
+    for one, asked, environment, count in ((batch, endless, endless.environment, 1),
+                                           (games, policy, policy.environment, 0),
+                                           (batch, endless, None, 0)):
+        score_again(one, asked.task, "odd", environment)
         assert capsys.readouterr().out.count(told) == count
 
 
