@@ -255,5 +255,7 @@ ADVANTAGES.update({
     "prefix_tree": "credit.prefix_tree", "gtpo": "credit.gtpo",
     "optimal_token_baseline": "credit.baselines", "maxrl": "credit.baselines",
     "gdpo": "credit.baselines", "opo": "credit.baselines",
-    "quantile_baseline": "credit.baselines", "turn_credit": "credit.turns"})
+    "quantile_baseline": "credit.baselines", "turn_credit": "credit.turns",
+    "without_luck": "credit.turns", "turn_mean": "credit.turns", "mt_grpo": "credit.turns",
+    "gigpo": "credit.turns"})
 CLIP_KINDS.update(dict.fromkeys(("dual", "gspo", "cispo", "sapo", "gmpo", "dppo"), "credit.clips"))

@@ -32,8 +32,9 @@ K = typing.Annotated[int, Flag(9, "how many answers are sampled for each value",
 ROWS_AT_ONCE = 1024
 # The most bytes of cache for them. A model of 0.5B has 12 MB for each row of 512 tokens.
 CACHE_AT_ONCE = 2 ** 30
-Every = typing.Annotated[str, Flag("line", "line: a value is estimated at every new line. A "
-                                           "number: every so many tokens")]
+Every = typing.Annotated[str, Flag("line", "line: a value is estimated at every new line. turn: "
+                                           "before every turn of the model. A number: every so "
+                                           "many tokens")]
 
 
 @advantage
@@ -48,14 +49,17 @@ class vine:
     """
 
     def __init__(self, policy: Policy, *, values_k: K = 9, values_every: Every = "line"):
-        if not re.fullmatch("line|[1-9][0-9]{0,8}", values_every):
-            raise UserError(f"--values_every {values_every} should be line or a number "
+        if not re.fullmatch("line|turn|[1-9][0-9]{0,8}", values_every):
+            raise UserError(f"--values_every {values_every} should be line, turn or a number "
                             "of tokens, at least 1")
         self.k, self.every = values_k, values_every
         self.metrics: Metrics = {}
 
     def __call__(self, rollouts: Rollouts, policy: Policy) -> torch.Tensor:
-        cuts = [segment_starts(texts, self.every) for texts in rollouts.texts]
+        if self.every == "turn":
+            cuts = [begins.nonzero().squeeze(1).tolist() for begins in rollouts.begins_turn]
+        else:
+            cuts = [segment_starts(texts, self.every) for texts in rollouts.texts]
         values, self.metrics = prefix_values(policy, rollouts, cuts, self.k)
         advantage = torch.zeros_like(rollouts.log_prob)
         for row, (starts, before) in enumerate(zip(cuts, values)):

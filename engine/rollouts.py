@@ -103,10 +103,14 @@ class Rollouts:
 
     @property
     def turn(self) -> Tensor:
-        """(B, T) the number of each token's turn, counted from 0. A turn of the model begins at the
-        start of an answer, and after what the environment wrote; the reply to it is part of it."""
-        begins = self.mask & ~F.pad(self.mask, (1, 0))[:, :-1]
-        return (begins.cumsum(1) - 1).clamp(min=0)
+        """(B, T) the number of each token's turn, counted from 0; the reply to it is part of it."""
+        return (self.begins_turn.cumsum(1) - 1).clamp(min=0)
+
+    @property
+    def begins_turn(self) -> Tensor:
+        """(B, T) bool: a turn of the model begins here, at the start of an answer, or after what
+        the environment wrote."""
+        return self.mask & ~F.pad(self.mask, (1, 0))[:, :-1]
 
     @cached_property
     def groups_and_ids(self) -> tuple[list[int], list[list[int]]]:

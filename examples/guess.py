@@ -2,7 +2,7 @@
 7 in three tries. After each guess the environment says whether it was too big or too small.
 
     python examples/guess.py                             # a game told, and GRPO: under a minute
-    python examples/guess.py --advantage turn_credit     # a method beside GRPO: two minutes
+    python examples/guess.py --advantage without_luck    # a method beside GRPO: two minutes
     python train.py --task examples.guess --model models/guesser      # the same, with its record
 
      4<|im_end|> big.\n 2<|im_end|> small.\n 3<|im_end|>        an answer when the secret is 3
@@ -40,6 +40,7 @@ from torch import Tensor
 
 from analysis.statistics import student_quantile
 from engine.errors import UserError
+from engine.methods import ADVANTAGES, make, metrics_of
 from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts
 from examples.histories import BIG, SMALL, Tree, estimated_gradient, gradient_of_success
@@ -223,11 +224,18 @@ def tell(steps: list[tuple[str, float, float]]) -> list[str]:
 
 
 def draw(steps: list[tuple[str, float, float]], account: list[tuple[float, float]],
-         path: Path) -> None:
-    """A game as a staircase of values, and beside it what the reward's variance consists of."""
+         batch: Rollouts, credit: Tensor, path: Path) -> None:
+    """A game as a staircase of values, what the reward's variance consists of, and what the first
+    turns of a batch get: by GRPO, and without the luck of the replies."""
     from matplotlib.figure import Figure
-    figure = Figure((9, 3.4), layout="constrained")
-    stairway, bars = figure.subplots(1, 2, width_ratios=(3, 2))
+    figure = Figure((13, 3.4), layout="constrained")
+    stairway, bars, turns = figure.subplots(1, 3, width_ratios=(3, 2, 2))
+    plain = (batch.reward - batch.reward.mean()).sort().values
+    turns.bar(range(len(plain)), plain, width=1, color="#999999", label="reward minus its mean")
+    turns.bar(range(len(plain)), credit.sort().values, width=1, color="#1f77b4",
+              label="the same without luck")
+    turns.set(xlabel=f"{len(plain)} games, sorted", title="What a first guess gets")
+    turns.legend(fontsize=8)
     for x, (name, before, after) in enumerate(steps):
         colour = "#1f77b4" if name.startswith("guess") else "#999999"
         stairway.bar(x, after - before, bottom=before, color=colour)
@@ -275,13 +283,17 @@ def main(argv: list[str]) -> None:
     for turn, (credit, luck) in enumerate(account, 1):
         print(f"  turn {turn}   credit of the guess {credit / variance:6.1%}   luck of the reply "
               f"{luck / variance:6.1%}")
+    method = make(ADVANTAGES["without_luck"], {}, parts.policy)
+    estimated = method(batch, parts.policy)
+    print(f"  As far as it can be seen in {len(batch.ids)} games, without the values: luck "
+          f"{metrics_of(method)['luck_share']:.1%} (--advantage without_luck)")
     if own.picture:
-        draw(steps, account, Path(own.picture))
+        draw(steps, account, batch, estimated[:, 0], Path(own.picture))
     if (s.mitigation, s.advantage) == ("none", "grpo"):
         print("\nPlain GRPO:")
         learn(s, show=True)
-        print("\n" + python_command("examples/guess.py", "--advantage", "turn_credit")
-              + "  trains on the credit of each guess, without the luck")
+        print("\n" + python_command("examples/guess.py", "--advantage", "without_luck")
+              + "  takes the luck out; with turn_credit it trains on the true credit")
         return
     print("\nThe gradient of a batch of the first model:", flush=True)
     name = " and ".join({s.mitigation, s.advantage} - {"none", "grpo"})

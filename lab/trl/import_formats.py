@@ -52,6 +52,10 @@ def are_ids(value) -> bool:
     return isinstance(value, list) and all(is_whole(one, most=2 ** 24 - 1) for one in value)
 
 
+def are_own(value) -> bool:
+    return isinstance(value, list) and all(one in (0, 1) for one in value) and 1 in value
+
+
 def are_parts(value) -> bool:
     return isinstance(value, dict) and all(is_number(one) for one in value.values())
 
@@ -75,6 +79,7 @@ FIELDS = {  # of a line; a null is as if the field were not there
     "completion": Check(is_text, "a text or a list of messages"),
     "prompt_ids": Check(are_ids, "a list of token numbers"),
     "token_ids": Check(are_ids, "a list of token numbers"),
+    "own": Check(are_own, "a list of 1 for each token that the model drew, and 0 for the others"),
     "reward": Check(is_number, "a number"),
     "parts": Check(are_parts, "numbers by name"),
     "finished": Check(is_bool, "true or false"),

@@ -94,7 +94,7 @@ class Reader:
             raise UserError(f"{where} has no prompt")
         if not ids:
             raise UserError(f"{where} has no answer")
-        for name in PER_TOKEN:
+        for name in (*PER_TOKEN, "own"):
             if isinstance(line.get(name), list) and len(line[name]) != len(ids):
                 raise UserError(f"{where}: its {name} has {len(line[name])} values, but the answer "
                                 f"has {len(ids)} tokens")
@@ -153,13 +153,15 @@ class Reader:
         answers = sorted(answers, key=lambda answer: numbers[answer["group"]])
         prompts = prompts_of_groups(answers)
         length = torch.tensor([len(answer["token_ids"]) for answer in answers])
-        mask = torch.arange(int(length.max())) < length[:, None]
-        given = {name: column_of(answers, name, mask) for name in PER_TOKEN}
+        written = torch.arange(int(length.max())) < length[:, None]
+        mask = column_of(answers, "own", written).nan_to_num(1).bool() & written
+        given = {name: column_of(answers, name, written) for name in PER_TOKEN}
         scores = scores_of(answers)
         batch = Rollouts(
             problems=list(prompts), prompt_ids=list(prompts.values()), step=step, mask=mask,
+            written=written,
             group=torch.tensor([numbers[answer["group"]] for answer in answers]),
-            ids=column_of(answers, "token_ids", mask, torch.long),
+            ids=column_of(answers, "token_ids", written, torch.long),
             finished=torch.tensor([answer["finished"] for answer in answers]),
             log_prob=given["log_prob"], entropy=given["entropy"], collision=given["collision"],
             advantage=given["advantage"])
@@ -308,6 +310,8 @@ def labelled(batch: Rollouts, tokenizer: Tokenizer, task=None) -> Rollouts:
         return sections, kinds
 
     names = SimpleNamespace(label=task.label if task else by_tags, score=lambda problem, text: {})
+    if not batch.mask.equal(batch.written):  # then answers have turns
+        names.reply = None
     return score_answers(batch, tokenizer, names)
 
 

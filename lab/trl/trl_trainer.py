@@ -15,9 +15,9 @@ makes it (B, T), and TRL's loss takes that:
 
 A weighting sees the whole batch of all processes, as in train.py. One more forward pass for each
 batch computes log_prob, entropy and collision, at the temperature of TRL's sampling. With `none`
-nothing of TRL's is changed. Evaluations are not weighted. Answers with tokens that the model did
-not write (tools, environments) or with images are refused, and so are weightings that sample or
-compute with this lab's own model.
+nothing of TRL's is changed. Evaluations are not weighted. In answers of several turns the mask is
+that of the model's own tokens (TRL's `tool_mask`). Answers with images are refused, and so are
+methods that sample or compute with this lab's own model.
 """
 import inspect
 import math
@@ -29,7 +29,7 @@ from types import SimpleNamespace
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.methods import MITIGATIONS, NEVER_RESCALED, make
+from engine.methods import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, checked_credit, make
 from lab.trl.import_run import labelled, named_parts
 from engine.errors import PROJECT, UserError
 from engine.errors import refuse_undefined
@@ -57,32 +57,34 @@ except (ImportError, RuntimeError) as error:
     raise UserError("lab.trl.trl_trainer needs TRL, which is not among this project's packages: "
                     f"{INSTALL} ({' '.join(str(error).split())})") from None
 
-KNOWN = {  # what a batch of TRL holds when its answers are text of the model alone
+KNOWN = {  # what a batch of TRL holds when its answers are text
     "prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "advantages",
     "num_items_in_batch", "old_per_token_logps", "importance_sampling_ratio",
-    "sampling_per_token_logps", "ref_per_token_logps"}
+    "sampling_per_token_logps", "ref_per_token_logps", "tool_mask"}
 STATE = "mitigation.safetensors"  # in TRL's checkpoints
 
 
 class CreditGRPOTrainer(GRPOTrainer):
-    """TRL's trainer, whose arguments it takes, and five more.
+    """TRL's trainer, whose arguments it takes, and six more.
 
     mitigation        a choice of --mitigation, or a function like those in mitigations.py
     mitigation_flags  its flags that are not at their defaults, by name
     rescale           as --rescale
+    advantage         a choice of --advantage, or such a function, in place of TRL's own advantage
     credit            a folder that does not exist yet, for analyze.py
-    task              a module as of --task, whose Task names the tokens; without it <think> and
-                      <answer> make sections, and a token's own text says what kind it is
+    task              a module as of --task, whose Task names the tokens, and replies where an
+                      advantage asks it to (without_luck); without it <think> and <answer> make
+                      sections, and a token's own text says what kind it is
     """
 
     def __init__(self, *arguments, mitigation="none", mitigation_flags=None, rescale="mean",
-                 credit=None, task=None, **more):
+                 advantage=None, credit=None, task=None, **more):
         refuse_other_trl()
-        function = weighting_of(mitigation)
+        function = chosen(MITIGATIONS, "mitigation", mitigation)
         values = flag_values(function, mitigation_flags or {})
         check_value("rescale", rescale, Flag("mean", choices=("mean", "gradient", "none")))
         super().__init__(*arguments, **more)
-        self.is_weighted = function is not MITIGATIONS["none"]
+        self.is_weighted = function is not MITIGATIONS["none"] or advantage is not None
         self.is_watched = self.is_weighted or credit is not None
         if self.is_weighted and self.importance_sampling_level != "token":
             raise UserError(f"importance_sampling_level {self.importance_sampling_level!r} gives "
@@ -90,7 +92,7 @@ class CreditGRPOTrainer(GRPOTrainer):
                             "would count. Weights need 'token', also with the loss luspo")
         if self.is_watched:
             rescale = "none" if function.__name__ in NEVER_RESCALED else rescale
-            self.credit = Credit(self, function, values, rescale, credit, task)
+            self.credit = Credit(self, function, values, rescale, advantage, credit, task)
 
     def _calculate_rewards(self, inputs, prompts, completions, completion_ids_list):
         """Keep what TRL forgets: the rewards, of all processes, and the answers' lengths."""
@@ -123,18 +125,25 @@ class CreditGRPOTrainer(GRPOTrainer):
 class Credit:
     """The weighting of a trainer's batches, their record, and all that both need."""
 
-    def __init__(self, trainer, function, values: dict, rescale: str, folder, task):
+    def __init__(self, trainer, function, values: dict, rescale: str, advantage, folder, task):
         self.trainer = trainer
         self.name = function.__name__
         self.rescale = rescale
         self.tokenizer = tokenizer_of(trainer)
         self.task = CheckedTask(load_task(task)()) if task else None
-        self.policy = policy_of(trainer)
+        self.policy = policy_of(trainer, self.task, task)
         self.weighting = make(function, values, self.policy)
+        self.advantage, self.own_advantage = None, "TRL's"
+        if advantage is not None:
+            of_ours = chosen(ADVANTAGES, "advantage", advantage)
+            self.own_advantage = of_ours.__name__
+            self.advantage = make(of_ours, flag_values(of_ours, {}), self.policy)
         self.batches: int | None = None  # how many there were
         self.record = None
         if folder:
             settings = {"mitigation": self.name, **values, "rescale": rescale}
+            if self.advantage is not None:
+                settings["advantage"] = self.own_advantage
             self.record = Record(trainer, Path(folder), settings, self.tokenizer)
         add_fused_lm_head(model_of(trainer), temperature=trainer.temperature,
                           cast_lm_head_to_fp32=trainer.args.cast_lm_head_to_fp32,
@@ -147,6 +156,10 @@ class Credit:
             self.batches = batches_in(trainer, trainer.state.global_step)
         self.batches += 1
         rollouts = self.rollouts_of(output, scored)
+        if self.advantage is not None:
+            found = checked_credit(self.advantage, f"--advantage {self.own_advantage}", rollouts,
+                                   self.policy)
+            rollouts = replace(rollouts, advantage=found)
         # mask_truncated_completions trains on no answer that the limit cut off
         is_trained = gathered(trainer, output["completion_mask"]).bool()
         batch = replace(rollouts, mask=rollouts.mask & is_trained)
@@ -161,22 +174,26 @@ class Credit:
     def rollouts_of(self, output: dict, scored) -> Rollouts:
         """TRL's batch in the frame of this lab, with the rows of all processes."""
         if others := sorted(set(output) - KNOWN):
-            raise UserError(f"TRL's batch has {', '.join(others)}: answers with images, or with "
-                            "tokens of tools or an environment, are not weighted here")
+            raise UserError(f"TRL's batch has {', '.join(others)}: answers with images are not "
+                            "weighted here")
         trainer = self.trainer
         own_ids = output["completion_ids"]
         lengths = torch.tensor(scored.lengths, device=own_ids.device)
         place = torch.arange(own_ids.shape[1], device=own_ids.device)
-        own_mask = (place < lengths[:, None]).long()
-        look = Look(trainer, output, own_mask)
+        own_written = (place < lengths[:, None]).long()
+        # 0 where a tool or an environment wrote
+        own_mask = own_written * output.get("tool_mask", torch.ones_like(own_ids))
+        look = Look(trainer, output, own_written, own_mask)
         log_prob, entropy, collision = look.facts()
         refuse_undefined("the model's probabilities are", log_prob, entropy, collision)
 
         ids = gathered(trainer, own_ids)                                    # (B, T)
         mask = gathered(trainer, own_mask).bool()
-        last = ids.gather(1, mask.sum(1, keepdim=True) - 1)                 # (B, 1)
+        written = gathered(trainer, own_written).bool()
+        end = written.sum(1, keepdim=True) - 1                              # (B, 1)
+        last = ids.gather(1, end)
         ends = [*trainer.eos_token_ids, trainer._tokenizer.pad_token_id]
-        finished = torch.isin(last, last.new_tensor(ends)).squeeze(1)       # (B,)
+        finished = (torch.isin(last, last.new_tensor(ends)) & mask.gather(1, end)).squeeze(1)
 
         size = trainer.num_generations  # of a group, whose rows have one prompt
         prompt_ids = gathered(trainer, output["prompt_ids"])[::size]
@@ -185,8 +202,9 @@ class Credit:
         seed = derived_seed("credit", trainer.args.seed, self.batches)
         rollouts = Rollouts(
             problems=gather_object(scored.problems)[::size], prompt_ids=prompts,
-            group=torch.arange(len(ids), device=ids.device) // size, ids=ids * mask, mask=mask,
-            finished=finished, log_prob=log_prob, entropy=entropy, collision=collision,
+            group=torch.arange(len(ids), device=ids.device) // size, ids=ids * written, mask=mask,
+            written=written, finished=finished,
+            log_prob=log_prob, entropy=entropy, collision=collision,
             step=self.batches, generator=torch.Generator().manual_seed(seed), forward=look)
         rollouts = labelled(rollouts, self.tokenizer, self.task)
         advantage = trainer.accelerator.gather(output["advantages"]).float()
@@ -212,12 +230,12 @@ class Look:
     TRL makes the shift: it runs over prompt and answer, and its last T values belong to the answer.
     """
 
-    def __init__(self, trainer, output: dict, mask: torch.Tensor):
+    def __init__(self, trainer, output: dict, written: torch.Tensor, mask: torch.Tensor):
         self.trainer = trainer
         self.mask = mask
         self.T = mask.shape[1]
         self.ids = torch.cat([output["prompt_ids"], output["completion_ids"]], 1)
-        self.attended = torch.cat([output["prompt_mask"], mask], 1)
+        self.attended = torch.cat([output["prompt_mask"], written], 1)
         self.results = {}
 
     @torch.no_grad()
@@ -325,8 +343,8 @@ class Record:
         trainer, args = self.trainer, self.trainer.args
         model = model_of(trainer)
         config = {
-            **self.settings,
             "advantage": f"trl_{trainer.scale_rewards}_{trainer.loss_type}",
+            **self.settings,
             "model": model.config._name_or_path or type(model).__name__,
             "seed": args.seed,
             "steps": batches_in(trainer, trainer.state.max_steps),
@@ -386,14 +404,19 @@ def model_of(trainer):
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
-def policy_of(trainer) -> Only:
-    """The policy that a weighting which is a class is given, as far as it exists here."""
+def policy_of(trainer, task=None, name=None) -> Only:
+    """The policy that a method which is a class is given, as far as it exists here."""
     settings = {"seed": trainer.args.seed, "temperature": trainer.temperature,
-                "max_new_tokens": trainer.max_completion_length}
+                "max_new_tokens": trainer.max_completion_length, "dynamic_sampling": 1,
+                "questions": trainer.args.generation_batch_size // trainer.num_generations}
+    known = {}
+    if task is not None:
+        known["task"] = task
+        settings["task"] = name
     config = Only("policy.model.config", **model_of(trainer).config.get_text_config().to_dict())
     model = Only("policy.model", config=config, device=trainer.accelerator.device)
     return Only("policy", model=model, tokenizer=tokenizer_of(trainer),
-                settings=Only("policy.settings", **settings))
+                settings=Only("policy.settings", **settings), **known)
 
 
 def tokenizer_of(trainer):
@@ -406,12 +429,12 @@ def tokenizer_of(trainer):
         return load_tokenizer(folder)
 
 
-def weighting_of(mitigation):
-    """The function or class behind a name of --mitigation, or the function that was given."""
-    if callable(mitigation):
-        return mitigation
-    check_value("mitigation", mitigation, Flag("none", choices=MITIGATIONS))
-    return MITIGATIONS[mitigation]
+def chosen(choices, flag: str, given):
+    """The function or class behind a name of --mitigation or --advantage, or that was given."""
+    if callable(given):
+        return given
+    check_value(flag, given, Flag("none", choices=choices))
+    return choices[given]
 
 
 def flag_values(function, given: dict) -> dict:

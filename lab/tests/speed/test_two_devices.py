@@ -27,6 +27,7 @@ from tools.idea import arms_of
 from train import main
 
 PROMPTS = [[5, 6, 7], [5, 9]]
+OF_TURNS = {"turn_credit", "without_luck"}
 
 
 @pytest.fixture(autouse=True)
@@ -153,7 +154,7 @@ def test_a_step_is_that_of_the_cpu(learner, tmp_path, monkeypatch, flags):
 
 
 @pytest.mark.parametrize("weighting, advantage", list(zip_longest(
-    sorted(MITIGATIONS), sorted({*ADVANTAGES} - {"turn_credit"}), fillvalue="grpo")))
+    sorted(MITIGATIONS), sorted({*ADVANTAGES} - OF_TURNS), fillvalue="grpo")))
 def test_every_method_stays_on_its_device(learner, tmp_path, monkeypatch, weighting, advantage):
     """A weighting and an advantage in one step."""
     with second_device(monkeypatch):
@@ -161,12 +162,12 @@ def test_every_method_stays_on_its_device(learner, tmp_path, monkeypatch, weight
                    "--advantage", advantage)
 
 
-def test_several_turns_stay_on_their_device(tmp_path, monkeypatch):
-    """What an environment wrote is read, and the true credit of a turn is computed; a step is that
-    of the CPU."""
+@pytest.mark.parametrize("name", ["turn_credit", "without_luck", "gigpo"])
+def test_several_turns_stay_on_their_device(tmp_path, monkeypatch, name):
+    """What an environment wrote is read, and turns get their credit; a step is that of the CPU."""
     monkeypatch.setitem(sampler.PACE, "cpu", sampler.PACE["cuda"])
     monkeypatch.setattr("engine.forward.embedding_by_rows", nullcontext)
-    player, flags = ROOT / "models/guesser", ["--advantage", "turn_credit"]
+    player, flags = ROOT / "models/guesser", ["--advantage", name]
     expected = run(player, tmp_path / "cpu", *flags)
     with second_device(monkeypatch):
         found = run(player, tmp_path / "cuda", "--device", "cuda", *flags)

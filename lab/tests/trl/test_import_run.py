@@ -76,6 +76,30 @@ def test_of_texts_and_rewards_the_rest_is_computed(tmp_path):
     assert "reward_answer" not in later
 
 
+def test_what_an_environment_wrote_is_kept_and_is_not_the_models(tmp_path):
+    """Two turns, between which stand two tokens of a reply."""
+    line = {"step": 1, "prompt_ids": [5, 6], "token_ids": [10, 2, 11, 12, 13, 2],
+            "own": [1, 1, 0, 0, 1, 1], "reward": 1.0}
+    folder = imported(tmp_path, write(tmp_path / "a.jsonl", line, {**line, "reward": 0.0}))
+    columns = read_columns(folder, 1)
+    assert columns["own"].tolist() == line["own"] * 2
+    assert columns["token_id"].tolist() == line["token_ids"] * 2
+    z = np.array(line["own"]) * 0.5 / 0.5001
+    assert np.allclose(columns["advantage"], [*z, *-z], atol=1e-6)
+    of_drawn = facts_of(line["token_ids"], [5, 6])[0] * line["own"]
+    assert np.allclose(columns["log_prob"][:6], of_drawn, atol=1e-4)
+
+
+@pytest.mark.parametrize("own, said", [
+    ([1, 1, 0], "its own has 3 values, but the answer has 4 tokens"),
+    ([1, 2, 0, 1], "its own should be a list of 1 for each token that the model drew"),
+    ([0, 0, 0, 0], "its own should be a list of 1")])
+def test_a_mask_that_is_none_is_refused(tmp_path, own, said):
+    line = {"step": 1, "prompt_ids": [5], "token_ids": [10, 2, 3, 2], "own": own, "reward": 1.0}
+    with pytest.raises(UserError, match=said):
+        imported(tmp_path, write(tmp_path / "a.jsonl", line))
+
+
 FACTS = {"prompt_ids": [5, 6], "token_ids": [10, 11, 12, 2], "log_prob": [-1, -2, -3, -0.5],
          "entropy": [1, 2, 3, 0.5]}
 

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -16,14 +17,18 @@ import analyze
 from lab.tests.trl import INSTALL
 from conftest import ASKED, ROOT, StateIdea, copied, put_in
 from countdown_task import Problem
-from engine.methods import MITIGATIONS, make
+from credit.turns import turn_mean
+from engine.methods import ADVANTAGES, MITIGATIONS, checked_credit, make
 from engine.errors import UserError
 from engine.extra_forward import with_facts
 from engine.forward import response_log_probs
 from engine.policy import Forward, derived_seed
 from grpo import length_scaling, policy_loss
 from harness.read_record import read_columns, read_credit
+from harness.build import load_policy
 from harness.flags import flags_of
+from harness.settings import make_settings
+from lab.tests.trl import guess_rows
 from mitigations import rescaled_weight
 from runs import block, copy_project, free_port, lines, program
 from tools import preview
@@ -166,6 +171,64 @@ def test_the_gradient_is_ours_on_the_same_batch(policy, tmp_path, name, flags, m
     torch.testing.assert_close(torch.from_numpy(weights_on_file(tmp_path / "run")),
                                weight[batch.mask], rtol=0.01, atol=1e-3)  # 1 - p near 1, squared
     assert_same_vector(found, wanted)
+
+
+def played(policy, rows, seed):
+    """Answers to these rows by our sampler, in TRL's form, and the reward of each."""
+    batch = policy.ask(rows, 1, seed=seed)
+    _, ids = batch.groups_and_ids
+    own = [mask[:len(one)].tolist() for mask, one in zip(batch.mask.int(), ids)]
+    return {"prompt_ids": batch.prompt_ids, "completion_ids": ids, "env_mask": own,
+            "logprobs": [[0.0] * len(one) for one in ids]}, batch
+
+
+@needs_trl
+@pytest.mark.numerics
+@pytest.mark.parametrize("advantage", [None, "without_luck", "gigpo", turn_mean])
+def test_answers_of_several_turns_are_trained_on_as_ours(tmp_path, advantage, undrawn):
+    """Three games with four answers each, by an environment of TRL's, whose mask has holes. The
+    record has them, and the gradient is ours."""
+    player, module = str(ROOT / "models/guesser"), "lab.tests.trl.guess_rows"
+    policy = load_policy(make_settings({"model": player, "task": module, "questions": "3"}))
+    rows = [dict(guess_rows.problems[i]) for i in (1, 4, 6)]
+    games = [row for row in rows for _ in range(4)]
+    answers, batch = played(policy, games, seed=5)
+    T = int(batch.written.sum(1).max())
+    gradients = Gradients()
+    trainer = CreditGRPOTrainer(
+        AutoModelForCausalLM.from_pretrained(player, dtype=torch.float32),
+        reward_funcs=lambda **_: batch.reward.tolist(), rollout_func=lambda *_: answers,
+        args=trl.GRPOConfig(
+            output_dir=str(tmp_path / "out"), max_steps=1, per_device_train_batch_size=12,
+            num_generations=4, max_completion_length=16, use_cpu=True, bf16=False, report_to=[],
+            save_strategy="no", disable_tqdm=True, shuffle_dataset=False, max_grad_norm=0.0,
+            seed=0, learning_rate=1e-3),
+        callbacks=[gradients], train_dataset=Dataset.from_list(rows), advantage=advantage,
+        processing_class=AutoTokenizer.from_pretrained(player), task=module,
+        credit=tmp_path / "run")
+    trainer.train()
+    own = read_credit(tmp_path / "run", 1, policy.tokenizer)
+    for name in ("ids", "mask", "written"):
+        assert getattr(own, name).equal(getattr(batch, name)[:, :T]), name
+    assert own.finished.equal(batch.finished) and not own.mask.equal(own.written)
+    for name in ("log_prob", "entropy", "collision"):
+        torch.testing.assert_close(getattr(own, name), getattr(batch, name)[:, :T], atol=1e-5,
+                                   rtol=0)
+    mine = replace(batch, group=torch.arange(12) // 4, problems=rows,
+                   prompt_ids=batch.prompt_ids[::4], step=1,
+                   generator=torch.Generator().manual_seed(derived_seed("credit", 0, 1)))
+    function = "dr_grpo" if advantage is None else advantage
+    function = ADVANTAGES[function] if isinstance(function, str) else function
+    credit = checked_credit(make(function, {}, policy), "mine", mine, policy)
+    if advantage is None:  # TRL's z-score has another deviation
+        group = own.reward.view(3, 4)
+        credit = credit / (group.std(1) + 1e-4).repeat_interleave(4)[:, None]
+    torch.testing.assert_close(own.advantage, (credit * batch.mask)[:, :T], atol=1e-5, rtol=1e-4)
+    log_prob = response_log_probs(policy.model, mine, torch.arange(12))
+    policy_loss(log_prob, credit, torch.ones_like(credit), batch.mask,
+                int(batch.mask.sum())).backward()
+    assert_same_vector(gradients.kept[0],
+                       {name: p.grad for name, p in policy.model.named_parameters()})
 
 
 def numbers(trainer):
