@@ -40,7 +40,7 @@ from engine.methods import (ADVANTAGES, CLIP_KINDS, MITIGATIONS, Method, Metrics
                             checked_credit, metrics_of, mitigation)
 from engine.policy import Policy
 from engine.rollouts import Rollouts, double
-from engine.tokens import ANSWER, NUMBER, OPERATOR, TAG, THINK, WORD
+from engine.tokens import ANSWER, KINDS, NUMBER, OPERATOR, TAG, THINK, WORD
 from grpo import centred, gradient_size, rescaling, to_every_token
 from harness.flags import NotNegative, Percent, Positive, Share
 
@@ -209,9 +209,8 @@ def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: Polic
     weight = checked_credit(chosen, f"the weighting {name}", rollouts, policy, is_weight=True)
     if not weight.any():
         weight, note = rollouts.mask.float(), "all weights were 0, so every token gets 1"
-    if placebo == "weights":
-        one_group = torch.zeros_like(rollouts.group)
-        weight = shuffled(weight, rollouts.mask, one_group, rollouts.generator)
+    if placebo.startswith("weights"):
+        weight = shuffled(weight, rollouts, placebo)
     c = rescaling(weight, rollouts, rescale_to)
     if not (weight * c).isfinite().all():
         c, note = 1.0, "weights were not rescaled: hardly any weight is on tokens with an advantage"
@@ -220,24 +219,38 @@ def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: Polic
     return weight, metrics_of(chosen) | about
 
 
-def shuffled(value: Tensor, mask: Tensor, group: Tensor, generator: torch.Generator,
-             whole_answers: bool = False) -> Tensor:
-    """A placebo (B, T): the same values, but at random tokens. What a method loses by this is what
-    its choice of tokens was worth. The values of a group are shuffled over its tokens, or with
-    `whole_answers` over its answers. For weights the whole batch is one group."""
+def shuffled(value: Tensor, rollouts: Rollouts, placebo: str, whole_answers: bool = False
+             ) -> Tensor:
+    """A placebo (B, T): the same values, but at other tokens, chosen at random. What a method loses
+    by this is what its choice of tokens was worth. `placebo` says which tokens exchange their
+    values (`cells_of`). With `whole_answers` the answers of a group exchange theirs."""
     result = torch.zeros_like(value)
-    for number in group.unique():
-        rows = (group == number).nonzero().squeeze(1)
-        of_group, is_token = value[rows], mask[rows]
-        count = len(rows) if whole_answers else int(is_token.sum())
-        order = torch.randperm(count, generator=generator).to(rows.device)
+    cells, mask = cells_of("advantages" if whole_answers else placebo, rollouts), rollouts.mask
+    for cell in cells.unique():
         if whole_answers:  # all tokens of an answer have the value of its first
-            mixed = of_group[order, :1] * is_token
+            rows = (rollouts.group == cell).nonzero().squeeze(1)
+            order = torch.randperm(len(rows), generator=rollouts.generator).to(rows.device)
+            result[rows] = value[rows[order], :1] * mask[rows]
         else:
-            mixed = torch.zeros_like(of_group)
-            mixed[is_token] = of_group[is_token][order]
-        result[rows] = mixed
+            inside = mask & (cells == cell)
+            order = torch.randperm(int(inside.sum()), generator=rollouts.generator)
+            result[inside] = value[inside][order.to(value.device)]
     return result
+
+
+def cells_of(placebo: str, rollouts: Rollouts) -> Tensor:
+    """(B, T): which tokens exchange their values, those with the same number. Advantages stay in
+    their group, and weights go through the whole batch. `by_kind` keeps them at tokens of one
+    category, and `by_position` at the tokens that are first in their answers, second, and so on."""
+    cells = torch.zeros_like(rollouts.ids)
+    if placebo.startswith("advantages"):
+        cells = cells + rollouts.group[:, None]
+    if placebo.endswith("by_kind"):
+        cells = cells * len(KINDS) + rollouts.kind
+    if placebo.endswith("by_position"):
+        T = cells.shape[1]
+        cells = cells * T + torch.arange(T, device=cells.device)
+    return cells
 
 
 # The methods of these modules are choices as well. A module is imported when its method is chosen

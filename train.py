@@ -89,9 +89,8 @@ def with_advantage(rollouts: Rollouts, advantage_method: Method, policy: Policy,
     if s.entropy_bonus:
         from credit.entropy_bonus import entropy_bonus
         values = values + s.entropy_bonus * entropy_bonus(rollouts)
-    if s.placebo == "advantages":
-        values = shuffled(values, rollouts.mask, rollouts.group, generator,
-                          s.advantage in WHOLE_ANSWERS)
+    if s.placebo.startswith("advantages"):
+        values = shuffled(values, rollouts, s.placebo, s.advantage in WHOLE_ANSWERS)
     return replace(rollouts, advantage=values)
 
 

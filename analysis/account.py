@@ -84,7 +84,7 @@ def advantage_stages(s: SimpleNamespace) -> list[Stage]:
         computed_by = where(function)
         # the line with the recorded advantage is for records that do not follow the formula
         recorded, recorded_by = "as recorded", ""
-        if s.placebo == "advantages":
+        if s.placebo.startswith("advantages"):
             recorded = "after the shuffle within its group"
     else:
         computed_by = ""
@@ -98,7 +98,7 @@ def advantage_stages(s: SimpleNamespace) -> list[Stage]:
 
 def weight_stages(s: SimpleNamespace) -> list[Stage]:
     weight, computed_by = chosen("mitigation", MITIGATIONS, s)
-    if s.placebo == "weights":
+    if s.placebo.startswith("weights"):
         weight += ", shuffled over the batch's tokens"
     return [("weight", f"w = [[w]], from {weight}", computed_by),
             ("rescaling", f"c w = [[w]] x [[c]] = [[weight]] (--rescale {s.rescale})",

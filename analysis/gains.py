@@ -22,8 +22,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analysis.run_folders import Run, evaluations
-from analysis.statistics import (Estimate, Floats, holm, mean_over, paired_difference, power,
-                                 student_quantile)
+from analysis.statistics import Estimate, Floats, holm, mean_over, paired_difference
 from analysis.tables import WITH_INTERVAL, Columns, Row, Table, shown
 from harness.record import Json
 
@@ -79,15 +78,6 @@ class Gain:
         return BETTER if self.estimate.value > 0 else WORSE
 
     @property
-    def spread(self) -> float:
-        """The standard deviation of the differences of pairs that the interval goes with. Of two or
-        three pairs it is itself hardly known."""
-        reach = (self.estimate.high - self.estimate.low) / 2
-        if self.pairs < 2 or not np.isfinite(reach):
-            return float("nan")
-        return float(reach / student_quantile(1 - LEVEL / 2, self.pairs - 1) * self.pairs ** 0.5)
-
-    @property
     def sentence(self) -> str:
         """The verdict, and where nothing is seen what the interval leaves open."""
         if self.verdict != NOT_SEEN:
@@ -109,13 +99,6 @@ def called(first: Gain, again: Gain | None = None) -> str:
     if again is None:
         return "better once, second look to come"
     return AHEAD if again.verdict == BETTER else f"better once, then {again.verdict}"
-
-
-def chance_to_be_called(gain: float, spread: float, pairs: int) -> float:
-    """How often a method with this true gain is called better in one look, if it is tested alone,
-    and the differences of pairs have the standard deviation `spread`."""
-    in_standard_errors = gain / spread * pairs ** 0.5
-    return power(in_standard_errors, pairs - 1)
 
 
 def room_left(estimate: Estimate) -> str:

@@ -67,9 +67,9 @@ def estimate(value: float, error: float, df: float, tests: int = 1) -> Estimate:
     return Estimate(value, value - reach, value + reach, p, detectable(df, tests) * error)
 
 
-def found_effect(df: float, tests: int = 1) -> NormalDist:
-    """How large a true effect is, in standard errors, when a two-sided t-test begins to find it,
-    with its sign. 5% is the level of all `tests` together.
+def detectable(df: float, tests: int = 1) -> float:
+    """The size of an effect, in standard errors, that is found in 80 of 100 experiments by a
+    two-sided t-test, where 5% is the level of all `tests` together.
 
     An experiment knows neither the effect nor its standard error exactly, so its t has the
     noncentral t distribution. This is nearly normal (Abramowitz and Stegun, 26.7.10): compared with
@@ -77,18 +77,8 @@ def found_effect(df: float, tests: int = 1) -> NormalDist:
     seeds, and by at most 0.4% with eight.
     """
     limit = student_quantile(1 - 0.025 / tests, df)
-    return NormalDist(limit * (1 - 1 / (4 * df)), math.sqrt(1 + limit ** 2 / (2 * df)))
-
-
-def power(effect: float, df: float) -> float:
-    """How often a true effect of this size, in standard errors, is found if it is tested alone; of
-    100 experiments with four seeds up to two more or fewer find it."""
-    return found_effect(df).cdf(effect)
-
-
-def detectable(df: float, tests: int = 1) -> float:
-    """The size of an effect, in standard errors, that is found in 80 of 100 experiments."""
-    return found_effect(df, tests).inv_cdf(SEEN)
+    found_from = NormalDist(limit * (1 - 1 / (4 * df)), math.sqrt(1 + limit ** 2 / (2 * df)))
+    return found_from.inv_cdf(SEEN)
 
 
 def ratio(logarithm: float, error: float, groups: int) -> Estimate:

@@ -153,6 +153,9 @@ class Run:
         say(f"{s.model}: {size / 1e6:.2f} million parameters{of_lora} on {s.device} in {s.dtype}, "
             f"{threads}; {s.questions} problems x {s.answers} answers a step; writing to "
             f"{s.folder}")
+        if model.is_large and model.device.type == "cpu":
+            from harness.cost import about_cost
+            say(about_cost(policy))
         config = {**s.to_json(), "threads": torch.get_num_threads(), **provenance(),
                   "trained_parameters": trained,
                   "reward": policy.task.rewarded, "columns_temperature": 1,

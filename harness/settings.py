@@ -20,6 +20,8 @@ from harness.record import Json, find_folder
 from harness.tasks import load_task, with_module_name
 
 MODES = ("sampled", "greedy")  # the answers of an evaluation
+PLACEBOS = ("none", "weights", "weights_by_kind", "weights_by_position",
+            "advantages", "advantages_by_kind", "advantages_by_position")
 LONGEST_NAME = 80  # characters of a run's folder
 LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for a step
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
@@ -29,11 +31,11 @@ NOT_SETTINGS = (  # entries of a run's config.json that are no settings
 KL: Requirement = (lambda s: s.kl > 0, "--kl above 0")
 REUSED: Requirement = (lambda s: s.epochs > 1, "--epochs above 1")
 ESTIMATED: Requirement = (
-    lambda s: s.temperature == 1 and s.placebo != "advantages",
+    lambda s: s.temperature == 1 and not s.placebo.startswith("advantages"),
     "--temperature 1, at which its estimate is right, and advantages that are not shuffled")
 RESCALED: Requirement = (lambda s: s.mitigation not in ("none", *NEVER_RESCALED),
                          "a --mitigation whose weights are rescaled")
-SHUFFLED: Requirement = (lambda s: s.placebo != "weights" or s.mitigation != "none",
+SHUFFLED: Requirement = (lambda s: not s.placebo.startswith("weights") or s.mitigation != "none",
                          "a --mitigation other than none, whose weights can be shuffled")
 EVALUATED: Requirement = (lambda s: s.eval_every > 0, "--eval_every above 0")
 ON_A_GPU: Requirement = (lambda s: s.device.startswith("cuda"), "--device cuda")
@@ -98,8 +100,9 @@ class Settings:
     placebo: str = option(
         "none", "train a control instead of the method itself. weights: the weights are shuffled "
         "over the tokens of the batch. advantages: the advantages are shuffled within each group. "
-        "none: no control",
-        choices=("none", "weights", "advantages"), requires=SHUFFLED,
+        "With _by_kind only tokens of one category exchange theirs, and with _by_position only "
+        "tokens that are equally far from the beginning of their answers. none: no control",
+        choices=PLACEBOS, requires=SHUFFLED,
         topic=SPREADING)
 
     advantage: str = option(

@@ -75,16 +75,40 @@ def test_the_placebo_of_the_advantages_stays_within_the_group():
     generator = torch.Generator().manual_seed(1)
     mask = torch.arange(6) < torch.tensor([2, 6, 3, 4, 1, 5])[:, None]
     answers, group = torch.arange(1.0, 7)[:, None] * mask, torch.tensor([0, 1, 0, 1, 0, 1])
-    permuted = shuffled(answers, mask, group, generator, whole_answers=True)
+    rollouts = hand_made(mask, group=group, generator=generator)
+    permuted = shuffled(answers, rollouts, "advantages", whole_answers=True)
     assert torch.equal(permuted, permuted[:, :1] * mask)  # whole answers are shuffled
     assert sorted(permuted[::2, 0].tolist()) == [1, 3, 5]
     assert sorted(permuted[1::2, 0].tolist()) == [2, 4, 6]
     advantage = torch.rand(6, 6, generator=generator) * mask
-    permuted = shuffled(advantage, mask, group, generator)
+    permuted = shuffled(advantage, rollouts, "advantages")
     assert not torch.equal(permuted, advantage) and not permuted[~mask].any()
     for number in (0, 1):
         own = mask & (group == number)[:, None]
         assert torch.equal(permuted[own].sort().values, advantage[own].sort().values)
+
+
+@pytest.mark.parametrize("placebo", ["weights_by_kind", "weights_by_position",
+                                     "advantages_by_kind", "advantages_by_position"])
+def test_a_placebo_within_kinds_or_positions_leaves_each_of_them_its_values(placebo):
+    """Four answers in two groups. Weights may go to the other group, and advantages may not."""
+    draw = torch.Generator().manual_seed(2)
+    mask = torch.arange(30) < torch.tensor([30, 20, 25, 28])[:, None]
+    rollouts = hand_made(mask, group=torch.tensor([0, 0, 1, 1]), generator=draw,
+                         kind=torch.randint(3, (4, 30), generator=draw).to(torch.uint8))
+    value = torch.rand(4, 30, generator=draw) * mask
+    mixed = shuffled(value, rollouts, placebo)
+    within = rollouts.kind if placebo.endswith("kind") else torch.arange(30).expand(4, 30)
+    is_in_group = [rollouts.group == 0, rollouts.group == 1]
+    is_together = is_in_group if placebo.startswith("adv") else [torch.ones(4, dtype=torch.bool)]
+    for rows in is_together:
+        for number in range(30):
+            own = mask & rows[:, None] & (within == number)
+            assert torch.equal(mixed[own].sort().values, value[own].sort().values)
+    has_moved = (mixed != value) & mask
+    assert has_moved[:, :20].float().mean() > 0.4 and not mixed[~mask].any()
+    goes_to_other_group = torch.isin(mixed[:2][mask[:2]], value[2:][mask[2:]]).any()
+    assert goes_to_other_group == placebo.startswith("weights")
 
 
 @pytest.mark.parametrize("whole_answers", [False, True])
@@ -98,7 +122,8 @@ def test_every_order_is_drawn_alike_from_the_batchs_generator(whole_answers):
         torch.manual_seed(attempt)
         generator, counts = torch.Generator().manual_seed(0), Counter()
         for _ in range(600):
-            drawn = shuffled(value, mask, group, generator, whole_answers)
+            rollouts = hand_made(mask, group=group, generator=generator)
+            drawn = shuffled(value, rollouts, "advantages", whole_answers)
             counts[tuple((drawn[:, 0] if whole_answers else drawn[0]).tolist())] += 1
         seen.append(counts)
     assert seen[0] == seen[1] and len(seen[0]) == 6

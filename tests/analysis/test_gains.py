@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from analysis.gains import (AT_THE_END, NOT_SEEN, Gain, called, chance_to_be_called, gain_over,
+from analysis.gains import (AT_THE_END, NOT_SEEN, Gain, called, gain_over,
                             gains, room_left)
 from analysis.statistics import Estimate, detectable, mean_over, paired_difference
 
@@ -125,17 +125,3 @@ def test_the_one_rule_for_ahead_and_behind():
     assert called(worse) == "behind" == called(worse, better)
     assert called(unseen) == NOT_SEEN == called(unseen, better)
     assert called(Gain((1,), Estimate(0.1))) == "one seed: no verdict"
-
-
-@pytest.mark.parametrize("points, spread, pairs, percent", [(4, 3.4, 8, 81), (8, 6.9, 8, 80)])
-def test_how_often_a_true_gain_is_called(points, spread, pairs, percent):
-    """The percentages are those of 400,000 experiments that were simulated by another program."""
-    chance = chance_to_be_called(points / 100, spread / 100, pairs)
-    assert 100 * chance == pytest.approx(percent, abs=0.7)
-
-
-def test_the_spread_of_pairs_is_their_standard_deviation():
-    """Differences 0.1, 0.2 and 0.3; of one pair it is not known."""
-    found = gain_over(arm_of(0.1, 0.2, 0.3), arm_of(0, 0, 0))
-    assert found.spread == pytest.approx(0.1, rel=1e-4)
-    assert np.isnan(gain_over(arm_of(0.1), arm_of(0)).spread)

@@ -10,7 +10,8 @@ import torch
 from conftest import ROOT, refusal
 
 import train
-from harness import build, memory
+from engine.policy import encode_prompts
+from harness import build, cost, memory
 from harness.build import load_policy
 from harness.large_model import ON_A_LAPTOP, TWO_NUMBERS
 from harness.settings import LARGE, Settings, make_settings, read_flags
@@ -110,6 +111,31 @@ def test_a_laptop_computes_in_bfloat16_where_the_cpu_has_instructions(large_mode
     typed = make_settings(model | {"dtype": "float32"})
     assert (typed.dtype, typed.learning_rate) == ("float32", 5e-7)
     assert "float32" in typed.folder.name and "float32" not in chosen.folder.name
+
+
+@pytest.mark.parametrize("lora, passes", [(0, 3), (1, 2)])
+def test_what_a_step_will_take_is_told_by_two_products(monkeypatch, lora, passes):
+    """Ten tokens of eight answers at 1 s, and the update of all tokens, of which 512 take 100 s;
+    times the number of such products that the matrices of the model make."""
+    taken = {8: 1.0, cost.ROWS: 100.0}
+    asked = []
+
+    def seconds_of_product(rows, *size):
+        asked.append(size)
+        return taken[rows]
+
+    monkeypatch.setattr(cost, "seconds_of_product", seconds_of_product)
+    policy = load_policy(make_settings(SETTINGS | {"lora": lora}))
+    prompt, *_ = encode_prompts(policy.tokenizer, policy.task, policy.task.extreme_problems()[:1])
+    tokens = 2 * len(prompt) + 8 * 10
+    [(D, F, dtype)] = set(asked) if cost.about_cost(policy) else []
+    assert (D, F, dtype) == (policy.model.config.hidden_size,
+                             policy.model.config.intermediate_size, torch.float32)
+    matrices = sum(one.numel() for one in policy.model.parameters() if one.dim() > 1)
+    seconds = (10 * 1.0 + passes * tokens / 512 * 100.0) * matrices / (D * F)
+    assert f"at least about {seconds:.0f} s on this CPU" in cost.about_cost(policy)
+    assert "by two matrix products of the model's size and answers of 10 tokens" in (
+        cost.about_cost(policy))
 
 
 @pytest.mark.parametrize("flags, tokens", [

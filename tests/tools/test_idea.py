@@ -1,9 +1,11 @@
 """Was my idea better: which runs are made, which are used again, what is refused."""
+import json
 import os
 import re
 import shlex
 from glob import glob
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from conftest import refusal
@@ -14,23 +16,46 @@ from tools.helpers import runs as planned_runs
 from harness.large_model import TWO_NUMBERS
 from harness.settings import LARGE, make_settings
 from tools import idea
-from tools.idea import arms_of, main
+from tools.idea import arms_of, main, placebos_of
 
 SMALL = ["--questions", "2", "--answers", "4", "--steps", "2", "--eval_tasks", "4",
          "--max_new_tokens", "32", "--seeds", "2", "--processes", "2"]
 
 
+def arms(name, of_training, **own):
+    """The axis and the arms of an idea, with these flags of train.py and of this program."""
+    usual = {"quick": False, "setting": "countdown", "placebos": "any,kind"}
+    own = SimpleNamespace(**{**usual, **own, "typed": own})
+    return arms_of(name, of_training, own.quick, own.setting, placebos_of(name, own))
+
+
 def test_the_arms_of_a_weighting_and_of_an_advantage():
-    axis, arms = arms_of("by_kind", {"word_weight": "0.1", "steps": "20", "rescale": "none"})
-    plain, own = arms["plain"], {"mitigation": "by_kind", "word_weight": 0.1, "rescale": "none"}
+    axis, of_kind = arms("by_kind", {"word_weight": "0.1", "steps": "20", "rescale": "none"})
+    plain, own = of_kind["plain"], {"mitigation": "by_kind", "word_weight": 0.1, "rescale": "none"}
     assert axis == "mitigation" and plain == {
         "questions": 8, "answers": 8, "steps": 20, "threads": 1, "eval_every": 20,
         "checkpoint_every": 20}
-    assert arms["idea"] == plain | own and arms["placebo"] == plain | own | {"placebo": "weights"}
-    axis, arms = arms_of("span", {"eval_every": "9", "mitigation": "taco"})
-    assert axis == "advantage" and arms["plain"]["eval_every"] == 9
-    assert arms["plain"]["mitigation"] == "taco" and "advantage" not in arms["plain"]
-    assert arms["placebo"]["placebo"] == "advantages" and arms["idea"]["advantage"] == "span"
+    assert of_kind == {"plain": plain, "idea": plain | own,
+                       "any": plain | own | {"placebo": "weights"},
+                       "kind": plain | own | {"placebo": "weights_by_kind"}}
+    axis, of_span = arms("span", {"eval_every": "9", "mitigation": "taco"}, placebos="position,any")
+    assert axis == "advantage" and of_span["plain"]["eval_every"] == 9
+    assert of_span["plain"]["mitigation"] == "taco" and "advantage" not in of_span["plain"]
+    assert of_span["any"]["placebo"] == "advantages" and of_span["idea"]["advantage"] == "span"
+    assert of_span["position"]["placebo"] == "advantages_by_position" and "kind" not in of_span
+    for name in ("rloo", "maxrl"):  # answers have no kind
+        assert [*arms(name, {})[1]] == ["plain", "idea", "any"]
+
+
+def test_another_setting_is_one_flag_and_what_is_typed_overrides_it():
+    _, of_task = arms("by_kind", {}, setting="largest_last")
+    assert of_task["plain"]["task"] == "examples.largest_last" and of_task["plain"]["steps"] == 30
+    _, of_game = arms("by_kind", {"steps": "5"}, setting="guess", quick=True)
+    assert of_game["plain"]["model"] == "models/guesser" and of_game["idea"]["steps"] == 5
+    assert [*of_game] == ["plain", "idea", "any", "position"]
+    assert make_settings(of_game["plain"]).task == "examples.guess"
+    _, of_game = arms("by_kind", {}, setting="guess", quick=True, placebos="any,kind")
+    assert of_game["plain"]["steps"] == 15 and "kind" in of_game
 
 
 @pytest.mark.parametrize("typed, seeds, steps", [
@@ -39,9 +64,11 @@ def test_the_arms_of_a_weighting_and_of_an_advantage():
 def test_a_quick_look_has_half_of_the_steps_and_of_the_seeds(monkeypatch, typed, seeds, steps):
     made = []
 
-    def runs_of(experiment, seeds, before):
-        made.append((len(seeds), experiment.settings["idea"].steps))
+    def runs_of(experiment, seeds):
+        made.append((len(seeds), experiment.arms["idea"].settings.steps))
         raise UserError("enough")
+
+    monkeypatch.setattr(idea.Idea, "first_look", lambda experiment: None)
 
     monkeypatch.setattr(idea.Idea, "runs_of", runs_of)
     assert refusal(main, ["by_kind", *typed]) == "enough"
@@ -65,29 +92,29 @@ def test_a_large_model_keeps_its_recipe_and_leaves_no_model(tmp_path):
     """It is the laptop's, evaluated at the end, after half of the steps. A recipe of its own keeps
     its steps. If it names none, a CPU makes few, and a GPU the usual number."""
     typed = {"model": str(large_folder(tmp_path))}
-    _, arms = arms_of("by_kind", typed)
+    _, of_arm = arms("by_kind", typed)
     no_models = {"checkpoint_every": 0}
     steps = 24
-    assert arms["plain"] == no_models | {"model": str(tmp_path), "steps": steps,
+    assert of_arm["plain"] == no_models | {"model": str(tmp_path), "steps": steps,
                                          "eval_every": steps}
-    known = make_settings(arms["placebo"])
+    known = make_settings(of_arm["any"])
     recipe = TWO_NUMBERS["expression"]
     others = recipe.keys() - {"eval_every", "steps"}
     assert {name: known.to_json()[name] for name in others} == {
         name: recipe[name] for name in others}
-    _, arms = arms_of("by_kind", typed | {"steps": "7", "checkpoint_every": "3"})
-    assert (arms["idea"]["steps"], arms["idea"]["eval_every"]) == (7, 7)
-    assert arms["idea"]["checkpoint_every"] == 3
-    on_gpu = arms_of("by_kind", typed | {"device": "cuda"})[1]["plain"]
-    assert on_gpu == arms["plain"] | {"device": "cuda", "steps": steps, "eval_every": steps,
+    _, of_arm = arms("by_kind", typed | {"steps": "7", "checkpoint_every": "3"})
+    assert (of_arm["idea"]["steps"], of_arm["idea"]["eval_every"]) == (7, 7)
+    assert of_arm["idea"]["checkpoint_every"] == 3
+    on_gpu = arms("by_kind", typed | {"device": "cuda"})[1]["plain"]
+    assert on_gpu == of_arm["plain"] | {"device": "cuda", "steps": steps, "eval_every": steps,
                                       "checkpoint_every": 0}
     (tmp_path / "recipe.json").write_text('{"steps": 9}')
-    assert arms_of("by_kind", typed)[1]["plain"]["steps"] == 9
+    assert arms("by_kind", typed)[1]["plain"]["steps"] == 9
     (tmp_path / "recipe.json").write_text('{"eval_tasks": 9}')  # its own, which names no steps
-    assert arms_of("by_kind", typed)[1]["plain"]["steps"] == 20
-    _, arms = arms_of("by_kind", typed | {"device": "cuda"})
-    assert arms["plain"]["steps"] == 60 and arms["plain"]["threads"] == 1
-    assert arms["plain"]["checkpoint_every"] == 0
+    assert arms("by_kind", typed)[1]["plain"]["steps"] == 20
+    _, of_arm = arms("by_kind", typed | {"device": "cuda"})
+    assert of_arm["plain"]["steps"] == 60 and of_arm["plain"]["threads"] == 1
+    assert of_arm["plain"]["checkpoint_every"] == 0
 
 
 def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp_path,
@@ -117,6 +144,8 @@ def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp
 
 @pytest.mark.parametrize("argv, said", [
     ([], "are required: NAME"),
+    (["by_kind", "--placebos", "any,word"], "'word' is none of any, kind and position"),
+    (["by_kind", "--rates", "1"], "--rates 1: expected at least two different numbers"),
     (["no_such"], "no_such is neither a weighting nor an advantage. Is its function in mitig"),
     (["none"], "none is plain GRPO, with which an idea is compared"),
     (["by_kin"], "by_kin is neither a weighting nor an advantage; did you mean by_kind?"),
@@ -128,34 +157,54 @@ def test_what_is_refused(argv, said):
 
 
 def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd):
-    """Three arms of two seeds; the next idea uses plain GRPO's again."""
+    """Four arms of two seeds; the next idea uses plain GRPO's again, and is counted."""
     argv = ["--model", str(learner), *SMALL, "--runs", str(tmp_path / "my ideas")]
     monkeypatch.setattr("tools.helpers.runs.Runs.start", train_here)
     freed = []
     monkeypatch.setattr(idea, "return_memory", lambda: freed.append(list(tmp_path.rglob("*"))))
     main(["by_kind", "--word_weight", "0.1", *argv])
     said = capfd.readouterr().out
-    for part in ("6 of 6 runs have to be made, 2 at a time", "finished: by_kind-placebo-s1",
-                 "by_kind minus"):
+    for part in ("8 of 8 runs have to be made, 2 at a time", "finished: by_kind-placebo-s1",
+                 "finished: by_kind-placebo-kind-s1", "by_kind minus"):
         assert part in said
     *_, pointers = said.rstrip().split("\n\n")  # nothing comes after the last paragraph
-    assert pointers.startswith("The picture is ")
+    assert "\nTo repeat all of it: " in pointers
     assert "\nLess able or less sure? From 2 pairs that is not known: " in said
     folders = sorted(path.name.rpartition("-")[0] for path in (tmp_path / "my ideas").iterdir())
-    assert folders == ["by_kind", "by_kind-placebo", "plain"]
+    assert folders == ["by_kind", "by_kind-placebo", "by_kind-placebo-kind", "plain"]
     [typed] = re.findall("a page: python analyze.py (.*)", said)
     found = [list(map(Path, glob(pattern))) for pattern in shlex.split(typed)]
-    assert [[run.name for run in arm] for arm in map(sorted, found)] == 3 * [["s0", "s1"]]
-    [picture] = (tmp_path / "my ideas").glob("by_kind-*/verdict.png")
-    assert picture.stat().st_size > 10_000
+    assert [[run.name for run in arm] for arm in map(sorted, found)] == 4 * [["s0", "s1"]]
+    [table] = (tmp_path / "my ideas").glob("by_kind-*/verdict.csv")
+    assert len(table.read_text().splitlines()) == 1 + 8
     for folder in (tmp_path / "my ideas").iterdir():
         assert [len(lines(folder / f"s{seed}/metrics.jsonl")) for seed in (0, 1)] == [2, 2]
     assert freed == [[]]  # what the look has taken, before the first run begins
 
-    def stop(runs):
-        raise SystemExit
+    main(["by_kind", "--word_weight", "0.2", "--placebos", "any", *argv])
+    said = " ".join(capfd.readouterr().out.split())
+    assert "4 of 6 runs have to be made" in said
+    assert ("plain GRPO was compared 2 times: with by_kind here, and with by_kind --word_weight "
+            "0.1 (2 seeds)") in said
 
-    monkeypatch.setattr("tools.helpers.runs.Runs.make", stop)
-    with pytest.raises(SystemExit):
-        main(["by_kind", "--word_weight", "0.2", *argv])
-    assert "4 of 6 runs have to be made" in capfd.readouterr().out
+
+def test_with_rates_each_arm_is_trained_at_the_best_of_its_own(learner, tmp_path, monkeypatch,
+                                                               capfd):
+    """Three arms at two rates on two seeds that no other look has; then each with its own."""
+    argv = ["--model", str(learner), *SMALL, "--runs", str(tmp_path), "--placebos", "any"]
+    monkeypatch.setattr("tools.helpers.runs.Runs.start", train_here)
+    best = {"plain": 2.0, "idea": 0.5, "any": 2.0}
+    monkeypatch.setattr(idea.Rates, "best", lambda rates: best)
+    main(["by_kind", *argv, "--rates", "0.5,2"])
+    said = capfd.readouterr().out
+    assert "12 of 12 runs have to be made" in said and "6 of 6 runs have to be made" in said
+    assert "plain GRPO 2, by_kind 0.5, its placebo 2" in " ".join(said.split())
+    seeds = {path.parent.name for path in tmp_path.glob("rates/*/*/config.json")}
+    assert seeds == {"s2000", "s2001"}
+    rate = make_settings({"model": str(learner)}).learning_rate
+    for label, times in (("plain", 2.0), ("by_kind", 0.5), ("by_kind-placebo", 2.0)):
+        [folder] = [path for path in tmp_path.iterdir() if path.name.rpartition("-")[0] == label]
+        config = json.loads((folder / "s1/config.json").read_text())
+        assert config["learning_rate"] == pytest.approx(times * rate)
+    [tries] = tmp_path.glob("plain-*/tries.json")
+    assert "by_kind at 0.5 times the rate" in tries.read_text()

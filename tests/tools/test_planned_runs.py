@@ -35,7 +35,7 @@ print("continuing after step", done, flush=True)
 for step in range(done + 1, steps + 1):
     time.sleep(0.02)
     with open(lines, "a") as file:
-        print(json.dumps({"step": step}), file=file)
+        print(json.dumps({"step": step, "seconds": 0.02}), file=file)
     if told:
         sys.exit(f"stopped after step {step}")
 (folder / "config.json").write_text(json.dumps(config | {"finished": steps}))
@@ -104,14 +104,15 @@ def test_a_run_without_checkpoints_leaves_none_and_is_ended_at_once(planned, cap
     before = [(path, path.stat().st_mtime_ns) for path in sorted(first.folder.rglob("*"))]
     runs = Runs([first, again], 1)
     assert runs.waiting == [again] and runs.make() and again.is_finished()
-    assert runs.steps == again.steps  # which all were made here, for the time that is left
+    [(_, _, steps)] = runs.finished_here
+    assert steps == again.steps  # which all were made here, for the time that is left
     assert [(path, path.stat().st_mtime_ns) for path in sorted(first.folder.rglob("*"))] == before
 
 
 def of_100_seconds(runs, processes):
     """A step took 100 seconds in what was finished before."""
     known = Runs(runs, processes)
-    known.seconds, known.steps = 600.0, 6
+    known.finished_here = [(0.0, 600.0, 6)]
     return known
 
 
@@ -131,7 +132,29 @@ def test_the_time_left_is_shared_by_the_processes(planned):
     assert of_100_seconds(runs, 2).time_left() == ", about 15 min left"
     assert of_100_seconds(runs[:1], 2).time_left() == ", about 10 min left"
     assert of_100_seconds([], 2).time_left() == ""
-    assert Runs(runs, 2).time_left() == ""  # nothing was finished yet
+    assert Runs(runs, 2).time_left() == ""  # nothing was begun yet
+
+
+def test_the_time_left_is_known_from_the_first_step_on(planned, monkeypatch):
+    """Two runs of four steps, one after the other. 70 seconds before the first step, which takes
+    50, and then 30 of the second one: 3 steps and 70 s are left of the first run, and 4 steps and
+    140 s of the other. What a run has left of an earlier try is not counted."""
+    first, second = planned(steps=4), planned(seed=1, steps=4)
+    runs = Runs([first, second], 1)
+    now = [1000.0]
+    monkeypatch.setattr(planned_runs.time, "monotonic", lambda: now[0])
+    runs.waiting.remove(first)
+    runs.running, runs.started = [(first, None)], {first.name: (1000.0, 0)}
+    first.folder.mkdir(parents=True)
+    (first.folder / "metrics.jsonl").write_text('{"step": 1, "seconds": 50.0}\n')
+    now[0] = 1010.0
+    assert runs.time_left() == ""
+    now[0] = 1120.0
+    assert runs.time_left() == ", about 9 min left"  # 7 x 50 + 70 + 140 = 560 s
+    now[0] = 1150.0
+    assert runs.time_left() == ", about 9 min left"
+    runs.finished_here = [(0.0, 50.0, 1)]
+    assert runs.time_left() == ", about 6 min left"  # 7 x 50, and the rest of a run takes no time
 
 
 def test_a_run_has_the_threads_that_are_planned(planned, tmp_path):
@@ -284,6 +307,6 @@ def test_published_runs_need_no_folder_and_each_folder_is_read_once(monkeypatch)
         assert experiment.arms(keys) == {"none": {0: "of a folder", 1: "published"}}
     assert read == ["none-s0", "none-s2", "none-s2"]
     assert [run.name for run in experiment.missing(keys)] == ["none-s2"]
-    made, more = experiment.make(keys, "command", 2, 3, before=None)
+    made, more = experiment.make(keys, "command", 2, 3, all_or_nothing=True)
     assert [(run.name, run.threads) for run in made] == [("none-s0", 3), ("none-s2", 3)]
-    assert more == {"before": None}
+    assert more == {"all_or_nothing": True}

@@ -17,6 +17,7 @@ from engine.rollouts import Rollouts, double
 from engine.tokens import KINDS
 from grpo import gradient_size
 from harness.build import load_policy, make_advantage, make_weighting
+from harness.cost import about_cost
 from harness.screen import say, show_status
 from harness.settings import Settings
 from mitigations import rescaled_weight
@@ -30,6 +31,8 @@ RARE = 0.005  # share of the gradient: a kind of token that has less is left out
 def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None:
     """Print what the idea does to the tokens of a few batches of the untrained model."""
     policy, found, notes, by_token = load_policy(plain), [], set(), False
+    if policy.model.is_large and policy.model.device.type == "cpu":
+        say(about_cost(policy))
     of_plain, of_idea = ((make_advantage(s, policy), make_weighting(s, policy))
                          for s in (plain, idea))
     count = 1 if policy.model.is_large else BATCHES

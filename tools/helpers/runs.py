@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from analysis.run_folders import Run, read_run
@@ -31,7 +32,7 @@ from engine.errors import PROJECT, UserError
 from harness.flags import MOST_THREADS, Flag
 from harness.made_of import made_of
 from harness.read_record import missing_steps, run_config, steps_finished
-from harness.record import find_folder, locked, remove, writing
+from harness.record import find_folder, locked, read_lines, remove, writing
 from harness.resume import differing
 from harness.screen import MESSAGE, StopRequest, say, show_status
 from harness.settings import Settings, is_large, make_settings, read_flags
@@ -112,7 +113,9 @@ class Runs:
         self.failed: dict[str, str] = {}
         self.given_up = 0
         self.started: dict[str, tuple[float, int]] = {}  # when, after how many steps
-        self.seconds, self.steps = 0.0, 0  # of all that were finished here
+        self.finished_here: list[tuple[float, float, int]] = []  # what `pace` returns of a run
+        self.before_first_step: dict[str, float] = {}  # seconds of each run
+        self.has_told = False  # the time that is left after the first step
 
     @property
     def finished(self) -> int:
@@ -168,9 +171,7 @@ class Runs:
             if run.is_finished():
                 if not run.keeps_checkpoints:  # nor its last model, of which each takes gigabytes
                     remove(run.folder / "checkpoints")
-                started_at, steps_before = self.started[run.name]
-                self.seconds += time.monotonic() - started_at
-                self.steps += run.steps - steps_before
+                self.finished_here.append(self.pace(run))
                 say(f"finished: {run.name} ({self.finished} of {len(self.planned)})"
                     f"{self.time_left()}")
             else:
@@ -189,27 +190,52 @@ class Runs:
             say(f"no other run is started. These are finished first: {names}")
 
     def show(self) -> None:
-        parts = [f"{self.finished} of {len(self.planned)} finished{self.time_left()}"]
+        left = self.time_left()
+        if left and not self.has_told:
+            self.has_told = True
+            if not self.finished_here:
+                say(f"the first step is made{left}")
+        parts = [f"{self.finished} of {len(self.planned)} finished{left}"]
         parts += [f"{run.name} {run.steps_made()}/{run.steps}" for run, _ in self.running]
         show_status(", ".join(parts))
 
     def time_left(self) -> str:
-        """The time until the program ends, as ", about 9 min left"; "" before the first run is
-        finished.
+        """The time until the program ends, as ", about 9 min left"; "" before the first step.
 
-        It is the mean over the processes, so the last of them may end later, by one run at most. A
-        step takes what it took in the runs that were finished here, their imports and evaluations
-        included.
+        A step takes what it took on average. The rest of a run, such as imports and evaluations,
+        takes what it took in the runs that were finished here; before there is one, twice what it
+        took until the first step, because there is an evaluation at the end, too. It is the mean
+        over the processes, so the last of them may end later, by one run at most.
         """
-        if not self.steps:
+        running = [self.pace(run) for run, _ in self.running]
+        known = self.finished_here + [pace for pace in running if pace[2]]
+        steps = sum(made for _, _, made in known)
+        if not steps:
             return ""
+        seconds_of_step = sum(seconds for _, seconds, _ in known) / steps
+        whole = [rest for rest, _, _ in self.finished_here]
+        rest_of_run = mean(whole) if whole else 2 * mean(rest for rest, _, _ in known)
         missing = sum(run.steps - run.steps_made() for run, _ in self.running)
         missing += sum(run.steps - run.steps_kept() for run in self.waiting)
         if not missing:
             return ""
+        seconds = missing * seconds_of_step + rest_of_run * len(self.waiting)
+        seconds += sum(max(0.0, rest_of_run - rest) for rest, _, _ in running)
         at_a_time = min(self.processes, len(self.running) + len(self.waiting))
-        seconds = self.seconds / self.steps * missing / at_a_time
-        return f", {rounded_duration(seconds)} left"
+        return f", {rounded_duration(seconds / at_a_time)} left"
+
+    def pace(self, run: PlannedRun) -> tuple[float, float, int]:
+        """Of a run that was started here: the seconds that went into no step, those of its steps,
+        and the number of these. Until it ends the first are those before its first step."""
+        started_at, steps_before = self.started[run.name]
+        elapsed = time.monotonic() - started_at
+        lines = read_lines(run.folder / "metrics.jsonl")[steps_before:]
+        seconds = sum(line.get("seconds", 0.0) for line in lines)
+        if not lines or seconds > elapsed:  # those of a run that is begun again
+            return elapsed, 0.0, 0
+        before = self.before_first_step.setdefault(run.name, elapsed - seconds)
+        is_running = any(run is other for other, _ in self.running)
+        return before if is_running else elapsed - seconds, seconds, len(lines)
 
 
 def stop_with_parent(stop_signal: signal.Signals) -> None:
@@ -232,13 +258,11 @@ def last_line(log: Path) -> str:
 
 
 def make_runs(planned: list[PlannedRun], processes: int, command: str,
-              before: Callable[[], None] = lambda: None,
               all_or_nothing: bool = False) -> dict[str, str]:
     """Make the runs that are missing; returns those that failed, with the reason. `command` is the
-    command that was typed. `before` is called after it was printed how many there are."""
+    command that was typed."""
     runs = Runs(planned, processes, all_or_nothing)
     say(f"{len(runs.waiting)} of {len(planned)} runs have to be made, {processes} at a time")
-    before()
     if not runs.make():
         finished = sum(run.is_finished() for run in planned)
         say(f"stopped. {finished} of {len(planned)} runs are finished. Continue with: {command}")

@@ -1,53 +1,78 @@
-"""The verdict on an idea, from paired runs: a sentence first, then sentences, a table, a picture.
+"""The verdict on an idea, from paired runs: a sentence first, then a table, then more sentences.
 
-Runs are given as look[arm][seed], with the arms plain, idea and placebo. There may be a second
-look. By the rule of all experiments (analysis/gains.py) an idea that is better on the first seeds
-is tested again on new ones, and it is called ahead if it is better there, too.
+Runs are given as look[arm][seed]. The arms are plain, idea, and the placebos: any, kind, position.
+There may be a second look. By the rule of all experiments (analysis/gains.py) an idea that is
+better on the first seeds is tested again on new ones, and it is called ahead if it is better there,
+too. The p-value is corrected for all tries on the same runs of plain GRPO (tools/helpers/tries.py).
 """
 import textwrap
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import replace
 
 import numpy as np
-from matplotlib.axes import Axes
 
-from analysis.compare import curves_of_arm, doubt_about_training
-from analysis.gains import (AHEAD, AT_THE_END, BEHIND, BETTER, IN_TRAINING, Gain, called,
-                            chance_to_be_called, gain_over, room_left)
-from analysis.plots import BLUE, GREY, ORANGE, legend_below, plt, save, whole_steps
-from analysis.statistics import Estimate
+from analysis.compare import doubt_about_training
+from analysis.gains import (AHEAD, AT_THE_END, BEHIND, BETTER, IN_TRAINING, NOT_SEEN, Gain, called,
+                            gain_over, gains, room_left)
+from analysis.run_folders import Run
+from analysis.statistics import Estimate, holm
 from analysis.sureness import sureness
 from analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
 from engine.methods import WHOLE_ANSWERS
 from harness.screen import say
 from tools.helpers.runs import Arms
+from tools.helpers.tries import Try, Tries
 
-OTHERS = {"plain": "plain GRPO", "placebo": "its placebo"}
+OTHERS = {"plain": "plain GRPO", "any": "its placebo", "kind": "its placebo within kinds",
+          "position": "its placebo within positions"}
+CHOICES = {"any": "its choice of {}", "kind": "its choice among {} of the same category",
+           "position": "its choice among {} at the same position"}
 # a pair lies far from the others if its distance from their median is so many times that within
 # which half of the pairs lie, and at least two points
 FAR, AT_LEAST = 8.0, 0.02
-TRUE_GAINS = (0.01, 0.02, 0.04)  # for which it is said how often they are seen
-COLOURS = {"plain": GREY, "placebo": ORANGE, "idea": BLUE}
 
 
 class Verdict:
-    def __init__(self, name: str, first: Arms):
-        self.name, self.looks = name, [first]
+    """The verdict on an idea. `about_rates` says which learning rates the arms have, if they have
+    rates of their own."""
+
+    def __init__(self, name: str, first: Arms, tries: Tries | None = None, about_rates: str = ""):
+        self.name, self.tries, self.about_rates = name, tries or Tries(), about_rates
         self.shuffled = "answers" if name in WHOLE_ANSWERS else "tokens"
         self.doubt = doubt_about_training(list(first["plain"].values()))
         self.measure = AT_THE_END if self.doubt else IN_TRAINING
+        self.looks: list[Arms] = []
+        # of each look the gain over plain GRPO by the primary metric, whose p is corrected, the
+        # same p before that, and the other tries that it is corrected for
+        self.primary: list[Gain] = []
+        self.alone: list[float] = []
+        self.others: list[list[Try]] = []
+        self.add(first)
+
+    def add(self, look: Arms) -> None:
+        gain = self.gain(look)
+        others = self.tries.add(gain.seeds, gain.p)
+        tests = 1 + len(others)
+        of_others = [np.nan if one.p is None else one.p for one in others]
+        corrected, *_ = holm([gain.p, *of_others])
+        self.looks.append(look)
+        self.alone.append(gain.p)
+        self.others.append(others)
+        counted = gain_over(look["idea"], look["plain"], self.measure, tests)
+        self.primary.append(replace(counted, p=corrected))
 
     def gain(self, look: Arms, other: str = "plain", measure: str = "") -> Gain:
-        """The idea's gain over another arm, by default by the primary metric."""
+        """The idea's gain over another arm, by default by the primary metric. Its p is not
+        corrected."""
         return gain_over(look["idea"], look[other], measure or self.measure)
 
     @property
     def word(self) -> str:
         """ahead, behind, or what else the rule of all experiments says."""
-        return called(*[self.gain(look) for look in self.looks])
+        return called(*self.primary)
 
     def needs_second_look(self) -> bool:
-        return len(self.looks) == 1 and self.gain(self.looks[0]).verdict == BETTER
+        return len(self.looks) == 1 and self.primary[0].verdict == BETTER
 
     def print_findings(self) -> None:
         """The answer first, then what it rests on."""
@@ -62,11 +87,12 @@ class Verdict:
         """The verdict in one sentence, and the sentences that say more of what was learned."""
         beside = sureness(self.looks[-1]["idea"], self.looks[-1]["plain"])
         of_sureness = [beside.sentence(self.name, "plain GRPO")] if beside else []
-        return [self.verdict(), *self.far_pairs(), *self.held_out(), *of_sureness]
+        return [self.verdict(), *self.about_tries(), *self.far_pairs(), *self.held_out(),
+                *of_sureness]
 
     def verdict(self) -> str:
         """Whether the idea is ahead of plain GRPO or behind it: one sentence."""
-        first, last = self.gain(self.looks[0]), self.gain(self.looks[-1])
+        first, last = self.primary[0], self.primary[-1]
         if is_the_same(last):
             return (f"No verdict: {self.name} and plain GRPO had the same {self.measure} in every "
                     "pair of runs.")
@@ -83,6 +109,22 @@ class Verdict:
         too_few = ": too few" if last.has_few_pairs else ""
         return (f"No difference seen between {self.name} and plain GRPO: {found}, {last.pairs} "
                 f"pairs{too_few}.")
+
+    def about_tries(self) -> list[str]:
+        """A sentence for each look that shares its runs of plain GRPO with other tries."""
+        found = []
+        for gain, alone, others in zip(self.primary, self.alone, self.others):
+            if not others:
+                continue
+            names = ", ".join(map(str, others))
+            on_seeds = f"seeds {gain.seeds[0]} to {gain.seeds[-1]}"
+            sentence = (f"On {on_seeds} plain GRPO was compared {1 + len(others)} times: with "
+                        f"{self.name} here, and with {names}. So p = {shown(alone, 'p')} becomes "
+                        f"{shown(gain.p, 'p')} by Holm's correction.")
+            if gain.verdict == NOT_SEEN and replace(gain, p=alone).verdict != NOT_SEEN:
+                sentence += " As the only try it would have been called a difference."
+            found.append(sentence)
+        return found
 
     def pairs_of(self, look: Arms, other: str = "plain") -> dict[int, float]:
         """The gain of each pair over another arm, by seed."""
@@ -114,7 +156,8 @@ class Verdict:
         """The comparisons of the idea: for each a label, the look and the other arm."""
         for number, look in enumerate(self.looks):
             for other, label in OTHERS.items():
-                yield (f"{label}, new seeds" if number else label), look, other
+                if other in look:
+                    yield (f"{label}, new seeds" if number else label), look, other
 
     def table(self) -> Table:
         rows: list[Row] = []
@@ -130,8 +173,7 @@ class Verdict:
 
     def details(self) -> list[str]:
         """Sentences about what the verdict rests on, and what it leaves open."""
-        last = self.looks[-1]
-        gain, over_placebo = self.gain(last), self.gain(last, "placebo")
+        gain = self.primary[-1]
         found = []
         if self.doubt:
             found.append("The primary metric is here the held-out success at the end, because "
@@ -146,64 +188,68 @@ class Verdict:
                      for seed, pair in self.pairs_of(look).items()]
             found.append(f"The pairs gain {', '.join(pairs)} points over plain GRPO.")
         found += could_have_seen(gain)
+        found.append(self.about_rates or self.about_one_rate())
         if not is_the_same(gain):  # then nothing can be said of a choice
-            found.append(self.about_choice(over_placebo))
+            found += self.about_choices()
         return found
 
     def held_out(self) -> list[str]:
         """Sentences about the evaluation at the end, if it sees a difference and is not the
         primary metric."""
         seen = []
+        look = self.looks[-1]
         for other, label in OTHERS.items():
-            gain = self.gain(self.looks[-1], other, AT_THE_END)
-            word = difference_in_words(gain)
+            word = difference_in_words(self.gain(look, other, AT_THE_END)) if other in look else ""
             if word:
-                seen.append(f"{word} than {label} ({in_points(gain.estimate)})")
+                estimate = self.gain(look, other, AT_THE_END).estimate
+                seen.append(f"{word} than {label} ({in_points(estimate)})")
         if self.doubt or not seen:
             return []
         return [f"On held-out problems at the end {self.name} is {' and '.join(seen)}. This is the "
                 "second measure: the verdict goes by the first, success in training. The intervals "
                 "of the second are not corrected for there being two."]
 
-    def about_choice(self, over_placebo: Gain) -> str:
-        """Whether it matters which tokens the idea chooses."""
-        shuffled, word = self.shuffled, difference_in_words(over_placebo)
-        estimate = over_placebo.estimate
-        seen = f"{word} than a random one ({in_points(estimate)})"
-        if not word:
-            seen = (f"not seen to differ from a random one: {in_points(estimate)}. Here "
-                    f"{room_left(estimate)}")
-        return (f"On these seeds its choice of {shuffled} is {seen}. The placebo is the "
-                f"random choice: it has the same numbers at other {shuffled}.")
+    def about_one_rate(self) -> str:
+        """That all arms had one learning rate, and how large the idea's gradient is beside plain
+        GRPO's."""
+        look = self.looks[-1]
+        rate = next(iter(look["plain"].values()))["config"]["learning_rate"]
+        norms = [mean_norm(look[arm]) for arm in ("idea", "plain")]
+        if not min(norms) > 0:
+            return f"All arms had plain GRPO's learning rate, {rate:g}."
+        return (f"All arms had plain GRPO's learning rate, {rate:g}, and another may suit "
+                f"{self.name} better: the norm of its gradient, before clipping, is "
+                f"{norms[0] / norms[1]:.2f} times that of plain GRPO's, as a mean over the steps. "
+                "With --rates 0.5,1,2 each arm gets the best of its own.")
 
-    def draw(self, folder: Path) -> Path:
-        """A picture of how the arms learned, and of how far each pair is apart."""
-        figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
-        for arm, colour in COLOURS.items():
-            runs = [run for look in self.looks for run in look[arm].values()]
-            label = f"{OTHERS.get(arm, self.name)}, mean of {len(runs)} runs"
-            curves_of_arm(left, runs, "success", {"color": colour}, label)
-        left.set(xlabel="step", ylabel="share of answers that are right",
-                 title="Success in training")
-        whole_steps(left)
-        self.draw_pairs(right)
-        legend_below(figure, left, ncols=3)
-        caption = "Success in training, and the difference of each pair of runs"
-        return save(figure, folder, "verdict", caption)[0]
+    def about_choices(self) -> list[str]:
+        """Whether it matters which tokens the idea chooses: a sentence for each placebo. Their
+        p-values are corrected for how many placebos there are."""
+        look = self.looks[-1]
+        family = {other: (look["idea"], look[other]) for other in CHOICES if other in look}
+        found = []
+        for other, gain in gains(family, self.measure).items():
+            choice = CHOICES[other].format(self.shuffled)
+            estimate = gain.estimate
+            if is_the_same(gain):
+                seen = "changes nothing: the placebo had the same success in every pair"
+            elif gain.has_few_pairs or not gain.is_seen:
+                seen = (f"is not seen to differ from a random one: {in_points(estimate)}. Here "
+                        f"{room_left(estimate)}")
+            else:
+                seen = f"is {gain.verdict} than a random one ({in_points(estimate)})"
+            found.append(f"On these seeds {choice} {seen}.")
+        found.append(f"A placebo is the random choice: it has the same numbers at other "
+                     f"{self.shuffled}.")
+        return found
 
-    def draw_pairs(self, axis: Axes) -> None:
-        labels = []
-        for number, (label, look, other) in enumerate(self.comparisons()):
-            labels.append(f"minus {label}".replace(", ", "\n"))
-            for pair in self.pairs_of(look, other).values():
-                axis.plot(number, 100 * pair, "o", ms=4, alpha=0.6, color=COLOURS[other])
-            found = self.gain(look, other).estimate
-            axis.errorbar(number + 0.15, 100 * found.value, 100 * (found.high - found.value),
-                          fmt="s", ms=5, capsize=3, color=BLUE)
-        axis.axhline(0, color="black", lw=0.8)
-        axis.set(xlim=(-0.5, len(labels) - 0.5), xticks=range(len(labels)), xticklabels=labels,
-                 ylabel="difference in success, points",
-                 title=f"{self.name}: pairs of one seed, and their mean")
+
+def mean_norm(runs: dict[int, Run]) -> float:
+    """The mean norm of the gradient before clipping, over the steps of these runs that had one; nan
+    if none had."""
+    norms = [line.get("gradient_norm") for run in runs.values() for line in run["metrics"]]
+    known = [norm for norm in norms if norm]
+    return float(np.mean(known)) if known else float("nan")
 
 
 def is_the_same(gain: Gain) -> bool:
@@ -212,27 +258,15 @@ def is_the_same(gain: Gain) -> bool:
 
 
 def could_have_seen(gain: Gain) -> list[str]:
-    """A sentence about the true gains that such an experiment calls; none if that is not known."""
-    if not gain.spread > 0:
-        return []
-    if gain.has_few_pairs:
+    """A sentence about the gain that most such experiments see; none if that is not known."""
+    if gain.has_few_pairs and not is_the_same(gain):
         return [f"{gain.pairs} pairs are too few to say how much pairs differ, so the interval is "
                 "itself uncertain. More --seeds make it surer."]
-    once, twice = [], []
-    for size in TRUE_GAINS:
-        chance = chance_to_be_called(size, gain.spread, gain.pairs)
-        once.append(f"{100 * chance:.0f}")
-        twice.append(f"{100 * chance ** 2:.0f}")
-    sizes = in_a_row([f"{100 * size:g}" for size in TRUE_GAINS], "or")
-    return [f"What could this experiment have seen? The {gain.pairs} pairs differ by a standard "
-            f"deviation of {shown(gain.spread, 'size')} points. With it, a true gain of {sizes} "
-            f"points would be seen in one look in {in_a_row(once)} of 100 such experiments, and "
-            f"called ahead, which takes a second look, in {in_a_row(twice)}."]
-
-
-def in_a_row(words: list[str], joint: str = "and") -> str:
-    """1, 2 and 4"""
-    return f"{', '.join(words[:-1])} {joint} {words[-1]}"
+    if gain.could_see is None or not gain.could_see > 0:
+        return []
+    return [f"What could this experiment have seen? With {gain.pairs} pairs that differ as much as "
+            f"these do, 80 of 100 experiments see a true gain of {shown(gain.could_see, 'size')} "
+            "points in one look."]
 
 
 def in_points(estimate: Estimate) -> str:
