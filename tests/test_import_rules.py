@@ -22,7 +22,7 @@ INSTALLED = {"torch", "safetensors", "tokenizers", "numpy", "matplotlib"}
 DOORS = {  # files that talk to other tools, and what only they may import
     "engine.kernels": {"triton"},
     "lab.trl.trl_trainer": {"trl", "transformers", "accelerate"},
-    "lab.trl.adapters": {"trl"},
+    "lab.trl.adapters": {"trl"}, "lab.formula.adapters": {"trl"},
     "lab.trl.messages": {"transformers"},
     "harness.track": {"trackio", "wandb"}}
 

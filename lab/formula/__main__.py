@@ -2,11 +2,15 @@
 
     python -m lab.formula MY_LOSS.py
     python -m lab.formula MY_LOSS.py --expect "z n-1 1e-4, token, clip 0.2 0.28"
+    python -m lab.formula MY_LOSS.py --same-as BEFORE.py
 
 MY_LOSS.py has one function:
 
     def loss(logits, batch):      # logits (B, L, V) with a gradient; logits[:, t] predict token t+1
-        ...                       # returns the number that you call backward on
+        log_p = logits.log_softmax(-1)[:, :-1].gather(2, batch.ids[:, 1:, None]).squeeze(2)
+        advantage = (batch.reward - batch.reward.mean())[:, None]
+        mask = batch.mask[:, 1:]
+        return -(log_p * advantage * mask).sum() / mask.sum()
 
     batch.ids (B, L)              prompt and answer, padded at the end
     batch.prompt_length (B,)      tokens of each prompt
@@ -19,63 +23,110 @@ MY_LOSS.py has one function:
 
 The gradient of one token's log-prob has a known direction at the logits, so its size can be read
 off: one number for each token, in small batches with other rewards, lengths and ratios each. A
-search proposes lines of six tables (tables.py). The loss that these lines make is differentiated,
-and the formula is believed only if this gives the gradient of new batches to a millionth.
+search proposes lines of tables (tables.py). The loss that these lines make is differentiated, and
+the formula is believed only if this gives the gradient of new batches to a millionth.
 
-It prints mistakes first, then choices. With --expect the exit status is 1 if a clause does not
-hold. This folder needs torch and nothing else: it can be copied into another project as it is.
+It prints mistakes first, then what is unusual, then choices. The exit status is 0 if the loss is
+understood and has no mistake, 1 if a mistake was seen, and 2 if the loss cannot be examined or is
+not understood. With --expect it is 0 if all clauses hold and nothing else that is not usual, and 1
+otherwise. With --same-as it is 0 if both losses have the same gradient, and 1 otherwise.
 """
 if not __package__:
     raise SystemExit("start it with: python -m lab.formula")
 import argparse
+import json
+import os
 import sys
 import textwrap
 from pathlib import Path
+from threading import Timer
 
 import torch
 
 from .calling import LossFailed, load_loss
+from .check import FAILED, PASSED, UNKNOWN, about_differences, differences, judge
+from .codes import clauses_of
+from .reading import KNOWN
 from .search import find_formula
-from .words import codes, sentences, unmet
+
+LEAVE = os._exit  # while a user's loss runs, os._exit is another function
 
 
-class WrongInput(Exception):
-    """What is asked for cannot be done; the sentence says why."""
-
-
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
+    """Print what is said of a loss, and return the exit status."""
     flags = parser().parse_args(argv)
+    flags.screen = sys.stdout  # while a user's loss runs, sys.stdout is another one
+    limit = Timer(flags.seconds, end_of_time, [flags])
+    limit.daemon = True
+    limit.start()
     try:
-        loss = load_loss(Path(flags.FILE), flags.function)
-    except LossFailed as error:
-        raise WrongInput(str(error)) from None
-    try:
-        found = find_formula(loss)
-    except LossFailed as error:
-        if flags.traceback and error.traceback:
+        status, said, data = compared(flags) if flags.same_as else examined(flags)
+    except (LossFailed, ValueError) as error:
+        if flags.traceback and getattr(error, "traceback", ""):
             print(error.traceback, file=sys.stderr)
-        hint = "" if flags.traceback or not error.traceback else " (--traceback shows where)"
-        raise WrongInput(f"the loss of {flags.FILE} cannot be examined: {error}{hint}") from None
-    try:
-        missing = unmet(found, flags.expect) if flags.expect is not None else []
-    except ValueError as error:
-        raise WrongInput(str(error)) from None
-    print(f"{flags.FILE}, read off its gradient\n")
-    for sentence in sentences(found):
-        print(textwrap.fill(sentence, 100, subsequent_indent="  "))
-    if missing:
-        print(f"\nExpected, and not so: {', '.join(missing)}")
-        print(f"What holds: {', '.join(sorted(codes(found)))}")
-        sys.exit(1)
+        return cannot_examine(flags, str(error), bool(getattr(error, "traceback", "")))
+    finally:
+        limit.cancel()
+    if flags.json:
+        print(json.dumps({"file": flags.FILE, "status": status, **data}, indent=1))
+    else:
+        print("\n".join([f"{flags.FILE}, read off its gradient\n", *map(filled, said)]))
+    return status
+
+
+def examined(flags: argparse.Namespace) -> tuple[int, list[str], dict[str, object]]:
+    """The status, sentences and data of one loss."""
+    if flags.expect is not None:
+        clauses_of(flags.expect)  # a mistake in it is told before the search
+    found = find_formula(load_loss(Path(flags.FILE), flags.function))
+    verdict = judge(found, flags.expect, flags.allow)
+    return verdict.status, verdict.in_words(), verdict.as_json()
+
+
+def compared(flags: argparse.Namespace) -> tuple[int, list[str], dict[str, object]]:
+    """The same of two losses that should have one gradient."""
+    losses = [load_loss(Path(path), flags.function) for path in (flags.FILE, flags.same_as)]
+    shares = differences(*losses)
+    status = PASSED if max(shares.values()) < KNOWN else FAILED
+    return status, [about_differences(shares, flags.same_as)], {"differs": shares}
+
+
+def cannot_examine(flags: argparse.Namespace, why: str, has_trace: bool = False) -> int:
+    hint = " (--traceback shows where)" if has_trace and not flags.traceback else ""
+    print(f"{__package__}: the loss of {flags.FILE} cannot be examined: {why}{hint}",
+          file=sys.stderr)
+    if flags.json:
+        print(json.dumps({"file": flags.FILE, "status": UNKNOWN, "error": why}, indent=1),
+              file=flags.screen, flush=True)
+    return UNKNOWN
+
+
+def end_of_time(flags: argparse.Namespace) -> None:
+    """End this program, although the loss still runs."""
+    LEAVE(cannot_examine(flags, f"it did not end within {flags.seconds:g} seconds (--seconds)"))
+
+
+def filled(sentence: str) -> str:
+    indent = sentence[:len(sentence) - len(sentence.lstrip())]
+    return textwrap.fill(sentence.lstrip(), 100, initial_indent=indent,
+                         subsequent_indent=indent + "  ")
 
 
 def parser() -> argparse.ArgumentParser:
-    made = argparse.ArgumentParser("python -m lab.formula", description=__doc__,
+    usage = (__doc__ or "").replace("lab.formula", __package__)
+    made = argparse.ArgumentParser(f"python -m {__package__}", description=usage,
                                    formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("FILE", help="a file with a function loss(logits, batch)")
-    made.add_argument("--expect", help="clauses that have to hold, with commas between them, such "
-                      "as: z n-1 1e-4, token, clip 0.2 0.28, no kl. Otherwise the exit status is 1")
+    made.add_argument("--expect", help="all that has to hold, with commas between the clauses, "
+                      "such as: z n-1 1e-4, token, clip 0.2 0.28. Usual things need no clause")
+    made.add_argument("--allow", action="append", default=[], metavar="NAME",
+                      help="let a mistake pass: its name, as it is printed in brackets. It may be "
+                      "given several times")
+    made.add_argument("--same-as", metavar="OTHER.py", help="compare the gradient with that of the "
+                      "loss in another file")
     made.add_argument("--function", default="loss", help="name of the function in the file")
+    made.add_argument("--json", action="store_true", help="print JSON")
+    made.add_argument("--seconds", type=float, default=600.0, help="limit of time; by default 600")
     made.add_argument("--traceback", action="store_true",
                       help="if the loss raises, print its traceback, too")
     return made
@@ -83,7 +134,4 @@ def parser() -> argparse.ArgumentParser:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    try:
-        main(sys.argv[1:])
-    except WrongInput as error:
-        sys.exit(f"formula: {error}")
+    sys.exit(main(sys.argv[1:]))

@@ -36,17 +36,16 @@ class Lens:
     ids[t + shift]. The usual lens has temperature 1 and shift 1."""
     temperature: float = 1.0
     shift: int = 1
-    entropy_temperature: float = 1.0  # that of an entropy term
 
     def log_probs(self, logits: Tensor, ids: Tensor) -> Tensor:
         """(B, L): column j is for token j. It is 0 where no logits predict the token."""
-        value = self.distribution(logits, self.temperature).gather(2, ids[:, :, None]).squeeze(2)
+        value = self.distribution(logits).gather(2, ids[:, :, None]).squeeze(2)
         known = self.to_tokens(torch.ones(ids.shape, dtype=value.dtype)) > 0
         return torch.where(known, value, 0.0)
 
-    def distribution(self, logits: Tensor, temperature: float) -> Tensor:
+    def distribution(self, logits: Tensor) -> Tensor:
         """(B, L, V) the log-probs of all tokens; column j is for token j."""
-        return self.to_tokens((logits / temperature).log_softmax(-1))
+        return self.to_tokens((logits / self.temperature).log_softmax(-1))
 
     def to_tokens(self, by_place: Tensor) -> Tensor:
         """What stands at the logits of place t moves to the token t + shift."""

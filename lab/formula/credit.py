@@ -15,8 +15,7 @@ from torch import Tensor
 from .batches import Case
 from .ours import Formula, View, advantage_of, lengths, trained
 from .reading import KNOWN, first_right
-from .tables import (CENTRES, COUNTS, EPSILONS, FINISHES, GROUPS, ORDERS, REWARDS, SCALES,
-                     WITHOUT_EPSILON)
+from .tables import CENTRES, COUNTS, EPSILONS, FINISHES, GROUPS, SCALES, WITHOUT_EPSILON
 
 USUAL = (("mean", "n"), ("mean", "n-1"), ("mean", "none"), ("raw", "none"),
          ("leave one out", "none"))  # baselines and scales that are tried first
@@ -63,11 +62,10 @@ def advantages(start: Formula) -> Iterator[Formula]:
     whitened is not among them, because it is the z-score of the batch."""
     usual = scaled_by(start, USUAL)
     yield from usual
-    for name, table in (("finish", FINISHES), ("reward", REWARDS), ("order", ORDERS)):
-        for line in table:
-            for formula in usual:
-                if line and not (line.startswith("whitened") and formula.centre == "raw"):
-                    yield replace(formula, **{name: line})
+    for finish in FINISHES:
+        for formula in usual:
+            if finish and not (finish.startswith("whitened") and formula.centre == "raw"):
+                yield replace(formula, finish=finish)
     for centre, scale, groups in product(CENTRES, SCALES, GROUPS):
         yield from scaled_by(replace(start, groups=groups), [(centre, scale)])
 

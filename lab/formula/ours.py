@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from .batches import Batch, Case, Lens
-from .tables import (ANSWER, CENTRES, CHOICES, COUNTS, FINISHES, GROUPS, KLS, ORDERS, PLACES,
-                     RATIOS, REFERENCES, REWARDS, SCALES, SHAPES, kinds)
+from .tables import (ANSWER, CENTRES, CHOICES, COUNTS, FINISHES, GROUPS, KLS, PLACES, RATIOS,
+                     REFERENCES, SCALES, SHAPES, kinds)
 
 
 @dataclass(frozen=True)
@@ -35,13 +35,11 @@ class Formula:
     kinds: frozenset[str] = ANSWER    # kinds of tokens that are trained
     choice: str = ""                  # of these, only where CHOICES is at least
     least: float = 0.0
-    reward: str = ""
     groups: str = ""
     centre: str = "mean"
     scale: str = "none"
     epsilon: float = 0.0
     finish: str = ""
-    order: str = ""
     count: str = "token"
     length: str = ""                  # "trained": the tokens that are trained count as the length
     factor: float = 1.0
@@ -61,14 +59,10 @@ class View(SimpleNamespace):
     def __init__(self, logits: Tensor, batch: Batch, lens: Lens):
         self.batch, self.lens, self.logits = batch, lens, logits
         self.log_prob = lens.log_probs(logits, batch.ids)
-        log_q = lens.distribution(logits, lens.entropy_temperature)
+        log_q = lens.distribution(logits)
         self.entropy = -(log_q.exp() * log_q).sum(-1)
         self.readable = lens.to_tokens(torch.ones(batch.ids.shape)) > 0
         self.place = torch.arange(batch.ids.shape[1])[None]
-        start = batch.prompt_length[:, None]
-        self.from_start = (self.place - start).to(logits.dtype).expand_as(self.log_prob)
-        length = (batch.mask > 0).sum(1, keepdim=True)
-        self.from_end = (start + length - 1 - self.place).to(logits.dtype).expand_as(self.log_prob)
 
 
 def ours(logits: Tensor, batch: Batch, formula: Formula) -> Tensor:
@@ -159,14 +153,14 @@ def advantage_of(batch: Batch, formula: Formula,
     batch, which many formulas share."""
     known = {} if known is None else known
     n = (batch.mask > 0).sum(1).to(batch.reward.dtype)
-    centre = formula.reward, formula.groups, formula.centre
-    scale = formula.reward, formula.groups, formula.scale, formula.epsilon
+    centre = formula.groups, formula.centre
+    scale = formula.groups, formula.scale, formula.epsilon
     if centre not in known or scale not in known:
-        reward, label = REWARDS[formula.reward](batch.reward, batch), GROUPS[formula.groups](batch)
+        reward, label = batch.reward, GROUPS[formula.groups](batch)
         known[centre] = reward - CENTRES[formula.centre](reward, label, n)
         known[scale] = SCALES[formula.scale](reward, label, formula.epsilon)
     value = (known[centre] / known[scale]).nan_to_num(0.0)
-    return ORDERS[formula.order](FINISHES[formula.finish](value, n)).nan_to_num(0.0)
+    return FINISHES[formula.finish](value, n).nan_to_num(0.0)
 
 
 def seen_by_ratio(view: View, formula: Formula, advantage: Tensor) -> SimpleNamespace:

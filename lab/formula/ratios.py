@@ -30,6 +30,7 @@ REWARDS_OF_FOUR = (((1.0, 0.0, .5, .5), (.5, .5, 1.0, 0.0)),
                    ((1.0, -1.0, 0.0, 0.0), (0.0, 0.0, 1.0, -1.0)),
                    ((1.0, 0.0, 1.0, 0.0), (0.0, 0.0, 0.0, 0.0)))
 USUAL = ("no ratio", "ratio", "clip", "cispo", "mask", "gspo clip", "clip dual")  # if none is right
+UNDETACHED = "cispo undetached"  # it is seen in how the tokens of an answer differ (search.py)
 Curve = dict[int, list[float]]  # by the sign of an answer's advantage
 
 
@@ -140,8 +141,11 @@ def find_ratio(search: Any) -> None:
         of them, and the curves alone count."""
         return left_by(with_on_policy_factor(formula), changes) if changes else 1.0
 
-    fits = [formula for formula in proposals(search.formula, points, RATIOS)
-            if has_curves(formula, measured)]
+    if search.formula.ratio == UNDETACHED:
+        fits = proposals(search.formula, points, (UNDETACHED,))
+    else:
+        fits = [formula for formula in proposals(search.formula, points, RATIOS)
+                if formula.ratio != UNDETACHED and has_curves(formula, measured)]
     near = [point for point in points if .01 < point < 20][:6]
     chosen, left = first_right(fits, left_over, enough=1e-9)
     if left > KNOWN:

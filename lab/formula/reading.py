@@ -67,12 +67,11 @@ def read(grad: Tensor, case: Case, lens: Lens, with_entropy: bool = True) -> Rea
 
 def directions(case: Case, lens: Lens) -> tuple[Tensor, Tensor]:
     """At each token the gradient of its log-prob, and minus the gradient of the entropy."""
-    p = lens.distribution(case.logits, lens.temperature).exp()
+    log_p = lens.distribution(case.logits)
+    p = log_p.exp()
     onehot = torch.zeros_like(p).scatter(2, case.ids[:, :, None], 1.0)
-    log_q = lens.distribution(case.logits, lens.entropy_temperature)
-    entropy = -(log_q.exp() * log_q).sum(-1, keepdim=True)
-    return (onehot - p) / lens.temperature, \
-        log_q.exp() * (log_q + entropy) / lens.entropy_temperature
+    entropy = -(p * log_p).sum(-1, keepdim=True)
+    return (onehot - p) / lens.temperature, p * (log_p + entropy) / lens.temperature
 
 
 def both(g: Tensor, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
@@ -93,7 +92,6 @@ def squared(vector: Tensor) -> Tensor:
 def find_lens(grad: Tensor, case: Case) -> tuple[Lens, float]:
     """The temperature and the shift that leave least over, and how much that is. Of several that
     leave nothing, as an entropy alone does, it is the most usual one."""
-    lenses = [Lens(temperature, shift, warm) for shift in SHIFTS for temperature in TEMPERATURES
-              for warm in sorted({1.0, temperature})]
+    lenses = [Lens(temperature, shift) for shift in SHIFTS for temperature in TEMPERATURES]
     lens, rest = first_right(lenses, lambda lens: read(grad, case, lens).left_over, EXACT)
     return lens or Lens(), rest

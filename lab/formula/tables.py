@@ -1,7 +1,7 @@
 """The design space of GRPO, as tables. A new idea of a paper is one line here.
 
-A line is a name and a function. It may have two texts beside it: how a sentence says it, if the
-name alone does not, and what is wrong with it, if it is hardly ever meant.
+A line is a name and a function. Three texts may stand beside it: how a sentence says it, what is
+wrong with it, if it is hardly ever meant, and what is unusual, if it is sometimes meant.
 
 The loss that `ours.py` makes of one entry of each is
 
@@ -26,7 +26,6 @@ from .batches import Batch
 
 EPSILONS = (1e-4, 1e-6, 1e-8, 1e-5, 1e-3, 1e-9, 0.0)
 RATES = (0, .1, .2, .25, .5, .8)  # of advantages of one sign
-DISCOUNTS = (.9, .95, .97, .98, .99, .995, .999)
 
 
 @dataclass(frozen=True)
@@ -35,13 +34,14 @@ class Line:
     function: Callable[..., Tensor]
     words: str = ""    # a number in it, as {epsilon}, is filled in
     mistake: str = ""
+    unusual: str = ""
 
     def __call__(self, *given: object) -> Tensor:
         return self.function(*given)
 
 
 def lines(table: Mapping[str, Callable[..., Tensor] | tuple]) -> dict[str, Line]:
-    """A table whose lines are functions, or (function, words, mistake)."""
+    """A table whose lines are functions, or (function, words, mistake, unusual)."""
     made = {}
     for name, line in table.items():
         made[name] = Line(*line) if isinstance(line, tuple) else Line(line)
@@ -71,26 +71,35 @@ def mean_of_others(r: Tensor, label: Tensor) -> Tensor:
     return (sums(r, label) - r) / (sums(torch.ones_like(r), label) - 1)
 
 
-def over_tokens(advantage: Tensor, n: Tensor) -> Tensor:
-    """Minus the mean over all tokens, divided by their std (REINFORCE++)."""
+def over_tokens(advantage: Tensor, n: Tensor, correction: int, is_least: bool = False) -> Tensor:
+    """Minus the mean over all tokens, divided by their std (REINFORCE++). 1e-8 is added to the
+    variance, or is the least that it may be."""
     centred = advantage - (advantage * n).sum() / n.sum()
-    return centred / ((centred.square() * n).sum() / (n.sum() - 1) + 1e-8).sqrt()
+    variance = (centred.square() * n).sum() / (n.sum() - correction)
+    return centred / (variance.clamp(min=1e-8) if is_least else variance + 1e-8).sqrt()
+
+
+def std_of_others(r: Tensor, label: Tensor) -> Tensor:
+    """(B,) the std over n - 1 of the other answers of each row's group (NeMo-RL)."""
+    others = sums(torch.ones_like(r), label) - 1
+    squares = (sums(r.square(), label) - r.square()) / others
+    variance = (squares - mean_of_others(r, label).square()) * others / (others - 1)
+    return variance.sqrt().nan_to_num(0.0, posinf=0.0)
+
+
+def over_where(std: Tensor, least: float, epsilon: float) -> Tensor:
+    """The std plus epsilon; 1, which divides nothing, where the std is not above `least`."""
+    return torch.where(std > least, std + epsilon, 1.0)
 
 
 def whitened(advantage: Tensor, correction: int) -> Tensor:
     return (advantage - advantage.mean()) / (advantage.std(correction=correction) + 1e-8)
 
 
-REWARDS = lines({  # what is done with the rewards first
-    "": lambda r, batch: r,
-    "above 0.5": lambda r, batch: (r > .5).to(r.dtype),
-    "above 0": lambda r, batch: (r > 0).to(r.dtype),
-    "clamped to [-1, 1]": lambda r, batch: r.clamp(-1, 1),
-    "clamped to [-10, 10]": lambda r, batch: r.clamp(-10, 10)})
-
+OF_BATCH = "An answer is compared with those of the whole batch, and not with those of its group."
 GROUPS = lines({  # (B,) which rows are compared with each other
     "": (lambda batch: batch.group, "its group"),
-    "batch": (lambda batch: torch.zeros_like(batch.group), "the whole batch"),
+    "batch": (lambda batch: torch.zeros_like(batch.group), "the whole batch", "", OF_BATCH),
     "mixed": (lambda batch: torch.arange(len(batch.group)) % len(batch.group.unique()),
               "a mixed group",
               "Groups are mixed: an answer is compared with answers to other problems, as where "
@@ -103,7 +112,7 @@ CENTRES = lines({  # taken off the reward r
                       "the mean of the other answers of {among}"),
     "by length": (lambda r, label, n: sums(r * n, label) / sums(n, label),  # OPO
                   "the mean of {among}, weighted by length"),
-    "batch": (lambda r, label, n: r.mean().expand_as(r), "the mean of the batch")})
+    "batch": (lambda r, label, n: r.mean().expand_as(r), "the mean of the batch", "", OF_BATCH)})
 
 VARIANCE = "The variance stands where the std belongs."
 SCALES = lines({  # what it is divided by
@@ -119,35 +128,43 @@ SCALES = lines({  # what it is divided by
               "the std of {among} over n, at least {epsilon}"),
     "n-1 max": (lambda r, label, e: std_of(r, label, 1).clamp(min=e),
                 "the std of {among} over n - 1, at least {epsilon}"),
-    "variance n": (lambda r, label, e: variance_of(r, label, 0) + e, "", VARIANCE),
-    "variance n-1": (lambda r, label, e: variance_of(r, label, 1) + e, "", VARIANCE),
-    "batch n": lambda r, label, e: r.std(correction=0) + e,
-    "batch n-1": lambda r, label, e: r.std() + e,
-    "first group n-1": lambda r, label, e: r[label == label[0]].std() + e,
-    "mean": lambda r, label, e: mean_of(r, label) + e,  # MaxRL
-    "n-1 where above 0.1": lambda r, label, e: torch.where(
-        std_of(r, label, 1) > .1, std_of(r, label, 1) + e, 1.0),
-    "n where above 0.1": lambda r, label, e: torch.where(
-        std_of(r, label, 0) > .1, std_of(r, label, 0) + e, 1.0)})
+    "variance n": (lambda r, label, e: variance_of(r, label, 0) + e,
+                   "the variance of {among} over n + {epsilon}", VARIANCE),
+    "variance n-1": (lambda r, label, e: variance_of(r, label, 1) + e,
+                     "the variance of {among} over n - 1 + {epsilon}", VARIANCE),
+    "n-1 of others": (lambda r, label, e: over_where(std_of_others(r, label), 0.0, e),
+                      "the std of the other answers of {among} + {epsilon}, where that is not 0"),
+    "batch n": (lambda r, label, e: r.std(correction=0) + e,
+                "the std of the batch over n + {epsilon}"),
+    "batch n-1": (lambda r, label, e: r.std() + e, "the std of the batch over n - 1 + {epsilon}"),
+    "first group n-1": (lambda r, label, e: r[label == label[0]].std() + e,
+                        "the std of the first group over n - 1 + {epsilon}",
+                        "The std of the first group divides the advantages of all groups."),
+    "mean": (lambda r, label, e: mean_of(r, label) + e, "the mean of {among} + {epsilon}"),  # MaxRL
+    "n-1 where above 0.1": (
+        lambda r, label, e: over_where(std_of(r, label, 1), .1, e),
+        "the std of {among} over n - 1 + {epsilon}, where that std is above 0.1"),
+    "n where above 0.1": (
+        lambda r, label, e: over_where(std_of(r, label, 0), .1, e),
+        "the std of {among} over n + {epsilon}, where that std is above 0.1")})
 WITHOUT_EPSILON = ("none",)
 
 FINISHES = lines({  # what is done with the advantage A
     "": lambda A, n: A,
-    "whitened n-1": lambda A, n: whitened(A, 1),
-    "whitened n": lambda A, n: whitened(A, 0),
-    "over tokens n-1 1e-08 root": over_tokens,
-    **{f"limit {k:g}": lambda A, n, k=k: A.clamp(-k, k) for k in (.5, 1, 2, 3, 4, 5, 10, 20)},
-    **{f"between -inf and {k:g}": lambda A, n, k=k: A.clamp(max=k) for k in (1, 2, 3, 5, 10)},
-    **{f"between {-k:g} and inf": lambda A, n, k=k: A.clamp(min=-k) for k in (1, 2, 3, 5, 10)},
-    **{f"negative {k:g}": lambda A, n, k=k: torch.where(A < 0, k * A, A) for k in RATES},
-    **{f"positive {k:g}": lambda A, n, k=k: torch.where(A > 0, k * A, A) for k in RATES}})
-
-NOT_ITS_OWN = "An answer has the advantage of another row, and not its own."
-ORDERS = lines({  # whose advantage a row gets
-    "": lambda A: A,
-    " of row before": (lambda A: A.roll(1), "", NOT_ITS_OWN),
-    " of row after": (lambda A: A.roll(-1), "", NOT_ITS_OWN),
-    " of reversed rows": (lambda A: A.flip(0), "", NOT_ITS_OWN)})
+    "whitened n-1": (lambda A, n: whitened(A, 1), "whitened over all answers (std over n - 1)"),
+    "whitened n": (lambda A, n: whitened(A, 0), "whitened over all answers (std over n)"),
+    "over tokens n-1 1e-08 root": (lambda A, n: over_tokens(A, n, 1),
+                                   "whitened over all tokens (variance over n - 1)"),
+    "over tokens n 1e-08 root": (lambda A, n: over_tokens(A, n, 0),
+                                 "whitened over all tokens (variance over n)"),  # OpenRLHF
+    "over tokens n 1e-08 max": (lambda A, n: over_tokens(A, n, 0, is_least=True),
+                                "whitened over all tokens (variance over n, at least 1e-8)"),
+    **{f"limit {k:g}": (lambda A, n, k=k: A.clamp(-k, k), f"clamped to [-{k:g}, {k:g}]")
+       for k in (.5, 1, 2, 3, 4, 5, 10)},
+    **{f"negative {k:g}": (lambda A, n, k=k: torch.where(A < 0, k * A, A),
+                           f"times {k:g} where it is negative") for k in RATES},
+    **{f"positive {k:g}": (lambda A, n, k=k: torch.where(A > 0, k * A, A),
+                           f"times {k:g} where it is positive") for k in RATES}})
 
 
 # ------------------------------------------------------------------ counting
@@ -162,10 +179,6 @@ def ended(batch: Batch) -> Tensor:
     return (batch.ids.gather(1, last[:, None])[:, 0] == batch.end_id).to(batch.reward.dtype)
 
 
-def good(batch: Batch) -> Tensor:
-    return (batch.reward > mean_of(batch.reward, batch.group) + 1e-12).to(batch.reward.dtype)
-
-
 def micro_batches(rows: int) -> Callable[[Tensor, Batch], Tensor]:
     """Each part of the batch is averaged over its tokens, and the parts are averaged."""
     def weight(n: Tensor, batch: Batch) -> Tensor:
@@ -178,7 +191,9 @@ def one(n: Tensor) -> Tensor:
     return torch.ones_like(n)
 
 
-DIVIDED_TWICE = "The number of answers divides twice."
+TWICE = "The number of answers divides twice."
+PADDING = ("The divisor counts padding: an answer counts less in a batch that is wider (the mean "
+           "is over all places, and not over those of the mask).")
 COUNTS = lines({  # (B,) the weight of a token
     "token": (lambda n, batch: one(n) / n.sum(), "every token of the batch counts the same"),
     "answer": (lambda n, batch: 1 / n / len(n), "every answer counts the same"),
@@ -186,35 +201,50 @@ COUNTS = lines({  # (B,) the weight of a token
               "every problem counts the same"),
     "sum": (lambda n, batch: one(n), "the plain sum over all tokens"),
     "constant": (lambda n, batch: one(n) / len(n), "a token counts 1 / (answers x {constant})"),
-    "answer multiplied by the number of answers": lambda n, batch: 1 / n,
+    "answer multiplied by the number of answers": (
+        lambda n, batch: 1 / n, "an answer counts 1, and the answers are summed"),
     "answer divided by the number of answers": (
-        lambda n, batch: 1 / n / len(n) ** 2, "", DIVIDED_TWICE),
+        lambda n, batch: 1 / n / len(n) ** 2, "an answer counts 1 / answers squared", TWICE),
     "token divided by the number of answers": (
-        lambda n, batch: one(n) / n.sum() / len(n), "", DIVIDED_TWICE),
-    "group multiplied by the number of groups": lambda n, batch: 1 / sums(n, batch.group),
-    "constant over longest answer": lambda n, batch: one(n) / len(n) / n.max(),
-    "constant over width of a row": lambda n, batch: one(n) / batch.ids.numel(),
-    "constant over width less one":
+        lambda n, batch: one(n) / n.sum() / len(n), "a token counts 1 / (tokens x answers)", TWICE),
+    "group multiplied by the number of groups": (
+        lambda n, batch: 1 / sums(n, batch.group), "a problem counts 1, and problems are summed"),
+    "constant over longest answer": (
+        lambda n, batch: one(n) / len(n) / n.max(),
+        "a token counts 1 / (answers x the longest answer of the batch)"),
+    "constant over width of a row": (
+        lambda n, batch: one(n) / batch.ids.numel(),
+        "a token counts 1 / (answers x the width of a row)", PADDING),
+    "constant over width less one": (
         lambda n, batch: one(n) / len(n) / (batch.ids.shape[1] - 1),
-    "constant over number of groups": lambda n, batch: one(n) / len(batch.group.unique()),
-    "square of length": lambda n, batch: 1 / n ** 2 / len(n),
-    "token (with prompt)": lambda n, batch: one(n) / (batch.ids != batch.pad_id).sum(),
-    "answer (with prompt)":
+        "a token counts 1 / (answers x the width of a row less one)", PADDING),
+    "constant over number of groups": (
+        lambda n, batch: one(n) / len(batch.group.unique()), "a token counts 1 / problems"),
+    "square of length": (lambda n, batch: 1 / n ** 2 / len(n), "a token counts 1 / n squared, "
+                         "n the length of its answer, and answers are averaged",
+                         "The length of an answer divides twice."),
+    "token (with prompt)": (
+        lambda n, batch: one(n) / (batch.ids != batch.pad_id).sum(),
+        "a token counts 1 / (tokens of prompts and answers)"),
+    "answer (with prompt)": (
         lambda n, batch: 1 / (batch.ids != batch.pad_id).sum(1) / len(n),
-    "token (finished)": lambda n, batch: one(n) / (n * ended(batch)).sum(),
-    "live token": lambda n, batch: one(n) / (n * live(batch)).sum().clamp(min=1),
-    "live answer": lambda n, batch: 1 / n / live(batch).sum().clamp(min=1),
-    "token over live share":
+        "a token counts 1 / (answers x the tokens of its prompt and answer)"),
+    "token (finished)": (lambda n, batch: one(n) / (n * ended(batch)).sum(),
+                         "a token counts 1 / (tokens of the answers that ended)"),
+    "live token": (
+        lambda n, batch: one(n) / (n * live(batch)).sum().clamp(min=1),
+        "every token counts the same, without groups whose rewards are equal"),  # DAPO
+    "live answer": (
+        lambda n, batch: 1 / n / live(batch).sum().clamp(min=1),
+        "every answer counts the same, without groups whose rewards are equal"),
+    "token over live share": (
         lambda n, batch: one(n) / n.sum() / live(batch).mean().clamp(min=1e-6),  # GPG
-    "token over rewarded share": lambda n, batch: (
-        one(n) / n.sum() / (batch.reward != 0).to(n.dtype).mean().clamp(min=1e-6)),
-    "token over good": lambda n, batch: one(n) / (n * good(batch)).sum(),
-    "over number of answers whose reward is above 0.5":
-        lambda n, batch: one(n) / (batch.reward > .5).sum().clamp(min=1),
-    "token of answers above 0.5":  # rejection sampling
-        lambda n, batch: one(n) / (n * (batch.reward > .5)).sum().clamp(min=1),
-    **{f"micro-batch {rows}": micro_batches(rows) for rows in (2, 3, 4, 8)},
-    **{f"micro-batch {rows}, of answers": (lambda n, batch, rows=rows: 1 / n / rows)
+        "a token counts 1 / (tokens x the share of answers in groups whose rewards differ)"),
+    "token over rewarded share": (
+        lambda n, batch: one(n) / n.sum() / (batch.reward != 0).to(n.dtype).mean().clamp(min=1e-6),
+        "a token counts 1 / (tokens x the share of answers whose reward is not 0)"),
+    **{f"micro-batch {rows}": (micro_batches(rows), f"every token of a micro-batch of {rows} "
+                               "answers counts the same, and micro-batches are averaged")
        for rows in (2, 3, 4, 8)}})
 
 
@@ -240,8 +270,6 @@ CHOICES = lines({  # kept where it is at least a number, {least}; {rest} is 1 - 
     "": lambda view: torch.ones_like(view.log_prob),
     "finished": (lambda view: ended(view.batch)[:, None].expand_as(view.log_prob),
                  "no unfinished"),
-    "place from the start": (lambda view: view.from_start, "no first {least:g}"),
-    "place from the end": (lambda view: -view.from_end, "last {rest:g}"),
     "entropy above": (lambda view: view.entropy, "entropy above {least:g}"),
     "highest entropy of batch": (lambda view: rank_in_batch(view.entropy, view),
                                  "highest entropy {rest:.6g} of batch")})
@@ -257,17 +285,15 @@ def rank_in_batch(value: Tensor, view: SimpleNamespace) -> Tensor:
 
 SHAPES = lines({  # how an answer's tokens differ
     "": lambda view: torch.ones_like(view.log_prob),
-    "weight p": lambda view: view.log_prob.exp(),
-    "weight 1-p": lambda view: 1 - view.log_prob.exp(),
-    "weight -log p": lambda view: -view.log_prob,
-    "weight entropy": lambda view: view.entropy,
-    **{f"weight 1/(|log p|+{e:g})": lambda view, e=e: 1 / (view.log_prob.abs() + e)
+    "weight p": (lambda view: view.log_prob.exp(), "its probability p"),
+    "weight 1-p": (lambda view: 1 - view.log_prob.exp(), "1 - p, of its probability p"),
+    "weight -log p": (lambda view: -view.log_prob, "-log p, of its probability p"),
+    "weight entropy": (lambda view: view.entropy, "the entropy at its place"),
+    **{f"weight 1/(|log p|+{e:g})": (lambda view, e=e: 1 / (view.log_prob.abs() + e),
+                                     f"1 / (abs(log p) + {e:g}), of its probability p")
        for e in (.01, .1, .5, 1.0)},
-    **{f"discount {k:g} from the start": lambda view, k=k: k ** view.from_start.clamp(min=0)
-       for k in DISCOUNTS},
-    **{f"discount {k:g} from the end": lambda view, k=k: k ** view.from_end.clamp(min=0)
-       for k in DISCOUNTS},
-    **{f"weight {k:g} p + {1 - k:g}": lambda view, k=k: k * view.log_prob.exp() + 1 - k
+    **{f"weight {k:g} p + {1 - k:g}": (lambda view, k=k: k * view.log_prob.exp() + 1 - k,
+                                       f"{k:g} p + {1 - k:g}, of its probability p")
        for k in (.1, .3, .5)}})
 
 
@@ -316,47 +342,47 @@ def log_of(bound: float) -> float:
     return float(torch.tensor(bound, dtype=torch.float64).log())
 
 
-UNCLIPPED = "{name}, used and not clipped"
-CLIPPED = "that of a token is clipped as in PPO, to {bounds}"
-CLAMPED = "that of a token is a detached weight, clamped to {bounds}"
-MASKED = "that of a token has no gradient outside {bounds}"
-OF_ANSWER = {text: text.replace("a token", "an answer") + " ({name})"
-             for text in (CLIPPED, CLAMPED, MASKED)}
+UNCLIPPED = "that of {of}, used and not clipped"
+CLIPPED = "that of {of} is clipped as in PPO, to {bounds}"
+DUAL = CLIPPED + ", and a bad answer has no gradient above {most:g}"
+CLAMPED = "that of {of} is a detached weight, clamped to {bounds}"
+MASKED = "that of {of} has no gradient outside {bounds}"
+WRONG = "that of {of} is bounded by {bounds}, on the wrong side"
 UPSIDE_DOWN = "The ratio is upside down: old over new."
 WRONG_SIDE = ("The clip is on the wrong side: the larger of both terms is taken (max for min), so "
               "it bounds where it should let through.")
 NO_MINIMUM = ("The minimum is missing: outside the bounds there is no gradient, whichever the "
-              "sign, so a bad answer that became likely stays. (With wide bounds it may be meant, "
-              "as in IcePop.)")
+              "sign, so a bad answer that became likely stays.")
+NOT_DETACHED = ("The clamped ratio is a weight that is not detached, so it is trained itself, and "
+                "a token of a good answer whose probability is below 1 / e is pushed down.")
+SUMMED = "The log-ratio of an answer is summed over its tokens, and GSPO has their mean."
 RATIOS = lines({  # (x, bounds ...) -> the objective, to be increased
     "no ratio": (lambda x: x.log_p * x.A, "none; the loss does not change with the old log-probs"),
     "ratio": (lambda x: x.d.exp() * x.A, UNCLIPPED),
     "clip": (lambda x, low, high: ppo(x.d.exp(), x, low, high), CLIPPED),
-    "clip dual": lambda x, low, high, most: dual(x.d.exp(), x, low, high, most),
-    "clip wrong side": (lambda x, low, high: wrong_side(x.d.exp(), x, low, high), "", WRONG_SIDE),
+    "clip dual": (lambda x, low, high, most: dual(x.d.exp(), x, low, high, most), DUAL),
+    "clip wrong side": (lambda x, low, high: wrong_side(x.d.exp(), x, low, high), WRONG,
+                        WRONG_SIDE),
     "mask": (lambda x, low, high: x.d.exp().clamp(low, high) * x.A, MASKED, NO_MINIMUM),
     "cispo": (lambda x, low, high: detached(x.d.exp().clamp(low, high), x), CLAMPED),
-    "sapo 1 1.05": sapo,
-    "topr": lambda x, high: detached(torch.where(x.A >= 0, 1.0, x.d.exp().clamp(max=high)), x),
+    "cispo undetached": (lambda x, low, high: x.d.exp().clamp(low, high) * x.A * x.log_p,
+                         "that of {of} is a weight, clamped to {bounds}", NOT_DETACHED),
+    "sapo 1 1.05": (sapo, "that of {of} goes through SAPO's gate, with the rates 1 and 1.05"),
     "gspo ratio": (lambda x: x.mean.exp() * x.A, UNCLIPPED),
-    "gspo clip": (lambda x, low, high: ppo(x.mean.exp(), x, low, high), OF_ANSWER[CLIPPED]),
-    "gspo clip dual": lambda x, low, high, most: dual(x.mean.exp(), x, low, high, most),
-    "gspo clip wrong side": (
-        lambda x, low, high: wrong_side(x.mean.exp(), x, low, high), "", WRONG_SIDE),
-    "gspo mask": (lambda x, low, high: x.mean.exp().clamp(low, high) * x.A, OF_ANSWER[MASKED],
-                  NO_MINIMUM),
-    "gspo cispo": (lambda x, low, high: detached(x.mean.exp().clamp(low, high), x),
-                   OF_ANSWER[CLAMPED]),
-    "gmpo clip": (of_clipped_mean, OF_ANSWER[CLIPPED]),
-    "vespo 2 3 3 2": vespo,
-    "summed ratio": (lambda x: x.sum.exp() / x.n * x.A, UNCLIPPED),
-    "summed clip": (lambda x, low, high: ppo(x.sum.exp(), x, low, high) / x.n, OF_ANSWER[CLIPPED]),
-    "summed clip wrong side": (
-        lambda x, low, high: wrong_side(x.sum.exp(), x, low, high) / x.n, "", WRONG_SIDE),
-    "summed mask": (lambda x, low, high: x.sum.exp().clamp(low, high) * x.A / x.n,
-                    OF_ANSWER[MASKED], NO_MINIMUM),
-    "summed cispo": (lambda x, low, high: detached(x.sum.exp().clamp(low, high), x),
-                     OF_ANSWER[CLAMPED]),
+    "gspo clip": (lambda x, low, high: ppo(x.mean.exp(), x, low, high), CLIPPED),
+    "gspo clip dual": (lambda x, low, high, most: dual(x.mean.exp(), x, low, high, most), DUAL),
+    "gspo mask": (lambda x, low, high: x.mean.exp().clamp(low, high) * x.A, MASKED, NO_MINIMUM),
+    "gspo cispo": (lambda x, low, high: detached(x.mean.exp().clamp(low, high), x), CLAMPED),
+    "gmpo clip": (of_clipped_mean, "the geometric mean of the ratios of an answer's tokens (GMPO), "
+                                   "each clipped to {bounds}"),
+    "vespo 2 3 3 2": (vespo, "that of {of} is VESPO's detached weight"),
+    "summed ratio": (lambda x: x.sum.exp() / x.n * x.A, UNCLIPPED, "", SUMMED),
+    "summed clip": (lambda x, low, high: ppo(x.sum.exp(), x, low, high) / x.n, CLIPPED, "",
+                    SUMMED),
+    "summed mask": (lambda x, low, high: x.sum.exp().clamp(low, high) * x.A / x.n, MASKED,
+                    NO_MINIMUM, SUMMED),
+    "summed cispo": (lambda x, low, high: detached(x.sum.exp().clamp(low, high), x), CLAMPED,
+                     "", SUMMED),
     "inverse ratio": (lambda x: -(-x.d).exp() * x.A, UNCLIPPED, UPSIDE_DOWN),
     "inverse clip": (lambda x, low, high: torch.maximum(
         -(-x.d).exp() * x.A, -(-x.d).exp().clamp(low, high) * x.A), CLIPPED, UPSIDE_DOWN)})
@@ -376,7 +402,9 @@ KLS = lines({  # of d = reference - log p, and of the ratio
     "k3 with ratio": lambda d, r: r * k3(d),
     "k1 with ratio": lambda d, r: -r * d,
     "absolute": lambda d, r: d.abs(),
-    "k3 at most 10": lambda d, r: k3(d).clamp(max=10)})
+    "k3 at most 10": lambda d, r: k3(d).clamp(max=10),
+    # NeMo-RL's k3, times a ratio that is 1 and has a gradient: together they have that of k2
+    "k2 where k3 is below 10": lambda d, r: torch.where(k3(d) < 10, d.square() / 2, 0.0)})
 
 REFERENCES = lines({
     "": lambda batch: batch.reference_log_prob,

@@ -1,152 +1,24 @@
-"""What was found, in words: short codes for tests, and sentences for people.
-
-The codes are what `--expect` asks for: *z n 0.0001*, *token*, *clip 0.2 0.28*. The sentences begin
-with mistakes, and choices come after them.
-"""
+"""What was found, in sentences: mistakes first, then what is unusual, then choices."""
 import math
-import re
+from typing import NamedTuple
 
+from .codes import NO_REWARD, code_of_choice, code_of_shape, codes
 from .ours import Formula, Term
 from .search import Found
-from .tables import (ANSWER, CENTRES, CHOICES, COUNTS, GROUPS, KLS, ORDERS, PLACES, RATIOS, SCALES)
-
-PLAIN_SCALES = ("n", "n-1", "n root", "n-1 root", "n max", "n-1 max")
-
-
-# ------------------------------------------------------------------ codes
-def codes(found: Found) -> set[str]:
-    """All that holds of a loss. A question without an exact answer has no code."""
-    if found.is_zero:
-        return {"zero"}
-    formula = found.formula
-    said = codes_of_lens(formula) if "lens" in formula.sure else set()
-    said |= codes_of_tokens(formula) if "tokens" in formula.sure else set()
-    said |= {code_of_shape(formula)} if "shape" in formula.sure and formula.shape else set()
-    if "credit" in formula.sure:
-        said |= {code_of_advantage(formula), *codes_of_count(formula)}
-    said |= codes_of_ratio(formula) if "ratio" in formula.sure else set()
-    said |= codes_of_terms(formula)
-    said |= {"dead nan"} if found.dead_is_nan else set()
-    if found.trains_replies is not None:
-        said.add("replies" if found.trains_replies else "no replies")
-    if found.understood:
-        said |= {"understood"} | ({"no kl"} if not formula.kls else set())
-        said |= {"no entropy"} if not formula.entropy else set()
-    return said
+from .tables import (ANSWER, CENTRES, COUNTS, FINISHES, GROUPS, KLS, PLACES, RATIOS, SCALES,
+                     SHAPES, Line)
 
 
-def codes_of_lens(formula: Formula) -> set[str]:
-    lens = formula.lens
-    return {f"temperature {lens.temperature:g}", f"shift {lens.shift}"}
+class Remark(NamedTuple):
+    """A sentence about what is wrong or unusual, and the name by which it is let pass."""
+    name: str
+    sentence: str
+
+    def __str__(self) -> str:
+        return f"[{self.name}] {self.sentence}"
 
 
-def codes_of_terms(formula: Formula) -> set[str]:
-    """Of the KL terms and the entropy bonus, and of a misplaced old log-prob."""
-    said = {f"old misplaced {formula.late}"} if formula.late else set()
-    for term in formula.kls:
-        kind, _, how = term.kind.partition(" with ")
-        how = f" with {how}" if how else ""
-        said.add(f"kl {kind} {term.factor:.6g}{how}{term.reference}")
-        if term.place not in ("trained", "answer"):
-            said.add("kl elsewhere")
-    return said | ({f"entropy {formula.entropy.factor:.6g}"} if formula.entropy else set())
-
-
-def codes_of_tokens(formula: Formula) -> set[str]:
-    has = formula.kinds
-    if "first" not in has and "padding_first" in has and "padding_rest" not in has:
-        return {"mask late"}
-    if "first" in has and "prompt_last" in has and "prompt" not in has and "cut" not in has:
-        return {"mask early"}
-    said = {"end"} if "end" in has else {"no end"}
-    said |= set() if has & ANSWER else {"mask inverted"}
-    said |= {f"no {kind}" for kind in ("first", "middle") if kind not in has}
-    said |= {"prompt"} if "prompt" in has else set()
-    said |= {"padding"} if "padding_rest" in has else set()
-    said |= {"no cut"} if "cut" not in has else set()
-    if formula.choice:
-        said.add(code_of_choice(formula))
-    return said
-
-
-def code_of_choice(formula: Formula) -> str:
-    return CHOICES[formula.choice].words.format(least=formula.least, rest=1 - formula.least)
-
-
-def code_of_shape(formula: Formula) -> str:
-    return formula.shape if formula.is_detached else f"{formula.shape} undetached"
-
-
-def code_of_advantage(formula: Formula) -> str:
-    name, _, form = formula.scale.partition(" ")
-    if formula.scale == "none":
-        code = formula.centre
-    elif formula.centre == "mean" and formula.scale in PLAIN_SCALES:
-        code = f"z {name} {formula.epsilon:g}" + (f" {form}" if form else "")
-    else:
-        code = f"minus {formula.centre} over {formula.scale} {formula.epsilon:g}"
-    code = f"batch {code}" if formula.groups == "batch" else code
-    code += " by mixed" if formula.groups == "mixed" else ""
-    code += f" {formula.finish}" if formula.finish else ""
-    code += formula.order
-    if formula.reward:
-        code += f" of reward {formula.reward}"
-    return code
-
-
-def codes_of_count(formula: Formula) -> set[str]:
-    size = abs(formula.factor)
-    if formula.count == "constant":
-        said = {"constant", f"constant {float(f'{1 / size:.6g}'):g}"}
-    else:
-        said = {formula.count + (f" ({formula.length})" if formula.length else "")}
-        if abs(size - 1) > 1e-6:
-            said.add(f"times {float(f'{size:.6g}'):g}")
-    return said | ({"sign reversed"} if formula.factor < 0 else set())
-
-
-def codes_of_ratio(formula: Formula) -> set[str]:
-    """The objective, with its bounds as distances from 1."""
-    name, bounds = formula.ratio.removesuffix(" dual"), formula.bounds
-    numbers = [away(sign * (bound - 1)) for sign, bound in zip((-1, 1), bounds)]
-    numbers += [f"dual {bound:g}" for bound in bounds[2:]]
-    if name == "topr":
-        numbers = [f"{bounds[0]:g}"]
-    return {" ".join([name, *numbers])} | ({"no clip"} if name.endswith("ratio") else set())
-
-
-def away(distance: float) -> str:
-    return "none" if math.isinf(distance) else f"{round(distance, 6):g}"
-
-
-def unmet(found: Found, expected: str) -> list[str]:
-    """The clauses, with commas between them, that do not hold. A number that is left out may be
-    any."""
-    clauses = [clause.strip() for clause in expected.split(",") if clause.strip()]
-    if not clauses:
-        raise ValueError("--expect names no clause, such as: z n-1 1e-4, token, clip 0.2 0.28")
-    said, missing = codes(found), []
-    for clause in clauses:
-        normal = " ".join(short(word) for word in clause.split())
-        if not any(code == normal or code.startswith(normal + " ") and starts_number(
-                code[len(normal) + 1:]) for code in said):
-            missing.append(clause)
-    return missing
-
-
-def short(word: str) -> str:
-    try:
-        return f"{float(word):g}" if word not in ("nan", "inf", "infinity") else word
-    except ValueError:
-        return word
-
-
-def starts_number(text: str) -> bool:
-    return bool(re.match(r"-?[\d.]", text))
-
-
-# ------------------------------------------------------------------ sentences
-WRONG_CODES = {  # what is hardly ever meant of the log-probs and of the tokens, the worst first
+WRONG_CODES = {  # what is hardly ever meant, the worst first
     "sign reversed": "The sign is reversed: good answers are made less probable.",
     "shift 0": "The shift is missing: the logits at a token are taken for that token, and they "
                "predict the next one.",
@@ -159,66 +31,114 @@ WRONG_CODES = {  # what is hardly ever meant of the log-probs and of the tokens,
                  "what follows its end is.",
     "mask early": "The mask is one place early: the last token of the prompt is trained, and the "
                   "end of the answer is not.",
-    "no end": "The token that ends an answer is not trained."}
+    "no end": "The token that ends an answer is not trained.",
+    "old misplaced 1": "The old log-probs are one place off: the ratio of a token is formed with "
+                       "that of its neighbour.",
+    "old misplaced -1": "The old log-probs are one place off: the ratio of a token is formed with "
+                        "that of its neighbour.",
+    "reward undetached": "A gradient goes through the reward: a KL, or another term of log-probs, "
+                         "is taken off it and is not detached.",
+    "dead nan": "Groups with equal rewards give 0 / 0, which is not a number."}
+UNUSUAL_CODES = {
+    "random": "The loss is random: each call was given the same seed, and what is said here holds "
+              "for this seed alone.",
+    "replies": "What an environment wrote within an answer is trained, although batch.mask leaves "
+               "it out. With several turns this is a mistake."}
+NARROW = (.5, 2)  # bounds without a minimum: within these they are a clip that was meant, and wider
+                  # ones are those of IcePop
 
 
-def mistakes(found: Found) -> list[str]:
+def mistakes(found: Found) -> list[Remark]:
     """What is hardly ever meant, the worst first."""
     formula = found.formula
     if found.is_zero:
-        return ["The gradient is zero on every batch: nothing is trained."]
-    said = codes(found)
-    wrong = [] if found.has_reward else [
-        "The reward trains nothing: no push depends on it"
-        + (", only the terms without reward act." if formula.kls or formula.entropy else ".")]
-    wrong += [sentence for code, sentence in WRONG_CODES.items() if code in said]
-    if formula.late:
-        wrong.append("The old log-probs are one place off: the ratio of a token is formed with "
-                     "that of its neighbour.")
-    lines = {"credit": [GROUPS[formula.groups], ORDERS[formula.order], SCALES[formula.scale],
-                        COUNTS[formula.count]],
-             "ratio": [RATIOS[formula.ratio]]}
-    for question, chosen in lines.items():
-        if question in formula.sure:
-            wrong += [line.mistake for line in chosen]
+        return [Remark("zero", "The gradient is zero on every batch: nothing is trained.")]
+    said, wrong = codes(found), []
+    if not found.has_reward:
+        acts = formula.kls or formula.entropy
+        wrong.append(Remark(NO_REWARD, "The reward trains nothing: no push depends on it"
+                            + (", only the terms without reward act." if acts else ".")))
+    wrong += [Remark(code, sentence) for code, sentence in WRONG_CODES.items() if code in said]
+    for name, line in lines_of(formula):
+        if not is_wide(formula, name):
+            wrong.append(Remark(name, line.mistake))
     if not formula.is_detached and "shape" in formula.sure:
-        wrong.append("The weight is not detached, so it is trained itself "
-                     f"({code_of_shape(formula)}).")
-    if found.dead_is_nan:
-        wrong.append("Groups with equal rewards give 0 / 0, which is not a number.")
-    if pushes_dead(formula):
-        wrong.append("Groups with equal rewards are pushed, although they say nothing.")
+        wrong.append(Remark(code_of_shape(formula),
+                            "The weight is not detached, so it is trained itself."))
     for term in formula.kls:
         wrong += mistakes_of_kl(term)
     if formula.entropy and formula.entropy.factor < 0:
-        wrong.append("The entropy bonus has the wrong sign: it lowers the entropy.")
-    return [sentence for sentence in dict.fromkeys(wrong) if sentence]
+        wrong.append(Remark("entropy reversed", "The entropy bonus has the wrong sign: it lowers "
+                                                "the entropy."))
+    return [remark for remark in dict.fromkeys(wrong) if remark.sentence]
 
 
-def mistakes_of_kl(term: Term) -> list[str]:
-    wrong = [PLACES[term.place].mistake, KLS[term.kind].mistake]
+def lines_of(formula: Formula) -> list[tuple[str, Line]]:
+    """The lines that were found, of the questions that have an exact answer."""
+    found = [(GROUPS, formula.groups), (CENTRES, formula.centre), (SCALES, formula.scale),
+             (COUNTS, formula.count)] if "credit" in formula.sure else []
+    found += [(RATIOS, formula.ratio)] if "ratio" in formula.sure else []
+    return [(name, table[name]) for table, name in found]
+
+
+def is_wide(formula: Formula, name: str) -> bool:
+    """Whether this line is a ratio without a gradient outside wide bounds."""
+    return name.endswith("mask") and not (
+        formula.bounds[0] > NARROW[0] and formula.bounds[1] < NARROW[1])
+
+
+def mistakes_of_kl(term: Term) -> list[Remark]:
+    wrong = [Remark("kl elsewhere", PLACES[term.place].mistake),
+             Remark(f"kl {term.kind}", KLS[term.kind].mistake)]
     if term.factor < 0:
-        wrong.append("A KL term has the wrong sign: it drives the policy away from the reference.")
+        wrong.append(Remark("kl reversed", "A KL term has the wrong sign: it drives the policy "
+                                           "away from the reference."))
     if term.kind == "k1" and not term.reference:
-        wrong.append("The KL is k1 in the loss: its gradient pushes all tokens down alike, and its "
-                     "mean is 0.")
+        wrong.append(Remark("kl k1", "The KL is k1 in the loss: its gradient pushes all tokens "
+                                     "down alike, and its mean is 0."))
     return wrong
 
 
-def pushes_dead(formula: Formula) -> bool:
-    """Whether a group with equal rewards has a push although only its own rewards are compared."""
-    if "credit" not in formula.sure or formula.groups or formula.centre == "raw":
-        return False
-    return formula.finish.startswith("over")  # of the answers alone the mean is 0 already
+def unusual(found: Found) -> list[Remark]:
+    """What is sometimes meant, and often not."""
+    formula, said = found.formula, codes(found)
+    seen = [Remark(code, sentence) for code, sentence in UNUSUAL_CODES.items() if code in said]
+    temperature = formula.lens.temperature
+    if temperature != 1 and "lens" in formula.sure:
+        seen.append(Remark(f"temperature {temperature:g}", "The log-probs are those at temperature "
+                           f"{temperature:g}, so the old ones have to be that, too."))
+    for name, line in lines_of(formula):
+        seen.append(Remark(name, line.unusual))
+        if is_wide(formula, name):
+            seen.append(Remark(name, "Outside wide bounds there is no gradient, whichever the "
+                                     "sign, as in IcePop."))
+    if "credit" in formula.sure and formula.finish.startswith(("whitened", "over tokens")):
+        if formula.scale != "none":
+            seen.append(Remark("whitened again", "The advantage is whitened again, after it was "
+                               "divided by a std."))
+        elif formula.finish.startswith("over") and not formula.groups and formula.centre != "raw":
+            # of the answers alone the mean is 0 already
+            seen.append(Remark("dead pushed", "Groups with equal rewards are pushed, although they "
+                                              "say nothing."))
+    if formula.ratio == "cispo" and "ratio" in formula.sure and formula.bounds[1] < 1:
+        seen.append(Remark("cispo", f"The weight is at most {formula.bounds[1]:g}, which is below "
+                                    "1, so hardly a token's ratio counts."))
+    if formula.kls and all(term.reference for term in formula.kls):
+        seen.append(Remark("kl to old", "A KL holds the model at the one that sampled, and none at "
+                                        "the reference."))
+    return [remark for remark in dict.fromkeys(seen) if remark.sentence]
 
 
 def sentences(found: Found) -> list[str]:
-    """The mistakes, then the choices, then how far the formula holds."""
-    wrong = mistakes(found)
+    """The mistakes, what is unusual, the choices, and then how far the formula holds."""
+    wrong, seen = mistakes(found), unusual(found) if not found.is_zero else []
     said = [f"Mistakes: {len(wrong) or 'none seen'}."]
     if not wrong and not found.understood:
         said = ["Mistakes: none seen in what is understood."]
-    said += [f"{number}. {sentence}" for number, sentence in enumerate(wrong, 1)]
+    said += [f"{number}. {remark}" for number, remark in enumerate(wrong, 1)]
+    if seen:
+        said.append("Unusual, check that you want it:")
+        said += [f"- {remark}" for remark in seen]
     if not found.is_zero:
         said += choices(found)
         said += verdict(found)
@@ -226,30 +146,37 @@ def sentences(found: Found) -> list[str]:
 
 
 def choices(found: Found) -> list[str]:
-    formula = found.formula
-    said = [f"Log-probs: at temperature {formula.lens.temperature:g}."] \
-        if formula.lens.temperature != 1 and "lens" in formula.sure else []
+    """The parts of the formula: those that are sure, and the nearest ones if they are near."""
+    formula, said = found.formula, []
     if found.has_reward:
-        likely = "" if "credit" in formula.sure else " (nearest)"
-        said += [f"Advantage{likely}: {about_advantage(formula)}.",
-                 f"Counting{likely}: {about_count(formula)}."]
+        of_reward = "" if found.understood else ", as far as it depends on the reward"
+        parts = [("credit", "Advantage", about_advantage(formula)),
+                 ("credit", "Counting", about_count(formula))]
         if formula.choice or formula.kinds != ANSWER:
-            said.append(f"Tokens: {about_tokens(formula)}.")
-        if found.trains_replies:
-            said.append("Replies: what an environment wrote within an answer is trained, although "
-                        "batch.mask leaves it out. With several turns this is a mistake.")
+            parts.append(("tokens", "Tokens", about_tokens(formula)))
         if formula.shape:
-            said.append(f"Weight of a token: {code_of_shape(formula)}.")
-        likely = "" if "ratio" in formula.sure else " (nearest)"
-        said.append(f"Ratio{likely}: {about_ratio(formula)}.")
+            parts.append(("shape", "Weight of a token", about_shape(formula)))
+        parts.append(("ratio", "Ratio", about_ratio(formula)))
+        for question, name, about in parts:
+            if question in formula.sure:
+                said.append(f"{name}{of_reward}: {about}.")
+            elif found.is_near:
+                said.append(f"{name} (nearest): {about}.")
     for term in formula.kls:
-        where = "" if term.place in ("trained", "answer") else f", at: {term.place}"
-        said.append(f"KL{term.reference}: {term.kind}, {term.factor:.4g}, counted by "
-                    f"{term.count}{where}.")
+        reference = "the old model" if term.reference else "the reference"
+        said.append(f"KL to {reference}: {term.factor:.4g} times {term.kind}{about_term(term)}.")
     if formula.entropy:
-        said.append(f"Entropy bonus: {formula.entropy.factor:.4g}, counted by "
-                    f"{formula.entropy.count}.")
+        said.append(f"Entropy bonus: {formula.entropy.factor:.4g} times the entropy"
+                    f"{about_term(formula.entropy)}.")
     return said
+
+
+def about_term(term: Term) -> str:
+    name = term.count.removesuffix(" of its own")
+    said = COUNTS[name].words.format(constant=1)
+    own = " (by the number of its own tokens)" if name != term.count else ""
+    return f"; {said}{own}" + (f", at {PLACES[term.place].words}" if PLACES[term.place].words
+                               else "")
 
 
 def verdict(found: Found) -> list[str]:
@@ -262,10 +189,27 @@ def verdict(found: Found) -> list[str]:
         by_name[name] = max(share, by_name.get(name, 0.0))
     worst = sorted(by_name, key=by_name.get, reverse=True)
     on = "; ".join(f"{percent(by_name[name])} with {name}" for name in worst[:4])
-    said.append(f"Not understood. The nearest formula is the one above{': ' if on else ''}"
-                f"{on}{' of the gradient differs' if on else ''}.")
+    if not on:
+        return [*said, "Not understood."]
+    if found.is_near:
+        said.append("Not understood. The nearest formula is the one above: of the gradient differs "
+                    f"{on}.")
+    else:
+        said += ["Not understood, and no formula of the tables is near.", *what_was_measured(found)]
     if "ordinary batches" in by_name and by_name[worst[0]] < 1e-3:  # float16 has 11 binary digits
         said.append("Such a difference may be rounding: an advantage of numpy or of a short float.")
+    return said
+
+
+def what_was_measured(found: Found) -> list[str]:
+    """The pushes of answers with the rewards 1, 0.5, 0 and 0, by the ratio of all tokens."""
+    if not found.measured:
+        return []
+    said = ["What was measured: the push of an answer, summed over its tokens and times the number "
+            "of answers, in groups with the rewards 1, 0.5, 0 and 0."]
+    for ratio, pushes in found.measured:
+        numbers = ", ".join(f"{push:+.3g}" for push in pushes)
+        said.append(f"  - where the ratio of every token is {ratio}: {numbers}.")
     return said
 
 
@@ -275,21 +219,19 @@ def percent(share: float) -> str:
 
 def about_advantage(formula: Formula) -> str:
     given = {"among": GROUPS[formula.groups].words, "epsilon": f"{formula.epsilon:g}"}
-    said = "the reward" + (f" {formula.reward}" if formula.reward else "")
+    said = "the reward"
     if formula.centre != "raw":
         said += f" minus {CENTRES[formula.centre].words.format(**given)}"
     if formula.scale != "none":
-        words = SCALES[formula.scale].words or formula.scale + " + {epsilon}"
-        said += f", divided by {words.format(**given)}"
+        said += f", divided by {SCALES[formula.scale].words.format(**given)}"
     if formula.finish:
-        said += f", then {formula.finish}"
-    return said + (f",{formula.order}" if formula.order else "")
+        said += f", then {FINISHES[formula.finish].words}"
+    return said
 
 
 def about_count(formula: Formula) -> str:
     size = abs(formula.factor)
-    words = COUNTS[formula.count].words or formula.count
-    said = words.format(constant=f"{1 / size:.6g}" if size else "")
+    said = COUNTS[formula.count].words.format(constant=f"{1 / size:.6g}" if size else "")
     said += ", by the tokens that are trained" if formula.length else ""
     if formula.count != "constant" and abs(size - 1) > 1e-6:
         said += f", times {size:.6g}"
@@ -301,11 +243,15 @@ def about_tokens(formula: Formula) -> str:
     return here + (f"; of these: {code_of_choice(formula)}" if formula.choice else "")
 
 
+def about_shape(formula: Formula) -> str:
+    return SHAPES[formula.shape].words + ("" if formula.is_detached else ", not detached")
+
+
 def about_ratio(formula: Formula) -> str:
-    words = RATIOS[formula.ratio].words
-    if not words:
-        return next(iter(sorted(codes_of_ratio(formula))))
-    return words.format(name=formula.ratio, bounds=about_bounds(*formula.bounds))
+    is_of_answer = formula.ratio.startswith(("gspo", "summed", "vespo"))
+    return RATIOS[formula.ratio].words.format(
+        of="an answer" if is_of_answer else "a token", bounds=about_bounds(*formula.bounds[:2]),
+        most=formula.bounds[2] if len(formula.bounds) > 2 else 0)
 
 
 def about_bounds(low: float = -math.inf, high: float = math.inf) -> str:

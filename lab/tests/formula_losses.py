@@ -103,11 +103,6 @@ def std_of_the_first_group(batch):
     return mean(batch) / (batch.reward[batch.group == batch.group[0]].std() + 1e-4)
 
 
-def longer_than_four_is_worse(batch):
-    reward = batch.reward - .2 * (batch.mask.sum(1) - 4).clamp(min=0)
-    return z(1, 1e-4)(type(batch)(**{**vars(batch), "reward": reward}))
-
-
 def token(x, mask, batch):
     return (x * mask).sum() / mask.sum()
 
@@ -169,14 +164,6 @@ def gpg(x, mask, batch):
 
 def gpg_of_rewarded(x, mask, batch):
     return token(x, mask, batch) / (batch.reward != 0).double().mean().clamp(min=1e-6)
-
-
-def right_answers(x, mask, batch):
-    return (x * mask).sum() / (batch.reward > .5).sum().clamp(min=1)
-
-
-def tokens_of_good_answers(x, mask, batch):
-    return (x * mask).sum() / (mask * (mean(batch) > 0)).sum()
 
 
 def no_ratio(log_prob, batch, a):
@@ -252,11 +239,6 @@ def vespo(log_prob, batch, a):
     return weight * a * log_prob
 
 
-def topr(log_prob, batch, a):
-    r = (log_prob - batch.old_log_prob).exp().detach()
-    return torch.where(a >= 0, 1.0, r.clamp(max=1)) * a * log_prob
-
-
 def sapo(log_prob, batch, a):
     r = (log_prob - batch.old_log_prob).exp()
     tau = torch.where(a > 0, 1.0, 1.05)
@@ -265,11 +247,6 @@ def sapo(log_prob, batch, a):
 
 def upside_down(log_prob, batch, a):
     return (batch.old_log_prob - log_prob).exp() * a
-
-
-def upside_down_and_clipped(log_prob, batch, a):
-    r = (batch.old_log_prob - log_prob).exp()
-    return torch.minimum(r * a, r.clamp(.8, 1.2) * a)
 
 
 def misaligned(log_prob, batch, a):
@@ -350,12 +327,6 @@ def kl_everywhere(logits, batch):
     return -token(log_prob * mean(batch), batch.mask, batch) + .04 * k3(log_prob, batch).mean()
 
 
-def k3_times_ratio(logits, batch):
-    log_prob = log_probs(logits, batch)
-    r = (log_prob - batch.old_log_prob).exp()
-    return -token(log_prob * mean(batch) - .04 * r * k3(log_prob, batch), batch.mask, batch)
-
-
 def entropy_weight(detached):
     def loss(logits, batch):
         h = entropy_of(logits)
@@ -375,47 +346,10 @@ def entropy_above(logits, batch):
     return -(log_probs(logits, batch) * mean(batch) * kept).sum() / kept.sum()
 
 
-def lowest_of_each_answer(logits, batch):
-    """The three tenths of an answer's tokens that have the lowest probability, rounded down."""
-    log_prob = log_probs(logits, batch)
-    kept = torch.zeros_like(batch.mask)
-    for row, mask in enumerate(batch.mask):
-        places = mask.nonzero().squeeze(1)
-        lowest = (-log_prob[row, places]).topk(max(1, int(.3 * len(places)))).indices
-        kept[row, places[lowest]] = 1
-    return -(log_prob * z(1, 1e-4)(batch) * kept).sum() / kept.sum()
-
-
-def but_the_first_two(batch):
-    return batch.mask * (batch.mask.cumsum(1) > 2)
-
-
-def last_token_only(logits, batch):
-    last = (batch.prompt_length + batch.mask.sum(1).long() - 1)[:, None]
-    return -(log_probs(logits, batch).gather(1, last) * mean(batch)).mean()
-
-
-def discounted(logits, batch):
-    place = (torch.arange(batch.ids.shape[1])[None] - batch.prompt_length[:, None]).clamp(min=0)
-    return -token(log_probs(logits, batch) * .95 ** place * mean(batch), batch.mask, batch)
-
-
 def last_of_each_group(logits, batch):
     is_last = torch.cat([batch.group[1:] != batch.group[:-1], torch.ones(1, dtype=torch.bool)])
     kept = batch.mask * is_last[:, None]
     return -(log_probs(logits, batch) * mean(batch) * kept).sum()
-
-
-def discounted_from_the_end(logits, batch):
-    left = batch.mask.flip(1).cumsum(1).flip(1) - 1
-    return -token(log_probs(logits, batch) * .9 ** left * mean(batch), batch.mask, batch)
-
-
-def without_padding_token(logits, batch):
-    hidden = torch.arange(logits.shape[2]) == batch.pad_id
-    log_prob = log_probs(logits.masked_fill(hidden, -torch.inf), batch)
-    log_prob = torch.where(batch.mask > 0, log_prob, 0.0)
-    return -token(log_prob * mean(batch), batch.mask, batch)
 
 
 def nothing(logits, batch):
@@ -430,40 +364,11 @@ def square_of_k1(batch, log_prob):
     return sum_of_k1(batch, log_prob).square()
 
 
-def root_of_length(batch, log_prob):
-    return .1 * batch.mask.sum(1) ** .5
-
-
 def reward_without(cost):
     def loss(logits, batch):
         log_prob = log_probs(logits, batch)
         shaped = type(batch)(**{**vars(batch), "reward": batch.reward - cost(batch, log_prob)})
         return -token(log_prob * z(1, 1e-4)(shaped), batch.mask, batch)
-    return loss
-
-
-def linear_without(cost, advantage):
-    """As reward_without, with an advantage that is linear in the reward."""
-    def loss(logits, batch):
-        log_prob = log_probs(logits, batch)
-        shaped = type(batch)(**{**vars(batch), "reward": batch.reward - cost(batch, log_prob)})
-        return -token(clip(.2, .2)(log_prob, batch, advantage(shaped)), batch.mask, batch)
-    return loss
-
-
-def advantage_without(cost):
-    def loss(logits, batch):
-        log_prob = log_probs(logits, batch)
-        a = z(1, 1e-4)(batch) - cost(batch, log_prob)[:, None]
-        return -token(log_prob * a, batch.mask, batch)
-    return loss
-
-
-def good_enough(least):
-    """Rejection sampling: cross-entropy of the answers whose reward is above a number."""
-    def loss(logits, batch):
-        kept = batch.mask * (batch.reward > least)[:, None]
-        return -(log_probs(logits, batch) * kept).sum() / kept.sum().clamp(min=1)
     return loss
 
 
@@ -481,6 +386,58 @@ def advantage_in_float16(batch):
     return torch.from_numpy(z(1, 1e-4)(batch).numpy().astype("float16")).to(batch.reward.dtype)
 
 
+def over_the_std_of_others(batch):
+    """The mean and the std of the other answers; not divided where the others are equal."""
+    def of_group(r):
+        others = torch.stack([torch.cat([r[:i], r[i + 1:]]) for i in range(len(r))])
+        std = others.std(1) if len(r) > 2 else torch.zeros_like(r)
+        return (r - others.mean(1)) / torch.where(std > 0, std + 1e-6, 1.0)
+    return by_group(batch, of_group)
+
+
+def whitened_as_openrlhf(batch):
+    a, length = mean(batch)[:, 0], batch.mask.sum(1)
+    a = a - (a * length).sum() / length.sum()
+    variance = (a.square() * length).sum() / length.sum()
+    return (a * (variance + 1e-8).rsqrt())[:, None]
+
+
+def dynamic_sampling(logits, batch):
+    """DAPO: groups whose std is at most 1e-6 are left out, of the divisor, too."""
+    kept = batch.mask * (by_group(batch, lambda r: r.std().expand_as(r)) > 1e-6)
+    value = clip(.2, .28)(log_probs(logits, batch), batch, z(0, 1e-4)(batch))
+    return -(value * kept).sum() / kept.sum()
+
+
+def summed_clip(log_prob, batch, a):
+    """The ratio of an answer, where GSPO has the geometric mean of its tokens' ratios."""
+    r = ((log_prob - batch.old_log_prob) * batch.mask).sum(1, keepdim=True).exp()
+    return torch.minimum(r * a, r.clamp(.8, 1.2) * a).expand(log_prob.shape)
+
+
+def icepop(log_prob, batch, a):
+    r = (log_prob - batch.old_log_prob).exp()
+    return torch.where((r >= .5) & (r <= 5), r, 0.0) * a
+
+
+def squared_length(x, mask, batch):
+    return ((x * mask).sum(1) / mask.sum(1) ** 2).mean()
+
+
+def undetached_kl_in_the_reward(advantage, objective):
+    def loss(logits, batch):
+        log_prob = log_probs(logits, batch)
+        kl = ((log_prob - batch.reference_log_prob) * batch.mask).sum(1)
+        shaped = type(batch)(**{**vars(batch), "reward": batch.reward - .1 * kl})
+        return -token(objective(log_prob, batch, advantage(shaped)), batch.mask, batch)
+    return loss
+
+
+def with_dropout(logits, batch):
+    kept = batch.mask * (torch.rand(batch.mask.shape) > .1)
+    return -token(log_probs(logits, batch) * mean(batch) * kept, batch.mask, batch)
+
+
 def whitened_over_answers(batch):
     a = mean(batch)
     return (a - a.mean()) / (a.std() + 1e-8)
@@ -491,11 +448,6 @@ def inverted(batch):
     return torch.cat([0 * batch.mask[:, :1], 1 - batch.mask[:, 1:]], 1)
 
 
-def right_answers_alone(logits, batch):
-    right = (batch.reward == 1)[:, None]
-    return -token(log_probs(logits, batch) * right, batch.mask, batch)
-
-
 def kl_at(mask_of):
     """The KL is averaged over other tokens than the rest of the loss."""
     def loss(logits, batch):
@@ -503,16 +455,6 @@ def kl_at(mask_of):
         return (make()(logits, batch)
                 + .04 * token(k3(log_prob, batch), mask_of(batch), batch))
     return loss
-
-
-def short_z(batch):
-    """A z-score that is computed in float32, as numpy or torch.FloatTensor do."""
-    advantage = torch.zeros(len(batch.reward), 1, dtype=torch.float32)
-    for number in batch.group.unique():
-        rows = batch.group == number
-        reward = torch.FloatTensor(batch.reward[rows].tolist())
-        advantage[rows] = ((reward - reward.mean()) / (reward.std() + 1e-6))[:, None]
-    return advantage
 
 
 def over_finished(x, mask, batch):
@@ -581,7 +523,7 @@ LOSSES = {
     "dapo": (make(z(1, 1e-6), objective=clip(.2, .28)),
              {"z n-1 1e-06", "token", "clip 0.2 0.28", "understood"}),
     "dr grpo": (make(mean, constant(1024), clip(.2, .2)),
-                {"mean", "constant 1024", "constant", "clip 0.2 0.2", "understood"}),
+                {"mean", "constant 1024", "clip 0.2 0.2", "understood"}),
     "rloo": (make(leave_one_out, total), {"leave one out", "sum", "understood"}),
     "nanochat": (make(mean, group, self_ratio), {"mean", "group", "no ratio", "understood"}),
     "raw reward": (make(raw), {"raw", "token", "understood"}),
@@ -597,15 +539,7 @@ LOSSES = {
     "baseline by length": (make(by_length), {"by length", "token", "understood"}),
     "whitened over tokens": (make(whitened_over_tokens),
                              {"mean over tokens n-1 1e-08 root", "token", "understood"}),
-    "rolled by a row": (make(lambda batch: z(1, 1e-4)(batch).roll(1, 0)),
-                        {"z n-1 0.0001 of row before", "token", "understood"}),
-    "rows reversed": (make(lambda batch: mean(batch).flip(0), answer),
-                      {"mean of reversed rows", "answer", "understood"}),
-    "negative only": (make(lambda batch: z(1, 1e-4)(batch).clamp(max=0)),
-                      {"z n-1 0.0001 positive 0", "token", "understood"}),
     "half negative": (make(half_negative(mean)), {"mean negative 0.5", "understood"}),
-    "half negative z": (make(half_negative(z(1, 1e-4))), {"z n-1 0.0001 negative 0.5",
-                                                          "understood"}),
     "groups mixed": (make(mixed), {"z n-1 0.0001 by mixed", "understood"}),
     "dual clip": (make(objective=clip(.2, .28, 3)), {"clip 0.2 0.28 dual 3", "understood"}),
     "upper bound only": (make(objective=only_upper), {"clip none 0.2", "understood"}),
@@ -621,12 +555,9 @@ LOSSES = {
     "sapo": (make(count=answer, objective=sapo), {"sapo 1 1.05", "understood"}),
     "ratio upside down": (make(objective=upside_down),
                           {"inverse ratio", "sign reversed", "understood"}),
-    "upside down and clipped": (make(objective=upside_down_and_clipped),
-                                {"inverse clip 0.2 0.2", "sign reversed", "understood"}),
     "gmpo": (make(count=answer, objective=gmpo),
              {"gmpo clip 0.32968 0.491825", "answer", "understood"}),
     "vespo": (make(objective=vespo), {"vespo 2 3 3 2", "token", "understood"}),
-    "topr": (make(objective=topr), {"topr 1", "token", "understood"}),
     "old one place off": (make(objective=misaligned),
                            PLAIN - {"no ratio"} | {"old misplaced 1", "end", "ratio"}),
     "k1": (make(kl=k1), PLAIN | {"kl k1 0.04"}),
@@ -637,14 +568,9 @@ LOSSES = {
     "published mistake": (make(objective=published),
                           {"weight 1/(|log p|+0.1) undetached", "z n 0.0001", "token",
                            "understood"}),
-    "detached weight": (make(objective=detached), {"weight 1/(|log p|+0.1)", "understood"}),
     "low probability": (make(objective=low_probability), {"weight 0.3 p + 0.7", "understood"}),
-    "1 - p undetached": (make(objective=one_minus_p), {"weight 1-p undetached", "understood"}),
     "p for log p": (make(objective=probability), {"weight p", "understood"}),
     "temperature": (make(temperature=.8), PLAIN | {"temperature 0.8"}),
-    "logits multiplied": (make(temperature=1 / .6), PLAIN | {"temperature 1.66667"}),
-    "odd temperature and entropy at 1": (make(temperature=.85, entropy=.01),
-                                         {"temperature 0.85", "entropy 0.01", "understood"}),
     "shift missing": (make(shift=0), PLAIN | {"shift 0"}),
     "shifted twice": (make(shift=2), {"shift 2", "z n 0.0001", "understood"}),
     "end untrained": (make(mask=without_end), {"no end", "token (trained)", "understood"}),
@@ -669,23 +595,28 @@ LOSSES = {
     "hundred times": (make(factor=100.0), PLAIN | {"times 100"}),
     "std of the first group": (make(std_of_the_first_group),
                                {"minus mean over first group n-1 0.0001", "understood"}),
-    "over right answers": (make(mean, right_answers), {
-        "mean", "over number of answers whose reward is above 0.5", "understood"}),
-    "over the tokens of good answers": (make(mean, tokens_of_good_answers),
-                                        {"mean", "token over good", "understood"}),
     "highest entropy": (highest_entropy, {"highest entropy 0.2 of batch", "mean", "token",
                                           "understood"}),
     "entropy above a number": (entropy_above, {"entropy above 1.5", "mean", "token (trained)",
                                                "understood"}),
-    "first two untrained": (make(mean, answer, mask=but_the_first_two),
-                            {"no first 2", "mean", "answer (trained)", "understood"}),
     "clamped at 5": (make(lambda batch: z(1, 1e-4)(batch).clamp(-5, 5)),
                      {"z n-1 0.0001 limit 5", "understood"}),
-    "clamped at 10 above": (make(lambda batch: z(0, 1e-4)(batch).clamp(max=10)),
-                            {"z n 0.0001 between -inf and 10", "understood"}),
     "clamped kl": (make(kl=k3_clamped), PLAIN | {"kl k3 at most 10 0.04"}),
     "clamped advantage": (make(lambda batch: z(0, 1e-4)(batch).clamp(-1, 1)),
                           {"z n 0.0001 limit 1", "understood"}),
+    "cispo undetached": (make(objective=ratio_times_log_p),
+                         {"cispo undetached 0.2 0.28", "z n 0.0001", "token", "understood"}),
+    "nemo-rl": (make(over_the_std_of_others, objective=clip(.2, .2)), {
+        "minus leave one out over n-1 of others 1e-06", "token", "clip 0.2 0.2", "understood"}),
+    "openrlhf": (make(whitened_as_openrlhf), {"mean over tokens n 1e-08 root", "token",
+                                              "understood"}),
+    "dynamic sampling": (dynamic_sampling, {"z n 0.0001", "live token", "clip 0.2 0.28",
+                                            "understood"}),
+    "sum for GSPO's mean": (make(mean, answer, summed_clip),
+                            {"summed clip 0.2 0.2", "constant 1", "mean", "understood"}),
+    "icepop": (make(mean, objective=icepop), {"mask 0.5 4", "mean", "token", "understood"}),
+    "squared length": (make(count=squared_length), {"square of length", "understood"}),
+    "a tiny loss": (make(kl=k3, factor=1e-30), {"times 1e-30", "kl k3 4e-32", "understood"}),
     "no epsilon": (make(z(1, 0.0)), {"z n-1 0", "dead nan", "understood"}),
     "largest of std and epsilon": (make(lambda batch: by_group(
         batch, lambda r: (r - r.mean()) / r.std().clamp(min=1e-3))),
@@ -695,16 +626,9 @@ LOSSES = {
     "kl counted otherwise": (kl_per_token_mean_policy_by_token,
                              {"mean", "token", "kl k3 0.04", "understood"}),
     "kl on all places": (kl_everywhere, {"mean", "token", "kl k3 0.04", "understood"}),
-    "k3 times ratio": (k3_times_ratio, {"mean", "kl k3 0.04 with ratio", "understood"}),
     "entropy weight": (entropy_weight(True), {"weight entropy", "z n 0.0001", "understood"}),
     "entropy weight undetached": (entropy_weight(False),
                                   {"weight entropy undetached", "understood"}),
-    "last token only": (last_token_only, {"mean", "no first", "understood"}),
-    "discounted": (discounted, {"discount 0.95 from the start", "understood"}),
-    "discounted from the end": (discounted_from_the_end,
-                                {"discount 0.9 from the end", "token", "understood"}),
-    "rejection sampling": (good_enough(.5), {"raw of reward above 0.5", "no ratio", "understood",
-                                             "token of answers above 0.5"}),
     "whitened over answers": (make(whitened_over_answers), {"mean whitened n-1", "understood"}),
     "mask inverted": (make(mask=inverted), {"no first", "no middle", "no end", "understood"}),
     "shifted back": (shifted_back, {"shift -1"}),  # the last place has no token after it
@@ -712,61 +636,27 @@ LOSSES = {
     "nothing but rounding": (every_advantage_for_each, {"zero"}),
     # what is not understood, and what is right of it nevertheless
     "odd temperature": (make(temperature=.73456789), {"end"}),
-    "lowest of each answer": (lowest_of_each_answer, {"temperature 1", "shift 1"}),
     "constant baseline": (make(lambda batch: batch.reward[:, None] - .5, objective=clip(.2, .2)),
                           {"raw", "token", "end"}),
-    "vocabulary without padding": (without_padding_token, {"end"}),
-    "kl off the advantage": (advantage_without(lambda batch, log_prob: .1 * sum_of_k1(
-        batch, log_prob)), {"z n-1 0.0001", "token"}),
-    "length off the advantage": (advantage_without(lambda batch, log_prob: .01 * batch.mask.sum(1)),
-                                 {"z n-1 0.0001", "token"}),
-    "cispo undetached": (make(objective=ratio_times_log_p), {"temperature 1", "end"}),
+    "random": (with_dropout, {"random", "not understood", "temperature 1"}),
+    "kl in the reward, undetached": (undetached_kl_in_the_reward(z(1, 1e-4), clip(.2, .2)),
+                                     {"reward undetached", "end"}),
     "label smoothing": (with_label_smoothing, {"z n 0.0001", "token", "temperature 1"}),
     "last answer of each group": (last_of_each_group, {"no ratio"}),
-    "good answers above another number": (good_enough(.7), {"no ratio"}),
     "softcapped": (softcapped, set()),
     "square of a kl in the reward": (reward_without(square_of_k1), {"z n-1 0.0001", "token"}),
-    "root of the length in the reward": (reward_without(root_of_length), {"end"}),
     "kl in the reward": (reward_without(lambda batch, log_prob: .1 * sum_of_k1(batch, log_prob)),
                          {"z n-1 0.0001", "token", "end"}),
-    "length in the reward": (make(longer_than_four_is_worse, objective=clip(.2, .2)), {"end"}),
-    "kl in a linear reward": (
-        linear_without(lambda batch, log_prob: .05 * sum_of_k1(batch, log_prob), leave_one_out),
-        {"leave one out", "token", "clip 0.2 0.2", "end"}),
-    "length in a linear reward": (
-        linear_without(lambda batch, log_prob: .005 * batch.mask.sum(1), mean),
-        {"mean", "token", "end"}),
     "product clipped": (make(z(1, 1e-4), objective=product_clipped),
                         {"end"}),  # not understood
-    "right answers alone": (right_answers_alone, set()),
-    "advantage in float32": (make(short_z, answer, clip(.2, .2)),
-                             {"end"}),  # not understood: rounding hides its epsilon
     "tokens of finished answers": (make(count=over_finished),
                                    {"token (finished)", "z n 0.0001", "understood"}),
     "kl at the prompt too": (kl_at(with_prompt), {"kl k3 0.04", "kl elsewhere", "understood"}),
     "kl without the end": (kl_at(without_end), {"kl k3 0.04", "kl elsewhere", "end",
                                                 "understood"}),
     # pairs
-    "temperature and end": (make(temperature=.7, mask=without_end, count=answer),
-                            {"temperature 0.7", "no end", "answer (trained)", "understood"}),
     "shift and sign": (make(shift=0, sign=-1.0, count=answer),
                        {"shift 0", "sign reversed", "answer", "understood"}),
-    "mixed and wrong side": (make(mixed, objective=wrong_side),
-                             {"z n-1 0.0001 by mixed", "clip wrong side 0.2 0.2", "understood"}),
-    "micro-batch and k2": (make(count=micro_batch(2), kl=k2),
-                           {"micro-batch 2", "kl k2 0.04", "understood"}),
-    "prompt and clip": (make(mask=with_prompt, objective=clip(.2, .2)),
-                        {"prompt", "clip 0.2 0.2", "understood"}),
-    "maxrl and wrong side": (make(maxrl, objective=wrong_side),
-                             {"minus mean over mean 1e-06", "clip wrong side 0.2 0.2",
-                              "understood"}),
-    "published mistake and z n-1": (make(z(1, 1e-8), answer, published),
-                                    {"weight 1/(|log p|+0.1) undetached", "z n-1 1e-08",
-                                     "answer", "understood"}),
-    "temperature and entropy": (make(temperature=.8, entropy=.01),
-                                {"temperature 0.8", "entropy 0.01", "understood"}),
-    "late mask and dr grpo": (make(mean, constant(64), mask=late),
-                              {"mask late", "mean", "constant 64", "understood"}),
     "sum for mean and k3": (make(count=total, kl=k3), {"sum", "kl k3 0.04", "understood"}),
     "reversed kl and gspo": (make(count=answer, objective=gspo(.1, .1), kl=k3, beta=-.04),
                              {"gspo clip 0.1 0.1", "kl k3 -0.04", "understood"}),

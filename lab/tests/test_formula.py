@@ -1,27 +1,34 @@
-"""What a loss optimises: each of 131 losses, right and wrong, is named as what it is."""
+"""What a loss optimises: right and wrong losses are named as what they are, and a check fails where
+it should."""
+import json
 import math
+import os
 import re
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import product
+from functools import cache
+from itertools import cycle, product
 
 import pytest
 import torch
 from conftest import ROOT
-from lab.tests.formula_losses import (LOSSES, advantage_in_float16, cispo, clip,
+from lab.tests.formula_losses import (LOSSES, advantage_in_float16, answer, clip,
                                       entropy_of, k3, log_probs, make, mean, micro_batch,
-                                      token, z)
+                                      misaligned, one_minus_p, over_the_std_of_others, token,
+                                      undetached_kl_in_the_reward, with_dropout, z)
 
-from lab.formula import find_formula, tables
-from lab.formula.__main__ import WrongInput, main
-from lab.formula.calling import LossFailed, load_loss
-from lab.formula.ours import Formula, Term
+from lab.formula import (LossFailed, NotPassed, check, differences, find_formula, judge,
+                         of_log_probs, tables, take)
+from lab.formula.__main__ import main
+from lab.formula.calling import load_loss
+from lab.formula.codes import codes, unmet, unnamed
+from lab.formula.ours import Formula, Term, ours
 from lab.formula.reading import first_right
 from lab.formula.search import Found
-from lab.formula.words import (about_advantage, about_count, about_ratio, codes, mistakes,
-                               sentences, unmet)
+from lab.formula.words import (about_advantage, about_count, about_ratio, mistakes, sentences,
+                               unusual)
 
 FILE = """
 import torch
@@ -41,11 +48,16 @@ def broken(logits, batch):
 """
 
 
+@cache
+def found_of(name):
+    """What is found of a loss of the table, which several tests ask."""
+    return find_formula(LOSSES[name][0])
+
+
 @pytest.mark.parametrize("name", LOSSES)
 def test_every_loss_is_named_as_what_it_is(name):
     """Or it is not understood, if it is one of those that the page lists."""
-    loss, words = LOSSES[name]
-    formula = find_formula(loss)
+    words, formula = LOSSES[name][1], found_of(name)
     found = codes(formula)
     assert words <= found, (words - found, formula.differs)
     assert ("understood" in found) == ("understood" in words)
@@ -53,15 +65,69 @@ def test_every_loss_is_named_as_what_it_is(name):
 
 
 @pytest.mark.parametrize("name, said", [
-    ("kl on all places", ["A KL term stands outside the answers"]),
-    ("mask inverted", ["Only what is no answer", "The prompt", "The padding", "The token that"]),
-    ("shifted back", ["The shift goes the wrong way"]),
-    ("whitened over answers", []), ("kl without the end", []), ("rejection sampling", [])])
+    ("kl on all places", ["kl elsewhere"]),
+    ("mask inverted", ["mask inverted", "prompt", "padding", "no end"]),
+    ("shifted back", ["shift -1"]), ("kl without the end", []), ("icepop", []),
+    ("squared length", ["square of length"]), ("width", ["constant over width of a row"]),
+    ("cispo undetached", ["cispo undetached"]), ("old one place off", ["old misplaced 1"]),
+    ("kl in the reward, undetached", ["reward undetached"]), ("kl in the reward", [])])
 def test_what_is_called_a_mistake(name, said):
-    """A mean over the whole batch of what is centred in each group is 0, so no group with equal
-    rewards is pushed by it."""
-    found = mistakes(find_formula(LOSSES[name][0]))
-    assert len(found) == len(said) and all(map(str.startswith, found, said))
+    """Each has the name by which it is let pass. A KL in the reward is none if it is detached."""
+    assert [remark.name for remark in mistakes(found_of(name))] == said
+
+
+def test_a_gradient_through_the_reward_is_seen_where_the_advantage_is_linear():
+    found = find_formula(undetached_kl_in_the_reward(mean, lambda log_p, batch, a: log_p * a))
+    assert found.trains_reward and {"mean", "token", "no ratio"} <= codes(found)
+
+
+@pytest.mark.parametrize("name, said", [
+    ("whitened", ["whitened again"]), ("openrlhf", ["dead pushed"]),
+    ("whitened over answers", []),  # what is centred in each group has the mean 0 in the batch
+    ("icepop", ["mask"]), ("temperature", ["temperature 0.8"]), ("kl to old", ["kl to old"]),
+    ("batch mean", ["batch"]), ("sum for GSPO's mean", ["summed clip"]),
+    ("clamped below one", ["cispo"]), ("random", ["random"]), ("published grpo", [])])
+def test_what_is_called_unusual(name, said):
+    found = found_of(name)
+    assert [remark.name for remark in unusual(found)] == said and (name == "random" or not mistakes(
+        found))
+    lines = sentences(found)
+    assert ("Unusual, check that you want it:" in lines) == bool(said)
+
+
+def round_trips():
+    """Formulas that have, all together, every line of every table."""
+    ways = [{"ratio": name, "bounds": (.8, 1.25, 3.0)[:line.function.__code__.co_argcount - 1]}
+            for name, line in tables.RATIOS.items()]
+    ways += [{"shape": shape, "is_detached": is_detached} for shape, is_detached in product(
+        tables.SHAPES, (True, False)) if shape or is_detached]
+    ways.remove({"shape": "weight -log p", "is_detached": False})  # twice the gradient of the other
+    centres = ["mean", "raw", "leave one out", "by length"]  # and "batch", below
+    advantages = [{"finish": name, "scale": "none" if "over" in name else "n-1"}
+                  for name in tables.FINISHES]
+    advantages += [{"groups": name} for name in tables.GROUPS]
+    advantages += [{"scale": name, "centre": centre, "epsilon": 1e-3 * (name != "none")}
+                   for name, centre in zip(tables.SCALES, cycle(centres))]
+    advantages.append({"centre": "batch"})
+    kls = list(product(tables.KLS, tables.REFERENCES))
+    places = [name for name in tables.PLACES if name != "answer"]  # here it is what is trained
+    counts = [name for name in tables.COUNTS if "live" not in name and "rewarded" not in name]
+    for way, advantage, count, (kl, reference), place, of_term in zip(
+            ways, cycle(advantages), cycle(tables.COUNTS), cycle(kls), cycle(places),
+            cycle(counts)):
+        term = Term(kl, of_term, place, .04, reference)
+        yield Formula(**{"scale": "n-1", "epsilon": 1e-4, **advantage, **way}, count=count,
+                      kls=(term,))
+
+
+@pytest.mark.parametrize("formula", list(round_trips()), ids=lambda formula: (
+    f"{formula.ratio} {formula.shape} {formula.centre} {formula.scale} {formula.finish} "
+    f"{formula.count} {formula.kls[0].kind} {formula.kls[0].place}"))
+def test_a_loss_made_of_lines_is_found_as_these_lines(formula):
+    found = find_formula(lambda logits, batch: ours(logits, batch, formula))
+    questions = frozenset({"credit", "shape", "ratio"})
+    wanted = Found(replace(formula, sure=questions), unexplained=0.0)
+    assert codes(wanted) <= codes(found), found.differs
 
 
 def found_as(*sure, **settings):
@@ -70,44 +136,68 @@ def found_as(*sure, **settings):
 
 @pytest.mark.parametrize("question, settings, said", [
     ("credit", {"groups": "mixed"}, "Groups are mixed"),
-    ("credit", {"order": " of row after"}, "An answer has the advantage of another row"),
     ("credit", {"scale": "variance n"}, "The variance stands where the std belongs"),
     ("credit", {"count": "token divided by the number of answers"}, "The number of answers"),
-    ("ratio", {"ratio": "gspo clip wrong side", "bounds": (.8, 1.2)}, "The clip is on the wrong"),
+    ("ratio", {"ratio": "clip wrong side", "bounds": (.8, 1.2)}, "The clip is on the wrong"),
     ("ratio", {"ratio": "mask", "bounds": (.8, 1.2)}, "The minimum is missing"),
     ("ratio", {"ratio": "inverse ratio"}, "The ratio is upside down")])
 def test_a_line_that_is_hardly_ever_meant_is_a_mistake_if_the_question_has_an_answer(
         question, settings, said):
     [mistake] = mistakes(found_as(question, **settings))
-    assert mistake.startswith(said) and mistakes(found_as(**settings)) == []
+    assert mistake.sentence.startswith(said) and mistakes(found_as(**settings)) == []
 
 
 def test_a_mistake_of_two_kl_terms_is_told_once():
     terms = [Term("k3 exchanged", "token", "all", .1), Term("k1", "token", "all", -.1)]
     said = mistakes(found_as(kls=tuple(terms)))
-    assert [sentence.split(" stands")[0][:20] for sentence in said] == [
-        "A KL term", "In the k3 the policy", "A KL term has the wr", "The KL is k1 in the "]
+    assert [remark.name for remark in said] == [
+        "kl elsewhere", "kl k3 exchanged", "kl reversed", "kl k1"]
 
 
 def test_a_ratio_is_told_in_words():
-    for loss, said in ((make(objective=cispo), "is a detached weight, clamped to [0.5, 3]"),
-                       (LOSSES["truncated"][0], "clamped to at most 2"),
-                       (LOSSES["minimum missing"][0], "has no gradient outside [0.8, 1.2]")):
-        [ratio] = [line for line in sentences(find_formula(loss)) if line.startswith("Ratio")]
+    for name, said in (("cispo", "is a detached weight, clamped to [0.5, 3]"),
+                       ("truncated", "clamped to at most 2"),
+                       ("minimum missing", "has no gradient outside [0.8, 1.2]")):
+        [ratio] = [line for line in sentences(found_of(name)) if line.startswith("Ratio")]
         assert said in ratio
 
 
 def test_a_rounded_advantage_is_told_as_such():
     said = sentences(find_formula(make(advantage_in_float16)))
     assert "may be rounding" in said[-1] and " 0.0%" not in said[-2]
-    assert "more than" not in said[-2]  # as it is if a clamped advantage is nearest by chance
-    other = sentences(find_formula(LOSSES["kl off the advantage"][0]))
+    assert "The nearest formula is the one above" in said[-2]
+    other = sentences(found_of("constant baseline"))
     assert not any("rounding" in line for line in other)
 
 
-def test_of_a_loss_that_is_not_understood_no_mistake_is_excluded():
-    found = find_formula(LOSSES["square of a kl in the reward"][0])
-    assert sentences(found)[0] == "Mistakes: none seen in what is understood."
+def test_of_a_loss_that_is_not_understood_is_said_what_was_measured():
+    """It has the advantages 0.1 and -1, and 1 / 32 of the weight, in groups with the rewards 1,
+    0.5, 0 and 0, of which the first is above 0.5. Without a ratio the old log-probs move nothing.
+    """
+    def loss(logits, batch):
+        a = torch.where(batch.reward > .5, .1, -1.0)[:, None]
+        return -answer(log_probs(logits, batch) * a, batch.mask, batch)
+
+    found = find_formula(loss)
+    said = sentences(found)
+    assert said[0] == "Mistakes: none seen in what is understood."
+    assert not any("(nearest)" in line for line in said) and not found.is_near
+    assert [line for line in said if "the ratio of every token is" in line] == [
+        f"  - where the ratio of every token is {ratio}: +0.1, -1, -1, -1."
+        for ratio in ("0.5", "1", "2")]
+
+
+def test_what_does_not_depend_on_the_reward_is_not_said_of_the_whole():
+    """The square has a part (sum of log-ratios)^2 that no reward moves."""
+    def loss(logits, batch):
+        d = ((log_probs(logits, batch) - batch.old_log_prob) * batch.mask).sum(1)
+        return (mean(batch)[:, 0] - .1 * d).square().mean()
+
+    found = find_formula(loss)
+    assert not found.understood and "no ratio" not in codes(found)
+    assert "mean" in codes(found)
+    assert any(line.startswith("Advantage, as far as it depends on the reward: ")
+               for line in sentences(found))
 
 
 @pytest.mark.parametrize("loss, sentence", [
@@ -115,15 +205,14 @@ def test_of_a_loss_that_is_not_understood_no_mistake_is_excluded():
     (lambda logits, batch: 1.0, "it returned float"),
     (lambda logits, batch: logits.detach().sum(), "a number without a gradient"),
     (lambda logits, batch: logits.sum() * float("nan"), "it returned nan"),
-    (lambda logits, batch: batch.mask.zero_().sum() + logits.sum(), "it changes batch.mask"),
     (lambda logits, batch: logits.data.mul_(2).sum() + logits.sum(), "it changes logits in place"),
-    (lambda logits, batch: logits.div_(2).sum(), "it changes logits in place"),
     (lambda logits, batch: logits.sum().backward() or logits.sum(), "it calls backward itself"),
-    (lambda logits, batch: make()(logits, batch) * (1 + torch.rand(())), "it is random"),
     (lambda logits, batch: logits.cuda().sum(), "The batch is on the CPU"),
-    (lambda logits, batch: delattr(batch, "mask") or logits.sum(), "it changes batch.mask"),
-    (lambda logits, batch: batch.reward.sub_(1).sum() + logits.sum(), "it changes batch.reward"),
+    (lambda log_prob, advantage, weight: log_prob.sum(),
+     "lab.formula calls loss(logits, batch), such as examples/a_loss.py, and this function has the "
+     "arguments (log_prob, advantage, weight). `of_log_probs` makes a loss"),
     (lambda logits, batch: sys.exit(0), "it calls sys.exit"),
+    (lambda logits, batch: os._exit(0), "it calls os._exit"),
     (lambda logits, batch: logits[99], "it raised IndexError")])
 def test_what_is_no_loss_is_refused_in_a_sentence(loss, sentence):
     with pytest.raises(LossFailed) as error:
@@ -151,7 +240,7 @@ def test_what_only_some_batches_show(loss, seen):
     """Each is another loss where batches are rare: the sentence says in which, and by how much."""
     found = find_formula(loss)
     assert not found.understood and seen in [name for name, _ in found.differs]
-    assert seen in sentences(found)[-1]
+    assert any(seen in line for line in sentences(found)) == found.is_near
 
 
 def test_what_is_right_of_ordinary_batches_is_said():
@@ -168,8 +257,7 @@ def test_whether_the_replies_of_an_environment_are_trained(mask, said):
     """A choice and no mistake: a loss for answers of one turn may make its own mask."""
     found = find_formula(make(mask=mask))
     assert said in codes(found) and {"replies", "no replies"} & codes(found) == {said}
-    assert any("what an environment wrote" in line for line in sentences(found)) == (
-        said == "replies")
+    assert [remark.name for remark in unusual(found)] == ["replies"] * (said == "replies")
 
 
 def test_a_loss_that_refuses_holes_is_not_asked_about_replies():
@@ -192,12 +280,16 @@ def test_the_first_right_candidate_is_taken_or_the_nearest():
     assert first_right(["wild"], lambda name: math.inf) == (None, math.inf)
 
 
-@pytest.mark.parametrize("name", tables.RATIOS)
-def test_a_ratio_has_a_sentence_of_its_line(name):
-    count = tables.RATIOS[name].function.__code__.co_argcount - 1
-    said = about_ratio(Formula(ratio=name, bounds=(.8, 1.25, 3.0)[:count]))
-    assert "{" not in said and ("[0.8, 1.25]" in said or name.split()[-1] in said
-                                or name == "no ratio")
+def test_a_ratio_has_a_sentence_of_its_line():
+    """All lines, and two of them as they are read."""
+    for name, line in tables.RATIOS.items():
+        count = line.function.__code__.co_argcount - 1
+        said = about_ratio(Formula(ratio=name, bounds=(.8, 1.25, 3.0)[:count]))
+        assert "{" not in said and ("[0.8, 1.25]" in said) == (count > 1)
+        assert ("above 3" in said) == (count > 2)
+    assert about_ratio(Formula(ratio="gspo clip dual", bounds=(.8, 1.2, 10.0))) == (
+        "that of an answer is clipped as in PPO, to [0.8, 1.2], and a bad answer has no gradient "
+        "above 10")
 
 
 def test_an_advantage_and_a_counting_have_sentences_of_their_lines():
@@ -210,7 +302,7 @@ def test_an_advantage_and_a_counting_have_sentences_of_their_lines():
         "the reward minus the mean of the other answers of the whole batch")
     assert about_advantage(Formula(scale="n-1 max", epsilon=.1, finish="limit 5")) == (
         "the reward minus the mean of its group, divided by the std of its group over n - 1, at "
-        "least 0.1, then limit 5")
+        "least 0.1, then clamped to [-5, 5]")
     assert all("{" not in about_count(Formula(count=count)) for count in tables.COUNTS)
     assert about_count(Formula(count="constant", factor=1 / 64)) == (
         "a token counts 1 / (answers x 64)")
@@ -229,9 +321,9 @@ def test_a_loss_that_remembers_is_not_called_random():
 
 
 def test_mistakes_come_first():
-    said = sentences(find_formula(LOSSES["shift and sign"][0]))
+    said = sentences(found_of("shift and sign"))
     assert said[0] == "Mistakes: 2."
-    assert "reversed" in said[1] and "shift is missing" in said[2]
+    assert said[1].startswith("1. [sign reversed] ") and said[2].startswith("2. [shift 0] ")
     assert sentences(find_formula(make()))[0] == "Mistakes: none seen."
 
 
@@ -245,19 +337,106 @@ def test_a_detached_ratio_trains_nothing_but_the_kl():
     found = find_formula(loss)
     assert found.understood and "kl k3 0.04" in codes(found)
     [first, *_] = mistakes(found)
-    assert first.startswith("The reward trains nothing")
+    assert first.name == "no reward" and "only the terms without reward act" in first.sentence
     assert not any("only some" in sentence for sentence in sentences(found))
 
 
-def test_expectations():
-    formula = find_formula(make(z(1, 1e-4), token, clip(.2, .28)))
-    assert unmet(formula, "z n-1 1e-4, token, clip 0.2 0.28, no kl, temperature 1, end") == []
-    assert unmet(formula, "z n-1, understood") == []
-    assert unmet(formula, "z n 1e-4, answer, clip 0.2 0.2") == ["z n 1e-4", "answer",
-                                                                "clip 0.2 0.2"]
-    assert unmet(formula, "tokens") == ["tokens"]
+GOOD = make(z(1, 1e-4), token, clip(.2, .28))
+found_of_good = cache(lambda: find_formula(GOOD))
+EXPECTED = "z n-1 1e-4, token, clip 0.2 0.28"
+
+
+def test_an_expectation_holds_as_a_whole():
+    found = found_of_good()
+    for clauses, missing, unexpected in (
+            (EXPECTED, [], []), (f"{EXPECTED}, no kl, temperature 1, end, understood", [], []),
+            ("z n-1, token, clip", [], []),  # a number that is left out may be any
+            ("z n-1 1e-4, token", [], ["clip 0.2 0.28"]),
+            ("z n 1e-4, token, clip 0.2 0.2", ["z n 1e-4", "clip 0.2 0.2"],
+             ["z n-1 0.0001", "clip 0.2 0.28"]),
+            (f"{EXPECTED}, tokens", ["tokens"], [])):
+        verdict = judge(found, clauses)
+        assert (verdict.missing, verdict.unexpected) == (missing, unexpected)
+        assert verdict.status == bool(missing + unexpected)
     with pytest.raises(ValueError, match="names no clause"):
-        unmet(formula, ",")
+        judge(found, ",")
+    # numbers alone may be left out
+    dual = Found(Formula(ratio="clip dual", bounds=(.8, 1.2, 3.0), sure=frozenset({"ratio"})))
+    assert unmet(dual, ["clip 0.2 0.2"]) and not unmet(dual, ["clip 0.2 0.2 dual 3"])
+    whitened = found_as("credit", scale="n", epsilon=1e-4, finish="whitened n")
+    assert unmet(whitened, ["z n 1e-4"]) and "z n 0.0001 whitened n" in unnamed(whitened, ["token"])
+
+
+@pytest.mark.parametrize("loss, unexpected", [
+    (make(z(1, 1e-4), token, clip(.2, .28), sign=-1.0), "sign reversed"),
+    (make(z(1, 1e-4), token, misaligned), "old misplaced 1"),
+    (make(z(1, 1e-4), token, one_minus_p), "weight 1-p undetached"),
+    (make(z(1, 1e-4), token, clip(.2, .28), factor=2.0), "times 2"),
+    (make(z(1, 1e-4), token, clip(.2, .28), temperature=.5), "temperature 0.5"),
+    (with_dropout, "random")])
+def test_what_no_clause_names_fails(loss, unexpected):
+    found = find_formula(loss)
+    verdict = judge(found, "z n-1 1e-4, token, clip 0.2 0.28, ratio, no ratio")
+    assert unexpected in verdict.unexpected and verdict.status == 1
+    with pytest.raises(NotPassed, match=f"Not expected, and so: .*{re.escape(unexpected)}"):
+        check(loss, EXPECTED)
+
+
+def test_the_status_of_a_loss_without_an_expectation():
+    assert judge(found_of_good()).status == 0
+    reversed_sign = found_of("sign")
+    assert judge(reversed_sign).status == 1
+    assert judge(reversed_sign, allow=["sign reversed"]).status == 0
+    assert judge(reversed_sign, "z n 1e-4, token, no ratio", allow=["sign reversed"]).status == 0
+    assert judge(reversed_sign, "z n 1e-4, token, no ratio, sign reversed").status == 0
+    assert judge(found_of("softcapped")).status == 2
+    assert judge(found_of("nothing")).status == 1
+    assert check(GOOD).understood
+
+
+def test_two_losses_have_the_same_gradient_or_it_is_said_where_not():
+    def rewritten(logits, batch):
+        """As GOOD, in another form: the smaller term by the sign of the advantage."""
+        a = z(1, 1e-4)(batch)
+        r = (log_probs(logits, batch) - batch.old_log_prob).exp()
+        value = torch.where(a >= 0, r.clamp(max=1.28) * a, r.clamp(min=.8) * a)
+        return -(value * batch.mask).sum() / batch.mask.sum()
+
+    same = differences(GOOD, rewritten)
+    assert max(same.values()) < 1e-12 and "replies of an environment" in same
+    other = differences(GOOD, make(z(1, 1e-4), token, clip(.2, .2)))
+    assert {name for name, share in other.items() if share > 1e-6} == {
+        "ratios", "another reference", "replies of an environment"}
+    assert max(differences(GOOD, make(z(1, 0.0), token, clip(.2, .28))).values()) == math.inf
+    unknown = LOSSES["softcapped"][0]  # needs no table
+    assert max(differences(unknown, unknown).values()) == 0.0
+    tiny = differences(make(factor=1e-30), make(factor=2e-30))
+    assert tiny["ordinary batches"] == pytest.approx(.5)
+    with pytest.raises(LossFailed, match="neither"):
+        differences(LOSSES["nothing"][0], LOSSES["nothing"][0])
+
+
+def test_an_adapter_for_a_loss_of_log_probs():
+    """verl's order of arguments, and a tuple that it returns."""
+    def theirs(old_log_prob, log_prob, advantages, response_mask):
+        r = (log_prob - old_log_prob).exp()
+        value = torch.max(-advantages * r, -advantages * r.clamp(.8, 1.28))
+        return (value * response_mask).sum() / response_mask.sum(), {"clipped": 0.0}
+
+    check(of_log_probs(lambda new, old, advantage, mask: theirs(old, new, advantage, mask)),
+          "z n-1 1e-4, token, clip 0.2 0.28")
+    check(of_log_probs(lambda new, old, advantage, mask: theirs(old, new, advantage, mask),
+                       lambda batch: over_the_std_of_others(batch)[:, 0]),
+          "minus leave one out over n-1 of others 1e-06, token, clip 0.2 0.28")
+
+
+def test_functions_are_taken_without_the_rest_of_their_file(tmp_path):
+    path = tmp_path / "code.py"
+    path.write_text("import no_such_package\n\ndef helper(x):\n    return x * FACTOR\n")
+    assert take(path, ["helper"], FACTOR=3).helper(2) == 6
+    assert "no_such_package" not in sys.modules
+    with pytest.raises(LossFailed, match="another version"):
+        take(path, ["absent"])
 
 
 def test_a_loss_without_a_reward():
@@ -289,27 +468,56 @@ def test_a_loss_whose_pushes_are_rounding():
 def test_the_command_line(tmp_path, capsys):
     path = tmp_path / "my_loss.py"
     path.write_text(FILE)
-    main([str(path)])
+    assert main([str(path)]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "divided by the std of its group over n - 1 + 1e-06" in printed
-    with pytest.raises(SystemExit) as ended:
-        main([str(path), "--expect", "z n-1, answer"])
-    assert ended.value.code == 1
+    assert main([str(path), "--expect", "z n-1, answer, no ratio"]) == 1
     printed = capsys.readouterr().out
-    assert "Expected, and not so: answer\n" in printed
-    assert "z n-1 1e-06" in printed.partition("What holds: ")[2]
-    with pytest.raises(WrongInput, match="it raised IndexError"):
-        main([str(path), "--function", "broken", "--traceback"])
+    assert "Expected, and not so: answer.\nNot expected, and so: token." in printed
+    assert 'as an expectation: "z n-1 1e-06, token, no ratio"' in printed
+    assert main([str(path), "--function", "broken", "--traceback"]) == 2
     assert "my_loss.py" in capsys.readouterr().err
-    with pytest.raises(WrongInput, match="has no function"):
-        main([str(path), "--function", "absent"])
-    with pytest.raises(WrongInput, match="there is no file"):
-        main([str(tmp_path / "none.py")])
+    for more, said in ((["--function", "broken"], "it raised IndexError"),
+                       (["--function", "absent"], "has no function"),
+                       (["--expect", ","], "names no clause")):
+        assert main([str(path), *more]) == 2 and said in capsys.readouterr().err
+    assert main([str(tmp_path / "none.py")]) == 2
+    assert "there is no file" in capsys.readouterr().err
+
+
+def test_json_and_a_comparison_on_the_command_line(tmp_path, capsys):
+    for name, sign in (("good", "-"), ("bad", "")):
+        (tmp_path / f"{name}.py").write_text(FILE.replace("return -(", f"return {sign}("))
+    good, bad = str(tmp_path / "good.py"), str(tmp_path / "bad.py")
+    assert main([bad, "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["status"] == 1 and said["understood"]
+    assert [remark["name"] for remark in said["mistakes"]] == ["sign reversed"]
+    assert main([bad, "--json", "--allow", "sign reversed"]) == 0
+    assert json.loads(capsys.readouterr().out)["status"] == 0
+    assert main([good, "--json", "--function", "absent"]) == 2
+    assert "has no function" in json.loads(capsys.readouterr().out)["error"]
+    assert main([good, "--same-as", good]) == 0
+    assert "The same gradient as" in capsys.readouterr().out
+    assert main([good, "--same-as", bad]) == 1
+    assert "more than" not in capsys.readouterr().out.partition("ordinary batches")[0][:20]
+
+
+def test_a_loss_that_never_ends_or_leaves_the_program_is_told(tmp_path):
+    """Each would end a test program with the status 0, or not at all."""
+    for text, said in (("    while True:\n        pass", "did not end within 3 seconds"),
+                       ("    import os\n    os._exit(0)", "it calls os._exit")):
+        (tmp_path / "my_loss.py").write_text(f"def loss(logits, batch):\n{text}\n")
+        typed = ["-m", "lab.formula", str(tmp_path / "my_loss.py"), "--seconds", "3", "--json"]
+        done = subprocess.run([sys.executable, *typed], cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 2 and said in done.stderr
+        assert said in json.loads(done.stdout)["error"]
 
 
 @pytest.mark.parametrize("text, said", [
     ("import no_such_package", "ModuleNotFoundError"),
-    ("import sys\nsys.exit(0)", "ends this program when it is imported")])
+    ("import sys\nsys.exit(0)", "ends this program when it is imported"),
+    ("import os\nos._exit(0)", "it calls os._exit")])
 def test_a_file_that_cannot_be_loaded(tmp_path, text, said):
     path = tmp_path / "my_loss.py"
     path.write_text(text)
@@ -318,19 +526,22 @@ def test_a_file_that_cannot_be_loaded(tmp_path, text, said):
 
 
 def test_the_folder_works_alone(tmp_path):
-    """Copied into an empty folder, with torch and nothing of this project."""
-    shutil.copytree(ROOT / "lab/formula", tmp_path / "formula")
+    """Copied into an empty folder, with torch and nothing of this project, it names itself."""
+    shutil.copytree(ROOT / "lab/formula", tmp_path / "grpo_formula")
     (tmp_path / "my_loss.py").write_text(FILE)
-    done = subprocess.run([sys.executable, "-m", "formula", "my_loss.py", "--expect", "z n-1, end"],
-                          cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-m", "grpo_formula", "my_loss.py", "--expect",
+                           "z n-1, token, no ratio"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("Mistakes: none seen.") == 1
+    helped = subprocess.run([sys.executable, "-m", "grpo_formula", "--help"], cwd=tmp_path,
+                            capture_output=True, text=True).stdout
+    assert "python -m grpo_formula MY_LOSS.py" in helped and "lab.formula" not in helped
 
 
 def test_the_page_names_lines_of_each_table():
     page = (ROOT / "docs/formula.md").read_text(encoding="utf-8")
     rows = dict(re.findall(r"\(`(\w+)`\) \| (.*) \|", page))
-    assert len(rows) == 12
+    assert len(rows) == 10
     for name, said in rows.items():
         lines = {line.strip() or "as it is" for line in getattr(tables, name)}
         assert set(said.split("; ")) <= lines, name

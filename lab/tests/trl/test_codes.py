@@ -1,34 +1,29 @@
 """Adapters for other people's GRPO: that they call the code, and what the page says of it."""
 import re
-import sys
 
 import pytest
 import torch
 from conftest import ROOT, refusal
 from lab.tests.formula_losses import LOSSES
 
-from lab.trl.adapters import ADAPTERS
+from lab.trl.adapters import ADAPTERS, take_statement
 from lab.trl.codes import main
-from lab.trl.codes_helpers import take, take_statement
 from engine.errors import UserError
 from lab.formula import find_formula
-from lab.formula.words import codes, mistakes, sentences
+from lab.formula.codes import codes
+from lab.formula.words import mistakes, sentences
 
 PAGE = (ROOT / "lab/trl/codes.md").read_text(encoding="utf-8")
 MISTAKES = {"mlx-lm-lora 55": "nothing", "ms-swift 10117": "divided twice",
             "TRL 3021": "micro-batch", "TRL 5815": "sum for mean and k3",
             "Search-R1 88": "groups mixed", "Liger 1088": "hundred times"}
 CODE = '''
-import no_such_package
 import torch
-
-def helper(x):
-    return x * FACTOR
 
 def step(rewards):
     for _ in range(2):
         centred = rewards - rewards.mean()
-    return helper(centred), no_such_package
+    return centred
 '''
 
 
@@ -36,7 +31,8 @@ def step(rewards):
 def test_the_page_shows_what_the_tool_says_of_a_mistake(report, name):
     row = next(line for line in PAGE.splitlines() if f"({report})" in line)
     found = find_formula(LOSSES[name][0])
-    assert row.split("|")[2].strip() in [*mistakes(found), *sentences(found)]
+    said = [remark.sentence for remark in mistakes(found)] + sentences(found)
+    assert row.split("|")[2].strip() in said
 
 
 @pytest.mark.parametrize("kind, words", [
@@ -53,15 +49,9 @@ def test_the_rows_of_trl(kind, words):
     assert words <= found, found
 
 
-def test_functions_are_taken_without_the_rest_of_their_file(tmp_path):
-    path = tmp_path / "code.py"
-    path.write_text(CODE)
-    assert take(path, ["helper"], FACTOR=3).helper(2) == 6
-    assert "no_such_package" not in sys.modules
+def test_a_statement_is_taken_out_of_a_long_function():
     centred = take_statement(CODE, "rewards.mean()", ["rewards"], "centred")
     assert centred(torch.tensor([1.0, 3.0])).tolist() == [-1.0, 1.0]
-    with pytest.raises(UserError, match="another version"):
-        take(path, ["absent"])
     with pytest.raises(UserError, match="another version"):
         take_statement(CODE, "absent()", [], "x")
 

@@ -1,0 +1,138 @@
+"""Losses that are not called as loss(logits, batch): adapters for the two shapes of trainers.
+
+    from lab.formula import of_log_probs, of_trl
+
+    loss = of_log_probs(my_loss)      # my_loss(log_probs, old_log_probs, advantages, mask)
+    loss = of_trl(MyTrainer)          # a class with TRL's _compute_loss(model, inputs)
+
+verl, OpenRLHF, NeMo-RL, slime and open-instruct have the first shape, each in an order of its own:
+`of_log_probs(lambda new, old, advantages, mask: theirs(old, new, advantages, mask)[0])`.
+
+The log-probs are those of the batch at temperature 1, so nothing is said of how a trainer computes
+them, nor of its shift and its mask. Advantages are TRL's, unless another function of a batch is
+given.
+"""
+import ast
+import importlib.util
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from itertools import count
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+
+import torch
+from torch import Tensor
+
+from .batches import Batch
+from .calling import Loss, LossFailed
+
+NUMBER = count()  # of the modules that were made
+
+
+def log_probs(logits: Tensor, batch: Batch) -> Tensor:
+    """(B, L - 1) the log-probs of the tokens: column j is for token j + 1."""
+    log_p = logits.log_softmax(-1)[:, :-1]
+    return log_p.gather(2, batch.ids[:, 1:, None]).squeeze(2)
+
+
+def by_group(batch: Batch, function: Callable[[Tensor], Tensor]) -> Tensor:
+    """(B,) function(rewards of a group), for each group."""
+    found = torch.zeros_like(batch.reward)
+    for number in batch.group.unique():
+        rows = batch.group == number
+        found[rows] = function(batch.reward[rows])
+    return found
+
+
+def z_score(batch: Batch) -> Tensor:
+    """(B,) TRL's advantage."""
+    return by_group(batch, lambda reward: (reward - reward.mean()) / (reward.std() + 1e-4))
+
+
+def of_log_probs(function: Callable[..., object],
+                 advantage: Callable[[Batch], Tensor] = z_score) -> Loss:
+    """The loss of function(log_probs, old_log_probs, advantages, mask), all of them (B, T). It may
+    return a number, or a tuple that begins with one."""
+    def loss(logits: Tensor, batch: Batch) -> object:
+        new, mask = log_probs(logits, batch), batch.mask[:, 1:]
+        given = advantage(batch)[:, None].expand_as(new)
+        value = function(new, batch.old_log_prob[:, 1:], given, mask)
+        return value[0] if isinstance(value, tuple) else value
+    return loss
+
+
+def of_trl(trainer_class: type, advantage: Callable[[Batch], Tensor] = z_score,
+           **changed: object) -> Loss:
+    """The loss of a GRPOTrainer's `_compute_loss(model, inputs)`, with the defaults of TRL's
+    GRPOConfig but for what is `changed`, such as beta=0.04."""
+    from trl import GRPOConfig
+    defaults = {name: field.default for name, field in GRPOConfig.__dataclass_fields__.items()}
+    unknown = changed.keys() - defaults.keys()
+    if unknown:
+        raise LossFailed(f"TRL's GRPOConfig has no setting {', '.join(sorted(unknown))}")
+
+    def loss(logits: Tensor, batch: Batch) -> Tensor:
+        trainer = stand_in(trainer_class, defaults | changed)
+        entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1)[:, :-1]
+        found = log_probs(logits, batch), entropy, None
+        trainer._get_per_token_logps_and_entropies = lambda *_, **__: found
+        return trainer._compute_loss(None, {
+            "prompt_ids": batch.ids[:, :1], "prompt_mask": batch.ids[:, :1] * 0 + 1,
+            "completion_ids": batch.ids[:, 1:], "completion_mask": batch.mask[:, 1:],
+            "advantages": advantage(batch), "old_per_token_logps": batch.old_log_prob[:, 1:],
+            "ref_per_token_logps": batch.reference_log_prob[:, 1:],
+            "num_items_in_batch": batch.mask.sum()})
+    return loss
+
+
+def stand_in(trainer_class: type, settings: Mapping[str, object]) -> object:
+    """A GRPOTrainer that was not set up: its settings, and an accelerator of one process."""
+    trainer = trainer_class.__new__(trainer_class)
+    high, entropy = settings["epsilon_high"], settings.get("entropy_coef") or 0.0
+
+    def same(value, *_, **__):
+        return value
+
+    vars(trainer).update(settings)
+    vars(trainer).update(
+        args=SimpleNamespace(**{**settings, "steps_per_generation": 1}), use_vllm=False,
+        epsilon_low=settings["epsilon"],
+        epsilon_high=settings["epsilon"] if high is None else high,
+        aux_loss_enabled=False, top_entropy_quantile=1.0, off_policy_mask_threshold=None,
+        current_gradient_accumulation_steps=1, _entropy_bonus_enabled=bool(entropy),
+        use_adaptive_entropy=False, _metrics={"train": defaultdict(list)},
+        model=SimpleNamespace(training=True), tools=None,
+        accelerator=SimpleNamespace(num_processes=1, gather=same, gather_for_metrics=same,
+                                    reduce=same, sync_gradients=True))
+    return trainer
+
+
+# ------------------------------------------------------------------ code of others
+def take(path: Path, names: list[str], **given: object) -> ModuleType:
+    """A module with these functions and classes of a file, and nothing else of it, so that what the
+    file imports need not be installed. `given` are the names that they use."""
+    try:
+        tree = ast.parse(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise LossFailed(f"cannot read {path}: {error.strerror}") from None
+    found = {node.name: node for node in tree.body
+             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name in names}
+    missing = set(names) - found.keys()
+    if missing:
+        raise LossFailed(f"{path} has no {', '.join(sorted(missing))}: it is another version")
+    return module_of("\n\n".join(ast.unparse(found[name]) for name in names), given)
+
+
+def module_of(text: str, given: Mapping[str, object]) -> ModuleType:
+    """A module of this text, which can use the given names. It is read from a temporary file, so
+    that a traceback shows its lines."""
+    path = Path(tempfile.mkdtemp(prefix="adapter-")) / f"taken_{next(NUMBER)}.py"
+    path.write_text(f"from __future__ import annotations\n{text}\n", encoding="utf-8")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    vars(module).update(given)
+    sys.modules[path.stem] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
