@@ -106,10 +106,19 @@ def analyze_run(run: Run, folder: Path, with_all: bool) -> None:
     legend = report.SHORT_LEGEND if tally and not with_all else []
     texts = [*sentences, *legend, *findings.values()]
     report.print_report(texts, first, chapters, folder, with_all)
+    say_what_went_wrong(run["folder"])
     if tally:
         print("To follow one token through a step: "
               f"{python_command('-m', 'tools.follow', run['folder'])}")
         say_how_to_measure(run)
+
+
+def say_what_went_wrong(folder: Path) -> None:
+    """Print in a line which mistakes of docs/how_a_run_fails.md the run's metrics show."""
+    from tools.helpers.diagnosis import in_short
+    from tools.helpers.log import read_log
+    if (folder / "metrics.jsonl").is_file() and (verdict := in_short(read_log(folder))):
+        print(f"{verdict} The numbers: {python_command('-m', 'tools.diagnose', folder)}")
 
 
 def say_how_to_measure(run: Run) -> None:

@@ -50,6 +50,15 @@ def test_a_run_without_credit_files_has_its_gains_paired_by_problem(tmp_path, ca
     assert list(row["gain"].values()) == pytest.approx([0.25, 0.25 - 0.387, 0.25 + 0.387], abs=1e-3)
 
 
+def test_the_verdict_on_the_metrics_is_a_line(tmp_path, capsys):
+    folder = write_log(tmp_path / "run", {}, evaluations=[evaluation(0, [0]), evaluation(1, [0])])
+    write_lines(folder / "metrics.jsonl", [{"step": step, "reward": 0.1, "finished": 0.2}
+                                           for step in range(1, 9)])
+    analyze.main([str(folder)])
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "tools.diagnose" in line]
+    assert line.startswith("Mistakes in the training: The limit of new tokens is too small")
+
+
 @pytest.mark.usefixtures("undrawn")
 def test_every_table_is_printed_and_fits_a_terminal(tmp_path, capsys):
     folder, _ = random_log(tmp_path / "run", steps=12, groups=4)

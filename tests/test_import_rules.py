@@ -40,7 +40,8 @@ MAY_IMPORT = {
     "grpo": ["engine", "qwen2_model"],
     "mitigations": ["engine", "harness", "grpo"],
     "train": [*SIX, *LAB],
-    "analyze": ["analysis", "engine", "harness", "grpo", "mitigations"],
+    "analyze": ["analysis", "engine", "harness", "grpo", "mitigations",
+                "tools.helpers.diagnosis", "tools.helpers.log"],  # for its line about mistakes
     "lab": [*SIX, *LAB, "lab", "tools.helpers.runs"],  # a table of arms by seeds
     "tools": [*SIX, *LAB, "tools", "examples.guess"],  # tools.guesser makes the game's model
     "examples": [*SIX, "engine", "harness.flags", "harness.record.read_given",

@@ -2,25 +2,21 @@
 
     python -m tools.preflight                                        # models/tiny and Countdown
     python -m tools.preflight --model models/Qwen2.5-0.5B-Instruct --task my_task
-    python -m tools.preflight --run runs/none-grpo-s0                # what a run shows so far
 
-It samples answers to problems of the task, trains nothing, and ends in one of four words:
+It samples answers to problems of the task, trains nothing, and ends in one of four verdicts:
 
     learns                      enough groups have answers with different rewards, because some are
                                 right and some are wrong
     learns the form only        the rewards differ, but not because an answer is right
-    learns one answer for all   an answer that ignores the problem earns nearly as much as the best
-                                that was sampled
+    has a hole that one answer  an answer that is the same for every problem earns nearly as much as
+    can use                     the best that was sampled: whether it will be learned is not said
     cannot                      hardly a group has answers with different rewards
 
 All other flags are those of train.py, and mean the training that is planned. Nothing is written.
-
-With --run it reads the metrics of a run of this project, or the log of another trainer, and says
-which fault of docs/how_a_run_fails.md they show, and which single run would decide.
+What a training shows once it has begun, tools.diagnose says.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.preflight")
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -49,21 +45,13 @@ FLAGS = {
                      most=10_000),
     "answers": Flag(64, "number of answers that are sampled to each", least=4, most=10_000),
     "group": Flag(None, "number of answers in a group of the planned training. By default it is "
-                        "that of train.py", kind=int, least=2, most=10_000),
-    "run": Flag(None, "a run folder, or the log of another trainer: say what it shows, and sample "
-                      "nothing")}
+                        "that of train.py", kind=int, least=2, most=10_000)}
 
 
 def main(argv: list[str]) -> None:
     asked: dict[str, Any] = {}  # flags of train.py
     own = read(argv, "python -m tools.preflight [flags of train.py, or of this list]", __doc__,
                FLAGS, others=asked)
-    if own.run:
-        from tools.helpers.diagnosis import diagnose
-        if asked:
-            raise UserError(f"--run reads what is there, so it takes no --{next(iter(asked))}")
-        print(diagnose(Path(own.run)))
-        return
     for name in ("out", "resume", "continue"):
         if name in asked:
             raise UserError(f"--{name} has no effect, because nothing is trained or written")

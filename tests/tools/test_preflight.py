@@ -13,7 +13,7 @@ from countdown_task import Problem
 from engine.methods import CLIP_KINDS
 from tools import preflight
 from tools.helpers.blind import Answers, apply_rule, best_blind, rule_of, shown_rule
-from tools.helpers.prospects import (CANNOT, FORM, LEARNS, ONE_ANSWER, Findings, Plan,
+from tools.helpers.prospects import (CANNOT, FORM, LEARNS, HOLE, Findings, Plan,
                                      Replies, chance_of_equal, disagreement, pays_success,
                                      share_of_form)
 
@@ -96,6 +96,37 @@ class Hole(Sums):
         return honest | {"reward": max(honest["reward"], float("cheat" in text))}
 
 
+class Rule(Sums):
+    """To copy the two numbers earns as much as a right answer, or another reward."""
+    copied = 1.0
+
+    def score(self, problem, text):
+        honest = super().score(problem, text)
+        copied = self.copied if text == problem else 0.0
+        return honest | {"reward": max(honest["answer"], copied)}
+
+
+def test_a_rule_over_the_numbers_may_be_the_task_itself():
+    problems = [answers(f"{i} 3", [f"{i} 3", "right", *"wxyz"], [1.0, 1, 0, 0, 0, 0],
+                        [0.0, 1, 0, 0, 0, 0]) for i in range(20, 26)]
+    found = findings(problems, task=Rule())
+    said = found.conclusion()
+    assert found.word == HOLE and "the rule `a b`, where a, b, ... are the numbers" in said
+    assert "it is the task and no hole" in said
+
+
+def test_what_earns_little_is_no_hole(monkeypatch):
+    """All that was sampled earns 0.1 on average and 0.2 at best, and so does the rule: half of the
+    range from 0 to 0.2. With one answer that earned 1 it is a tenth of the range, and no hole,
+    although nearly all problems have no better answer."""
+    monkeypatch.setattr(Rule, "copied", 0.2)
+    rewards, right = [0.2, 0.2, 0, 0], [0.0, 1, 0, 0]
+    low = [answers(f"{i} 3", [f"{i} 3", "a", "b", "c"], rewards, right) for i in range(20, 26)]
+    assert findings(low, task=Rule()).word == HOLE
+    found = findings([*low * 10, answers("30 3", list("abcd"), [1.0, 0, 0, 0])], task=Rule())
+    assert found.earned_blindly > 0.8 and found.word != HOLE
+
+
 def cut_off(problems):
     return [replace(one, finished=[0.0] * len(one.texts)) for one in problems]
 
@@ -116,12 +147,9 @@ CASES = [  # sampled answers, the word, and words of the reason for it
     (some([1.0, 0, 1, 0, 1, 0], [0.0, 1, 0, 1, 0, 1]), FORM,  # being wrong is paid
      "in a step 8.0 groups have right and wrong answers, but the reward hardly pays for being"),
     (some([0.1, 0, 0, 0.1, 0, 0.1], NONE), FORM, "hardly ever because one answer is right"),
-    (some([1.0, 1, 0, 0, 0, 0], [0.0, 1, 0, 0, 0, 0], CHEAT), ONE_ANSWER,
-     "it is easier to learn. Right answers are rewarded too, so success may rise"),
-    # a right answer to one problem of six
-    (some([1.0, 1, 0, 0, 0, 0], [0.0, 1, 0, 0, 0, 0], CHEAT, count=1)
-     + some([1.0, 0, 0, 0, 0, 0], NONE, CHEAT, count=5), ONE_ANSWER,
-     "it is easier to learn. What helps: another reward"),
+    (some([1.0, 1, 0, 0, 0, 0], [0.0, 1, 0, 0, 0, 0], CHEAT), HOLE,
+     "the constant text `cheat`, which is the same for every problem, earns 1.00, nearly as much "
+     "as the best sampled answers or more. What helps: another reward"),
     (some([1.0, 0, 0, 0, 1.0, 0]), LEARNS, "in a step 7.5 groups have right and wrong answers")]
 
 
@@ -130,7 +158,7 @@ def test_the_word_of_a_task_and_the_reason_for_it(problems, word, reason):
     found = findings(problems, task=Hole())
     said = " ".join(found.in_words().split("\n\n")[-1].split())
     assert said.startswith(f"{word.upper()}: ") and reason in said
-    assert (word == ONE_ANSWER) == ("`cheat`" in found.about_blind())
+    assert (word == HOLE) == ("`cheat`" in found.about_blind())
 
 
 @pytest.mark.parametrize("reward, teach, by_success", [

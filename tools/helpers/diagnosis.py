@@ -9,18 +9,15 @@ not looked for, and the answer names it.
 Most rows are signs, each a metric and what it shows: any_of(clipped=lambda share: share.end > 0.3).
 What takes more than that is a function that returns the metrics.
 """
-import re
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from tools.helpers.log import FEWEST, NAMES, Log, Metric, read_log
+from tools.helpers.log import FEWEST, NAMES, Log, Metric, is_for_being_right
 
-BEING_RIGHT = re.compile("acc|correct|right|solve|exact|answer|math")  # in a part's name
 LENGTH_ALONE = 0.9  # a correlation: runs with a reward for length had 0.92 to 0.99, others 0.81
 Sign = Callable[[Metric], bool]  # what one metric shows
 Seen = Callable[[Log], list[str]]  # the metrics that show a fault; none of them if it is not there
@@ -41,9 +38,12 @@ def is_broken(metric: Metric) -> bool:
 
 
 def grew(times: float, least: float = 1e-12) -> Sign:
-    """Whether it has become so many times as large as in the first two steps. What begins at 0, as
-    a KL does, is compared with `least`."""
-    return lambda metric: metric.end > times * max(metric.first, least)
+    """Whether it has become so many times as large as in the first two steps, and not in a single
+    step of the last ones. What begins at 0, as a KL does, is compared with `least`."""
+    def sign(metric: Metric) -> bool:
+        limit = times * max(metric.first, least)
+        return metric.end > limit and int((metric.last > limit).sum()) > 1
+    return sign
 
 
 def fell_below_half(metric: Metric) -> bool:
@@ -80,28 +80,35 @@ def one_answer(log: Log) -> list[str]:
 
 def destroyed(log: Log) -> list[str]:
     """What the first two steps had, the end has not, and a second sign excludes that the problems
-    became harder. Beside such a loss a smaller growth is a sign than by itself (row 6 of CHECKS
-    that goes astray)."""
+    became harder. Beside such a loss a smaller growth is a sign than by itself (`ASTRAY`). While
+    the reward rises, a success that falls is the fault of another row."""
     paid = log[log.paid]
-    is_lost = paid.first > 0 and paid.end < paid.first / 4
-    signs = any_of(gradient_norm=grew(1.5), entropy=grew(1.5), kl=grew(15, least=0.1),
+    is_lost = paid.first > 0 and paid.end < paid.first / 4 and not log["reward"].rises
+    signs = any_of(gradient_norm=grew(1.5), entropy=grew(1.5), kl=grew(10, least=0.1),
                    finished=fell_below_half,
                    equal_groups=lambda share: share.end > 0.95 and share.first < 0.8,
                    length=lambda length: length.end < length.first / 5)(log)
     return [log.paid, *signs] if is_lost and signs else []
 
 
+ASTRAY = any_of(gradient_norm=grew(8), entropy=grew(3), kl=grew(15, least=0.1),
+                finished=fell_below_half)
+
+
 def falls(log: Log) -> list[str]:
-    """Half a spread, or a third of the reward, is lost from the first fifth to the last. While the
-    reward rises, a success that falls is the fault of another row (`paid_for_something_else`)."""
+    """Two thirds of the reward are lost, or it falls and held-out problems fall with it: harder
+    problems would not do that. While the reward rises, a success that falls is the fault of another
+    row (`paid_for_something_else`)."""
     if log["reward"].rises:
         return []
+    held_out = log["held_out"]
+    is_held_out = held_out.is_known and held_out.values[-1] < 0.8 * held_out.values[0]
+    half_a_spread = log["spread"].start / 2 if log["spread"].is_known else 0.0
     for name in ("success", "reward"):
         metric = log[name]
-        lost = metric.start - metric.end
-        is_much = lost > abs(metric.start) / 3 or lost > log["spread"].start / 2
-        if metric.falls and is_much:
-            return [name]
+        is_much = metric.start - metric.end > max(2 / 3 * abs(metric.start), half_a_spread)
+        if metric.falls and (is_held_out or is_much):
+            return [name, "held_out"] if is_held_out else [name]
     return []
 
 
@@ -112,44 +119,46 @@ too_easy = all_of(success=lambda share: share.start > 0.75,
 
 def never_right(log: Log) -> list[str]:
     """No answer was right; or the part of the reward that is for being right is never paid."""
-    if log["success"].always(0):
-        return ["success"]
     if cut_off(log):
         return []  # what was cut off cannot be right
+    if log["success"].always(0):
+        return ["success"]
     return [name for name in log.parts if is_for_being_right(name) and log[name].always(0)]
-
-
-def is_for_being_right(part: str) -> bool:
-    return BEING_RIGHT.search(part.lower()) is not None
 
 
 def dead_groups(log: Log) -> list[str]:
     """Most groups have equal rewards from the start, for no reason that another row has."""
     if cut_off(log) or too_easy(log):
         return []
-    if log["equal_groups"].start > 0.7:
+    equal = log["equal_groups"]
+    if equal.start > 0.7 and equal.mean > 0.7:
         return ["equal_groups"]
     return ["reward"] if log["reward"].always() and not log["equal_groups"].is_known else []
 
 
 def paid_for_something_else(log: Log) -> list[str]:
-    """The reward rises and success does not; or one part of the reward rises and another does not,
-    although it could."""
-    if not log["reward"].rises:
+    """The reward rises and success does not, or by less than a quarter of that; or one part of the
+    reward rises and another does not, although it could. A quarter of a spread is no such rise."""
+    reward, success = log["reward"], log["success"]
+    gain = reward.end - reward.start
+    if not reward.rises or gain < log["spread"].start / 4:
         return []
-    if log["success"].is_known:
-        return [] if log["success"].rises else ["reward", "success"]
     rising = [name for name in log.parts if log[name].rises]
+    if success.is_known:
+        is_less = not success.rises and success.end - success.start < gain / 4
+        return ["reward", "success", *rising] if is_less else []
     flat = [name for name in log.parts if log[name].values.any() and not log[name].rises
             and log[name].end < 0.9]
     return rising + flat if rising and flat and not any(map(is_for_being_right, rising)) else []
 
 
 def paid_for_length(log: Log) -> list[str]:
-    """The length alone has become another one; or reward and length change together from step to
-    step. (Over a whole run both may rise without a connection.)"""
+    """The length has become another one, and the reward has gained nothing; or reward and length
+    change together from step to step. (Over a whole run both may rise without a connection, as
+    where a model learns to think longer.)"""
     reward, length = log["reward"], log["length"]
-    if length.end > 3 * length.start or length.end < length.start / 5:
+    is_other = length.end > 3 * length.start or length.end < length.start / 5
+    if is_other and log[log.paid].end <= log[log.paid].start:
         return ["length"]
     if not len(reward.values) == len(length.values) >= 10 or not reward.rises:
         return []
@@ -184,6 +193,8 @@ class Check(NamedTuple):
 
 
 TENTH = "the same run with a tenth of the learning rate"
+OTHER_LOG_PROBS = ("one step at temperature 1, with the sampler's weights compared to the "
+                   "trainer's")
 CHECKS = (
     Check(0, "The reward function returns what is no number", any_of(reward=is_broken),
           "the reward function alone, on the answers of such a step", True),
@@ -192,8 +203,11 @@ CHECKS = (
     Check(0, "Nothing is trained: the rate is 0, or the loss is detached or multiplied by 0",
           trains_nothing, "python -m lab.formula on the loss: one backward pass shows it", True),
     Check(1, "Sampling and training compute different log-probs, by more than rounding (0.002)",
-          any_of(gap=lambda gap: gap.start > 0.01 or gap.end > 0.01),
-          "one step at temperature 1, with the sampler's weights compared to the trainer's"),
+          any_of(gap=lambda gap: gap.start > 0.01 or gap.end > 0.01), OTHER_LOG_PROBS),
+    Check(1, "Sampling and training compute different log-probs, by more than another engine in "
+             "bfloat16 (0.013)",
+          any_of(gap_of_engines=lambda gap: gap.start > 0.025 or gap.end > 0.025),
+          OTHER_LOG_PROBS),
     Check(5, "The learning rate is too high, and the model writes one answer for all", one_answer,
           "the same run with a fifth of the learning rate; and read answers to different problems",
           True),
@@ -208,12 +222,8 @@ CHECKS = (
           "the same run with harder problems"),
     Check(3, "The problems are too hard or too easy, or the groups too small", dead_groups,
           "python -m tools.preflight: it says which size of group would have different rewards"),
-    Check(10, "The sign of the loss is wrong, or advantages belong to other answers", falls,
-          "python -m lab.formula on the loss, and one step of SGD on a batch of two answers", True),
-    Check(6, "The model goes astray: the rate is too high, or nothing holds it",
-          any_of(gradient_norm=grew(8), entropy=grew(3), kl=grew(10, least=0.1),
-                 finished=fell_below_half),
-          TENTH, True),
+    Check(6, "The model goes astray: the rate is too high, or nothing holds it", ASTRAY, TENTH,
+          True),
     Check(9, "The reward pays for something else than you may want", paid_for_something_else,
           "the same run with the reward of being right alone"),
     Check(9, "The reward may pay for the length of an answer", paid_for_length,
@@ -229,6 +239,10 @@ CHECKS = (
     Check(12, "The passes over a batch move the model too far",
           any_of(clipped=lambda share: share.end > 0.3),
           "the first step with a tenth of the learning rate"))
+LAST = Check(  # said only if no other fault was seen: a cause that is rare
+    10, "The reward falls, and nothing else in this log says why: the learning rate is too high, "
+        "or the sign of the loss is wrong, or advantages belong to other answers", falls,
+    f"first {TENTH}, and then python -m lab.formula on the loss")
 
 
 @dataclass(frozen=True)
@@ -240,38 +254,68 @@ class Fault:
     def row(self) -> int:
         return self.check.row
 
+    def in_words(self) -> str:
+        row = f"row {self.row} of docs/how_a_run_fails.md" if self.row else "no row has it"
+        return (f"{self.check.what} ({row}). Seen: {self.evidence}. The run that would decide: "
+                f"{self.check.decide}.")
+
 
 def faults_of(log: Log) -> list[Fault]:
     """The faults of a run. What follows from one that is a cause is left out."""
-    found = []
-    for check in CHECKS:
+    found: list[Fault] = []
+    for check in (*CHECKS, LAST):
         names = check.seen(log)
-        if names:
+        if names and not (check is LAST and found):
             found.append(Fault(check, ", ".join(map(log.way, names))))
             if check.is_cause:
                 break
     return found
 
 
-def diagnose(path: Path) -> str:
-    """The faults that a run or a log shows, in sentences."""
-    log = read_log(path)
-    head = f"{path}: {log.steps} steps."
+def in_short(log: Log) -> str:
+    """The verdict in a line; an empty text if there are too few steps for one."""
     if log.steps < FEWEST:
-        return f"{head} With fewer than {FEWEST} nothing can be said."
+        return ""
+    found = faults_of(log)
+    if not found:
+        return f"Mistakes in the training: none seen, of {len(CHECKS) + 1} that are looked for."
+    return "Mistakes in the training: " + "; ".join(fault.check.what for fault in found) + "."
+
+
+def looked_at(log: Log) -> tuple[list[str], list[str]]:
+    """The metrics that the log has, and the main ones that it has not."""
     looked = [name for name in NAMES if log[name].is_known and name != "cut_off"]
     absent = [name for name in ("reward", "equal_groups", "entropy", "length", "finished",
                                 "gradient_norm", "loss", "kl") if name not in looked]
-    parts = [head]
-    for fault in faults_of(log):
-        row = f"row {fault.row} of docs/how_a_run_fails.md" if fault.row else "no row has it"
-        parts.append(f"{fault.check.what} ({row}). Seen: {fault.evidence}. The run that would "
-                     f"decide: {fault.check.decide}.")
-    if len(parts) == 1:
-        reward = log["reward"]
-        way = "rises" if reward.rises else "does not rise by more than its noise"
-        parts.append(f"Nothing of {len(CHECKS)} rows. The reward {way}, from {reward.start:.3g} to "
-                     f"{reward.end:.3g}.")
-    parts.append(f"Looked at: {', '.join(looked)}."
-                 + (f" Not in this log: {', '.join(absent)}." if absent else ""))
+    return looked, absent
+
+
+def in_words(log: Log, found: list[Fault]) -> list[str]:
+    """The faults that a log shows, or how its reward went, and what was looked at."""
+    if log.steps < FEWEST:
+        return [f"With fewer than {FEWEST} steps nothing can be said."]
+    said = [fault.in_words() for fault in found]
+    reward = log["reward"]
+    way = f"from {reward.start:.3g} to {reward.end:.3g}"
+    if not found and reward.falls:
+        said.append(f"Nothing of {len(CHECKS) + 1} rows. The reward falls, {way}. If the problems "
+                    f"have not become harder: {LAST.decide}.")
+    elif not found:
+        rises = "rises" if reward.rises else "does not rise by more than its noise"
+        said.append(f"Nothing of {len(CHECKS) + 1} rows. The reward {rises}, {way}.")
+    looked, absent = looked_at(log)
+    return [*said, f"Looked at: {', '.join(looked)}."
+            + (f" Not in this log: {', '.join(absent)}." if absent else "")]
+
+
+def as_json(log: Log, found: list[Fault]) -> dict[str, object]:
+    """The same as data: means of the first and of the last fifth of the steps for each metric."""
+    metrics = {name: {"start": metric.start, "end": metric.end}
+               for name, metric in log.metrics.items() if metric.is_known}
+    return {"steps": log.steps, "metrics": metrics, "faults": [
+        {"row": fault.row, "what": fault.check.what, "seen": fault.evidence,
+         "decide": fault.check.decide} for fault in found]}
+
+
+def filled(parts: list[str]) -> str:
     return "\n\n".join(textwrap.fill(part, 100) for part in parts)

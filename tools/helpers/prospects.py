@@ -20,17 +20,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from analysis.statistics import Estimate, mean_over, within
-from tools.helpers.blind import Answers, Blind, best_blind, shown_rule
+from tools.helpers.blind import SPLIT, Answers, Blind, best_blind, shown_rule
 
 SIZES = (2, 4, 8, 16, 32)  # of groups
 FEWEST_LIVING = 0.5  # groups a step: with fewer, most steps make no update
 FEWEST_OTHERS = 20  # problems that were not asked
 EARNED_BLINDLY = 0.8  # of what the best sampled answers earn beyond the average
+WORTH_LEARNING = 0.3  # of the whole range of sampled rewards: an answer that earns less is no hole
 FEWEST_FORMED = 20  # well formed answers of which the success is told
 RISE_BY_FORM = 0.1  # of success, if every answer were well formed: so much is worth the word
 AGAINST = -0.1  # a correlation of success and the rest of the reward that forbids *learns*
-LEARNS, FORM, ONE_ANSWER, CANNOT = (
-    "learns", "learns the form only", "learns one answer for all", "cannot")
+LEARNS, FORM, HOLE, CANNOT = (
+    "learns", "learns the form only", "has a hole that one answer can use", "cannot")
 
 
 def chance_of_equal(values: Sequence[float], size: int) -> float:
@@ -189,6 +190,16 @@ class Findings:
         return (self.blind.reward - average) / (best - average)
 
     @cached_property
+    def is_worth_learning(self) -> bool:
+        """Whether the best answer that ignores the problem earns much beyond the average, measured
+        by the range of the sampled rewards."""
+        rewards = [reward for one in self.problems for reward in one.reward]
+        span = max(rewards) - min(rewards)
+        if self.blind is None or span <= 0:
+            return False
+        return self.blind.reward - float(np.mean(rewards)) >= WORTH_LEARNING * span
+
+    @cached_property
     def only_reward(self) -> float | None:
         """The reward of all answers to all problems, if it is one."""
         different = {reward for one in self.problems for reward in one.reward}
@@ -206,8 +217,8 @@ class Findings:
             return CANNOT
         if self.living_by_success < FEWEST_LIVING and not self.form_raises_success:
             return FORM
-        if self.earned_blindly >= EARNED_BLINDLY:
-            return ONE_ANSWER
+        if self.earned_blindly >= EARNED_BLINDLY and self.is_worth_learning:
+            return HOLE
         return FORM if self.pulls_apart else LEARNS
 
     def in_words(self) -> str:
@@ -257,13 +268,22 @@ class Findings:
         if self.blind is None:
             return (f"Without the task: there are only {len(self.others)} problems beside those "
                     "that were asked, too few to try an answer on that ignores the problem.")
-        shown = " ".join(shown_rule(self.blind.rule).split())
         mean = self.mean("reward").value
-        return (f"Without the task: a sampled answer earns {mean:.2f} on average. The best answer "
-                f"that ignores the problem earns {self.blind.reward:.2f} and is right "
-                f"{self.blind.right:.1%} of the time: `{shown}` (a, b, ... are the problem's "
-                "numbers; it may be empty). Of what the best sampled answers earn beyond the "
-                f"average, that one answer has {max(0.0, self.earned_blindly):.0%}.")
+        return (f"Without the task: a sampled answer earns {mean:.2f} on average. Of answers that "
+                f"are the same for every problem the best is {self.one_answer}. It earns "
+                f"{self.blind.reward:.2f} and is right {self.blind.right:.1%} of the time.")
+
+    @property
+    def one_answer(self) -> str:
+        """The best answer that ignores the problem: a constant text, or a rule over its numbers."""
+        if self.blind is None:
+            return ""
+        shown = " ".join(shown_rule(self.blind.rule).split())
+        if not shown:
+            return "the empty text"
+        if SPLIT not in self.blind.rule:
+            return f"the constant text `{shown}`"
+        return f"the rule `{shown}`, where a, b, ... are the numbers of the problem"
 
     def about_scoring(self) -> str:
         """Whether an answer that is scored twice earns the same."""
@@ -289,7 +309,8 @@ class Findings:
     def conclusion(self) -> str:
         """The word, the reason for it, and what would help."""
         reason = next(one for one in REASONS if one.word == self.word and one.holds(self))
-        return f"{self.word.upper()}: {reason.sentence.format(found=self)}"
+        said = f"{self.word.upper()}: {reason.sentence.format(found=self)}"
+        return said if self.word == CANNOT else f"{said} {NOT_ASKED}"
 
     @property
     def what_helps(self) -> str:
@@ -313,10 +334,12 @@ def always(found: Findings) -> bool:
     return True
 
 
-IGNORES = ("an answer that ignores the problem earns nearly all that the best sampled answers "
-           "earn, and it is easier to learn.")
-NO_ONE_ANSWER = ("What helps: another reward, under which this answer earns less, or problems that "
-                 "no one answer solves.")
+NOT_ASKED = "The learning rate is not part of this."
+HOLE_OF = ("{found.one_answer}, which is the same for every problem, earns "
+           "{found.blind.reward:.2f}, nearly as much as the best sampled answers or more. ")
+MAY_BE_THE_TASK = "If this rule is what you want to be learned, it is the task and no hole. Else: "
+NO_ONE_ANSWER = ("another reward, under which this answer earns less, or problems that no one "
+                 "answer solves.")
 REASONS = (
     Reason(CANNOT, lambda found: found.cut_off > 0.5,
            "{found.cut_off:.0%} of the answers are cut off before they end, so nearly all get the "
@@ -347,10 +370,9 @@ REASONS = (
     Reason(FORM, always,
            "the rewards of a group differ, but hardly ever because one answer is right and another "
            "wrong. {found.what_helps}"),
-    Reason(ONE_ANSWER, lambda found: found.living_by_success >= 2 * FEWEST_LIVING,
-           f"{IGNORES} Right answers are rewarded too, so success may rise before that. "
-           f"{NO_ONE_ANSWER}"),
-    Reason(ONE_ANSWER, always, f"{IGNORES} {NO_ONE_ANSWER}"),
+    Reason(HOLE, lambda found: found.blind is not None and SPLIT in found.blind.rule,
+           f"{HOLE_OF}{MAY_BE_THE_TASK}{NO_ONE_ANSWER}"),
+    Reason(HOLE, always, f"{HOLE_OF}What helps: {NO_ONE_ANSWER}"),
     Reason(LEARNS, lambda found: found.living_by_success < FEWEST_LIVING,
            "the form first: hardly a group has right and wrong answers, but "
            "{found.right_if_formed:.0%} of the well formed ones are right, and {found.success:.1%} "

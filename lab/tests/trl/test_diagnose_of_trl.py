@@ -1,10 +1,11 @@
 """Logs that TRL's trainer wrote, healthy and with one mistake each (lab/tests/trl/trl_logs.py made
-them): tools.preflight --run names the mistake, and no other."""
+them): tools.diagnose names the mistake, and no other."""
 from pathlib import Path
 
 import pytest
 
-from tools.helpers.diagnosis import diagnose, faults_of, read_log
+from tools.helpers.diagnosis import faults_of, filled, in_words
+from tools.helpers.log import read_log
 
 LOGS = Path(__file__).parent / "trl_logs"
 ROWS = {  # the row of docs/how_a_run_fails.md, 0 if it has none, and what is said
@@ -24,5 +25,7 @@ ROWS = {  # the row of docs/how_a_run_fails.md, 0 if it has none, and what is sa
 def test_what_is_said_of_a_log_of_trl(name):
     [path] = LOGS.glob(f"{name}-*.json")
     rows, words = ROWS[name]
-    assert [fault.row for fault in faults_of(read_log(path))] == rows
-    assert words in " ".join(diagnose(path).split())
+    log = read_log(path)
+    found = faults_of(log)
+    assert [fault.row for fault in found] == rows
+    assert words in " ".join(filled(in_words(log, found)).split())
