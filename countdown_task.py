@@ -17,6 +17,8 @@ What a model wrote is never executed. `value_of` reads its syntax tree, accepts 
 operators and a minus sign, and computes with exact fractions. Text that is too long is refused
 before it is parsed.
 """
+if __name__ == "__main__":
+    raise SystemExit("start it with: python train.py --mitigation none")
 import ast
 import hashlib
 import itertools

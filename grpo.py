@@ -30,6 +30,8 @@ Left out of GRPO as published; the first three come back with a flag:
 
 Other ways to spread credit over the tokens, such as critics and Monte Carlo values, are in credit/.
 """
+if __name__ == "__main__":
+    raise SystemExit("start it with: python train.py --mitigation none")
 from collections.abc import Callable
 
 import torch

@@ -32,6 +32,8 @@ They are choices of the same flag. To see weights on recorded tokens without tra
 
     python -m tools.preview runs/none-grpo-s0 --mitigation my_idea --strength 2
 """
+if __name__ == "__main__":
+    raise SystemExit("start it with: python train.py --mitigation none")
 import numpy as np
 import torch
 from torch import Tensor
