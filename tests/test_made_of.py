@@ -42,7 +42,7 @@ MISSING = {  # what is done to the run, and what is said
     "one twice, one not at all": (with_lines([1, 2, 2, 4, 5]), METRICS),
     "the order": (with_lines([2, 1, 3, 4, 5]), METRICS),
     "an evaluation": (with_lines([1, 2, 3], "evaluations.jsonl"),
-                      "evaluations.jsonl does not have all lines of the steps 0, 4")}
+                      "evaluations.jsonl does not have all lines of step 4")}
 
 
 @pytest.mark.parametrize("name", MISSING)
