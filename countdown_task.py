@@ -329,8 +329,12 @@ def parse_problem(line: str, where: str) -> Problem:
     except (ValueError, KeyError, TypeError, RecursionError):
         is_valid = False
     if not is_valid:
+        other = ""
+        if '"answer"' in line:
+            other = ". --task examples.question_answer reads questions with answers"
         raise UserError(f'{where}: expected {{"nums": [3, 5, 7], "target": 22}} with at most '
-                        f"{MAX_NUMBERS} whole numbers from 1 to {MAX_NUMBER}, got {line[:80]!r}")
+                        f"{MAX_NUMBERS} whole numbers from 1 to {MAX_NUMBER}, got "
+                        f"{line[:80]!r}{other}")
     return Problem(tuple(numbers), target)
 
 

@@ -115,7 +115,8 @@ def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
     is refused before the weights are read, which of a large model takes long."""
     device, folder = device_of(s), checkpoint or find_folder(s.model)
     config = read_config(folder)
-    tokenizer, task = load_tokenizer(folder, config.vocab_size), make_task(s.task, s.method_flags)
+    tokenizer = load_tokenizer(folder, config.vocab_size)
+    task = make_task(s.task, s.method_flags, folder)
     refuse_long_prompts(s, tokenizer, task, config.max_position_embeddings)
     model = load_model(s, folder, device)
     model.model.checkpointing = s.checkpointing

@@ -32,7 +32,7 @@ def made_of(s: Settings) -> dict[str, str]:
     files |= with_imports([METHODS_FILE, file_of_task(s.task)])
     folder = find_folder(s.model)
     files |= {path for path in folder.glob("*")
-              if path.suffix in (".json", ".safetensors") and path.is_file()}
+              if path.suffix in (".json", ".jinja", ".safetensors") and path.is_file()}
     for value in s.to_json().values():
         if isinstance(value, str) and value and find_folder(value).is_file():
             files.add(find_folder(value))

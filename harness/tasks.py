@@ -74,10 +74,14 @@ def with_module_name(given: Json) -> Json:
     return {**given, "task": ".".join(path.relative_to(PROJECT).with_suffix("").parts)}
 
 
-def make_task(name: str, flags: Json) -> "CheckedTask":
-    """The task that --task names; `flags` has the flags of all methods of a run."""
-    task = load_task(name)
-    return CheckedTask(task(**{flag: flags[flag] for flag in flags_of(task)}))
+def make_task(name: str, flags: Json, folder: Path | None = None) -> "CheckedTask":
+    """The task that --task names; `flags` has the flags of all methods of a run. A task may have a
+    method `of_model`, which is told the folder of the model: its prompts may depend on it."""
+    owner = load_task(name)
+    task = owner(**{flag: flags[flag] for flag in flags_of(owner)})
+    if folder is not None and hasattr(task, "of_model"):
+        task.of_model(folder)
+    return CheckedTask(task)
 
 
 class CheckedTask:

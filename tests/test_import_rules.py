@@ -23,7 +23,7 @@ DOORS = {  # files that talk to other tools, and what only they may import
     "engine.kernels": {"triton"},
     "lab.trl.trl_trainer": {"trl", "transformers", "accelerate"},
     "lab.trl.adapters": {"trl"}, "lab.formula.adapters": {"trl"},
-    "lab.trl.messages": {"transformers"},
+    "harness.chat_template": {"jinja2"},  # torch requires it
     "harness.track": {"trackio", "wandb"}}
 
 # Package or file -> what it may import; a name means itself and everything within it.
@@ -45,6 +45,7 @@ MAY_IMPORT = {
     "lab": [*SIX, *LAB, "lab", "tools.helpers.runs"],  # a table of arms by seeds
     "tools": [*SIX, *LAB, "tools", "examples.guess"],  # tools.guesser makes the game's model
     "examples": [*SIX, "engine", "harness.flags", "harness.record.read_given",
+                 "harness.chat_template",  # for question_answer.py
                  "examples.one_step", "examples.sampler", "examples.check_the_loss",
                  # for dpo.py, which leaves a run
                  "analysis.statistics.student_quantile", "examples.histories",

@@ -25,13 +25,14 @@ from tokenizers import Tokenizer
 from engine.model_folder import read_model_folder
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from lab.trl.import_formats import FIELDS, PER_TOKEN, lines_of
-from lab.trl.messages import own_text, prompt_text
+from lab.trl.messages import own_text
 from countdown_task import annotate
 from engine.errors import UserError, read_json
 from engine.extra_forward import with_facts
 from engine.rollouts import UNSET, Rollouts, score_answers
 from engine.tokens import END_OF_TURN, OTHER, THINK, encode, load_tokenizer, token_bytes
 from grpo import group_z_score, to_every_token
+from harness.chat_template import prompt_of
 from harness.record import (RunFolder, credit_path, find_folder, provenance, replace_text, whole,
                             write_credit)
 from harness.screen import python_command, run_as_program, show_status
@@ -121,7 +122,7 @@ class Reader:
         text = line.get("prompt", "")
         if not isinstance(text, str):
             self.count["messages"] += 1
-            text = prompt_text(text, self.folder)
+            text = prompt_of(text, self.folder)
         return encode(self.tokenizer, text, f"the prompt of {where}")
 
     def answer_of(self, line: dict, where: str) -> list[int]:

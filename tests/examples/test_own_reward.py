@@ -8,7 +8,7 @@ import analyze
 from runs import ROOT, run
 
 
-@pytest.mark.parametrize("name", ["own_reward", "largest_last", "hackable", "word_problems",
+@pytest.mark.parametrize("name", ["own_reward", "largest_last", "hackable", "question_answer",
                                   "check_the_loss", "sampler", "higher_lower", "calculator",
                                   "../grpo", "../mitigations", "../qwen2_model",
                                   "../countdown_task"])

@@ -10,7 +10,6 @@ from conftest import ROOT
 import analyze
 from analysis.run_folders import is_done, read_run
 from lab.trl.import_run import main
-from lab.tests.trl import INSTALL
 from engine.errors import UserError
 from engine.model_folder import read_model_folder
 from engine.tokens import OTHER, THINK, load_tokenizer
@@ -158,7 +157,6 @@ def with_template(folder):
 
 def test_a_prompt_of_messages_is_written_by_the_models_template(tmp_path, capsys):
     """A table has each field in each message."""
-    pytest.importorskip("transformers", reason=INSTALL)
     asked = [{"role": "user", "content": " 3 5 7", "tool_calls": None},
              {"role": "assistant", "content": None, "tool_calls": None}, *ASKED]
     line = {**OURS, "prompt": asked, "completion": [SAID]}
