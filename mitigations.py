@@ -269,7 +269,8 @@ ADVANTAGES.update({
     "measured": "credit.measured", "gae": "credit.critic",
     "prefix_tree": "credit.prefix_tree", "gtpo": "credit.gtpo",
     "optimal_token_baseline": "credit.baselines", "maxrl": "credit.baselines",
-    "gdpo": "credit.baselines", "opo": "credit.baselines",
+    "gdpo": "credit.baselines", "opo": "credit.baselines", "pass_at_k": "credit.baselines",
+    "teacher": "credit.teacher",
     "quantile_baseline": "credit.baselines", "turn_credit": "credit.turns",
     "without_luck": "credit.turns", "turn_mean": "credit.turns", "mt_grpo": "credit.turns",
     "gigpo": "credit.turns"})

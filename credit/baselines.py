@@ -1,12 +1,15 @@
 """Baselines and advantages that need more than the mean of a group."""
+from math import comb
+
 import torch
 from torch import Tensor
 
+from engine.errors import UserError
 from engine.methods import advantage
 from engine.rollouts import Rollouts, double
 from grpo import (centred, gradient_size, group_mean, group_z_score, over_group,
                   to_every_token)
-from harness.flags import Share
+from harness.flags import Count, Share
 from harness.screen import say
 
 
@@ -57,6 +60,34 @@ def maxrl(rollouts: Rollouts) -> Tensor:
     difference = centred(rollouts.reward, rollouts.group)
     mean = group_mean(rollouts.reward, rollouts.group).to(difference)
     return to_every_token(torch.where(mean > 0, difference / mean, 0.0), rollouts)
+
+
+@advantage(whole_answers=True)
+def pass_at_k(rollouts: Rollouts, *, pass_k: Count = 2) -> Tensor:
+    """Pass@k training (arXiv 2508.10751): every set of `pass_k` answers of a group earns 1 if one
+    of them is right, and the z-score of this reward goes to its answers. An answer gets the mean
+    over all sets that it is in. `pass_k` is below the number of answers to a problem, and 1 is
+    GRPO on right and wrong.
+
+    With k = `pass_k`, of N answers with W wrong ones: a set earns m = 1 - C(W, k) / C(N, k) on
+    average, with the standard deviation s = sqrt(m (1 - m)). A right answer gets (1 - m) / s, a
+    wrong one (1 - m - C(W - 1, k - 1) / C(N - 1, k - 1)) / s. Where nearly every set has a right
+    answer, hardly anything is pushed, so training goes on with the hard problems."""
+    found = torch.zeros_like(rollouts.reward)
+    is_right = rollouts.scores["answer"] > 0
+    for number in rollouts.group.unique():
+        rows = rollouts.group == number
+        N, W, k = int(rows.sum()), int((rows & ~is_right).sum()), pass_k
+        if k >= N:
+            raise UserError(f"--pass_k {k}: it should be below the number of answers to a problem, "
+                            f"which is {N}")
+        mean = 1 - comb(W, k) / comb(N, k)
+        s = (mean * (1 - mean)) ** 0.5
+        if s == 0:  # every set earns the same
+            continue
+        of_wrong = 1 - mean - comb(W - 1, k - 1) / comb(N - 1, k - 1)
+        found[rows] = torch.where(is_right[rows], (1 - mean) / s, of_wrong / s)
+    return to_every_token(found, rollouts)
 
 
 @advantage(whole_answers=True)

@@ -30,15 +30,21 @@ def made_of(s: Settings) -> dict[str, str]:
     that lies elsewhere."""
     files = {path for pattern in OF_A_STEP for path in PROJECT.glob(pattern)}
     files |= with_imports([METHODS_FILE, file_of_task(s.task)])
-    folder = find_folder(s.model)
-    files |= {path for path in folder.glob("*")
-              if path.suffix in (".json", ".jinja", ".safetensors") and path.is_file()}
+    files |= files_of_model(find_folder(s.model))
     for value in s.to_json().values():
         if isinstance(value, str) and value and find_folder(value).is_file():
             files.add(find_folder(value))
+    for value in s.method_flags.values():  # a model that a method takes, as --teacher
+        if isinstance(value, str) and value and (find_folder(value) / "config.json").is_file():
+            files |= files_of_model(find_folder(value))
     digests = {shown(path): digest_of(path) for path in sorted(files)}
     methods = without_others(METHODS_FILE.read_text(encoding="utf-8"), {s.mitigation, s.advantage})
     return digests | {shown(METHODS_FILE): digest_of_text(methods)}
+
+
+def files_of_model(folder: Path) -> set[Path]:
+    return {path for path in folder.glob("*")
+            if path.suffix in (".json", ".jinja", ".safetensors") and path.is_file()}
 
 
 def shown(path: Path) -> str:

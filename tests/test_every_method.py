@@ -16,7 +16,8 @@ WEIGHTINGS, CREDITS = (sorted({*choices, *(name for of, name, _ in OWN if of is 
 for of_turns in ("turn_credit", "without_luck"):  # tests/credit/test_turns.py
     CREDITS.remove(of_turns)
 FLAGS = {"learned_importance": {"importance_warmup": 0}, "oracle": {"oracle_k": 1},
-         "measured": {"measured_k": 1, "measured_above": 0.5}, "vine": {"values_k": 1}}
+         "measured": {"measured_k": 1, "measured_above": 0.5}, "vine": {"values_k": 1},
+         "teacher": {"teacher": str(ROOT / "models/tiny")}}
 
 
 def credit(policy, name, rollouts):
