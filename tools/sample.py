@@ -5,7 +5,7 @@
 
 The answers show which tokens the model was unsure of. At a terminal with colours these tokens are
 shaded; elsewhere their probability is printed after them. The same seed gives the same answers, and
---seed 1 gives others. No file is written.
+--seed 1 gives others. With --greedy each token is the likeliest one. No file is written.
 """
 if not __package__:
     raise SystemExit("start it with: python -m tools.sample")
@@ -31,6 +31,8 @@ MARKED_BELOW = 0.5  # without colour, the probability of a token is printed if i
 FLAGS = {
     "answers": Flag(1, "number of answers that each model gives", least=1, most=1000),
     "seed": Flag(0, "seed of the sampling", least=0),
+    "greedy": Flag(False, "take the likeliest token at every place. Each model then has one answer",
+                   requires=(lambda values: values.answers == 1, "one answer of each model")),
     "task": Flag(None, "the task that the problem belongs to. By default it is that of the "
                        "run, or of the recipe.json of the model"),
     "device": Flag("cpu", "device to compute on: cpu, cuda, cuda:N, or mps, which was never tried")}
@@ -47,15 +49,18 @@ def main(argv: list[str]) -> None:
     settings = settings_of(folder, flags.task, flags.device)
     problem = problem_of(settings, flags.problem)
     policies = policies_of(folder, settings)
-    put(visible(f"{folder}: answers are sampled at temperature {settings.temperature:g} with seed "
-                f"{flags.seed}"))
+    how = f"sampled at temperature {settings.temperature:g} with seed {flags.seed}"
+    if flags.greedy:
+        how = "greedy: each token is the likeliest"
+    put(visible(f"{folder}: answers are {how}"))
     at = "" if settings.temperature == 1 else " at temperature 1"
     marks = legend(SHADES) or f"in brackets after the token, if it is below {MARKED_BELOW:.0%}"
     put(f"the probability of each token{at}: {marks}\n")
     put(styled(visible(next(iter(policies.values())).task.show(problem)), BOLD))
     seed, widest = derived_seed("sample", flags.seed), max(map(len, policies))
     for title, policy in policies.items():
-        print_answers(f"{title:{widest}}", policy.ask([problem], flags.answers, seed))
+        print_answers(f"{title:{widest}}", policy.ask([problem], flags.answers, seed,
+                                                         flags.greedy))
 
 
 def settings_of(folder: Path, task: str | None, device: str) -> Settings:

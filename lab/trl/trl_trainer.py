@@ -84,6 +84,9 @@ class CreditGRPOTrainer(GRPOTrainer):
         values = flag_values(function, mitigation_flags or {})
         check_value("rescale", rescale, Flag("mean", choices=("mean", "gradient", "none")))
         super().__init__(*arguments, **more)
+        count = self.accelerator.num_processes
+        if self.accelerator.is_main_process:
+            say("one process trains" if count == 1 else f"{count} processes train together")
         self.is_weighted = function is not MITIGATIONS["none"] or advantage is not None
         self.is_watched = self.is_weighted or credit is not None
         if self.is_weighted and self.importance_sampling_level != "token":

@@ -48,6 +48,19 @@ def test_what_is_printed_is_what_the_model_answered(ask, monkeypatch):
                 f"{rollouts.length[b]} tokens\n") in printed
 
 
+def test_a_greedy_answer_is_the_same_with_every_seed(ask):
+    """And of several there would be only one."""
+    first, second = (ask(TINY, "3 5 7 22", "--greedy", "--seed", seed) for seed in (0, 1))
+    assert first == second and "answers are greedy" in first
+    assert "seed 1" in ask(TINY, "3 5 7 22", "--seed", 1)
+    policy = load_policy(make_settings({"model": TINY}))
+    [answer] = policy.ask([Problem((3, 5, 7), 22)], 1, 0, greedy=True).answers
+    unmarked = re.sub(r"\[[<\d]+%\]", "", first)
+    assert "".join(answer.split()) in "".join(unmarked.split())
+    said = refusal(sample.main, [TINY, "3 5 7 22", "--greedy", "--answers", "2"])
+    assert "--greedy has no effect without one answer of each model" in said
+
+
 def test_no_answer_commands_a_terminal(ask, monkeypatch):
     """Nor does a problem, as a task shows it."""
     monkeypatch.setattr("engine.rollouts.token_bytes",

@@ -377,6 +377,7 @@ def test_two_processes_weigh_one_batch(policy, tmp_path):
     ended = subprocess.run(launch, cwd=tmp_path, capture_output=True, text=True, timeout=300,
                            env={**os.environ, "ACCELERATE_USE_CPU": "true"})
     assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout.count("2 processes train together") == 1
     batch, weight, wanted = ours(policy, tmp_path / "run", "attention_credit")
     assert len(batch.ids) == 12 and weight[batch.mask].mean() == pytest.approx(1, abs=1e-5)
     torch.testing.assert_close(torch.from_numpy(weights_on_file(tmp_path / "run")),
