@@ -37,7 +37,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import SimpleNamespace
@@ -61,6 +61,7 @@ from tools.helpers.verdict import OTHERS, Verdict
 from tools.helpers.verdict_files import write_files
 
 QUICK_SEEDS = 4
+FIRST_OF_RATES = 2000  # the first seed on which rates are chosen: the others are below
 SETTINGS: dict[str, Json] = {  # that need no download; in each plain GRPO learns within its steps
     "countdown": {},
     "largest_last": {"task": "examples.largest_last", "steps": 30},
@@ -137,10 +138,10 @@ class Arm:
         return PlannedRun(self.label, seed, self.folder / f"s{seed}", as_typed(self.flags), s.steps,
                           keeps_checkpoints=s.checkpoint_every > 0)
 
-    def at_rate(self, rate: float, runs: Path | None = None) -> "Arm":
+    def at_rate(self, rate: float) -> "Arm":
         """This arm with its learning rate multiplied by a number."""
         learning_rate = float(f"{self.settings.learning_rate * rate:g}")
-        return Arm(self.label, self.flags | {"learning_rate": learning_rate}, runs or self.runs)
+        return Arm(self.label, self.flags | {"learning_rate": learning_rate}, self.runs)
 
 
 class Idea:
@@ -159,14 +160,16 @@ class Idea:
     def choose_rates(self) -> str:
         """Train each arm at each rate on seeds of their own, and take the best rate of each from
         now on. Returns sentences about them for the verdict."""
-        runs = self.arms["plain"].runs / "rates"
-        at_rates = {(arm, rate): self.arms[arm].at_rate(rate, runs)
-                    for arm in self.arms for rate in self.rates}
-        planned = {f"{arm} at {rate:g}": one for (arm, rate), one in at_rates.items()}
-        seeds = self.own.seeds
-        first = 2 * FLAGS["seeds"].most  # no other look has seeds as high as these
+        planned = {}
+        for arm, one in self.arms.items():
+            for rate in self.rates:
+                # with a name of its own, because what fails at one rate is trained at the others
+                label = f"{one.label}-x{rate:g}"
+                planned[f"{arm} at {rate:g}"] = replace(one.at_rate(rate), label=label,
+                                                        runs=one.runs / "rates")
         say(f"{len(planned)} arms and rates are trained first, to choose the rate of each arm")
-        found = self.train(planned, range(int(first), int(first) + max(2, seeds // 2)),
+        found = self.train(planned, range(FIRST_OF_RATES,
+                                          FIRST_OF_RATES + max(2, self.own.seeds // 2)),
                            all_or_nothing=False)
         rates = Rates({arm: {rate: found.get(f"{arm} at {rate:g}", {}) for rate in self.rates}
                        for arm in self.arms}, {"idea": self.name, **OTHERS})

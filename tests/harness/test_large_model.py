@@ -156,8 +156,8 @@ def test_the_help_of_a_large_model_is_about_the_prompt_that_was_typed(large_mode
 @pytest.mark.parametrize("dtype, is_large, called", [
     ("bfloat16", True, ["mallopt", "mallopt", "malloc_trim"]),
     ("float32", True, ["malloc_trim"]), ("bfloat16", False, [])])
-def test_memory_is_kept_and_goes_back_when_it_has_grown(monkeypatch, tmp_path, dtype, is_large,
-                                                        called):
+def test_memory_is_kept_and_goes_back_when_it_has_grown(monkeypatch, tmp_path, capsys, dtype,
+                                                        is_large, called):
     """Of two steps, in the second of which it grows."""
     found = []
     sizes = [100, 111]
@@ -167,6 +167,7 @@ def test_memory_is_kept_and_goes_back_when_it_has_grown(monkeypatch, tmp_path, d
     flags = SETTINGS | {"steps": 2, "dtype": dtype, "out": tmp_path / "run"}
     train.main([word for name, value in flags.items() for word in (f"--{name}", str(value))])
     assert found == called
+    assert ("a step will take at least" in capsys.readouterr().out) == is_large
 
 
 def test_memory_goes_back_above_a_tenth_more_than_a_step_needs(monkeypatch):

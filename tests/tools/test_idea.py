@@ -195,12 +195,18 @@ def test_with_rates_each_arm_is_trained_at_the_best_of_its_own(learner, tmp_path
     monkeypatch.setattr("tools.helpers.runs.Runs.start", train_here)
     best = {"plain": 2.0, "idea": 0.5, "any": 2.0}
     monkeypatch.setattr(idea.Rates, "best", lambda rates: best)
+    is_finished = planned_runs.PlannedRun.is_finished
+    monkeypatch.setattr(planned_runs, "why_it_ended", lambda process, log: "no reason")
+    monkeypatch.setattr(planned_runs.PlannedRun, "is_finished", lambda run: (
+        run.name != "plain-x0.5-s2000" and is_finished(run)))  # it fails, and takes no other along
     main(["by_kind", *argv, "--rates", "0.5,2"])
     said = capfd.readouterr().out
+    assert "failed: plain-x0.5-s2000" in said and "finished: plain-x2-s2001" in said
     assert "12 of 12 runs have to be made" in said and "6 of 6 runs have to be made" in said
     assert "plain GRPO 2, by_kind 0.5, its placebo 2" in " ".join(said.split())
     seeds = {path.parent.name for path in tmp_path.glob("rates/*/*/config.json")}
     assert seeds == {"s2000", "s2001"}
+    assert not [*tmp_path.glob("rates/plain-x0.5-*/s2001")]
     rate = make_settings({"model": str(learner)}).learning_rate
     for label, times in (("plain", 2.0), ("by_kind", 0.5), ("by_kind-placebo", 2.0)):
         [folder] = [path for path in tmp_path.iterdir() if path.name.rpartition("-")[0] == label]

@@ -195,24 +195,11 @@ def test_ahead_is_said_after_a_second_look_alone():
 
 def test_no_difference_in_training_does_not_hide_one_on_held_out_problems():
     """The idea solves half of 200 problems, and plain GRPO and the placebo all of them, with every
-    seed. The first sentence says of which measure it speaks, and the next one speaks of the second.
-    """
-    verdict = ended(OPEN, plain=ALL, idea=HALF, placebo=ALL)
-    assert verdict.answer()[1:] == verdict.held_out()
-    [held_out] = verdict.held_out()
-    low_and_high = re.findall(r"\(-50\.8 \((-\d+\.\d) to (-\d+\.\d)\) points\)", held_out)
-    assert len(low_and_high) == 2 and all(float(high) < 0 for _, high in low_and_high)
-    assert held_out.startswith("On held-out problems at the end my_idea is worse than plain GRPO (")
-    assert " and worse than its placebo (" in held_out
-    assert held_out.endswith(
-        "This is the second measure: the verdict goes by the first, success in training. The "
-        "intervals of the second are not corrected for there being two.")
-
-
-def test_what_three_pairs_see_at_the_end_is_not_said():
-    """Four say it; of three not even the spread is known."""
-    assert ended(OPEN, plain=ALL, idea=HALF, placebo=ALL).held_out()
-    assert not ended(OPEN[:3], plain=ALL, idea=HALF, placebo=ALL).held_out()
+    seed. The table has both measures side by side."""
+    rows = ended(OPEN, plain=ALL, idea=HALF, placebo=ALL).table().to_json()["rows"]
+    for row in rows:
+        assert row["end"]["value"] == pytest.approx(-0.5075) and row["end"]["high"] < 0
+        assert row["training"]["low"] < 0 < row["training"]["high"]
 
 
 @pytest.mark.parametrize("gains, far", [
@@ -225,20 +212,6 @@ def test_a_pair_that_lies_far_from_the_others_is_told(gains, far):
     said = " ".join(verdict_of(gains).answer())
     assert re.findall(r"seed (\d \(.*?\))", said) == far
     assert ("as if one of its runs had collapsed" in said) == bool(far)
-
-
-@pytest.mark.parametrize("plain, placebo, seen", [
-    (HALF, HALF, "better than plain GRPO (+49.2 (… and better than its placebo (+49.2 (…"),
-    (HALF, ALL, "better than plain GRPO (+49.2 (…"),
-    (ALL, HALF, "better than its placebo (+49.2 (…"), (ALL, ALL, "")])
-def test_what_the_evaluation_sees_of_each_arm(plain, placebo, seen):
-    """Here the idea solves all problems, but for two. Better at the end is not called ahead."""
-    verdict = ended(OPEN, plain, ALL, placebo)
-    said = " ".join(verdict.held_out())
-    shortened = re.sub(r"\(\+49\.2 \(.*?\) points\)", "(+49.2 (…", said)
-    assert shortened.partition(". This")[0] == (
-        f"On held-out problems at the end my_idea is {seen}" if seen else "")
-    assert "ahead" not in said
 
 
 def test_where_held_out_success_is_the_primary_metric_it_is_said_once(monkeypatch):

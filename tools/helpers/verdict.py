@@ -87,8 +87,7 @@ class Verdict:
         """The verdict in one sentence, and the sentences that say more of what was learned."""
         beside = sureness(self.looks[-1]["idea"], self.looks[-1]["plain"])
         of_sureness = [beside.sentence(self.name, "plain GRPO")] if beside else []
-        return [self.verdict(), *self.about_tries(), *self.far_pairs(), *self.held_out(),
-                *of_sureness]
+        return [self.verdict(), *self.about_tries(), *self.far_pairs(), *of_sureness]
 
     def verdict(self) -> str:
         """Whether the idea is ahead of plain GRPO or behind it: one sentence."""
@@ -193,22 +192,6 @@ class Verdict:
             found += self.about_choices()
         return found
 
-    def held_out(self) -> list[str]:
-        """Sentences about the evaluation at the end, if it sees a difference and is not the
-        primary metric."""
-        seen = []
-        look = self.looks[-1]
-        for other, label in OTHERS.items():
-            word = difference_in_words(self.gain(look, other, AT_THE_END)) if other in look else ""
-            if word:
-                estimate = self.gain(look, other, AT_THE_END).estimate
-                seen.append(f"{word} than {label} ({in_points(estimate)})")
-        if self.doubt or not seen:
-            return []
-        return [f"On held-out problems at the end {self.name} is {' and '.join(seen)}. This is the "
-                "second measure: the verdict goes by the first, success in training. The intervals "
-                "of the second are not corrected for there being two."]
-
     def about_one_rate(self) -> str:
         """That all arms had one learning rate, and how large the idea's gradient is beside plain
         GRPO's."""
@@ -272,13 +255,3 @@ def could_have_seen(gain: Gain) -> list[str]:
 def in_points(estimate: Estimate) -> str:
     """+4.0 (-8.7 to +16.7) points"""
     return f"{shown(estimate, 'points')} points"
-
-
-def difference_in_words(gain: Gain) -> str:
-    """better or worse, if there are enough pairs and the 95% interval lies wholly on one side of 0;
-    otherwise empty."""
-    if gain.has_few_pairs:
-        return ""
-    if gain.estimate.low > 0:
-        return "better"
-    return "worse" if gain.estimate.high < 0 else ""
