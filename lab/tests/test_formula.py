@@ -80,6 +80,13 @@ def test_a_gradient_through_the_reward_is_seen_where_the_advantage_is_linear():
     found = find_formula(undetached_kl_in_the_reward(mean, lambda log_p, batch, a: log_p * a))
     assert found.trains_reward and {"mean", "token", "no ratio"} <= codes(found)
 
+    def with_a_target(logits, batch):
+        """The KL of the whole batch is held at a number: it is no part of a reward."""
+        kl = ((log_probs(logits, batch) - batch.reference_log_prob) * batch.mask).sum()
+        return make()(logits, batch) + .01 * (kl - 1) ** 2
+
+    assert not find_formula(with_a_target).trains_reward
+
 
 @pytest.mark.parametrize("name, said", [
     ("whitened", ["whitened again"]), ("openrlhf", ["dead pushed"]),
@@ -410,6 +417,11 @@ def test_two_losses_have_the_same_gradient_or_it_is_said_where_not():
     assert max(differences(GOOD, make(z(1, 0.0), token, clip(.2, .28))).values()) == math.inf
     unknown = LOSSES["softcapped"][0]  # needs no table
     assert max(differences(unknown, unknown).values()) == 0.0
+    def but_for_rounding(size):
+        return lambda logits, batch: GOOD(logits, batch) * float(
+            len(batch.group.unique()) < 6) + size * logits.sum()
+
+    assert differences(but_for_rounding(0.0), but_for_rounding(1e-25))["six groups"] < 1e-6
     tiny = differences(make(factor=1e-30), make(factor=2e-30))
     assert tiny["ordinary batches"] == pytest.approx(.5)
     with pytest.raises(LossFailed, match="neither"):

@@ -84,7 +84,7 @@ def destroyed(log: Log) -> list[str]:
     the reward rises, a success that falls is the fault of another row."""
     paid = log[log.paid]
     is_lost = paid.first > 0 and paid.end < paid.first / 4 and not log["reward"].rises
-    signs = any_of(gradient_norm=grew(1.5), entropy=grew(1.5), kl=grew(10, least=0.1),
+    signs = any_of(gradient_norm=grew(2), entropy=grew(1.5), kl=grew(10, least=0.1),
                    finished=fell_below_half,
                    equal_groups=lambda share: share.end > 0.95 and share.first < 0.8,
                    length=lambda length: length.end < length.first / 5)(log)
