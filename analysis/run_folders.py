@@ -115,13 +115,15 @@ def evaluations(run: Run, mode: str) -> list[Json]:
 
 def share_seen_before(run: Run) -> float:
     """The share of the training problems that the model had seen before, by their prompts in the
-    credit files. A few may repeat by luck, many where a list of problems is read again."""
+    credit files. A few may repeat by luck, many where a list of problems is read again. Problems
+    that all have one prompt, as games with a secret, differ in something else: none is repeated."""
     prompts: list[bytes] = []
     for step in run["steps"]:
         columns = read_columns(run["folder"], step)
         ends = columns["prompt_start"][1:]
         prompts += [ids.tobytes() for ids in np.split(columns["prompt_ids"], ends)]
-    return 1 - len(set(prompts)) / len(prompts) if prompts else 0.0
+    different = len(set(prompts))
+    return 1 - different / len(prompts) if different > 1 else 0.0
 
 
 def steps_done(run: Run) -> int:

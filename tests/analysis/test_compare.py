@@ -156,6 +156,8 @@ def test_problems_that_are_asked_again_are_counted(tmp_path):
     without_record = {**run, "steps": []}  # its problems are not known, but they were the same
     assert doubt_about_training([without_record, run]).startswith("50% of the problems")
     assert doubt_about_training([without_record]) == ""
+    game = {step: credit_columns([2, 2], [0, 1], prompt_ids=[5, 9, 5, 9]) for step in (1, 2)}
+    assert share_seen_before(read_run(write_log(tmp_path / "game", game))) == 0
 
 
 def test_pairs_are_of_the_same_seed_and_the_same_problem(tmp_path):

@@ -178,8 +178,9 @@ class Verdict:
             found.append("The primary metric is here the held-out success at the end, because "
                          f"{self.doubt}.")
         if is_the_same(gain):
-            found.append("In the first step that is always so, because it is sampled before any "
-                         "update.")
+            if not self.doubt:
+                found.append("In the first step that is always so, because it is sampled before "
+                             "any update.")
         elif self.word not in (AHEAD, BEHIND):
             found.append(f"In this setting {room_left(gain.estimate)}.")
         for look in self.looks:
