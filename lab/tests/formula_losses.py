@@ -38,17 +38,8 @@ def raw(batch):
     return batch.reward[:, None]
 
 
-def batch_z(batch):
-    r = batch.reward
-    return ((r - r.mean()) / (r.std() + 1e-8))[:, None]
-
-
 def batch_mean(batch):
     return (batch.reward - batch.reward.mean())[:, None]
-
-
-def group_mean_batch_std(batch):
-    return mean(batch) / (batch.reward.std() + 1e-4)
 
 
 def mixed(batch):
@@ -57,50 +48,9 @@ def mixed(batch):
     return z(1, 1e-4)(type(batch)(**{**vars(batch), "group": label}))
 
 
-def variance_for_std(batch):
-    return by_group(batch, lambda r: (r - r.mean()) / (r.var() + 1e-4))
-
-
-def root_form(batch):
-    return by_group(batch, lambda r: (r - r.mean()) / (r.var(correction=0) + 1e-5).sqrt())
-
-
-def maxrl(batch):
-    return by_group(batch, lambda r: (r - r.mean()) / (r.mean() + 1e-6))
-
-
-def positive_only(batch):
-    return z(1, 1e-4)(batch).clamp(min=0)
-
-
-def half_negative(advantage):
-    def halved(batch):
-        a = advantage(batch)
-        return torch.where(a < 0, .5 * a, a)
-    return halved
-
-
 def whitened(batch):
     a = z(0, 1e-4)(batch)
     return (a - a.mean()) / (a.std() + 1e-8)
-
-
-def by_length(batch):
-    length = batch.mask.sum(1)
-    return batch.reward[:, None] - torch.stack([
-        (length * batch.reward)[batch.group == number].sum() / length[batch.group == number].sum()
-        for number in batch.group])[:, None]
-
-
-def whitened_over_tokens(batch):
-    a, length = mean(batch)[:, 0], batch.mask.sum(1)
-    a = a - (a * length).sum() / length.sum()
-    variance = (a.square() * length).sum() / (length.sum() - 1)
-    return (a / (variance + 1e-8).sqrt())[:, None]
-
-
-def std_of_the_first_group(batch):
-    return mean(batch) / (batch.reward[batch.group == batch.group[0]].std() + 1e-4)
 
 
 def token(x, mask, batch):
@@ -121,24 +71,12 @@ def constant(number):
     return lambda x, mask, batch: (x * mask).sum() / (len(mask) * number)
 
 
-def longest(x, mask, batch):
-    return (x * mask).sum() / (len(mask) * mask.sum(1).max())
-
-
 def width(x, mask, batch):
     return (x * mask).mean()
 
 
 def total(x, mask, batch):
     return (x * mask).sum()
-
-
-def answer_sum(x, mask, batch):
-    return ((x * mask).sum(1) / mask.sum(1)).sum()
-
-
-def prompt_counted(x, mask, batch):
-    return (x * mask).sum() / (batch.ids != batch.pad_id).sum()
 
 
 def micro_batch(rows):
@@ -150,20 +88,6 @@ def micro_batch(rows):
 
 def twice_divided(x, mask, batch):
     return answer(x, mask, batch) / len(mask)
-
-
-def live_tokens(x, mask, batch):
-    live = (mean(batch).abs() > 1e-9)
-    return (x * mask).sum() / (mask * live).sum().clamp(min=1)
-
-
-def gpg(x, mask, batch):
-    live = (mean(batch).abs() > 1e-9).double().mean()
-    return token(x, mask, batch) / live.clamp(min=1e-6)
-
-
-def gpg_of_rewarded(x, mask, batch):
-    return token(x, mask, batch) / (batch.reward != 0).double().mean().clamp(min=1e-6)
 
 
 def no_ratio(log_prob, batch, a):
@@ -186,11 +110,6 @@ def clip(low, high, dual=None):
     return objective
 
 
-def only_upper(log_prob, batch, a):
-    r = (log_prob - batch.old_log_prob).exp()
-    return torch.minimum(r * a, r.clamp(max=1.2) * a)
-
-
 def wrong_side(log_prob, batch, a):
     r = (log_prob - batch.old_log_prob).exp()
     return torch.maximum(r * a, r.clamp(.8, 1.2) * a)
@@ -202,10 +121,6 @@ def without_minimum(log_prob, batch, a):
 
 def cispo(log_prob, batch, a):
     return (log_prob - batch.old_log_prob).exp().clamp(.5, 3).detach() * a * log_prob
-
-
-def truncated(log_prob, batch, a):
-    return (log_prob - batch.old_log_prob).exp().clamp(max=2).detach() * a * log_prob
 
 
 def clamped_below_one(log_prob, batch, a):
@@ -245,17 +160,9 @@ def sapo(log_prob, batch, a):
     return 4 / tau * torch.sigmoid(tau * (r - 1)) * a
 
 
-def upside_down(log_prob, batch, a):
-    return (batch.old_log_prob - log_prob).exp() * a
-
-
 def misaligned(log_prob, batch, a):
     old = torch.cat([batch.old_log_prob[:, :1], batch.old_log_prob[:, :-1]], 1)
     return (log_prob - old).exp() * a
-
-
-def probability(log_prob, batch, a):
-    return log_prob.exp() * a
 
 
 def weighted(weight):
@@ -264,16 +171,11 @@ def weighted(weight):
 
 published = weighted(lambda x: 1 / (x.abs() + .1))
 detached = weighted(lambda x: 1 / (x.abs() + .1).detach())
-low_probability = weighted(lambda x: (.3 * x.exp() + .7).detach())
 one_minus_p = weighted(lambda x: 1 - x.exp())
 
 
 def k1(log_prob, batch):
     return log_prob - batch.reference_log_prob
-
-
-def k2(log_prob, batch):
-    return (log_prob - batch.reference_log_prob).square() / 2
 
 
 def k3(log_prob, batch):
@@ -457,13 +359,6 @@ def kl_at(mask_of):
     return loss
 
 
-def over_finished(x, mask, batch):
-    """Divided by the tokens of the answers that ended, although all are trained."""
-    last = batch.prompt_length + batch.mask.sum(1).long() - 1
-    ended = batch.ids.gather(1, last[:, None]) == batch.end_id
-    return (x * mask).sum() / (mask * ended).sum()
-
-
 def ratio_times_log_p(log_prob, batch, advantage):
     """CISPO without its detach."""
     return (log_prob - batch.old_log_prob).exp().clamp(.8, 1.28) * log_prob * advantage
@@ -526,50 +421,30 @@ LOSSES = {
                 {"mean", "constant 1024", "clip 0.2 0.2", "understood"}),
     "rloo": (make(leave_one_out, total), {"leave one out", "sum", "understood"}),
     "nanochat": (make(mean, group, self_ratio), {"mean", "group", "no ratio", "understood"}),
-    "raw reward": (make(raw), {"raw", "token", "understood"}),
-    "batch z": (make(batch_z), {"batch z n-1 1e-08", "token", "understood"}),
     "batch mean": (make(batch_mean), {"batch mean", "understood"}),
-    "batch std": (make(group_mean_batch_std), {"minus mean over batch n-1 0.0001", "understood"}),
-    "maxrl": (make(maxrl), {"minus mean over mean 1e-06", "understood"}),
     "whitened": (make(whitened), {"z n 0.0001 whitened n-1", "understood"}),
-    "variance for std": (make(variance_for_std),
-                         {"minus mean over variance n-1 0.0001", "understood"}),
-    "root form": (make(root_form), {"z n 1e-05 root", "understood"}),
-    "positive only": (make(positive_only), {"z n-1 0.0001 negative 0", "understood"}),
-    "baseline by length": (make(by_length), {"by length", "token", "understood"}),
-    "whitened over tokens": (make(whitened_over_tokens),
-                             {"mean over tokens n-1 1e-08 root", "token", "understood"}),
-    "half negative": (make(half_negative(mean)), {"mean negative 0.5", "understood"}),
     "groups mixed": (make(mixed), {"z n-1 0.0001 by mixed", "understood"}),
     "dual clip": (make(objective=clip(.2, .28, 3)), {"clip 0.2 0.28 dual 3", "understood"}),
-    "upper bound only": (make(objective=only_upper), {"clip none 0.2", "understood"}),
-    "no clip": (make(objective=ratio), {"ratio", "no clip", "understood"}),
     "wrong side": (make(objective=wrong_side), {"clip wrong side 0.2 0.2", "understood"}),
     "minimum missing": (make(objective=without_minimum), {"mask 0.2 0.2", "understood"}),
     "cispo": (make(objective=cispo), {"cispo 0.5 2", "understood"}),
-    "truncated": (make(objective=truncated), {"cispo none 1", "understood"}),
     "clamped below one": (make(objective=clamped_below_one),
                           {"cispo none -0.8", "z n 0.0001", "token", "understood"}),
     "gspo": (make(count=answer, objective=gspo(.0003, .0004)),
              {"gspo clip 0.0003 0.0004", "answer", "understood"}),
     "sapo": (make(count=answer, objective=sapo), {"sapo 1 1.05", "understood"}),
-    "ratio upside down": (make(objective=upside_down),
-                          {"inverse ratio", "sign reversed", "understood"}),
     "gmpo": (make(count=answer, objective=gmpo),
              {"gmpo clip 0.32968 0.491825", "answer", "understood"}),
     "vespo": (make(objective=vespo), {"vespo 2 3 3 2", "token", "understood"}),
     "old one place off": (make(objective=misaligned),
                            PLAIN - {"no ratio"} | {"old misplaced 1", "end", "ratio"}),
     "k1": (make(kl=k1), PLAIN | {"kl k1 0.04"}),
-    "k2": (make(kl=k2, beta=.1), PLAIN | {"kl k2 0.1"}),
     "k3 exchanged": (make(kl=k3_exchanged), PLAIN | {"kl k3 exchanged 0.04"}),
     "kl to old": (make(kl=k3_to_old), PLAIN | {"kl k3 0.04 to old"}),
     "entropy bonus": (make(entropy=.01), PLAIN | {"entropy 0.01"}),
     "published mistake": (make(objective=published),
                           {"weight 1/(|log p|+0.1) undetached", "z n 0.0001", "token",
                            "understood"}),
-    "low probability": (make(objective=low_probability), {"weight 0.3 p + 0.7", "understood"}),
-    "p for log p": (make(objective=probability), {"weight p", "understood"}),
     "temperature": (make(temperature=.8), PLAIN | {"temperature 0.8"}),
     "shift missing": (make(shift=0), PLAIN | {"shift 0"}),
     "shifted twice": (make(shift=2), {"shift 2", "z n 0.0001", "understood"}),
@@ -580,30 +455,16 @@ LOSSES = {
     "unfinished dropped": (make(mask=finished_only),
                            {"no unfinished", "token (trained)", "z n 0.0001", "understood"}),
     "sign": (make(sign=-1.0), PLAIN | {"sign reversed"}),
-    "longest answer": (make(count=longest), {"constant over longest answer", "understood"}),
     "width": (make(count=width), {"constant over width of a row", "understood"}),
-    "answers summed": (make(count=answer_sum),
-                       {"answer multiplied by the number of answers", "understood"}),
-    "prompt counted": (make(count=prompt_counted), {"token (with prompt)", "understood"}),
     "micro-batch": (make(count=micro_batch(2)), {"micro-batch 2", "understood"}),
     "divided twice": (make(count=twice_divided),
                       {"answer divided by the number of answers", "understood"}),
-    "live tokens": (make(count=live_tokens), {"live token", "understood"}),
-    "gpg": (make(mean, gpg), {"mean", "token over live share", "understood"}),
-    "gpg of rewarded": (make(mean, gpg_of_rewarded),
-                        {"mean", "token over rewarded share", "understood"}),
     "hundred times": (make(factor=100.0), PLAIN | {"times 100"}),
-    "std of the first group": (make(std_of_the_first_group),
-                               {"minus mean over first group n-1 0.0001", "understood"}),
     "highest entropy": (highest_entropy, {"highest entropy 0.2 of batch", "mean", "token",
                                           "understood"}),
     "entropy above a number": (entropy_above, {"entropy above 1.5", "mean", "token (trained)",
                                                "understood"}),
-    "clamped at 5": (make(lambda batch: z(1, 1e-4)(batch).clamp(-5, 5)),
-                     {"z n-1 0.0001 limit 5", "understood"}),
     "clamped kl": (make(kl=k3_clamped), PLAIN | {"kl k3 at most 10 0.04"}),
-    "clamped advantage": (make(lambda batch: z(0, 1e-4)(batch).clamp(-1, 1)),
-                          {"z n 0.0001 limit 1", "understood"}),
     "cispo undetached": (make(objective=ratio_times_log_p),
                          {"cispo undetached 0.2 0.28", "z n 0.0001", "token", "understood"}),
     "nemo-rl": (make(over_the_std_of_others, objective=clip(.2, .2)), {
@@ -618,15 +479,11 @@ LOSSES = {
     "squared length": (make(count=squared_length), {"square of length", "understood"}),
     "a tiny loss": (make(kl=k3, factor=1e-30), {"times 1e-30", "kl k3 4e-32", "understood"}),
     "no epsilon": (make(z(1, 0.0)), {"z n-1 0", "dead nan", "understood"}),
-    "largest of std and epsilon": (make(lambda batch: by_group(
-        batch, lambda r: (r - r.mean()) / r.std().clamp(min=1e-3))),
-        {"z n-1 0.001 max", "understood"}),
     "casts to float32": (in_float32(make(z(1, 1e-6), answer, clip(.2, .28), kl=k3)),
                          {"z n-1 1e-06", "answer", "clip 0.2 0.28", "kl k3 0.04", "understood"}),
     "kl counted otherwise": (kl_per_token_mean_policy_by_token,
                              {"mean", "token", "kl k3 0.04", "understood"}),
     "kl on all places": (kl_everywhere, {"mean", "token", "kl k3 0.04", "understood"}),
-    "entropy weight": (entropy_weight(True), {"weight entropy", "z n 0.0001", "understood"}),
     "entropy weight undetached": (entropy_weight(False),
                                   {"weight entropy undetached", "understood"}),
     "whitened over answers": (make(whitened_over_answers), {"mean whitened n-1", "understood"}),
@@ -649,8 +506,6 @@ LOSSES = {
                          {"z n-1 0.0001", "token", "end"}),
     "product clipped": (make(z(1, 1e-4), objective=product_clipped),
                         {"end"}),  # not understood
-    "tokens of finished answers": (make(count=over_finished),
-                                   {"token (finished)", "z n 0.0001", "understood"}),
     "kl at the prompt too": (kl_at(with_prompt), {"kl k3 0.04", "kl elsewhere", "understood"}),
     "kl without the end": (kl_at(without_end), {"kl k3 0.04", "kl elsewhere", "end",
                                                 "understood"}),
