@@ -251,7 +251,7 @@ def shared_generators(device: torch.device) -> list[object]:
     torch."""
     states: list[object] = [random.getstate(), repr(np.random.get_state()),
                             torch.get_rng_state().tolist()]
-    if device.type == "cuda":
+    if device.type == "cuda" and torch.cuda.is_initialized():
         states.append(torch.cuda.get_rng_state(device).tolist())
     return states
 

@@ -49,6 +49,7 @@ MAY_IMPORT = {
                  "examples.one_step", "examples.sampler", "examples.check_the_loss",
                  # for dpo.py, which leaves a run
                  "analysis.statistics.student_quantile", "examples.histories",
+                 "examples.guess.Task",
                  "examples.loop", "harness.build", "harness.step_lines", "harness.record",
                  "harness.screen.python_command", "harness.settings"],
 }
