@@ -54,9 +54,10 @@ def maxrl(rollouts: Rollouts) -> Tensor:
     of 16 with one right answer gives it 15, and one with 8 right answers gives each of them 1."""
     is_other = (rollouts.reward != 0) & (rollouts.reward != 1)
     if rollouts.step == 1 and is_other.any():
+        other = rollouts.reward[is_other][0].item()
         say(f"--advantage maxrl is made for rewards of 0 and 1. Some are others, such as "
-            f"{rollouts.reward[is_other][0]:.3g}, and with them it is not MaxRL (in Countdown, "
-            "--reward_form right has 0 and 1)")
+            f"{other:.3g}, and with them it is not MaxRL (in Countdown, --reward_form right has 0 "
+            "and 1)")
     difference = centred(rollouts.reward, rollouts.group)
     mean = group_mean(rollouts.reward, rollouts.group).to(difference)
     return to_every_token(torch.where(mean > 0, difference / mean, 0.0), rollouts)

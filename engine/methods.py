@@ -313,4 +313,10 @@ def forgotten_by(method: Any) -> dict[str, Tensor]:
     method.load_state_dict(others)
     put_back = numbers_of(method)
     method.load_state_dict({name: value.clone() for name, value in numbers.items()})
-    return {name: value for name, value in numbers.items() if torch.equal(put_back[name], value)}
+    return {name: value for name, value in numbers.items() if are_same(put_back[name], value)}
+
+
+def are_same(one: Tensor, other: Tensor) -> bool:
+    """Whether all numbers are equal; nan is equal to nan here."""
+    return one.shape == other.shape and bool(((one == other) | (one != one) & (other != other)
+                                              ).all())

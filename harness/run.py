@@ -18,7 +18,7 @@ from statistics import mean
 
 import torch
 
-from engine.methods import forgotten_by, numbers_of
+from engine.methods import are_same, forgotten_by, numbers_of
 from engine.errors import BadCredit, NotFinite, UserError, location_of, refuse_undefined
 from engine.model_folder import read_tensors, write_model_folder, write_tensors
 from engine.optimizer import rate_of_step
@@ -250,7 +250,7 @@ class Run:
         for axis, method in self.parts.methods.items():
             now = numbers_of(method)
             for name, before in self.at_first[axis].items():
-                if not torch.equal(before, now.get(name, before)):
+                if not are_same(before, now.get(name, before)):
                     name_of_method = f"--{axis} {getattr(self.settings, axis)}"
                     raise UserError(f"{name_of_method} ({location_of(method)}) changes its {name}, "
                                     "which a resumed run would forget: it needs a class whose "

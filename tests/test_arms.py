@@ -8,6 +8,8 @@ import train
 from harness.read_record import read_columns
 from runs import SHORT, assert_same_run, lines
 
+pytestmark = pytest.mark.slow
+
 # What keeps a state, samples more or draws at random, one of each kind;
 # test_every_method.py has all methods, of which most are functions of the batch alone.
 ARMS = {

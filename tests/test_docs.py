@@ -116,6 +116,7 @@ def with_advantage(run) -> tuple[int, int]:
     pytest.fail("no step has an answer with an advantage")
 
 
+@pytest.mark.slow
 def test_a_task_of_ones_own_is_a_list_and_a_reward(pasted, folder_of):
     """The page's task: own problems, own reward, and the labels that it adds; it is asked, too."""
     folder = folder_of["task"]
@@ -193,6 +194,7 @@ def test_the_other_candidates_of_a_page_are_the_models(folder_of):
     assert weight.max() > 0.01
 
 
+@pytest.mark.slow
 def test_every_command_of_a_page_is_taken(project):
     """Flags of train.py are read, and `python -m tools...` is run where it trains no model."""
     for name in ("Qwen2.5-0.5B-Instruct", "Qwen2.5-Coder-0.5B-Instruct"):
@@ -266,6 +268,7 @@ print("pictures", len(pictures))
 """
 
 
+@pytest.mark.slow
 def test_every_cell_of_the_notebook_runs_from_its_folder(project):
     """Three pairs of runs, which differ in the weights alone, their comparison, and pictures."""
     code = [re.sub(r"^(?=(?:draw|shade)_\w+\(.*\)$)", f"shown_{place} = ", cell, flags=re.M)

@@ -9,6 +9,8 @@ import pytest
 from conftest import ROOT
 from runs import SHORT, arrays, copy_project, lines, program, program_here
 
+pytestmark = pytest.mark.slow
+
 PAGE = (ROOT / "docs/exercises.md").read_text()
 SECTIONS = dict(re.findall(r"^## (\d+)\. (.*?)(?=^## |\Z)", PAGE, flags=re.S | re.M))
 

@@ -13,6 +13,8 @@ from conftest import ROOT
 from harness.step_lines import METRICS
 from runs import SHORT, arrays, lines, run
 
+pytestmark = pytest.mark.slow
+
 PAGE = (ROOT / "docs/how_a_run_fails.md").read_text(encoding="utf-8")
 SECTION = PAGE.partition("## From the symptom to the mistake")[2].partition("\n## ")[0]
 ROWS = [row.split(" | ") for row in re.findall(r"^\| (\d+ \| .+) \|$", SECTION, flags=re.M)]

@@ -8,6 +8,8 @@ import sys
 import pytest
 from conftest import ROOT, project_files
 
+pytestmark = pytest.mark.slow
+
 PARTS = ("*.py", "models/tiny/*", "engine/*.py", "credit/*.py", "harness/*.py", "analysis/*",
          "tools/**/*.py")
 # Takes away what other systems do not have, and then runs the program.

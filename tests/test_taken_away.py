@@ -7,6 +7,8 @@ import pytest
 from conftest import REMOVABLE, ROOT, project_files
 from runs import program
 
+pytestmark = pytest.mark.slow
+
 LAB = ("*", "models/**/*", *(f"{package}/**/*" for package in (
     "engine", "harness", "credit", "analysis", "tools", "examples", "docs", "tests")))
 PYTEST = ["-m", "pytest", "-q", "-p", "no:cacheprovider"]

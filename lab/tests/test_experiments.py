@@ -122,6 +122,7 @@ def written(folder, **changed):
     return str(path)
 
 
+@pytest.mark.slow
 def test_a_plan_is_trained_once_and_then_used_again(folder, capsys, monkeypatch):
     monkeypatch.setattr("tools.helpers.runs.Runs.start", train_here)
     plan = written(folder)

@@ -55,7 +55,13 @@ def found_of(name):
     return find_formula(LOSSES[name][0])
 
 
-@pytest.mark.parametrize("name", LOSSES)
+def a_third(names):
+    """The others are slow tests, which .ci/run runs."""
+    return [pytest.param(name, marks=[pytest.mark.slow] if number % 3 else [])
+            for number, name in enumerate(names)]
+
+
+@pytest.mark.parametrize("name", a_third(LOSSES))
 def test_every_loss_is_named_as_what_it_is(name):
     """Or it is not understood, if it is one of those that the page lists."""
     words, formula = LOSSES[name][1], found_of(name)
@@ -190,6 +196,7 @@ def round_trips():
                       kls=term)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("formula", list(round_trips()), ids=lambda formula: (
     f"{formula.ratio} {formula.shape} {formula.centre} {formula.scale} {formula.finish} "
     f"{formula.count} {[(term.kind, term.count, term.place) for term in formula.kls]}"))

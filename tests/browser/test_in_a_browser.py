@@ -17,8 +17,8 @@ from logs import answers_of
 playwright = pytest.importorskip("playwright.sync_api", reason=INSTALL)
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
                 None)
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason="to run it, install Chromium: apt-get install chromium")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(
+    CHROMIUM is None, reason="to run it, install Chromium: apt-get install chromium")]
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
          "--disable-background-networking", "--disable-component-update", "--disable-sync"]
 

@@ -53,7 +53,8 @@ def test_what_cannot_be_had_is_refused(policy):
     other = SimpleNamespace(task=None, settings=SimpleNamespace(task="some_task"))
     with pytest.raises(UserError, match="--process_reward 0.5 needs .* --task some_task has none"):
         make("gae", other, process_reward=0.5)
-    assert "should be line or a number" in refusal(lambda: make("vine", policy, values_every="0"))
+    said = refusal(lambda: make("vine", policy, values_every="0"))
+    assert "should be line, turn or a number" in said
 
 
 # a policy of which a critic only asks how wide its states are

@@ -229,7 +229,8 @@ def squeezed(rollouts):
     return replace(rollouts, mask=mask, written=mask, **frames), move
 
 
-OF_PLACES = {"prefix_tree", "shared_prefix",  # what the environment wrote is a part of the path
+OF_PLACES = {"turn_mean", "mt_grpo", "gigpo",  # where a turn begins
+             "prefix_tree", "shared_prefix",  # what the environment wrote is a part of the path
              "attention_credit", "future_attention"}  # and of what can be looked at
 
 

@@ -19,6 +19,8 @@ from harness.read_record import is_complete, missing_steps, read_credit, run_con
 from harness.settings import make_settings
 from runs import gradients_of_steps, lines, program_here
 
+pytestmark = pytest.mark.slow
+
 GOOD, BAD, *_ = SPOKEN
 UNFINISHED = " hmm. first 3 * 5 = 15"
 PAIR = {"problem": "3 5 7 make 15", "chosen": GOOD, "rejected": BAD}

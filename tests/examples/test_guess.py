@@ -106,6 +106,7 @@ def test_the_true_gradient_is_that_of_the_probability_of_winning(policy, tree):
     assert [x.shape for x in p] == [x.shape for x in gradient]
 
 
+@pytest.mark.slow
 def test_the_true_credit_gives_the_true_gradient_with_little_noise():
     """From 20 batches; plain GRPO has ten times the noise, and three times that of the reward
     without the luck of the replies."""
@@ -137,6 +138,7 @@ def test_a_wrong_token_is_worth_what_it_loses(policy, tree):
     assert found[0, ids[2]] == pytest.approx(1 - 1 / 211) and not found[1:].any()
 
 
+@pytest.mark.slow
 def test_what_is_printed(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     picture = tmp_path / "game.png"

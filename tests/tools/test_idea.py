@@ -117,6 +117,7 @@ def test_a_large_model_keeps_its_recipe_and_leaves_no_model(tmp_path):
     assert of_arm["plain"]["checkpoint_every"] == 0
 
 
+@pytest.mark.slow
 def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp_path,
                                                                     monkeypatch):
     """Whether one is made at a time or eight, they are the same runs."""
@@ -156,6 +157,7 @@ def test_what_is_refused(argv, said):
     assert said in refusal(main, argv)
 
 
+@pytest.mark.slow
 def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd):
     """Four arms of two seeds; the next idea uses plain GRPO's again, and is counted."""
     argv = ["--model", str(learner), *SMALL, "--runs", str(tmp_path / "my ideas")]
@@ -188,6 +190,7 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
             "0.1 (2 seeds)") in said
 
 
+@pytest.mark.slow
 def test_with_rates_each_arm_is_trained_at_the_best_of_its_own(learner, tmp_path, monkeypatch,
                                                                capfd):
     """Three arms at two rates on two seeds that no other look has; then each with its own."""

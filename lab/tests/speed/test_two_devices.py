@@ -26,6 +26,8 @@ from tools.helpers.look import look
 from tools.idea import arms_of
 from train import main
 
+pytestmark = pytest.mark.slow
+
 PROMPTS = [[5, 6, 7], [5, 9]]
 OF_TURNS = {"turn_credit", "without_luck"}
 

@@ -41,6 +41,8 @@ if find_spec("trl"):
     from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 else:
     trl, TrainerCallback = None, object
+
+pytestmark = pytest.mark.slow
 needs_trl = pytest.mark.skipif(trl is None, reason=INSTALL)
 TINY = str(ROOT / "models/tiny")
 PROBLEMS = [ASKED[0], Problem((2, 4, 6, 8), 20), ASKED[1]]  # one prompt is longer

@@ -191,6 +191,7 @@ def test_equal_places_share_their_z_scores_in_real_games(policy):
             assert found[row, t + 1] == found[row, t]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_redraw", [False, True])
 def test_sampled_values_are_the_exact_ones(policy, monkeypatch, has_redraw):
     """Before and after each turn, with k continuations for each answer that comes there."""
