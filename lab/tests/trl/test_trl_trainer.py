@@ -454,15 +454,15 @@ def test_what_cannot_be_is_refused_in_a_sentence(policy, tmp_path, given, said):
 
 
 @needs_trl
-def test_tokens_of_tools_are_refused(policy, tmp_path, monkeypatch):
+def test_images_are_refused(policy, tmp_path, monkeypatch):
     made = trl.GRPOTrainer._generate_and_score_completions
 
-    def with_tools(self, inputs):
+    def with_images(self, inputs):
         output = made(self, inputs)
-        return output | {"tool_mask": output["completion_mask"]}
+        return output | {"pixel_values": output["completion_mask"]}
 
-    monkeypatch.setattr(trl.GRPOTrainer, "_generate_and_score_completions", with_tools)
-    with pytest.raises(UserError, match="has tool_mask"):
+    monkeypatch.setattr(trl.GRPOTrainer, "_generate_and_score_completions", with_images)
+    with pytest.raises(UserError, match="has pixel_values"):
         trained(policy, tmp_path, mitigation="entropy_ratio")
 
 
