@@ -310,7 +310,8 @@ def test_trls_own_loop_of_tools_is_trained_on_as_ours(tmp_path, advantage, undra
         for turn in turns[1:]:
             drawn += [0] * len(tokenizer(SAID)["input_ids"])
             drawn += [1] * len(tokenizer(turn)["input_ids"])
-        assert batch.mask[row, :len(drawn)].tolist() == drawn and batch.mask[row].sum() == sum(drawn)
+        assert batch.mask[row, :len(drawn)].tolist() == drawn
+        assert batch.mask[row].sum() == sum(drawn)
     assert batch.reward.tolist() == [1, 0, 1, 0] and batch.finished.tolist() == [1, 1, 1, 0]
     # by hand: the other answers that reach a turn earned 1/3, 2/3, 1/3, 2/3 on average; of the
     # second turn 1 and 1; of the third there is no other, so that of the second counts
