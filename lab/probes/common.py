@@ -81,8 +81,8 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[...
 
 
 def command_of(name: str, typed: dict, leave_out: Collection[str] = ()) -> str:
-    """The command that was typed, without what changes no number: these flags, and for an
-    experiment also the folder of its own runs."""
+    """The command that was typed, without the flags that change no number. `leave_out` names
+    more of them."""
     words = [f"python -m lab {name}"]
     for flag, value in typed.items():
         if flag not in ("all", "out", "processes", "report_only", *leave_out):

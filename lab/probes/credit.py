@@ -36,8 +36,8 @@ def true_credit(policy: Policy, rollouts: Rollouts, k: int,
                 progress: Callable[[float], None] = lambda share: None,
                 certain: float = CERTAIN, parts: int = 4,
                 wanted: torch.Tensor | None = None) -> MeasuredCredit:
-    """Measure each token, or each in the mask `wanted`, by about k (1 - p) answers that leave it
-    for another token: at least one for each part. A token with 1 - p of `certain` or less has
+    """Credit of each token, or each in the mask `wanted`, from about k (1 - p) answers that go on
+    with another token: at least one for each part. A token with 1 - p of `certain` or less has
     credit 0."""
     refuse_other_temperatures(policy)
     other_probability = probability_of_others(rollouts)

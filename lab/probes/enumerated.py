@@ -103,7 +103,7 @@ def make_policy(seed: int) -> Qwen2:
 
 
 def all_answers(length: int) -> list[Tokens]:
-    """All answers that end with the end, and all that the limit cuts off."""
+    """All answers that stop by themselves, and all that are cut off."""
     answers: list[Tokens] = []
     for n in range(length):
         answers += [(*body, END) for body in itertools.product((ONE, OPENING), repeat=n)]

@@ -145,9 +145,9 @@ def over_policies(tables: Sequence[Table], plain: str) -> Table:
 
 
 def median_of(values: Collection[float]) -> Estimate:
-    """The median and its 95% interval, between two of the values: the k-th from each end. The
-    median lies outside with the probability of fewer than k heads among so many coins. There is no
-    interval of fewer than 6 values."""
+    """The median and its 95% interval, from the k-th smallest value to the k-th largest. The true
+    median is beyond one end with the probability that n coins show fewer than k heads. Fewer than
+    6 values have no interval."""
     order, n = sorted(values), len(values)
     k, ways = 0, 1  # of 2 ** n, in which k heads or fewer come
     while ways <= 0.025 * 2 ** n:

@@ -156,7 +156,7 @@ class Notes:
 
 
 def within(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
-    """The values, those outside of the edges moved to the nearest one."""
+    """The values, of which those beyond the outer edges are clipped."""
     return values.clip(edges[0], edges[-1])
 
 

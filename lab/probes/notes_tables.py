@@ -204,7 +204,7 @@ def early_over_late_positions(notes: Notes, unit: str) -> float:
 
 
 def at_like_classes(tokens: Floats, sizes: Floats) -> float:
-    """The first fifth over the last, from (15,) of each class by fifth."""
+    """Ratio of first to last fifth, at one mix of the three classes."""
     first_and_last = [0, 4]
     return with_the_same_mix(tokens.reshape(3, 5).T[first_and_last],
                              sizes.reshape(3, 5).T[first_and_last])

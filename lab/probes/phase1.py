@@ -143,7 +143,7 @@ def with_classes(tokens: TokenTable, policy: Policy) -> TokenTable:
 
 
 def phase_two(run: Path, policy: Policy) -> TokenTable:
-    """A log p of all tokens of a training, from its credit files. A problem belongs to one step."""
+    """A log p of all tokens of a run, from its credit files. Each step has its own problems."""
     steps = []
     for step in credit_steps(run):
         tokens = read_tokens(run, step)

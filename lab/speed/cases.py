@@ -216,7 +216,7 @@ def train_on(model: Qwen2, optimizer: AdamW, batch: Rollouts, case: Case) -> Non
 
 
 def agreement(case: Case) -> dict:
-    """models/tiny there and on the CPU, with the same problems and random numbers."""
+    """How far models/tiny on the device is from the CPU, with equal random numbers."""
     on_cpu, there = (load_policy(make_settings({"device": device, "dtype": case.dtype}))
                      for device in ("cpu", case.device))
     expected, found = ask(on_cpu, case), ask(there, case).to("cpu")

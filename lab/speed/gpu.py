@@ -63,7 +63,7 @@ def parts_of_random_model(case: Case) -> dict[str, Case]:
 
 
 def parts_of_real_model(case: Case) -> dict[str, Case]:
-    """Few answers, because on a CPU each of these takes minutes."""
+    """Cases with few answers, because each takes minutes on a CPU."""
     few = replace(case, what="rollout", questions=4, answers=4)
     parts = {
         "sample, 16 answers": few,

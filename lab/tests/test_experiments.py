@@ -188,7 +188,7 @@ def test_an_arm_of_an_earlier_commit_is_compared_and_not_made(folder, capsys):
 
 @pytest.mark.parametrize("name", experiments.names_of_plans())
 def test_every_arm_of_our_plans_can_be_trained(name):
-    """Its flags are ones of train.py, and no two arms are the same. A real model is not here."""
+    """train.py takes the flags of each arm, and no two are the same. No real model is read."""
     plan = read_plan(name)
     here = [arm for arm in plan.arms if not plan.arms[arm].last]
     common = plan.common.split()

@@ -42,7 +42,7 @@ def is_message(value) -> bool:
 
 
 def is_text(value) -> bool:
-    """Whether it is a text, or a list of messages."""
+    """Whether this is a text or a list of messages."""
     if isinstance(value, list):
         return all(is_message(one) for one in value)
     return isinstance(value, str)

@@ -65,7 +65,7 @@ STATE = "mitigation.safetensors"  # in TRL's checkpoints
 
 
 class CreditGRPOTrainer(GRPOTrainer):
-    """TRL's trainer, whose arguments it takes, and six more.
+    """TRL's trainer with six more arguments.
 
     mitigation        a choice of --mitigation, or a function like those in mitigations.py
     mitigation_flags  its flags that are not at their defaults, by name
@@ -243,8 +243,8 @@ class Look:
 
     @torch.no_grad()
     def run(self, module, pick):
-        """Make a pass. Returns log-probs and entropies, and what `pick` takes from each output of
-        the module. TRL's random numbers stay as they were, should the model have dropout."""
+        """Returns log-probs and entropies of a pass, and what `pick` takes from each output of the
+        module. TRL's random numbers stay as they were, also if the model has dropout."""
         trainer, device = self.trainer, self.ids.device
         caught = []
         devices = [device] if device.type == "cuda" else []
@@ -326,7 +326,7 @@ class Record:
         self.run.append("metrics.jsonl", numbers | steps | batch_metrics(rollouts))
 
     def begin(self, batch: int) -> RunFolder:
-        """Make the folder; in a resumed run, forget what will be made again."""
+        """Make the folder. A resumed run forgets the steps from here on."""
         config = self.config()
         if batch > 1 and self.path.exists():
             known = run_config(self.path)

@@ -30,7 +30,7 @@ def test_of_two_answers_the_best_baseline_is_the_chance_of_the_other():
 
 
 def test_estimators_by_hand():
-    """Made without the own answer. Rewards 0 1 1 of lengths 1 1 2, |g|^2 1 2 3; and 0 0 3."""
+    """From the other answers. Rewards 0 1 1 have lengths 1 1 2 and |g|^2 1 2 3; and 0 0 3."""
     reward = np.array([[0.0, 1, 1], [0, 0, 3]])
     square, length = np.array([[1.0, 2, 3]] * 2), np.array([[1.0, 1, 2]] * 2)
     found = {name.split()[0]: values[0].tolist() for name, values in

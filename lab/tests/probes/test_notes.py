@@ -37,7 +37,7 @@ def with_the_notes_columns(rows):
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory):
-    """The tokens of a run with weights, and its tables; tokens of every class."""
+    """A run with weights and tokens of every class: its tokens and tables."""
     folder, files = random_log(tmp_path_factory.mktemp("logs") / "run", groups=6, longest=12)
     ids = [ids_of(text)[0] for text in (" 7", " +", " and", "\n", ".", ">")]
     for step, columns in files.items():

@@ -72,7 +72,7 @@ ask()
 
 
 def test_without_the_right_trl_one_sentence_says_what_to_install():
-    """Whether TRL is installed or not: there is none, or an older one."""
+    """Tried without TRL and with an older one, whatever is installed."""
     none, older = program(ROOT, "-c", WITHOUT_TRL).splitlines()
     for told, said in ((none, "import of trl halted"),
                        (older, "cannot import name 'GRPOTrainer'")):
@@ -145,8 +145,8 @@ def flat(gradient):
 
 
 def assert_same_vector(found, wanted):
-    """As vectors. Two forward passes tell 1 - p of a token that is almost sure with few digits, and
-    some weightings go by it."""
+    """Compare all gradients as one vector. Two forward passes agree on few digits of a tiny 1 - p,
+    and some weightings use it."""
     assert (flat(found) - flat(wanted)).norm() < 1e-3 * flat(wanted).norm()
 
 
@@ -404,7 +404,7 @@ def test_the_record_is_at_trls_temperature_and_says_so(policy, tmp_path, undrawn
 
 @needs_trl
 def test_reward_functions_of_one_name_keep_a_column_each():
-    """0.5 * 1 + 2 * 3 + 1 * 0: what a function says nothing of is 0."""
+    """By hand 0.5 * 1 + 2 * 3 + 1 * 0: a missing reward counts as 0."""
     given = SimpleNamespace(reward_func_names=["length", "length", "reward"],
                             reward_weights=torch.tensor([0.5, 2.0, 1.0]))
     scores = trl_trainer.scores_of(given, torch.tensor([[1.0, 3.0, float("nan")]]))

@@ -29,7 +29,7 @@ def right(completions, problem, **_):
 
 
 def divides(completions, **_):
-    """The reward of examples/own_reward.py: it divides, whether or not it is right."""
+    """The reward of examples/own_reward.py: 1 for an answer that divides."""
     answers = [text.partition("<answer>")[2].partition("</answer>")[0] for text in completions]
     return [float("/" in answer) for answer in answers]
 
