@@ -1,4 +1,4 @@
-"""The table of docs/how_a_run_fails.md: it names numbers that a run has, and mistakes that are made
+"""The list of docs/how_a_run_fails.md: it names numbers that a run has, and mistakes that are made
 here on purpose show what it says."""
 import inspect
 import re
@@ -11,13 +11,14 @@ import grpo
 import train
 from conftest import ROOT
 from harness.step_lines import METRICS
+from tools.helpers.diagnosis import CHECKS
 from runs import SHORT, arrays, lines, run
 
 pytestmark = pytest.mark.slow
 
 PAGE = (ROOT / "docs/how_a_run_fails.md").read_text(encoding="utf-8")
 SECTION = PAGE.partition("## From the symptom to the mistake")[2].partition("\n## ")[0]
-ROWS = [row.split(" | ") for row in re.findall(r"^\| (\d+ \| .+) \|$", SECTION, flags=re.M)]
+ROWS = re.findall(r"^(\d+)\. \*\*(.+?)\*\*", SECTION, flags=re.M | re.S)  # number, symptom
 OLD_IS_NEW = "            if epoch == 0:\n", "            if True:\n"  # grpo.py, row 11
 PARTS = {"reward_format", "reward_answer"}  # of the reward, in each line of metrics.jsonl
 STEP = [*SHORT, "--steps", "1", "--checkpoint_every", "0", "--questions", "4"]
@@ -48,13 +49,15 @@ def made(tmp_path_factory):
 
 
 def test_every_symptom_is_a_number_of_a_run():
-    for number, symptom, *_ in ROWS:
+    assert [int(number) for number, _ in ROWS] == list(range(1, len(ROWS) + 1))
+    assert {check.row for check in CHECKS} <= set(range(len(ROWS) + 1))  # 0 is in no row
+    for number, symptom in ROWS:
         named = set(re.findall(r"`([a-z_]+)`", symptom))
         assert named <= METRICS.keys() | PARTS, number
         assert named, number
 
 
-def test_each_mistake_shows_what_the_table_says(made):
+def test_each_mistake_shows_what_the_list_says(made):
     """Answers are cut off; a right answer has less advantage than a wrong one; weight is where no
     gradient is; the ratio is that of a log-prob to itself; steps go too far."""
     metrics, credit = ({name: made[name][i] for name in made} for i in (0, 1))

@@ -1,7 +1,7 @@
 """Which fault a run shows, by the metrics of its steps: ours, or the log of another trainer.
 
 Each row of CHECKS below looks for one fault, at the end of a log as at its start: its row in the
-table of docs/how_a_run_fails.md, what it most often is, the metrics that show it, and the run that
+list of docs/how_a_run_fails.md, what it most often is, the metrics that show it, and the run that
 would decide. What the evidence says is the same for all: each of these metrics, from the first
 fifth of the steps to the last. A log says less than a run of this project: what it does not have is
 not looked for, and the answer names it.
@@ -185,7 +185,7 @@ def later_updates_grow(log: Log) -> list[str]:
 
 
 class Check(NamedTuple):
-    row: int      # of the table in docs/how_a_run_fails.md; 0 if it has none
+    row: int      # of the list in docs/how_a_run_fails.md; 0 if it is not there
     what: str     # what it most often is
     seen: Seen
     decide: str   # the run that would decide
