@@ -5,12 +5,13 @@ from collections import defaultdict
 
 import pytest
 from conftest import ROOT
+from matplotlib.colors import to_hex
 
 from analysis.statistics import Estimate
 from analysis.tables import Table, by_row
 from engine.errors import UserError
 from lab.__main__ import main
-from lab.publish import pages, publish, show
+from lab.publish import pages, pictures, publish, show
 from lab.publish import results as store
 from lab.publish.results import (Results, fingerprint, made_by, read_result,
                                       write_result)
@@ -281,7 +282,8 @@ def test_a_stored_result_is_as_it_was_written_has_its_question_and_is_shown(path
 
 SHOWN = {  # pictures, and which table of which result each of them shows
     "docs/answer.png": ("group", "tokens"), "docs/one-step.png": ("group", "answers"),
-    "docs/one-answer.png": ("group", "tokens"), "docs/push-and-change.png": ("group", "kinds"),
+    "docs/push-and-change.png": ("group", "kinds"),
+    "docs/found.png": ("real_board_brief_8_gpu", "board"),
     "docs/noise.png": ("exact_policies", "advantages"),
     "docs/real-run.png": ("real_run", "transcript"),
     "lab/results/decided.png": ("scoreboard_24", "kind"),
@@ -297,6 +299,28 @@ def test_a_picture_carries_the_fingerprint_of_the_table_that_it_shows(picture):
     result, table = SHOWN[picture]
     mark = fingerprint(ALL.table(result, table))
     assert f"tEXtShows\0{mark}".encode() in (ROOT / picture).read_bytes()
+
+
+def test_a_token_is_shaded_by_its_value_and_faint_where_its_credit_is_not_seen():
+    tokens = {"rows": [{"token": " a", "push": 1, "change": -1},
+                       {"token": " b", "push": 2, "change": 1}]}
+    measured = {"credit": [0.2, 0.1], "low": [0.1, -0.1], "high": [0.3, 0.3]}
+    push, change, credit = pictures.draw_answer(tokens, measured).axes
+    assert [box.get_alpha() for box in push.patches] == pytest.approx([0.3, 0.6])
+    assert [to_hex(box.get_facecolor()) for box in change.patches] == [pictures.DOWN, pictures.UP]
+    assert [box.get_alpha() for box in credit.patches] == pytest.approx([1, 0.15 / 2])
+
+
+def test_the_picture_of_what_was_found_has_gains_in_points_with_their_verdict():
+    name, verdict, *gain = pictures.gains_of(ALL, "board")[0]
+    assert (name, verdict) == ("four times the answers", "ahead")
+    assert [round(number, 1) for number in gain] == [9.2, 8.2, 10.1]
+
+
+def test_the_pictures_are_drawn_anew(tmp_path):
+    pictures.draw_all(tmp_path)
+    drawn = {path.name for path in tmp_path.iterdir()}
+    assert drawn == {"answer.png", "step.png", "found.png"}
 
 
 def test_every_picture_is_on_a_page_and_every_picture_of_a_page_is_there():
