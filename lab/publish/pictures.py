@@ -5,9 +5,9 @@
     docs/found.png    what gained over plain GRPO, and what did not
 
 The credit was measured by `python -m tools.follow runs/one --step 1 --answer 15 --credit 4000
---keep`, after `python train.py --mitigation none --steps 1 --eval_every 0 --out runs/one`. The other
-numbers are those of lab/results. A game of three turns has no stored result: its gains are the last
-lines of `python examples/guess.py --advantage NAME --seed 200 --pairs 8` (docs/turns.md).
+--keep`, after `python train.py --mitigation none --steps 1 --eval_every 0 --out runs/one`. A game
+of three turns has no stored result: its gains are the last lines of `python examples/guess.py
+--advantage NAME --seed 200 --pairs 8` (docs/turns.md). The other numbers are those of lab/results.
 """
 import sys
 from pathlib import Path
@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from analysis.plots import (BLUE, COLOURS, CREDIT_COLOUR, DOWN, GREY, ORANGE, PUSH_COLOUR, UP, plt,
+from analysis.plots import (BLUE, CREDIT_COLOUR, DOWN, GREY, ORANGE, PUSH_COLOUR, UP, plt,
                             save)
 from engine.errors import PROJECT, read_json
 from lab.publish.results import RESULTS, Results, fingerprint
@@ -62,8 +62,8 @@ def draw_answer(tokens: dict, measured: dict) -> Figure:
     axes[0].set_title(f"What the loss asks of each token (push): at most {push.max():+.1f}")
     axes[1].set_title("What the step did to it (change): blue is more likely than before, at most "
                       f"{change.max():+.2f}; orange is less likely")
-    axes[2].set_title(f"What it had earned (credit): pink, at most {credit.max():+.2f}; faint where "
-                      "it cannot be told from nothing")
+    axes[2].set_title(f"What it had earned (credit): pink, at most {credit.max():+.2f}; faint "
+                      "where it cannot be told from nothing")
     return figure
 
 
