@@ -615,12 +615,3 @@ def test_the_folder_works_alone(tmp_path):
     helped = subprocess.run([sys.executable, "-m", "grpo_formula", "--help"], cwd=tmp_path,
                             capture_output=True, text=True).stdout
     assert "python -m grpo_formula MY_LOSS.py" in helped and "lab.formula" not in helped
-
-
-def test_the_page_names_lines_of_each_table():
-    page = (ROOT / "docs/formula.md").read_text(encoding="utf-8")
-    rows = dict(re.findall(r"\(`(\w+)`\) \| (.*) \|", page))
-    assert len(rows) == 10
-    for name, said in rows.items():
-        lines = {line.strip() or "as it is" for line in getattr(tables, name)}
-        assert set(said.split("; ")) <= lines, name
