@@ -28,19 +28,22 @@ Gain = tuple[str, str, float, float, float]  # what was tried, the verdict, poin
 
 GAME = [  # games won of a hundred
     ("the true credit of each turn", "ahead", 33.1, 28.1, 38.1),
+    ("four times the games", "better", 24.0, 20.0, 28.0),  # in whole games
     ("the luck of the replies taken out", "ahead", 21.2, 16.8, 25.6)]
 ARMS = {  # of a result with a table `board`: the arm, and what the picture calls it
     "board": {
         "none-32x8": "four times the answers", "none-16x8": "twice the answers",
         "measured": "the credit of each token, sampled",
         "outcome_conditional": "half the weight on thinking",
-        "entropy_weighted": "more weight where unsure", "inverse_logprob": "1 / log p",
+        "entropy_weighted": "more weight where unsure",
+        "inverse_logprob": "weight 1 / abs(log p)",
         "entropy_masking": "the most unsure fifth alone"},
     "real_board_brief_8_gpu": {
         "four times": "four times the answers", "measured 16": "the credit of each token, sampled",
         "outcome_conditional 0.5": "half the weight on thinking",
-        "entropy_weighted": "more weight where unsure", "inverse_logprob": "1 / log p",
-        "by_kind without words": "no weight on words"}}
+        "entropy_weighted": "more weight where unsure",
+        "by_kind without words": "no weight on words",
+        "inverse_logprob": "weight 1 / abs(log p)"}}
 COLOUR_OF_VERDICT = {"ahead": BLUE, "better": BLUE, "behind": ORANGE, "worse": ORANGE}
 PANELS = ("A game of three turns", "Answers of one turn, tiny model",
           "Answers of one turn, real model that thinks first")
