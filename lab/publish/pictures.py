@@ -168,4 +168,6 @@ def draw_all(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw_all(Path(sys.argv[1]) if sys.argv[1:] else PROJECT / "docs")
+    if sys.argv[1:]:
+        raise SystemExit(__doc__)
+    draw_all(PROJECT / "docs")
