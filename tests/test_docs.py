@@ -36,15 +36,6 @@ RUNS = {"task": ["--task", "my_task"],
                   "--answers", "8", "--eval_every", "1", "--eval_tasks", "8"]}
 
 
-BY_ENTROPY = """
-
-@mitigation
-def by_entropy(rollouts: Rollouts) -> Tensor:
-    \"\"\"That of an exercise.\"\"\"
-    return rollouts.entropy.exp()
-"""
-
-
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     """A copy of the program with a task, an advantage and a weighting of the pages; and runs
@@ -54,7 +45,7 @@ def project(tmp_path_factory):
     with open(folder / "mitigations.py", "a") as source:
         source.write("\n\n" + block("README.md", "def my_idea")
                      + "\n\n" + block("docs/your_own_idea.md", "def my_credit")
-                     + "\n\n" + block("docs/your_own_idea.md", "class close_call") + BY_ENTROPY)
+                     + "\n\n" + block("docs/your_own_idea.md", "class close_call"))
     commands = [[*SHORT, "--steps", "1", *flags] for flags in RUNS.values()]
     (folder / "printed").write_text(program(folder, "-c", TRAIN, json.dumps(commands)))
     return folder
