@@ -133,6 +133,13 @@ def test_a_redraw_that_contradicts_what_was_read_is_refused(other, prompt_for, s
     assert said in found and "looks the same to a model that has read this far" in found
 
 
+def test_a_redraw_that_fits_every_reply_is_taken():
+    """Each reply is compared with the one to the turns before it: to 1 small, to 1 and 3 big."""
+    redraw = Redraw(policy_of(Guess()), batch_of(), 1)
+    redraw.task.reply = lambda secret, turns: "big" if int(turns[-1]) > secret else "small"
+    assert redraw.redrawn(2, ["1", "3"], ((), ("1", "3"), ("small", "big"))) == 2
+
+
 @pytest.mark.parametrize("name, method", [
     ("without_luck", without_luck), ("turn_credit", lambda p: turn_credit(p, continuations=2))])
 def test_a_task_of_one_turn_and_chosen_groups_are_refused(name, method):

@@ -24,6 +24,17 @@ def test_a_hint_is_another_answer_of_the_group_and_stands_in_the_question(policy
     assert "3 5 7 make 15 ( 3 + 5 ) + 7<|im_end|>" in prompt and prompt.endswith("<think>")
 
 
+def test_the_hint_is_the_next_right_answer_round_the_group(policy):
+    """Where all three are right, the first follows the third. One without an answer section is
+    shown whole."""
+    rollouts = spoken(policy)
+    right = torch.ones_like(rollouts.scores["answer"])
+    rollouts = replace(rollouts, scores=rollouts.scores | {"answer": right})
+    hints = [policy.tokenizer.decode(hint_for(rollouts, row)).strip() for row in range(3)]
+    assert hints[0] == "( 3 * 5 ) - 7" and hints[1].startswith("first 3 * 5 = 15")
+    assert hints[2] == "( 3 + 5 ) + 7"
+
+
 def test_a_task_may_write_the_hint_itself(policy, monkeypatch):
     rollouts = spoken(policy)
     monkeypatch.setattr(type(policy.task), "hinted_prompt",
