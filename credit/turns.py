@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from credit.monte_carlo import Prefix, continuation_rewards
-from engine.errors import UserError, location_of
+from engine.errors import UserError, location_of, result_of
 from engine.methods import Metrics, advantage
 from engine.policy import Policy
 from engine.rollouts import Problem, Rollouts
@@ -40,6 +40,7 @@ Redraws = Annotated[int, Flag(16, "how many problems are drawn again for each tu
 Continuations = Annotated[int, Flag(
     0, "how many answers are sampled for each value; with 0 the task has to know its values",
     least=0, most=10_000)]
+EVERYTHING = "all answers of the batch"
 # what a model has read: its prompt, its turns so far, and the replies to them
 Read = tuple[tuple[int, ...], tuple[str, ...], tuple[str, ...]]
 
@@ -73,18 +74,23 @@ class Redraw:
         prompt = self.rollouts.prompt_ids[int(self.rollouts.group[row])]
         return tuple(prompt), tuple(self.rollouts.turns[row][:d]), tuple(replies[:d])
 
-    def problems(self, row: int, d: int, count: int) -> list[Problem]:
-        """At most `count` problems that look like that of an answer before its turn d."""
-        problem, turns = self.problem_of[row], self.rollouts.turns[row][:d]
+    def problems(self, places: list[tuple[int, int]], each: int) -> list[Problem]:
+        """Problems that look like those of answers before a turn: places are answers and a turn of
+        each, before which all have read the same. There are at most `each` for a place."""
+        row, d = places[0]
         if hasattr(self.task, "redraw"):
-            return [self.redrawn(problem, turns, self.read[row][d]) for _ in range(count)]
+            turns, read = self.rollouts.turns[row][:d], self.read[row][d]
+            return [self.redrawn(self.problem_of[other], turns, read)
+                    for other, _ in places for _ in range(each)]
         found = self.that_fit(self.read[row][d])
         self.alone += not found
-        return self.rng.sample(found, min(count, len(found))) or [problem]
+        count = min(each * len(places), len(found))
+        return self.rng.sample(found, count) or [self.problem_of[row]]
 
     def redrawn(self, problem: Problem, turns: list[str], read: Read) -> Problem:
         """A problem that the task draws itself, after a look at whether it fits."""
-        other = self.task.redraw(problem, list(turns), self.rng)
+        other = result_of(self.task.redraw, "a problem", is_something, problem, list(turns),
+                          self.rng)
         wrong = ""
         if self.task.prompt_for(other) != self.task.prompt_for(problem):
             wrong = "has another prompt"
@@ -126,6 +132,10 @@ class Redraw:
         return found
 
 
+def is_something(found: object) -> bool:
+    return found is not None
+
+
 def task_of(policy: Policy) -> Any:
     """The task, with the methods that not every task has."""
     return policy.task
@@ -143,26 +153,40 @@ def refuse_without_replies(name: str, policy: Policy) -> None:
 
 
 class Worth:
-    """The mean reward of the other answers to a prompt that reach a turn, which is a baseline."""
+    """What reaching a turn was worth in this batch: a mean reward of answers that reach it."""
 
     def __init__(self, rollouts: Rollouts):
-        self.prompts = [tuple(rollouts.prompt_ids[group]) for group in rollouts.group.tolist()]
+        self.group = rollouts.group.tolist()
+        self.prompts = [tuple(rollouts.prompt_ids[group]) for group in self.group]
         self.reward = rollouts.reward.tolist()
         self.turns = [int(last) + 1 for last in rollouts.turn.amax(1)]
-        self.sums: dict[tuple[tuple[int, ...], int], float] = defaultdict(float)
-        self.counts: Counter[tuple[tuple[int, ...], int]] = Counter()
-        for prompt, reward, turns in zip(self.prompts, self.reward, self.turns, strict=True):
-            for d in range(turns):
-                self.sums[prompt, d] += reward
-                self.counts[prompt, d] += 1
+        # the number of answers that reach a turn, and their rewards, by what they have in common
+        self.reached: dict[tuple[object, int], tuple[int, float]] = defaultdict(lambda: (0, 0.0))
+        for row, reward in enumerate(self.reward):
+            for shared in (self.group[row], self.prompts[row], EVERYTHING):
+                for d in range(self.turns[row]):
+                    count, total = self.reached[shared, d]
+                    self.reached[shared, d] = count + 1, total + reward
 
     def at(self, row: int, d: int) -> float:
-        """That of turn d, or of the latest turn before it that another answer reaches."""
-        prompt, reaches = self.prompts[row], d < self.turns[row]
-        others = self.counts[prompt, d] - reaches
-        if others == 0:
+        """A baseline: the mean reward of the other answers to this prompt that reach turn d, or the
+        latest turn before it that one of them reaches."""
+        count, total = self.reached[self.prompts[row], d]
+        if d < self.turns[row]:
+            count, total = count - 1, total - self.reward[row]
+        if not count:
             return self.at(row, d - 1) if d else 0.0
-        return float(self.sums[prompt, d] - reaches * self.reward[row]) / others
+        return total / count
+
+    def for_others(self, row: int, d: int) -> float:
+        """The same for answers to other problems, those with this prompt if there are any. It knows
+        nothing of what this answer's problem hides."""
+        own_count, own_total = self.reached[self.group[row], d]
+        for shared in (self.prompts[row], EVERYTHING):
+            count, total = self.reached[shared, d]
+            if count > own_count:
+                return (total - own_total) / (count - own_count)
+        return self.for_others(row, d - 1) if d else 0.0
 
 
 def to_turns(values: Sequence[Sequence[float]], rollouts: Rollouts) -> Tensor:
@@ -180,14 +204,15 @@ class without_luck:
     read this far (`Redraw`).
 
         worth_d   the mean reward of the other answers to this prompt that reach turn d
-        X_d       after turn d: the reward if the answer ends there, worth_{d+1} if it goes on
-        A_d       the sum of mean X - worth over turn d and the later ones, where the mean is over
-                  the problems that were drawn again
+        other_d   the same for the answers to other problems
+        X_d       after turn d: the reward if the answer ends there, other_{d+1} if it goes on
+        luck_d    X_d minus its mean over the problems that were drawn again
+        A_d       the reward minus worth_d, minus the luck of turn d and of the later ones
 
-    With the X that came in place of its mean, A is the reward minus worth_d. What is left out,
-    X - mean X, is 0 on average after every turn, so the gradient is the same on average. In poker
-    this is AIVAT (arXiv 1612.06915). Without the worth of going on in X the sum would pay for
-    ending an answer early. Where a task hides nothing, A is the reward minus worth_d.
+    Luck is 0 on average after every turn, whatever number X has where the answer goes on, so the
+    gradient is the same on average. The number may only not know what the problem hides: answers to
+    the same problem do, so it is taken from others. In poker this is AIVAT (arXiv 1612.06915).
+    Where a task hides nothing, A is the reward minus worth_d.
     """
 
     def __init__(self, policy: Policy, *, redraws: Redraws = 16):
@@ -202,16 +227,21 @@ class without_luck:
             for d, turn in enumerate(turns):
                 is_cut_off = not finished and d == len(turns) - 1
                 equal[redraw.read[row][d], turn, is_cut_off].append((row, d))
-        gains = [[0.0] * len(turns) for turns in rollouts.turns]
+        luck = [[0.0] * len(turns) for turns in rollouts.turns]
         for (_, _, is_cut_off), places in equal.items():
             row, d = places[0]
-            others = redraw.problems(row, d, self.redraws * len(places))
+            others = redraw.problems(places, self.redraws)
             ended, going_on = self.after(others, rollouts.turns[row][:d + 1], is_cut_off, policy)
             for row, d in places:
-                X = (ended + going_on * worth.at(row, d + 1)) / len(others)
-                gains[row][d] = X - worth.at(row, d)
-        values = [[sum(of_answer[d:]) for d in range(len(of_answer))] for of_answer in gains]
-        self.tell(rollouts, values, worth, redraw)
+                is_last = d == len(luck[row]) - 1
+                if_it_goes_on = worth.for_others(row, d + 1)
+                X = worth.reward[row] if is_last else if_it_goes_on
+                luck[row][d] = X - (ended + going_on * if_it_goes_on) / len(others)
+        values = []
+        for row, reward in enumerate(worth.reward):
+            values.append([reward - worth.at(row, d) - sum(luck[row][d:])
+                           for d in range(len(luck[row]))])
+        self.tell(rollouts, luck, redraw)
         return to_turns(values, rollouts)
 
     def after(self, problems: list[Problem], turns: list[str], is_cut_off: bool, policy: Policy
@@ -227,18 +257,15 @@ class without_luck:
                 ended += float(task.score(problem, turns)["reward"])
         return ended, going_on
 
-    def tell(self, rollouts: Rollouts, values: list[list[float]], worth: Worth,
-             redraw: Redraw) -> None:
+    def tell(self, rollouts: Rollouts, luck: list[list[float]], redraw: Redraw) -> None:
         """Record the share of the reward's variance that was luck, as far as it was taken out."""
-        first = torch.tensor([worth.at(row, 0) for row in range(len(values))])
-        credit = torch.tensor([of_answer[0] for of_answer in values])
-        reward = rollouts.reward.cpu()
-        variance = float(reward.var(correction=0))
-        luck = float((reward - first - credit).var(correction=0))
-        self.metrics["luck_share"] = luck / variance if variance else None
+        variance = float(rollouts.reward.var(correction=0))
+        of_answers = torch.tensor([sum(of_turns) for of_turns in luck])
+        share = float(of_answers.var(correction=0)) / variance if variance else None
+        self.metrics["luck_share"] = share
         if redraw.alone and rollouts.step == 1:
             say(f"--advantage without_luck: for {redraw.alone} of "
-                f"{sum(map(len, values))} turns in step 1 no other problem was found that looks "
+                f"{sum(map(len, luck))} turns in step 1 no other problem was found that looks "
                 "the same. Their replies keep their luck, which is right where nothing is hidden")
 
 
@@ -294,7 +321,7 @@ def redrawn_values(rollouts: Rollouts, policy: Policy, k: int
     owner: list[Prefix] = []
     for (group, ids), equal in places.items():
         row, number = equal[0]
-        others = redraw.problems(row, number // 2, k * len(equal))
+        others = redraw.problems([(row, number // 2) for row, number in equal], k)
         for i in range(k * len(equal)):
             prefixes.append((len(problems), ids))
             owner.append((group, ids))

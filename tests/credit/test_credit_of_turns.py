@@ -85,6 +85,66 @@ def test_luck_is_taken_out_by_hand():
     assert method.metrics["luck_share"] == pytest.approx(share.item(), rel=1e-5)
 
 
+class Player:
+    """A policy for the game of `Guess`: logits of the guesses for each history."""
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(3)
+        reads = [(), ("1", "small"), ("2", "big"), ("2", "small"), ("3", "big")]
+        self.logits = {read: torch.randn(3, generator=generator, dtype=torch.double,
+                                         requires_grad=True) for read in reads}
+
+    def games(self, task, secret):
+        """Each possible game with this secret: its turns, and the log-probability of each."""
+        found = []
+        for first in (1, 2, 3):
+            log_p = self.logits[()].log_softmax(0)[first - 1]
+            reply = task.reply(secret, [f"{first}"])
+            if reply is None:
+                found.append(([f"{first}"], [log_p]))
+                continue
+            after = self.logits[f"{first}", reply].log_softmax(0)
+            found += [([f"{first}", f"{second}"], [log_p, after[second - 1]])
+                      for second in (1, 2, 3)]
+        return found
+
+    def gradient(self, of):
+        return torch.cat(torch.autograd.grad(of, list(self.logits.values()), retain_graph=True))
+
+
+@pytest.mark.parametrize("problems, answers", [(1, 2), (2, 1)])
+def test_without_luck_is_right_on_average_also_where_answers_share_a_secret(problems, answers):
+    """Every batch that there can be, with its probability: the expected gradient is that of the
+    probability of winning. Answers to the same problem know its secret, and lie in the baseline."""
+    task, player = Guess(), Player()
+    policy = policy_of(task)
+    method = without_luck(policy, redraws=6)
+    winning, surrogate = 0.0, 0.0
+    games = {secret: player.games(task, secret) for secret in (1, 2, 3)}
+    for secret, of_secret in games.items():
+        for turns, log_p in of_secret:
+            winning = winning + sum(log_p).exp() / 3 * task.score(secret, turns)["reward"]
+    for secrets in itertools.product((1, 2, 3), repeat=problems):
+        asked = [secret for secret in secrets for _ in range(answers)]
+        for played in itertools.product(*(games[secret] for secret in asked)):
+            turns = [of_game for of_game, _ in played]
+            mask = torch.tensor([[1, 0, len(of_game) == 2] for of_game in turns]).bool()
+            written = mask | torch.tensor([[0, len(of_game) == 2, 0] for of_game in turns]).bool()
+            reward = torch.tensor([task.score(secret, of_game)["reward"]
+                                   for secret, of_game in zip(asked, turns)])
+            batch = replace(
+                hand_made(mask, written=written, scores={"reward": reward},
+                          group=torch.arange(problems).repeat_interleave(answers)),
+                problems=list(secrets), prompt_ids=[[5, 6]] * problems, turns=turns, step=2)
+            credit = method(batch, policy).double()
+            log_p = torch.stack([torch.stack([*of_game, of_game[0]][:2]) for _, of_game in played])
+            p = torch.stack([sum(of_game) for _, of_game in played]).sum().exp().detach()
+            weighted = (credit[:, [0, 2]] * log_p).sum() / len(asked)
+            surrogate = surrogate + p / 3 ** problems * weighted
+    torch.testing.assert_close(player.gradient(surrogate), player.gradient(winning),
+                               atol=1e-6, rtol=0)
+
+
 def test_an_answer_that_is_cut_off_has_what_it_earns():
     """The limit cuts off the second turn of the last answer: nothing goes on after it. Nor does the
     first turn of the third, so all three secrets are scored after it."""
@@ -116,9 +176,9 @@ def test_where_nothing_is_hidden_it_is_the_reward_minus_that_of_the_others(capsy
 def test_problems_that_fit_are_those_that_reply_alike():
     """Each as often as the others, and at most as many as were asked for."""
     redraw = Redraw(policy_of(Drawn()), batch_of(), redraws=30)
-    assert [sorted({*redraw.problems(row, d, 10)}) for row, d in (
+    assert [sorted({*redraw.problems([place], 10)}) for place in (
         (0, 0), (0, 1), (1, 0), (2, 1), (3, 1))] == [[1, 2, 3], [1], [1, 2, 3], [3], [1, 2]]
-    assert len(redraw.problems(0, 0, 10)) == 10 and redraw.alone == 0
+    assert len(redraw.problems([(0, 0)], 10)) == 10 and redraw.alone == 0
     assert redraw.that_fit(redraw.read[3][1]).count(1) == 15  # of 30, for one answer
 
 
