@@ -90,7 +90,7 @@ def advantage_stages(s: SimpleNamespace) -> list[Stage]:
         computed_by = ""
         recorded, recorded_by = chosen("advantage", ADVANTAGES, s)
     return [("group", "their mean is [[mean]], and their standard deviation [[std]]",
-             where(group_z_score)),
+             where(group_z_score) if function else ""),
             ("advantage", f"A = {formula} = [[computed]]", computed_by),
             ("advantage", f"A = [[advantage]][[recorded]], {recorded}", recorded_by),
             ("dropped", "[[dropped]]", "train.py: drop_unfinished")]

@@ -354,8 +354,10 @@ def turn_mean(rollouts: Rollouts) -> Tensor:
 @advantage
 def mt_grpo(rollouts: Rollouts) -> Tensor:
     """The z-score of each turn's own reward among the group's answers that reach it, summed over
-    the turn and the later ones of its answer, as in MT-GRPO (arXiv 2505.11821) with every weight 1.
-    The reward of a turn is that of the answer if it is its last, and else 0.
+    the turn and the later ones of its answer, as verl's issue 7244 built it after MT-GRPO (arXiv
+    2505.11821). The reward of an answer counts as that of its last turn, and other turns have none.
+    (In MT-GRPO itself the outcome is compared among all answers. Without rewards of turns that is
+    GRPO.)
 
     It is biased: going on to a turn in which other answers earn more than this one is punished, and
     nothing pays for having reached it (docs/turns.md)."""

@@ -186,9 +186,9 @@ def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: objec
     before = shared_generators(mask.device)
     values: Any = chosen(deepcopy(rollouts, not_copied), policy)
     if shared_generators(mask.device) != before:
-        raise UserError(f"{whose} ({location_of(chosen)}) draws random numbers that the seed does "
-                        "not decide: use rollouts.generator, as in torch.rand(3, "
-                        "generator=rollouts.generator)")
+        raise UserError(f"{whose} ({location_of(chosen)}), or a method of the task that it calls, "
+                        "draws random numbers that the seed does not decide: use "
+                        "rollouts.generator, as in torch.rand(3, generator=rollouts.generator)")
     if not has_shape_of(values, mask):
         about = " ".join(brief(values).split())[:200]
         if isinstance(values, Tensor):

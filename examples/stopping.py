@@ -1,14 +1,15 @@
 """Which baseline may a turn have? A game in which the usual one pays for stopping, computed.
 
-    python examples/stopping.py      # five seconds
+    python examples/stopping.py      # two seconds
 
 The game is that of guess.py. In every turn the model may also stop, and does so one time in five,
 for a small pay. Going on pays nothing now, but it may pay later. Does the advantage of a turn know
 this?
 
-Several trainers give a turn the sum, from there to the end of its answer, of each turn's reward
-minus its mean over the answers that reach this turn. Write S_d for the probability that turn d is
-reached, and mu_d for its mean reward there. The expected reward is the sum of S_d mu_d, so
+Give a turn the sum, from there to the end of its answer, of each turn's reward minus its mean over
+the answers that reach this turn. (verl's issue 7244 is about this.) Write S_d for the probability
+that turn d is reached, and mu_d for its mean reward there. The expected reward is the sum of
+S_d mu_d, so
 
     the true gradient             is the sum of   S_d grad mu_d  +  mu_d grad S_d
     what the summed turns give    is the sum of   S_d grad mu_d

@@ -280,8 +280,9 @@ def test_random_numbers_that_the_seed_does_not_decide_are_refused(rollouts, draw
         return torch.ones_like(batch.entropy)
 
     said = refusal(checked_credit, mine, "the weighting mine", rollouts)
-    assert re.match(r"the weighting mine \(tests/.*\) draws random numbers that the seed does not "
-                    "decide: use rollouts.generator, ", said)
+    assert re.match(r"the weighting mine \(tests/.*\), or a method of the task that it calls, "
+                    "draws random numbers that the seed does not decide: use rollouts.generator, ",
+                    said)
 
 
 def test_random_numbers_may_come_from_the_batch(rollouts):

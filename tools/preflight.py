@@ -30,7 +30,7 @@ from engine.policy import Policy, derived_seed
 from engine.rollouts import Rollouts, has_turns
 from engine.tokens import encode_prompt
 from harness.flags import Flag, flags_of, read
-from harness.tasks import make_task
+from harness.tasks import make_task, score_again
 from harness.build import load_policy
 from harness.screen import run_as_program, show_status
 from harness.settings import Settings, make_settings
@@ -74,6 +74,8 @@ def sample(policy: Policy, s: Settings, own: SimpleNamespace) -> tuple[list[Answ
         show_status(f"sampled answers to {first} of {len(problems)} problems")
         part = problems[first:first + at_once]
         batch = policy.ask(part, own.answers, derived_seed("preflight", s.seed, first))
+        if policy.environment and not first:
+            score_again(batch, policy.task, s.task, policy.environment)
         found += [answers_to(batch, policy, group) for group in range(len(part))]
         counted = zip(replies, replies_in(batch, s), strict=True)
         replies = Replies(*(before + more for before, more in counted))

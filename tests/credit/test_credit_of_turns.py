@@ -122,20 +122,20 @@ def test_without_luck_is_right_on_average_also_where_answers_share_a_secret(prob
     winning, surrogate = 0.0, 0.0
     games = {secret: player.games(task, secret) for secret in (1, 2, 3)}
     for secret, of_secret in games.items():
-        for turns, log_p in of_secret:
-            winning = winning + sum(log_p).exp() / 3 * task.score(secret, turns)["reward"]
+        for of_game, log_p in of_secret:
+            winning = winning + sum(log_p).exp() / 3 * task.score(secret, of_game)["reward"]
     for secrets in itertools.product((1, 2, 3), repeat=problems):
         asked = [secret for secret in secrets for _ in range(answers)]
         for played in itertools.product(*(games[secret] for secret in asked)):
-            turns = [of_game for of_game, _ in played]
-            mask = torch.tensor([[1, 0, len(of_game) == 2] for of_game in turns]).bool()
-            written = mask | torch.tensor([[0, len(of_game) == 2, 0] for of_game in turns]).bool()
+            texts = [of_game for of_game, _ in played]
+            mask = torch.tensor([[1, 0, len(of_game) == 2] for of_game in texts]).bool()
+            written = mask | torch.tensor([[0, len(of_game) == 2, 0] for of_game in texts]).bool()
             reward = torch.tensor([task.score(secret, of_game)["reward"]
-                                   for secret, of_game in zip(asked, turns)])
+                                   for secret, of_game in zip(asked, texts)])
             batch = replace(
                 hand_made(mask, written=written, scores={"reward": reward},
                           group=torch.arange(problems).repeat_interleave(answers)),
-                problems=list(secrets), prompt_ids=[[5, 6]] * problems, turns=turns, step=2)
+                problems=list(secrets), prompt_ids=[[5, 6]] * problems, turns=texts, step=2)
             credit = method(batch, policy).double()
             log_p = torch.stack([torch.stack([*of_game, of_game[0]][:2]) for _, of_game in played])
             p = torch.stack([sum(of_game) for _, of_game in played]).sum().exp().detach()
