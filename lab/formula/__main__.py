@@ -62,9 +62,7 @@ def main(argv: list[str]) -> int:
     try:
         status, said, data = compared(flags) if flags.same_as else examined(flags)
     except (LossFailed, ValueError) as error:
-        if flags.traceback and getattr(error, "traceback", ""):
-            print(error.traceback, file=sys.stderr)
-        return cannot_examine(flags, str(error), bool(getattr(error, "traceback", "")))
+        return cannot_examine(flags, str(error))
     finally:
         limit.cancel()
     if flags.json:
@@ -91,10 +89,8 @@ def compared(flags: argparse.Namespace) -> tuple[int, list[str], dict[str, objec
     return status, [about_differences(shares, flags.same_as)], {"differs": shares}
 
 
-def cannot_examine(flags: argparse.Namespace, why: str, has_trace: bool = False) -> int:
-    hint = " (--traceback shows where)" if has_trace and not flags.traceback else ""
-    print(f"{__package__}: the loss of {flags.FILE} cannot be examined: {why}{hint}",
-          file=sys.stderr)
+def cannot_examine(flags: argparse.Namespace, why: str) -> int:
+    print(f"{__package__}: the loss of {flags.FILE} cannot be examined: {why}", file=sys.stderr)
     if flags.json:
         print(json.dumps({"file": flags.FILE, "status": UNKNOWN, "error": why}, indent=1),
               file=flags.screen, flush=True)
@@ -127,8 +123,6 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--function", default="loss", help="name of the function in the file")
     made.add_argument("--json", action="store_true", help="print JSON")
     made.add_argument("--seconds", type=float, default=600.0, help="limit of time; by default 600")
-    made.add_argument("--traceback", action="store_true",
-                      help="if the loss raises, print its traceback, too")
     return made
 
 

@@ -137,3 +137,32 @@ def noise_like(case: Case, seed: int, size: float) -> Tensor:
     draw = torch.Generator().manual_seed(seed)
     uniform = torch.rand(case.ids.shape, generator=draw, dtype=torch.float64)
     return (2 * uniform - 1) * size
+
+
+def has_a_dead_group(case: Case) -> bool:
+    """Whether all rewards of a group are equal."""
+    return any(len(case.reward[case.group == number].unique()) == 1
+               for number in case.group.unique())
+
+
+def with_a_dead_group(case: Case) -> Case:
+    """All rewards of a group are equal."""
+    return case.with_reward(torch.where(case.group == 1, .5, case.reward))
+
+
+def stretched(case: Case, size: float, start: float) -> Case:
+    return case.with_reward(start + size * case.reward)
+
+
+def one_is_another(case: Case) -> list[Case]:
+    """One answer is right and all others are wrong; and the other way round."""
+    right = (torch.arange(len(case.reward)) == 7).double()
+    return [case.with_reward(right), case.with_reward(1 - right)]
+
+
+def with_other_reward(case: Case) -> Case:
+    """The same answers with other rewards. They are no multiple of the first ones in another order,
+    which would have the same z-scores."""
+    draw = torch.Generator().manual_seed(len(case.reward))
+    size = .3 + .7 * torch.rand(len(case.reward), generator=draw, dtype=torch.float64)
+    return case.with_reward(case.reward.flip(0).roll(1) * size + .1)

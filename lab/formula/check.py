@@ -11,9 +11,6 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from torch import Tensor
-
-from .batches import Case
 from .calling import Loss, LossFailed
 from .codes import clauses_of, codes, facts, unmet, unnamed
 from .reading import KNOWN
@@ -86,7 +83,8 @@ def differences(loss: Loss, other: Loss) -> dict[str, float]:
     for search in searches:
         search.prepare()
     batches = searches[0].batches_to_compare()
-    gradients = [[gradient_of(search, case) for search in searches] for _, case in batches]
+    gradients = [[search.tried(search.gradient, case) for search in searches]
+                 for _, case in batches]
     largest = max([float(one.norm()) for pair in gradients for one in pair if one is not None],
                   default=0.0)
     if not largest:
@@ -99,14 +97,6 @@ def differences(loss: Loss, other: Loss) -> dict[str, float]:
             share = float((first - second).norm()) / size
         shares[name] = max(share, shares.get(name, 0.0))
     return shares
-
-
-def gradient_of(search: Search, case: Case) -> Tensor | None:
-    """The gradient of a loss; None if it refuses the batch."""
-    try:
-        return search.gradient(case)
-    except LossFailed:
-        return None
 
 
 def about_differences(shares: dict[str, float], other: str) -> str:

@@ -8,7 +8,7 @@ import re
 
 from .ours import Formula
 from .search import Found
-from .tables import ANSWER, CHOICES
+from .tables import ANSWER
 
 PLAIN_SCALES = ("n", "n-1", "n root", "n-1 root", "n max", "n-1 max")
 USUAL = frozenset({"end", "no kl", "no entropy", "temperature 1", "shift 1", "no replies",
@@ -51,18 +51,19 @@ def codes_of_lens(formula: Formula) -> list[str]:
 
 def codes_of_terms(found: Found) -> list[str]:
     """Of the KL terms and the entropy bonus, and of a misplaced old log-prob."""
-    formula = found.formula
-    said = [f"old misplaced {formula.late}"] if formula.late else []
-    for term in formula.kls:
-        kind, _, how = term.kind.partition(" with ")
+    said = [f"old misplaced {found.formula.late}"] if found.formula.late else []
+    for term in found.formula.terms:
+        name, _, how = term.kind.partition(" with ")
+        name = name if term.is_entropy else f"kl {name}"
         how = f" with {how}" if how else ""
-        said.append(f"kl {kind} {term.factor:.6g}{how}{term.reference}")
-        if term.place not in ("trained", "answer"):
+        said.append(f"{name} {term.factor:.6g}{how}{term.reference}")
+        if term.place not in ("trained", "answer") and not term.is_entropy:
             said.append("kl elsewhere")
-    said += ["no kl"] if found.understood and not formula.kls else []
-    if formula.entropy:
-        return [*said, f"entropy {formula.entropy.factor:.6g}"]
-    return said + (["no entropy"] if found.understood else [])
+    if found.understood:
+        has = {term.is_entropy for term in found.formula.terms}
+        said += [f"no {name}" for name, kind in (("kl", False), ("entropy", True))
+                 if kind not in has]
+    return said
 
 
 def codes_of_tokens(formula: Formula) -> list[str]:
@@ -77,11 +78,7 @@ def codes_of_tokens(formula: Formula) -> list[str]:
     said += ["prompt"] if "prompt" in has else []
     said += ["padding"] if "padding_rest" in has else []
     said += ["no cut"] if "cut" not in has else []
-    return said + ([code_of_choice(formula)] if formula.choice else [])
-
-
-def code_of_choice(formula: Formula) -> str:
-    return CHOICES[formula.choice].words.format(least=formula.least, rest=1 - formula.least)
+    return said + ([formula.choice] if formula.choice else [])
 
 
 def code_of_shape(formula: Formula) -> str:

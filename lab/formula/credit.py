@@ -41,20 +41,12 @@ def best_fit(start: Formula, ordinary: list[Measured],
              extreme: list[Measured]) -> tuple[Formula, float]:
     """The first advantage, with its counting, that leaves nothing over of all batches, or else of
     the ordinary ones; or the nearest, and what it leaves over."""
-    pushes, with_extreme = Pushes(start, ordinary), Pushes(start, ordinary + extreme)
-    exact: list[tuple[Formula, float]] = []
-
-    def left_over(advantage: Formula) -> float:
-        formula, left = pushes.fit(advantage)
-        if left >= KNOWN:
-            return left
-        exact.append((formula, left))
-        return with_extreme.fit(advantage)[1]
-
-    advantage, left = first_right(advantages(start), left_over)
-    if left < KNOWN:
-        return with_extreme.fit(advantage or start)
-    return exact[0] if exact else pushes.fit(advantage or start)
+    for measured in (ordinary + extreme, ordinary):
+        pushes = Pushes(start, measured)
+        advantage, left = first_right(advantages(start), lambda formula: pushes.fit(formula)[1])
+        if left < KNOWN:
+            break
+    return pushes.fit(advantage or start)
 
 
 def advantages(start: Formula) -> Iterator[Formula]:

@@ -14,18 +14,24 @@ import torch
 from torch import Tensor
 
 from .batches import Batch, Case, Lens
-from .tables import (ANSWER, CENTRES, CHOICES, COUNTS, FINISHES, GROUPS, KLS, PLACES, RATIOS,
-                     REFERENCES, SCALES, SHAPES, kinds)
+from .reading import KNOWN
+from .tables import (ANSWER, CENTRES, CHOICES, COUNTS, FINISHES, GROUPS, PLACES, RATIOS,
+                     REFERENCES, SCALES, SHAPES, TERMS, kinds)
 
 
 @dataclass(frozen=True)
 class Term:
-    """A KL term or an entropy bonus: what it is, how its tokens count, where it stands."""
+    """A KL term or an entropy bonus: what it is, how its tokens count, where it stands, and how
+    many times it is taken."""
     kind: str
     count: str
     place: str
     factor: float
     reference: str = ""
+
+    @property
+    def is_entropy(self) -> bool:
+        return self.kind == "entropy"
 
 
 @dataclass(frozen=True)
@@ -33,8 +39,7 @@ class Formula:
     """The settings of `ours`: names of lines of the tables, and their numbers."""
     lens: Lens = Lens()
     kinds: frozenset[str] = ANSWER    # kinds of tokens that are trained
-    choice: str = ""                  # of these, only where CHOICES is at least
-    least: float = 0.0
+    choice: str = ""                  # of these, only where CHOICES says so
     groups: str = ""
     centre: str = "mean"
     scale: str = "none"
@@ -48,8 +53,7 @@ class Formula:
     late: int = 0                     # old log-probs are taken from so many places before
     ratio: str = "no ratio"
     bounds: tuple[float, ...] = ()
-    kls: tuple[Term, ...] = ()
-    entropy: Term | None = None
+    terms: tuple[Term, ...] = ()
     sure: frozenset[str] = field(default_factory=frozenset)  # questions that have an exact answer
 
 
@@ -70,13 +74,11 @@ def ours(logits: Tensor, batch: Batch, formula: Formula) -> Tensor:
     view = View(logits, batch, formula.lens)
     view.trained = trained(view, formula)
     total = -policy(view, formula)
-    for term in formula.kls:
-        old = REFERENCES[term.reference](batch)
+    for term in formula.terms:
+        d = REFERENCES[term.reference](batch) - view.log_prob
         ratio = (view.log_prob - batch.old_log_prob).exp()
-        value = KLS[term.kind](old - view.log_prob, ratio)
+        value = TERMS[term.kind](d, ratio, view.entropy)
         total = total + (weight_of(view, term) * value).sum()
-    if formula.entropy:
-        total = total - (weight_of(view, formula.entropy) * view.entropy).sum()
     return total
 
 
@@ -101,11 +103,14 @@ def left_of(wanted: Tensor, explained: Tensor) -> float:
 
 
 def left_by(formula: Formula, changes: Iterable[Change]) -> float:
-    """The largest share of these changes that the policy loss of the formula leaves over."""
-    plain, worst = replace(formula, kls=(), entropy=None), 0.0
+    """The largest share of these changes that the policy loss of the formula leaves over, or the
+    first one that is too large."""
+    plain, worst = replace(formula, terms=()), 0.0
     for case, other, gradient in changes:
         explained = gradient_of(plain, case) - gradient_of(plain, other)
         worst = max(worst, left_of(gradient, explained))
+        if worst > KNOWN:
+            break
     return worst
 
 
@@ -133,7 +138,7 @@ def trained(view: View, formula: Formula) -> Tensor:
         if kind in formula.kinds:
             found = found | where
     if formula.choice:
-        found = found & (CHOICES[formula.choice](view).detach() >= formula.least)
+        found = found & CHOICES[formula.choice](view)
     return found
 
 

@@ -2,21 +2,19 @@
 
 The ratios of one answer's tokens are moved at a time, over a grid from e^-4 to e^4, for good
 answers and for bad ones. Where the response stops to be proportional, or constant, or 0, lies a
-bound. Each line of RATIOS is tried with these bounds: first on the measured curves, then on batches
-in which all ratios differ.
+bound. Each line of RATIOS is tried with these bounds, on batches in which all ratios differ.
 """
 import math
 from dataclasses import replace
 from itertools import groupby
-from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from .batches import Case
 from .calling import LossFailed
 from .credit import tidy
-from .ours import Formula, advantage_of, left_by, trained_in
+from .ours import Formula, gradient_of, left_by, trained_in
 from .reading import KNOWN, first_right
 from .tables import RATIOS
 
@@ -24,14 +22,11 @@ FINE = [1 + sign * 1e-5 * 2 ** k for k in range(14) for sign in (1, -1)]
 GRID = sorted({1.0, *FINE, *torch.linspace(-4.0, 4.0, 81).double().exp().tolist()})
 PROBED = 6  # tokens of each answer of Curves.case
 TRIES = 8  # at a time, while a bound is looked for: one for each answer
-# The rewards of four answers in two batches. The first two are probed: in the first batch the one
-# is good and the other bad, and in the second one both have an advantage of 0.
-REWARDS_OF_FOUR = (((1.0, 0.0, .5, .5), (.5, .5, 1.0, 0.0)),
-                   ((1.0, -1.0, 0.0, 0.0), (0.0, 0.0, 1.0, -1.0)),
-                   ((1.0, 0.0, 1.0, 0.0), (0.0, 0.0, 0.0, 0.0)))
-USUAL = ("no ratio", "ratio", "clip", "cispo", "mask", "gspo clip", "clip dual")  # if none is right
+# The rewards of four answers in two batches, whose mean is 0. The first two answers are probed: in
+# the first batch the one is good and the other bad, and in the second one neither is.
+REWARDS_OF_FOUR = (1.0, -1.0, 0.0, 0.0), (0.0, 0.0, 1.0, -1.0)
 UNDETACHED = "cispo undetached"  # it is seen in how the tokens of an answer differ (search.py)
-Curve = dict[int, list[float]]  # by the sign of an answer's advantage
+FLAT = 1e-9  # how far from 1 the response of a loss without a ratio may be
 
 
 class Curves:
@@ -42,13 +37,8 @@ class Curves:
         case = search.case(33, 8, 4, equal_lengths=True)
         row = torch.arange(32)
         place = (row + row // 4 + row // 8) % 4  # all four in a group, also where these are mixed
-        for first, second in REWARDS_OF_FOUR:
-            self.case = case.with_reward(torch.tensor(first).double()[place])
-            self.other = case.with_reward(torch.tensor(second).double()[place])
-            rest, all_of = (advantage_of(one.batch(), search.formula).abs()
-                            for one in (self.other, self.case))
-            if not rest[place < 2].max() > 1e-9 * all_of.max():
-                break
+        self.case, self.other = (case.with_reward(torch.tensor(rewards).double()[place])
+                                 for rewards in REWARDS_OF_FOUR)
         self.still = search.push(self.case, self.other)
         usable = trained_in(case, search.formula) & case.mask
         usable &= self.still.abs() > 1e-7 * self.still.abs().max()
@@ -124,7 +114,7 @@ def snapped(value: float) -> float:
 
 
 def find_ratio(search: Any) -> None:
-    """The objective and its bounds; that which is nearest if none is right."""
+    """The objective and its bounds, if one is right."""
     try:
         curves = Curves(search)
         measured = {sign: curves.curve(sign, GRID) for sign in (1, -1)}
@@ -132,36 +122,17 @@ def find_ratio(search: Any) -> None:
                          for point in curves.bounds(sign, values) if point > 1e-12})
     except LossFailed:
         return
-    if not any(measured.values()):
-        return
-    changes = search.ratio_changes()
-
-    def left_over(formula: Formula) -> float:
-        """Of batches in which all ratios differ. Without a known advantage nothing can be explained
-        of them, and the curves alone count."""
-        return left_by(with_on_policy_factor(formula), changes) if changes else 1.0
-
-    if search.formula.ratio == UNDETACHED:
-        fits = proposals(search.formula, points, (UNDETACHED,))
-    else:
-        fits = [formula for formula in proposals(search.formula, points, RATIOS)
-                if formula.ratio != UNDETACHED and has_curves(formula, measured)]
-    near = [point for point in points if .01 < point < 20][:6]
-    chosen, left = first_right(fits, left_over, enough=1e-9)
-    if left > KNOWN:
-        chosen, left = first_right([*fits, *proposals(search.formula, near, USUAL)], left_over)
-    if chosen is None:
-        return
-    is_without = chosen.ratio == "no ratio" and chosen in fits  # as the curves alone show
-    search.formula = with_on_policy_factor(chosen)
-    if left <= KNOWN or is_without:
-        search.settle("ratio", search.formula)
-
-
-def proposals(start: Formula, points: list[float], names: Any) -> list[Formula]:
-    """These lines of RATIOS with the bounds that were seen."""
-    return [replace(start, ratio=name, bounds=bounds)
-            for name in names for bounds in bounds_for(name, points)]
+    responses = [value for values in measured.values() for value in values]
+    start, changes = search.formula, search.ratio_changes()
+    if responses and all(abs(value - 1) < FLAT for value in responses):
+        search.settle("ratio", replace(start, ratio="no ratio"))
+    elif responses and changes:
+        names = [name for name in RATIOS if (name == UNDETACHED) == (start.ratio == UNDETACHED)]
+        fits = [at_its_slope(start, replace(start, ratio=name, bounds=bounds), search.case(33))
+                for name in names for bounds in bounds_for(name, points)]
+        chosen, left = first_right(fits, lambda formula: left_by(formula, changes), enough=1e-9)
+        if chosen and left <= KNOWN:
+            search.settle("ratio", chosen)
 
 
 def bounds_for(name: str, points: list[float]) -> list[tuple[float, ...]]:
@@ -183,34 +154,9 @@ def bounds_for(name: str, points: list[float]) -> list[tuple[float, ...]]:
     return [()]
 
 
-def has_curves(formula: Formula, measured: Curve) -> bool:
-    """Whether the line's response to GRID is the measured one, that of answers whose tokens all
-    have this ratio. The logarithm of a summed ratio is as many times as large."""
-    n = PROBED if formula.ratio.startswith(("summed", "vespo")) else 1
-    grid = torch.tensor(GRID, dtype=torch.float64).log()
-    for sign, values in measured.items():
-        if not values:
-            continue
-        at_one = float(slopes(formula, sign, torch.zeros(1, dtype=torch.float64)))
-        wanted = slopes(formula, sign, n * grid) / at_one if at_one else grid * math.nan
-        off = (torch.tensor(values, dtype=torch.float64) - wanted).abs()
-        if not bool((off <= 1e-5 * wanted.abs().clamp(min=1)).all()):
-            return False
-    return True
-
-
-def slopes(formula: Formula, sign: int, log_ratio: Tensor) -> Tensor:
-    """How the objective of one token grows with its log-prob, at each of these log-ratios."""
-    leaf = torch.zeros_like(log_ratio).requires_grad_(True)
-    d = (leaf + log_ratio)[:, None]
-    x = SimpleNamespace(d=d, mean=d, sum=d, n=torch.ones_like(d), mean_of=lambda v: v,
-                        log_p=leaf[:, None], A=torch.full_like(d, float(sign)))
-    objective = RATIOS[formula.ratio](x, *formula.bounds)
-    return torch.autograd.grad(objective.sum(), leaf)[0]
-
-
-def with_on_policy_factor(formula: Formula) -> Formula:
-    """The factor was measured where the ratio is 1. An objective whose slope there is another
-    number than 1, as one that is clamped below 1, has its part in it."""
-    slope = float(slopes(formula, 1, torch.zeros(1, dtype=torch.float64)))
+def at_its_slope(start: Formula, formula: Formula, on_policy: Case) -> Formula:
+    """The formula with a factor that leaves its gradient where the ratio is 1 as it was, since the
+    factor was measured there: an objective that is clamped below 1 has another slope than 1."""
+    before = gradient_of(start, on_policy)
+    slope = float((gradient_of(formula, on_policy) * before).sum() / before.square().sum())
     return replace(formula, factor=tidy(formula.factor / slope)) if slope else formula

@@ -12,20 +12,21 @@ to a millionth of its size. Where it does not, the formula is the nearest one th
 `Found.differs` says on which batches and by how much.
 """
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from . import credit, ratios
-from .batches import Case, make_case
+from .batches import (Case, has_a_dead_group, make_case, one_is_another, stretched,
+                      with_a_dead_group, with_other_reward)
 from .calling import Examined, Loss, LossFailed, LossNotFinite
-from .ours import (Change, Formula, Term, View, gradient_of, left_by, left_of, trained, trained_in,
-                   weight_of)
+from .ours import Change, Formula, Term, View, gradient_of, left_by, left_of, trained, trained_in
 from .reading import EXACT, KNOWN, find_lens, first_right, read
-from .tables import CHOICES, COUNTS, KLS, PLACES, REFERENCES, SHAPES, kinds
+from .tables import CHOICES, COUNTS, PLACES, SHAPES, TERMS, kinds
 
-ROUNDING = 1e-9  # of a gradient that is smaller it is asked whether it is more than rounding
+ROUNDING = 1e-9  # a gradient that is smaller may be rounding, and counts as none
 NEAR = 0.05  # a nearest formula that leaves more of a gradient over is noise, and not told
 
 
@@ -82,6 +83,16 @@ class Search:
         """(B, L) the push that depends on the reward."""
         return read(self.change(case, other), case, self.formula.lens).push
 
+    def tried(self, function: Callable[..., Tensor], *cases: Case) -> Tensor | None:
+        """What a function gives of these cases; None if the loss refuses one of them."""
+        try:
+            return function(*cases)
+        except LossNotFinite:
+            self.found.dead_is_nan |= any(has_a_dead_group(case) for case in cases)
+        except LossFailed:
+            pass
+        return None
+
     def knows(self, *questions: str) -> bool:
         return set(questions) <= self.formula.sure
 
@@ -108,7 +119,7 @@ class Search:
             self.doubt_the_ratio()
             self.ask_the_reward()
             self.measure_pushes()
-        self.found.formula = at_its_size(self.formula, self.examined.scale)
+        self.found.formula = self.formula
 
     def prepare(self) -> Case:
         """Choose how the loss is called, and refuse what is none."""
@@ -119,14 +130,9 @@ class Search:
         return base
 
     def trains_nothing(self, base: Case) -> bool:
-        """Whether the gradient is 0 on all batches, but for rounding. One that is tiny is taken
-        many times as large from here on."""
-        cases = [base, base.moved(5, .1, .3)]
-        sizes = [float(self.gradient(case).abs().max()) for case in cases]
-        if max(sizes) > ROUNDING:
-            return False
-        if max(sizes) > 0 and not self.examined.is_rounding(cases[sizes.index(max(sizes))]):
-            self.examined.scale = 1 / max(sizes)
+        """Whether the gradient is 0 on all batches, but for rounding."""
+        cases = base, base.moved(5, .1, .3)
+        if any(self.gradient(case).abs().max() > ROUNDING for case in cases):
             return False
         right_or_wrong = base.with_reward((base.reward > .5).double())
         if self.gradient(right_or_wrong).abs().max() > ROUNDING:
@@ -173,21 +179,9 @@ class Search:
                              for view, has in zip(views, supports)))
 
         chosen, wrong = first_right(
-            [self.with_least(choice, views, supports) for choice in CHOICES], wrongly_kept)
+            [replace(self.formula, choice=choice) for choice in CHOICES], wrongly_kept)
         if chosen and not wrong:
             self.settle("tokens", chosen)
-
-    def with_least(self, choice: str, views: list[View], supports: list[Tensor]) -> Formula:
-        """The formula with this choice, and the number above which it keeps the tokens with a push
-        and no other, if there is one."""
-        kept, dropped = [], [torch.tensor([-math.inf])]
-        for view, has in zip(views, supports):
-            score, inside = CHOICES[choice](view), trained(view, self.formula)
-            kept.append(score[inside & has])
-            dropped.append(score[inside & ~has])
-        lowest, highest = float(torch.cat(kept).min()), float(torch.cat(dropped).max())
-        least = simplest(highest, lowest) if -math.inf < highest < lowest else lowest
-        return replace(self.formula, choice=choice, least=least)
 
     # -------------------------------------------------------------- shape
     def find_shape(self) -> None:
@@ -237,23 +231,26 @@ class Search:
         mask. Of three such tokens the middle one is asked, so a mask that is one place off, which
         is a mistake of its own, is not taken for it."""
         case = self.replied()
-        try:
-            push = self.push(case, with_other_reward(case)).abs()
-        except LossFailed:
+        push = self.tried(self.push, case, with_other_reward(case))
+        if push is None:
             return
+        push = push.abs()
         rows = torch.arange(len(push))
         at_reply = push[rows, case.prompt_length + 3]
         self.found.trains_replies = bool(at_reply.max() > 1e-9 * push.max())
 
     # -------------------------------------------------------------- advantage and counting
     def find_credit(self) -> None:
-        measured = [one for case in self.ordinary() if (one := self.measure(case))]
-        extreme = [one for case in self.extreme() if (one := self.measure(case))]
-        self.formula, left = credit.best_fit(self.formula, measured, extreme)
+        ordinary = [one for case in self.rewarded() if (one := self.measure(case))]
+        extreme = [one for case in (*one_is_another(self.case(51, 1, 200)),
+                                    stretched(self.case(53, 2, 6), 40, -20))
+                   if (one := self.measure(case))]
+        self.formula, left = credit.best_fit(self.formula, ordinary, extreme)
         if left < KNOWN and self.knows("shape"):
             self.settle("credit", self.formula)
 
-    def ordinary(self) -> list[Case]:
+    def rewarded(self) -> list[Case]:
+        """Batches with rewards, lengths and sizes of many kinds."""
         even = self.case(32, equal_lengths=True)
         scale = torch.tensor([1.0, .3, 1e-2, 1e-4]).double()[even.group]
         start = torch.tensor([2.0, 1.0, .0, .0]).double()[even.group]
@@ -263,18 +260,11 @@ class Search:
                 even.with_reward(start + scale * even.reward),
                 stretched(self.case(29), 1e-4, 0), with_a_dead_group(self.case(27))]
 
-    def extreme(self) -> list[Case]:
-        return [*one_is_another(self.case(51, 1, 200)), stretched(self.case(53, 2, 6), 40, -20)]
-
     def measure(self, case: Case) -> credit.Measured | None:
         """The number of each answer; None if the loss refuses the batch."""
         other = with_other_reward(case)
-        try:
-            push = self.push(case, other)
-        except LossNotFinite:
-            self.found.dead_is_nan = True
-            return None
-        except LossFailed:
+        push = self.tried(self.push, case, other)
+        if push is None:
             return None
         push = push / self.unit(self.formula, case).push
         where = trained_in(case, self.formula) & torch.isfinite(push)
@@ -288,31 +278,34 @@ class Search:
         """An entropy bonus, a KL to the reference and one to the old model: their estimators,
         counts and places. A k1 shows nothing of its reference in the gradient, so the loss's value
         is asked."""
+        kls = [kind for kind in TERMS if kind != "entropy"]
         for kinds_of_term, reference, ratio, far in (
-                (["entropy"], "", 0.0, 0.0), (KLS, "", .1, 4.0), (KLS, " to old", 4.0, 0.0)):
-            if kinds_of_term is KLS and not self.depends_on(reference):
+                (["entropy"], "", 0.0, 0.0), (kls, "", .1, 4.0), (kls, " to old", 4.0, 0.0)):
+            if kinds_of_term is kls and not self.depends_on(reference):
                 continue
             cases = [self.case(71).moved(71, ratio, far),
                      self.case(72, 3, 3, longest=6, spare=3).moved(72, ratio, far)]
-            try:
-                rests = [(case, self.without_policy(case)) for case in cases]
-                size = max(float(self.gradient(cases[0]).norm()), float(rests[0][1].norm()))
-            except LossFailed as error:  # of equal rewards, if no policy loss is known
-                is_nan = isinstance(error, LossNotFinite) and not self.knows("credit")
-                self.found.dead_is_nan |= is_nan
+            whole = self.tried(self.gradient, cases[0])
+            rests = [(case, rest) for case in cases
+                     if (rest := self.without_policy(case)) is not None]
+            if whole is None or len(rests) < len(cases):
                 continue
-            if float(rests[0][1].norm()) > 1e-9 * size:
-                self.add_term([Term(kind, count + own, place, 1.0, reference)
-                               for kind in kinds_of_term for place in PLACES for count in COUNTS
-                               for own in ("", " of its own")], rests)
+            size = max(float(whole.norm()), float(rests[0][1].norm()))
+            if float(rests[0][1].norm()) > EXACT * size:
+                counts = sorted(COUNTS, key=lambda count: count != self.formula.count)
+                self.add_term([Term(kind, count + own, place, 1.0, reference) for count in counts
+                               for own in ("", " of its own") for place in PLACES
+                               for kind in kinds_of_term], rests)
 
-    def without_policy(self, case: Case) -> Tensor:
+    def without_policy(self, case: Case) -> Tensor | None:
         """The gradient without what is explained already. If no policy loss was found, it is the
         gradient that equal rewards leave."""
-        if self.knows("credit") or not self.found.has_reward:
-            return self.gradient(case) - gradient_of(self.formula, case)
-        equal = case.with_reward(torch.zeros_like(case.reward))
-        return self.gradient(equal) - gradient_of(replace(self.formula, factor=0.0), equal)
+        formula = self.formula
+        if self.found.has_reward and not self.knows("credit"):
+            case = case.with_reward(torch.zeros_like(case.reward))
+            formula = replace(formula, factor=0.0)
+        whole = self.tried(self.gradient, case)
+        return None if whole is None else whole - gradient_of(formula, case)
 
     def depends_on(self, reference: str) -> bool:
         """Whether the loss's value changes with these log-probs."""
@@ -321,37 +314,30 @@ class Search:
         return self.examined.loss_of(case) != self.examined.loss_of(
             replace(case, **{name: getattr(moved, name)}))
 
-    def add_term(self, terms: list[Term], both: list[tuple[Case, Tensor]]) -> None:
-        """Take the first of these terms that explains both rests, with one factor. Terms that
-        differ in nothing but count and place are the same function of the log-probs, times a
-        weight: so the function is differentiated once, and only weights are compared."""
-        views = [credit.view_of(case, self.formula) for case, _ in both]
-        readings = [read(rest, case, self.formula.lens) for case, rest in both]
-        slopes: dict[str, list[Tensor]] = {}
-
+    def add_term(self, terms: list[Term], rests: list[tuple[Case, Tensor]]) -> None:
+        """Take the first of these terms that explains all rests, with one factor."""
         def fit(term: Term) -> tuple[float, float]:
             """The factor of the term, and what it leaves over."""
-            if term.kind not in slopes:
-                slopes[term.kind] = [slope_of(term, view) for view in views]
-            units = [weight_of(view, term).nan_to_num(0.0) * slope
-                     for view, slope in zip(views, slopes[term.kind])]
-            wanted = [one.entropy if term.kind == "entropy" else one.push for one in readings]
-            if wanted[0].norm() < 1e-9 * both[0][1].norm():
-                return 0.0, math.inf  # the rest is of another kind
-            return scaled_to(units, wanted)
+            alone, factor, left = replace(self.formula, factor=0.0, terms=(term,)), 0.0, 0.0
+            for case, rest in rests:
+                unit = gradient_of(alone, case).nan_to_num(0.0)
+                factor = factor or float((unit * rest).sum() / unit.square().sum())
+                left = max(left, left_of(rest, factor * unit))
+                if left > KNOWN:
+                    break
+            return factor, left
 
-        term, rest = first_right(terms, lambda term: fit(term)[1])
-        if term and rest < KNOWN:
-            term = replace(term, factor=fit(term)[0])
-            self.formula = replace(self.formula, entropy=term) if term.kind == "entropy" \
-                else replace(self.formula, kls=(*self.formula.kls, term))
+        term, left = first_right(terms, lambda term: fit(term)[1])
+        if term and left < KNOWN:
+            term = replace(term, factor=credit.tidy(fit(term)[0]))
+            self.formula = replace(self.formula, terms=(*self.formula.terms, term))
 
     # -------------------------------------------------------------- what is not understood
     def doubt_the_ratio(self) -> None:
         """Part of a loss may change with the old log-probs although what depends on the reward does
         not."""
         is_without = self.formula.ratio == "no ratio" and not any(
-            term.reference for term in self.formula.kls)
+            term.reference for term in self.formula.terms)
         if is_without and self.depends_on(" to old"):
             self.formula = replace(self.formula, sure=self.formula.sure - {"ratio"})
 
@@ -363,12 +349,11 @@ class Search:
         case, direction = self.case(62).moved(62, .1, .3), self.case(63).logits
         first = torch.arange(len(case.group)) == 0
         changed = replace(case, log_reference=case.log_reference + .3 * first[:, None])
-        try:
-            gradient = self.gradient(case)
-            change = (self.gradient(changed) - gradient).flatten(1).norm(dim=1)
-            slope = self.examined.slope(case, direction)
-        except LossFailed:
+        gradient, other = (self.tried(self.gradient, one) for one in (case, changed))
+        if gradient is None or other is None:
             return
+        change = (other - gradient).flatten(1).norm(dim=1)
+        slope = self.examined.slope(case, direction)
         moved = change > 1e-6 * gradient.norm()
         along = float((gradient * direction).sum())
         is_in_reward = bool(moved[(case.group == 0) & ~first].any()) and not bool(
@@ -382,11 +367,11 @@ class Search:
         case = case.with_reward(torch.tensor([1.0, .5, 0.0, 0.0]).double().repeat(8))
         for ratio in (.5, 1.0, 2.0):
             moved = replace(case, log_ratio=torch.full_like(case.log_ratio, math.log(ratio)))
-            try:
-                push = read(self.gradient(moved), moved, self.formula.lens).push * case.mask
-            except LossFailed:
+            gradient = self.tried(self.gradient, moved)
+            if gradient is None:
                 continue
-            of_answer = len(push) * push.sum(1) / self.examined.scale
+            push = read(gradient, moved, self.formula.lens).push * case.mask
+            of_answer = len(push) * push.sum(1)
             self.found.measured.append((f"{ratio:g}", of_answer.view(8, 4).mean(0).tolist()))
 
     # -------------------------------------------------------------- the proof
@@ -394,12 +379,8 @@ class Search:
         """Compare the whole formula with the gradient of batches that chose nothing."""
         worst = 0.0
         for name, case in self.new_batches():
-            try:
-                wanted = self.gradient(case)
-            except LossNotFinite:
-                self.found.dead_is_nan |= name == "groups with equal rewards"
-                continue
-            except LossFailed:
+            wanted = self.tried(self.gradient, case)
+            if wanted is None:
                 continue
             share = left_of(wanted, gradient_of(self.formula, case))
             if share >= KNOWN:
@@ -428,13 +409,9 @@ class Search:
     def changes(self, pairs: list[tuple[Case, Case]]) -> list[Change]:
         """What the loss makes of pairs of cases, of which only the rewards differ; without the
         pairs that it refuses."""
-        found = []
-        for case, other in pairs:
-            try:
-                found.append(Change(case, other, self.change(case, other)))
-            except LossFailed:
-                continue
-        return found
+        tried = [(case, other, self.tried(self.change, case, other)) for case, other in pairs]
+        return [Change(case, other, gradient) for case, other, gradient in tried
+                if gradient is not None]
 
     def batches_to_compare(self) -> list[tuple[str, Case]]:
         """Batches on which two losses are compared, also some in which an environment replied."""
@@ -462,71 +439,9 @@ class Search:
                 for name, cases in found.items() for case in cases]
 
 
-def at_its_size(formula: Formula, scale: float) -> Formula:
-    """The formula of a loss whose gradient was taken so many times as large."""
-    if scale == 1:
-        return formula
-    kls = tuple(replace(term, factor=term.factor / scale) for term in formula.kls)
-    entropy = formula.entropy and replace(formula.entropy, factor=formula.entropy.factor / scale)
-    return replace(formula, factor=formula.factor / scale, kls=kls, entropy=entropy)
-
-
-def scaled_to(units: list[Tensor], wanted: list[Tensor]) -> tuple[float, float]:
-    """How many times the first unit explains what is wanted of it, and the largest share that all
-    units, so many times, leave over."""
-    along = float((units[0] * wanted[0]).sum())
-    factor = along / max(float(units[0].square().sum()), 1e-300)
-    left = [left_of(rest, factor * unit) for unit, rest in zip(units, wanted)]
-    return credit.tidy(factor), max(left) if factor else math.inf
-
-
-def slope_of(term: Term, view: View) -> Tensor:
-    """(B, L) the push of a KL of which every token has the weight 1; of an entropy its own 1."""
-    if term.kind == "entropy":
-        return torch.ones_like(view.log_prob)
-    leaf = view.log_prob.detach().requires_grad_(True)
-    ratio = (leaf - view.batch.old_log_prob).exp()
-    value = KLS[term.kind](REFERENCES[term.reference](view.batch) - leaf, ratio)
-    return -torch.autograd.grad(value.sum(), leaf)[0]
-
-
-def with_a_dead_group(case: Case) -> Case:
-    """All rewards of a group are equal."""
-    return case.with_reward(torch.where(case.group == 1, .5, case.reward))
-
-
-def stretched(case: Case, size: float, start: float) -> Case:
-    return case.with_reward(start + size * case.reward)
-
-
-def one_is_another(case: Case) -> list[Case]:
-    """One answer is right and all others are wrong; and the other way round."""
-    right = (torch.arange(len(case.reward)) == 7).double()
-    return [case.with_reward(right), case.with_reward(1 - right)]
-
-
-def with_other_reward(case: Case) -> Case:
-    """The same answers with other rewards. They are no multiple of the first ones in another order,
-    which would have the same z-scores."""
-    draw = torch.Generator().manual_seed(len(case.reward))
-    size = .3 + .7 * torch.rand(len(case.reward), generator=draw, dtype=torch.float64)
-    return case.with_reward(case.reward.flip(0).roll(1) * size + .1)
-
-
 def unevenness(value: Tensor, tokens: Tensor) -> float:
     """How much the values of an answer's tokens differ, relative to the largest mean."""
     value = torch.where(tokens, value, 0.0).nan_to_num(0.0, 0.0, 0.0)
     mean = value.sum(1) / tokens.sum(1).clamp(min=1)
     off = ((value - mean[:, None]) * tokens).abs().max()
     return float(off / mean.abs().max()) if mean.any() else math.inf
-
-
-def simplest(below: float, above: float) -> float:
-    """The decimal with the fewest digits that is above the one number and not above the other:
-    people write 0.2, and not 0.2137."""
-    scale = max(abs(below), abs(above), 1e-300)
-    for digits in range(-int(math.floor(math.log10(scale))) - 1, 18):
-        value = math.floor(above * 10.0 ** digits) / 10.0 ** digits
-        if below < value <= above:
-            return value
-    return above

@@ -10,7 +10,7 @@ The loss that `ours.py` makes of one entry of each is
     advantage = finish((reward - CENTRES) / SCALES), among the rows that GROUPS compares
     weight    = factor * COUNTS, at the tokens of KINDS that CHOICES keeps
     shape     = SHAPES, how the tokens of one answer differ
-    objective = RATIOS, KL terms = KLS
+    objective = RATIOS, KL terms and the entropy = TERMS
 
 Rewards and advantages are (B,), what is per token (B, L). `view` is how the loss reads the logits
 (ours.View), `n` the number of tokens of each answer.
@@ -25,7 +25,7 @@ from torch import Tensor
 from .batches import Batch
 
 EPSILONS = (1e-4, 1e-6, 1e-8, 1e-5, 1e-3, 1e-9, 0.0)
-RATES = (0, .1, .2, .25, .5, .8)  # of advantages of one sign
+SHARES = (.2, .1, .5, .25, .3, .4, .05, .8)  # of the tokens with the highest entropy
 
 
 @dataclass(frozen=True)
@@ -79,27 +79,25 @@ def over_tokens(advantage: Tensor, n: Tensor, correction: int, is_least: bool = 
     return centred / (variance.clamp(min=1e-8) if is_least else variance + 1e-8).sqrt()
 
 
-def std_of_others(r: Tensor, label: Tensor) -> Tensor:
-    """(B,) the std over n - 1 of the other answers of each row's group (NeMo-RL)."""
+def std_of_others(r: Tensor, label: Tensor, epsilon: float) -> Tensor:
+    """(B,) the std over n - 1 of the other answers of each row's group plus epsilon; 1, which
+    divides nothing, where they are equal (NeMo-RL)."""
     others = sums(torch.ones_like(r), label) - 1
     squares = (sums(r.square(), label) - r.square()) / others
     variance = (squares - mean_of_others(r, label).square()) * others / (others - 1)
-    return variance.sqrt().nan_to_num(0.0, posinf=0.0)
-
-
-def over_where(std: Tensor, least: float, epsilon: float) -> Tensor:
-    """The std plus epsilon; 1, which divides nothing, where the std is not above `least`."""
-    return torch.where(std > least, std + epsilon, 1.0)
+    std = variance.sqrt().nan_to_num(0.0, posinf=0.0)
+    return torch.where(std > 0, std + epsilon, 1.0)
 
 
 def whitened(advantage: Tensor, correction: int) -> Tensor:
     return (advantage - advantage.mean()) / (advantage.std(correction=correction) + 1e-8)
 
 
-OF_BATCH = "An answer is compared with those of the whole batch, and not with those of its group."
 GROUPS = lines({  # (B,) which rows are compared with each other
     "": (lambda batch: batch.group, "its group"),
-    "batch": (lambda batch: torch.zeros_like(batch.group), "the whole batch", "", OF_BATCH),
+    "batch": (lambda batch: torch.zeros_like(batch.group), "the whole batch", "",
+              "An answer is compared with those of the whole batch, and not with those of its "
+              "group."),
     "mixed": (lambda batch: torch.arange(len(batch.group)) % len(batch.group.unique()),
               "a mixed group",
               "Groups are mixed: an answer is compared with answers to other problems, as where "
@@ -111,10 +109,8 @@ CENTRES = lines({  # taken off the reward r
     "leave one out": (lambda r, label, n: mean_of_others(r, label),
                       "the mean of the other answers of {among}"),
     "by length": (lambda r, label, n: sums(r * n, label) / sums(n, label),  # OPO
-                  "the mean of {among}, weighted by length"),
-    "batch": (lambda r, label, n: r.mean().expand_as(r), "the mean of the batch", "", OF_BATCH)})
+                  "the mean of {among}, weighted by length")})
 
-VARIANCE = "The variance stands where the std belongs."
 SCALES = lines({  # what it is divided by
     "none": lambda r, label, e: torch.ones_like(r),
     "n": (lambda r, label, e: std_of(r, label, 0) + e, "the std of {among} over n + {epsilon}"),
@@ -128,25 +124,13 @@ SCALES = lines({  # what it is divided by
               "the std of {among} over n, at least {epsilon}"),
     "n-1 max": (lambda r, label, e: std_of(r, label, 1).clamp(min=e),
                 "the std of {among} over n - 1, at least {epsilon}"),
-    "variance n": (lambda r, label, e: variance_of(r, label, 0) + e,
-                   "the variance of {among} over n + {epsilon}", VARIANCE),
-    "variance n-1": (lambda r, label, e: variance_of(r, label, 1) + e,
-                     "the variance of {among} over n - 1 + {epsilon}", VARIANCE),
-    "n-1 of others": (lambda r, label, e: over_where(std_of_others(r, label), 0.0, e),
+    "n-1 of others": (lambda r, label, e: std_of_others(r, label, e),
                       "the std of the other answers of {among} + {epsilon}, where that is not 0"),
     "batch n": (lambda r, label, e: r.std(correction=0) + e,
                 "the std of the batch over n + {epsilon}"),
     "batch n-1": (lambda r, label, e: r.std() + e, "the std of the batch over n - 1 + {epsilon}"),
-    "first group n-1": (lambda r, label, e: r[label == label[0]].std() + e,
-                        "the std of the first group over n - 1 + {epsilon}",
-                        "The std of the first group divides the advantages of all groups."),
-    "mean": (lambda r, label, e: mean_of(r, label) + e, "the mean of {among} + {epsilon}"),  # MaxRL
-    "n-1 where above 0.1": (
-        lambda r, label, e: over_where(std_of(r, label, 1), .1, e),
-        "the std of {among} over n - 1 + {epsilon}, where that std is above 0.1"),
-    "n where above 0.1": (
-        lambda r, label, e: over_where(std_of(r, label, 0), .1, e),
-        "the std of {among} over n + {epsilon}, where that std is above 0.1")})
+    "mean": (lambda r, label, e: mean_of(r, label) + e,
+             "the mean of {among} + {epsilon}")})  # MaxRL
 WITHOUT_EPSILON = ("none",)
 
 FINISHES = lines({  # what is done with the advantage A
@@ -160,11 +144,7 @@ FINISHES = lines({  # what is done with the advantage A
     "over tokens n 1e-08 max": (lambda A, n: over_tokens(A, n, 0, is_least=True),
                                 "whitened over all tokens (variance over n, at least 1e-8)"),
     **{f"limit {k:g}": (lambda A, n, k=k: A.clamp(-k, k), f"clamped to [-{k:g}, {k:g}]")
-       for k in (.5, 1, 2, 3, 4, 5, 10)},
-    **{f"negative {k:g}": (lambda A, n, k=k: torch.where(A < 0, k * A, A),
-                           f"times {k:g} where it is negative") for k in RATES},
-    **{f"positive {k:g}": (lambda A, n, k=k: torch.where(A > 0, k * A, A),
-                           f"times {k:g} where it is positive") for k in RATES}})
+       for k in (.5, 1, 2, 3, 4, 5, 10)}})
 
 
 # ------------------------------------------------------------------ counting
@@ -207,8 +187,6 @@ COUNTS = lines({  # (B,) the weight of a token
         lambda n, batch: 1 / n / len(n) ** 2, "an answer counts 1 / answers squared", TWICE),
     "token divided by the number of answers": (
         lambda n, batch: one(n) / n.sum() / len(n), "a token counts 1 / (tokens x answers)", TWICE),
-    "group multiplied by the number of groups": (
-        lambda n, batch: 1 / sums(n, batch.group), "a problem counts 1, and problems are summed"),
     "constant over longest answer": (
         lambda n, batch: one(n) / len(n) / n.max(),
         "a token counts 1 / (answers x the longest answer of the batch)"),
@@ -218,31 +196,15 @@ COUNTS = lines({  # (B,) the weight of a token
     "constant over width less one": (
         lambda n, batch: one(n) / len(n) / (batch.ids.shape[1] - 1),
         "a token counts 1 / (answers x the width of a row less one)", PADDING),
-    "constant over number of groups": (
-        lambda n, batch: one(n) / len(batch.group.unique()), "a token counts 1 / problems"),
     "square of length": (lambda n, batch: 1 / n ** 2 / len(n), "a token counts 1 / n squared, "
                          "n the length of its answer, and answers are averaged",
                          "The length of an answer divides twice."),
     "token (with prompt)": (
         lambda n, batch: one(n) / (batch.ids != batch.pad_id).sum(),
         "a token counts 1 / (tokens of prompts and answers)"),
-    "answer (with prompt)": (
-        lambda n, batch: 1 / (batch.ids != batch.pad_id).sum(1) / len(n),
-        "a token counts 1 / (answers x the tokens of its prompt and answer)"),
-    "token (finished)": (lambda n, batch: one(n) / (n * ended(batch)).sum(),
-                         "a token counts 1 / (tokens of the answers that ended)"),
     "live token": (
         lambda n, batch: one(n) / (n * live(batch)).sum().clamp(min=1),
         "every token counts the same, without groups whose rewards are equal"),  # DAPO
-    "live answer": (
-        lambda n, batch: 1 / n / live(batch).sum().clamp(min=1),
-        "every answer counts the same, without groups whose rewards are equal"),
-    "token over live share": (
-        lambda n, batch: one(n) / n.sum() / live(batch).mean().clamp(min=1e-6),  # GPG
-        "a token counts 1 / (tokens x the share of answers in groups whose rewards differ)"),
-    "token over rewarded share": (
-        lambda n, batch: one(n) / n.sum() / (batch.reward != 0).to(n.dtype).mean().clamp(min=1e-6),
-        "a token counts 1 / (tokens x the share of answers whose reward is not 0)"),
     **{f"micro-batch {rows}": (micro_batches(rows), f"every token of a micro-batch of {rows} "
                                "answers counts the same, and micro-batches are averaged")
        for rows in (2, 3, 4, 8)}})
@@ -266,22 +228,23 @@ def kinds(view: SimpleNamespace) -> dict[str, Tensor]:
 
 ANSWER = frozenset({"first", "middle", "end", "cut"})
 
-CHOICES = lines({  # kept where it is at least a number, {least}; {rest} is 1 - {least}
-    "": lambda view: torch.ones_like(view.log_prob),
-    "finished": (lambda view: ended(view.batch)[:, None].expand_as(view.log_prob),
-                 "no unfinished"),
-    "entropy above": (lambda view: view.entropy, "entropy above {least:g}"),
-    "highest entropy of batch": (lambda view: rank_in_batch(view.entropy, view),
-                                 "highest entropy {rest:.6g} of batch")})
 
-
-def rank_in_batch(value: Tensor, view: SimpleNamespace) -> Tensor:
-    """The share of the answers' tokens that are below, as torch.quantile counts."""
+def has_high_entropy(view: SimpleNamespace, share: float) -> Tensor:
+    """Where the entropy is among this share of the highest of all answers' tokens, as
+    torch.quantile counts."""
     inside = view.batch.mask > 0
-    found = torch.zeros_like(value)
-    found[inside] = value[inside].argsort().argsort().to(value.dtype) / (int(inside.sum()) - 1)
-    return found
+    below = torch.full_like(view.entropy, -1.0)  # the share of tokens that have less
+    below[inside] = view.entropy[inside].argsort().argsort() / (inside.sum().double() - 1)
+    return below >= 1 - share - 1e-12
 
+
+CHOICES = lines({  # (B, L) bool: of these kinds only where it is so
+    "": lambda view: torch.ones_like(view.place, dtype=torch.bool),
+    "no unfinished": (lambda view: ended(view.batch)[:, None] > 0, "those of answers that ended"),
+    **{f"highest entropy {share:g} of batch": (
+        lambda view, share=share: has_high_entropy(view, share),
+        f"the {share:.0%} of the batch's tokens that have the highest entropy")
+       for share in SHARES}})
 
 SHAPES = lines({  # how an answer's tokens differ
     "": lambda view: torch.ones_like(view.log_prob),
@@ -291,10 +254,7 @@ SHAPES = lines({  # how an answer's tokens differ
     "weight entropy": (lambda view: view.entropy, "the entropy at its place"),
     **{f"weight 1/(|log p|+{e:g})": (lambda view, e=e: 1 / (view.log_prob.abs() + e),
                                      f"1 / (abs(log p) + {e:g}), of its probability p")
-       for e in (.01, .1, .5, 1.0)},
-    **{f"weight {k:g} p + {1 - k:g}": (lambda view, k=k: k * view.log_prob.exp() + 1 - k,
-                                       f"{k:g} p + {1 - k:g}, of its probability p")
-       for k in (.1, .3, .5)}})
+       for e in (.01, .1, .5, 1.0)}})
 
 
 # ------------------------------------------------------------------ ratio
@@ -371,7 +331,6 @@ RATIOS = lines({  # (x, bounds ...) -> the objective, to be increased
     "gspo ratio": (lambda x: x.mean.exp() * x.A, UNCLIPPED),
     "gspo clip": (lambda x, low, high: ppo(x.mean.exp(), x, low, high), CLIPPED),
     "gspo clip dual": (lambda x, low, high, most: dual(x.mean.exp(), x, low, high, most), DUAL),
-    "gspo mask": (lambda x, low, high: x.mean.exp().clamp(low, high) * x.A, MASKED, NO_MINIMUM),
     "gspo cispo": (lambda x, low, high: detached(x.mean.exp().clamp(low, high), x), CLAMPED),
     "gmpo clip": (of_clipped_mean, "the geometric mean of the ratios of an answer's tokens (GMPO), "
                                    "each clipped to {bounds}"),
@@ -381,8 +340,6 @@ RATIOS = lines({  # (x, bounds ...) -> the objective, to be increased
                     SUMMED),
     "summed mask": (lambda x, low, high: x.sum.exp().clamp(low, high) * x.A / x.n, MASKED,
                     NO_MINIMUM, SUMMED),
-    "summed cispo": (lambda x, low, high: detached(x.sum.exp().clamp(low, high), x), CLAMPED,
-                     "", SUMMED),
     "inverse ratio": (lambda x: -(-x.d).exp() * x.A, UNCLIPPED, UPSIDE_DOWN),
     "inverse clip": (lambda x, low, high: torch.maximum(
         -(-x.d).exp() * x.A, -(-x.d).exp().clamp(low, high) * x.A), CLIPPED, UPSIDE_DOWN)})
@@ -393,18 +350,19 @@ def k3(d: Tensor) -> Tensor:
     return d.exp() - d - 1
 
 
-KLS = lines({  # of d = reference - log p, and of the ratio
-    "k1": lambda d, r: -d,
-    "k2": lambda d, r: d.square() / 2,
-    "k3": lambda d, r: k3(d),
-    "k3 exchanged": (lambda d, r: k3(-d), "",
+TERMS = lines({  # of d = reference - log p, of the ratio and of the entropy h
+    "entropy": lambda d, r, h: -h,
+    "k1": lambda d, r, h: -d,
+    "k2": lambda d, r, h: d.square() / 2,
+    "k3": lambda d, r, h: k3(d),
+    "k3 exchanged": (lambda d, r, h: k3(-d), "",
                      "In the k3 the policy and the reference are exchanged."),
-    "k3 with ratio": lambda d, r: r * k3(d),
-    "k1 with ratio": lambda d, r: -r * d,
-    "absolute": lambda d, r: d.abs(),
-    "k3 at most 10": lambda d, r: k3(d).clamp(max=10),
+    "k3 with ratio": lambda d, r, h: r * k3(d),
+    "k1 with ratio": lambda d, r, h: -r * d,
+    "absolute": lambda d, r, h: d.abs(),
+    "k3 at most 10": lambda d, r, h: k3(d).clamp(max=10),
     # NeMo-RL's k3, times a ratio that is 1 and has a gradient: together they have that of k2
-    "k2 where k3 is below 10": lambda d, r: torch.where(k3(d) < 10, d.square() / 2, 0.0)})
+    "k2 where k3 is below 10": lambda d, r, h: torch.where(k3(d) < 10, d.square() / 2, 0.0)})
 
 REFERENCES = lines({
     "": lambda batch: batch.reference_log_prob,
@@ -414,7 +372,6 @@ OUTSIDE = "A KL term stands outside the answers, too, at their prompt or padding
 PLACES = lines({  # where a term without reward stands
     "trained": lambda view: view.trained,
     "answer": lambda view: view.batch.mask > 0,
-    "without end": lambda view: (view.batch.mask > 0) & (view.batch.ids != view.batch.end_id),
     "prompt and answer": (
         lambda view: (view.batch.ids != view.batch.pad_id) & view.readable, "", OUTSIDE),
     "answer and padding": (

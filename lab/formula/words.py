@@ -2,11 +2,11 @@
 import math
 from typing import NamedTuple
 
-from .codes import NO_REWARD, code_of_choice, code_of_shape, codes
+from .codes import NO_REWARD, code_of_shape, codes
 from .ours import Formula, Term
 from .search import Found
-from .tables import (ANSWER, CENTRES, COUNTS, FINISHES, GROUPS, KLS, PLACES, RATIOS, SCALES,
-                     SHAPES, Line)
+from .tables import (ANSWER, CENTRES, CHOICES, COUNTS, FINISHES, GROUPS, PLACES, RATIOS, SCALES,
+                     SHAPES, TERMS, Line)
 
 
 class Remark(NamedTuple):
@@ -55,9 +55,8 @@ def mistakes(found: Found) -> list[Remark]:
         return [Remark("zero", "The gradient is zero on every batch: nothing is trained.")]
     said, wrong = codes(found), []
     if not found.has_reward:
-        acts = formula.kls or formula.entropy
         wrong.append(Remark(NO_REWARD, "The reward trains nothing: no push depends on it"
-                            + (", only the terms without reward act." if acts else ".")))
+                            + (", only the terms without reward act." if formula.terms else ".")))
     wrong += [Remark(code, sentence) for code, sentence in WRONG_CODES.items() if code in said]
     for name, line in lines_of(formula):
         if not is_wide(formula, name):
@@ -65,11 +64,8 @@ def mistakes(found: Found) -> list[Remark]:
     if not formula.is_detached and "shape" in formula.sure:
         wrong.append(Remark(code_of_shape(formula),
                             "The weight is not detached, so it is trained itself."))
-    for term in formula.kls:
-        wrong += mistakes_of_kl(term)
-    if formula.entropy and formula.entropy.factor < 0:
-        wrong.append(Remark("entropy reversed", "The entropy bonus has the wrong sign: it lowers "
-                                                "the entropy."))
+    for term in formula.terms:
+        wrong += mistakes_of_term(term)
     return [remark for remark in dict.fromkeys(wrong) if remark.sentence]
 
 
@@ -87,9 +83,12 @@ def is_wide(formula: Formula, name: str) -> bool:
         formula.bounds[0] > NARROW[0] and formula.bounds[1] < NARROW[1])
 
 
-def mistakes_of_kl(term: Term) -> list[Remark]:
+def mistakes_of_term(term: Term) -> list[Remark]:
+    if term.is_entropy:
+        return [Remark("entropy reversed", "The entropy bonus has the wrong sign: it lowers the "
+                                           "entropy.")] if term.factor < 0 else []
     wrong = [Remark("kl elsewhere", PLACES[term.place].mistake),
-             Remark(f"kl {term.kind}", KLS[term.kind].mistake)]
+             Remark(f"kl {term.kind}", TERMS[term.kind].mistake)]
     if term.factor < 0:
         wrong.append(Remark("kl reversed", "A KL term has the wrong sign: it drives the policy "
                                            "away from the reference."))
@@ -123,7 +122,8 @@ def unusual(found: Found) -> list[Remark]:
     if formula.ratio == "cispo" and "ratio" in formula.sure and formula.bounds[1] < 1:
         seen.append(Remark("cispo", f"The weight is at most {formula.bounds[1]:g}, which is below "
                                     "1, so hardly a token's ratio counts."))
-    if formula.kls and all(term.reference for term in formula.kls):
+    references = {term.reference for term in formula.terms if not term.is_entropy}
+    if references == {" to old"}:
         seen.append(Remark("kl to old", "A KL holds the model at the one that sampled, and none at "
                                         "the reference."))
     return [remark for remark in dict.fromkeys(seen) if remark.sentence]
@@ -162,21 +162,17 @@ def choices(found: Found) -> list[str]:
                 said.append(f"{name}{of_reward}: {about}.")
             elif found.is_near:
                 said.append(f"{name} (nearest): {about}.")
-    for term in formula.kls:
-        reference = "the old model" if term.reference else "the reference"
-        said.append(f"KL to {reference}: {term.factor:.4g} times {term.kind}{about_term(term)}.")
-    if formula.entropy:
-        said.append(f"Entropy bonus: {formula.entropy.factor:.4g} times the entropy"
-                    f"{about_term(formula.entropy)}.")
-    return said
+    return said + [about_term(term) for term in formula.terms]
 
 
 def about_term(term: Term) -> str:
-    name = term.count.removesuffix(" of its own")
-    said = COUNTS[name].words.format(constant=1)
-    own = " (by the number of its own tokens)" if name != term.count else ""
-    return f"; {said}{own}" + (f", at {PLACES[term.place].words}" if PLACES[term.place].words
-                               else "")
+    size, name = f"{term.factor:.4g} times", term.count.removesuffix(" of its own")
+    said = f"Entropy bonus: {size} the entropy"
+    if not term.is_entropy:
+        reference = "the old model" if term.reference else "the reference"
+        said = f"KL to {reference}: {size} {term.kind}"
+    said += f"; {COUNTS[name].words.format(constant=1)}"
+    return said + (" (by the number of its own tokens)." if name != term.count else ".")
 
 
 def verdict(found: Found) -> list[str]:
@@ -240,7 +236,7 @@ def about_count(formula: Formula) -> str:
 
 def about_tokens(formula: Formula) -> str:
     here = "all of an answer" if formula.kinds == ANSWER else ", ".join(sorted(formula.kinds))
-    return here + (f"; of these: {code_of_choice(formula)}" if formula.choice else "")
+    return here + (f"; of these: {CHOICES[formula.choice].words}" if formula.choice else "")
 
 
 def about_shape(formula: Formula) -> str:
