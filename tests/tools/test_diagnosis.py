@@ -122,6 +122,9 @@ def test_what_is_not_finite_is_counted(name, tmp_path):
 @pytest.mark.parametrize("changes", [
     {"kl": lambda step: 1.1 if step > 3 else 0.0},  # a sign beside a lost success alone
     {"groups_without_spread": lambda step: 0.9 if step < 8 else 0.2},  # easier after a fifth
+    # solved after two steps: the means of the first six are 0.76 and 0.8
+    {"success": lambda step: 0.3 if step < 3 else 0.99,
+     "groups_without_spread": lambda step: 0.4 if step < 3 else 1.0},
     # success gains 0.096, which its noise hides, of the reward's 0.24
     {"success": lambda step: 0.3 + 0.2 * (step % 2) + 0.004 * step},
     {"ratio_mean": lambda step: 1.0, "clipped_share": lambda step: 0.1},
@@ -266,6 +269,20 @@ def test_a_log_without_success_that_ends_with_one_answer_has_solved_it_if_its_re
 
     assert log(lambda step: 0.3 + 0.02 * step) == []
     assert log(lambda step: 0.3) == [5]
+
+
+def test_a_log_without_success_may_be_solved_after_two_steps(tmp_path):
+    """The rise lies within the first third, whose mean is 0.78 with an error of 0.08, and the last
+    one has 0.9. But the end lies 0.6 above the first two steps, and the spread begins at 0.15."""
+    def log(last):
+        write_lines(tmp_path / "log.jsonl", [
+            {"reward": 0.3 if step < 3 else last, "entropy": 0.4 if step < 7 else 0.1,
+             "frac_reward_zero_std": 0.2 if step < 3 else 1.0,
+             "reward_std": 0.4 if step < 3 else 0.03} for step in STEPS])
+        return rows_of(tmp_path / "log.jsonl")
+
+    assert log(0.9) == []
+    assert log(0.3) == [5]
 
 
 @pytest.mark.parametrize("text", ["", "[" * 100_000])

@@ -60,20 +60,30 @@ def trains_nothing(log: Log) -> list[str]:
     return ["gradient_norm"] if log["gradient_norm"].always(0) and differs else []
 
 
+def learned(log: Log) -> bool:
+    """Whether the run has gained: its last third lies above the first, or, where all was learned in
+    a few steps, its end lies half a spread above the first two."""
+    paid = log[log.paid]
+    return paid.rises or paid.end - paid.first > log["spread"].start / 2
+
+
+def solved(log: Log) -> bool:
+    """Whether the problems are solved at the end; without a success all that is known is a gain."""
+    return log["success"].end > 0.75 if log["success"].is_known else learned(log)
+
+
 def one_answer(log: Log) -> list[str]:
     """The entropy is gone and so are the differences between rewards, but not because the problems
     are solved."""
     entropy, equal, spread = log["entropy"], log["equal_groups"], log["spread"]
-    improved = log[log.paid].rises
-    solved = log["success"].end > 0.75 if log["success"].is_known else improved
     is_low = entropy.end < min(0.02, entropy.start / 5)
     dead = equal.end > 0.75
     if spread.is_known:
         dead = dead or spread.end < 0.05 * max(spread.start, 1e-9)
     elif not equal.is_known:
-        dead = is_low and not improved  # the entropy alone has to show it
-    collapsed = is_low or entropy.end < entropy.start / 3 and not improved
-    if solved or not (collapsed and dead) or log["finished"].end <= 0.5:
+        dead = is_low and not learned(log)  # the entropy alone has to show it
+    collapsed = is_low or entropy.end < entropy.start / 3 and not learned(log)
+    if solved(log) or not (collapsed and dead) or log["finished"].end <= 0.5:
         return []
     return [name for name in ("entropy", "equal_groups", "spread") if log[name].is_known]
 
@@ -113,8 +123,8 @@ def falls(log: Log) -> list[str]:
 
 
 cut_off = any_of(finished=lambda share: share.start < 0.5)
-too_easy = all_of(success=lambda share: share.start > 0.75,
-                  equal_groups=lambda share: share.start > 0.7)
+too_easy = all_of(success=lambda share: share.first > 0.75,
+                  equal_groups=lambda share: share.first > 0.7)
 
 
 def never_right(log: Log) -> list[str]:
@@ -127,8 +137,9 @@ def never_right(log: Log) -> list[str]:
 
 
 def dead_groups(log: Log) -> list[str]:
-    """Most groups have equal rewards from the start, for no reason that another row has."""
-    if cut_off(log) or too_easy(log):
+    """Most groups have equal rewards from the start, for no reason that another row has, and not
+    because the problems were solved in a few steps."""
+    if cut_off(log) or too_easy(log) or solved(log):
         return []
     equal = log["equal_groups"]
     if equal.start > 0.7 and equal.mean > 0.7:
