@@ -25,6 +25,7 @@ TRIES = 8  # at a time, while a bound is looked for: one for each answer
 # The rewards of four answers in two batches, whose mean is 0. The first two answers are probed: in
 # the first batch the one is good and the other bad, and in the second one neither is.
 REWARDS_OF_FOUR = (1.0, -1.0, 0.0, 0.0), (0.0, 0.0, 1.0, -1.0)
+MOST = 8  # where more bounds are seen, each token has its own, and none is one of the ratio
 UNDETACHED = "cispo undetached"  # it is seen in how the tokens of an answer differ (search.py)
 FLAT = 1e-9  # how far from 1 the response of a loss without a ratio may be
 
@@ -122,29 +123,34 @@ def find_ratio(search: Any) -> None:
                          for point in curves.bounds(sign, values) if point > 1e-12})
     except LossFailed:
         return
+    points = points if len(points) <= MOST else []
     responses = [value for values in measured.values() for value in values]
     start, changes = search.formula, search.ratio_changes()
     if responses and all(abs(value - 1) < FLAT for value in responses):
         search.settle("ratio", replace(start, ratio="no ratio"))
     elif responses and changes:
         names = [name for name in RATIOS if (name == UNDETACHED) == (start.ratio == UNDETACHED)]
-        fits = [at_its_slope(start, replace(start, ratio=name, bounds=bounds), search.case(33))
-                for name in names for bounds in bounds_for(name, points)]
+        names.sort(key=bounds_of)  # of few bounds there are few choices
+        fits = (at_its_slope(start, replace(start, ratio=name, bounds=bounds), search.case(33))
+                for name in names for bounds in bounds_for(name, points))
         chosen, left = first_right(fits, lambda formula: left_by(formula, changes), enough=1e-9)
         if chosen and left <= KNOWN:
             search.settle("ratio", chosen)
 
 
+def bounds_of(name: str) -> int:
+    """How many bounds a line of RATIOS has."""
+    return RATIOS[name].function.__code__.co_argcount - 1
+
+
 def bounds_for(name: str, points: list[float]) -> list[tuple[float, ...]]:
     """All choices of a line's bounds among those that were seen, or none."""
-    count = RATIOS[name].function.__code__.co_argcount - 1
+    count = bounds_of(name)
     if name.startswith("inverse"):
         points = [snapped(1 / point) for point in points]
     if name.startswith("summed"):
         points = [snapped(point ** PROBED) for point in points]
     lows, highs = [*points, -math.inf], [*points, math.inf]
-    if count == 1:
-        return [(high,) for high in points]
     if count == 2:
         return [(low, high) for low in lows for high in highs if low < high and (
             math.isfinite(low) or math.isfinite(high))]

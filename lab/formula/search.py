@@ -399,9 +399,9 @@ class Search:
                 self.formula = replace(self.formula, sure=self.formula.sure - {question})
 
     def ratio_changes(self) -> list[Change]:
-        """Of batches in which all ratios differ; none if the advantage is not known, or if the loss
-        refuses one of them."""
-        cases = [self.case(seed).moved(seed, size)
+        """Of batches in which all ratios differ, with rewards from -1 to 1, so that a raw reward is
+        negative, too; none if the advantage is not known, or if the loss refuses one of them."""
+        cases = [stretched(self.case(seed).moved(seed, size), 2, -1)
                  for seed, size in ((34, .3), (35, 1.2), (36, .05), (37, 4.0))]
         found = self.changes([(case, case.with_reward(case.reward.roll(1))) for case in cases])
         return found if self.knows("credit") and len(found) == len(cases) else []
@@ -429,7 +429,7 @@ class Search:
             "answers of up to 200 tokens": [self.case(58, 2, 2, longest=200)],
             "groups with equal rewards": [with_a_dead_group(self.case(43))],
             "ratios": [self.case(44).moved(44, .8), self.case(45).moved(45, .2)],
-            "ratios up to e^4": [self.case(47).moved(47, 4.0)],
+            "ratios up to e^4": [stretched(self.case(47).moved(47, 4.0), 2, -1)],
             "another reference": [self.case(54).moved(54, .3, .8)],
             "a far reference": [self.case(57).moved(57, 0.0, 4.0)],
             "rewards below 0 and above 1": [stretched(self.case(53), 40, -20),

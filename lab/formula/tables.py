@@ -291,6 +291,16 @@ def of_clipped_mean(x: SimpleNamespace, low: float, high: float) -> Tensor:
     return x.mean_of(clipped).exp() * x.A
 
 
+def by_probability(limit: float, is_one_sided: bool) -> Callable[[SimpleNamespace], Tensor]:
+    """A token has no gradient where its probability, and not its ratio, has moved by more than the
+    limit; one-sided only if that is the way it is pushed (arXiv 2602.04879)."""
+    def objective(x: SimpleNamespace) -> Tensor:
+        moved = x.log_p.exp() - (x.log_p - x.d).exp()
+        size = moved * x.A.sign() if is_one_sided else moved.abs()
+        return torch.where(size > limit, 0.0, x.d.exp() * x.A)
+    return objective
+
+
 def vespo(x: SimpleNamespace) -> Tensor:
     """Soft weights of whole answers, with its paper's powers."""
     w = x.sum.exp()
@@ -307,6 +317,7 @@ CLIPPED = "that of {of} is clipped as in PPO, to {bounds}"
 DUAL = CLIPPED + ", and a bad answer has no gradient above {most:g}"
 CLAMPED = "that of {of} is a detached weight, clamped to {bounds}"
 MASKED = "that of {of} has no gradient outside {bounds}"
+MOVED = "that of {of} has no gradient where its probability moved by more than "
 WRONG = "that of {of} is bounded by {bounds}, on the wrong side"
 UPSIDE_DOWN = "The ratio is upside down: old over new."
 WRONG_SIDE = ("The clip is on the wrong side: the larger of both terms is taken (max for min), so "
@@ -328,6 +339,10 @@ RATIOS = lines({  # (x, bounds ...) -> the objective, to be increased
     "cispo undetached": (lambda x, low, high: x.d.exp().clamp(low, high) * x.A * x.log_p,
                          "that of {of} is a weight, clamped to {bounds}", NOT_DETACHED),
     "sapo 1 1.05": (sapo, "that of {of} goes through SAPO's gate, with the rates 1 and 1.05"),
+    **{f"dppo {limit:g}": (by_probability(limit, True), MOVED + f"{limit:g} the way it is pushed")
+       for limit in (.1, .2, .3)},  # prime-rl's default is 0.2
+    **{f"ipo {limit:g}": (by_probability(limit, False), MOVED + f"{limit:g}, whichever the sign")
+       for limit in (.1, .2, .3)},  # and 0.1 for this one
     "gspo ratio": (lambda x: x.mean.exp() * x.A, UNCLIPPED),
     "gspo clip": (lambda x, low, high: ppo(x.mean.exp(), x, low, high), CLIPPED),
     "gspo clip dual": (lambda x, low, high, most: dual(x.mean.exp(), x, low, high, most), DUAL),

@@ -280,6 +280,13 @@ def icepop(log_prob, batch, a):
     return torch.where((r >= .5) & (r <= 5), r, 0.0) * a
 
 
+def by_probability(log_prob, batch, a):
+    """prime-rl: a token is left out where its probability moved too far the way it is pushed."""
+    moved = log_prob.exp() - batch.old_log_prob.exp()
+    is_out = torch.where(a > 0, moved > .2, moved < -.2)
+    return (log_prob - batch.old_log_prob).exp() * a * ~is_out
+
+
 def squared_length(x, mask, batch):
     return ((x * mask).sum(1) / mask.sum(1) ** 2).mean()
 
@@ -424,6 +431,7 @@ LOSSES = {
     "sum for GSPO's mean": (make(mean, answer, summed_clip),
                             {"summed clip 0.2 0.2", "constant 1", "mean", "understood"}),
     "icepop": (make(mean, objective=icepop), {"mask 0.5 4", "mean", "token", "understood"}),
+    "prime-rl": (make(mean, objective=by_probability), {"dppo 0.2", "mean", "token", "understood"}),
     "squared length": (make(count=squared_length), {"square of length", "understood"}),
     "no epsilon": (make(z(1, 0.0)), {"z n-1 0", "dead nan", "understood"}),
     "casts to float32": (in_float32(make(z(1, 1e-6), answer, clip(.2, .28), kl=k3)),
