@@ -36,9 +36,9 @@ def main(argv: list[str]) -> int:
         return 2
     found = faults_of(log) if log.steps >= FEWEST else []
     if flags.json:
-        print(json.dumps({"log": flags.log, **as_json(log, found)}, indent=1))
+        print(json.dumps({"log": str(log.path), **as_json(log, found)}, indent=1))
     else:
-        print(filled([f"{flags.log}: {log.steps} steps.", *in_words(log, found)]))
+        print(filled([f"{log.path}: {log.steps} steps.", *in_words(log, found)]))
     return 2 if log.steps < FEWEST else int(bool(found))
 
 

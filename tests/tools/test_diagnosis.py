@@ -193,7 +193,8 @@ def test_longer_answers_that_are_better_are_no_fault(tmp_path):
 
 def test_a_healthy_run_has_none_and_a_short_one_is_not_judged(tmp_path):
     said = said_of(write(tmp_path / "log.jsonl"))
-    assert "rows. The reward rises" in said and "Nothing of" in said and "Looked at: reward" in said
+    assert "None of the 19 faults" in said and "The reward rises" in said
+    assert "Looked at: reward" in said
     write_lines(tmp_path / "five.jsonl", [line(step) for step in range(1, 6)])
     assert "The reward rises" in said_of(tmp_path / "five.jsonl")
     write_lines(tmp_path / "four.jsonl", [line(step) for step in range(1, 5)])
@@ -297,10 +298,49 @@ def test_a_state_that_was_cut_is_told_from_one_without_a_reward(tmp_path):
     assert "is not JSON: perhaps it was cut" in refusal(said_of, tmp_path)
 
 
+@pytest.mark.parametrize("text", ["nan", "NaN", "inf", "-inf", "np.float64(nan)", "Infinity"])
+def test_what_is_no_number_is_seen_however_it_is_printed(tmp_path, text):
+    """By verl's console, in CSV, and as a text in JSON. A cell that is empty says nothing."""
+    def norm(step):
+        return text if step % 2 else "0.5"
+
+    printed = [f"step:{step} - actor/grad_norm:{norm(step)} - critic/rewards/mean:0.5"
+               for step in STEPS]
+    (tmp_path / "verl.log").write_text("\n".join(printed))
+    plain = text.removeprefix("np.float64(").removesuffix(")")
+    rows = [f"{step},0.5,{plain if step % 2 else 0.5}" for step in STEPS]
+    (tmp_path / "log.csv").write_text("\n".join(["step,reward,grad_norm", *rows]))
+    write_lines(tmp_path / "log.jsonl", [{"reward": 0.5, "grad_norm": plain if step % 2 else 0.5}
+                                         for step in STEPS])
+    for name in ("verl.log", "log.csv", "log.jsonl"):
+        assert rows_of(tmp_path / name)[0] == 6, name
+    (tmp_path / "log.csv").write_text("\n".join(
+        ["step,reward,grad_norm", *(row.replace(plain, "") for row in rows)]))
+    assert 6 not in rows_of(tmp_path / "log.csv")
+
+
+def test_a_small_gain_beside_a_lost_entropy_is_no_solution(tmp_path):
+    """The entropy is gone, and nearly all groups have equal rewards, at a reward of 0.14."""
+    def of_step(step):
+        share = step / len(STEPS)
+        return {"reward": 0.08 + 0.06 * share, "reward_std": 0.27, "entropy": 0.5 * 0.01 ** share,
+                "frac_reward_zero_std": 0.3 + 0.67 * share}
+
+    write_lines(tmp_path / "log.jsonl", [of_step(step) for step in STEPS])
+    assert rows_of(tmp_path / "log.jsonl") == [5]
+
+
+def test_a_file_without_a_reward_names_what_it_has(tmp_path):
+    (tmp_path / "log.csv").write_text("step,mean_reward\n1,0.5\n")
+    said = refusal(said_of, tmp_path / "log.csv")
+    assert "critic/rewards/mean" in said and said.endswith("this file has step, mean_reward")
+
+
 def test_a_gain_within_the_noise_is_not_called_a_fall(tmp_path):
     write_lines(tmp_path / "log.jsonl", [{"reward": 0.3 + 0.2 * (step % 2) + 0.001 * step}
                                          for step in STEPS])
-    assert "does not rise by more than its noise, from 0.4" in said_of(tmp_path / "log.jsonl")
+    said = " ".join(said_of(tmp_path / "log.jsonl").split())
+    assert "does not rise by more than its noise, from 0.4" in said
 
 
 def test_a_run_folder_or_log_that_is_none(tmp_path):
@@ -317,7 +357,7 @@ def test_an_evaluation_without_a_success_is_left_out(tmp_path):
     write(tmp_path / "metrics.jsonl")
     write_lines(tmp_path / "evaluations.jsonl", [{"step": 0, "mode": "sampled"}] * 2)
     (tmp_path / "config.json").write_text('{"mitigation": "none"}')
-    assert "Nothing of" in said_of(tmp_path)
+    assert "None of the" in said_of(tmp_path)
 
 
 OTHERS = {  # a name of the reward, of the length and of the gradient norm as others write them

@@ -68,8 +68,13 @@ def learned(log: Log) -> bool:
 
 
 def solved(log: Log) -> bool:
-    """Whether the problems are solved at the end; without a success all that is known is a gain."""
-    return log["success"].end > 0.75 if log["success"].is_known else learned(log)
+    """Whether the problems are solved at the end. Without a success all that is known is a gain,
+    of a third of a spread at least."""
+    paid, spread = log[log.paid], log["spread"]
+    if log["success"].is_known:
+        return paid.end > 0.75
+    is_small = spread.is_known and paid.end - paid.first < spread.start / 3
+    return learned(log) and not is_small
 
 
 def one_answer(log: Log) -> list[str]:
@@ -143,7 +148,7 @@ def dead_groups(log: Log) -> list[str]:
         return []
     equal = log["equal_groups"]
     if equal.start > 0.7 and equal.mean > 0.7:
-        return ["equal_groups"]
+        return ["equal_groups", "reward"]
     return ["reward"] if log["reward"].always() and not log["equal_groups"].is_known else []
 
 
@@ -212,7 +217,8 @@ CHECKS = (
     Check(6, "The loss or a weight is not finite, and the model is destroyed",
           any_of(loss=is_broken, gradient_norm=is_broken, kl=is_broken), TENTH, True),
     Check(0, "Nothing is trained: the rate is 0, or the loss is detached or multiplied by 0",
-          trains_nothing, "python -m lab.formula on the loss: one backward pass shows it", True),
+          trains_nothing, "print the rate of a step; then python -m lab.formula on the loss, of "
+          "which one backward pass shows it", True),
     Check(1, "Sampling and training compute different log-probs, by more than rounding (0.002)",
           any_of(gap=lambda gap: gap.start > 0.01 or gap.end > 0.01), OTHER_LOG_PROBS),
     Check(1, "Sampling and training compute different log-probs, by more than another engine in "
@@ -308,12 +314,13 @@ def in_words(log: Log, found: list[Fault]) -> list[str]:
     said = [fault.in_words() for fault in found]
     reward = log["reward"]
     way = f"from {reward.start:.3g} to {reward.end:.3g}"
+    none_seen = f"None of the {len(CHECKS) + 1} faults that are looked for"
     if not found and reward.falls:
-        said.append(f"Nothing of {len(CHECKS) + 1} rows. The reward falls, {way}. If the problems "
+        said.append(f"{none_seen}. The reward falls, {way}. If the problems "
                     f"have not become harder: {LAST.decide}.")
     elif not found:
         rises = "rises" if reward.rises else "does not rise by more than its noise"
-        said.append(f"Nothing of {len(CHECKS) + 1} rows. The reward {rises}, {way}.")
+        said.append(f"{none_seen}. The reward {rises}, {way}.")
     looked, absent = looked_at(log)
     return [*said, f"Looked at: {', '.join(looked)}."
             + (f" Not in this log: {', '.join(absent)}." if absent else "")]

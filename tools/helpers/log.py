@@ -91,8 +91,9 @@ class Metric:
 class Log:
     """The metrics of a run: log["entropy"] is a Metric."""
 
-    def __init__(self, lines: list[dict[str, Any]], held_out: list[float], config: dict[str, Any]):
-        self.config = config
+    def __init__(self, lines: list[dict[str, Any]], held_out: list[float], config: dict[str, Any],
+                 path: Path):
+        self.config, self.path = config, path
         columns = {name: column_of(lines, aliases) for name, aliases in NAMES.items()}
         parts = {found[1]: key for line in lines for key in line if (found := PART.fullmatch(key))}
         self.parts = sorted(parts)
@@ -158,16 +159,19 @@ def read_log(path: Path) -> Log:
         held_out = [line["success"] for line in
                     (read_lines(evaluations) if evaluations.exists() else [])
                     if line.get("mode") == "sampled" and is_number(line.get("success"))]
-        return Log(read_lines(path / "metrics.jsonl"), held_out, config)
+        return Log(read_lines(path / "metrics.jsonl"), held_out, config, path)
     file = log_file_in(path) if path.is_dir() else path
     if file.stat().st_size > LARGEST_FILE:
         raise UserError(f"{file} has {file.stat().st_size / 1e6:.0f} MB: a log of metrics has less")
-    found = [{key.removeprefix("train/"): value for key, value in line.items()}
+    found = [{key.removeprefix("train/"): number_in(value) for key, value in line.items()}
              for line in lines_of_text(file)]
     if not column_of(found, NAMES["reward"]).size:
-        raise UserError(f"{file} has no line with a reward: expected a run of this project, "
-                        "trainer_state.json of TRL, JSON lines, CSV, or what verl prints")
-    return Log(found, column_of(found, NAMES["held_out"]).tolist(), {})
+        columns = ", ".join(dict.fromkeys(key for line in found for key in line))
+        raise UserError(
+            f"{file} has no line with a reward: expected a run of this project, trainer_state.json "
+            "of TRL, JSON lines, CSV, or what verl prints. A reward has one of the names "
+            f"{', '.join(NAMES['reward'][:4])}; this file has {columns[:200] or 'no numbers'}")
+    return Log(found, column_of(found, NAMES["held_out"]).tolist(), {}, file)
 
 
 def log_file_in(folder: Path) -> Path:
@@ -206,7 +210,7 @@ def of_console(text: str) -> dict[str, float]:
     found = {}
     for part in text.split(" - "):
         name, _, value = part.strip().rpartition(":")
-        number = parsed(re.sub(r"np\.\w+\((.*)\)", r"\1", value))
+        number = number_in(re.sub(r"np\.\w+\((.*)\)", r"\1", value))
         if name and is_number(number):
             found[name] = number
     return found
@@ -219,11 +223,19 @@ def of_csv(text: str) -> list[dict[str, float]]:
     for row in csv.DictReader(text.replace("\0", "").splitlines()):
         numbers = {}
         for name, value in row.items():
-            number = parsed(value) if isinstance(value, str) else None
+            number = number_in(value)
             if is_number(number):
                 numbers[str(name).rpartition(" - ")[2]] = number
         found.append(numbers)
     return found
+
+
+def number_in(value: Any) -> Any:
+    """The number that a text holds, also *nan* and *inf*; another value as it is."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def parsed(text: str) -> Any:
