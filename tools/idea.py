@@ -2,7 +2,7 @@
 
     python -m tools.idea my_idea --strength 2
     python -m tools.idea my_idea --quick    # a quarter of the time; sees only large differences
-    python -m tools.idea my_idea --rates 0.5,1,2           # each arm at the best of its own rates
+    python -m tools.idea my_idea --rates 0.5,1,2           # each arm at a rate that suits it
     python -m tools.idea my_idea --setting largest_last    # the same on another task
 
 NAME is a weighting or an advantage. Its own flags and --rescale are for the idea alone, and all
@@ -15,7 +15,7 @@ step 1.
 
 1. First it prints what the idea does to the gradient in a few batches of the untrained model.
 2. With --rates it trains each arm at each rate, with half as many seeds, which are used for nothing
-   else. From then on each arm has the best of its rates.
+   else. From then on all have plain GRPO's best rate, unless another is better for an arm.
 3. Then it trains the arms, with one process for each core; those of a large model one after the
    other, unless --processes says otherwise. A placebo has the weights or advantages of the idea,
    but at other tokens: at any of the batch, or at others of the same category; or at other answers,
@@ -74,7 +74,8 @@ FLAGS = {
                          "say otherwise. This takes a quarter of the time, and only a large "
                          "difference can be seen"),
     "rates": Flag("", "numbers such as 0.5,1,2, by which the learning rate is multiplied: each arm "
-                      "gets the best of them, which is chosen on seeds of its own. Without it all "
+                      "has plain GRPO's best, unless it is better at another. They are chosen on "
+                      "seeds of their own. Without it all "
                       "arms have plain GRPO's rate"),
     "placebos": Flag("any,kind", "which placebos are trained. any: all tokens of a batch exchange "
                                  "their weights, or those of a group their advantages. kind: "

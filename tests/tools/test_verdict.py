@@ -288,27 +288,30 @@ def test_the_files_have_every_run_and_the_command(tmp_path, monkeypatch):
         r"50\% of a\_b \& \textbackslash{}\{x\}\textasciitilde{}")
 
 
-def test_each_arm_gets_the_rate_at_which_it_learns_most():
-    """Plain GRPO at twice the rate, the idea at half of it, which is the smallest that was tried.
-    One run of the placebo at the highest rate has failed, so that rate is not its own."""
+def test_each_arm_gets_the_rate_at_which_it_learns_more_than_by_chance():
+    """Plain GRPO at twice the rate, where its mean is the largest. The idea at half of it: it gains
+    0.2, 0.22 and 0.21 over twice the rate. Its placebo's gain there is 0.3, -0.1 and 0.1, so it
+    stays at plain GRPO's rate; and one whose run at that rate has failed has its best."""
     def runs(*successes):
         return runs_with([success - 0.3 for success in successes])["idea"]
 
-    low, failed = runs(0.1, 0.1), runs(0.9)
+    low, failed = runs(0.1, 0.1, 0.1), runs(0.9)
     rates = Rates({
-        "plain": {0.5: runs(0.3, 0.3), 1.0: runs(0.3, 0.4), 2.0: runs(0.4, 0.5), 4.0: low},
-        "idea": {0.5: runs(0.5, 0.3), 1.0: runs(0.3, 0.3), 2.0: runs(0.2, 0.5), 4.0: low},
-        "any": {0.5: runs(0.3, 0.3), 1.0: runs(0.4, 0.4), 2.0: runs(0.2, 0.2), 4.0: failed}},
-        {"plain": "plain GRPO", "idea": "my_idea", "any": "its placebo"})
-    assert rates.best() == {"plain": 2.0, "idea": 0.5, "any": 1.0}
+        "plain": {0.5: runs(0.3, 0.3, 0.3), 2.0: runs(0.4, 0.5, 0.4), 4.0: low},
+        "idea": {0.5: runs(0.5, 0.42, 0.41), 2.0: runs(0.3, 0.2, 0.2), 4.0: low},
+        "any": {0.5: runs(0.6, 0.2, 0.5), 2.0: runs(0.3, 0.3, 0.4), 4.0: low},
+        "kind": {0.5: runs(0.2, 0.2, 0.2), 2.0: failed, 4.0: low}},
+        {"plain": "plain GRPO", "idea": "my_idea", "any": "its placebo", "kind": "the other"})
+    assert rates.best() == {"plain": 2.0, "idea": 0.5, "any": 2.0, "kind": 0.5}
     assert rates.sentence(0.001) == (
-        "Each arm has the best of its own learning rates, chosen on 2 other seeds. As multiples of "
-        "0.001 they are: plain GRPO 2, my_idea 0.5, its placebo 1. Of my_idea it is the smallest "
-        "or the largest that was tried, so one beyond it may be better.")
-    row = rates.table().to_json()["rows"][2]
-    assert row == {"arm": "its placebo", "0.5 times the rate": 0.3, "1 times the rate": 0.4,
-                   "2 times the rate": 0.2, "4 times the rate": None}
-    rates.runs["any"] = dict.fromkeys((0.5, 1.0, 2.0, 4.0), {})
+        "Each arm has plain GRPO's best learning rate, or another at which it was better by more "
+        "than chance, on 3 other seeds. As multiples of 0.001 they are: plain GRPO 2, my_idea 0.5, "
+        "its placebo 2, the other 0.5. Of my_idea, the other it is the smallest or the largest "
+        "that was tried, so one beyond it may be better.")
+    row = rates.table().to_json()["rows"][3]
+    assert row == {"arm": "the other", "0.5 times the rate": pytest.approx(0.2),
+                   "2 times the rate": None, "4 times the rate": pytest.approx(0.1)}
+    rates.runs["any"] = dict.fromkeys((0.5, 2.0, 4.0), {})
     assert "its placebo: its runs failed at every one of --rates" in refusal(rates.best)
 
 

@@ -1,4 +1,4 @@
-"""The learning rate of each arm of an experiment: the best of several, chosen on other seeds.
+"""The learning rate of each arm of an experiment, chosen among several on other seeds.
 
 A weighting changes the size of the gradient, also one whose mean is 1. So at one and the same rate
 an idea can be behind because of the rate. Where each arm has its own best rate, this is no reason
@@ -11,6 +11,7 @@ import numpy as np
 from analysis.compare import doubt_about_training
 from analysis.gains import final_lines, mean_success
 from analysis.run_folders import Run
+from analysis.statistics import mean_over
 from analysis.tables import Row, Table, by_row
 from engine.errors import UserError
 
@@ -35,31 +36,40 @@ class Rates:
     runs: dict[str, dict[float, dict[int, Run]]]
     names: dict[str, str]
 
-    def success(self, arm: str, rate: float) -> float:
-        """The mean success of an arm at a rate by the primary metric; nan if one of its seeds has
-        failed, as it does if the rate is far too high."""
-        runs = list(self.runs[arm][rate].values())
+    def successes(self, arm: str, rate: float) -> list[float]:
+        """The success of each run of an arm at a rate, in the order of the seeds, by the primary
+        metric; none if one of its seeds has failed, as it does if the rate is far too high."""
+        by_seed = self.runs[arm][rate]
+        runs = [by_seed[seed] for seed in sorted(by_seed)]
         if len(runs) < max(map(len, self.runs[arm].values())) or not runs:
-            return float("nan")
+            return []
         if doubt_about_training(runs):
-            return float(np.mean([line["success"] for line in final_lines(runs, "sampled")]))
-        return float(np.mean([mean_success(run) for run in runs]))
+            return [line["success"] for line in final_lines(runs, "sampled")]
+        return list(map(mean_success, runs))
 
     def best(self) -> dict[str, float]:
-        """The rate of each arm with the largest success."""
-        found = {}
+        """The rate of each arm. That of plain GRPO, which stands first, is the one with the largest
+        success. Another arm has the same, unless it is better at another by more than chance, in
+        pairs of runs with the same seed. If each took its own largest success, arms that are equal
+        would often get different rates, and then differ by these."""
+        found: dict[str, float] = {}
         for arm, at in self.runs.items():
-            known = {rate: self.success(arm, rate) for rate in at}
-            known = {rate: success for rate, success in known.items() if np.isfinite(success)}
+            known = {rate: of_rate for rate in at if (of_rate := self.successes(arm, rate))}
             if not known:
                 raise UserError(f"{self.names[arm]}: its runs failed at every one of --rates")
-            found[arm] = max(known, key=lambda rate: known[rate])
+            best = max(known, key=lambda rate: sum(known[rate]))
+            usual = next(iter(found.values()), best)
+            if usual in known:
+                gains = np.subtract(known[best], known[usual]).tolist()
+                best = best if mean_over(gains).low > 0 else usual
+            found[arm] = best
         return found
 
     def table(self) -> Table:
         rows: list[Row] = []
         for arm, at in self.runs.items():
-            rows.append([self.names[arm], *(self.success(arm, rate) for rate in at)])
+            rows.append([self.names[arm], *(mean_over(self.successes(arm, rate)).value
+                                            for rate in at)])
         rates = next(iter(self.runs.values()))
         formats = {"arm": "", **{f"{rate:g} times the rate": ".1%" for rate in rates}}
         return Table("rates", "", by_row(formats, rows))
@@ -70,8 +80,9 @@ class Rates:
         seeds = max(len(runs) for at in self.runs.values() for runs in at.values())
         chosen = ", ".join(f"{self.names[arm]} {rate:g}" for arm, rate in best.items())
         tried = list(next(iter(self.runs.values())))
-        said = (f"Each arm has the best of its own learning rates, chosen on {seeds} other seeds. "
-                f"As multiples of {base:g} they are: {chosen}.")
+        said = ("Each arm has plain GRPO's best learning rate, or another at which it was better "
+                f"by more than chance, on {seeds} other seeds. As multiples of {base:g} they are: "
+                f"{chosen}.")
         ends = [self.names[arm] for arm, rate in best.items() if rate in (tried[0], tried[-1])]
         if ends:
             said += (f" Of {', '.join(ends)} it is the smallest or the largest that was tried, so "

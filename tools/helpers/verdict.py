@@ -204,7 +204,7 @@ class Verdict:
         return (f"All arms had plain GRPO's learning rate, {rate:g}, and another may suit "
                 f"{self.name} better: the norm of its gradient, before clipping, is "
                 f"{norms[0] / norms[1]:.2f} times that of plain GRPO's, as a mean over the steps. "
-                "With --rates 0.5,1,2 each arm gets the best of its own.")
+                "With --rates 0.5,1,2 each arm gets one that suits it.")
 
     def about_choices(self) -> list[str]:
         """Whether it matters which tokens the idea chooses: a sentence for each placebo. Their
