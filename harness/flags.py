@@ -173,7 +173,7 @@ def fault_of_value(value: typing.Any, flag: Flag) -> str:
         return f"{value!r:.80} should {wanted}"
     if flag.choices and value not in flag.choices:
         hint = without_decorator(value) if isinstance(flag.choices, Choices) else ""
-        near = difflib.get_close_matches(value, flag.choices, 1)
+        near = difflib.get_close_matches(value.lower(), flag.choices, 1)
         if near and not hint:
             hint = f"Did you mean {near[0]}?"
         return f"{value:.80} is not one of: {', '.join(flag.choices)}. {hint}"

@@ -37,8 +37,11 @@ def load_task(name: str) -> type:
     Countdown are taken. All else follows from these two (harness/short_task.py).
     """
     if not file_of_task(name).is_file():
+        beside = f"examples.{name}"
+        did_you_mean = f". Did you mean {beside}?" if file_of_task(beside).is_file() else ""
         raise UserError(f"--task {name}: there is no such file in the project's folder. A task may "
-                        "be named as a file, examples/my_task.py, or as a module, examples.my_task")
+                        "be named as a file, examples/my_task.py, or as a module, "
+                        f"examples.my_task{did_you_mean}")
     module: Any = importlib.import_module(name)
     task: type | None = getattr(module, "Task", None)
     if task is not None and dataclasses.is_dataclass(task):

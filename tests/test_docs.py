@@ -340,7 +340,7 @@ def test_editors_and_uv_are_told_the_same_packages():
 
 def all_pages():
     """The pages of the lab, and of the other packages that are there."""
-    return [*project_files("*.md"), NOTEBOOK,
+    return [*project_files("**/*.md"), NOTEBOOK,
             *(page for folder in ("docs", "tests", *REMOVABLE)
               for page in project_files(f"{folder}/*.md"))]
 
@@ -372,6 +372,16 @@ def test_every_test_that_a_page_names_exists():
     assert len(named) > 15
     for page, path, test in named:
         assert f"def {test}(" in (ROOT / path).read_text(), f"{page.name}: {path}::{test}"
+
+
+def test_every_fold_of_a_page_is_closed_before_the_next_heading():
+    """What a reader should see later would else swallow the rest of the page."""
+    for page in project_files("**/*.md"):
+        is_open = False
+        for line in page.read_text(encoding="utf-8").splitlines():
+            assert not (is_open and line.startswith("## ")), f"{page.name}: {line}"
+            is_open = "<details>" in line or is_open and "</details>" not in line
+        assert not is_open, page.name
 
 
 def test_every_link_of_a_page_leads_somewhere():

@@ -33,13 +33,14 @@ GAME = [  # games won of a hundred
 ARMS = {  # of a result with a table `board`: the arm, and what the picture calls it
     "board": {
         "none-32x8": "four times the answers", "none-16x8": "twice the answers",
-        "measured": "the credit of each token, sampled",
+        "measured": "the credit of each token, 2 samples",
         "outcome_conditional": "half the weight on thinking",
         "entropy_weighted": "more weight where unsure",
         "inverse_logprob": "weight 1 / abs(log p)",
         "entropy_masking": "the most unsure fifth alone"},
     "real_board_brief_8_gpu": {
-        "four times": "four times the answers", "measured 16": "the credit of each token, sampled",
+        "four times": "four times the answers",
+        "measured 16": "the credit of each token, 16 samples",
         "outcome_conditional 0.5": "half the weight on thinking",
         "entropy_weighted": "more weight where unsure",
         "by_kind without words": "no weight on words",

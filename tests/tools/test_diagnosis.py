@@ -193,7 +193,7 @@ def test_longer_answers_that_are_better_are_no_fault(tmp_path):
 
 def test_a_healthy_run_has_none_and_a_short_one_is_not_judged(tmp_path):
     said = said_of(write(tmp_path / "log.jsonl"))
-    assert "None of the 19 faults" in said and "The reward rises" in said
+    assert "None of 19 signs of a mistake" in said and "The reward rises" in said
     assert "Looked at: reward" in said
     write_lines(tmp_path / "five.jsonl", [line(step) for step in range(1, 6)])
     assert "The reward rises" in said_of(tmp_path / "five.jsonl")
@@ -357,7 +357,7 @@ def test_an_evaluation_without_a_success_is_left_out(tmp_path):
     write(tmp_path / "metrics.jsonl")
     write_lines(tmp_path / "evaluations.jsonl", [{"step": 0, "mode": "sampled"}] * 2)
     (tmp_path / "config.json").write_text('{"mitigation": "none"}')
-    assert "None of the" in said_of(tmp_path)
+    assert "None of" in said_of(tmp_path)
 
 
 OTHERS = {  # a name of the reward, of the length and of the gradient norm as others write them

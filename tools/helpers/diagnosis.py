@@ -314,7 +314,7 @@ def in_words(log: Log, found: list[Fault]) -> list[str]:
     said = [fault.in_words() for fault in found]
     reward = log["reward"]
     way = f"from {reward.start:.3g} to {reward.end:.3g}"
-    none_seen = f"None of the {len(CHECKS) + 1} faults that are looked for"
+    none_seen = f"None of {len(CHECKS) + 1} signs of a mistake is seen"
     if not found and reward.falls:
         said.append(f"{none_seen}. The reward falls, {way}. If the problems "
                     f"have not become harder: {LAST.decide}.")
