@@ -6,7 +6,7 @@ else is, but for what is usual (USUAL) and need not be written.
 import math
 import re
 
-from .ours import Formula
+from .ours import Formula, Term
 from .search import Found
 from .tables import ANSWER
 
@@ -56,14 +56,28 @@ def codes_of_terms(found: Found) -> list[str]:
         name, _, how = term.kind.partition(" with ")
         name = name if term.is_entropy else f"kl {name}"
         how = f" with {how}" if how else ""
-        said.append(f"{name} {term.factor:.6g}{how}{term.reference}")
-        if term.place not in ("trained", "answer") and not term.is_entropy:
-            said.append("kl elsewhere")
+        said.append(f"{name} {term.factor:.6g}{how}{term.reference}"
+                    + code_of_counting(term, found.formula))
+        if term.place not in ("trained", "answer"):
+            said.append("entropy elsewhere" if term.is_entropy else "kl elsewhere")
     if found.understood:
         has = {term.is_entropy for term in found.formula.terms}
         said += [f"no {name}" for name, kind in (("kl", False), ("entropy", True))
                  if kind not in has]
     return said
+
+
+def code_of_counting(term: Term, formula: Formula) -> str:
+    """How the tokens of a term are counted, and that it stands on whole answers, where this differs
+    from the policy loss."""
+    said = f" {term.count}" if term.count != count_of_policy(formula) else ""
+    is_part = formula.kinds != ANSWER or formula.choice  # the policy loss trains other tokens
+    return said + (" on answers" if is_part and term.place == "answer" else "")
+
+
+def count_of_policy(formula: Formula) -> str:
+    """The count that a term has if it is counted as the policy loss is."""
+    return formula.count + (" of its own" if formula.length else "")
 
 
 def codes_of_tokens(formula: Formula) -> list[str]:

@@ -383,7 +383,7 @@ REFERENCES = lines({
     "": lambda batch: batch.reference_log_prob,
     " to old": lambda batch: batch.old_log_prob})
 
-OUTSIDE = "A KL term stands outside the answers, too, at their prompt or padding."
+OUTSIDE = "{term} stands outside the answers, too, at their prompt or padding."
 PLACES = lines({  # where a term without reward stands
     "trained": lambda view: view.trained,
     "answer": lambda view: view.batch.mask > 0,

@@ -65,7 +65,7 @@ def mistakes(found: Found) -> list[Remark]:
         wrong.append(Remark(code_of_shape(formula),
                             "The weight is not detached, so it is trained itself."))
     for term in formula.terms:
-        wrong += mistakes_of_term(term)
+        wrong += mistakes_of_term(term, formula)
     return [remark for remark in dict.fromkeys(wrong) if remark.sentence]
 
 
@@ -83,12 +83,18 @@ def is_wide(formula: Formula, name: str) -> bool:
         formula.bounds[0] > NARROW[0] and formula.bounds[1] < NARROW[1])
 
 
-def mistakes_of_term(term: Term) -> list[Remark]:
+def mistakes_of_term(term: Term, formula: Formula) -> list[Remark]:
+    name, said = ("entropy", "The entropy") if term.is_entropy else ("kl", "A KL term")
+    wrong = [Remark(f"{name} elsewhere", PLACES[term.place].mistake.format(term=said))]
+    count = term.count.removesuffix(" of its own")
+    if term.place in ("trained", "answer") and count != formula.count and COUNTS[count].mistake:
+        wrong.append(Remark(f"{name} {count}", f"{said}: {COUNTS[count].mistake}"))
     if term.is_entropy:
-        return [Remark("entropy reversed", "The entropy bonus has the wrong sign: it lowers the "
-                                           "entropy.")] if term.factor < 0 else []
-    wrong = [Remark("kl elsewhere", PLACES[term.place].mistake),
-             Remark(f"kl {term.kind}", TERMS[term.kind].mistake)]
+        if term.factor < 0:
+            wrong.append(Remark("entropy reversed", "The entropy bonus has the wrong sign: it "
+                                                    "lowers the entropy."))
+        return wrong
+    wrong.append(Remark(f"kl {term.kind}", TERMS[term.kind].mistake))
     if term.factor < 0:
         wrong.append(Remark("kl reversed", "A KL term has the wrong sign: it drives the policy "
                                            "away from the reference."))

@@ -437,8 +437,9 @@ LOSSES = {
     "casts to float32": (in_float32(make(z(1, 1e-6), answer, clip(.2, .28), kl=k3)),
                          {"z n-1 1e-06", "answer", "clip 0.2 0.28", "kl k3 0.04", "understood"}),
     "kl counted otherwise": (kl_per_token_mean_policy_by_token,
-                             {"mean", "token", "kl k3 0.04", "understood"}),
-    "kl on all places": (kl_everywhere, {"mean", "token", "kl k3 0.04", "understood"}),
+                             {"mean", "token", "kl k3 0.04 answer", "understood"}),
+    "kl on all places": (kl_everywhere, {"kl k3 0.04 constant over width of a row",
+                                         "kl elsewhere", "understood"}),
     "entropy weight undetached": (entropy_weight(False),
                                   {"weight entropy undetached", "understood"}),
     "whitened over answers": (make(whitened_over_answers), {"mean whitened n-1", "understood"}),
@@ -461,7 +462,8 @@ LOSSES = {
                          {"z n-1 0.0001", "token", "end"}),
     "product clipped": (make(z(1, 1e-4), objective=product_clipped),
                         {"end"}),  # not understood
-    "kl at the prompt too": (kl_at(with_prompt), {"kl k3 0.04", "kl elsewhere", "understood"}),
+    "kl at the prompt too": (kl_at(with_prompt), {"kl k3 0.04 token (with prompt)",
+                                               "kl elsewhere", "understood"}),
     # pairs
     "shift and sign": (make(shift=0, sign=-1.0, count=answer),
                        {"shift 0", "sign reversed", "answer", "understood"}),

@@ -237,6 +237,25 @@ def test_a_batch_in_place_of_a_group_and_a_kl_to_the_old_model_alone_are_unusual
         assert [remark.name for remark in unusual(found_as("credit", **settings))] == [name]
 
 
+@pytest.mark.parametrize("term, settings, code, mistake", [
+    (("k3", "token", "trained"), {}, "kl k3 0.04", []),
+    (("k3", "answer", "answer"), {}, "kl k3 0.04 answer", []),
+    (("k3", "answer", "trained"), {"count": "answer"}, "kl k3 0.04", []),
+    (("entropy", "sum", "trained"), {}, "entropy 0.04 sum", []),
+    (("k3", "token of its own", "trained"), {"length": "trained"}, "kl k3 0.04", []),
+    (("k3", "token", "answer"), {"kinds": tables.ANSWER - {"end"}}, "kl k3 0.04 on answers", []),
+    (("k3", "constant over width of a row", "answer"), {},
+     "kl k3 0.04 constant over width of a row", ["kl constant over width of a row"]),
+    (("entropy", "sum", "all"), {"count": "sum"}, "entropy 0.04", ["entropy elsewhere"])])
+def test_a_term_says_its_counting_and_place_where_they_are_not_those_of_the_policy_loss(
+        term, settings, code, mistake):
+    found = found_as(terms=(Term(*term, .04),), **settings)
+    assert code in codes(found) and [remark.name for remark in mistakes(found)] == mistake
+    assert ("entropy elsewhere" in codes(found)) == (term[2] == "all")
+    plain = "entropy 0.04" if term[0] == "entropy" else "kl k3 0.04"
+    assert bool(unmet(found, [plain])) == (code != plain)
+
+
 def test_a_mistake_of_two_kl_terms_is_told_once():
     terms = [Term("k3 exchanged", "token", "all", .1), Term("k1", "token", "all", -.1)]
     said = mistakes(found_as(terms=tuple(terms)))
