@@ -48,6 +48,7 @@ from .check import FAILED, PASSED, UNKNOWN, about_differences, differences, judg
 from .codes import clauses_of
 from .reading import KNOWN
 from .search import find_formula
+from .words import refuse_unknown
 
 LEAVE = os._exit  # while a user's loss runs, os._exit is another function
 
@@ -66,7 +67,9 @@ def main(argv: list[str]) -> int:
     finally:
         limit.cancel()
     if flags.json:
-        print(json.dumps({"file": flags.FILE, "status": status, **data}, indent=1))
+        said_as_json = json.dumps({"file": flags.FILE, "status": status, **data})
+        plain = json.loads(said_as_json, parse_constant=lambda name: None)  # JSON has no infinity
+        print(json.dumps(plain, indent=1))
     else:
         print("\n".join([f"{flags.FILE}, read off its gradient\n", *map(filled, said)]))
     return status
@@ -76,6 +79,7 @@ def examined(flags: argparse.Namespace) -> tuple[int, list[str], dict[str, objec
     """The status, sentences and data of one loss."""
     if flags.expect is not None:
         clauses_of(flags.expect)  # a mistake in it is told before the search
+    refuse_unknown(flags.allow)
     found = find_formula(load_loss(Path(flags.FILE), flags.function))
     verdict = judge(found, flags.expect, flags.allow)
     return verdict.status, verdict.in_words(), verdict.as_json()
@@ -83,6 +87,8 @@ def examined(flags: argparse.Namespace) -> tuple[int, list[str], dict[str, objec
 
 def compared(flags: argparse.Namespace) -> tuple[int, list[str], dict[str, object]]:
     """The same of two losses that should have one gradient."""
+    if flags.expect is not None or flags.allow:
+        raise ValueError("--same-as compares two losses, and takes no --expect and no --allow")
     losses = [load_loss(Path(path), flags.function) for path in (flags.FILE, flags.same_as)]
     shares = differences(*losses)
     status = PASSED if max(shares.values()) < KNOWN else FAILED

@@ -52,12 +52,14 @@ def z_score(batch: Batch) -> Tensor:
 
 
 def of_log_probs(function: Callable[..., object],
-                 advantage: Callable[[Batch], Tensor] = z_score) -> Loss:
-    """The loss of function(log_probs, old_log_probs, advantages, mask), all of them (B, T). It may
-    return a number, or a tuple that begins with one."""
+                 advantage: Callable[[Batch], Tensor] = z_score, per_token: bool = True) -> Loss:
+    """The loss of function(log_probs, old_log_probs, advantages, mask), all of them floats (B, T),
+    or the advantages (B,) without `per_token`. It may return a number, or a tuple that begins with
+    one."""
     def loss(logits: Tensor, batch: Batch) -> object:
         new, mask = log_probs(logits, batch), batch.mask[:, 1:]
-        given = advantage(batch)[:, None].expand_as(new)
+        given = advantage(batch)
+        given = given[:, None].expand_as(new) if per_token else given
         value = function(new, batch.old_log_prob[:, 1:], given, mask)
         return value[0] if isinstance(value, tuple) else value
     return loss

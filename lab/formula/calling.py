@@ -99,19 +99,26 @@ class Examined:
             raise LossNotFinite("its gradient is not finite on a batch with unequal rewards")
         return grad.double()
 
-    def loss_of(self, case: Case) -> float:
-        """The value of the loss."""
-        value = self.value(case.logits.to(self.dtype).clone(), case.batch(self.dtype))
-        return float(value)
+    def loss_of(self, case: Case, step: Tensor | float = 0.0) -> float:
+        """The value of the loss, after a step of the logits alone."""
+        return float(self.value((case.logits + step).to(self.dtype), case.batch(self.dtype)))
 
     def slope(self, case: Case, direction: Tensor) -> float:
         """How the value of the loss changes with the logits in this direction, by two values."""
         step = 1e-5 * direction
-        values = [float(self.value((case.logits + sign * step).to(self.dtype),
-                                   case.batch(self.dtype))) for sign in (1, -1)]
-        return (values[0] - values[1]) / 2e-5
+        return (self.loss_of(case, step) - self.loss_of(case, -step)) / 2e-5
 
     def value(self, logits: Tensor, batch: Batch) -> Tensor:
+        """What the loss returns: a tensor with one number."""
+        value = self.returned(logits, batch)
+        if isinstance(value, Tensor) and value.numel() == 1:
+            return value
+        said = "nothing" if value is None else f"a {type(value).__name__}"
+        if isinstance(value, Tensor):
+            said = f"a tensor of shape {tuple(value.shape)}"
+        raise LossFailed(f"it returned {said}, and a loss is a tensor with one number")
+
+    def returned(self, logits: Tensor, batch: Batch) -> object:
         """What the loss returns. What it prints goes to stderr."""
         usual = torch.get_default_dtype()
         try:
@@ -180,7 +187,7 @@ def failed(sentence: str, error: Exception) -> LossFailed:
     first_line = (str(error).strip().splitlines() or ["without a message"])[0]
     not_his = (str(Path(__file__).parent), str(Path(torch.__file__).parent))
     his = [frame for frame in traceback.extract_tb(error.__traceback__)
-           if not frame.filename.startswith(not_his)]
+           if not frame.filename.startswith((*not_his, "<frozen"))]
     where = f" ({Path(his[-1].filename).name}, line {his[-1].lineno})" if his else ""
     return LossFailed(f"{sentence} {type(error).__name__}: {first_line}{where}")
 

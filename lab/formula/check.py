@@ -1,12 +1,5 @@
-"""Does a loss pass a check? A status, as programs that test other programs want it, and why.
-
-    0   the loss is understood and no mistake was seen; or all that was expected holds
-    1   a mistake was seen, or something is not as it was expected
-    2   nothing can be said: the loss cannot be examined, or is not understood
-
-What is expected holds as a whole: each clause is so, and whatever else is not usual is named by a
-clause, too. So a loss whose sign is reversed fails unless a clause says *sign reversed*.
-"""
+"""Does a loss pass a check? A status, as programs that test other programs want it (__main__.py has
+what each means), and why; and whether two losses have the same gradient."""
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -15,7 +8,7 @@ from .calling import Loss, LossFailed
 from .codes import clauses_of, codes, facts, unmet, unnamed
 from .reading import KNOWN
 from .search import Found, Search, find_formula
-from .words import Remark, mistakes, percent, sentences, unusual
+from .words import Remark, mistakes, percent, refuse_unknown, sentences, unusual
 
 PASSED, FAILED, UNKNOWN = 0, 1, 2
 
@@ -58,6 +51,7 @@ class Verdict:
 def judge(found: Found, expect: str | None = None, allow: Collection[str] = ()) -> Verdict:
     """Whether a loss passes. `allow` has the names of mistakes that are let pass, and `expect` has
     clauses, with commas between them."""
+    refuse_unknown(allow)
     wrong = [remark for remark in mistakes(found) if remark.name not in allow]
     if expect is None:
         status = FAILED if wrong else PASSED if found.understood or found.is_zero else UNKNOWN

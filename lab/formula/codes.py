@@ -28,7 +28,8 @@ def facts(found: Found) -> list[tuple[str, ...]]:
     said += [code_of_shape(formula)] if "shape" in formula.sure and formula.shape else []
     ratio = [codes_of_ratio(formula)] if "ratio" in formula.sure else []
     said += codes_of_terms(found)
-    said += codes_of_lens(formula) if "lens" in formula.sure else []
+    if "lens" in formula.sure:
+        said += [f"temperature {formula.lens.temperature:g}", f"shift {formula.lens.shift}"]
     said += ["dead nan"] if found.dead_is_nan else []
     said += ["random"] if found.is_random else []
     said += ["reward undetached"] if found.trains_reward else []
@@ -42,11 +43,6 @@ def facts(found: Found) -> list[tuple[str, ...]]:
 def codes(found: Found) -> set[str]:
     """The codes of all facts."""
     return {code for fact in facts(found) for code in fact}
-
-
-def codes_of_lens(formula: Formula) -> list[str]:
-    lens = formula.lens
-    return [f"temperature {lens.temperature:g}", f"shift {lens.shift}"]
 
 
 def codes_of_terms(found: Found) -> list[str]:
@@ -70,14 +66,10 @@ def codes_of_terms(found: Found) -> list[str]:
 def code_of_counting(term: Term, formula: Formula) -> str:
     """How the tokens of a term are counted, and that it stands on whole answers, where this differs
     from the policy loss."""
-    said = f" {term.count}" if term.count != count_of_policy(formula) else ""
+    of_policy = formula.count + (" of its own" if formula.length else "")
+    said = f" {term.count}" if term.count != of_policy else ""
     is_part = formula.kinds != ANSWER or formula.choice  # the policy loss trains other tokens
     return said + (" on answers" if is_part and term.place == "answer" else "")
-
-
-def count_of_policy(formula: Formula) -> str:
-    """The count that a term has if it is counted as the policy loss is."""
-    return formula.count + (" of its own" if formula.length else "")
 
 
 def codes_of_tokens(formula: Formula) -> list[str]:

@@ -36,7 +36,7 @@ class Found:
     formula: Formula = Formula()
     is_zero: bool = False
     unexplained: float = 1.0           # the largest share of the gradient of a new batch
-    differs: list[tuple[str, float]] = field(default_factory=list)  # batches it does not explain
+    differs: dict[str, float] = field(default_factory=dict)  # by kind of batch, where it is not so
     notes: list[str] = field(default_factory=list)
     dead_is_nan: bool = False          # groups with equal rewards give 0 / 0
     has_reward: bool = True            # whether a push depends on the reward
@@ -52,7 +52,7 @@ class Found:
     @property
     def is_near(self) -> bool:
         """Whether the nearest formula is near enough to be told."""
-        return max([share for _, share in self.differs], default=self.unexplained) < NEAR
+        return max(self.differs.values(), default=self.unexplained) < NEAR
 
 
 def find_formula(loss: Loss) -> Found:
@@ -384,7 +384,7 @@ class Search:
                 continue
             share = left_of(wanted, gradient_of(self.formula, case))
             if share >= KNOWN:
-                self.found.differs.append((name, share))
+                self.found.differs[name] = max(share, self.found.differs.get(name, 0.0))
             worst = max(worst, share)
         self.found.unexplained = worst
         self.check_parts()

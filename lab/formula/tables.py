@@ -206,7 +206,9 @@ COUNTS = lines({  # (B,) the weight of a token
         lambda n, batch: one(n) / (n * live(batch)).sum().clamp(min=1),
         "every token counts the same, without groups whose rewards are equal"),  # DAPO
     **{f"micro-batch {rows}": (micro_batches(rows), f"every token of a micro-batch of {rows} "
-                               "answers counts the same, and micro-batches are averaged")
+                               "answers counts the same, and micro-batches are averaged", "",
+                               "A token counts more in a micro-batch with fewer tokens: the size "
+                               "of micro-batches changes the gradient.")
        for rows in (2, 3, 4, 8)}})
 
 

@@ -1,9 +1,11 @@
 """What was found, in sentences: mistakes first, then what is unusual, then choices."""
 import math
+from collections.abc import Collection
 from typing import NamedTuple
 
 from .codes import NO_REWARD, code_of_shape, codes
 from .ours import Formula, Term
+from .reading import TEMPERATURES
 from .search import Found
 from .tables import (ANSWER, CENTRES, CHOICES, COUNTS, FINISHES, GROUPS, PLACES, RATIOS, SCALES,
                      SHAPES, TERMS, Line)
@@ -31,6 +33,7 @@ WRONG_CODES = {  # what is hardly ever meant, the worst first
                  "what follows its end is.",
     "mask early": "The mask is one place early: the last token of the prompt is trained, and the "
                   "end of the answer is not.",
+    "no first": "The first token of an answer is not trained.",
     "no end": "The token that ends an answer is not trained.",
     "old misplaced 1": "The old log-probs are one place off: the ratio of a token is formed with "
                        "that of its neighbour.",
@@ -69,6 +72,19 @@ def mistakes(found: Found) -> list[Remark]:
     return [remark for remark in dict.fromkeys(wrong) if remark.sentence]
 
 
+def refuse_unknown(names: Collection[str]) -> None:
+    """Refuse what is no name of a mistake, nor of a line of a table."""
+    known = {"zero", NO_REWARD, "reversed", "elsewhere", "whitened again", "dead pushed",
+             "kl to old", *WRONG_CODES, *UNUSUAL_CODES,
+             *(f"temperature {number:g}" for number in TEMPERATURES)}
+    known.update(GROUPS, CENTRES, SCALES, COUNTS, RATIOS, SHAPES, TERMS)
+    for name in names:
+        bare = name.removeprefix("kl ").removeprefix("entropy ").removesuffix(" undetached")
+        if not {name, bare} & known - {""}:
+            raise ValueError(f"no mistake has the name {name!r}: it is what stands in brackets, "
+                             "such as: no end")
+
+
 def lines_of(formula: Formula) -> list[tuple[str, Line]]:
     """The lines that were found, of the questions that have an exact answer."""
     found = [(GROUPS, formula.groups), (CENTRES, formula.centre), (SCALES, formula.scale),
@@ -84,20 +100,16 @@ def is_wide(formula: Formula, name: str) -> bool:
 
 
 def mistakes_of_term(term: Term, formula: Formula) -> list[Remark]:
-    name, said = ("entropy", "The entropy") if term.is_entropy else ("kl", "A KL term")
-    wrong = [Remark(f"{name} elsewhere", PLACES[term.place].mistake.format(term=said))]
+    name, said = ("entropy", "The entropy bonus") if term.is_entropy else ("kl", "A KL term")
+    wrong = [Remark(f"{name} elsewhere", PLACES[term.place].mistake.format(term=said)),
+             Remark(f"kl {term.kind}", TERMS[term.kind].mistake)]
     count = term.count.removesuffix(" of its own")
     if term.place in ("trained", "answer") and count != formula.count and COUNTS[count].mistake:
         wrong.append(Remark(f"{name} {count}", f"{said}: {COUNTS[count].mistake}"))
-    if term.is_entropy:
-        if term.factor < 0:
-            wrong.append(Remark("entropy reversed", "The entropy bonus has the wrong sign: it "
-                                                    "lowers the entropy."))
-        return wrong
-    wrong.append(Remark(f"kl {term.kind}", TERMS[term.kind].mistake))
     if term.factor < 0:
-        wrong.append(Remark("kl reversed", "A KL term has the wrong sign: it drives the policy "
-                                           "away from the reference."))
+        effect = "lowers the entropy" if term.is_entropy else (
+            "drives the policy away from the reference")
+        wrong.append(Remark(f"{name} reversed", f"{said} has the wrong sign: it {effect}."))
     if term.kind == "k1" and not term.reference:
         wrong.append(Remark("kl k1", "The KL is k1 in the loss: its gradient pushes all tokens "
                                      "down alike, and its mean is 0."))
@@ -125,6 +137,9 @@ def unusual(found: Found) -> list[Remark]:
             # of the answers alone the mean is 0 already
             seen.append(Remark("dead pushed", "Groups with equal rewards are pushed, although they "
                                               "say nothing."))
+    if "clip" in formula.ratio and "ratio" in formula.sure and 0 < formula.bounds[0] < NARROW[0]:
+        seen.append(Remark(formula.ratio, f"The lower bound is {formula.bounds[0]:g}, far below 1: "
+                                          "a clip of 0.2 has the lower bound 0.8."))
     if formula.ratio == "cispo" and "ratio" in formula.sure and formula.bounds[1] < 1:
         seen.append(Remark("cispo", f"The weight is at most {formula.bounds[1]:g}, which is below "
                                     "1, so hardly a token's ratio counts."))
@@ -140,15 +155,16 @@ def sentences(found: Found) -> list[str]:
     wrong, seen = mistakes(found), unusual(found) if not found.is_zero else []
     said = [f"Mistakes: {len(wrong) or 'none seen'}."]
     if not wrong and not found.understood:
-        said = ["Mistakes: none seen in what is understood."]
+        said = ["Not understood. Mistakes: none seen in what is."]
     said += [f"{number}. {remark}" for number, remark in enumerate(wrong, 1)]
     if seen:
         said.append("Unusual, check that you want it:")
         said += [f"- {remark}" for remark in seen]
     if not found.is_zero:
         said += choices(found)
-        said += verdict(found)
-    return said
+        return said + verdict(found)
+    return [*said, "So it is where each answer meets the advantages of all, by their shape: "
+            "those of of_log_probs are (B, T), and (B,) with per_token=False."]
 
 
 def choices(found: Found) -> list[str]:
@@ -186,19 +202,17 @@ def verdict(found: Found) -> list[str]:
     if found.understood:
         size = max(found.unexplained, 1e-16)
         return [*said, f"This formula gives the gradient of new batches to {size:.0e} of its size."]
-    by_name: dict[str, float] = {}
-    for name, share in found.differs:
-        by_name[name] = max(share, by_name.get(name, 0.0))
-    worst = sorted(by_name, key=by_name.get, reverse=True)
-    on = "; ".join(f"{percent(by_name[name])} with {name}" for name in worst[:4])
+    worst = sorted(found.differs, key=found.differs.get, reverse=True)
+    on = "; ".join(f"{percent(found.differs[name])} with {name}" for name in worst)
     if not on:
         return [*said, "Not understood."]
     if found.is_near:
         said.append("Not understood. The nearest formula is the one above: of the gradient differs "
                     f"{on}.")
     else:
-        said += ["Not understood, and no formula of the tables is near.", *what_was_measured(found)]
-    if "ordinary batches" in by_name and by_name[worst[0]] < 1e-3:  # float16 has 11 binary digits
+        said += ["Not understood, and no formula of the tables is near: of the gradient differs "
+                 f"{on}.", *what_was_measured(found)]
+    if "ordinary batches" in worst and found.differs[worst[0]] < 1e-3:  # float16 has 11 bits
         said.append("Such a difference may be rounding: an advantage of numpy or of a short float.")
     return said
 

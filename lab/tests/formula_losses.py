@@ -156,11 +156,6 @@ def k3(log_prob, batch):
     return d.exp() - d - 1
 
 
-def k3_exchanged(log_prob, batch):
-    d = log_prob - batch.reference_log_prob
-    return d.exp() - d - 1
-
-
 def entropy_of(logits):
     log_p = logits.log_softmax(-1)
     h = -(log_p.exp() * log_p).sum(-1)
@@ -287,10 +282,6 @@ def by_probability(log_prob, batch, a):
     return (log_prob - batch.old_log_prob).exp() * a * ~is_out
 
 
-def squared_length(x, mask, batch):
-    return ((x * mask).sum(1) / mask.sum(1) ** 2).mean()
-
-
 def undetached_kl_in_the_reward(advantage, objective):
     def loss(logits, batch):
         log_prob = log_probs(logits, batch)
@@ -398,7 +389,6 @@ LOSSES = {
     "vespo": (make(objective=vespo), {"vespo 2 3 3 2", "token", "understood"}),
     "old one place off": (make(objective=misaligned),
                            PLAIN - {"no ratio"} | {"old misplaced 1", "end", "ratio"}),
-    "k3 exchanged": (make(kl=k3_exchanged), PLAIN | {"kl k3 exchanged 0.04"}),
     "entropy bonus": (make(entropy=.01), PLAIN | {"entropy 0.01"}),
     "published mistake": (make(objective=published),
                           {"weight 1/(|log p|+0.1) undetached", "z n 0.0001", "token",
@@ -432,7 +422,6 @@ LOSSES = {
                             {"summed clip 0.2 0.2", "constant 1", "mean", "understood"}),
     "icepop": (make(mean, objective=icepop), {"mask 0.5 4", "mean", "token", "understood"}),
     "prime-rl": (make(mean, objective=by_probability), {"dppo 0.2", "mean", "token", "understood"}),
-    "squared length": (make(count=squared_length), {"square of length", "understood"}),
     "no epsilon": (make(z(1, 0.0)), {"z n-1 0", "dead nan", "understood"}),
     "casts to float32": (in_float32(make(z(1, 1e-6), answer, clip(.2, .28), kl=k3)),
                          {"z n-1 1e-06", "answer", "clip 0.2 0.28", "kl k3 0.04", "understood"}),
