@@ -28,8 +28,8 @@ the formula is believed only if this gives the gradient of new batches to a mill
 
 It prints mistakes first, then what is unusual, then choices. The exit status is 0 if the loss is
 understood and has no mistake, 1 if a mistake was seen, and 2 if the loss cannot be examined or is
-not understood. With --expect it is 0 if all clauses hold and nothing else that is not usual, and 1
-otherwise. With --same-as it is 0 if both losses have the same gradient, and 1 otherwise.
+not understood. With --expect it is 0 if every clause is true and whatever else was found is usual,
+and 1 otherwise. With --same-as it is 0 if both losses have the same gradient, and 1 otherwise.
 """
 if not __package__:
     raise SystemExit("start it with: python -m lab.formula")
@@ -67,9 +67,8 @@ def main(argv: list[str]) -> int:
     finally:
         limit.cancel()
     if flags.json:
-        said_as_json = json.dumps({"file": flags.FILE, "status": status, **data})
-        plain = json.loads(said_as_json, parse_constant=lambda name: None)  # JSON has no infinity
-        print(json.dumps(plain, indent=1))
+        made = json.dumps({"file": flags.FILE, "status": status, **data})  # JSON has no infinity
+        print(json.dumps(json.loads(made, parse_constant=lambda name: None), indent=1))
     else:
         print("\n".join([f"{flags.FILE}, read off its gradient\n", *map(filled, said)]))
     return status

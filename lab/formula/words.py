@@ -203,23 +203,24 @@ def verdict(found: Found) -> list[str]:
         size = max(found.unexplained, 1e-16)
         return [*said, f"This formula gives the gradient of new batches to {size:.0e} of its size."]
     worst = sorted(found.differs, key=found.differs.get, reverse=True)
-    on = "; ".join(f"{percent(found.differs[name])} with {name}" for name in worst)
+    is_everywhere = "ordinary batches" in worst
+    on = "; ".join(f"{percent(found.differs[name])} with {name}"
+                   for name in (worst[:4] if is_everywhere else worst))
+    on += f"; {len(worst)} kinds in all, ordinary batches among them" if is_everywhere else ""
     if not on:
         return [*said, "Not understood."]
-    if found.is_near:
-        said.append("Not understood. The nearest formula is the one above: of the gradient differs "
-                    f"{on}.")
-    else:
-        said += ["Not understood, and no formula of the tables is near: of the gradient differs "
-                 f"{on}.", *what_was_measured(found)]
-    if "ordinary batches" in worst and found.differs[worst[0]] < 1e-3:  # float16 has 11 bits
+    nearest = "The nearest formula is the one above" if found.is_near else (
+        "No formula of the tables is near")
+    said.append(f"Not understood. {nearest}: of the gradient differs {on}.")
+    said += what_was_measured(found)
+    if is_everywhere and found.differs[worst[0]] < 1e-3:  # float16 has 11 bits
         said.append("Such a difference may be rounding: an advantage of numpy or of a short float.")
     return said
 
 
 def what_was_measured(found: Found) -> list[str]:
     """The pushes of answers with the rewards 1, 0.5, 0 and 0, by the ratio of all tokens."""
-    if not found.measured:
+    if found.is_near or not found.measured:
         return []
     said = ["What was measured: the push of an answer, summed over its tokens and times the number "
             "of answers, in groups with the rewards 1, 0.5, 0 and 0."]

@@ -201,22 +201,12 @@ def highest_entropy(logits, batch):
     return -(log_probs(logits, batch) * mean(batch) * kept).sum() / batch.mask.sum()
 
 
-def last_of_each_group(logits, batch):
-    is_last = torch.cat([batch.group[1:] != batch.group[:-1], torch.ones(1, dtype=torch.bool)])
-    kept = batch.mask * is_last[:, None]
-    return -(log_probs(logits, batch) * mean(batch) * kept).sum()
-
-
 def nothing(logits, batch):
     return (log_probs(logits, batch).detach() * mean(batch)).sum() + (logits * 0).sum()
 
 
 def sum_of_k1(batch, log_prob):
     return ((log_prob - batch.reference_log_prob) * batch.mask).sum(1).detach()
-
-
-def square_of_k1(batch, log_prob):
-    return sum_of_k1(batch, log_prob).square()
 
 
 def reward_without(cost):
@@ -437,16 +427,13 @@ LOSSES = {
     "nothing": (nothing, {"zero"}),
     "nothing but rounding": (every_advantage_for_each, {"zero"}),
     # what is not understood, and what is right of it nevertheless
-    "odd temperature": (make(temperature=.73456789), {"end"}),
     "constant baseline": (make(lambda batch: batch.reward[:, None] - .5, objective=clip(.2, .2)),
                           {"raw", "token", "end"}),
     "random": (with_dropout, {"random", "not understood", "temperature 1"}),
     "kl in the reward, undetached": (undetached_kl_in_the_reward(z(1, 1e-4), clip(.2, .2)),
                                      {"reward undetached", "end"}),
     "label smoothing": (with_label_smoothing, {"z n 0.0001", "token", "temperature 1"}),
-    "last answer of each group": (last_of_each_group, {"no ratio"}),
     "softcapped": (softcapped, set()),
-    "square of a kl in the reward": (reward_without(square_of_k1), {"z n-1 0.0001", "token"}),
     "kl in the reward": (reward_without(lambda batch, log_prob: .1 * sum_of_k1(batch, log_prob)),
                          {"z n-1 0.0001", "token", "end"}),
     "product clipped": (make(z(1, 1e-4), objective=product_clipped),
