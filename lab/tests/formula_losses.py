@@ -436,8 +436,7 @@ LOSSES = {
     "softcapped": (softcapped, set()),
     "kl in the reward": (reward_without(lambda batch, log_prob: .1 * sum_of_k1(batch, log_prob)),
                          {"z n-1 0.0001", "token", "end"}),
-    "product clipped": (make(z(1, 1e-4), objective=product_clipped),
-                        {"end"}),  # not understood
+    "product clipped": (make(z(1, 1e-4), objective=product_clipped), {"end"}),
     "kl at the prompt too": (kl_at(with_prompt), {"kl k3 0.04 token (with prompt)",
                                                "kl elsewhere", "understood"}),
     # pairs

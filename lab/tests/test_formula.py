@@ -290,6 +290,8 @@ def test_of_a_loss_that_is_not_understood_is_said_what_was_measured():
     assert [line for line in said if "the ratio of every token is" in line] == [
         f"  - where the ratio of every token is {ratio}: +0.1, -1, -1, -1."
         for ratio in ("0.5", "1", "2")]
+    some = Found(differs=dict.fromkeys(["six groups", "ratios", "a", "b", "c"], .5))
+    assert sentences(some)[-1].count("50.0% with ") == 5  # four of these if all batches differ
 
 
 def test_what_does_not_depend_on_the_reward_is_not_said_of_the_whole():
@@ -579,8 +581,7 @@ def test_the_command_line(tmp_path, capsys):
     assert 'as an expectation: "z n-1 1e-06, token, no ratio"' in printed
     for more, said in ((["--same-as", str(path), "--expect", "token"], "takes no --expect"),
                        (["--allow", "nonsense"], "no mistake has the name 'nonsense'"),
-                       (["--function", "broken"], "it raised IndexError"),
-                       (["--function", "broken"], "(my_loss.py, line 15)"),
+                       (["--function", "broken"], "with size 16 (my_loss.py, line 15)"),
                        (["--function", "absent"], "has no function"),
                        (["--expect", ","], "names no clause")):
         assert main([str(path), *more]) == 2 and said in capsys.readouterr().err
