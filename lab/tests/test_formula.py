@@ -21,7 +21,7 @@ from lab.tests.formula_losses import (LOSSES, advantage_in_float16, answer, clip
                                       undetached_kl_in_the_reward, z)
 
 from lab.formula import (LossFailed, NotPassed, check, differences, find_formula, judge,
-                         of_log_probs, tables)
+                         of_log_probs, tables, take)
 from lab.formula.__main__ import main
 from lab.formula.calling import load_loss
 from lab.formula.codes import codes, unmet, unnamed
@@ -645,3 +645,12 @@ def test_the_folder_works_alone(tmp_path):
     helped = subprocess.run([sys.executable, "-m", "grpo_formula", "--help"], cwd=tmp_path,
                             capture_output=True, text=True).stdout
     assert "python -m grpo_formula MY_LOSS.py" in helped and "lab.formula" not in helped
+
+
+def test_functions_are_taken_without_the_rest_of_their_file(tmp_path):
+    path = tmp_path / "code.py"
+    path.write_text("import no_such_package\n\ndef helper(x):\n    return x * FACTOR\n")
+    assert take(path, ["helper"], FACTOR=3).helper(2) == 6
+    assert "no_such_package" not in sys.modules
+    with pytest.raises(LossFailed, match="another version"):
+        take(path, ["absent"])

@@ -5,24 +5,16 @@ taken from its files.
 """
 import ast
 import importlib
-import importlib.util
 import inspect
-import sys
-import tempfile
 import textwrap
-from collections.abc import Callable, Mapping
-from itertools import count
-from pathlib import Path
-from types import ModuleType
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from engine.errors import UserError
-from lab.formula.adapters import log_probs, of_trl
+from lab.formula.adapters import log_probs, module_of, of_trl
 from lab.formula.batches import Batch
-
-NUMBER = count()  # of the modules that were made
 
 
 def ours():
@@ -48,19 +40,6 @@ def take_statement(source: str, containing: str, inputs: list[str], output: str,
         raise UserError(f"no statement contains {containing!r}: it is another version")
     body = textwrap.indent(min(found, key=len), "    ")
     return module_of(f"def piece({', '.join(inputs)}):\n{body}\n    return {output}\n", given).piece
-
-
-def module_of(text: str, given: Mapping[str, object]) -> ModuleType:
-    """A module of this text, which can use the given names. It is read from a temporary file, so
-    that a traceback shows its lines."""
-    path = Path(tempfile.mkdtemp(prefix="adapter-")) / f"taken_{next(NUMBER)}.py"
-    path.write_text(f"from __future__ import annotations\n{text}\n", encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    vars(module).update(given)
-    sys.modules[path.stem] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 def trl():
