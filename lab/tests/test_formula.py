@@ -77,7 +77,8 @@ def test_every_loss_is_named_as_what_it_is(name):
     ("shifted back", ["shift -1"]), ("icepop", []),
     ("width", ["constant over width of a row"]),
     ("cispo undetached", ["cispo undetached"]), ("old one place off", ["old misplaced 1"]),
-    ("kl in the reward, undetached", ["reward undetached"]), ("kl in the reward", [])])
+    pytest.param("kl in the reward, undetached", ["reward undetached"], marks=pytest.mark.slow),
+    ("kl in the reward", [])])
 def test_what_is_called_a_mistake(name, said):
     """Each has the name by which it is let pass. A KL in the reward is none if it is detached."""
     assert [remark.name for remark in mistakes(found_of(name))] == said
@@ -611,6 +612,7 @@ def test_json_and_a_comparison_on_the_command_line(tmp_path, capsys):
     assert "more than" not in capsys.readouterr().out.partition("ordinary batches")[0][:20]
 
 
+@pytest.mark.slow
 def test_a_loss_that_never_ends_or_leaves_the_program_is_told(tmp_path):
     """Each would end a test program with the status 0, or not at all."""
     for text, said in (("    while True:\n        pass", "did not end within 3 seconds"),
