@@ -74,9 +74,9 @@ FLAGS = {
                          "say otherwise. This takes a quarter of the time, and only a large "
                          "difference can be seen"),
     "rates": Flag("", "numbers such as 0.5,1,2, by which the learning rate is multiplied: each arm "
-                      "has plain GRPO's best, unless it is better at another. They are chosen on "
-                      "seeds of their own. Without it all "
-                      "arms have plain GRPO's rate"),
+                      "has plain GRPO's best rate, unless it is better at another by more than "
+                      "chance. Rates are chosen on seeds of their own. Without it all arms have "
+                      "plain GRPO's rate"),
     "placebos": Flag("any,kind", "which placebos are trained. any: all tokens of a batch exchange "
                                  "their weights, or those of a group their advantages. kind: "
                                  "only tokens of one category do. position: only tokens that are "
