@@ -12,13 +12,13 @@ the gradient of its log-prob at the logits. The gradient's size at the logits is
 """
 # The order of this file:
 #
-# 1. Read the run: settings, metrics, evaluations (analysis/run_folders.py).
-# 2. Go through its credit files once: sum up the numbers of their tokens (analysis/tally.py), and
-#    choose answers that the page shows token by token (analysis/answers.py).
+# 1. Read the run: settings, metrics, evaluations (lab/analysis/run_folders.py).
+# 2. Go through its credit files once: sum up the numbers of their tokens (lab/analysis/tally.py),
+# and    choose answers that the page shows token by token (lab/analysis/answers.py).
 # 3. Make the tables and pictures, in the order in which the page shows them.
-# 4. Write the page (analysis/report.py).
+# 4. Write the page (lab/analysis/report.py).
 #
-# Several runs are compared in analysis/compare.py.
+# Several runs are compared in lab/analysis/compare.py.
 #
 # Five words of this file: a *partition* puts each token of a run into one *cell*, for example by
 # its kind, of which there are seven. A *block* is a part of the training, which is cut into at most
@@ -31,25 +31,25 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.figure import Figure
 
-from analysis import report
-from analysis.answers import ShownAnswer, Viewer
-from analysis.page import Picture, make_output_folder, write_page
-from analysis.plots import (CHANGE_COLOUR, COLOURS, CREDIT_COLOUR, GRADIENT_COLOUR, GREY,
-                            PUSH_COLOUR, TOKENS_COLOUR, Style, legend_below, save, whole_steps)
-from analysis.run_folders import Run, evaluations, read_runs, task_of
-from analysis.shares import shares
-from analysis.statistics import mean_over, paired_difference
-from analysis.tables import (TOO_FEW_GROUPS, WITH_INTERVAL, Columns, Row, Table, by_row,
-                             without_format)
-from analysis.tally import (OVER_REST, PARTITIONS, RARE, Tally, early_over_late, over_rest,
-                            rest_columns)
-from harness.read_record import read_columns, sampling_models
-from harness.record import PART, Json
-from harness.screen import python_command, run_as_program, show_status
-from engine.tokens import KINDS
+from lab.analysis import report
+from lab.analysis.answers import ShownAnswer, Viewer
+from lab.analysis.page import Picture, make_output_folder, write_page
+from lab.analysis.plots import (CHANGE_COLOUR, COLOURS, CREDIT_COLOUR, GRADIENT_COLOUR, GREY,
+                                PUSH_COLOUR, TOKENS_COLOUR, Style, legend_below, save, whole_steps)
+from lab.analysis.run_folders import Run, evaluations, read_runs, task_of
+from lab.analysis.shares import shares
+from lab.analysis.statistics import mean_over, paired_difference
+from lab.analysis.tables import (TOO_FEW_GROUPS, WITH_INTERVAL, Columns, Row, Table, by_row,
+                                 without_format)
+from lab.analysis.tally import (OVER_REST, PARTITIONS, RARE, Tally, early_over_late, over_rest,
+                                rest_columns)
+from lab.harness.read_record import read_columns, sampling_models
+from lab.harness.record import PART, Json
+from lab.harness.screen import python_command, run_as_program, show_status
+from lab.engine.tokens import KINDS
 
 if TYPE_CHECKING:
-    from analysis.arms import Comparison
+    from lab.analysis.arms import Comparison
 
 # parts of the reward that a task may lack: then they are 0 for every answer
 WITHOUT = (f"{PART}format", f"{PART}reasoning")
@@ -109,16 +109,16 @@ def analyze_run(run: Run, folder: Path, with_all: bool) -> None:
     say_what_went_wrong(run["folder"])
     if tally:
         print("To follow one token through a step: "
-              f"{python_command('-m', 'tools.follow', run['folder'])}")
+              f"{python_command('-m', 'lab', 'follow', run['folder'])}")
         say_how_to_measure(run)
 
 
 def say_what_went_wrong(folder: Path) -> None:
     """Print in a line which mistakes of docs/how_a_run_fails.md the run's metrics show."""
-    from tools.helpers.diagnosis import in_short
-    from tools.helpers.log import read_log
+    from lab.tools.helpers.diagnosis import in_short
+    from lab.tools.helpers.log import read_log
     if (folder / "metrics.jsonl").is_file() and (verdict := in_short(read_log(folder))):
-        print(f"{verdict} The numbers: {python_command('-m', 'tools.diagnose', folder)}")
+        print(f"{verdict} The numbers: {python_command('-m', 'lab', 'diagnose', folder)}")
 
 
 def say_how_to_measure(run: Run) -> None:
@@ -128,7 +128,7 @@ def say_how_to_measure(run: Run) -> None:
     if models and task_of(run["config"]) and run["config"].get("loss") != "dpo":
         if "own" in read_columns(Path(run["folder"]), min(models)):
             return  # an environment has replied: credit is measured in answers of one turn alone
-        command = python_command("-m", "tools.follow", run["folder"], "--step", min(models),
+        command = python_command("-m", "lab", "follow", run["folder"], "--step", min(models),
                                  "--answer", 0, "--credit", report.CONTINUATIONS, "--keep")
         print(f"To measure what each token of an answer earned, for the page: {command}")
 
@@ -163,7 +163,7 @@ def run_chapters(run: Run, tally: Tally | None) -> dict[str, list[Table]]:
         if tally.has_cells(name):
             of_gradient.append(gradient_table(tally, name))
     if tally.has_change:
-        from analysis.change import change_table
+        from lab.analysis.change import change_table
         for name in ("kind", "section", "position"):
             if name == "position" or tally.has_cells(name):
                 of_gradient.append(change_table(tally, name))
@@ -384,7 +384,7 @@ def gradient_by_kind(tally: Tally, folder: Path) -> Picture:
 
 def change_by_kind(tally: Tally, folder: Path) -> Picture:
     """Shares in the steps in which the change was measured."""
-    from analysis.change import CREDIT, SIZES, known
+    from lab.analysis.change import CREDIT, SIZES, known
     count = tally.total("kind", "measured")
     push, change = (tally.shares("kind", SIZES[name]) for name in ("push", "change"))
     bars = {"share of the tokens": (shares(count), TOKENS_COLOUR),
@@ -457,7 +457,7 @@ def position_bars(tally: Tally, folder: Path) -> Picture:
 def compare_runs(runs: list[Run], folder: Path, baseline: str | None, with_all: bool) -> None:
     """Compare the arms in each set of runs that can be compared, beginning with the largest set.
     Each set has a page of its own."""
-    from analysis.arms import Comparison, comparable, finished
+    from lab.analysis.arms import Comparison, comparable, finished
     sets, left_out = comparable(finished(runs))
     for number, chosen in enumerate(sets, 1):
         if number == 1:
@@ -469,7 +469,7 @@ def compare_runs(runs: list[Run], folder: Path, baseline: str | None, with_all: 
 
 def compare_set(comparison: "Comparison", folder: Path, left_out: list[str],
                 with_all: bool) -> None:
-    from analysis.compare import chapters_of, learning_curves
+    from lab.analysis.compare import chapters_of, learning_curves
     chapters = chapters_of(comparison)
     make_output_folder(folder)
     pictures = [learning_curves(comparison, folder)]

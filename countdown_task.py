@@ -34,11 +34,11 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
-from engine.errors import UserError
-from engine.tokens import (ANSWER, BRACKET, END, END_OF_TURN, NUMBER, OPERATOR, OTHER, SPACE, TAG,
-                           THINK, USER_TURN, WORD, without_end_of_turn)
-from harness.record import read_given
-from harness.flags import option
+from lab.engine.errors import UserError
+from lab.engine.tokens import (ANSWER, BRACKET, END, END_OF_TURN, NUMBER, OPERATOR, OTHER, SPACE,
+                               TAG, THINK, USER_TURN, WORD, without_end_of_turn)
+from lab.harness.record import read_given
+from lab.harness.flags import option
 
 MAX_NUMBER = 999_999_999  # the score of the reasoning reads numbers of at most nine digits
 MAX_NUMBERS = 30  # the most numbers in a problem of a file
@@ -166,7 +166,7 @@ class Task:
         self.shown: set[Content] = set()  # the solved problems in every prompt
         self.head = ""                    # the text that every prompt begins with
         if self.examples:
-            from harness.solved_problems import solved_turns
+            from lab.harness.solved_problems import solved_turns
             self.head = solved_turns(self)
         self.to_train = [problem for problem in self.to_train
                          if content_of(problem) not in self.shown]
@@ -297,7 +297,7 @@ class Task:
                 "answer": right, "reasoning": reasoning}
 
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
-        """The section and the kind of each token, as codes (engine/tokens.py)."""
+        """The section and the kind of each token, as codes (lab/engine/tokens.py)."""
         return annotate(pieces) if self.wording.thinks else annotate_expression(pieces)
 
     def right_steps(self, problem: Problem, pieces: list[bytes]) -> list[int]:

@@ -28,7 +28,8 @@ Left out of GRPO as published; the first three come back with a flag:
                          does, which is --loss_norm sequence
     the reward model     a program checks the answer, so no reward has to be learned
 
-Other ways to spread credit over the tokens, such as critics and Monte Carlo values, are in credit/.
+Other ways to spread credit over the tokens, such as critics and Monte Carlo values, are in
+lab/credit/.
 """
 if __name__ == "__main__":
     raise SystemExit("start it with: python train.py --mitigation none")
@@ -37,11 +38,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from engine.methods import CLIP_KINDS, Metrics, advantage
-from engine.forward import frozen_log_probs, micro_batches, response_log_probs
-from engine.optimizer import Optimizer, clip_and_step
-from engine.policy import RunSettings
-from engine.rollouts import Rollouts, double
+from lab.engine.methods import CLIP_KINDS, Metrics, advantage
+from lab.engine.forward import frozen_log_probs, micro_batches, response_log_probs
+from lab.engine.optimizer import Optimizer, clip_and_step
+from lab.engine.policy import RunSettings
+from lab.engine.rollouts import Rollouts, double
 from qwen2_model import Qwen2
 
 Columns = dict[str, Tensor]  # a tensor (B, T) for each new column of the credit file

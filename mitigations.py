@@ -13,7 +13,7 @@ become flags, their types say which values are allowed, and its docstring is the
         \"\"\"One line that becomes the help text.\"\"\"
         return 1 + strength * rollouts.entropy        # (B, T)
 
-`rollouts` is the whole batch (engine/rollouts.py). It holds
+`rollouts` is the whole batch (lab/engine/rollouts.py). It holds
 
     for each token    ids, texts, mask, log_prob, entropy, collision (sum of p^2), advantage,
                       section, kind; `hidden` and `attention` cost one more forward pass
@@ -27,10 +27,10 @@ negative. A function whose values may be negative is an advantage, and stands un
 instead, as `span` does at the end of this file.
 
 An answer is everything that was generated; its answer section is the part between <answer> and
-</answer>. Weightings that keep a state, or sample answers of their own, are classes in credit/.
+</answer>. Weightings that keep a state, or sample answers of their own, are classes in lab/credit/.
 They are choices of the same flag. To see weights on recorded tokens without training:
 
-    python -m tools.preview runs/none-grpo-s0 --mitigation my_idea --strength 2
+    python -m lab preview runs/none-grpo-s0 --mitigation my_idea --strength 2
 """
 if __name__ == "__main__":
     raise SystemExit("start it with: python train.py --mitigation none")
@@ -38,13 +38,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from engine.methods import (ADVANTAGES, CLIP_KINDS, MITIGATIONS, Method, Metrics, advantage,
-                            checked_credit, metrics_of, mitigation)
-from engine.policy import Policy
-from engine.rollouts import Rollouts, double
-from engine.tokens import ANSWER, KINDS, NUMBER, OPERATOR, TAG, THINK, WORD
+from lab.engine.methods import (ADVANTAGES, CLIP_KINDS, MITIGATIONS, Method, Metrics, advantage,
+                                checked_credit, metrics_of, mitigation)
+from lab.engine.policy import Policy
+from lab.engine.rollouts import Rollouts, double
+from lab.engine.tokens import ANSWER, KINDS, NUMBER, OPERATOR, TAG, THINK, WORD
 from grpo import centred, gradient_size, rescaling, to_every_token
-from harness.flags import NotNegative, Percent, Positive, Share
+from lab.harness.flags import NotNegative, Percent, Positive, Share
 
 
 @mitigation
@@ -146,7 +146,8 @@ def entropy_ratio(rollouts: Rollouts, *, entropy_beta: NotNegative = 1.0) -> Ten
     """The weight is max(0, 1 + entropy_beta * (entropy / mean entropy - 1)). The mean is over the
     tokens of the batch, so tokens of more than average entropy weigh more.
 
-    The idea is from GTPO (arXiv 2508.04349). GTPO itself is the advantage gtpo (credit/gtpo.py).
+    The idea is from GTPO (arXiv 2508.04349). GTPO itself is the advantage gtpo
+    (lab/credit/gtpo.py).
     """
     mean = rollouts.entropy[rollouts.mask].mean()
     relative = torch.where(mean > 0, rollouts.entropy / mean - 1, 0.0)
@@ -258,20 +259,21 @@ def cells_of(placebo: str, rollouts: Rollouts) -> Tensor:
 # The methods of these modules are choices as well. A module is imported when its method is chosen
 # or its help is printed.
 MITIGATIONS.update({
-    "learned_importance": "credit.learned_importance", "lambda_grpo": "credit.lambda_grpo",
-    "causal_ablation": "credit.causal_ablation", "oracle": "credit.measured",
-    "shared_prefix": "credit.prefix_tree", "rlsd": "credit.hinted",
-    "low_probability": "credit.more_weightings", "taco": "credit.more_weightings",
-    "planning": "credit.more_weightings", "future_attention": "credit.more_weightings",
-    "covariance": "credit.more_weightings", "negative_only": "credit.more_weightings"})
+    "learned_importance": "lab.credit.learned_importance", "lambda_grpo": "lab.credit.lambda_grpo",
+    "causal_ablation": "lab.credit.causal_ablation", "oracle": "lab.credit.measured",
+    "shared_prefix": "lab.credit.prefix_tree", "rlsd": "lab.credit.hinted",
+    "low_probability": "lab.credit.more_weightings", "taco": "lab.credit.more_weightings",
+    "planning": "lab.credit.more_weightings", "future_attention": "lab.credit.more_weightings",
+    "covariance": "lab.credit.more_weightings", "negative_only": "lab.credit.more_weightings"})
 ADVANTAGES.update({
-    "vine": "credit.monte_carlo", "deletion": "credit.causal_ablation",
-    "measured": "credit.measured", "gae": "credit.critic",
-    "prefix_tree": "credit.prefix_tree", "gtpo": "credit.gtpo",
-    "optimal_token_baseline": "credit.baselines", "maxrl": "credit.baselines",
-    "gdpo": "credit.baselines", "opo": "credit.baselines", "pass_at_k": "credit.baselines",
-    "teacher": "credit.teacher",
-    "quantile_baseline": "credit.baselines", "turn_credit": "credit.turns",
-    "without_luck": "credit.turns", "turn_mean": "credit.turns", "mt_grpo": "credit.turns",
-    "gigpo": "credit.turns"})
-CLIP_KINDS.update(dict.fromkeys(("dual", "gspo", "cispo", "sapo", "gmpo", "dppo"), "credit.clips"))
+    "vine": "lab.credit.monte_carlo", "deletion": "lab.credit.causal_ablation",
+    "measured": "lab.credit.measured", "gae": "lab.credit.critic",
+    "prefix_tree": "lab.credit.prefix_tree", "gtpo": "lab.credit.gtpo",
+    "optimal_token_baseline": "lab.credit.baselines", "maxrl": "lab.credit.baselines",
+    "gdpo": "lab.credit.baselines", "opo": "lab.credit.baselines",
+    "pass_at_k": "lab.credit.baselines", "teacher": "lab.credit.teacher",
+    "quantile_baseline": "lab.credit.baselines", "turn_credit": "lab.credit.turns",
+    "without_luck": "lab.credit.turns", "turn_mean": "lab.credit.turns",
+    "mt_grpo": "lab.credit.turns", "gigpo": "lab.credit.turns"})
+CLIP_KINDS.update(dict.fromkeys(("dual", "gspo", "cispo", "sapo", "gmpo", "dppo"),
+                                "lab.credit.clips"))

@@ -8,12 +8,12 @@ Read `train` from top to bottom: first what a run needs is built, then the same 
 Everything per token is a tensor (B, T): B answers, and as many positions T as the longest answer
 has tokens. Where the numbers of token 17 of answer 3 are computed, with plain GRPO:
 
-    ids[3, 17]         engine/sampler.py: generate
-    reward[3]          engine/rollouts.py: score_answers; countdown_task.py: Task.score
+    ids[3, 17]         lab/engine/sampler.py: generate
+    reward[3]          lab/engine/rollouts.py: score_answers; countdown_task.py: Task.score
     advantage[3, 17]   grpo.py: grpo
     weight[3, 17]      mitigations.py: none, rescaled_weight
     the loss           grpo.py: update, policy_loss
-    its gradient       engine/forward.py: response_log_probs, TokenLogProbs.backward
+    its gradient       lab/engine/forward.py: response_log_probs, TokenLogProbs.backward
 
 Every random draw of step n depends on (seed, n) alone, so a resumed run needs no random state: on
 the same CPU it samples, bit for bit, what the uninterrupted run would have sampled.
@@ -26,18 +26,18 @@ from collections.abc import Iterator
 from dataclasses import replace
 from statistics import mean
 
-import engine  # noqa: F401  before torch: it sets how torch's threads wait
+import lab.engine  # noqa: F401  before torch: it sets how torch's threads wait
 import torch
 
-from engine.methods import WHOLE_ANSWERS, Method, checked_credit
-from engine.policy import Policy, derived_seed
-from engine.rollouts import Rollouts, double
+from lab.engine.methods import WHOLE_ANSWERS, Method, checked_credit
+from lab.engine.policy import Policy, derived_seed
+from lab.engine.rollouts import Rollouts, double
 from grpo import update, update_with_change
-from harness.step_lines import Clock, most_varied, step_metrics, wilson_interval
-from harness.record import Json
-from harness.run import Run, open_run
-from harness.screen import run_as_program, show_status
-from harness.settings import MODES, Settings
+from lab.harness.step_lines import Clock, most_varied, step_metrics, wilson_interval
+from lab.harness.record import Json
+from lab.harness.run import Run, open_run
+from lab.harness.screen import run_as_program, show_status
+from lab.harness.settings import MODES, Settings
 from mitigations import rescaled_weight, shuffled
 
 OF_ONE_SEED = 256  # held-out problems, one after the other, whose random numbers have one seed
@@ -87,7 +87,7 @@ def with_advantage(rollouts: Rollouts, advantage_method: Method, policy: Policy,
     values = checked_credit(advantage_method, f"the advantage {s.advantage}", rollouts,
                             policy)
     if s.entropy_bonus:
-        from credit.entropy_bonus import entropy_bonus
+        from lab.credit.entropy_bonus import entropy_bonus
         values = values + s.entropy_bonus * entropy_bonus(rollouts)
     if s.placebo.startswith("advantages"):
         values = shuffled(values, rollouts, s.placebo, s.advantage in WHOLE_ANSWERS)

@@ -20,7 +20,7 @@ from typing import Any
 
 import countdown_task
 from countdown_task import Problem, evaluates_to, read_expression
-from harness.flags import option
+from lab.harness.flags import option
 
 CALLS = 4
 USER, MODEL, END = "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>\n"

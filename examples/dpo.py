@@ -51,25 +51,25 @@ from typing import Any, NamedTuple
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))  # so that it can be started from any folder
 
-import engine  # noqa: F401  before torch, as in one_step.py
+import lab.engine  # noqa: F401  before torch, as in one_step.py
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from countdown_task import Problem, held_out
-from engine.errors import UserError, parse_object
-from engine.extra_forward import with_facts
-from engine.forward import response_log_probs
-from engine.policy import Policy, derived_seed, stop_ids
-from engine.rollouts import Rollouts
-from engine.tokens import encode, encode_prompt
+from lab.engine.errors import UserError, parse_object
+from lab.engine.extra_forward import with_facts
+from lab.engine.forward import response_log_probs
+from lab.engine.policy import Policy, derived_seed, stop_ids
+from lab.engine.rollouts import Rollouts
+from lab.engine.tokens import encode, encode_prompt
 from examples.loop import save, success
 from examples.one_step import MAX_GRAD_NORM
-from harness.build import initial_model, load_policy
-from harness.step_lines import batch_metrics
-from harness.record import (RunFolder, credit_path, make_run, provenance, read_given, replace_text,
-                            write_credit)
-from harness.settings import MODES, Settings, make_settings
+from lab.harness.build import initial_model, load_policy
+from lab.harness.step_lines import batch_metrics
+from lab.harness.record import (RunFolder, credit_path, make_run, provenance, read_given,
+                                replace_text, write_credit)
+from lab.harness.settings import MODES, Settings, make_settings
 from train import answer_held_out
 
 STEPS, PROBLEMS, ANSWERS = 30, 16, 8

@@ -33,22 +33,22 @@ from typing import Any, NamedTuple
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))  # so that it can be started from any folder
 
-import engine  # noqa: F401  before torch, as in one_step.py
+import lab.engine  # noqa: F401  before torch, as in one_step.py
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from analysis.statistics import student_quantile
-from engine.errors import UserError
-from engine.methods import ADVANTAGES, make, metrics_of
-from engine.policy import Policy, derived_seed
-from engine.rollouts import Rollouts
+from lab.analysis.statistics import student_quantile
+from lab.engine.errors import UserError
+from lab.engine.methods import ADVANTAGES, make, metrics_of
+from lab.engine.policy import Policy, derived_seed
+from lab.engine.rollouts import Rollouts
 from examples.histories import BIG, SMALL, Tree, estimated_gradient, gradient_of_success
 from grpo import update
-from harness.flags import Flag, option, read
-from harness.build import Parts, build
-from harness.screen import python_command
-from harness.settings import Settings, make_settings
+from lab.harness.flags import Flag, option, read
+from lab.harness.build import Parts, build
+from lab.harness.screen import python_command
+from lab.harness.settings import Settings, make_settings
 from mitigations import rescaled_weight
 from train import with_advantage
 
@@ -84,7 +84,7 @@ class Task:
         return f"the secret {problem.secret} in game {problem.name}"
 
     def read(self, words: list[str]) -> Game:
-        """The game that somebody has typed for tools.sample: a secret."""
+        """The game that somebody has typed for lab sample: a secret."""
         if len(words) != 1 or self.number_in(f" {words[0]}") is None:
             raise UserError(f"expected a secret from 1 to {self.highest}")
         return Game(int(words[0]), "typed")
@@ -114,8 +114,9 @@ class Task:
         return Tree(prompt, self.highest, self.tries, tokenizer)
 
     def true_credit(self, rollouts: Rollouts, policy: Policy, turn_gets: str) -> Tensor:
-        """(B, T): what each token gets from --advantage turn_credit (credit/turns.py). The credit
-        is the value after the token minus the value before it, where no reply is there yet."""
+        """(B, T): what each token gets from --advantage turn_credit (lab/credit/turns.py). The
+        credit is the value after the token minus the value before it, where no reply is there
+        yet."""
         with torch.no_grad():
             tree = self.tree(policy.tokenizer).evaluate(policy.model)
         found = torch.zeros_like(rollouts.log_prob)

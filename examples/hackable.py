@@ -10,7 +10,7 @@ how reward and success part:
 
     python train.py --task examples.hackable --questions 8 --answers 8 --steps 60
 
-Before training, `python -m tools.preflight --task examples.hackable` says what an answer that
+Before training, `python -m lab preflight --task examples.hackable` says what an answer that
 ignores the task would earn. The defaults below suit models/tiny.
 """
 if __name__ == "__main__":
@@ -19,7 +19,7 @@ import re
 from dataclasses import dataclass
 
 import countdown_task
-from harness.flags import option
+from lab.harness.flags import option
 
 
 @dataclass

@@ -21,7 +21,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from engine.rollouts import Rollouts
+from lab.engine.rollouts import Rollouts
 from qwen2_model import Qwen2
 
 BIG, SMALL = " big.\n", " small.\n"  # for a chat model it would be a whole turn of the user

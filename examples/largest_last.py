@@ -20,7 +20,7 @@ import re
 from dataclasses import dataclass
 
 from countdown_task import annotate, between, read_numbers
-from harness.flags import option
+from lab.harness.flags import option
 
 PROMPT = "<|im_start|>user\n{numbers} make {total}<|im_end|>\n<|im_start|>assistant\n<think>"
 FORMAT_WEIGHT = 0.1

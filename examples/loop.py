@@ -20,17 +20,17 @@ from pathlib import Path
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))  # so that it can be started from any folder
 
-import engine  # noqa: F401  before torch, as in one_step.py
+import lab.engine  # noqa: F401  before torch, as in one_step.py
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from countdown_task import Problem
-from engine.errors import UserError
-from engine.model_folder import read_model_folder, write_model_folder
-from engine.policy import derived_seed, stop_ids
-from engine.sampler import Generation, generate
-from engine.tokens import encode_prompt, load_tokenizer
+from lab.engine.errors import UserError
+from lab.engine.model_folder import read_model_folder, write_model_folder
+from lab.engine.policy import derived_seed, stop_ids
+from lab.engine.sampler import Generation, generate
+from lab.engine.tokens import encode_prompt, load_tokenizer
 from examples.one_step import MAX_GRAD_NORM, settings_of
 from grpo import group_z_score, policy_loss
 from qwen2_model import Qwen2

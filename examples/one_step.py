@@ -39,15 +39,15 @@ sys.path.insert(0, str(PROJECT))  # so that it can be started from any folder
 
 # This import sets two environment variables that make torch faster. Torch reads them when it is
 # imported, so the line stands before the next one. Nothing below uses the name.
-import engine  # noqa: F401
+import lab.engine  # noqa: F401
 import torch
 from torch import Tensor
 
 from countdown_task import Task
-from engine.errors import UserError
-from engine.model_folder import read_model_folder
-from engine.policy import derived_seed, stop_ids
-from engine.tokens import encode_prompt, load_tokenizer
+from lab.engine.errors import UserError
+from lab.engine.model_folder import read_model_folder
+from lab.engine.policy import derived_seed, stop_ids
+from lab.engine.tokens import encode_prompt, load_tokenizer
 from examples.sampler import sample
 from grpo import group_z_score, policy_loss
 from qwen2_model import Qwen2

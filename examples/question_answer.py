@@ -32,12 +32,12 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
-from engine.errors import UserError
-from engine.tokens import ANSWER, END, NUMBER, OTHER, SPACE, THINK, WORD, without_end_of_turn
+from lab.engine.errors import UserError
+from lab.engine.tokens import ANSWER, END, NUMBER, OTHER, SPACE, THINK, WORD, without_end_of_turn
 from countdown_task import kind_of
-from harness.chat_template import Message, chat_template, prompt_of
-from harness.flags import option
-from harness.record import read_given
+from lab.harness.chat_template import Message, chat_template, prompt_of
+from lab.harness.flags import option
+from lab.harness.record import read_given
 
 MARK, BOX = "####", "\\boxed{"
 EXPECTED = '{"question": "...", "answer": "..."}, or "prompt" in the place of "question"'
@@ -154,7 +154,7 @@ class Task:
         return " ".join(problem.prompt.removesuffix(ASKS[self.match]).split())
 
     def read(self, words: list[str]) -> Problem:
-        """The question of the file that somebody has typed for tools.sample."""
+        """The question of the file that somebody has typed for lab sample."""
         for problem in self.to_test + self.to_train:
             if self.show(problem) == " ".join(words):
                 return problem

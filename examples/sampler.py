@@ -7,9 +7,9 @@ are kept, and each step feeds the model nothing but the newest token of each ans
     step 1     token 0 of each answer, at position P          of P + 1 tokens
     step 2     token 1 of each answer, at position P + 1      of P + 2 tokens
 
-engine/sampler.py draws the same tokens (a test compares them) and is faster: it computes a prompt
-once for all of its answers, lets answers that have ended leave the batch, takes the cache's memory
-beforehand instead of copying the cache in every step, and joins matrices.
+lab/engine/sampler.py draws the same tokens (a test compares them) and is faster: it computes a
+prompt once for all of its answers, lets answers that have ended leave the batch, takes the cache's
+memory beforehand instead of copying the cache in every step, and joins matrices.
 """
 if __name__ == "__main__":
     raise SystemExit("start it with: python examples/one_step.py")

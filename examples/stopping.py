@@ -25,14 +25,14 @@ from typing import NamedTuple
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))  # so that it can be started from any folder
 
-import engine  # noqa: F401  before torch, as in one_step.py
+import lab.engine  # noqa: F401  before torch, as in one_step.py
 import torch
 from torch import Tensor
 
 from examples.guess import Task
 from examples.histories import Tree
-from harness.build import load_policy
-from harness.settings import make_settings
+from lab.harness.build import load_policy
+from lab.harness.settings import make_settings
 
 STOPS = 0.2  # how often the model stops, in every turn
 

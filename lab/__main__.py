@@ -1,32 +1,36 @@
-"""Experiments and probes: what was found with the lab, and the commands that find it again.
+"""Whatever is asked beyond a training: commands, each for one question.
 
-On a CPU a probe takes minutes. It answers one question, prints its findings, and writes a folder
-with its numbers and picture. An experiment consists of many training runs. It can be stopped at any
-moment, and the same command continues it. `python -m lab NAME --help` lists the flags of each
-command. lab/LOG.md has what was asked once, and the commit that has its program.
+Probes measure and take minutes on a CPU; an experiment consists of many training runs. Each can be
+stopped at any moment. `python -m lab NAME --help` lists the flags of a command. lab/LOG.md has what
+was asked once, and the commit that has its program.
 """
 import ast
+import sys
 import textwrap
 from importlib import import_module
 
-from engine.errors import PROJECT, UserError
-from harness.screen import run_as_program
+from lab.engine.errors import PROJECT, UserError
+from lab.harness.screen import run_as_program
 from lab.probes.common import run_probe
 
 # The commands in the order in which the overview lists them: a heading, and the file of each.
 COMMANDS = {
-    "Your own table of arms, which is trained": {"experiment": "experiments"},
-    "Probes, which measure": {name: f"probes.{name}" for name in (
-        "exact", "planted", "decided")},
-    "Questions of the notes that the project began from": {
-        "notes": "probes.notes",
-        **{name: f"probes.{name}" for name in ("phase1", "rank", "sparsity", "baseline")}},
-    "Stored results": {"show": "publish.show", "publish": "publish.publish"}}
+    "Will it learn?": {
+        **{name: f"tools.{name}" for name in ("preflight", "warmup", "guesser")}},
+    "What happened in a run?": {
+        **{name: f"tools.{name}" for name in ("follow", "sample", "pass_at_k", "diagnose")}},
+    "Is my own idea better?": {
+        "preview": "tools.preview", "idea": "tools.idea", "experiment": "experiments"},
+    "Did I write the loss right?": {"formula": "formula.__main__"},
+    "Where is credit, and what is it worth to know?": {
+        name: f"probes.{name}" for name in ("exact", "planted", "decided")},
+    "What of the notes that the project began from?": {
+        name: f"probes.{name}" for name in ("notes", "phase1", "rank", "sparsity", "baseline")},
+    "Which results are stored?": {"show": "publish.show", "publish": "publish.publish"}}
 # Programs of lab/ with a name of their own, python -m lab.NAME: a heading, and their files.
 PROGRAMS = {
-    "Any GRPO, anybody's": ("formula.__main__", "trl.codes"),
-    "Runs of other trainers": ("trl.import_run",),
-    "Speed and memory": ("speed.gpu",)}
+    "What do other trainers compute, and their runs show?": ("trl.codes", "trl.import_run"),
+    "How fast is it?": ("speed.gpu",)}
 RETIRED = {  # a command that is gone, and the commit in which it last stood
     **dict.fromkeys(("board", "real_board", "real_controls", "later", "price", "scoreboard",
                      "large", "law", "change", "group", "failure", "excerpt", "cards",
@@ -34,6 +38,11 @@ RETIRED = {  # a command that is gone, and the commit in which it last stood
     **dict.fromkeys(("card", "signal", "dial"), "d04ab972")}
 MODULES = {name: f"lab.{file}" for chapter in COMMANDS.values()
            for name, file in chapter.items()}
+READ_ONLY = ("To read and to copy:\n"
+             "    python examples/one_step.py    one step of GRPO, from top to bottom\n"
+             "    python examples/loop.py        this step, thirty times\n"
+             "    python examples/dpo.py         the same with pairs of answers: DPO\n"
+             "    python train.py --task examples.largest_last    a second task")
 
 
 def main(argv: list[str]) -> None:
@@ -45,12 +54,12 @@ def main(argv: list[str]) -> None:
         raise UserError(f"{name} last stood in commit {RETIRED[name]}. lab/LOG.md says what it "
                         "found, how to repeat it, and which command is nearest to it today")
     if name not in MODULES:
-        raise UserError(f"there is no probe or experiment {name}, only {', '.join(MODULES)}")
+        raise UserError(f"there is no command {name}, only {', '.join(MODULES)}")
     module = import_module(MODULES[name])
     if hasattr(module, "measure"):
         run_probe(name, module.__doc__, module.FLAGS, module.measure, flags)
-    else:
-        module.main(flags)
+    elif status := module.main(flags):  # of a program that judges
+        sys.exit(status)
 
 
 def overview() -> str:
@@ -58,11 +67,10 @@ def overview() -> str:
     parts = [str(__doc__).strip()]
     for heading, chapter in COMMANDS.items():
         lines = [about(f"lab {name}", file) for name, file in chapter.items()]
-        parts.append("\n".join([f"{heading}:", *lines]))
+        parts.append("\n".join([heading, *lines]))
     for heading, files in PROGRAMS.items():
-        lines = [about(f"lab.{file.removesuffix('.__main__')}", file) for file in files]
-        parts.append("\n".join([f"{heading}:", *lines]))
-    return "\n\n".join(parts)
+        parts.append("\n".join([heading, *(about(f"lab.{file}", file) for file in files)]))
+    return "\n\n".join([*parts, READ_ONLY])
 
 
 def about(command: str, file: str) -> str:
@@ -70,10 +78,10 @@ def about(command: str, file: str) -> str:
     source = (PROJECT / "lab" / f"{file.replace('.', '/')}.py").read_text("utf-8")
     question = str(ast.get_docstring(ast.parse(source))).split("\n\n")[0]
     return textwrap.fill(" ".join(question.split()), 100,
-                         initial_indent=f"    python -m {command:22s}  ",
-                         subsequent_indent=" " * 40)
+                         initial_indent=f"    python -m {command:18s} ",
+                         subsequent_indent=" " * 33)
 
 
 if __name__ == "__main__":
-    run_as_program("lab", main, interrupted="stopped at once. The same command continues an "
-                   "experiment, and begins a probe again")
+    run_as_program(" ".join(["lab", *sys.argv[1:2]]), main, interrupted="stopped at once. The "
+                   "same command continues an experiment or an idea, and begins all else again")

@@ -44,19 +44,19 @@ from types import SimpleNamespace
 import numpy as np
 from matplotlib.figure import Figure
 
-from analysis.gains import BETTER, WORSE, Gain, gain_over, mean_success, success_by_step
-from analysis.plots import BLUE, COLOURS, GREY, ORANGE, legend_below, plt, save
-from analysis.run_folders import Run
-from analysis.statistics import holm
-from analysis.tables import WITH_INTERVAL, Row, Table, by_row
-from engine.errors import PROJECT, UserError, read_json
-from harness.flags import Flag, read, words_of
-from harness.screen import python_command, say
-from harness.settings import make_settings, read_flags
+from lab.analysis.gains import BETTER, WORSE, Gain, gain_over, mean_success, success_by_step
+from lab.analysis.plots import BLUE, COLOURS, GREY, ORANGE, legend_below, plt, save
+from lab.analysis.run_folders import Run
+from lab.analysis.statistics import holm
+from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row
+from lab.engine.errors import PROJECT, UserError, read_json
+from lab.harness.flags import Flag, read, words_of
+from lab.harness.screen import python_command, say
+from lab.harness.settings import make_settings, read_flags
 from lab.probes.common import Findings, command_of, print_findings, write_findings
 from lab.publish.results import RESULTS, made_by, read_result
-from tools.helpers.runs import (PROCESSES, Arms, Experiment, Key, PlannedRun, kinds_of,
-                                side_by_side)
+from lab.tools.helpers.runs import (PROCESSES, Arms, Experiment, Key, PlannedRun, kinds_of,
+                                    side_by_side)
 
 PLANS = PROJECT / "lab/plans"
 OF_THE_PLAN = ("--seed", "--steps", "--out", "--resume", "--continue")  # no arm may have these

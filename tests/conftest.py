@@ -16,13 +16,6 @@ os.environ["OMP_NUM_THREADS"] = "1"
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 INSTALL = "to run it: pip install -r tests/requirements.txt"  # why a test is skipped
-REMOVABLE = ("lab",)  # packages that the lab works without
-
-
-def is_taken_away(path):
-    """Whether it is in a package that is not here. A folder without code is no package."""
-    first = path.relative_to(ROOT).parts[:1]
-    return bool(first) and first[0] in REMOVABLE and not (ROOT / first[0] / "__init__.py").exists()
 
 
 def project_files(pattern, root=ROOT):
@@ -34,8 +27,7 @@ def project_files(pattern, root=ROOT):
     return sorted(path for path in root.glob(pattern) if path in kept or not kept)
 
 
-SLOW = {"test_trl_trainer.py", "test_docs.py", "test_idea.py", "test_taken_away.py",
-        "test_exercises.py"}
+SLOW = {"test_trl_trainer.py", "test_docs.py", "test_idea.py", "test_exercises.py"}
 
 
 def pytest_collection_modifyitems(items):
@@ -49,20 +41,20 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from countdown_task import TAGS, Problem
-from engine.methods import ADVANTAGES, MITIGATIONS, make
-from engine.model_folder import write_model_folder
+from lab.engine.methods import ADVANTAGES, MITIGATIONS, make
+from lab.engine.model_folder import write_model_folder
 import mitigations  # noqa: F401  fills the lists of choices
 from grpo import grpo
-from harness.build import load_policy
+from lab.harness.build import load_policy
 from qwen2_model import ModelConfig, Qwen2
-from harness.flags import check_value, flags_of
-from engine.errors import UserError
-from engine.policy import Forward
-from engine.rollouts import Rollouts, score_answers
-from engine.sampler import generate
-from harness.settings import make_settings
-from engine.tokens import ANSWER, NUMBER, byte_alphabet, encode_prompt
-from tools.helpers.demonstrations import make_tokenizer
+from lab.harness.flags import check_value, flags_of
+from lab.engine.errors import UserError
+from lab.engine.policy import Forward
+from lab.engine.rollouts import Rollouts, score_answers
+from lab.engine.sampler import generate
+from lab.harness.settings import make_settings
+from lab.engine.tokens import ANSWER, NUMBER, byte_alphabet, encode_prompt
+from lab.tools.helpers.demonstrations import make_tokenizer
 
 # The tests are of the project's own methods. What a user has added to them is tested for what it
 # returns (test_every_method.py), and is in no other test's way.

@@ -7,13 +7,13 @@ from conftest import ROOT, credit_columns, evaluation, write_log
 from tokenizers import Tokenizer
 
 import analyze
-from analysis.answers import Viewer
-from analysis.tally import Tally
-from analysis.arms import Comparison
-from analysis.compare import differences
-from analysis.gains import IN_TRAINING
-from analysis.run_folders import read_run
-from engine.tokens import load_tokenizer
+from lab.analysis.answers import Viewer
+from lab.analysis.tally import Tally
+from lab.analysis.arms import Comparison
+from lab.analysis.compare import differences
+from lab.analysis.gains import IN_TRAINING
+from lab.analysis.run_folders import read_run
+from lab.engine.tokens import load_tokenizer
 
 ITEMS = 200
 

@@ -21,8 +21,8 @@ from safetensors.torch import load_file
 import grpo
 import train
 from conftest import OWN, ROOT, project_files
-from engine.errors import UserError
-from harness import run as harness_run
+from lab.engine.errors import UserError
+from lab.harness import run as harness_run
 
 SHORT = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", "2",
          "--answers", "4", "--max_new_tokens", "48", "--steps", "3", "--eval_every", "0",
@@ -143,8 +143,8 @@ def copy_project(folder: Path, *more: str) -> Path:
         shutil.copy(path, folder)
     methods = folder / "mitigations.py"
     methods.write_text(without_own_methods(methods.read_text()))
-    left_out = shutil.ignore_patterns("__pycache__", "tests")
-    for package in ("engine", "harness", "credit", "analysis", "tools", *more):
+    left_out = shutil.ignore_patterns("__pycache__", "tests", "results", "reports")
+    for package in ("lab", *more):
         shutil.copytree(ROOT / package, folder / package, ignore=left_out)
     return folder
 
@@ -197,12 +197,13 @@ def says(*argv: str) -> subprocess.CompletedProcess:
 def assert_programs_say_how_to_start(package: str) -> list[str]:
     """Start each program of a package as a file; returns their names."""
     names = [path.stem for path in project_files(f"{package}/*.py")
-             if "run_as_program(" in path.read_text()]
+             if "start it with: python -m lab" in path.read_text()]
     assert names
     for name in names:
         ended = says(f"{package}/{name}.py")
-        said = f"start it with: python -m {package.replace('/', '.')}.{name}\n"
-        assert (ended.returncode, ended.stderr) == (1, said)
+        ways = [f"start it with: python -m lab {name}\n",
+                f"start it with: python -m {package.replace('/', '.')}.{name}\n"]
+        assert ended.returncode == 1 and ended.stderr in ways
     return sorted(names)
 
 

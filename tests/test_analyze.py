@@ -11,12 +11,12 @@ from conftest import ROOT, credit_columns, evaluation, refusal, write_lines, wri
 from logs import plain_rows, random_log, rows_in, titles_in
 
 import analyze
-from analysis.arms import Comparison
-from analysis.compare import arms_overview
-from analysis.tally import OVER_REST, Tally
-from analysis import answers, report, token_table
-from analysis.run_folders import read_run
-from harness.record import whole
+from lab.analysis.arms import Comparison
+from lab.analysis.compare import arms_overview
+from lab.analysis.tally import OVER_REST, Tally
+from lab.analysis import answers, report, token_table
+from lab.analysis.run_folders import read_run
+from lab.harness.record import whole
 
 
 def test_one_step_at_a_time(tmp_path, monkeypatch):
@@ -55,7 +55,7 @@ def test_the_verdict_on_the_metrics_is_a_line(tmp_path, capsys):
     write_lines(folder / "metrics.jsonl", [{"step": step, "reward": 0.1, "finished": 0.2}
                                            for step in range(1, 9)])
     analyze.main([str(folder)])
-    [line] = [line for line in capsys.readouterr().out.splitlines() if "tools.diagnose" in line]
+    [line] = [line for line in capsys.readouterr().out.splitlines() if "lab diagnose" in line]
     assert line.startswith("Mistakes in the training: The limit of new tokens is too small")
 
 
@@ -87,7 +87,7 @@ def test_a_screen_says_what_the_run_did_and_the_page_goes_from_there_to_tables(t
         {**evaluation(3, [1, 1]), "success_low": 0.3, "success_high": 0.954}])
     analyze.main([str(folder)])
     printed = capsys.readouterr().out
-    assert "report.html" in printed and f"python -m tools.follow {folder}" in printed
+    assert "report.html" in printed and f"python -m lab follow {folder}" in printed
     page = (folder / "analysis/report.html").read_text()
     page = re.sub(r"data:image/png;base64,[^\"]*", "", page)
     said = ("not finished: step 3 of 4 so far",

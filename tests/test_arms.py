@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import train
-from harness.read_record import read_columns
+from lab.harness.read_record import read_columns
 from runs import SHORT, assert_same_run, lines
 
 pytestmark = pytest.mark.slow

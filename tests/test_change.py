@@ -11,7 +11,7 @@ import torch
 import train
 from conftest import copied, hand_made
 from grpo import update_with_change
-from harness.read_record import read_columns
+from lab.harness.read_record import read_columns
 from qwen2_model import ModelConfig, Qwen2
 from runs import lines, run, timeless
 from test_grpo import row_log_probs, settings

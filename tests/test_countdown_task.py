@@ -12,9 +12,9 @@ import pytest
 
 from countdown_task import (PROMPTS, Problem, Task, Wording, evaluates_to, held_out,
                             read_expression)
-from engine.errors import UserError
-from engine.tokens import KINDS, SECTIONS, encode_prompt, load_tokenizer, token_bytes
-from harness.solved_problems import solutions_of
+from lab.engine.errors import UserError
+from lab.engine.tokens import KINDS, SECTIONS, encode_prompt, load_tokenizer, token_bytes
+from lab.harness.solved_problems import solutions_of
 from properties import cuts, draw, given
 
 TINY = dict(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)

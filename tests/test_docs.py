@@ -17,9 +17,9 @@ import torch
 
 import mitigations
 
-from conftest import REMOVABLE, ROOT, is_taken_away, project_files
+from conftest import ROOT, project_files
 from countdown_task import Problem, Task, evaluates_to, read_problems
-from engine.model_folder import read_model_folder
+from lab.engine.model_folder import read_model_folder
 from runs import SHORT, block, blocks, copy_project, printed_by, program
 
 TRAIN = """
@@ -64,8 +64,8 @@ def test_the_readme_and_mitigations_show_the_same_idea():
 
 
 ASK = """
-from engine.errors import UserError
-from tools import sample
+from lab.engine.errors import UserError
+from lab.tools import sample
 for problem in "1 2 3", "11 7 6 make 24":
     try:
         sample.main(["models/tiny", problem, "--task", "my_task"])
@@ -187,7 +187,8 @@ def test_the_other_candidates_of_a_page_are_the_models(folder_of):
 
 @pytest.mark.slow
 def test_every_command_of_a_page_is_taken(project):
-    """Flags of train.py are read, and `python -m tools...` is run where it trains no model."""
+    """Flags of train.py are read, and `python -m lab ...` is run where it trains no model, and is
+    no probe."""
     for name in ("Qwen2.5-0.5B-Instruct", "Qwen2.5-Coder-0.5B-Instruct"):
         (project / "models" / name).symlink_to(ROOT / "models/tiny")
     for name in ("before", "usual", "shuffled", "none-grpo-Qwen2.5-Coder-0.5B-Instruct-s0"):
@@ -197,7 +198,7 @@ def test_every_command_of_a_page_is_taken(project):
     pages = [ROOT / "README.md", *project_files("docs/*.md")]
     typed = [shlex.split(command.replace("$seed", "0"), comments=True)
              for page in pages for command in
-             re.findall(r"^ *python (train\.py .*?|-m tools\..*?)(?: > | \|\| |$)",
+             re.findall(r"^ *python (train\.py .*?|-m lab .*?)(?: > | \|\| |$)",
                         page.read_text(), flags=re.M)]
     assert len(typed) > 20
     program(project, "-c", TAKE, json.dumps(typed))
@@ -207,9 +208,10 @@ TAKE = """
 import importlib, json, sys
 from dataclasses import replace
 import train  # fills the lists of choices
-from harness.flags import words_of
-from harness.settings import make_settings, read_flags
-from tools import idea, pass_at_k, preflight, warmup
+from lab.__main__ import MODULES
+from lab.harness.flags import words_of
+from lab.harness.settings import make_settings, read_flags
+from lab.tools import idea, pass_at_k, preflight, warmup
 
 warmup.train, warmup.evaluate = (lambda *_: []), (lambda *_: None)  # they take minutes
 preflight.NOT_ASKED = 8
@@ -224,15 +226,13 @@ for words in json.loads(sys.argv[1]):
         flags = read_flags(words[1:])
         if not flags.pop("continue", False):
             make_settings(flags)
-    elif words[1] == "tools.idea":  # it trains
-        of_runs = {name: text for name, text in words_of(words[3:])[1].items()
+    elif words[2] == "idea":  # it trains
+        of_runs = {name: text for name, text in words_of(words[4:])[1].items()
                    if name not in idea.FLAGS}
-        for flags in idea.arms_of(words[2], of_runs)[1].values():
+        for flags in idea.arms_of(words[3], of_runs)[1].values():
             make_settings(flags)
-    else:
-        name = words[1]
-        is_package = hasattr(importlib.import_module(name), "__path__")
-        importlib.import_module(f"{name}.__main__" if is_package else name).main(words[2:])
+    elif MODULES[words[2]].startswith("lab.tools."):
+        importlib.import_module(MODULES[words[2]]).main(words[3:])
 """
 
 
@@ -339,10 +339,7 @@ def test_editors_and_uv_are_told_the_same_packages():
 
 
 def all_pages():
-    """The pages of the lab, and of the other packages that are there."""
-    return [*project_files("**/*.md"), NOTEBOOK,
-            *(page for folder in ("docs", "tests", *REMOVABLE)
-              for page in project_files(f"{folder}/*.md"))]
+    return [*project_files("**/*.md"), NOTEBOOK]
 
 
 def test_what_guesses_would_solve():
@@ -367,8 +364,7 @@ def test_what_guesses_would_solve():
 def test_every_test_that_a_page_names_exists():
     """A promise is kept by the test beside it."""
     named = {(page, *name) for page in all_pages()
-             for name in re.findall(r"`([\w/]*tests/[\w/]+\.py)::(\w+)`", page.read_text())
-             if not is_taken_away(ROOT / name[0])}
+             for name in re.findall(r"`([\w/]*tests/[\w/]+\.py)::(\w+)`", page.read_text())}
     assert len(named) > 15
     for page, path, test in named:
         assert f"def {test}(" in (ROOT / path).read_text(), f"{page.name}: {path}::{test}"
@@ -392,8 +388,6 @@ def test_every_link_of_a_page_leads_somewhere():
                 continue
             name, _, anchor = link.partition("#")
             target = (page.parent / name).resolve() if name else page
-            if is_taken_away(target):
-                continue
             assert target.exists(), f"{page.name}: {link}"
             assert not anchor or anchor in headings(target), f"{page.name}: {link}"
 

@@ -7,13 +7,13 @@ import torch
 
 from conftest import (ASKED, INSTALL, OWN, ROOT, SPOKEN, copied, fill_beyond_the_mask,
                       make_weighting, spoken)
-from engine import packing
-from engine.methods import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, checked_credit, make
+from lab.engine import packing
+from lab.engine.methods import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, checked_credit, make
 from mitigations import rescaled_weight
 
 WEIGHTINGS, CREDITS = (sorted({*choices, *(name for of, name, _ in OWN if of is choices)})
                        for choices in (MITIGATIONS, ADVANTAGES))
-for of_turns in ("turn_credit", "without_luck"):  # tests/credit/test_credit_of_turns.py
+for of_turns in ("turn_credit", "without_luck"):  # lab/tests/credit/test_credit_of_turns.py
     CREDITS.remove(of_turns)
 FLAGS = {"learned_importance": {"importance_warmup": 0}, "oracle": {"oracle_k": 1},
          "measured": {"measured_k": 1, "measured_above": 0.5}, "vine": {"values_k": 1},

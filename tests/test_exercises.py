@@ -18,8 +18,8 @@ import json, sys
 import numpy, safetensors.torch, tokenizers, torch
 for folder, flags in json.loads(sys.argv[1]):
     sys.path.insert(0, folder)
-    import harness.made_of, train
-    harness.made_of.digest_of_part = lambda path, settings: ""  # to read all code takes 0.3 s
+    import lab.harness.made_of, train
+    lab.harness.made_of.digest_of_part = lambda path, settings: ""  # to read all code takes 0.3 s
     train.main(flags)
     sys.path.remove(folder)
     for name, module in list(sys.modules.items()):

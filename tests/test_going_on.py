@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 
 import train
 from conftest import write_lines
-from engine.tokens import load_tokenizer
-from harness import run as start
-from harness.record import RunFolder
-from harness.run import Run
-from harness.settings import CHANGEABLE, OPTIONS
+from lab.engine.tokens import load_tokenizer
+from lab.harness import run as start
+from lab.harness.record import RunFolder
+from lab.harness.run import Run
+from lab.harness.settings import CHANGEABLE, OPTIONS
 from runs import (WHOLE, after_credit_of, arrays, assert_same_run, config_of, edit_config,
                   everything, lines, run)
 
@@ -266,7 +266,7 @@ def test_the_checkpoint_that_a_run_began_with_may_be_removed_meanwhile(
 
 
 @pytest.mark.parametrize("call, said", [
-    ("harness.run.write_tensors", "step_000004: No space left"),
+    ("lab.harness.run.write_tensors", "step_000004: No space left"),
     ("numpy.savez_compressed", "step_000004.npz: No space left")])
 def test_a_full_disk_leaves_what_was_whole(whole, learner, tmp_path, monkeypatch, call, said):
     """The disk fills in step 4, at its checkpoint or credit file; then there is room again."""

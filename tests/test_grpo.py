@@ -9,17 +9,17 @@ import torch
 
 from conftest import PROMPTS, copied, fill_beyond_the_mask, gradients, hand_made, spoken
 from countdown_task import Problem, Task
-from engine.methods import ADVANTAGES
-from engine.forward import first_of_equals, lay_out, micro_batches, response_log_probs
-from engine.model_folder import read_model_folder
-from engine.policy import sample_answers
-from engine.sampler import generate
-from engine.tokens import load_tokenizer
+from lab.engine.methods import ADVANTAGES
+from lab.engine.forward import first_of_equals, lay_out, micro_batches, response_log_probs
+from lab.engine.model_folder import read_model_folder
+from lab.engine.policy import sample_answers
+from lab.engine.sampler import generate
+from lab.engine.tokens import load_tokenizer
 from grpo import batch_mean, dr_grpo, group_z_score, rloo, update
 from mitigations import span
 from properties import draw, given
-from harness.read_record import read_credit
-from harness.record import write_credit
+from lab.harness.read_record import read_credit
+from lab.harness.record import write_credit
 
 
 def settings(**changed):
@@ -167,7 +167,7 @@ def test_every_loss_against_autograd_of_its_formula(small_model, rollouts, monke
     """Plain gradient descent on both sides: after the last update all parameters agree. What is
     beyond the mask is junk. The logits of four tokens are made at a time. The norm that is reported
     is the one before clipping."""
-    monkeypatch.setattr("engine.forward.LOGITS_AT_ONCE", 50 * 4)
+    monkeypatch.setattr("lab.engine.forward.LOGITS_AT_ONCE", 50 * 4)
     if drop:
         kept = rollouts.mask & (torch.arange(6) != 1)[:, None]
         rollouts = dataclasses.replace(rollouts, mask=kept)
@@ -228,8 +228,8 @@ def test_equal_answers_are_computed_once_and_each_has_its_gradient(small_model, 
     """Every token with a factor of its own, against rows by themselves. Parts of two hold rows 0
     and 1, 2 and 3, 4 and 5, the longest part first."""
     batch, seen = with_equal_answers(rollouts), []
-    monkeypatch.setattr("engine.forward.lay_out", lambda rollouts, rows: seen.extend(rows.tolist())
-                        or lay_out(rollouts, rows))
+    monkeypatch.setattr("lab.engine.forward.lay_out", lambda rollouts, rows: (
+        seen.extend(rows.tolist()) or lay_out(rollouts, rows)))
     factor = torch.randn(batch.mask.shape, generator=torch.Generator().manual_seed(6))
     found, alone = copied(small_model), copied(small_model)
     for rows in micro_batches(batch, torch.arange(6), micro_batch):
@@ -311,8 +311,8 @@ def test_the_end_of_turn_stops_also_a_model_whose_own_list_lacks_it(learner, mon
     model, tokenizer, asked = read_model_folder(learner), load_tokenizer(learner), {}
     other = dataclasses.replace(model.config, eos_token_id=(7,), pad_token_id=None)
     monkeypatch.setattr(model, "config", other)
-    monkeypatch.setattr("engine.policy.generate", lambda *args, **sampling: asked.update(sampling)
-                        or generate(*args, **sampling))
+    monkeypatch.setattr("lab.engine.policy.generate", lambda *args, **sampling: (
+        asked.update(sampling) or generate(*args, **sampling)))
     sample_answers(model, tokenizer, Task(prompt="short"), [Problem((3, 5, 7), 22)], 2,
                    max_new_tokens=3)
     ends = {tokenizer.token_to_id(name) for name in ("<|im_end|>", "<|endoftext|>")}

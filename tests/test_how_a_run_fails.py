@@ -10,8 +10,8 @@ import pytest
 import grpo
 import train
 from conftest import ROOT
-from harness.step_lines import METRICS
-from tools.helpers.diagnosis import CHECKS
+from lab.harness.step_lines import METRICS
+from lab.tools.helpers.diagnosis import CHECKS
 from runs import SHORT, arrays, lines, run
 
 pytestmark = pytest.mark.slow

@@ -12,13 +12,13 @@ from conftest import cut, put_in, refusal
 
 import analyze
 from countdown_task import Task
-from engine.errors import UserError
-from harness import made_of as files
-from harness import record
-from harness.made_of import made_of, with_imports, without_others
-from harness.read_record import missing_steps, read_columns, read_tokenizer
-from harness.settings import make_settings
-from harness.tasks import CheckedTask
+from lab.engine.errors import UserError
+from lab.harness import made_of as files
+from lab.harness import record
+from lab.harness.made_of import made_of, with_imports, without_others
+from lab.harness.read_record import missing_steps, read_columns, read_tokenizer
+from lab.harness.settings import make_settings
+from lab.harness.tasks import CheckedTask
 from runs import (SHORT, after_credit_of, assert_same_run, config_of, edit_config, everything,
                   lines, run)
 
@@ -98,9 +98,10 @@ def test_another_version_of_torch_is_told(whole, stopped):
 def test_changed_files_are_named_and_written_down_and_the_run_goes_on(whole, stopped, capsys):
     """As if grpo.py had been another one: its digest is what the run has written down."""
     digests = config_of(stopped)["made_of"]
-    assert {"grpo.py", "engine/sampler.py", "harness/run.py", "credit/critic.py", "mitigations.py",
-            "countdown_task.py"} <= digests.keys()
-    assert not any(name.startswith(("tests/", "analysis/", "lab/")) for name in digests)
+    assert {"grpo.py", "lab/engine/sampler.py", "lab/harness/run.py", "lab/credit/critic.py",
+            "mitigations.py", "countdown_task.py"} <= digests.keys()
+    others = ("tests/", "lab/analysis/", "lab/tests/", "lab/tools/")
+    assert not any(name.startswith(others) for name in digests)
     edit_config(stopped, made_of=digests | {"grpo.py": "0" * 64, "my_helper.py": "1" * 64})
     said = run("--resume", stopped).stdout
     assert "changed since the 4 steps were made: grpo.py, my_helper.py. So what follows" in said

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from conftest import hand_made, looking, make_weighting, one_row
-from engine.tokens import ANSWER, BRACKET, NUMBER, OPERATOR, OTHER, SPACE, TAG, THINK, WORD
+from lab.engine.tokens import ANSWER, BRACKET, NUMBER, OPERATOR, OTHER, SPACE, TAG, THINK, WORD
 from grpo import gradient_size
 from mitigations import rescaled_weight
 

@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from conftest import SMALL, refusal
-from engine.model_folder import read_config, read_model_folder, write_model_folder
+from lab.engine.model_folder import read_config, read_model_folder, write_model_folder
 from qwen2_model import ModelConfig, Qwen2
 from runs import edit_config
 

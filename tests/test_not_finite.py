@@ -7,9 +7,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import train
-from credit.critic import Trained
-from engine.methods import ADVANTAGES, MITIGATIONS
-from engine.optimizer import AdamW
+from lab.credit.critic import Trained
+from lab.engine.methods import ADVANTAGES, MITIGATIONS
+from lab.engine.optimizer import AdamW
 from runs import assert_same_run, lines, run
 
 
@@ -106,7 +106,7 @@ def test_methods_that_break_something_end_the_run(start, tmp_path, monkeypatch, 
 def test_a_state_that_is_not_finite_is_not_saved(start, tmp_path, monkeypatch):
     """A number that counts may be whole."""
     state = {"count": torch.tensor(1), "square": torch.tensor(float("inf"))}
-    monkeypatch.setattr("harness.build.optimizer_tensors", lambda *_: state)
+    monkeypatch.setattr("lab.harness.build.optimizer_tensors", lambda *_: state)
     assert "the state that a resumed run would continue from is not finite, in step 1 " in start()
     assert saved(tmp_path / "x") == []
 

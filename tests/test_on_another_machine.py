@@ -10,8 +10,8 @@ from conftest import ROOT, project_files
 
 pytestmark = pytest.mark.slow
 
-PARTS = ("*.py", "models/tiny/*", "engine/*.py", "credit/*.py", "harness/*.py", "analysis/*",
-         "tools/**/*.py")
+PARTS = ("*.py", "models/tiny/*", "lab/*.py", "lab/engine/*.py", "lab/credit/*.py",
+         "lab/harness/*.py", "lab/analysis/*", "lab/tools/**/*.py", "lab/probes/common.py")
 # Takes away what other systems do not have, and then runs the program.
 WITHOUT_LINUX = """
 import builtins, ctypes, io, os, runpy, sys, threading
@@ -33,7 +33,7 @@ class WithoutGlibc(ctypes.CDLL):
 
 sys.modules["fcntl"] = None  # Windows has none
 sys.path.insert(0, os.getcwd())
-import engine
+import lab.engine
 import torch
 ctypes.CDLL = WithoutGlibc
 sys.addaudithook(refuse_proc)
@@ -77,8 +77,8 @@ def test_a_step_is_trained_and_analysed_on_a_machine_unlike_ours(elsewhere):
 
 
 ASKED = """
-from harness import memory
-from tools.helpers import runs
+from lab.harness import memory
+from lab.tools.helpers import runs
 print(runs.usable_cores() >= 1)
 memory.keep_memory()
 memory.return_memory()

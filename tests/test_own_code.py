@@ -13,11 +13,11 @@ import torch
 
 import mitigations
 from conftest import ROOT, StateIdea, hand_made, put_in, refusal
-from engine.methods import checked_credit, forgotten_by, make, metrics_of, numbers_of
-from harness.settings import make_settings, read_flags
-from harness.tasks import load_task, score_again
+from lab.engine.methods import checked_credit, forgotten_by, make, metrics_of, numbers_of
+from lab.harness.settings import make_settings, read_flags
+from lab.harness.tasks import load_task, score_again
 from runs import SHORT, arrays, lines, run
-from tools.idea import arms_of
+from lab.tools.idea import arms_of
 
 ONE_STEP = [*SHORT, "--steps", "1", "--checkpoint_every", "0", "--eval_every", "0"]
 
@@ -305,7 +305,7 @@ def own_task(tmp_path, monkeypatch):
                    "--out", tmp_path / "runs/x", *flags, expect=expect).stderr
 
     (tmp_path / "countdown_task.py").touch()  # the default task, imported already
-    monkeypatch.setattr("harness.tasks.PROJECT", tmp_path)
+    monkeypatch.setattr("lab.harness.tasks.PROJECT", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     load_task.cache_clear()

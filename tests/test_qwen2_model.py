@@ -3,8 +3,8 @@ import pytest
 import torch
 
 from conftest import INSTALL, hand_made
-from engine.forward import response_log_probs
-from engine.model_folder import read_model_folder, write_model_folder
+from lab.engine.forward import response_log_probs
+from lab.engine.model_folder import read_model_folder, write_model_folder
 from runs import edit_config
 
 transformers = pytest.importorskip("transformers", reason=INSTALL)

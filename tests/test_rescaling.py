@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from conftest import hand_made
-from engine.errors import UserError
+from lab.engine.errors import UserError
 from mitigations import rescaled_weight, shuffled
 
 

@@ -17,14 +17,14 @@ from safetensors.torch import load_file
 
 import train
 from conftest import hand_made, refusal, spoken
-from engine.policy import derived_seed, sample_answers
-from engine.sampler import begin
+from lab.engine.policy import derived_seed, sample_answers
+from lab.engine.sampler import begin
 from grpo import update
-from harness import record
-from harness import run as harness_run
-from harness.run import Run
-from harness.record import RunFolder
-from harness.screen import StopRequest
+from lab.harness import record
+from lab.harness import run as harness_run
+from lab.harness.run import Run
+from lab.harness.record import RunFolder
+from lab.harness.screen import StopRequest
 from runs import (WHOLE, after_credit_of, arrays, assert_same_run, config_of, lines,
                   run)
 
@@ -203,7 +203,7 @@ def test_nothing_grows_with_the_number_of_steps(learner, tmp_path, monkeypatch):
 def test_flags_reach_the_sampler_and_the_optimizer(learner, tmp_path, monkeypatch):
     sampling, updating = {}, []
     monkeypatch.setattr(
-        "engine.policy.sample_answers",
+        "lab.engine.policy.sample_answers",
         lambda *args, **given: sampling.update(given) or sample_answers(*args, **given))
     monkeypatch.setattr("grpo.update", lambda *args: updating.extend(args) or update(*args))
     run("--model", learner, "--out", tmp_path / "x", "--steps", 1, "--eval_every", 0,
@@ -227,7 +227,7 @@ def drawn(monkeypatch):
         drawn.append(uniform)
         return begin(model, prompts, starts, limits, uniform, *more)
 
-    monkeypatch.setattr("engine.sampler.begin", noted)
+    monkeypatch.setattr("lab.engine.sampler.begin", noted)
     return drawn
 
 

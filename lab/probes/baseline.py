@@ -31,12 +31,12 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.statistics import jackknife
-from analysis.tables import WITH_INTERVAL, Table, by_row
-from engine.forward import response_log_probs
-from engine.policy import Policy
-from engine.rollouts import Rollouts
-from harness.flags import Flag
+from lab.analysis.statistics import jackknife
+from lab.analysis.tables import WITH_INTERVAL, Table, by_row
+from lab.engine.forward import response_log_probs
+from lab.engine.policy import Policy
+from lab.engine.rollouts import Rollouts
+from lab.harness.flags import Flag
 from lab.probes.common import MODEL_FLAGS, Findings, Progress, policy_from_flags, sample_batch
 
 FLAGS = {

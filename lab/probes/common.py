@@ -19,16 +19,16 @@ from types import SimpleNamespace
 
 import torch
 
-from analysis.tables import Table, show, show_in_short
-from engine.errors import UserError
-from engine.policy import Policy, derived_seed
-from engine.rollouts import Rollouts
+from lab.analysis.tables import Table, show, show_in_short
+from lab.engine.errors import UserError
+from lab.engine.policy import Policy, derived_seed
+from lab.engine.rollouts import Rollouts
 from grpo import grpo
-from harness.build import load_policy
-from harness.record import provenance, replace_text, whole
-from harness.screen import show_status
-from harness.flags import MOST_THREADS, Flag, read
-from harness.settings import make_settings
+from lab.harness.build import load_policy
+from lab.harness.record import provenance, replace_text, whole
+from lab.harness.screen import show_status
+from lab.harness.flags import MOST_THREADS, Flag, read
+from lab.harness.settings import make_settings
 
 COMMON = {
     "threads": Flag(0, "CPU threads; 0 means the number that suits this probe",

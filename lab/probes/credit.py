@@ -2,7 +2,7 @@
 
     A_t = V(prefix and y_t) - V(prefix),   V(prefix) = E[reward | prefix]
 
-The estimator is that of credit/measured.py, which trains with it. Here every token is measured
+The estimator is that of lab/credit/measured.py, which trains with it. Here every token is measured
 whose probability is not nearly 1, by more continuations the smaller its probability is, and each
 credit has a standard error.
 
@@ -16,9 +16,9 @@ from dataclasses import dataclass
 
 import torch
 
-from credit.measured import chain, probability_of_others, deviations, refuse_other_temperatures
-from engine.policy import Policy
-from engine.rollouts import Rollouts
+from lab.credit.measured import chain, probability_of_others, deviations, refuse_other_temperatures
+from lab.engine.policy import Policy
+from lab.engine.rollouts import Rollouts
 
 CERTAIN = 1e-4  # where 1 - p is less, credit counts as 0: it is at most (1 - p) * range of rewards
 

@@ -38,16 +38,16 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.shares import occurring, share_of
-from analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
-from analysis.token_table import TokenTable, joined_tables, table_of_frames
-from engine.errors import UserError
-from engine.policy import Policy, derived_seed
-from engine.rollouts import Rollouts
-from engine.tokens import KINDS, SECTIONS
+from lab.analysis.shares import occurring, share_of
+from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
+from lab.analysis.token_table import TokenTable, joined_tables, table_of_frames
+from lab.engine.errors import UserError
+from lab.engine.policy import Policy, derived_seed
+from lab.engine.rollouts import Rollouts
+from lab.engine.tokens import KINDS, SECTIONS
 from grpo import gradient_size
-from harness.flags import Flag, Requirement
-from harness.record import credit_path, make_run, provenance, write_credit
+from lab.harness.flags import Flag, Requirement
+from lab.harness.record import credit_path, make_run, provenance, write_credit
 from lab.probes.notes_sums import CLASSES, class_codes
 from lab.probes.common import (CONFIG, MODEL_FLAGS, Findings, Progress, policy_from_flags,
                                     sample_batch)
@@ -161,7 +161,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
         raise UserError(f"{np.mean(right):.1%} of {len(right)} answers are right. In "
                         f"{args.minutes:g} minutes fewer than two problems that are sometimes "
                         "solved were measured. Give it more --minutes, or train the model before "
-                        "(python -m tools.warmup)")
+                        "(python -m lab warmup)")
     tokens = tokens_of(policy, measured)
     write_run(folder / "run", policy, measured)
     spent = sum(part.credit.spent for part in measured)

@@ -16,9 +16,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from countdown_task import annotate
-from engine.errors import UserError
-from engine.policy import Forward
-from engine.rollouts import Rollouts
+from lab.engine.errors import UserError
+from lab.engine.policy import Forward
+from lab.engine.rollouts import Rollouts
 from qwen2_model import ModelConfig, Qwen2
 
 TEXTS = ("1", "<answer>", "<|im_end|>")

@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import torch
 
-from credit.critic import generalised_advantage
-from engine.methods import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, checked_credit, make
-from engine.errors import UserError
-from engine.policy import Policy
-from engine.rollouts import Rollouts
+from lab.credit.critic import generalised_advantage
+from lab.engine.methods import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, checked_credit, make
+from lab.engine.errors import UserError
+from lab.engine.policy import Policy
+from lab.engine.rollouts import Rollouts
 from lab.probes.enumerated import Batches, EnumeratedTask
 from mitigations import rescaled_weight
 

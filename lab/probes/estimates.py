@@ -4,7 +4,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from analysis.statistics import Estimate, Floats, jackknife
+from lab.analysis.statistics import Estimate, Floats, jackknife
 
 
 def jackknife_of_log(statistic: Callable[[NDArray[np.bool_]], float],

@@ -27,11 +27,11 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.statistics import Estimate
-from analysis.tables import WITH_INTERVAL, Columns, Row, Table, by_row
-from engine.methods import ADVANTAGES, MITIGATIONS
-from engine.errors import UserError
-from harness.flags import Flag
+from lab.analysis.statistics import Estimate
+from lab.analysis.tables import WITH_INTERVAL, Columns, Row, Table, by_row
+from lab.engine.methods import ADVANTAGES, MITIGATIONS
+from lab.engine.errors import UserError
+from lab.harness.flags import Flag
 from lab.probes.common import COMMON, Findings, Progress
 from lab.probes.enumerated import Batches, EnumeratedTask, estimator, make_enumerated
 from lab.probes.enumerated_methods import Listed, list_advantages, list_weights

@@ -17,16 +17,16 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 
-from analysis import report
-from analysis.arms import Comparison, comparable, finished
-from analysis.page import Picture, make_output_folder
-from analysis.plots import COLOURS, GRADIENT_COLOUR, save, whole_steps
-from analysis.run_folders import Run, read_runs
-from analysis.tables import show
-from analysis.tally import Tally
-from engine.errors import UserError
-from harness.flags import Flag, read
-from harness.screen import show_status
+from lab.analysis import report
+from lab.analysis.arms import Comparison, comparable, finished
+from lab.analysis.page import Picture, make_output_folder
+from lab.analysis.plots import COLOURS, GRADIENT_COLOUR, save, whole_steps
+from lab.analysis.run_folders import Run, read_runs
+from lab.analysis.tables import show
+from lab.analysis.tally import Tally
+from lab.engine.errors import UserError
+from lab.harness.flags import Flag, read
+from lab.harness.screen import show_status
 from lab.probes.notes_compared import notes_tables_of_arms
 from lab.probes.notes_sums import ADVANTAGES, CLASSES, LOG_PROBS, UNDEFINED, VALUES, Notes
 from lab.probes.notes_tables import notes_tables

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from analysis.arms import Comparison
-from analysis.gains import Gain, final_lines, gains, mean_success, over_baseline
-from analysis.statistics import Floats, mean_over
-from analysis.tables import WITH_INTERVAL, Row, Table, by_row
-from analysis.tally import Tally
+from lab.analysis.arms import Comparison
+from lab.analysis.gains import Gain, final_lines, gains, mean_success, over_baseline
+from lab.analysis.statistics import Floats, mean_over
+from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row
+from lab.analysis.tally import Tally
 from lab.probes.notes_sums import (FILLER, PUBLISHED_SIZES, REASONING, UNDEFINED, UNITS, Notes,
                                    same_or_other)
 

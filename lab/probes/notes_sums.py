@@ -16,13 +16,13 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from analysis.run_folders import Run
-from analysis.statistics import Floats
+from lab.analysis.run_folders import Run
+from lab.analysis.statistics import Floats
 from lab.probes.estimates import t_values
-from analysis.tally import Tally
-from analysis.token_table import StepRecord, TokenTable, read_step
+from lab.analysis.tally import Tally
+from lab.analysis.token_table import StepRecord, TokenTable, read_step
 from grpo import group_z_score
-from harness.screen import show_status
+from lab.harness.screen import show_status
 
 CLASSES = FILLER, REASONING, STRUCTURE = "filler", "reasoning", "structure"
 SPELLED = ("equals", "plus", "minus", "times", "divided")

@@ -5,8 +5,8 @@ the same or another, and one sentence on what the table can and cannot mean.
 """
 import numpy as np
 
-from analysis.statistics import Floats
-from analysis.tables import Row, Table, by_row
+from lab.analysis.statistics import Floats
+from lab.analysis.tables import Row, Table, by_row
 from lab.probes.notes_sums import (CLASSES, FILLER, PUBLISHED_SIZES, REASONING, STRUCTURE,
                                    UNDEFINED, UNITS, Notes, class_codes, quantile, same_or_other)
 

@@ -34,18 +34,18 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.statistics import jackknife, within
+from lab.analysis.statistics import jackknife, within
 from lab.probes.estimates import jackknife_of_log, t_values
-from analysis.tables import WITH_INTERVAL, Row, Table, by_row
-from analysis.token_table import TokenTable, joined_tables, read_tokens, table_of_frames
-from engine.errors import UserError
-from engine.forward import lay_out, log_probs_of_each, micro_batches
-from engine.policy import Policy, derived_seed
-from engine.rollouts import Rollouts
-from engine.tokens import KINDS, WORD
+from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row
+from lab.analysis.token_table import TokenTable, joined_tables, read_tokens, table_of_frames
+from lab.engine.errors import UserError
+from lab.engine.forward import lay_out, log_probs_of_each, micro_batches
+from lab.engine.policy import Policy, derived_seed
+from lab.engine.rollouts import Rollouts
+from lab.engine.tokens import KINDS, WORD
 from grpo import gradient_size, grpo
-from harness.flags import Flag
-from harness.read_record import credit_steps
+from lab.harness.flags import Flag
+from lab.harness.read_record import credit_steps
 from lab.probes.common import (MODEL_FLAGS, Findings, Progress, policy_from_flags, run_of,
                                sample_batch)
 from lab.probes.notes_sums import CLASSES, FILLER, REASONING, class_codes

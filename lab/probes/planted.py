@@ -39,15 +39,15 @@ import torch
 from torch import Tensor
 
 import mitigations  # noqa: F401  it fills the lists of choices
-from analysis.statistics import Floats, holm, mean_over
-from analysis.tables import WITH_INTERVAL, Row, Table, by_row
-from engine.methods import ADVANTAGES, MITIGATIONS, make
-from engine.errors import UserError
-from engine.policy import derived_seed
-from engine.rollouts import Rollouts
-from engine.tokens import OPERATOR, THINK, WORD
+from lab.analysis.statistics import Floats, holm, mean_over
+from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row
+from lab.engine.methods import ADVANTAGES, MITIGATIONS, make
+from lab.engine.errors import UserError
+from lab.engine.policy import derived_seed
+from lab.engine.rollouts import Rollouts
+from lab.engine.tokens import OPERATOR, THINK, WORD
 from grpo import grpo, policy_loss
-from harness.flags import Flag, check_value, flags_of, read, value_of
+from lab.harness.flags import Flag, check_value, flags_of, read, value_of
 from lab.probes.common import COMMON, Findings, Progress
 from lab.probes.enumerated_methods import ComparedMethod
 from qwen2_model import ModelConfig, Qwen2, rotary
@@ -188,7 +188,7 @@ class Learner:
         return replace(rollouts, advantage=grpo(rollouts))
 
     def as_policy(self) -> SimpleNamespace:
-        """As much of engine.policy.Policy as there is."""
+        """As much of lab.engine.policy.Policy as there is."""
         model = Missing("a model that reads answers")
         vars(model).update(config=self.model.config, device=self.model.device)
         settings = SimpleNamespace(seed=self.seed, temperature=1.0, top_k=0, loss_norm="token",

@@ -51,17 +51,17 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.statistics import Estimate, mean_over
-from analysis.tables import WITH_INTERVAL, Row, Table, by_row
-from credit.critic import gae
-from engine.methods import ADVANTAGES, make
-from engine.errors import UserError
-from engine.forward import response_log_probs
-from engine.policy import Policy
-from engine.rollouts import Rollouts
-from engine.tokens import NUMBER
+from lab.analysis.statistics import Estimate, mean_over
+from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row
+from lab.credit.critic import gae
+from lab.engine.methods import ADVANTAGES, make
+from lab.engine.errors import UserError
+from lab.engine.forward import response_log_probs
+from lab.engine.policy import Policy
+from lab.engine.rollouts import Rollouts
+from lab.engine.tokens import NUMBER
 from grpo import group_z_score
-from harness.flags import Flag
+from lab.harness.flags import Flag
 from lab.probes.common import MODEL_FLAGS, Findings, Progress, policy_from_flags, sample_batch
 
 GROUP_SIZES = (2, 4, 8, 16)

@@ -29,14 +29,14 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from analysis.tables import Row, Table, by_row
-from engine.errors import UserError
-from engine.forward import micro_batches, response_log_probs
-from engine.policy import Policy
-from engine.rollouts import Rollouts
-from harness.read_record import credit_steps, read_columns, run_config
-from harness.record import checkpoint_folders, find_folder
-from harness.flags import Flag
+from lab.analysis.tables import Row, Table, by_row
+from lab.engine.errors import UserError
+from lab.engine.forward import micro_batches, response_log_probs
+from lab.engine.policy import Policy
+from lab.engine.rollouts import Rollouts
+from lab.harness.read_record import credit_steps, read_columns, run_config
+from lab.harness.record import checkpoint_folders, find_folder
+from lab.harness.flags import Flag
 from lab.probes.common import MODEL_FLAGS, Findings, Progress, policy_from_flags, sample_batch
 
 FLAGS = {

@@ -14,9 +14,9 @@ import math
 import re
 from pathlib import Path
 
-from analysis.statistics import Estimate
-from analysis.tables import Cell, Table, by_row, escaped, shown
-from engine.errors import UserError
+from lab.analysis.statistics import Estimate
+from lab.analysis.tables import Cell, Table, by_row, escaped, shown
+from lab.engine.errors import UserError
 from lab.publish.results import Results, pages
 
 KINDS = "table|number|interval"

@@ -4,7 +4,7 @@
     docs/step.png     a step of training: its tensors, and the files that compute them
     docs/found.png    what gained over plain GRPO, and what did not
 
-The credit was measured by `python -m tools.follow runs/one --step 1 --answer 15 --credit 4000
+The credit was measured by `python -m lab follow runs/one --step 1 --answer 15 --credit 4000
 --keep`, after `python train.py --mitigation none --steps 1 --eval_every 0 --out runs/one`. A game
 of three turns has no stored result: its gains are the last lines of `python examples/guess.py
 --advantage NAME --seed 200 --pairs 8` (docs/turns.md). The other numbers are those of lab/results.
@@ -17,9 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from analysis.plots import (BLUE, CREDIT_COLOUR, DOWN, GREY, ORANGE, PUSH_COLOUR, UP, plt,
-                            save)
-from engine.errors import PROJECT, read_json
+from lab.analysis.plots import (BLUE, CREDIT_COLOUR, DOWN, GREY, ORANGE, PUSH_COLOUR, UP, plt, save)
+from lab.engine.errors import PROJECT, read_json
 from lab.publish.results import RESULTS, Results, fingerprint
 
 LETTERS = 70   # in a line of the answer
@@ -93,13 +92,13 @@ def write_shaded(axis: Axes, texts: list[str], values: np.ndarray, above: str, b
 
 
 TENSORS = [  # what a step computes, where it stands, and which function then makes the next one
-    ("16 prompts", (0, 1), "engine/sampler.py\nsamples 16 answers each"),
+    ("16 prompts", (0, 1), "lab/engine/sampler.py\nsamples 16 answers each"),
     ("rollouts\nids, mask, log_prob\n(B, T) = (256, 58)", (1, 1), "countdown_task.py\nscore"),
     ("reward\n(B,)", (2, 1), "grpo.py\ngroup_z_score"),
     ("advantage\n(B, T)", (3, 1), "mitigations.py\nweight, times c"),
-    ("c * weight\n(B, T)", (3, 0), "engine/forward.py\ngrpo.py policy_loss"),
+    ("c * weight\n(B, T)", (3, 0), "lab/engine/forward.py\ngrpo.py policy_loss"),
     ("loss\none number", (2, 0), "grpo.py update\nloss.backward()"),
-    ("gradient of\nevery parameter", (1, 0), "engine/optimizer.py\nAdamW"),
+    ("gradient of\nevery parameter", (1, 0), "lab/engine/optimizer.py\nAdamW"),
     ("changed\nmodel", (0, 0), "train.py\nthe next step")]
 
 

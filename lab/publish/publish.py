@@ -12,10 +12,10 @@ experiment is not replaced. `python -m lab show NAME` prints one.
 """
 from pathlib import Path
 
-from engine.errors import UserError, read_json
-from harness.record import replace_text
-from harness.screen import say
-from harness.flags import Flag, read
+from lab.engine.errors import UserError, read_json
+from lab.harness.record import replace_text
+from lab.harness.screen import say
+from lab.harness.flags import Flag, read
 from lab.publish.pages import check_marks, filled_pages
 from lab.publish.results import RESULTS, Results, result_of, write_result
 

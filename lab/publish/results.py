@@ -10,8 +10,8 @@ import json
 from datetime import date
 from pathlib import Path
 
-from engine.errors import PROJECT, UserError, read_json
-from harness.record import replace_text
+from lab.engine.errors import PROJECT, UserError, read_json
+from lab.harness.record import replace_text
 
 RESULTS = PROJECT / "lab/results"
 KEPT = ("measured", "question", "command", "git_commit", "versions", "seconds", "in_short",

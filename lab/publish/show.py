@@ -10,8 +10,8 @@ Where the program of a result is gone, lab/LOG.md says how to repeat it.
 import textwrap
 from pathlib import Path
 
-from engine.errors import UserError, read_json
-from harness.flags import Flag, print_text, read
+from lab.engine.errors import UserError, read_json
+from lab.harness.flags import Flag, print_text, read
 from lab.publish.pages import table_of
 from lab.publish.results import RESULTS, read_result
 

@@ -25,22 +25,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from engine.forward import lay_out, micro_batches
-from engine.model_folder import read_config, read_model_folder
+from lab.engine.forward import lay_out, micro_batches
+from lab.engine.model_folder import read_config, read_model_folder
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
-from engine.errors import PROJECT, UserError
-from engine.optimizer import AdamW
-from engine.policy import Policy, as_rollouts
-from engine.rollouts import Rollouts
-from engine.sampler import Generation, generate
+from lab.engine.errors import PROJECT, UserError
+from lab.engine.optimizer import AdamW
+from lab.engine.policy import Policy, as_rollouts
+from lab.engine.rollouts import Rollouts
+from lab.engine.sampler import Generation, generate
 from grpo import grpo, policy_loss, update
-from harness.memory import FreedMemory, keep_memory, should_keep_memory
-from harness.record import write_credit
-from harness.screen import run_as_program
-from harness.build import load_policy, pick_device
-from harness.step_lines import peak_memory
-from harness.flags import MOST_THREADS, flags_of, option
-from harness.settings import Settings, make_settings
+from lab.harness.memory import FreedMemory, keep_memory, should_keep_memory
+from lab.harness.record import write_credit
+from lab.harness.screen import run_as_program
+from lab.harness.build import load_policy, pick_device
+from lab.harness.step_lines import peak_memory
+from lab.harness.flags import MOST_THREADS, flags_of, option
+from lab.harness.settings import Settings, make_settings
 from qwen2_model import ModelConfig, Qwen2
 
 SIZES = {  # vocabulary, width, MLP width, layers, heads, key heads, head width

@@ -21,10 +21,10 @@ import torch
 
 from lab.speed import cases
 from lab.speed.cases import DTYPES, Case, in_a_process
-from engine.errors import UserError
-from harness.flags import read
-from harness.build import pick_device
-from harness.screen import run_as_program, show_status
+from lab.engine.errors import UserError
+from lab.harness.flags import read
+from lab.harness.build import pick_device
+from lab.harness.screen import run_as_program, show_status
 
 MANY = 32      # answers in a micro-batch of a large model, unless another number is typed
 LONGEST = 150  # seconds of a part

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine.errors import UserError
+from lab.engine.errors import UserError
 from lab import experiments
 from lab.__main__ import main
 from lab.experiments import (Arm, Plan, from_short_form, gains_of, published_runs, read_plan,
@@ -124,7 +124,7 @@ def written(folder, **changed):
 
 @pytest.mark.slow
 def test_a_plan_is_trained_once_and_then_used_again(folder, capsys, monkeypatch):
-    monkeypatch.setattr("tools.helpers.runs.Runs.start", train_here)
+    monkeypatch.setattr("lab.tools.helpers.runs.Runs.start", train_here)
     plan = written(folder)
     main(["experiment", plan, "--dry_run"])
     assert capsys.readouterr().out.count("--advantage rloo") == 2

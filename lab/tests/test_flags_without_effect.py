@@ -1,7 +1,7 @@
 """A flag that a command would read and ignore is refused."""
 import pytest
 
-from engine.errors import UserError
+from lab.engine.errors import UserError
 from lab.__main__ import main
 
 

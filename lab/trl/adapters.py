@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from engine.errors import UserError
+from lab.engine.errors import UserError
 from lab.formula.adapters import log_probs, module_of, of_trl
 from lab.formula.batches import Batch
 

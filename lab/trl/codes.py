@@ -14,9 +14,9 @@ import inspect
 import textwrap
 
 from lab.trl.adapters import ADAPTERS
-from engine.errors import UserError
-from harness.flags import read
-from harness.screen import run_as_program
+from lab.engine.errors import UserError
+from lab.harness.flags import read
+from lab.harness.screen import run_as_program
 from lab.formula import find_formula
 from lab.formula.words import sentences
 

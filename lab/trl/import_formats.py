@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from engine.errors import UserError, parse_object
+from lab.engine.errors import UserError, parse_object
 
 LARGEST = 3.4028234663852886e38  # of float32
 PER_TOKEN = {  # the range of a column, rounding allowed for

@@ -22,23 +22,23 @@ from types import SimpleNamespace
 import torch
 from tokenizers import Tokenizer
 
-from engine.model_folder import read_model_folder
+from lab.engine.model_folder import read_model_folder
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from lab.trl.import_formats import FIELDS, PER_TOKEN, lines_of
 from lab.trl.messages import own_text
 from countdown_task import annotate
-from engine.errors import UserError, read_json
-from engine.extra_forward import with_facts
-from engine.rollouts import UNSET, Rollouts, score_answers
-from engine.tokens import END_OF_TURN, OTHER, THINK, encode, load_tokenizer, token_bytes
+from lab.engine.errors import UserError, read_json
+from lab.engine.extra_forward import with_facts
+from lab.engine.rollouts import UNSET, Rollouts, score_answers
+from lab.engine.tokens import END_OF_TURN, OTHER, THINK, encode, load_tokenizer, token_bytes
 from grpo import group_z_score, to_every_token
-from harness.chat_template import prompt_of
-from harness.record import (RunFolder, credit_path, find_folder, provenance, replace_text, whole,
-                            write_credit)
-from harness.screen import python_command, run_as_program, show_status
-from harness.flags import Flag, read
-from harness.build import pick_device
-from harness.step_lines import batch_metrics
+from lab.harness.chat_template import prompt_of
+from lab.harness.record import (RunFolder, credit_path, find_folder, provenance, replace_text,
+                                whole, write_credit)
+from lab.harness.screen import python_command, run_as_program, show_status
+from lab.harness.flags import Flag, read
+from lab.harness.build import pick_device
+from lab.harness.step_lines import batch_metrics
 
 MODELS = ("qwen2", "qwen3")  # the model_type of those that are implemented
 AT_ONCE = 8                  # answers in a forward pass

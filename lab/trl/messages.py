@@ -1,6 +1,6 @@
 """Messages of other trainers as texts. A prompt is made of them by the chat template of the model's
-folder (harness/chat_template.py)."""
-from engine.errors import UserError
+folder (lab/harness/chat_template.py)."""
+from lab.engine.errors import UserError
 
 
 def own_text(messages: list[dict], where: str) -> str:

@@ -9,8 +9,8 @@
 TRL samples, rewards, compares and updates. Once it has the advantage (B,) of each answer, this file
 makes it (B, T), and TRL's loss takes that:
 
-    TRL's batch -> Rollouts (engine/rollouts.py) -> weight (B, T) -> weight * advantage -> its loss
-                                                        |
+    TRL's batch -> Rollouts (lab/engine/rollouts.py) -> weight (B, T) -> weight * advantage -> its
+    loss                                                     |
                                                         +-> credit file -> analyze.py
 
 A weighting sees the whole batch of all processes, as in train.py. One more forward pass for each
@@ -29,21 +29,21 @@ from types import SimpleNamespace
 import torch
 from safetensors.torch import load_file, save_file
 
-from engine.methods import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, checked_credit, make
+from lab.engine.methods import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, checked_credit, make
 from lab.trl.import_run import labelled, named_parts
-from engine.errors import PROJECT, UserError
-from engine.errors import refuse_undefined
-from harness.tasks import CheckedTask, load_task
-from engine.policy import derived_seed
-from engine.rollouts import Rollouts
-from engine.tokens import load_tokenizer
+from lab.engine.errors import PROJECT, UserError
+from lab.engine.errors import refuse_undefined
+from lab.harness.tasks import CheckedTask, load_task
+from lab.engine.policy import derived_seed
+from lab.engine.rollouts import Rollouts
+from lab.engine.tokens import load_tokenizer
 from grpo import to_every_token
-from harness.read_record import run_config
-from harness.record import RunFolder, credit_path, make_run, provenance, write_credit
-from harness.resume import forget_after
-from harness.screen import python_command, say
-from harness.flags import Flag, check_value, check_values, flags_of
-from harness.step_lines import batch_metrics
+from lab.harness.read_record import run_config
+from lab.harness.record import RunFolder, credit_path, make_run, provenance, write_credit
+from lab.harness.resume import forget_after
+from lab.harness.screen import python_command, say
+from lab.harness.flags import Flag, check_value, check_values, flags_of
+from lab.harness.step_lines import batch_metrics
 from mitigations import rescaled_weight
 
 INSTALL = "pip install trl==1.16.0 transformers==5.23.0"

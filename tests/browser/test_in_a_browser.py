@@ -10,8 +10,8 @@ from conftest import INSTALL, ROOT, credit_columns, evaluation, write_log
 from tokenizers import AddedToken, Tokenizer
 
 import analyze
-from analysis.account import with_numbers
-from analysis.kept_credit import keep
+from lab.analysis.account import with_numbers
+from lab.analysis.kept_credit import keep
 from logs import answers_of
 
 playwright = pytest.importorskip("playwright.sync_api", reason=INSTALL)

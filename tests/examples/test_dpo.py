@@ -11,12 +11,12 @@ import analyze
 import train
 from conftest import ROOT, SPOKEN, copied, gradients, hand_made, refusal
 from countdown_task import Problem, held_out
-from engine.model_folder import read_model_folder
-from engine.tokens import load_tokenizer
+from lab.engine.model_folder import read_model_folder
+from lab.engine.tokens import load_tokenizer
 from examples import dpo
-from harness.build import load_policy
-from harness.read_record import is_complete, missing_steps, read_credit, run_config
-from harness.settings import make_settings
+from lab.harness.build import load_policy
+from lab.harness.read_record import is_complete, missing_steps, read_credit, run_config
+from lab.harness.settings import make_settings
 from runs import gradients_of_steps, lines, program_here
 
 pytestmark = pytest.mark.slow

@@ -2,7 +2,7 @@
 import pytest
 
 from countdown_task import Problem
-from harness.tasks import CheckedTask, load_task
+from lab.harness.tasks import CheckedTask, load_task
 
 
 def calculator(**flags):

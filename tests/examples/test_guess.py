@@ -8,9 +8,9 @@ from conftest import ROOT
 from examples import guess
 from examples.guess import Game, Task, stairs, step_of, tell
 from examples.histories import (BIG, SMALL, estimated_gradient, gradient_of_success, written)
-from harness.build import build, load_policy
-from harness.settings import make_settings
-from tools import guesser
+from lab.harness.build import build, load_policy
+from lab.harness.settings import make_settings
+from lab.tools import guesser
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import itertools
 import pytest
 
 from conftest import ROOT
-from engine.tokens import encode_prompt, load_tokenizer
+from lab.engine.tokens import encode_prompt, load_tokenizer
 from examples.largest_last import Task, is_held_out
 
 TINY = ROOT / "models" / "tiny"

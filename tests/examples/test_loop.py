@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 import torch
 
-import engine.policy
-from engine.model_folder import read_model_folder
+import lab.engine.policy
+from lab.engine.model_folder import read_model_folder
 import train
 from conftest import ROOT
 from examples import loop
-from harness.step_lines import wilson_interval
+from lab.harness.step_lines import wilson_interval
 from runs import gradients_of_steps, lines, program, program_here
 
 HELD_OUT = 20  # problems: 500 take seconds
@@ -31,7 +31,7 @@ def test_the_first_two_steps_are_those_of_training(tmp_path, monkeypatch, capsys
     seed and limits gets what was sampled before. After a step the parameters differ by rounding,
     so a CPU may draw another token, and one answer of 128 that differs changes 4% of a step. With
     an optimizer for each step the parameters would differ by 46% of what the two steps did."""
-    sampled, generate, gradients = {}, engine.policy.generate, gradients_of_steps(monkeypatch)
+    sampled, generate, gradients = {}, lab.engine.policy.generate, gradients_of_steps(monkeypatch)
 
     def sampled_once(model, prompts, *, answers, seed, max_new_tokens, stop_ids, **rest):
         usual = dict(temperature=1.0, greedy=False, reply=None)
@@ -42,7 +42,7 @@ def test_the_first_two_steps_are_those_of_training(tmp_path, monkeypatch, capsys
                                       max_new_tokens=max_new_tokens)
         return sampled[asked]
 
-    monkeypatch.setattr(engine.policy, "generate", sampled_once)
+    monkeypatch.setattr(lab.engine.policy, "generate", sampled_once)
     monkeypatch.setattr(loop, "generate", sampled_once)
     run = tmp_path / "run"
     train.main(["--questions", str(loop.PROBLEMS), "--answers", str(loop.ANSWERS), "--steps", "2",

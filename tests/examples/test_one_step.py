@@ -6,7 +6,7 @@ import numpy as np
 import train
 from conftest import ROOT
 from examples.one_step import SHOWN_TOKENS, one_step
-from harness.read_record import read_columns
+from lab.harness.read_record import read_columns
 from runs import gradients_of_steps, program, program_here
 
 FILE, TINY = ROOT / "examples/one_step.py", ROOT / "models" / "tiny"

@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-from engine.sampler import generate
+from lab.engine.sampler import generate
 from examples.sampler import sample
 
 PROMPT = [5, 6, 7, 9]

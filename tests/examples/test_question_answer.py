@@ -7,11 +7,11 @@ from conftest import ROOT, refusal
 
 from countdown_task import Problem as Countdown
 from countdown_task import Task as CountdownTask
-from engine.tokens import ANSWER, NUMBER, OTHER, THINK
+from lab.engine.tokens import ANSWER, NUMBER, OTHER, THINK
 from examples import hackable
 from examples.question_answer import ASKS, Task, final_answer, formula_of, number_of, plain_text
-from harness.build import load_policy
-from harness.settings import make_settings
+from lab.harness.build import load_policy
+from lab.harness.settings import make_settings
 
 
 @pytest.fixture

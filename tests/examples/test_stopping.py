@@ -8,8 +8,8 @@ from conftest import ROOT
 from examples import stopping
 from examples.guess import Task
 from examples.stopping import Game, expected_gradients, logits_of
-from harness.build import load_policy
-from harness.settings import make_settings
+from lab.harness.build import load_policy
+from lab.harness.settings import make_settings
 
 GAME = Game("some game", 0.3, -0.1)
 

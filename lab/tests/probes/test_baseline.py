@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import gradients, spoken
 
-from engine.forward import response_log_probs
+from lab.engine.forward import response_log_probs
 from lab.__main__ import main
 from lab.probes.baseline import bandit, baselines, best_baseline, others_table, squares
 from lab.probes.common import Progress

@@ -3,9 +3,9 @@ import json
 from importlib import import_module
 
 
-from analysis.tables import Table
+from lab.analysis.tables import Table
 from conftest import assert_bounded
-from harness.flags import Flag
+from lab.harness.flags import Flag
 from lab import __main__ as overview
 from lab.probes.common import COMMON, Findings, command_of, run_probe
 

@@ -7,11 +7,11 @@ import torch
 from tokenizers import Tokenizer, models
 
 from conftest import hand_made
-from credit.measured import chain, probability_of_others
-from credit.measured import measured as measured_advantage
-from engine.errors import UserError
-from engine.policy import Policy
-from harness.settings import Settings
+from lab.credit.measured import chain, probability_of_others
+from lab.credit.measured import measured as measured_advantage
+from lab.engine.errors import UserError
+from lab.engine.policy import Policy
+from lab.harness.settings import Settings
 from lab.probes.credit import squared_credit, true_credit
 from lab.probes.enumerated import TEXTS, make_enumerated
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.token_table import TokenTable
+from lab.analysis.token_table import TokenTable
 from conftest import ROOT, hand_made
-from engine.errors import UserError
-from harness.read_record import read_columns
+from lab.engine.errors import UserError
+from lab.harness.read_record import read_columns
 from lab.probes import decided
 from lab.probes.common import policy_from_flags, run_probe
 from lab.probes.credit import MeasuredCredit

@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from analysis.statistics import jackknife
+from lab.analysis.statistics import jackknife
 from lab.probes.estimates import jackknife_of_log, t_values
 
 

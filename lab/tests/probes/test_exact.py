@@ -10,10 +10,10 @@ import torch
 
 import grpo
 from conftest import StateIdea, gradients
-from analysis.statistics import Estimate
-from engine.methods import ADVANTAGES, MITIGATIONS
-from engine.errors import UserError
-from engine.forward import response_log_probs
+from lab.analysis.statistics import Estimate
+from lab.engine.methods import ADVANTAGES, MITIGATIONS
+from lab.engine.errors import UserError
+from lab.engine.forward import response_log_probs
 from grpo import policy_loss
 from mitigations import rescaled_weight
 from lab.probes import exact

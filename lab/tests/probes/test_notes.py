@@ -10,11 +10,11 @@ from logs import (by_name, comparison_of, ids_of, make, plain_rows, random_log, 
 
 from lab.probes import notes, notes_compared, notes_sums, notes_tables
 from lab.__main__ import main
-from analysis.run_folders import read_run
-from analysis.gains import Gain
-from analysis.statistics import Estimate
-from analysis.tally import Tally
-from analysis.token_table import StepRecord, TokenTable
+from lab.analysis.run_folders import read_run
+from lab.analysis.gains import Gain
+from lab.analysis.statistics import Estimate
+from lab.analysis.tally import Tally
+from lab.analysis.token_table import StepRecord, TokenTable
 
 UNITS = {"contribution": "old", "gradient": "new"}
 

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from conftest import copied, credit_columns, spoken, write_log
 
-from engine.errors import UserError
+from lab.engine.errors import UserError
 from qwen2_model import Qwen2, causal, rotary
 from lab.__main__ import main
 from lab.probes.common import run_of
-from analysis.token_table import TokenTable
+from lab.analysis.token_table import TokenTable
 from lab.probes.phase1 import (class_ratio, first_over_last_fifth, forget, phase_one, phase_two,
                                random_text, ratio_at_like_positions, t_by_position)
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from analysis.statistics import mean_over
-from engine.methods import MITIGATIONS
-from engine.errors import UserError
-from engine.tokens import OPERATOR, WORD
+from lab.analysis.statistics import mean_over
+from lab.engine.methods import MITIGATIONS
+from lab.engine.errors import UserError
+from lab.engine.tokens import OPERATOR, WORD
 from grpo import group_z_score
 from lab.__main__ import main
 from lab.probes import planted

@@ -9,9 +9,9 @@ import torch
 from conftest import gradients as explicit
 from conftest import hand_made, spoken
 
-from engine.errors import UserError
-from engine.forward import response_log_probs
-from engine.tokens import NUMBER, WORD
+from lab.engine.errors import UserError
+from lab.engine.forward import response_log_probs
+from lab.engine.tokens import NUMBER, WORD
 from lab.__main__ import main
 from lab.probes import rank
 from lab.probes.rank import (

@@ -8,8 +8,8 @@ import pytest
 import torch
 from conftest import credit_columns, gradients, spoken, write_log
 
-from engine.errors import UserError
-from engine.forward import response_log_probs
+from lab.engine.errors import UserError
+from lab.engine.forward import response_log_probs
 from lab.__main__ import main
 from lab.probes.sparsity import hoyer, hoyer_of_gradient, of_checkpoint, share_without_spread
 

@@ -7,9 +7,9 @@ import pytest
 from conftest import ROOT
 from matplotlib.colors import to_hex
 
-from analysis.statistics import Estimate
-from analysis.tables import Table, by_row
-from engine.errors import UserError
+from lab.analysis.statistics import Estimate
+from lab.analysis.tables import Table, by_row
+from lab.engine.errors import UserError
 from lab.__main__ import main
 from lab.publish import pages, pictures, publish, show
 from lab.publish import results as store

@@ -7,8 +7,8 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from engine import cuda_graph
-from engine.sampler import Decoding
+from lab.engine import cuda_graph
+from lab.engine.sampler import Decoding
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 MOVES = ("copy_", "to", "type_as", "__setitem__", "__deepcopy__")  # or may see both

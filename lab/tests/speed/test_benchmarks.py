@@ -7,7 +7,7 @@ import torch
 from lab.speed import cases, gpu
 from lab.speed.cases import Case
 from conftest import assert_bounded
-from engine.errors import UserError
+from lab.engine.errors import UserError
 
 SMALL = Case("rollout", questions=2, answers=2, new_tokens=8, micro_batch=3)
 

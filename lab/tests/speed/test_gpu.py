@@ -8,8 +8,8 @@ import torch
 
 from lab.speed import cases, gpu
 from lab.speed.cases import Case
-from engine.errors import UserError
-from engine.packing import common_prefix
+from lab.engine.errors import UserError
+from lab.engine.packing import common_prefix
 
 TINY = (512, 32, 32, 1, 2, 1, 16)
 

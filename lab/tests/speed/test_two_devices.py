@@ -11,19 +11,19 @@ import mitigations  # noqa: F401  fills the lists of choices
 from lab.tests.speed import devices
 from lab.tests.speed.devices import OnGPU, second_device
 from conftest import ROOT, copied, hand_made
-from engine import sampler
-from engine.methods import ADVANTAGES, MITIGATIONS
-from engine.forward import micro_batches
-from engine.optimizer import AdamW
-from engine.sampler import Start, generate
+from lab.engine import sampler
+from lab.engine.methods import ADVANTAGES, MITIGATIONS
+from lab.engine.forward import micro_batches
+from lab.engine.optimizer import AdamW
+from lab.engine.sampler import Start, generate
 from grpo import update
-from harness.build import pick_device
-from harness.flags import words_of
-from harness.settings import make_settings
+from lab.harness.build import pick_device
+from lab.harness.flags import words_of
+from lab.harness.settings import make_settings
 from lab.__main__ import main as research
 from runs import lines
-from tools.helpers.look import look
-from tools.idea import arms_of
+from lab.tools.helpers.look import look
+from lab.tools.idea import arms_of
 from train import main
 
 pytestmark = pytest.mark.slow
@@ -35,10 +35,10 @@ OF_TURNS = {"turn_credit", "without_luck"}
 @pytest.fixture(autouse=True)
 def both_round_alike(monkeypatch):
     """A GPU widens no product, so this CPU does not either. Prompts that begin with the same token
-    share it. There is no flash attention on a CPU (tests/engine/test_flash.py)."""
-    monkeypatch.setattr("engine.packing.uses_flash", lambda q: False)
+    share it. There is no flash attention on a CPU (lab/tests/engine/test_flash.py)."""
+    monkeypatch.setattr("lab.engine.packing.uses_flash", lambda q: False)
     monkeypatch.setattr("qwen2_model.has_bfloat16", lambda: True)
-    monkeypatch.setattr("engine.packing.LEAST_PREFIX", 1)
+    monkeypatch.setattr("lab.engine.packing.LEAST_PREFIX", 1)
 
 
 def moved(model):
@@ -87,7 +87,7 @@ def test_a_gpu_computes_the_same_every_time_if_that_is_wanted(learner, tmp_path,
                                                               flags, wanted):
     calls, environment = [], {}
     monkeypatch.setattr(torch, "use_deterministic_algorithms", calls.append)
-    monkeypatch.setattr("harness.build.os.environ", environment)
+    monkeypatch.setattr("lab.harness.build.os.environ", environment)
     with second_device(monkeypatch):
         run(learner, tmp_path / "run", "--device", "cuda", *flags)
     assert set(calls) == {wanted}
@@ -147,7 +147,7 @@ def test_a_step_is_that_of_the_cpu(learner, tmp_path, monkeypatch, flags):
     """If the CPU looks for ended answers as rarely, and adds up the embeddings' gradient as a GPU
     does: with parameters in bfloat16 that is another sum."""
     monkeypatch.setitem(sampler.PACE, "cpu", sampler.PACE["cuda"])
-    monkeypatch.setattr("engine.forward.embedding_by_rows", nullcontext)
+    monkeypatch.setattr("lab.engine.forward.embedding_by_rows", nullcontext)
     expected = run(learner, tmp_path / "cpu", *flags)
     with second_device(monkeypatch):
         found = run(learner, tmp_path / "cuda", "--device", "cuda", *flags)
@@ -169,7 +169,7 @@ def test_every_method_stays_on_its_device(learner, tmp_path, monkeypatch, weight
 def test_several_turns_stay_on_their_device(tmp_path, monkeypatch, name):
     """What an environment wrote is read, and turns get their credit; a step is that of the CPU."""
     monkeypatch.setitem(sampler.PACE, "cpu", sampler.PACE["cuda"])
-    monkeypatch.setattr("engine.forward.embedding_by_rows", nullcontext)
+    monkeypatch.setattr("lab.engine.forward.embedding_by_rows", nullcontext)
     player, flags = ROOT / "models/guesser", ["--advantage", name]
     expected = run(player, tmp_path / "cpu", *flags)
     with second_device(monkeypatch):

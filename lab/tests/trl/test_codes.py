@@ -8,7 +8,7 @@ from lab.tests.formula_losses import LOSSES
 
 from lab.trl.adapters import ADAPTERS, take_statement
 from lab.trl.codes import main
-from engine.errors import UserError
+from lab.engine.errors import UserError
 from lab.formula import find_formula
 from lab.formula.codes import codes
 from lab.formula.words import mistakes, sentences

@@ -1,11 +1,11 @@
 """Logs that TRL's trainer wrote, healthy and with one mistake each (lab/tests/trl/trl_logs.py made
-them): tools.diagnose names the mistake, and no other."""
+them): lab diagnose names the mistake, and no other."""
 from pathlib import Path
 
 import pytest
 
-from tools.helpers.diagnosis import faults_of, filled, in_words
-from tools.helpers.log import read_log
+from lab.tools.helpers.diagnosis import faults_of, filled, in_words
+from lab.tools.helpers.log import read_log
 
 LOGS = Path(__file__).parent / "trl_logs"
 ROWS = {  # the row of docs/how_a_run_fails.md, 0 if it has none, and what is said

@@ -8,12 +8,12 @@ import torch
 from conftest import ROOT
 
 import analyze
-from analysis.run_folders import is_done, read_run
+from lab.analysis.run_folders import is_done, read_run
 from lab.trl.import_run import main
-from engine.errors import UserError
-from engine.model_folder import read_model_folder
-from engine.tokens import OTHER, THINK, load_tokenizer
-from harness.read_record import credit_steps, read_columns
+from lab.engine.errors import UserError
+from lab.engine.model_folder import read_model_folder
+from lab.engine.tokens import OTHER, THINK, load_tokenizer
+from lab.harness.read_record import credit_steps, read_columns
 from runs import SHORT, run
 
 TINY = ROOT / "models/tiny"

@@ -19,21 +19,21 @@ import analyze
 from lab.tests.trl import INSTALL
 from conftest import ASKED, ROOT, StateIdea, copied, put_in
 from countdown_task import Problem
-from credit.turns import to_turns, turn_mean
-from engine.methods import ADVANTAGES, MITIGATIONS, checked_credit, make
-from engine.errors import UserError
-from engine.extra_forward import with_facts
-from engine.forward import response_log_probs
-from engine.policy import Forward, derived_seed
+from lab.credit.turns import to_turns, turn_mean
+from lab.engine.methods import ADVANTAGES, MITIGATIONS, checked_credit, make
+from lab.engine.errors import UserError
+from lab.engine.extra_forward import with_facts
+from lab.engine.forward import response_log_probs
+from lab.engine.policy import Forward, derived_seed
 from grpo import length_scaling, policy_loss
-from harness.read_record import read_columns, read_credit
-from harness.build import load_policy
-from harness.flags import flags_of
-from harness.settings import make_settings
+from lab.harness.read_record import read_columns, read_credit
+from lab.harness.build import load_policy
+from lab.harness.flags import flags_of
+from lab.harness.settings import make_settings
 from lab.tests.trl import guess_rows, tool_rows
 from mitigations import rescaled_weight
 from runs import block, copy_project, free_port, lines, program
-from tools import preview
+from lab.tools import preview
 
 if find_spec("trl"):
     import trl
@@ -56,7 +56,7 @@ import sys
 from types import SimpleNamespace as Module
 
 def ask():
-    from engine.errors import UserError
+    from lab.engine.errors import UserError
     try:
         import lab.trl.trl_trainer
     except UserError as error:
@@ -454,8 +454,8 @@ import sys
 sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/tests"]
 from lab.tests.trl.test_trl_trainer import TINY, trained
 from safetensors.torch import save_file
-from harness.build import load_policy
-from harness.settings import make_settings
+from lab.harness.build import load_policy
+from lab.harness.settings import make_settings
 policy = load_policy(make_settings({"model": TINY}))
 trainer, [gradient] = trained(policy, sys.argv[2], credit=f"{sys.argv[2]}/run",
                               mitigation="attention_credit", per_device_train_batch_size=3,
@@ -487,7 +487,7 @@ def test_two_processes_weigh_one_batch(policy, tmp_path):
 def test_the_program_on_the_page_works_as_it_stands_there(tmp_path):
     """Pasted with two steps instead of 60."""
     pasted = block("lab/trl/your_own_run.md", "max_steps=60")
-    folder = copy_project(tmp_path, "lab")
+    folder = copy_project(tmp_path)
     (folder / "models").symlink_to(ROOT / "models")
     (folder / "pasted.py").write_text(pasted.replace("max_steps=60", "max_steps=2"))
     program(folder, "pasted.py")

@@ -1,4 +1,4 @@
-"""Write the logs of TRL's trainer that the tests of tools.preflight read: healthy, and with one
+"""Write the logs of TRL's trainer that the tests of lab preflight read: healthy, and with one
 mistake each.
 
     python -m lab.tests.trl.trl_logs                 # all of them, about ten minutes

@@ -1,0 +1,179 @@
+"""The training answers on a page: which ones, and what is known about each token."""
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NotRequired, TypedDict
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from lab.analysis.account import (WHERE_MEASURED, Numbers, Stage, Value, numbers_of, only_of_own,
+                                  rounded, stages)
+from lab.analysis.run_folders import Run
+from lab.analysis.token_table import StepRecord
+from lab.engine.tokens import token_bytes, without_earlier_turns
+from lab.harness.read_record import has_column
+from lab.harness.record import Json
+
+if TYPE_CHECKING:
+    from lab.analysis.kept_credit import Measured
+
+Z = 1.96  # a normal 95% interval is so many standard errors to each side
+PER_PAGE, STEPS = 10_000, 21  # tokens of training answers on a page, and steps they are from
+# What a page can shade tokens by; it begins with the first. Each has the name of its column, and
+# the end of a sentence that begins "The stronger a token's colour, ...". A run may lack some.
+SHADED_BY = {
+    "gradient size": ("abs gradient", "the larger the gradient's size at the logits: "
+                      "abs(advantage) x weight x s, where s is the size of the gradient of its "
+                      "log-prob"),
+    "push": ("push", "the harder its own term of the loss pushes its log-prob up (blue) or down "
+             "(orange): advantage x weight x s squared"),
+    "change": ("change", "the further its log-prob rose (blue) or fell (orange) in the step. This "
+               "comes from the update on all tokens of the batch"),
+    "advantage": ("advantage", "the further its advantage is from 0. A blue one makes it more "
+                  "likely, an orange one less likely"),
+    "weight": ("weight", "the larger the weight that the method gave it"),
+    "entropy": ("entropy", "the less certain the model was what to write there"),
+    "log-prob": ("log_prob", "the less likely the token was"),
+    "credit": ("true_credit", "the further the expected reward rose (blue) or fell (orange) with "
+               "this token. If the 95% interval of a measured credit includes 0, it has no colour"),
+    "credit's error": ("true_credit_se", "the larger the standard error of its measured credit")}
+MEANING = {name: meaning for name, (_, meaning) in SHADED_BY.items()}
+
+
+class ShownAnswer(TypedDict):
+    """A training answer on the page; the first one has the lines of every token's account."""
+    step: int
+    episode: int
+    group: int
+    reward: float | None
+    answer: float | None  # that part of the reward
+    finished: bool
+    prompt: str
+    texts: list[str]
+    own: NotRequired[list[bool]]  # which tokens the model drew, if an environment wrote others
+    section: list[int]
+    kind: list[int]
+    values: Numbers
+    account: Numbers
+    stages: NotRequired[list[Stage]]
+
+
+class Viewer:
+    """The answers that a page shows token by token, of evenly spaced steps of a run. If the change
+    of the tokens was measured in some steps, they are of these.
+
+    `look` is called with the record of every step. It takes as many answers of it as fit, and never
+    fewer than two. First come those of which something was measured after the run, then those of
+    groups whose rewards differ.
+    """
+
+    def __init__(self, run: Run, most_tokens: int = PER_PAGE):
+        from lab.analysis.kept_credit import kept_answers
+        folder, steps = run["folder"], run["steps"]
+        self.config, self.lines = run["config"], metrics_by_step(run)
+        self.measured = kept_answers(folder)
+        with_change = [step for step in steps if has_column(folder, step, "change")]
+        steps = with_change or steps
+        evenly_spaced = np.linspace(0, len(steps) - 1, STEPS)
+        self.chosen = {steps[index] for index in set(map(round, evenly_spaced))}
+        self.chosen |= {step for step, _ in self.measured if step in run["steps"]}
+        self.room = most_tokens // len(self.chosen)  # tokens of a step
+        self.seen: list[ShownAnswer] = []
+
+    def look(self, record: StepRecord, tokenizer: Tokenizer) -> None:
+        if record.step not in self.chosen:
+            return
+        kept = {b: one for (step, b), one in self.measured.items()
+                if step == record.step and is_of(record, one)}
+        groups = groups_in_order(record.answers["group"], record.answers["reward"])
+        others = [b for b in np.concatenate(groups).tolist() if b not in kept]
+        order = [*kept, *others]
+        length_so_far = np.cumsum(record.answers["length"][order])
+        fitting = max(2, len(kept), int((length_so_far <= self.room).sum()))
+        line = self.lines.get(record.step)
+        for b in order[:fitting]:
+            answer = answer_of(record, tokenizer, self.config, line, b)
+            if b in kept:
+                add_measured(answer, kept[b])
+            self.seen.append(answer)
+
+    def answers(self) -> list[ShownAnswer]:
+        if self.seen:
+            self.seen[0]["stages"] = stages(self.config)
+        return with_the_same_values(self.seen)
+
+
+def is_of(record: StepRecord, measured: "Measured") -> bool:
+    """Whether the answer that was measured is the one on record: a run can be made again."""
+    b = measured["answer"]
+    if b >= len(record.answers["group"]):
+        return False
+    return bool(record.tokens_of(b)["token_id"].tolist() == measured["token_id"])
+
+
+def add_measured(answer: ShownAnswer, measured: "Measured") -> None:
+    """Add what was measured of the answer's tokens: their credit as numbers, the rest in words."""
+    answer["values"]["credit"] = list(map(rounded, measured["credit"]))
+    answer["values"]["credit's error"] = [
+        rounded((high - low) / (2 * Z)) for low, high in zip(measured["low"], measured["high"])]
+    for name in WHERE_MEASURED:
+        answer["account"][name] = list(measured[name])  # type: ignore[literal-required]
+
+
+def with_the_same_values(answers: list[ShownAnswer]) -> list[ShownAnswer]:
+    """Give each answer all quantities that any of them has; where one is not known it is None."""
+    names = {name for answer in answers for name in answer["values"]}
+    for answer in answers:
+        known = answer["values"]
+        unknown: list[Value] = [None] * len(answer["texts"])
+        answer["values"] = {name: known.get(name, unknown) for name in SHADED_BY if name in names}
+    return answers
+
+
+def metrics_by_step(run: Run) -> dict[int, Json]:
+    return {line["step"]: line for line in run["metrics"]}
+
+
+def groups_in_order(group: np.ndarray, reward: np.ndarray) -> list[np.ndarray]:
+    """The answers of each group: the best, the worst, the second best, the second worst, ...
+    `group` and `reward` are (answers,)."""
+    groups = [np.flatnonzero(group == number) for number in np.unique(group)]
+    groups.sort(key=lambda members: np.ptp(reward[members]) == 0)
+    in_order = []
+    for members in groups:
+        best_first = members[np.argsort(-reward[members], kind="stable")]
+        both_ends = np.stack([best_first, best_first[::-1]], axis=1).ravel()
+        in_order.append(both_ends[:len(members)])
+    return in_order
+
+
+def answer_of(record: StepRecord, tokenizer: Tokenizer, config: Mapping[str, object],
+              line: Json | None, b: int) -> ShownAnswer:
+    """Answer b: its texts, labels and numbers token by token, and those of its account. `line` is
+    the step's in metrics.jsonl."""
+    tokens, answers = record.tokens_of(b), record.answers
+    group = int(answers["group"][b])
+    pieces = token_bytes(tokenizer, tokens["token_id"].tolist())
+    prompt = b"".join(token_bytes(tokenizer, record.prompts[group].tolist()))
+    reward_answer = None
+    if "reward_answer" in answers:
+        reward_answer = rounded(answers["reward_answer"][b])
+    values: Numbers = {}
+    for quantity, (column, _) in SHADED_BY.items():
+        if column in tokens:
+            values[quantity] = only_of_own(list(map(rounded, tokens[column].tolist())), tokens)
+    answer: ShownAnswer = {
+        "step": record.step,
+        "episode": b,
+        "group": group,
+        "reward": rounded(answers["reward"][b]),
+        "answer": reward_answer,
+        "finished": bool(answers["finished"][b]),
+        "prompt": without_earlier_turns(prompt.decode(errors="replace")),
+        "texts": [piece.decode(errors="replace") for piece in pieces],
+        "section": tokens["section"].tolist(),
+        "kind": tokens["kind"].tolist(),
+        "values": values,
+        "account": numbers_of(record, config, line, b)}
+    if not tokens["own"].all():
+        answer["own"] = tokens["own"].tolist()
+    return answer

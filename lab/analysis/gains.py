@@ -1,0 +1,224 @@
+"""One arm's gain over another: success over pairs of runs, its interval, its p, and a verdict.
+
+    found = gains({"my_idea": (arms["my_idea"], arms["none"])})
+    found["my_idea"].estimate    # the mean over seeds, with its 95% interval
+    found["my_idea"].verdict     # better, worse, or no difference seen
+
+An arm is a set of runs, one for each seed. Two runs with the same seed get the same problems at
+every step, so runs are paired by seed: problems that are easy or hard for both arms cancel in the
+difference.
+
+There is one rule for all experiments. Pairs of runs are a *look*. In one look a method is better or
+worse if its p is below 0.05, after Holm's correction for all methods that are tested together
+(`Gain.verdict`). A method is *ahead* if it is better, and better again in a second look on new
+seeds. It is *behind* if it is worse: one look is enough (`called`).
+
+Success in training is the mean over all answers that training sampled: it counts each of them. Held
+out success at the end is that of the last policy, on problems that no run trained on.
+"""
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lab.analysis.run_folders import Run, evaluations
+from lab.analysis.statistics import Estimate, Floats, holm, mean_over, paired_difference
+from lab.analysis.tables import WITH_INTERVAL, Columns, Row, Table, shown
+from lab.harness.record import Json
+
+IN_TRAINING, AT_THE_END = MEASURES = ("success in training", "held-out success at the end")
+GREEDY_AT_THE_END = "held-out success of greedy answers at the end"
+LEVEL = 0.05        # a difference is seen if its corrected p is below this
+FEWEST_PAIRS = 4    # from fewer pairs not even their spread is known
+BETTER, WORSE, NOT_SEEN = "better", "worse", "no difference seen"  # in one look
+AHEAD, BEHIND = "ahead", "behind"
+SAME = 1e-12        # success that differs by less differs by rounding alone
+
+Arm = Mapping[int, Run]  # the runs of one arm, by seed
+
+
+@dataclass(frozen=True)
+class Gain:
+    """The difference in success between one arm and another, over the seeds that both have.
+
+    p is corrected by Holm's method for all gains that are tested together. It is nan if there are
+    too few pairs for a test.
+    """
+    seeds: tuple[int, ...]
+    estimate: Estimate
+    p: float = np.nan
+
+    @property
+    def pairs(self) -> int:
+        return len(self.seeds)
+
+    @property
+    def is_seen(self) -> bool:
+        return self.p < LEVEL
+
+    @property
+    def has_few_pairs(self) -> bool:
+        return self.pairs < FEWEST_PAIRS
+
+    @property
+    def could_see(self) -> float | None:
+        """The gain that 80 of 100 such experiments would see; two pairs say nothing of it."""
+        return self.estimate.visible if self.pairs > 2 else None
+
+    @property
+    def verdict(self) -> str:
+        """A word for a table. Where no difference is seen, the interval beside it says how large
+        one may still be."""
+        if not self.pairs:
+            return "nothing to compare"
+        if self.pairs == 1:
+            return "one seed: no verdict"
+        if not self.is_seen:
+            return NOT_SEEN
+        return BETTER if self.estimate.value > 0 else WORSE
+
+    @property
+    def sentence(self) -> str:
+        """The verdict, and where nothing is seen what the interval leaves open."""
+        if self.verdict != NOT_SEEN:
+            return self.verdict
+        return f"{NOT_SEEN}; {room_left(self.estimate)}"
+
+
+def called(first: Gain, again: Gain | None = None) -> str:
+    """The word for a method after one look, or after a second look on new seeds: the one rule for
+    ahead and behind.
+
+    Why two looks? Of 100 methods that change nothing, two or three are better in one look by luck,
+    and whoever tries many methods finds them.
+    """
+    if first.verdict == WORSE:
+        return BEHIND
+    if first.verdict != BETTER:
+        return first.verdict
+    if again is None:
+        return "better once, second look to come"
+    return AHEAD if again.verdict == BETTER else f"better once, then {again.verdict}"
+
+
+def room_left(estimate: Estimate) -> str:
+    """A clause that says which gains and losses a 95% interval leaves open."""
+    gain, loss = shown(estimate.high, "size"), shown(-estimate.low, "size")
+    if not np.isfinite(estimate.low):
+        return "these pairs give no interval"
+    if estimate.low >= 0:
+        return f"the interval leaves room for a gain of up to {gain} points"
+    if estimate.high <= 0:
+        return f"the interval leaves room for a loss of up to {loss} points"
+    return f"the interval leaves room for a gain of up to {gain} points or a loss of up to {loss}"
+
+
+def gain_over(mine: Arm, theirs: Arm, measure: str = IN_TRAINING, tests: int = 1) -> Gain:
+    """The gain of one arm over another; its p is not corrected. `tests` is how many gains are
+    tested together, which decides how small a gain could be seen."""
+    mode = "greedy" if measure == GREEDY_AT_THE_END else "sampled"
+    found = {}
+    for seed in sorted(set(mine) & set(theirs)):
+        if measure == IN_TRAINING:
+            difference = difference_in_training(mine[seed], theirs[seed])
+        else:
+            difference = difference_at_the_end(mine[seed], theirs[seed], mode)
+        if difference is not None:
+            found[seed] = difference
+    if not found:
+        return Gain((), Estimate(np.nan))
+    pairs = list(found.values())
+    estimate = paired_difference(pairs[0]) if len(pairs) == 1 else mean_over_pairs(pairs, tests)
+    return Gain(tuple(found), estimate, estimate.p)
+
+
+def mean_over_pairs(pairs: list[Floats], tests: int) -> Estimate:
+    """The mean over pairs of runs, by Student's t. Where all pairs have the same mean difference,
+    which is luck in short runs, their spread says nothing of other seeds: there is no interval and
+    no p. Runs that are the same to the bit differ by 0 in every pair, and this is known."""
+    differences = [float(pair.mean()) for pair in pairs]
+    is_known = all((abs(pair) < SAME).all() for pair in pairs)
+    if np.ptp(differences) < SAME and not is_known:
+        return Estimate(differences[0])
+    return mean_over(differences, tests)
+
+
+def gains(family: Mapping[str, tuple[Arm, Arm]], measure: str = IN_TRAINING) -> dict[str, Gain]:
+    """The gain of the first arm of each pair over the second, by the pair's label.
+
+    Holm's correction is over all labels. A gain of a single pair has no p and does not count as a
+    test.
+    """
+    found = {}
+    for label, (mine, theirs) in family.items():
+        gain = gain_over(mine, theirs, measure, len(family))
+        found[label] = gain if gain.pairs >= 2 else replace(gain, p=np.nan)
+    corrected = holm([gain.p for gain in found.values()])
+    for label, p in zip(family, corrected):
+        found[label] = replace(found[label], p=p)
+    return found
+
+
+def over_baseline(arms: Mapping[str, Arm], baseline: str) -> dict[str, tuple[Arm, Arm]]:
+    """The pairs of arms that `gains` takes: each arm beside the baseline."""
+    return {name: (arm, arms[baseline]) for name, arm in arms.items() if name != baseline}
+
+
+def gain_table(name: str, title: str, found: Mapping[str, Gain],
+               beside: Columns, over: str, notes: list[str], headings: dict[str, str]) -> Table:
+    """A row for each arm: pairs, gain, p, what the caller has `beside` them, and the verdict."""
+    pairs: Row = []
+    estimates: Row = []
+    p: Row = []
+    words: Row = []
+    for gain in found.values():
+        pairs.append(gain.pairs)
+        estimates.append(gain.estimate)
+        p.append(gain.p)
+        words.append(gain.verdict)
+    columns: Columns = {
+        "arm": ("", list(found)),
+        "pairs": ("d", pairs),
+        "gain": ("points", estimates),
+        "p": ("p", p),
+        **beside,
+        "verdict": ("", words)}
+    headings = {"gain": f"gain over {over}{WITH_INTERVAL}", "p": "p, Holm's correction", **headings}
+    return Table(name, title, columns, "", notes, headings)
+
+
+def difference_in_training(mine: Run, theirs: Run) -> Floats | None:
+    """(1,) how much more success one run has than another with the same problems; None if that is
+    not known."""
+    if not mine["metrics"] or len(mine["metrics"]) != len(theirs["metrics"]):
+        return None
+    difference = mean_success(mine) - mean_success(theirs)
+    return np.array([difference]) if np.isfinite(difference) else None
+
+
+def difference_at_the_end(mine: Run, theirs: Run, mode: str) -> Floats | None:
+    """(problems,) the difference in each held-out problem, after the last step."""
+    my_end, their_end = final_lines([mine], mode), final_lines([theirs], mode)
+    if not my_end or not their_end:
+        return None
+    my_answers = np.array(my_end[0]["answer"], float)
+    return np.asarray(my_answers - np.array(their_end[0]["answer"], float))
+
+
+def mean_success(run: Run) -> float:
+    """The success of all answers of the training; every step has as many."""
+    return float(success_by_step(run).mean()) if run["metrics"] else np.nan
+
+
+def success_by_step(run: Run) -> Floats:
+    """(steps,) the share of a batch's answers that are right."""
+    return np.array([line["success"] for line in run["metrics"]], float)
+
+
+def final_lines(runs: Collection[Run], mode: str) -> list[Json]:
+    """The evaluations after the last step, of the runs that have one."""
+    lines = []
+    for run in runs:
+        last_step = run["config"]["steps"]
+        lines += [line for line in evaluations(run, mode) if line["step"] == last_step]
+    return lines

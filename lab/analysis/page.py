@@ -1,0 +1,108 @@
+"""The HTML page of a run or a probe: one file that needs no other.
+
+Its parts are beside this file: page.html, page.css, and for answers token by token viewer.html and
+page.js. What a model wrote gets into the page escaped, or as JSON that no script reads as code. The
+functions below return pieces of a page's body, and write_page puts them together.
+"""
+import base64
+import json
+import re
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from html import escape
+from pathlib import Path
+from string import Template
+
+from lab.analysis.answers import MEANING, ShownAnswer
+from lab.analysis.tables import Table
+from lab.engine.tokens import KINDS, SECTIONS, TAG
+from lab.harness.record import Json, replace_text
+
+HERE = Path(__file__).resolve().parent
+ABANDONED = 5  # an unfinished file that is older than this in seconds is abandoned
+Picture = tuple[Path, str] | tuple[Path, str, str]  # path, caption; of a curve its scale
+
+
+def write_page(path: Path, title: str, body: list[str], answers: Sequence[ShownAnswer] = (),
+               evaluations: Sequence[Json] = ()) -> None:
+    """Write one file, whole or not at all; the page loads nothing from outside. If the body has a
+    viewer, it shows the `answers` of training, and the answers of the `evaluations`."""
+    script = part("page.js") if answers or evaluations else ""
+    known = {"answers": answers, "evaluations": evaluations, "TAG": TAG, "SECTIONS": SECTIONS,
+             "KINDS": KINDS, "MEANING": MEANING}
+    data = json.dumps(known, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    data = data.replace("<", "\\u003c")  # so that no text can end the script
+    page = Template(part("page.html")).substitute(
+        title=escape(title), style=part("page.css"), body="\n".join(body), data=data, script=script)
+    # a lone half of a character, as a folder's name can have it, is no text: ? stands for it
+    replace_text(path, page.encode(errors="replace").decode())
+
+
+def make_output_folder(folder: Path) -> None:
+    """Make a folder for files that are written whole, if it does not exist. Unfinished files that a
+    killed program has left there are removed; one that has just changed is still being written."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for path in folder.glob(f".*.{'[0-9a-f]' * 8}.tmp"):
+        with suppress(FileNotFoundError):  # another program has just finished it
+            if path.is_file() and time.time() - path.stat().st_mtime > ABANDONED:
+                path.unlink()
+
+
+def part(name: str) -> str:
+    return (HERE / name).read_text(encoding="utf-8")
+
+
+def viewer(curve: str = "") -> str:
+    """A slider through the run, and answers token by token; `curve` is shown above the slider."""
+    return Template(part("viewer.html")).substitute(curve=curve)
+
+
+def paragraphs(texts: list[str], kind: str = "") -> str:
+    start = f"<p class={kind}>" if kind else "<p>"
+    return "".join([f"{start}{escape(text)}</p>" for text in texts])
+
+
+def bullets(texts: list[str]) -> str:
+    items = [f"<li>{escape(text)}</li>" for text in texts]
+    return f"<ul>{''.join(items)}</ul>"
+
+
+def folded(title: str, body: list[str], level: int = 2) -> str:
+    """A section that opens on a click or a key."""
+    heading = f"<h{level}>{escape(title)}</h{level}>"
+    return f"<details id={anchor(title)}><summary>{heading}</summary>{''.join(body)}</details>"
+
+
+def anchor(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", name.lower())
+
+
+def section_of(table: Table, figures: str = "") -> str:
+    name, title = anchor(table.name), escape(table.title)
+    sides = ["" if is_text else " class=n" for is_text in table.texts()]  # numbers on the right
+    rows = ""
+    for cells in table.cells():
+        rows += "<tr>"
+        for number, (cell, side) in enumerate(zip(cells, sides)):
+            tag = "td" if number else "th"
+            scope = "" if number else " scope=row"  # the first cell says what the row is about
+            rows += f"<{tag}{scope}{side}>{escape(cell)}</{tag}>"
+        rows += "</tr>"
+    head = ""
+    for text, side in zip(table.heads(), sides):
+        head += f"<th scope=col{side}>{escape(text)}</th>"
+    finding = paragraphs(table.finding.splitlines(), "finding")
+    return (f'<section id={name} aria-labelledby="{name}-title"><h3 id={name}-title>{title}</h3>'
+            f'{finding}<div class=wide role=region tabindex=0 aria-label="{title}"><table>'
+            f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
+            f"{paragraphs(table.notes, 'note')}{figures}</section>")
+
+
+def figure_of(path: Path, caption: str, scale: str = "") -> str:
+    """A picture inside the page. A screen reader reads its caption once, as the text that stands
+    for the picture. With a `scale` (analyze.learning_curve) a mark moves with the slider."""
+    data, text = base64.b64encode(path.read_bytes()).decode(), escape(caption)
+    mark = f'<span id=mark style="{scale}"></span>' if scale else ""
+    return (f'<figure><div class=drawn><img alt="{text}" src="data:image/png;base64,{data}">{mark}'
+            f"</div><figcaption aria-hidden=true>{text}</figcaption></figure>")

@@ -1,0 +1,62 @@
+"""Helpers of all pictures: colours that colour-blind readers can tell apart, and saving."""
+from pathlib import Path
+from typing import NotRequired, TypedDict
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from lab.harness.record import whole
+
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7",  # Okabe and Ito
+           "#e69f00", "#56b4e9", "#000000", "#999999")
+BLUE, ORANGE, GREY = COLOURS[0], COLOURS[1], COLOURS[7]
+# A colour with a name has one meaning in all pictures and on the page (page.css). Arms and kinds of
+# tokens are too many for that: they take COLOURS in order, and a legend says which is which.
+UP, DOWN = BLUE, ORANGE  # more and less probable; right and wrong
+UNSURE = COLOURS[4]
+TOKENS_COLOUR, GRADIENT_COLOUR, PUSH_COLOUR, CHANGE_COLOUR, CREDIT_COLOUR = (
+    GREY, COLOURS[5], "#332288", COLOURS[2], COLOURS[3])  # shares, and what is a sum of them
+LINES = ("-", "--", ":", "-.")
+DPI = 108
+plt.rcParams.update({
+    "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10.5,
+    "axes.titlelocation": "left", "axes.grid": True, "axes.axisbelow": True, "grid.alpha": 0.25,
+    "legend.frameon": False, "legend.fontsize": 8.5, "font.size": 9.5,
+    "figure.figsize": (7.5, 4.0), "figure.constrained_layout.use": True,
+    "text.parse_math": False})  # a $ in the name of an arm is a $
+
+
+class Style(TypedDict):
+    color: str
+    ls: NotRequired[str]
+
+
+def save(figure: Figure, folder: Path, name: str, caption: str,
+         shows: str = "") -> tuple[Path, str]:
+    """Write the picture, which appears whole or not at all, and return its path and caption.
+    `shows` is kept in it."""
+    path = folder / f"{name}.png"
+    with whole(path) as unfinished:
+        figure.savefig(unfinished, dpi=DPI, format="png", metadata={"Shows": shows})
+    plt.close(figure)
+    return path, caption
+
+
+def style_of(number: int) -> Style:
+    """The style of the line with this number, from 0: 32 can be told apart."""
+    return {"color": COLOURS[number % len(COLOURS)], "ls": LINES[number // len(COLOURS) % 4]}
+
+
+def whole_steps(*axes: Axes) -> None:
+    """Put ticks at whole steps only."""
+    for axis in axes:
+        axis.locator_params(axis="x", integer=True)
+
+
+def legend_below(figure: Figure, axis: Axes, ncols: int, title: str = "") -> None:
+    figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=ncols,
+                  title=title)

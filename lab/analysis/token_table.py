@@ -1,0 +1,164 @@
+"""One table of tokens: all tokens of some answers end to end, with a column for each number.
+
+    tokens = read_tokens(run, step)
+    tokens["log_prob"]                                 # (n,) one value a token
+    tokens.where(tokens["kind"] == NUMBER)["change"]   # of the number tokens alone
+    tokens.part_of_answer(5)                           # (n,) which fifth of its answer: 0 to 4
+
+An analysis reads such a table from a credit file, a probe makes one from frames (B, T). Every table
+has the column `problem`, most have `answer`, `position` and `length`:
+
+    answer     0  0  0  1  1      which answer the token belongs to
+    position   0  1  2  0  1      how many tokens of its answer come before it
+    length     3  3  3  2  2      how many tokens its answer has
+"""
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from grpo import gradient_size
+from lab.harness.read_record import OF_ANSWER, OF_OTHERS, read_columns
+
+CODES = ("token_id", "kind", "section")  # the columns of tokens that are whole numbers
+NUMBERED = ("problem", "answer")  # where tables are joined, these numbers go on in the next one
+
+
+class TokenTable:
+    """Columns of one value a token. A table is not changed: each method makes a new one."""
+
+    def __init__(self, columns: Mapping[str, np.ndarray]):
+        self.columns = dict(columns)
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self.columns[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.columns
+
+    def __len__(self) -> int:
+        return len(self["problem"])
+
+    @property
+    def problems(self) -> int:
+        """The number of problems, which are numbered from 0."""
+        return int(self["problem"].max()) + 1 if len(self) else 0
+
+    def where(self, kept: np.ndarray | slice) -> "TokenTable":
+        """The tokens that a mask or a slice keeps."""
+        return TokenTable({name: values[kept] for name, values in self.columns.items()})
+
+    def having(self, columns: Mapping[str, np.ndarray]) -> "TokenTable":
+        """The same tokens with these columns too. They replace columns of the same name."""
+        return TokenTable({**self.columns, **columns})
+
+    def sums_by_problem(self, values: np.ndarray) -> np.ndarray:
+        """(problems,) sums over the tokens of each problem."""
+        return np.bincount(self["problem"], values, self.problems)
+
+    def part_of_answer(self, parts: int) -> np.ndarray:
+        """(n,) the part of its answer in which the middle of each token lies, if the answer is cut
+        into so many equal parts; the first is 0."""
+        return np.asarray(parts * (2 * self["position"] + 1) // (2 * self["length"]))
+
+
+def table_of_frames(mask: torch.Tensor, problem: torch.Tensor,
+                    frames: Mapping[str, torch.Tensor]) -> TokenTable:
+    """The tokens of a mask (B, T), with the number of each answer's problem (B,) and a column for
+    each frame (B, T)."""
+    answer, position = mask.cpu().numpy().nonzero()
+    length = mask.sum(1).cpu().numpy()  # of each answer
+    columns = {
+        "problem": problem.cpu().numpy()[answer],
+        "answer": answer,
+        "position": position,
+        "length": length[answer]}
+    for name, frame in frames.items():
+        columns[name] = flat(frame, mask)
+    return TokenTable(columns)
+
+
+def flat(frame: torch.Tensor, mask: torch.Tensor) -> np.ndarray:
+    """(B, T) -> (n,): float64, or int64 of whole numbers."""
+    values = frame[mask].detach().cpu()
+    return (values.double() if values.is_floating_point() else values.long()).numpy()
+
+
+def joined_tables(tables: Sequence[TokenTable]) -> TokenTable:
+    """The tokens of all tables, one after the other; problems and answers are numbered on."""
+    columns = {}
+    for name in tables[0].columns:
+        parts = [table[name] for table in tables]
+        columns[name] = np.concatenate(numbered_on(parts) if name in NUMBERED else parts)
+    return TokenTable(columns)
+
+
+def numbered_on(parts: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """[0, 2, 2], [0, 1] -> [0, 1, 1], [2, 3]"""
+    numbers, first = [], 0
+    for part in parts:
+        distinct, number = np.unique(part, return_inverse=True)
+        numbers.append(number + first)
+        first += len(distinct)
+    return numbers
+
+
+@dataclass
+class StepRecord:
+    """A credit file, its columns sorted by what they are of."""
+    step: int
+    tokens: TokenTable              # those that the model drew
+    written: TokenTable             # the same, and those that an environment wrote
+    answers: dict[str, np.ndarray]  # one value an answer: group, length, reward, finished, ...
+    prompts: list[np.ndarray]       # of each problem the token ids of its prompt
+
+    def tokens_of(self, answer: int) -> TokenTable:
+        """All tokens that stand in an answer."""
+        return self.written.where(self.written["answer"] == answer)
+
+
+def read_tokens(run: Path, step: int) -> TokenTable:
+    return read_step(run, step).tokens
+
+
+def read_step(run: Path, step: int) -> StepRecord:
+    """The record of a step. Its tokens have further columns, which follow from those on disk:
+
+        s              norm(onehot - p), the size of the gradient of log p at the logits
+        gradient       A w s, with the sign of the advantage
+        abs gradient   abs(A) w s, the gradient's size at the logits
+        push           A w s^2, what the token's own term of the loss would do to its log p
+        own            whether the model drew it, and not an environment
+
+    The length of an answer is the number of its tokens that the model drew.
+    """
+    columns = read_columns(run, step)
+    answers = {}
+    for name, values in columns.items():
+        if name in OF_ANSWER or name.startswith("reward"):
+            answers[name] = values
+    starts, count = columns["episode_start"], len(columns["token_id"])
+    own = columns.get("own", np.ones(count)) > 0
+    answer = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, count)))
+    answers["group"] = answers["group"].astype(np.int64)
+    answers["length"] = np.bincount(answer, own, len(starts)).astype(np.int64)
+    before: np.ndarray = np.cumsum(own) - own  # how many of the model's come before, in the file
+    of_tokens = {
+        "problem": answers["group"][answer],
+        "answer": answer,
+        "position": before - before[starts[answer]],
+        "length": answers["length"][answer],
+        "own": own}
+    for name in columns.keys() - answers.keys() - {*OF_OTHERS, "own"}:
+        of_tokens[name] = columns[name].astype(np.int64 if name in CODES else np.float64)
+    log_prob = torch.from_numpy(of_tokens["log_prob"])
+    collision = torch.from_numpy(of_tokens["collision"])
+    of_tokens["s"] = gradient_size(log_prob, collision).numpy()
+    of_tokens["gradient"] = of_tokens["advantage"] * (of_tokens["weight"] * of_tokens["s"])
+    of_tokens["abs gradient"] = np.abs(of_tokens["gradient"])
+    of_tokens["push"] = of_tokens["gradient"] * of_tokens["s"]
+    prompts = np.split(columns["prompt_ids"], columns["prompt_start"][1:])
+    written = TokenTable(of_tokens)
+    return StepRecord(step, written.where(own), written, answers, prompts)

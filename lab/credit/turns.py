@@ -1,0 +1,393 @@
+"""Credit of turns, for answers in which an environment replies to the model (lab/engine/turns.py).
+
+    value before a turn  ->  the model's turn  ->  value  ->  the reply to it  ->  value
+                         \\____ credit ____/          \\____ luck ____/
+
+The credit of a turn is what the model added to the reward that can be expected, and the luck is
+what the reply added. On average over the replies luck is 0. So a gradient without it is right on
+average, and less noisy.
+
+What a reply may be depends on what the problem hides. To a model that has read "4 too big" the
+secrets 1, 2 and 3 look the same, so its next guess should be judged by all three, and not by the
+one that it happens to be. `Redraw` draws such problems.
+"""
+import random
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from typing import Annotated, Any
+
+import torch
+from torch import Tensor
+
+from lab.credit.monte_carlo import Prefix, continuation_rewards
+from lab.engine.errors import UserError, location_of, result_of
+from lab.engine.methods import Metrics, advantage
+from lab.engine.policy import Policy
+from lab.engine.rollouts import Problem, Rollouts
+from grpo import group_z_score
+from lab.harness.flags import Flag
+from lab.harness.screen import say
+
+Parts = Annotated[str, Flag(
+    "credit", "what a turn gets. credit: the expected reward after it and before the reply, minus "
+    "that before it. with_luck: the expected reward after the reply, minus that before the turn. "
+    "baseline: the reward of the answer, minus what could be expected before the turn, as from a "
+    "perfect critic", choices=("credit", "with_luck", "baseline"))]
+Redraws = Annotated[int, Flag(16, "how many problems are drawn again for each turn of an answer, "
+                              "to ask the environment again", least=1, most=10_000)]
+Continuations = Annotated[int, Flag(
+    0, "how many answers are sampled for each value; with 0 the task has to know its values",
+    least=0, most=10_000)]
+EVERYTHING = "all answers of the batch"
+# what a model has read: its prompt, its turns so far, and the replies to them
+Read = tuple[tuple[int, ...], tuple[str, ...], tuple[str, ...]]
+
+
+class Redraw:
+    """Problems that look the same to a model that has read the beginning of an answer: they have
+    the same prompt, and the environment's replies would have been the same.
+
+    A task can draw them itself, in a method `redraw(problem, turns, rng)`: another problem whose
+    replies to these turns are those of this problem. Otherwise problems of the step are drawn, as
+    for training, and those that fit are kept. If none fits, the problem itself stands for them.
+    """
+
+    def __init__(self, policy: Policy, rollouts: Rollouts, redraws: int):
+        self.policy, self.rollouts, self.redraws = policy, rollouts, redraws
+        self.task = task_of(policy)
+        seed = int(torch.randint(2 ** 62, (1,), generator=rollouts.generator))
+        self.rng = random.Random(seed)
+        self.problem_of = [rollouts.problems[group] for group in rollouts.group.tolist()]
+        self.fitting: dict[Read, list[Problem]] = {}
+        self.alone = 0  # turns for which no other problem was found
+        replies: list[list[str]] = []  # of each answer, to all turns but the last
+        for problem, turns in zip(self.problem_of, rollouts.turns, strict=True):
+            replies.append([self.task.reply(problem, turns[:d]) for d in range(1, len(turns))])
+        self.read = [[self.read_before(row, d, replies[row]) for d in range(len(turns))]
+                     for row, turns in enumerate(rollouts.turns)]
+        # how many answers come to the same place
+        self.count = Counter(read for of_answer in self.read for read in of_answer)
+
+    def read_before(self, row: int, d: int, replies: list[str]) -> Read:
+        prompt = self.rollouts.prompt_ids[int(self.rollouts.group[row])]
+        return tuple(prompt), tuple(self.rollouts.turns[row][:d]), tuple(replies[:d])
+
+    def problems(self, places: list[tuple[int, int]], each: int) -> list[Problem]:
+        """Problems that look like those of answers before a turn: places are answers and a turn of
+        each, before which all have read the same. There are at most `each` for a place."""
+        row, d = places[0]
+        if hasattr(self.task, "redraw"):
+            turns, read = self.rollouts.turns[row][:d], self.read[row][d]
+            return [self.redrawn(self.problem_of[other], turns, read)
+                    for other, _ in places for _ in range(each)]
+        found = self.that_fit(self.read[row][d])
+        self.alone += not found
+        count = min(each * len(places), len(found))
+        return self.rng.sample(found, count) or [self.problem_of[row]]
+
+    def redrawn(self, problem: Problem, turns: list[str], read: Read) -> Problem:
+        """A problem that the task draws itself, after a look at whether it fits."""
+        other = result_of(self.task.redraw, "a problem", is_something, problem, list(turns),
+                          self.rng)
+        wrong = ""
+        if self.task.prompt_for(other) != self.task.prompt_for(problem):
+            wrong = "has another prompt"
+        for d, reply in enumerate(read[2], 1):
+            if (found := self.task.reply(other, turns[:d])) != reply:
+                wrong = wrong or f"replies {found!r} to the turns {turns[:d]}, and not {reply!r}"
+        if wrong:
+            raise UserError(
+                f"redraw ({location_of(self.task.redraw)}) should return a problem that looks the "
+                f"same to a model that has read this far. It returned "
+                f"{self.task.show(other)!r} for {self.task.show(problem)!r}, which {wrong}")
+        return other
+
+    def that_fit(self, read: Read) -> list[Problem]:
+        """Problems of the step that fit what was read, as many as are needed there."""
+        if read not in self.fitting:
+            prompt, turns, replies = read
+            if not turns:
+                found = self.drawn.get(prompt, [])
+            else:
+                before = self.that_fit((prompt, turns[:-1], replies[:-1]))
+                found = [other for other in before
+                         if self.task.reply(other, list(turns)) == replies[-1]]
+            self.fitting[read] = found[:self.redraws * self.count[read]]
+        return self.fitting[read]
+
+    @cached_property
+    def drawn(self) -> dict[tuple[int, ...], list[Problem]]:
+        """Problems of the step by their prompt: so many for each answer of the batch."""
+        s = self.policy.settings
+        ids_of = {self.task.prompt_for(problem): tuple(ids) for problem, ids in zip(
+            self.rollouts.problems, self.rollouts.prompt_ids, strict=True)}
+        found: dict[tuple[int, ...], list[Problem]] = defaultdict(list)
+        for _ in range(-(-self.redraws * len(self.problem_of) // s.questions)):
+            for problem in self.task.training_problems(self.rng.getrandbits(32),
+                                                       self.rollouts.step, s.questions):
+                if (ids := ids_of.get(self.task.prompt_for(problem))) is not None:
+                    found[ids].append(problem)
+        return found
+
+
+def is_something(found: object) -> bool:
+    return found is not None
+
+
+def task_of(policy: Policy) -> Any:
+    """The task, with the methods that not every task has."""
+    return policy.task
+
+
+def refuse_without_replies(name: str, policy: Policy) -> None:
+    """Refuse a task whose answers have one turn, and a batch that was chosen by its rewards."""
+    s = policy.settings
+    if not hasattr(policy.task, "reply"):
+        raise UserError(f"--advantage {name} needs answers of several turns, and --task {s.task} "
+                        "has no method reply (docs/turns.md)")
+    if s.dynamic_sampling > 1:
+        raise UserError(f"--advantage {name} draws problems as training does, and with "
+                        "--dynamic_sampling the batch has others: those whose answers differ")
+
+
+class Worth:
+    """What reaching a turn was worth in this batch: a mean reward of answers that reach it."""
+
+    def __init__(self, rollouts: Rollouts):
+        self.group = rollouts.group.tolist()
+        self.prompts = [tuple(rollouts.prompt_ids[group]) for group in self.group]
+        self.reward = rollouts.reward.tolist()
+        self.turns = [int(last) + 1 for last in rollouts.turn.amax(1)]
+        # the number of answers that reach a turn, and their rewards, by what they have in common
+        self.reached: dict[tuple[object, int], tuple[int, float]] = defaultdict(lambda: (0, 0.0))
+        for row, reward in enumerate(self.reward):
+            for shared in (self.group[row], self.prompts[row], EVERYTHING):
+                for d in range(self.turns[row]):
+                    count, total = self.reached[shared, d]
+                    self.reached[shared, d] = count + 1, total + reward
+
+    def at(self, row: int, d: int) -> float:
+        """A baseline: the mean reward of the other answers to this prompt that reach turn d, or the
+        latest turn before it that one of them reaches."""
+        count, total = self.reached[self.prompts[row], d]
+        if d < self.turns[row]:
+            count, total = count - 1, total - self.reward[row]
+        if not count:
+            return self.at(row, d - 1) if d else 0.0
+        return total / count
+
+    def for_others(self, row: int, d: int) -> float:
+        """The same for answers to other problems, those with this prompt if there are any. It knows
+        nothing of what this answer's problem hides."""
+        own_count, own_total = self.reached[self.group[row], d]
+        for shared in (self.prompts[row], EVERYTHING):
+            count, total = self.reached[shared, d]
+            if count > own_count:
+                return (total - own_total) / (count - own_count)
+        return self.for_others(row, d - 1) if d else 0.0
+
+
+def to_turns(values: Sequence[Sequence[float]], rollouts: Rollouts) -> Tensor:
+    """(B, T): each token gets the value of its turn."""
+    table = torch.zeros(len(values), max(map(len, values)))
+    for row, of_turns in enumerate(values):
+        table[row, :len(of_turns)] = torch.tensor(of_turns)
+    return table.to(rollouts.mask.device).gather(1, rollouts.turn) * rollouts.mask
+
+
+@advantage
+class without_luck:
+    """The reward minus that of other answers, without the luck of the replies. No token is sampled
+    for it: only the environment is asked again, for problems that look the same to a model that has
+    read this far (`Redraw`).
+
+        worth_d   the mean reward of the other answers to this prompt that reach turn d
+        other_d   the same for the answers to other problems
+        X_d       after turn d: the reward if the answer ends there, other_{d+1} if it goes on
+        luck_d    X_d minus its mean over the problems that were drawn again
+        A_d       the reward minus worth_d, minus the luck of turn d and of the later ones
+
+    Luck is 0 on average after every turn, whatever number X has where the answer goes on, so the
+    gradient is the same on average. The number may only not know what the problem hides: answers to
+    the same problem do, so it is taken from others. In poker this is AIVAT (arXiv 1612.06915).
+    Where a task hides nothing, A is the reward minus worth_d.
+    """
+
+    def __init__(self, policy: Policy, *, redraws: Redraws = 16):
+        refuse_without_replies("without_luck", policy)
+        self.redraws, self.metrics = redraws, Metrics()
+
+    def __call__(self, rollouts: Rollouts, policy: Policy) -> Tensor:
+        redraw, worth = Redraw(policy, rollouts, self.redraws), Worth(rollouts)
+        # answers that are equal up to the end of a turn, by (answer, turn)
+        equal: dict[tuple[Read, str, bool], list[tuple[int, int]]] = defaultdict(list)
+        for row, (turns, finished) in enumerate(zip(rollouts.turns, rollouts.finished.tolist())):
+            for d, turn in enumerate(turns):
+                is_cut_off = not finished and d == len(turns) - 1
+                equal[redraw.read[row][d], turn, is_cut_off].append((row, d))
+        luck = [[0.0] * len(turns) for turns in rollouts.turns]
+        for (_, _, is_cut_off), places in equal.items():
+            row, d = places[0]
+            others = redraw.problems(places, self.redraws)
+            ended, going_on = self.after(others, rollouts.turns[row][:d + 1], is_cut_off, policy)
+            for row, d in places:
+                is_last = d == len(luck[row]) - 1
+                if_it_goes_on = worth.for_others(row, d + 1)
+                X = worth.reward[row] if is_last else if_it_goes_on
+                luck[row][d] = X - (ended + going_on * if_it_goes_on) / len(others)
+        values = []
+        for row, reward in enumerate(worth.reward):
+            values.append([reward - worth.at(row, d) - sum(luck[row][d:])
+                           for d in range(len(luck[row]))])
+        self.tell(rollouts, luck, redraw)
+        return to_turns(values, rollouts)
+
+    def after(self, problems: list[Problem], turns: list[str], is_cut_off: bool, policy: Policy
+              ) -> tuple[float, int]:
+        """The sum of the rewards of problems for which these turns end an answer, and the number of
+        those for which it goes on."""
+        task = task_of(policy)
+        ended, going_on = 0.0, 0
+        for problem in problems:
+            if not is_cut_off and task.reply(problem, turns) is not None:
+                going_on += 1
+            else:
+                ended += float(task.score(problem, turns)["reward"])
+        return ended, going_on
+
+    def tell(self, rollouts: Rollouts, luck: list[list[float]], redraw: Redraw) -> None:
+        """Record the share of the reward's variance that was luck, as far as it was taken out."""
+        variance = float(rollouts.reward.var(correction=0))
+        of_answers = torch.tensor([sum(of_turns) for of_turns in luck])
+        share = float(of_answers.var(correction=0)) / variance if variance else None
+        self.metrics["luck_share"] = share
+        if redraw.alone and rollouts.step == 1:
+            say(f"--advantage without_luck: for {redraw.alone} of "
+                f"{sum(map(len, luck))} turns in step 1 no other problem was found that looks "
+                "the same. Their replies keep their luck, which is right where nothing is hidden")
+
+
+@advantage
+class turn_credit:
+    """The true credit of each turn: the expected reward after the turn and before the reply to it,
+    minus that before the turn. A task may know both (its method `true_credit`, as in
+    examples/guess.py). With --continuations each of them is the mean reward of so many sampled
+    continuations, for each of which a problem is drawn again that looks the same to a model that
+    has read this far (`Redraw`)."""
+
+    def __init__(self, policy: Policy, *, turn_gets: Parts = "credit",
+                 continuations: Continuations = 0):
+        if continuations:
+            refuse_without_replies("turn_credit", policy)
+            if turn_gets != "credit":
+                raise UserError(f"--turn_gets {turn_gets} is computed from the task's values, and "
+                                f"--continuations {continuations} samples the credit alone")
+        elif not hasattr(policy.task, "true_credit"):
+            raise UserError("--advantage turn_credit needs a task that knows the true credit of a "
+                            f"turn, as examples.guess does: --task {policy.settings.task} has no "
+                            "method true_credit. --continuations 4 samples it")
+        self.turn_gets, self.k, self.metrics = turn_gets, continuations, Metrics()
+
+    def __call__(self, rollouts: Rollouts, policy: Policy) -> Tensor:
+        if not self.k:
+            credit: Tensor = task_of(policy).true_credit(rollouts, policy, self.turn_gets)
+            return credit
+        values, self.metrics = redrawn_values(rollouts, policy, self.k)
+        return to_turns([[after - before for before, after in of_answer] for of_answer in values],
+                        rollouts)
+
+
+def redrawn_values(rollouts: Rollouts, policy: Policy, k: int
+                   ) -> tuple[list[list[tuple[float, float]]], Metrics]:
+    """For each turn of each answer its values before and after it, with k continuations each. Those
+    of answers that are equal so far are put together."""
+    redraw = Redraw(policy, rollouts, k)
+    edges: list[list[int]] = []  # of each answer: the beginning of each turn, and its end
+    for drawn in rollouts.drawn.int():
+        steps = torch.nn.functional.pad(drawn, (1, 1)).diff()
+        edges.append(steps.nonzero().squeeze(1).tolist())
+    # what the model has read, and how many replies are in it: the places in answers that are equal
+    places: dict[Prefix, list[tuple[int, int]]] = defaultdict(list)
+    first_with: dict[tuple[int, ...], int] = {}  # a group for each prompt
+    for row, (group, answer) in enumerate(zip(*rollouts.groups_and_ids, strict=True)):
+        prompt = first_with.setdefault(tuple(rollouts.prompt_ids[group]), group)
+        for number, edge in enumerate(edges[row]):
+            places[prompt, tuple(answer[:edge])].append((row, number))
+    problems: list[Problem] = []
+    prompts: list[list[int]] = []
+    prefixes: list[Prefix] = []
+    owner: list[Prefix] = []
+    for (group, ids), equal in places.items():
+        row, number = equal[0]
+        others = redraw.problems([(row, number // 2) for row, number in equal], k)
+        for i in range(k * len(equal)):
+            prefixes.append((len(problems), ids))
+            owner.append((group, ids))
+            problems.append(others[i % len(others)])
+            prompts.append(rollouts.prompt_ids[group])
+    imagined = replace(rollouts, problems=problems, prompt_ids=prompts)
+    rewards, price = continuation_rewards(policy, imagined, prefixes, 1)
+    found: dict[Prefix, list[float]] = defaultdict(list)
+    for place, reward in zip(owner, rewards.flatten().tolist(), strict=True):
+        found[place].append(reward)
+    at = {}
+    for place, equal in places.items():
+        mean = sum(found[place]) / len(found[place])
+        at.update({edge: mean for edge in equal})
+    values = [[(at[row, 2 * d], at[row, 2 * d + 1]) for d in range(len(of_answer) // 2)]
+              for row, of_answer in enumerate(edges)]
+    return values, price
+
+
+@advantage
+def turn_mean(rollouts: Rollouts) -> Tensor:
+    """The reward minus the mean reward of the other answers to the prompt that reach the same turn:
+    a baseline for each turn."""
+    worth = Worth(rollouts)
+    return to_turns([[reward - worth.at(row, d) for d in range(turns)]
+                     for row, (reward, turns) in enumerate(zip(worth.reward, worth.turns))],
+                    rollouts)
+
+
+@advantage
+def mt_grpo(rollouts: Rollouts) -> Tensor:
+    """The z-score of each turn's own reward among the group's answers that reach it, summed over
+    the turn and the later ones of its answer, as verl's issue 7244 built it after MT-GRPO (arXiv
+    2505.11821). The reward of an answer counts as that of its last turn, and other turns have none.
+    (In MT-GRPO itself the outcome is compared among all answers. Without rewards of turns that is
+    GRPO.)
+
+    It is biased: going on to a turn in which other answers earn more than this one is punished, and
+    nothing pays for having reached it (docs/turns.md)."""
+    last = rollouts.turn.amax(1)
+    total = torch.zeros_like(rollouts.log_prob)
+    for d in range(int(last.max()) + 1):
+        reaches = last >= d
+        reward = rollouts.reward * (last == d)
+        score = torch.zeros_like(reward)
+        score[reaches] = group_z_score(reward[reaches], rollouts.group[reaches])
+        total += score[:, None] * (rollouts.turn <= d)
+    return total * rollouts.mask
+
+
+@advantage
+def gigpo(rollouts: Rollouts) -> Tensor:
+    """GRPO's z-score of the answer, and to it that of the turn: among the turns of the group before
+    which the same was read (GiGPO, arXiv 2505.10978, without discount). A turn that is the only one
+    of its kind gets no more than GRPO."""
+    groups, ids = rollouts.groups_and_ids
+    of_answer = group_z_score(rollouts.reward, rollouts.group)
+    kinds: dict[Prefix, int] = {}  # a number for each group and what was read there
+    places: list[tuple[int, int]] = []  # of each turn: its answer, and its kind
+    for row, t in rollouts.begins_turn.nonzero().tolist():
+        read = (groups[row], tuple(ids[row][:t]))
+        places.append((row, kinds.setdefault(read, len(kinds))))
+    answer, kind = torch.tensor(places, device=rollouts.mask.device).unbind(1)
+    of_turn = group_z_score(rollouts.reward[answer], kind)
+    values = torch.zeros_like(rollouts.log_prob)
+    values[rollouts.begins_turn] = of_turn + of_answer[answer]
+    # from the first token of a turn to all of it
+    first = rollouts.begins_turn.long().argsort(dim=1, descending=True, stable=True)
+    return values.gather(1, first).gather(1, rollouts.turn) * rollouts.mask

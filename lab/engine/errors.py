@@ -1,0 +1,124 @@
+"""The errors that people see as a sentence instead of a traceback.
+
+Beside them are functions that find what such a sentence says: where a user's function is defined,
+and what is wrong with a JSON file.
+"""
+import inspect
+import json
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+from torch.nn.utils import get_total_norm
+
+PROJECT = Path(__file__).resolve().parent.parent.parent  # the folder of the six files
+LARGEST_SCORE = 1e12  # the squares of such rewards, in float32, are still finite
+
+
+class UserError(ValueError):
+    """A problem with a file, a flag or a folder that the user can put right."""
+
+
+class NotFinite(UserError):
+    """A number that is not finite. The run stops at the first one, because it would spread to every
+    parameter."""
+
+
+class BadCredit(NotFinite):
+    """A weight or an advantage that is not finite."""
+
+
+def refuse_undefined(what: str, *tensors: Tensor) -> None:
+    """Raise unless all tensors are finite; `what` may be "the gradient is".
+
+    If the 2-norm is finite, all numbers are. On a CPU it takes a tenth of the time that finding the
+    largest number takes, so it is tried first. The largest number is needed only if the 2-norm is
+    not finite, because squares of finite numbers can be too large.
+    """
+    parts = [tensor.detach() for tensor in tensors
+             if tensor.is_floating_point() and tensor.numel()]
+    if not any(get_total_norm(parts, order).isfinite() for order in (2.0, float("inf"))):
+        raise NotFinite(f"{what} not finite")
+
+
+def is_list(found: object) -> bool:
+    """Whether it is a list or the like. A text and a dict can be listed, but are none."""
+    return isinstance(found, Iterable) and not isinstance(found, str | dict)
+
+
+def is_score_of_part(value: Any) -> bool:
+    """Whether it is a number, of any library, within the limits."""
+    if isinstance(value, (str, bytes)):  # float("1") takes it
+        return False
+    try:
+        return -LARGEST_SCORE <= float(value) <= LARGEST_SCORE
+    except (TypeError, ValueError, OverflowError):
+        return False
+
+
+def wrong_result(function: Any, wanted: str, found: object) -> UserError:
+    """The error of a user's function that returned something else than it should."""
+    shown = " ".join(repr(found).split())[:200]
+    forgotten = ", perhaps because a `return` is missing" if found is None else ""
+    return UserError(f"{function.__name__} ({location_of(function)}) should return {wanted}. It "
+                     f"returned {shown}{forgotten}")
+
+
+def result_of(function: Any, wanted: str, is_right: Callable[[Any], bool], *given: object) -> Any:
+    """What a user's function returns, if it is right; else the error says what is `wanted`."""
+    found = function(*given)
+    if not is_right(found):
+        raise wrong_result(function, wanted, found)
+    return found
+
+
+def refuse_pipe(path: Path) -> None:
+    """Raise an error for what cannot be read to its end: a pipe waits for ever, and /dev/zero never
+    ends."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise UserError(f"cannot read {path}: it is no regular file")
+
+
+def read_text(path: Path) -> str:
+    refuse_pipe(path)
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from None
+
+
+def parse_object(text: str, where: object) -> dict[str, Any]:
+    try:
+        content, wrong = json.loads(text), "should hold a JSON object"
+    except (ValueError, RecursionError) as error:
+        content, wrong = None, f"is not JSON: {error}"
+    if not isinstance(content, dict):
+        raise UserError(f"{where} {wrong}")
+    return content
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    return parse_object(read_text(path), path)
+
+
+def did_you_mean(path: Path) -> str:
+    """The words after the name of a folder that does not exist, ": did you mean models/tiny?";
+    none if no folder beside it has a similar name."""
+    beside = [known.name for known in path.parent.glob("*") if known.is_dir() and known != path]
+    near = get_close_matches(path.name, beside, 1)
+    return f": did you mean {path.parent / near[0]}?" if near else ""
+
+
+def location_of(chosen: object) -> str:
+    """The file and line at which a user's method begins, as mitigations.py:57. A method is a
+    function, a class, or an object whose class defines __call__."""
+    made = inspect.unwrap(chosen) if callable(chosen) else chosen
+    if not (inspect.isroutine(made) or inspect.isclass(made)):
+        made = type(made).__call__
+    try:
+        file, line = inspect.getfile(made), inspect.getsourcelines(made)[1]
+    except (OSError, TypeError):  # typed into a shell
+        return made.__module__
+    return f"{file.removeprefix(f'{PROJECT}/')}:{line}"

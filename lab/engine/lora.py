@@ -1,0 +1,143 @@
+"""LoRA (2106.09685): the matrices stay as they are, and a small addition to each is learned.
+
+    y = W x + (alpha / r) B A x        W (outputs, inputs) is frozen
+                                       A (r, inputs) begins random, B (outputs, r) with zeros
+
+So a new model computes what it computed before, and B A, of rank r, is all that can change. What
+this saves, in an update with parameters that are not LoRA's for comparison:
+
+    memory        W is kept in the type of the products, and has neither a gradient nor moments:
+                  2 bytes for each of its numbers in bfloat16, instead of 16
+    arithmetic    no gradient of W is computed: 4 operations for each token and number, instead of 6
+    sampling      W is laid out for the sampler once in a run, instead of once in a step
+
+All matrices of the layers have an addition. Embeddings, norms, biases and the output matrix have
+none. A and B are float32, so that small steps are not rounded away.
+
+The sampler does not merge the addition into W. In bfloat16 a number of 0.02 has steps of 0.0001,
+so most of a step would be lost, and another model would be sampled than the one that is trained.
+The sampler computes W x and B A x one beside the other, as training does (lab/engine/fused.py).
+"""
+from collections.abc import Callable, Iterator
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+from lab.engine.errors import UserError
+from qwen2_model import MLP, Linear, Qwen2, linear, product_type
+
+ALPHA = 32.0  # so B A counts 32 / r times; powers of 2 multiply without rounding
+
+
+class LoRALinear(Linear):
+    """A linear layer with an addition of low rank."""
+    A: nn.Parameter  # (r, inputs)
+    B: nn.Parameter  # (outputs, r)
+    scale: float     # alpha / r
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = linear(x, self.weight, self.bias)
+        # added within the product, whose sums are float32, and so rounded only once
+        dtype = product_type(x.dtype, x.device)
+        inner = linear(x, self.A).flatten(0, -2).to(dtype)
+        b = (self.scale * self.B).to(x.dtype).to(dtype)
+        return y.flatten(0, -2).to(dtype).addmm_(inner, b.T).to(x.dtype).view_as(y)
+
+
+def add_lora(model: Qwen2, rank: int, seed: int = 0) -> Qwen2:
+    """Freeze the model and give each matrix of its layers an addition, in place."""
+    largest = largest_rank(model)
+    if rank > largest:
+        raise UserError(f"--lora {rank}: the smallest side of this model's matrices is {largest}, "
+                        "and a larger rank adds nothing")
+    generator = torch.Generator().manual_seed(seed)
+    model.requires_grad_(False)
+    for module in model.model.layers.modules():
+        if isinstance(module, Linear):
+            outputs, inputs = module.weight.shape
+            # on the CPU, so that the same command begins with the same numbers on any device
+            drawn = torch.randn(rank, inputs, generator=generator) * inputs ** -0.5
+            module.__class__ = LoRALinear
+            added = cast(LoRALinear, module)
+            added.A = nn.Parameter(drawn.to(model.device))
+            added.B = nn.Parameter(torch.zeros(outputs, rank, device=model.device))
+            added.scale = ALPHA / rank
+    return model
+
+
+def keep_rounded(model: Qwen2) -> Qwen2:
+    """Keep the frozen matrices and embeddings in the type in which the model computes. The sampler
+    lays them out once."""
+    for parameter in model.parameters():
+        if parameter.dim() > 1 and not parameter.requires_grad:
+            parameter.data = parameter.data.to(model.compute_dtype)
+            parameter.is_frozen = True  # type: ignore[attr-defined]
+    return model
+
+
+class ThriftyMLP(MLP):
+    """The MLP in half the memory. For the backward pass it keeps gate and up, and it computes
+    silu(gate) and silu(gate) * up again, which takes a moment, because no matrix is multiplied."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_proj(x), self.up_proj(x)
+        # By a tensor's address: how it is computed. Both tensors live until the end of this
+        # function, so meanwhile no other one has their address.
+        again: dict[int, Callable[[], Tensor]] = {}
+
+        def keep(tensor: Tensor) -> Callable[[], Tensor]:
+            compute, shape = again.get(tensor.data_ptr()), tensor.shape  # rows may be flattened
+            return (lambda: compute().view(shape)) if compute else lambda: tensor
+
+        with saved_tensors_hooks(keep, lambda compute: compute()):
+            activated = F.silu(gate)
+            again[activated.data_ptr()] = lambda: F.silu(gate)
+            product = activated * up
+            again[product.data_ptr()] = lambda: F.silu(gate) * up
+            return self.down_proj(product)
+
+
+def keep_less(model: Qwen2) -> Qwen2:
+    """Let the MLPs of a frozen model keep less. With --checkpointing whole layers do that."""
+    for module in model.modules():
+        if isinstance(module, MLP):
+            module.__class__ = ThriftyMLP
+    return model
+
+
+def additions(model: Qwen2) -> Iterator[tuple[str, LoRALinear]]:
+    """The linear layers that have an addition, by name."""
+    for name, module in model.named_modules():
+        if isinstance(module, LoRALinear):
+            yield name, module
+
+
+def rank_of(model: Qwen2) -> int:
+    """The rank of a model's additions, 0 if it has none."""
+    return next((len(module.A) for _, module in additions(model)), 0)
+
+
+def largest_rank(model: Qwen2) -> int:
+    """The smallest side of any matrix of the layers: a larger rank would add nothing."""
+    return min(min(module.weight.shape) for module in model.model.layers.modules()
+               if isinstance(module, Linear))
+
+
+def frozen_parameters(model: Qwen2) -> dict[str, nn.Parameter]:
+    """The parameters of the model itself, by name."""
+    return {name: parameter for name, parameter in model.named_parameters()
+            if not name.endswith((".A", ".B"))}
+
+
+@torch.no_grad()
+def merged_parameter(model: Qwen2, name: str) -> Tensor:
+    """A parameter of the ordinary model that computes the same: W + scale B A, in float32. What has
+    no addition stays as it is."""
+    tensor = model.get_parameter(name).detach()
+    module = model.get_submodule(name.rpartition(".")[0])
+    if isinstance(module, LoRALinear) and name.endswith(".weight"):
+        tensor = torch.addmm(tensor.float(), module.B, module.A, alpha=module.scale)
+    return tensor

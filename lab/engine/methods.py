@@ -1,0 +1,322 @@
+"""The lists of choices that people can add to, --mitigation and --advantage, and --clip_kind; how a
+run makes a method of a choice, and the checks of what it returns and keeps.
+
+A function under a decorator becomes a choice, its keyword-only parameters become flags, and its
+docstring becomes the help. A choice is either a function of the batch or, if it keeps a state or
+samples more, a class, of which a run makes one object:
+
+    def my_idea(rollouts: Rollouts, *, strength: Positive = 1.0) -> Tensor   # (B, T)
+
+    class my_idea:
+        def __init__(self, policy: Policy, *, strength: Positive = 1.0)
+        def __call__(self, rollouts: Rollouts, policy: Policy) -> Tensor     # (B, T)
+
+        def state_dict(self) -> tensors by name     # these two if it has a state
+        def load_state_dict(self, tensors)
+        metrics: dict         # numbers for metrics.jsonl, if any: the same names in each step
+"""
+import importlib
+import inspect
+import math
+import random
+import sys
+from collections import UserDict
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from functools import wraps
+from reprlib import repr as brief
+from typing import Any, Protocol, TypeVar, cast, overload
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lab.engine.errors import BadCredit, UserError, location_of
+from lab.engine.rollouts import Rollouts
+
+LARGEST_CREDIT = 1e12  # with larger numbers the squared gradient could overflow in float32
+
+Choice = Callable[..., Tensor] | type  # a function or a class below a decorator
+Metrics = dict[str, Any]  # numbers for a line of metrics.jsonl, by name
+Same = TypeVar("Same", bound=Choice)
+
+
+class Method(Protocol):
+    """A choice as a run calls it, with its flags set. The policy is None if no model is loaded, as
+    in a preview."""
+    def __call__(self, rollouts: Rollouts, policy: object, /) -> Tensor: ...
+
+
+class Choices(UserDict[str, str | Choice]):
+    """Functions and classes by name. A value may also be the name of a module, which is imported
+    when the choice is first needed; then its decorator replaces the value."""
+
+    def __init__(self, choices: Mapping[str, str | Choice] = {}):
+        self.clashes: list[tuple[str, str | Choice, str | Choice]] = []  # a name and its two owners
+        super().__init__(choices)
+
+    def __getitem__(self, name: str) -> Choice:
+        choice = self.data[name]
+        if isinstance(choice, str):
+            importlib.import_module(choice)
+            return cast(Choice, self.data[name])  # the module's decorator has put it there
+        return choice
+
+    def __setitem__(self, name: str, choice: str | Choice) -> None:
+        """Add a choice. A name can be taken only once, because a second `def none` would silently
+        replace plain GRPO. The clash is recorded here, and refused when the flags are read, like
+        other mistakes. A cell of a notebook may be run again, so there a second definition
+        replaces the first."""
+        known, module = self.data.get(name), module_of(choice)
+        if known is None or known == module:  # a new name, or one whose module is being imported
+            self.data[name] = choice
+        elif module_of(known) == module == "__main__":  # a cell of a notebook
+            self.data[name] = choice
+        else:
+            self.clashes.append((name, known, choice))
+
+
+def module_of(choice: str | Choice) -> str:
+    return choice if isinstance(choice, str) else choice.__module__
+
+
+MITIGATIONS, ADVANTAGES = Choices(), Choices()
+METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}  # by the flag that chooses one
+CLIP_KINDS = Choices()  # of --clip_kind: functions with the arguments of grpo.policy_loss
+NEVER_RESCALED: set[str] = set()  # weightings whose scale matters
+WHOLE_ANSWERS: set[str] = set()   # advantages that give every token of an answer the same number
+
+
+def without_decorator(name: str) -> str:
+    """A sentence about a function of this name that is no choice, because the decorator above it
+    was forgotten; an empty one if there is no such function beside the choices."""
+    for module in {*map(module_of, (MITIGATIONS | ADVANTAGES).data.values()), "mitigations"}:
+        function = getattr(sys.modules.get(module), name, None)
+        if inspect.isfunction(function) and function.__module__ == module:
+            return (f"The function {name} ({location_of(function)}) has no @mitigation or "
+                    "@advantage above it.")
+    return ""
+
+
+@overload
+def mitigation(function: Same) -> Same: ...
+@overload
+def mitigation(*, rescaled: bool) -> Callable[[Same], Same]: ...
+def mitigation(function: Choice | None = None, *, rescaled: bool = True) -> object:
+    """Make a function or class a choice of --mitigation: weights (B, T), not negative."""
+    return add_to(MITIGATIONS, function, NEVER_RESCALED, not rescaled)
+
+
+@overload
+def advantage(function: Same) -> Same: ...
+@overload
+def advantage(*, whole_answers: bool) -> Callable[[Same], Same]: ...
+def advantage(function: Choice | None = None, *, whole_answers: bool = False) -> object:
+    """Make a function or class a choice of --advantage: credit (B, T), with a sign."""
+    return add_to(ADVANTAGES, function, WHOLE_ANSWERS, whole_answers)
+
+
+def add_to(choices: Choices, function: Choice | None, marked: set[str], is_marked: bool) -> object:
+    """Add a function to the choices. Without one, as in @mitigation(rescaled=False), return the
+    decorator that will."""
+    if function is None:
+        return lambda function: add_to(choices, function, marked, is_marked)
+    name = function.__name__
+    choices[name] = function
+    if is_marked:
+        marked.add(name)
+    else:
+        marked.discard(name)  # a notebook's cell may be run again, with another decorator
+    return function
+
+
+def make(function: Choice, values: Mapping[str, Any], policy: object) -> Method:
+    """Make a method, (rollouts, policy) -> (B, T), of a choice and the values of its flags."""
+    if not isinstance(function, type):
+        refuse_other_arguments(function, function, "(rollouts, *, flags)", None, **values)
+        return wraps(function)(lambda rollouts, policy: function(rollouts, **values))
+    refuse_other_arguments(function, function, "(self, policy, *, flags) in __init__", policy,
+                           **values)
+    made: Method = function(policy, **values)
+    call = made if callable(made) else lambda: None  # without __call__ it takes no arguments
+    refuse_other_arguments(function, call, "(self, rollouts, policy) in __call__", None, policy)
+    if wrong := fault_of_state(made):  # at the first checkpoint it would be too late
+        raise UserError(f"{function.__name__} ({location_of(function)}) {wrong}")
+    return made
+
+
+def fault_of_state(made: Method) -> str:
+    """A clause about what is wrong with the state of a method, which a resumed run has to get back;
+    an empty text if nothing is."""
+    if hasattr(made, "state_dict") != hasattr(made, "load_state_dict"):
+        return "needs both state_dict and load_state_dict, or a resumed run would forget its state"
+    state: Any = getattr(made, "state_dict", dict)()
+    for name, value in state.items() if isinstance(state, Mapping) else [("it", state)]:
+        is_dense = isinstance(value, torch.Tensor) and value.layout == torch.strided
+        if not (isinstance(name, str) and is_dense):
+            return (f"should return dense tensors by name from state_dict, but {name} is "
+                    f"{value!r:.80}")
+    return ""
+
+
+def refuse_other_arguments(method: Choice, function: Callable[..., Any], wanted: str,
+                           *given: object, **flags: object) -> None:
+    """Raise if a user's method cannot be called with these arguments."""
+    try:
+        inspect.signature(function).bind(*given, **flags)
+    except TypeError as error:
+        raise UserError(f"{method.__name__} ({location_of(method)}) should take the arguments "
+                        f"{wanted}: {error}") from None
+
+
+def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: object = None,
+                   is_weight: bool = False) -> Tensor:
+    """Credit (B, T) in float32, without gradient, finite, and 0 beyond the mask.
+
+    `whose` names the method in messages, as "the weighting my_idea". The method gets a copy of the
+    batch, so what it changes in place has no effect elsewhere. It may return a single row or
+    column: (B, 1) is a number for each answer. (B,) is refused, because torch would spread it over
+    T instead of over B.
+    """
+    mask = rollouts.mask
+    # Two things are not copied: the generator, so that the next method draws other numbers, and
+    # the extra forward pass, so that it is made only once for all methods. `deepcopy` finds by its
+    # id what it should not copy.
+    not_copied = {id(part): part for part in (rollouts.generator, rollouts.forward)}
+    before = shared_generators(mask.device)
+    values: Any = chosen(deepcopy(rollouts, not_copied), policy)
+    if shared_generators(mask.device) != before:
+        raise UserError(f"{whose} ({location_of(chosen)}), or a method of the task that it calls, "
+                        "draws random numbers that the seed does not decide: use "
+                        "rollouts.generator, as in torch.rand(3, generator=rollouts.generator)")
+    if not has_shape_of(values, mask):
+        about = " ".join(brief(values).split())[:200]
+        if isinstance(values, Tensor):
+            about = f"a tensor {tuple(values.shape)} of {values.dtype} on {values.device}"
+            if values.layout != torch.strided:
+                about += ", which is sparse: .to_dense() makes such a tensor of it"
+        raise UserError(f"{whose} ({location_of(chosen)}) should return a tensor (B, T) = "
+                        f"{tuple(mask.shape)} of real numbers on {mask.device}, got {about}")
+    credit: Tensor = values.detach().float().expand(mask.shape).masked_fill(~mask, 0.0)
+    too_large = f"{whose} is not finite, or beyond {LARGEST_CREDIT:g},"
+    location = location_of(chosen)
+    is_too_large = ~(credit.abs() <= LARGEST_CREDIT)
+    refuse_tokens(is_too_large, too_large, credit, rollouts, location, BadCredit)
+    if is_weight:
+        refuse_tokens(credit < 0, f"{whose} is negative", credit, rollouts, f"{location}; credit "
+                      "with a sign is an advantage: see docs/methods.md")
+    return credit
+
+
+def has_shape_of(values: Tensor, mask: Tensor) -> bool:
+    """Whether it is a dense tensor of real numbers that has, or can be expanded to, the mask's
+    shape."""
+    if not isinstance(values, Tensor) or values.dim() != 2 or values.is_complex():
+        return False
+    if values.layout != torch.strided:
+        return False
+    (B, T), (rows, columns) = mask.shape, values.shape
+    return rows in (1, B) and columns in (1, T) and values.device == mask.device
+
+
+def refuse_tokens(wrong: Tensor, what: str, credit: Tensor, rollouts: Rollouts, location: str,
+                  kind: type[UserError] = UserError) -> None:
+    if wrong.any():
+        row, t = wrong.nonzero()[0].tolist()
+        value = credit[row, t].item()
+        reason = ""
+        if math.isnan(value):
+            reason = ", usually because of 0 / 0, 0 * log 0 or the mean of no tokens"
+        elif math.isinf(value):
+            reason = ", usually because of a division by 0 or of log 0"
+        raise kind(f"{what} at {int(wrong.sum())} of {int(rollouts.mask.sum())} tokens, first at "
+                   f"token {t} of answer {row}, which answers problem {int(rollouts.group[row])}: "
+                   f"there it is {value:g}{reason} ({location})")
+
+
+def metrics_of(chosen: object) -> Metrics:
+    """The numbers for metrics.jsonl that a choice has, as plain numbers."""
+    metrics = getattr(chosen, "metrics", {})
+    try:
+        return {name: value.item() if hasattr(value, "item") else value  # of torch or numpy
+                for name, value in metrics.items()}
+    except (AttributeError, RuntimeError, ValueError):  # no dict, or a tensor of several numbers
+        shown = " ".join(brief(metrics).split())
+        raise UserError(f"metrics of {type(chosen).__name__} ({location_of(chosen)}) should be a "
+                        f"dict with a number for each name, not {shown}") from None
+
+
+def shared_generators(device: torch.device) -> list[object]:
+    """The states of the random generators that whole programs share: those of Python, numpy and
+    torch."""
+    states: list[object] = [random.getstate(), repr(np.random.get_state()),
+                            torch.get_rng_state().tolist()]
+    if device.type == "cuda" and torch.cuda.is_initialized():
+        states.append(torch.cuda.get_rng_state(device).tolist())
+    return states
+
+
+def numbers_of(method: Any) -> dict[str, Tensor]:
+    """Copies of the numbers that a method keeps from step to step, by name: those of its
+    state_dict; without one those of an object's attributes, or of the globals that a function
+    names."""
+    if hasattr(method, "state_dict"):
+        return {name: value.detach().clone() for name, value in method.state_dict().items()}
+    function = inspect.unwrap(method)
+    if inspect.isfunction(function):
+        named = inspect.getclosurevars(function)
+        return numbers_in({**named.globals, **named.nonlocals})
+    attributes = dict(getattr(method, "__dict__", {}))
+    attributes.pop("metrics", None)  # they are of one step
+    return numbers_in(attributes)
+
+
+def numbers_in(parts: Mapping[Any, Any], path: str = "") -> dict[str, Tensor]:
+    """Copies of the numbers, tensors, random states and trained parameters among these parts, also
+    of those in dicts and lists."""
+    found: dict[str, Tensor] = {}
+    for name, part in parts.items():
+        value = opened(part)
+        if isinstance(value, dict):
+            found |= numbers_in(value, f"{path}{name}.")
+        elif isinstance(value, Tensor):
+            found[f"{path}{name}"] = value.detach().clone()
+        elif isinstance(value, (bool, int, float)):
+            found[f"{path}{name}"] = torch.tensor(float(value), dtype=torch.float64)
+        elif isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+            found[f"{path}{name}"] = torch.tensor(value)
+    return found
+
+
+def opened(part: object) -> object:
+    """The parts of a list by their index, the state of a random generator, and the parameters of a
+    module; a frozen model cannot change. All else as it is."""
+    if isinstance(part, torch.nn.Module):
+        return {name: one for name, one in part.named_parameters() if one.requires_grad}
+    if isinstance(part, torch.Generator):
+        return part.get_state()
+    if isinstance(part, np.random.Generator):
+        return part.bit_generator.state
+    if isinstance(part, random.Random):
+        part = part.getstate()
+    return dict(enumerate(part)) if isinstance(part, (list, tuple)) else part
+
+
+def forgotten_by(method: Any) -> dict[str, Tensor]:
+    """Those of `numbers_of` that a resumed run would begin with as they are now, so the method may
+    not change them. If it has a state_dict, they are those that its load_state_dict does not put
+    back; this is tried with other numbers."""
+    numbers = numbers_of(method)
+    if not hasattr(method, "state_dict"):
+        return numbers
+    others = {name: (value == 0).to(value.dtype) for name, value in numbers.items()}
+    method.load_state_dict(others)
+    put_back = numbers_of(method)
+    method.load_state_dict({name: value.clone() for name, value in numbers.items()})
+    return {name: value for name, value in numbers.items() if are_same(put_back[name], value)}
+
+
+def are_same(one: Tensor, other: Tensor) -> bool:
+    """Whether all numbers are equal; nan is equal to nan here."""
+    return one.shape == other.shape and bool(((one == other) | (one != one) & (other != other)
+                                              ).all())

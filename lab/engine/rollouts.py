@@ -1,0 +1,237 @@
+"""A batch of rollouts (sampled answers), with everything that is known about each token.
+
+Everything per token is (B, T): index t is the t-th generated token. The sampler counts tokens so,
+and so do rewards, credit and the loss. Only a forward pass in training needs another index, because
+token t is predicted at the token before it: `lay_out` in forward.py makes this shift.
+
+    3 5 7 make 22 -> " 3 * 5 = 15 ...", " no ..."   two answers to one problem, 30 and 8 tokens
+    ids, mask, log_prob, ... (2, 30)                mask[1, 8:] is False
+    group [0, 0], reward [1.1, 0.1]  (2,)
+
+An answer of several turns has tokens that an environment wrote, and the mask has holes there. So
+whatever goes by the mask is about what the model drew: loss, N, weights, entropy, and every table
+of tokens. Only what cuts, records or shows an answer goes by `written`.
+"""
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
+from typing import Any, Protocol, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from tokenizers import Tokenizer
+
+from lab.engine.errors import UserError
+from lab.engine.tokens import spelt_by, token_bytes, without_end_of_turn
+
+Problem = object  # any type that a task likes: it is only passed back to the task
+TaskProblem = TypeVar("TaskProblem")  # the type of a task's problems
+# a tensor that is not known yet; if it is used, the run ends with "not finite"
+UNSET = torch.tensor(float("nan"))
+
+
+class Task(Protocol[TaskProblem]):
+    """The methods that a class must have to be named by --task. It may also have `read`,
+    `right_steps`, and `reply` for answers of several turns, whose `score` then gets the texts of
+    the turns (docs/your_own_task.md)."""
+    @property
+    def rewarded(self) -> str: ...
+    def training_problems(self, seed: int, step: int, count: int) -> list[TaskProblem]: ...
+    def held_out_problems(self, count: int) -> list[TaskProblem]: ...
+    def extreme_problems(self) -> list[TaskProblem]: ...
+    def prompt_for(self, problem: TaskProblem) -> str: ...
+    def show(self, problem: TaskProblem) -> str: ...
+    def score(self, problem: TaskProblem, text: Any) -> dict[str, float]: ...
+    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]: ...
+
+
+def double(values: Tensor) -> Tensor:
+    """The values in float64, on the CPU, because Apple's GPUs have no such numbers."""
+    return values.detach().cpu().double()
+
+
+def has_format(task: object) -> bool:
+    """Whether a task scores the format of answers. One that is no more than a reward does not."""
+    return bool(getattr(task, "has_format", True))
+
+
+class Forward(Protocol):
+    """Access to one more forward pass over a batch (lab/engine/policy.py)."""
+    def look(self, rollouts: "Rollouts", attention: bool = False) -> dict[str, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class Rollouts:
+    """B answers to Q problems; group g holds the answers to problem g."""
+    problems: Sequence[Problem]     # the Q problems
+    prompt_ids: list[list[int]]     # the prompt of each problem
+    group: Tensor                   # (B,) 0..Q-1
+    ids: Tensor                     # (B, T) int64, 0 beyond what is written
+    mask: Tensor                    # (B, T) bool: the model drew it
+    finished: Tensor                # (B,) bool: the answer ended before the limit
+    log_prob: Tensor                # (B, T) at temperature 1
+    entropy: Tensor                 # (B, T) -sum p log p
+    collision: Tensor               # (B, T) sum p^2
+
+    # empty until the answers are scored
+    answers: list[str] = field(default_factory=list)      # the text of each answer
+    texts: list[list[str]] = field(default_factory=list)  # the same, token by token
+    turns: list[list[str]] = field(default_factory=list)  # with replies: what the model wrote
+    section: Tensor = UNSET                               # (B, T) uint8, codes in tokens.py
+    kind: Tensor = UNSET                                  # (B, T) uint8
+    scores: dict[str, Tensor] = field(default_factory=dict)  # (B,) each part of the reward
+
+    # empty until credit is spread
+    step: int = 0
+    advantage: Tensor = UNSET                             # (B, T)
+    generator: torch.Generator = field(default_factory=torch.Generator)  # on the CPU
+    forward: Forward | None = None                        # computes hidden and attention
+    true_credit: Tensor = UNSET                           # (B, T), if a probe of lab/ has it
+
+    # (B, T) bool: it stands in the answer. It is the mask itself if no environment writes
+    written: Tensor = UNSET
+
+    def __post_init__(self) -> None:
+        if not self.written.dim():
+            object.__setattr__(self, "written", self.mask)
+
+    @property
+    def length(self) -> Tensor:
+        """(B,) the number of tokens that the model drew."""
+        return self.mask.sum(1)
+
+    @property
+    def turn(self) -> Tensor:
+        """(B, T) the number of each token's turn, counted from 0; the reply to it is part of it."""
+        return (self.begins_turn.cumsum(1) - 1).clamp(min=0)
+
+    @property
+    def begins_turn(self) -> Tensor:
+        """(B, T) bool: a turn of the model begins here, at the start of an answer, or after what
+        the environment wrote."""
+        return self.mask & ~F.pad(self.mask, (1, 0))[:, :-1]
+
+    @cached_property
+    def groups_and_ids(self) -> tuple[list[int], list[list[int]]]:
+        """The group of each answer, and the ids of its tokens, as Python's lists. They are kept,
+        because they have to be copied from a GPU."""
+        rows = zip(self.ids.tolist(), self.written.sum(1).tolist())
+        return self.group.tolist(), [ids[:length] for ids, length in rows]
+
+    @cached_property
+    def drawn(self) -> Tensor:
+        """The mask on the CPU."""
+        return self.mask.cpu()
+
+    @property
+    def reward(self) -> Tensor:
+        return self.scores["reward"]
+
+    @property
+    def hidden(self) -> Tensor:
+        """(B, T, D): the hidden state that predicted token t. It costs one extra forward pass."""
+        return self.look(attention=False)["hidden"].clone()  # other methods look at it, too
+
+    @property
+    def attention(self) -> Tensor:
+        """(B, T, T): [b, i, j] is the attention that token j received when token i was predicted,
+        and 0 unless j < i. It is that of the last layer, averaged over heads, and costs one extra
+        forward pass."""
+        return self.look(attention=True)["attention"].clone()
+
+    def look(self, attention: bool) -> dict[str, Tensor]:
+        if self.forward is None:
+            raise UserError("hidden and attention need a model, and this batch has none")
+        return self.forward.look(self, attention)
+
+    def to(self, device: torch.device) -> "Rollouts":
+        return self.with_each(lambda tensor: tensor.to(device))
+
+    def of_problems(self, problems: range) -> "Rollouts":
+        """The part of the batch that answers these problems, which are numbered from 0 again."""
+        part = self.of_rows(self.rows_of(problems))
+        chosen = slice(problems.start, problems.stop)
+        return replace(part, group=part.group - problems.start, problems=self.problems[chosen],
+                       prompt_ids=self.prompt_ids[chosen])
+
+    def of_rows(self, rows: Tensor) -> "Rollouts":
+        """The part of the batch that consists of these answers."""
+        part = self.with_each(lambda tensor: tensor[rows])
+        numbers = rows.tolist()
+        return replace(part, answers=[self.answers[row] for row in numbers],
+                       texts=[self.texts[row] for row in numbers],
+                       turns=[self.turns[row] for row in numbers if self.turns])
+
+    def scored(self, row: int) -> str | list[str]:
+        """What a task's `score` is given of an answer: its text, or the texts of its turns."""
+        return self.turns[row] if self.turns else self.answers[row]
+
+    def rows_of(self, problems: range) -> Tensor:
+        """The rows that answer these problems."""
+        inside = (self.group >= problems.start) & (self.group < problems.stop)
+        return inside.nonzero().squeeze(1)
+
+    @property
+    def rows(self) -> Tensor:
+        """(B,) the numbers of all rows."""
+        return torch.arange(len(self.group), device=self.group.device)
+
+    def with_each(self, change: Callable[[Tensor], Tensor]) -> "Rollouts":
+        """The batch with every tensor changed."""
+        changed: dict[str, Any] = {}
+        for name in (one.name for one in fields(self)):
+            value = getattr(self, name)
+            if isinstance(value, Tensor) and value.dim():  # UNSET has no dimension
+                changed[name] = change(value)
+        scores = {part: change(score) for part, score in self.scores.items()}
+        return replace(self, **changed, scores=scores)
+
+
+def score_answers(rollouts: Rollouts, tokenizer: Tokenizer, task: Task[Problem]) -> Rollouts:
+    """Add what depends on the text: the scores of each answer, the section and kind of each token.
+    """
+    section, kind = torch.zeros(2, *rollouts.mask.shape, dtype=torch.uint8)
+    texts, answers, turns, scores = [], [], [], []
+    groups, ids_of_rows = rollouts.groups_and_ids
+    for row, (group, ids) in enumerate(zip(groups, ids_of_rows)):
+        pieces = token_bytes(tokenizer, ids)
+        sections, kinds = task.label(pieces)
+        section[row, :len(ids)] = torch.tensor(sections, dtype=torch.uint8)
+        kind[row, :len(ids)] = torch.tensor(kinds, dtype=torch.uint8)
+        texts.append([piece.decode(errors="replace") for piece in pieces])
+        answers.append(b"".join(pieces).decode(errors="replace"))
+        if has_turns(task):
+            turns.append(turns_of(tokenizer, ids, rollouts.drawn[row].tolist()))
+        scores.append(task.score(rollouts.problems[group], turns[-1] if turns else answers[-1]))
+    device = rollouts.mask.device
+    # a task may return more parts than are needed, but the same ones for every answer
+    if any(score.keys() != scores[0].keys() for score in scores):
+        raise UserError("score should return the same names of parts for every answer")
+    columns = {}
+    for part in scores[0]:
+        values = [score[part] for score in scores]
+        columns[part] = torch.tensor(values, dtype=torch.float32, device=device)
+    return replace(rollouts, texts=texts, answers=answers, turns=turns, scores=columns,
+                   section=section.to(device), kind=kind.to(device))
+
+
+def has_turns(task: object) -> bool:
+    """Whether answers to a task's problems can have several turns: whether an environment replies.
+    """
+    return hasattr(task, "reply")
+
+
+def turns_of(tokenizer: Tokenizer, ids: list[int], drawn: list[bool]) -> list[str]:
+    """The texts that the model wrote in an answer, turn by turn, without the ends of turns. `drawn`
+    says which of the tokens are the model's. So what it wrote itself is never taken for what an
+    environment wrote, even if the texts are equal."""
+    turns: list[list[int]] = []
+    is_open = False
+    for token, is_own in zip(ids, drawn):
+        if is_own and not is_open:
+            turns.append([])
+        if is_own:
+            turns[-1].append(token)
+        is_open = is_own
+    return [without_end_of_turn(spelt_by(tokenizer, turn)) for turn in turns]

@@ -1,0 +1,138 @@
+"""Byte-level tokenizers (Qwen's): the ids of a prompt, and the bytes of each token.
+
+Here are also the names of the two labels of a token: the section of the answer that it is in, and
+its kind (its category).
+"""
+import json
+import re
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from tokenizers import Tokenizer
+
+from lab.engine.errors import UserError, read_text
+
+END_OF_TURN = ("<|im_end|>", "<|endoftext|>")
+CHATML = ("<|im_start|>", "<|im_end|>")  # around a turn, in every prompt
+USER_TURN = "<|im_start|>user\n"
+UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
+
+# Codes, as credit files store them. A task assigns them in its method `label`.
+OTHER, THINK, ANSWER = range(3)                                # section codes
+WORD, SPACE, NUMBER, OPERATOR, BRACKET, TAG, END = range(7)    # kind codes
+SECTIONS = ("other", "think", "answer")
+KINDS = ("word", "space", "number", "operator", "bracket", "tag", "end")
+
+
+def load_tokenizer(folder: str | Path, vocabulary: int | None = None) -> Tokenizer:
+    """Read tokenizer.json, and check that it suits a model that knows `vocabulary` tokens. All its
+    tokens must be among them, and the tokens of ChatML, the format of the prompts, must be among
+    its own. Without a model `vocabulary` is None: then the tokenizer is only needed to spell what
+    was sampled."""
+    path = Path(folder) / "tokenizer.json"
+    text = read_text(path)
+    try:
+        tokenizer = Tokenizer.from_str(text)
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"{path} is not a tokenizer file: {error}") from None
+    if wrong := next(faults(tokenizer, vocabulary), ""):
+        raise UserError(f"{path}{wrong}")
+    return tokenizer
+
+
+def faults(tokenizer: Tokenizer, vocabulary: int | None) -> Iterator[str]:
+    """What is wrong with a tokenizer for a model that knows `vocabulary` tokens."""
+    if '"ByteLevel"' not in json.dumps(json.loads(tokenizer.to_str())["decoder"]):
+        yield ": only byte-level tokenizers (as Qwen's) are implemented here"
+    for token in CHATML if vocabulary is not None else ():
+        if len(tokenizer.encode(token, add_special_tokens=False).ids) != 1:
+            yield (f": {token} is not one of added_tokens. Every prompt has it, because prompts "
+                   "are ChatML, and there it would be spelt out in several tokens")
+    bytes_of = spellings(tokenizer)
+    if not bytes_of:
+        yield " has no tokens"
+    for number, spelling in bytes_of.items():
+        if spelling is None:
+            yield f": token {number} is not written in the byte-level alphabet"
+    highest = max(bytes_of)
+    if vocabulary is not None and highest >= vocabulary:
+        yield (f" belongs to another model: it has a token {highest}, and the model of this folder "
+               f"knows only {vocabulary} tokens")
+
+
+def encode_prompt(tokenizer: Tokenizer, text: str, problem: str) -> list[int]:
+    """The ids of a prompt. `problem` names it in the message if the tokenizer lacks a word."""
+    named = problem if len(problem) <= 100 else f"{problem[:100]}..."
+    ids = encode(tokenizer, text, f"the prompt of the problem {named}")
+    if not ids:
+        raise UserError(f"the prompt of the problem {named!r} is empty: there is nothing for the "
+                        "model to continue")
+    return ids
+
+
+def without_end_of_turn(text: str) -> str:
+    end = next((end for end in END_OF_TURN if text.endswith(end)), "")
+    return text.removesuffix(end)
+
+
+def without_earlier_turns(prompt: str) -> str:
+    """A prompt as it is printed for people: of several user turns, only the last one."""
+    _, *turns = prompt.split(USER_TURN)  # before the first turn may be one of the system
+    if len(turns) < 2:
+        return prompt
+    return f"[{len(turns) - 1} earlier turns] {USER_TURN}{turns[-1]}"
+
+
+def encode(tokenizer: Tokenizer, text: str, what: str) -> list[int]:
+    """The ids of a text, checked to spell the same text; `what` names it in messages."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(f"{what} contains half of a character: {text[error.start]!r}") from None
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    # Qwen's normalizer joins a letter and its accent into one character, so what its tokens spell
+    # has to be compared with the normalised text.
+    if tokenizer.normalizer:
+        text = tokenizer.normalizer.normalize_str(text)
+    if spelt_by(tokenizer, ids) != text:
+        words = {word: tokenizer.encode(word, add_special_tokens=False).ids
+                 for word in re.findall(r"\s*\S+", text)}
+        lost = [word for word, spelling in words.items() if spelt_by(tokenizer, spelling) != word]
+        which = f" ({lost[0]!r})" if lost else ""
+        raise UserError(f"the tokenizer cannot spell {what}{which}: this model knows no words and "
+                        f"numbers other than its {tokenizer.get_vocab_size()} tokens")
+    return ids
+
+
+def spelt_by(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
+    return b"".join(token_bytes(tokenizer, ids)).decode(errors="replace")
+
+
+def token_bytes(tokenizer: Tokenizer, ids: Iterable[int]) -> list[bytes]:
+    """The bytes of each token. A character may be spread over several tokens, a byte never is."""
+    known = spellings(tokenizer)
+    # A model can sample a token that the tokenizer does not know, because an embedding matrix is
+    # often larger than the vocabulary.
+    return [known.get(i) or UNKNOWN for i in ids]
+
+
+@lru_cache(maxsize=4)
+def spellings(tokenizer: Tokenizer) -> dict[int, bytes | None]:
+    """The bytes of every token; None for a token that is not written in the byte-level alphabet."""
+    alphabet = byte_alphabet()
+    bytes_of: dict[int, bytes | None] = {}
+    for word, number in tokenizer.get_vocab(with_added_tokens=False).items():
+        is_spelt = alphabet.keys() >= set(word)
+        bytes_of[number] = bytes(alphabet[c] for c in word) if is_spelt else None
+    for number, token in tokenizer.get_added_tokens_decoder().items():
+        bytes_of[number] = token.content.encode()
+    return bytes_of
+
+
+def byte_alphabet() -> dict[str, int]:
+    """The byte that each of the 256 characters of byte-level tokenizers means (GPT-2's table)."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = [byte for byte in range(256) if byte not in printable]
+    alphabet = {chr(byte): byte for byte in printable}
+    return alphabet | {chr(256 + index): byte for index, byte in enumerate(hidden)}

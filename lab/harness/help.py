@@ -1,0 +1,106 @@
+"""What is said about flags: the text of --help, which has the usual flags, all flags (--help all),
+or one method (--help NAME); and what an unknown flag may have meant."""
+import inspect
+import textwrap
+from dataclasses import replace
+
+from lab.engine.methods import METHODS, Choices
+from lab.engine.errors import UserError
+from lab.harness.flags import LARGEST, TYPE_NAMES, Flag, Values, flags_of, help_text
+
+# what the columns of a step's line are, which a run prints (lab/harness/step_lines.py)
+ABOUT_STEPS = (
+    "A run prints a line for each step. It has the mean reward of the step's answers, their "
+    "success (the share that is right), the mean score of their format, their mean length in "
+    "tokens, the share that finished before the limit, the mean entropy of the policy in nats, the "
+    "norm of the gradient before clipping, the tokens sampled in a second, and an estimate of the "
+    "time left.")
+ABOUT_DEFAULTS = (
+    "The defaults above are those for this model. They come from its folder's recipe.json and from "
+    "--config, where there are such files.")
+# what --help lists; --help all lists every flag
+SHORT_HELP = ("model", "device", "task", "mitigation", "advantage", "steps", "questions", "answers",
+              "max_new_tokens", "learning_rate", "seed", "out", "resume")
+
+OTHER_NAMES = {  # that other trainers use
+    "lr": "--learning_rate", "batch_size": "--questions times --answers", "n": "--answers",
+    "group_size": "--answers", "num_generations": "--answers", "max_steps": "--steps",
+    "num_steps": "--steps", "max_tokens": "--max_new_tokens", "beta": "--kl", "output_dir": "--out",
+    "max_completion_length": "--max_new_tokens", "gradient_checkpointing": "--checkpointing",
+    "wandb": "--track wandb", "report_to": "--track",
+    "loss": "--loss_norm, --clip_kind and --kl; the loss of DPO is in examples/dpo.py",
+    "pairs": "a flag of examples/dpo.py, which trains on pairs of answers",
+    "strength": "the flag of a function with an argument of this name: def my_idea(rollouts, *, "
+                "strength: Positive = 1.0)"}
+
+
+def help_about(topic: str, flags: dict[str, Flag], methods: dict[str, Choices],
+               usage: str) -> str:
+    """The text of --help, of --help all, and of --help NAME, which is about a method."""
+    about = "Train a language model with GRPO, and record each token's advantage and weight."
+    if topic == "all":
+        return help_text(usage, about, flags, end=about_methods(methods))
+    if topic:
+        return about_method(topic, methods)
+    first = {name: replace(flags[name], topic="") for name in SHORT_HELP}
+    return help_text(usage, about, first, end=names_of_methods(methods))
+
+
+def names_of_methods(methods: dict[str, Choices]) -> str:
+    """The end of the short help."""
+    lines = []
+    for axis, choices in methods.items():
+        names = f"choices of --{axis}: {', '.join(choices)}"
+        lines.append(textwrap.fill(names, 79, subsequent_indent="  ", break_on_hyphens=False))
+    lines += ["", "--help all lists every flag, and says what each choice does.",
+              "--help NAME tells all about one choice, for example --help gae."]
+    return "\n".join(lines)
+
+
+def about_methods(methods: dict[str, Choices]) -> str:
+    """The end of the long help: each weighting and advantage, its flags, and what it does."""
+    lines = []
+    for axis, choices in methods.items():
+        lines.append(f"choices of --{axis}, each with its own flags (--help NAME says more of "
+                     "one):")
+        for name in choices:
+            flags = "".join(f" --{flag}" for flag in flags_of(choices[name]))
+            text = " ".join((inspect.getdoc(choices[name]) or "").split("\n\n")[0].split())
+            lines.append(textwrap.fill(f"{name}{flags}: {text}", 99, initial_indent="  ",
+                                       subsequent_indent=" " * 6))
+    lines += [textwrap.fill(ABOUT_STEPS, 99), textwrap.fill(ABOUT_DEFAULTS, 99)]
+    return "\n".join(lines)
+
+
+def about_method(name: str, methods: dict[str, Choices]) -> str:
+    for axis, choices in methods.items():
+        if name in choices:
+            lines = [f"--{axis} {name}", "", inspect.getdoc(choices[name]) or "", ""]
+            for flag, known in flags_of(choices[name]).items():
+                lines.append(textwrap.fill(f"--{flag} {about_flag(known)}", 99,
+                                           initial_indent="  ", subsequent_indent=" " * 6))
+            return "\n".join(lines)
+    raise UserError(f"--help {name}: there is no method of this name. --help lists the methods, "
+                    "and --help all every flag")
+
+
+def about_flag(flag: Flag) -> str:
+    """A method's flag: (a number, above 0; default 2.0): what it means"""
+    kind = " or ".join(flag.choices) or TYPE_NAMES[flag.type]
+    limits = flag.limits(most=LARGEST) if flag.type in (int, float) else ""
+    facts = [f"{kind}, {limits}" if limits else kind, f"default {flag.default}"]
+    if flag.requires:
+        facts.append(f"needs {flag.requires[1]}")
+    meaning = f": {flag.text}" if flag.text else ""
+    return f"({'; '.join(facts)}){meaning}"
+
+
+def about_unknown(name: str, chosen: Values) -> str:
+    """A sentence about a flag that belongs to another method, or that another trainer has; an empty
+    one if it is neither."""
+    for axis, choices in METHODS.items():
+        found = [owner for owner in choices if name in flags_of(choices[owner])]
+        if found:
+            return f"--{name} belongs to {' and '.join(found)}, but --{axis} is {chosen[axis]}"
+    other = OTHER_NAMES.get(name)
+    return f"unknown argument --{name}: here it is {other}" if other else ""

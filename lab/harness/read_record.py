@@ -1,0 +1,220 @@
+"""The record of a run, read back: its settings, whether all steps are there, and its credit files,
+as columns that are checked or as a whole batch."""
+import re
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+import torch
+
+from lab.engine.errors import UserError, read_json, refuse_pipe
+from lab.engine.rollouts import UNSET, Forward, Problem, Rollouts
+from lab.engine.tokens import KINDS, SECTIONS, load_tokenizer, token_bytes
+from lab.harness.record import (PART, Json, can_continue, checkpoint_folders, credit_path,
+                                digest_of, read_lines)
+
+Columns = dict[str, np.ndarray]
+# the columns that every file has
+NEEDED = ("token_id", "log_prob", "entropy", "collision", "weight", "advantage", "section", "kind",
+          "episode_start", "group", "finished", "reward", "prompt_ids", "prompt_start")
+# columns with a value for each answer, as the rewards have; others have one for each token
+OF_ANSWER = ("episode_start", "group", "finished")
+# columns of other lengths
+OF_OTHERS = ("prompt_ids", "prompt_start", "step")
+# columns of indices, and the column that each of them points into
+INDEX_INTO = {"episode_start": "token_id", "prompt_start": "prompt_ids", "group": "prompt_start"}
+# entries of config.json that are no settings, which some files here and in analysis/ look into
+ENTRIES = {"made_of": dict, "versions": dict, "changed": list, "finished": int}
+
+
+def run_config(run: Path) -> Json:
+    path = run / "config.json"
+    config = read_json(path) if path.exists() else {}
+    if "mitigation" not in config:
+        raise UserError(f"{run} is not a run folder: it has no config.json of a run")
+    if config.get("ranks", 1) != 1:
+        raise UserError(f"{run} was made by {config['ranks']} processes, each with credit files of "
+                        "its own. Only versions up to commit f19f84f4 read them")
+    for name, kind in ENTRIES.items():
+        if not isinstance(config.get(name, kind()), kind):
+            raise UserError(f"{path} is damaged: its {name} is {config[name]!r:.80}")
+    return config
+
+
+def steps_finished(run: Path) -> int:
+    """The steps for which nothing is missing: those of the last checkpoint. A run that keeps no
+    checkpoints leaves the model of its last step, and then writes their number. Until then it is
+    -1."""
+    config, folders = run_config(run), checkpoint_folders(run)
+    kept = [step for step, folder in folders.items() if can_continue(folder)]
+    if config.get("checkpoint_every") == 0 and config["steps"] in folders:
+        kept.append(config["steps"])
+    ended: int = config.get("finished", -1)
+    return max([ended, *kept])
+
+
+def is_complete(config: Json, metrics: Sequence[Json], evaluations: Sequence[Json]) -> bool:
+    """Whether all steps are on record, and the evaluations after the last one."""
+    steps = config["steps"]
+    if max((line["step"] for line in metrics), default=0) < steps:
+        return False
+    if not config.get("eval_every"):
+        return True
+    return len([line for line in evaluations if line["step"] == steps]) >= modes_of(config)
+
+
+def modes_of(config: Json) -> int:
+    """How many lines evaluations.jsonl has for each evaluation: sampled and greedy. An older run
+    may have one."""
+    return 1 if config.get("eval_modes") == "sampled" else 2
+
+
+def credit_steps(run: Path) -> list[int]:
+    """The steps that have a credit file. Files with other names, as a backup, are left out."""
+    found = [re.fullmatch("step_([0-9]+)[.]npz", path.name) for path in Path(run).glob("credit/*")]
+    return sorted(int(match[1]) for match in found if match)
+
+
+def missing_steps(run: Path, done: int | None = None) -> Iterator[str]:
+    """Sentences about what the record lacks up to step `done`, or up to the last one on record. A
+    user may have removed the credit files, if it is all of them."""
+    steps = [line["step"] for line in read_lines(run / "metrics.jsonl")]
+    last = max(steps, default=0) if done is None else done
+    steps = [step for step in steps if step <= last]
+    if len(steps) != last or steps != sorted(set(steps)):
+        yield f"metrics.jsonl does not have one line for each of the steps 1 to {last}, in order"
+    files = [step for step in credit_steps(run) if step <= last]
+    if files and len(files) != last:
+        yield f"not every one of the steps 1 to {last} has a credit file"
+    config = run_config(run)
+    evaluated = [line["step"] for line in read_lines(run / "evaluations.jsonl")]
+    # a run that is being made has not evaluated its last step yet
+    due = range(0, last + 1 if done else last, config.get("eval_every") or last + 1)
+    if config.get("eval_every"):
+        for at in due:
+            if evaluated.count(at) != modes_of(config):
+                yield f"evaluations.jsonl does not have all lines of step {at}"
+                break  # the first one is enough: there may be a damaged line of step 2 ** 40
+
+
+@contextmanager
+def opened_credit(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
+    """The columns of a credit file by name. A column is read when it is asked for."""
+    refuse_pipe(path)
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            yield file
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot read {path}: {reason}") from None
+
+
+def has_column(run: Path, step: int, name: str) -> bool:
+    with opened_credit(credit_path(run, step)) as file:
+        return name in file
+
+
+def read_columns(run: Path, step: int) -> Columns:
+    """The columns of a step's credit file. Files of an earlier version do not say their step."""
+    path = credit_path(run, step)
+    with opened_credit(path) as file:
+        columns = dict(file)
+    if wrong := next(damages(columns, step), ""):
+        raise UserError(f"{path} is damaged: {wrong}")
+    return columns
+
+
+def damages(columns: Columns, step: int) -> Iterator[str]:
+    """What is wrong with the columns of a step's credit file: one that is missing, of another type
+    or length, of another step, or that points beyond what it points into."""
+    for name in NEEDED:
+        if name not in columns:
+            yield f"it has no column {name}"
+    for name, values in columns.items():
+        if values.ndim != 1 or values.dtype.kind not in "biuf":
+            yield f"its column {name} is no list of numbers"
+    if "step" in columns and columns["step"].tolist() != [step]:
+        its_own = ", ".join(map(str, columns["step"])) or "none"
+        yield f"its step is {its_own}, so it was copied or renamed"
+    answers, tokens = len(columns["episode_start"]), len(columns["token_id"])
+    if not answers or not tokens or not len(columns["prompt_start"]):
+        yield "it has no answers"
+    for name, values in columns.items():
+        length = answers if name in OF_ANSWER or name.startswith("reward") else tokens
+        if name not in OF_OTHERS and len(values) != length:
+            yield f"its column {name} has {len(values)} values instead of {length}"
+    yield from wrong_codes(columns)
+
+
+def wrong_codes(columns: Columns) -> Iterator[str]:
+    """Indices that are not in order, or point beyond what they point into, and unknown codes."""
+    for name, target in INDEX_INTO.items():
+        values, last = columns[name], len(columns[target])
+        if name == "group":
+            is_right = values.min() >= 0 and values.max() < last
+        else:  # where each part begins
+            is_right = values[0] == 0 and (np.diff(values) >= 0).all() and values[-1] <= last
+        if not is_right:
+            yield f"its column {name} points beyond {target}, or is not in order"
+    if min(columns["token_id"].min(), columns["prompt_ids"].min(initial=0)) < 0:
+        yield "it has tokens below 0"
+    for name, count in (("section", len(SECTIONS)), ("kind", len(KINDS))):
+        if columns[name].max() >= count:
+            yield f"its column {name} has codes above {count - 1}"
+
+
+def read_credit(run: Path, step: int, tokenizer: tokenizers.Tokenizer,
+                problems: Sequence[Problem] = (), forward: Forward | None = None,
+                generator: torch.Generator | None = None) -> Rollouts:
+    """The batch of a step. A file has no problems, no model and no random numbers; a caller that
+    needs them passes them."""
+    columns = {name: torch.from_numpy(values) for name, values in read_columns(run, step).items()}
+    tokens = columns["episode_start"].new_tensor([len(columns["token_id"])])
+    lengths = torch.diff(columns["episode_start"], append=tokens)
+    written = torch.arange(int(lengths.max()))[None] < lengths[:, None]
+
+    def frame(name: str) -> torch.Tensor:
+        values = columns[name]
+        return torch.zeros(written.shape, dtype=values.dtype).masked_scatter(written, values)
+
+    texts, answers = [], []
+    for ids in columns["token_id"].split(lengths.tolist()):
+        pieces = token_bytes(tokenizer, ids.tolist())
+        texts.append([piece.decode(errors="replace") for piece in pieces])
+        answers.append(b"".join(pieces).decode(errors="replace"))
+    prompts = columns["prompt_ids"].tensor_split(columns["prompt_start"][1:].long())
+    scores = {name.removeprefix(PART): values for name, values in columns.items()
+              if name.startswith("reward")}
+    names = ("log_prob", "entropy", "collision", "section", "kind", "advantage")
+    frames: dict[str, Any] = {name: frame(name) for name in names}
+    frames["true_credit"] = frame("true_credit") if "true_credit" in columns else UNSET
+    mask = frame("own") if "own" in columns else written
+    return Rollouts(
+        problems=problems, prompt_ids=[prompt.tolist() for prompt in prompts],
+        group=columns["group"].long(), ids=frame("token_id").long(), mask=mask, written=written,
+        finished=columns["finished"], step=step, forward=forward,
+        generator=generator or torch.Generator(), answers=answers, texts=texts, scores=scores,
+        **frames)
+
+
+def read_tokenizer(run: Path) -> tokenizers.Tokenizer:
+    """The tokenizer of a run, which is that of the model that it began with."""
+    path, known = Path(run) / "tokenizer.json", run_config(run).get("made_of")
+    if known and path.is_file() and digest_of(path) not in known.values():
+        raise UserError(f"{path} is not the tokenizer that the run was made with: its tokens would "
+                        "be shown as other words")
+    return load_tokenizer(run)
+
+
+def sampling_models(run: Path, first: str) -> dict[int, str]:
+    """For each step that has a credit file, the folder of the model that sampled it. Steps whose
+    model was not kept are left out. `first` is the model that the run began with."""
+    after = {0: first}  # the model after each step
+    for step, folder in checkpoint_folders(run).items():
+        after[step] = str(folder)
+    return {step: after[step - 1] for step in credit_steps(run) if step - 1 in after}

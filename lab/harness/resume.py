@@ -1,0 +1,123 @@
+"""Resuming a run: how far it is, what has changed since, and what it wrote beyond its checkpoint.
+This file is imported if the folder of a run exists."""
+import json
+import shlex
+from pathlib import Path
+
+import torch
+
+from lab.engine.errors import UserError
+from lab.harness.made_of import made_of
+from lab.harness.read_record import credit_steps, missing_steps, run_config, steps_finished
+from lab.harness.record import (LOGS, Json, RunFolder, checkpoint_folders, credit_path, read_lines,
+                                remove, replace_text)
+from lab.harness.screen import say
+from lab.harness.settings import CHANGEABLE, Settings, written_by
+
+SHOWN = 5  # names of changed files
+
+
+def refuse_other(s: Settings, may_continue: bool) -> None:
+    """Raise an error unless the run in this folder has these settings, and may be continued."""
+    config = run_config(s.folder)
+    may_differ = {"out", *CHANGEABLE} - {"steps"}
+    for name, value in s.to_json().items():
+        if name not in may_differ and config.get(name, value) != value:
+            raise UserError(f"{s.folder} exists already, and was made with {name} {config[name]} "
+                            f"instead of {value}: name another folder with --out")
+    if not may_continue:
+        raise UserError(f"{s.folder} exists already: continue it with --resume "
+                        f"{shlex.quote(str(s.folder))}, or name another folder with --out")
+
+
+def last_state(s: Settings, folder: RunFolder,
+               may_begin_again: bool) -> tuple[int, Path | None, bool]:
+    """The number of steps up to the last checkpoint, that checkpoint, and whether the run is
+    finished. A run without a checkpoint starts again, if none was due yet or none ever is, but not
+    if a user has removed the folder of its checkpoints: what is on record would be lost."""
+    path, before = folder.path, run_config(folder.path)
+    if missing := s.to_json().keys() - before.keys():
+        raise UserError(f"{path}/config.json lacks the setting {min(missing)}, so this version of "
+                        f"the program cannot go on{written_by(before)}")
+    checkpoints = folder.checkpoints()
+    done = max(checkpoints, default=0)
+    made = max([done, *(line["step"] for line in read_lines(path / LOGS[0]))])
+    is_finished = steps_finished(path) >= s.steps
+    every, steps = before["checkpoint_every"], before["steps"]
+    is_removed = not (path / "checkpoints").exists()
+    if is_finished:
+        say(f"{path} has {made} of its {steps} steps, and no more were asked for. To continue it, "
+            "give a larger --steps")
+        for sentence in missing_steps(path, made):
+            say(sentence)
+    elif not done and made and (is_removed or made > every and (every or not may_begin_again)):
+        ways_out = "Remove it, or name another folder with --out"
+        models = list(checkpoint_folders(path).values())
+        if models:
+            ways_out += ", or begin a new run from its model with --model "
+            ways_out += shlex.quote(str(models[-1]))
+        raise UserError(f"{path} recorded {made} steps, but has no checkpoint to continue from. "
+                        f"{ways_out}")
+    elif done:
+        say(f"continuing after step {done}")
+    else:
+        say("there is no checkpoint to continue from: starting again at step 1")
+    return done, checkpoints.get(done), is_finished
+
+
+def take_over(s: Settings, folder: RunFolder, done: int) -> None:
+    """Say what is not as it was when the `done` steps were made, write it and the changed settings
+    to config.json, and remove what was written after these steps."""
+    before = run_config(folder.path)
+    now = made_of(s)
+    changed = differing(before.get("made_of", {}), now)
+    say_what_differs(s, before, changed, done)
+    values = s.to_json() | {"threads": torch.get_num_threads(), "made_of": now}
+    values = {name: values[name] for name in (*CHANGEABLE, "made_of")}
+    if changed and done:
+        values["changed"] = [*before.get("changed", []), {"after_step": done, "files": changed}]
+    folder.change_config(values)
+    forget_after(folder.path, done or -1)  # a run that starts again evaluates step 0 again, too
+
+
+def differing(before: Json, now: Json) -> list[str]:
+    """The names of the files that have another digest, have gone, or are new."""
+    return [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
+
+
+def say_what_differs(s: Settings, before: Json, changed: list[str], done: int) -> None:
+    """Say in which respects a run that was never stopped would give other numbers."""
+    if not done:
+        return
+    if changed:
+        more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
+        say(f"changed since the {done} steps were made: {', '.join(changed[:SHOWN])}{more}. So "
+            "what follows may not be what a run that was never stopped gives")
+    if s.decay != "none" and s.steps != before["steps"]:
+        say(f"the learning rate now falls until step {s.steps}. The {done} steps that are made had "
+            f"the rates of a run of {before['steps']} steps, so a run of {s.steps} steps that was "
+            "never stopped would give other numbers")
+    torch_before = before.get("versions", {}).get("torch")
+    if torch_before not in (None, torch.__version__):
+        say(f"the {done} steps that are made had torch {torch_before}, and this is "
+            f"{torch.__version__}: what follows may differ in the last digits from a run that was "
+            "never stopped")
+    for sentence in missing_steps(s.folder, done):
+        say(sentence)
+
+
+def forget_after(run: Path, step: int) -> None:
+    """Remove what a stopped run wrote after its last checkpoint: it will be made again."""
+    for name in LOGS:
+        kept = [line for line in read_lines(run / name) if line["step"] <= step]
+        if (run / name).exists():
+            replace_text(run / name, "".join(json.dumps(line) + "\n" for line in kept))
+    for known in credit_steps(run):
+        if known > step:
+            remove(credit_path(run, known))
+    for known, folder in checkpoint_folders(run).items():
+        if known > step:  # one that has lost its trainer's state
+            remove(folder)
+    for folder in (run, run / "credit", run / "checkpoints"):
+        for path in folder.glob(".*.tmp"):
+            remove(path)

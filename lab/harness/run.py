@@ -1,0 +1,317 @@
+"""A run from its first step to its last: started or resumed, recorded, stopped.
+
+    with open_run(argv) as run:      a new run, or one whose folder exists
+        parts = run.begin()          make the parts, and the folder or the state of a resumed run
+        for step in run.steps():     from the first step, or the one after the checkpoint
+            run.record(...)          write the credit file
+            run.log(...)             write a line of metrics.jsonl, and print one
+            run.save_if_due(step)    write a checkpoint; after Ctrl-C end here
+        run.end()
+"""
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import mean
+
+import torch
+
+from lab.engine.methods import are_same, forgotten_by, numbers_of
+from lab.engine.errors import BadCredit, NotFinite, UserError, location_of, refuse_undefined
+from lab.engine.model_folder import read_tensors, write_model_folder, write_tensors
+from lab.engine.optimizer import rate_of_step
+from lab.engine.rollouts import Rollouts, has_format
+from lab.harness.flags import settle
+from lab.harness.build import Parts, build
+from lab.harness.made_of import made_of
+from lab.harness.step_lines import print_evaluation, print_outcome, print_step
+from lab.harness.record import (Json, RunFolder, credit_path, make_run, provenance, read_lines,
+                                remove, whole, write_credit)
+from lab.harness.screen import StopRequest, python_command, say
+from lab.harness.settings import CHANGEABLE, CONTINUE, Settings, make_settings, read_flags
+from lab.harness.tasks import score_again
+
+COPIED_FILES = (  # from the folder of the model into every checkpoint
+    "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "merges.txt",
+    "special_tokens_map.json", "added_tokens.json", "generation_config.json", "recipe.json")
+
+
+@contextmanager
+def open_run(argv: list[str]) -> Iterator["Run"]:
+    """The run that a command line asks for."""
+    given = read_flags(argv)
+    how = settle({name: given.pop(name) for name in CONTINUE if name in given}, CONTINUE)
+    resume, config = how["resume"], how["config"]
+    if resume:
+        from lab.harness.read_record import run_config
+        refuse_unchangeable({**given, "config": config} if config else given)
+        run_config(Path(resume))  # refuses a folder that is none of a run
+        config, given["out"] = Path(resume) / "config.json", resume
+    if config:
+        given["config"] = config
+    settings = make_settings(given)
+    exists = settings.folder.exists()
+    run = Run(settings)
+    with run.cleanup:
+        if exists:
+            run.look_into_folder(bool(resume), how["continue"])
+        try:
+            yield run
+        except NotFinite as error:
+            rate = f" at --learning_rate {settings.learning_rate:g}"
+            if isinstance(error, BadCredit) or run.step == 0:  # the rate is not to blame
+                rate = ""
+            raise UserError(f"{error}, in step {run.step}{rate}; "
+                            f"{run.last_good_model()}") from error
+
+
+def refuse_unchangeable(given: Json) -> None:
+    for name in sorted(given.keys() - {*CHANGEABLE}):
+        others = ", ".join(f"--{flag}" for flag in CHANGEABLE if flag != "steps")
+        raise UserError(f"--{name} cannot be changed in a resumed run. Only --steps can, and the "
+                        f"flags that say how a run is computed or recorded: {others}")
+
+
+class Run:
+    """A run, of which `done` steps are on record, up to `checkpoint`. A new one has no folder until
+    it begins."""
+
+    def __init__(self, settings: Settings):
+        self.settings, self.folder = settings, RunFolder(settings.folder)
+        self.checkpoint: Path | None = None
+        self.step = self.done = 0
+        self.is_finished, self.is_new = False, True
+        self.after_step: Callable[[], None] = lambda: None  # for a large model: returns memory
+        self.seconds: deque[float] = deque(maxlen=20)  # of the last steps
+        self.drawn: Json = {}  # what dynamic sampling drew beyond the batch, in the last step
+        self.copied_files: dict[str, bytes] = {}  # files of the model's folder, by name
+        self.tracker: Callable[[Json, int], object] | None = None  # --track
+        self.start, self.cleanup = time.monotonic(), ExitStack()
+
+    def look_into_folder(self, is_resumed: bool, may_continue: bool) -> None:
+        """Find out how far the run in this folder is, and whether it may be continued."""
+        from lab.harness.resume import last_state, refuse_other
+        if not is_resumed:
+            refuse_other(self.settings, may_continue)
+        self.is_new = False
+        self.cleanup.enter_context(self.folder.opened())
+        self.done, self.checkpoint, self.is_finished = last_state(
+            self.settings, self.folder, may_begin_again=not is_resumed)
+
+    def begin(self) -> Parts:
+        """Make the parts of the run and its folder. If it is resumed, the parts get back their
+        state from its checkpoint. From now on Ctrl-C waits for the end of a step."""
+        self.parts = build(self.settings, self.checkpoint, self.drawn)
+        policy = self.policy = self.parts.policy
+        self.at_first = {axis: forgotten_by(method)
+                         for axis, method in self.parts.methods.items()}
+        if self.settings.lora:
+            from lab.engine.adapter import name_of_model
+            self.base = name_of_model(policy.folder)
+        # read now, because a user may remove the folder meanwhile: it can be an old checkpoint
+        for name in COPIED_FILES:
+            if (policy.folder / name).exists():
+                self.copied_files[name] = (policy.folder / name).read_bytes()
+        if self.is_new:
+            self.begin_folder()
+        else:
+            self.read_back()
+        if policy.model.is_large:
+            from lab.harness.memory import FreedMemory, keep_memory, should_keep_memory
+            if should_keep_memory(policy.model):
+                keep_memory()
+            self.after_step = FreedMemory().after_step
+        if self.settings.track != "none":
+            from lab.harness.track import tracking
+            self.tracker = self.cleanup.enter_context(tracking(
+                self.settings.track, self.folder.path, self.done, self.settings.to_json()))
+        self.stop = self.cleanup.enter_context(StopRequest())
+        if self.settings.eval_every:  # the task remembers them, and refuses to train on one
+            policy.task.held_out_problems(self.settings.eval_tasks)
+        return self.parts
+
+    def read_back(self) -> None:
+        """Read the state of a run that is resumed, and remove what it wrote after that."""
+        from lab.harness.resume import take_over
+        if self.checkpoint:
+            self.parts.put_back(read_tensors(self.checkpoint / "trainer" / "state.safetensors"))
+        take_over(self.settings, self.folder, self.done)
+
+    def begin_folder(self) -> None:
+        """Make the folder of a new run. If the first step fails, it is removed again, so that it is
+        not in the way of the next attempt."""
+        s, policy, model = self.settings, self.policy, self.policy.model
+        size = sum(parameter.numel() for parameter in model.parameters())
+        trained = sum(parameter.numel() for parameter in self.parts.parameters.values())
+        of_lora = ""
+        if s.lora:
+            of_lora = f" (LoRA of rank {s.lora} trains {trained / 1e6:.2f} million of them)"
+        count = torch.get_num_threads()
+        threads = "1 thread" if count == 1 else f"{count} threads"
+        say(f"{s.model}: {size / 1e6:.2f} million parameters{of_lora} on {s.device} in {s.dtype}, "
+            f"{threads}; {s.questions} problems x {s.answers} answers a step; writing to "
+            f"{s.folder}")
+        if model.is_large and model.device.type == "cpu":
+            from lab.harness.cost import about_cost
+            say(about_cost(policy))
+        config = {**s.to_json(), "threads": torch.get_num_threads(), **provenance(),
+                  "trained_parameters": trained,
+                  "reward": policy.task.rewarded, "columns_temperature": 1,
+                  "model_config": model.config.to_json(), "made_of": made_of(s)}
+        make_run(s.folder, config, policy.folder / "tokenizer.json")
+        self.cleanup.enter_context(self.folder.opened())
+        self.cleanup.push(self.remove_unless_started)
+
+    def remove_unless_started(self, error: object, *_: object) -> None:
+        if error and self.folder.is_here() and not (self.folder.path / "metrics.jsonl").exists():
+            shutil.rmtree(self.folder.path)
+
+    def last_good_model(self) -> str:
+        """A clause about the checkpoint from which a run can be begun after an error."""
+        checkpoints = self.folder.checkpoints()
+        if not checkpoints:
+            return "there is no checkpoint before it"
+        return (f"the last good checkpoint is {checkpoints[max(checkpoints)]}, from which --model "
+                "begins a new run")
+
+    def steps(self) -> Iterator[int]:
+        s = self.settings
+        if self.done < s.steps < s.warmup_steps:
+            say(f"--warmup_steps {s.warmup_steps}: the run ends before, so its learning rate never "
+                f"reaches {s.learning_rate:g}")
+        for self.step in range(self.done + 1, s.steps + 1):
+            if s.warmup_steps or s.decay != "none":
+                self.parts.optimizer.learning_rate = rate_of_step(
+                    self.step, s.steps, s.learning_rate, s.warmup_steps, s.decay)
+            yield self.step
+
+    def is_due(self, every: int, step: int) -> bool:
+        """Whether something is due that happens every so many steps, and at the end; 0 is never."""
+        if not every:
+            return False
+        return step == self.settings.steps or step % every == 0
+
+    def record(self, step: int, rollouts: Rollouts, weight: torch.Tensor,
+               columns: dict[str, torch.Tensor]) -> None:
+        """Write the credit file. The first step's answers are scored once more (`score_again`)."""
+        write_credit(credit_path(self.folder.at(""), step), rollouts, weight, {"step": step},
+                     **columns)
+        if step == self.done + 1:
+            score_again(rollouts, self.policy.task, self.settings.task, self.policy.environment)
+
+    def log(self, line: Json) -> None:
+        """Write a line of metrics.jsonl, and print one."""
+        steps, step = self.settings.steps, self.step
+        line["learning_rate"] = self.parts.optimizer.learning_rate
+        for name, count in self.drawn.items():
+            line[name] += count
+        if self.drawn:
+            sampled = line["tokens"] + self.drawn["extra_tokens"]
+            line["rollout_tokens_per_second"] = sampled / line["rollout_seconds"]
+        self.folder.append("metrics.jsonl", line)
+        self.track(line, "train")
+        self.seconds.append(line["seconds"])
+        print_step(line, steps, mean(self.seconds) * (steps - step),
+                   with_header=step % 20 == 1 or step == self.done + 1,
+                   with_format=has_format(self.policy.task))
+        self.after_step()
+
+    def log_evaluation(self, line: Json, seconds: float) -> None:
+        """Write a line of evaluations.jsonl, and print one."""
+        self.folder.append("evaluations.jsonl", line)
+        self.track(line, f"held_out/{line['mode']}")
+        print_evaluation(line, seconds, has_format(self.policy.task))
+
+    def track(self, line: Json, prefix: str) -> None:
+        """Send the numbers of a line to the program that --track names."""
+        if self.tracker:
+            from lab.harness.track import numbers_of
+            self.tracker(numbers_of(line, prefix), line["step"])
+
+    def save_if_due(self, step: int) -> None:
+        """Write a checkpoint if it is due. After Ctrl-C or SIGTERM write one in any case, and end
+        the run here."""
+        stopped = self.stop.requested
+        if step == self.done + 1 and self.settings.checkpoint_every:
+            self.refuse_forgotten_state()
+        if stopped or self.is_due(self.settings.checkpoint_every, step):
+            self.policy.refuse_broken_model()
+            self.save_checkpoint(step)
+        if stopped and step < self.settings.steps:
+            say(f"stopped at step {step}. Continue with: "
+                f"{python_command('train.py', '--resume', self.folder.path)}")
+            raise SystemExit(130)
+
+    def refuse_forgotten_state(self) -> None:
+        """Raise an error if a method has changed a number of its own in the first step and cannot
+        save it: a resumed run would begin with the number of the first step."""
+        for axis, method in self.parts.methods.items():
+            now = numbers_of(method)
+            for name, before in self.at_first[axis].items():
+                if not are_same(before, now.get(name, before)):
+                    name_of_method = f"--{axis} {getattr(self.settings, axis)}"
+                    raise UserError(f"{name_of_method} ({location_of(method)}) changes its {name}, "
+                                    "which a resumed run would forget: it needs a class whose "
+                                    "state_dict saves it and whose load_state_dict puts it back, "
+                                    "or --checkpoint_every 0")
+
+    def save_checkpoint(self, step: int) -> None:
+        """Write a model folder; in the two newest the trainer's state lies below it."""
+        tensors = self.parts.state()
+        refuse_undefined("the state that a resumed run would continue from is",
+                         *(value for value in tensors.values() if value.is_floating_point()))
+        for folder in [*self.folder.checkpoints().values()][:-1]:
+            remove(folder / "trainer")
+        with whole(self.model_folder(step)) as unfinished:
+            self.write_model(unfinished, self.parts.parameters)
+            trainer = unfinished / "trainer"
+            trainer.mkdir()
+            write_tensors(trainer / "state.safetensors", tensors)
+
+    def model_folder(self, step: int) -> Path:
+        return self.folder.at("checkpoints") / f"step_{step:06d}"
+
+    def write_model(self, folder: Path, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Write the model's folder. With --lora it has the additions as a part of its matrices, and
+        once more in a folder for other programs."""
+        if self.settings.lora:
+            from lab.engine.adapter import write_lora_folder
+            write_lora_folder(self.policy.model, folder, self.base)
+        else:
+            write_model_folder(self.policy.model, folder, parameters)
+        for name, content in self.copied_files.items():
+            (folder / name).write_bytes(content)
+
+    def save_model(self) -> None:
+        """Write the trained model alone, with its matrices rounded to the type of the products. In
+        products the run has used no more digits of them; only as inputs the embeddings had more.
+
+        If a stopped run has kept its trainer's state, this is removed, because a later resume would
+        go back to it and train past this model.
+        """
+        dtype = self.policy.model.compute_dtype
+        rounded = {}
+        for name, parameter in self.parts.parameters.items():
+            is_matrix = parameter.dim() > 1
+            rounded[name] = parameter.detach().to(dtype) if is_matrix else parameter
+        folder = self.model_folder(self.settings.steps)
+        if not folder.exists():  # a run that was stopped in its last step has a checkpoint there
+            with whole(folder) as unfinished:
+                self.write_model(unfinished, rounded)
+        for folder in self.folder.checkpoints().values():
+            remove(folder / "trainer")
+
+    def end(self) -> None:
+        self.policy.refuse_broken_model()
+        s, path = self.settings, self.folder.path
+        if s.steps and not s.checkpoint_every:
+            self.save_model()
+        if not (s.steps and s.checkpoint_every):  # no checkpoint says that it is finished
+            self.folder.change_config({"finished": s.steps})
+        say(f"done. Everything is in {path}")
+        evaluations = read_lines(path / "evaluations.jsonl")
+        sampled = [line for line in evaluations if line["mode"] == "sampled"]
+        print_outcome(path, sampled, time.monotonic() - self.start, self.done,
+                      has_steps=s.steps > 0)

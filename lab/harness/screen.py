@@ -1,0 +1,209 @@
+"""The terminal: what people see of a program, and how it ends.
+
+A mistake of the user is one line, and so is an error in a file of his own: it names his line. A
+mistake in this program is a traceback. What a model wrote cannot steer the terminal. Ctrl-C once
+stops after the current step, twice at once.
+"""
+import os
+import shlex
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TextIO
+
+import torch
+
+from lab.engine.errors import PROJECT, UserError
+
+BOLD, GREEN, RED = "1", "1;32", "1;31"
+MESSAGE = "stopping after this step (Ctrl-C again stops at once, at the last checkpoint)"
+# the files at the top of the project that a user does not write his own code into
+PROGRAMS = ("train.py", "analyze.py", "grpo.py", "qwen2_model.py")
+
+
+def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: str = "") -> None:
+    """Run main(argv). An error of the user or of the system is printed as one line; `interrupted`
+    is printed after Ctrl-C."""
+    sys.stdout, sys.stderr = Visible(sys.stdout), Visible(sys.stderr)
+    try:
+        main(sys.argv[1:])
+        sys.stdout.flush()
+    except KeyboardInterrupt:
+        sys.exit(f"{name}: {interrupted}" if interrupted else 130)
+    except BrokenPipeError as error:  # as in `python -m lab follow RUN | head`
+        if place_in_users_code(error.__traceback__):
+            sys.exit(f"{name}: {visible(sentence_about(error))}")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left to print goes nowhere
+        sys.exit(f"{name}: nothing reads its output any more; {interrupted}" if interrupted else 1)
+    except (Exception, SystemExit) as error:
+        sentence = sentence_about(error)
+        if not sentence or (sys.flags.dev_mode and not isinstance(error, UserError)):
+            raise
+        sys.exit(f"{name}: {visible(sentence)}")
+
+
+def place_in_users_code(trace: TracebackType | None) -> str:
+    """The innermost line of a traceback that stands in a user's file, as my_idea
+    (mitigations.py:57). A user's files are those at the top of the project, but for PROGRAMS, and
+    those in examples/."""
+    found = ""
+    for frame, line in traceback.walk_tb(trace):
+        if name := name_of_users_file(frame.f_code.co_filename):
+            found = f"{frame.f_code.co_qualname} ({name}:{line})"
+    return found
+
+
+def name_of_users_file(path: str) -> str:
+    """The name of a user's file from the project's folder; of another file an empty text."""
+    file = Path(path)
+    parts = file.relative_to(PROJECT).parts if PROJECT in file.parents else ()
+    is_users = parts and (parts[0] == "examples" or len(parts) == 1 and parts[0] not in PROGRAMS)
+    return "/".join(parts) if is_users else ""
+
+
+def sentence_about(error: BaseException) -> str:
+    """The line about an error; an empty one about a mistake in this program, and about its own way
+    to end."""
+    if isinstance(error, UserError):
+        return " ".join(str(error).split())
+    users = place_in_users_code(error.__traceback__)
+    if isinstance(error, SyntaxError) and (name := name_of_users_file(error.filename or "")):
+        return f"{type(error).__name__} in {name}:{error.lineno}: {error.msg}"
+    if isinstance(error, SystemExit):
+        return f"{users} calls sys.exit, which would end the run without a word" if users else ""
+    if isinstance(error, OSError) and not users:
+        if error.filename is None or not error.strerror:
+            return str(error)
+        return f"{str(error.filename)[:200]}: {error.strerror}"
+    if way_out := way_out_of(error):
+        return way_out
+    if users:
+        said = ". ".join([" ".join(str(error).split()), *getattr(error, "__notes__", [])])
+        return (f"{type(error).__name__} in {users}: {said} (with PYTHONDEVMODE=1 before the "
+                "command you see all that led there)")
+    return ""
+
+
+def way_out_of(error: BaseException) -> str:
+    """A sentence about an error whose own words hide what can be done; an empty one about any
+    other."""
+    if isinstance(error, ModuleNotFoundError):
+        package = str(error.name).partition(".")[0]
+        if is_taken_away(package):
+            return f"this needs the folder {package}/ of this project, which is not here"
+    is_memory_full = isinstance(error, (MemoryError, torch.OutOfMemoryError))
+    if is_memory_full or "can't allocate memory" in str(error):
+        return "there is not enough memory: a smaller --micro_batch or --questions needs less"
+    if "does not require grad" in str(error) and not torch.is_grad_enabled():
+        return ("gradients are switched off: a file that the run imports calls "
+                "torch.set_grad_enabled(False), in whose place there is `with torch.no_grad():`")
+    return ""
+
+
+def is_taken_away(package: str) -> bool:
+    """Whether a package is missing that the rest of the project works without. A folder without
+    code counts as missing."""
+    return package == "lab" and not (PROJECT / package / "__init__.py").exists()
+
+
+class StopRequest:
+    """A request to stop: inside `with`, Ctrl-C and SIGTERM set `requested` instead of ending the
+    process."""
+    requested = False
+
+    def __init__(self, message: str = MESSAGE):
+        self.message = message
+
+    def __enter__(self) -> "StopRequest":
+        self.handlers_before = {name: signal.signal(name, self.handle)
+                                for name in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name, handler in self.handlers_before.items():
+            signal.signal(name, handler)
+
+    def handle(self, *_: object) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        write_from_handler(f"\n{self.message}\n")
+        self.requested = True
+
+
+def write_from_handler(text: str) -> None:
+    """Write a text to stdout from a signal handler. It may have interrupted a print, so it writes
+    past the buffer of print, unless stdout is no file, as in a notebook."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):
+        sys.stdout.write(text)
+    else:
+        os.write(descriptor, text.encode())
+
+
+class Visible:
+    """A text stream for people. Our own escape sequences go to `.stream` itself."""
+
+    def __init__(self, stream: TextIO):
+        self.stream = stream
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # no character ends a run
+
+    def write(self, text: str) -> int:
+        return self.stream.write(visible(text))
+
+    def close(self) -> None:
+        raise RuntimeError("the output of the program cannot be closed")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.stream, name)
+
+
+def visible(text: str) -> str:
+    """The text with control characters written out, as \\x1b; new lines and tabs stay."""
+    shown = []
+    for character in text:
+        is_shown = character.isprintable() or character in "\n\t"
+        shown.append(character if is_shown else character.encode("unicode_escape").decode())
+    return "".join(shown)
+
+
+def put(line: str, stream: TextIO | None = None, end: str = "\n") -> None:
+    """Print a line with our own escape sequences. What a model wrote has to go through `visible`
+    before."""
+    stream = stream or sys.stdout
+    print(line, file=getattr(stream, "stream", stream), end=end, flush=True)
+
+
+def say(text: str, mark: str = "") -> None:
+    """Print a line at once. `mark`, which may be coloured, is put before it."""
+    show_status("")
+    put(mark + visible(text))
+
+
+def show_status(text: str) -> None:
+    """Show a line that the next one overwrites, at a terminal only. An empty text clears it."""
+    if sys.stderr.isatty():
+        clear = "\r\033[K"
+        put(f"{clear}  {visible(text[:90])}\r" if text else clear, sys.stderr, end="")
+
+
+def has_colour() -> bool:
+    wanted = not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    return sys.stdout.isatty() and wanted
+
+
+def styled(text: str, style: str) -> str:
+    return f"\033[{style}m{text}\033[0m" if style and has_colour() else text
+
+
+def right_or_wrong(is_right: float) -> str:
+    return styled("right", GREEN) if is_right else styled("wrong", RED)
+
+
+def python_command(*words: object) -> str:
+    """A command to paste: python_command("train.py", "--resume", folder)."""
+    return shlex.join(["python", *map(str, words)])

@@ -1,0 +1,420 @@
+"""Every setting of a run, and where its value comes from.
+
+Defaults < the model folder's recipe.json < --config < what was typed. The task, the weighting and
+the advantage bring flags of their own: `method_flags` holds their values. lab/harness/flags.py
+lists what can be declared of a flag.
+"""
+import hashlib
+import inspect
+import re
+import typing
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from lab.engine.methods import ADVANTAGES, CLIP_KINDS, METHODS, MITIGATIONS, NEVER_RESCALED
+from lab.engine.errors import UserError, location_of, read_json
+from lab.harness.flags import (MOST_THREADS, Flag, Requirement, check_value, flags_of, option,
+                               print_text, settle, unknown_argument, value_of, words_of)
+from lab.harness.record import Json, find_folder
+from lab.harness.tasks import load_task, with_module_name
+
+MODES = ("sampled", "greedy")  # the answers of an evaluation
+PLACEBOS = ("none", "weights", "weights_by_kind", "weights_by_position",
+            "advantages", "advantages_by_kind", "advantages_by_position")
+LONGEST_NAME = 80  # characters of a run's folder
+LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for a step
+NOT_SETTINGS = (  # entries of a run's config.json that are no settings
+    "versions", "git_commit", "model_config", "reward", "ranks", "notes",
+    "columns_temperature", "made_of", "changed", "finished", "trained_parameters")
+# when a setting has an effect
+KL: Requirement = (lambda s: s.kl > 0, "--kl above 0")
+REUSED: Requirement = (lambda s: s.epochs > 1, "--epochs above 1")
+ESTIMATED: Requirement = (
+    lambda s: s.temperature == 1 and not s.placebo.startswith("advantages"),
+    "--temperature 1, at which its estimate is right, and advantages that are not shuffled")
+RESCALED: Requirement = (lambda s: s.mitigation not in ("none", *NEVER_RESCALED),
+                         "a --mitigation whose weights are rescaled")
+SHUFFLED: Requirement = (lambda s: not s.placebo.startswith("weights") or s.mitigation != "none",
+                         "a --mitigation other than none, whose weights can be shuffled")
+EVALUATED: Requirement = (lambda s: s.eval_every > 0, "--eval_every above 0")
+ON_A_GPU: Requirement = (lambda s: s.device.startswith("cuda"), "--device cuda")
+
+# How many times as high the default learning rate is with --lora, for a small model and for a large
+# one. A small step of A and B moves a matrix less than an equal step of all its numbers, and the
+# less the wider it is. Rates that are twice and four times as high fail (lab/LOG.md).
+LORA_RATE, LORA_RATE_OF_LARGE = 4.0, 25.0
+
+USAGE = "python train.py [flags]"
+HINT = "--help all lists the flags"  # the end of a message about an unknown one
+# headings of the help
+MODEL, PROBLEMS, SPREADING = "model and machine", "problems", "spreading credit over tokens"
+FROM_REWARD, LOSS, TRAINING = "from reward to advantage", "loss", "training"
+RECORD, CONTINUING = "evaluations, record and checkpoints", "continuing a run"
+OWN_FLAGS = "flags of the chosen task, weighting and advantage"
+
+
+@dataclass
+class Settings:
+    """The settings of a run. Each field but the last three is a flag."""
+    model: str = option(
+        "models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model",
+        topic=MODEL)
+    device: str = option(
+        "cpu", "device to compute on: cpu, cuda, cuda:N, or mps, which was never tried",
+        topic=MODEL, changeable=True)
+    dtype: str = option(
+        "float32",
+        "type of the numbers to compute with. The parameters stay float32. On CUDA the "
+        "default is bfloat16, unless the model folder has a recipe.json",
+        choices=("float32", "bfloat16"), topic=MODEL)
+    checkpointing: bool = option(
+        False, "keep only one activation of each layer for the backward pass, and compute the "
+        "others again when they are needed. This takes less memory and makes an update a third "
+        "slower",
+        topic=MODEL, changeable=True)
+    deterministic: bool = option(
+        False, "compute the same numbers every time, as a CPU does. A GPU's usual algorithms add "
+        "in an order that changes from run to run. A step takes about two fifths longer",
+        requires=ON_A_GPU, topic=MODEL, changeable=True)
+    threads: int = option(
+        0, "CPU threads; 0 means one for every 64 hidden units of the model", most=MOST_THREADS,
+        topic=MODEL, changeable=True)
+
+    task: str = option(
+        "countdown_task", "what the model is trained on: countdown_task, examples.own_reward, or "
+        "my_task if your own task is in my_task.py (docs/your_own_task.md)",
+        topic=PROBLEMS)
+
+    mitigation: str = option(
+        "none", "the weighting: how the advantage of an answer is spread over its tokens. The "
+        "choices are listed below",
+        choices=MITIGATIONS, topic=SPREADING)
+    rescale: str = option(
+        "mean",
+        "the number by which all weights of a batch are multiplied. mean: their mean becomes 1. "
+        "gradient: the sum of the sizes of the tokens' gradients becomes what it is with weights "
+        "of 1. none: the weights stay as they are",
+        choices=("mean", "gradient", "none"), requires=RESCALED, topic=SPREADING,
+        otherwise=lambda s: "none" if s.mitigation in NEVER_RESCALED else "mean")
+    placebo: str = option(
+        "none", "train a control instead of the method itself. weights: the weights are shuffled "
+        "over the tokens of the batch. advantages: the advantages are shuffled within each group. "
+        "With _by_kind only tokens of one category exchange theirs, and with _by_position only "
+        "tokens that are equally far from the beginning of their answers. none: no control",
+        choices=PLACEBOS, requires=SHUFFLED,
+        topic=SPREADING)
+
+    advantage: str = option(
+        "grpo", "how advantages are computed from rewards. The choices are listed below",
+        choices=ADVANTAGES, topic=FROM_REWARD)
+
+    loss_norm: str = option(
+        "token", "how the loss is averaged. token: over all tokens of the batch, as in DAPO. "
+        "sequence: over the tokens of each answer, and then over the answers. constant: its sum is "
+        "divided by the number of answers times max_new_tokens, as in Dr. GRPO",
+        choices=("token", "sequence", "constant"), topic=LOSS)
+    epochs: int = option(
+        1, "how many updates are made from each batch, all with the same weights and advantages",
+        least=1, topic=LOSS)
+    clip_low: float = option(
+        0.2, "PPO's lower clipping: the ratio of new to old probability is clipped at 1 minus this",
+        most=1, requires=REUSED, topic=LOSS)
+    clip_high: float = option(
+        0.28, "PPO's upper clipping: the ratio is clipped at 1 plus this",
+        requires=REUSED, topic=LOSS)
+    clip_kind: str = option(
+        "ppo", "how an update on a batch that is used again is bounded. lab/credit/clips.py has "
+        "the formulas; in the first pass over a batch all of them are plain GRPO. The metric "
+        "clipped_share counts by PPO's bounds, whichever is chosen",
+        choices=CLIP_KINDS, requires=REUSED,
+        topic=LOSS)
+    entropy_bonus: float = option(
+        0.0, "coefficient of a bonus for entropy. It is added to the advantage of each token, "
+        "which has the same gradient on average (lab/credit/entropy_bonus.py)", most=1000,
+        requires=ESTIMATED, topic=LOSS)
+    kl: float = option(
+        0.0, "coefficient of the KL divergence from the initial model. Above 0 a copy of that "
+        "model is kept in memory",
+        topic=LOSS)
+    kl_kind: str = option(
+        "k3", "estimator of the KL divergence. On average k3 has the gradient of KL(initial || "
+        "policy), and k2 has that of KL(policy || initial)",
+        choices=("k3", "k2"), requires=KL, topic=LOSS)
+    drop_unfinished: bool = option(
+        False, "do not train on answers that were cut off at --max_new_tokens", topic=LOSS)
+
+    steps: int = option(
+        100, "steps of training. With 0 the model is only evaluated",
+        topic=TRAINING, changeable=True)
+    questions: int = option(
+        8, "problems in each step", least=1, topic=TRAINING)
+    answers: int = option(
+        8, "answers to each problem", least=2, topic=TRAINING)
+    max_new_tokens: int = option(
+        512, "the most tokens that an answer may have. A longer one is cut off",
+        least=1, topic=TRAINING)
+    temperature: float = option(
+        1.0, "temperature of sampling in training, and of the loss. What is recorded of each token "
+        "is always computed at temperature 1, and evaluations sample at 1", least=0.01, most=100,
+        topic=TRAINING)
+    learning_rate: float = option(
+        5e-6, "learning rate of AdamW", above=0, most=10, topic=TRAINING)
+    lora: int = option(
+        0, "LoRA: keep the matrices as they are, and train an addition of this rank to each matrix "
+        "of the layers. AdamW and the gradients then take hardly any memory, and an update has a "
+        f"third fewer operations. The default learning rate is {LORA_RATE:g} times as high, of a "
+        f"large model {LORA_RATE_OF_LARGE:g} times. 0 trains every parameter", topic=TRAINING)
+    weight_decay: float = option(0.0, "weight decay of AdamW", topic=TRAINING)
+    warmup_steps: int = option(
+        0, "the learning rate rises in equal parts over so many steps", topic=TRAINING)
+    decay: str = option(
+        "none", "how the learning rate falls after that, nearly to 0 in the last step",
+        choices=("none", "linear", "cosine"), topic=TRAINING)
+    dynamic_sampling: int = option(
+        1, "draw at most so many batches of problems for a step, until there are enough groups "
+        "whose answers have different rewards. The record is of the groups that were kept, and so "
+        "is its success. What is drawn beyond the first batch is counted as extra_answers",
+        least=1, most=100, topic=TRAINING)
+    micro_batch: int = option(
+        8, "how many answers of full length an update computes at a time; a number above that of "
+        "all answers means all of them. This changes memory, speed and rounding, and nothing else",
+        least=1, topic=TRAINING, changeable=True)
+    max_grad_norm: float = option(
+        1.0, "gradients with a larger norm are scaled down to this norm; 0 means never",
+        topic=TRAINING)
+    seed: int = option(
+        0, "seed of the training problems and of sampling. Evaluations use the same random numbers "
+        "whatever the seed and the size of a batch are",
+        topic=TRAINING)
+
+    eval_every: int = option(
+        25, "steps between two evaluations. There is also one at the start and one at the end; 0 "
+        "means never", topic=RECORD)
+    eval_tasks: int = option(
+        500, "number of held-out problems in an evaluation",
+        least=1, requires=EVALUATED, topic=RECORD)
+    change_every: int = option(
+        10, "steps between two measurements of each token's change, which is its log-prob after "
+        "the step minus its log-prob before. The first and the last step are measured, too; 0 "
+        "means never. A measurement needs two more forward passes; on a CPU such a step takes two "
+        "fifths longer", topic=RECORD,
+        changeable=True)
+    track: str = option(
+        "none", "show the run's curves while it goes, in one of these programs. tensorboard and "
+        "wandb write into the run's folder, trackio into a folder of its own. None sends anything "
+        "anywhere: wandb works offline",
+        choices=("none", "tensorboard", "trackio", "wandb"), topic=RECORD, changeable=True)
+    checkpoint_every: int = option(
+        25, "steps between two checkpoints, from which a stopped run resumes. There is also one at "
+        "the end. With 0 only the trained model is kept, at the end, with its matrices in --dtype",
+        topic=RECORD, changeable=True)
+    out: str | None = option(
+        None, "folder of the run. By default it is runs/<mitigation>-<advantage>-s<seed>, and the "
+        "flags that were typed are named before the seed",
+        topic=RECORD)
+
+    method_flags: Json = field(default_factory=dict)  # of task, weighting and advantage
+    defaults: Json = field(default_factory=dict, compare=False)  # those of the model's recipe.json
+    typed: Json = field(default_factory=dict, compare=False)     # the values that were given
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run, named after its methods and the flags that were given, but for
+        those that say how it is made. The same command names the same folder:
+        runs/none-grpo-learning_rate0.001-steps30-s0."""
+        if self.out:
+            return Path(self.out)
+        parts = [self.mitigation, self.advantage]
+        for name in (*self.method_flags, *OPTIONS):
+            if name in self.typed and name not in NOT_IN_NAME:
+                label = "" if name in ("model", "task", "data") else name
+                parts.append(label + Path(str(self.typed[name])).name)
+        name = re.sub(r"[^\w.+-]", "_", "-".join([*parts, f"s{self.seed}"]))
+        if len(name) > LONGEST_NAME:  # with many flags, or a long one: its end becomes a digest
+            digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+            name = f"{name[:LONGEST_NAME - 20]}-{digest}-s{self.seed}"
+        return Path("runs") / name
+
+    def flags_for(self, function: typing.Any) -> Json:
+        return {name: self.method_flags[name] for name in flags_of(function)}
+
+    def to_json(self) -> Json:
+        return {name: getattr(self, name) for name in OPTIONS} | self.method_flags
+
+
+OPTIONS = flags_of(Settings)
+DEFAULTS = {name: flag.default for name, flag in OPTIONS.items()}
+CHANGEABLE = [name for name, flag in OPTIONS.items() if flag.changeable]
+NOT_IN_NAME = {*METHODS, "seed", "out", *CHANGEABLE} - {"steps"}  # of a run's folder
+# flags that are read with the settings, but are no settings
+CONTINUE = {
+    "resume": Flag(None, "continue the run in this folder. --steps may be changed, and so may "
+                         "flags that say how a run is computed or recorded: "
+                         f"{', '.join(name for name in CHANGEABLE if name != 'steps')}",
+                   topic=CONTINUING, metavar="RUN"),
+    "continue": Flag(False, "resume the run if its folder exists and has the same settings. A "
+                            "finished run is left as it is", topic=CONTINUING),
+    "config": Flag(None, "take the settings from a run's config.json. Flags that are typed "
+                         "override them",
+                   topic=CONTINUING, metavar="FILE")}
+NOT_KEYWORDS = (  # words of command lines, the tools' too, which no method may have as a flag
+    *CONTINUE, "help", "step", "show", "seeds", "processes", "runs")
+
+
+def read_flags(argv: list[str]) -> Json:
+    """The texts of the flags that were typed, for `make_settings`; --help prints and ends here."""
+    words, given = words_of(argv)
+    if "help" in given:
+        print_help(given)
+        raise SystemExit(0)
+    if words:
+        raise unknown_argument(words[0], {*OPTIONS, *CONTINUE}, HINT)
+    return given
+
+
+def make_settings(given: Json, beside: Collection[str] = ()) -> Settings:
+    """The settings of a run, from what was given, as texts or as values, and from the files that it
+    names. Which flags there are follows from the task and the methods. `beside` are further flags
+    of the program that calls, which a misspelt one may have meant."""
+    typed, recipe, config, here = from_all(given)
+    flags = all_flags(here)
+    for name in typed:
+        if name not in flags:
+            raise unknown_flag(name, {*flags, *beside}, here, DEFAULTS | recipe | config | typed)
+    values = settle(typed, flags, recipe | config)
+    typed = {name: values[name] for name in typed}
+    own = {name: values.pop(name) for name in flags if name not in OPTIONS}
+    return Settings(**values, method_flags=own, defaults=recipe, typed=typed)
+
+
+def settings_of_run(run: Path, **changed: object) -> Settings:
+    """The settings that a run's folder has on record, but for these."""
+    return make_settings({"config": run / "config.json", **changed})
+
+
+def from_all(given: Json) -> tuple[Json, Json, Json, Json]:
+    """What was given, without --config; the settings of the model folder's recipe.json; those of
+    --config; and the task, the weighting and the advantage that follow from these three."""
+    typed = {}
+    for name, value in given.items():  # a flag of a method stays a text until it is known
+        flag = OPTIONS.get(name) or CONTINUE.get(name)
+        typed[name] = value_of(name, value, flag) if flag else value
+    typed, file = with_module_name(typed), typed.pop("config", None)
+    config = {} if file is None else read_json(Path(file))
+    folder = find_folder(str((config | typed).get("model", Settings.model)))
+    path = folder / "recipe.json"
+    recipe = read_json(path) if path.exists() else {}
+    chosen = DEFAULTS | recipe | config | typed
+    on_gpu = str(chosen["device"]).startswith("cuda")
+    if not recipe and is_large(folder):
+        from lab.harness.large_model import recipe_of_large
+        recipe = recipe_of_large(config | typed, chosen["task"] == Settings.task, on_gpu)
+    elif not recipe and on_gpu:
+        recipe = {"dtype": "bfloat16"}  # in float32 a GPU is several times slower
+    if chosen["lora"]:
+        rate = recipe.get("learning_rate", Settings.learning_rate)
+        check_value("learning_rate", rate, OPTIONS["learning_rate"])
+        factor = LORA_RATE_OF_LARGE if is_large(folder) else LORA_RATE
+        recipe = {**recipe, "learning_rate": float(f"{factor * rate:g}")}
+    here = owners(chosen)
+    return typed, known_values(path, recipe, here), known_values(file, config, here), here
+
+
+def is_large(folder: Path) -> bool:
+    """Whether a model is large, by its files of weights: nothing else of the folder is read yet."""
+    files = folder.glob("*.safetensors")
+    return sum(file.stat().st_size for file in files) > LARGE
+
+
+def known_values(path: object, values: Json, here: Json) -> Json:
+    """The values of a file that are settings of this run; an error if one is a setting of no run.
+    Flags of a task, a weighting or an advantage that the run does not have are left out."""
+    flags, may_have_more = all_flags(here), False
+    of_others: set[str] = set()
+    for axis, owner in here.items():
+        name = values.get(axis, DEFAULTS[axis])
+        if axis in METHODS and isinstance(name, str) and name not in METHODS[axis]:
+            may_have_more = True  # a method that was removed: it is not known which flags it had
+        elif not is_or_extends(owner, other := owner_of(axis, name)):
+            of_others |= flags_of(other).keys()
+    unknown = values.keys() - {*flags, *of_others, *NOT_SETTINGS}
+    if unknown and not may_have_more:
+        raise UserError(f"{path} has the unknown setting {min(unknown)}{written_by(values)}")
+    kept = flags.keys() - of_others
+    return {name: value for name, value in values.items() if name in kept}
+
+
+def written_by(config: Json) -> str:
+    """A clause about the program or the commit that a run was made with; an empty text if it is not
+    on record."""
+    if config.get("loss") == "dpo":
+        return ": examples/dpo.py wrote it, or an older train.py"
+    commit = config.get("git_commit")
+    return f": commit {str(commit)[:8]} wrote it, and has it" if commit else ""
+
+
+def is_or_extends(owner: typing.Any, other: typing.Any) -> bool:
+    """Whether one is the other, or a task whose class extends that of the other."""
+    both_classes = inspect.isclass(owner) and inspect.isclass(other)
+    return owner is other or (both_classes and issubclass(owner, other))
+
+
+def owner_of(axis: str, name: str) -> typing.Any:
+    """The task, the weighting or the advantage of this name."""
+    check_value(axis, name, OPTIONS[axis])
+    return METHODS[axis][name] if axis in METHODS else load_task(name)
+
+
+def owners(values: Json) -> Json:
+    """The task, the weighting and the advantage, which bring flags of their own, by their axis."""
+    for choices in (*METHODS.values(), CLIP_KINDS):
+        for clash, *both in choices.clashes:
+            locations = [one if isinstance(one, str) else location_of(one) for one in both]
+            raise UserError(f"there are two {clash}, {' and '.join(locations)}: one needs another "
+                            "name")
+    return {axis: owner_of(axis, values[axis]) for axis in ("task", *METHODS)}
+
+
+def all_flags(here: Json) -> dict[str, Flag]:
+    """The settings, and the flags of the task and the methods in `here`; a name has one meaning."""
+    flags = dict(OPTIONS)
+    for owner in here.values():
+        for name in flags_of(owner).keys() & {*flags, *NOT_SETTINGS, *NOT_KEYWORDS}:
+            raise UserError(f"the keyword {name} of {owner.__name__} ({location_of(owner)}) means "
+                            "something else to this program: give it another name, "
+                            f"for example {owner.__name__}_{name}")
+        flags |= flags_of(owner)
+    return flags
+
+
+def unknown_flag(name: str, flags: set[str], here: Json, chosen: Json) -> UserError:
+    """The error of a flag that the run does not have: it may be another method's or trainer's, or
+    misspelt."""
+    from lab.harness.help import about_unknown
+    hint = HINT + "".join(own_flags_of(here[axis]) for axis in METHODS)
+    if said := about_unknown(name, chosen):
+        return UserError(f"{said} ({hint})")
+    return unknown_argument(f"--{name}", flags | CONTINUE.keys() - {name}, hint)
+
+
+def own_flags_of(method: typing.Any) -> str:
+    """The end of a hint about a method's flags: "; those of my_idea are --strength"."""
+    own = " ".join(f"--{name}" for name in flags_of(method))
+    return f"; those of {method.__name__} are {own}" if own else ""
+
+
+def print_help(given: Json) -> None:
+    """Print what --help asks for, where the defaults are those for this model."""
+    from lab.harness.help import help_about
+    topic = given.pop("help")
+    if "resume" in given:
+        run = value_of("resume", given.pop("resume"), CONTINUE["resume"])
+        given["config"] = Path(str(run)) / "config.json"
+    _, recipe, config, here = from_all(given)
+    flags = {}
+    for name, flag in all_flags(here).items():
+        flags[name] = replace(flag, default=(recipe | config).get(name, flag.default),
+                              topic=flag.topic or OWN_FLAGS)
+    topic = "" if topic is True else topic
+    print_text(help_about(topic, flags | CONTINUE, METHODS, USAGE))

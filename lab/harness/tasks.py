@@ -1,0 +1,217 @@
+"""The task that --task names, and the checks of what its methods return."""
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lab.engine.errors import (LARGEST_SCORE, PROJECT, UserError, is_list, is_score_of_part,
+                               location_of, result_of, wrong_result)
+from lab.engine.rollouts import Problem, Rollouts, Task
+from lab.engine.tokens import KINDS, SECTIONS
+from lab.harness.flags import flags_of
+from lab.harness.record import Json
+from lab.harness.screen import say
+
+if TYPE_CHECKING:
+    from lab.engine.turns import Environment
+
+PARTS = {"reward", "format", "answer", "reasoning"}  # the numbers that every score has
+
+
+@cache
+def load_task(name: str) -> type:
+    """The class Task of the module that --task names, whose fields are flags; or one made for it.
+
+    The module is a file in the project's folder with a class Task, or with no more than a reward
+    and a list of problems, as in TRL:
+
+        def reward(problem, text):    a number for an answer; 1 or more counts as success
+        problems = [...]              prompts; or dicts with "prompt" and whatever the reward uses
+
+    A prompt is the whole text that ends where the answer begins. Without `problems` those of
+    Countdown are taken. All else follows from these two (lab/harness/short_task.py).
+    """
+    if not file_of_task(name).is_file():
+        beside = f"examples.{name}"
+        did_you_mean = f". Did you mean {beside}?" if file_of_task(beside).is_file() else ""
+        raise UserError(f"--task {name}: there is no such file in the project's folder. A task may "
+                        "be named as a file, examples/my_task.py, or as a module, "
+                        f"examples.my_task{did_you_mean}")
+    module: Any = importlib.import_module(name)
+    task: type | None = getattr(module, "Task", None)
+    if task is not None and dataclasses.is_dataclass(task):
+        return task
+    if not is_reward(getattr(module, "reward", None)):
+        raise UserError(f"--task {name}: this module should have a function "
+                        "`reward(problem, text)`, and `problems` if they are not those of "
+                        "Countdown; or else a dataclass Task (docs/your_own_task.md)")
+    from lab.harness.short_task import countdown_with_reward, short_task
+    if hasattr(module, "problems"):
+        return short_task(module)
+    return countdown_with_reward(module, load_task("countdown_task"))
+
+
+def file_of_task(name: str) -> Path:
+    return PROJECT.joinpath(*name.split(".")).with_suffix(".py")
+
+
+def is_reward(reward: Any) -> bool:
+    """Whether it is a function that takes (problem, text)."""
+    try:
+        inspect.signature(reward).bind(None, "")
+    except TypeError:
+        return False
+    return True
+
+
+def with_module_name(given: Json) -> Json:
+    """What was typed, with the task examples/my_task.py named as its module, examples.my_task."""
+    path = Path(given.get("task", "")).resolve()
+    if path.suffix != ".py" or not (path.is_file() and path.is_relative_to(PROJECT)):
+        return given
+    return {**given, "task": ".".join(path.relative_to(PROJECT).with_suffix("").parts)}
+
+
+def make_task(name: str, flags: Json, folder: Path | None = None) -> "CheckedTask":
+    """The task that --task names; `flags` has the flags of all methods of a run. A task may have a
+    method `of_model`, which is told the folder of the model: its prompts may depend on it."""
+    owner = load_task(name)
+    task = owner(**{flag: flags[flag] for flag in flags_of(owner)})
+    if folder is not None and hasattr(task, "of_model"):
+        task.of_model(folder)
+    return CheckedTask(task)
+
+
+class CheckedTask:
+    """A user's Task with three checks: no problem that it returned as held out is trained on, its
+    methods return what they should, and it returns the same problems when it is asked twice."""
+
+    def __init__(self, task: Task[Any]):
+        self.task = task
+        self.held_out: dict[int, list[Problem]] = {}  # by their number
+        self.held_out_facts: set[tuple[str, str]] = set()
+        self.asked_twice: set[str] = set()  # names of methods
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.task, name)
+
+    def held_out_problems(self, count: int) -> list[Problem]:
+        if count not in self.held_out:
+            problems = list(result_of(self.task.held_out_problems, "a list of problems", is_list,
+                                      count))
+            if not problems:
+                raise wrong_result(self.task.held_out_problems, "at least one problem", problems)
+            self.held_out_facts |= set(map(self.facts_of, problems))
+            self.held_out[count] = problems
+            self.ask_again(self.task.held_out_problems, problems, count)
+        return self.held_out[count]
+
+    def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
+        problems = list(result_of(self.task.training_problems, "a list of problems", is_list,
+                                  seed, step, count))
+        if len(problems) != count:
+            raise wrong_result(self.task.training_problems, f"{count} problems", problems)
+        for problem in problems:
+            if self.facts_of(problem) in self.held_out_facts:
+                raise UserError(f"training_problems returns {self.show(problem)} in step "
+                                f"{step}, but held_out_problems has it, too: what is evaluated "
+                                "may not be trained on")
+        self.ask_again(self.task.training_problems, problems, seed, step, count)
+        return problems
+
+    def facts_of(self, problem: Problem) -> tuple[str, str]:
+        """What tells a problem from others: its prompt, and what `show` says of it, because a game
+        may have a secret that is not in its prompt."""
+        return self.prompt_for(problem), self.show(problem)
+
+    def ask_again(self, method: Callable[..., Any], problems: list[Problem], *given: int) -> None:
+        """Ask a method for the same problems a second time, once in a run, and say it if they are
+        others."""
+        name = method.__name__
+        if name in self.asked_twice:
+            return
+        self.asked_twice.add(name)
+        again = list(method(*given))
+        if list(map(self.facts_of, again)) != list(map(self.facts_of, problems)):
+            say(f"{name} ({location_of(method)}) was asked twice for the same problems, and "
+                "returned others: they should follow from its arguments alone. So the same command "
+                "gives other numbers another time, and so does a run that is resumed")
+
+    def prompt_for(self, problem: Problem) -> str:
+        return str(result_of(self.task.prompt_for, "a text", is_text, problem))
+
+    def show(self, problem: Problem) -> str:
+        return str(result_of(self.task.show, "a text", is_text, problem))
+
+    def score(self, problem: Problem, text: Any) -> dict[str, float]:
+        before = repr(problem)
+        wanted = (f"a dict of numbers from -{LARGEST_SCORE:g} to {LARGEST_SCORE:g}. Among them "
+                  f"should be {', '.join(sorted(PARTS))}, and answer should be 0 or 1")
+        try:
+            score: dict[str, float] = result_of(self.task.score, wanted, is_score, problem, text)
+        except (AttributeError, TypeError) as error:
+            if not is_text(text):
+                error.add_note("In a task that has `reply`, a reward gets a list with the text of "
+                               "each turn (docs/turns.md)")
+            raise
+        if repr(problem) != before:
+            raise UserError(f"the reward of --task {type(self.task).__module__} changes the "
+                            "problem that it is given, so what an answer earns depends on what was "
+                            "scored before it")
+        return score
+
+    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
+        labels: tuple[list[int], list[int]] = result_of(
+            self.task.label, f"two lists with a number for each of {len(pieces)} tokens: its "
+            f"section, from 0 to {len(SECTIONS) - 1}, and its kind, from 0 to "
+            f"{len(KINDS) - 1} (docs/your_own_task.md)",
+            lambda labels: are_labels(labels, len(pieces)), pieces)
+        return labels
+
+
+def is_text(found: object) -> bool:
+    return isinstance(found, str)
+
+
+def is_score(score: Any) -> bool:
+    if not isinstance(score, dict) or not PARTS <= score.keys():
+        return False
+    return all(map(is_score_of_part, score.values())) and score["answer"] in (0, 1)
+
+
+def are_labels(labels: Any, tokens: int) -> bool:
+    """Whether it is two lists with a code for each token: of its section, and of its kind."""
+    try:
+        lists = [list(codes) for codes in labels]
+    except TypeError:  # one is nothing that can be listed
+        return False
+    if [len(codes) for codes in lists] != [tokens, tokens]:
+        return False
+    sections, kinds = lists
+    return {*sections} <= {*range(len(SECTIONS))} and {*kinds} <= {*range(len(KINDS))}
+
+
+def score_again(rollouts: Rollouts, task: Task[Problem], name: str,
+                environment: "Environment | None" = None) -> None:
+    """Score each answer once more, and say it if a reward differs: it depends on more than the
+    problem and the answer. Ask for the replies once more, too, and refuse others than those that
+    stand in the answers (`drawn_in`)."""
+    if environment and not rollouts.finished.any():
+        say(f"--task {name}: every answer of this step was cut off at --max_new_tokens. Does its "
+            "reply never return None? (docs/turns.md)")
+    groups, ids = rollouts.groups_and_ids
+    for row, group in enumerate(groups):
+        problem = rollouts.problems[group]
+        if environment:
+            environment.drawn_in(problem, ids[row])
+        again = torch.tensor(task.score(problem, rollouts.scored(row))["reward"])  # to float32
+        if again != rollouts.reward[row].cpu():
+            say(f"--task {name}: the same answer was scored twice and earned "
+                f"{rollouts.reward[row]:g} and {again:g}. So the same command gives other numbers "
+                "another time, and so may a run that is resumed")
+            return

@@ -1,0 +1,99 @@
+"""Run folders as analysis reads them."""
+import os
+
+import pytest
+from conftest import refusal
+from logs import write_run
+from runs import edit_config, lines
+
+from lab.analysis.report import changes_of_all
+from lab.analysis.run_folders import existing, is_done, read_run, read_runs
+from conftest import cut, write_lines
+
+
+@pytest.fixture
+def run(tmp_path):
+    return write_run(tmp_path / "run", 0.5)
+
+
+def test_a_metric_that_a_line_lacks_is_none(run):
+    write_lines(run / "metrics.jsonl", [{"step": 1, "success": 0.5}])
+    [line] = read_run(run)["metrics"]
+    assert line["success"] == 0.5 and line["gradient_norm"] is None and line["seconds"] is None
+
+
+def test_a_run_is_done_with_its_last_step_and_its_last_evaluations(run):
+    edit_config(run, eval_every=5)
+    assert is_done(read_run(run))
+    kept = lines(run / "evaluations.jsonl")
+    cut(run / "evaluations.jsonl", len(kept) - 1)
+    assert not is_done(read_run(run))
+    edit_config(run, eval_modes="sampled")
+    assert is_done(read_run(run))
+    cut(run / "metrics.jsonl", 9)
+    assert not is_done(read_run(run))
+
+
+@pytest.mark.parametrize("answer", [[1], "no", ["a", "b"], None])
+def test_answers_that_cannot_be_compared_by_problem_are_refused(run, answer):
+    kept = lines(run / "evaluations.jsonl")
+    write_lines(run / "evaluations.jsonl", [*kept, {**kept[0], "answer": answer}])
+    assert f"line {len(kept) + 1}: answer should be a list with a number" in refusal(read_run, run)
+
+
+@pytest.mark.parametrize("changed", [{"mode": None}, {"success": "half"}])
+def test_an_evaluation_without_a_mode_or_success_is_told(run, changed):
+    kept = lines(run / "evaluations.jsonl")
+    write_lines(run / "evaluations.jsonl", [*kept[:-1], {**kept[-1], **changed}])
+    said = refusal(read_run, run)
+    assert said.endswith(f"line {len(kept)}: mode should be sampled or greedy, and success a "
+                         "number")
+
+
+def test_a_folder_that_a_pattern_caught_is_passed_over(run, tmp_path, capsys):
+    (tmp_path / "other").mkdir()
+    assert len(read_runs([str(run), str(tmp_path / "other")])) == 1
+    assert "passed over: " in capsys.readouterr().err
+    assert "none does not exist" in refusal(read_runs, [str(tmp_path / "none")])
+    (tmp_path / "random-grpo-s0").mkdir()
+    said = refusal(read_runs, [str(tmp_path / "random-grpo-s1")])
+    assert said.endswith(f"did you mean {tmp_path / 'random-grpo-s0'}?")
+
+
+def test_without_a_name_it_is_the_newest_run_which_is_said(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert "which run?" in refusal(existing, None)
+    for age, name in enumerate(("new", "old")):
+        run = write_run(tmp_path / "runs" / name, 0.5, 0)
+        os.utime(run / "config.json", (1000 - age, 1000 - age))
+    assert str(existing(None)) == "runs/new"
+    assert capsys.readouterr().out == "runs/new, the newest run\n"
+
+
+@pytest.mark.parametrize("name, value, words", [
+    ("steps", "many", "steps is 'many', and should be a whole number"),
+    ("learning_rate", None, "learning_rate is None, and should be a number"),
+    ("task", 7, "task is 7, and should be a text")])
+def test_a_config_that_was_edited_wrongly_is_named(run, name, value, words):
+    edit_config(run, **{name: value})
+    assert refusal(read_run, run) == f"{run / 'config.json'}: {words}"
+
+
+def test_a_methods_own_flag_may_have_another_type_since(run):
+    edit_config(run, mitigation="outcome_conditional", think_discount="half")
+    assert read_run(run)["config"]["think_discount"] == "half"
+
+
+def test_it_is_told_which_runs_were_made_with_other_code(tmp_path):
+    """Of mitigations.py the digest is of the functions that a run uses, so that of another method
+    is another one."""
+    runs = []
+    for seed, (method, digest) in enumerate([("none", "a"), ("random", "b"), ("random", "c")]):
+        made_of = {"mitigations.py": digest, "grpo.py": "g"}
+        runs.append(read_run(write_run(tmp_path / f"run{seed}", 0.5, seed, 1, mitigation=method,
+                                       made_of=made_of)))
+    assert changes_of_all(runs[:2]) == []
+    runs[0]["config"]["made_of"]["grpo.py"] = "h"
+    assert changes_of_all(runs) == [
+        "run1 was made with another grpo.py than run0.",
+        "run2 was made with another mitigations.py than run1, and 1 more."]

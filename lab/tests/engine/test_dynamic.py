@@ -1,0 +1,67 @@
+"""Dynamic sampling: what is drawn, what is kept, and what it cost; and the rate of a step."""
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import hand_made
+
+from lab.engine.dynamic import DynamicSampling
+from lab.engine.policy import Policy
+from runs import lines, run
+
+SPREAD = {0: [0, 1], 1: [1, 1], 2: [0, 0], 3: [1, 0], 4: [0, 1]}  # rewards of each problem
+
+
+class Sampler:
+    """Two answers to each problem; the token of an answer says which."""
+
+    def sample(self, problems, answers, seed):
+        n = 2 * len(problems)
+        ids = torch.tensor([[10 * problem + answer] * 2 for problem in problems
+                            for answer in range(2)])
+        return dataclasses.replace(
+            hand_made(torch.ones(n, 2, dtype=torch.bool), ids=ids, problems=list(problems),
+                      prompt_ids=[[problem] for problem in problems],
+                      group=torch.arange(n) // 2), finished=torch.ones(n, dtype=torch.bool))
+
+    def score(self, rollouts):
+        reward = [SPREAD[problem][answer] for problem in rollouts.problems for answer in range(2)]
+        return dataclasses.replace(rollouts, scores={"reward": torch.tensor(reward).float()},
+                                   answers=["x"] * len(reward), texts=[["x"]] * len(reward))
+
+
+def policy_of(sampler):
+    rounds = {1: [3, 2], 2: [4, 1]}
+    task = SimpleNamespace(training_problems=lambda seed, step, count: rounds[step])
+    return SimpleNamespace(
+        task=task, ask=lambda *given: sampler.score(sampler.sample(*given)))
+
+
+@pytest.mark.parametrize("most, problems, extra", [
+    (1, [0, 1], 0),      # one batch: the group without spread stays
+    (2, [0, 3], 4),      # the second batch brings 3
+    (3, [0, 3], 4)])     # two are enough, so no third batch is drawn
+def test_groups_without_spread_are_replaced_and_what_was_drawn_is_counted(most, problems, extra):
+    sampler = Sampler()
+    drawn = {}
+    source = DynamicSampling(policy_of(sampler), most, drawn)
+    found = source.sample([0, 1], 2, seed=7)
+    assert found.problems == problems and drawn["extra_answers"] == extra
+    assert found.prompt_ids == [[problem] for problem in problems]
+    assert found.ids[:, 0].tolist() == [10 * problem + answer for problem in problems
+                                        for answer in range(2)]
+    assert found.group.tolist() == [0, 0, 1, 1]
+    # the reward is that which chose the group: it is not asked for again
+    assert found.reward.tolist() == [reward for problem in problems for reward in SPREAD[problem]]
+    assert Policy.score(None, found) is found
+    assert drawn["extra_tokens"] == 2 * extra
+
+
+def test_the_speed_of_a_run_counts_what_was_thrown_away(learner, tmp_path):
+    run("--model", learner, "--out", tmp_path / "x", "--steps", 1, "--answers", 2,
+        "--eval_every", 0, "--dynamic_sampling", 3)
+    [line] = lines(tmp_path / "x/metrics.jsonl")
+    assert line["extra_answers"] == 16 and line["extra_tokens"] > 0
+    assert line["rollout_tokens_per_second"] * line["rollout_seconds"] == pytest.approx(
+        line["tokens"] + line["extra_tokens"])

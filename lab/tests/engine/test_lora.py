@@ -1,0 +1,233 @@
+"""LoRA: what it computes, samples, trains and writes."""
+import gc
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from conftest import INSTALL, SMALL, copied, refusal
+from lab.engine.adapter import name_of_model, write_lora_folder
+from lab.engine.forward import LogProbsOfFrozen, TokenLogProbs, response_log_probs
+from lab.engine.lora import (ALPHA, add_lora, additions, frozen_parameters, keep_less, keep_rounded,
+                             largest_rank, rank_of)
+from lab.engine.model_folder import read_model_folder, write_model_folder
+from lab.engine.optimizer import trained_parameters
+from lab.engine.sampler import generate
+from qwen2_model import ModelConfig, Qwen2
+
+IDS = torch.tensor([[5, 6, 10, 11, 12, 2]])
+
+
+def with_additions(model, rank=3):
+    """A copy with additions that are not zero."""
+    model = add_lora(copied(model), rank, seed=1)
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for _, module in additions(model):
+            module.B.add_(0.01 * torch.randn_like(module.B))
+    return model
+
+
+def make_folder(path, **changes):
+    torch.manual_seed(0)
+    model = Qwen2(ModelConfig(vocab_size=50, head_dim=16, **{**SMALL, **changes}))
+    write_model_folder(model, path)
+    return model
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """A model's folder, and that of the model with additions; and this model."""
+    make_folder(tmp_path / "base", tie_word_embeddings=True)
+    model = with_additions(read_model_folder(tmp_path / "base"))
+    write_lora_folder(model, tmp_path / "added", "base")
+    return tmp_path / "base", tmp_path / "added", model
+
+
+def test_a_new_addition_changes_nothing_and_all_else_is_frozen(small_model):
+    model = add_lora(copied(small_model), 4)
+    assert torch.equal(model(IDS), small_model(IDS))
+    names = {name.rpartition(".")[2] for name in trained_parameters(model)}
+    assert names == {"A", "B"} and rank_of(model) == 4
+    linears = 7 * len(model.model.layers)
+    assert len(trained_parameters(model)) == 2 * linears
+
+
+def test_gradients_are_those_of_w_plus_b_a(small_model, rollouts):
+    """By the chain rule from the gradient G of a whole matrix, s B A being added to it by hand:
+    that of B is s G A^T, and that of A is s B^T G."""
+    model = keep_less(with_additions(small_model))
+    plain = copied(small_model)
+    with torch.no_grad():
+        for name, module in additions(model):
+            plain.get_parameter(f"{name}.weight").add_(ALPHA / 3 * module.B @ module.A)
+    rows = torch.arange(len(rollouts.ids))
+    found, expected = (response_log_probs(one, rollouts, rows) for one in (model, plain))
+    torch.testing.assert_close(found, expected, atol=2e-5, rtol=0)
+    factor = torch.linspace(-1, 1, found.numel()).view_as(found)
+    (found * factor).sum().backward()
+    (expected * factor).sum().backward()
+    for name, module in additions(model):
+        G = plain.get_parameter(f"{name}.weight").grad
+        torch.testing.assert_close(module.B.grad, ALPHA / 3 * G @ module.A.T, atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(module.A.grad, ALPHA / 3 * module.B.T @ G, atol=1e-4, rtol=1e-3)
+    assert all(p.grad is None for p in frozen_parameters(model).values())
+
+
+def test_of_an_mlp_two_large_tensors_are_kept_for_the_backward_pass(small_model):
+    """gate and up. The other two, silu(gate) and the product, are computed again."""
+    mlp = keep_less(with_additions(small_model)).model.layers[0].mlp
+    size = mlp.gate_proj.weight.shape[0]
+    y = mlp(torch.randn(1, 11, mlp.down_proj.weight.shape[0]))
+    kept = {one.data_ptr() for one in gc.get_objects()
+            if isinstance(one, torch.Tensor) and one.shape == (1, 11, size)}
+    assert len(kept) == 2 and y.requires_grad
+
+
+def test_an_mlp_that_keeps_less_has_the_same_gradients_for_rows(small_model):
+    gradients = []
+    for one in (with_additions(small_model), keep_less(with_additions(small_model))):
+        one(IDS).square().sum().backward()
+        gradients.append([p.grad for p in trained_parameters(one).values()])
+    assert all(map(torch.equal, *gradients))
+
+
+@pytest.mark.parametrize("dtype, gap", [(torch.float32, 1e-6), (torch.bfloat16, 0.02)])
+def test_log_probs_of_a_frozen_matrix_are_those_of_one_that_is_trained(dtype, gap, monkeypatch):
+    """And so is the gradient at the hidden states; in three chunks, of 4, 4 and 2 tokens."""
+    monkeypatch.setattr("lab.engine.forward.LOGITS_OF_FROZEN", 50 * 4)
+    torch.manual_seed(0)
+    hidden, matrix = torch.randn(10, 16).to(dtype), torch.randn(50, 16).to(dtype)
+    targets, gradient = torch.randint(50, (10,)), torch.randn(10)
+    found = []
+    for one in (LogProbsOfFrozen, TokenLogProbs):
+        states = hidden.clone().requires_grad_()
+        log_prob = one.apply(states, matrix, targets)
+        log_prob.backward(gradient)
+        found.append((log_prob, states.grad))
+    torch.testing.assert_close(found[0][0], found[1][0])
+    scale = found[1][1].float().abs().max().item()
+    torch.testing.assert_close(found[0][1], found[1][1], atol=gap * scale, rtol=0)
+
+
+@pytest.mark.parametrize("dtype, gap", [(torch.float32, 2e-5), (torch.bfloat16, 0.03)])
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+def test_the_sampler_samples_what_is_trained(kind, dtype, gap):
+    """Also after a step, when the matrices are laid out already and the additions are others."""
+    torch.manual_seed(0)
+    plain = Qwen2(ModelConfig(vocab_size=50, head_dim=16, model_type=kind, **SMALL))
+    with torch.no_grad():
+        for parameter in plain.parameters():  # norms and biases that are not 1 and 0
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    model = keep_rounded(with_additions(plain).compute_in(dtype))
+    before = None
+    for _ in range(2):
+        sampled = generate(model, [[5, 6, 7]], max_new_tokens=8, greedy=True, stop_ids=())
+        ids = torch.tensor([[5, 6, 7, *sampled.tokens[0].tolist()]])
+        with torch.no_grad():
+            log_prob = model(ids).float().log_softmax(-1)[0, 2:-1]
+        log_prob = log_prob.gather(1, sampled.tokens[0][:, None])[:, 0]
+        torch.testing.assert_close(sampled.log_prob[0], log_prob, atol=gap, rtol=0)
+        assert before is None or (before - log_prob).abs().max() > 2 * gap
+        before = log_prob
+        with torch.no_grad():
+            for _, module in additions(model):
+                module.B.mul_(-8)
+
+
+def test_matrices_are_kept_in_the_type_of_the_products_and_additions_in_float32(small_model):
+    model = keep_rounded(add_lora(copied(small_model).compute_in(torch.bfloat16), 2))
+    for name, parameter in model.named_parameters():
+        is_rounded = parameter.dim() > 1 and not name.endswith((".A", ".B"))
+        assert parameter.dtype == (torch.bfloat16 if is_rounded else torch.float32)
+
+
+def test_what_is_written_computes_the_same_and_is_an_ordinary_model(folders):
+    base, added, model = folders
+    again = read_model_folder(added)
+    torch.testing.assert_close(again(IDS), model(IDS), atol=2e-5, rtol=0)
+    assert (again(IDS) - read_model_folder(base)(IDS)).abs().max() > 0.1
+    assert rank_of(again) == 0
+    with open(added / "model.safetensors", "rb") as file:
+        assert int.from_bytes(file.read(8), "little") % 8 == 0  # so the numbers are aligned
+    assert set(trained_parameters(again)) == {name for name, _ in again.named_parameters()}
+
+
+def test_of_a_rounded_model_the_small_additions_are_not_lost(small_model, tmp_path):
+    """In bfloat16 a number of 0.02 has steps of 0.0001. These additions are smaller."""
+    model = keep_rounded(add_lora(copied(small_model).compute_in(torch.bfloat16), 2))
+    with torch.no_grad():
+        for _, module in additions(model):
+            module.B.add_(1e-6)
+    write_lora_folder(model, tmp_path / "added", "base")
+    written = load_file(tmp_path / "added/model.safetensors")
+    for name, module in additions(model):
+        addition = 16 * module.B @ module.A
+        found = written[f"{name}.weight"] - module.weight.float()
+        assert 3e-6 < addition.abs().max() < 1e-4
+        torch.testing.assert_close(found, addition, atol=3e-7, rtol=0)
+
+
+def test_the_folder_for_other_programs_has_what_was_added_to_the_first_model(folders):
+    """As its two files say to whoever knows peft's names: W + (lora_alpha / r) B A. No path is in
+    it, because another machine has other ones."""
+    base, added, model = folders
+    config = json.loads((added / "adapter/adapter_config.json").read_text())
+    parts = load_file(added / "adapter/adapter_model.safetensors")
+    weights, merged = load_file(base / "model.safetensors"), load_file(added / "model.safetensors")
+    for name in list(weights):
+        target = f"base_model.model.{name.removesuffix('.weight')}.lora_"
+        if f"{target}A.weight" in parts:
+            A, B = parts.pop(f"{target}A.weight"), parts.pop(f"{target}B.weight")
+            assert len(A) == B.shape[1] == config["r"] == 3
+            weights[name] = weights[name] + config["lora_alpha"] / config["r"] * B @ A
+            assert name.split(".")[-2] in config["target_modules"]
+        torch.testing.assert_close(weights[name], merged[name], atol=1e-6, rtol=0)
+    assert not parts and len(list(additions(model))) == 14  # 7 matrices of each of 2 layers
+    assert (config["peft_type"], config["base_model_name_or_path"]) == ("LORA", "base")
+
+
+@pytest.mark.parametrize("folder, kept, name", [
+    ("tiny", None, "tiny"), ("Qwen2.5-0.5B", None, "Qwen/Qwen2.5-0.5B"),
+    ("models--Qwen--Qwen3-0.6B/snapshots/c1899de2", None, "Qwen/Qwen3-0.6B"),
+    ("mine", "someone/A-model.2", "someone/A-model.2"), ("mine", "/home/me/other", "mine"),
+    ("mine", "../other", "mine"), ("mine", 3, "mine")])
+def test_a_model_has_the_name_of_the_hub_if_its_folder_tells_it(tmp_path, monkeypatch, folder,
+                                                                kept, name):
+    path = tmp_path / folder
+    path.mkdir(parents=True)
+    (path / "config.json").write_text(json.dumps({"_name_or_path": kept}))
+    assert name_of_model(path) == name
+    monkeypatch.chdir(path)
+    assert name_of_model(Path()) == name
+
+
+def test_transformers_opens_what_is_written_and_adds_nothing_twice(folders):
+    transformers = pytest.importorskip("transformers", reason=INSTALL)
+    _, added, model = folders
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(added)
+    assert theirs.dtype == torch.float32
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(IDS).logits.log_softmax(-1), model(IDS).log_softmax(-1),
+                                   atol=1e-5, rtol=0)
+
+
+def test_peft_opens_what_is_written(folders):
+    """With the first model, to which it adds what it reads."""
+    peft = pytest.importorskip("peft", reason=INSTALL)
+    transformers = pytest.importorskip("transformers", reason=INSTALL)
+    base, added, model = folders
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(base)
+    theirs = peft.PeftModel.from_pretrained(theirs, added / "adapter").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(theirs(IDS).logits, model(IDS), atol=1e-5, rtol=0)
+
+
+def test_a_rank_above_the_smallest_side_is_refused(small_model):
+    largest = largest_rank(small_model)
+    assert largest == min(min(p.shape) for name, p in small_model.named_parameters()
+                          if p.dim() == 2 and "layers" in name)
+    assert "smallest side" in refusal(add_lora, copied(small_model), largest + 1)
+    add_lora(copied(small_model), largest)

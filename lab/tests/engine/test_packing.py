@@ -1,0 +1,189 @@
+"""Packed prompts and answers against rows of their own: states, gradients, who sees whom; with a
+prefix that prompts share, and without."""
+from contextlib import contextmanager, nullcontext
+from copy import deepcopy
+
+import pytest
+import torch
+
+from conftest import copied, hand_made
+from lab.engine import forward, packing
+from lab.engine.forward import response_log_probs
+from lab.engine.packing import SharedPrompts, common_prefix, pack
+from properties import draw, few, given
+
+pytestmark = pytest.mark.numerics
+
+
+def docstring_example(prefix):
+    return SharedPrompts([3, 5], [2, 1, 1, 3], torch.tensor([0, 0, 1, 1]), prefix)
+
+
+@pytest.mark.parametrize("prefix", [0, 1, 2])
+def test_who_sees_whom_is_what_the_docstring_draws(prefix):
+    """Equal scores and one-hot values: a token's result is 1/n at each of the n tokens it sees.
+    The picture has a prefix of 2 tokens. With a shorter one both prompts have tokens that are one
+    in the picture; a prompt sees its own."""
+    lines = [line.split()[1:] for line in packing.__doc__.splitlines()]
+    picture = [line for line in lines if len(line) == 13 and {*line} <= {"x", "."}]
+    sees = torch.tensor([[mark == "x" for mark in line] for line in picture])
+    shared = docstring_example(prefix)
+    drawn = torch.empty(len(shared.positions), dtype=torch.long)  # where each token is drawn
+    drawn[shared.prompts[0, :3]] = torch.tensor([0, 1, 2])
+    drawn[shared.prompts[1]] = torch.tensor([0, 1, 3, 4, 5])
+    drawn[-7:] = torch.arange(6, 13)
+    zeros, one_hot = torch.zeros(len(drawn), 1, 13), torch.eye(13)[drawn, None]
+    expected = (sees / sees.sum(1, keepdim=True))[drawn, None]
+    torch.testing.assert_close(shared(0, zeros, zeros, one_hot), expected)
+
+
+def test_the_rests_of_prompts_have_one_mask_for_all_and_answers_one_each():
+    """In numbers of (rows, heads, queries of two heads, keys): what a mask takes in memory."""
+    shared, shapes = docstring_example(2), []
+    for [block] in (shared.rests, shared.blocks):
+        mask = block.mask(*block.windows(), torch.bfloat16, heads=2)
+        shapes.append(tuple(mask.shape))
+    assert shapes == [(1, 1, 2 * 3, 5), (4, 1, 2 * 3, 5 + 3)]
+
+
+@draw.composite
+def batches(choose):
+    """Prompts, answers and the number of each answer's prompt. There are few tokens, so prompts
+    share the first ones, and equal answers are frequent."""
+    def tokens(least, most):
+        return draw.lists(draw.integers(5, 7), min_size=least, max_size=most)
+
+    head = choose(tokens(0, 4))
+    prompts = [head + rest for rest in choose(draw.lists(tokens(1, 4), min_size=1, max_size=3))]
+    one = draw.tuples(draw.integers(0, len(prompts) - 1), tokens(1, 5))
+    answers = choose(draw.lists(one, min_size=1, max_size=12))
+    return prompts, [answer for _, answer in answers], [prompt for prompt, _ in answers]
+
+
+@contextmanager
+def with_constants(**constants):
+    with pytest.MonkeyPatch.context() as changed:
+        for name, value in constants.items():
+            changed.setattr(packing, name, value)
+        yield
+
+
+ASKED = dict(long=draw.sampled_from([1, 3, 512]), queries=draw.integers(1, 3))
+
+
+@given(batch=batches(), **ASKED)
+def test_a_block_lets_each_token_see_what_is_before_it_and_nothing_else(batch, long, queries):
+    """That is its prompt and its own row up to itself. Each token asks once, in one of the blocks,
+    which hold at most ROWS rows of like length."""
+    prompts, answers, prompt_of = batch
+    with with_constants(LONG=long, QUERIES=queries, LEAST_PREFIX=1):
+        _, shared = pack(prompts, answers, torch.tensor(prompt_of))
+    P = shared.prefix
+    rows = [prompts[0][:P], *(prompt[P:] for prompt in prompts), *answers]
+    places = iter(range(sum(map(len, rows))))
+    prefix, *others = [[next(places) for _ in row] for row in rows]
+    rests, of_answers = others[:len(prompts)], others[len(prompts):]
+    before = {}
+    for rest in rests if P else ():
+        before |= before_each(prefix, rest)
+    for row, prompt in zip(of_answers, prompt_of):
+        before |= before_each(prefix + rests[prompt], row)
+    seen = [one for block in [*shared.rests, *shared.blocks] for one in seen_in(block)]
+    assert dict(seen) == before and len(seen) == len(before)
+    lengths = [[len(answers[row]) for row in block.rows] for block in shared.blocks]
+    assert sum(lengths, []) == sorted(map(len, answers))
+    assert all(len(block) <= SharedPrompts.ROWS for block in lengths)
+
+
+def before_each(context, row):
+    """What each token of a row may see."""
+    return {token: context + row[:number + 1] for number, token in enumerate(row)}
+
+
+def seen_in(block):
+    """Each token of a block and what it sees, as both of two heads do. Lines of a mask begin at
+    multiples of 16 numbers. A place of 0 is padding."""
+    for window in block.windows():
+        mask = block.mask(window, torch.float32, heads=2)
+        assert mask.stride(2) % 16 == 0
+        one, two = (mask[:, 0] == 0).expand(len(block.rows), -1, -1).chunk(2, 1)
+        assert torch.equal(one, two)
+        for row, places in enumerate(block.indices.tolist()):
+            for sees, place in zip(one[row], places[window], strict=True):
+                if place:
+                    yield place, block.keys[row, :len(sees)][sees].tolist()
+
+
+@pytest.mark.parametrize("prompts, length", [
+    ([[5] * 16 + [6], [5] * 16 + [7, 8]], 16), ([[5] * 15 + [6], [5] * 15 + [7, 8]], 0),
+    ([[5] * 20, [5] * 30], 19), ([[5] * 20, [5] * 20], 19),  # each keeps a token to itself
+    ([[5] * 16, [5] * 20], 0), ([[4] + [5] * 20, [5] * 20], 0), ([[5] * 20], 0), ([], 0),
+    ([[5] * 20, [5] * 18 + [6], [5] * 17 + [6, 5, 5]], 17)])
+def test_the_prefix_of_prompts_by_hand(prompts, length):
+    assert common_prefix(prompts) == length
+
+
+def test_the_prefix_stands_once_in_the_flat_sequence(monkeypatch):
+    """That of the docstring; s is 1, p 2, r 3, a to d are 4 to 7."""
+    monkeypatch.setattr(packing, "LEAST_PREFIX", 2)
+    prompts, answers = [[1, 1, 2], [1, 1, 3, 3, 3]], [[4, 4], [5], [6], [7, 7, 7]]
+    ids, shared = pack(prompts, answers, torch.tensor([0, 0, 1, 1]))
+    assert ids.tolist() == [1, 1, 2, 3, 3, 3, 4, 4, 5, 6, 7, 7, 7]
+    assert shared.positions.tolist() == [0, 1, 2, 2, 3, 4, 3, 4, 3, 5, 5, 6, 7]
+    assert ids[shared.prompts][shared.prompt_mask].tolist() == sum(prompts, [])
+
+
+@few
+@given(batch=batches(), checkpointing=draw.booleans(), **ASKED)
+def test_log_probs_and_gradients_are_those_of_each_answer_in_a_row_of_its_own(
+        small_model, batch, checkpointing, long, queries):
+    """The gradient is that of any function of the log-probs: here their products with fixed
+    numbers."""
+    prompts, answers, prompt_of = batch
+    length = torch.tensor([len(answer) for answer in answers])
+    mask = torch.arange(int(length.max())) < length[:, None]
+    ids = mask.long().masked_scatter(mask, torch.tensor(sum(answers, [])))
+    rollouts = hand_made(mask, ids=ids, prompt_ids=prompts, group=torch.tensor(prompt_of))
+    factor = torch.randn(mask.shape, generator=torch.Generator().manual_seed(5)) * mask
+    parameters = list(small_model.parameters())
+
+    small_model.model.checkpointing = checkpointing
+    with with_constants(LONG=long, QUERIES=queries, LEAST_PREFIX=1):
+        found = response_log_probs(small_model, rollouts, torch.arange(len(answers)))
+        packed = torch.autograd.grad((found * factor).sum(), parameters)
+    small_model.model.checkpointing = False
+
+    expected = torch.zeros(mask.shape)
+    for row, (answer, number) in enumerate(zip(answers, prompt_of)):
+        prompt = prompts[number]
+        logits = small_model(torch.tensor([prompt + answer]))[0, len(prompt) - 1:-1]
+        expected[row, :len(answer)] = logits.log_softmax(-1)[range(len(answer)), answer]
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    alone = torch.autograd.grad((expected * factor).sum(), parameters)
+    for mine, theirs in zip(packed, alone):
+        torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_the_gradient_of_embeddings_is_torchs_own(small_model, rollouts, monkeypatch, is_tied):
+    """To the bit over two micro-batches, in which tokens are repeated, and dense in the end. With
+    an output matrix of its own nothing would make it dense, so there it is torch's."""
+    found = []
+    for way in (forward.embedding_by_rows, lambda model: nullcontext()):
+        monkeypatch.setattr(forward, "embedding_by_rows", way)
+        model = copied(small_model)
+        if not is_tied:
+            model.lm_head = deepcopy(model.model.embed_tokens)
+        for rows in torch.arange(len(rollouts.ids)).chunk(2):
+            forward.response_log_probs(model, rollouts, rows).sum().backward()
+        found.append(model.model.embed_tokens.weight.grad)
+    assert not found[0].is_sparse and torch.equal(*found)
+
+
+def test_embeddings_give_a_gradient_of_the_rows_that_were_taken():
+    """Token 3 was taken twice."""
+    matrix = torch.randn(50, 2, requires_grad=True)
+    taken = forward.EmbeddingRows.apply(matrix, torch.tensor([7, 3, 3]))
+    taken.backward(torch.tensor([[1.0, 2.0], [4.0, 8.0], [16.0, 32.0]]))
+    assert matrix.grad.is_sparse and matrix.grad._indices().tolist() == [[3, 7]]
+    assert matrix.grad._values().tolist() == [[20, 40], [1, 2]]

@@ -1,0 +1,326 @@
+"""The sampler against the model: the tokens of the slow loop, the numbers on record, departures."""
+import pytest
+import torch
+
+from lab.engine import cache, packing, sampler
+from lab.engine.errors import UserError
+from lab.engine.fused import FusedQwen2
+from lab.engine.sampler import (Distribution, LongDistribution, Pace, Sampling, Start, begin,
+                                generate, index_at)
+
+PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [14]]
+MANY_STOPS = (2, 4, 9, 17, 30)
+
+
+@pytest.fixture
+def fed(monkeypatch):
+    """A list that gets ids and positions of every pass through the model."""
+    passes, hidden = [], FusedQwen2.hidden
+
+    def watched(model, ids, positions, attend):
+        passes.append((ids.tolist(), positions.tolist()))
+        return hidden(model, ids, positions, attend)
+
+    monkeypatch.setattr(FusedQwen2, "hidden", watched)
+    return passes
+
+
+@pytest.fixture
+def look_at_every_step(monkeypatch):
+    """Rows may leave after any step."""
+    monkeypatch.setitem(sampler.PACE, "cpu", Pace(1, 1, 8, 3, 1))
+
+
+def assert_close(generation, expected, rows=slice(None)):
+    for name, values in vars(expected).items():
+        torch.testing.assert_close(vars(generation)[name][rows], values[rows], atol=1e-5, rtol=0)
+
+
+def test_the_example_of_the_docstring(small_model, fed, look_at_every_step, monkeypatch):
+    """What is fed in every step, and at which positions. Row 1 draws a stop token as token 1."""
+    monkeypatch.setattr(packing, "LEAST_PREFIX", 2)
+    p, r = [5, 6, 7], [5, 6, 8, 9, 10]
+    request = dict(answers=2, max_new_tokens=4, seed=0)
+    endless = generate(small_model, [p, r], stop_ids=(), **request)
+    stop = int(endless.tokens[1, 1])
+    others = endless.tokens.flatten().tolist()
+    assert others.count(stop) == 1
+    fed.clear()
+    result = generate(small_model, [p, r], stop_ids=(stop,), **request)
+    tokens, stay = endless.tokens, [0, 2, 3]
+    assert fed == [
+        (p + r[2:], [0, 1, 2, 2, 3, 4]), (tokens[:, 0].tolist(), [3, 3, 5, 5]),
+        (tokens[stay, 1].tolist(), [4, 6, 6]), (tokens[stay, 2].tolist(), [5, 7, 7])]
+    assert result.mask.int().tolist() == [[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]
+    assert result.finished.tolist() == [False, True, False, False]
+    assert torch.equal(result.tokens, endless.tokens * result.mask)
+
+
+def test_greedy_equals_the_slow_loop(small_model, vocabulary):
+    result = generate(small_model, PROMPTS, max_new_tokens=15, greedy=True, stop_ids=())
+    for prompt, row in zip(PROMPTS, result.tokens):
+        ids = list(prompt)
+        for _ in range(15):
+            ids.append(int(small_model(torch.tensor([ids]))[0, -1].argmax()))
+        assert row.tolist() == ids[len(prompt):]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_recorded_numbers_are_those_of_temperature_1(small_model, vocabulary, temperature):
+    result = generate(small_model, PROMPTS, answers=3, max_new_tokens=12, temperature=temperature,
+                      seed=5)
+    assert result.mask.any(1).all()
+    for b, (row, mask) in enumerate(zip(result.tokens, result.mask)):
+        prompt, answer = PROMPTS[b // 3], row[mask].tolist()
+        with torch.no_grad():
+            logits = small_model(torch.tensor([prompt + answer]))[0, len(prompt) - 1:-1]
+        exact = torch.distributions.Categorical(logits=logits)
+        collision = exact.probs.square().sum(-1)
+        for recorded, expected, tolerance in (
+                (result.log_prob, exact.log_prob(row[mask]), 1e-4),
+                (result.entropy, exact.entropy(), 1e-4),
+                (result.collision, collision, 1e-5)):
+            torch.testing.assert_close(recorded[b][mask], expected, atol=tolerance, rtol=0)
+            assert not recorded[b][~mask].any()
+        assert not row[~mask].any()
+
+
+@pytest.mark.parametrize("temperature, is_ruled_out", [(1.0, False), (0.5, True)])
+def test_sampling_follows_the_distribution(small_model, vocabulary, temperature, is_ruled_out):
+    """A token that is ruled out never comes first, and the others keep their proportions. On record
+    is the probability that the policy itself gives to the token."""
+    count, without = 20_000, -1
+    with torch.no_grad():
+        log_probs = small_model(torch.tensor([[5, 6, 7]]))[0, -1].log_softmax(-1)
+    expected = (log_probs / temperature).softmax(-1)
+    if is_ruled_out:
+        without = int(expected.argmax())
+        expected[without] = 0
+    expected /= expected.sum()
+    result = generate(small_model, [[5, 6, 7, 8]], starts=[Start(0, 3, without)] * count,
+                      max_new_tokens=1, temperature=temperature, seed=1)
+    token = result.tokens[:, 0]
+    frequency = torch.bincount(token, minlength=50) / count
+    deviation = (expected * (1 - expected) / count).sqrt()
+    assert ((frequency - expected).abs() < 5 * deviation + 1e-4).all()
+    assert (expected[token] > 0).all()
+    torch.testing.assert_close(result.log_prob[:, 0], log_probs[token], atol=1e-4, rtol=0)
+
+
+def slow_turns(model, prompts, starts, limits, uniform, stops, reply):
+    """Answers of several turns, one after the other and each token by a whole forward pass."""
+    answers = []
+    for row, start in enumerate(starts):
+        ids, drawn, finished = [], [], False
+        while len(ids) < limits[row] and not finished:
+            read = prompts[start.prompt][:start.seen] + ids
+            with torch.no_grad():
+                logits = model(torch.tensor([read]))[:, -1]
+            if not ids and start.without >= 0:
+                logits[:, start.without] = float("-inf")
+            ids.append(int(Distribution(logits).pick(uniform[row, len(ids)][None])))
+            drawn.append(True)
+            if ids[-1] in stops:
+                written = reply(row, list(ids), list(drawn))
+                finished = written is None
+                ids += written or []
+                drawn += [False] * (len(ids) - len(drawn))
+        answers.append((ids[:limits[row]], drawn[:limits[row]], finished))
+    return answers
+
+
+@pytest.mark.parametrize("limits", [[90] * 31 + [70] * 3, [90 - 2 * row for row in range(34)]])
+@pytest.mark.parametrize("pace", [None, Pace(1, 1, 8, 3, 1), Pace(16, 128, 4, 256, 128)])
+def test_turns_equal_the_slow_loop(small_model, monkeypatch, pace, limits):
+    """Replies of 1 to 25 tokens at any time, also beyond the limit, and one of no token. The 31
+    rows of one prompt fill blocks of 4, and one row is a copy."""
+    if pace:
+        monkeypatch.setitem(sampler.PACE, "cpu", pace)
+    prompts = [[5, 6, 7], [8, 9, 10, 11, 12, 13]]
+    starts = [Start(0, 3)] * 31 + [Start(1, 4), Start(1, 2, 7), Start(1, 6)]
+
+    def reply(row, ids, drawn):
+        turns = sum(token in MANY_STOPS and own for token, own in zip(ids, drawn))
+        assert ids[-1] in MANY_STOPS and drawn[-1]
+        if turns == 3 or row == 5:
+            return None
+        length = 0 if row == 6 else 1 + 8 * (row + turns) % 25
+        return [(row + place) % 45 for place in range(length)]
+
+    uniform = torch.rand(34, 90, generator=torch.Generator().manual_seed(4))
+    expected = slow_turns(small_model, prompts, starts, limits, uniform, MANY_STOPS, reply)
+    found = generate(small_model, prompts, starts=starts, max_new_tokens=limits, seed=4,
+                     stop_ids=MANY_STOPS, reply=reply)
+    assert 8 < found.finished.sum() < 30
+    for row, (ids, drawn, finished) in enumerate(expected):
+        assert found.tokens[row, found.written[row]].tolist() == ids
+        assert found.mask[row, :len(ids)].tolist() == drawn and found.finished[row] == finished
+        prompt = prompts[starts[row].prompt][:starts[row].seen]
+        with torch.no_grad():
+            logits = small_model(torch.tensor([prompt + ids]))[0, len(prompt) - 1:-1]
+        exact = torch.distributions.Categorical(logits=logits)
+        own = torch.tensor(drawn)
+        expected_facts = (exact.log_prob(torch.tensor(ids)), exact.entropy(),
+                          exact.probs.square().sum(-1))
+        for values, wanted in zip(found.facts[:, row], expected_facts):
+            torch.testing.assert_close(values[:len(ids)], wanted * own, atol=1e-4, rtol=0)
+            assert not values[len(ids):].any()
+
+
+def test_a_reply_is_read_in_one_piece(small_model, fed):
+    """One pass for two replies, each with the token before it; what follows is drawn from it."""
+    replies = {0: [20, 21, 22], 1: [23]}
+    result = generate(small_model, [[5, 6, 7], [8, 9]], max_new_tokens=[6, 4], stop_ids=range(50),
+                      reply=lambda row, ids, drawn: replies[row] if len(ids) < 3 else None)
+    one, other = (int(token) for token in result.tokens[:, 0])
+    assert fed[1] == ([one, 20, 21, 22, other, 23], [3, 4, 5, 6, 2, 3])
+    assert len(fed) == 2 and result.written.sum(1).tolist() == [5, 3]
+
+
+def test_rows_at_their_limit_leave_the_batch(small_model, fed, look_at_every_step):
+    generate(small_model, PROMPTS, max_new_tokens=[3, 6, 6], stop_ids=())
+    assert [len(ids) for ids, _ in fed] == [3 + 6 + 1, 3, 3, 2, 2, 2]
+
+
+def test_a_copy_is_done_and_writes_into_a_column_of_its_own(small_model):
+    """31 answers to one prompt make 8 blocks of 4."""
+    sampling = Sampling(torch.tensor([2]), 1.0, False)
+    with torch.no_grad():
+        decoding = begin(FusedQwen2(small_model, 20), [[5, 6, 7]], [Start(0, 3)] * 31,
+                         torch.ones(31, dtype=torch.long), torch.rand(31, 1), sampling, False)
+    assert decoding.cache.G == 4
+    assert decoding.rows.answer.tolist() == list(range(32))
+    assert decoding.rows.done.nonzero().flatten().tolist() == [31]
+
+
+def test_own_seed_and_nothing_else(small_model):
+    request = dict(answers=4, max_new_tokens=10)
+    torch.manual_seed(1)
+    first = generate(small_model, PROMPTS, seed=7, **request)
+    torch.manual_seed(2)
+    before = torch.get_rng_state()
+    assert torch.equal(first.tokens, generate(small_model, PROMPTS, seed=7, **request).tokens)
+    assert not torch.equal(first.tokens, generate(small_model, PROMPTS, seed=8, **request).tokens)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_every_prompt_may_have_a_limit_of_its_own(small_model):
+    """Each row is the start of what it would be with room to spare, and no stop token past the
+    limit finishes it."""
+    request = dict(answers=6, seed=3, stop_ids=MANY_STOPS)
+    limits = [3, 25, 7]
+    free = generate(small_model, PROMPTS, max_new_tokens=25, **request)
+    bound = generate(small_model, PROMPTS, max_new_tokens=limits, **request)
+    limit = torch.tensor(limits).repeat_interleave(6)
+    assert torch.equal(bound.mask, free.mask & (torch.arange(25) < limit[:, None]))
+    assert torch.equal(bound.tokens, free.tokens * bound.mask)
+    assert torch.equal(bound.finished, free.finished & (free.mask.sum(1) <= limit))
+    torch.testing.assert_close(bound.log_prob, free.log_prob * bound.mask, atol=1e-5, rtol=0)
+
+
+def test_the_answers_to_a_prompt_do_not_depend_on_the_other_prompts(small_model):
+    request = dict(answers=6, seed=3, stop_ids=MANY_STOPS)
+    whole = generate(small_model, PROMPTS, max_new_tokens=[3, 25, 7], **request)
+    part = generate(small_model, PROMPTS[:2], max_new_tokens=[3, 25], **request)
+    for name, values in vars(part).items():
+        torch.testing.assert_close(values, vars(whole)[name][:12], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("pace", [
+    (1, 1, 8, 3, 1), (3, 3, 2, 5, 1), (2, 7, 4, 64, 8), (8, 8, 8, 9, 1), (100, 100, 8, 100, 100)])
+def test_steps_of_a_fixed_size_give_the_same_answers(small_model, monkeypatch, pace):
+    """As on a GPU: many steps look at the same slots, some of them not written yet, and rows leave
+    only between them. The blocks of the cache are as large as they can be."""
+    request = dict(answers=8, max_new_tokens=[25, 11, 25], seed=3, stop_ids=MANY_STOPS)
+    usual = generate(small_model, PROMPTS, **request)
+    monkeypatch.setitem(sampler.PACE, "cpu", Pace(*pace))
+    monkeypatch.setattr(cache, "BREAK_EVEN", 10 ** 6)
+    assert len(set(usual.mask.sum(1).tolist())) > 3
+    assert_close(generate(small_model, PROMPTS, **request), usual)
+
+
+@pytest.fixture(params=["short", "long"])
+def vocabulary(request, monkeypatch):
+    """Both ways to sample from a vocabulary, of 50 tokens in parts of 8."""
+    if request.param == "long":
+        monkeypatch.setattr(sampler, "LONG_VOCABULARY", 0)
+        monkeypatch.setattr(sampler, "PART", 8)
+
+
+@pytest.mark.parametrize("kind, least", [(Distribution, -1e9), (LongDistribution, -87.33655)])
+def test_the_distribution_by_float64(monkeypatch, kind, least):
+    monkeypatch.setattr(sampler, "PART", 8)
+    logits = 30 * torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
+    logits[5] = -100.0
+    logits[4, 4], logits[5, 7] = -200.0, 100.0
+    token = torch.tensor([0, 1, 2, 3, 4, 7])
+    exact = logits.double().log_softmax(-1)
+    log_prob, entropy, collision = (x.double() for x in kind(logits).facts(token))
+    exact_log_prob = exact.gather(1, token[:, None]).squeeze(1).clamp(min=least)
+    exact_entropy = -(exact.exp() * exact).sum(1)
+    torch.testing.assert_close(log_prob, exact_log_prob, atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(entropy, exact_entropy, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(collision, exact.exp().square().sum(1), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("kind, long", [
+    (Distribution, 4), (Distribution, 5), (LongDistribution, 4)])
+def test_no_random_number_draws_a_token_without_probability(kind, long, monkeypatch):
+    """Of 5 tokens at once, or first a part of 2: token 4 begins the third part."""
+    monkeypatch.setattr(sampler, "LONG_VOCABULARY", long)
+    monkeypatch.setattr(sampler, "PART", 2)
+    never = float("-inf")
+    logits = torch.tensor([[never, 0.0, never, 0.0, never]]).expand(4, -1)
+    uniform = torch.tensor([0.0, 0.4999, 0.5, 1 - 2 ** -24])
+    assert kind(logits).pick(uniform).tolist() == [1, 1, 3, 3]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+def test_a_gpus_way_through_a_long_vocabulary_draws_the_same_tokens(temperature, monkeypatch):
+    monkeypatch.setattr(sampler, "PART", 8)
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(100, 50, generator=generator)
+    uniform = torch.rand(100, generator=generator)
+    tokens, others = (kind(logits).pick(uniform, temperature)
+                      for kind in (Distribution, LongDistribution))
+    assert torch.equal(tokens, others) and len(tokens.unique()) > 20
+
+
+def test_the_whole_is_above_every_height():
+    """A share within a part is rounded, and can be 1."""
+    assert index_at(torch.ones(1, 1), torch.tensor([[0.0, 1.9, 1.9]])).tolist() == [[1]]
+
+
+def test_an_answer_beyond_the_models_positions_is_refused(small_model):
+    with pytest.raises(UserError, match="can reach 40006 tokens, and the model takes 32768"):
+        generate(small_model, PROMPTS, max_new_tokens=40_000)
+
+
+LONG = [[5, 6, 7, 8, 9, 10], [8, 9, 10, 11, 12, 13, 14]]
+PLACES = [Start(1, 4), Start(0, 2), Start(0, 6), Start(1, 7), Start(0, 2), Start(1, 1)]
+
+
+def test_an_answer_from_a_place_is_that_to_the_cut_prompt(small_model):
+    """In any order, with limits of their own; also with rows that leave."""
+    request = dict(max_new_tokens=[20, 25, 9, 25, 3, 25], seed=3, stop_ids=MANY_STOPS)
+    cut = [LONG[start.prompt][:start.seen] for start in PLACES]
+    result = generate(small_model, LONG, starts=PLACES, **request)
+    assert_close(result, generate(small_model, cut, **request))
+
+
+@pytest.mark.numerics
+@pytest.mark.parametrize("request_", [
+    dict(answers=6, max_new_tokens=[9, 25, 14]),
+    dict(max_new_tokens=25, starts=[  # at and behind the prefix of 4 tokens, and within it
+        Start(2, 9), Start(0, 4), Start(1, 2), Start(1, 5), Start(0, 1), Start(2, 2, without=7)])])
+def test_what_prompts_share_is_computed_once_and_changes_no_answer(small_model, fed, monkeypatch,
+                                                                  request_):
+    prompts = [[5, 6, 7, 8, *rest] for rest in ([9, 10], [11, 12, 13], [9, 11, 10, 14, 15])]
+    request = dict(request_, seed=3, stop_ids=MANY_STOPS)
+    alone = generate(small_model, prompts, **request)
+    assert fed[0][0] == sum(prompts, [])
+    fed.clear()
+    monkeypatch.setattr(packing, "LEAST_PREFIX", 4)
+    assert_close(generate(small_model, prompts, **request), alone)
+    assert fed[0] == ([5, 6, 7, 8, 9, 10, 11, 12, 13, 9, 11, 10, 14, 15],
+                      [0, 1, 2, 3, 4, 5, 4, 5, 6, 4, 5, 6, 7, 8])

@@ -1,0 +1,333 @@
+"""Answers of several turns: what an environment writes is in the context, and in nothing else."""
+import random
+import shutil
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import INSTALL, ROOT, hand_made, refusal
+
+import mitigations  # noqa: F401  fills the choices
+import train
+from lab.analysis.token_table import read_step
+from lab.credit.critic import generalised_advantage
+from lab.credit.monte_carlo import prefix_values
+from lab.credit.prefix_tree import paths
+from lab.engine.methods import ADVANTAGES, MITIGATIONS
+from lab.engine.dynamic import joined
+from lab.engine.forward import response_log_probs
+from lab.engine.optimizer import AdamW
+from lab.engine.rollouts import turns_of
+from lab.engine.turns import Environment
+from examples.guess import Game, Task
+from examples.histories import BIG, SMALL
+from grpo import update
+from lab.harness.build import load_policy, refuse_methods_of_one_turn
+from lab.harness.read_record import read_columns, read_credit
+from lab.harness.record import write_credit
+from lab.harness.settings import make_settings
+from lab.harness.short_task import short_task
+from lab.harness.tasks import CheckedTask, score_again
+from runs import assert_same_run, run
+
+GUESSER = ROOT / "models/guesser"
+GAMES = [Game(2, "a"), Game(5, "b"), Game(7, "c")]
+
+
+@pytest.fixture(scope="module")
+def policy():
+    return load_policy(make_settings({"model": str(GUESSER)}))
+
+
+@pytest.fixture(scope="module")
+def games(policy):
+    batch = policy.ask(GAMES, 16, seed=1)
+    assert batch.turn.max() == 2 and not batch.mask.equal(batch.written)
+    return batch
+
+
+def test_the_environment_has_written_what_it_replies(policy, games):
+    """After each turn but the last; what the model wrote is told to it turn by turn."""
+    pieces = zip(games.texts, games.drawn.tolist(), games.turns, games.group.tolist())
+    for texts, drawn, turns, group in pieces:
+        own = "".join(text for text, is_own in zip(texts, drawn) if is_own)
+        foreign = "".join(text for text, is_own in zip(texts, drawn) if not is_own)
+        assert own == "".join(f"{turn}<|im_end|>" for turn in turns)
+        secret = GAMES[group].secret
+        assert foreign == "".join(BIG if int(turn) > secret else SMALL for turn in turns[:-1])
+    last = [turns[-1] for turns in games.turns]
+    won = [turn == f" {GAMES[g].secret}" for turn, g in zip(last, games.group.tolist())]
+    assert games.reward.tolist() == [float(one) for one in won] and games.finished.all()
+    assert 0 < sum(won) < len(won)
+
+
+def test_log_probs_of_the_models_tokens_are_those_of_transformers(games, policy):
+    """In float64; at what the environment wrote they are 0, in the sampler and in training."""
+    transformers = pytest.importorskip("transformers", reason=INSTALL)
+    referee = transformers.AutoModelForCausalLM.from_pretrained(GUESSER, dtype=torch.float64)
+    with torch.no_grad():
+        found = response_log_probs(policy.model, games, games.rows)
+    _, answers = games.groups_and_ids
+    for row, ids in enumerate(answers):
+        prompt = games.prompt_ids[int(games.group[row])]
+        with torch.no_grad():
+            logits = referee(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1:-1]
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None]).squeeze(1)
+        expected = expected * games.mask[row, :len(ids)]
+        for log_prob in (games.log_prob, found):
+            torch.testing.assert_close(log_prob[row, :len(ids)].double(), expected, atol=1e-4,
+                                       rtol=0)
+            assert not log_prob[row][~games.mask[row]].any()
+
+
+def test_a_step_is_that_of_the_formula_over_the_models_tokens(games):
+    """Loss and gradient, by a loop over single tokens with a plain forward pass."""
+    policy = load_policy(make_settings({"model": str(GUESSER)}))
+    advantage = torch.linspace(-1, 1, len(games.ids))[:, None] * games.mask
+    weight = (1 + 0.1 * torch.arange(games.ids.shape[1])) * games.mask
+    batch = replace(games, advantage=advantage)
+    other = load_policy(make_settings({"model": str(GUESSER)})).model
+    loss, N = 0.0, int(games.mask.sum())
+    for row, ids in enumerate(games.groups_and_ids[1]):
+        prompt = games.prompt_ids[int(games.group[row])]
+        log_p = other(torch.tensor([prompt + ids]))[0].log_softmax(-1)
+        for t, token in enumerate(ids):
+            if games.mask[row, t]:
+                term = weight[row, t] * advantage[row, t] * log_p[len(prompt) - 1 + t, token]
+                loss = loss - term / N
+    loss.backward()
+    norm = torch.stack([p.grad.norm() for p in other.parameters()]).norm()
+    optimizer = AdamW(policy.model.parameters(), 1e-3, 0.0)
+    metrics, _ = update(policy.model, optimizer, batch, weight, policy.settings)
+    assert metrics["N"] == metrics["trained_tokens"] == N < int(games.written.sum())
+    assert metrics["loss"] == pytest.approx(loss.item(), abs=1e-5)
+    assert metrics["gradient_norm"] == pytest.approx(norm.item(), rel=1e-4)
+    assert metrics["sampler_gap"] < 1e-5
+
+
+def test_a_row_does_not_depend_on_the_others_and_the_limit_counts_replies(policy, games):
+    alone = policy.ask(GAMES[:1], 16, seed=1)
+    T = alone.ids.shape[1]
+    assert alone.ids.equal(games.ids[:16, :T]) and alone.mask.equal(games.mask[:16, :T])
+    s = policy.settings
+    for limit in (4, 5):
+        cut = replace(policy, settings=replace(s, max_new_tokens=limit)).ask(GAMES, 16, seed=1)
+        length = cut.written.sum(1)
+        has_reply = (cut.written & ~cut.mask).any(1)
+        assert has_reply.any() and not cut.finished[has_reply].any()
+        assert (length[has_reply] == limit).all()
+        assert (cut.mask[has_reply].sum(1) == 2).all()  # cut off in the reply, or right after it
+
+
+def test_what_a_model_writes_itself_is_no_reply(policy):
+    """The same tokens, drawn by the model: one turn, which is no number and loses."""
+    ids = policy.tokenizer.encode(f" 4<|im_end|>{BIG} 2<|im_end|>").ids
+    assert turns_of(policy.tokenizer, ids, [True] * len(ids)) == [f" 4<|im_end|>{BIG} 2"]
+    drawn = [True, True, False, False, False, True, True]
+    assert turns_of(policy.tokenizer, ids, drawn) == [" 4", " 2"]
+    assert policy.environment.drawn_in(GAMES[0], ids) == drawn
+    assert policy.environment.drawn_in(GAMES[0], ids[:4]) == drawn[:4]
+    assert policy.reward_of(GAMES[0], ids) == 1.0
+    assert policy.task.score(GAMES[0], [f" 4<|im_end|>{BIG} 2"])["reward"] == 0.0
+
+
+def test_the_value_of_a_prefix_is_computed_and_sampled(policy, games):
+    """Continuations of answers to a secret, which the environment goes on answering; and an end of
+    a turn to which there is no reply is the end."""
+    tree = Task().tree(policy.tokenizer).evaluate(policy.model)
+    cuts = [[] for _ in games.turns]
+    expected = {}
+    for row, turns in enumerate(games.turns[:6]):
+        if int(games.ids[row, 0]) not in tree.numbers:
+            continue
+        first = tree.numbers.index(int(games.ids[row, 0]))
+        is_over = len(turns) == 1
+        after = tree.levels[0].later[0, first, GAMES[0].secret - 1]
+        # before the reply to the first turn, within it and after it
+        cuts[row] = [2] if is_over else [2, 4, 5]
+        expected[row] = after.item()
+    k = 300
+    values, _ = prefix_values(policy, games, cuts, k)
+    for row, value in expected.items():
+        for found in values[row]:
+            assert abs(found - value) <= 4.5 * (value * (1 - value) / k) ** 0.5
+
+
+class Odd(Task):
+    """The game with another reply."""
+    def __init__(self, answer):
+        super().__init__()
+        self.answer = answer
+
+    def reply(self, problem, turns):
+        return self.answer(problem, turns) if len(turns) < 3 else None
+
+
+@pytest.mark.parametrize("answer, said", [
+    (lambda problem, turns: 3, "should return a text that is not empty, or None if the answer"),
+    (lambda problem, turns: "", "It returned ''"),
+    (lambda problem, turns: " zebra", "cannot spell what reply (lab/tests/engine/test_turns.py:")])
+def test_a_reply_that_is_none_is_refused(policy, answer, said):
+    odd = replace(policy, task=CheckedTask(Odd(answer)))
+    assert said in refusal(odd.ask, GAMES[:1], 2, 1)
+
+
+def test_a_reply_that_is_not_the_same_twice_is_refused(policy):
+    rng = random.Random(0)
+    odd = replace(policy, task=CheckedTask(Odd(lambda *_: rng.choice((BIG, SMALL)))))
+    batch = odd.ask(GAMES[:1], 8, 1)
+    said = refusal(score_again, batch, odd.task, "odd", odd.environment)
+    assert said.startswith("reply (lab/tests/engine/test_turns.py:") and "asked twice" in said
+
+
+def test_a_game_without_end_is_cut_off_at_the_limit_and_told(policy, games, capsys):
+    odd = Task()
+    odd.reply = lambda problem, turns: BIG
+    endless = replace(policy, task=CheckedTask(odd))
+    batch = endless.ask(GAMES[:1], 4, seed=1)
+    assert not batch.finished.any() and (batch.written.sum(1) == 16).all()
+    told = "every answer of this step was cut off at --max_new_tokens. Does its reply never"
+    for one, asked, environment, count in ((batch, endless, endless.environment, 1),
+                                           (games, policy, policy.environment, 0),
+                                           (batch, endless, None, 0)):
+        score_again(one, asked.task, "odd", environment)
+        assert capsys.readouterr().out.count(told) == count
+
+
+def test_the_record_has_all_tokens_and_says_which_are_the_models(policy, games, tmp_path):
+    batch = replace(games, advantage=games.mask * 1.0, step=1)
+    write_credit(tmp_path / "credit/step_000001.npz", batch, games.mask * 1.0, {"step": 1})
+    columns = read_columns(tmp_path, 1)
+    assert columns["own"].sum() == games.mask.sum() and len(columns["own"]) == games.written.sum()
+    again = read_credit(tmp_path, 1, policy.tokenizer)
+    for name in ("ids", "mask", "written", "log_prob"):
+        assert getattr(again, name).equal(getattr(games, name)[:, :again.ids.shape[1]]), name
+    record = read_step(tmp_path, 1)
+    assert len(record.tokens) == games.mask.sum() and record.tokens["own"].all()
+    assert record.answers["length"].tolist() == games.length.tolist()
+    for b in range(len(games.ids)):
+        own = record.tokens.where(record.tokens["answer"] == b)
+        assert own["position"].tolist() == list(range(int(games.length[b])))
+        tokens = record.tokens_of(b)
+        assert tokens["token_id"].tolist() == games.groups_and_ids[1][b]
+        assert np.array_equal(tokens["own"] > 0, games.drawn[b, :len(tokens)])
+
+
+def squeezed(rollouts):
+    """The same batch without what the environment wrote, and how to bring back what is computed."""
+    order = (~rollouts.mask).long().sort(dim=1, stable=True).indices
+    T = int(rollouts.length.max())
+
+    def move(frame):
+        return frame.gather(1, order)[:, :T]
+
+    mask = move(rollouts.mask)
+    names = ("ids", "log_prob", "entropy", "collision", "section", "kind", "advantage")
+    frames = {name: move(getattr(rollouts, name)) * mask for name in names}
+    return replace(rollouts, mask=mask, written=mask, **frames), move
+
+
+OF_PLACES = {"turn_mean", "mt_grpo", "gigpo",  # where a turn begins
+             "prefix_tree", "shared_prefix",  # what the environment wrote is a part of the path
+             "attention_credit", "future_attention"}  # and of what can be looked at
+
+
+def functions():
+    return [(axis, name) for axis, choices in (("mitigation", MITIGATIONS),
+                                               ("advantage", ADVANTAGES))
+            for name in choices if not isinstance(choices[name], type) and name not in OF_PLACES]
+
+
+@pytest.mark.parametrize("axis, name", functions())
+def test_methods_see_the_models_tokens_alone(games, axis, name):
+    """As if nothing had been written between them."""
+    choices = MITIGATIONS if axis == "mitigation" else ADVANTAGES
+    scores = {**games.scores, "reward": torch.linspace(0, 1, len(games.ids))}
+    batch = replace(games, advantage=torch.linspace(-1, 1, len(games.ids))[:, None] * games.mask,
+                    scores=scores)
+    without, move = squeezed(batch)
+    found, expected = (choices[name](replace(one, generator=torch.Generator().manual_seed(0)))
+                       for one in (batch, without))
+    if name == "random":  # a number for each place
+        return
+    found = move(found.expand(batch.mask.shape)) * without.mask
+    torch.testing.assert_close(found, expected.expand(without.mask.shape) * without.mask)
+
+
+def test_generalised_advantages_skip_what_the_environment_wrote():
+    """1.0 comes at the last own token, also where a reply follows."""
+    mask = torch.tensor([[True, True, False, False, True], [True, False, False, False, False],
+                         [True, True, True, False, False]])
+    value = torch.tensor([[0.5, 0.25, 9.0, 9.0, 0.75], [0.5, 9, 9, 9, 9], [0.5, 0.25, 0.75, 9, 9]])
+    found = generalised_advantage(value, torch.tensor([1.0, 1.0, 1.0]), mask, 0.9, 0.8)
+    third = 1 - 0.75
+    second = 0.9 * 0.75 - 0.25 + 0.72 * third
+    first = 0.9 * 0.25 - 0.5 + 0.72 * second
+    expected = torch.tensor([[first, second, 0, 0, third], [0.5, 0, 0, 0, 0],
+                             [first, second, third, 0, 0]])
+    torch.testing.assert_close(found, expected)
+
+
+def test_answers_part_where_the_environment_said_something_else(games):
+    mask = torch.tensor([[True, False, True], [True, False, True]])
+    batch = hand_made(mask, ids=torch.tensor([[4, 8, 6], [4, 9, 6]]),
+                      written=torch.ones(2, 3, dtype=torch.bool))
+    assert [len(set(node.tolist())) for node in paths(batch).T] == [1, 2, 2]
+
+
+@pytest.mark.parametrize("axis, name", [
+    ("mitigation", "causal_ablation"), ("advantage", "deletion"), ("mitigation", "rlsd")])
+def test_methods_of_one_turn_are_refused(axis, name):
+    s = make_settings({"model": str(GUESSER), axis: name})
+    assert refusal(refuse_methods_of_one_turn, s, Task()).startswith(
+        f"--{axis} {name} takes answers of one turn")
+    refuse_methods_of_one_turn(s, SimpleNamespace())
+
+
+def test_a_held_out_game_is_told_from_others_by_what_show_says():
+    """All games have one prompt."""
+    task = CheckedTask(Task())
+    assert len(task.held_out_problems(9)) == 9 and len(task.training_problems(0, 1, 50)) == 50
+    mixed = Task()
+    mixed.training_problems = lambda *_: mixed.held_out_problems(1)
+    task = CheckedTask(mixed)
+    task.held_out_problems(2)
+    assert "may not be trained on" in refusal(task.training_problems, 0, 1, 1)
+
+
+def test_joined_groups_keep_what_was_written(games):
+    parts = [games.of_problems(range(g, g + 1)) for g in range(3)]
+    batch = joined(parts)
+    T = batch.ids.shape[1]
+    assert batch.written.equal(games.written[:, :T]) and batch.mask.equal(games.mask[:, :T])
+    assert batch.turns == games.turns and batch.ids.equal(games.ids[:, :T])
+
+
+def test_a_task_of_three_functions_may_reply():
+    """Its reward gets the turns, too, without their ends."""
+    module = SimpleNamespace(
+        __name__="my_task", problems=["one", "two", "three"],
+        reply=lambda problem, turns: "more" if len(turns) < 2 else None,
+        reward=lambda problem, turns: float(turns == ["a", "b"]))
+    task = CheckedTask(short_task(module)())
+    assert task.score("one", ["a", "b"])["reward"] == 1 and task.reply("one", ["a"]) == "more"
+    environment = Environment(task, None, (0,))
+    assert environment.location.startswith("lab/tests/engine/test_turns.py:")
+
+
+@pytest.mark.parametrize("flags", [
+    "", "--lora 4 --epochs 2 --kl 0.1",
+    "--mitigation lambda_grpo --drop_unfinished --micro_batch 7",
+    "--advantage vine --values_k 2 --values_every 2 --dynamic_sampling 2",
+    "--advantage gae --loss_norm sequence"])
+def test_stopped_and_resumed_is_as_if_never_stopped(tmp_path, flags):
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    short = ["--questions", "3", "--answers", "4", "--eval_tasks", "8", "--eval_every", "2",
+             "--checkpoint_every", "1"]
+    run("--model", GUESSER, "--steps", 2, *short, *flags.split(), "--out", whole)
+    shutil.copytree(whole, stopped)
+    shutil.rmtree(stopped / "checkpoints/step_000002")
+    train.main(["--resume", str(stopped)])
+    assert_same_run(whole, stopped)

@@ -1,0 +1,228 @@
+"""What a run writes: whole or not at all, read as it was written, by one process."""
+import errno
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import SafetensorError
+
+from conftest import credit_columns, hand_made, refusal
+from lab.engine.errors import PROJECT, UserError, read_json
+from lab.harness import record
+from lab.harness.read_record import credit_steps, read_columns, run_config
+from lab.harness.record import (RunFolder, credit_path, find_folder, locked, read_lines, whole,
+                                write_credit, writing)
+from lab.harness.resume import forget_after
+
+
+def test_a_folder_appears_when_it_is_whole(tmp_path):
+    with whole(tmp_path / "a/b") as unfinished:
+        unfinished.mkdir()
+        (unfinished / "x").write_text("1")
+        assert not (tmp_path / "a/b").exists()
+    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
+    assert (tmp_path / "a/b/x").read_text() == "1"
+
+
+@pytest.mark.parametrize("error", [UserError, KeyboardInterrupt])
+def test_what_was_not_finished_leaves_nothing(tmp_path, error):
+    (tmp_path / "file").write_text("before")
+    for name in ("folder", "file"):
+        with pytest.raises(error), whole(tmp_path / name) as unfinished:
+            unfinished.mkdir() if name == "folder" else unfinished.write_text("half")
+            raise error
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_text() == "before"
+
+
+def test_a_folder_that_is_there_is_refused_before_any_work(tmp_path, monkeypatch):
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b/mine").write_text("")
+    with pytest.raises(UserError, match="b exists already"), whole(tmp_path / "b"):
+        pytest.fail("the work began")
+    assert (tmp_path / "b/mine").exists()
+    monkeypatch.chdir(tmp_path)
+    for unnamed in (".", "/"):
+        with pytest.raises(UserError, match="exists already"), whole(Path(unnamed)):
+            pytest.fail("the work began")
+
+
+@pytest.mark.parametrize("text, lines", [
+    ('{"step": 1}\n{"step": 2}\n', [{"step": 1}, {"step": 2}]),
+    ('{"step": 1}\n{"step": ', [{"step": 1}]), ('{"step": 1}\n{"step": 2}', [{"step": 1}]),
+    ("", [])])
+def test_a_last_line_that_is_cut_off_is_left_out(tmp_path, text, lines):
+    """Also where only the end of the line is missing: the next one would follow it."""
+    (tmp_path / "x.jsonl").write_text(text)
+    assert read_lines(tmp_path / "x.jsonl") == lines
+    assert read_lines(tmp_path / "none") == []
+
+
+@pytest.mark.parametrize("read, text, words", [
+    (read_json, b"[1]", "x should hold a JSON object"), (read_json, b"{", "x is not JSON"),
+    (read_json, b"\xff", "cannot read .*x: "), (read_json, None, "cannot read .*x: No such file"),
+    (read_lines, b'{"step": 1}\n{"step": \n{"step": 3}\n', "x, line 2 is not JSON"),
+    (read_lines, b'{"step": "1"}\n', "x, line 1 should have a whole number as its step"),
+    (read_lines, b'{"loss": 1}\n', "x, line 1 should have a whole number as its step")])
+def test_what_cannot_be_read_is_named(tmp_path, read, text, words):
+    if text is not None:
+        (tmp_path / "x").write_bytes(text)
+    with pytest.raises(UserError, match=words):
+        read(tmp_path / "x")
+
+
+def test_what_cannot_be_written_is_named(tmp_path):
+    with pytest.raises(UserError, match="cannot write .*x: No such file or directory"):
+        with writing(tmp_path / "x"):
+            open(tmp_path / "none/x", "w")
+
+
+@pytest.mark.parametrize("error, is_of_writing", [
+    (lambda at: OSError(errno.ENOSPC, "No space left on device"), True),
+    (lambda at: PermissionError(errno.EACCES, "Permission denied", str(at / "x")), True),
+    (lambda at: SafetensorError("I/O error: No space left on device"), True),
+    (lambda at: FileNotFoundError(errno.ENOENT, "No such file", "data.txt"), False),
+    (lambda at: ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), False)])
+def test_only_an_error_of_writing_is_told_as_one(tmp_path, error, is_of_writing):
+    """Below `whole` there may be a whole program, which reads other files and asks servers."""
+    with pytest.raises(Exception) as told, whole(tmp_path / "a") as unfinished:
+        raised = error(unfinished)
+        raise raised
+    if is_of_writing:
+        assert isinstance(told.value, UserError)
+        assert str(told.value).startswith(f"cannot write {tmp_path / 'a'}: ")
+    else:
+        assert told.value is raised
+
+
+def test_an_undefined_number_becomes_null(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.append("x.jsonl", {"step": math.nan, "b": -math.inf, "c": 0.5})
+    folder.append("x.jsonl", {"step": 1})
+    text = (tmp_path / "x.jsonl").read_text()
+    assert text == '{"step": null, "b": null, "c": 0.5}\n{"step": 1}\n'
+    with pytest.raises(ValueError):  # no reader of JSON knows it
+        folder.append("y.jsonl", {"step": [math.nan]})
+    assert not (tmp_path / "y.jsonl").exists()
+
+
+def test_a_shipped_folder_is_found_from_anywhere_and_a_folder_of_ones_own_comes_first(
+        tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_folder("models/tiny") == PROJECT / "models/tiny"
+    assert str(find_folder("models/none")) == "models/none"
+    (tmp_path / "models/tiny").mkdir(parents=True)
+    assert str(find_folder("models/tiny")) == "models/tiny"
+
+
+def test_a_lock_follows_its_folder(tmp_path):
+    folder, elsewhere = tmp_path / "x", tmp_path / "y"
+    folder.mkdir()
+    with locked(folder):
+        folder.rename(elsewhere)
+        with pytest.raises(UserError, match="y is being written by another process"):
+            with locked(elsewhere):
+                pass
+    with locked(elsewhere):
+        pass
+
+
+def test_without_fcntl_a_file_in_the_folder_is_the_lock(tmp_path, monkeypatch):
+    """As on Windows. It goes with the run that wrote it, and no other may take it away."""
+    monkeypatch.setattr(record, "fcntl", None)
+    with locked(tmp_path) as is_here:
+        assert is_here() and (tmp_path / ".lock").exists()
+        said = refusal(locked(tmp_path).__enter__)
+        assert "is being written by another process" in said and "remove this file" in said
+        assert (tmp_path / ".lock").exists()
+    assert not (tmp_path / ".lock").exists()
+    with locked(tmp_path) as is_here:
+        (tmp_path / ".lock").rename(tmp_path / "moved")
+        assert not is_here()
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A run's folder with the credit files of two steps."""
+    for step in (1, 2):
+        batch = hand_made([[True, True], [True, False]])
+        write_credit(credit_path(tmp_path, step), batch, torch.full((2, 2), 2.0),
+                     change=torch.full((2, 2), 0.5))
+    return tmp_path
+
+
+def test_whoever_adds_columns_finds_them_again(written):
+    columns = read_columns(written, 1)
+    assert columns["weight"].tolist() == [2, 2, 2] and columns["change"].tolist() == [0.5] * 3
+    assert columns["group"].tolist() == [0, 0] and columns["episode_start"].tolist() == [0, 2]
+    types = {name: columns[name].dtype for name in ("token_id", "group", "kind", "weight")}
+    assert types == {"token_id": np.int32, "group": np.int32, "kind": np.uint8,
+                     "weight": np.float32}
+
+
+def test_names_that_people_gave_do_not_count(written):
+    for name in ("step_000003.npz.bak", "step_000002 (copy).npz", "step_000001_old.npz"):
+        (written / "credit" / name).touch()
+    assert credit_steps(written) == [1, 2] and credit_steps(written / "no run") == []
+
+
+def test_a_run_of_several_processes_is_not_read_by_half(tmp_path):
+    """Each of them wrote credit files of its own."""
+    (tmp_path / "config.json").write_text('{"mitigation": "none", "ranks": 2}')
+    assert f"{tmp_path} was made by 2 processes" in refusal(run_config, tmp_path)
+
+
+@pytest.mark.parametrize("kept", [0, -100])
+def test_a_damaged_credit_file_is_named(written, kept):
+    path = credit_path(written, 1)
+    path.write_bytes(path.read_bytes()[:kept])
+    assert refusal(read_columns, written, 1).startswith(f"cannot read {path}: ")
+
+
+def test_what_is_past_the_checkpoint_is_forgotten(tmp_path):
+    (tmp_path / "credit").mkdir()
+    folder = RunFolder(tmp_path)
+    for step in (1, 2, 3, 10):
+        folder.append("metrics.jsonl", {"step": step})
+        credit_path(tmp_path, step).touch()
+    forget_after(tmp_path, 2)
+    assert credit_steps(tmp_path) == [1, 2]
+    assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1}, {"step": 2}]
+
+
+DAMAGES = {
+    "is missing": (lambda columns: columns.pop("entropy"), "no column entropy"),
+    "is shorter": (lambda columns: columns.update(weight=columns["weight"][:-1]),
+                   "column weight has 4 values instead of 5"),
+    "of answers": (lambda columns: columns.update(reward=np.zeros(3, np.float32)),
+                   "column reward has 3 values instead of 2"),
+    "is a table": (lambda columns: columns.update(log_prob=np.zeros((5, 2), np.float32)),
+                   "column log_prob is no list of numbers"),
+    "is a text": (lambda columns: columns.update(reward=np.array(["a", "b"])),
+                  "column reward is no list of numbers"),
+    "points beyond": (lambda columns: columns.update(group=np.array([0, 7], np.int32)),
+                      "column group points beyond prompt_start"),
+    "begins late": (lambda columns: columns.update(episode_start=np.array([1, 3], np.int32)),
+                    "column episode_start points beyond token_id, or is not in order"),
+    "out of order": (lambda columns: columns.update(episode_start=np.array([0, -1], np.int32)),
+                     "column episode_start points beyond token_id, or is not in order"),
+    "unknown code": (lambda columns: columns.update(kind=np.full(5, 99, np.uint8)),
+                     "column kind has codes above 6"),
+    "below 0": (lambda columns: columns.update(token_id=np.full(5, -1, np.int32)),
+                "it has tokens below 0"),
+    "empty": (lambda columns: columns.update(token_id=np.zeros(0, np.int32)), "has no answers")}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_credit_file_is_refused_with_its_column(name, tmp_path):
+    damage, said = DAMAGES[name]
+    columns = credit_columns([3, 2], [0, 0])
+    path = credit_path(tmp_path, 1)
+    path.parent.mkdir()
+    np.savez(path, **columns)
+    read_columns(tmp_path, 1)
+    damage(columns)
+    np.savez(path, **columns)
+    assert said in refusal(read_columns, tmp_path, 1)

@@ -1,0 +1,542 @@
+"""Flags: how they are declared, read and checked; where a setting's value comes from; what a task
+or a method of one's own brings along; the name of a run's folder."""
+import dataclasses
+import importlib
+import inspect
+import json
+import math
+import re
+import shlex
+import shutil
+import typing
+
+import pytest
+
+from conftest import ROOT, assert_bounded, project_files, refusal
+from countdown_task import Task
+from examples import largest_last
+from lab.engine.methods import ADVANTAGES, CLIP_KINDS, MITIGATIONS, Choices, mitigation
+from lab.harness import flags
+from lab.harness.flags import Flag, Positive, Range, check_value, flags_of, option, settle, words_of
+from lab.harness.help import OTHER_NAMES, SHORT_HELP
+from lab.harness.settings import OPTIONS, make_settings, read_flags
+from lab.tools import preview, warmup
+
+LARGEST_LAST = "examples.largest_last"
+COUNTDOWN = {"max_number": 15, "steps": 7, "questions": 5}  # a recipe
+AS_PUBLISHED = {"mitigation": "inverse_logprob_as_published", "epsilon": 3.0, "rescale": "none"}
+ABSENT = object()
+
+
+@pytest.mark.parametrize("flag, value, words", [
+    (Flag(8, "a text"), 1.5, "--n 1.5 should be a whole number"),
+    (Flag(8), 0.5, "--n 0.5 should be a whole number, because its default is 8: write 8.0 there"),
+    (Flag(0.5), float("nan"), "--n nan should be a number"),
+    (Flag(8, "a text"), "7" * 9999, f"--n '{'7' * 79} should be a whole number"),
+    (Flag(False), 1, "--n 1 should be yes or no"),
+    (Flag(False), "yes", "--n 'yes' should be yes or no, which in a file is true or false"),
+    (Flag(8, least=2), 1, "--n 1 should be at least 2"),
+    (Flag(8, least=2), 10 ** 9 + 1, "--n 1000000001 should be at least 2 and at most 1000000000"),
+    (Flag(0.5, above=0), 0, "--n 0 should be above 0"),
+    (Flag(0.5, least=0, most=1), 1.25, "--n 1.25 should be at least 0 and at most 1"),
+    (Flag("a", choices=("mean", "gradient", "none")), "non",
+     "--n non is not one of: mean, gradient, none. Did you mean none?")])
+def test_a_value_that_does_not_fit_is_refused(flag, value, words):
+    assert refusal(check_value, "n", value, flag) == words
+
+
+@pytest.mark.parametrize("flag, value", [
+    (Flag(8, least=2), 2), (Flag(0.5, most=1), 1), (Flag(0.5, above=0), 1e-9), (Flag(None), None),
+    (Flag(""), ""), (Flag("mean", choices=("mean", "none")), "none")])
+def test_the_limits_themselves_are_allowed(flag, value):
+    check_value("n", value, flag)
+
+
+FLAGS = {"new_tokens": Flag(8, "how many"), "fast": Flag(False), "out": Flag(None),
+         "rate": Flag(0.5)}
+
+
+def read(argv: str, places={}, **more):
+    return flags.read(shlex.split(argv), "it", None, FLAGS, places, **more)
+
+
+@pytest.mark.parametrize("argv, given", [
+    # in a name a hyphen is an underscore, in a value it stays
+    ("--new-tokens=3 --out a-b", {"new_tokens": 3, "out": "a-b"}), ("--out=--a", {"out": "--a"}),
+    ("--out '--a-b 1 --c-d 2'", {"out": "--a-b 1 --c-d 2"}),  # flags for another program
+    # a yes-or-no flag alone means yes
+    ("--fast", {"fast": True}), ("--fast TRUE", {"fast": True}), ("--fast yes", {"fast": True}),
+    ("--fast no", {"fast": False}), ("--rate 1e-3", {"rate": 0.001}), ("", {}),
+    ("--fast --rate 2", {"fast": True, "rate": 2.0}),
+    ("--rate -1 --rate 3", {"rate": 3.0})])  # the last one counts
+def test_what_was_typed(argv, given):
+    found = read(argv)
+    assert found.typed == given
+    usual = {name: flag.default for name, flag in FLAGS.items()}
+    assert vars(found) == {**usual, **given, "typed": given}
+
+
+def test_words_stand_between_flags():
+    """A word after a flag is its value, also where the flag needs none."""
+    found = read("a --fast --rate 1 b c", {"RUN": "", "PROBLEM ...": ""})
+    assert (found.run, found.problem, found.fast) == ("a", ["b", "c"], True)
+    assert words_of(["-b", "--fast", "a", "--x=", "-h"]) == (
+        ["-b"], {"fast": "a", "x": "", "help": True})
+    found = read("", {"[RUN]": "", "[MORE ...]": ""})
+    assert (found.run, found.more) == (None, [])
+
+
+def test_flags_for_another_program_are_passed_on():
+    others = {}
+    assert read("--rate 2 --other-one 3 --last", others=others).rate == 2
+    assert others == {"other_one": "3", "last": True}
+
+
+@pytest.mark.parametrize("argv, words", [
+    ("--fast perhaps", "--fast 'perhaps' should be yes or no"),
+    ("--new_tokens 1.5", "--new_tokens '1.5' should be a whole number"),
+    # not taken as short for --new_tokens; half of the letters of --fast are not near
+    ("--new-token=3", "unknown argument --new_token, did you mean --new_tokens? (--help lists "
+     "the flags)"),
+    ("--fuss", "unknown argument --fuss (--help lists the flags)"),
+    ("--halp", "unknown argument --halp, did you mean --help? (--help lists the flags)"),
+    ("a", "unknown argument a (--help lists the flags)"), ("--out", "--out needs a value")])
+def test_what_was_typed_wrong_is_told(argv, words):
+    assert refusal(read, argv) == words
+
+
+def test_the_help_of_a_program(monkeypatch, capsys):
+    """A long head has a line of its own, and a flag stands below the heading of its topic."""
+    monkeypatch.setenv("COLUMNS", "46")
+    declared = {**FLAGS, "a_name_of_some_length": Flag(2, "words that go on in a second line"),
+                "other": Flag(None, "this", topic="files", metavar="FILE")}
+    with pytest.raises(SystemExit):
+        flags.read(["--help"], "it RUN", "About it.", declared, {"RUN": "a folder"})
+    assert capsys.readouterr().out == """usage: it RUN
+
+About it.
+
+words:
+  RUN                   a folder
+
+flags:
+  --new_tokens INT      how many (default 8)
+  --fast [BOOL]
+  --out STR
+  --rate FLOAT          (default 0.5)
+  --a_name_of_some_length INT
+                        words that go on in
+                        a second line
+                        (default 2)
+
+files:
+  --other FILE          this
+"""
+
+
+def test_a_word_that_is_missing_is_told():
+    said = refusal(read, "--fast", {"[FIRST]": "", "RUN": "", "PROBLEM ...": ""})
+    assert said == "the following arguments are required: RUN, PROBLEM (--help lists the flags)"
+
+
+Whole = typing.Annotated[float, Flag(9.0, "with a text", most=1)]
+
+
+@dataclasses.dataclass
+class Fields:
+    count: int = option(3, "how many", least=2)
+    data: str | None = option(None, "a file")
+    rate: float = option(1, "an int by its default, a float by its type")
+    hidden: int = 5
+
+
+def one(rollouts, *, strength: Positive = 2, part: Whole = 0.5, plain=3,
+        low: typing.Annotated[int, Range(least=1)] = 4):
+    pass
+
+
+def test_fields_and_keyword_only_parameters_are_flags():
+    assert flags_of(Fields) == {
+        "count": Flag(3, "how many", least=2, kind=int), "data": Flag(None, "a file", kind=str),
+        "rate": Flag(1, "an int by its default, a float by its type", kind=float)}
+    assert flags_of(one) == {
+        "strength": Flag(2, kind=float, above=0),
+        "part": Flag(0.5, "with a text", kind=float, most=1),  # its own default counts
+        "plain": Flag(3, least=-math.inf), "low": Flag(4, kind=int, least=1)}
+
+
+@pytest.mark.parametrize("function", [
+    lambda rollouts, *, power: 0, lambda rollouts, *, power=[3]: 0,
+    lambda rollouts, *, power=None: 0])
+def test_a_parameter_that_cannot_be_a_flag_is_refused(function):
+    place = f"(lab/tests/harness/test_settings.py:{function.__code__.co_firstlineno})"
+    said = refusal(flags_of, function)
+    assert said.startswith(f"power of <lambda> {place} becomes a flag, so it needs a default, ")
+
+
+def test_every_number_has_bounds_and_its_defaults_lie_within():
+    methods = [choices[name] for choices in (MITIGATIONS, ADVANTAGES) for name in choices]
+    owners = [flags_of(owner) for owner in (Task, largest_last.Task, *methods)]
+    flags = {f"{n} {name}": flag for n, found in enumerate([OPTIONS, warmup.FLAGS, *owners])
+             for name, flag in found.items()}
+    assert_bounded(flags | {"show": preview.FLAGS["show"]})
+
+
+def test_what_a_large_run_would_use_is_allowed():
+    """A 7B model, thousand-token answers, an unbounded ratio, an evaluation of thousands."""
+    make_settings({
+        "model": str(ROOT / "models/tiny"), "questions": 1024, "answers": 64, "epochs": 4,
+        "max_new_tokens": 32_768, "learning_rate": 1e-7, "kl": 0.04, "clip_high": 100.0,
+        "max_grad_norm": 1e6, "weight_decay": 0.1, "eval_tasks": 50_000, "steps": 10_000,
+        "seed": 20_261_121, "micro_batch": 512})
+
+
+def with_property(name, value):
+    return {flag for flag, declared in OPTIONS.items() if getattr(declared, name) == value}
+
+
+def test_an_ordinary_flag_tells_runs_apart():
+    """Whoever adds a flag and says nothing of it gets this; and where it stands in the help has to
+    be said of each setting."""
+    flag = Flag(1.0)
+    assert not flag.changeable and flag.has_effect({})
+    assert all(declared.topic and declared.text for declared in OPTIONS.values())
+
+
+@pytest.mark.parametrize("typed", ["--out=--", "--steps=--", "--config=--", "--mitigation=--",
+                                   "--save-model=--"])
+def test_two_hyphens_are_no_value(typed):
+    """They would be taken for the end of the flags elsewhere."""
+    assert refusal(read_flags, [typed]).startswith(f"{typed}: -- is no value of a flag")
+
+
+def test_every_setting_says_what_it_is():
+    """Two runs of the same numbers may differ in how they are made, and in nothing else."""
+    how_it_is_made = {"device", "checkpointing", "deterministic", "threads", "micro_batch",
+                      "change_every", "track", "checkpoint_every"}
+    assert with_property("changeable", True) == how_it_is_made | {"steps"}
+
+
+@pytest.mark.parametrize("usual, held", [
+    ({"rescale": "gradient", "placebo": "weights"}, {"rescale": "mean", "placebo": "none"}),
+    ({"mitigation": "inverse_logprob_as_published", "rescale": "mean"}, {"rescale": "none"}),
+    ({"kl_kind": "k2"}, {"kl_kind": "k3"}),
+    # a chain: the advantages stay shuffled, and so there is no bonus
+    ({"placebo": "advantages", "entropy_bonus": 0.1}, {"entropy_bonus": 0.0})])
+def test_a_flag_without_effect_has_the_value_of_no_effect(usual, held):
+    values = {name: flag.default for name, flag in OPTIONS.items()} | usual
+    assert settle({}, OPTIONS, usual) == values | held
+
+
+def test_settled_in_the_order_of_the_flags():
+    """Without the first the second has no effect, and so the third has none. A whole number becomes
+    one with a point where that is the type."""
+    chain = {"first": Flag(0), "second": Flag(0, requires=(lambda s: s.first > 0, "--first")),
+             "third": Flag(0, requires=(lambda s: s.second > 0, "--second")), "rate": Flag(0.5)}
+    usual = {"second": 3, "third": 7, "rate": 1}
+    assert settle({}, chain, usual) == {"first": 0, "second": 0, "third": 0, "rate": 1}
+    assert settle({"first": "1"}, chain, usual) == {"first": 1, **usual}
+    assert type(settle({}, chain, usual)["rate"]) is float
+
+
+def test_a_requirement_reads_no_flag_that_is_decided_later():
+    """Each reads the flags that stand before its own, and those that always have an effect: so to
+    go over the flags once decides all of them."""
+    owners = [Task, largest_last.Task, *(choices[name] for choices in (MITIGATIONS, ADVANTAGES)
+                                         for name in choices)]
+    for declared in (OPTIONS, *map(flags_of, owners)):
+        decided = {name for name, flag in (OPTIONS | declared).items() if not flag.requires}
+        for name, flag in declared.items():
+            read = set()
+
+            class Values:
+                def __getattribute__(self, other):
+                    read.add(other)
+                    return (OPTIONS | declared)[other].default
+            if flag.requires:
+                flag.requires[0](Values())
+                assert read <= {name, *decided}, name
+            decided.add(name)
+
+
+def test_what_the_policy_is_asked_for_are_settings():
+    """The engine knows no flags: which of them it and the methods read is checked here."""
+    read = set()
+    for path in (*project_files("lab/engine/*.py"), *project_files("lab/credit/*.py"),
+                 ROOT / "grpo.py"):
+        text = path.read_text()
+        read |= {*re.findall(r"[.]settings[.](\w+)", text)}
+        if re.search(r"\bs\b.*= .*\bsettings\b|\bs: .?RunSettings", text):
+            read |= {*re.findall(r"\bs\.([a-z]\w+)", text)}
+    assert {"max_new_tokens", "temperature", "micro_batch", "kl_kind"} <= read
+    assert read <= OPTIONS.keys()
+
+
+def write(path, values: dict):
+    path.write_text(json.dumps(values))
+    return str(path)
+
+
+@pytest.fixture
+def model(tmp_path):
+    """A model folder as far as settings look into it: a recipe for Countdown."""
+    write(tmp_path / "recipe.json", COUNTDOWN)
+    return str(tmp_path)
+
+
+@pytest.fixture
+def own_choices(monkeypatch):
+    """Whoever registers choices in a test leaves none behind."""
+    for choices in (MITIGATIONS, ADVANTAGES, CLIP_KINDS):
+        assert all(choices[name] for name in choices)  # a module says its methods once: imported
+        monkeypatch.setattr(choices, "data", dict(choices.data))
+        monkeypatch.setattr(choices, "clashes", [])
+
+
+def settings_of(argv: list[str]):
+    return make_settings(read_flags(argv))
+
+
+@pytest.mark.parametrize("recipe, config, argv, expected", [
+    # typed wins over the file, that over the model's recipe, that over the default
+    (COUNTDOWN, {"steps": 8, "seed": 4}, "--seed 9",
+     dict(seed=9, steps=8, questions=5, answers=8, max_number=15)),
+    # on a GPU a large model is computed in bfloat16: one without a recipe
+    ({}, {}, "", dict(dtype="float32")), ({}, {}, "--device cuda:1", dict(dtype="bfloat16")),
+    ({}, {}, "--device cuda --dtype float32", dict(dtype="float32")),
+    (COUNTDOWN, {}, "--device cuda", dict(dtype="float32")),
+    # the task is known before the other flags are read: typed, of a file, of the recipe
+    (COUNTDOWN, {"task": LARGEST_LAST, "count": 4}, "--largest 9",
+     dict(count=4, largest=9, max_number=ABSENT)),
+    ({}, {}, f"--count 5 --task={LARGEST_LAST}", dict(count=5)),
+    ({"task": LARGEST_LAST, "count": 5}, {}, "--largest 9",
+     dict(task=LARGEST_LAST, count=5, largest=9)),
+    # of a file, flags of another task, weighting or advantage than the chosen one stay behind
+    (COUNTDOWN, {"task": LARGEST_LAST, "count": 4, "steps": 3}, "--task countdown_task",
+     dict(count=ABSENT, max_number=15, steps=3)),
+    (COUNTDOWN, {}, f"--task {LARGEST_LAST}", dict(max_number=ABSENT, count=3, steps=7)),
+    ({}, AS_PUBLISHED, "", dict(epsilon=3.0, rescale="none")),
+    ({}, {"advantage": "gae", "gamma": 0.5}, "", dict(gamma=0.5)),
+    # this program cannot know the flags of a method that was removed
+    ({}, {"mitigation": "removed", "its_flag": 3, "steps": 4}, "--mitigation none",
+     dict(steps=4, its_flag=ABSENT)),
+    ({}, {"kl": 1, "git_commit": None, "ranks": 2}, "", dict(kl=1.0, ranks=ABSENT))])
+def test_where_a_value_comes_from(tmp_path, recipe, config, argv, expected):
+    write(tmp_path / "recipe.json", recipe)
+    config = write(tmp_path / "c.json", config)
+    found = settings_of(["--model", str(tmp_path), "--config", config, *argv.split()]).to_json()
+    assert {name: found.get(name, ABSENT) for name in expected} == expected
+
+
+def test_the_recipe_is_that_of_the_model_in_the_file(tmp_path, model):
+    config = write(tmp_path / "c.json", {"model": model, "steps": 3})
+    found = settings_of(["--config", config])
+    assert (found.model, found.questions, found.steps) == (model, 5, 3)
+
+
+class LargestLast(largest_last.Task):
+    """A task that extends another one."""
+
+
+def test_a_task_that_extends_another_one_takes_its_flags(monkeypatch, tmp_path):
+    """From the file of a run of that task."""
+    module = "my_task_that_extends"
+    loaded = {LARGEST_LAST: largest_last.Task, module: LargestLast, "countdown_task": Task}
+    monkeypatch.setattr("lab.harness.settings.load_task", loaded.get)
+    config = write(tmp_path / "c.json", {"task": LARGEST_LAST, "count": 4})
+    assert settings_of(["--config", config, "--task", module]).method_flags["count"] == 4
+
+
+def test_a_flag_of_the_files_method_is_not_that_of_another_with_its_name(own_choices, tmp_path):
+    """Two methods may have flags of one name, which mean different things."""
+    MITIGATIONS.data["mine"] = method_with("power")
+    MITIGATIONS.data["other"] = method_with("power")
+    config = write(tmp_path / "c.json", {"mitigation": "mine", "power": 5})
+    for name, power in (("mine", 5), ("other", 1)):
+        found = settings_of(["--config", config, "--mitigation", name])
+        assert found.method_flags["power"] == power
+
+
+@pytest.mark.parametrize("values, words", [
+    ({"nonsense": 1}, "c.json has the unknown setting nonsense"),
+    ({"top_k": 1, "git_commit": "f19f84f4aa"}, "setting top_k: commit f19f84f4 wrote it"),
+    ({"task": []}, "--task [] should be a text"), ({"steps": 1.5}, "should be a whole number"),
+    ({"gamma": 0.9}, "c.json has the unknown setting gamma")])
+def test_a_file_may_not_hold_what_is_no_setting(tmp_path, model, values, words):
+    config = write(tmp_path / "c.json", values)
+    assert words in refusal(settings_of, ["--model", model, "--config", config])
+
+
+@pytest.mark.parametrize("values, typed, words", [
+    ({"learning_rate": "fast"}, ["--lora", "4"], "--learning_rate 'fast' should be a number"),
+    ({"learning_rate": None}, ["--lora", "4"], "--learning_rate None should be a number"),
+    ({"mitigation": ["none"]}, ["--mitigation", "none"], "--mitigation ['none'] should be a text")])
+def test_a_value_of_a_file_is_checked_before_it_is_used(learner, tmp_path, values, typed, words):
+    """Even if what was typed replaces it."""
+    folder = shutil.copytree(learner, tmp_path / "model")
+    write(folder / "recipe.json", values)
+    assert words in refusal(settings_of, ["--model", str(folder), *typed])
+
+
+def method_with(keyword):
+    """A weighting with this keyword."""
+    def mine(rollouts, **_):
+        """Weights."""
+    parameter = inspect.Parameter(keyword, inspect.Parameter.KEYWORD_ONLY, default=1)
+    mine.__signature__ = inspect.Signature([parameter])
+    return mine
+
+
+@pytest.mark.parametrize("name", ["seed", "max_number", "reward", "help", "step", "gamma"])
+def test_a_flag_has_one_meaning(own_choices, name):
+    """Settings, flags of the task or the other method, entries of config.json: a keyword may be
+    none of them. To be there without being chosen does no harm."""
+    MITIGATIONS.data["mine"] = method_with(name)
+    said = refusal(settings_of, ["--mitigation", "mine", "--advantage", "gae"])
+    owner = "gae" if name == "gamma" else "mine"
+    assert said.startswith(f"the keyword {name} of {owner} (") and ".py:" in said
+    assert f"another name, for example {owner}_{name}" in said
+    assert settings_of(["--seed", "3"]).seed == 3
+
+
+def test_a_flag_belongs_to_its_method(own_choices):
+    @mitigation
+    def right(rollouts, *, power: float = 1.0, whole=1):
+        """Weights."""
+
+    assert settings_of(["--mitigation", "right", "--power", "2"]).method_flags["power"] == 2
+    said = refusal(settings_of, ["--power", "2"])
+    assert said == "--power belongs to right, but --mitigation is none (--help all lists the flags)"
+    said = refusal(settings_of, ["--mitigation", "right", "--whole", "0.5"])
+    assert said.endswith("should be a whole number, because its default is 1: write 1.0 there")
+
+
+def test_other_trainers_names_lead_somewhere():
+    for name, here in OTHER_NAMES.items():
+        said = refusal(settings_of, [f"--{name}", "2"])
+        assert said == f"unknown argument --{name}: here it is {here} (--help all lists the flags)"
+        assert {*re.findall(r"--(\w+)", here)} <= OPTIONS.keys()
+        assert all((ROOT / path).exists() for path in re.findall(r"\w+/\w+\.py", here))
+
+
+def seed(rollouts, *, seed: int = 1):
+    """Weights."""
+
+
+@pytest.mark.parametrize("name, module", [
+    ("oracle", "lab.credit.measured"), ("grpo", "grpo"), ("grpo", __name__)])
+def test_a_method_takes_no_other_methods_name(name, module):
+    """Whichever comes first; until it is chosen, its module stands for a method."""
+    first = seed if module == __name__ else module
+    for one, other in ((first, seed), (seed, first)):
+        choices = Choices({name: one})
+        choices[name] = other
+        assert choices.data[name] is one and choices.clashes == [(name, one, other)]
+
+
+@pytest.mark.parametrize("decorator, module", [
+    ("advantage", "lab.engine.methods"), ("clip_kind", "lab.credit.clips")])
+def test_two_methods_of_one_name_are_told_by_their_lines(own_choices, tmp_path, monkeypatch,
+                                                         decorator, module):
+    """When the flags are read, whichever they are. Where a file is imported it would be a
+    traceback."""
+    text = f"from {module} import {decorator}\n" + 2 * (
+        f"\n\n@{decorator}\ndef my_idea(rollouts):\n    return rollouts.log_prob\n")
+    name = f"twice_{decorator}"
+    file = tmp_path / f"{name}.py"
+    file.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.import_module(name)
+    assert refusal(settings_of, ["--advantage", "rloo"]) == (
+        f"there are two my_idea, {file}:4 and {file}:9: one needs another name")
+
+
+def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices, tmp_path, model):
+    @mitigation
+    def late(rollouts, *, power: Positive = 2.0):
+        """
+        Words below, 100%.
+
+        More of them.
+        """
+
+    def help_of(*topic):
+        with pytest.raises(SystemExit):
+            read_flags(["--model", model, "--config", config, "--help", *topic])
+        return capsys.readouterr().out
+
+    config = write(tmp_path / "c.json", {"steps": 8})
+    printed = help_of()
+    assert re.findall(r"\n  --(\w+)", printed) == list(SHORT_HELP) and printed.count("\n") < 70
+    assert {*MITIGATIONS, *ADVANTAGES} <= {*re.findall(r"\w+", printed.partition("choices of")[2])}
+    assert "(default 5)" in printed and "--help all lists every flag" in printed  # the recipe's
+
+    printed = help_of("all")
+    assert all(f"\n  --{name} " in printed for name in {**OPTIONS, **flags_of(Task)})
+    for topic in {flag.topic for flag in OPTIONS.values()}:
+        assert printed.count(f"\n{topic}:\n") == 1
+    assert "\n  late --power: Words below, 100%.\n" in printed
+    for name in (*MITIGATIONS, *ADVANTAGES):
+        assert re.search(f"\n  {name}[: ]", printed), name
+    text = " ".join(printed.split())
+    for name, value in (("questions", 5), ("steps", 8), ("answers", 8)):  # recipe, file, default
+        assert re.search(rf"--{name} \w+ [^()]*\(default {value}[;)]", text), name
+    assert help_of("late") == ("--mitigation late\n\nWords below, 100%.\n\nMore of them.\n\n"
+                               "  --power (a number, above 0; default 2.0)\n")
+    assert "--help latex: there is no method" in refusal(read_flags, ["--help", "latex"])
+    assert "--resume needs a value" == refusal(read_flags, ["--help", "--resume"])
+
+
+@pytest.mark.parametrize("argv, said", [
+    ("--mitigation entropy_maskin", "Did you mean entropy_masking?"),
+    ("--count 5", "unknown argument --count"), ("--model=", "--model '' should not be empty"),
+    ("--config=", "cannot read .: Is a directory"), ("--config", "--config needs a value"),
+    ("--confg x", "unknown argument --confg, did you mean --config?"),
+    ("--task my_tsk", "there is no such file"), ("--task ../my_task", "there is no such file"),
+    ("--task my_tsk.py", "there is no such file"),
+    (f"--task {json.__file__}", "there is no such file"),
+    ("--task examples.own_reward --reward_form right", "unknown argument --reward_form"),
+    ("--think_discount 0.5", "belongs to outcome_conditional, but --mitigation is none"),
+    ("--mitigation entropy_masking --mask_percentile 120", "120.0 should be at least 0 and at "),
+    ("--mitigation inverse_logprob_as_published --rescale mean",
+     "--rescale has no effect without a --mitigation whose weights are rescaled"),
+    ("--placebo weights",
+     "no effect without a --mitigation other than none, whose weights can be shuffled"),
+    ("--data x.jsonl --max_number 9",
+     "no effect without generated problems, which --data replaces"),
+    ("--eval_every 0 --eval_tasks 9", "--eval_tasks has no effect without --eval_every above 0"),
+    ("--clip_low 0.3", "--clip_low has no effect without --epochs above 1"),
+    ("--entropy_bonus 0.1 --temperature 0.7", "without --temperature 1, at which")])
+def test_a_flag_that_is_wrong_or_without_effect_is_refused(argv, said):
+    assert said in refusal(settings_of, argv.split())
+
+
+def test_a_value_that_would_hold_anyway_may_be_typed():
+    typed = "--clip_low 0.2 --rescale mean --placebo none --kl_kind k3"
+    assert settings_of(typed.split()) == settings_of([])
+
+
+@pytest.mark.parametrize("argv, name", [
+    ("--learning_rate 0.00015", "none-grpo-learning_rate0.00015-s0"),
+    ("--task examples.largest_last --largest 9", "none-grpo-largest9-examples.largest_last-s0"),
+    (f"--largest 9 --task {largest_last.__file__}", "none-grpo-largest9-examples.largest_last-s0"),
+    ("--max_number 9 --steps 30 --kl 0.1 --seed 2", "none-grpo-max_number9-kl0.1-steps30-s2"),
+    ("--mitigation entropy_masking --mask_percentile 70 --rescale none --placebo weights",
+     "entropy_masking-grpo-mask_percentile70.0-rescalenone-placeboweights-s0"),
+    ("--model models/Bare-0.5B --lora 1", "none-grpo-Bare-0.5B-lora1-s0"),
+    ("--data x/problems.jsonl", "none-grpo-problems.jsonl-s0"),
+    # how a run is made is not what it is
+    ("--threads 3 --micro_batch 2 --checkpoint_every 7", "none-grpo-s0")])
+def test_what_was_typed_is_in_the_folders_name(argv, name):
+    assert settings_of(argv.split()).folder.name == name
+
+
+def test_a_long_folders_name_ends_with_a_digest():
+    """Of 80 characters at most, in which what was cut off still tells two runs apart."""
+    typed = "--kl 0.125 --clip_low 0.1250001 --epochs 12 --answers 10 --weight_decay 0.1234567"
+    whole = "none-grpo-epochs12-clip_low0.1250001-kl0.125-answers10-weight_decay0.1234567"
+    assert settings_of(f"{typed}8".split()).folder.name == f"{whole}8-s0" and len(whole) == 76
+    names = [settings_of(f"{typed}{digit} --seed 12".split()).folder.name for digit in (8, 9)]
+    for name in names:
+        assert len(name) <= 80 and re.search("-[0-9a-f]{8}-s12$", name)
+    assert names[0] != names[1] and names[0][:60] == names[1][:60]

@@ -1,0 +1,219 @@
+"""A task that is a list of problems and a reward: what follows from them, and what is refused."""
+import math
+import re
+import sys
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from conftest import ROOT, refusal
+from lab.engine.errors import UserError
+from lab.engine.policy import encode_prompts
+from lab.engine.tokens import load_tokenizer
+from lab.harness import screen
+from lab.harness.settings import make_settings
+from lab.harness.short_task import countdown_with_reward, short_task
+from lab.harness.tasks import CheckedTask, load_task, make_task
+
+PROMPT = "<|im_start|>user\n say {}<|im_end|>\n<|im_start|>assistant\n"
+PROMPTS = [PROMPT.format(number) for number in range(20)]
+
+
+def task_of(problems, reward=lambda problem, text: 0, **more):
+    module = ModuleType("my_task")
+    vars(module).update(__file__="my_task.py", problems=problems, reward=reward, **more)
+    return CheckedTask(short_task(module)())
+
+
+def test_a_fifth_is_held_out_whatever_the_order_and_never_trained_on():
+    task, again = task_of(PROMPTS), task_of([*PROMPTS[::-1], PROMPTS[3]])
+    held_out = task.held_out_problems(100)
+    assert len(held_out) == 4 and held_out == again.held_out_problems(100)
+    assert task.held_out_problems(2) == held_out[:2]
+    trained = [task.training_problems(0, step, 8) for step in range(50)]
+    assert {*sum(trained, [])} == {*PROMPTS} - {*held_out} and trained[0] != trained[1]
+    assert trained[7] == again.training_problems(0, 7, 8) != task.training_problems(1, 7, 8)
+
+
+def test_success_is_a_reward_of_1_and_the_end_of_the_turn_is_cut_off():
+    def reward(problem, text):
+        seen.append((problem, text))
+        return {"a": 1, "b": 0.9, "c": -2}[text]
+
+    seen, task = [], task_of(PROMPTS, reward)
+    parts = [task.score(PROMPTS[0], text) for text in ("a<|im_end|>", "b", "c<|endoftext|>")]
+    assert [(part["reward"], part["answer"]) for part in parts] == [(1, 1), (0.9, 0), (-2, 0)]
+    assert seen == [(PROMPTS[0], text) for text in "abc"]
+
+
+def test_a_reward_that_changes_its_problem_is_refused_at_once():
+    """Also in a way that a second scoring would not change again, such as sorting a list."""
+    def reward(problem, text):
+        problem["numbers"].sort()
+        return 1.0
+
+    task = task_of([{"prompt": prompt, "numbers": [n, 5]} for n, prompt in enumerate(PROMPTS)],
+                   reward)
+    sorted_one, other = task.read(["say", "3"]), task.read(["say", "7"])
+    task.score(sorted_one, "a")
+    assert refusal(task.score, other, "a").startswith(
+        "the reward of --task my_task changes the problem that it is given")
+
+
+def test_a_reward_that_takes_turns_for_a_text_is_told_what_they_are(monkeypatch):
+    """Where there is no reply, it gets a text, and its mistake is another."""
+    def reward(problem, text):
+        return float(text.split()[0].nothing)
+
+    turns = task_of(PROMPTS, reward, reply=lambda problem, turns: None)
+    with pytest.raises(AttributeError, match="'list' object has no attribute 'split'") as caught:
+        turns.score(PROMPTS[0], ["a", "b"])
+    monkeypatch.setattr(screen, "place_in_users_code", lambda trace: "reward (my_task.py:3)")
+    said = screen.sentence_about(caught.value)
+    assert "'split'. In a task that has `reply`, a reward gets a list with the text of each" in said
+    with pytest.raises(AttributeError) as caught:
+        task_of(PROMPTS, reward).score(PROMPTS[0], "a b")
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_half_a_character_in_a_prompt_is_told():
+    task, tokenizer = task_of([*PROMPTS, "a \ud800 b"]), load_tokenizer(ROOT / "models/tiny")
+    [half] = [problem for problem in task.extreme_problems() if problem not in PROMPTS]
+    said = refusal(encode_prompts, tokenizer, task, [half])
+    assert said.endswith("contains half of a character: '\\ud800'")
+
+
+def test_problems_are_shown_and_read_by_what_the_user_says():
+    task = task_of([{"prompt": prompt, "number": n} for n, prompt in enumerate(PROMPTS)])
+    problem = task.read(["say", "7"])
+    assert problem["number"] == 7 and task.show(problem) == "say 7"
+    assert task.prompt_for(problem) == PROMPTS[7] and task.label([b"a", b"b"]) == ([0, 0], [0, 0])
+    with pytest.raises(UserError, match="^say 77 is none of the problems of my_task; say "):
+        task.read(["say", "77"])
+
+
+def test_a_function_with_the_name_of_a_method_takes_its_place():
+    task = task_of([3, 5], prompt_for=PROMPT.format, show=lambda problem: f"number {problem}")
+    [problem] = task.held_out_problems(9)
+    assert task.prompt_for(problem) == PROMPTS[problem] and task.show(5) == "number 5"
+
+
+@pytest.mark.parametrize("problems", [PROMPTS[:1] * 3, []])
+def test_one_problem_is_too_few(problems):
+    with pytest.raises(UserError, match="^my_task: `problems` has [01] different prompts"):
+        task_of(problems)
+
+
+def test_two_problems_with_one_prompt_are_refused_unless_they_are_one():
+    """Only one of them would be asked, and nobody could say which."""
+    problems = [{"prompt": prompt, "number": n} for n, prompt in enumerate(PROMPTS)]
+    task_of([*problems, problems[3]])
+    with pytest.raises(UserError, match="^my_task: two of `problems` have .* prompt, 'say 3', and"):
+        task_of([*problems, {**problems[3], "number": 0}])
+
+
+def test_the_task_of_a_module_is_made_once(monkeypatch, tmp_path):
+    monkeypatch.setattr("lab.harness.tasks.PROJECT", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "whole_task.py").write_text(
+        "problems = ['a', 'b']\ndef reward(problem, text): return 1.0\n")
+    assert load_task("whole_task") is load_task("whole_task")  # its flags are looked up by it
+
+
+CLASS = "import dataclasses\n@dataclasses.dataclass\nclass Task: 0\n"
+
+
+@pytest.mark.parametrize("more", ["", CLASS])
+def test_problems_without_a_reward_are_no_task(monkeypatch, tmp_path, more):
+    """But a class Task may stand beside them."""
+    monkeypatch.setattr("lab.harness.tasks.PROJECT", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"half_task{len(more)}"
+    (tmp_path / f"{name}.py").write_text(f"problems = ['a', 'b']\n{more}")
+    if more:
+        assert load_task(name) is sys.modules[name].Task
+    else:
+        assert "should have a function `reward(problem, text)`" in refusal(load_task, name)
+
+
+def test_a_reward_without_the_problem_is_none(monkeypatch, tmp_path):
+    monkeypatch.setattr("lab.harness.tasks.PROJECT", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "bad_task.py").write_text("def reward(text): return 1.0\n")
+    assert "should have a function `reward(problem, text)`" in refusal(load_task, "bad_task")
+
+
+def test_an_empty_list_of_held_out_problems_is_refused():
+    def held_out_problems(count):
+        return []
+
+    task = CheckedTask(SimpleNamespace(held_out_problems=held_out_problems))
+    assert "should return at least one problem" in refusal(task.held_out_problems, 8)
+
+
+def test_a_reward_alone_has_the_problems_of_countdown():
+    """With the model's recipe for them, and the functions of its file before those of Countdown."""
+    tasks = []
+    for name in ("examples.own_reward", "countdown_task"):
+        s = make_settings({"task": name, "max_number": 9})
+        tasks.append(make_task(s.task, s.method_flags))
+    task, countdown = tasks
+    problem, answer = countdown.training_problems(0, 1, 2)[0], "</think>\n<answer> {}</answer>"
+    assert task.training_problems(0, 1, 2)[0] == problem and max(problem.numbers) <= 9
+    assert task.prompt_for(problem) == countdown.prompt_for(problem)
+    assert task.label([b"<answer>", b" 3"]) == countdown.label([b"<answer>", b" 3"])
+    rewards = [task.score(problem, answer.format(text))["reward"] for text in ("8 / 4", "8 * 4")]
+    assert rewards == [1, 0] and task.rewarded == "reward of examples.own_reward"
+
+    module = ModuleType("my_task")
+    module.reward, module.show = len, lambda problem: "mine"
+    assert countdown_with_reward(module, load_task("countdown_task"))().show(problem) == "mine"
+
+
+GOOD = {"reward": 1.1, "format": 1, "answer": True, "reasoning": 0}
+
+
+@pytest.mark.parametrize("score, labels", [
+    ({**GOOD, "reward": math.nan}, None), ({**GOOD, "answer": 0.5}, None),
+    ({"reward": 1, "format": 1, "answer": 1}, None), (GOOD, ([0], [0, 0])),
+    (GOOD, ([0, 9], [0, 0])), (GOOD, ([0, 0], [0, -1])), (GOOD, ([0, 0], [0, 0]))])
+def test_scores_and_labels_stand_beside_every_weight_and_are_checked(score, labels):
+    task = CheckedTask(SimpleNamespace(score=lambda *_: score, label=lambda _: labels))
+    if labels is None:
+        said = refusal(task.score, "3 5", "8")
+        assert "should be answer, format, reasoning, reward, and answer should be 0 or 1" in said
+    elif labels == ([0, 0], [0, 0]):
+        assert task.label([b"a", b"b"]) is labels and task.score("3 5", "8") is score
+    else:
+        assert "two lists with a number for each of 2" in refusal(task.label, [b"a", b"b"])
+
+
+@pytest.mark.parametrize("problems", [None, 3, "xxx", {"a": 1}, [1, 2], [{"text": "a"}, {}],
+                                      [{"prompt": 5}, {"prompt": 6}]])
+def test_problems_that_are_no_list_of_texts(problems):
+    assert re.match("my_task: (`problems` should be a list|the prompt of each of `problems` should "
+                    "be a text)", refusal(task_of, problems))
+
+
+@pytest.mark.parametrize("name, given, wrong", [
+    ("reward", (PROMPTS[0], "a"), [None, "1.0", b"1", (1, 2), {"reward": 1}, math.nan, 1e39,
+                                   10 ** 400]),
+    ("score", ("3 5", "8"), [None, "1.0", (1, 2), [1], {**GOOD, "reward": "1"},
+                             {**GOOD, "reward": b"1"}, {**GOOD, "reward": 10 ** 400}]),
+    ("show", ("3 5",), [None, 5]), ("prompt_for", ("3 5",), [None, 5]),
+    ("label", ([b"a", b"b"],), [None, 5, [[0, 0]], [0, 0]]),
+    ("training_problems", (0, 1, 8), [None, "1.0", [1, 2]]), ("held_out_problems", (8,), [None])])
+def test_what_a_method_of_a_task_returns_is_told_with_its_name_and_place(name, given, wrong):
+    """Also a `return` that was forgotten."""
+    for found in wrong:
+        def method(*given):
+            return found
+
+        method.__name__ = name
+        if name == "reward":
+            said = refusal(task_of(PROMPTS, method).score, *given)
+        else:
+            said = refusal(getattr(CheckedTask(SimpleNamespace(**{name: method})), name), *given)
+        assert re.match(rf"{name} \(lab/tests/harness/test_tasks.py:\d+\) should return ", said)
+        assert f"It returned {found!r:.99}" in said
+        assert ("a `return` is missing" in said) == (found is None)

@@ -1,0 +1,296 @@
+"""One token followed: every line is what the function it names computes."""
+import dataclasses
+import importlib
+import operator
+import re
+import shutil
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from conftest import credit_columns, refusal, write_log
+
+from lab.analysis.account import NOT_TRAINED, numbers_of_step
+from lab.analysis.answers import metrics_by_step
+from lab.analysis.run_folders import read_run
+from lab.analysis.token_table import read_step
+from lab.engine.model_folder import read_model_folder, write_model_folder
+from lab.engine.tokens import load_tokenizer
+from grpo import (gradient_size, group_mean, group_z_score, length_scaling, policy_loss,
+                  rescaling)
+from lab.harness.read_record import read_credit, run_config
+from mitigations import outcome_conditional
+from lab.tools import follow
+from lab.tools.helpers.token import likeliest_others, where_kept
+
+NUMBER = r"-?\d+\.?\d*(?:e[-+]?\d+)?"
+STEP = 3
+
+
+@pytest.fixture(scope="module")
+def batch(recorded):
+    return read_credit(recorded, STEP, load_tokenizer(recorded))
+
+
+@pytest.fixture
+def follow_it(capsys):
+    """What is printed when this is typed."""
+    def typed(*argv):
+        follow.main(list(map(str, argv)))
+        return capsys.readouterr().out
+    return typed
+
+
+def lines_of(printed):
+    """(text, place) by label; a long line goes on in the next."""
+    lines, last = {}, None
+    for line in printed[printed.index("\nrewards "):].splitlines():
+        label, text, place = (line[a:b].strip() for a, b in ((0, 11), (11, 82), (82, None)))
+        if label and place:
+            lines[label], last = [text, place], label
+        elif last and not label:
+            lines[last][0] += f" {line.strip()}"
+    return lines
+
+
+def numbers(text):
+    return list(map(float, re.findall(NUMBER, text)))
+
+
+def close(text, value, digits=3):
+    """Whether the last number that the text says is this one."""
+    value = torch.as_tensor(value).item()
+    return numbers(text)[-1] == pytest.approx(value, rel=0.6 * 10 ** (1 - digits))
+
+
+def a_token(batch):
+    """The most uncertain one of a finished answer whose group has different rewards."""
+    entropy = batch.entropy * (batch.advantage != 0) * batch.finished[:, None]
+    return divmod(int(entropy.argmax()), entropy.shape[1])
+
+
+def log_probs_gradient(logits, chosen):
+    logits = logits.clone().requires_grad_()
+    logits.log_softmax(-1)[chosen].backward()
+    return logits.grad
+
+
+@pytest.mark.parametrize("line, words", [
+    ({"gradient_norm": 4.0}, "norm 4, above --max_grad_norm 0.5, so it is multiplied by 0.5 / 4 = "
+                             "0.125"),
+    ({"gradient_norm": 0.4}, "norm 0.4, which is not clipped (--max_grad_norm 0.5)"),
+    ({"gradient_norm": None, "skipped": "no answer was finished"},
+     "the step made no update: no answer was finished")])
+def test_what_became_of_the_gradient(line, words):
+    s = SimpleNamespace(max_grad_norm=0.5, learning_rate=1e-3, epochs=1)
+    known = numbers_of_step({"N": 9, **line}, s)
+    assert known["clipping"].endswith(words) and "1 in the only update" in known["ratio"]
+    assert known["rate"] == (None if line["gradient_norm"] is None else 0.001)
+    s.epochs = 2
+    assert numbers_of_step({"N": 9, **line}, s)["ratio"] is None
+
+
+def test_every_line_is_what_the_function_it_names_computes(recorded, batch, follow_it):
+    """The gradient at the logits is that of the loss of the whole batch, by autograd, of the model
+    that sampled the step."""
+    b, t = a_token(batch)
+    lines = lines_of(follow_it(recorded, "--step", STEP, "--answer", b, "--token", t))
+    assert list(lines) == ["rewards", "p", "others", "entropy", "reward", "group",
+                           "advantage", "weight", "rescaling", "loss norm", "term", "ratio", "s",
+                           "gradient", "push", "clipping", "AdamW", "change", "rank"]
+    for _, place in lines.values():
+        path, names = place.split(": ")
+        module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
+        assert callable(operator.attrgetter(names)(module))
+    settings = run_config(recorded)
+    trained = batch.mask & batch.finished[:, None]
+    assert not batch.finished.all() and trained.any()
+    model = read_model_folder(recorded / f"checkpoints/step_{STEP - 1:06d}")
+    before = batch.prompt_ids[batch.group[b]] + batch.ids[b, :t].tolist()
+    with torch.no_grad():
+        logits = model(torch.tensor([before]))[0, -1]
+    logits.requires_grad_()
+    log_probs, chosen = logits.log_softmax(-1), batch.ids[b, t]
+    p = log_probs.exp()
+
+    reward = {part: float(batch.scores[part][b])
+              for part in ("reward", "answer", "format")}  # those that the formula names
+    assert numbers(lines["reward"][0].partition(" = ")[2]) == pytest.approx(list(reward.values()),
+                                                                            rel=1e-3)
+    of_group = batch.reward[batch.group == batch.group[b]]
+    said = re.findall(rf"(\d+) got ({NUMBER})", lines["rewards"][0])
+    assert sorted(float(value) for count, value in said for _ in range(int(count))
+                  ) == pytest.approx(sorted(of_group.tolist()), rel=1e-3)
+    assert close(lines["p"][0], p[chosen])
+    assert close(lines["entropy"][0], -(p * log_probs).sum())
+    others = re.findall(rf"('.*?'|\".*?\") ({NUMBER})", lines["others"][0])
+    best = [value.item() for token, value in zip(p.topk(5).indices, p.topk(5).values)
+            if token != chosen][:4]
+    assert [float(value) for _, value in others] == pytest.approx(best, rel=0.06)
+    mean = group_mean(batch.reward, batch.group)
+    assert numbers(lines["group"][0]) == pytest.approx(
+        [float(mean[b]), float(group_mean((batch.reward - mean) ** 2, batch.group)[b].sqrt())],
+        rel=1e-3)
+    advantage = group_z_score(batch.reward, batch.group)
+    assert close(lines["advantage"][0], advantage[b])
+    weight = outcome_conditional(batch, think_discount=settings["think_discount"]) * trained
+    assert numbers(lines["weight"][0])[0] == pytest.approx(float(weight[b, t]), rel=5e-3)
+    kept = dataclasses.replace(batch, mask=trained)
+    rescale = rescaling(weight, kept, "mean")
+    assert numbers(lines["rescaling"][0])[1:] == pytest.approx(
+        [rescale, float(weight[b, t] * rescale)], rel=1e-3)
+    length_scale = length_scaling(kept.length, "sequence", 40)
+    assert numbers(lines["loss norm"][0])[-2:] == pytest.approx(
+        [float(length_scale[b]), int(trained.sum())], rel=1e-3)
+    log_prob = torch.zeros_like(batch.log_prob)
+    log_prob[b, t] = log_probs[chosen]
+    scaled_weight = weight * rescale * length_scale
+    loss = policy_loss(log_prob, batch.advantage, scaled_weight, trained, trained.sum())
+    loss.backward()
+    assert close(lines["term"][0], loss)
+    assert close(lines["s"][0], torch.nn.functional.one_hot(chosen, len(p)).sub(p).norm())
+    # the gradient of the loss at the logits, and its size there without m / N
+    of_loss = logits.grad.norm()
+    at_logits, in_loss = lines["gradient"][0].split(". The loss takes m / N of it")
+    assert close(in_loss, of_loss)
+    assert close(at_logits, of_loss * trained.sum() / length_scale[b])
+    # a step of size 1 at the logits, along the gradient of -N times the loss; without m
+    push = (log_probs_gradient(logits.detach(), chosen) @ -logits.grad) * trained.sum()
+    push = push / length_scale[b]
+    assert close(lines["push"][0].partition(": ")[0], push)
+    line, limit = metrics_by_step(read_run(recorded))[STEP], settings["max_grad_norm"]
+    norm = line["gradient_norm"]
+    assert numbers(lines["clipping"][0])[0] == pytest.approx(norm, rel=1e-3)
+    assert ("is not clipped" in lines["clipping"][0]) == (norm <= limit)
+    assert close(lines["AdamW"][0], settings["learning_rate"])
+    with torch.no_grad():
+        after = read_model_folder(recorded / f"checkpoints/step_{STEP:06d}")(
+            torch.tensor([before]))[0, -1].log_softmax(-1)[chosen]
+    change, p_after = numbers(lines["change"][0])
+    assert change == pytest.approx((after - log_probs[chosen]).item(), rel=2e-3, abs=1e-6)
+    assert p_after == pytest.approx(after.exp().item(), rel=1e-3)
+    size = gradient_size(batch.log_prob, batch.collision)[b]
+    sizes = batch.advantage[b].abs() * (weight * rescale)[b] * size
+    larger = (sizes > sizes[t]) & batch.mask[b]
+    assert numbers(lines["rank"][0])[:2] == [int(batch.length[b]), 1 + int(larger.sum())]
+
+
+def test_a_model_that_was_not_kept_is_not_asked(recorded, batch, follow_it, tmp_path, capsys):
+    folder = shutil.copytree(recorded, tmp_path / "run")
+    argv = (folder, "--step", STEP, "--answer", 0, "--token", 0)
+    model = read_model_folder(folder / "checkpoints/step_000002")
+    for parameter in model.parameters():
+        parameter.data.zero_()
+    write_model_folder(model, folder / "checkpoints/step_000002")
+    shutil.rmtree(folder / "checkpoints/step_000002/trainer")  # with the seal of what was there
+    assert "so another model sampled it" in " ".join(follow_it(*argv).split())
+    shutil.rmtree(folder / "checkpoints/step_000002")
+    told_instead = lines_of(follow_it(*argv))["others"][0]
+    assert told_instead == "not known: the model after step 2, which sampled it, was not kept"
+    capsys.readouterr()
+    said = refusal(follow_it, *argv, "--credit", 10)
+    assert said.endswith("sampled step 3, and it was not kept. It was kept for --step 1 or 2")
+    assert "--answer shows one answer" in refusal(follow_it, *argv, "--show", 1)
+    assert not capsys.readouterr().out  # it is refused before anything is printed
+
+
+def test_a_run_in_runs_is_named_if_only_its_name_was_typed(follow_it, tmp_path, monkeypatch):
+    (tmp_path / "runs/one").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert refusal(follow_it, "one") == "one does not exist; did you mean runs/one?"
+
+
+def test_the_steps_whose_models_were_kept_are_named():
+    assert where_kept([]) == "It was kept for no step"
+    assert where_kept([26, 1]) == "It was kept for --step 1 or 26"
+    assert where_kept(range(1, 10)) == "It was kept for --step 1 2 3 ... 9"
+
+
+def test_a_token_beyond_the_vocabulary_of_the_model_was_sampled_by_another(recorded):
+    run, record = read_run(recorded), read_step(recorded, STEP)
+    tokenizer = load_tokenizer(recorded)
+    record.written["token_id"][0] = 50_000
+    sampled_by = str(recorded / f"checkpoints/step_{STEP - 1:06d}")
+    [said] = likeliest_others(run, sampled_by, record, tokenizer, 0, range(1, 2))
+    assert "has a token 50000, so another" in said
+
+
+def test_what_is_not_on_record_has_no_line(tmp_path, follow_it):
+    """Two answers of two tokens, advantages that are no z-score; nothing of parts, entropy or the
+    loss."""
+    unknown = np.full(4, np.nan)
+    columns = credit_columns([2, 2], [0, 0], reward=[1, 0], advantage=[2, 2, -1, -1],
+                             entropy=unknown, collision=unknown, reward_answer=[np.nan] * 2,
+                             reward_format=[np.nan] * 2, reward_reasoning=[np.nan] * 2)
+    folder = write_log(tmp_path / "mine", {4: columns}, {"task": None, "mitigation": "mine"},
+                       [{"step": 4}])
+    printed = follow_it(folder, "--answer", 0, "--token", 1)
+    for label in ("entropy", "reward ", "weight", "rescaling", "loss norm", "term", "ratio",
+                  "gradient", "clipping", "AdamW", "rank"):
+        assert f"\n{label}" not in printed
+    lines = lines_of(printed)
+    assert "A = 2, as recorded" in printed and "rewards    of the 2 answers" in printed
+    assert close(lines["p"][0], 0.5) and "--credit 1000 measures that" not in printed
+    said = refusal(follow_it, folder, "--answer", 0, "--token", 1, "--credit", 10)
+    assert said.endswith("mine is not there, which would score the continuations")
+    assert follow_it(folder).count("+2.00") == follow_it(folder).count("-1.00") == 1
+
+
+def test_what_else_could_stand_there_is_at_the_temperature_of_the_record(recorded):
+    """With p at another one the model would seem to be another."""
+    run, record = read_run(recorded), read_step(recorded, STEP)
+    tokenizer = load_tokenizer(recorded)
+    sampled_by = str(recorded / f"checkpoints/step_{STEP - 1:06d}")
+    [usual] = likeliest_others(run, sampled_by, record, tokenizer, 0, range(1))
+    run["config"]["columns_temperature"] = 0.1
+    [other] = likeliest_others(run, sampled_by, record, tokenizer, 0, range(1))
+    assert "another model" in other
+    model = read_model_folder(sampled_by)
+    with torch.no_grad():
+        p = (model(torch.tensor([record.prompts[0].tolist()]))[0, -1] / 0.1).softmax(-1)
+    record.written["log_prob"][0] = p[int(record.written["token_id"][0])].log()
+    [cold] = likeliest_others(run, sampled_by, record, tokenizer, 0, range(1))
+    assert cold != usual and not cold.startswith("not known")
+
+
+def test_of_a_dropped_answer_no_weight_is_told(recorded, batch, follow_it):
+    """Its group's statistics know it, the loss does not. Nor was its change measured, and the 0 on
+    record is not told."""
+    b = int((~batch.finished).nonzero()[0])
+    printed = follow_it(recorded, "--step", STEP, "--answer", b, "--token", 0)
+    lines = lines_of(printed)
+    assert "change     not measured, because the step left this answer out" in printed
+    assert lines["dropped"][0] == NOT_TRAINED and {"group", "advantage", "s"} <= set(lines)
+    assert not {"weight", "rescaling", "loss norm", "term", "gradient", "rank",
+                "change"} & set(lines)
+
+
+def test_the_answers_to_each_problem(recorded, batch, follow_it):
+    printed = follow_it(recorded)  # the last step
+    assert f"step {STEP}: 8 answers to 2 problems" in printed
+    rows = re.findall(r"^ +(\d) +([\d.]+) +([-+][\d.]+) +(\d+)  ", printed, flags=re.M)
+    assert sorted(int(row[0]) for row in rows) == list(range(8))
+    for b, reward, advantage, length in rows:
+        assert float(reward) == pytest.approx(float(batch.reward[int(b)]), abs=0.006)
+        assert float(advantage) == pytest.approx(float(batch.advantage[int(b), 0]), abs=0.006)
+        assert int(length) == int(batch.length[int(b)])
+
+
+def test_an_answer_is_shown_with_its_largest_gradients(recorded, batch, follow_it):
+    b, _ = a_token(batch)
+    sizes = read_step(recorded, STEP).tokens_of(b)["abs gradient"]
+    printed = follow_it(recorded, "--step", STEP, "--answer", b)
+    rows = re.findall(r"^\| +(\d+) \|.*\| +([-+.e\d]+) \|$", printed, flags=re.M)
+    largest = np.argsort(-sizes)[:8]
+    assert [int(t) for t, _ in rows] == largest.tolist()
+    assert [float(size) for _, size in rows] == pytest.approx(sizes[largest], rel=1e-3)
+    shares = sorted((int(share) for share in re.findall(r"\[(\d+)%\]", printed)), reverse=True)
+    assert shares[0] == 100 and len(shares) == (sizes >= 0.05 * sizes.max()).sum()
+
+
+@pytest.mark.parametrize("step, is_measured", [(2, False), (STEP, True)])
+def test_a_step_whose_change_was_not_measured_says_so(recorded, follow_it, step, is_measured):
+    """It is measured in the first step and in the last one."""
+    said = follow_it(recorded, "--step", step, "--answer", 0, "--token", 0)
+    assert ("change     not measured in this step; --change_every" in said) != is_measured

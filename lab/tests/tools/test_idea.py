@@ -1,0 +1,219 @@
+"""Was my idea better: which runs are made, which are used again, what is refused."""
+import json
+import os
+import re
+import shlex
+from glob import glob
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from conftest import refusal
+from runs import lines, train_here
+
+from lab.engine.errors import UserError
+from lab.tools.helpers import runs as planned_runs
+from lab.harness.large_model import TWO_NUMBERS
+from lab.harness.settings import LARGE, make_settings
+from lab.tools import idea
+from lab.tools.idea import arms_of, main, placebos_of
+
+SMALL = ["--questions", "2", "--answers", "4", "--steps", "2", "--eval_tasks", "4",
+         "--max_new_tokens", "32", "--seeds", "2", "--processes", "2"]
+
+
+def arms(name, of_training, **own):
+    """The axis and the arms of an idea, with these flags of train.py and of this program."""
+    usual = {"quick": False, "setting": "countdown", "placebos": "any,kind"}
+    own = SimpleNamespace(**{**usual, **own, "typed": own})
+    return arms_of(name, of_training, own.quick, own.setting, placebos_of(name, own))
+
+
+def test_the_arms_of_a_weighting_and_of_an_advantage():
+    axis, of_kind = arms("by_kind", {"word_weight": "0.1", "steps": "20", "rescale": "none"})
+    plain, own = of_kind["plain"], {"mitigation": "by_kind", "word_weight": 0.1, "rescale": "none"}
+    assert axis == "mitigation" and plain == {
+        "questions": 8, "answers": 8, "steps": 20, "threads": 1, "eval_every": 20,
+        "checkpoint_every": 20}
+    assert of_kind == {"plain": plain, "idea": plain | own,
+                       "any": plain | own | {"placebo": "weights"},
+                       "kind": plain | own | {"placebo": "weights_by_kind"}}
+    axis, of_span = arms("span", {"eval_every": "9", "mitigation": "taco"}, placebos="position,any")
+    assert axis == "advantage" and of_span["plain"]["eval_every"] == 9
+    assert of_span["plain"]["mitigation"] == "taco" and "advantage" not in of_span["plain"]
+    assert of_span["any"]["placebo"] == "advantages" and of_span["idea"]["advantage"] == "span"
+    assert of_span["position"]["placebo"] == "advantages_by_position" and "kind" not in of_span
+    for name in ("rloo", "maxrl"):  # answers have no kind
+        assert [*arms(name, {})[1]] == ["plain", "idea", "any"]
+
+
+def test_another_setting_is_one_flag_and_what_is_typed_overrides_it():
+    _, of_task = arms("by_kind", {}, setting="largest_last")
+    assert of_task["plain"]["task"] == "examples.largest_last" and of_task["plain"]["steps"] == 30
+    _, of_game = arms("by_kind", {"steps": "5"}, setting="guess", quick=True)
+    assert of_game["plain"]["model"] == "models/guesser" and of_game["idea"]["steps"] == 5
+    assert [*of_game] == ["plain", "idea", "any", "position"]
+    assert make_settings(of_game["plain"]).task == "examples.guess"
+    _, of_game = arms("by_kind", {}, setting="guess", quick=True, placebos="any,kind")
+    assert of_game["plain"]["steps"] == 15 and "kind" in of_game
+
+
+@pytest.mark.parametrize("typed, seeds, steps", [
+    ([], 8, 60), (["--quick"], 4, 30), (["--quick", "--seeds", "6"], 6, 30),
+    (["--quick", "--steps", "7"], 4, 7)])
+def test_a_quick_look_has_half_of_the_steps_and_of_the_seeds(monkeypatch, typed, seeds, steps):
+    made = []
+
+    def runs_of(experiment, seeds):
+        made.append((len(seeds), experiment.arms["idea"].settings.steps))
+        raise UserError("enough")
+
+    monkeypatch.setattr(idea.Idea, "first_look", lambda experiment: None)
+
+    monkeypatch.setattr(idea.Idea, "runs_of", runs_of)
+    assert refusal(main, ["by_kind", *typed]) == "enough"
+    assert made == [(seeds, steps)]
+
+
+@pytest.mark.parametrize("typed", [["--mitigation", "taco"], ["--mitigation=taco"]])
+def test_the_idea_is_not_named_twice(typed):
+    """The last one would be trained, and the verdict would be said of the first."""
+    assert refusal(main, ["by_kind", *typed]).startswith("--mitigation cannot be given: by_kind")
+
+
+def large_folder(folder):
+    """A file of zeros that takes no room on the disk has the size of the weights."""
+    with open(folder / "model.safetensors", "wb") as file:
+        os.truncate(file.fileno(), LARGE + 1)
+    return folder
+
+
+def test_a_large_model_keeps_its_recipe_and_leaves_no_model(tmp_path):
+    """It is the laptop's, evaluated at the end, after half of the steps. A recipe of its own keeps
+    its steps. If it names none, a CPU makes few, and a GPU the usual number."""
+    typed = {"model": str(large_folder(tmp_path))}
+    _, of_arm = arms("by_kind", typed)
+    no_models = {"checkpoint_every": 0}
+    steps = 24
+    assert of_arm["plain"] == no_models | {"model": str(tmp_path), "steps": steps,
+                                         "eval_every": steps}
+    known = make_settings(of_arm["any"])
+    recipe = TWO_NUMBERS["expression"]
+    others = recipe.keys() - {"eval_every", "steps"}
+    assert {name: known.to_json()[name] for name in others} == {
+        name: recipe[name] for name in others}
+    _, of_arm = arms("by_kind", typed | {"steps": "7", "checkpoint_every": "3"})
+    assert (of_arm["idea"]["steps"], of_arm["idea"]["eval_every"]) == (7, 7)
+    assert of_arm["idea"]["checkpoint_every"] == 3
+    on_gpu = arms("by_kind", typed | {"device": "cuda"})[1]["plain"]
+    assert on_gpu == of_arm["plain"] | {"device": "cuda", "steps": steps, "eval_every": steps,
+                                      "checkpoint_every": 0}
+    (tmp_path / "recipe.json").write_text('{"steps": 9}')
+    assert arms("by_kind", typed)[1]["plain"]["steps"] == 9
+    (tmp_path / "recipe.json").write_text('{"eval_tasks": 9}')  # its own, which names no steps
+    assert arms("by_kind", typed)[1]["plain"]["steps"] == 20
+    _, of_arm = arms("by_kind", typed | {"device": "cuda"})
+    assert of_arm["plain"]["steps"] == 60 and of_arm["plain"]["threads"] == 1
+    assert of_arm["plain"]["checkpoint_every"] == 0
+
+
+@pytest.mark.slow
+def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp_path,
+                                                                    monkeypatch):
+    """Whether one is made at a time or eight, they are the same runs."""
+    planned, settings = [], ["--model", str(learner), "--seeds", "2", "--runs", str(tmp_path)]
+
+    def keep(runs, processes, *_, **__):
+        planned.append(runs)
+        raise SystemExit(f"{processes} at a time")
+
+    monkeypatch.setattr("lab.tools.helpers.runs.make_runs", keep)
+    for module in (idea, planned_runs):
+        monkeypatch.setattr(module, "is_large", lambda folder: True)
+    monkeypatch.setattr(planned_runs, "usable_cores", lambda: 8)
+    for processes in (1, 8):
+        with pytest.raises(SystemExit, match=f"{processes} at a time"):
+            main(["by_kind", *settings, "--processes", str(processes)])
+    alone, together = planned
+    assert [run.folder for run in alone] == [run.folder for run in together]
+    assert {run.threads for run in alone} == {8} and {run.threads for run in together} == {1}
+    assert not any(run.keeps_checkpoints for run in alone + together)
+    with pytest.raises(SystemExit):
+        main(["by_kind", *settings, "--checkpoint_every", "3"])
+    assert all(run.keeps_checkpoints for run in planned[-1])
+
+
+@pytest.mark.parametrize("argv, said", [
+    ([], "are required: NAME"),
+    (["by_kind", "--placebos", "any,word"], "'word' is none of any, kind and position"),
+    (["by_kind", "--rates", "1"], "--rates 1: expected at least two different numbers"),
+    (["no_such"], "no_such is neither a weighting nor an advantage. Is its function in mitig"),
+    (["none"], "none is plain GRPO, with which an idea is compared"),
+    (["by_kin"], "by_kin is neither a weighting nor an advantage; did you mean by_kind?"),
+    (["by_kind", "--seed", "3"], "--seed cannot be given to this program"),
+    (["by_kind", "--quik"], "unknown argument --quik, did you mean --quick? ("),
+    (["by_kind", "--eval_every", "0"], "the verdict needs the evaluation at the end")])
+def test_what_is_refused(argv, said):
+    assert said in refusal(main, argv)
+
+
+@pytest.mark.slow
+def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd):
+    """Four arms of two seeds; the next idea uses plain GRPO's again, and is counted."""
+    argv = ["--model", str(learner), *SMALL, "--runs", str(tmp_path / "my ideas")]
+    monkeypatch.setattr("lab.tools.helpers.runs.Runs.start", train_here)
+    freed = []
+    monkeypatch.setattr(idea, "return_memory", lambda: freed.append(list(tmp_path.rglob("*"))))
+    main(["by_kind", "--word_weight", "0.1", *argv])
+    said = capfd.readouterr().out
+    for part in ("8 of 8 runs have to be made, 2 at a time", "finished: by_kind-placebo-s1",
+                 "finished: by_kind-placebo-kind-s1", "by_kind minus"):
+        assert part in said
+    *_, pointers = said.rstrip().split("\n\n")  # nothing comes after the last paragraph
+    assert "\nTo repeat all of it: " in pointers
+    assert "\nLess able or less sure? From 2 pairs that is not known: " in said
+    folders = sorted(path.name.rpartition("-")[0] for path in (tmp_path / "my ideas").iterdir())
+    assert folders == ["by_kind", "by_kind-placebo", "by_kind-placebo-kind", "plain"]
+    [typed] = re.findall("a page: python analyze.py (.*)", said)
+    found = [list(map(Path, glob(pattern))) for pattern in shlex.split(typed)]
+    assert [[run.name for run in arm] for arm in map(sorted, found)] == 4 * [["s0", "s1"]]
+    [table] = (tmp_path / "my ideas").glob("by_kind-*/verdict.csv")
+    assert len(table.read_text().splitlines()) == 1 + 8
+    for folder in (tmp_path / "my ideas").iterdir():
+        assert [len(lines(folder / f"s{seed}/metrics.jsonl")) for seed in (0, 1)] == [2, 2]
+    assert freed == [[]]  # what the look has taken, before the first run begins
+
+    main(["by_kind", "--word_weight", "0.2", "--placebos", "any", *argv])
+    said = " ".join(capfd.readouterr().out.split())
+    assert "4 of 6 runs have to be made" in said
+    assert ("plain GRPO was compared 2 times: with by_kind here, and with by_kind --word_weight "
+            "0.1 (2 seeds)") in said
+
+
+@pytest.mark.slow
+def test_with_rates_each_arm_is_trained_at_the_best_of_its_own(learner, tmp_path, monkeypatch,
+                                                               capfd):
+    """Three arms at two rates on two seeds that no other look has; then each with its own."""
+    argv = ["--model", str(learner), *SMALL, "--runs", str(tmp_path), "--placebos", "any"]
+    monkeypatch.setattr("lab.tools.helpers.runs.Runs.start", train_here)
+    best = {"plain": 2.0, "idea": 0.5, "any": 2.0}
+    monkeypatch.setattr(idea.Rates, "best", lambda rates: best)
+    is_finished = planned_runs.PlannedRun.is_finished
+    monkeypatch.setattr(planned_runs, "why_it_ended", lambda process, log: "no reason")
+    monkeypatch.setattr(planned_runs.PlannedRun, "is_finished", lambda run: (
+        run.name != "plain-x0.5-s2000" and is_finished(run)))  # it fails, and takes no other along
+    main(["by_kind", *argv, "--rates", "0.5,2"])
+    said = capfd.readouterr().out
+    assert "failed: plain-x0.5-s2000" in said and "finished: plain-x2-s2001" in said
+    assert "12 of 12 runs have to be made" in said and "6 of 6 runs have to be made" in said
+    assert "plain GRPO 2, by_kind 0.5, its placebo 2" in " ".join(said.split())
+    seeds = {path.parent.name for path in tmp_path.glob("rates/*/*/config.json")}
+    assert seeds == {"s2000", "s2001"}
+    assert not [*tmp_path.glob("rates/plain-x0.5-*/s2001")]
+    rate = make_settings({"model": str(learner)}).learning_rate
+    for label, times in (("plain", 2.0), ("by_kind", 0.5), ("by_kind-placebo", 2.0)):
+        [folder] = [path for path in tmp_path.iterdir() if path.name.rpartition("-")[0] == label]
+        config = json.loads((folder / "s1/config.json").read_text())
+        assert config["learning_rate"] == pytest.approx(times * rate)
+    [tries] = tmp_path.glob("plain-*/tries.json")
+    assert "by_kind at 0.5 times the rate" in tries.read_text()

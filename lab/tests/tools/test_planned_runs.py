@@ -1,0 +1,312 @@
+"""Runs side by side: made, stopped and gone on with, waited for, failed; and used again."""
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, refusal, write_log
+from lab.harness.made_of import made_of
+from lab.tools.helpers import runs as planned_runs
+from lab.tools.helpers.runs import (Experiment, PlannedRun, Runs, finished_run, kinds_of, make_runs,
+                                    settings_of, side_by_side, stop_with_parent)
+
+TRAIN = """
+# As train.py, without a model: a line for each step, and on SIGTERM the end after this step.
+import json, signal, sys, time
+from pathlib import Path
+
+words, told = dict(zip(sys.argv[1:], sys.argv[2:])), []
+signal.signal(signal.SIGTERM, lambda *_: told.append(True))
+folder, steps = Path(words["--out"]), int(words["--steps"])
+(folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+config = {"mitigation": "none", "steps": steps}
+(folder / "config.json").write_text(json.dumps(config))
+lines = folder / "metrics.jsonl"
+lines.touch()
+done = lines.read_text().count("\\n")
+print("continuing after step", done, flush=True)
+for step in range(done + 1, steps + 1):
+    time.sleep(0.02)
+    with open(lines, "a") as file:
+        print(json.dumps({"step": step, "seconds": 0.02}), file=file)
+    if told:
+        sys.exit(f"stopped after step {step}")
+(folder / "config.json").write_text(json.dumps(config | {"finished": steps}))
+"""
+
+
+@pytest.fixture
+def planned(tmp_path):
+    """A planned run, which needs no torch unless it is one of train.py."""
+    (tmp_path / "train.py").write_text(TRAIN)
+
+    def plan(arm="none", seed=0, steps=2, more="", program=tmp_path / "train.py"):
+        flags = f"--model {ROOT / 'models/tiny'} --eval_every 0 {more}"
+        return PlannedRun(arm, seed, tmp_path / arm / f"s{seed}", flags.split(), steps,
+                          (str(program),))
+    return plan
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch):
+    monkeypatch.setattr(planned_runs, "PAUSE", 0.02)
+
+
+def stop_when(condition):
+    """Sends this process Ctrl-C once the condition holds."""
+    def wait():
+        while not condition():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def test_stopped_and_started_again(planned, capfd):
+    """Ctrl-C: the run that is being made is told, and no other is begun. Started again it goes on
+    from there, and what is finished is passed over."""
+    first, second = planned(steps=500), planned(seed=1)
+    stop_when(lambda: first.steps_made() > 0)
+    with pytest.raises(SystemExit) as ended:
+        make_runs([first, second], 1, "the same command")
+    assert ended.value.code == 130
+    said = capfd.readouterr().out
+    assert "stopped. 0 of 2 runs are finished. Continue with: the same command" in said
+    done = first.steps_made()
+    assert f"stopped after step {done}" in first.log.read_text()
+    assert 0 < done < 500 and not first.is_finished() and not second.folder.exists()
+    shorter = replace(first, steps=done + 1)
+    assert make_runs([shorter], 2, "") == {} and shorter.is_finished()
+    assert f"continuing after step {done}" in first.log.read_text()
+    assert not Runs([shorter], 2).waiting
+
+
+def test_a_run_without_checkpoints_leaves_none_and_is_ended_at_once(planned, capfd):
+    """The finished one before it is kept."""
+    first, second = (replace(planned(seed=seed, steps=steps), keeps_checkpoints=False)
+                     for seed, steps in ((0, 2), (1, 500)))
+    stop_when(lambda: second.steps_made() > 0)
+    with pytest.raises(SystemExit):
+        make_runs([first, second], 1, "the same command")
+    said = capfd.readouterr().out
+    assert "stopped. 1 of 2 runs are finished" in said and "will start again from step 1" in said
+    assert "after this step" not in said and "stopped after" not in second.log.read_text()
+    assert first.is_finished() and not second.is_finished() and second.steps_made() > 0
+    assert not (first.folder / "checkpoints").exists()
+    again = replace(second, steps=second.steps_made() + 1)
+    before = [(path, path.stat().st_mtime_ns) for path in sorted(first.folder.rglob("*"))]
+    runs = Runs([first, again], 1)
+    assert runs.waiting == [again] and runs.make() and again.is_finished()
+    [(_, _, steps)] = runs.finished_here
+    assert steps == again.steps  # which all were made here, for the time that is left
+    assert [(path, path.stat().st_mtime_ns) for path in sorted(first.folder.rglob("*"))] == before
+
+
+def of_100_seconds(runs, processes):
+    """A step took 100 seconds in what was finished before."""
+    known = Runs(runs, processes)
+    known.finished_here = [(0.0, 600.0, 6)]
+    return known
+
+
+def test_the_time_left_counts_steps_that_are_made_again(planned):
+    """3 of 6 are on record."""
+    run = planned(steps=6)
+    run.folder.mkdir(parents=True)
+    (run.folder / "metrics.jsonl").write_text("{}\n" * 3)
+    assert of_100_seconds([run], 1).time_left() == ", about 5 min left"
+    again = replace(run, keeps_checkpoints=False)
+    assert of_100_seconds([again], 1).time_left() == ", about 10 min left"
+
+
+def test_the_time_left_is_shared_by_the_processes(planned):
+    """Three runs of ten minutes each and two processes. One run is made by one of them alone."""
+    runs = [planned(seed=seed, steps=6) for seed in range(3)]
+    assert of_100_seconds(runs, 2).time_left() == ", about 15 min left"
+    assert of_100_seconds(runs[:1], 2).time_left() == ", about 10 min left"
+    assert of_100_seconds([], 2).time_left() == ""
+    assert Runs(runs, 2).time_left() == ""  # nothing was begun yet
+
+
+def test_the_time_left_is_known_from_the_first_step_on(planned, monkeypatch):
+    """Two runs of four steps, one after the other. 70 seconds before the first step, which takes
+    50, and then 30 of the second one: 3 steps and 70 s are left of the first run, and 4 steps and
+    140 s of the other. What a run has left of an earlier try is not counted."""
+    first, second = planned(steps=4), planned(seed=1, steps=4)
+    runs = Runs([first, second], 1)
+    now = [1000.0]
+    monkeypatch.setattr(planned_runs.time, "monotonic", lambda: now[0])
+    runs.waiting.remove(first)
+    runs.running, runs.started = [(first, None)], {first.name: (1000.0, 0)}
+    first.folder.mkdir(parents=True)
+    (first.folder / "metrics.jsonl").write_text('{"step": 1, "seconds": 50.0}\n')
+    now[0] = 1010.0
+    assert runs.time_left() == ""
+    now[0] = 1120.0
+    assert runs.time_left() == ", about 9 min left"  # 7 x 50 + 70 + 140 = 560 s
+    now[0] = 1150.0
+    assert runs.time_left() == ", about 9 min left"
+    runs.finished_here = [(0.0, 50.0, 1)]
+    assert runs.time_left() == ", about 6 min left"  # 7 x 50, and the rest of a run takes no time
+
+
+def test_a_run_has_the_threads_that_are_planned(planned, tmp_path):
+    program = tmp_path / "program.py"
+    program.write_text("import os; print(os.environ['OMP_NUM_THREADS'])\n")
+    run = planned(program=program)
+    for threads in (1, 3):
+        Runs([replace(run, threads=threads)], 1).make()
+    assert run.log.read_text().split() == ["1", "3"]
+
+
+def test_the_run_that_needs_most_decides_how_many_are_made_at_a_time(planned, monkeypatch):
+    """One of a small model on a CPU needs a core, one of a large model all, and one on a GPU that.
+    """
+    eight_cores(monkeypatch, is_large=False)
+    runs = [planned(seed=0), planned(seed=1), planned("gpu", more="--device cuda")]
+    assert side_by_side(kinds_of(runs[:2]), 0) == (8, 1)
+    assert side_by_side(kinds_of(runs), 0) == (1, 1)
+    eight_cores(monkeypatch, is_large=True)  # these share the cores
+    assert side_by_side(kinds_of(runs[:2]), 0) == (1, 8)
+    assert side_by_side(kinds_of(runs[:2]), 3) == (3, 2)  # as it was typed
+
+
+def eight_cores(monkeypatch, is_large):
+    monkeypatch.setattr(planned_runs, "is_large", lambda folder: is_large)
+    monkeypatch.setattr(planned_runs, "usable_cores", lambda: 8)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells a process of its parent")
+def test_a_run_without_checkpoints_ends_with_its_parent_at_once():
+    """Told by SIGTERM it would finish its step, and keep a checkpoint."""
+    assert stop_signal_of_child(signal.SIGTERM) == signal.SIGTERM
+    assert stop_signal_of_child(signal.SIGKILL) == signal.SIGKILL
+    run = PlannedRun("none", 0, Path("run"), [], 1)
+    assert run.stop_signal == signal.SIGTERM
+    assert replace(run, keeps_checkpoints=False).stop_signal == signal.SIGKILL
+
+
+def stop_signal_of_child(wanted):
+    """What a new process reads from the system."""
+    program = ("import ctypes; PR_GET_PDEATHSIG, found = 2, ctypes.c_int(); "
+               "ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(found)); print(found.value)")
+    return int(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True,
+                              preexec_fn=partial(stop_with_parent, wanted)).stdout)
+
+
+def test_a_failed_arm_is_left_and_the_others_are_made(planned, capfd):
+    """What train.py itself says at its end is the reason."""
+    bad = [planned("bad", seed, more="--model nowhere", program=ROOT / "train.py")
+           for seed in range(2)]
+    failed = make_runs([*bad, planned()], 1, "")
+    assert list(failed) == ["bad"] and failed["bad"].startswith("bad-s0: train.py: ")
+    assert "nowhere" in failed["bad"] and not bad[1].log.exists() and planned().is_finished()
+    assert "finished: none-s0" in capfd.readouterr().out
+
+
+def test_a_run_that_the_system_killed_says_so(planned, tmp_path):
+    """Its log says nothing about it."""
+    program = tmp_path / "program.py"
+    program.write_text("import os; print('step 1', flush=True); os.kill(os.getpid(), 9)\n")
+    run = planned(program=program)
+    reason = make_runs([run], 1, "")["none"]
+    assert "it was killed. The system does that when there is not enough memory" in reason
+    assert f"(log: {run.log})" in reason
+
+
+def test_all_or_nothing_starts_no_other_run_and_lets_those_that_started_finish(
+        planned, tmp_path, capfd):
+    """One fails at once, while another takes a second. The third is not started."""
+    (tmp_path / "bad.py").write_text("print('it cannot')\n")
+    good, late = planned("good", steps=50), planned("late")
+    bad = planned("bad", program=tmp_path / "bad.py")
+    runs = Runs([good, bad, late], 2, all_or_nothing=True)
+    assert runs.make() and list(runs.failed) == ["bad"] and runs.finished == 1
+    assert good.is_finished() and not late.log.exists()
+    said = capfd.readouterr().out
+    assert "failed: bad-s0: it cannot" in said
+    assert "no other run is started. These are finished first: good-s0\n" in said
+
+
+@pytest.fixture
+def run(tmp_path):
+    flags = "--threads 1 --eval_every 0".split()
+    return PlannedRun("none", 0, tmp_path / "none-s0", flags, steps=2)
+
+
+METRICS = [{"step": 1, "success": 0.5}, {"step": 2, "success": 0.25}]
+
+
+def write_run(run, **changed):
+    """A finished run without checkpoints."""
+    settings = settings_of(run)
+    config = {**settings.to_json(), "made_of": made_of(settings), "finished": 2, **changed}
+    write_log(run.folder, {}, config, METRICS)
+
+
+def test_a_run_is_used_again_when_it_is_finished(run):
+    assert finished_run(run) is None
+    write_run(run)
+    assert [line["success"] for line in finished_run(run)["metrics"]] == [0.5, 0.25]
+    path = run.folder / "config.json"
+    path.write_text(path.read_text().replace('"finished": 2', '"finished": 1'))
+    assert finished_run(run) is None
+    state = run.folder / "checkpoints/step_000002/trainer/state.safetensors"
+    state.parent.mkdir(parents=True)
+    (state.parent.parent / "config.json").touch()
+    assert finished_run(run) is None
+    state.touch()
+    assert finished_run(run) is not None
+
+
+def test_a_run_whose_record_has_a_hole_is_refused(run):
+    write_run(run)
+    (run.folder / "metrics.jsonl").write_text('{"step": 2, "success": 0.5}\n')
+    assert "metrics.jsonl does not have one line for each" in refusal(finished_run, run)
+
+
+def test_a_run_with_other_settings_is_refused(run):
+    write_run(run, threads=2)
+    said = refusal(finished_run, run)
+    assert "has --threads 2, not 1: remove it, and the run is made again" in said
+
+
+def test_a_setting_that_changes_no_number_may_differ(run):
+    write_run(run, checkpoint_every=7)
+    assert finished_run(run) is not None
+
+
+def test_a_run_that_was_made_of_another_file_is_refused(run, tmp_path):
+    words = tmp_path / "words.txt"
+    words.write_text("new")
+    write_run(run, made_of={**made_of(settings_of(run)), str(words): "0" * 64})
+    said = refusal(finished_run, run)
+    assert f"is an earlier run, and since then {words} has changed" in said
+
+
+def test_published_runs_need_no_folder_and_each_folder_is_read_once(monkeypatch):
+    read = []
+
+    def finished(planned):
+        read.append(planned.name)
+        return {0: "of a folder", 1: "of a folder"}.get(planned.seed)
+
+    monkeypatch.setattr(planned_runs, "finished_run", finished)
+    monkeypatch.setattr(planned_runs, "make_runs", lambda planned, *_, **more: (planned, more))
+    experiment = Experiment(lambda arm, seed: PlannedRun(arm, seed, Path("x"), [], 60),
+                            known={("none", 1): "published"})
+    keys = [("none", seed) for seed in range(3)]
+    for _ in range(2):
+        assert experiment.arms(keys) == {"none": {0: "of a folder", 1: "published"}}
+    assert read == ["none-s0", "none-s2", "none-s2"]
+    assert [run.name for run in experiment.missing(keys)] == ["none-s2"]
+    made, more = experiment.make(keys, "command", 2, 3, all_or_nothing=True)
+    assert [(run.name, run.threads) for run in made] == [("none-s0", 3), ("none-s2", 3)]
+    assert more == {"all_or_nothing": True}

@@ -1,0 +1,279 @@
+"""Before training: the chances by enumeration, a rule on another problem, the words of a task that
+can be learned, one that cannot, and one whose reward has a hole."""
+import itertools
+import re
+from dataclasses import replace
+
+import pytest
+import torch
+from conftest import ROOT, refusal
+
+import countdown_task
+from countdown_task import Problem
+from lab.engine.methods import CLIP_KINDS
+from lab.tools import preflight
+from lab.tools.helpers.blind import Answers, apply_rule, best_blind, rule_of, shown_rule
+from lab.tools.helpers.prospects import (CANNOT, FORM, LEARNS, HOLE, Findings, Plan, Replies,
+                                         chance_of_equal, disagreement, pays_success, share_of_form)
+
+
+@pytest.mark.parametrize("values, size", [
+    ([1, 1, 0, 0, 0], 2), ([1, 1, 0, 0, 0], 3), ([0.1, 1.1, 0.1, 1.1], 2), ([0, 0, 0], 2)])
+def test_the_chance_of_equal_rewards_is_that_of_all_choices(values, size):
+    choices = list(itertools.combinations(values, size))
+    equal = sum(len(set(choice)) == 1 for choice in choices)
+    assert chance_of_equal(values, size) == pytest.approx(equal / len(choices))
+
+
+def test_a_rule_answers_another_problem_without_looking_at_it():
+    rule = rule_of("<answer> 10 * ( 8 - 2 )</answer>", "10 8 2 make 60")
+    assert apply_rule(rule, "4 5 6 make 9") == "<answer> 4 * ( 5 - 6 )</answer>"
+    assert shown_rule(rule) == "<answer> a * ( b - c )</answer>"
+    assert apply_rule(rule_of("7", "1 2 make 3"), "4 5 make 9") == "7"  # of no problem: it stays
+    assert apply_rule(rule, "4 5") == "<answer> 4 * ( 5 -  )</answer>"  # it has no third number
+
+
+def answers(problem, texts, reward, right=None, form=None):
+    count = len(texts)
+    return Answers(problem, texts, reward, right or reward, form or [1.0] * count, [1.0] * count)
+
+
+def test_what_the_form_takes_of_the_rewards_variance():
+    """Rewards 1, 0, 0, 0.5, of which the first alone is right. The mean is 0.375 and the sum of
+    squares 1.25 - 4 * 0.140625 = 0.6875. Among the three wrong ones, mean 1/6: 0.25 - 3/36 =
+    0.1667."""
+    one = answers("p", list("abcd"), [1, 0, 0, 0.5], [1, 0, 0, 0])
+    assert share_of_form([one]) == pytest.approx((0.25 - 3 / 36) / 0.6875)
+    assert share_of_form([answers("p", ["a", "b"], [1.0, 1.0])]) is None
+    assert pays_success([one])
+    paid_for_being_wrong = answers("p", ["a", "b"], [0.0, 1.0], [1.0, 0.0])
+    assert not pays_success([paid_for_being_wrong])
+    assert disagreement([paid_for_being_wrong]) == pytest.approx(-1.0)
+
+
+class Sums:
+    """Problems such as 3 4; right is what names both numbers."""
+    show = staticmethod(str)
+
+    def prompt_for(self, problem):
+        return f"add {problem}"
+
+    def score(self, problem, text):
+        first, second = problem.split()
+        right = float(text == str(int(first) + int(second)))
+        return {"reward": right + 0.5 * (text == f"{first} {second}"), "answer": right,
+                "format": 1.0, "reasoning": 0.0}
+
+
+PROBLEMS = [f"{a} {b}" for a in range(2, 10) for b in range(2, 10)]
+
+
+def test_the_best_blind_answer_is_chosen_on_one_half_and_measured_on_the_other():
+    """What was seen to earn most, 7, earns something on one problem only."""
+    asked = [answers("3 4", ["7", "3 4"], [1.0, 0.5], [1, 0])]
+    found = best_blind(asked, PROBLEMS, str, Sums().score)
+    assert shown_rule(found.rule) == "a b" and found.reward == 0.5 and found.right == 0.0
+    # nothing of the second half decides what is chosen
+    turned = [*PROBLEMS[:32], *["1 6"] * 32]
+    assert best_blind(asked, turned, str, Sums().score).rule == found.rule
+
+
+def findings(problems, questions=8, group=4, task=None, others=PROBLEMS):
+    plan = Plan(questions, group, 80, has_examples=False)
+    return Findings(problems, plan, task or Sums(), others, Replies(9, 0, 0))
+
+
+def some(reward, right=None, texts=None, count=6):
+    return [answers(f"{i + 2} 3", texts or [f"answer {j}" for j in range(len(reward))], reward,
+                    right) for i in range(count)]
+
+
+class Hole(Sums):
+    """The answer "cheat" earns as much as a right one."""
+    def score(self, problem, text):
+        honest = super().score(problem, text)
+        return honest | {"reward": max(honest["reward"], float("cheat" in text))}
+
+
+class Rule(Sums):
+    """To copy the two numbers earns as much as a right answer, or another reward."""
+    copied = 1.0
+
+    def score(self, problem, text):
+        honest = super().score(problem, text)
+        copied = self.copied if text == problem else 0.0
+        return honest | {"reward": max(honest["answer"], copied)}
+
+
+def test_a_rule_over_the_numbers_may_be_the_task_itself():
+    problems = [answers(f"{i} 3", [f"{i} 3", "right", *"wxyz"], [1.0, 1, 0, 0, 0, 0],
+                        [0.0, 1, 0, 0, 0, 0]) for i in range(20, 26)]
+    found = findings(problems, task=Rule())
+    said = found.conclusion()
+    assert found.word == HOLE and "the rule `a b`, where a, b, ... are the numbers" in said
+    assert "it is the task and no hole" in said
+
+
+def test_what_earns_little_is_no_hole(monkeypatch):
+    """All that was sampled earns 0.1 on average and 0.2 at best, and so does the rule: half of the
+    range from 0 to 0.2. With one answer that earned 1 it is a tenth of the range, and no hole,
+    although nearly all problems have no better answer."""
+    monkeypatch.setattr(Rule, "copied", 0.2)
+    rewards, right = [0.2, 0.2, 0, 0], [0.0, 1, 0, 0]
+    low = [answers(f"{i} 3", [f"{i} 3", "a", "b", "c"], rewards, right) for i in range(20, 26)]
+    assert findings(low, task=Rule()).word == HOLE
+    found = findings([*low * 10, answers("30 3", list("abcd"), [1.0, 0, 0, 0])], task=Rule())
+    assert found.earned_blindly > 0.8 and found.word != HOLE
+
+
+def cut_off(problems):
+    return [replace(one, finished=[0.0] * len(one.texts)) for one in problems]
+
+
+NONE, ONE = [0.0] * 6, [1.0] * 6
+CHEAT = ["cheat", "5", *"wxyz"]
+CASES = [  # sampled answers, the word, and words of the reason for it
+    (cut_off(some(NONE)), CANNOT, "100% of the answers are cut off before they end, so nearly all "
+                                  "get the same reward. What helps: --max_new_tokens 160,"),
+    (some(ONE), CANNOT, "nearly all answers are right already"),
+    (some([-1.0] * 6, NONE), CANNOT, "every sampled answer earned exactly -1."),
+    # in one problem of 40 one answer of 6 differs, and 4 of 6 groups have it: 8 * 4 / 6 / 40
+    (some([0.1, 0, 0, 0, 0, 0], NONE, count=1) + some(NONE, count=39), CANNOT,
+     "in a step 0.13 groups have answers with different rewards. What helps: easier problems, or a "
+     "cold start on right answers (python -m lab warmup)."),
+    (some([1.0, .6, 1, .6, 1, .6], [1.0, 0, 1, 0, 1, 0]), FORM, "the two pull against each other"),
+    (some([1.0, 2, 3, 4, 5, 6], ONE), FORM, "nearly every answer counts as right"),
+    (some([1.0, 0, 1, 0, 1, 0], [0.0, 1, 0, 1, 0, 1]), FORM,  # being wrong is paid
+     "in a step 8.0 groups have right and wrong answers, but the reward hardly pays for being"),
+    (some([0.1, 0, 0, 0.1, 0, 0.1], NONE), FORM, "hardly ever because one answer is right"),
+    (some([1.0, 1, 0, 0, 0, 0], [0.0, 1, 0, 0, 0, 0], CHEAT), HOLE,
+     "the constant text `cheat`, which is the same for every problem, earns 1.00, nearly as much "
+     "as the best sampled answers or more. What helps: another reward"),
+    (some([1.0, 0, 0, 0, 1.0, 0]), LEARNS, "in a step 7.5 groups have right and wrong answers")]
+
+
+@pytest.mark.parametrize("problems, word, reason", CASES)
+def test_the_word_of_a_task_and_the_reason_for_it(problems, word, reason):
+    found = findings(problems, task=Hole())
+    said = " ".join(found.in_words().split("\n\n")[-1].split())
+    assert said.startswith(f"{word.upper()}: ") and reason in said
+    assert (word == HOLE) == ("`cheat`" in found.about_blind())
+
+
+@pytest.mark.parametrize("reward, teach, by_success", [
+    ([1.0, 0, 0, 0.5], "6.7", "4.0"), ([0.6, 0.5, 0, 0], "6.7", "3.1")])
+def test_the_groups_that_teach_to_be_right(reward, teach, by_success):
+    """Of four answers the first is right: half of the pairs have it, and 5 of 6 pairs differ in
+    reward. 8 groups * 5/6 = 6.7 teach. In the first case 1 - 0.24 of them would be more than those
+    with a right answer. In the second the form has (0.25 - 1/12) / 0.3075 = 0.542 of the variance,
+    and 8 * 5/6 * 0.458 = 3.1."""
+    found = findings(some(reward, [1.0, 0, 0, 0]), group=2)
+    assert found.about_groups().endswith(
+        f"The planned step has 8 groups of 2: {teach} of them teach, {by_success} to be right.")
+
+
+def test_it_samples_each_problem_and_says_a_word(capsys, monkeypatch):
+    asked, found = [], []
+    usual, find = preflight.Policy.ask, preflight.find
+
+    def counted(policy, problems, answers, seed, greedy=False):
+        asked.append((len(problems), seed))
+        return usual(policy, problems, answers, seed, greedy)
+
+    monkeypatch.setattr(preflight.Policy, "ask", counted)
+    monkeypatch.setattr(preflight, "find", lambda policy, s, sampled, replies: (
+        found.extend(sampled) or find(policy, s, sampled, replies)))
+    preflight.main(["--problems", "6", "--answers", "8", "--questions", "4", "--group", "4",
+                    "--threads", "1"])
+    assert [count for count, _ in asked] == [2, 2, 2]  # 16 answers, as an update has
+    assert len({seed for _, seed in asked}) == 3
+    assert len({one.problem for one in found}) == 6
+    assert all(len(one.texts) == len(one.reward) == 8 for one in found)
+    printed = capsys.readouterr().out
+    assert "LEARNS" in printed
+    assert "Scored once more, all 48 answers earn the same." in printed  # also those of 0.1
+
+
+@pytest.mark.parametrize("flags", ["", "--epochs 2 --clip_kind cispo"])
+def test_replies_are_trained_on_if_the_loss_forgets_the_mask(monkeypatch, capsys, flags):
+    """A game of two turns has 2 + 3 + 2 tokens, of three turns 12, and half of those are replies.
+    """
+    game = ["--task", "examples.guess", "--model", str(ROOT / "models/guesser"), "--problems", "4",
+            "--answers", "4", "--group", "4", *flags.split()]
+    preflight.main(game)
+    assert re.search(r"wrote (3|4|5)\d% of the tokens. The loss has no gradient at any of them",
+                     " ".join(capsys.readouterr().out.split()))
+    maskless = {name: lambda log_prob, A, w, mask, *others, usual=usual: (
+        usual(log_prob, A, w, torch.ones_like(mask), *others))
+        for name, usual in CLIP_KINDS.items()}
+    monkeypatch.setattr(preflight, "CLIP_KINDS", maskless)
+    preflight.main(game)
+    assert "THE LOSS HAS A GRADIENT AT THEM" in capsys.readouterr().out
+
+
+def test_a_task_with_few_problems_or_none_held_out(monkeypatch):
+    """With 2 problems nothing is asked; with 3 others no answer is tried on them."""
+    few = findings(some([1.0, 0, 0, 0, 1.0, 0]), others=PROBLEMS[:3])
+    assert few.earned_blindly == 0.0 and "only 3 problems" in few.about_blind()
+    assert few.word == LEARNS
+    monkeypatch.setattr(countdown_task.Task, "training_problems",
+                        lambda task, seed, step, count: [Problem((2, 3, 4), 9)] * count)
+    assert "the task has 1 different problems" in refusal(preflight.main, [])
+
+
+@pytest.mark.parametrize("typed, said", [
+    (["--answers", "1"], "--answers 1 should be at least 4"),
+    (["--problems", "0"], "--problems 0 should be at least 4"),
+    (["--out", "x"], "--out has no effect, because nothing is trained or written"),
+    (["--answers", "8", "--group", "9"], "groups of 9 answers are planned")])
+def test_what_cannot_be_asked_ends_in_a_sentence(typed, said):
+    assert said in refusal(preflight.main, typed)
+
+
+def test_a_score_that_is_none_is_refused(monkeypatch):
+    monkeypatch.setattr(countdown_task.Task, "score", lambda task, problem, text: 1.0)
+    said = refusal(preflight.main, ["--problems", "4", "--answers", "4", "--group", "4"])
+    assert "should return a dict of numbers" in said
+
+
+def test_well_formed_answers_are_right_so_the_form_comes_first():
+    """In 1 of 50 answers the form is right, and 4 of 5 of these are right: hardly a group of 4 has
+    a right answer, but success rises with the form. Where the well formed ones are wrong, too, only
+    the form is learned."""
+    texts, formed = [f"answer {j}" for j in range(50)], [1.0] + [0.0] * 49
+    half_formed, none = [0.05, 0.0] * 24 + [0.05], [0.0] * 49
+    right = [answers(f"{i} 3", texts, [1.1 * (i < 24), *half_formed], [float(i < 24), *none],
+                     formed) for i in range(30)]
+    found = findings(right, questions=4)
+    assert found.right_if_formed == 0.8 and found.word == LEARNS
+    assert "80% of the well formed ones are right" in " ".join(found.conclusion().split())
+    wrong = [answers(f"{i} 3", texts, [0.1, *half_formed], [0.0, *none], formed)
+             for i in range(30)]
+    assert findings(wrong, questions=4).word == FORM
+
+
+def test_a_reward_that_is_random_is_told():
+    found = findings(some([1.0, 0, 0, 0, 1.0, 0]))
+    assert "all 36 answers earn the same" in found.about_scoring()
+    found.unequal = 3
+    assert "3 of 36 answers earn something else" in found.about_scoring()
+
+
+def test_the_bare_target_is_tried_as_an_answer():
+    """No sampled answer was the third number; it earns most."""
+    def score(problem, text):
+        right = float(text == problem.split()[-1])
+        return {"reward": right, "answer": right}
+
+    asked = [answers("2 3 make 9", ["2", "no"], [0.0, 0.0])]
+    others = [f"{a} {a + 1} make {a + 7}" for a in range(2, 42)]
+    found = best_blind(asked, others, str, score)
+    assert shown_rule(found.rule) == "c" and found.reward == 1.0
+
+
+def test_an_empty_answer_is_tried():
+    def score(problem, text):
+        return {"reward": float(not text), "answer": 0.0}
+
+    found = best_blind([answers("2 3", ["2", "no"], [0.0, 0.0])], PROBLEMS, str, score)
+    assert found.rule == "" and found.reward == 1.0

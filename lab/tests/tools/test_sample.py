@@ -1,0 +1,95 @@
+"""Asking a model: what is printed is what it answered, and nothing it wrote commands a terminal."""
+import re
+
+import pytest
+
+from conftest import ROOT, refusal
+from countdown_task import Problem, Task
+from lab.engine.policy import derived_seed
+from lab.harness.build import load_policy
+from lab.harness.settings import make_settings
+from runs import everything
+from examples import largest_last
+from lab.tools import sample
+from lab.tools.helpers import terminal
+
+TINY = str(ROOT / "models/tiny")
+
+
+@pytest.fixture
+def ask(capsys):
+    """What is printed when this is typed."""
+    def typed(*argv):
+        sample.main(list(map(str, argv)))
+        return capsys.readouterr().out
+    return typed
+
+
+def test_one_problem_before_and_after_training(recorded, ask):
+    files = everything(recorded)
+    printed = ask(recorded, 3, 5, 7, 22)
+    titles = re.findall(r"^(\S.*)   [01] of 1 right\n\n  (?:right|wrong)   reward ", printed, re.M)
+    assert titles == ["before training", "after step 3   "]
+    assert printed.count("3 5 7 make 22") == 1 and "note:" not in printed
+    assert files == everything(recorded)
+
+
+def test_what_is_printed_is_what_the_model_answered(ask, monkeypatch):
+    """The marks aside, all of each answer is there."""
+    monkeypatch.setattr(sample, "MARKED_BELOW", 0)
+    printed = ask(TINY, "3 5 7 22", "--answers", 6, "--seed", 1)
+    policy = load_policy(make_settings({"model": TINY}))
+    rollouts = policy.ask([Problem((3, 5, 7), 22)], 6, derived_seed("sample", 1))
+    right = rollouts.scores["answer"] > 0
+    assert 0 < right.sum() < 6 and f"   {right.sum()} of 6 right\n" in printed
+    for b, answer in enumerate(rollouts.answers):
+        assert "".join(answer.split()) in "".join(printed.split())
+        assert (f"  {'right' if right[b] else 'wrong'}   reward {rollouts.reward[b]:.2f}   "
+                f"{rollouts.length[b]} tokens\n") in printed
+
+
+def test_a_greedy_answer_is_the_same_with_every_seed(ask):
+    """And of several there would be only one."""
+    first, second = (ask(TINY, "3 5 7 22", "--greedy", "--seed", seed) for seed in (0, 1))
+    assert first == second and "answers are greedy" in first
+    assert "seed 1" in ask(TINY, "3 5 7 22", "--seed", 1)
+    policy = load_policy(make_settings({"model": TINY}))
+    [answer] = policy.ask([Problem((3, 5, 7), 22)], 1, 0, greedy=True).answers
+    unmarked = re.sub(r"\[[<\d]+%\]", "", first)
+    assert "".join(answer.split()) in "".join(unmarked.split())
+    said = refusal(sample.main, [TINY, "3 5 7 22", "--greedy", "--answers", "2"])
+    assert "--greedy has no effect without one answer of each model" in said
+
+
+def test_no_answer_commands_a_terminal(ask, monkeypatch):
+    """Nor does a problem, as a task shows it."""
+    monkeypatch.setattr("lab.engine.rollouts.token_bytes",
+                        lambda tokenizer, ids: [b"\x1b]0;x\x07"] * len(ids))
+    monkeypatch.setattr(Task, "show", lambda task, problem: "\x1b[2J")
+    printed = ask(TINY, 3, 5, 7, 22)
+    assert r"\x1b]0;x\x07" in printed and r"\x1b[2J" in printed
+    assert "\x1b" not in printed and "\x07" not in printed
+
+
+@pytest.mark.parametrize("text, probability, marked", [
+    (" a", 0.5, " a"), (" a", 0.49, " a[49%]"), (" a", 0.005, " a[0%]"), (" a", 0.0049, " a[<1%]"),
+    (".\n\n", 0.1, ".[10%]\n\n")])
+def test_unsure_tokens_are_marked_without_colour(text, probability, marked):
+    assert terminal.shaded([text], [probability], sample.SHADES, sample.percent) == marked
+
+
+@pytest.mark.parametrize("task", [Task(), largest_last.Task()])
+def test_a_task_reads_what_it_shows(task):
+    for problem in task.held_out_problems(20):
+        assert task.read(task.show(problem).split()) == problem
+
+
+@pytest.mark.parametrize("words, problem", [
+    ("3 5 7 22", Problem((3, 5, 7), 22)), ("3 5 7 make 22", Problem((3, 5, 7), 22)),
+    ("3 5", None), ("3 5 0", None), ("3 5 ٣", None)])
+def test_countdown_problems_that_were_typed(words, problem):
+    if problem:
+        assert Task().read(words.split()) == problem
+    else:
+        said = refusal(Task().read, words.split())
+        assert "expected numbers and then the target, such as 4 12 10 18" in said

@@ -1,0 +1,75 @@
+"""Answers of several turns in what a person types and looks at."""
+import pytest
+from conftest import ROOT, refusal
+
+import analyze
+import train
+from lab.analysis.answers import answer_of
+from lab.analysis.run_folders import read_run
+from lab.analysis.token_table import read_step
+from lab.engine.tokens import load_tokenizer
+from lab.tools import follow, preflight, preview, sample
+from lab.tools.helpers import terminal
+
+GUESSER = str(ROOT / "models/guesser")
+
+
+@pytest.fixture(scope="module")
+def played(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("played") / "run"
+    train.main(["--model", GUESSER, "--steps", "2", "--questions", "2", "--answers", "4",
+                "--eval_every", "0", "--checkpoint_every", "1", "--out", str(folder)])
+    return folder
+
+
+def test_a_page_shows_replies_and_knows_no_number_of_them(played, capsys, undrawn):
+    run, record = read_run(played), read_step(played, 2)
+    b = next(b for b in range(8) if not record.tokens_of(b)["own"].all())
+    answer = answer_of(record, load_tokenizer(played), run["config"], run["metrics"][1], b)
+    assert "".join(answer["texts"]).count("<|im_end|>") > 1
+    of_replies = [t for t, own in enumerate(answer["own"]) if not own]
+    for values in (*answer["values"].values(), answer["account"]["p"], answer["account"]["term"]):
+        assert all((values[t] is None) == (t in of_replies) for t in range(len(values)))
+    assert answer["account"]["tokens"] == sum(answer["own"])
+    analyze.main([str(played)])
+    page = (played / "analysis/report.html").read_text()
+    assert "written by the environment" in page and '"own":' in page.replace(" ", "")
+    tokens = sum(len(read_step(played, step).tokens) for step in (1, 2))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"recorded {tokens} tokens of 16 answers" in printed and "--credit" not in printed
+
+
+def test_follow_and_preview_show_replies_in_their_place(played, capsys):
+    follow.main([str(played), "--step", "2"])
+    follow.main([str(played), "--step", "2", "--answer", "0"])
+    follow.main([str(played), "--step", "2", "--answer", "0", "--token", "0"])
+    preview.main([str(played), "--mitigation", "entropy_weighted"])
+    assert capsys.readouterr().out.count("<|im_end|>") > 8
+    said = refusal(follow.main, [str(played), "--step", "2", "--answer", "0", "--token", "0",
+                                 "--credit", "10"])
+    assert said.startswith("--credit is measured in answers of one turn alone")
+    record = read_step(played, 2)
+    b = next(b for b in range(8) if not record.tokens_of(b)["own"].all())
+    t = record.tokens_of(b)["own"].tolist().index(False)
+    said = refusal(follow.main, [str(played), "--step", "2", "--answer", str(b), "--token", str(t)])
+    assert said.startswith(f"token {t} of answer {b} was written by the environment")
+    assert "--credit 1000" not in capsys.readouterr().out
+
+
+def test_preflight_scores_turns(capsys):
+    """The same turns earn the same again; and none of them is tried on another problem."""
+    preflight.main(["--model", GUESSER, "--problems", "8", "--answers", "16"])
+    said = " ".join(capsys.readouterr().out.split())
+    assert "An environment replies to the answers" in said and "earn something else" not in said
+
+
+def test_a_game_is_played_for_a_person(capsys, monkeypatch):
+    sample.main([GUESSER, "5", "--answers", "8"])
+    printed = capsys.readouterr().out
+    assert "the secret 5 in game typed" in printed
+    assert " big." in printed and " small." in printed
+    assert "expected a secret from 1 to 7" in refusal(sample.main, [GUESSER, "8"])
+    monkeypatch.setattr(terminal, "has_colour", lambda: True)
+    monkeypatch.setattr(terminal, "styled", lambda text, style: f"<{style}>{text}</>")
+    assert terminal.shaded([" big", "."], [None, 0.5], ((1.0, "1"),), str) == (
+        "<38;5;245> big</><1>.</>")

@@ -1,0 +1,324 @@
+"""What is said of paired runs, by hand."""
+import csv
+import re
+
+import numpy as np
+import pytest
+from conftest import refusal
+
+import mitigations  # noqa: F401  fills the lists of choices
+from lab.analysis.statistics import holm, two_sided_p
+from lab.tools.helpers import verdict_files
+from lab.tools.helpers.rates import Rates, rates_of
+from lab.tools.helpers.tries import Tries, Try
+from lab.tools.helpers.verdict import Verdict
+
+
+def runs_with(gains, start=0, base=0.3, ends=None, of_kind=None):
+    """A look: plain GRPO at `base`, the placebo 0.01 above, the idea so far ahead of plain GRPO;
+    the placebo within kinds is so far ahead, too, if it is there. `ends` says which of the held-out
+    problems each arm solves; the idea solves problems 0 and 2 only with the first seed."""
+    def run(arm, number, success):
+        answer = list(ends[arm]) if ends else []
+        if arm == "idea" and number and answer:
+            answer[0] = answer[2] = 0
+        end = {"step": 2, "mode": "sampled", "success": 0, "answer": answer}
+        norm = {"plain": 0.5, "idea": 0.8}.get(arm, 1.0)
+        lines = [{"success": success, "gradient_norm": norm}, {"success": success,
+                                                               "gradient_norm": None}]
+        return {"metrics": lines, "evaluations": [end] if ends else [], "folder": f"runs/{arm}",
+                "steps": [], "config": {"steps": 2, "learning_rate": 0.001, "git_commit": "abc"}}
+    arms = {"plain": [base] * len(gains), "any": [base + 0.01] * len(gains),
+            "idea": [base + gain for gain in gains]}
+    if of_kind:
+        arms["kind"] = [base + gain for gain in of_kind]
+    return {arm: {start + number: run(arm, number, value) for number, value in enumerate(values)}
+            for arm, values in arms.items()}
+
+
+def verdict_of(*looks):
+    verdict = Verdict("my_idea", runs_with(looks[0]))
+    for gains in looks[1:]:
+        verdict.add(runs_with(gains, 10))
+    return verdict
+
+
+def test_the_first_sentence_is_the_verdict():
+    """0.03 and 0.05: mean 0.04, standard error 0.01, t with one degree of freedom 12.706."""
+    nothing = verdict_of([0.03, 0.05])
+    assert nothing.answer() == [
+        "No difference seen between my_idea and plain GRPO: +4.0 (-8.7 to +16.7) points of success "
+        "in training, 2 pairs: too few."]
+    assert verdict_of([0.01, -0.02] * 2).verdict().endswith(", 4 pairs.")
+    details = " ".join(nothing.details())
+    assert ("In this setting the interval leaves room for a gain of up to 16.7 points or a loss of "
+            "up to 8.7.") in details
+    choice = ("its choice of tokens is not seen to differ from a random one: +3.0 (-9.7 to +15.7) "
+              "points. Here the interval leaves room for a gain of up to 15.7 points or a loss of "
+              "up to 9.7. A placebo is the random choice: it has the same numbers at other "
+              "tokens.")
+    assert choice in details
+    of_answers = " ".join(Verdict("rloo", runs_with([0.03, 0.05])).details())
+    assert "its choice of answers" in of_answers and of_answers.endswith("other answers.")
+    assert "The pairs gain +3.0 (seed 0), +5.0 (seed 1) points over plain GRPO." in details
+    behind = verdict_of([-0.05, -0.051, -0.049, -0.05])
+    assert behind.verdict() == ("my_idea is behind plain GRPO: -5.0 (-5.1 to -4.9) points of "
+                                "success in training, 4 pairs.")
+    assert "tokens is worse than a random one (-6.0 (-6.1 to -5.9) points)" in " ".join(
+        behind.details())
+    of_three = " ".join(verdict_of([-0.05, -0.051, -0.049]).details())
+    assert "its choice of tokens is not seen to differ from a random one: -6.0 (" in of_three
+    assert "leaves room" not in " ".join(behind.details())
+
+
+def test_the_answer_is_printed_before_the_table(capsys):
+    verdict_of([0.03, 0.05]).print_findings()
+    printed = capsys.readouterr().out
+    assert printed.lstrip().startswith("No difference seen between my_idea and plain GRPO: ")
+    table = printed.index("| my_idea minus")
+    assert printed.index("too few.") < table < printed.index("In this setting")
+
+
+HALF, ALL = [1, 0] * 100, [1] * 200  # which of 200 held-out problems are solved
+
+
+def ended(gains, plain, idea, placebo, look=0):
+    """A verdict on runs that ended with these held-out problems solved."""
+    ends = {"plain": plain, "idea": idea, "any": placebo}
+    return Verdict("my_idea", runs_with(gains, look, ends=ends))
+
+
+OPEN = [0.03, 0.05, -0.03, -0.05]
+
+
+def test_what_the_pairs_could_have_seen():
+    """0, 1, 2 and 3 points differ by a standard deviation of 1.29. Such experiments are simulated:
+    Student's t of three degrees of freedom has to be above 3.182. With two other tries the smallest
+    of three p-values has to be below 0.05 / 3, which is above 4.857."""
+    gains = [0.0, 0.01, 0.02, 0.03]
+    generator = np.random.default_rng(1)
+    for others, limit in (0, 3.182), (2, 4.857):
+        said = " ".join(Verdict("my_idea", runs_with(gains), Others(others)).details())
+        [points] = re.findall(r"80 of 100 experiments see a true gain of (.*?) points", said)
+        pairs = generator.normal(float(points), 1.291, (100_000, 4))
+        is_seen = pairs.mean(1) / (pairs.std(1, ddof=1) / 2) > limit
+        assert is_seen.mean() == pytest.approx(0.8, abs=0.025)
+    three = " ".join(verdict_of([0.01, 0.02, 0.03]).details())
+    assert "3 pairs are too few to say how much pairs differ" in three and "of 100" not in three
+    assert "of 100" not in " ".join(verdict_of([0.0] * 4).details())  # there is no spread to go by
+
+
+class Others(Tries):
+    """So many other tries, whose p is this."""
+
+    def __init__(self, count, p=0.9):
+        self.count, self.p = count, p
+
+    def add(self, seeds, p):
+        return [Try(f"other{number}", list(seeds), self.p) for number in range(self.count)]
+
+
+def test_p_is_corrected_for_all_tries_on_the_same_runs_of_plain_grpo():
+    """0.5, 1.5, 2.5 and 1.5 points have t = 3.67 and p = 0.035: twice that is above 0.05. Beside a
+    try with a smaller p no other is left, and p stays."""
+    gains = [0.005, 0.015, 0.025, 0.015]
+    alone = Verdict("my_idea", runs_with(gains))
+    assert alone.needs_second_look() and not alone.about_tries()
+    verdict = Verdict("my_idea", runs_with(gains), Others(1))
+    p = alone.primary[0].p
+    assert p == pytest.approx(0.035, abs=5e-4)
+    assert verdict.primary[0].p == pytest.approx(2 * p)
+    assert not verdict.needs_second_look() and verdict.word == "no difference seen"
+    [said] = verdict.about_tries()
+    assert said == (f"On seeds 0 to 3 plain GRPO was compared 2 times: with my_idea here, and with "
+                    f"other0 (4 seeds). So p = {p:.3f} becomes {2 * p:.3f} by Holm's correction. "
+                    "As the only try it would have been called a difference.")
+    assert verdict.answer()[1] == said
+    after = Verdict("my_idea", runs_with(gains), Others(1, p=0.001))
+    assert after.primary[0].p == pytest.approx(p) and after.needs_second_look()
+    assert "As the only try" not in after.about_tries()[0]
+
+
+def test_tries_are_kept_beside_the_runs_of_plain_grpo(tmp_path):
+    """The same command is the same try; other strengths and other seeds are others, and a try on
+    seeds of its own has no run of plain GRPO in common."""
+    path = tmp_path / "tries.json"
+    one, two = Tries("a --strength 1", "a-1", path), Tries("a --strength 2", "a-2", path)
+    assert one.add((0, 1, 2), 0.5) == [] == one.add((0, 1, 2), 0.5)
+    [other] = two.add((0, 1, 2), float("nan"))
+    assert str(other) == "a --strength 1 (3 seeds)"
+    assert [other.p for other in one.add((0, 1, 2), 0.5)] == [None]
+    assert len(one.add((0, 1), 0.4)) == 2 and one.add((3, 4, 5), 0.1) == []
+    path.write_text('{"x": {"p": 1}}')
+    assert "x is no try, which has an idea, seeds and a p" in refusal(one.add, (0,), 0.1)
+
+
+def test_of_ideas_that_change_nothing_one_in_twenty_families_has_a_difference():
+    """2,000 families of five ideas beside the same runs of plain GRPO, so their p-values are not
+    independent. All tries of a family are known when its last verdict is said."""
+    generator = np.random.default_rng(2)
+    plain = generator.normal(0, 1, (2000, 1, 8))
+    pairs = generator.normal(0, 1, (2000, 5, 8)) - plain
+    t = pairs.mean(2) / (pairs.std(2, ddof=1) / 8 ** 0.5)
+    found = 0
+    for family in t:
+        p = [two_sided_p(value, 7) for value in family]
+        found += min(holm(p)) < 0.05
+    assert 0.015 < found / 2000 < 0.06
+
+
+def test_runs_that_sampled_the_same_have_no_verdict():
+    """As after a single step, which is sampled before the first update."""
+    same = verdict_of([0.0, 0.0])
+    assert same.verdict() == ("No verdict: my_idea and plain GRPO had the same success in training "
+                              "in every pair of runs.")
+    said = " ".join(same.details())
+    assert "before any update" in said and "its choice of" not in said
+    same.doubt = "a reason"  # of held-out answers at the end it would not be true
+    assert "before any update" not in " ".join(same.details())
+
+
+def test_ahead_is_said_after_a_second_look_alone():
+    some, none = [0.05, 0.051, 0.049, 0.05], [0.02, -0.03, 0.04, 0.0]
+    assert verdict_of(some).needs_second_look() and not verdict_of(none).needs_second_look()
+    twice = verdict_of(some, [0.03, 0.031, 0.029, 0.03])
+    assert twice.word == "ahead" and not twice.needs_second_look()
+    assert twice.verdict() == (
+        "my_idea is ahead of plain GRPO: +3.0 (+2.9 to +3.1) points of success in training on 4 "
+        "new seeds, after +5.0 (+4.9 to +5.1) points on the first 4.")
+    assert "better than a random one (+2.0" in " ".join(twice.details())
+    first = ("my_idea is not called ahead of plain GRPO: it gained +5.0 (+4.9 to +5.1) points on "
+             "the first 4 seeds, but ")
+    once, turned = verdict_of(some, none), verdict_of(some, [-0.05, -0.051, -0.049, -0.05])
+    assert once.verdict().startswith(f"{first}+0.8 (") and "on 4 new ones." in once.verdict()
+    assert turned.verdict().startswith(f"{first}-5.0 (") and turned.word != "behind"
+    assert "interval leaves room" in " ".join(once.details())
+
+
+def test_no_difference_in_training_does_not_hide_one_on_held_out_problems():
+    """The idea solves half of 200 problems, and plain GRPO and the placebo all of them, with every
+    seed. The table has both measures side by side."""
+    rows = ended(OPEN, plain=ALL, idea=HALF, placebo=ALL).table().to_json()["rows"]
+    for row in rows:
+        assert row["end"]["value"] == pytest.approx(-0.5075) and row["end"]["high"] < 0
+        assert row["training"]["low"] < 0 < row["training"]["high"]
+
+
+@pytest.mark.parametrize("gains, far", [
+    # the median of the distances is 0.01, so 0.08 is not far
+    ([0.0, 0.01, 0.02, -0.01, -0.08], []), ([0.0, 0.01, 0.02, -0.01, -0.081], ["4 (-8.1)"]),
+    ([0.0, 0.0, 0.0, 0.019], []), ([0.0, 0.0, 0.0, 0.021], ["3 (+2.1)"]),  # at least two points
+    ([0.3, 0.01, 0.02, 0.0, -0.01, 0.01, -0.2], ["0 (+30.0)", "6 (-20.0)"]),
+    ([0.0, 0.01, -0.5], [])])  # three pairs say nothing of it
+def test_a_pair_that_lies_far_from_the_others_is_told(gains, far):
+    said = " ".join(verdict_of(gains).answer())
+    assert re.findall(r"seed (\d \(.*?\))", said) == far
+    assert ("as if one of its runs had collapsed" in said) == bool(far)
+
+
+def test_where_held_out_success_is_the_primary_metric_it_is_said_once(monkeypatch):
+    monkeypatch.setattr("lab.tools.helpers.verdict.doubt_about_training", lambda runs: "a reason")
+    verdict = ended(OPEN, plain=ALL, idea=HALF, placebo=ALL)
+    [said] = verdict.answer()
+    assert said.startswith("my_idea is behind plain GRPO: -50.8 (")
+    assert said.endswith(" points of held-out success at the end, 4 pairs.")
+    assert verdict.details()[0] == ("The primary metric is here the held-out success at the end, "
+                                    "because a reason.")
+
+
+def test_the_table():
+    verdict = Verdict("my_idea", runs_with([0.05, 0.051, 0.049]))
+    verdict.add(runs_with([0.03, 0.031, 0.029], 10))
+    rows = verdict.table().to_json()["rows"]
+    assert [(row["minus"], row["pairs"], round(row["training"]["value"], 4)) for row in rows] == [
+        ("plain GRPO", 3, 0.05), ("its placebo", 3, 0.04),
+        ("plain GRPO, new seeds", 3, 0.03), ("its placebo, new seeds", 3, 0.02)]
+    assert all(row["end"]["value"] is None for row in rows)  # none was evaluated
+
+
+def test_each_placebo_has_its_sentence_and_their_p_are_corrected_together():
+    """0.5, 1.5, 2.5 and 1.5 points over the placebo of any tokens have p = 0.035. They are seen if
+    it is the only placebo, and not if there are two. Where the placebo within kinds is the idea
+    itself, the choice within a kind changes nothing."""
+    gains = [0.015, 0.025, 0.035, 0.025]
+    said = " ".join(Verdict("my_idea", runs_with(gains)).details())
+    assert "its choice of tokens is better than a random one (+1.5 (+0.2" in said
+    two = " ".join(Verdict("my_idea", runs_with(gains, of_kind=[0.05, -0.02, 0.06, 0.0])).details())
+    assert "its choice of tokens is not seen to differ from a random one: +1.5 (+0.2" in two
+    assert "its choice among tokens of the same category is not seen to differ" in two
+    same = Verdict("my_idea", runs_with([0.03, 0.031, 0.029, 0.03], of_kind=[0.03, 0.031, 0.029,
+                                                                             0.03]))
+    said = " ".join(same.details())
+    assert "its choice of tokens is better" in said
+    assert ("its choice among tokens of the same category changes nothing: the placebo had the "
+            "same success in every pair") in said
+
+
+def test_without_rates_it_says_how_the_gradient_differs():
+    """0.8 over 0.5, in the steps that had a gradient."""
+    verdict = verdict_of(OPEN)
+    assert "learning rate, 0.001, and another may suit my_idea better" in verdict.about_one_rate()
+    assert "is 1.60 times that of plain GRPO's" in " ".join(verdict.details())
+    said = Verdict("my_idea", runs_with(OPEN), about_rates="Each has its own.").details()
+    assert "Each has its own." in said and "1.60" not in " ".join(said)
+
+
+def test_the_files_have_every_run_and_the_command(tmp_path, monkeypatch):
+    monkeypatch.setattr(verdict_files, "has_changes", lambda: True)
+    verdict = Verdict("my_idea", runs_with([0.05, 0.03], ends={
+        "plain": [1, 0, 0], "idea": [1, 1, 1], "any": [0, 0, 0]}))
+    flags = {arm: f"--of {arm}" for arm in ("plain", "idea", "any")}
+    said = verdict_files.write_files(verdict, tmp_path, flags, "python -m lab idea my_idea")
+    again = ("git checkout abc && python -m lab idea my_idea   # and your changes, which are not "
+             "in that commit")
+    assert said[1] == f"To repeat all of it: {again}"
+    with open(tmp_path / "verdict.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6
+    own = next(row for row in rows if row["arm"] == "idea" and row["seed"] == "1")
+    assert own == {"arm": "idea", "look": "1", "seed": "1", "success_in_training": "0.33",
+                   "held_out_sampled": "0", "held_out_greedy": "", "gradient_norm": "0.8",
+                   "learning_rate": "0.001", "git_commit": "abc", "folder": "runs/idea",
+                   "flags": "--of idea"}
+    tex = (tmp_path / "verdict.tex").read_text()
+    assert tex.startswith(f"% {again}\n") and "its placebo & 2 & +3.0 (" in tex
+    assert "my\\_idea minus" in tex and "95\\% interval" in tex
+    assert "train.py --of idea" in tex
+    assert verdict_files.in_tex(r"50% of a_b & \{x}~") == (
+        r"50\% of a\_b \& \textbackslash{}\{x\}\textasciitilde{}")
+
+
+def test_each_arm_gets_the_rate_at_which_it_learns_more_than_by_chance():
+    """Plain GRPO at twice the rate, where its mean is the largest. The idea at half of it: it gains
+    0.2, 0.22 and 0.21 over twice the rate. Its placebo's gain there is 0.3, -0.1 and 0.1, so it
+    stays at plain GRPO's rate; and one whose run at that rate has failed has its best."""
+    def runs(*successes):
+        return runs_with([success - 0.3 for success in successes])["idea"]
+
+    low, failed = runs(0.1, 0.1, 0.1), runs(0.9)
+    rates = Rates({
+        "plain": {0.5: runs(0.3, 0.3, 0.3), 2.0: runs(0.4, 0.5, 0.4), 4.0: low},
+        "idea": {0.5: runs(0.5, 0.42, 0.41), 2.0: runs(0.3, 0.2, 0.2), 4.0: low},
+        "any": {0.5: runs(0.6, 0.2, 0.5), 2.0: runs(0.3, 0.3, 0.4), 4.0: low},
+        "kind": {0.5: runs(0.2, 0.2, 0.2), 2.0: failed, 4.0: low}},
+        {"plain": "plain GRPO", "idea": "my_idea", "any": "its placebo", "kind": "the other"})
+    assert rates.best() == {"plain": 2.0, "idea": 0.5, "any": 2.0, "kind": 0.5}
+    assert rates.sentence(0.001) == (
+        "Each arm has plain GRPO's best learning rate, or another at which it was better by more "
+        "than chance, on 3 other seeds. As multiples of 0.001 they are: plain GRPO 2, my_idea 0.5, "
+        "its placebo 2, the other 0.5. Of my_idea, the other it is the smallest or the largest "
+        "that was tried, so one beyond it may be better.")
+    row = rates.table().to_json()["rows"][3]
+    assert row == {"arm": "the other", "0.5 times the rate": pytest.approx(0.2),
+                   "2 times the rate": None, "4 times the rate": pytest.approx(0.1)}
+    rates.runs["any"] = dict.fromkeys((0.5, 2.0, 4.0), {})
+    assert "its placebo: its runs failed at every one of --rates" in refusal(rates.best)
+
+
+@pytest.mark.parametrize("typed", ["1", "1,1", "0,1", "1,x", "1,nan", "1,inf", "-1,2", "1,,2"])
+def test_rates_that_are_refused(typed):
+    assert "expected at least two different numbers above 0" in refusal(rates_of, typed)
+
+
+def test_rates_are_sorted():
+    assert rates_of("2,0.5,1") == [0.5, 1.0, 2.0] and rates_of("") == []

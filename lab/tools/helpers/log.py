@@ -1,0 +1,245 @@
+"""The metrics of a run, step by step: of one of ours, or from the log of another trainer.
+
+    log = read_log(Path("runs/none-grpo-s0"))
+    log["entropy"].start, log["entropy"].end    # means of the first and of the last fifth
+
+NAMES has the names that other trainers give to a metric. What a log does not have is unknown.
+"""
+import csv
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lab.engine.errors import UserError, read_text
+from lab.harness.read_record import run_config
+from lab.harness.record import read_lines
+
+LARGEST_FILE = 200e6  # bytes of a log
+# Our name of a metric, and patterns for those of TRL (unsloth and ms-swift write the same), verl
+# b178a3cd, OpenRLHF 3c3be623, slime 624b824a and prime-rl 559b4477. A leading "train/" is left out.
+NAMES = {
+    "reward": ("reward", "critic/rewards/mean", "critic/score/mean", "rollout/raw_reward",
+               "agg/all/[^/]+/reward/mean"),
+    "success": ("success",),
+    "equal_groups": ("groups_without_spread", "frac_reward_zero_std"),
+    "spread": ("reward_std", "group_reward_std"),
+    "entropy": ("entropy", "entropy/mean", "actor/entropy", "actor/entropy_loss", "entropy_loss",
+                "entropy/all/mean"),
+    "length": ("length", "completions/mean_length", "completion_length", "response_length/mean",
+               "response_length", "rollout/response_len/mean",
+               "agg/all/[^/]+/num_output_tokens/mean"),
+    "finished": ("finished",),
+    "cut_off": ("completions/clipped_ratio", "response_length/clip_ratio", "response_clip_ratio",
+                "rollout/truncated_ratio", "agg/all/[^/]+/is_truncated/mean"),
+    "gradient_norm": ("gradient_norm", "grad_norm", "actor/grad_norm", "actor_grad_norm",
+                      "optim/grad_norm"),
+    "gradient_norm_last": ("gradient_norm_last",),
+    "loss": ("loss", "actor/pg_loss", "policy_loss", "pg_loss", "loss/mean"),
+    "kl": ("kl", "actor/kl_loss", "objective/kl", "kl_loss"),
+    "gap": ("sampler_gap",),
+    "gap_of_engines": ("sampling/sampling_logp_difference/mean", "training/rollout_probs_diff_mean",
+                       "train_rollout_logprob_abs_diff"),
+    "ratio": ("ratio_mean",),
+    "clipped": ("clipped_share", "clip_ratio/region_mean", "actor/pg_clipfrac", "ppo_clip_ratio",
+                "pg_clipfrac"),
+    "learning_rate": ("learning_rate", "actor/lr", "actor_lr", "lr-pg_0", "optim/lr"),
+    "held_out": ("eval_reward", "eval/reward", "val-core/.+/(acc|reward)/mean@.+", "eval_.+_pass1",
+                 "eval/.+/all/.+/avg@.+")}
+PART = re.compile("rewards/(.+)/mean")  # of a reward function of TRL
+BEING_RIGHT = re.compile("acc|correct|right|solve|exact|answer|math")  # in a part's name
+CONSOLE = re.compile(r"\bstep:(\d+) - (.*)")  # a step as verl prints it
+FEWEST = 5  # steps from which on something can be said
+
+
+class Metric:
+    """A number of each step. What is asked of one that the log does not have, or has too seldom, is
+    nan, and no comparison holds of that."""
+
+    def __init__(self, column: np.ndarray, fewest: int = FEWEST):
+        self.values = column[np.isfinite(column)]
+        self.broken = len(column) - len(self.values)  # steps in which it is not finite
+        self.is_known = len(self.values) >= fewest
+        fifth = max(1, len(self.values) // 5)
+        self.last = self.values[-fifth:]
+        self.mean = self.mean_of(self.values)
+        self.first = self.mean_of(self.values[:2])  # two steps, before a run goes wrong at once
+        self.start = self.mean_of(self.values[:fifth])
+        self.end = self.mean_of(self.last)
+
+    def mean_of(self, values: np.ndarray) -> float:
+        return float(values.mean()) if self.is_known else math.nan
+
+    def always(self, value: float | None = None) -> bool:
+        """Whether it has one value in all steps, by default any."""
+        wanted = self.values[:1] if value is None else value
+        return self.is_known and bool((self.values == wanted).all())
+
+    @property
+    def rises(self) -> bool:
+        """Whether the last third lies above the first by more than twice its error."""
+        return self.is_known and rose(self.values)
+
+    @property
+    def falls(self) -> bool:
+        return self.is_known and rose(-self.values)
+
+
+class Log:
+    """The metrics of a run: log["entropy"] is a Metric."""
+
+    def __init__(self, lines: list[dict[str, Any]], held_out: list[float], config: dict[str, Any],
+                 path: Path):
+        self.config, self.path = config, path
+        columns = {name: column_of(lines, aliases) for name, aliases in NAMES.items()}
+        parts = {found[1]: key for line in lines for key in line if (found := PART.fullmatch(key))}
+        self.parts = sorted(parts)
+        columns |= {name: column_of(lines, (key,)) for name, key in parts.items()}
+        self.steps = len(columns["reward"])
+        if not len(columns["finished"]):
+            columns["finished"] = 1 - columns["cut_off"]
+        for_being_right = [name for name in parts if is_for_being_right(name)]
+        if not len(columns["success"]) and len(for_being_right) == 1:
+            of_part = columns[for_being_right[0]]
+            if len(of_part) and of_part.min() >= 0 and of_part.max() <= 1:
+                columns["success"] = of_part
+        self.metrics = {name: Metric(column) for name, column in columns.items()}
+        self.metrics["held_out"] = Metric(np.array(held_out, float), fewest=2)
+        self.paid = "success" if self["success"].is_known else "reward"
+
+    def __getitem__(self, name: str) -> Metric:
+        return self.metrics[name]
+
+    def way(self, name: str) -> str:
+        """What a metric did, as evidence."""
+        metric = self[name]
+        if metric.broken:
+            return f"{name} is not finite in {metric.broken} of {self.steps} steps"
+        if metric.always():
+            return f"{name} is {metric.values[0]:.3g} in every step"
+        return f"{name} went from {metric.start:.3g} to {metric.end:.3g}"
+
+
+def is_for_being_right(part: str) -> bool:
+    return BEING_RIGHT.search(part.lower()) is not None
+
+
+def column_of(lines: list[dict[str, Any]], aliases: tuple[str, ...]) -> np.ndarray:
+    """The numbers under the first of these names that the lines have."""
+    keys = sorted({key for line in lines for key in line})
+    for alias in aliases:
+        for name in [alias] if alias in keys else keys:
+            if name == alias or re.fullmatch(alias, name):
+                values = [line[name] for line in lines if is_number(line.get(name))]
+                if values:
+                    return np.array(values, float)
+    return np.array([])
+
+
+def is_number(value: Any) -> bool:
+    return type(value) is float or type(value) is int and abs(value) < 1e300
+
+
+def rose(values: np.ndarray) -> bool:
+    third = max(2, len(values) // 3)
+    early, late = values[:third], values[-third:]
+    error = math.sqrt(float(early.var(ddof=1) + late.var(ddof=1)) / third)
+    return float(late.mean() - early.mean()) > max(2 * error, 1e-9)
+
+
+def read_log(path: Path) -> Log:
+    """The log of a run folder of this project, or of a file or folder of another trainer."""
+    if not path.exists():
+        raise UserError(f"there is no run or log {path}")
+    if (path / "metrics.jsonl").is_file():
+        config, evaluations = run_config(path), path / "evaluations.jsonl"
+        held_out = [line["success"] for line in
+                    (read_lines(evaluations) if evaluations.exists() else [])
+                    if line.get("mode") == "sampled" and is_number(line.get("success"))]
+        return Log(read_lines(path / "metrics.jsonl"), held_out, config, path)
+    file = log_file_in(path) if path.is_dir() else path
+    if file.stat().st_size > LARGEST_FILE:
+        raise UserError(f"{file} has {file.stat().st_size / 1e6:.0f} MB: a log of metrics has less")
+    found = [{key.removeprefix("train/"): number_in(value) for key, value in line.items()}
+             for line in lines_of_text(file)]
+    if not column_of(found, NAMES["reward"]).size:
+        columns = ", ".join(dict.fromkeys(key for line in found for key in line))
+        raise UserError(
+            f"{file} has no line with a reward: expected a run of this project, trainer_state.json "
+            "of TRL, JSON lines, CSV, or what verl prints. A reward has one of the names "
+            f"{', '.join(NAMES['reward'][:4])}; this file has {columns[:200] or 'no numbers'}")
+    return Log(found, column_of(found, NAMES["held_out"]).tolist(), {}, file)
+
+
+def log_file_in(folder: Path) -> Path:
+    """trainer_state.json of the newest checkpoint, or a file of JSON lines, or CSV."""
+    states = sorted(folder.glob("**/trainer_state.json"), key=lambda path: path.stat().st_mtime)
+    logs = sorted([*folder.glob("*.csv"), *folder.glob("*.jsonl")])
+    if not states + logs:
+        raise UserError(f"{folder} has neither metrics.jsonl nor trainer_state.json, nor a file of "
+                        "JSON lines or CSV")
+    return (states or logs)[-1]
+
+
+def lines_of_text(file: Path) -> list[dict[str, Any]]:
+    """The metrics in a file: trainer_state.json, JSON lines, what verl prints, or CSV. verl's JSON
+    lines have them under "data"."""
+    text = read_text(file)
+    whole = parsed(text)
+    if whole is None and file.name == "trainer_state.json":
+        raise UserError(f"{file} is not JSON: perhaps it was cut while it was written")
+    if isinstance(whole, dict) and isinstance(whole.get("log_history"), list):
+        return [line for line in whole["log_history"] if isinstance(line, dict)]
+    found = []
+    for line in re.split("[\r\n]+", text):  # a text in JSON may have other ends of a line
+        one = parsed(line)
+        if isinstance(one, dict) and isinstance(one.get("data"), dict):
+            one = one["data"]
+        if one is None and (printed := CONSOLE.search(line)):
+            one = of_console(printed[2])
+        if isinstance(one, dict):
+            found.append(one)
+    return found or of_csv(text)
+
+
+def of_console(text: str) -> dict[str, float]:
+    """The metrics of one step: *actor/grad_norm:0.31 - critic/score/mean:np.float64(0.5)*."""
+    found = {}
+    for part in text.split(" - "):
+        name, _, value = part.strip().rpartition(":")
+        number = number_in(re.sub(r"np\.\w+\((.*)\)", r"\1", value))
+        if name and is_number(number):
+            found[name] = number
+    return found
+
+
+def of_csv(text: str) -> list[dict[str, float]]:
+    """The numbers of a table. A name may have that of its run before it, as in W&B's *my run -
+    train/reward*."""
+    found = []
+    for row in csv.DictReader(text.replace("\0", "").splitlines()):
+        numbers = {}
+        for name, value in row.items():
+            number = number_in(value)
+            if is_number(number):
+                numbers[str(name).rpartition(" - ")[2]] = number
+        found.append(numbers)
+    return found
+
+
+def number_in(value: Any) -> Any:
+    """The number that a text holds, also *nan* and *inf*; another value as it is."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
+def parsed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

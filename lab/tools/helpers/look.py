@@ -1,0 +1,135 @@
+"""What do these weights do to these tokens? Sentences about a batch, sampled or recorded.
+
+The gradient's size at the logits is abs(A) w s for each token (grpo.gradient_size). So it is said
+which kinds of token get more of the gradient than in plain GRPO, and how much of all weight the
+heaviest tokens have. lab preview asks it of a recorded step, and lab idea of a few batches of
+the untrained model.
+"""
+import textwrap
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from lab.analysis.shares import shares_by
+from lab.engine.policy import Policy, derived_seed
+from lab.engine.rollouts import Rollouts, double
+from lab.engine.tokens import KINDS
+from grpo import gradient_size
+from lab.harness.build import load_policy, make_advantage, make_weighting
+from lab.harness.cost import about_cost
+from lab.harness.screen import say, show_status
+from lab.harness.settings import Settings
+from mitigations import rescaled_weight
+from train import drop_unfinished, with_advantage
+
+BATCHES, TENTH = 4, 0.1
+ROUNDING = 1e-5  # weights that differ by no more than this share are equal
+RARE = 0.005  # share of the gradient: a kind of token that has less is left out
+
+
+def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None:
+    """Print what the idea does to the tokens of a few batches of the untrained model."""
+    policy, found, notes, by_token = load_policy(plain), [], set(), False
+    if policy.model.is_large and policy.model.device.type == "cpu":
+        say(about_cost(policy))
+    of_plain, of_idea = ((make_advantage(s, policy), make_weighting(s, policy))
+                         for s in (plain, idea))
+    count = 1 if policy.model.is_large else BATCHES
+    for step in range(1, count + 1):
+        show_status(f"a look at the untrained model, batch {step} of {count}")
+        batch = sample(policy, plain, step)
+        usual, _, _ = credited(batch, of_plain, policy, plain, step)
+        mine, weight, metrics = credited(batch, of_idea, replace(policy, settings=idea), idea, step)
+        if metrics["weight_note"]:
+            notes.add(metrics["weight_note"])
+        by_token |= differs_within(weight, mine.mask)
+        s = gradient_size(batch.log_prob, batch.collision)
+        as_returned = weight / (metrics["weight_factor"] or 1)
+        frames = (mine.kind, s, usual.advantage, mine.advantage, weight, as_returned)
+        found.append([double(frame[mine.mask]) for frame in frames])
+    kind, *columns, as_returned = (torch.cat(parts).numpy() for parts in zip(*found))
+    say(f"{name} compared with plain GRPO, for {count * len(batch.mask)} answers "
+        f"({len(kind)} tokens) of the untrained model:")
+    lines = about_gradient(is_weighting, kind.astype(int), *columns, by_token, as_returned)
+    for line in [*lines, *notes]:
+        say(textwrap.fill(f"  {line}", 100, subsequent_indent="    "))
+
+
+def sample(policy: Policy, s: Settings, step: int) -> Rollouts:
+    problems = policy.task.training_problems(s.seed, step, s.questions)
+    return policy.ask(problems, s.answers, derived_seed("train", s.seed, step))
+
+
+def credited(batch: Rollouts, methods: tuple, policy: Policy, s: Settings, step: int) -> tuple:
+    """The batch and its weights (B, T), as a step of training makes them; and their metrics."""
+    advantage, weighting = methods
+    rollouts = with_advantage(batch, advantage, policy, s, step)
+    rollouts = drop_unfinished(rollouts) if s.drop_unfinished else rollouts
+    weight, metrics = rescaled_weight(weighting, s.mitigation, rollouts, policy, s.rescale)
+    return rollouts, weight, metrics
+
+
+def differs_within(weight: torch.Tensor, mask: torch.Tensor) -> bool:
+    """Whether some answer's tokens have different weights."""
+    return bool(((weight != weight[:, :1]) & mask).any())
+
+
+def share_gains(mine: np.ndarray, plain: np.ndarray) -> str:
+    """word 1.50, number 0.67: by which factor each kind's share has grown, the largest first."""
+    gains = {KINDS[k]: mine[k] / plain[k] for k in np.flatnonzero(plain > RARE)}
+    largest_first = sorted(gains.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {gain:.2f}" for name, gain in largest_first)
+
+
+def about_gradient(is_weighting: bool, kind: np.ndarray, s: np.ndarray, usual: np.ndarray,
+                   advantage: np.ndarray, weight: np.ndarray,
+                   tells_tokens_apart: bool = True,
+                   as_returned: np.ndarray | None = None) -> list[str]:
+    """Lines about some tokens, (n,) each: their kind, s, plain GRPO's advantage, and the idea's
+    advantage and weight. `as_returned` are the weights before they were rescaled, if the tokens
+    come from several batches: each batch has another factor, and with it equal weights would no
+    longer be equal."""
+    size, usual_size = np.abs(advantage * weight * s), np.abs(usual * s)
+    gains = share_gains(shares_by(kind, size, len(KINDS)), shares_by(kind, usual_size, len(KINDS)))
+    amount = weight if is_weighting else np.abs(advantage)
+    order = amount if as_returned is None or not is_weighting else as_returned
+    heaviest = amount[is_heaviest(order)]
+    share = in_percent(len(heaviest) / len(amount))
+    of_all = heaviest.sum() / max(amount.sum(), 1e-30)
+    heaviest_tokens, sum_of_all = f"the heaviest {share} of the tokens", "all weight"
+    if not is_weighting:
+        heaviest_tokens = f"the {share} of the tokens with the largest advantages"
+        sum_of_all = "the sum of abs(A)"
+    if not usual_size.any():
+        return ["no token has a gradient in plain GRPO, because all its advantages are 0: there is "
+                "nothing to compare with"]
+    lines = [f"each kind's share of the gradient, divided by its share in plain GRPO: {gains}",
+             f"{heaviest_tokens} have {in_percent(of_all)} of {sum_of_all}"]
+    if len(heaviest) == len(amount):
+        lines[1] = "all tokens have the same share of " + sum_of_all
+    if not is_weighting:
+        both = (advantage != 0) & (usual != 0)
+        turned = np.mean((advantage * usual)[both] < 0) if both.any() else 0.0
+        return [*lines, "the sign of the new advantage differs from that of plain GRPO's at "
+                        f"{turned:.0%} of the tokens where neither is 0"]
+    if not tells_tokens_apart:
+        return [*lines, "all tokens of an answer have the same weight, so no credit is moved "
+                        "between them"]
+    return lines
+
+
+def is_heaviest(weight: np.ndarray) -> np.ndarray:
+    """(n,) bool: about a tenth of the tokens, the heaviest. Those that have the same weight as the
+    last of the tenth stay together: they are all in, or all out if that comes closer to a tenth,
+    as it does where few tokens are lifted above all others."""
+    of_last = np.sort(weight)[::-1][max(1, round(TENTH * len(weight))) - 1]
+    with_equals = np.asarray(weight >= of_last * (1 - ROUNDING))
+    without_equals = np.asarray(weight > of_last * (1 + ROUNDING))
+    is_closer = TENTH - without_equals.mean() < with_equals.mean() - TENTH
+    return without_equals if without_equals.any() and is_closer else with_equals
+
+
+def in_percent(share: float) -> str:
+    """A share below one percent has a digit more: it is not 0."""
+    return f"{share:.1%}" if 0 < share < 0.01 else f"{share:.0%}"

@@ -1,0 +1,381 @@
+"""Training runs of several arms and seeds: planned, made side by side, and used again.
+
+    experiment = Experiment(plan_run)           # plan_run("span", 3): a PlannedRun
+    keys = [("none", 0), ("span", 0), ("none", 1), ("span", 1)]
+    failed = experiment.make(keys, command, 2)  # train what is missing, two runs at a time
+    arms = experiment.arms(keys)                # arms["span"][0] is a finished run
+    gains(over_baseline(arms, "none"))          # lab/analysis/gains.py: in pairs with the same seed
+
+`lab idea` and `python -m lab experiment` are such experiments. `finished_run` decides for all of
+them whether a finished run is used again.
+
+A planned run is a command of train.py with --continue, so it is made, resumed, or left as it is.
+Everything can be stopped at any moment, and the same command continues. A run that keeps no
+checkpoints is then ended at once, and starts again. A run that another process is writing fails
+with a sentence.
+"""
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from lab.analysis.run_folders import Run, read_run
+from lab.engine.errors import PROJECT, UserError
+from lab.harness.flags import MOST_THREADS, Flag
+from lab.harness.made_of import made_of
+from lab.harness.read_record import missing_steps, run_config, steps_finished
+from lab.harness.record import find_folder, locked, read_lines, remove, writing
+from lab.harness.resume import differing
+from lab.harness.screen import MESSAGE, StopRequest, say, show_status
+from lab.harness.settings import Settings, is_large, make_settings, read_flags
+
+PAUSE = 0.5             # seconds between two looks at the processes
+AT_ONCE = "stopping. A run that is not finished will start again from step 1"
+PR_SET_PDEATHSIG = 1    # <sys/prctl.h>
+PROCESSES = Flag(0, "how many runs are made at a time. 0 means one for each core that this program "
+                 "may use, but for a large model and on a GPU one",
+                 least=0, most=MOST_THREADS)
+
+WITHOUT_EFFECT = {"out", "checkpoint_every", "track"}  # on the numbers of a run
+Key = tuple[str, int]  # arm and seed
+Arms = dict[str, dict[int, Run]]  # finished runs, by arm and seed
+
+
+@dataclass
+class PlannedRun:
+    arm: str
+    seed: int
+    folder: Path
+    flags: list[str]  # of train.py, without --out, --seed and --steps
+    steps: int
+    program: tuple[str, ...] = (str(PROJECT / "train.py"),)
+    threads: int = 1      # unless its flags say so
+    keeps_checkpoints: bool = True  # if not, it does not write one when it is stopped, either
+
+    @property
+    def name(self) -> str:
+        return f"{self.arm}-s{self.seed}"
+
+    @property
+    def log(self) -> Path:
+        return self.folder.with_name(f"{self.folder.name}.log")
+
+    @property
+    def command(self) -> list[str]:
+        words = [*self.program, "--continue", "--out", str(self.folder), *self.flags,
+                 "--steps", str(self.steps), "--seed", str(self.seed)]
+        if not self.keeps_checkpoints:
+            words += ["--checkpoint_every", "0"]
+        return words
+
+    def is_finished(self) -> bool:
+        if not (self.folder / "config.json").exists():
+            return False
+        try:
+            return steps_finished(self.folder) >= self.steps
+        except UserError as error:
+            raise UserError(f"{error}. Remove {self.folder}, and the run is made again") from None
+
+    def steps_made(self) -> int:
+        path = self.folder / "metrics.jsonl"
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    def steps_kept(self) -> int:
+        """The steps that need not be made again when it is started."""
+        return self.steps_made() if self.keeps_checkpoints else 0
+
+    @property
+    def stop_signal(self) -> signal.Signals:
+        """SIGTERM, after which a run finishes its step and writes a checkpoint; SIGKILL for one
+        that keeps no checkpoints, because that of a large model is gigabytes."""
+        return signal.SIGTERM if self.keeps_checkpoints else signal.SIGKILL
+
+
+class Runs:
+    """The planned runs, of which `make` makes those that are not finished.
+
+    `failed` has what went wrong, by arm. When a run has failed, the others of its arm are not
+    started; with `all_or_nothing` no others at all. Those that have started are finished.
+    """
+
+    def __init__(self, planned: list[PlannedRun], processes: int, all_or_nothing: bool = False):
+        self.planned, self.processes, self.all_or_nothing = planned, processes, all_or_nothing
+        self.waiting = [run for run in planned if not run.is_finished()]
+        self.running: list[tuple[PlannedRun, subprocess.Popen[bytes]]] = []
+        self.failed: dict[str, str] = {}
+        self.given_up = 0
+        self.started: dict[str, tuple[float, int]] = {}  # when, after how many steps
+        self.finished_here: list[tuple[float, float, int]] = []  # what `pace` returns of a run
+        self.before_first_step: dict[str, float] = {}  # seconds of each run
+        self.has_told = False  # the time that is left after the first step
+
+    @property
+    def finished(self) -> int:
+        return len(self.planned) - len(self.waiting) - len(self.running) - self.given_up
+
+    def make(self) -> bool:
+        """Make them. Returns False if it was stopped by Ctrl-C or SIGTERM."""
+        keeps_steps = any(run.keeps_checkpoints for run in self.planned)
+        with StopRequest(MESSAGE if keeps_steps else AT_ONCE) as stop:
+            try:
+                while (self.waiting or self.running) and not stop.requested:
+                    self.start_some()
+                    time.sleep(PAUSE)
+                    self.collect()
+                    self.show()
+            finally:  # none are running unless it was stopped, or something went wrong here
+                for run, process in self.running:
+                    process.send_signal(run.stop_signal)  # once
+                for _, process in self.running:
+                    process.wait()
+                show_status("")
+        return not stop.requested
+
+    def start_some(self) -> None:
+        while self.waiting and len(self.running) < self.processes:
+            run = self.waiting.pop(0)
+            self.started[run.name] = time.monotonic(), run.steps_kept()
+            try:
+                self.start(run)
+            except UserError as error:  # another program writes it
+                self.give_up(run, str(error))
+
+    def start(self, run: PlannedRun) -> None:
+        """Start a run in a session of its own. Ctrl-C at the terminal then reaches this program
+        alone, which signals each of its runs once."""
+        run.log.parent.mkdir(parents=True, exist_ok=True)
+        if run.folder.is_dir():
+            with locked(run.folder):
+                pass  # otherwise it is another program's, whose log it would write
+        with writing(run.log), open(run.log, "ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, *run.command], stdin=subprocess.DEVNULL, stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": str(run.threads)},
+                start_new_session=True, preexec_fn=partial(stop_with_parent, run.stop_signal))
+        self.running.append((run, process))
+
+    def collect(self) -> None:
+        for run, process in list(self.running):
+            if process.poll() is None:
+                continue
+            self.running.remove((run, process))
+            if run.is_finished():
+                if not run.keeps_checkpoints:  # nor its last model, of which each takes gigabytes
+                    remove(run.folder / "checkpoints")
+                self.finished_here.append(self.pace(run))
+                say(f"finished: {run.name} ({self.finished} of {len(self.planned)})"
+                    f"{self.time_left()}")
+            else:
+                self.give_up(run, f"{why_it_ended(process, run.log)} (log: {run.log})")
+
+    def give_up(self, run: PlannedRun, reason: str) -> None:
+        """Keep the reason, and drop the runs that are not started because of it."""
+        self.failed.setdefault(run.arm, f"{run.name}: {reason}")
+        dropped = [other for other in self.waiting
+                   if self.all_or_nothing or other.arm == run.arm]
+        self.waiting = [other for other in self.waiting if other not in dropped]
+        self.given_up += 1 + len(dropped)
+        say(f"failed: {run.name}: {reason}")
+        if self.all_or_nothing and self.running:
+            names = ", ".join(other.name for other, _ in self.running)
+            say(f"no other run is started. These are finished first: {names}")
+
+    def show(self) -> None:
+        left = self.time_left()
+        if left and not self.has_told:
+            self.has_told = True
+            if not self.finished_here:
+                say(f"the first step is made{left}")
+        parts = [f"{self.finished} of {len(self.planned)} finished{left}"]
+        parts += [f"{run.name} {run.steps_made()}/{run.steps}" for run, _ in self.running]
+        show_status(", ".join(parts))
+
+    def time_left(self) -> str:
+        """The time until the program ends, as ", about 9 min left"; "" before the first step.
+
+        A step takes what it took on average. The rest of a run, such as imports and evaluations,
+        takes what it took in the runs that were finished here; before there is one, twice what it
+        took until the first step, because there is an evaluation at the end, too. It is the mean
+        over the processes, so the last of them may end later, by one run at most.
+        """
+        running = [self.pace(run) for run, _ in self.running]
+        known = self.finished_here + [pace for pace in running if pace[2]]
+        steps = sum(made for _, _, made in known)
+        if not steps:
+            return ""
+        seconds_of_step = sum(seconds for _, seconds, _ in known) / steps
+        whole = [rest for rest, _, _ in self.finished_here]
+        rest_of_run = mean(whole) if whole else 2 * mean(rest for rest, _, _ in known)
+        missing = sum(run.steps - run.steps_made() for run, _ in self.running)
+        missing += sum(run.steps - run.steps_kept() for run in self.waiting)
+        if not missing:
+            return ""
+        seconds = missing * seconds_of_step + rest_of_run * len(self.waiting)
+        seconds += sum(max(0.0, rest_of_run - rest) for rest, _, _ in running)
+        at_a_time = min(self.processes, len(self.running) + len(self.waiting))
+        return f", {rounded_duration(seconds / at_a_time)} left"
+
+    def pace(self, run: PlannedRun) -> tuple[float, float, int]:
+        """Of a run that was started here: the seconds that went into no step, those of its steps,
+        and the number of these. Until it ends the first are those before its first step."""
+        started_at, steps_before = self.started[run.name]
+        elapsed = time.monotonic() - started_at
+        lines = read_lines(run.folder / "metrics.jsonl")[steps_before:]
+        seconds = sum(line.get("seconds", 0.0) for line in lines)
+        if not lines or seconds > elapsed:  # those of a run that is begun again
+            return elapsed, 0.0, 0
+        before = self.before_first_step.setdefault(run.name, elapsed - seconds)
+        is_running = any(run is other for other, _ in self.running)
+        return before if is_running else elapsed - seconds, seconds, len(lines)
+
+
+def stop_with_parent(stop_signal: signal.Signals) -> None:
+    """Called in the new process: it will get this signal when its parent is gone, also after
+    kill -9, if the system can do that."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, stop_signal)
+
+
+def why_it_ended(process: subprocess.Popen[bytes], log: Path) -> str:
+    if process.returncode == -signal.SIGKILL:
+        return ("it was killed. The system does that when there is not enough memory; --processes "
+                "1 needs the least")
+    return last_line(log)
+
+
+def last_line(log: Path) -> str:
+    written = log.read_text(encoding="utf-8", errors="replace").strip()
+    return written.split("\n")[-1].strip() or "it printed nothing"
+
+
+def make_runs(planned: list[PlannedRun], processes: int, command: str,
+              all_or_nothing: bool = False) -> dict[str, str]:
+    """Make the runs that are missing; returns those that failed, with the reason. `command` is the
+    command that was typed."""
+    runs = Runs(planned, processes, all_or_nothing)
+    say(f"{len(runs.waiting)} of {len(planned)} runs have to be made, {processes} at a time")
+    if not runs.make():
+        finished = sum(run.is_finished() for run in planned)
+        say(f"stopped. {finished} of {len(planned)} runs are finished. Continue with: {command}")
+        raise SystemExit(130)
+    return runs.failed
+
+
+def side_by_side(kinds: Iterable[Settings], processes: int) -> tuple[int, int]:
+    """How many runs to make at a time, and how many threads each has. `processes` is what was
+    typed; 0 stands for the number that suits the kind of run that needs the most. The runs of a
+    large model share the cores, and each of a small one has a thread."""
+    kinds = list(kinds)
+    processes = processes or min(map(runs_at_a_time, kinds))
+    has_large = any(is_large(find_folder(s.model)) for s in kinds)
+    return processes, max(1, usable_cores() // processes) if has_large else 1
+
+
+def kinds_of(planned: Iterable[PlannedRun]) -> list[Settings]:
+    """The settings of these runs, without those that differ in the seed alone."""
+    flags = dict.fromkeys(tuple(run.flags) for run in planned)
+    return [make_settings(read_flags(list(words))) for words in flags]
+
+
+def runs_at_a_time(s: Settings) -> int:
+    """The number of runs with these settings to make side by side: one for each core; of a large
+    model, and on a GPU, 1."""
+    return 1 if s.device != "cpu" or is_large(find_folder(s.model)) else usable_cores()
+
+
+def usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # Linux knows which this process may use
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def rounded_duration(seconds: float) -> str:
+    """about 1 h 20 min, for 4,800; at least a minute."""
+    hours, minutes = divmod(max(1, round(seconds / 60)), 60)
+    return f"about {hours} h {minutes:02d} min" if hours else f"about {minutes} min"
+
+
+def settings_of(planned: PlannedRun) -> Settings:
+    flags = [*planned.flags, "--steps", str(planned.steps), "--seed", str(planned.seed)]
+    return make_settings(read_flags(flags))
+
+
+def finished_run(planned: PlannedRun) -> Run | None:
+    """The run of this plan, if it is finished; one that is not what the plan says is an error."""
+    if not planned.is_finished():
+        return None
+    run = read_run(planned.folder)
+    refuse_other_settings(planned, run)
+    refuse_changed(planned)
+    return run
+
+
+def refuse_other_settings(planned: PlannedRun, run: Run) -> None:
+    """Refuse a run whose settings are not those of the plan: its folder's name says which run it
+    should be, its settings which it is."""
+    wanted, config = settings_of(planned).to_json(), run["config"]
+    passed_over = WITHOUT_EFFECT if wanted["threads"] else {*WITHOUT_EFFECT, "threads"}  # 0: any
+    for name in wanted.keys() - passed_over:
+        value = config.get(name)
+        if value != wanted[name]:
+            raise UserError(f"{planned.folder} has --{name} {value}, not {wanted[name]}: remove "
+                            "it, and the run is made again")
+
+
+def refuse_changed(planned: PlannedRun) -> None:
+    """Refuse a run that was made of something else, such as a file that the task reads and that has
+    changed, or whose record was changed: what would be compared is not the same any more."""
+    before = run_config(planned.folder).get("made_of", {})
+    wrong = list(missing_steps(planned.folder))
+    if changed := differing(before, made_of(settings_of(planned))):
+        wrong.append(f"it is an earlier run, and since then {changed[0]} has changed")
+    if wrong:
+        raise UserError(f"{planned.folder}: {wrong[0]}. Name another folder with --runs, or remove "
+                        "this one, and the run is made again")
+
+
+@dataclass
+class Experiment:
+    """Planned runs by arm and seed, and those of them that are finished. `known` are runs of a
+    published result, which need no folder."""
+    plan_run: Callable[[str, int], PlannedRun]
+    known: dict[Key, Run] = field(default_factory=dict)
+    found: dict[Key, Run] = field(default_factory=dict)  # in their folders, each read once
+
+    def run(self, arm: str, seed: int) -> Run | None:
+        """The run if it is finished."""
+        key = arm, seed
+        if key not in self.known and key not in self.found:
+            run = finished_run(self.plan_run(arm, seed))
+            if run:
+                self.found[key] = run
+        return self.known.get(key) or self.found.get(key)
+
+    def arms(self, keys: Iterable[Key]) -> Arms:
+        """Those of these runs that are finished."""
+        arms: Arms = {}
+        for arm, seed in keys:
+            run = self.run(arm, seed)
+            if run:
+                arms.setdefault(arm, {})[seed] = run
+        return arms
+
+    def missing(self, keys: Iterable[Key]) -> list[PlannedRun]:
+        return [self.plan_run(*key) for key in keys if not self.run(*key)]
+
+    def make(self, keys: Iterable[Key], command: str, processes: int, threads: int = 1,
+             **more: Any) -> dict[str, str]:
+        """Train what is missing of these runs (`make_runs`, which also takes `more`). Returns the
+        arms that failed, with the reason."""
+        planned = [replace(self.plan_run(*key), threads=threads) for key in keys
+                   if key not in self.known]
+        return make_runs(planned, processes, command, **more)

@@ -1,0 +1,259 @@
+"""The verdict on an idea, from paired runs: a sentence first, then a table, then more sentences.
+
+Runs are given as look[arm][seed]. The arms are plain, idea, and the placebos: any, kind, position.
+There may be a second look. By the rule of all experiments (lab/analysis/gains.py) an idea that is
+better on the first seeds is tested again on new ones, and it is called ahead if it is better there,
+too. The p-value is corrected for all tries on the same runs of plain GRPO
+(lab/tools/helpers/tries.py).
+"""
+import textwrap
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from lab.analysis.compare import doubt_about_training
+from lab.analysis.gains import (AHEAD, AT_THE_END, BEHIND, BETTER, IN_TRAINING, NOT_SEEN, Gain,
+                                called, gain_over, gains, room_left)
+from lab.analysis.run_folders import Run
+from lab.analysis.statistics import Estimate, holm
+from lab.analysis.sureness import sureness
+from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
+from lab.engine.methods import WHOLE_ANSWERS
+from lab.harness.screen import say
+from lab.tools.helpers.runs import Arms
+from lab.tools.helpers.tries import Try, Tries
+
+OTHERS = {"plain": "plain GRPO", "any": "its placebo", "kind": "its placebo within kinds",
+          "position": "its placebo within positions"}
+CHOICES = {"any": "its choice of {}", "kind": "its choice among {} of the same category",
+           "position": "its choice among {} at the same position"}
+# a pair lies far from the others if its distance from their median is so many times that within
+# which half of the pairs lie, and at least two points
+FAR, AT_LEAST = 8.0, 0.02
+
+
+class Verdict:
+    """The verdict on an idea. `about_rates` says which learning rates the arms have, if they have
+    rates of their own."""
+
+    def __init__(self, name: str, first: Arms, tries: Tries | None = None, about_rates: str = ""):
+        self.name, self.tries, self.about_rates = name, tries or Tries(), about_rates
+        self.shuffled = "answers" if name in WHOLE_ANSWERS else "tokens"
+        self.doubt = doubt_about_training(list(first["plain"].values()))
+        self.measure = AT_THE_END if self.doubt else IN_TRAINING
+        self.looks: list[Arms] = []
+        # of each look the gain over plain GRPO by the primary metric, whose p is corrected, the
+        # same p before that, and the other tries that it is corrected for
+        self.primary: list[Gain] = []
+        self.alone: list[float] = []
+        self.others: list[list[Try]] = []
+        self.add(first)
+
+    def add(self, look: Arms) -> None:
+        gain = self.gain(look)
+        others = self.tries.add(gain.seeds, gain.p)
+        tests = 1 + len(others)
+        of_others = [np.nan if one.p is None else one.p for one in others]
+        corrected, *_ = holm([gain.p, *of_others])
+        self.looks.append(look)
+        self.alone.append(gain.p)
+        self.others.append(others)
+        counted = gain_over(look["idea"], look["plain"], self.measure, tests)
+        self.primary.append(replace(counted, p=corrected))
+
+    def gain(self, look: Arms, other: str = "plain", measure: str = "") -> Gain:
+        """The idea's gain over another arm, by default by the primary metric. Its p is not
+        corrected."""
+        return gain_over(look["idea"], look[other], measure or self.measure)
+
+    @property
+    def word(self) -> str:
+        """ahead, behind, or what else the rule of all experiments says."""
+        return called(*self.primary)
+
+    def needs_second_look(self) -> bool:
+        return len(self.looks) == 1 and self.primary[0].verdict == BETTER
+
+    def print_findings(self) -> None:
+        """The answer first, then what it rests on."""
+        say("")
+        for sentence in self.answer():
+            say(textwrap.fill(sentence, 100))
+        say(f"\n{self.table().to_text()}\n")
+        for sentence in self.details():
+            say(textwrap.fill(sentence, 100))
+
+    def answer(self) -> list[str]:
+        """The verdict in one sentence, and the sentences that say more of what was learned."""
+        beside = sureness(self.looks[-1]["idea"], self.looks[-1]["plain"])
+        of_sureness = [beside.sentence(self.name, "plain GRPO")] if beside else []
+        return [self.verdict(), *self.about_tries(), *self.far_pairs(), *of_sureness]
+
+    def verdict(self) -> str:
+        """Whether the idea is ahead of plain GRPO or behind it: one sentence."""
+        first, last = self.primary[0], self.primary[-1]
+        if is_the_same(last):
+            return (f"No verdict: {self.name} and plain GRPO had the same {self.measure} in every "
+                    "pair of runs.")
+        found = f"{in_points(last.estimate)} of {self.measure}"
+        of_first = f"{in_points(first.estimate)} on the first {first.pairs}"
+        if self.word == AHEAD:
+            return (f"{self.name} is ahead of plain GRPO: {found} on {last.pairs} new seeds, after "
+                    f"{of_first}.")
+        if self.word == BEHIND:
+            return f"{self.name} is behind plain GRPO: {found}, {last.pairs} pairs."
+        if len(self.looks) > 1:
+            return (f"{self.name} is not called ahead of plain GRPO: it gained {of_first} seeds, "
+                    f"but {found} on {last.pairs} new ones.")
+        too_few = ": too few" if last.has_few_pairs else ""
+        return (f"No difference seen between {self.name} and plain GRPO: {found}, {last.pairs} "
+                f"pairs{too_few}.")
+
+    def about_tries(self) -> list[str]:
+        """A sentence for each look that shares its runs of plain GRPO with other tries."""
+        found = []
+        for gain, alone, others in zip(self.primary, self.alone, self.others):
+            if not others:
+                continue
+            names = ", ".join(map(str, others))
+            on_seeds = f"seeds {gain.seeds[0]} to {gain.seeds[-1]}"
+            sentence = (f"On {on_seeds} plain GRPO was compared {1 + len(others)} times: with "
+                        f"{self.name} here, and with {names}. So p = {shown(alone, 'p')} becomes "
+                        f"{shown(gain.p, 'p')} by Holm's correction.")
+            if gain.verdict == NOT_SEEN and replace(gain, p=alone).verdict != NOT_SEEN:
+                sentence += " As the only try it would have been called a difference."
+            found.append(sentence)
+        return found
+
+    def pairs_of(self, look: Arms, other: str = "plain") -> dict[int, float]:
+        """The gain of each pair over another arm, by seed."""
+        found = {}
+        for seed, mine in look["idea"].items():
+            found[seed] = gain_over({seed: mine}, look[other], self.measure).estimate.value
+        return found
+
+    def far_pairs(self) -> list[str]:
+        """A sentence about pairs that lie far from the others, as after a run that has collapsed;
+        none if there is no such pair."""
+        far = []
+        for look in self.looks:
+            if self.gain(look).has_few_pairs:
+                continue
+            pairs = self.pairs_of(look)
+            median = np.median(list(pairs.values()))
+            limit = max(FAR * np.median([abs(pair - median) for pair in pairs.values()]), AT_LEAST)
+            for seed, pair in pairs.items():
+                if abs(pair - median) > limit:
+                    far.append(f"seed {seed} ({shown(pair, 'points')})")
+        if not far:
+            return []
+        return [f"Look at the runs of {' and '.join(far)}: the pair lies far from the others, as "
+                "if one of its runs had collapsed. Student's t takes pairs for normal. With such a "
+                "pair, its intervals hold the truth less often than in 95 of 100 experiments."]
+
+    def comparisons(self) -> Iterator[tuple[str, Arms, str]]:
+        """The comparisons of the idea: for each a label, the look and the other arm."""
+        for number, look in enumerate(self.looks):
+            for other, label in OTHERS.items():
+                if other in look:
+                    yield (f"{label}, new seeds" if number else label), look, other
+
+    def table(self) -> Table:
+        rows: list[Row] = []
+        for label, look, other in self.comparisons():
+            in_training = self.gain(look, other, IN_TRAINING)
+            at_the_end = self.gain(look, other, AT_THE_END)
+            rows.append([label, len(look["idea"]), in_training.estimate, at_the_end.estimate])
+        formats = {"minus": "", "pairs": "d", "training": "points", "end": "points"}
+        return Table("verdict", "", by_row(formats, rows), headings={
+            "minus": f"{self.name} minus",
+            "training": f"gain in training, points{WITH_INTERVAL}",
+            "end": f"gain on held-out problems at the end, points{WITH_INTERVAL}"})
+
+    def details(self) -> list[str]:
+        """Sentences about what the verdict rests on, and what it leaves open."""
+        gain = self.primary[-1]
+        found = []
+        if self.doubt:
+            found.append("The primary metric is here the held-out success at the end, because "
+                         f"{self.doubt}.")
+        if is_the_same(gain):
+            if not self.doubt:
+                found.append("In the first step that is always so, because it is sampled before "
+                             "any update.")
+        elif self.word not in (AHEAD, BEHIND):
+            found.append(f"In this setting {room_left(gain.estimate)}.")
+        for look in self.looks:
+            pairs = [f"{shown(pair, 'points')} (seed {seed})"
+                     for seed, pair in self.pairs_of(look).items()]
+            found.append(f"The pairs gain {', '.join(pairs)} points over plain GRPO.")
+        found += could_have_seen(gain)
+        found.append(self.about_rates or self.about_one_rate())
+        if not is_the_same(gain):  # then nothing can be said of a choice
+            found += self.about_choices()
+        return found
+
+    def about_one_rate(self) -> str:
+        """That all arms had one learning rate, and how large the idea's gradient is beside plain
+        GRPO's."""
+        look = self.looks[-1]
+        rate = next(iter(look["plain"].values()))["config"]["learning_rate"]
+        norms = [mean_norm(look[arm]) for arm in ("idea", "plain")]
+        if not min(norms) > 0:
+            return f"All arms had plain GRPO's learning rate, {rate:g}."
+        return (f"All arms had plain GRPO's learning rate, {rate:g}, and another may suit "
+                f"{self.name} better: the norm of its gradient, before clipping, is "
+                f"{norms[0] / norms[1]:.2f} times that of plain GRPO's, as a mean over the steps. "
+                "With --rates 0.5,1,2 each arm gets one that suits it.")
+
+    def about_choices(self) -> list[str]:
+        """Whether it matters which tokens the idea chooses: a sentence for each placebo. Their
+        p-values are corrected for how many placebos there are."""
+        look = self.looks[-1]
+        family = {other: (look["idea"], look[other]) for other in CHOICES if other in look}
+        found = []
+        for other, gain in gains(family, self.measure).items():
+            choice = CHOICES[other].format(self.shuffled)
+            estimate = gain.estimate
+            if is_the_same(gain):
+                seen = "changes nothing: the placebo had the same success in every pair"
+            elif gain.has_few_pairs or not gain.is_seen:
+                seen = (f"is not seen to differ from a random one: {in_points(estimate)}. Here "
+                        f"{room_left(estimate)}")
+            else:
+                seen = f"is {gain.verdict} than a random one ({in_points(estimate)})"
+            found.append(f"On these seeds {choice} {seen}.")
+        found.append(f"A placebo is the random choice: it has the same numbers at other "
+                     f"{self.shuffled}.")
+        return found
+
+
+def mean_norm(runs: dict[int, Run]) -> float:
+    """The mean norm of the gradient before clipping, over the steps of these runs that had one; nan
+    if none had."""
+    norms = [line.get("gradient_norm") for run in runs.values() for line in run["metrics"]]
+    known = [norm for norm in norms if norm]
+    return float(np.mean(known)) if known else float("nan")
+
+
+def is_the_same(gain: Gain) -> bool:
+    """Whether both arms had the same success in every pair."""
+    return gain.estimate.low == gain.estimate.high == 0
+
+
+def could_have_seen(gain: Gain) -> list[str]:
+    """A sentence about the gain that most such experiments see; none if that is not known."""
+    if gain.has_few_pairs and not is_the_same(gain):
+        return [f"{gain.pairs} pairs are too few to say how much pairs differ, so the interval is "
+                "itself uncertain. More --seeds make it surer."]
+    if gain.could_see is None or not gain.could_see > 0:
+        return []
+    return [f"What could this experiment have seen? With {gain.pairs} pairs that differ as much as "
+            f"these do, 80 of 100 experiments see a true gain of {shown(gain.could_see, 'size')} "
+            "points in one look."]
+
+
+def in_points(estimate: Estimate) -> str:
+    """+4.0 (-8.7 to +16.7) points"""
+    return f"{shown(estimate, 'points')} points"

@@ -1,0 +1,326 @@
+"""Is my idea better? It is trained beside plain GRPO and placebos, and a verdict is printed.
+
+    python -m lab idea my_idea --strength 2
+    python -m lab idea my_idea --quick    # a quarter of the time; sees only large differences
+    python -m lab idea my_idea --rates 0.5,1,2           # each arm at a rate that suits it
+    python -m lab idea my_idea --setting largest_last    # the same on another task
+
+NAME is a weighting or an advantage. Its own flags and --rescale are for the idea alone, and all
+other flags of train.py are for every arm: plain GRPO, the idea and its placebos. Unless flags say
+otherwise, each arm is trained with eight seeds, and a run is 60 steps of 8 problems x 8 answers. A
+large model has the settings that train.py gives it, but 24 steps instead of 48. By then plain GRPO
+solves about two thirds of the problems, and later most groups have equal rewards, so that no
+method can differ. Runs of a large model save no model, so a run that is stopped starts again from
+step 1.
+
+1. First it prints what the idea does to the gradient in a few batches of the untrained model.
+2. With --rates it trains each arm at each rate, with half as many seeds, which are used for nothing
+   else. From then on all have plain GRPO's best rate, unless another is better for an arm.
+3. Then it trains the arms, with one process for each core; those of a large model one after the
+   other, unless --processes says otherwise. A placebo has the weights or advantages of the idea,
+   but at other tokens: at any of the batch, or at others of the same category; or at other answers,
+   if all tokens of an answer have the same one. Finished runs are used again, and those of plain
+   GRPO are also used for the next idea.
+4. Then it prints the verdict in one sentence, and below it what that rests on. The primary metric
+   is the mean success of all answers in training, compared in pairs of runs with the same seed. The
+   p-value is corrected for all ideas that were compared with the same runs of plain GRPO. If the
+   idea is better, all arms are trained again on as many new seeds, and it is called ahead if it is
+   better there, too. On held-out problems sampled answers are compared, and greedy ones, which take
+   the likeliest token at every place: an idea can leave the model less sure without leaving it less
+   able. verdict.csv has every run, and verdict.tex the table.
+
+Ctrl-C stops it, and the same command continues.
+"""
+if __name__ == "__main__":
+    raise SystemExit("start it with: python -m lab idea")
+import hashlib
+import json
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from lab.engine.methods import ADVANTAGES, METHODS, MITIGATIONS, WHOLE_ANSWERS, without_decorator
+from lab.engine.errors import UserError
+from lab.harness.flags import Flag, flags_of, read
+from lab.harness.made_of import made_of
+from lab.harness.memory import return_memory
+from lab.harness.record import Json, find_folder
+from lab.harness.screen import python_command, say
+from lab.harness.settings import CHANGEABLE, Settings, is_large, make_settings
+from lab.tools.helpers.look import look
+from lab.tools.helpers.rates import Rates, rates_of
+from lab.tools.helpers.runs import PROCESSES, Arms, Experiment, PlannedRun, side_by_side
+from lab.tools.helpers.tries import Tries
+from lab.tools.helpers.verdict import OTHERS, Verdict
+from lab.tools.helpers.verdict_files import write_files
+
+QUICK_SEEDS = 4
+FIRST_OF_RATES = 2000  # the first seed on which rates are chosen: the others are below
+SETTINGS: dict[str, Json] = {  # that need no download; in each plain GRPO learns within its steps
+    "countdown": {},
+    "largest_last": {"task": "examples.largest_last", "steps": 30},
+    "guess": {"model": "models/guesser", "answers": 16, "steps": 30}}
+FLAGS = {
+    "seeds": Flag(8, "number of seeds of each arm. If the idea is better on them, all arms are "
+                     "trained again on as many new ones",
+                  least=2, most=1000),
+    "quick": Flag(False, f"a first look: {QUICK_SEEDS} seeds and half of the steps, unless flags "
+                         "say otherwise. This takes a quarter of the time, and only a large "
+                         "difference can be seen"),
+    "rates": Flag("", "numbers such as 0.5,1,2, by which the learning rate is multiplied: each arm "
+                      "has plain GRPO's best rate, unless it is better at another by more than "
+                      "chance. Rates are chosen on seeds of their own. Without it all arms have "
+                      "plain GRPO's rate"),
+    "placebos": Flag("any,kind", "which placebos are trained. any: all tokens of a batch exchange "
+                                 "their weights, or those of a group their advantages. kind: "
+                                 "only tokens of one category do. position: only tokens that are "
+                                 "equally far from the beginning of their answers do"),
+    "setting": Flag("countdown", "the task and the model. largest_last: the answer should end with "
+                                 "its largest number. guess: a game of three turns, with a model "
+                                 "of its own, whose tokens have no categories", choices=SETTINGS),
+    "processes": PROCESSES,
+    "runs": Flag("runs/ideas", "folder in which the runs are kept")}
+PLACEBOS = {  # the value of --placebo, by the axis of the idea
+    "mitigation": {"any": "weights", "kind": "weights_by_kind", "position": "weights_by_position"},
+    "advantage": {"any": "advantages", "kind": "advantages_by_kind",
+                  "position": "advantages_by_position"}}
+PLAIN = ("none", "grpo")
+USUAL = {"questions": 8, "answers": 8, "steps": 60, "threads": 1}
+NO_MODELS = {"checkpoint_every": 0}  # of a large one each has gigabytes
+STEPS_OF_LARGE = 20  # on a CPU, where its recipe names none
+NOT_TAKEN = ("seed", "out", "placebo", "resume", "continue")  # flags of train.py
+
+
+def main(argv: list[str]) -> None:
+    typed: dict[str, Any] = {}  # flags of train.py and of the idea
+    own = read(argv, "python -m lab idea NAME [flags of NAME, of train.py, or of this list]",
+               __doc__, FLAGS, {"NAME": "a weighting or an advantage. It comes first. `python "
+                                "train.py --help NAME` describes it and its flags"}, others=typed)
+    if own.quick and "seeds" not in own.typed:
+        own.seeds = QUICK_SEEDS
+    command = python_command("-m", "lab", "idea", *argv)
+    idea = Idea(own.name, typed, own, command)
+    idea.first_look()
+    about_rates = idea.choose_rates() if own.rates else ""
+    tries = Tries(idea.described(), idea.arms["idea"].folder.name,
+                  idea.arms["plain"].folder / "tries.json")
+    verdict = Verdict(own.name, idea.runs_of(range(own.seeds)), tries, about_rates)
+    if verdict.needs_second_look():
+        say(f"{own.name} is better than plain GRPO on these seeds, so all arms are trained again "
+            f"on {own.seeds} new seeds")
+        verdict.add(idea.runs_of(range(own.seeds, 2 * own.seeds)))
+    verdict.print_findings()
+    say("")
+    for sentence in write_files(verdict, idea.arms["idea"].folder, idea.flags_of_arms(), command):
+        say(sentence)
+    runs = " ".join(f"{shlex.quote(str(arm.folder))}/s*/" for arm in idea.arms.values())
+    say(f"For curves, tables and a page: python analyze.py {runs}")
+
+
+@dataclass
+class Arm:
+    """What is trained: plain GRPO, the idea or a placebo, with these flags of train.py."""
+    label: str
+    flags: Json
+    runs: Path  # the folder of all arms
+
+    def __post_init__(self) -> None:
+        self.settings = make_settings(self.flags)
+        self.folder = self.runs / f"{self.label}-{digest(self.settings)}"
+
+    def planned_run(self, seed: int) -> PlannedRun:
+        s = self.settings
+        return PlannedRun(self.label, seed, self.folder / f"s{seed}", as_typed(self.flags), s.steps,
+                          keeps_checkpoints=s.checkpoint_every > 0)
+
+    def at_rate(self, rate: float) -> "Arm":
+        """This arm with its learning rate multiplied by a number."""
+        learning_rate = float(f"{self.settings.learning_rate * rate:g}")
+        return Arm(self.label, self.flags | {"learning_rate": learning_rate}, self.runs)
+
+
+class Idea:
+    """An idea, and its experiment: the runs of plain GRPO, of the idea, and of its placebos."""
+
+    def __init__(self, name: str, typed: Json, own: SimpleNamespace, command: str):
+        self.name, self.own, self.command, self.typed = name, own, command, typed
+        self.axis, flags = arms_of(name, typed, own.quick, own.setting, placebos_of(name, own))
+        labels = {"plain": "plain", "idea": name, "any": f"{name}-placebo",
+                  "kind": f"{name}-placebo-kind", "position": f"{name}-placebo-position"}
+        runs = Path(own.runs)
+        self.arms = {arm: Arm(labels[arm], of_arm, runs) for arm, of_arm in flags.items()}
+        self.rates = rates_of(own.rates)
+        self.rate_of: dict[str, float] = {}  # the best one of each arm, of --rates
+
+    def choose_rates(self) -> str:
+        """Train each arm at each rate on seeds of their own, and take the best rate of each from
+        now on. Returns sentences about them for the verdict."""
+        planned = {}
+        for arm, one in self.arms.items():
+            for rate in self.rates:
+                # with a name of its own, because what fails at one rate is trained at the others
+                label = f"{one.label}-x{rate:g}"
+                planned[f"{arm} at {rate:g}"] = replace(one.at_rate(rate), label=label,
+                                                        runs=one.runs / "rates")
+        say(f"{len(planned)} arms and rates are trained first, to choose the rate of each arm")
+        found = self.train(planned, range(FIRST_OF_RATES,
+                                          FIRST_OF_RATES + max(2, self.own.seeds // 2)),
+                           all_or_nothing=False)
+        rates = Rates({arm: {rate: found.get(f"{arm} at {rate:g}", {}) for rate in self.rates}
+                       for arm in self.arms}, {"idea": self.name, **OTHERS})
+        say(f"\n{rates.table().to_text()}\n")
+        self.rate_of = rates.best()
+        base = self.arms["plain"].settings.learning_rate
+        self.arms = {arm: one.at_rate(self.rate_of[arm]) for arm, one in self.arms.items()}
+        return rates.sentence(base)
+
+    def runs_of(self, seeds: range) -> Arms:
+        """The runs of each arm by seed; those that are missing are trained, all arms of a seed
+        before the next seed."""
+        return self.train(self.arms, seeds, all_or_nothing=True)
+
+    def train(self, arms: dict[str, Arm], seeds: range, all_or_nothing: bool) -> Arms:
+        """The finished runs of these arms. A run that fails ends the program, unless others can be
+        compared without it."""
+        experiment = Experiment(lambda arm, seed: arms[arm].planned_run(seed))
+        keys = [(arm, seed) for seed in seeds for arm in arms]
+        kinds = [self.arms["plain"].settings, self.arms["idea"].settings]
+        processes, threads = side_by_side(kinds, self.own.processes)
+        failed = experiment.make(keys, self.command, processes, threads,
+                                 all_or_nothing=all_or_nothing)
+        if failed and all_or_nothing:
+            raise UserError("; ".join(failed.values()))
+        return experiment.arms(keys)
+
+    def first_look(self) -> None:
+        """Print what the idea does to the gradient of the untrained model."""
+        look(self.name, self.arms["plain"].settings, self.arms["idea"].settings,
+             is_weighting=self.axis == "mitigation")
+        return_memory()           # the runs need the memory that models have taken here
+        torch.cuda.empty_cache()  # without a GPU it does nothing
+
+    def described(self) -> str:
+        """The idea with its own flags: my_idea --strength 2."""
+        of_idea = own_flags(self.axis, self.name)
+        words = [f"--{name} {value}" for name, value in self.typed.items() if name in of_idea]
+        if self.rate_of:
+            words.append(f"at {self.rate_of['idea']:g} times the rate")
+        return " ".join([self.name, *words])
+
+    def flags_of_arms(self) -> dict[str, str]:
+        """The command of train.py of each arm, without its seed and its folder."""
+        found = {}
+        for arm, one in self.arms.items():
+            found[arm] = shlex.join([*as_typed(one.flags), "--steps", str(one.settings.steps)])
+        return found
+
+
+def usual_settings(given: dict) -> dict:
+    """The settings of all arms, unless something else is typed. A large model has the recipe that
+    train.py has for it, but half of its steps where the folder has none of its own: by then plain
+    GRPO solves about two thirds of the problems. Later most groups have equal rewards, and then no
+    method can differ."""
+    s = make_settings(given)
+    folder = find_folder(s.model)
+    if not is_large(folder):
+        return USUAL
+    if "steps" in s.defaults:
+        is_laptops = not (folder / "recipe.json").exists()
+        steps = s.defaults["steps"] // 2 if is_laptops else s.defaults["steps"]
+        return {"steps": steps} | NO_MODELS
+    if s.device == "cpu":
+        return {"steps": STEPS_OF_LARGE} | NO_MODELS
+    return USUAL | NO_MODELS
+
+
+def arms_of(name: str, typed: Json, is_quick: bool = False, setting: str = "countdown",
+            placebos: Sequence[str] = ("any", "kind")) -> tuple[str, dict[str, Json]]:
+    """The axis of the idea, and the flags of train.py of each arm. A quick look has half of the
+    usual steps."""
+    axis = axis_of(name)
+    for flag in typed:
+        if flag == axis:
+            raise UserError(f"--{axis} cannot be given: {name} is the one that is tried")
+        if flag in NOT_TAKEN:
+            raise UserError(f"--{flag} cannot be given to this program, because it chooses the "
+                            "seeds, folders, loss and placebos of its arms itself: plain "
+                            f"GRPO, {name} and its placebos")
+    of_setting = SETTINGS[setting] | typed
+    given = make_settings({axis: name, **of_setting}, beside=FLAGS).typed
+    of_idea = {flag: given.pop(flag) for flag in own_flags(axis, name) if flag in given}
+    common = usual_settings(given) | given
+    if is_quick and "steps" not in typed:
+        common["steps"] //= 2
+    common = {"eval_every": common["steps"], "checkpoint_every": common["steps"]} | common
+    if common["steps"] < 1:
+        raise UserError(f"--steps {common['steps']}: with this, nothing is trained")
+    if not common["eval_every"]:
+        raise UserError("--eval_every 0: the verdict needs the evaluation at the end, because "
+                        "success in training says little where problems are repeated. "
+                        "--eval_tasks 100 makes the evaluation short")
+    arms = {"plain": common, "idea": common | of_idea}
+    for placebo in placebos:
+        arms[placebo] = arms["idea"] | {"placebo": PLACEBOS[axis][placebo]}
+    return axis, arms
+
+
+def own_flags(axis: str, name: str) -> tuple[str, ...]:
+    """The flags that are for the idea alone."""
+    return axis, "rescale", *flags_of(METHODS[axis][name])
+
+
+def placebos_of(name: str, own: SimpleNamespace) -> list[str]:
+    """The placebos that --placebos names. An advantage that is the same for all tokens of an answer
+    has one, whose answers are shuffled. In the setting guess tokens have no categories."""
+    chosen = own.placebos.split(",")
+    for placebo in chosen:
+        if placebo not in PLACEBOS["mitigation"]:
+            raise UserError(f"--placebos {own.placebos}: {placebo!r} is none of any, kind and "
+                            "position")
+    own_flags(axis_of(name), name)  # imports its module, whose decorator fills WHOLE_ANSWERS
+    if name in WHOLE_ANSWERS:
+        return ["any"]
+    if own.setting == "guess" and "placebos" not in own.typed:
+        return ["any", "position"]
+    return list(dict.fromkeys(chosen))
+
+
+def axis_of(name: str) -> str:
+    """mitigation or advantage: the flag that the idea is a choice of."""
+    if name in PLAIN:
+        raise UserError(f"{name} is plain GRPO, with which an idea is compared: give another name")
+    for axis, choices in METHODS.items():
+        if name in choices:
+            return axis
+    hint = ". Is its function in mitigations.py, below @mitigation or @advantage?"
+    near = get_close_matches(name, [*MITIGATIONS, *ADVANTAGES], 1)
+    if near:
+        hint = f"; did you mean {near[0]}?"
+    if said := without_decorator(name):
+        hint = f". {said}"
+    raise UserError(f"{name} is neither a weighting nor an advantage{hint}")
+
+
+def as_typed(flags: dict) -> list[str]:
+    """The flags of an arm as words of a command, without those that a planned run adds."""
+    words = []
+    for name, value in flags.items():
+        if name != "steps":
+            text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+            words += [f"--{name}", text]
+    return words
+
+
+def digest(s: Settings) -> str:
+    """Eight characters, which change with the settings, except the seed, and with whatever a run
+    is made of (lab/harness/made_of.py)."""
+    settings = {name: value for name, value in s.to_json().items()
+                if name not in ("seed", "out", *CHANGEABLE)}
+    known = json.dumps([settings, made_of(s)], sort_keys=True)
+    return hashlib.sha256(known.encode()).hexdigest()[:8]

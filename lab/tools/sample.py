@@ -1,0 +1,122 @@
+"""Ask a problem: the model from before the training answers it, and the trained one.
+
+    python -m lab sample runs/none-grpo-s0 4 12 10 18
+    python -m lab sample models/tiny 4 12 10 18    (the model of this folder answers)
+
+The answers show which tokens the model was unsure of. At a terminal with colours these tokens are
+shaded; elsewhere their probability is printed after them. The same seed gives the same answers, and
+--seed 1 gives others. With --greedy each token is the likeliest one. No file is written.
+"""
+if __name__ == "__main__":
+    raise SystemExit("start it with: python -m lab sample")
+from pathlib import Path
+from typing import Any
+
+import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
+from lab.engine.errors import UserError, did_you_mean, read_json
+from lab.engine.model_folder import how_to_get
+from lab.engine.policy import Policy, derived_seed
+from lab.engine.rollouts import Rollouts
+from lab.harness.flags import Flag, read
+from lab.harness.tasks import make_task
+from lab.harness.build import load_policy
+from lab.harness.record import checkpoint_folders, find_folder
+from lab.harness.screen import BOLD, put, right_or_wrong, styled, visible
+from lab.harness.settings import OPTIONS, Settings, make_settings, settings_of_run
+from lab.tools.helpers.terminal import legend, shaded
+
+SHADES = ((0.1, "48;5;26;38;5;231"), (0.5, "48;5;75;38;5;16"), (0.9, "48;5;153;38;5;16"),
+          (float("inf"), ""))
+MARKED_BELOW = 0.5  # without colour, the probability of a token is printed if it is below this
+FLAGS = {
+    "answers": Flag(1, "number of answers that each model gives", least=1, most=1000),
+    "seed": Flag(0, "seed of the sampling", least=0),
+    "greedy": Flag(False, "take the likeliest token at every place. Each model then has one answer",
+                   requires=(lambda values: values.answers == 1, "one answer of each model")),
+    "task": Flag(None, "the task that the problem belongs to. By default it is that of the "
+                       "run, or of the recipe.json of the model"),
+    "device": Flag("cpu", "device to compute on: cpu, cuda, cuda:N, or mps, which was never tried")}
+# settings that a model which is only asked does not need
+WITHOUT_TRAINING = {name: OPTIONS[name].default for name in (
+    "mitigation", "advantage", "placebo", "kl", "deterministic")}
+
+
+def main(argv: list[str]) -> None:
+    flags = read(argv, "python -m lab sample RUN PROBLEM [flags]", __doc__, FLAGS, {
+        "RUN": "a run folder, or the folder of a model",
+        "PROBLEM ...": "a problem, such as 4 12 10 18"})
+    folder = find_folder(flags.run)
+    settings = settings_of(folder, flags.task, flags.device)
+    problem = problem_of(settings, flags.problem)
+    policies = policies_of(folder, settings)
+    how = f"sampled at temperature {settings.temperature:g} with seed {flags.seed}"
+    if flags.greedy:
+        how = "greedy: each token is the likeliest"
+    put(visible(f"{folder}: answers are {how}"))
+    at = "" if settings.temperature == 1 else " at temperature 1"
+    marks = legend(SHADES) or f"in brackets after the token, if it is below {MARKED_BELOW:.0%}"
+    put(f"the probability of each token{at}: {marks}\n")
+    put(styled(visible(next(iter(policies.values())).task.show(problem)), BOLD))
+    seed, widest = derived_seed("sample", flags.seed), max(map(len, policies))
+    for title, policy in policies.items():
+        print_answers(f"{title:{widest}}", policy.ask([problem], flags.answers, seed,
+                                                         flags.greedy))
+
+
+def settings_of(folder: Path, task: str | None, device: str) -> Settings:
+    """The settings of a run or of a model's recipe, without those that only training needs."""
+    given = {**WITHOUT_TRAINING, "device": device}
+    if task:
+        given["task"] = task
+    if is_run(folder):
+        return settings_of_run(folder, **given)
+    return make_settings({"model": str(folder), **given})
+
+
+def policies_of(folder: Path, settings: Settings) -> dict[str, Policy]:
+    """The model of a folder, or those of a run before training and after it, by their titles."""
+    policies = {"before training" if is_run(folder) else str(folder): load_policy(settings)}
+    checkpoints = checkpoint_folders(folder)
+    if checkpoints:
+        last = max(checkpoints)
+        policies[f"after step {last}"] = load_policy(settings, checkpoints[last])
+    return policies
+
+
+def problem_of(settings: Settings, words: list[str]) -> Any:
+    """The typed problem, as the task reads it."""
+    task = make_task(settings.task, settings.method_flags)
+    if not hasattr(task, "read"):
+        raise UserError(f"{settings.task} cannot read a problem: its class Task has no method "
+                        "`read` (docs/your_own_task.md)")
+    return task.read(" ".join(words).split())
+
+
+def is_run(folder: Path) -> bool:
+    if not folder.exists():
+        raise UserError(f"{folder} does not exist{did_you_mean(folder)} ({how_to_get(folder)})")
+    path = folder / "config.json"
+    config = read_json(path) if path.exists() else {}
+    if "mitigation" not in config and "model_type" not in config:
+        raise UserError(f"{folder} is neither a run folder nor a model folder: it has no "
+                        "config.json with a mitigation (a run) or a model_type (a model)")
+    return "mitigation" in config
+
+
+def print_answers(title: str, rollouts: Rollouts) -> None:
+    right = rollouts.scores["answer"] > 0
+    put(f"\n{styled(visible(title), BOLD)}   {int(right.sum())} of {len(right)} right")
+    for b, texts in enumerate(rollouts.texts):
+        cut_off = "" if rollouts.finished[b] else ", cut off"
+        put(f"\n  {right_or_wrong(right[b])}   reward {rollouts.reward[b]:.2f}   "
+            f"{rollouts.length[b]} tokens{cut_off}")
+        log_prob, drawn = rollouts.log_prob[b].exp().tolist(), rollouts.drawn[b].tolist()
+        probability = [p if own else None for p, own, _ in zip(log_prob, drawn, texts)]
+        put("  " + shaded(texts, probability, SHADES, percent).replace("\n", "\n  "))
+
+
+def percent(probability: float) -> str:
+    """The mark after an unsure token; none after a confident one."""
+    if probability >= MARKED_BELOW:
+        return ""
+    return f"[{probability:.0%}]" if probability >= 0.005 else "[<1%]"

@@ -1,6 +1,0 @@
-"""Programs beside training, for whoever has a run or an idea: ask a model, follow a token, preview
-or try an idea, make a model. `python -m tools` lists them.
-
-What answers a question about credit in general, and not about your run, is in lab/.
-"""
-import engine  # noqa: F401  before torch: it says how threads wait
