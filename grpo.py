@@ -2,167 +2,124 @@
 same problem, and given to every token of the answer.
 
     A_i  = (R_i - mean of the group) / (std of the group + 1e-4)
-    loss = - sum over answers i and tokens t of  c w_it m_i A_it log pi(y_it | prompt, y_i<t)  / N
+    loss = - sum over answers i and tokens t of  w_it A_it log pi(y_it | prompt, y_i<t)  / N
 
-    A_it  the advantage of a token, chosen by --advantage. The advantages in this file are the same
-          for all tokens of an answer, as in GRPO
-    w_it  the weight of a token, chosen by --mitigation (mitigations.py); 1 in GRPO
-    c     one number for the whole batch, which gives the weights a mean of 1 (`rescaling`)
-    m_i   the length scale of an answer: 1, unless --loss_norm counts long and short answers
-          differently (`length_scaling`)
-    N     the number of generated tokens in the batch; with --drop_unfinished only those of the
-          answers that ended
+    A_it  the advantage of a token, chosen by --advantage. In GRPO it is A_i at every token
+    w_it  the weight of a token, chosen by --mitigation (mitigations.py). In GRPO it is 1
+    N     the number of generated tokens in the batch
 
-Start at `policy_loss`. It is the formula above, and no method changes it; what changes is what goes
-into it. (Only where a batch is trained on more than once, --clip_kind can put another bound in the
-place of its own.) Advantages and weights are computed for the whole batch before it is cut into
-micro-batches, so --micro_batch changes nothing but rounding. `update` is the training step.
-`update_with_change` calls it, and measures how the log-prob of each token has changed.
+Four answers to one problem, of which the first is right:
 
-Left out of GRPO as published; the first three come back with a flag:
+    reward       1.1    0.1    0.1    0.1       mean 0.35, std 0.433
+    advantage  +1.73  -0.58  -0.58  -0.58       at each token of the answer
+
+Had all four the same reward, all advantages would be 0: such a group teaches nothing.
+
+Start at `policy_loss`, which says why this loss is the right one. No method changes it; what
+changes is what goes into it. Advantages and weights are computed for the whole batch before it is
+cut into micro-batches, so --micro_batch changes nothing but rounding. `update` is the step.
+
+Everything per token is a tensor (B, T): B answers, and T positions, at most --max_new_tokens. Index
+t is the t-th generated token. Only the forward pass needs another index, because token t is
+predicted at the token before it: `log_probs` makes this shift, and nothing else does.
+
+Left out of GRPO as published; the first two come back with a flag:
 
     ratio and clipping   a batch is trained on once, so the ratio of new to old probability is
                          exactly 1 and clipping would do nothing; --epochs above 1 brings both back
     the KL term          --kl above 0 adds it, and a frozen copy of the initial model
     1 / length           here every token of the batch counts the same; in the paper every answer
-                         does, which is --loss_norm sequence
     the reward model     a program checks the answer, so no reward has to be learned
-
-Other ways to spread credit over the tokens, such as critics and Monte Carlo values, are in
-lab/credit/.
 """
-if __name__ == "__main__":
-    raise SystemExit("start it with: python train.py --mitigation none")
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from lab.engine.methods import CLIP_KINDS, Metrics, advantage
-from lab.engine.forward import frozen_log_probs, micro_batches, response_log_probs
-from lab.engine.optimizer import Optimizer, clip_and_step
-from lab.engine.policy import RunSettings
-from lab.engine.rollouts import Rollouts, double
-from qwen2_model import Qwen2
+from qwen2_model import Qwen2, UserError, attention
 
-Columns = dict[str, Tensor]  # a tensor (B, T) for each new column of the credit file
+Metrics = dict[str, Any]
 
 
-def policy_loss(log_prob: Tensor, advantage: Tensor, weight: Tensor, mask: Tensor, total: float,
-                old: Tensor | None = None, clip: tuple[float, float] = (0.2, 0.28)) -> Tensor:
-    """The formula above for some answers. Tensors are (answers, T). `weight` is c w m: what the
-    weighting returned, rescaled, and times the length scale. `total` is N.
+@dataclass
+class Rollouts:
+    """B answers to Q problems, with everything that is known about each token. `mask` says which
+    tokens belong to the answer, its stop token included; beyond it all else is 0."""
+    problems: Sequence[Any]         # the Q problems
+    prompt_ids: list[list[int]]     # the prompt of each
+    group: Tensor                   # (B,) 0..Q-1: group g holds the answers to problem g
 
-    `old` are the log-probs from before the first update on this batch. If they are given, PPO's
-    clipped ratio (1707.06347, with a wider upper bound as in DAPO, 2503.14476) takes the place of
-    log_prob. Where the ratio is 1, both forms have the same gradient.
+    # from the sampler
+    ids: Tensor                     # (B, T) int64
+    mask: Tensor                    # (B, T) bool
+    finished: Tensor                # (B,) bool: ended with a stop token, not at the limit
+    log_prob: Tensor                # (B, T)
+    entropy: Tensor                 # (B, T) -sum p log p
+    collision: Tensor               # (B, T) sum p^2
+
+    # from the task
+    texts: list[list[str]]          # the text of each token of each answer
+    answers: list[str]              # the text of each answer
+    section: Tensor                 # (B, T) uint8, codes in countdown_task.py
+    kind: Tensor                    # (B, T) uint8
+    scores: dict[str, Tensor]       # (B,) each part of the reward, and their sum "reward"
+
+    # from the training loop
+    step: int = 0
+    generator: torch.Generator = field(default_factory=torch.Generator)
+    advantage: Tensor = field(default_factory=lambda: torch.tensor(float("nan")))  # (B, T)
+
+    @property
+    def reward(self) -> Tensor:
+        """(B,)"""
+        return self.scores["reward"]
+
+    @property
+    def length(self) -> Tensor:
+        """(B,) the number of tokens of each answer."""
+        return self.mask.sum(1)
+
+
+# --------------------------------------------------------------------------------- the advantages
+
+Method = Callable[..., Tensor]  # rollouts -> (B, T)
+ADVANTAGES: dict[str, Method] = {}
+TWICE: set[str] = set()  # names that two functions have, for which a run is refused
+
+
+def advantage(function: Method) -> Method:
+    """Make a function a choice of --advantage: credit (B, T), with a sign."""
+    return add_choice(ADVANTAGES, function)
+
+
+def add_choice(choices: dict[str, Method], function: Method) -> Method:
+    """A second `def grpo` would silently replace the first; in a notebook that is what is wanted.
     """
-    if old is None:
-        objective = weight * advantage * log_prob
-    else:
-        ratio = (log_prob - old).exp()
-        clipped = ratio.clamp(1 - clip[0], 1 + clip[1])
-        objective = weight * torch.minimum(ratio * advantage, clipped * advantage)
-    return -(objective * mask).sum() / total
+    name = function.__name__
+    if name in choices and function.__module__ != "__main__":
+        TWICE.add(name)
+    choices[name] = function
+    return function
 
 
-CLIP_KINDS["ppo"] = policy_loss
-
-
-def rescaling(weight: Tensor, rollouts: Rollouts, rescale_to: str) -> float:
-    """The number c by which the weights of a batch are multiplied, as --rescale says:
-
-    mean      the mean weight of the batch's tokens becomes 1
-    gradient  the sum of abs(A) w s over the batch becomes the sum of abs(A) s, which is the sum
-              without weights. abs(A) w s is the size of a token's gradient at the logits
-              (`gradient_size`)
-    none      c is 1
-    """
-    if rescale_to == "none":
-        return 1.0
-    weight = double(weight)
-    unweighted = double(rollouts.mask)  # what a token of weight 1 adds to the sum: 1 or abs(A) s
-    if rescale_to == "gradient":
-        s = gradient_size(rollouts.log_prob, rollouts.collision)
-        unweighted = unweighted * double(rollouts.advantage.abs()) * double(s)
-    wanted_sum = unweighted.sum().item()
-    weighted_sum = (weight * unweighted).sum().item()
-    if wanted_sum == 0:
-        return 1.0
-    if weighted_sum > 0:
-        return wanted_sum / weighted_sum
-    return float("inf")  # no number can rescale a sum of 0; `rescaled_weight` takes care of it
-
-
-def length_scaling(length: Tensor, loss_norm: str, max_new_tokens: int) -> Tensor:
-    """The factor m of each answer (B, 1). `policy_loss` divides every term by N; m turns that into
-    the normalisation that --loss_norm asks for.
-
-    token      every token counts 1 / N, so m is 1
-    sequence   every answer counts the same, each of its tokens 1 / (answers * its length), where
-               answers that --drop_unfinished drops are not counted
-    constant   every token counts 1 / (B * max_new_tokens), and B counts dropped answers too
-    """
-    N, per_answer = length.sum(), length[:, None]
-    if loss_norm == "sequence":
-        kept = (length > 0).sum()  # a dropped answer has no tokens left
-        return torch.where(per_answer > 0, N / (kept * per_answer.clamp(min=1)), 0.0)
-    one = torch.ones_like(per_answer).float()
-    if loss_norm == "constant":
-        return N / (len(length) * max_new_tokens) * one
-    return one
-
-
-def group_mean(value: Tensor, group: Tensor) -> Tensor:
-    """(B,) -> (B,): the mean of each answer's group. It is computed in float64, because in float32
-    the mean of equal rewards can differ from them in the last digit. It is on the CPU."""
-    group = group.cpu()
-    count = torch.bincount(group)
-    total = torch.zeros_like(count, dtype=torch.float64).index_add(0, group, double(value))
-    return (total / count)[group]
-
-
-def centred(value: Tensor, group: Tensor) -> Tensor:
-    """(B,) -> (B,): value minus its group's mean; exactly 0 if the group's values are equal."""
-    difference = double(value) - group_mean(value, group)
-    return torch.where(difference.abs() < 1e-8, 0.0, difference).float().to(value.device)
-
-
-def group_z_score(value: Tensor, group: Tensor, epsilon: float = 1e-4) -> Tensor:
-    """(B,) -> (B,): (value - mean) / (std + epsilon) within its group, where the std divides by the
-    number of answers; exactly 0 if all values of the group are equal."""
-    difference = double(value) - group_mean(value, group)
-    std = group_mean(difference.square(), group).sqrt()
-    z_score = difference / (std + epsilon)
-    return torch.where(std < 1e-8, 0.0, z_score).float().to(value.device)
-
-
-def to_every_token(value: Tensor, rollouts: Rollouts) -> Tensor:
-    """(B,) -> (B, T): the same number at every token of an answer."""
-    return value[:, None] * rollouts.mask
-
-
-def over_group(value: Tensor, rollouts: Rollouts) -> Tensor:
-    """(B, T) -> (B, T): at each position the sum over the group's answers."""
-    groups = torch.zeros(len(rollouts.prompt_ids), value.shape[1], device=value.device)
-    return groups.index_add(0, rollouts.group, value)[rollouts.group]
-
-
-@advantage(whole_answers=True)
+@advantage
 def grpo(rollouts: Rollouts) -> Tensor:
     """The z-score of the reward within its group: (reward - mean) / (standard deviation +
     0.0001)."""
     return to_every_token(group_z_score(rollouts.reward, rollouts.group), rollouts)
 
 
-@advantage(whole_answers=True)
+@advantage
 def dr_grpo(rollouts: Rollouts) -> Tensor:
     """The reward minus the group's mean (arXiv 2503.20783). It is not divided by the group's
     standard deviation, because that makes problems with nearly equal rewards count more."""
     return to_every_token(centred(rollouts.reward, rollouts.group), rollouts)
 
 
-@advantage(whole_answers=True)
+@advantage
 def rloo(rollouts: Rollouts) -> Tensor:
     """The reward minus the mean of the group's other rewards (arXiv 2402.14740). In a group of G
     answers this is G / (G - 1) * (reward - mean)."""
@@ -170,12 +127,84 @@ def rloo(rollouts: Rollouts) -> Tensor:
     return to_every_token(centred(rollouts.reward, rollouts.group) * size / (size - 1), rollouts)
 
 
-@advantage(whole_answers=True)
+@advantage
 def batch_mean(rollouts: Rollouts) -> Tensor:
     """The reward minus the mean of the whole batch, as if there were no groups. So answers to easy
     problems are pushed up, and answers to hard ones down."""
     one_group = torch.zeros_like(rollouts.group)
     return to_every_token(centred(rollouts.reward, one_group), rollouts)
+
+
+def group_mean(value: Tensor, group: Tensor) -> Tensor:
+    """(B,) -> (B,): the mean of each answer's group. It is computed in float64, because in float32
+    the mean of equal rewards can differ from them in the last digit."""
+    count = torch.bincount(group)
+    return (torch.zeros_like(count).double().index_add(0, group, value.double()) / count)[group]
+
+
+def centred(value: Tensor, group: Tensor) -> Tensor:
+    """(B,) -> (B,): value minus its group's mean; exactly 0 if the group's values are equal."""
+    difference = value.double() - group_mean(value, group)
+    return torch.where(difference.abs() < 1e-8, 0.0, difference).float()
+
+
+def group_z_score(value: Tensor, group: Tensor, epsilon: float = 1e-4) -> Tensor:
+    """(B,) -> (B,): (value - mean) / (std + epsilon) within its group, where the std divides by the
+    number of answers; exactly 0 if all values of the group are equal."""
+    difference = value.double() - group_mean(value, group)
+    std = group_mean(difference.square(), group).sqrt()
+    return torch.where(std < 1e-8, 0.0, difference / (std + epsilon)).float()
+
+
+def to_every_token(value: Tensor, rollouts: Rollouts) -> Tensor:
+    """(B,) -> (B, T): the same number at every token of an answer."""
+    return value[:, None] * rollouts.mask
+
+
+# --------------------------------------------------------------------------------------- the loss
+
+def policy_loss(log_prob: Tensor, advantage: Tensor, weight: Tensor, mask: Tensor, N: int
+                ) -> Tensor:
+    """The formula at the top of this file, for some answers. Tensors are (answers, T).
+
+    Why does a step against the gradient of this loss raise the expected reward?
+
+      1. The expected reward is the sum of probability * reward over all possible answers.
+      2. Its gradient is the sum of (gradient of probability) * reward.
+      3. The gradient of a probability is probability * (gradient of log-prob). So the gradient of
+         the expected reward is the sum of probability * (gradient of log-prob) * reward.
+      4. A sum of probability * something is the mean of that something over sampled answers. So the
+         mean of (gradient of log-prob) * reward over our answers estimates it.
+      5. The advantage takes the place of the reward. Subtracting the same number from all rewards
+         of a problem changes no mean, because probabilities sum to 1, so that the mean of their
+         gradients is 0; but the estimate varies less (docs/policy_gradient.md).
+
+    The loss has a minus, because an optimizer makes it smaller, and the reward should be larger.
+    But its value says nothing: only the gradient counts, and only at the model that sampled these
+    answers. After the step they are no longer its samples, so each step samples new ones.
+    """
+    return -(weight * advantage * log_prob * mask).sum() / N
+
+
+def clipped_loss(log_prob: Tensor, old: Tensor, advantage: Tensor, weight: Tensor, mask: Tensor,
+                 N: int, low: float, high: float) -> Tensor:
+    """For --epochs: the loss of PPO (1707.06347), with a wider upper bound as in DAPO (2503.14476).
+
+    From the second update on, the answers are no longer samples of the model. The ratio of its
+    probability to that of the model which sampled, `old`, corrects for this, and once it has gone
+    beyond its bounds in the direction of the advantage, the token has no gradient any more. Where
+    the ratio is 1, the gradient is that of `policy_loss`."""
+    ratio = (log_prob - old).exp()
+    clipped = ratio.clamp(1 - low, 1 + high)
+    return -(weight * torch.minimum(ratio * advantage, clipped * advantage) * mask).sum() / N
+
+
+def divergence(log_prob: Tensor, reference: Tensor) -> Tensor:
+    """For --kl: KL(policy || reference) at each position, estimated from the token that was sampled
+    there: exp(d) - d - 1, d = reference - log_prob (k3 of Schulman, "Approximating KL divergence").
+    """
+    d = reference - log_prob
+    return d.exp() - d - 1
 
 
 def gradient_size(log_prob: Tensor, collision: Tensor) -> Tensor:
@@ -191,158 +220,200 @@ def gradient_size(log_prob: Tensor, collision: Tensor) -> Tensor:
     return square.clamp(rest.square(), 2 * rest.square()).sqrt()
 
 
-def divergence(log_prob: Tensor, reference: Tensor, kind: str) -> Tensor:
-    """KL(policy || reference) at each position, estimated from the token that was sampled there
-    (Schulman, "Approximating KL divergence", 2020):
+# -------------------------------------------------------------------------------- the forward pass
 
-        k2 = d^2 / 2         k3 = exp(d) - d - 1         with d = reference - log_prob
+def log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
+    """(rows, T): the log-probs of these answers' tokens, with gradient; 0 beyond the answer. `rows`
+    ascend.
 
-    Both estimate the same number, but as a loss they are not the same. On average k2 has the
-    gradient of KL(policy || reference), and k3 has the gradient of KL(reference || policy), each
-    for a fixed prefix. That the policy also decides which prefixes it reaches is left out of both
-    gradients.
+    One problem after the other. The state at a token predicts the next one, so the state at the
+    prompt's last token belongs to the answer's first, and an answer's last token is left out: it
+    predicts nothing. For a prompt p q with answers x y z and u v:
+
+        computed   p   q   x y   u _      the prompt once, then all answers, of one length
+        predicts       x   y z
+                       u         v _
     """
-    d = reference - log_prob
-    return d.exp() - d - 1 if kind == "k3" else d.square() / 2
+    result = []
+    for problem in rollouts.group[rows].unique().tolist():
+        own = rows[rollouts.group[rows] == problem]
+        G, T = len(own), int(rollouts.length[own].max())
+        answers, inside = rollouts.ids[own, :T], rollouts.mask[own, :T]              # (G, T)
+        prompt = torch.tensor(rollouts.prompt_ids[problem])                          # (P,)
+        P = len(prompt)
+        computed = torch.cat([prompt, answers[:, :-1].flatten()])           # (P + G (T - 1),)
+        positions = torch.cat([torch.arange(P), torch.arange(P, P + T - 1).repeat(G)])
+
+        def behind_prompt(x: Tensor) -> Tensor:
+            """Each answer behind its prompt: (P + G (T - 1), ...) -> (G, P + T - 1, ...)."""
+            own_prompt = x[:P].expand(G, *x[:P].shape)
+            return torch.cat([own_prompt, x[P:].unflatten(0, (G, T - 1))], 1)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            seen = attention(behind_prompt(q), behind_prompt(k), behind_prompt(v))
+            return torch.cat([seen[0, :P], seen[:, P:].flatten(0, 1)])
+
+        states = behind_prompt(model.model(computed, positions, attend))[:, P - 1:]  # (G, T, D)
+        log_p = model.logits(states[inside]).log_softmax(-1)                # (tokens, V)
+        found = torch.zeros(rollouts.ids[own].shape)
+        found[:, :T][inside] = log_p.gather(1, answers[inside][:, None])[:, 0]
+        result.append(found)
+    return torch.cat(result)
 
 
-def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tensor, s: RunSettings,
-           reference: Qwen2 | None = None) -> tuple[Metrics, Columns]:
+# ------------------------------------------------------------------------------------- the update
+
+class AdamW:
+    """AdamW (1711.05101). A parameter moves by
+
+        learning rate * (mean of its gradients) / (root of the mean of their squares + epsilon)
+
+    so by about the learning rate where the gradients of many steps agree, and by less where they
+    are noise. The means forget: a step is worth 0.9 and 0.999 of the next one. Both begin at 0, and
+    `known` is the share of the true mean that they have after n steps. They are kept from step to
+    step, so the optimizer is made once: one that is made anew knows a single gradient, which
+    divided by its own size is +1 or -1, and moves all parameters equally far."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], learning_rate: float,
+                 weight_decay: float = 0.0):
+        self.parameters = list(parameters)
+        self.learning_rate, self.weight_decay = learning_rate, weight_decay
+        self.steps = 0
+        self.mean = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
+        self.square = [torch.zeros_like(p, requires_grad=False) for p in self.parameters]
+
+    @torch.no_grad()
+    def step(self) -> None:
+        self.steps += 1
+        known, known_square = 1 - 0.9 ** self.steps, 1 - 0.999 ** self.steps
+        for p, mean, square in zip(self.parameters, self.mean, self.square):
+            if p.grad is None:
+                continue
+            p.mul_(1 - self.learning_rate * self.weight_decay)
+            mean.lerp_(p.grad, 1 - 0.9)
+            square.mul_(0.999).addcmul_(p.grad, p.grad, value=1 - 0.999)
+            root = square.sqrt().div_(known_square ** 0.5).add_(1e-8)
+            p.addcdiv_(mean, root, value=-self.learning_rate / known)
+
+
+class Trainer(Protocol):
+    """What an update needs of a run (run.py)."""
+    settings: Any
+    model: Qwen2
+    reference: Qwen2 | None  # the model that the KL term compares with
+    optimizer: AdamW
+
+    def last_checkpoint(self) -> str: ...
+
+
+def update(run: Trainer, rollouts: Rollouts, weight: Tensor) -> tuple[Metrics, dict[str, Tensor]]:
     """Train the model on the whole batch: one step of the optimizer, or with --epochs several.
+    Returns metrics, and columns (B, T) for the credit file.
 
-    `weight` is c w, and `scaled_weight` is c w m. With a `reference` model the loss has a KL term.
-    Returns metrics, and columns (B, T) for the credit file: with --epochs the ratio of new to old
-    probability in the last pass.
+    Answers without a gradient are not computed. If no answer has one, nothing is changed, although
+    AdamW would still move the parameters by its mean of earlier gradients."""
+    s = run.settings
+    rows = rows_with_gradient(rollouts, weight, s.kl)
+    trained = int(rollouts.mask[rows].sum())
+    metrics: Metrics = {"N": int(rollouts.mask.sum()), "trained_tokens": trained, "loss": 0.0,
+                        "gradient_norm": None, "sampler_gap": None, "skipped": None}
+    columns = {"ratio": torch.ones_like(weight)} if s.epochs > 1 else {}
+    if not trained:
+        metrics["skipped"] = ("no token has both a weight and an advantage"
+                              if rollouts.advantage.any() else
+                              "every group's answers had equal rewards")
+        return metrics, columns
+    reference = frozen_log_probs(run.reference, rollouts, s.micro_batch) if run.reference else None
 
-    Answers without a gradient are not computed, so their ratio is not known, and 1 stands there. If
-    no answer has a gradient, nothing is changed.
-    """
-    mask, advantage = rollouts.mask, rollouts.advantage
-    N = int(mask.sum())
-    length_scale = length_scaling(rollouts.length, s.loss_norm, s.max_new_tokens)    # (B, 1)
-    scaled_weight = weight * length_scale                                            # (B, T)
-    old, ratio = torch.zeros_like(weight), torch.ones_like(weight)  # both are filled in below
-    columns = {"ratio": ratio} if s.epochs > 1 else {}
-    is_trained = has_gradient(mask, scaled_weight * advantage, reference is not None)  # (B,)
-    if not is_trained.any():
-        return skipped(rollouts, N), columns
-
-    trained_rows = rollouts.rows[is_trained]
-    reference_log_prob = None
-    if reference is not None:
-        reference_log_prob = frozen_log_probs(reference, rollouts, trained_rows, s.micro_batch,
-                                              s.temperature)
-    # The sampler's log-probs on record are those at temperature 1, and are compared with these.
-    at_one = None
-    if s.temperature != 1:
-        at_one = frozen_log_probs(model, rollouts, trained_rows, s.micro_batch)
-    clip = (s.clip_low, s.clip_high)
-    loss_of: Callable[..., Tensor] = CLIP_KINDS[s.clip_kind]  # policy_loss, unless a flag is set
-    totals = []  # of each pass over the batch
+    old = None
     for epoch in range(s.epochs):
-        optimizer.zero_grad()
-        sums = []  # of each micro-batch
-        for part in micro_batches(rollouts, trained_rows, s.micro_batch):
-            log_prob = response_log_probs(model, rollouts, part, s.temperature)
-            if epoch == 0:
-                # the sampler's log-probs differ by rounding: with them no ratio would be exactly 1
-                old[part] = log_prob.detach()
-            loss = loss_of(log_prob, advantage[part], scaled_weight[part], mask[part], N,
-                           old[part] if s.epochs > 1 else None, clip)
-            if reference_log_prob is not None:
-                kl = divergence(log_prob, reference_log_prob[part], s.kl_kind)
-                loss = loss + s.kl * (length_scale[part] * kl * mask[part]).sum() / N
-            loss.backward()
-            log_prob = log_prob.detach()
-            ratio[part] = (log_prob - old[part]).exp()
-            gap = (log_prob if at_one is None else at_one[part]) - rollouts.log_prob[part]
-            sums.append(diagnostics(rollouts, part, loss, log_prob, gap, ratio[part], clip,
-                                    reference_log_prob))
-        norm = clip_and_step(optimizer, s.max_grad_norm)
-        totals.append(add_up(sums) | {"norm": norm})
-    return summary(totals, N, s.epochs > 1), columns
+        run.model.zero_grad()
+        now, sums = backward(run, rollouts, weight, rows, old, reference)            # (B, T)
+        norm = nn.utils.clip_grad_norm_(run.model.parameters(), s.max_grad_norm or float("inf"))
+        if not norm.isfinite():
+            raise UserError("the gradient is not finite: a smaller --learning_rate may help. "
+                            f"{run.last_checkpoint()}")
+        if old is None:
+            old = now
+            gap = float((now - rollouts.log_prob)[rows].abs().sum()) / trained
+            metrics |= {"loss": sums["loss"], "gradient_norm": float(norm),
+                        "sampler_gap": refuse_gap(gap)}
+            metrics |= {"kl": sums["kl"] / trained} if s.kl else {}
+        run.optimizer.step()
+    if s.epochs > 1:
+        columns["ratio"][rows] = (now - old)[rows].exp()
+        metrics |= metrics_of_ratio(columns["ratio"], rollouts, rows, s)
+    return metrics, columns
 
 
-def has_gradient(mask: Tensor, factor: Tensor, with_kl: bool) -> Tensor:
-    """(B,) bool: whether some token of an answer has a gradient. `factor` (B, T) is c w m A."""
-    if with_kl:  # the KL term has a gradient at every token
-        return mask.any(1)
-    return (mask & (factor != 0)).any(1)
+def rows_with_gradient(rollouts: Rollouts, weight: Tensor, kl: float) -> Tensor:
+    """The numbers of the answers that have a gradient at some token; the KL term has one at all."""
+    is_trained = (weight * rollouts.advantage != 0) | (kl > 0)                       # (B, T)
+    return (is_trained & rollouts.mask).any(1).nonzero()[:, 0]
 
 
-def diagnostics(rollouts: Rollouts, rows: Tensor, loss: Tensor, log_prob: Tensor, gap: Tensor,
-                ratio: Tensor, clip: tuple[float, float], reference_log_prob: Tensor | None
-                ) -> dict[str, Tensor]:
-    """Sums over the tokens of a micro-batch, for the metrics.
+def backward(run: Trainer, rollouts: Rollouts, weight: Tensor, rows: Tensor, old: Tensor | None,
+             reference: Tensor | None) -> tuple[Tensor, Counter[str]]:
+    """Compute the gradient of the loss, as many answers at a time as memory allows. Returns the
+    log-probs (B, T) as they are now, and sums for the metrics.
 
-    The gap, training's log-probs minus the sampler's, should be rounding; if it is more, there is
-    a mistake. A token is clipped if its ratio is beyond the bound that holds for the sign of its
-    advantage. The KL is measured as k3, which is unbiased, whichever kind the loss has.
-    """
-    mask, advantage = rollouts.mask[rows], rollouts.advantage[rows]
-    too_low, too_high = ratio < 1 - clip[0], ratio > 1 + clip[1]
-    clipped = torch.where(advantage > 0, too_high, too_low) & (advantage != 0) & mask
-    sums = {"loss": loss.detach(), "gap": (gap * mask).abs().sum(), "tokens": mask.sum(),
-            "ratio": (ratio * mask).sum(), "clipped": clipped.sum()}
-    if reference_log_prob is not None:
-        sums["kl"] = (divergence(log_prob, reference_log_prob[rows], "k3") * mask).sum()
-    return sums
-
-
-def add_up(sums: list[dict[str, Tensor]]) -> dict[str, float]:
-    """The sums of all micro-batches."""
-    total = {}
-    for name in sums[0]:
-        total[name] = float(sum(of_part[name] for of_part in sums))
-    return total
-
-
-def summary(totals: list[dict[str, float]], N: int, with_ratio: bool) -> Metrics:
-    """Loss, norm and gap of the first pass over the batch; ratio, clipping and KL of the last."""
-    first, last = totals[0], totals[-1]
-    metrics: Metrics = {
-        "N": N, "skipped": None, "loss": first["loss"], "gradient_norm": first["norm"],
-        "sampler_gap": first["gap"] / first["tokens"], "trained_tokens": first["tokens"]}
-    if with_ratio:
-        metrics["ratio_mean"] = last["ratio"] / last["tokens"]
-        metrics["clipped_share"] = last["clipped"] / last["tokens"]
-        metrics["gradient_norm_last"] = last["norm"]
-    if "kl" in last:
-        metrics["kl"] = last["kl"] / last["tokens"]
-    return metrics
+    `old` are the log-probs of the first update from this batch. The sampler's differ from them by
+    rounding: with those no ratio would be exactly 1."""
+    s, N = run.settings, int(rollouts.mask.sum())
+    now, sums = torch.zeros_like(weight), Counter[str]()
+    for part in rows.split(s.micro_batch):
+        log_prob = log_probs(run.model, rollouts, part)                              # (part, T)
+        now[part] = log_prob.detach()
+        mask = rollouts.mask[part]
+        inputs = rollouts.advantage[part], weight[part], mask, N
+        if s.epochs == 1:
+            loss = policy_loss(log_prob, *inputs)
+        else:
+            before = now[part] if old is None else old[part]
+            loss = clipped_loss(log_prob, before, *inputs, s.clip_low, s.clip_high)
+        if reference is not None:
+            kl = (divergence(log_prob, reference[part]) * mask).sum()
+            loss = loss + s.kl * kl / N
+            sums["kl"] += kl.item()
+        # This adds to the gradient that is there. The sum over micro-batches is the gradient of the
+        # whole loss, because each is divided by the same N.
+        loss.backward()
+        sums["loss"] += loss.item()
+    return now, sums
 
 
-def skipped(rollouts: Rollouts, N: int) -> Metrics:
-    """Metrics of a batch without anything to train on, with the reason."""
-    reason = "no token has both a weight and an advantage"
-    if not rollouts.advantage.any():
-        reason = "every group's answers had equal rewards"
-    if not rollouts.mask.any():
-        reason = "no answer was finished"
-    return {"N": N, "skipped": reason, "loss": 0.0, "trained_tokens": 0,
-            "gradient_norm": None, "sampler_gap": None}
+def refuse_gap(gap: float) -> float:
+    """The sampler and the update have computed the same log-probs, and differ by rounding alone.
+    If a hidden state is read one position too late, no error is raised, but this gap is large."""
+    if gap > 0.01:
+        raise UserError(f"log-probs of sampler and update differ by {gap:.2g} a token: one of the "
+                        "two is wrong")
+    return gap
 
 
-def update_with_change(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tensor,
-                       s: RunSettings, reference: Qwen2 | None = None) -> tuple[Metrics, Columns]:
+def metrics_of_ratio(ratio: Tensor, rollouts: Rollouts, rows: Tensor, s: Any) -> Metrics:
+    """For --epochs: a token is clipped if its ratio is beyond the bound of its advantage's sign."""
+    A, mask = rollouts.advantage, rollouts.mask
+    beyond = torch.where(A > 0, ratio > 1 + s.clip_high, ratio < 1 - s.clip_low) & (A != 0) & mask
+    count = int(mask[rows].sum())
+    return {"ratio_mean": float((ratio * mask)[rows].sum()) / count,
+            "clipped_share": float(beyond.sum()) / count}
+
+
+def update_with_change(run: Trainer, rollouts: Rollouts, weight: Tensor
+                       ) -> tuple[Metrics, dict[str, Tensor]]:
     """Call `update`, and add the column `change`: each token's log-prob after the update minus
-    before, at the same prefix. This costs one forward pass before the update and one after."""
-    length_scale = length_scaling(rollouts.length, s.loss_norm, s.max_new_tokens)  # (B, 1)
-    factor = weight * length_scale * rollouts.advantage                            # (B, T)
-    is_trained = has_gradient(rollouts.mask, factor, reference is not None)        # (B,)
-    if not is_trained.any():
-        metrics, columns = update(model, optimizer, rollouts, weight, s, reference)
-        return metrics, {**columns, "change": torch.zeros_like(weight)}
-    # answers without a gradient change too: they share the parameters with the others
-    is_untrained = ~is_trained & rollouts.mask.any(1)
-    trained_rows, untrained_rows = rollouts.rows[is_trained], rollouts.rows[is_untrained]
+    before, at the same prefix. All answers share the model's parameters, so each answer's term of
+    the loss moves all of them, those without a gradient of their own, too. This costs one forward
+    pass before the update and one after."""
+    before = frozen_log_probs(run.model, rollouts, run.settings.micro_batch)
+    metrics, columns = update(run, rollouts, weight)
+    after = frozen_log_probs(run.model, rollouts, run.settings.micro_batch)
+    return metrics, columns | {"change": after - before}
 
-    def log_probs() -> Tensor:
-        # one after the other, so that trained answers are in the same micro-batches as in `update`
-        trained = frozen_log_probs(model, rollouts, trained_rows, s.micro_batch)
-        untrained = frozen_log_probs(model, rollouts, untrained_rows, s.micro_batch)
-        return trained + untrained  # each is 0 in the other's rows, so the sum joins them
 
-    before = log_probs()
-    metrics, columns = update(model, optimizer, rollouts, weight, s, reference)
-    return metrics, columns | {"change": log_probs() - before}
+@torch.no_grad()
+def frozen_log_probs(model: Qwen2, rollouts: Rollouts, micro_batch: int) -> Tensor:
+    """(B, T): the log-probs of all tokens, without gradient."""
+    rows = torch.arange(len(rollouts.ids)).split(micro_batch)
+    return torch.cat([log_probs(model, rollouts, part) for part in rows])

@@ -1,34 +1,41 @@
-"""Qwen2, Qwen2.5 and Qwen3 (dense) written out by hand.
+"""Qwen2, Qwen2.5 and Qwen3 (dense) written out by hand, and a sampler with a cache of keys and
+values.
 
-The modules have the names of the published safetensors files, so a checkpoint loads key by key,
-and one that is written here opens in `transformers`. lab/engine/model_folder.py reads and writes
-such folders. Left out on purpose: rope scaling, sliding windows, dropout and mixtures of experts; a
-folder that needs one of them is refused.
+The modules have the names of the published safetensors files, so a checkpoint loads key by key, and
+one that is written here opens in `transformers`. All is float32 on a CPU. Left out on purpose: rope
+scaling, sliding windows, dropout and mixtures of experts; a folder that needs one is refused.
 
 Everything but attention treats each token alone, so tokens may come in any shape: as rows (B, L),
 or as all answers end to end (N,). Only one function knows which tokens see each other. It is passed
 in as `attend`:
 
-    causal         (this file)          each token sees its own row up to itself
-    SharedPrompts  (lab/engine/packing.py)  training: a prompt is there once, and all its answers
-    see it Cache          (lab/engine/cache.py)    sampling: one new token in each row sees all
-    before it
+    causal        each token sees its own row up to itself
+    Cache.attend  sampling: one new token in each row sees all before it
+    grpo.py       training: a prompt is there once, and all its answers see it
 
-Shapes: B rows, L positions, N tokens of a forward pass (in grpo.py N is the number of generated
-tokens in a batch), D width, H query heads, K key/value heads, V vocabulary.
+Shapes: B rows, L positions, N tokens, D width, H query heads, K key/value heads, V vocabulary.
 """
-if __name__ == "__main__":
-    raise SystemExit("start it with: python train.py --mitigation none")
+import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q, k, v
 
+
+class UserError(ValueError):
+    """A mistake of the person at the keyboard: the programs print it as one line."""
+
+
+# ---------------------------------------------------------------------------------------- the model
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -45,92 +52,39 @@ class ModelConfig:
     rope_theta: float = 10000.0
     max_position_embeddings: int = 32768
     tie_word_embeddings: bool = False
-    bos_token_id: int | None = None
-    pad_token_id: int | None = None
-    eos_token_id: tuple[int, ...] = ()
-
-    @property
-    def stop_ids(self) -> tuple[int, ...]:
-        """The tokens that end an answer. The pad token is one of them, because nothing may follow
-        it."""
-        pad = () if self.pad_token_id is None else (self.pad_token_id,)
-        return tuple(dict.fromkeys([*self.eos_token_id, *pad]))
-
-    def to_json(self) -> dict[str, object]:
-        """The content of config.json, with the keys of `transformers` version 4 and version 5."""
-        name = "Qwen3ForCausalLM" if self.model_type == "qwen3" else "Qwen2ForCausalLM"
-        rope = {"rope_type": "default", "rope_theta": self.rope_theta}
-        stop = list(self.eos_token_id) or None
-        return {"architectures": [name], **asdict(self), "eos_token_id": stop,
-                "hidden_act": "silu", "rope_parameters": rope, "attention_dropout": 0.0,
-                "use_sliding_window": False}
+    eos_token_id: tuple[int, ...] = ()  # the tokens that end an answer
 
 
-def rotary(positions: Tensor, config: ModelConfig,
-           dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of position times frequency (2104.09864), each (..., 1, head_dim). The first
-    half of the sine is negated here, so that `rotate` is x * cos + swapped * sin."""
-    steps = torch.arange(0, config.head_dim, 2, device=positions.device, dtype=dtype)
+def rotary(positions: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of position times frequency (2104.09864), each (..., 1, head_dim)."""
+    steps = torch.arange(0, config.head_dim, 2).float()
     frequency = 1.0 / config.rope_theta ** (steps / config.head_dim)
-    angle = positions[..., None, None].to(dtype) * frequency  # (..., 1, frequencies)
-    cos, sin = angle.cos(), angle.sin()
-    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+    angle = positions[..., None, None].float() * frequency  # (..., 1, head_dim / 2)
+    angle = torch.cat([angle, angle], -1)  # the same for both halves of a head
+    return angle.cos(), angle.sin()
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None = None) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate every pair (a, b) of a head into (a cos - b sin, b cos + a sin), where a is in the
-    head's first half and b at the same index of its second half. `out` may be x."""
-    swapped = x.roll(x.shape[-1] // 2, -1)  # (b, a); the minus sign is already in `sin`
-    return torch.addcmul(x * cos, swapped, sin, out=out)  # x * cos + swapped * sin
+    head's first half and b at the same index of its second half."""
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat([-b, a], -1) * sin
 
 
-def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Softmax attention over rows (B, L, heads, head_dim). The mask (of 0 and -inf) is added to the
+    scores; without one, every token sees its own row up to itself."""
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=True)
+    return out.transpose(1, 2)
 
 
-def product_type(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The type in which to multiply matrices. It is `dtype` with one exception: on a CPU on which
-    oneDNN does not multiply bfloat16 it is float32, because bfloat16 would be 40 times slower. The
-    products are then added up in another order, and nothing else differs."""
-    is_slow = dtype == torch.bfloat16 and device.type == "cpu" and not has_bfloat16()
-    return torch.float32 if is_slow else dtype
+def causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return attention(q, k, v)
 
 
-def has_bfloat16() -> bool:
-    """Whether oneDNN, torch's library for products on a CPU, multiplies bfloat16 matrices on this
-    CPU. It does so from AVX-512 on."""
-    has_onednn = torch.backends.mkldnn.is_available()
-    return has_onednn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-
-
-def is_fast_in_bfloat16() -> bool:
-    """Whether bfloat16 is also faster than float32 on this CPU. For that it needs instructions that
-    multiply in bfloat16 (AVX-512's, or AMX). Without them oneDNN converts every number first, which
-    is slower than float32."""
-    return has_bfloat16() and bool(
-        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-
-
-def linear(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ matrix.T + bias in the type of x, whatever type the weights are kept in."""
-    product_dtype = product_type(x.dtype, x.device)
-    # the weights are rounded to the type of x even if the product is computed in another type
-    matrix = matrix.to(x.dtype).to(product_dtype)
-    if bias is not None:
-        bias = bias.to(x.dtype).to(product_dtype)
-    return F.linear(x.to(product_dtype), matrix, bias).to(x.dtype)
-
-
-class Layer(nn.Module):
-    """A module whose call returns a tensor, for the type checker."""
-    __call__: Callable[..., Tensor]
-
-
-class RMSNorm(Layer):
-    """x / sqrt(mean of x^2 + eps) * weight (1910.07467). The norm computes in float32 at least and
-    casts its output to `output_dtype`. Thereby the norms decide in which type matrices are
-    multiplied, because each Linear computes in the type of its input."""
-    output_dtype = torch.float32  # `Qwen2.compute_in` changes it
+class RMSNorm(nn.Module):
+    """x / sqrt(mean of x^2 + eps) * weight (1910.07467)."""
 
     def __init__(self, size: int, eps: float):
         super().__init__()
@@ -138,100 +92,49 @@ class RMSNorm(Layer):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        # in bfloat16 a small square would be lost when it is added to a large sum
-        wide = at_least_float32(self.output_dtype)
-        normed = F.rms_norm(x.to(wide), self.weight.shape, self.weight.to(wide), self.eps)
-        return normed.to(self.output_dtype)
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
 
 
-class Linear(nn.Linear):
-    """A linear layer that computes in the type of its input, so that weights which are kept in
-    float32 can be multiplied in bfloat16."""
-    __call__: Callable[..., Tensor]
-
-    def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
-
-
-class Embedding(nn.Embedding):
-    """An embedding that draws no initial weights on the device "meta", where tensors have a shape
-    and no numbers. torch would import its whole compiler to draw nothing."""
-    __call__: Callable[..., Tensor]
-
-    def reset_parameters(self) -> None:
-        if not self.weight.is_meta:
-            super().reset_parameters()
-
-
-class Attention(Layer):
+class Attention(nn.Module):
     """Grouped-query attention (2305.13245): H query heads share K key/value heads."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
-        self.layer = layer
-        self.head_dim = size = config.head_dim
-        D = config.hidden_size
-        is_qwen2 = config.model_type == "qwen2"
-        self.q_proj = Linear(D, config.num_attention_heads * size, bias=is_qwen2)
-        self.k_proj = Linear(D, config.num_key_value_heads * size, bias=is_qwen2)
-        self.v_proj = Linear(D, config.num_key_value_heads * size, bias=is_qwen2)
-        self.o_proj = Linear(config.num_attention_heads * size, D, bias=False)
+        self.layer, self.head_dim = layer, config.head_dim
+        D, is_qwen2 = config.hidden_size, config.model_type == "qwen2"
+        H, K = config.num_attention_heads, config.num_key_value_heads
+        self.q_proj = nn.Linear(D, H * config.head_dim, bias=is_qwen2)
+        self.k_proj = nn.Linear(D, K * config.head_dim, bias=is_qwen2)
+        self.v_proj = nn.Linear(D, K * config.head_dim, bias=is_qwen2)
+        self.o_proj = nn.Linear(H * config.head_dim, D, bias=False)
         if not is_qwen2:  # Qwen3 drops the biases and normalises queries and keys instead
-            self.q_norm = RMSNorm(size, config.rms_norm_eps)
-            self.k_norm = RMSNorm(size, config.rms_norm_eps)
+            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
+            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        shape = (-1, self.head_dim)
-        q = self.q_proj(x).unflatten(-1, shape)  # (..., H, head_dim)
-        k = self.k_proj(x).unflatten(-1, shape)  # (..., K, head_dim)
-        v = self.v_proj(x).unflatten(-1, shape)
+        q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))  # (..., H, head_dim)
+        k = self.k_proj(x).unflatten(-1, (-1, self.head_dim))  # (..., K, head_dim)
+        v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))
         if hasattr(self, "q_norm"):
             q, k = self.q_norm(q), self.k_norm(k)
-        sizes = [q.shape[-2], k.shape[-2]]
-        turned = rotate(torch.cat([q, k], -2), cos, sin)  # together, with half the operations
-        turned = turned.type_as(v)  # cos and sin are in float32 at least
-        q, k = turned.split(sizes, -2)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
         return self.o_proj(attend(self.layer, q, k, v).flatten(-2))
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Softmax attention over (rows, heads, length, head_dim); without a mask it is causal.
-
-    A mask, of 0 and -inf, is added to the scores. With a mask, the query heads that share a key
-    head are computed as one head with H / K times as many queries: first all queries of the first
-    head, then those of the second, and so on. So the mask's shape is
-    (rows, 1, H / K * length, keys).
-    """
-    H, K = q.shape[1], k.shape[1]
-    if mask is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=H != K)
-    product_dtype = product_type(q.dtype, q.device)
-    by_key_head = q.unflatten(1, (K, -1)).flatten(2, 3)  # (rows, K, H / K * length, head_dim)
-    attended = F.scaled_dot_product_attention(
-        by_key_head.to(product_dtype), k.to(product_dtype), v.to(product_dtype),
-        mask.to(product_dtype))
-    return attended.to(q.dtype).reshape(q.shape)
-
-
-def causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention over rows (B, L, heads, head_dim): every token sees its own row up to itself."""
-    return attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
-
-
-class MLP(Layer):
+class MLP(nn.Module):
     """The feed-forward part of a layer, SwiGLU (2002.05202)."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
-        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
-class Block(Layer):
+class Block(nn.Module):
     """A layer: attention, then the MLP, each applied to the normalised x and added to x."""
 
     def __init__(self, config: ModelConfig, layer: int):
@@ -246,36 +149,28 @@ class Block(Layer):
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
-class Decoder(Layer):
+class Decoder(nn.Module):
     """The embeddings and the layers, without the output matrix: `model.` in the published names."""
-    checkpointing = False  # True: activations within a layer are computed again, not kept
 
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        # nn.Embedding's own way to draw these imports torch's compiler: a second at every start
+        embedding = torch.randn(config.vocab_size, config.hidden_size)
+        self.embed_tokens = nn.Embedding.from_pretrained(embedding, freeze=False)
         self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, ids: Tensor, positions: Tensor | None = None,
-                attend: Attend = causal) -> Tensor:
-        """Ids of any shape -> hidden states (..., D). Without `positions` they are rows (B, L) that
-        begin at position 0."""
-        if positions is None:
-            positions = torch.arange(ids.shape[-1], device=ids.device)
-        wide = at_least_float32(self.norm.output_dtype)  # the type of x between the layers
-        cos, sin = rotary(positions, self.config, wide)
-        x = self.embed_tokens(ids).to(wide)
+    def forward(self, ids: Tensor, positions: Tensor, attend: Attend = causal) -> Tensor:
+        """Ids of any shape, and the position of each -> hidden states (..., D)."""
+        cos, sin = rotary(positions, self.config)
+        x = self.embed_tokens(ids)
         for layer in self.layers:
-            if self.checkpointing and torch.is_grad_enabled():
-                x = checkpoint(layer, x, cos, sin, attend, use_reentrant=False,
-                               preserve_rng_state=False)
-            else:
-                x = layer(x, cos, sin, attend)
+            x = layer(x, cos, sin, attend)
         return self.norm(x)
 
 
-class Qwen2(Layer):
+class Qwen2(nn.Module):
     """The whole model; a Qwen3 if `config.model_type` says so."""
 
     def __init__(self, config: ModelConfig):
@@ -284,48 +179,238 @@ class Qwen2(Layer):
         self.model = Decoder(config)
         self.lm_head = None
         if not config.tie_word_embeddings:
-            self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
-        if self.device.type != "meta":  # see Embedding
-            self.draw_parameters()
-
-    def draw_parameters(self) -> None:
-        """Draw the parameters of a new model: matrices are normal, biases 0; norms stay at 1."""
-        for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:
-                nn.init.normal_(parameter, std=0.02)
-            elif name.endswith("bias"):
-                nn.init.zeros_(parameter)
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return self.logits(self.model(ids))
+        """Rows of ids (B, L) -> logits (B, L, V)."""
+        return self.logits(self.model(ids, torch.arange(ids.shape[1])))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., D) -> (..., V). With a large vocabulary, pass only the positions you need."""
-        return linear(hidden, self.output_matrix)
+        return F.linear(hidden, (self.lm_head or self.model.embed_tokens).weight)
 
-    @property
-    def output_matrix(self) -> Tensor:
-        """(V, D): the matrix that makes logits, which is the embedding itself if they are tied."""
-        return (self.lm_head or self.model.embed_tokens).weight
 
-    @property
-    def device(self) -> torch.device:
-        return self.model.embed_tokens.weight.device
+# ------------------------------------------------------------------------------- a model's folder
 
-    @property
-    def is_large(self) -> bool:
-        """Whether the model has more than 100 million parameters. With such a model programs say
-        so before they begin something that takes long."""
-        return sum(parameter.numel() for parameter in self.parameters()) > 1e8
+def read_json(path: Path) -> dict:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"there is no {path}") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path} should hold an object, as {{...}}")
+    return found
 
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        return self.model.norm.output_dtype
 
-    def compute_in(self, dtype: torch.dtype) -> "Qwen2":
-        """Multiply matrices in this type, whatever type the parameters are kept in. It is enough to
-        set the output type of the norms, because every Linear computes in the type of its input."""
-        for module in self.modules():
-            if isinstance(module, RMSNorm):
-                module.output_dtype = dtype
-        return self
+def read_config(folder: Path) -> ModelConfig:
+    """Read config.json, and refuse what this file does not compute."""
+    if not folder.is_dir():
+        raise UserError(f"there is no model folder {folder}. To get a model of Qwen: hf download "
+                        f"Qwen/{folder.name} --local-dir models/{folder.name}")
+    raw = read_json(folder / "config.json")
+    kind = raw.get("model_type")
+    if kind not in ("qwen2", "qwen3"):
+        raise UserError(f"{folder}: model_type {kind!r} is not implemented here")
+    rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}  # older, newer spelling
+    if rope.get("rope_type", "default") != "default" or "type" in rope:
+        raise UserError(f"{folder}: rope scaling is not implemented here")
+    for key, known in {"use_sliding_window": False, "hidden_act": "silu", "attention_dropout": 0,
+                       "attention_bias": kind == "qwen2", "quantization_config": None}.items():
+        if raw.get(key) and raw[key] != known:
+            raise UserError(f"{folder}: {key} {raw[key]!r} is not implemented here")
+    # an instruct model lists more of the tokens that end an answer in its generation_config.json
+    generation = folder / "generation_config.json"
+    ends = (read_json(generation) if generation.exists() else raw).get("eos_token_id")
+    ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    raw = {**raw, "rope_theta": rope.get("rope_theta") or raw.get("rope_theta", 10000.0),
+           "eos_token_id": tuple(dict.fromkeys(ends))}
+    if raw.get("head_dim") is None:
+        raw["head_dim"] = raw["hidden_size"] // raw["num_attention_heads"]
+    try:
+        return ModelConfig(**{name: raw[name] for name in ModelConfig.__dataclass_fields__
+                              if name in raw})
+    except TypeError as error:
+        raise UserError(f"{folder}/config.json: {error}") from None
+
+
+def load_model(folder: Path) -> Qwen2:
+    """The model of a folder, in float32."""
+    config, found = read_config(folder), {}
+    files = sorted(folder.glob("model*.safetensors"))
+    if not files:
+        raise UserError(f"{folder} has no model.safetensors")
+    for path in files:
+        found.update(load_file(path))
+    with torch.device("meta"):  # shapes without numbers: those of the files take their place
+        model = Qwen2(config)
+    wanted = {name: parameter.shape for name, parameter in model.named_parameters()}
+    if config.tie_word_embeddings:
+        found.pop("lm_head.weight", None)  # some files store it a second time
+    for name in wanted.keys() | found.keys():
+        if name not in found or name not in wanted or found[name].shape != wanted[name]:
+            raise UserError(f"{folder}: {name} is not what its config.json asks for")
+        found[name] = found[name].float()
+        if not found[name].isfinite().all():
+            raise UserError(f"{folder}: {name} holds numbers that are not finite")
+    model.load_state_dict(found, assign=True)
+    return model.requires_grad_()
+
+
+def save_model(model: Qwen2, folder: Path) -> None:
+    """Write a folder that `load_model` and `transformers` can open."""
+    save_config(model.config, folder)
+    tensors = {name: value.detach().contiguous() for name, value in model.named_parameters()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def save_config(config: ModelConfig, folder: Path) -> None:
+    name = "Qwen3ForCausalLM" if config.model_type == "qwen3" else "Qwen2ForCausalLM"
+    values = {"architectures": [name], **asdict(config), "hidden_act": "silu",
+              "dtype": "float32", "torch_dtype": "float32"}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n")
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    try:
+        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"{folder}/tokenizer.json cannot be read: {error}") from None
+
+
+@lru_cache(maxsize=200_000)
+def spelling(tokenizer: Tokenizer, token: int) -> str:
+    """The text of one token. Part of a character, which a token can be, is spelt as \\ufffd."""
+    return tokenizer.decode([token], skip_special_tokens=False)
+
+
+# ------------------------------------------------------------------------------------- the sampler
+
+class Sampled(NamedTuple):
+    """Answers as they were drawn: index t is the t-th new token. Log-prob, entropy -sum p log p and
+    collision sum p^2 are those of the position. Beyond the mask everything is 0."""
+    ids: Tensor        # (B, T) int64
+    mask: Tensor       # (B, T) bool: the token belongs to the answer, its stop token included
+    finished: Tensor   # (B,) bool: the answer ended with a stop token, not at the limit
+    log_prob: Tensor   # (B, T)
+    entropy: Tensor    # (B, T)
+    collision: Tensor  # (B, T)
+
+
+class Cache:
+    """The keys and values of all earlier tokens. A token's hidden state depends on the tokens
+    before it through nothing else, so each step computes the newest token of each row alone:
+
+        prefill   the prompts, once each                keys and values of P tokens
+        step 1    token 0 of each answer, position P    of P + 1
+        step 2    token 1 of each answer, at P + 1      of P + 2
+
+    A layer has (B, slots, K, head_dim) of both. The prompt of a row is in the slots from 0 on, its
+    new tokens are in those from P on, where P is the length of the longest prompt. The slots
+    between them are masked:
+
+        prompts p q r and s     slots   p q r x y ...
+        answers x y and u v             s _ _ u v ...
+    """
+
+    def __init__(self, lengths: Tensor):
+        self.lengths, self.P = lengths, int(lengths.max())  # of the prompts
+        self.kept: dict[int, list[Tensor]] = {}             # layer -> [keys, values]
+        self.end = self.P                                   # slots in use
+
+    def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Keep the prompts, which are padded on the right: no token sees what comes after it."""
+        self.kept[layer] = [k, v]
+        return attention(q, k, v)
+
+    def open_slot(self) -> None:
+        """Make room for a token in each row, twice as much when there is none left."""
+        slots = self.kept[0][0].shape[1]
+        self.end += 1
+        if self.end > slots:
+            for pair in self.kept.values():
+                pair[:] = [F.pad(x, (0, 0, 0, 0, 0, max(slots, 32))) for x in pair]
+            slot = torch.arange(self.kept[0][0].shape[1])
+            is_seen = (slot < self.lengths[:, None]) | (slot >= self.P)
+            self.mask = torch.where(is_seen, 0.0, float("-inf"))[:, None, None]  # (B, 1, 1, slots)
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Store the newest token's key and value (B, 1, K, head_dim), and let it see the row."""
+        keys, values = self.kept[layer]
+        keys[:, self.end - 1:self.end], values[:, self.end - 1:self.end] = k, v
+        return attention(q, keys[:, :self.end], values[:, :self.end], self.mask[..., :self.end])
+
+    def take(self, rows: Tensor) -> None:
+        """Go on with these rows alone; a row may be taken several times."""
+        self.lengths = self.lengths[rows]
+        for pair in self.kept.values():
+            pair[:] = [x[rows] for x in pair]
+        if self.end > self.P:
+            self.mask = self.mask[rows]
+
+
+@torch.no_grad()
+def generate(model: Qwen2, prompts: list[list[int]], answers: int, max_new_tokens: int,
+             stop: tuple[int, ...], generator: torch.Generator, greedy: bool = False) -> Sampled:
+    """Sample `answers` answers to each prompt; those to the first prompt come first.
+
+    The random numbers of all tokens are drawn before the first token, so what a row samples does
+    not depend on which other rows are still growing.
+    """
+    B = len(prompts) * answers
+    uniform = torch.rand(B, max_new_tokens, generator=generator)
+    lengths = torch.tensor([len(prompt) for prompt in prompts])
+    ids = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.long)
+    for number, prompt in enumerate(prompts):
+        ids[number, :len(prompt)] = torch.tensor(prompt)
+    cache = Cache(lengths)
+    hidden = model.model(ids, torch.arange(ids.shape[1]), cache.prefill)
+    # each prompt is computed once, and from here on there is a row for each of its answers
+    prompt_of = torch.arange(len(prompts)).repeat_interleave(answers)
+    cache.take(prompt_of)
+    hidden = hidden[prompt_of, cache.lengths - 1]                            # (B, D)
+    row = torch.arange(B)                                     # of the result
+    result = torch.zeros(B, max_new_tokens, dtype=torch.long)
+    mask = torch.zeros_like(result, dtype=torch.bool)
+    facts = torch.zeros(3, B, max_new_tokens)
+    done, stop_ids = torch.zeros_like(row, dtype=torch.bool), torch.tensor(stop)
+    for t in range(max_new_tokens):
+        token, known = draw(model.logits(hidden), uniform[row, t], greedy)
+        result[row, t], facts[:, row, t], mask[row, t] = token, known, ~done
+        done = done | torch.isin(token, stop_ids)
+        if done.all():
+            break
+        if 8 * int(done.sum()) >= len(done):  # rows that have ended leave when they are an eighth
+            stay = (~done).nonzero()[:, 0]
+            cache.take(stay)
+            row, token, done = row[stay], token[stay], done[stay]
+        cache.open_slot()
+        positions = (cache.lengths + t)[:, None]                             # (rows, 1)
+        hidden = model.model(token[:, None], positions, cache.attend)[:, 0]
+    finished = (torch.isin(result, stop_ids) & mask).any(1)
+    T = int(mask.sum(1).max())
+    mask = mask[:, :T].clone()
+    log_prob, entropy, collision = facts[..., :T] * mask
+    return Sampled(result[:, :T] * mask, mask, finished, log_prob, entropy, collision)
+
+
+def draw(logits: Tensor, uniform: Tensor, greedy: bool) -> tuple[Tensor, Tensor]:
+    """A token for each row of logits (R, V), and (3, R) its log-prob, entropy and collision.
+
+    A token of probability p covers a piece of length p of the line from 0 to 1; the token is drawn
+    on whose piece the row's random number lies. Below, p is e / Z, and its logarithm z - log Z."""
+    z = logits - logits.amax(-1, keepdim=True)
+    e = z.exp()
+    Z = e.sum(-1)
+    if greedy:
+        token = logits.argmax(-1)
+    else:
+        ends = e.cumsum(-1)  # of the pieces, on the line from 0 to Z
+        # below the end of the last piece even after rounding
+        place = uniform[:, None].clamp(max=1 - 2 ** -23) * ends[:, -1:]
+        token = torch.searchsorted(ends, place, right=True).clamp(max=e.shape[1] - 1)[:, 0]
+    log_prob = z.gather(1, token[:, None])[:, 0] - Z.log()
+    entropy = Z.log() - torch.linalg.vecdot(e, z) / Z  # -sum p log p = sum p (log Z - z)
+    return token, torch.stack([log_prob, entropy, torch.linalg.vecdot(e, e) / Z.square()])

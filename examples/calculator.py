@@ -18,8 +18,8 @@ if __name__ == "__main__":
 from dataclasses import dataclass
 from typing import Any
 
-import countdown_task
-from countdown_task import Problem, evaluates_to, read_expression
+import lab.countdown as countdown_task
+from lab.countdown import Problem, evaluates_to, read_expression
 from lab.harness.flags import option
 
 CALLS = 4

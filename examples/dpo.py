@@ -56,7 +56,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from countdown_task import Problem, held_out
+from lab.countdown import Problem, held_out
 from lab.engine.errors import UserError, parse_object
 from lab.engine.extra_forward import with_facts
 from lab.engine.forward import response_log_probs
@@ -70,7 +70,7 @@ from lab.harness.step_lines import batch_metrics
 from lab.harness.record import (RunFolder, credit_path, make_run, provenance, read_given,
                                 replace_text, write_credit)
 from lab.harness.settings import MODES, Settings, make_settings
-from train import answer_held_out
+from lab.loop import answer_held_out
 
 STEPS, PROBLEMS, ANSWERS = 30, 16, 8
 HELD_OUT = 500  # problems that are never trained on

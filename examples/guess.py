@@ -44,13 +44,13 @@ from lab.engine.methods import ADVANTAGES, make, metrics_of
 from lab.engine.policy import Policy, derived_seed
 from lab.engine.rollouts import Rollouts
 from examples.histories import BIG, SMALL, Tree, estimated_gradient, gradient_of_success
-from grpo import update
+from lab.engine.update import update
 from lab.harness.flags import Flag, option, read
 from lab.harness.build import Parts, build
 from lab.harness.screen import python_command
 from lab.harness.settings import Settings, make_settings
-from mitigations import rescaled_weight
-from train import with_advantage
+from lab.credit.weightings import rescaled_weight
+from lab.loop import with_advantage
 
 
 class Game(NamedTuple):

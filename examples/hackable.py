@@ -18,7 +18,7 @@ if __name__ == "__main__":
 import re
 from dataclasses import dataclass
 
-import countdown_task
+import lab.countdown as countdown_task
 from lab.harness.flags import option
 
 

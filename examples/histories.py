@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from lab.engine.rollouts import Rollouts
-from qwen2_model import Qwen2
+from lab.engine.model import Qwen2
 
 BIG, SMALL = " big.\n", " small.\n"  # for a chat model it would be a whole turn of the user
 History = tuple[tuple[int, bool], ...]  # guesses, counted from 0, and whether they were too big

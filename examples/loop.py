@@ -25,7 +25,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from countdown_task import Problem
+from lab.countdown import Problem
 from lab.engine.errors import UserError
 from lab.engine.model_folder import read_model_folder, write_model_folder
 from lab.engine.policy import derived_seed, stop_ids
@@ -33,7 +33,7 @@ from lab.engine.sampler import Generation, generate
 from lab.engine.tokens import encode_prompt, load_tokenizer
 from examples.one_step import MAX_GRAD_NORM, settings_of
 from grpo import group_z_score, policy_loss
-from qwen2_model import Qwen2
+from lab.engine.model import Qwen2
 
 FOLDER = PROJECT / "models" / "tiny"
 STEPS, PROBLEMS, ANSWERS = 30, 16, 8

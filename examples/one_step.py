@@ -43,14 +43,14 @@ import lab.engine  # noqa: F401
 import torch
 from torch import Tensor
 
-from countdown_task import Task
+from lab.countdown import Task
 from lab.engine.errors import UserError
 from lab.engine.model_folder import read_model_folder
 from lab.engine.policy import derived_seed, stop_ids
 from lab.engine.tokens import encode_prompt, load_tokenizer
 from examples.sampler import sample
 from grpo import group_z_score, policy_loss
-from qwen2_model import Qwen2
+from lab.engine.model import Qwen2
 
 ANSWERS = 16
 SEED = 0

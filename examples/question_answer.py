@@ -34,7 +34,7 @@ from pathlib import Path
 
 from lab.engine.errors import UserError
 from lab.engine.tokens import ANSWER, END, NUMBER, OTHER, SPACE, THINK, WORD, without_end_of_turn
-from countdown_task import kind_of
+from lab.countdown import kind_of
 from lab.harness.chat_template import Message, chat_template, prompt_of
 from lab.harness.flags import option
 from lab.harness.record import read_given

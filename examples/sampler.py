@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen2_model import Qwen2
+from lab.engine.model import Qwen2
 
 
 class KVCache:

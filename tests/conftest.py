@@ -40,13 +40,13 @@ import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from countdown_task import TAGS, Problem
+from lab.countdown import TAGS, Problem
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, make
 from lab.engine.model_folder import write_model_folder
 import mitigations  # noqa: F401  fills the lists of choices
 from grpo import grpo
 from lab.harness.build import load_policy
-from qwen2_model import ModelConfig, Qwen2
+from lab.engine.model import ModelConfig, Qwen2
 from lab.harness.flags import check_value, flags_of
 from lab.engine.errors import UserError
 from lab.engine.policy import Forward

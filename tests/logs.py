@@ -6,7 +6,7 @@ import numpy as np
 from conftest import ROOT, credit_columns, evaluation, write_log
 from tokenizers import Tokenizer
 
-import analyze
+import lab.analysis.program as analyze
 from lab.analysis.answers import Viewer
 from lab.analysis.tally import Tally
 from lab.analysis.arms import Comparison

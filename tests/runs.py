@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-import grpo
-import train
+import lab.engine.update as grpo
+import lab.loop as train
 from conftest import OWN, ROOT, project_files
 from lab.engine.errors import UserError
 from lab.harness import run as harness_run

@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT, credit_columns, evaluation, refusal, write_lines, write_log
 from logs import plain_rows, random_log, rows_in, titles_in
 
-import analyze
+import lab.analysis.program as analyze
 from lab.analysis.arms import Comparison
 from lab.analysis.compare import arms_overview
 from lab.analysis.tally import OVER_REST, Tally

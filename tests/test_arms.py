@@ -4,7 +4,7 @@ import shutil
 import numpy as np
 import pytest
 
-import train
+import lab.loop as train
 from lab.harness.read_record import read_columns
 from runs import SHORT, assert_same_run, lines
 

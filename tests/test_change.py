@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-import train
+import lab.loop as train
 from conftest import copied, hand_made
-from grpo import update_with_change
+from lab.engine.update import update_with_change
 from lab.harness.read_record import read_columns
-from qwen2_model import ModelConfig, Qwen2
+from lab.engine.model import ModelConfig, Qwen2
 from runs import lines, run, timeless
 from test_grpo import row_log_probs, settings
 

@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from countdown_task import (PROMPTS, Problem, Task, Wording, evaluates_to, held_out,
+from lab.countdown import (PROMPTS, Problem, Task, Wording, evaluates_to, held_out,
                             read_expression)
 from lab.engine.errors import UserError
 from lab.engine.tokens import KINDS, SECTIONS, encode_prompt, load_tokenizer, token_bytes

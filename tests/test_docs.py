@@ -15,16 +15,16 @@ import numpy as np
 import pytest
 import torch
 
-import mitigations
+import lab.credit.weightings as mitigations
 
 from conftest import ROOT, project_files
-from countdown_task import Problem, Task, evaluates_to, read_problems
+from lab.countdown import Problem, Task, evaluates_to, read_problems
 from lab.engine.model_folder import read_model_folder
 from runs import SHORT, block, blocks, copy_project, printed_by, program
 
 TRAIN = """
 import json, sys
-import train
+import lab.loop as train
 for flags in json.loads(sys.argv[1]):
     train.main(flags)
 """

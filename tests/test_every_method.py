@@ -9,7 +9,7 @@ from conftest import (ASKED, INSTALL, OWN, ROOT, SPOKEN, copied, fill_beyond_the
                       make_weighting, spoken)
 from lab.engine import packing
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, checked_credit, make
-from mitigations import rescaled_weight
+from lab.credit.weightings import rescaled_weight
 
 WEIGHTINGS, CREDITS = (sorted({*choices, *(name for of, name, _ in OWN if of is choices)})
                        for choices in (MITIGATIONS, ADVANTAGES))

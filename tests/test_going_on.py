@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import train
+import lab.loop as train
 from conftest import write_lines
 from lab.engine.tokens import load_tokenizer
 from lab.harness import run as start

@@ -8,15 +8,16 @@ import pytest
 import torch
 
 from conftest import PROMPTS, copied, fill_beyond_the_mask, gradients, hand_made, spoken
-from countdown_task import Problem, Task
+from lab.countdown import Problem, Task
 from lab.engine.methods import ADVANTAGES
 from lab.engine.forward import first_of_equals, lay_out, micro_batches, response_log_probs
 from lab.engine.model_folder import read_model_folder
 from lab.engine.policy import sample_answers
 from lab.engine.sampler import generate
 from lab.engine.tokens import load_tokenizer
-from grpo import batch_mean, dr_grpo, group_z_score, rloo, update
-from mitigations import span
+from grpo import batch_mean, dr_grpo, group_z_score, rloo
+from lab.engine.update import update
+from lab.credit.weightings import span
 from properties import draw, given
 from lab.harness.read_record import read_credit
 from lab.harness.record import write_credit

@@ -7,8 +7,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-import grpo
-import train
+import lab.engine.update as grpo
+import lab.loop as train
 from conftest import ROOT
 from lab.harness.step_lines import METRICS
 from lab.tools.helpers.diagnosis import CHECKS

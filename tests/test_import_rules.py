@@ -178,15 +178,15 @@ def forget():  # the next one begins without them
     for name in sys.modules.keys() & set(own):
         del sys.modules[name]
 
-import grpo
+import lab.engine.update as grpo
 show()
 forget()
-import train
+import lab.loop as train
 for flags in steps:
     train.main(flags)
     show()
 forget()
-import analyze
+import lab.analysis.program as analyze
 show()
 """
 STEP = ["--steps", "1", "--questions", "2", "--answers", "2", "--max_new_tokens", "8",

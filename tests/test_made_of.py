@@ -10,8 +10,8 @@ import pytest
 import torch
 from conftest import cut, put_in, refusal
 
-import analyze
-from countdown_task import Task
+import lab.analysis.program as analyze
+from lab.countdown import Task
 from lab.engine.errors import UserError
 from lab.harness import made_of as files
 from lab.harness import record

@@ -7,7 +7,7 @@ import torch
 from conftest import hand_made, looking, make_weighting, one_row
 from lab.engine.tokens import ANSWER, BRACKET, NUMBER, OPERATOR, OTHER, SPACE, TAG, THINK, WORD
 from grpo import gradient_size
-from mitigations import rescaled_weight
+from lab.credit.weightings import rescaled_weight
 
 HALF, LOG_2, LOG_3 = math.log(0.5), math.log(2), math.log(3)
 FAR = -(3 + math.log(10))  # with entropy 1 and strictness 0.1, taco's r = -log p - 1 - log 10 = 2

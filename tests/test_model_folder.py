@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from conftest import SMALL, refusal
 from lab.engine.model_folder import read_config, read_model_folder, write_model_folder
-from qwen2_model import ModelConfig, Qwen2
+from lab.engine.model import ModelConfig, Qwen2
 from runs import edit_config
 
 NORM = "model.norm.weight"

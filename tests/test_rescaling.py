@@ -8,7 +8,7 @@ import torch
 
 from conftest import hand_made
 from lab.engine.errors import UserError
-from mitigations import rescaled_weight, shuffled
+from lab.credit.weightings import rescaled_weight, shuffled
 
 
 def weighed(weight, rollouts, **how):

@@ -15,11 +15,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import train
+import lab.loop as train
 from conftest import hand_made, refusal, spoken
 from lab.engine.policy import derived_seed, sample_answers
 from lab.engine.sampler import begin
-from grpo import update
+from lab.engine.update import update
 from lab.harness import record
 from lab.harness import run as harness_run
 from lab.harness.run import Run

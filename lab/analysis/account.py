@@ -23,8 +23,8 @@ from lab.engine.methods import ADVANTAGES, MITIGATIONS, Choices
 from lab.engine.forward import TokenLogProbs
 from lab.engine.optimizer import AdamW, clip_and_step
 from lab.engine.sampler import Distribution
-from grpo import (centred, gradient_size, group_mean, group_z_score, length_scaling, policy_loss,
-                  rescaling, update_with_change)
+from grpo import centred, gradient_size, group_mean, group_z_score, policy_loss
+from lab.engine.update import length_scaling, rescaling, update_with_change
 from lab.harness.record import PART, Json
 from lab.harness.flags import flags_of
 from lab.harness.settings import DEFAULTS

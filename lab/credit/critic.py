@@ -21,7 +21,7 @@ from lab.engine.policy import Policy
 from lab.engine.rollouts import Problem, Rollouts
 from lab.engine.tokens import token_bytes
 from lab.harness.flags import Flag
-from qwen2_model import Qwen2
+from lab.engine.model import Qwen2
 
 Gamma = typing.Annotated[float, Flag(1.0, "discount of later rewards", least=0, most=1)]
 Lambda = typing.Annotated[float, Flag(1.0, "lambda of GAE: at 1 the rest of the answer is judged "

@@ -6,7 +6,8 @@ from lab.credit.critic import Trained
 from lab.engine.methods import Metrics, mitigation
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts
-from grpo import group_z_score, length_scaling, policy_loss
+from grpo import group_z_score, policy_loss
+from lab.engine.update import length_scaling
 from lab.harness.flags import LearningRate
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from lab.engine.errors import read_json
 from lab.engine.lora import ALPHA, additions, frozen_parameters, merged_parameter, rank_of
 from lab.engine.model_folder import write_config, write_tensors
-from qwen2_model import Qwen2
+from lab.engine.model import Qwen2
 
 ROWS = 4096  # of a tensor, which `write_float32` converts at a time
 

@@ -13,12 +13,10 @@ from typing import Any
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-PROJECT = Path(__file__).resolve().parent.parent.parent  # the folder of the six files
+from qwen2_model import UserError
+
+PROJECT = Path(__file__).resolve().parents[2]  # the folder of the six files
 LARGEST_SCORE = 1e12  # the squares of such rewards, in float32, are still finite
-
-
-class UserError(ValueError):
-    """A problem with a file, a flag or a folder that the user can put right."""
 
 
 class NotFinite(UserError):

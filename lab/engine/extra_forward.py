@@ -10,7 +10,7 @@ from lab.engine.forward import LOGITS_AT_ONCE, lay_out, micro_batches
 from lab.engine.packing import SharedPrompts, to_rows
 from lab.engine.rollouts import Rollouts
 from lab.engine.sampler import Distribution
-from qwen2_model import Qwen2
+from lab.engine.model import Qwen2
 
 
 @torch.no_grad()

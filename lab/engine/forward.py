@@ -20,7 +20,7 @@ from torch import Tensor
 from lab.engine.fused import has_kernels
 from lab.engine.packing import SharedPrompts, pack, send
 from lab.engine.rollouts import Rollouts
-from qwen2_model import Embedding, Qwen2, linear
+from lab.engine.model import Embedding, Qwen2, linear
 
 LOGITS_AT_ONCE = 2 ** 27  # the most logits at a time in float32; in bfloat16 twice as many
 LOGITS_OF_FROZEN = 2 ** 24  # the most if the output matrix is frozen, in either type

@@ -35,7 +35,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from qwen2_model import (Block, Linear, Qwen2, RMSNorm, at_least_float32, product_type, rotary,
+from lab.engine.model import (Block, Linear, Qwen2, RMSNorm, at_least_float32, product_type, rotary,
                          rotate)
 
 AttendJoined = Callable[[int, Tensor, Tensor], Tensor]  # layer, q, k and v in one tensor

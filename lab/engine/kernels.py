@@ -42,7 +42,7 @@ from torch import Tensor
 
 from lab.engine.cache import Cache
 from lab.engine.fused import FusedQwen2
-from qwen2_model import linear
+from lab.engine.model import linear
 
 BELOW_ALL = tl.constexpr(-1e30)  # a score below all others, but finite: -inf - -inf is undefined
 # Measured on an H200. The keys are cut into parts as long as there are fewer programs than this,

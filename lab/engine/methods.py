@@ -31,6 +31,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import grpo
+import mitigations
 from lab.engine.errors import BadCredit, UserError, location_of
 from lab.engine.rollouts import Rollouts
 
@@ -51,9 +53,11 @@ class Choices(UserDict[str, str | Choice]):
     """Functions and classes by name. A value may also be the name of a module, which is imported
     when the choice is first needed; then its decorator replaces the value."""
 
-    def __init__(self, choices: Mapping[str, str | Choice] = {}):
+    def __init__(self, of_book: dict[str, Any] | None = None):
         self.clashes: list[tuple[str, str | Choice, str | Choice]] = []  # a name and its two owners
-        super().__init__(choices)
+        super().__init__()
+        if of_book is not None:  # the book's own list, so that a choice stands in both
+            self.data = of_book
 
     def __getitem__(self, name: str) -> Choice:
         choice = self.data[name]
@@ -80,11 +84,12 @@ def module_of(choice: str | Choice) -> str:
     return choice if isinstance(choice, str) else choice.__module__
 
 
-MITIGATIONS, ADVANTAGES = Choices(), Choices()
+MITIGATIONS, ADVANTAGES = Choices(mitigations.MITIGATIONS), Choices(grpo.ADVANTAGES)
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}  # by the flag that chooses one
 CLIP_KINDS = Choices()  # of --clip_kind: functions with the arguments of grpo.policy_loss
 NEVER_RESCALED: set[str] = set()  # weightings whose scale matters
-WHOLE_ANSWERS: set[str] = set()   # advantages that give every token of an answer the same number
+# advantages that give every token of an answer the same number
+WHOLE_ANSWERS = {"grpo", "dr_grpo", "rloo", "batch_mean"}
 
 
 def without_decorator(name: str) -> str:

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from lab.engine.errors import UserError, did_you_mean, read_json, refuse_pipe
-from qwen2_model import ModelConfig, Qwen2
+from lab.engine.model import ModelConfig, Qwen2
 
 Number = TypeVar("Number", bound=float)  # float, int or bool: all are floats to a type checker
 

@@ -61,7 +61,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from qwen2_model import attention
+from lab.engine.model import attention
 
 if TYPE_CHECKING:
     from lab.engine.flash import Sequences

@@ -14,7 +14,7 @@ from lab.engine.errors import refuse_undefined
 from lab.engine.rollouts import Problem, Rollouts, Task, has_turns, score_answers, turns_of
 from lab.engine.sampler import Generation, Seed, generate
 from lab.engine.tokens import END_OF_TURN, encode_prompt, spelt_by
-from qwen2_model import Qwen2
+from lab.engine.model import Qwen2
 
 if TYPE_CHECKING:
     from lab.engine.turns import Environment  # imported only for a task that replies

@@ -12,7 +12,7 @@ An answer of several turns has tokens that an environment wrote, and the mask ha
 whatever goes by the mask is about what the model drew: loss, N, weights, entropy, and every table
 of tokens. Only what cuts, records or shows an answer goes by `written`.
 """
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Protocol, TypeVar
@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from tokenizers import Tokenizer
 
+import grpo
 from lab.engine.errors import UserError
 from lab.engine.tokens import spelt_by, token_bytes, without_end_of_turn
 
@@ -61,45 +62,27 @@ class Forward(Protocol):
     def look(self, rollouts: "Rollouts", attention: bool = False) -> dict[str, Tensor]: ...
 
 
-@dataclass(frozen=True)
-class Rollouts:
-    """B answers to Q problems; group g holds the answers to problem g."""
-    problems: Sequence[Problem]     # the Q problems
-    prompt_ids: list[list[int]]     # the prompt of each problem
-    group: Tensor                   # (B,) 0..Q-1
-    ids: Tensor                     # (B, T) int64, 0 beyond what is written
-    mask: Tensor                    # (B, T) bool: the model drew it
-    finished: Tensor                # (B,) bool: the answer ended before the limit
-    log_prob: Tensor                # (B, T) at temperature 1
-    entropy: Tensor                 # (B, T) -sum p log p
-    collision: Tensor               # (B, T) sum p^2
-
+@dataclass
+class Rollouts(grpo.Rollouts):
+    """The book's batch, with what a run beyond it needs: answers that are not scored yet, several
+    turns, one more forward pass."""
     # empty until the answers are scored
-    answers: list[str] = field(default_factory=list)      # the text of each answer
-    texts: list[list[str]] = field(default_factory=list)  # the same, token by token
-    turns: list[list[str]] = field(default_factory=list)  # with replies: what the model wrote
-    section: Tensor = UNSET                               # (B, T) uint8, codes in tokens.py
-    kind: Tensor = UNSET                                  # (B, T) uint8
-    scores: dict[str, Tensor] = field(default_factory=dict)  # (B,) each part of the reward
+    texts: list[list[str]] = field(default_factory=list)
+    answers: list[str] = field(default_factory=list)
+    section: Tensor = UNSET
+    kind: Tensor = UNSET
+    scores: dict[str, Tensor] = field(default_factory=dict)
+    advantage: Tensor = UNSET
 
-    # empty until credit is spread
-    step: int = 0
-    advantage: Tensor = UNSET                             # (B, T)
-    generator: torch.Generator = field(default_factory=torch.Generator)  # on the CPU
+    turns: list[list[str]] = field(default_factory=list)  # with replies: what the model wrote
     forward: Forward | None = None                        # computes hidden and attention
     true_credit: Tensor = UNSET                           # (B, T), if a probe of lab/ has it
-
     # (B, T) bool: it stands in the answer. It is the mask itself if no environment writes
     written: Tensor = UNSET
 
     def __post_init__(self) -> None:
         if not self.written.dim():
-            object.__setattr__(self, "written", self.mask)
-
-    @property
-    def length(self) -> Tensor:
-        """(B,) the number of tokens that the model drew."""
-        return self.mask.sum(1)
+            self.written = self.mask
 
     @property
     def turn(self) -> Tensor:
@@ -123,10 +106,6 @@ class Rollouts:
     def drawn(self) -> Tensor:
         """The mask on the CPU."""
         return self.mask.cpu()
-
-    @property
-    def reward(self) -> Tensor:
-        return self.scores["reward"]
 
     @property
     def hidden(self) -> Tensor:

@@ -55,7 +55,7 @@ from lab.engine.cache import FIRST_SLOTS, Cache, fill_blocks, rows_of_block
 from lab.engine.errors import UserError
 from lab.engine.fused import FusedQwen2
 from lab.engine.packing import pack, send, to_rows
-from qwen2_model import Qwen2, attention
+from lab.engine.model import Qwen2, attention
 
 # In a vocabulary longer than this, most of the time for drawing a token goes into reading memory,
 # and not into arithmetic.

@@ -21,7 +21,7 @@ from lab.harness.record import Json, find_folder
 from lab.harness.screen import say
 from lab.harness.settings import Settings
 from lab.harness.tasks import CheckedTask, make_task
-from qwen2_model import Qwen2
+from lab.engine.model import Qwen2
 
 
 # methods that cut an answer where a reply may follow, or write into its prompt

@@ -4,7 +4,7 @@ import time
 import torch
 
 from lab.engine.policy import Policy, encode_prompts
-from qwen2_model import is_fast_in_bfloat16
+from lab.engine.model import is_fast_in_bfloat16
 
 ROWS = 512     # of the product that stands for an update
 MATRICES = 12  # in a row, because a single one may stay in the processor's cache

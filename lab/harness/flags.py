@@ -142,6 +142,9 @@ def as_flag(owner: typing.Any, name: str, flag: Flag, hint: object) -> Flag:
         raise UserError(f"{name} of {owner.__name__} ({location_of(owner)}) becomes a flag, so it "
                         "needs a default, and a type that is int, float, bool or str")
     declared = next((part for part in parts if isinstance(part, Flag)), flag)
+    for limits in parts:
+        if isinstance(limits, dict):  # as the book writes them
+            declared = Range(**limits)
     return replace(declared, default=flag.default, kind=kind)
 
 

@@ -1,6 +1,6 @@
 """The recipe of a large model whose folder has none: this file is imported when one is trained."""
 from lab.harness.record import Json
-from qwen2_model import is_fast_in_bfloat16
+from lab.engine.model import is_fast_in_bfloat16
 
 # Settings of a large model whose folder has no recipe.json. With these it learns Countdown with two
 # numbers within minutes, on a CPU too: its answer is an expression, or a brief thinking and one.

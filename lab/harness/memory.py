@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from qwen2_model import Qwen2
+from lab.engine.model import Qwen2
 
 BYTES_TO_KEEP = 40  # freed memory is kept if the machine has more bytes than this a parameter
 GROWTH = 1.1        # how many times the memory that a step needs a process may hold after a step

@@ -1,18 +1,17 @@
-"""A run from its first step to its last: started or resumed, recorded, stopped.
+"""A run beyond the book: the parts that train.py's loop uses in the place of the plain ones.
 
-    with open_run(argv) as run:      a new run, or one whose folder exists
-        parts = run.begin()          make the parts, and the folder or the state of a resumed run
-        for step in run.steps():     from the first step, or the one after the checkpoint
-            run.record(...)          write the credit file
-            run.log(...)             write a line of metrics.jsonl, and print one
-            run.save_if_due(step)    write a checkpoint; after Ctrl-C end here
-        run.end()
+    part of run.Run        plain                      here
+    batch, ask             qwen2_model.generate       lab/engine/sampler.py, replies, --task
+    advantage, weigh       a function of the batch    also a class with a state, placebos, --rescale
+    update                 grpo.update                lab/engine/update.py
+    record, log, save      a run's folder             the same folder, with more in it
 """
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 
@@ -22,11 +21,15 @@ from lab.engine.methods import are_same, forgotten_by, numbers_of
 from lab.engine.errors import BadCredit, NotFinite, UserError, location_of, refuse_undefined
 from lab.engine.model_folder import read_tensors, write_model_folder, write_tensors
 from lab.engine.optimizer import rate_of_step
-from lab.engine.rollouts import Rollouts, has_format
+from lab.credit.weightings import advantage_of, drop_unfinished, rescaled_weight
+from lab.engine.policy import derived_seed
+from lab.engine.rollouts import Problem, Rollouts, has_format
+from lab.engine.update import update, update_with_change
 from lab.harness.flags import settle
-from lab.harness.build import Parts, build
+from lab.harness.build import build
 from lab.harness.made_of import made_of
-from lab.harness.step_lines import print_evaluation, print_outcome, print_step
+from lab.harness.step_lines import (print_evaluation, print_outcome, print_step,
+                                    with_all_metrics)
 from lab.harness.record import (Json, RunFolder, credit_path, make_run, provenance, read_lines,
                                 remove, whole, write_credit)
 from lab.harness.screen import StopRequest, python_command, say
@@ -38,8 +41,7 @@ COPIED_FILES = (  # from the folder of the model into every checkpoint
     "special_tokens_map.json", "added_tokens.json", "generation_config.json", "recipe.json")
 
 
-@contextmanager
-def open_run(argv: list[str]) -> Iterator["Run"]:
+def open_lab_run(argv: list[str]) -> "Run":
     """The run that a command line asks for."""
     given = read_flags(argv)
     how = settle({name: given.pop(name) for name in CONTINUE if name in given}, CONTINUE)
@@ -54,17 +56,9 @@ def open_run(argv: list[str]) -> Iterator["Run"]:
     settings = make_settings(given)
     exists = settings.folder.exists()
     run = Run(settings)
-    with run.cleanup:
-        if exists:
-            run.look_into_folder(bool(resume), how["continue"])
-        try:
-            yield run
-        except NotFinite as error:
-            rate = f" at --learning_rate {settings.learning_rate:g}"
-            if isinstance(error, BadCredit) or run.step == 0:  # the rate is not to blame
-                rate = ""
-            raise UserError(f"{error}, in step {run.step}{rate}; "
-                            f"{run.last_good_model()}") from error
+    if exists:
+        run.look_into_folder(bool(resume), how["continue"])
+    return run
 
 
 def refuse_unchangeable(given: Json) -> None:
@@ -100,11 +94,12 @@ class Run:
         self.done, self.checkpoint, self.is_finished = last_state(
             self.settings, self.folder, may_begin_again=not is_resumed)
 
-    def begin(self) -> Parts:
+    def begin(self) -> None:
         """Make the parts of the run and its folder. If it is resumed, the parts get back their
         state from its checkpoint. From now on Ctrl-C waits for the end of a step."""
         self.parts = build(self.settings, self.checkpoint, self.drawn)
         policy = self.policy = self.parts.policy
+        self.task = policy.task
         self.at_first = {axis: forgotten_by(method)
                          for axis, method in self.parts.methods.items()}
         if self.settings.lora:
@@ -130,7 +125,59 @@ class Run:
         self.stop = self.cleanup.enter_context(StopRequest())
         if self.settings.eval_every:  # the task remembers them, and refuses to train on one
             policy.task.held_out_problems(self.settings.eval_tasks)
-        return self.parts
+
+    # ------------------------------------------------------------- what a step of train.py uses
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """Say of a number that is not finite in which step it came up, and how to go on."""
+        try:
+            yield
+        except NotFinite as error:
+            rate = f" at --learning_rate {self.settings.learning_rate:g}"
+            if isinstance(error, BadCredit) or self.step == 0:  # the rate is not to blame
+                rate = ""
+            raise UserError(f"{error}, in step {self.step}{rate}; "
+                            f"{self.last_good_model()}") from error
+
+    @property
+    def stopping(self) -> bool:
+        return self.stop.requested and self.step < self.settings.steps
+
+    def batch(self, step: int) -> Rollouts:
+        s = self.settings
+        with self.explained():
+            problems = self.task.training_problems(s.seed, step, s.questions)
+            rollouts = self.parts.sample(problems, s.answers, derived_seed("train", s.seed, step))
+            rollouts = self.policy.score(rollouts)
+        return replace(rollouts, forward=self.policy.extra_forward())
+
+    def ask(self, problems: Sequence[Problem], answers: int, generator: torch.Generator,
+            greedy: bool = False) -> Rollouts:
+        """For an evaluation, which samples at temperature 1, whatever training does."""
+        at_one = replace(self.policy, settings=replace(self.settings, temperature=1.0))
+        with self.explained():
+            return at_one.ask(problems, answers, generator, greedy)
+
+    def advantage(self, rollouts: Rollouts) -> torch.Tensor:
+        with self.explained():
+            return advantage_of(self.parts.advantage_method, self.settings, rollouts, self.policy)
+
+    def weigh(self, rollouts: Rollouts) -> tuple[torch.Tensor, Json]:
+        s = self.settings
+        with self.explained():
+            return rescaled_weight(self.parts.weighting, s.mitigation, self.trained_on(rollouts),
+                                   self.policy, s.rescale, s.placebo)
+
+    def trained_on(self, rollouts: Rollouts) -> Rollouts:
+        return drop_unfinished(rollouts) if self.settings.drop_unfinished else rollouts
+
+    def update(self, rollouts: Rollouts, weight: torch.Tensor, is_measured: bool
+               ) -> tuple[Json, dict[str, torch.Tensor]]:
+        update_now = update_with_change if is_measured else update
+        with self.explained():
+            return update_now(self.policy.model, self.parts.optimizer, self.trained_on(rollouts),
+                              weight, self.settings, self.parts.reference)
 
     def read_back(self) -> None:
         """Read the state of a run that is resumed, and remove what it wrote after that."""
@@ -162,11 +209,15 @@ class Run:
                   "model_config": model.config.to_json(), "made_of": made_of(s)}
         make_run(s.folder, config, policy.folder / "tokenizer.json")
         self.cleanup.enter_context(self.folder.opened())
-        self.cleanup.push(self.remove_unless_started)
 
-    def remove_unless_started(self, error: object, *_: object) -> None:
-        if error and self.folder.is_here() and not (self.folder.path / "metrics.jsonl").exists():
+    def close(self, failed: bool) -> None:
+        """Give everything back. The folder of a new run whose first step failed is removed, so that
+        it is not in the way of the next attempt."""
+        is_started = (self.folder.path / "metrics.jsonl").exists()
+        if failed and self.is_new and self.folder.path.exists() and not is_started and (
+                self.folder.is_here()):
             shutil.rmtree(self.folder.path)
+        self.cleanup.close()
 
     def last_good_model(self) -> str:
         """A clause about the checkpoint from which a run can be begun after an error."""
@@ -187,15 +238,10 @@ class Run:
                     self.step, s.steps, s.learning_rate, s.warmup_steps, s.decay)
             yield self.step
 
-    def is_due(self, every: int, step: int) -> bool:
-        """Whether something is due that happens every so many steps, and at the end; 0 is never."""
-        if not every:
-            return False
-        return step == self.settings.steps or step % every == 0
-
-    def record(self, step: int, rollouts: Rollouts, weight: torch.Tensor,
+    def record(self, rollouts: Rollouts, weight: torch.Tensor,
                columns: dict[str, torch.Tensor]) -> None:
         """Write the credit file. The first step's answers are scored once more (`score_again`)."""
+        step = rollouts.step
         write_credit(credit_path(self.folder.at(""), step), rollouts, weight, {"step": step},
                      **columns)
         if step == self.done + 1:
@@ -204,7 +250,10 @@ class Run:
     def log(self, line: Json) -> None:
         """Write a line of metrics.jsonl, and print one."""
         steps, step = self.settings.steps, self.step
+        line = with_all_metrics(line, self.parts.advantage_method)
         line["learning_rate"] = self.parts.optimizer.learning_rate
+        if self.policy.model.device.type == "cuda":
+            line["peak_memory_bytes"] = torch.cuda.max_memory_allocated(self.policy.model.device)
         for name, count in self.drawn.items():
             line[name] += count
         if self.drawn:
@@ -216,6 +265,8 @@ class Run:
         print_step(line, steps, mean(self.seconds) * (steps - step),
                    with_header=step % 20 == 1 or step == self.done + 1,
                    with_format=has_format(self.policy.task))
+        if step == self.done + 1 and self.settings.checkpoint_every:
+            self.refuse_forgotten_state()
         self.after_step()
 
     def log_evaluation(self, line: Json, seconds: float) -> None:
@@ -230,20 +281,6 @@ class Run:
             from lab.harness.track import numbers_of
             self.tracker(numbers_of(line, prefix), line["step"])
 
-    def save_if_due(self, step: int) -> None:
-        """Write a checkpoint if it is due. After Ctrl-C or SIGTERM write one in any case, and end
-        the run here."""
-        stopped = self.stop.requested
-        if step == self.done + 1 and self.settings.checkpoint_every:
-            self.refuse_forgotten_state()
-        if stopped or self.is_due(self.settings.checkpoint_every, step):
-            self.policy.refuse_broken_model()
-            self.save_checkpoint(step)
-        if stopped and step < self.settings.steps:
-            say(f"stopped at step {step}. Continue with: "
-                f"{python_command('train.py', '--resume', self.folder.path)}")
-            raise SystemExit(130)
-
     def refuse_forgotten_state(self) -> None:
         """Raise an error if a method has changed a number of its own in the first step and cannot
         save it: a resumed run would begin with the number of the first step."""
@@ -257,8 +294,13 @@ class Run:
                                     "state_dict saves it and whose load_state_dict puts it back, "
                                     "or --checkpoint_every 0")
 
-    def save_checkpoint(self, step: int) -> None:
-        """Write a model folder; in the two newest the trainer's state lies below it."""
+    def save(self, step: int) -> None:
+        """Write a model folder; in the two newest the trainer's state lies below it. With
+        --checkpoint_every 0 the model is written at the end, alone."""
+        if step == self.settings.steps and not self.settings.checkpoint_every:
+            return
+        with self.explained():
+            self.policy.refuse_broken_model()
         tensors = self.parts.state()
         refuse_undefined("the state that a resumed run would continue from is",
                          *(value for value in tensors.values() if value.is_floating_point()))
@@ -304,8 +346,13 @@ class Run:
             remove(folder / "trainer")
 
     def end(self) -> None:
-        self.policy.refuse_broken_model()
         s, path = self.settings, self.folder.path
+        if self.stopping:
+            say(f"stopped at step {self.step}. Continue with: "
+                f"{python_command('train.py', '--resume', path)}")
+            return
+        with self.explained():
+            self.policy.refuse_broken_model()
         if s.steps and not s.checkpoint_every:
             self.save_model()
         if not (s.steps and s.checkpoint_every):  # no checkpoint says that it is finished

@@ -6,9 +6,7 @@ and compute it where its numbers are known (`batch_metrics` here, `summary` in g
 import math
 import sys
 import textwrap
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -17,7 +15,7 @@ from lab.engine.methods import Method, metrics_of
 from lab.engine.errors import UserError
 from lab.engine.rollouts import Rollouts
 from lab.harness.record import Json, column_of_part
-from lab.harness.screen import python_command, right_or_wrong, say, show_status
+from lab.harness.screen import python_command, right_or_wrong, say
 
 # Every line has all of these names. An undefined number is null: in a step without an update these
 # are most numbers of the update. Further names are the parts of the reward (reward_format, ...) and
@@ -68,48 +66,18 @@ HEADER = ("    step  reward  success  format  length  finished  entropy  grad no
 EXAMPLES, MOST_OF_ANSWER = 3, 300  # answers shown at an evaluation, and characters of each
 
 
-class Clock:
-    """The clock of a step: `with clock("update"):` measures a stage, and shows its name."""
-
-    def __init__(self, step: int):
-        self.step, self.begin = step, time.perf_counter()
-        self.processor_begin = time.process_time()
-        self.seconds: dict[str, float] = {}  # of each stage
-
-    @contextmanager
-    def __call__(self, stage: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        show_status(f"step {self.step}: {stage}")
-        yield
-        self.seconds[stage] = time.perf_counter() - begin
-
-
-def step_metrics(clock: Clock, rollouts: Rollouts, update: Json, advantage_method: Method,
-                 weights: Json) -> Json:
-    """The line of a step: METRICS, the parts of the reward, and what the weighting (in `weights`)
-    and the advantage measured of themselves."""
+def with_all_metrics(line: Json, advantage_method: Method) -> Json:
+    """The line of a step as the loop made it, with METRICS and what the advantage measured of
+    itself."""
     credit = metrics_of(advantage_method)
-    extra = {}
+    line, extra = dict(line), {}
     for name in SAMPLED:
-        sampled_by = credit.pop(name, 0), weights.pop(name, 0)
+        sampled_by = credit.pop(name, 0), line.pop(name, 0)
         extra[name] = sum(count or 0 for count in sampled_by)  # None if a method was not called
-    batch = batch_metrics(rollouts)
-    speed = {"rollout_tokens_per_second": batch["tokens"] / clock.seconds["rollout"],
-             "peak_memory_bytes": peak_memory(rollouts.mask.device)}
-
-    line: Json = {"step": clock.step}
-    for part in (weights, credit, extra, batch, update, time_metrics(clock), speed):
-        for name in line.keys() & part.keys():
-            raise UserError(f"a weighting or an advantage has a metric {name}, but metrics.jsonl "
-                            "has one of this name already: give it another name")
-        line |= part
-    return dict.fromkeys(METRICS) | line
-
-
-def time_metrics(clock: Clock) -> dict[str, float]:
-    stages = {f"{stage}_seconds": seconds for stage, seconds in clock.seconds.items()}
-    return {**stages, "seconds": time.perf_counter() - clock.begin,
-            "processor_seconds": time.process_time() - clock.processor_begin}
+    for name in line.keys() & credit.keys():
+        raise UserError(f"a weighting or an advantage has a metric {name}, but metrics.jsonl has "
+                        "one of this name already: give it another name")
+    return dict.fromkeys(METRICS) | line | credit | extra
 
 
 def batch_metrics(rollouts: Rollouts) -> dict[str, float]:
@@ -146,15 +114,6 @@ def peak_memory(device: torch.device) -> int | None:
     import resource
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def wilson_interval(hits: float, count: int) -> tuple[float, float]:
-    """The 95% interval of a proportion (Wilson 1927); unlike the usual one it stays inside 0..1."""
-    z = 1.959964
-    p, spread = hits / count, z * z / count
-    centre = p + spread / 2
-    half = z * math.sqrt(p * (1 - p) / count + spread / (4 * count))
-    return max(0.0, (centre - half) / (1 + spread)), min(1.0, (centre + half) / (1 + spread))
 
 
 def print_step(line: Json, steps: int, seconds_left: float, with_header: bool,

@@ -15,11 +15,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from countdown_task import annotate
+from lab.countdown import annotate
 from lab.engine.errors import UserError
 from lab.engine.policy import Forward
 from lab.engine.rollouts import Rollouts
-from qwen2_model import ModelConfig, Qwen2
+from lab.engine.model import ModelConfig, Qwen2
 
 TEXTS = ("1", "<answer>", "<|im_end|>")
 ONE, OPENING, END = range(3)

@@ -16,7 +16,7 @@ from lab.engine.errors import UserError
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts
 from lab.probes.enumerated import Batches, EnumeratedTask
-from mitigations import rescaled_weight
+from lab.credit.weightings import rescaled_weight
 
 CHECKED = 12  # batches on which one large call has to give what each gives alone
 VALUES_KNOWN = ("gae", "vine")  # stand here with values that are exact: critic, one-step, vine

@@ -49,7 +49,7 @@ from lab.harness.read_record import credit_steps
 from lab.probes.common import (MODEL_FLAGS, Findings, Progress, policy_from_flags, run_of,
                                sample_batch)
 from lab.probes.notes_sums import CLASSES, FILLER, REASONING, class_codes
-from qwen2_model import Qwen2
+from lab.engine.model import Qwen2
 
 FLAGS = {
     **MODEL_FLAGS,

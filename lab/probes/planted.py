@@ -50,7 +50,7 @@ from grpo import grpo, policy_loss
 from lab.harness.flags import Flag, check_value, flags_of, read, value_of
 from lab.probes.common import COMMON, Findings, Progress
 from lab.probes.enumerated_methods import ComparedMethod
-from qwen2_model import ModelConfig, Qwen2, rotary
+from lab.engine.model import ModelConfig, Qwen2, rotary
 
 PLAIN, TRUE = "plain GRPO", "true credit"
 SYMBOLS, WIDTH = 4, 32

@@ -33,7 +33,8 @@ from lab.engine.optimizer import AdamW
 from lab.engine.policy import Policy, as_rollouts
 from lab.engine.rollouts import Rollouts
 from lab.engine.sampler import Generation, generate
-from grpo import grpo, policy_loss, update
+from grpo import grpo, policy_loss
+from lab.engine.update import update
 from lab.harness.memory import FreedMemory, keep_memory, should_keep_memory
 from lab.harness.record import write_credit
 from lab.harness.screen import run_as_program
@@ -41,7 +42,7 @@ from lab.harness.build import load_policy, pick_device
 from lab.harness.step_lines import peak_memory
 from lab.harness.flags import MOST_THREADS, flags_of, option
 from lab.harness.settings import Settings, make_settings
-from qwen2_model import ModelConfig, Qwen2
+from lab.engine.model import ModelConfig, Qwen2
 
 SIZES = {  # vocabulary, width, MLP width, layers, heads, key heads, head width
     "tiny": (512, 128, 384, 4, 4, 2, 32),

@@ -27,7 +27,7 @@ from lab.engine.tokens import load_tokenizer
 from examples.guess import Game, Task
 from lab.harness.flags import read
 from lab.harness.record import whole
-from qwen2_model import ModelConfig, Qwen2
+from lab.engine.model import ModelConfig, Qwen2
 from lab.tools.warmup import all_parameters
 
 STEPS, GAMES, LISTENS = 250, 64, 0.5

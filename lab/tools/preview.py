@@ -34,12 +34,12 @@ from lab.harness.screen import put
 from lab.harness.build import load_policy, make_weighting
 from lab.harness.flags import Flag, check_value, flags_of, read, words_of
 from lab.harness.settings import OPTIONS, Settings, settings_of_run
-from mitigations import rescaled_weight
+from lab.credit.weightings import rescaled_weight
 from lab.tools.helpers.look import about_gradient, differs_within
 from lab.tools.helpers.terminal import legend, one_line, shaded
 from lab.tools.helpers.token import (check_exists, refuse_other_model, refuse_other_problems,
                                      where_kept)
-from train import drop_unfinished
+from lab.credit.weightings import drop_unfinished
 
 FLAGS = {
     "mitigation": Flag(None, "the weighting to look at. By default it is that of the run"),

@@ -37,7 +37,7 @@ from lab.harness.run import COPIED_FILES
 from lab.harness.flags import MOST_THREADS, Flag, read
 from lab.engine.policy import sample_answers
 from lab.engine.rollouts import score_answers
-from qwen2_model import ModelConfig, Qwen2
+from lab.engine.model import ModelConfig, Qwen2
 from lab.tools.helpers.demonstrations import TASK, batches, make_tokenizer
 
 SIZES = {"small": (2, 64), "medium": (3, 128), "large": (4, 192)}  # blocks, hidden size

@@ -26,7 +26,7 @@ from lab.engine.model_folder import read_model_folder
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from lab.trl.import_formats import FIELDS, PER_TOKEN, lines_of
 from lab.trl.messages import own_text
-from countdown_task import annotate
+from lab.countdown import annotate
 from lab.engine.errors import UserError, read_json
 from lab.engine.extra_forward import with_facts
 from lab.engine.rollouts import UNSET, Rollouts, score_answers

@@ -44,7 +44,7 @@ from lab.harness.resume import forget_after
 from lab.harness.screen import python_command, say
 from lab.harness.flags import Flag, check_value, check_values, flags_of
 from lab.harness.step_lines import batch_metrics
-from mitigations import rescaled_weight
+from lab.credit.weightings import rescaled_weight
 
 INSTALL = "pip install trl==1.16.0 transformers==5.23.0"
 try:

@@ -9,7 +9,7 @@ import pytest
 from conftest import INSTALL, ROOT, credit_columns, evaluation, write_log
 from tokenizers import AddedToken, Tokenizer
 
-import analyze
+import lab.analysis.program as analyze
 from lab.analysis.account import with_numbers
 from lab.analysis.kept_credit import keep
 from logs import answers_of

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import analyze
-import train
+import lab.analysis.program as analyze
+import lab.loop as train
 from conftest import ROOT, SPOKEN, copied, gradients, hand_made, refusal
-from countdown_task import Problem, held_out
+from lab.countdown import Problem, held_out
 from lab.engine.model_folder import read_model_folder
 from lab.engine.tokens import load_tokenizer
 from examples import dpo

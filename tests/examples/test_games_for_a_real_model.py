@@ -1,7 +1,7 @@
 """The two tasks of several turns for a real model: prompts, replies and rewards by hand."""
 import pytest
 
-from countdown_task import Problem
+from lab.countdown import Problem
 from lab.harness.tasks import CheckedTask, load_task
 
 

@@ -7,7 +7,7 @@ import torch
 
 import lab.engine.policy
 from lab.engine.model_folder import read_model_folder
-import train
+import lab.loop as train
 from conftest import ROOT
 from examples import loop
 from lab.harness.step_lines import wilson_interval

@@ -3,7 +3,7 @@ import re
 
 import numpy as np
 
-import train
+import lab.loop as train
 from conftest import ROOT
 from examples.one_step import SHOWN_TOKENS, one_step
 from lab.harness.read_record import read_columns

@@ -4,7 +4,7 @@ import runpy
 
 import pytest
 
-import analyze
+import lab.analysis.program as analyze
 from runs import ROOT, run
 
 

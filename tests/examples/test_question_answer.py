@@ -5,8 +5,8 @@ from fractions import Fraction
 import pytest
 from conftest import ROOT, refusal
 
-from countdown_task import Problem as Countdown
-from countdown_task import Task as CountdownTask
+from lab.countdown import Problem as Countdown
+from lab.countdown import Task as CountdownTask
 from lab.engine.tokens import ANSWER, NUMBER, OTHER, THINK
 from examples import hackable
 from examples.question_answer import ASKS, Task, final_answer, formula_of, number_of, plain_text

@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 import torch
 
-import grpo
+import lab.engine.update as grpo
 from conftest import ROOT
 from examples.check_the_loss import MISTAKES, check, checks
 from runs import program

@@ -6,7 +6,7 @@ import pytest
 from conftest import credit_columns, cut, refusal, write_lines, write_log
 from logs import comparison_of, ids_of, make, rows_in, rows_of, write_run
 
-import analyze
+import lab.analysis.program as analyze
 from lab.analysis import compare, gains
 from lab.analysis.arms import finished
 from lab.analysis.page import anchor

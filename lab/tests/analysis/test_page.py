@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import credit_columns, evaluation, write_log
 
-import analyze
+import lab.analysis.program as analyze
 from lab.analysis import page as page_file
 from lab.analysis.tables import TOO_FEW_GROUPS, Table, by_row, shown
 from logs import answers_of

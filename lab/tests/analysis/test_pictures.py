@@ -9,7 +9,7 @@ from matplotlib.colors import to_hex
 from conftest import credit_columns, cut, write_lines, write_log
 from logs import comparison_of, make
 
-import analyze
+import lab.analysis.program as analyze
 from lab.analysis.tally import Tally
 from lab.analysis import compare, page, plots
 from lab.analysis.run_folders import read_run

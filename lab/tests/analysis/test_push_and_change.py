@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 from conftest import credit_columns, write_log
 
-import analyze
+import lab.analysis.program as analyze
 from lab.analysis.answers import Viewer
 from lab.analysis.change import ABOUT_CREDIT, change_table
 from lab.analysis.tables import TOO_FEW_GROUPS

@@ -2,7 +2,7 @@
 import pytest
 from logs import comparison_of, write_run
 
-import analyze
+import lab.analysis.program as analyze
 from lab.analysis.arms import SETTING, alike, comparable, setting_of
 from lab.analysis.run_folders import read_run
 from lab.engine.errors import UserError

@@ -4,7 +4,7 @@ import pytest
 from conftest import credit_columns, refusal, write_log
 from logs import by_name, ids_of, mean_of, plain_rows, random_log
 
-import analyze
+import lab.analysis.program as analyze
 from lab.analysis.statistics import ratio
 from lab.analysis.tally import Tally, early_over_late
 from lab.engine.tokens import KINDS, SECTIONS

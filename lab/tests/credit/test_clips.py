@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-import train
+import lab.loop as train
 from lab.engine.methods import CLIP_KINDS
 from grpo import policy_loss
 from runs import SHORT

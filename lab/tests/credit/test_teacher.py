@@ -9,7 +9,8 @@ from lab.credit.teacher import teacher
 from lab.engine.forward import response_log_probs
 from lab.engine.methods import numbers_of
 from lab.engine.model_folder import write_model_folder
-from grpo import divergence, policy_loss
+from grpo import policy_loss
+from lab.engine.update import divergence
 from lab.harness.build import make_advantage
 from lab.harness.made_of import made_of
 from lab.harness.settings import make_settings

@@ -6,7 +6,7 @@ import torch
 
 from lab.engine import flash, packing
 from lab.engine.packing import pack
-from qwen2_model import attention
+from lab.engine.model import attention
 
 PROMPTS = [[9] * 20 + [1, 2], [9] * 20 + [3, 4, 5, 6]]  # the first 20 tokens are shared
 SINGLE = [[5, 6, 7]]

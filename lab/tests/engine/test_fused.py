@@ -7,7 +7,7 @@ import torch
 from conftest import copied
 from lab.engine.fused import FusedQwen2
 from lab.engine.packing import SharedPrompts
-from qwen2_model import Linear, ModelConfig, Qwen2, has_bfloat16
+from lab.engine.model import Linear, ModelConfig, Qwen2, has_bfloat16
 
 CONFIG = ModelConfig(vocab_size=20, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
                      num_attention_heads=6, num_key_value_heads=2, head_dim=8, rms_norm_eps=0.1)

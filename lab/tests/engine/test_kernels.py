@@ -21,7 +21,7 @@ from lab.engine import forward, fused, kernels, sampler  # noqa: E402
 from lab.engine.cache import Cache  # noqa: E402
 from lab.engine.forward import TokenLogProbs  # noqa: E402
 from lab.engine.sampler import Distribution, Start, generate  # noqa: E402
-from qwen2_model import Qwen2, rotary, rotate  # noqa: E402
+from lab.engine.model import Qwen2, rotary, rotate  # noqa: E402
 
 FLOAT = torch.float32
 close = torch.testing.assert_close

@@ -15,7 +15,7 @@ from lab.engine.lora import (ALPHA, add_lora, additions, frozen_parameters, keep
 from lab.engine.model_folder import read_model_folder, write_model_folder
 from lab.engine.optimizer import trained_parameters
 from lab.engine.sampler import generate
-from qwen2_model import ModelConfig, Qwen2
+from lab.engine.model import ModelConfig, Qwen2
 
 IDS = torch.tensor([[5, 6, 10, 11, 12, 2]])
 

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-import qwen2_model
+import lab.engine.model as qwen2_model
 from conftest import copied
 from lab.engine.forward import response_log_probs
 from lab.engine.sampler import generate
-from qwen2_model import linear, product_type
+from lab.engine.model import linear, product_type
 
 pytestmark = pytest.mark.numerics
 

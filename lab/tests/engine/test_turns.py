@@ -10,7 +10,7 @@ import torch
 from conftest import INSTALL, ROOT, hand_made, refusal
 
 import mitigations  # noqa: F401  fills the choices
-import train
+import lab.loop as train
 from lab.analysis.token_table import read_step
 from lab.credit.critic import generalised_advantage
 from lab.credit.monte_carlo import prefix_values
@@ -23,7 +23,7 @@ from lab.engine.rollouts import turns_of
 from lab.engine.turns import Environment
 from examples.guess import Game, Task
 from examples.histories import BIG, SMALL
-from grpo import update
+from lab.engine.update import update
 from lab.harness.build import load_policy, refuse_methods_of_one_turn
 from lab.harness.read_record import read_columns, read_credit
 from lab.harness.record import write_credit

@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import ROOT, refusal
 
-import train
+import lab.loop as train
 from lab.engine.policy import encode_prompts
 from lab.harness import build, cost, memory
 from lab.harness.build import load_policy

@@ -13,7 +13,7 @@ import typing
 import pytest
 
 from conftest import ROOT, assert_bounded, project_files, refusal
-from countdown_task import Task
+from lab.countdown import Task
 from examples import largest_last
 from lab.engine.methods import ADVANTAGES, CLIP_KINDS, MITIGATIONS, Choices, mitigation
 from lab.harness import flags

@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-import grpo
+import lab.engine.update as grpo
 from conftest import StateIdea, gradients
 from lab.analysis.statistics import Estimate
 from lab.engine.methods import ADVANTAGES, MITIGATIONS
 from lab.engine.errors import UserError
 from lab.engine.forward import response_log_probs
 from grpo import policy_loss
-from mitigations import rescaled_weight
+from lab.credit.weightings import rescaled_weight
 from lab.probes import exact
 from lab.probes.common import run_probe
 from lab.probes.enumerated import (Batches, Estimator, estimator, make_enumerated,

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from conftest import copied, credit_columns, spoken, write_log
 
 from lab.engine.errors import UserError
-from qwen2_model import Qwen2, causal, rotary
+from lab.engine.model import Qwen2, causal, rotary
 from lab.__main__ import main
 from lab.probes.common import run_of
 from lab.analysis.token_table import TokenTable

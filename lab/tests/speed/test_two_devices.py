@@ -16,7 +16,7 @@ from lab.engine.methods import ADVANTAGES, MITIGATIONS
 from lab.engine.forward import micro_batches
 from lab.engine.optimizer import AdamW
 from lab.engine.sampler import Start, generate
-from grpo import update
+from lab.engine.update import update
 from lab.harness.build import pick_device
 from lab.harness.flags import words_of
 from lab.harness.settings import make_settings
@@ -24,7 +24,7 @@ from lab.__main__ import main as research
 from runs import lines
 from lab.tools.helpers.look import look
 from lab.tools.idea import arms_of
-from train import main
+from lab.loop import main
 
 pytestmark = pytest.mark.slow
 

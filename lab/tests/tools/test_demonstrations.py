@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from countdown_task import Problem, held_out
+from lab.countdown import Problem, held_out
 from lab.engine.tokens import encode_prompt
 from lab.tools.helpers import demonstrations as teacher
 from lab.tools.helpers.demonstrations import (HIT, TASK, candidates, preference, demonstration,

@@ -17,8 +17,8 @@ from lab.analysis.run_folders import read_run
 from lab.analysis.token_table import read_step
 from lab.engine.model_folder import read_model_folder, write_model_folder
 from lab.engine.tokens import load_tokenizer
-from grpo import (gradient_size, group_mean, group_z_score, length_scaling, policy_loss,
-                  rescaling)
+from grpo import gradient_size, group_mean, group_z_score, policy_loss
+from lab.engine.update import length_scaling, rescaling
 from lab.harness.read_record import read_credit, run_config
 from mitigations import outcome_conditional
 from lab.tools import follow

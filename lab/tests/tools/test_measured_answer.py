@@ -8,7 +8,7 @@ import pytest
 import torch
 from conftest import refusal
 
-import analyze
+import lab.analysis.program as analyze
 from lab.analysis.kept_credit import file_of, keep, kept_answers
 from lab.analysis.run_folders import read_run
 from lab.analysis.token_table import read_step

@@ -8,8 +8,8 @@ import pytest
 import torch
 from conftest import ROOT, refusal
 
-import countdown_task
-from countdown_task import Problem
+import lab.countdown as countdown_task
+from lab.countdown import Problem
 from lab.engine.methods import CLIP_KINDS
 from lab.tools import preflight
 from lab.tools.helpers.blind import Answers, apply_rule, best_blind, rule_of, shown_rule

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lab.tools import preview
-import train
+import lab.loop as train
 from conftest import credit_columns, refusal, write_log
 from lab.harness.settings import make_settings
 from runs import SHORT, edit_config, everything

@@ -4,7 +4,7 @@ import re
 import pytest
 
 from conftest import ROOT, refusal
-from countdown_task import Problem, Task
+from lab.countdown import Problem, Task
 from lab.engine.policy import derived_seed
 from lab.harness.build import load_policy
 from lab.harness.settings import make_settings

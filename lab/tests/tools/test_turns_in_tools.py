@@ -2,8 +2,8 @@
 import pytest
 from conftest import ROOT, refusal
 
-import analyze
-import train
+import lab.analysis.program as analyze
+import lab.loop as train
 from lab.analysis.answers import answer_of
 from lab.analysis.run_folders import read_run
 from lab.analysis.token_table import read_step

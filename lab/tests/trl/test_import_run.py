@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import ROOT
 
-import analyze
+import lab.analysis.program as analyze
 from lab.analysis.run_folders import is_done, read_run
 from lab.trl.import_run import main
 from lab.engine.errors import UserError

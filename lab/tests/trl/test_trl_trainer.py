@@ -15,23 +15,24 @@ import torch
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-import analyze
+import lab.analysis.program as analyze
 from lab.tests.trl import INSTALL
 from conftest import ASKED, ROOT, StateIdea, copied, put_in
-from countdown_task import Problem
+from lab.countdown import Problem
 from lab.credit.turns import to_turns, turn_mean
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, checked_credit, make
 from lab.engine.errors import UserError
 from lab.engine.extra_forward import with_facts
 from lab.engine.forward import response_log_probs
 from lab.engine.policy import Forward, derived_seed
-from grpo import length_scaling, policy_loss
+from grpo import policy_loss
+from lab.engine.update import length_scaling
 from lab.harness.read_record import read_columns, read_credit
 from lab.harness.build import load_policy
 from lab.harness.flags import flags_of
 from lab.harness.settings import make_settings
 from lab.tests.trl import guess_rows, tool_rows
-from mitigations import rescaled_weight
+from lab.credit.weightings import rescaled_weight
 from runs import block, copy_project, free_port, lines, program
 from lab.tools import preview
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from countdown_task import Task
+from lab.countdown import Task
 
 FOLDER = Path(__file__).parent / "trl_logs"
 TINY = str(Path(__file__).parents[2] / "models/tiny")

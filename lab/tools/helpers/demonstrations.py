@@ -26,7 +26,7 @@ from functools import cache
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from countdown_task import Problem, Task, held_out
+from lab.countdown import Problem, Task, held_out
 from lab.harness.solved_problems import Solution, solutions_of
 
 TASK = Task(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)

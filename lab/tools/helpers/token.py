@@ -41,7 +41,7 @@ from lab.harness.read_record import read_credit, read_tokenizer
 from lab.harness.record import Json, find_folder
 from lab.harness.screen import say, show_status
 from lab.harness.settings import settings_of_run
-from qwen2_model import Qwen2
+from lab.engine.model import Qwen2
 
 SAME_MODEL = 0.1  # if log-probs differ by more from the record, another model sampled it
 COMPARED = 50     # tokens of an answer, of which the mean difference is taken

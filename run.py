@@ -1,0 +1,657 @@
+"""A run: its settings and their flags, its parts, its folder, its checkpoints, and what it prints.
+train.py is the loop, and nothing in this file decides what is learned.
+
+    runs/none-grpo-s0/
+        config.json                   the settings
+        metrics.jsonl                 a line for each step
+        evaluations.jsonl             two lines for each evaluation
+        credit/step_000001.npz        the numbers of every token of a step
+        checkpoints/step_000025/      a model's folder; the newest two have trainer/
+
+Every file is written whole or not at all, so a run can be killed at any time. `Run` is what a step
+uses. A run with flags beyond these files is a subclass of it, with other parts in their place.
+"""
+import argparse
+import difflib
+import fcntl
+import hashlib
+import inspect
+import json
+import math
+import operator
+import os
+import re
+import resource
+import shutil
+import signal
+import sys
+import time
+import typing
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from countdown_task import END_OF_TURN, Problem, Task, option
+from grpo import ADVANTAGES, TWICE, AdamW, Metrics, Rollouts, update, update_with_change
+from mitigations import MITIGATIONS, credit_of, place_of, rescaled_weight
+from qwen2_model import (Qwen2, UserError, generate, load_model, load_tokenizer, read_json,
+                         save_model, spelling)
+
+HERE = Path(__file__).parent
+AXES: dict[str, dict[str, Any]] = {  # what is chosen by name, and may have flags of its own
+    "task": {"countdown_task": Task}, "mitigation": MITIGATIONS, "advantage": ADVANTAGES}
+
+
+@dataclass
+class Settings:
+    """Each field is a flag. Defaults < the model folder's recipe.json < what was typed."""
+    model: str = option("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model")
+    task: str = option("countdown_task", "the problems and the reward")
+    mitigation: str = option("none", "the weighting: how much each token counts")
+    advantage: str = option("grpo", "how advantages are computed from rewards")
+    rescale: str = option("mean", "mean: the weights of a batch are multiplied by one number, so "
+                          "that their mean is 1. none: they are not", choices=("mean", "none"))
+    epochs: int = option(1, "updates from each batch, all with the same advantages", least=1)
+    clip_low: float = option(0.2, "with --epochs: clip the ratio at 1 minus this", least=0, most=1)
+    clip_high: float = option(0.28, "with --epochs: clip the ratio at 1 plus this", least=0)
+    kl: float = option(0.0, "coefficient of the KL divergence from the initial model", least=0)
+    steps: int = option(100, "steps of training. With 0 the model is only evaluated", least=0)
+    questions: int = option(8, "problems in each step", least=1)
+    answers: int = option(8, "answers to each problem", least=2)
+    max_new_tokens: int = option(512, "the most tokens of an answer", least=1)
+    learning_rate: float = option(5e-6, "learning rate of AdamW", above=0, most=10)
+    weight_decay: float = option(0.0, "weight decay of AdamW", least=0)
+    micro_batch: int = option(8, "answers that an update computes at a time. This changes memory, "
+                              "speed and rounding, and nothing else", least=1)
+    max_grad_norm: float = option(1.0, "larger gradients are scaled down to this norm; 0 means "
+                                  "never", least=0)
+    seed: int = option(0, "seed of the training problems and of sampling", least=0)
+    eval_every: int = option(25, "steps between two evaluations; 0 means never", least=0)
+    eval_tasks: int = option(500, "held-out problems in an evaluation", least=1)
+    change_every: int = option(10, "steps between two measurements of each token's change, its "
+                               "log-prob after the step minus before; 0 means never", least=0)
+    checkpoint_every: int = option(25, "steps between two checkpoints; 0 means only at the end",
+                                   least=0)
+    threads: int = option(0, "CPU threads; 0 means one for every 64 hidden units", least=0)
+    out: str | None = option(None, "folder of the run, by default runs/<its flags>-s<seed>")
+    keywords: dict[str, Any] = field(default_factory=dict)  # of task, weighting and advantage
+    typed: dict[str, Any] = field(default_factory=dict)     # the flags that were typed
+
+    # what config.json has beside the settings
+    beside: ClassVar[set[str]] = {"versions", "columns_temperature", "model_config",
+                                  "trained_parameters"}
+    # what a resumed run may change, because it decides nothing that was computed so far
+    changeable: ClassVar[set[str]] = {"steps", "threads", "checkpoint_every"}
+
+    @property
+    def folder(self) -> Path:
+        """The same command names the same folder: runs/none-grpo-learning_rate0.001-s0."""
+        if self.out:
+            return Path(self.out)
+        unnamed = {"mitigation", "advantage", "seed", "micro_batch", "change_every",
+                   *self.changeable} - {"steps"}
+        flags = [name + Path(str(value)).name for name, value in self.typed.items()
+                 if name not in unnamed]
+        name = "-".join([self.mitigation, self.advantage, *flags, f"s{self.seed}"])
+        return Path("runs") / re.sub(r"[^\w.+-]", "_", name)
+
+    def keywords_of(self, function: Any) -> dict[str, Any]:
+        return {name: self.keywords[name] for name in flags_of(function)}
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in flags_of(type(self))} | self.keywords
+
+    @classmethod
+    def recipe(cls, folder: Path, typed: dict[str, str]) -> dict[str, Any]:
+        """What suits a model stands in its folder."""
+        file = folder / "recipe.json"
+        return read_json(file) if file.exists() else {}
+
+    def refuse_useless(self) -> None:
+        """Raise for a flag that would be ignored."""
+        if self.typed.keys() & {"clip_low", "clip_high"} and self.epochs == 1:
+            raise UserError("--clip_low and --clip_high need --epochs above 1")
+
+
+class Run:
+    """A run, of which `done` steps are on record."""
+
+    def __init__(self, settings: Settings, is_resumed: bool = False):
+        s = self.settings = settings
+        self.folder, self.start, self.done = s.folder, time.monotonic(), 0
+        self.stopping = False                          # after this step, because of Ctrl-C
+        self.seconds: deque[float] = deque(maxlen=20)  # of the last steps
+        self.evaluations: list[dict] = []              # of sampled answers, for the last line
+        checkpoint = None
+        if is_resumed:
+            self.locked = lock(self.folder)  # before anything in it is read
+            self.done, checkpoint = where_to_go_on(self.folder, s.checkpoint_every)
+        self.task = self.make_task()
+        self.model = self.load(checkpoint or find(s.model))
+        self.tokenizer = load_tokenizer(checkpoint or find(s.model))
+        ends = [self.tokenizer.token_to_id(token) for token in END_OF_TURN]
+        self.stop = tuple({*self.model.config.eos_token_id, *ends} - {None})
+        self.reference = self.load(find(s.model)).requires_grad_(False) if s.kl else None
+        self.trained = {name: parameter for name, parameter in self.model.named_parameters()
+                        if parameter.requires_grad}
+        self.optimizer = AdamW(self.trained.values(), s.learning_rate, s.weight_decay)
+        self.advantage = self.method(ADVANTAGES[s.advantage])    # rollouts -> (B, T)
+        self.weighting = self.method(MITIGATIONS[s.mitigation])  # rollouts -> (B, T)
+        torch.set_num_threads(s.threads or min(torch.get_num_threads(), max(
+            1, self.model.config.hidden_size // 64)))
+        self.look_at_prompts()
+        if checkpoint:
+            self.put_back(load_file(checkpoint / "trainer" / "state.safetensors"))
+
+    @property
+    def is_finished(self) -> bool:
+        return self.done >= self.settings.steps > 0
+
+    # --------------------------------------------------------------- what a step uses: the parts
+
+    def make_task(self) -> Any:
+        s = self.settings
+        return AXES["task"][s.task](**s.keywords_of(AXES["task"][s.task]))
+
+    def look_at_prompts(self) -> None:
+        """What cannot be asked is refused before the run has a folder."""
+        s = self.settings
+        try:
+            problems = self.task.training_problems(s.seed, 1, s.questions)
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        for problem in problems:
+            self.encode(self.task.prompt_for(problem))
+
+    def load(self, folder: Path) -> Qwen2:
+        return load_model(folder)
+
+    def method(self, function: Callable[..., Tensor]) -> Callable[[Rollouts], Tensor]:
+        """A weighting or an advantage, with the values of its flags."""
+        return partial(credit_of, function, **self.settings.keywords_of(function))
+
+    def steps(self) -> Iterator[int]:
+        return iter(range(self.done + 1, self.settings.steps + 1))
+
+    def batch(self, step: int) -> Rollouts:
+        """New problems and new answers to them, with their rewards."""
+        s = self.settings
+        problems = self.task.training_problems(s.seed, step, s.questions)
+        return self.ask(problems, s.answers, generator_of("train", s.seed, step))
+
+    def ask(self, problems: list[Problem], answers: int, generator: torch.Generator,
+            greedy: bool = False) -> Rollouts:
+        """Sample answers to each problem, score them, and label their tokens."""
+        prompts = [self.encode(self.task.prompt_for(problem)) for problem in problems]
+        sampled = generate(self.model, prompts, answers, self.settings.max_new_tokens, self.stop,
+                           generator, greedy)
+        if not sampled.log_prob.isfinite().all():
+            raise UserError(f"the model's probabilities are not finite. {self.last_checkpoint()}")
+        # answers to the first problem come first: 0 0 ... 1 1 ...
+        group = torch.arange(len(problems)).repeat_interleave(answers)               # (B,)
+        section, kind = torch.zeros(2, *sampled.mask.shape, dtype=torch.uint8)       # (B, T)
+        texts, answered, scores = [], [], []
+        for row, length in enumerate(sampled.mask.sum(1).tolist()):
+            ids = sampled.ids[row, :length].tolist()
+            texts.append([spelling(self.tokenizer, token) for token in ids])
+            answered.append(self.tokenizer.decode(ids, skip_special_tokens=False))
+            scores.append(self.task.score(problems[row // answers], answered[row]))
+            codes = torch.tensor(self.task.label(texts[row]), dtype=torch.uint8)
+            section[row, :length], kind[row, :length] = codes
+        if missing := {"reward", "format", "answer"} - scores[0].keys():
+            raise UserError(f"Task.score should also return {', '.join(sorted(missing))}")
+        columns = {part: torch.tensor([score[part] for score in scores]) for part in scores[0]}
+        return Rollouts(problems, prompts, group, **sampled._asdict(), texts=texts,
+                        answers=answered, section=section, kind=kind, scores=columns)
+
+    def encode(self, prompt: str) -> list[int]:
+        s, most = self.settings, self.model.config.max_position_embeddings
+        ids = self.tokenizer.encode(prompt, add_special_tokens=False).ids
+        if self.tokenizer.decode(ids, skip_special_tokens=False) != prompt:
+            raise UserError(f"the tokenizer of {s.model} cannot spell the prompt {prompt[-80:]!r}: "
+                            "take another --prompt, or smaller numbers")
+        if len(ids) + s.max_new_tokens > most:
+            raise UserError(f"--max_new_tokens {s.max_new_tokens}: the model takes {most} tokens, "
+                            f"and a prompt has {len(ids)}")
+        return ids
+
+    def weigh(self, rollouts: Rollouts) -> tuple[Tensor, Metrics]:
+        """The weight (B, T) of each token in the loss."""
+        s = self.settings
+        return rescaled_weight(self.weighting(rollouts), rollouts, s.rescale,
+                               place_of(MITIGATIONS[s.mitigation]))
+
+    def update(self, rollouts: Rollouts, weight: Tensor, is_measured: bool
+               ) -> tuple[Metrics, dict[str, Tensor]]:
+        return (update_with_change if is_measured else update)(self, rollouts, weight)
+
+    # ------------------------------------------------------------------------------- checkpoints
+
+    def state(self) -> dict[str, Tensor]:
+        """What a resumed run has to get back beside the model: the state of the optimizer."""
+        found = {"step": torch.tensor(self.optimizer.steps)}
+        for name, mean, square in zip(self.trained, self.optimizer.mean, self.optimizer.square):
+            found |= {f"exp_avg.{name}": mean, f"exp_avg_sq.{name}": square}
+        return found
+
+    def put_back(self, found: dict[str, Tensor]) -> None:
+        self.optimizer.steps = int(found["step"])
+        for name, mean, square in zip(self.trained, self.optimizer.mean, self.optimizer.square):
+            for own, stored in ((mean, f"exp_avg.{name}"), (square, f"exp_avg_sq.{name}")):
+                if stored not in found or found[stored].shape != own.shape:
+                    raise UserError(f"the checkpoint's {stored} is not that of this model")
+                own.copy_(found[stored])
+
+    def write_model(self, folder: Path) -> None:
+        save_model(self.model, folder)
+
+    def save(self, step: int) -> None:
+        """Write a model's folder, with the trainer's state below it. The states of older
+        checkpoints are removed when this one stands, and not earlier."""
+        with whole(self.folder / "checkpoints" / f"step_{step:06d}") as path:
+            self.write_model(path)
+            for name in ("tokenizer.json", "tokenizer_config.json", "recipe.json"):
+                if (source := find(self.settings.model) / name).exists():
+                    shutil.copyfile(source, path / name)
+            (path / "trainer").mkdir()
+            save_file(self.state(), path / "trainer" / "state.safetensors")
+        for old in sorted(self.folder.glob("checkpoints/step_*/trainer"))[:-2]:
+            shutil.rmtree(old)
+
+    def last_checkpoint(self) -> str:
+        if checkpoint := newest_checkpoint(self.folder):
+            return f"python train.py --resume {self.folder} goes on from {checkpoint.name}"
+        return "there is no checkpoint to go on from"
+
+    # ------------------------------------------------------------------- the record and the screen
+
+    def about(self) -> dict[str, Any]:
+        """What config.json has beside the settings."""
+        return {"columns_temperature": 1, "model_config": asdict(self.model.config),
+                "trained_parameters": sum(p.numel() for p in self.trained.values()),
+                "versions": {"torch": torch.__version__, "numpy": np.__version__}}
+
+    def begin(self) -> None:
+        """Make the folder of a new run, or go back to the last checkpoint of an old one. From now
+        on Ctrl-C waits for the end of a step."""
+        s = self.settings
+        config = json.dumps(s.to_json() | {"out": str(self.folder)} | self.about(), indent=2)
+        if self.folder.exists():
+            say(f"continuing {self.folder} after step {self.done}")
+            forget_after(self.folder, self.done)
+            with whole(self.folder / "config.json") as path:
+                path.write_text(config)
+        else:
+            size = sum(parameter.numel() for parameter in self.model.parameters())
+            say(f"{s.model}: {size / 1e6:.2f} million parameters, {torch.get_num_threads()} "
+                f"threads; {s.questions} problems x {s.answers} answers a step; writing to "
+                f"{self.folder}")
+            with whole(self.folder) as path:
+                (path / "credit").mkdir(parents=True)
+                (path / "config.json").write_text(config)
+                shutil.copyfile(find(s.model) / "tokenizer.json", path / "tokenizer.json")
+            self.locked = lock(self.folder)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self.interrupt)
+
+    def interrupt(self, *_: object) -> None:
+        if self.stopping:
+            raise KeyboardInterrupt
+        self.stopping = True
+        say("\nstopping after this step; Ctrl-C again stops at once")
+
+    def close(self, failed: bool) -> None:
+        """Give the folder back; that of a new run that failed in its first step is removed, so that
+        it is not in the way of the next attempt."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.default_int_handler)
+        if failed and not self.done and not (self.folder / "metrics.jsonl").exists():
+            shutil.rmtree(self.folder, ignore_errors=True)
+        self.locked.close()
+
+    def record(self, rollouts: Rollouts, weight: Tensor, columns: dict[str, Tensor]) -> None:
+        write_credit(self.folder / "credit" / f"step_{rollouts.step:06d}.npz", rollouts, weight,
+                     columns, rollouts.mask)
+
+    def log(self, line: dict[str, Any]) -> None:
+        """Write a line of metrics.jsonl, and print one."""
+        s, step = self.settings, line["step"]
+        line["learning_rate"] = self.optimizer.learning_rate
+        append(self.folder / "metrics.jsonl", line)
+        self.seconds.append(line["seconds"])
+        left = sum(self.seconds) / len(self.seconds) * (s.steps - step)
+        if step % 20 == 1 or step == self.done + 1:
+            say("    step  reward  success  format  length  finished  entropy  grad norm  tokens/s"
+                "      left")
+        norm = line["gradient_norm"]
+        say(f"{step:4d}/{s.steps:<4d}{line['reward']:7.3f}{line['success']:9.1%}"
+            f"{line.get('reward_format', math.nan):8.2f}{line['length']:8.1f}"
+            f"{line['finished']:10.1%}{line['entropy']:9.3f}  "
+            f"{'  skipped' if norm is None else f'{norm:9.3f}'}"
+            f"{line['tokens'] / line['seconds']:10.0f}{left / 60:7.0f}:{left % 60:02.0f}")
+        for note in (line["skipped"], line["weight_note"]):
+            if note:
+                say(f"          {note}")
+
+    def log_evaluation(self, line: dict[str, Any], seconds: float) -> None:
+        append(self.folder / "evaluations.jsonl", line)
+        say(f"  held-out, {line['mode']:7s} {line['success']:6.1%}  95% interval "
+            f"{line['success_low']:.1%} to {line['success_high']:.1%}  ({len(line['answer'])} "
+            f"problems, format {line['format_mean']:.2f}, length {line['length_mean']:.0f}, "
+            f"finished {line['finished_mean']:.0%}, {seconds:.0f} s)")
+        if line["mode"] == "sampled":
+            self.evaluations.append(line)
+            for shown in line["shown"]:
+                text = " ".join(f"{shown['problem']}: {shown['text']}".split())
+                say(f"  {'right' if shown['answer'] else 'wrong'}  {text[:300]}")
+
+    def end(self) -> None:
+        took, memory = time.monotonic() - self.start, peak_memory() / 1e9
+        say(self.last_checkpoint() if self.stopping else f"done. Everything is in {self.folder}")
+        if len(self.evaluations) > 1:
+            before, after = self.evaluations[0], self.evaluations[-1]
+            say(f"  {before['success']:.1%} (95% interval {before['success_low']:.1%} to "
+                f"{before['success_high']:.1%}) -> {after['success']:.1%} "
+                f"({after['success_low']:.1%} to {after['success_high']:.1%}) of "
+                f"{len(after['answer']):,} held-out problems")
+        say(f"  {took // 60:.0f} min {took % 60:02.0f} s, {memory:.2f} GB of memory\n"
+            f"python analyze.py {self.folder}  makes tables, pictures and a page")
+
+
+class Clock:
+    """The clock of a step; `mark` ends a stage."""
+
+    def __init__(self) -> None:
+        self.begin = self.last = time.perf_counter()
+        self.processor, self.stages = time.process_time(), dict[str, float]()
+
+    def mark(self, stage: str) -> None:
+        now = time.perf_counter()
+        self.stages[f"{stage}_seconds"], self.last = now - self.last, now
+
+    def metrics(self, tokens: int) -> Metrics:
+        return {**self.stages, "seconds": time.perf_counter() - self.begin,
+                "processor_seconds": time.process_time() - self.processor,
+                "rollout_tokens_per_second": tokens / self.stages["rollout_seconds"],
+                "peak_memory_bytes": peak_memory()}
+
+
+def peak_memory() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def generator_of(*parts: object) -> torch.Generator:
+    """A random generator whose seed depends on these parts alone."""
+    seed = int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6], "big")
+    return torch.Generator().manual_seed(seed)
+
+
+def say(text: str) -> None:
+    """Print a text without what could steer a terminal: it may have been written by a model."""
+    try:
+        print("".join(c if c.isprintable() or c == "\n" else "?" for c in text), flush=True)
+    except BrokenPipeError:  # who read it, as `head`, has ended; the run goes on
+        sys.stdout = open(os.devnull, "w")
+
+
+# -------------------------------------------------------------------------------- a run's folder
+
+def write_credit(path: Path, rollouts: Rollouts, weight: Tensor, columns: dict[str, Tensor],
+                 inside: Tensor) -> None:
+    """Write the numbers of a step's tokens, those `inside` (B, T): columns with a number for each
+    token, answer after answer (`episode_start` says where one begins), for each answer, or for each
+    problem."""
+    found: dict[str, np.ndarray] = {}
+    for name, values in {"token_id": rollouts.ids, "log_prob": rollouts.log_prob,
+                         "entropy": rollouts.entropy, "collision": rollouts.collision,
+                         "weight": weight, "advantage": rollouts.advantage, **columns,
+                         "section": rollouts.section, "kind": rollouts.kind}.items():
+        found[name] = values[inside].cpu().numpy()
+    for part, score in rollouts.scores.items():
+        found[part if part == "reward" else f"reward_{part}"] = score.cpu().numpy()
+    lengths, prompts = inside.sum(1).tolist(), rollouts.prompt_ids
+    found |= {"episode_start": np.cumsum([0, *lengths[:-1]]), "group": rollouts.group.cpu().numpy(),
+              "finished": rollouts.finished.cpu().numpy(), "prompt_ids": np.concatenate(prompts),
+              "prompt_start": np.cumsum([0, *map(len, prompts[:-1])]),
+              "step": np.array([rollouts.step])}
+    with whole(path) as unfinished, open(unfinished, "wb") as file:
+        np.savez_compressed(file, **{name: x.astype(np.int32) if x.dtype == np.int64 else x
+                                     for name, x in found.items()})
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Make a file or a folder whole or not at all: it is written under another name and renamed."""
+    unfinished = path.with_name(f".{path.name}.tmp")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if unfinished.is_dir():  # that of a run that was killed
+        shutil.rmtree(unfinished)
+    yield unfinished
+    os.replace(unfinished, path)
+
+
+def append(path: Path, line: dict[str, Any]) -> None:
+    known = {name: None if isinstance(value, float) and not math.isfinite(value) else value
+             for name, value in line.items()}
+    with open(path, "a") as file:
+        file.write(json.dumps(known) + "\n")
+
+
+def lock(folder: Path) -> typing.IO[str]:
+    """Keep other processes out of the folder until this one ends."""
+    file = open(folder / "lock", "w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise UserError(f"another process writes to {folder}") from None
+    return file
+
+
+def newest_checkpoint(run: Path) -> Path | None:
+    found = sorted(run.glob("checkpoints/step_*/trainer/state.safetensors"))
+    return found[-1].parents[1] if found else None
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a log, without a last one that a kill cut off."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def where_to_go_on(run: Path, checkpoint_every: int) -> tuple[int, Path | None]:
+    """The step of the newest checkpoint, and its folder. A run that was stopped before its first
+    checkpoint was due begins again; no other record is ever forgotten as a whole."""
+    steps = [line["step"] for line in read_lines(run / "metrics.jsonl")]
+    checkpoint = newest_checkpoint(run)
+    done = int(checkpoint.name[5:]) if checkpoint else 0
+    if steps[:done] != list(range(1, done + 1)):
+        raise UserError(f"{run}/metrics.jsonl does not have all of the {done} steps before the "
+                        "checkpoint, one line each")
+    if not checkpoint and checkpoint_every and len(steps) >= checkpoint_every:
+        raise UserError(f"{run} has {len(steps)} steps on record, and no checkpoint to go on from")
+    return done, checkpoint
+
+
+def forget_after(run: Path, step: int) -> None:
+    """Remove what a stopped run wrote after its last checkpoint: it will be made again."""
+    for log in (run / "metrics.jsonl", run / "evaluations.jsonl"):
+        kept = [line for line in read_lines(log) if step and line["step"] <= step]
+        with whole(log) as path:
+            path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+    for file in run.glob("credit/*.npz"):
+        if int(file.stem[5:]) > step:
+            file.unlink()
+
+
+# -------------------------------------------------------------------------------------- the flags
+
+class Unknown(UserError):
+    """A flag, a setting, a task or a method that is not in these files; of the last two, `axis` and
+    `name` say which."""
+    axis = name = ""
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> typing.NoReturn:
+        raise UserError(message)
+
+
+def find(name: str) -> Path:
+    """A folder as it was typed, or the one of that name that ships with the project."""
+    return HERE / name if (HERE / name).exists() and not Path(name).exists() else Path(name)
+
+
+def flags_of(owner: Any) -> dict[str, tuple[Any, type, dict[str, Any]]]:
+    """The flags of a dataclass (its options), or of a method (its keyword-only parameters): for
+    each name the default, the type and its limits."""
+    if is_dataclass(owner):
+        return {one.name: (one.default, str if one.default is None else type(one.default),
+                           dict(one.metadata)) for one in fields(owner) if one.metadata}
+    found, hints = {}, typing.get_type_hints(owner, include_extras=True)
+    for name, one in inspect.signature(owner).parameters.items():
+        if one.kind is one.KEYWORD_ONLY:
+            hint = hints.get(name, type(one.default))  # Annotated[type, limits], or a type
+            of_flag, *limits = typing.get_args(hint) or (hint,)
+            if one.default is one.empty or of_flag not in (int, float, str):
+                raise UserError(f"the keyword {name} of {place_of(owner)} should be a whole "
+                                "number, a number or a text, with a default")
+            found[name] = one.default, of_flag, {"help": f"of {owner.__name__}", **(*limits, {})[0]}
+    return found
+
+
+def checked_value(name: str, value: Any, wanted: type, limits: dict[str, Any]) -> Any:
+    """The value of a flag, also one from a file, if it has the right type and keeps the limits."""
+    value = float(value) if wanted is float and type(value) is int else value
+    if type(value) is not wanted or wanted is float and not math.isfinite(value):
+        raise UserError(f"--{name} {value!r}: expected a finite {wanted.__name__}")
+    if value not in limits.get("choices", [value]):
+        raise UserError(f"--{name} {value!r}: choose from {', '.join(limits['choices'])}")
+    for limit, is_kept in {"least": operator.ge, "above": operator.gt, "most": operator.le}.items():
+        if limit in limits and not is_kept(value, limits[limit]):
+            word = "above" if limit == "above" else f"at {limit}"
+            raise UserError(f"--{name} {value}: should be {word} {limits[limit]}")
+    return value
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f". Did you mean {close[0]}?" if close else ""
+
+
+def flags_known(declared: type[Settings], chosen: dict[str, Any]) -> tuple[dict, str]:
+    """All flags, with those of the chosen task, weighting and advantage; and what these say."""
+    flags, about = flags_of(declared), ""
+    for axis, choices in AXES.items():
+        name = chosen.get(axis) or getattr(declared, axis)
+        if name not in choices:
+            where = [f", which is an --{other}" for other in AXES if name in AXES[other]]
+            unknown = Unknown(f"--{axis} {name!r}{(where or [''])[0]}: choose from "
+                              f"{', '.join(choices)}{did_you_mean(name, choices)}")
+            unknown.axis, unknown.name = axis, name
+            raise unknown
+        if name in TWICE:
+            raise UserError(f"there are two functions {name} for --{axis}: one needs another name")
+        own = flags_of(choices[name])
+        if twice := own.keys() & flags.keys():
+            raise UserError(f"{name} has a keyword {min(twice)}, but there is a flag of this name: "
+                            "rename it")
+        flags[axis][2]["help"] += f". One of {', '.join(choices)}; --help NAME shows its flags"
+        about += f"{name}: {' '.join((choices[name].__doc__ or '').split())}\n\n"
+        flags |= own
+    return flags, about
+
+
+def first_look(argv: list[str]) -> dict[str, str]:
+    """The flags on which the other flags depend. --help NAME is a look at what has this name."""
+    parser = Parser(add_help=False, allow_abbrev=False)
+    for name in ("resume", "model", *AXES):
+        parser.add_argument(f"--{name}")
+    parser.add_argument("--help", "-h", nargs="?", const="")
+    found = vars(parser.parse_known_args(argv)[0])
+    chosen = {name: value for name, value in found.items() if value is not None}
+    if asked := chosen.get("help"):
+        axes = [axis for axis, choices in AXES.items() if asked in choices]
+        if not axes:
+            raise Unknown(f"--help {asked}: there is no task, weighting or advantage {asked}")
+        chosen[axes[0]] = asked
+    return chosen
+
+
+def parse(argv: list[str], flags: dict[str, Any], saved: dict[str, Any], about: str,
+          declared: type[Settings]) -> dict[str, Any]:
+    """The flags that were typed. --help prints them all and ends here."""
+    parser = Parser(description="Train a model with GRPO.", add_help=False, allow_abbrev=False,
+                    epilog=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, (default, of_flag, limits) in flags.items():
+        text = f"{limits['help']} ({saved.get(name, default)})".replace("%", "%%")
+        if of_flag is bool:
+            parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=text)
+        else:
+            parser.add_argument(f"--{name}", type=of_flag, metavar=of_flag.__name__, help=text)
+    parser.add_argument("--resume", metavar="RUN", help="continue the run in this folder from its "
+                        f"last checkpoint; {', '.join(sorted(declared.changeable))} may be changed")
+    parser.add_argument("--help", "-h", nargs="?", metavar="NAME", const="", help="this text; with "
+                        "the name of a task, a weighting or an advantage also its flags")
+    known, unknown = parser.parse_known_args(argv)
+    if unknown:
+        raise Unknown(f"unknown flag {unknown[0]}{did_you_mean(unknown[0].strip('-'), flags)} "
+                      "(--help lists them)")
+    if known.help is not None:
+        print(parser.format_help())
+        raise SystemExit(0)
+    return {name: value for name, value in vars(known).items()
+            if name in flags and value is not None}
+
+
+def read_settings(argv: list[str], declared: type[Settings] = Settings,
+                  config: dict[str, Any] = {}) -> tuple[Settings, bool]:
+    """The settings of a command line, and whether it is of a run that is resumed. `config` are
+    settings that stand above the recipe and below what was typed."""
+    argv = [re.sub("^--[a-z-]+", lambda found: "--" + found[0][2:].replace("-", "_"), word)
+            for word in argv]
+    chosen = first_look(argv)
+    if resume := chosen.get("resume"):
+        folder = Path(resume)
+        saved = read_json(folder / "config.json")
+        if "mitigation" not in saved:
+            raise UserError(f"{folder} is not the folder of a run")
+    else:
+        folder = find(chosen.get("model") or config.get("model") or declared.model)
+        saved = declared.recipe(folder, chosen) | config
+    flags, about = flags_known(declared, saved | chosen)
+    if beyond := saved.keys() - flags.keys() - declared.beside:
+        raise Unknown(f"{folder} has a setting {min(beyond)}, which is none of these: "
+                      f"{', '.join(flags)}{did_you_mean(min(beyond), flags)}")
+    typed = parse(argv, flags, saved, about, declared)
+    if resume and (wrong := typed.keys() - declared.changeable):
+        raise UserError(f"--{min(wrong)} cannot be changed in a resumed run")
+    settings = make_settings(typed, saved, flags, declared)
+    if resume:
+        settings.out = str(folder)
+    elif settings.folder.exists():
+        raise UserError(f"{settings.folder} exists already: continue it with --resume "
+                        f"{settings.folder}, or name another folder with --out")
+    return settings, bool(resume)
+
+
+def make_settings(typed: dict[str, Any], saved: dict[str, Any], flags: dict[str, Any],
+                  declared: type[Settings]) -> Settings:
+    """Settings of flags that were typed, above those on file, above the defaults."""
+    values = {}
+    for name, (default, of_flag, limits) in flags.items():
+        given = typed.get(name, saved.get(name, default))
+        values[name] = None if given is None else checked_value(name, given, of_flag, limits)
+    typed = {name: values[name] for name in typed}
+    own = {name: values.pop(name) for name in flags_of(declared)}
+    settings = declared(**own, keywords=values, typed=typed)
+    settings.refuse_useless()
+    return settings

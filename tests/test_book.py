@@ -1,0 +1,208 @@
+"""The files at the root are the whole program: what a reader reads is what runs."""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from conftest import ROOT
+
+BOOK = ("countdown_task", "qwen2_model", "grpo", "mitigations", "train", "run", "analyze")
+TINY = ["--threads", "1", "--questions", "2", "--answers", "4", "--max_new_tokens", "24",
+        "--eval_tasks", "8", "--eval_every", "2", "--checkpoint_every", "2"]
+# run a program as __main__, then print which of the project's modules it has loaded
+LOADED = """
+import runpy, sys
+from pathlib import Path
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+own = [Path(m.__file__).stem for m in list(sys.modules.values())
+       if getattr(m, "__file__", None) and Path(m.__file__).is_relative_to(Path.cwd())]
+print("LOADED", *sorted({*own, "torch._dynamo"} if "torch._dynamo" in sys.modules else own))
+"""
+
+
+def python(*words, cwd, code=0):
+    done = subprocess.run([sys.executable, *map(str, words)], cwd=cwd, capture_output=True,
+                          text=True, env={**os.environ, "PYTHONPATH": ""})
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A folder with the book and the models, and nothing else."""
+    folder = tmp_path_factory.mktemp("alone")
+    for name in BOOK:
+        shutil.copy(ROOT / f"{name}.py", folder)
+    shutil.copytree(ROOT / "models/tiny", folder / "models/tiny")
+    return folder
+
+
+def test_the_command_loads_the_book_and_neither_the_lab_nor_torchs_compiler(tmp_path):
+    said = python("-c", LOADED, "train.py", "--mitigation", "none", *TINY, "--steps", "1",
+                  "--out", tmp_path / "run", cwd=ROOT)
+    loaded = said.splitlines()[-1].split()[1:]  # beside train.py itself
+    assert loaded == ["countdown_task", "grpo", "mitigations", "qwen2_model", "run"]
+    said = python("-c", LOADED, "analyze.py", tmp_path / "run", cwd=ROOT)
+    loaded = set(said.splitlines()[-1].split()[1:])
+    assert loaded <= {*BOOK}
+
+
+def test_only_one_place_names_the_lab():
+    imports = [line for name in BOOK for line in (ROOT / f"{name}.py").read_text().splitlines()
+               if line.strip().startswith(("from lab", "import lab"))]
+    assert imports == ["    from lab.run import open_lab_run"]
+
+
+def test_alone_it_trains_analyses_and_resumes_to_the_bit(alone):
+    python("train.py", "--mitigation", "none", *TINY, "--steps", "5", "--out", "a", cwd=alone)
+    python("train.py", "--mitigation", "none", *TINY, "--steps", "3", "--out", "b", cwd=alone)
+    said = python("train.py", "--resume", "b", "--steps", "5", cwd=alone)
+    assert "continuing b after step 3" in said
+    weights = "checkpoints/step_000005/model.safetensors"
+    assert (alone / "a" / weights).read_bytes() == (alone / "b" / weights).read_bytes()
+    state = "checkpoints/step_000005/trainer/state.safetensors"
+    assert (alone / "a" / state).read_bytes() == (alone / "b" / state).read_bytes()
+    assert "is finished" in python("train.py", "--resume", "b", cwd=alone)
+    assert "Where the gradient went" in python("analyze.py", "a", cwd=alone)
+    assert (alone / "a/analysis/report.html").exists()
+
+
+@pytest.mark.parametrize("words", [["--lora", "1"], ["--advantage", "gae"],
+                                   ["--task", "examples.guess"], ["--device", "cuda"]])
+def test_without_the_lab_one_sentence_says_so(alone, words):
+    said = python("train.py", *words, cwd=alone, code=1)
+    assert said.count("\n") == 1 and said.startswith("train.py: ")
+    assert "lab/, which is not here" in said
+
+
+def test_killed_at_any_time_it_goes_on_from_its_last_checkpoint(alone):
+    """Killed while the second checkpoint is written: the first one is still there."""
+    code = ("import os, run, train; old = run.save_file\n"
+            "def save_file(state, path):\n"
+            "    old(state, path)\n"
+            "    if 'step_000004' in str(path): os._exit(9)\n"
+            "run.save_file = save_file\n"
+            f"train.main({[*TINY, '--steps', '6', '--out', 'killed']!r})")
+    python("-c", code, cwd=alone, code=9)
+    lines = (alone / "killed/metrics.jsonl").read_text().splitlines()
+    assert len(lines) == 4
+    said = python("train.py", "--resume", "killed", cwd=alone)
+    assert "continuing killed after step 2" in said
+    python("train.py", *TINY, "--steps", "6", "--out", "whole", cwd=alone)
+    for name in ("model.safetensors", "trainer/state.safetensors"):
+        one, other = (alone / run / "checkpoints/step_000006" / name for run in ("killed", "whole"))
+        assert one.read_bytes() == other.read_bytes()
+    steps = [json.loads(line)["step"] for line in
+             (alone / "killed/metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 3, 4, 5, 6]
+
+
+def test_one_process_writes_a_folder(alone):
+    first = subprocess.Popen([sys.executable, "train.py", *TINY, "--steps", "500", "--out", "busy"],
+                             cwd=alone, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    while not (alone / "busy/metrics.jsonl").exists():
+        assert first.poll() is None
+        time.sleep(0.05)
+    said = python("train.py", "--resume", "busy", cwd=alone, code=1)
+    assert "another process writes to busy" in said
+    first.send_signal(signal.SIGINT)  # Ctrl-C finishes the step, and saves
+    said = first.communicate()[0].decode()
+    assert first.returncode == 130 and "--resume busy goes on from step_" in said
+
+
+def test_a_record_with_a_hole_or_without_its_checkpoints_is_refused(alone):
+    python("train.py", *TINY, "--steps", "4", "--out", "hole", cwd=alone)
+    log = alone / "hole/metrics.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(lines[:1] + lines[2:]))
+    said = python("train.py", "--resume", "hole", "--steps", "5", cwd=alone, code=1)
+    assert "does not have all of the 4 steps" in said
+    log.write_text("".join(lines))
+    shutil.rmtree(alone / "hole/checkpoints")
+    said = python("train.py", "--resume", "hole", "--steps", "5", cwd=alone, code=1)
+    assert "4 steps on record, and no checkpoint" in said
+    assert log.read_text() == "".join(lines)
+
+
+WRONG = {  # what is typed, and what the one line says
+    "--mitigation": "argument --mitigation: expected one argument",
+    "--mitigation nne": "Did you mean none?",
+    "--mitigation rloo": "which is an --advantage",
+    "--advantage none": "which is an --mitigation",
+    "--lroa 3": "unknown flag --lroa",
+    "--stpes 3": "Did you mean steps?",
+    "--steps 2.5": "argument --steps: invalid int value: '2.5'",
+    "--learning_rate nan": "expected a finite float",
+    "--learning-rate 0": "should be above 0",
+    "--rescale max": "choose from mean, none",
+    "--clip_low 0.1": "need --epochs above 1",
+    "--min_number 9 --max_number 3": "--min_number 9 is above --max_number 3",
+    "--max_number 5000": "cannot spell the prompt",
+    "--max_new_tokens 5000": "the model takes 1024 tokens",
+    "--model nowhere": "there is no model folder nowhere",
+    "--resume models/tiny": "is not the folder of a run",
+    "--resume nowhere": "there is no nowhere/config.json",
+    "--mitigation none --think_discount 0.3": "unknown flag --think_discount",
+    "--seed -1": "should be at least 0",
+}
+
+
+@pytest.mark.parametrize("typed", WRONG)
+def test_a_wrong_command_ends_in_one_sentence_and_leaves_nothing(alone, typed):
+    before = {path.name for path in alone.iterdir()}
+    said = python("train.py", *typed.split(), cwd=alone, code=1)
+    assert said.startswith("train.py: ") and said.count("\n") == 1
+    assert WRONG[typed] in said
+    assert {path.name for path in alone.iterdir()} - {"__pycache__"} == before - {"__pycache__"}
+
+
+MISTAKES = {  # the body of a weighting of one's own, and what the one line says of it
+    "return rollouts.log_prob.exp()": None,
+    "return strength * rollouts.entropy + 1": None,
+    "return torch.ones(3)": "should return a tensor (B, T) =",
+    "return rollouts.reward": "should return a tensor (B, T) =",
+    "return -torch.ones_like(rollouts.log_prob)": "is negative at",
+    "return rollouts.entropy / 0": "token",
+    "return torch.arange(7)[None] / rollouts.length": "RuntimeError",
+    "pass": "got None",
+}
+
+
+@pytest.mark.parametrize("body", MISTAKES)
+def test_a_weighting_of_ones_own(alone, tmp_path, body):
+    """It becomes a choice with its flag, also without a type; a mistake is told with its place."""
+    shutil.copytree(alone, tmp_path / "own", ignore=shutil.ignore_patterns("runs", "?", "[a-z]*ed"))
+    with open(tmp_path / "own/mitigations.py", "a") as file:
+        file.write("\n\n@mitigation\ndef mine(rollouts: Rollouts, *, strength=1.0) -> Tensor:\n"
+                   f'    """My own."""\n    {body}\n')
+    command = ["train.py", "--mitigation", "mine", "--strength", "2", *TINY, "--steps", "1",
+               "--eval_every", "0", "--out", "mine"]
+    said = python(*command, cwd=tmp_path / "own", code=int(bool(MISTAKES[body])))
+    if MISTAKES[body]:
+        assert MISTAKES[body] in said and said.splitlines()[-1].startswith("train.py: mine (mitig")
+        assert "Traceback" not in said and not (tmp_path / "own/mine").exists()
+    assert "--strength" in python("train.py", "--help", "mine", cwd=tmp_path / "own")
+
+
+CLASHES = {
+    "@mitigation\ndef none(rollouts):\n    return 1": "two functions none",
+    "@mitigation\ndef mine(rollouts, *, kl: float = 1.0):\n    return 1": "a keyword kl",
+    "@mitigation\ndef mine(rollouts, *, strength):\n    return 1": "with a default"}
+
+
+@pytest.mark.parametrize("code", CLASHES)
+def test_names_that_clash(alone, tmp_path, code):
+    shutil.copytree(alone, tmp_path / "own", ignore=shutil.ignore_patterns("runs", "?", "[a-z]*ed"))
+    with open(tmp_path / "own/mitigations.py", "a") as file:
+        file.write(f"\n\n{code}\n")
+    name = "none" if "none" in code else "mine"
+    said = python("train.py", "--mitigation", name, cwd=tmp_path / "own", code=1)
+    assert CLASHES[code] in said and "Traceback" not in said
+    if name == "mine":  # it is in nobody's way
+        python("train.py", "--steps", "0", "--eval_every", "0", cwd=tmp_path / "own")
