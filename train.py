@@ -93,30 +93,35 @@ def means_of(rollouts: Rollouts) -> Metrics:
 
 
 def evaluate(run: Run, step: int) -> None:
-    """Answer every held-out problem, first with a sampled answer, then with a greedy one. The
-    random numbers of a problem follow from its index, so they are the same at every step, for every
-    --seed and for every size of a batch."""
+    """Answer every held-out problem, first with a sampled answer, then with a greedy one."""
+    for mode in ("sampled", "greedy"):
+        begin = time.perf_counter()
+        line = answer_held_out(run, step, mode)
+        run.log_evaluation(line, time.perf_counter() - begin)
+
+
+def answer_held_out(run: Run, step: int, mode: str) -> dict:
+    """The line of evaluations.jsonl. The random numbers of a problem follow from its index, so they
+    are the same at every step, for every --seed and for every size of a batch."""
     s = run.settings
     problems = run.task.held_out_problems(s.eval_tasks)
     at_a_time = s.questions * s.answers  # as in a training batch
-    for mode in ("sampled", "greedy"):
-        begin, shown = time.perf_counter(), []
-        found: dict[str, list[float]] = {"answer": [], "format": [], "length": [], "finished": []}
-        for start in range(0, len(problems), OF_ONE_SEED):
-            generator = generator_of("evaluation", start)
-            of_seed = problems[start:start + OF_ONE_SEED]
-            for first in range(0, len(of_seed), at_a_time):
-                part = run.ask(of_seed[first:first + at_a_time], 1, generator, mode == "greedy")
-                known = part.scores | {"length": part.length, "finished": part.finished}
-                for name, values in found.items():
-                    values += known[name].double().tolist()
-                shown = shown or [example(run, part, row) for row in range(min(3, len(part.ids)))]
-        means = {f"{name}_mean": sum(values) / len(values) for name, values in found.items()}
-        low, high = wilson_interval(sum(found["answer"]), len(problems))
-        del found["finished"]
-        run.log_evaluation({"step": step, "mode": mode, "success": means.pop("answer_mean"),
-                            "success_low": low, "success_high": high, **means, **found,
-                            "shown": shown}, time.perf_counter() - begin)
+    found: dict[str, list[float]] = {"answer": [], "format": [], "length": [], "finished": []}
+    shown: list[dict] = []
+    for start in range(0, len(problems), OF_ONE_SEED):
+        generator = generator_of("evaluation", start)
+        of_seed = problems[start:start + OF_ONE_SEED]
+        for first in range(0, len(of_seed), at_a_time):
+            part = run.ask(of_seed[first:first + at_a_time], 1, generator, mode == "greedy")
+            known = part.scores | {"length": part.length, "finished": part.finished}
+            for name, values in found.items():
+                values += known[name].double().tolist()
+            shown = shown or [example(run, part, row) for row in range(min(3, len(part.ids)))]
+    means = {f"{name}_mean": sum(values) / len(values) for name, values in found.items()}
+    low, high = wilson_interval(sum(found["answer"]), len(problems))
+    del found["finished"]
+    return {"step": step, "mode": mode, "success": means.pop("answer_mean"), "success_low": low,
+            "success_high": high, **means, **found, "shown": shown}
 
 
 def example(run: Run, rollouts: Rollouts, row: int) -> dict:

@@ -43,9 +43,11 @@ in both. What it adds: a second model in memory. Like GRPO it has no credit for 
 import argparse
 import json
 import random
+import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 PROJECT = Path(__file__).resolve().parent.parent
@@ -60,17 +62,19 @@ from lab.countdown import Problem, held_out
 from lab.engine.errors import UserError, parse_object
 from lab.engine.extra_forward import with_facts
 from lab.engine.forward import response_log_probs
+from lab.engine.model import Qwen2
+from lab.engine.model_folder import write_model_folder
 from lab.engine.policy import Policy, derived_seed, stop_ids
 from lab.engine.rollouts import Rollouts
 from lab.engine.tokens import encode, encode_prompt
-from examples.loop import save, success
 from examples.one_step import MAX_GRAD_NORM
 from lab.harness.build import initial_model, load_policy
 from lab.harness.step_lines import batch_metrics
-from lab.harness.record import (RunFolder, credit_path, make_run, provenance, read_given,
-                                replace_text, write_credit)
+from lab.harness.record import (RunFolder, credit_path, make_run, provenance, read_given, replace_text,
+                            write_credit)
+from lab.harness.run import COPIED_FILES
 from lab.harness.settings import MODES, Settings, make_settings
-from lab.loop import answer_held_out
+from train import answer_held_out
 
 STEPS, PROBLEMS, ANSWERS = 30, 16, 8
 HELD_OUT = 500  # problems that are never trained on
@@ -192,13 +196,23 @@ def best_and_worst(batch: Rollouts) -> Tensor:
     return torch.tensor(pairs, dtype=torch.long).view(-1, 2)
 
 
+def save(model: Qwen2, folder: Path, made_from: Path) -> None:
+    """Write a folder that this project and `transformers` can open."""
+    write_model_folder(model, folder)
+    for name in COPIED_FILES:
+        if (made_from / name).exists():
+            shutil.copyfile(made_from / name, folder / name)
+
+
 def evaluate(policy: Policy, s: Settings, folder: RunFolder, step: int) -> None:
     """Answer the held-out problems as train.py does, and record and print the success."""
+    asked = SimpleNamespace(settings=s, task=policy.task, ask=policy.ask)  # what it needs of a run
     for mode in MODES:
-        line = answer_held_out(policy, s, step, mode)
+        line = answer_held_out(asked, step, mode)
         folder.append("evaluations.jsonl", line)
-        right = torch.tensor(line["answer"])
-        print(f"step {step}, {mode} answers: {success(right)}", flush=True)
+        print(f"step {step}, {mode} answers: {line['success']:.1%} of {len(line['answer'])} held-out "
+              f"problems (95% interval {line['success_low']:.1%} to {line['success_high']:.1%})",
+              flush=True)
 
 
 def read_pair(line: str, where: str, policy: Policy) -> Pair:

@@ -50,7 +50,7 @@ from lab.harness.build import Parts, build
 from lab.harness.screen import python_command
 from lab.harness.settings import Settings, make_settings
 from lab.credit.weightings import rescaled_weight
-from lab.loop import with_advantage
+from lab.credit.weightings import with_advantage
 
 
 class Game(NamedTuple):

@@ -43,7 +43,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from lab.countdown import TAGS, Problem
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, make
 from lab.engine.model_folder import write_model_folder
-import mitigations  # noqa: F401  fills the lists of choices
+import lab.credit.weightings  # noqa: F401  fills the lists of choices
 from grpo import grpo
 from lab.harness.build import load_policy
 from lab.engine.model import ModelConfig, Qwen2

@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file
 
 import lab.engine.update as grpo
-import lab.loop as train
+import lab.run as train
 from conftest import OWN, ROOT, project_files
 from lab.engine.errors import UserError
 from lab.harness import run as harness_run
@@ -37,7 +37,7 @@ def run(*argv, expect=0):
     out, errors, code = io.StringIO(), io.StringIO(), 0
     with redirect_stdout(out), redirect_stderr(errors):
         try:
-            train.main(list(map(str, argv)))
+            train.train_beyond(list(map(str, argv)))
         except UserError as error:
             code = 1
             errors.write(f"train.py: {error}")
@@ -47,7 +47,7 @@ def run(*argv, expect=0):
 
 def train_here(runs, run):
     """In the place of Runs.start: in this process, which has imported PyTorch."""
-    train.main(run.command[1:])
+    train.train_beyond(run.command[1:])
     runs.running.append((run, SimpleNamespace(poll=lambda: 0)))
 
 

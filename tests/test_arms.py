@@ -4,7 +4,7 @@ import shutil
 import numpy as np
 import pytest
 
-import lab.loop as train
+import lab.run as train
 from lab.harness.read_record import read_columns
 from runs import SHORT, assert_same_run, lines
 
@@ -32,10 +32,10 @@ REPORTED = {"critic": "explained_variance", "epochs": "clipped_share", "lambda":
 def test_stopped_and_resumed_is_as_if_never_stopped(arm, tmp_path):
     """Going on after the first step's checkpoint; state of critics and weightings included."""
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
-    train.main([*SHORT, "--steps", "2", *ARMS[arm].split(), "--out", str(whole)])
+    train.train_beyond([*SHORT, "--steps", "2", *ARMS[arm].split(), "--out", str(whole)])
     shutil.copytree(whole, stopped)
     shutil.rmtree(stopped / "checkpoints/step_000002")  # as if stopped while it was written
-    train.main(["--resume", str(stopped)])
+    train.train_beyond(["--resume", str(stopped)])
     assert (stopped / "checkpoints/step_000002").exists()
     assert_same_run(whole, stopped)
     metrics = lines(whole / "metrics.jsonl")
@@ -47,7 +47,7 @@ def test_stopped_and_resumed_is_as_if_never_stopped(arm, tmp_path):
 
 def one_step(folder, *flags):
     """The credit columns and the metrics of a run of one step."""
-    train.main([*SHORT, *flags, "--steps", "1", "--out", str(folder / "x")])
+    train.train_beyond([*SHORT, *flags, "--steps", "1", "--out", str(folder / "x")])
     [metrics] = lines(folder / "x/metrics.jsonl")
     return read_columns(folder / "x", 1), metrics
 

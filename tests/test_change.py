@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-import lab.loop as train
+import lab.run as train
 from conftest import copied, hand_made
 from lab.engine.update import update_with_change
 from lab.harness.read_record import read_columns

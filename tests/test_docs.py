@@ -24,9 +24,9 @@ from runs import SHORT, block, blocks, copy_project, printed_by, program
 
 TRAIN = """
 import json, sys
-import lab.loop as train
+import lab.run as train
 for flags in json.loads(sys.argv[1]):
-    train.main(flags)
+    train.train_beyond(flags)
 """
 RUNS = {"task": ["--task", "my_task"],
         "advantage": ["--advantage", "my_credit", "--process", "0.25", "--seed", "1"],

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import lab.loop as train
+import lab.run as train
 from conftest import write_lines
 from lab.engine.tokens import load_tokenizer
 from lab.harness import run as start
@@ -185,11 +185,11 @@ def test_a_run_that_was_stopped_once_leaves_its_model_and_nothing_to_go_back_to(
     after_credit_of(step, monkeypatch, lambda: os.kill(os.getpid(), signal.SIGINT))
     if step < 2:
         with pytest.raises(SystemExit):
-            train.main([*map(str, ["--model", learner, "--out", folder, *flags])])
+            train.train_beyond([*map(str, ["--model", learner, "--out", folder, *flags])])
         assert (folder / f"checkpoints/step_{step:06d}/trainer").exists()
         run("--resume", folder)
     else:
-        train.main([*map(str, ["--model", learner, "--out", folder, *flags])])
+        train.train_beyond([*map(str, ["--model", learner, "--out", folder, *flags])])
     assert (folder / "checkpoints/step_000002/model.safetensors").exists()
     assert not list(folder.glob("checkpoints/*/trainer"))
     before = everything(folder)

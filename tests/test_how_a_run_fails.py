@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import lab.engine.update as grpo
-import lab.loop as train
+import lab.run as train
 from conftest import ROOT
 from lab.harness.step_lines import METRICS
 from lab.tools.helpers.diagnosis import CHECKS

@@ -181,9 +181,9 @@ def forget():  # the next one begins without them
 import lab.engine.update as grpo
 show()
 forget()
-import lab.loop as train
+import lab.run as train
 for flags in steps:
-    train.main(flags)
+    train.train_beyond(flags)
     show()
 forget()
 import lab.analysis.program as analyze

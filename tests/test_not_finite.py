@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import lab.loop as train
+import lab.run as train
 from lab.credit.critic import Trained
 from lab.engine.methods import ADVANTAGES, MITIGATIONS
 from lab.engine.optimizer import AdamW

@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import lab.loop as train
+import lab.run as train
 from conftest import hand_made, refusal, spoken
 from lab.engine.policy import derived_seed, sample_answers
 from lab.engine.sampler import begin
@@ -132,7 +132,7 @@ def test_ctrl_c_ends_well_and_the_run_goes_on(whole, learner, tmp_path, monkeypa
     folder = tmp_path / "my run"
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
         after_credit_of(1, patch, lambda: os.kill(os.getpid(), signal.SIGINT))
-        train.main(["--model", str(learner), "--out", str(folder), *WHOLE])
+        train.train_beyond(["--model", str(learner), "--out", str(folder), *WHOLE])
     printed = capfd.readouterr().out
     assert ended.value.code == 130 and "stopping after this step (Ctrl-C again" in printed
     assert (folder / "checkpoints/step_000001/trainer/state.safetensors").exists()
@@ -167,12 +167,12 @@ def test_a_loop_can_be_started_again(learner, tmp_path, monkeypatch):
              "--continue"]
     with pytest.raises(SystemExit), monkeypatch.context() as patch:
         patch.setattr(StopRequest, "requested", True)  # Ctrl-C in the first step
-        train.main(flags)
+        train.train_beyond(flags)
     assert len(lines(folder / "metrics.jsonl")) == 1
-    train.main(flags)
+    train.train_beyond(flags)
     whole = (folder / "metrics.jsonl").read_text()
     assert len(whole.splitlines()) == 3
-    train.main(flags)
+    train.train_beyond(flags)
     assert (folder / "metrics.jsonl").read_text() == whole
     (tmp_path / "notes").mkdir()
     on = f"continue it with --resume {shlex.quote(str(folder))}"

@@ -14,6 +14,7 @@ from lab.engine.policy import Policy, RunSettings
 from lab.engine.rollouts import Rollouts
 from lab.engine.update import rescaling
 from lab.harness.flags import NotNegative, Positive
+from run import generator_of
 
 
 @mitigation(rescaled=False)
@@ -104,6 +105,14 @@ def advantage_of(chosen: Method, s: RunSettings, rollouts: Rollouts, policy: Pol
     if s.placebo.startswith("advantages"):
         values = shuffled(values, rollouts, s.placebo, s.advantage in WHOLE_ANSWERS)
     return values
+
+
+def with_advantage(rollouts: Rollouts, advantage_method: Method, policy: Policy, s: RunSettings,
+                   step: int) -> Rollouts:
+    """The batch of a step with its advantage, as the training loop makes it."""
+    rollouts = replace(rollouts, step=step, generator=generator_of("credit", s.seed, step),
+                       forward=policy.extra_forward())
+    return replace(rollouts, advantage=advantage_of(advantage_method, s, rollouts, policy))
 
 
 def drop_unfinished(rollouts: Rollouts) -> Rollouts:

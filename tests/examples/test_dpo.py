@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import lab.analysis.program as analyze
-import lab.loop as train
+import lab.run as train
 from conftest import ROOT, SPOKEN, copied, gradients, hand_made, refusal
 from lab.countdown import Problem, held_out
 from lab.engine.model_folder import read_model_folder
@@ -260,7 +260,7 @@ def runs_of_dpo(tmp_path_factory):
         if name in ("model", "steps", "questions", "answers", "eval_tasks", "max_new_tokens",
                     "eval_every", "checkpoint_every", "change_every", "out"):
             typed += [f"--{name}", str(value)]
-    train.main(typed)
+    train.train_beyond(typed)
     return SimpleNamespace(own=own, given=given, plain=plain, trained=trained)
 
 
@@ -308,7 +308,7 @@ def test_its_model_is_an_ordinary_one_and_its_run_is_not_resumed(runs_of_dpo, tm
         assert torch.equal(tensor, runs_of_dpo.trained.model.state_dict()[name])
     said = refusal(train.main, ["--resume", str(runs_of_dpo.own)])
     assert "examples/dpo.py wrote it" in said
-    train.main(["--model", str(folder), "--steps", "0", "--eval_tasks", "2",
+    train.train_beyond(["--model", str(folder), "--steps", "0", "--eval_tasks", "2",
                 "--out", str(tmp_path / "next")])
 
 

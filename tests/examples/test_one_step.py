@@ -3,7 +3,7 @@ import re
 
 import numpy as np
 
-import lab.loop as train
+import lab.run as train
 from conftest import ROOT
 from examples.one_step import SHOWN_TOKENS, one_step
 from lab.harness.read_record import read_columns
@@ -22,7 +22,7 @@ def table_of(printed):
 def test_a_step_is_the_first_one_of_training_gradient_for_gradient(tmp_path, monkeypatch, capsys):
     """Before it is limited. So are the log-probs of the answers before the step and after it."""
     seen = gradients_of_steps(monkeypatch)
-    train.main(["--questions", "1", "--answers", "16", "--steps", "1", "--eval_every", "0",
+    train.train_beyond(["--questions", "1", "--answers", "16", "--steps", "1", "--eval_every", "0",
                 "--change_every", "1", "--out", str(tmp_path / "run")])
     capsys.readouterr()
     one_step(TINY)

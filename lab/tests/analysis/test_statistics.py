@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from lab.analysis.statistics import (Estimate, detectable, estimate, holm, jackknife, mean_over,
-                                     paired_difference, ratio, student_quantile, two_sided_p,
-                                     verdicts, within)
-from lab.harness.step_lines import wilson_interval
+                                 paired_difference, ratio, student_quantile, two_sided_p, verdicts,
+                                 within)
+from train import wilson_interval
 from properties import draw, given
 
 

@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-import lab.loop as train
+import lab.run as train
 from lab.engine.methods import CLIP_KINDS
 from grpo import policy_loss
 from runs import SHORT
@@ -41,7 +41,7 @@ def test_a_run_takes_the_loss_of_its_clip_kind(monkeypatch, tmp_path):
         return policy_loss(*given)
 
     monkeypatch.setitem(CLIP_KINDS.data, "gspo", noted)
-    train.main([*SHORT, "--steps", "1", "--epochs", "3", "--clip_kind", "gspo", "--clip_low", "0.1",
+    train.train_beyond([*SHORT, "--steps", "1", "--epochs", "3", "--clip_kind", "gspo", "--clip_low", "0.1",
                 "--change_every", "0", "--out", str(tmp_path / "x")])
     assert len(bounds) == 3 and set(bounds) == {(0.1, 0.28)}
 

@@ -10,7 +10,7 @@ import torch
 from conftest import INSTALL, ROOT, hand_made, refusal
 
 import mitigations  # noqa: F401  fills the choices
-import lab.loop as train
+import lab.run as train
 from lab.analysis.token_table import read_step
 from lab.credit.critic import generalised_advantage
 from lab.credit.monte_carlo import prefix_values
@@ -329,5 +329,5 @@ def test_stopped_and_resumed_is_as_if_never_stopped(tmp_path, flags):
     run("--model", GUESSER, "--steps", 2, *short, *flags.split(), "--out", whole)
     shutil.copytree(whole, stopped)
     shutil.rmtree(stopped / "checkpoints/step_000002")
-    train.main(["--resume", str(stopped)])
+    train.train_beyond(["--resume", str(stopped)])
     assert_same_run(whole, stopped)

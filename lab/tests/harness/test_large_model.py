@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import ROOT, refusal
 
-import lab.loop as train
+import lab.run as train
 from lab.engine.policy import encode_prompts
 from lab.harness import build, cost, memory
 from lab.harness.build import load_policy
@@ -165,7 +165,7 @@ def test_memory_is_kept_and_goes_back_when_it_has_grown(monkeypatch, tmp_path, c
     monkeypatch.setattr("qwen2_model.Qwen2.is_large", is_large)
     monkeypatch.setattr(memory, "call_glibc", lambda name, *_: found.append(name))
     flags = SETTINGS | {"steps": 2, "dtype": dtype, "out": tmp_path / "run"}
-    train.main([word for name, value in flags.items() for word in (f"--{name}", str(value))])
+    train.train_beyond([word for name, value in flags.items() for word in (f"--{name}", str(value))])
     assert found == called
     assert ("a step will take at least" in capsys.readouterr().out) == is_large
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import lab.loop as train
+import lab.run as train
 from lab.engine.lora import ThriftyMLP
 from lab.engine.model_folder import read_model_folder
 from lab.harness.build import load_policy

@@ -193,7 +193,7 @@ BEFORE_TORCH = """
 import os, sys
 sys.modules["torch"] = None  # to import it is an error
 try:
-    import lab.loop as train
+    import lab.run as train
 except ImportError:
     print(*map(os.environ.get, sys.argv[1:]))
 """

@@ -24,7 +24,7 @@ from lab.__main__ import main as research
 from runs import lines
 from lab.tools.helpers.look import look
 from lab.tools.idea import arms_of
-from lab.loop import main
+from lab.run import train_beyond as main
 
 pytestmark = pytest.mark.slow
 

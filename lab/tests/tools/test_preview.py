@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lab.tools import preview
-import lab.loop as train
+import lab.run as train
 from conftest import credit_columns, refusal, write_log
 from lab.harness.settings import make_settings
 from runs import SHORT, edit_config, everything
@@ -30,7 +30,7 @@ def test_weightings_are_seen_on_recorded_tokens_and_nothing_is_written(
 def test_what_is_seen_is_what_training_would_have_done(recorded, name, tmp_path):
     """The weights of the preview against those of a run that samples the same batch with that
     weighting. Answers that the run dropped are dropped here, too."""
-    train.main([*SHORT, "--max_new_tokens", "40", "--drop_unfinished", "--mitigation", name,
+    train.train_beyond([*SHORT, "--max_new_tokens", "40", "--drop_unfinished", "--mitigation", name,
                 "--steps", "1", "--out", str(tmp_path / "x")])
     settings = make_settings({"config": recorded / "config.json", "mitigation": name})
     rollouts, weight, _ = preview.weighed(recorded, 1, settings)
@@ -61,7 +61,7 @@ def test_a_model_that_was_not_kept_is_not_replaced_by_another(recorded, tmp_path
 
 
 def test_a_step_of_which_nothing_was_finished(tmp_path, capsys):
-    train.main([*SHORT, "--drop_unfinished", "--steps", "1", "--max_new_tokens", "5",
+    train.train_beyond([*SHORT, "--drop_unfinished", "--steps", "1", "--max_new_tokens", "5",
                 "--out", str(tmp_path / "x")])
     preview.main([str(tmp_path / "x")])
     assert "40 tokens" in capsys.readouterr().out

@@ -3,7 +3,7 @@ import pytest
 from conftest import ROOT, refusal
 
 import lab.analysis.program as analyze
-import lab.loop as train
+import lab.run as train
 from lab.analysis.answers import answer_of
 from lab.analysis.run_folders import read_run
 from lab.analysis.token_table import read_step
@@ -17,7 +17,7 @@ GUESSER = str(ROOT / "models/guesser")
 @pytest.fixture(scope="module")
 def played(tmp_path_factory):
     folder = tmp_path_factory.mktemp("played") / "run"
-    train.main(["--model", GUESSER, "--steps", "2", "--questions", "2", "--answers", "4",
+    train.train_beyond(["--model", GUESSER, "--steps", "2", "--questions", "2", "--answers", "4",
                 "--eval_every", "0", "--checkpoint_every", "1", "--out", str(folder)])
     return folder
 

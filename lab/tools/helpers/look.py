@@ -21,7 +21,7 @@ from lab.harness.cost import about_cost
 from lab.harness.screen import say, show_status
 from lab.harness.settings import Settings
 from lab.credit.weightings import rescaled_weight
-from lab.loop import drop_unfinished, with_advantage
+from lab.credit.weightings import drop_unfinished, with_advantage
 
 BATCHES, TENTH = 4, 0.1
 ROUNDING = 1e-5  # weights that differ by no more than this share are equal
