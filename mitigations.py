@@ -41,7 +41,8 @@ import torch
 from torch import Tensor
 
 from countdown_task import NUMBER, OPERATOR, THINK, WORD
-from grpo import Method, Metrics, Rollouts, add_choice, gradient_size
+from grpo import (Method, Metrics, Rollouts, add_choice, advantage,  # noqa: F401  advantage is for
+                  gradient_size)                                     # an idea with a sign
 from qwen2_model import UserError
 
 # types of the keywords: the number and its limits

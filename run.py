@@ -149,6 +149,8 @@ class Run:
         torch.set_num_threads(s.threads or min(torch.get_num_threads(), max(
             1, self.model.config.hidden_size // 64)))
         self.look_at_prompts()
+        if self.is_finished:
+            say(f"{self.folder} is finished: a larger --steps continues it")
         if checkpoint:
             self.put_back(load_file(checkpoint / "trainer" / "state.safetensors"))
 
@@ -558,6 +560,8 @@ def flags_known(declared: type[Settings], chosen: dict[str, Any]) -> tuple[dict,
                               f"{', '.join(choices)}{did_you_mean(name, choices)}")
             unknown.axis, unknown.name = axis, name
             raise unknown
+        if inspect.isclass(choices[name]) and choices[name] is not Task:
+            raise Unknown(f"{name} is a class, as methods with a state are")
         if name in TWICE:
             raise UserError(f"there are two functions {name} for --{axis}: one needs another name")
         own = flags_of(choices[name])
@@ -606,7 +610,7 @@ def parse(argv: list[str], flags: dict[str, Any], saved: dict[str, Any], about: 
         raise Unknown(f"unknown flag {unknown[0]}{did_you_mean(unknown[0].strip('-'), flags)} "
                       "(--help lists them)")
     if known.help is not None:
-        print(parser.format_help())
+        say(parser.format_help())
         raise SystemExit(0)
     return {name: value for name, value in vars(known).items()
             if name in flags and value is not None}

@@ -36,7 +36,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # new memory for tensors in 
 
 from grpo import Metrics, Rollouts
 from qwen2_model import UserError
-from run import HERE, Clock, Run, Unknown, generator_of, read_settings, say
+from run import HERE, Clock, Run, Unknown, generator_of, read_settings
 
 OF_ONE_SEED = 256  # held-out problems, one after the other, whose random numbers have one seed
 
@@ -116,7 +116,8 @@ def answer_held_out(run: Run, step: int, mode: str) -> dict:
             known = part.scores | {"length": part.length, "finished": part.finished}
             for name, values in found.items():
                 values += known[name].double().tolist()
-            shown = shown or [example(run, part, row) for row in range(min(3, len(part.ids)))]
+            rows = range(min(3 - len(shown), len(part.ids)))
+            shown += [example(run, part, row) for row in rows]
     means = {f"{name}_mean": sum(values) / len(values) for name, values in found.items()}
     low, high = wilson_interval(sum(found["answer"]), len(problems))
     del found["finished"]
@@ -145,7 +146,7 @@ def carry_out(run: Run) -> None:
     failed = True
     try:
         if run.is_finished:
-            return say(f"{run.folder.name} is finished: a larger --steps continues it")
+            return
         run.begin()
         train(run)
         run.end()

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo import policy_loss
+from lab.engine.update import ppo as policy_loss
 
 WIDTH = 88
 LARGEST_TABLE = 8  # tokens

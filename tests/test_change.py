@@ -89,13 +89,6 @@ def test_a_step_that_does_nothing_changes_nothing(small_model, rollouts):
     assert metrics["skipped"] and columns["change"].shape == rollouts.mask.shape
 
 
-@pytest.mark.parametrize("every, steps, measured", [
-    (2, 6, [1, 3, 5, 6]), (10, 6, [1, 6]), (1, 3, [1, 2, 3]), (0, 3, [])])
-def test_the_first_step_every_so_many_and_the_last(every, steps, measured):
-    s = SimpleNamespace(change_every=every, steps=steps)
-    assert [n for n in range(1, steps + 1) if train.is_change_measured(s, n)] == measured
-
-
 def test_a_run_is_the_same_with_and_without(learner, tmp_path):
     """The credit file has one more column when it is due, and no other number differs."""
     folders = [tmp_path / name for name in ("with", "without")]

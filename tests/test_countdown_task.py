@@ -306,7 +306,7 @@ def test_the_search_ends_when_nothing_new_was_drawn_for_long(monkeypatch):
     draw, and after five more draws nobody looks further."""
     A, B, C, D = (Problem((1, 1, number), 3) for number in range(4))
     draws = iter([A, A, B, A, A, C, D, *[A, B, C, D, A]])
-    monkeypatch.setattr("countdown_task.MOST_KNOWN", 5)
+    monkeypatch.setattr("lab.countdown.MOST_KNOWN", 5)
     monkeypatch.setattr(Task, "make_problem", lambda *_: next(draws))
     task = Task(prompt="short", numbers="3")
     assert task.held_out_problems(10 ** 9) == [A, B, C, D] and next(draws, None) is None

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-import lab.credit.weightings as mitigations
+import mitigations
 
 from conftest import ROOT, project_files
 from lab.countdown import Problem, Task, evaluates_to, read_problems

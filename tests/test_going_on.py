@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 import lab.run as train
+from lab.harness import run as harness_run
 from conftest import write_lines
 from lab.engine.tokens import load_tokenizer
 from lab.harness import run as start
@@ -87,13 +88,13 @@ def test_what_a_run_is_cannot_be_changed(stopped):
 
 def test_more_steps_change_the_rates_of_those_that_are_made(learner, tmp_path, monkeypatch):
     """Of 4 steps the rates are 4/5, 3/5, ... of the whole; of 6 steps the last two are 2/7, 1/7."""
-    rates, update = [], train.update
+    rates, update = [], harness_run.update
 
     def update_and_note(model, optimizer, *others):
         rates.append(optimizer.learning_rate / 1e-3)
         return update(model, optimizer, *others)
 
-    monkeypatch.setattr(train, "update", update_and_note)
+    monkeypatch.setattr("lab.harness.run.update", update_and_note)
     run("--model", learner, "--out", tmp_path / "x", "--steps", 4, "--decay", "linear",
         "--change_every", 0, "--eval_every", 0)
     said = run("--resume", tmp_path / "x", "--steps", 6).stdout
@@ -129,7 +130,7 @@ def test_killed_before_its_only_checkpoint_a_run_is_not_finished(
     """All steps and evaluations are on record then: nothing else says that something is missing."""
     folder = tmp_path / "x"
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(Run, "save_checkpoint", interrupt)
+        patch.setattr(Run, "save", interrupt)
         run("--model", learner, "--out", folder, *WHOLE, "--steps", 2,
             "--checkpoint_every", 2)
     assert "starting again at step 1" in run("--resume", folder).stdout

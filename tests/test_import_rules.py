@@ -1,20 +1,17 @@
-"""The import rules: which files are at the top level, which package may import which, how many
-files a program loads, and what no line may contain.
-
-They are read from the source with `ast`, including imports inside functions. Only the counts of
-loaded files run a program.
+"""Which file may import which, and what no line may contain, read from the source with `ast`,
+including imports inside functions. What the program loads when it runs is counted in test_book.py.
 """
 import ast
-import json
-import subprocess
 import sys
 from functools import cache
 from graphlib import TopologicalSorter
 
 import pytest
-from conftest import LISTED, ROOT, project_files
+from conftest import ROOT, project_files
 
-SIX = {"countdown_task", "qwen2_model", "grpo", "mitigations", "train", "analyze"}
+# the book: each file imports only those before it
+BOOK = ("countdown_task", "qwen2_model", "grpo", "mitigations", "run", "train")
+ROOTS = {*BOOK, "analyze"}
 OWN_PACKAGES = ("lab", "examples")
 UNPICKLERS = {"pickle", "marshal", "shelve", "dill", "joblib"}
 INSTALLED = {"torch", "safetensors", "tokenizers", "numpy", "matplotlib"}
@@ -25,104 +22,21 @@ DOORS = {  # files that talk to other tools, and what only they may import
     "lab.harness.chat_template": {"jinja2"},  # torch requires it
     "lab.harness.track": {"trackio", "wandb"}}
 
-# Room, package or file -> what it may import; a name means itself and everything within it.
-ROOMS = ["lab.engine", "lab.harness", "lab.credit", "lab.analysis"]
-MAY_IMPORT = {
-    "lab.engine": ["qwen2_model", "lab.engine"],
-    "lab.harness": ["qwen2_model", "lab.engine", "lab.harness"],
-    "lab.credit": ["lab.engine", "lab.harness", "qwen2_model", "grpo", "lab.credit"],
-    "lab.analysis": ["lab.engine", "lab.harness", "grpo", "lab.analysis"],
-    "countdown_task": ["lab.engine.errors", "lab.engine.tokens", "lab.harness.flags",
-                       "lab.harness.record.read_given",
-                       "lab.harness.solved_problems.solved_turns"],  # only with --examples
-    "qwen2_model": [],
-    "grpo": ["lab.engine", "qwen2_model"],
-    "mitigations": ["lab.engine", "lab.harness", "grpo"],
-    "train": [*SIX, *ROOMS],
-    "analyze": ["lab.analysis", "lab.engine", "lab.harness", "grpo", "mitigations",
-                "lab.tools.helpers.diagnosis",  # for its line about mistakes
-                "lab.tools.helpers.log"],
-    "lab.tools": [*SIX, *ROOMS, "lab.tools", "examples.guess"],  # guesser makes the game's model
-    "lab": [*SIX, "lab"],
-    "examples": [*SIX, "lab.engine", "lab.harness.flags", "lab.harness.record.read_given",
-                 "lab.harness.chat_template",  # for question_answer.py
-                 "examples.one_step", "examples.sampler", "examples.check_the_loss",
-                 # for dpo.py, which leaves a run
-                 "lab.analysis.statistics.student_quantile", "examples.histories",
-                 "examples.guess.Task",
-                 "examples.loop", "lab.harness.build", "lab.harness.step_lines",
-                 "lab.harness.record", "lab.harness.screen.python_command", "lab.harness.settings"],
-}
-
-
-def sources():
-    """Every .py of the program, the tests aside."""
-    paths = [ROOT / f"{name}.py" for name in SIX]
-    for package in OWN_PACKAGES:
-        paths += [path for path in project_files(f"{package}/**/*.py")
-                  if (ROOT / package / "tests") not in path.parents]
-    return sorted(paths)
-
 
 def module_name(path):
     parts = path.relative_to(ROOT).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-MODULES = {module_name(path): path for path in sources()}
-NAMES = sorted(MODULES)
-
-
-ADDED = "# a user's"  # in the place of each line that a user has added
-PARTS = {"tokens_until", "rescaled_weight", "shuffled"}  # beside methods
-
-
-@cache
-def lines_in(name):
-    """The lines of a file, the project's own: a user's break no rule."""
-    text = MODULES[name].read_text(encoding="utf-8")
-    lines = text.splitlines()
-    for node in ast.parse(text).body if name in SIX else ():
-        if is_added(node, anywhere=name == "mitigations"):
-            first = min([node.lineno, *(mark.lineno for mark in marks_of(node))])
-            lines[first - 1:node.end_lineno] = [ADDED] * (node.end_lineno - first + 1)
-    return lines
-
-
-def marks_of(node):
-    return getattr(node, "decorator_list", [])
-
-
-def is_added(node, anywhere):
-    """Whether a user has added it: a method, and in mitigations.py all else that is no part of it,
-    an import of a file or a package of theirs among it."""
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        package = (getattr(node, "module", None) or node.names[0].name).split(".")[0]
-        return anywhere and not (is_own(package) or package in INSTALLED | sys.stdlib_module_names)
-    is_method = any(ast.unparse(mark).partition("(")[0] in ("mitigation", "advantage")
-                    for mark in marks_of(node))
-    target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-    named = getattr(node, "name", target and ast.unparse(target))
-    return bool(named and (is_method or anywhere) and named not in LISTED | PARTS)
+MODULES = {name: ROOT / f"{name}.py" for name in ROOTS} | {
+    module_name(path): path for package in OWN_PACKAGES
+    for path in project_files(f"{package}/**/*.py")
+    if (ROOT / package / "tests") not in path.parents}
 
 
 @cache
 def tree_of(name):
-    return ast.parse("\n".join(lines_in(name)), str(MODULES[name]))
-
-
-@pytest.mark.parametrize("code, elsewhere, in_mitigations", [
-    ("def helper(): pass", False, True), ("WORDS = {1}", False, True),
-    ("from my_helpers import f", False, True), ("import numpy", False, False),
-    ("def shuffled(): pass", False, False), ("@mitigation\ndef none(): pass", False, False),
-    ("@advantage(whole_answers=True)\ndef mine(): pass", True, True)])
-def test_what_a_user_adds_is_told_apart(code, elsewhere, in_mitigations):
-    [node] = ast.parse(code).body
-    assert [is_added(node, anywhere) for anywhere in (False, True)] == [elsewhere, in_mitigations]
-
-
-def is_own(name):
-    return name.split(".")[0] in SIX | {*OWN_PACKAGES}
+    return ast.parse(MODULES[name].read_text(encoding="utf-8"), str(MODULES[name]))
 
 
 @cache
@@ -133,8 +47,8 @@ def imports(name):
         if isinstance(node, ast.Import):
             taken += [(alias.name, node.lineno) for alias in node.names]
         if isinstance(node, ast.ImportFrom):
-            module = absolute(name, node)
-            taken += [(f"{module}.{alias.name}", node.lineno) for alias in node.names]
+            taken += [(f"{absolute(name, node)}.{alias.name}", node.lineno)
+                      for alias in node.names]
     return taken
 
 
@@ -142,10 +56,13 @@ def absolute(name, node):
     """The module of `from ... import`, the dots of a relative one resolved."""
     if not node.level:
         return node.module
-    is_package = MODULES[name].name == "__init__.py"
     parts = name.split(".")
-    above = parts[:len(parts) - node.level + is_package]
+    above = parts[:len(parts) - node.level + (MODULES[name].name == "__init__.py")]
     return ".".join([*above, *filter(None, [node.module])])
+
+
+def is_own(name):
+    return name.split(".")[0] in ROOTS | {*OWN_PACKAGES}
 
 
 def module_of(what):
@@ -156,115 +73,51 @@ def module_of(what):
     return ".".join(parts)
 
 
-def lies_in(what, places):
-    return any(what == place or what.startswith(f"{place}.") for place in places)
-
-
 def where(name, line):
     return f"{MODULES[name].relative_to(ROOT)}:{line}"
 
 
-# The files of the project that are loaded: by an import, and at the end of the card's command.
-CEILINGS = {"grpo": 16, "analyze": 37}
-AT_THE_END = 29
-LOADED = """
-import json, sys
-own, steps = map(json.loads, sys.argv[1:])
-
-def show():
-    print(json.dumps(list(sys.modules)))
-
-def forget():  # the next one begins without them
-    for name in sys.modules.keys() & set(own):
-        del sys.modules[name]
-
-import lab.engine.update as grpo
-show()
-forget()
-import lab.run as train
-for flags in steps:
-    train.train_beyond(flags)
-    show()
-forget()
-import lab.analysis.program as analyze
-show()
-"""
-STEP = ["--steps", "1", "--questions", "2", "--answers", "2", "--max_new_tokens", "8",
-        "--eval_tasks", "2"]
+def wrong_imports(is_wrong):
+    return [f"{where(name, line)} imports {what}" for name in sorted(MODULES)
+            for what, line in imports(name) if is_wrong(name, what)]
 
 
-def loaded_by(steps):
-    """The modules that a child process has loaded: after import grpo, each step, import analyze."""
-    printed = subprocess.run([sys.executable, "-c", LOADED, json.dumps(NAMES), json.dumps(steps)],
-                             cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    return [set(json.loads(line)) for line in printed.splitlines() if line.startswith("[")]
+def test_each_file_of_the_book_imports_only_those_before_it():
+    """But for the one door to the lab, at the end of train.py."""
+    def is_wrong(name, what):
+        before = ROOTS if name == "analyze" else BOOK[:BOOK.index(name)] if name in BOOK else ()
+        return name in ROOTS and is_own(what) and what.split(".")[0] not in before
+
+    found = wrong_imports(is_wrong)
+    assert len(found) == 1 and found[0].endswith("imports lab.run.main"), "\n".join(found)
 
 
-def test_what_is_loaded_does_not_grow(tmp_path):
-    """A step has its evaluations, its credit file and its checkpoint. It does not wait for the
-    compiler of torch, nor for what draws pictures: two seconds and 100 MB a start. Of methods in
-    files of their own the chosen one is loaded."""
-    steps = [[*STEP, "--out", str(tmp_path / name), *more]
-             for name, more in (("run", []), ("gae", ["--advantage", "gae"]))]
-    of_grpo, at_the_end, with_gae, of_analyze = loaded_by(steps)
-    assert (tmp_path / "run/checkpoints/step_000001/model.safetensors").exists()
-    assert {"train", "lab.harness.record", "lab.engine.optimizer"} <= at_the_end
-    assert not {"torch._dynamo", "sympy", "matplotlib"} & with_gae
-    assert [name for name in with_gae if name.startswith("lab.credit.")] == ["lab.credit.critic"]
-    for loaded, most in ((at_the_end, AT_THE_END), (of_grpo, CEILINGS["grpo"]),
-                         (of_analyze, CEILINGS["analyze"])):
-        assert len(MODULES.keys() & loaded) <= most, sorted(MODULES.keys() & loaded)
-
-
-def test_the_top_level_is_six_files():
-    """Beside them lies what a user has, tasks say: the project does without."""
-    others = {path.stem for path in project_files("*.py")} - SIX
-    wrong = [f"{where(name, line)} imports {what}" for name in NAMES for what, line in imports(name)
-             if what.split(".")[0] in others]
-    assert not wrong, "\n".join(wrong)
-
-
-def test_every_package_is_known():
-    """A new package needs its line in OWN_PACKAGES and MAY_IMPORT."""
-    assert {path.parent.name for path in project_files("*/__init__.py")} == set(OWN_PACKAGES)
-
-
-def room_of(name):
-    """The narrowest room, package or file of MAY_IMPORT in which a module lies."""
-    return max((place for place in MAY_IMPORT if lies_in(name, [place])), key=len)
-
-
-def test_every_module_imports_only_what_its_package_may():
-    wrong = []
-    for name in NAMES:
-        allowed = MAY_IMPORT[room_of(name)]
-        wrong += [f"{where(name, line)} imports {what}" for what, line in imports(name)
-                  if is_own(what) and not lies_in(what, allowed)]
-    assert not wrong, "\n".join(wrong)
+def test_the_lab_imports_an_example_only_where_it_makes_the_games_model():
+    found = wrong_imports(lambda name, what: name.startswith("lab.") and
+                          what.startswith("examples."))
+    assert {line.split(":")[0] for line in found} <= {"lab/tools/guesser.py",
+                                                      "lab/tools/preflight.py"}, found
 
 
 def test_only_the_named_packages_are_imported():
-    wrong = []
-    for name in NAMES:
-        for what, line in imports(name):
-            package = what.split(".")[0]
-            is_known = is_own(what) or package in INSTALLED or package in sys.stdlib_module_names
-            is_door = package in DOORS.get(name, ())
-            if package in UNPICKLERS or not (is_known or is_door):
-                wrong.append(f"{where(name, line)} imports {what}")
-    assert not wrong, "\n".join(wrong)
+    def is_wrong(name, what):
+        package = what.split(".")[0]
+        is_known = is_own(what) or package in INSTALLED or package in sys.stdlib_module_names
+        return package in UNPICKLERS or not (is_known or package in DOORS.get(name, ()))
+
+    assert not wrong_imports(is_wrong), "\n".join(wrong_imports(is_wrong))
 
 
 def test_no_imports_go_in_a_circle():
-    graph = {}
-    for name in NAMES:
-        graph[name] = {module_of(what) for what, _ in imports(name) if is_own(what)} - {"", name}
+    graph = {name: {module_of(what) for what, _ in imports(name) if is_own(what)} - {"", name}
+             for name in MODULES}
+    graph["train"].remove("lab.run")  # the door, which is opened inside a function
     TopologicalSorter(graph).prepare()  # raises CycleError, which names them
 
 
 def nodes(kind):
     """(module, node) of every node of this kind."""
-    return [(name, node) for name in NAMES for node in ast.walk(tree_of(name))
+    return [(name, node) for name in MODULES for node in ast.walk(tree_of(name))
             if isinstance(node, kind)]
 
 
@@ -298,4 +151,5 @@ def forbidden_call(call):
     ("np.load(f, allow_pickle=True)", True), ("model.eval()", False),
     ("torch.load(f, weights_only=True)", False), ("np.load(f, allow_pickle=False)", False)])
 def test_forbidden_calls_are_recognised(code, wrong):
-    assert bool(forbidden_call(ast.parse(code).body[0].value)) == wrong
+    [call] = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Call)]
+    assert bool(forbidden_call(call)) == wrong

@@ -237,9 +237,8 @@ def test_a_method_of_ones_own_counts_with_its_file(monkeypatch, tmp_path):
     monkeypatch.setattr(files, "METHODS_FILE", changed)
     for name, function, is_other in (
             ("by_kind", "entropy_weighted", False), ("entropy_weighted", "entropy_weighted", True),
-            ("none", "span", False), ("span", "span", True)):
-        axis = "advantage" if name == "span" else "mitigation"
-        s = make_settings({axis: name})
+            ("none", "by_kind", False)):
+        s = make_settings({"mitigation": name})
         found = []
         for version in (text, text.replace(f"def {function}", f"def {function}_2")):
             changed.write_text(version)

@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import lab.run as train
+from lab.engine.policy import Policy
 from lab.credit.critic import Trained
 from lab.engine.methods import ADVANTAGES, MITIGATIONS
 from lab.engine.optimizer import AdamW
@@ -90,13 +91,13 @@ def test_methods_that_break_something_end_the_run(start, tmp_path, monkeypatch, 
 
     monkeypatch.setitem(choices, "mine", mine)
     spread = torch.tensor([1.1, 0.1, 0.0, 0.0] * 4)
-    score = train.Policy.score
+    score = Policy.score
 
     def uneven(self, rollouts):
         rollouts = score(self, rollouts)
         rollouts.scores["reward"] = spread
         return rollouts
-    monkeypatch.setattr(train.Policy, "score", uneven)
+    monkeypatch.setattr(Policy, "score", uneven)
     assert re.search(words, start(*flags))
     assert not (tmp_path / "x/credit/step_000003.npz").exists()
     assert saved(tmp_path / "x") == ["step_000001", "step_000002"]

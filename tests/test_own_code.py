@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-import lab.credit.weightings as mitigations
+import mitigations
 from conftest import ROOT, StateIdea, hand_made, put_in, refusal
 from lab.engine.methods import checked_credit, forgotten_by, make, metrics_of, numbers_of
 from lab.harness.settings import make_settings, read_flags

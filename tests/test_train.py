@@ -19,19 +19,22 @@ import lab.run as train
 from conftest import hand_made, refusal, spoken
 from lab.engine.policy import derived_seed, sample_answers
 from lab.engine.sampler import begin
+from lab.credit.weightings import with_advantage
 from lab.engine.update import update
 from lab.harness import record
 from lab.harness import run as harness_run
 from lab.harness.run import Run
 from lab.harness.record import RunFolder
 from lab.harness.screen import StopRequest
+import train as loop
+from train import answer_held_out
 from runs import (WHOLE, after_credit_of, arrays, assert_same_run, config_of, lines,
                   run)
 
 
 def test_the_way_of_a_token_at_the_top_of_the_loop_names_functions_that_are_there():
-    found = re.findall(r"([\w/]+)\.py: ([\w., ]+)", train.__doc__)
-    assert found and len(found) == train.__doc__.count(".py:")
+    found = re.findall(r"([\w/]+)\.py: ([\w., ]+)", loop.__doc__)
+    assert found and len(found) == loop.__doc__.count(".py:")
     for file, names in found:
         module = importlib.import_module(file.replace("/", "."))
         for name in names.split(", "):
@@ -74,7 +77,7 @@ def test_the_random_numbers_of_credit_are_new_in_every_step(policy):
 
     drawn, batch = [], spoken(policy)
     for step in (1, 2, 1):
-        train.with_advantage(batch, advantage, policy, policy.settings, step)
+        with_advantage(batch, advantage, policy, policy.settings, step)
     assert drawn[0] == drawn[2] != drawn[1]
 
 
@@ -113,7 +116,7 @@ def test_killed_and_resumed_is_as_if_never_stopped(whole, learner, tmp_path, mon
     argv = ["--model", str(learner), "--out", str(folder), *WHOLE]
     with monkeypatch.context() as patch:
         after_credit_of(step, patch, lambda: os.kill(os.getpid(), signal.SIGKILL))
-        process = multiprocessing.get_context("fork").Process(target=train.main, args=[argv])
+        process = multiprocessing.get_context("fork").Process(target=train.train_beyond, args=[argv])
         process.start()
         process.join()
     assert process.exitcode == -signal.SIGKILL
@@ -205,7 +208,7 @@ def test_flags_reach_the_sampler_and_the_optimizer(learner, tmp_path, monkeypatc
     monkeypatch.setattr(
         "lab.engine.policy.sample_answers",
         lambda *args, **given: sampling.update(given) or sample_answers(*args, **given))
-    monkeypatch.setattr("grpo.update", lambda *args: updating.extend(args) or update(*args))
+    monkeypatch.setattr("lab.engine.update.update", lambda *args: updating.extend(args) or update(*args))
     run("--model", learner, "--out", tmp_path / "x", "--steps", 1, "--eval_every", 0,
         "--temperature", 0.7, "--weight_decay", 0.25, "--max_grad_norm", 0.125, "--micro_batch", 3,
         "--learning_rate", 0.5, "--checkpointing", "--checkpoint_every", 0)
@@ -242,7 +245,7 @@ def test_every_step_and_every_seed_samples_anew(learner, tmp_path, drawn):
 def test_the_random_numbers_of_an_evaluation_are_those_of_its_problems(
         learner, tmp_path, drawn, monkeypatch, seed, answers):
     """At each step, for each seed and each size of a batch, sampled and greedy."""
-    monkeypatch.setattr(train, "OF_ONE_SEED", 5)
+    monkeypatch.setattr("train.OF_ONE_SEED", 5)
     run("--model", learner, "--seed", seed, "--steps", 1, "--eval_every", 1, "--eval_tasks", 9,
         "--questions", 1, "--answers", answers, "--out", tmp_path / "x")
     wanted = []
@@ -263,17 +266,17 @@ def test_what_is_kept_of_a_few_answers_to_held_out_problems():
         rows = [problems.index(problem) for problem in part]
         mask = torch.tensor([[t <= n for t in range(6)] for n in rows])
         first = torch.ones(len(part))
-        return hand_made(mask, log_prob=-torch.tensor(rows)[:, None].expand(-1, 6) / 3,
+        return hand_made(mask, group=torch.arange(len(part)), problems=part, log_prob=-torch.tensor(rows)[:, None].expand(-1, 6) / 3,
                          answers=[f"{n} 0" for n in rows],
                          scores={"answer": first, "format": first})
 
     task = SimpleNamespace(held_out_problems=lambda most: problems, show=str)
     settings = SimpleNamespace(eval_tasks=5, questions=1, answers=2)
-    policy = SimpleNamespace(task=task, ask=ask)
-    shown = train.answer_held_out(policy, settings, 0, "sampled")["shown"]
+    asked = SimpleNamespace(task=task, ask=ask, settings=settings)
+    shown = answer_held_out(asked, 0, "sampled")["shown"]
     assert shown == [{"problem": problems[n], "text": f"{n} 0", "answer": 1,
                       "texts": ["x"] * (n + 1), "log_prob": [round(-n / 3, 4)] * (n + 1)}
-                     for n in (0, 3, 4)]
+                     for n in (0, 1, 2)]
 
 
 def test_a_run_that_is_being_written_cannot_be_resumed(whole):
@@ -300,7 +303,7 @@ def test_bfloat16_computes_and_parameters_stay_float32(learner, tmp_path):
     (["--max_new_tokens", "5000"], "are longer than the 1024 tokens"),
     (["--min_number", "15", "--max_number", "15", "--max_target", "3"], "found no problem")])
 def test_wrong_commands_get_one_clear_line(learner, tmp_path, argv, said):
-    assert said in refusal(train.main, ["--model", str(learner), "--out", str(tmp_path / "x"),
+    assert said in refusal(train.train_beyond, ["--model", str(learner), "--out", str(tmp_path / "x"),
                                         *argv])
     assert not (tmp_path / "x").exists()
 

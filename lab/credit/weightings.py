@@ -5,11 +5,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-import mitigations  # noqa: F401  the book's own choices
 from countdown_task import ANSWER, KINDS, TAG, THINK
 from grpo import centred, to_every_token
-from lab.engine.methods import (ADVANTAGES, CLIP_KINDS, MITIGATIONS, WHOLE_ANSWERS, Method, Metrics,
-                                advantage, checked_credit, metrics_of, mitigation)
+from lab.engine.methods import (WHOLE_ANSWERS, Method, Metrics, advantage, checked_credit,
+                                metrics_of, mitigation)
 from lab.engine.policy import Policy, RunSettings
 from lab.engine.rollouts import Rollouts
 from lab.engine.update import rescaling
@@ -153,25 +152,3 @@ def cells_of(placebo: str, rollouts: Rollouts) -> Tensor:
         T = cells.shape[1]
         cells = cells * T + torch.arange(T, device=cells.device)
     return cells
-
-
-# The methods of these modules are choices as well. A module is imported when its method is chosen
-# or its help is printed.
-MITIGATIONS.update({
-    "learned_importance": "lab.credit.learned_importance", "lambda_grpo": "lab.credit.lambda_grpo",
-    "causal_ablation": "lab.credit.causal_ablation", "oracle": "lab.credit.measured",
-    "shared_prefix": "lab.credit.prefix_tree", "rlsd": "lab.credit.hinted",
-    "low_probability": "lab.credit.more_weightings", "taco": "lab.credit.more_weightings",
-    "planning": "lab.credit.more_weightings", "future_attention": "lab.credit.more_weightings",
-    "covariance": "lab.credit.more_weightings", "negative_only": "lab.credit.more_weightings"})
-ADVANTAGES.update({
-    "vine": "lab.credit.monte_carlo", "deletion": "lab.credit.causal_ablation",
-    "measured": "lab.credit.measured", "gae": "lab.credit.critic",
-    "prefix_tree": "lab.credit.prefix_tree", "gtpo": "lab.credit.gtpo",
-    "optimal_token_baseline": "lab.credit.baselines", "maxrl": "lab.credit.baselines",
-    "gdpo": "lab.credit.baselines", "opo": "lab.credit.baselines", "pass_at_k": "lab.credit.baselines",
-    "teacher": "lab.credit.teacher",
-    "quantile_baseline": "lab.credit.baselines", "turn_credit": "lab.credit.turns",
-    "without_luck": "lab.credit.turns", "turn_mean": "lab.credit.turns", "mt_grpo": "lab.credit.turns",
-    "gigpo": "lab.credit.turns"})
-CLIP_KINDS.update(dict.fromkeys(("dual", "gspo", "cispo", "sapo", "gmpo", "dppo"), "lab.credit.clips"))

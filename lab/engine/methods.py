@@ -325,3 +325,27 @@ def are_same(one: Tensor, other: Tensor) -> bool:
     """Whether all numbers are equal; nan is equal to nan here."""
     return one.shape == other.shape and bool(((one == other) | (one != one) & (other != other)
                                               ).all())
+
+
+# The methods of the lab by their modules. A module is imported when its method is chosen or its
+# help is printed.
+MODULES = {
+    "lab.credit.weightings": "attention_credit inverse_logprob_as_published",
+    "lab.credit.learned_importance": "learned_importance", "lab.credit.lambda_grpo": "lambda_grpo",
+    "lab.credit.causal_ablation": "causal_ablation", "lab.credit.measured": "oracle",
+    "lab.credit.prefix_tree": "shared_prefix", "lab.credit.hinted": "rlsd",
+    "lab.credit.more_weightings": "low_probability taco planning future_attention covariance "
+                                  "negative_only"}
+MODULES_OF_ADVANTAGES = {
+    "lab.credit.weightings": "span", "lab.credit.monte_carlo": "vine",
+    "lab.credit.causal_ablation": "deletion", "lab.credit.measured": "measured",
+    "lab.credit.critic": "gae", "lab.credit.prefix_tree": "prefix_tree",
+    "lab.credit.gtpo": "gtpo", "lab.credit.teacher": "teacher",
+    "lab.credit.baselines": "optimal_token_baseline maxrl gdpo opo pass_at_k quantile_baseline",
+    "lab.credit.turns": "turn_credit without_luck turn_mean mt_grpo gigpo"}
+for choices, modules in ((MITIGATIONS, MODULES), (ADVANTAGES, MODULES_OF_ADVANTAGES)):
+    for module, names in modules.items():
+        choices.update(dict.fromkeys(names.split(), module))
+CLIP_KINDS["ppo"] = "lab.engine.update"
+CLIP_KINDS.update(dict.fromkeys(("dual", "gspo", "cispo", "sapo", "gmpo", "dppo"),
+                                "lab.credit.clips"))

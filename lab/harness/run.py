@@ -250,7 +250,7 @@ class Run:
     def log(self, line: Json) -> None:
         """Write a line of metrics.jsonl, and print one."""
         steps, step = self.settings.steps, self.step
-        line = with_all_metrics(line, self.parts.advantage_method)
+        line = with_all_metrics(line, self.parts.advantage_method, self.parts.weighting)
         line["learning_rate"] = self.parts.optimizer.learning_rate
         if self.policy.model.device.type == "cuda":
             line["peak_memory_bytes"] = torch.cuda.max_memory_allocated(self.policy.model.device)
@@ -302,8 +302,9 @@ class Run:
         with self.explained():
             self.policy.refuse_broken_model()
         tensors = self.parts.state()
-        refuse_undefined("the state that a resumed run would continue from is",
-                         *(value for value in tensors.values() if value.is_floating_point()))
+        with self.explained():
+            refuse_undefined("the state that a resumed run would continue from is",
+                             *(value for value in tensors.values() if value.is_floating_point()))
         for folder in [*self.folder.checkpoints().values()][:-1]:
             remove(folder / "trainer")
         with whole(self.model_folder(step)) as unfinished:

@@ -14,7 +14,7 @@ import torch
 from lab.engine.methods import Method, metrics_of
 from lab.engine.errors import UserError
 from lab.engine.rollouts import Rollouts
-from lab.harness.record import Json, column_of_part
+from lab.harness.record import PART, Json, column_of_part
 from lab.harness.screen import python_command, right_or_wrong, say
 
 # Every line has all of these names. An undefined number is null: in a step without an update these
@@ -66,15 +66,16 @@ HEADER = ("    step  reward  success  format  length  finished  entropy  grad no
 EXAMPLES, MOST_OF_ANSWER = 3, 300  # answers shown at an evaluation, and characters of each
 
 
-def with_all_metrics(line: Json, advantage_method: Method) -> Json:
-    """The line of a step as the loop made it, with METRICS and what the advantage measured of
-    itself."""
+def with_all_metrics(line: Json, advantage_method: Method, weighting: Method) -> Json:
+    """The line of a step as the loop made it, which has what the weighting measured of itself, with
+    METRICS and what the advantage measured of itself."""
     credit = metrics_of(advantage_method)
     line, extra = dict(line), {}
     for name in SAMPLED:
         sampled_by = credit.pop(name, 0), line.pop(name, 0)
         extra[name] = sum(count or 0 for count in sampled_by)  # None if a method was not called
-    for name in line.keys() & credit.keys():
+    of_loop = {*METRICS, *(name for name in line if name.startswith(PART))} - {*SAMPLED}
+    for name in of_loop & (credit | metrics_of(weighting)).keys():
         raise UserError(f"a weighting or an advantage has a metric {name}, but metrics.jsonl has "
                         "one of this name already: give it another name")
     return dict.fromkeys(METRICS) | line | credit | extra

@@ -38,7 +38,6 @@ from types import SimpleNamespace
 import numpy as np
 from tokenizers import Tokenizer
 
-import mitigations  # noqa: F401  fills the lists of choices
 from lab.analysis.account import Value, stages, with_numbers
 from lab.analysis.answers import (ShownAnswer, add_measured, answer_of, groups_in_order, is_of,
                                   metrics_by_step)

@@ -16,7 +16,6 @@ if __name__ == "__main__":
     raise SystemExit("start it with: python -m lab pass_at_k")
 from math import comb
 
-import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from lab.analysis.statistics import mean_over, within
 from lab.analysis.tables import Row, Table, by_row
 from lab.engine.policy import Policy, derived_seed

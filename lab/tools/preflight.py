@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 import torch
 
-import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from lab.engine.errors import UserError
 from lab.engine.methods import CLIP_KINDS
 from lab.engine.policy import Policy, derived_seed

@@ -12,7 +12,6 @@ if __name__ == "__main__":
 from pathlib import Path
 from typing import Any
 
-import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from lab.engine.errors import UserError, did_you_mean, read_json
 from lab.engine.model_folder import how_to_get
 from lab.engine.policy import Policy, derived_seed

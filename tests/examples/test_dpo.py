@@ -306,7 +306,7 @@ def test_its_model_is_an_ordinary_one_and_its_run_is_not_resumed(runs_of_dpo, tm
     folder = runs_of_dpo.own / "checkpoints/step_000002"
     for name, tensor in read_model_folder(folder).state_dict().items():
         assert torch.equal(tensor, runs_of_dpo.trained.model.state_dict()[name])
-    said = refusal(train.main, ["--resume", str(runs_of_dpo.own)])
+    said = refusal(train.train_beyond, ["--resume", str(runs_of_dpo.own)])
     assert "examples/dpo.py wrote it" in said
     train.train_beyond(["--model", str(folder), "--steps", "0", "--eval_tasks", "2",
                 "--out", str(tmp_path / "next")])

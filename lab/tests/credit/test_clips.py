@@ -4,7 +4,7 @@ import torch
 
 import lab.run as train
 from lab.engine.methods import CLIP_KINDS
-from grpo import policy_loss
+from lab.engine.update import ppo as policy_loss
 from runs import SHORT
 
 MASK = torch.tensor([[True, True, True], [True, True, False]])

@@ -162,7 +162,7 @@ def test_memory_is_kept_and_goes_back_when_it_has_grown(monkeypatch, tmp_path, c
     found = []
     sizes = [100, 111]
     monkeypatch.setattr(memory, "bytes_held", lambda: sizes.pop(0))
-    monkeypatch.setattr("qwen2_model.Qwen2.is_large", is_large)
+    monkeypatch.setattr("lab.engine.model.Qwen2.is_large", is_large)
     monkeypatch.setattr(memory, "call_glibc", lambda name, *_: found.append(name))
     flags = SETTINGS | {"steps": 2, "dtype": dtype, "out": tmp_path / "run"}
     train.train_beyond([word for name, value in flags.items() for word in (f"--{name}", str(value))])

@@ -70,7 +70,7 @@ def test_an_advantage_has_signs():
 def test_of_a_large_model_one_batch_is_looked_at(monkeypatch, capsys):
     s = make_settings({"model": str(ROOT / "models/tiny"), "threads": 1, "questions": 2,
                        "answers": 4, "max_new_tokens": 48})
-    monkeypatch.setattr("qwen2_model.Qwen2.is_large", True)
+    monkeypatch.setattr("lab.engine.model.Qwen2.is_large", True)
     look("itself", s, s, True)
     said = capsys.readouterr().out
     assert "for 8 answers" in said and "all tokens of an answer have the same" in said
