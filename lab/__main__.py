@@ -25,8 +25,7 @@ COMMANDS = {
     "Where is credit, and what is it worth to know?": {
         name: f"probes.{name}" for name in ("exact", "planted", "decided")},
     "What of the notes that the project began from?": {
-        name: f"probes.{name}" for name in ("notes", "phase1", "rank", "sparsity", "baseline")},
-    "Which results are stored?": {"show": "publish.show", "publish": "publish.publish"}}
+        name: f"probes.{name}" for name in ("notes", "phase1", "rank", "sparsity", "baseline")}}
 # Programs of lab/ with a name of their own, python -m lab.NAME: a heading, and their files.
 PROGRAMS = {
     "What do other trainers compute, and their runs show?": ("trl.codes", "trl.import_run"),
@@ -35,7 +34,8 @@ RETIRED = {  # a command that is gone, and the commit in which it last stood
     **dict.fromkeys(("board", "real_board", "real_controls", "later", "price", "scoreboard",
                      "large", "law", "change", "group", "failure", "excerpt", "cards",
                      "recompute"), "f19f84f4"),
-    **dict.fromkeys(("card", "signal", "dial"), "d04ab972")}
+    **dict.fromkeys(("card", "signal", "dial"), "d04ab972"),
+    **dict.fromkeys(("publish", "show"), "fb5ac697")}
 MODULES = {name: f"lab.{file}" for chapter in COMMANDS.values()
            for name, file in chapter.items()}
 READ_ONLY = ("To read and to copy:\n"
