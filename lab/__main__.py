@@ -26,10 +26,6 @@ COMMANDS = {
         name: f"probes.{name}" for name in ("exact", "planted", "decided")},
     "What of the notes that the project began from?": {
         name: f"probes.{name}" for name in ("notes", "phase1", "rank", "sparsity", "baseline")}}
-# Programs of lab/ with a name of their own, python -m lab.NAME: a heading, and their files.
-PROGRAMS = {
-    "What do other trainers compute, and their runs show?": ("trl.codes", "trl.import_run"),
-    "How fast is it?": ("speed.gpu",)}
 RETIRED = {  # a command that is gone, and the commit in which it last stood
     **dict.fromkeys(("board", "real_board", "real_controls", "later", "price", "scoreboard",
                      "large", "law", "change", "group", "failure", "excerpt", "cards",
@@ -66,20 +62,18 @@ def overview() -> str:
     """What each command asks: the first paragraph of its file."""
     parts = [str(__doc__).strip()]
     for heading, chapter in COMMANDS.items():
-        lines = [about(f"lab {name}", file) for name, file in chapter.items()]
+        lines = [about(name, file) for name, file in chapter.items()]
         parts.append("\n".join([heading, *lines]))
-    for heading, files in PROGRAMS.items():
-        parts.append("\n".join([heading, *(about(f"lab.{file}", file) for file in files)]))
     return "\n\n".join([*parts, READ_ONLY])
 
 
-def about(command: str, file: str) -> str:
+def about(name: str, file: str) -> str:
     """A command, and the first paragraph of its file."""
     source = (PROJECT / "lab" / f"{file.replace('.', '/')}.py").read_text("utf-8")
     question = str(ast.get_docstring(ast.parse(source))).split("\n\n")[0]
     return textwrap.fill(" ".join(question.split()), 100,
-                         initial_indent=f"    python -m {command:18s} ",
-                         subsequent_indent=" " * 33)
+                         initial_indent=f"    python -m lab {name:11s} ",
+                         subsequent_indent=" " * 30)
 
 
 if __name__ == "__main__":

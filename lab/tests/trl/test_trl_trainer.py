@@ -486,7 +486,7 @@ def test_two_processes_weigh_one_batch(policy, tmp_path):
 @needs_trl
 def test_the_program_on_the_page_works_as_it_stands_there(tmp_path):
     """Pasted with two steps instead of 60."""
-    pasted = block("lab/trl/your_own_run.md", "max_steps=60")
+    pasted = block("lab/trl/README.md", "max_steps=60")
     folder = copy_project(tmp_path)
     (folder / "models").symlink_to(ROOT / "models")
     (folder / "pasted.py").write_text(pasted.replace("max_steps=60", "max_steps=2"))

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import mitigations  # noqa: F401  fills the lists of choices
-from lab.tests.speed import devices
-from lab.tests.speed.devices import OnGPU, second_device
+from lab.tests import devices
+from lab.tests.devices import OnGPU, second_device
 from conftest import ROOT, copied, hand_made
 from lab.engine import sampler
 from lab.engine.methods import ADVANTAGES, MITIGATIONS
