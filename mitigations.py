@@ -30,7 +30,7 @@ An answer is everything that was generated; its answer section is the part betwe
 </answer>. Weightings that keep a state, or sample answers of their own, are classes in lab/credit/.
 They are choices of the same flag. To see weights on recorded tokens without training:
 
-    python -m lab preview runs/none-grpo-s0 --mitigation my_idea --strength 2
+    python -m lab idea my_idea --strength 2 --look runs/none-grpo-s0
 """
 if __name__ == "__main__":
     raise SystemExit("start it with: python train.py --mitigation none")

@@ -20,7 +20,7 @@ COMMANDS = {
     "What happened in a run?": {
         **{name: f"tools.{name}" for name in ("follow", "sample", "pass_at_k", "diagnose")}},
     "Is my own idea better?": {
-        "preview": "tools.preview", "idea": "tools.idea", "experiment": "experiments"},
+        "idea": "tools.idea", "experiment": "experiments"},
     "Did I write the loss right?": {"formula": "formula.__main__"},
     "Where is credit, and what is it worth to know?": {
         name: f"probes.{name}" for name in ("exact", "planted", "decided")},
@@ -31,7 +31,7 @@ RETIRED = {  # a command that is gone, and the commit in which it last stood
                      "large", "law", "change", "group", "failure", "excerpt", "cards",
                      "recompute"), "f19f84f4"),
     **dict.fromkeys(("card", "signal", "dial"), "d04ab972"),
-    **dict.fromkeys(("publish", "show"), "fb5ac697")}
+    **dict.fromkeys(("publish", "show", "preview"), "fb5ac697")}
 MODULES = {name: f"lab.{file}" for chapter in COMMANDS.values()
            for name, file in chapter.items()}
 READ_ONLY = ("To read and to copy:\n"

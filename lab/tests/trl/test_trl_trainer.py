@@ -33,7 +33,7 @@ from lab.harness.settings import make_settings
 from lab.tests.trl import guess_rows, tool_rows
 from mitigations import rescaled_weight
 from runs import block, copy_project, free_port, lines, program
-from lab.tools import preview
+from lab.tools import idea
 
 if find_spec("trl"):
     import trl
@@ -382,7 +382,7 @@ def test_a_run_of_trl_is_read_token_by_token(policy, tmp_path, undrawn, capsys):
     assert batch.section[0, :n].tolist() == section and batch.kind[0, :n].tolist() == kind
     analyze.main([str(folder)])
     assert "Where the gradient went" in capsys.readouterr().out
-    preview.main([str(folder), "--mitigation", "entropy_ratio"])
+    idea.main(["entropy_ratio", "--look", str(folder)])
     assert "12 answers" in capsys.readouterr().out
 
 

@@ -1,17 +1,10 @@
-"""Show the weights that a weighting would have given the recorded tokens of a run.
+"""The weights that a weighting would have given the recorded tokens of a run (lab idea --look).
 
-    python -m lab preview runs/none-grpo-s0 --mitigation entropy_weighted --entropy_temp 0.5
-
-It reads the credit file of one step, prints what the weights do to the gradient of its tokens, and
-shows answers shaded by the weights. `python train.py --help NAME` explains a weighting and its
-flags. Nothing is trained or written. A model is loaded only for a weighting that needs hidden
-states, attention or further samples. It is the model that sampled the step, if it was kept.
+Nothing is trained or written. A model is loaded only for a weighting that needs hidden states,
+attention or further samples. It is the model that sampled the step, if it was kept.
 """
-if __name__ == "__main__":
-    raise SystemExit("start it with: python -m lab preview")
 import inspect
 from collections.abc import Callable
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -29,11 +22,11 @@ from lab.engine.tokens import token_bytes, without_earlier_turns
 from grpo import gradient_size
 from lab.harness.read_record import (credit_steps, read_credit, read_tokenizer, run_config,
                                      sampling_models)
-from lab.harness.record import find_folder
+from lab.harness.record import Json, find_folder
 from lab.harness.screen import put
 from lab.harness.build import load_policy, make_weighting
-from lab.harness.flags import Flag, check_value, flags_of, read, words_of
-from lab.harness.settings import OPTIONS, Settings, settings_of_run
+from lab.harness.flags import flags_of
+from lab.harness.settings import Settings, settings_of_run
 from mitigations import rescaled_weight
 from lab.tools.helpers.look import about_gradient, differs_within
 from lab.tools.helpers.terminal import legend, one_line, shaded
@@ -41,56 +34,31 @@ from lab.tools.helpers.token import (check_exists, refuse_other_model, refuse_ot
                                      where_kept)
 from train import drop_unfinished
 
-FLAGS = {
-    "mitigation": Flag(None, "the weighting to look at. By default it is that of the run"),
-    "rescale": Flag(None, "how the weights are rescaled (train.py --help). By default it is as in "
-                          "the run", choices=("mean", "gradient", "none")),
-    "step": Flag(None, "the step whose tokens are weighted. By default it is the last one for "
-                       "which the model that sampled it was kept", kind=int),
-    "show": Flag(4, "number of answers to show", least=0, most=1_000_000)}
+SHOWN = 4  # answers
 SHADES = ((0.25, "48;5;255;38;5;0"), (0.5, "48;5;254;38;5;0"), (0.8, "48;5;195;38;5;0"),
           (1.25, "48;5;153;38;5;0"), (2.0, "48;5;111;38;5;0"), (4.0, "48;5;32;38;5;15"),
           (float("inf"), "48;5;18;38;5;15"))
 
 
-def main(argv: list[str]) -> None:
-    _, texts = words_of(argv)
-    name = texts.get("mitigation", "none")
+def look_at_run(name: str, run: str, step: int | None, typed: Json) -> None:
+    """Print what a weighting would have made of the recorded tokens of a step, and some answers
+    shaded by their weights. `typed` has its flags and --rescale."""
     if name in ADVANTAGES:
-        raise UserError(f"{name} is an advantage, and this tool shows weightings. For an "
-                        f"advantage there is python -m lab idea {name}")
-    check_value("mitigation", name, OPTIONS["mitigation"])
-    flags = read(argv, "python -m lab preview RUN --mitigation NAME [its flags]", __doc__,
-                 flags_of_weightings(name) | FLAGS,
-                 {"[RUN]": "a run folder. By default it is the newest in runs/"})
-    folder = existing(flags.run)
-    settings = settings_with(folder, {name: value for name, value in flags.typed.items()
-                                      if name not in ("step", "show")})
-    step = step_of_run(folder, settings, flags.step)
-    rollouts, weight, metrics = weighed(folder, step, settings)
+        raise UserError(f"{name} is an advantage, and --look shows weights. Without --look what an "
+                        "advantage does to the gradient is printed first")
+    own = {"rescale", *flags_of(MITIGATIONS[name])}
+    for flag in typed:
+        if flag not in own:
+            raise UserError(f"--{flag} has no effect with --look, because all else is as in the "
+                            f"run. {name} takes {', '.join(f'--{one}' for one in sorted(own))}")
+    folder = existing(run)
+    settings = settings_with(folder, {"mitigation": name, **typed})
+    rollouts, weight, metrics = weighed(folder, step_of_run(folder, settings, step), settings)
     print(headline(folder, rollouts, settings, metrics))
     print("\n".join(f"  {line}" for line in about_weights(rollouts, weight)))
     groups = groups_in_order(rollouts.group.numpy(), rollouts.reward.numpy())
-    answers = np.concatenate(groups)[:flags.show].tolist()
+    answers = np.concatenate(groups)[:SHOWN].tolist()
     show_answers(rollouts, weight, read_tokenizer(folder), answers)
-
-
-def flags_of_weightings(chosen: str) -> dict[str, Flag]:
-    """The flags of all weightings, each with the names of those that have it. Of flags with the
-    same name, that of the chosen weighting is kept."""
-    found: dict[str, Flag] = {}
-    owners: dict[str, list[str]] = {}
-    for name, weighting in MITIGATIONS.items():
-        for flag in flags_of(weighting):
-            owners.setdefault(flag, []).append(name)
-        found |= flags_of(weighting)
-    found |= flags_of(MITIGATIONS[chosen])
-    for flag, known in found.items():
-        text = f"of {', '.join(owners[flag])}"
-        if known.text:
-            text += f": {known.text}"
-        found[flag] = replace(known, text=text)
-    return found
 
 
 def about_weights(rollouts: Rollouts, weight: torch.Tensor) -> list[str]:
