@@ -56,11 +56,10 @@ def test_follow_and_a_look_show_replies_in_their_place(played, capsys):
     assert "--credit 1000" not in capsys.readouterr().out
 
 
-def test_preflight_scores_turns(capsys):
-    """The same turns earn the same again; and none of them is tried on another problem."""
+def test_preflight_tries_no_turns_on_another_problem(capsys):
     preflight.main(["--model", GUESSER, "--problems", "8", "--answers", "16"])
     said = " ".join(capsys.readouterr().out.split())
-    assert "An environment replies to the answers" in said and "earn something else" not in said
+    assert "an environment replies, so that no answer can be tried" in said and "LEARNS: " in said
 
 
 def test_a_game_is_played_for_a_person(capsys, monkeypatch):
