@@ -20,22 +20,18 @@ COMMANDS = {
     "What happened in a run?": {
         **{name: f"tools.{name}" for name in ("follow", "sample", "pass_at_k", "diagnose")}},
     "Is my own idea better?": {
-        "preview": "tools.preview", "idea": "tools.idea", "experiment": "experiments"},
+        "idea": "tools.idea", "experiment": "experiments"},
     "Did I write the loss right?": {"formula": "formula.__main__"},
     "Where is credit, and what is it worth to know?": {
         name: f"probes.{name}" for name in ("exact", "planted", "decided")},
     "What of the notes that the project began from?": {
-        name: f"probes.{name}" for name in ("notes", "phase1", "rank", "sparsity", "baseline")},
-    "Which results are stored?": {"show": "publish.show", "publish": "publish.publish"}}
-# Programs of lab/ with a name of their own, python -m lab.NAME: a heading, and their files.
-PROGRAMS = {
-    "What do other trainers compute, and their runs show?": ("trl.codes", "trl.import_run"),
-    "How fast is it?": ("speed.gpu",)}
+        name: f"probes.{name}" for name in ("notes", "phase1", "rank", "sparsity", "baseline")}}
 RETIRED = {  # a command that is gone, and the commit in which it last stood
     **dict.fromkeys(("board", "real_board", "real_controls", "later", "price", "scoreboard",
                      "large", "law", "change", "group", "failure", "excerpt", "cards",
                      "recompute"), "f19f84f4"),
-    **dict.fromkeys(("card", "signal", "dial"), "d04ab972")}
+    **dict.fromkeys(("card", "signal", "dial"), "d04ab972"),
+    **dict.fromkeys(("publish", "show", "preview"), "fb5ac697")}
 MODULES = {name: f"lab.{file}" for chapter in COMMANDS.values()
            for name, file in chapter.items()}
 READ_ONLY = ("To read and to copy:\n"
@@ -66,20 +62,18 @@ def overview() -> str:
     """What each command asks: the first paragraph of its file."""
     parts = [str(__doc__).strip()]
     for heading, chapter in COMMANDS.items():
-        lines = [about(f"lab {name}", file) for name, file in chapter.items()]
+        lines = [about(name, file) for name, file in chapter.items()]
         parts.append("\n".join([heading, *lines]))
-    for heading, files in PROGRAMS.items():
-        parts.append("\n".join([heading, *(about(f"lab.{file}", file) for file in files)]))
     return "\n\n".join([*parts, READ_ONLY])
 
 
-def about(command: str, file: str) -> str:
+def about(name: str, file: str) -> str:
     """A command, and the first paragraph of its file."""
     source = (PROJECT / "lab" / f"{file.replace('.', '/')}.py").read_text("utf-8")
     question = str(ast.get_docstring(ast.parse(source))).split("\n\n")[0]
     return textwrap.fill(" ".join(question.split()), 100,
-                         initial_indent=f"    python -m {command:18s} ",
-                         subsequent_indent=" " * 33)
+                         initial_indent=f"    python -m lab {name:11s} ",
+                         subsequent_indent=" " * 30)
 
 
 if __name__ == "__main__":

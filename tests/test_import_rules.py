@@ -18,7 +18,7 @@ INSTALLED = {"torch", "safetensors", "tokenizers", "numpy", "matplotlib"}
 DOORS = {  # files that talk to other tools, and what only they may import
     "lab.engine.kernels": {"triton"},
     "lab.trl.trl_trainer": {"trl", "transformers", "accelerate"},
-    "lab.trl.adapters": {"trl"}, "lab.formula.adapters": {"trl"},
+    "lab.formula.adapters": {"trl"},
     "lab.harness.chat_template": {"jinja2"},  # torch requires it
     "lab.harness.track": {"trackio", "wandb"}}
 

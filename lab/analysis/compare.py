@@ -18,7 +18,6 @@ from lab.analysis.gains import (AT_THE_END, IN_TRAINING, final_lines, gain_table
 from lab.analysis.plots import Style, legend_below, save, style_of, whole_steps
 from lab.analysis.run_folders import Run, evaluations, share_seen_before
 from lab.analysis.statistics import mean_over
-from lab.analysis.sureness import sureness_table
 from lab.analysis.tables import Row, Table, by_row, without_format
 from lab.analysis.tally import Tally
 from lab.engine.tokens import KINDS, SECTIONS
@@ -40,6 +39,10 @@ VERDICT_NOTE = (
     "seeds, and as behind if it is worse once. Where no difference is seen, the interval says how "
     "large a gain or a loss may still be. The detectable gain is the true gain that 80 of 100 such "
     "experiments would find. It is only an estimate, because there are few seeds")
+GREEDY_NOTE = (
+    "A sampled answer draws each token from the model's distribution, and a greedy one takes the "
+    "likeliest token at every place. An arm that loses more with sampled answers than with greedy "
+    "ones has become less sure, which is not the same as less able")
 PLACEBO_NOTE = ("A row with a minus compares an arm with its own placebo. For these rows p is "
                 "corrected separately")
 SECONDARY_NOTE = ("The primary metric is that of the table above. The p-values here are not "
@@ -55,9 +58,6 @@ def chapters_of(comparison: Comparison) -> dict[str, list[Table]]:
         secondary = AT_THE_END if primary == IN_TRAINING else IN_TRAINING
         tables.append(differences(comparison, primary))
         tables.append(differences(comparison, secondary, False, doubt))
-        able_or_sure = sureness_table(comparison.arms, comparison.baseline)
-        if able_or_sure:
-            tables.append(able_or_sure)
     return {"Which arm is better": tables,
             "Stability and cost": [stability(comparison)],
             "Where the gradient went": [shares_of_arms(comparison)]}
@@ -82,7 +82,9 @@ def arms_overview(comparison: Comparison) -> Table:
     formats = {"arm": "", "seeds": "d", "training": ".1%", "sampled": ".1%", "greedy": ".1%",
                "format": ".2f", "finished": ".0%", "length": ".0f"}
     columns = without_format(by_row(formats, rows))
-    return Table("arms", "The arms, means over seeds", columns, headings={
+    greedy_success = np.array(columns["greedy"][1], float)
+    notes = [GREEDY_NOTE] if np.isfinite(greedy_success).any() else []
+    return Table("arms", "The arms, means over seeds", columns, notes=notes, headings={
         "training": "success in training", "sampled": "held-out at the end, sampled answers",
         "greedy": "held-out at the end, greedy (likeliest token at every place)",
         "format": "format at the end, mean score",

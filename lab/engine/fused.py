@@ -22,7 +22,7 @@ On a GPU, in bfloat16, `token_states` of lab/engine/kernels.py computes a token 
 matrices in place of `hidden`.
 
 If the hidden states have PACKED numbers or more, a CPU multiplies with matrices in oneDNN's own
-layout. lab/speed/README.md says how much faster it is. (torch's compiler, inductor, uses this
+layout. lab/LOG.md says how much faster it is. (torch's compiler, inductor, uses this
 layout for frozen weights.)
 """
 from collections.abc import Callable

@@ -14,7 +14,7 @@ ON_A_LAPTOP: Json = {  # for any other prompt, and for any other task, on a CPU
     "questions": 4, "answers": 8, "max_new_tokens": 128, "micro_batch": 4, "eval_every": 50,
     "eval_tasks": 64, "checkpoint_every": 50}
 # On a GPU, which takes as long to start the kernels of 8 answers as those of 32. 32 of 512 tokens
-# take 44 GB with a 0.5B (lab/speed/README.md).
+# take 44 GB with a 0.5B (docs/real_models.md).
 FOR_A_GPU: Json = {"micro_batch": 32}
 
 

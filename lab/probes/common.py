@@ -12,8 +12,10 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass, replace
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -53,7 +55,6 @@ class Findings:
     title: str
     intro: list[str]
     tables: list[Table]
-    values: dict = field(default_factory=dict)  # runs in short, of an experiment
     first_tables: int = 1  # so many of them are printed without --all
 
 
@@ -80,23 +81,30 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[...
     print(f"\nThis took {seconds:.0f} s. All numbers are in {folder / 'numbers.json'}.{more}")
 
 
-def command_of(name: str, typed: dict, leave_out: Collection[str] = ()) -> str:
-    """The command that was typed, without the flags that change no number. `leave_out` names
-    more of them."""
+def command_of(name: str, typed: dict) -> str:
+    """The command that was typed, without the flags that change no number."""
     words = [f"python -m lab {name}"]
     for flag, value in typed.items():
-        if flag not in ("all", "out", "processes", "report_only", *leave_out):
+        if flag not in ("all", "out"):
             words.append(f"--{flag} {shlex.quote(str(value))}")
     return " ".join(words)
 
 
 def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Findings,
                    seconds: float, command: str) -> None:
+    """Write all numbers, and the text that is stored as a result: its first line is the command,
+    the second the commit, and all tables follow."""
     tables = [table.to_json() for table in findings.tables]
+    made = provenance()
     numbers = {"measured": name, "question": findings.title, "command": command,
-               "settings": vars(args), **provenance(), "seconds": round(seconds, 1),
-               "in_short": summary_of(findings), "tables": tables, "values": findings.values}
+               "settings": vars(args), **made, "seconds": round(seconds, 1),
+               "in_short": summary_of(findings), "tables": tables}
     replace_text(folder / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
+    printed = StringIO()
+    with redirect_stdout(printed):
+        print_findings(findings)
+    replace_text(folder / "printed.txt", f"{command}\ncommit {made['git_commit']}, torch "
+                                         f"{torch.__version__}\n\n{printed.getvalue()}")
 
 
 def print_findings(findings: Findings, with_all: bool = True) -> None:

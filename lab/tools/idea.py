@@ -2,7 +2,7 @@
 
     python -m lab idea my_idea --strength 2
     python -m lab idea my_idea --quick    # a quarter of the time; sees only large differences
-    python -m lab idea my_idea --rates 0.5,1,2           # each arm at a rate that suits it
+    python -m lab idea my_idea --look runs/none-grpo-s0    # only what it does to recorded tokens
     python -m lab idea my_idea --setting largest_last    # the same on another task
 
 NAME is a weighting or an advantage. Its own flags and --rescale are for the idea alone, and all
@@ -13,21 +13,21 @@ solves about two thirds of the problems, and later most groups have equal reward
 method can differ. Runs of a large model save no model, so a run that is stopped starts again from
 step 1.
 
-1. First it prints what the idea does to the gradient in a few batches of the untrained model.
-2. With --rates it trains each arm at each rate, with half as many seeds, which are used for nothing
-   else. From then on all have plain GRPO's best rate, unless another is better for an arm.
-3. Then it trains the arms, with one process for each core; those of a large model one after the
+1. First it prints what the idea does to the gradient in a few batches of the untrained model. With
+   --look RUN it says so of a weighting and the recorded tokens of a run instead, shows some of its
+   answers shaded by their weights, and trains nothing.
+2. Then it trains the arms, with one process for each core; those of a large model one after the
    other, unless --processes says otherwise. A placebo has the weights or advantages of the idea,
    but at other tokens: at any of the batch, or at others of the same category; or at other answers,
    if all tokens of an answer have the same one. Finished runs are used again, and those of plain
    GRPO are also used for the next idea.
-4. Then it prints the verdict in one sentence, and below it what that rests on. The primary metric
+3. Then it prints the verdict in one sentence, and below it what that rests on. The primary metric
    is the mean success of all answers in training, compared in pairs of runs with the same seed. The
    p-value is corrected for all ideas that were compared with the same runs of plain GRPO. If the
    idea is better, all arms are trained again on as many new seeds, and it is called ahead if it is
    better there, too. On held-out problems sampled answers are compared, and greedy ones, which take
-   the likeliest token at every place: an idea can leave the model less sure without leaving it less
-   able. verdict.csv has every run, and verdict.tex the table.
+   the likeliest token at every place: an idea that loses with the former alone leaves the model
+   less sure, and not less able.
 
 Ctrl-C stops it, and the same command continues.
 """
@@ -37,7 +37,7 @@ import hashlib
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,14 +54,12 @@ from lab.harness.record import Json, find_folder
 from lab.harness.screen import python_command, say
 from lab.harness.settings import CHANGEABLE, Settings, is_large, make_settings
 from lab.tools.helpers.look import look
-from lab.tools.helpers.rates import Rates, rates_of
 from lab.tools.helpers.runs import PROCESSES, Arms, Experiment, PlannedRun, side_by_side
 from lab.tools.helpers.tries import Tries
-from lab.tools.helpers.verdict import OTHERS, Verdict
-from lab.tools.helpers.verdict_files import write_files
+from lab.tools.helpers.verdict import Verdict
+from lab.tools.helpers.weights_of_run import look_at_run
 
 QUICK_SEEDS = 4
-FIRST_OF_RATES = 2000  # the first seed on which rates are chosen: the others are below
 SETTINGS: dict[str, Json] = {  # that need no download; in each plain GRPO learns within its steps
     "countdown": {},
     "largest_last": {"task": "examples.largest_last", "steps": 30},
@@ -73,10 +71,11 @@ FLAGS = {
     "quick": Flag(False, f"a first look: {QUICK_SEEDS} seeds and half of the steps, unless flags "
                          "say otherwise. This takes a quarter of the time, and only a large "
                          "difference can be seen"),
-    "rates": Flag("", "numbers such as 0.5,1,2, by which the learning rate is multiplied: each arm "
-                      "has plain GRPO's best rate, unless it is better at another by more than "
-                      "chance. Rates are chosen on seeds of their own. Without it all arms have "
-                      "plain GRPO's rate"),
+    "look": Flag(None, "a run folder. The weights that the idea would have given the recorded "
+                       "tokens of a step are shown, and nothing is trained", metavar="RUN"),
+    "step": Flag(None, "the step of --look. By default it is the last one for which the model that "
+                       "sampled it was kept", kind=int,
+                 requires=(lambda values: values.look is not None, "--look")),
     "placebos": Flag("any,kind", "which placebos are trained. any: all tokens of a batch exchange "
                                  "their weights, or those of a group their advantages. kind: "
                                  "only tokens of one category do. position: only tokens that are "
@@ -102,24 +101,27 @@ def main(argv: list[str]) -> None:
     own = read(argv, "python -m lab idea NAME [flags of NAME, of train.py, or of this list]",
                __doc__, FLAGS, {"NAME": "a weighting or an advantage. It comes first. `python "
                                 "train.py --help NAME` describes it and its flags"}, others=typed)
+    if own.look is not None:
+        axis_of(own.name)  # or says that there is no such idea
+        unused = {name: value for name, value in own.typed.items() if name not in ("look", "step")}
+        look_at_run(own.name, own.look, own.step, unused | typed)
+        return
     if own.quick and "seeds" not in own.typed:
         own.seeds = QUICK_SEEDS
     command = python_command("-m", "lab", "idea", *argv)
     idea = Idea(own.name, typed, own, command)
     idea.first_look()
-    about_rates = idea.choose_rates() if own.rates else ""
     tries = Tries(idea.described(), idea.arms["idea"].folder.name,
                   idea.arms["plain"].folder / "tries.json")
-    verdict = Verdict(own.name, idea.runs_of(range(own.seeds)), tries, about_rates)
+    verdict = Verdict(own.name, idea.runs_of(range(own.seeds)), tries)
     if verdict.needs_second_look():
         say(f"{own.name} is better than plain GRPO on these seeds, so all arms are trained again "
             f"on {own.seeds} new seeds")
         verdict.add(idea.runs_of(range(own.seeds, 2 * own.seeds)))
     verdict.print_findings()
     say("")
-    for sentence in write_files(verdict, idea.arms["idea"].folder, idea.flags_of_arms(), command):
-        say(sentence)
     runs = " ".join(f"{shlex.quote(str(arm.folder))}/s*/" for arm in idea.arms.values())
+    say(f"To repeat all of it: {command}")
     say(f"For curves, tables and a page: python analyze.py {runs}")
 
 
@@ -139,11 +141,6 @@ class Arm:
         return PlannedRun(self.label, seed, self.folder / f"s{seed}", as_typed(self.flags), s.steps,
                           keeps_checkpoints=s.checkpoint_every > 0)
 
-    def at_rate(self, rate: float) -> "Arm":
-        """This arm with its learning rate multiplied by a number."""
-        learning_rate = float(f"{self.settings.learning_rate * rate:g}")
-        return Arm(self.label, self.flags | {"learning_rate": learning_rate}, self.runs)
-
 
 class Idea:
     """An idea, and its experiment: the runs of plain GRPO, of the idea, and of its placebos."""
@@ -155,46 +152,17 @@ class Idea:
                   "kind": f"{name}-placebo-kind", "position": f"{name}-placebo-position"}
         runs = Path(own.runs)
         self.arms = {arm: Arm(labels[arm], of_arm, runs) for arm, of_arm in flags.items()}
-        self.rates = rates_of(own.rates)
-        self.rate_of: dict[str, float] = {}  # the best one of each arm, of --rates
-
-    def choose_rates(self) -> str:
-        """Train each arm at each rate on seeds of their own, and take the best rate of each from
-        now on. Returns sentences about them for the verdict."""
-        planned = {}
-        for arm, one in self.arms.items():
-            for rate in self.rates:
-                # with a name of its own, because what fails at one rate is trained at the others
-                label = f"{one.label}-x{rate:g}"
-                planned[f"{arm} at {rate:g}"] = replace(one.at_rate(rate), label=label,
-                                                        runs=one.runs / "rates")
-        say(f"{len(planned)} arms and rates are trained first, to choose the rate of each arm")
-        found = self.train(planned, range(FIRST_OF_RATES,
-                                          FIRST_OF_RATES + max(2, self.own.seeds // 2)),
-                           all_or_nothing=False)
-        rates = Rates({arm: {rate: found.get(f"{arm} at {rate:g}", {}) for rate in self.rates}
-                       for arm in self.arms}, {"idea": self.name, **OTHERS})
-        say(f"\n{rates.table().to_text()}\n")
-        self.rate_of = rates.best()
-        base = self.arms["plain"].settings.learning_rate
-        self.arms = {arm: one.at_rate(self.rate_of[arm]) for arm, one in self.arms.items()}
-        return rates.sentence(base)
 
     def runs_of(self, seeds: range) -> Arms:
         """The runs of each arm by seed; those that are missing are trained, all arms of a seed
         before the next seed."""
-        return self.train(self.arms, seeds, all_or_nothing=True)
-
-    def train(self, arms: dict[str, Arm], seeds: range, all_or_nothing: bool) -> Arms:
-        """The finished runs of these arms. A run that fails ends the program, unless others can be
-        compared without it."""
-        experiment = Experiment(lambda arm, seed: arms[arm].planned_run(seed))
-        keys = [(arm, seed) for seed in seeds for arm in arms]
+        experiment = Experiment(lambda arm, seed: self.arms[arm].planned_run(seed))
+        keys = [(arm, seed) for seed in seeds for arm in self.arms]
         kinds = [self.arms["plain"].settings, self.arms["idea"].settings]
         processes, threads = side_by_side(kinds, self.own.processes)
         failed = experiment.make(keys, self.command, processes, threads,
-                                 all_or_nothing=all_or_nothing)
-        if failed and all_or_nothing:
+                                 all_or_nothing=True)
+        if failed:
             raise UserError("; ".join(failed.values()))
         return experiment.arms(keys)
 
@@ -209,16 +177,7 @@ class Idea:
         """The idea with its own flags: my_idea --strength 2."""
         of_idea = own_flags(self.axis, self.name)
         words = [f"--{name} {value}" for name, value in self.typed.items() if name in of_idea]
-        if self.rate_of:
-            words.append(f"at {self.rate_of['idea']:g} times the rate")
         return " ".join([self.name, *words])
-
-    def flags_of_arms(self) -> dict[str, str]:
-        """The command of train.py of each arm, without its seed and its folder."""
-        found = {}
-        for arm, one in self.arms.items():
-            found[arm] = shlex.join([*as_typed(one.flags), "--steps", str(one.settings.steps)])
-        return found
 
 
 def usual_settings(given: dict) -> dict:

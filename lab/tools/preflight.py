@@ -12,32 +12,32 @@ It samples answers to problems of the task, trains nothing, and ends in one of f
     can use                     the best that was sampled: whether it will be learned is not said
     cannot                      hardly a group has answers with different rewards
 
-All other flags are those of train.py, and mean the training that is planned. Nothing is written.
-What a training shows once it has begun, lab diagnose says.
+All other flags are those of train.py, and mean the training that is planned. Nothing is written,
+and the learning rate is not part of the verdict. What a training shows once it has begun, lab
+diagnose says.
 """
 if __name__ == "__main__":
     raise SystemExit("start it with: python -m lab preflight")
-from types import SimpleNamespace
+import textwrap
 from typing import Any
 
-import numpy as np
-import torch
-
+import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
+from lab.analysis.statistics import Estimate, within
+from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from lab.engine.errors import UserError
-from lab.engine.methods import CLIP_KINDS
 from lab.engine.policy import Policy, derived_seed
-from lab.engine.rollouts import Rollouts, has_turns
-from lab.engine.tokens import encode_prompt
-from lab.harness.flags import Flag, flags_of, read
-from lab.harness.tasks import make_task, score_again
+from lab.engine.rollouts import has_turns
 from lab.harness.build import load_policy
+from lab.harness.flags import Flag, read
 from lab.harness.screen import show_status
 from lab.harness.settings import Settings, make_settings
-from lab.tools.helpers.blind import Answers
-from lab.tools.helpers.prospects import Findings, Plan, Replies
+from lab.tools.helpers.prospects import (CANNOT, FORM, HOLE, Answers, Findings, best_blind,
+                                         shown_rule)
 
 FEWEST_PROBLEMS = 4
-NOT_ASKED = 400  # problems that no model is asked, to try answers on that ignore the problem
+NOT_ASKED = 400     # problems that no model is asked, to try answers on that ignore the problem
+FEWEST_OTHERS = 20  # such problems
+SIZES = (2, 4, 8, 16, 32)  # of groups
 
 FLAGS = {
     "problems": Flag(32, "number of problems that are asked", least=FEWEST_PROBLEMS,
@@ -61,99 +61,175 @@ def main(argv: list[str]) -> None:
                         f"--answers {own.answers} would be sampled to a problem: sample as many at "
                         "least")
     policy = load_policy(settings)
-    print(find(policy, settings, *sample(policy, settings, own)).in_words())
+    found = find(policy, settings, sample(policy, settings, own.problems, own.answers))
+    for part in in_words(found, settings):
+        print(part if part.startswith("|") else textwrap.fill(part, 100), end="\n\n")
 
 
-def sample(policy: Policy, s: Settings, own: SimpleNamespace) -> tuple[list[Answers], Replies]:
-    """Sample the answers, to as many problems at once as an update of the training has answers; and
-    count the tokens of the environment."""
-    problems, found, replies = problems_to_ask(policy, s, own.problems), [], Replies(0, 0, 0)
-    at_once = max(1, s.questions * s.answers // own.answers)
-    for first in range(0, len(problems), at_once):
-        show_status(f"sampled answers to {first} of {len(problems)} problems")
-        part = problems[first:first + at_once]
-        batch = policy.ask(part, own.answers, derived_seed("preflight", s.seed, first))
-        if policy.environment and not first:
-            score_again(batch, policy.task, s.task, policy.environment)
-        found += [answers_to(batch, policy, group) for group in range(len(part))]
-        counted = zip(replies, replies_in(batch, s), strict=True)
-        replies = Replies(*(before + more for before, more in counted))
-    return found, replies
+# ------------------------------------------------------------------- the answers
 
 
-def replies_in(batch: Rollouts, s: Settings) -> Replies:
-    """Whether the loss of this project, as it is now, has a gradient at what an environment wrote:
-    every token gets the advantage 1 and the weight 1, as if nothing but the loss left it out."""
-    log_prob = batch.log_prob.clone().requires_grad_()
-    ones = torch.ones_like(log_prob)
-    old = batch.log_prob if s.epochs > 1 else None
-    loss = CLIP_KINDS[s.clip_kind](log_prob, ones, ones, batch.mask, int(batch.mask.sum()), old,
-                                   (s.clip_low, s.clip_high))
-    gradient, = torch.autograd.grad(loss, log_prob)
-    foreign = batch.written & ~batch.mask
-    return Replies(int(batch.written.sum()), int(foreign.sum()),
-                   int((gradient[foreign] != 0).sum()))
+def sample(policy: Policy, s: Settings, problems: int, count: int) -> list[Answers]:
+    """Answers to different problems of the training, to as many problems at once as an update of
+    the training has answers."""
+    asked, found = problems_to_ask(policy, s, problems), []
+    at_once = max(1, s.questions * s.answers // count)
+    for first in range(0, len(asked), at_once):
+        show_status(f"sampled answers to {first} of {len(asked)} problems")
+        part = asked[first:first + at_once]
+        batch = policy.ask(part, count, derived_seed("preflight", s.seed, first))
+        for group, problem in enumerate(part):
+            rows = batch.group == group
+            columns = (batch.reward, batch.scores["answer"], batch.scores["format"],
+                       batch.finished)
+            texts = [batch.answers[row] for row in rows.nonzero().flatten().tolist()]
+            found.append(Answers(policy.task.show(problem), texts,
+                                 *(column[rows].float().tolist() for column in columns)))
+    return found
 
 
 def problems_to_ask(policy: Policy, s: Settings, count: int) -> list[Any]:
     """Different problems that training may use; fewer if the task has no more."""
-    found: dict[str, Any] = {}
-    for step in range(1, 51):
-        for problem in policy.task.training_problems(s.seed, step, count):
-            found.setdefault(policy.task.show(problem), problem)
-        if len(found) >= count:
-            break
+    found = different_problems(policy, s, count, range(1, 51))
     if len(found) < FEWEST_PROBLEMS:
         raise UserError(f"the task has {len(found)} different problems for training, and at least "
                         f"{FEWEST_PROBLEMS} are needed: of fewer the answers are learned by heart")
+    return found
+
+
+def different_problems(policy: Policy, s: Settings, count: int, steps: range,
+                       without: frozenset[str] = frozenset()) -> list[Any]:
+    found: dict[str, Any] = {}
+    for step in steps:
+        for problem in policy.task.training_problems(s.seed, step, count):
+            if policy.task.show(problem) not in without:
+                found.setdefault(policy.task.show(problem), problem)
+        if len(found) >= count:
+            break
     return list(found.values())[:count]
 
 
-def answers_to(batch: Rollouts, policy: Policy, group: int) -> Answers:
-    """The answers to one problem of a batch."""
-    rows = (batch.group == group).nonzero().squeeze(1).tolist()
-    columns = {"reward": batch.reward, "right": batch.scores["answer"],
-               "format": batch.scores["format"], "finished": batch.finished}
-    numbers = {name: [float(column[row]) for row in rows] for name, column in columns.items()}
-    return Answers(policy.task.show(batch.problems[group]), [batch.answers[row] for row in rows],
-                   turns=[batch.turns[row] for row in rows] if batch.turns else (), **numbers)
-
-
-def find(policy: Policy, s: Settings, sampled: list[Answers], replies: Replies) -> Findings:
+def find(policy: Policy, s: Settings, sampled: list[Answers]) -> Findings:
     """All that is computed of the answers, and of problems that were not asked."""
+    found = Findings(sampled, s.questions, s.answers)
+    if has_turns(policy.task):  # what an environment replied is no answer to another problem
+        return found
     show_status("trying answers that ignore the problem")
-    asked = {one.problem for one in sampled}
-    others: dict[str, Any] = {}
-    # one text can be tried on any problem; turns depend on what an environment replied to them
-    for step in range(1001, 1051) if not has_turns(policy.task) else ():
-        for problem in policy.task.training_problems(s.seed, step, NOT_ASKED):
-            if policy.task.show(problem) not in asked:
-                others.setdefault(policy.task.show(problem), problem)
-        if len(others) >= NOT_ASKED:
-            break
-    plan = Plan(s.questions, s.answers, s.max_new_tokens,
-                "examples" in flags_of(type(policy.task.task)) and can_spell(policy, s))
-    return Findings(sampled, plan, policy.task, list(others.values())[:NOT_ASKED],
-                    replies, unequal=scored_otherwise(policy, s, sampled))
+    asked = frozenset(one.problem for one in sampled)
+    others = different_problems(policy, s, NOT_ASKED, range(1001, 1051), asked)
+    if len(others) >= FEWEST_OTHERS:
+        found.blind = best_blind(sampled, others, policy.task.show, policy.task.score)
+    return found
 
 
-def scored_otherwise(policy: Policy, s: Settings, sampled: list[Answers]) -> int:
-    """How many of the answers earn something else when they are scored once more. Sampled answers
-    have their rewards in float32."""
-    problems = {policy.task.show(problem): problem
-                for problem in problems_to_ask(policy, s, len(sampled))}
-    return sum(np.float32(policy.task.score(problems[one.problem], given)["reward"]) != reward
-               for one in sampled if one.problem in problems
-               for given, reward in zip(one.scored, one.reward))
+# ------------------------------------------------------------------- and in words
 
 
-def can_spell(policy: Policy, s: Settings) -> bool:
-    """Whether the model's tokenizer can spell a prompt with solved examples."""
-    try:
-        changed = make_settings({"task": s.task, "model": s.model, "examples": 4})
-        task = make_task(changed.task, changed.method_flags)
-        text = task.prompt_for(problems_to_ask(policy, s, FEWEST_PROBLEMS)[0])
-        encode_prompt(policy.tokenizer, text, "")
-        return True
-    except UserError:
-        return False
+def in_words(found: Findings, s: Settings) -> list[str]:
+    """Success, groups that teach, the form, the best blind answer, and the verdict."""
+    right = within(found.mean("right"), 0, 1)
+    said = [f"Success: {percent(right)} of the answers are right, {found.sampled} answers to each "
+            f"of {len(found.problems)} problems.",
+            "A group teaches only if the rewards of its answers differ:",
+            groups_table(found).to_text(),
+            f"The planned step has {s.questions} groups of {s.answers}: {found.living:.1f} of them "
+            f"teach, {found.living_by_success:.1f} to be right."]
+    if found.form is None:
+        said.append("No answer's reward differs from that of another answer to the same problem.")
+    else:
+        said.append(f"Form: {found.form:.0%} of the rewards' variance within groups lies between "
+                    "answers that are equally right. That part teaches the form, and the rest the "
+                    "task.")
+    if found.form is not None and found.right_if_formed is not None:
+        said[-1] += f" Of the well formed answers {found.right_if_formed:.0%} are right."
+    return [*said, about_blind(found), f"{found.word.upper()}: {reason(found, s)}"]
+
+
+def groups_table(found: Findings) -> Table:
+    rows: list[Row] = []
+    for size in SIZES:
+        if size <= found.sampled:
+            rows.append([size, found.living_share("reward", size),
+                         found.living_share("right", size).value])
+    return Table("groups", "", by_row({"size": "d", "teach": ".0%", "right": ".0%"}, rows),
+                 headings={"size": "group of", "teach": f"rewards differ{WITH_INTERVAL}",
+                           "right": "right and wrong answers"})
+
+
+def about_blind(found: Findings) -> str:
+    if found.blind is None:
+        return ("Without the task: not computed, because the task has too few other problems, or "
+                "an environment replies, so that no answer can be tried on another problem.")
+    mean = found.mean("reward").value
+    return (f"Without the task: a sampled answer earns {mean:.2f} on average. Of answers that are "
+            f"the same for every problem the best is {one_answer(found)}. It earns "
+            f"{found.blind.reward:.2f} and is right {found.blind.right:.1%} of the time.")
+
+
+def one_answer(found: Findings) -> str:
+    """The best answer that ignores the problem: a constant text, or a rule over its numbers."""
+    shown = " ".join(shown_rule(found.blind.rule).split())
+    if not shown:
+        return "the empty text"
+    if not found.blind.is_rule:
+        return f"the constant text `{shown}`"
+    return f"the rule `{shown}`, where a, b, ... are the numbers of the problem"
+
+
+def reason(found: Findings, s: Settings) -> str:
+    """Why the verdict is this one, and what would help."""
+    helps = ("What helps: easier problems, solved examples in the prompt, a cold start on right "
+             f"answers (python -m lab warmup), or larger groups (--answers {4 * s.answers}).")
+    if found.word == CANNOT:
+        return why_cannot(found, s, helps)
+    if found.word == FORM:
+        return why_form(found, helps)
+    if found.word == HOLE:
+        said = (f"{one_answer(found)}, which is the same for every problem, earns "
+                f"{found.blind.reward:.2f}, nearly as much as the best sampled answers or more. ")
+        if found.blind.is_rule:
+            said += "If this rule is what you want to be learned, it is the task and no hole. "
+        return said + ("What helps against a hole: another reward, under which this answer earns "
+                       "less, or problems that no one answer solves.")
+    if found.living_by_success < found.fewest:
+        return (f"the form first: hardly a group has right and wrong answers, but "
+                f"{found.right_if_formed:.0%} of the well formed ones are right, and "
+                f"{found.mean('right').value:.1%} of all. {helps}")
+    return (f"in a step {found.living_by_success:.1f} groups have right and wrong answers. Begin "
+            "with a short run, and with the same run under --placebo advantages: if the reward is "
+            "what teaches, that one does not learn.")
+
+
+def why_cannot(found: Findings, s: Settings, helps: str) -> str:
+    cut_off = 1 - found.mean("finished").value
+    if cut_off > 0.5:
+        return (f"{cut_off:.0%} of the answers are cut off before they end, so nearly all get the "
+                f"same reward. What helps: --max_new_tokens {2 * s.max_new_tokens}, or a prompt "
+                "that asks for less.")
+    if found.mean("right").value > 0.5:
+        return ("nearly all answers are right already, so there is nothing to compare. What helps: "
+                "harder problems.")
+    if found.only_reward is not None:
+        return (f"every sampled answer earned exactly {found.only_reward:.3g}. Score an answer by "
+                "hand that you know to be right: if it earns the same, the reward has a mistake. "
+                f"Else the problems are too hard. {helps}")
+    return f"in a step {found.living:.2f} groups have answers with different rewards. {helps}"
+
+
+def why_form(found: Findings, helps: str) -> str:
+    if found.mean("right").value > 0.9:
+        return ("nearly every answer counts as right, and what differs between the rewards of a "
+                "group is something else. What helps: a reward, or harder problems, by which some "
+                "answers are wrong.")
+    if found.living_if_paid >= found.fewest:
+        return (f"in a step {found.living_if_paid:.1f} groups have right and wrong answers, but "
+                "the reward hardly pays for being right, or pays for being wrong. What helps: "
+                "another reward.")
+    return ("the rewards of a group differ, but hardly ever because one answer is right and "
+            f"another wrong. {helps}")
+
+
+def percent(found: Estimate) -> str:
+    if found.low != found.low:  # nan: of one problem there is no interval
+        return f"{found.value:.0%}"
+    return f"{found.value:.0%} ({found.low:.0%} to {found.high:.0%})"

@@ -1,4 +1,3 @@
-"""Doors to other programs: TRL's trainer with a weighting of this project, files of other
-trainers, one step of anybody's trainer, and what codes called GRPO compute. Each file imports only
-the program that it is for; requirements.txt has what they need."""
+"""TRL's trainer with a weighting or an advantage of this project, and a record of what each token
+gets. requirements.txt has what it needs, README.md says how it is used."""
 import lab.engine  # noqa: F401  before torch: it says how threads wait

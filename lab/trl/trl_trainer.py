@@ -21,6 +21,7 @@ methods that sample or compute with this lab's own model.
 """
 import inspect
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,15 +29,16 @@ from types import SimpleNamespace
 
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, checked_credit, make
-from lab.trl.import_run import labelled, named_parts
 from lab.engine.errors import PROJECT, UserError
 from lab.engine.errors import refuse_undefined
 from lab.harness.tasks import CheckedTask, load_task
 from lab.engine.policy import derived_seed
-from lab.engine.rollouts import Rollouts
-from lab.engine.tokens import load_tokenizer
+from lab.engine.rollouts import Rollouts, score_answers
+from lab.engine.tokens import OTHER, THINK, load_tokenizer, token_bytes
+from lab.countdown import annotate
 from grpo import to_every_token
 from lab.harness.read_record import run_config
 from lab.harness.record import RunFolder, credit_path, make_run, provenance, write_credit
@@ -383,6 +385,40 @@ def scores_of(trainer, rewards: torch.Tensor) -> dict[str, torch.Tensor]:
     parts = rewards.float().nan_to_num(nan=0.0)
     summed = (parts * trainer.reward_weights.to(parts.device)).sum(1)
     return named_parts(trainer.reward_func_names, parts.T) | {"reward": summed}
+
+
+def named_parts(names: Iterable[str], columns: Iterable[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Rewards by the names of their functions.
+
+    `reward` is the lab's name for the sum, and `answer` for whether an answer is right, which a
+    function called `answer` says by 1 or more: the functions' own values get the names own_reward
+    and own_answer. When several functions share a name, the later ones get a number.
+    """
+    parts = {}
+    for number, (name, values) in enumerate(zip(names, columns), 1):
+        if name == "answer":
+            parts["answer"] = torch.where(values.isnan(), values, (values >= 1).float())
+        own = f"own_{name}" if name in ("reward", "answer") else name
+        parts[f"{own}_{number}" if own in parts else own] = values
+    return parts
+
+
+def labelled(batch: Rollouts, tokenizer: Tokenizer, task=None) -> Rollouts:
+    """The batch with section and kind of each token: by a task, or by tags and text alone. Without
+    a tag, in the answer or at the end of the prompt, nothing is called thinking."""
+    prompt = b"".join(token_bytes(tokenizer, batch.prompt_ids[0]))  # all prompts end alike
+    opens_thinking = prompt.rstrip().endswith(b"<think>")
+
+    def by_tags(pieces: list[bytes]) -> tuple[list[int], list[int]]:
+        sections, kinds = annotate(pieces)
+        if not opens_thinking and b"think>" not in b"".join(pieces):
+            sections = [OTHER if code == THINK else code for code in sections]
+        return sections, kinds
+
+    names = SimpleNamespace(label=task.label if task else by_tags, score=lambda problem, text: {})
+    if not batch.mask.equal(batch.written):  # then answers have turns
+        names.reply = None
+    return score_answers(batch, tokenizer, names)
 
 
 def gathered(trainer, tensor: torch.Tensor) -> torch.Tensor:

@@ -20,7 +20,7 @@ from lab.harness import flags
 from lab.harness.flags import Flag, Positive, Range, check_value, flags_of, option, settle, words_of
 from lab.harness.help import OTHER_NAMES, SHORT_HELP
 from lab.harness.settings import OPTIONS, make_settings, read_flags
-from lab.tools import preview, warmup
+from lab.tools import warmup
 
 LARGEST_LAST = "examples.largest_last"
 COUNTDOWN = {"max_number": 15, "steps": 7, "questions": 5}  # a recipe
@@ -179,7 +179,7 @@ def test_every_number_has_bounds_and_its_defaults_lie_within():
     owners = [flags_of(owner) for owner in (Task, largest_last.Task, *methods)]
     flags = {f"{n} {name}": flag for n, found in enumerate([OPTIONS, warmup.FLAGS, *owners])
              for name, flag in found.items()}
-    assert_bounded(flags | {"show": preview.FLAGS["show"]})
+    assert_bounded(flags)
 
 
 def test_what_a_large_run_would_use_is_allowed():

@@ -43,17 +43,15 @@ def test_numbers_command_and_settings_are_kept(tmp_path, monkeypatch):
     assert numbers["measured"] == "gains" and numbers["settings"]["seed"] == 3
     assert numbers["settings"].keys() == {*KNOWN, "out", "all"}
     assert len(numbers["tables"][0]["rows"]) == 60
+    text = (tmp_path / "results/gains-s3/printed.txt").read_text()
+    command, commit, _, *printed = text.splitlines()
+    assert command == numbers["command"] and commit.startswith(f"commit {numbers['git_commit']}")
+    assert any(line.startswith("| arm 59 ") for line in printed) and "## Checks" in text
 
 
 def test_the_command_leaves_out_what_changes_no_number():
     typed = {"all": True, "out": "x", "model": "runs/it's"}
     assert command_of("exact", typed) == "python -m lab exact --model 'runs/it'\"'\"'s'"
-
-
-def test_the_folder_of_an_experiments_own_runs_is_not_in_its_command():
-    typed = {"runs": "runs/x", "processes": 2, "seeds": 3}
-    assert command_of("experiment mine", typed, ["runs"]) == (
-        "python -m lab experiment mine --seeds 3")
 
 
 MODULES = {name: import_module(file) for name, file in overview.MODULES.items()}

@@ -291,7 +291,7 @@ def test_a_run_that_was_made_of_another_file_is_refused(run, tmp_path):
     assert f"is an earlier run, and since then {words} has changed" in said
 
 
-def test_published_runs_need_no_folder_and_each_folder_is_read_once(monkeypatch):
+def test_each_folder_is_read_once(monkeypatch):
     read = []
 
     def finished(planned):
@@ -300,13 +300,13 @@ def test_published_runs_need_no_folder_and_each_folder_is_read_once(monkeypatch)
 
     monkeypatch.setattr(planned_runs, "finished_run", finished)
     monkeypatch.setattr(planned_runs, "make_runs", lambda planned, *_, **more: (planned, more))
-    experiment = Experiment(lambda arm, seed: PlannedRun(arm, seed, Path("x"), [], 60),
-                            known={("none", 1): "published"})
+    experiment = Experiment(lambda arm, seed: PlannedRun(arm, seed, Path("x"), [], 60))
     keys = [("none", seed) for seed in range(3)]
     for _ in range(2):
-        assert experiment.arms(keys) == {"none": {0: "of a folder", 1: "published"}}
-    assert read == ["none-s0", "none-s2", "none-s2"]
+        assert experiment.arms(keys) == {"none": {0: "of a folder", 1: "of a folder"}}
+    assert read == ["none-s0", "none-s1", "none-s2", "none-s2"]
     assert [run.name for run in experiment.missing(keys)] == ["none-s2"]
     made, more = experiment.make(keys, "command", 2, 3, all_or_nothing=True)
-    assert [(run.name, run.threads) for run in made] == [("none-s0", 3), ("none-s2", 3)]
+    assert [(run.name, run.threads) for run in made] == [("none-s0", 3), ("none-s1", 3),
+                                                          ("none-s2", 3)]
     assert more == {"all_or_nothing": True}

@@ -5,7 +5,7 @@ import pytest
 
 from conftest import ROOT, refusal
 from runs import assert_programs_say_how_to_start, says
-from lab.tools import follow, preview, sample
+from lab.tools import follow, sample
 
 
 def test_a_tool_that_is_started_as_a_file_says_how_to_start_it():
@@ -15,8 +15,6 @@ def test_a_tool_that_is_started_as_a_file_says_how_to_start_it():
 
 
 @pytest.mark.parametrize("tool, argv, said", [
-    (preview, "nowhere", "nowhere does not exist"),
-    (preview, "RUN --mitigation gtpo", "gtpo is an advantage, and this tool shows weightings"),
     (follow, "TINY", "tiny is not a run folder: it has no config.json of a run"),
     (follow, "RUN --step 9", "run has steps 1 to 3"),
     (follow, "RUN --answer 8", "--answer 8: step 3 has answers 0 to 7"),

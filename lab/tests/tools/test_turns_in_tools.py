@@ -8,7 +8,7 @@ from lab.analysis.answers import answer_of
 from lab.analysis.run_folders import read_run
 from lab.analysis.token_table import read_step
 from lab.engine.tokens import load_tokenizer
-from lab.tools import follow, preflight, preview, sample
+from lab.tools import follow, idea, preflight, sample
 from lab.tools.helpers import terminal
 
 GUESSER = str(ROOT / "models/guesser")
@@ -39,11 +39,11 @@ def test_a_page_shows_replies_and_knows_no_number_of_them(played, capsys, undraw
     assert f"recorded {tokens} tokens of 16 answers" in printed and "--credit" not in printed
 
 
-def test_follow_and_preview_show_replies_in_their_place(played, capsys):
+def test_follow_and_a_look_show_replies_in_their_place(played, capsys):
     follow.main([str(played), "--step", "2"])
     follow.main([str(played), "--step", "2", "--answer", "0"])
     follow.main([str(played), "--step", "2", "--answer", "0", "--token", "0"])
-    preview.main([str(played), "--mitigation", "entropy_weighted"])
+    idea.main(["entropy_weighted", "--look", str(played)])
     assert capsys.readouterr().out.count("<|im_end|>") > 8
     said = refusal(follow.main, [str(played), "--step", "2", "--answer", "0", "--token", "0",
                                  "--credit", "10"])
@@ -56,11 +56,10 @@ def test_follow_and_preview_show_replies_in_their_place(played, capsys):
     assert "--credit 1000" not in capsys.readouterr().out
 
 
-def test_preflight_scores_turns(capsys):
-    """The same turns earn the same again; and none of them is tried on another problem."""
+def test_preflight_tries_no_turns_on_another_problem(capsys):
     preflight.main(["--model", GUESSER, "--problems", "8", "--answers", "16"])
     said = " ".join(capsys.readouterr().out.split())
-    assert "An environment replies to the answers" in said and "earn something else" not in said
+    assert "an environment replies, so that no answer can be tried" in said and "LEARNS: " in said
 
 
 def test_a_game_is_played_for_a_person(capsys, monkeypatch):

@@ -1,5 +1,4 @@
 """What is said of paired runs, by hand."""
-import csv
 import re
 
 import numpy as np
@@ -8,8 +7,6 @@ from conftest import refusal
 
 import mitigations  # noqa: F401  fills the lists of choices
 from lab.analysis.statistics import holm, two_sided_p
-from lab.tools.helpers import verdict_files
-from lab.tools.helpers.rates import Rates, rates_of
 from lab.tools.helpers.tries import Tries, Try
 from lab.tools.helpers.verdict import Verdict
 
@@ -254,71 +251,19 @@ def test_each_placebo_has_its_sentence_and_their_p_are_corrected_together():
             "same success in every pair") in said
 
 
-def test_without_rates_it_says_how_the_gradient_differs():
+def test_it_says_how_the_gradient_differs():
     """0.8 over 0.5, in the steps that had a gradient."""
-    verdict = verdict_of(OPEN)
-    assert "learning rate, 0.001, and another may suit my_idea better" in verdict.about_one_rate()
-    assert "is 1.60 times that of plain GRPO's" in " ".join(verdict.details())
-    said = Verdict("my_idea", runs_with(OPEN), about_rates="Each has its own.").details()
-    assert "Each has its own." in said and "1.60" not in " ".join(said)
+    said = " ".join(verdict_of(OPEN).details())
+    assert "learning rate, 0.001, and another may suit my_idea better" in said
+    assert "is 1.60 times that of plain GRPO's" in said
 
 
-def test_the_files_have_every_run_and_the_command(tmp_path, monkeypatch):
-    monkeypatch.setattr(verdict_files, "has_changes", lambda: True)
-    verdict = Verdict("my_idea", runs_with([0.05, 0.03], ends={
-        "plain": [1, 0, 0], "idea": [1, 1, 1], "any": [0, 0, 0]}))
-    flags = {arm: f"--of {arm}" for arm in ("plain", "idea", "any")}
-    said = verdict_files.write_files(verdict, tmp_path, flags, "python -m lab idea my_idea")
-    again = ("git checkout abc && python -m lab idea my_idea   # and your changes, which are not "
-             "in that commit")
-    assert said[1] == f"To repeat all of it: {again}"
-    with open(tmp_path / "verdict.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 6
-    own = next(row for row in rows if row["arm"] == "idea" and row["seed"] == "1")
-    assert own == {"arm": "idea", "look": "1", "seed": "1", "success_in_training": "0.33",
-                   "held_out_sampled": "0", "held_out_greedy": "", "gradient_norm": "0.8",
-                   "learning_rate": "0.001", "git_commit": "abc", "folder": "runs/idea",
-                   "flags": "--of idea"}
-    tex = (tmp_path / "verdict.tex").read_text()
-    assert tex.startswith(f"% {again}\n") and "its placebo & 2 & +3.0 (" in tex
-    assert "my\\_idea minus" in tex and "95\\% interval" in tex
-    assert "train.py --of idea" in tex
-    assert verdict_files.in_tex(r"50% of a_b & \{x}~") == (
-        r"50\% of a\_b \& \textbackslash{}\{x\}\textasciitilde{}")
-
-
-def test_each_arm_gets_the_rate_at_which_it_learns_more_than_by_chance():
-    """Plain GRPO at twice the rate, where its mean is the largest. The idea at half of it: it gains
-    0.2, 0.22 and 0.21 over twice the rate. Its placebo's gain there is 0.3, -0.1 and 0.1, so it
-    stays at plain GRPO's rate; and one whose run at that rate has failed has its best."""
-    def runs(*successes):
-        return runs_with([success - 0.3 for success in successes])["idea"]
-
-    low, failed = runs(0.1, 0.1, 0.1), runs(0.9)
-    rates = Rates({
-        "plain": {0.5: runs(0.3, 0.3, 0.3), 2.0: runs(0.4, 0.5, 0.4), 4.0: low},
-        "idea": {0.5: runs(0.5, 0.42, 0.41), 2.0: runs(0.3, 0.2, 0.2), 4.0: low},
-        "any": {0.5: runs(0.6, 0.2, 0.5), 2.0: runs(0.3, 0.3, 0.4), 4.0: low},
-        "kind": {0.5: runs(0.2, 0.2, 0.2), 2.0: failed, 4.0: low}},
-        {"plain": "plain GRPO", "idea": "my_idea", "any": "its placebo", "kind": "the other"})
-    assert rates.best() == {"plain": 2.0, "idea": 0.5, "any": 2.0, "kind": 0.5}
-    assert rates.sentence(0.001) == (
-        "Each arm has plain GRPO's best learning rate, or another at which it was better by more "
-        "than chance, on 3 other seeds. As multiples of 0.001 they are: plain GRPO 2, my_idea 0.5, "
-        "its placebo 2, the other 0.5. Of my_idea, the other it is the smallest or the largest "
-        "that was tried, so one beyond it may be better.")
-    row = rates.table().to_json()["rows"][3]
-    assert row == {"arm": "the other", "0.5 times the rate": pytest.approx(0.2),
-                   "2 times the rate": None, "4 times the rate": pytest.approx(0.1)}
-    rates.runs["any"] = dict.fromkeys((0.5, 2.0, 4.0), {})
-    assert "its placebo: its runs failed at every one of --rates" in refusal(rates.best)
-
-
-@pytest.mark.parametrize("typed", ["1", "1,1", "0,1", "1,x", "1,nan", "1,inf", "-1,2", "1,,2"])
-def test_rates_that_are_refused(typed):
-    assert "expected at least two different numbers above 0" in refusal(rates_of, typed)
-
-
-def test_rates_are_sorted():
-    assert rates_of("2,0.5,1") == [0.5, 1.0, 2.0] and rates_of("") == []
+def test_a_gain_with_greedy_answers_stands_beside_that_with_sampled_ones():
+    """Sampled the idea solves half of 200 problems, and greedily all, as plain GRPO does: less
+    sure, and not less able."""
+    verdict = ended(OPEN, plain=ALL, idea=HALF, placebo=ALL)
+    for arm in verdict.looks[0].values():
+        for run in arm.values():
+            run["evaluations"].append({"step": 2, "mode": "greedy", "success": 1, "answer": ALL})
+    row = verdict.table().to_json()["rows"][0]
+    assert row["end"]["high"] < 0 and row["greedy"] == {"value": 0.0, "low": 0.0, "high": 0.0}

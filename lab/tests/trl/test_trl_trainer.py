@@ -34,7 +34,7 @@ from lab.harness.settings import make_settings
 from lab.tests.trl import guess_rows, tool_rows
 from lab.credit.weightings import rescaled_weight
 from runs import block, copy_project, free_port, lines, program
-from lab.tools import preview
+from lab.tools import idea
 
 if find_spec("trl"):
     import trl
@@ -383,7 +383,7 @@ def test_a_run_of_trl_is_read_token_by_token(policy, tmp_path, undrawn, capsys):
     assert batch.section[0, :n].tolist() == section and batch.kind[0, :n].tolist() == kind
     analyze.main([str(folder)])
     assert "Where the gradient went" in capsys.readouterr().out
-    preview.main([str(folder), "--mitigation", "entropy_ratio"])
+    idea.main(["entropy_ratio", "--look", str(folder)])
     assert "12 answers" in capsys.readouterr().out
 
 
@@ -487,7 +487,7 @@ def test_two_processes_weigh_one_batch(policy, tmp_path):
 @needs_trl
 def test_the_program_on_the_page_works_as_it_stands_there(tmp_path):
     """Pasted with two steps instead of 60."""
-    pasted = block("lab/trl/your_own_run.md", "max_steps=60")
+    pasted = block("lab/trl/README.md", "max_steps=60")
     folder = copy_project(tmp_path)
     (folder / "models").symlink_to(ROOT / "models")
     (folder / "pasted.py").write_text(pasted.replace("max_steps=60", "max_steps=2"))

@@ -345,20 +345,18 @@ def refuse_changed(planned: PlannedRun) -> None:
 
 @dataclass
 class Experiment:
-    """Planned runs by arm and seed, and those of them that are finished. `known` are runs of a
-    published result, which need no folder."""
+    """Planned runs by arm and seed, and those of them that are finished."""
     plan_run: Callable[[str, int], PlannedRun]
-    known: dict[Key, Run] = field(default_factory=dict)
     found: dict[Key, Run] = field(default_factory=dict)  # in their folders, each read once
 
     def run(self, arm: str, seed: int) -> Run | None:
         """The run if it is finished."""
         key = arm, seed
-        if key not in self.known and key not in self.found:
+        if key not in self.found:
             run = finished_run(self.plan_run(arm, seed))
             if run:
                 self.found[key] = run
-        return self.known.get(key) or self.found.get(key)
+        return self.found.get(key)
 
     def arms(self, keys: Iterable[Key]) -> Arms:
         """Those of these runs that are finished."""
@@ -376,6 +374,5 @@ class Experiment:
              **more: Any) -> dict[str, str]:
         """Train what is missing of these runs (`make_runs`, which also takes `more`). Returns the
         arms that failed, with the reason."""
-        planned = [replace(self.plan_run(*key), threads=threads) for key in keys
-                   if key not in self.known]
+        planned = [replace(self.plan_run(*key), threads=threads) for key in keys]
         return make_runs(planned, processes, command, **more)

@@ -13,11 +13,10 @@ from dataclasses import replace
 import numpy as np
 
 from lab.analysis.compare import doubt_about_training
-from lab.analysis.gains import (AHEAD, AT_THE_END, BEHIND, BETTER, IN_TRAINING, NOT_SEEN, Gain,
-                                called, gain_over, gains, room_left)
+from lab.analysis.gains import (AHEAD, AT_THE_END, BEHIND, BETTER, GREEDY_AT_THE_END, IN_TRAINING,
+                                NOT_SEEN, Gain, called, gain_over, gains, room_left)
 from lab.analysis.run_folders import Run
 from lab.analysis.statistics import Estimate, holm
-from lab.analysis.sureness import sureness
 from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
 from lab.engine.methods import WHOLE_ANSWERS
 from lab.harness.screen import say
@@ -34,11 +33,10 @@ FAR, AT_LEAST = 8.0, 0.02
 
 
 class Verdict:
-    """The verdict on an idea. `about_rates` says which learning rates the arms have, if they have
-    rates of their own."""
+    """The verdict on an idea."""
 
-    def __init__(self, name: str, first: Arms, tries: Tries | None = None, about_rates: str = ""):
-        self.name, self.tries, self.about_rates = name, tries or Tries(), about_rates
+    def __init__(self, name: str, first: Arms, tries: Tries | None = None):
+        self.name, self.tries = name, tries or Tries()
         self.shuffled = "answers" if name in WHOLE_ANSWERS else "tokens"
         self.doubt = doubt_about_training(list(first["plain"].values()))
         self.measure = AT_THE_END if self.doubt else IN_TRAINING
@@ -86,9 +84,7 @@ class Verdict:
 
     def answer(self) -> list[str]:
         """The verdict in one sentence, and the sentences that say more of what was learned."""
-        beside = sureness(self.looks[-1]["idea"], self.looks[-1]["plain"])
-        of_sureness = [beside.sentence(self.name, "plain GRPO")] if beside else []
-        return [self.verdict(), *self.about_tries(), *self.far_pairs(), *of_sureness]
+        return [self.verdict(), *self.about_tries(), *self.far_pairs()]
 
     def verdict(self) -> str:
         """Whether the idea is ahead of plain GRPO or behind it: one sentence."""
@@ -164,12 +160,16 @@ class Verdict:
         for label, look, other in self.comparisons():
             in_training = self.gain(look, other, IN_TRAINING)
             at_the_end = self.gain(look, other, AT_THE_END)
-            rows.append([label, len(look["idea"]), in_training.estimate, at_the_end.estimate])
-        formats = {"minus": "", "pairs": "d", "training": "points", "end": "points"}
+            greedy = self.gain(look, other, GREEDY_AT_THE_END)
+            rows.append([label, len(look["idea"]), in_training.estimate, at_the_end.estimate,
+                         greedy.estimate])
+        formats = {"minus": "", "pairs": "d", "training": "points", "end": "points",
+                   "greedy": "points"}
         return Table("verdict", "", by_row(formats, rows), headings={
             "minus": f"{self.name} minus",
             "training": f"gain in training, points{WITH_INTERVAL}",
-            "end": f"gain on held-out problems at the end, points{WITH_INTERVAL}"})
+            "end": f"gain on held-out problems at the end, sampled answers{WITH_INTERVAL}",
+            "greedy": f"the same, greedy answers{WITH_INTERVAL}"})
 
     def details(self) -> list[str]:
         """Sentences about what the verdict rests on, and what it leaves open."""
@@ -189,12 +189,12 @@ class Verdict:
                      for seed, pair in self.pairs_of(look).items()]
             found.append(f"The pairs gain {', '.join(pairs)} points over plain GRPO.")
         found += could_have_seen(gain)
-        found.append(self.about_rates or self.about_one_rate())
+        found.append(self.about_rate())
         if not is_the_same(gain):  # then nothing can be said of a choice
             found += self.about_choices()
         return found
 
-    def about_one_rate(self) -> str:
+    def about_rate(self) -> str:
         """That all arms had one learning rate, and how large the idea's gradient is beside plain
         GRPO's."""
         look = self.looks[-1]
@@ -205,7 +205,7 @@ class Verdict:
         return (f"All arms had plain GRPO's learning rate, {rate:g}, and another may suit "
                 f"{self.name} better: the norm of its gradient, before clipping, is "
                 f"{norms[0] / norms[1]:.2f} times that of plain GRPO's, as a mean over the steps. "
-                "With --rates 0.5,1,2 each arm gets one that suits it.")
+                "With --learning_rate all arms are trained at another.")
 
     def about_choices(self) -> list[str]:
         """Whether it matters which tokens the idea chooses: a sentence for each placebo. Their

@@ -1,0 +1,35 @@
+"""An interval of a page stands in a stored result, digit by digit."""
+import re
+
+import pytest
+from conftest import ROOT, project_files
+
+NUMBER = r"([+-]?\d+(?:\.\d+)?)%?"
+# +2.8 (+1.8 to +3.8), or 50.4%, 95% interval 47.9% to 53.0%
+INTERVAL = re.compile(rf"(?<![\w.]){NUMBER}(?: points)?\**\s*(?:\(|\(?95% interval )"
+                      rf"{NUMBER} to {NUMBER}")
+PAGES = [path for path in project_files("**/*.md") if path.parent.name != "results"]
+
+
+def intervals(path):
+    """The value and the two ends of each interval of a file, as they are written there."""
+    return set(INTERVAL.findall(path.read_text(encoding="utf-8")))
+
+
+STORED = {interval for path in project_files("lab/results/**/*.txt")
+          for interval in intervals(path)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_interval_of_a_page_stands_in_a_stored_result(page):
+    """So a digit that is changed on one side alone is noticed. That it stands beside the right name
+    is not."""
+    assert not sorted(intervals(page) - STORED)
+
+
+@pytest.mark.parametrize("page, result", [
+    ("README.md", "first_run"), ("docs/real_models.md", "real_run")])
+def test_the_last_line_of_a_run_is_that_of_its_stored_transcript(page, result):
+    text = (ROOT / page).read_text(encoding="utf-8")
+    [line] = re.findall(r"^  .* \(95% interval .* held-out problems, .*$", text, flags=re.M)
+    assert line in (ROOT / f"lab/results/{result}.txt").read_text(encoding="utf-8").splitlines()
