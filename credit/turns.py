@@ -363,7 +363,7 @@ def redrawn_values(rollouts: Rollouts, policy: Policy, k: int
 @advantage
 def turn_mean(rollouts: Rollouts) -> Tensor:
     """The reward minus the mean reward of the other answers to the prompt that reach the same turn:
-    a baseline for each turn."""
+    a baseline for each turn, which is unbiased."""
     worth = Worth(rollouts)
     return to_turns([[reward - worth.at(row, d) for d in range(turns)]
                      for row, (reward, turns) in enumerate(zip(worth.reward, worth.turns))],
@@ -395,7 +395,11 @@ def mt_grpo(rollouts: Rollouts) -> Tensor:
 def gigpo(rollouts: Rollouts) -> Tensor:
     """GRPO's z-score of the answer, and to it that of the turn: among the turns of the group before
     which the same was read (GiGPO, arXiv 2505.10978, without discount). A turn that is the only one
-    of its kind gets no more than GRPO."""
+    of its kind gets no more than GRPO.
+
+    Its authors' code groups the turns before which the same was observed, whatever led there. Here
+    all that was read has to be equal, which is the same where other histories are other states. It
+    is as biased as GRPO's z-score."""
     groups, ids = rollouts.groups_and_ids
     of_answer = group_z_score(rollouts.reward, rollouts.group)
     kinds: dict[Prefix, int] = {}  # a number for each group and what was read there

@@ -15,9 +15,10 @@ from lab.probes.common import run_probe
 
 # The commands in the order in which the overview lists them: a heading, and the file of each.
 COMMANDS = {
-    "Your own table of arms, which is trained": {"experiment": "experiments"},
+    "Your own method, computed and trained": {
+        "experiment": "experiments", "exact": "exact"},
     "Probes, which measure": {name: f"probes.{name}" for name in (
-        "exact", "planted", "decided")},
+        "planted", "decided")},
     "Questions of the notes that the project began from": {
         "notes": "probes.notes",
         **{name: f"probes.{name}" for name in ("phase1", "rank", "sparsity", "baseline")}},
