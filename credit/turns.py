@@ -44,6 +44,8 @@ EVERYTHING = "all answers of the batch"
 # what a model has read: its prompt, its turns so far, and the replies to them
 Read = tuple[tuple[int, ...], tuple[str, ...], tuple[str, ...]]
 
+Place = tuple[Prefix, tuple[int, ...]]  # the beginning of an answer, and its edges of turns
+
 
 class Redraw:
     """Problems that look the same to a model that has read the beginning of an answer: they have
@@ -327,28 +329,30 @@ def redrawn_values(rollouts: Rollouts, policy: Policy, k: int
     of answers that are equal so far are put together."""
     redraw = Redraw(policy, rollouts, k)
     edges = edges_of_turns(rollouts)
-    # what the model has read, and how many replies are in it: the places in answers that are equal
-    places: dict[Prefix, list[tuple[int, int]]] = defaultdict(list)
+    # what the model has read, and where turns began and ended: the places in answers that are
+    # equal. The tokens alone do not tell a long reply from a short one and a turn after it
+    places: dict[Place, list[tuple[int, int]]] = defaultdict(list)
     first_with: dict[tuple[int, ...], int] = {}  # a group for each prompt
     for row, (group, answer) in enumerate(zip(*rollouts.groups_and_ids, strict=True)):
         prompt = first_with.setdefault(tuple(rollouts.prompt_ids[group]), group)
         for number, edge in enumerate(edges[row]):
-            places[prompt, tuple(answer[:edge])].append((row, number))
+            before = tuple(edges[row][:number + 1])
+            places[(prompt, tuple(answer[:edge])), before].append((row, number))
     problems: list[Problem] = []
     prompts: list[list[int]] = []
     prefixes: list[Prefix] = []
-    owner: list[Prefix] = []
-    for (group, ids), equal in places.items():
-        row, number = equal[0]
+    owner: list[Place] = []
+    for place, equal in places.items():
+        (group, ids), _ = place
         others = redraw.problems([(row, number // 2) for row, number in equal], k)
         for i in range(k * len(equal)):
             prefixes.append((len(problems), ids))
-            owner.append((group, ids))
+            owner.append(place)
             problems.append(others[i % len(others)])
             prompts.append(rollouts.prompt_ids[group])
     imagined = replace(rollouts, problems=problems, prompt_ids=prompts)
     rewards, price = continuation_rewards(policy, imagined, prefixes, 1)
-    found: dict[Prefix, list[float]] = defaultdict(list)
+    found: dict[Place, list[float]] = defaultdict(list)
     for place, reward in zip(owner, rewards.flatten().tolist(), strict=True):
         found[place].append(reward)
     at = {}

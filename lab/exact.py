@@ -89,7 +89,8 @@ WORLDS = {
     "two turns": Kind(turns=2, problems=3, limit=4, stop=(0, 1, 2)),
     "three turns": Kind(turns=3, problems=3, limit=7, stop=(0, 1), vocabulary=2),
     "two turns, answers cut off": Kind(turns=2, problems=3, stop=(0, 1)),
-    "two turns, groups of 3 and 2": Kind(turns=2, problems=3, limit=4, stop=(0, 1, 2), size=3),
+    "two turns, groups of 3 and 2": Kind(turns=2, problems=3, limit=4, stop=(0, 1), vocabulary=2,
+                                         size=3),
     "two turns, a group of one": Kind(turns=2, problems=3, limit=4, stop=(0, 1, 2), size=1,
                                       beside=3)}
 
@@ -423,10 +424,11 @@ def in_words(name: str, verdict: Verdict) -> str:
     if verdict.word not in ("unbiased", "biased"):
         return f"{name} is not judged: {verdict.word}."
     if verdict.word == "unbiased":
-        return f"{name} is right on average in all of these {len(verdict.means)} worlds."
+        return (f"{name} is right on average in all {len(verdict.means)} worlds in which it gives a "
+                "gradient.")
     worst, mean = min(verdict.means.items(), key=lambda one: one[1].cosine)
     count = sum(mean.bias > EXACT for mean in verdict.means.values())
-    return (f"{name} is biased in {count} of these {len(verdict.means)} worlds, most in: {worst}. "
+    return (f"{name} is biased in {count} of {len(verdict.means)} worlds, most in: {worst}. "
             f"There its mean gradient has a cosine of {mean.cosine:.4f} with the true one, so "
             f"{mean.bias:.0%} of its length points elsewhere, and more answers do not mend that.")
 
