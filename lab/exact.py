@@ -424,8 +424,7 @@ def in_words(name: str, verdict: Verdict) -> str:
     if verdict.word not in ("unbiased", "biased"):
         return f"{name} is not judged: {verdict.word}."
     if verdict.word == "unbiased":
-        return (f"{name} is right on average in all {len(verdict.means)} worlds in which it gives a "
-                "gradient.")
+        return f"{name} is right on average in all {len(verdict.means)} worlds in which it runs."
     worst, mean = min(verdict.means.items(), key=lambda one: one[1].cosine)
     count = sum(mean.bias > EXACT for mean in verdict.means.values())
     return (f"{name} is biased in {count} of {len(verdict.means)} worlds, most in: {worst}. "

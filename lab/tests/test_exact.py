@@ -111,11 +111,9 @@ def test_without_luck_as_it_was_is_biased(monkeypatch, replaced, by, where):
 def test_methods_of_turns_are_unbiased_in_other_worlds(name):
     """With seed 0 there are answers in which a long reply has the tokens of a short one and the
     turn after it."""
-    for seed in (0, 1):
-        of_turns = {about: World(kind, seed=seed) for about, kind in WORLDS.items()
-                    if kind.turns > 1}
-        verdict = judge(choice_of(name), {}, of_turns)
-        assert verdict.word == "unbiased" and not verdict.stops, verdict
+    of_turns = {about: World(kind, seed=0) for about, kind in WORLDS.items() if kind.turns > 1}
+    verdict = judge(choice_of(name), {}, of_turns)
+    assert verdict.word == "unbiased" and not verdict.stops, verdict
 
 
 def test_what_draws_or_stops_is_not_judged_and_says_why():
@@ -285,7 +283,7 @@ def test_the_command(capsys):
     assert re.search(r"^one turn, rewards 0 and 1 +1.0000 +0.000 +1.00 +1.00$", said, re.M)
     assert "grpo is biased in 6 of 7 worlds" in said
     overview.main(["exact", "outcome_conditional", "--think_discount", "1.0"])
-    assert "is right on average in all 7 worlds in which" in capsys.readouterr().out
+    assert "is right on average in all 7 worlds in which it runs" in capsys.readouterr().out
     for typed, error in ((["rlo"], "no weighting and no advantage rlo"),
                          (["rloo", "--strength", "2"], "unknown argument --strength")):
         with pytest.raises(UserError, match=error):
