@@ -23,6 +23,7 @@ critic, is set to 2, which is wrong. A method that draws random numbers is not j
 import itertools
 import math
 import random
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -458,4 +459,4 @@ def main(argv: list[str]) -> None:
         print(row + (f"{mean.noise / plain[about].noise:8.2f}" if about in plain else ""))
     for about, why in verdict.stops.items():
         print(f"{about:36s}  {why:.62s}")
-    print(f"\n{in_words(args.name, verdict)}")
+    print("\n" + textwrap.fill(in_words(args.name, verdict), 100))
