@@ -21,9 +21,10 @@ COMMANDS = {
         **{name: f"tools.{name}" for name in ("follow", "sample", "pass_at_k", "diagnose")}},
     "Is my own idea better?": {
         "idea": "tools.idea", "experiment": "experiments"},
+    "Is a method right on average, and how noisy?": {"exact": "exact"},
     "Did I write the loss right?": {"formula": "formula.__main__"},
     "Where is credit, and what is it worth to know?": {
-        name: f"probes.{name}" for name in ("exact", "planted", "decided")},
+        name: f"probes.{name}" for name in ("planted", "decided")},
     "What of the notes that the project began from?": {
         name: f"probes.{name}" for name in ("notes", "phase1", "rank", "sparsity", "baseline")}}
 RETIRED = {  # a command that is gone, and the commit in which it last stood

@@ -339,10 +339,10 @@ def whole(learner, tmp_path_factory):
 def recorded(tmp_path_factory):
     """A run that the tools read: its weights differ between tokens, its answers in length, and
     those that were cut off are dropped."""
-    import train  # most tests need no run
+    import lab.run as train  # most tests need no run
     from runs import SHORT
     folder = tmp_path_factory.mktemp("recorded") / "run"
-    train.main([*SHORT, "--max_new_tokens", "40", "--mitigation", "outcome_conditional",
+    train.train_beyond([*SHORT, "--max_new_tokens", "40", "--mitigation", "outcome_conditional",
                 "--loss_norm", "sequence", "--drop_unfinished",
                 "--out", str(folder)])
     (folder / "checkpoints/step_backup").mkdir()  # a name that people gave

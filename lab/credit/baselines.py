@@ -18,6 +18,7 @@ def optimal_token_baseline(rollouts: Rollouts, *, zero_tail: bool = True) -> Ten
     """The reward minus a baseline for each position (arXiv 2602.07078): B_t is the mean reward of
     the group's answers that reach token t, each counted with W_it, the sum of s^2 over its tokens
     up to t. An answer whose tokens have had large gradients adds more noise, so it counts more.
+    It is biased, because the answer itself is among them, with a weight that knows its tokens.
 
     Nothing is divided by a standard deviation. Beyond the second longest answer only one answer is
     left; there the baseline is 0, unless --zero_tail no, which was verl's default until 24 February
@@ -37,7 +38,8 @@ def optimal_token_baseline(rollouts: Rollouts, *, zero_tail: bool = True) -> Ten
 def opo(rollouts: Rollouts) -> Tensor:
     """The reward minus the group's mean reward, in which each answer counts with its length (arXiv
     2505.23585). The baseline with the least variance counts each answer with its squared gradient;
-    if all tokens have gradients of the same size, and these are orthogonal, that is its length."""
+    if all tokens have gradients of the same size, and these are orthogonal, that is its length.
+    It is biased, a little, because the answer itself is among them."""
     length = double(rollouts.length)
     total = group_mean(length * double(rollouts.reward), rollouts.group)
     baseline = total / group_mean(length, rollouts.group)
@@ -73,7 +75,8 @@ def pass_at_k(rollouts: Rollouts, *, pass_k: Count = 2) -> Tensor:
     With k = `pass_k`, of N answers with W wrong ones: a set earns m = 1 - C(W, k) / C(N, k) on
     average, with the standard deviation s = sqrt(m (1 - m)). A right answer gets (1 - m) / s, a
     wrong one (1 - m - C(W - 1, k - 1) / C(N - 1, k - 1)) / s. Where nearly every set has a right
-    answer, hardly anything is pushed, so training goes on with the hard problems."""
+    answer, hardly anything is pushed, so training goes on with the hard problems. Its goal is not
+    the expected reward, so for that it is biased."""
     found = torch.zeros_like(rollouts.reward)
     is_right = rollouts.scores["answer"] > 0
     for number in rollouts.group.unique():
@@ -96,7 +99,8 @@ def quantile_baseline(rollouts: Rollouts, *, quantile: Share = 0.4) -> Tensor:
     """(reward - Q) / (std + 0.0001), where Q is the `quantile` of the group's rewards in place of
     their mean (arXiv 2509.22611). As in the authors' code, Q lies between two neighbouring rewards
     if the quantile does. With rewards 0 and 1, a group with few right answers has Q = 0, so only
-    the right ones are trained on; one with many has Q = 1, so only the wrong ones are."""
+    the right ones are trained on; one with many has Q = 1, so only the wrong ones are. Q counts the
+    answer's own reward, and the std divides problems by different numbers: it is biased."""
     z_score = group_z_score(rollouts.reward, rollouts.group)
     baseline = torch.zeros_like(z_score)
     for number in rollouts.group.unique():
@@ -112,7 +116,8 @@ def gdpo(rollouts: Rollouts, *, parts_as_paid: bool = False) -> Tensor:
     one that differs a lot. The parts are answer, format and reasoning, those that are paid.
 
     A reward such as 1 for the answer plus 0.1 for the format counts both alike here. With
-    --parts_as_paid yes they count 1 and 0.1, which are verl's gdpo_reward_weights."""
+    --parts_as_paid yes they count 1 and 0.1, which are verl's gdpo_reward_weights. Either way it is
+    biased: its mean gradient is not that of the reward."""
     total = torch.zeros_like(rollouts.reward)
     for part, pay in paid_parts(rollouts).items():
         z_score = group_z_score(rollouts.scores[part], rollouts.group)

@@ -102,7 +102,7 @@ class deletion:
     The policy does not write anything in place of the token, so a step of the reasoning that led to
     the answer gets 0. No mean is subtracted, because then tokens without any effect would get an
     advantage. So right answers are reinforced at the tokens that the scoring reads, and wrong
-    answers hardly anywhere.
+    answers hardly anywhere. It is biased: the text without a token is none that the policy wrote.
     """
 
     def __init__(self, policy: Policy):

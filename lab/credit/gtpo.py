@@ -32,7 +32,8 @@ def gtpo(rollouts: Rollouts, *, entropy_part: NotNegative = 0.1) -> torch.Tensor
     As the paper defines it, the rewards of right answers are standardised together with a 0 for
     each token of a wrong answer, and the other way round. The reimplementations leave these zeros
     out. Without them the tokens of right answers have mean 0, and so do those of wrong answers, so
-    that nothing is learned from being right."""
+    that nothing is learned from being right. It is biased: which tokens get more depends on their
+    entropy, and not on the reward."""
     difference = centred(rollouts.reward, rollouts.group)
     entropy = rollouts.entropy.clamp(min=LEAST_ENTROPY)
     right = shaped(rollouts, difference > 0, entropy, entropy_part)

@@ -24,7 +24,7 @@ from torch import Tensor
 from lab.credit.monte_carlo import Prefix, continuation_rewards
 from lab.engine.errors import UserError, location_of, result_of
 from lab.engine.methods import Metrics, advantage
-from lab.engine.policy import Policy
+from lab.engine.policy import Policy, stop_ids
 from lab.engine.rollouts import Problem, Rollouts
 from grpo import group_z_score
 from lab.harness.flags import Flag
@@ -43,6 +43,8 @@ Continuations = Annotated[int, Flag(
 EVERYTHING = "all answers of the batch"
 # what a model has read: its prompt, its turns so far, and the replies to them
 Read = tuple[tuple[int, ...], tuple[str, ...], tuple[str, ...]]
+
+Place = tuple[Prefix, tuple[int, ...]]  # the beginning of an answer, and its edges of turns
 
 
 class Redraw:
@@ -213,6 +215,9 @@ class without_luck:
     gradient is the same on average. The number may only not know what the problem hides: answers to
     the same problem do, so it is taken from others. In poker this is AIVAT (arXiv 1612.06915).
     Where a task hides nothing, A is the reward minus worth_d.
+
+    An answer also ends where max_new_tokens leaves no room behind the reply for another token.
+    Redrawn problems are judged by the same rule, each with the length of its own reply.
     """
 
     def __init__(self, policy: Policy, *, redraws: Redraws = 16):
@@ -221,17 +226,20 @@ class without_luck:
 
     def __call__(self, rollouts: Rollouts, policy: Policy) -> Tensor:
         redraw, worth = Redraw(policy, rollouts, self.redraws), Worth(rollouts)
-        # answers that are equal up to the end of a turn, by (answer, turn)
-        equal: dict[tuple[Read, str, bool], list[tuple[int, int]]] = defaultdict(list)
-        for row, (turns, finished) in enumerate(zip(rollouts.turns, rollouts.finished.tolist())):
-            for d, turn in enumerate(turns):
-                is_cut_off = not finished and d == len(turns) - 1
-                equal[redraw.read[row][d], turn, is_cut_off].append((row, d))
+        stop = stop_ids(policy.model, policy.tokenizer)
+        # answers that are equal up to the end of a turn, by (answer, turn). `room` is the number of
+        # tokens that the limit leaves for the reply; none if the turn itself was cut off
+        equal: dict[tuple[Read, str, int], list[tuple[int, int]]] = defaultdict(list)
+        for row, edges in enumerate(edges_of_turns(rollouts)):
+            for d, end in enumerate(edges[1::2]):
+                has_ended = int(rollouts.ids[row, end - 1]) in stop
+                room = policy.settings.max_new_tokens - end if has_ended else 0
+                equal[redraw.read[row][d], rollouts.turns[row][d], room].append((row, d))
         luck = [[0.0] * len(turns) for turns in rollouts.turns]
-        for (_, _, is_cut_off), places in equal.items():
+        for (_, _, room), places in equal.items():
             row, d = places[0]
             others = redraw.problems(places, self.redraws)
-            ended, going_on = self.after(others, rollouts.turns[row][:d + 1], is_cut_off, policy)
+            ended, going_on = self.after(others, rollouts.turns[row][:d + 1], room, policy)
             for row, d in places:
                 is_last = d == len(luck[row]) - 1
                 if_it_goes_on = worth.for_others(row, d + 1)
@@ -244,29 +252,45 @@ class without_luck:
         self.tell(rollouts, luck, redraw)
         return to_turns(values, rollouts)
 
-    def after(self, problems: list[Problem], turns: list[str], is_cut_off: bool, policy: Policy
+    def after(self, problems: list[Problem], turns: list[str], room: int, policy: Policy
               ) -> tuple[float, int]:
         """The sum of the rewards of problems for which these turns end an answer, and the number of
-        those for which it goes on."""
+        those for which it goes on: the reply to it leaves room for a token of the next turn."""
         task = task_of(policy)
         ended, going_on = 0.0, 0
         for problem in problems:
-            if not is_cut_off and task.reply(problem, turns) is not None:
+            reply = task.reply(problem, turns) if room else None
+            if reply is not None and tokens_in(reply, policy) < room:
                 going_on += 1
             else:
                 ended += float(task.score(problem, turns)["reward"])
         return ended, going_on
 
     def tell(self, rollouts: Rollouts, luck: list[list[float]], redraw: Redraw) -> None:
-        """Record the share of the reward's variance that was luck, as far as it was taken out."""
-        variance = float(rollouts.reward.var(correction=0))
+        """Record the share of the reward's variance that was taken out: 1 minus the variance of
+        the reward without luck divided by that of the reward."""
+        reward = rollouts.reward.cpu()
         of_answers = torch.tensor([sum(of_turns) for of_turns in luck])
-        share = float(of_answers.var(correction=0)) / variance if variance else None
-        self.metrics["luck_share"] = share
+        variance = float(reward.var(correction=0))
+        without = float((reward - of_answers).var(correction=0))
+        self.metrics["luck_share"] = 1 - without / variance if variance else None
         if redraw.alone and rollouts.step == 1:
             say(f"--advantage without_luck: for {redraw.alone} of "
                 f"{sum(map(len, luck))} turns in step 1 no other problem was found that looks "
                 "the same. Their replies keep their luck, which is right where nothing is hidden")
+
+
+def edges_of_turns(rollouts: Rollouts) -> list[list[int]]:
+    """Of each answer: where its first turn begins and ends, where the second begins, and so on."""
+    edges = []
+    for drawn in rollouts.drawn.int():
+        steps = torch.nn.functional.pad(drawn, (1, 1)).diff()
+        edges.append(steps.nonzero().squeeze(1).tolist())
+    return edges
+
+
+def tokens_in(reply: str, policy: Policy) -> int:
+    return len(policy.tokenizer.encode(reply, add_special_tokens=False).ids)
 
 
 @advantage
@@ -304,32 +328,31 @@ def redrawn_values(rollouts: Rollouts, policy: Policy, k: int
     """For each turn of each answer its values before and after it, with k continuations each. Those
     of answers that are equal so far are put together."""
     redraw = Redraw(policy, rollouts, k)
-    edges: list[list[int]] = []  # of each answer: the beginning of each turn, and its end
-    for drawn in rollouts.drawn.int():
-        steps = torch.nn.functional.pad(drawn, (1, 1)).diff()
-        edges.append(steps.nonzero().squeeze(1).tolist())
-    # what the model has read, and how many replies are in it: the places in answers that are equal
-    places: dict[Prefix, list[tuple[int, int]]] = defaultdict(list)
+    edges = edges_of_turns(rollouts)
+    # what the model has read, and where turns began and ended: the places in answers that are
+    # equal. The tokens alone do not tell a long reply from a short one and a turn after it
+    places: dict[Place, list[tuple[int, int]]] = defaultdict(list)
     first_with: dict[tuple[int, ...], int] = {}  # a group for each prompt
     for row, (group, answer) in enumerate(zip(*rollouts.groups_and_ids, strict=True)):
         prompt = first_with.setdefault(tuple(rollouts.prompt_ids[group]), group)
         for number, edge in enumerate(edges[row]):
-            places[prompt, tuple(answer[:edge])].append((row, number))
+            before = tuple(edges[row][:number + 1])
+            places[(prompt, tuple(answer[:edge])), before].append((row, number))
     problems: list[Problem] = []
     prompts: list[list[int]] = []
     prefixes: list[Prefix] = []
-    owner: list[Prefix] = []
-    for (group, ids), equal in places.items():
-        row, number = equal[0]
+    owner: list[Place] = []
+    for place, equal in places.items():
+        (group, ids), _ = place
         others = redraw.problems([(row, number // 2) for row, number in equal], k)
         for i in range(k * len(equal)):
             prefixes.append((len(problems), ids))
-            owner.append((group, ids))
+            owner.append(place)
             problems.append(others[i % len(others)])
             prompts.append(rollouts.prompt_ids[group])
     imagined = replace(rollouts, problems=problems, prompt_ids=prompts)
     rewards, price = continuation_rewards(policy, imagined, prefixes, 1)
-    found: dict[Prefix, list[float]] = defaultdict(list)
+    found: dict[Place, list[float]] = defaultdict(list)
     for place, reward in zip(owner, rewards.flatten().tolist(), strict=True):
         found[place].append(reward)
     at = {}
@@ -344,7 +367,7 @@ def redrawn_values(rollouts: Rollouts, policy: Policy, k: int
 @advantage
 def turn_mean(rollouts: Rollouts) -> Tensor:
     """The reward minus the mean reward of the other answers to the prompt that reach the same turn:
-    a baseline for each turn."""
+    a baseline for each turn, which is unbiased."""
     worth = Worth(rollouts)
     return to_turns([[reward - worth.at(row, d) for d in range(turns)]
                      for row, (reward, turns) in enumerate(zip(worth.reward, worth.turns))],
@@ -376,7 +399,11 @@ def mt_grpo(rollouts: Rollouts) -> Tensor:
 def gigpo(rollouts: Rollouts) -> Tensor:
     """GRPO's z-score of the answer, and to it that of the turn: among the turns of the group before
     which the same was read (GiGPO, arXiv 2505.10978, without discount). A turn that is the only one
-    of its kind gets no more than GRPO."""
+    of its kind gets no more than GRPO.
+
+    Its authors' code groups the turns before which the same was observed, whatever led there. Here
+    all that was read has to be equal, which is the same where other histories are other states. It
+    is as biased as GRPO's z-score."""
     groups, ids = rollouts.groups_and_ids
     of_answer = group_z_score(rollouts.reward, rollouts.group)
     kinds: dict[Prefix, int] = {}  # a number for each group and what was read there

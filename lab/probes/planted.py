@@ -41,7 +41,7 @@ from torch import Tensor
 import mitigations  # noqa: F401  it fills the lists of choices
 from lab.analysis.statistics import Floats, holm, mean_over
 from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row
-from lab.engine.methods import ADVANTAGES, MITIGATIONS, make
+from lab.engine.methods import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, checked_credit, make
 from lab.engine.errors import UserError
 from lab.engine.policy import derived_seed
 from lab.engine.rollouts import Rollouts
@@ -49,7 +49,7 @@ from lab.engine.tokens import OPERATOR, THINK, WORD
 from grpo import grpo, policy_loss
 from lab.harness.flags import Flag, check_value, flags_of, read, value_of
 from lab.probes.common import COMMON, Findings, Progress
-from lab.probes.enumerated_methods import ComparedMethod
+from lab.credit.weightings import rescaled_weight
 from lab.engine.model import ModelConfig, Qwen2, rotary
 
 PLAIN, TRUE = "plain GRPO", "true credit"
@@ -259,13 +259,13 @@ def method(name: str, flags: dict) -> Start:
 
     def start(learner: Learner) -> Arm:
         policy = learner.as_policy()
-        compared = ComparedMethod(name, make(chosen, flags, policy), is_weighting)
+        made, rescale = make(chosen, flags, policy), "none" if name in NEVER_RESCALED else "mean"
 
         def arm(rollouts: Rollouts) -> tuple[Tensor, Tensor]:
-            numbers = compared.numbers(rollouts, policy)
             if is_weighting:
-                return rollouts.advantage, numbers
-            return numbers, ones(rollouts)
+                weight, _ = rescaled_weight(made, name, rollouts, policy, rescale)
+                return rollouts.advantage, weight
+            return checked_credit(made, f"the advantage {name}", rollouts, policy), ones(rollouts)
         return arm
     return start
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from grpo import grpo, update
+from lab.engine.update import update
+from grpo import grpo
 from lab.engine.optimizer import AdamW
 from lab.harness.build import load_policy
 from lab.harness.settings import make_settings

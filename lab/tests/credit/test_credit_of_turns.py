@@ -57,8 +57,14 @@ class Drawn(Guess):
 
 
 def policy_of(task, **settings):
-    usual = dict(task="my_task", dynamic_sampling=1, questions=3)
-    return SimpleNamespace(task=task, settings=SimpleNamespace(**{**usual, **settings}))
+    """A turn ends with the token 1. A reply has as many tokens as words."""
+    usual = dict(task="my_task", dynamic_sampling=1, questions=3, max_new_tokens=9)
+    tokenizer = SimpleNamespace(
+        token_to_id=lambda text: None,
+        encode=lambda text, add_special_tokens: SimpleNamespace(ids=text.split()))
+    return SimpleNamespace(task=task, settings=SimpleNamespace(**{**usual, **settings}),
+                           tokenizer=tokenizer,
+                           model=SimpleNamespace(config=SimpleNamespace(stop_ids=(1,))))
 
 
 def batch_of(**changed):
@@ -80,9 +86,10 @@ def test_luck_is_taken_out_by_hand():
     found = method(batch_of(), policy_of(Guess()))
     expected = torch.tensor([[1, 1, 0, 1], [2 / 9, 2 / 9, 0, 0], [-.5, -.5, 0, -.5], [0, 0, 0, 0]])
     torch.testing.assert_close(found, expected)
-    luck = torch.tensor([-1 / 3, 4 / 9, -1 / 6, -2 / 3])  # reward - worth at turn 0 - A
-    share = luck.var(correction=0) / torch.tensor(REWARD).var(correction=0)
-    assert method.metrics["luck_share"] == pytest.approx(share.item(), rel=1e-5)
+    # the luck is -1/3 4/9 -1/6 -2/3: its variance is 281/1728, its covariance with the reward
+    # 17/144, and the reward's variance 1/4
+    share = (2 * 17 / 144 - 281 / 1728) / (1 / 4)
+    assert method.metrics["luck_share"] == pytest.approx(share, rel=1e-5)
 
 
 class Player:
@@ -90,46 +97,64 @@ class Player:
 
     def __init__(self):
         generator = torch.Generator().manual_seed(3)
-        reads = [(), ("1", "small"), ("2", "big"), ("2", "small"), ("3", "big")]
+        reads = [(), ("1", "small"), ("2", "too big"), ("2", "small"), ("3", "too big")]
         self.logits = {read: torch.randn(3, generator=generator, dtype=torch.double,
                                          requires_grad=True) for read in reads}
 
-    def games(self, task, secret):
-        """Each possible game with this secret: its turns, and the log-probability of each."""
+    def games(self, task, secret, limit):
+        """Each possible game with this secret: its turns, the log-probability of each, and where
+        the second one stands, if the limit leaves room for it."""
         found = []
         for first in (1, 2, 3):
             log_p = self.logits[()].log_softmax(0)[first - 1]
             reply = task.reply(secret, [f"{first}"])
-            if reply is None:
-                found.append(([f"{first}"], [log_p]))
+            begins = 1 + len((reply or "").split())
+            if reply is None or begins >= limit:
+                found.append(([f"{first}"], [log_p], None))
                 continue
             after = self.logits[f"{first}", reply].log_softmax(0)
-            found += [([f"{first}", f"{second}"], [log_p, after[second - 1]])
+            found += [([f"{first}", f"{second}"], [log_p, after[second - 1]], begins)
                       for second in (1, 2, 3)]
         return found
 
     def gradient(self, of):
-        return torch.cat(torch.autograd.grad(of, list(self.logits.values()), retain_graph=True))
+        return torch.cat(torch.autograd.grad(of, list(self.logits.values()), retain_graph=True,
+                                             materialize_grads=True))
 
 
+class Wordy(Guess):
+    """The reply to a number that is too big has two tokens, and the other one."""
+    def reply(self, secret, turns):
+        reply = super().reply(secret, turns)
+        return "too big" if reply == "big" else reply
+
+
+@pytest.mark.parametrize("limit", [4, 3])
 @pytest.mark.parametrize("problems, answers", [(1, 2), (2, 1)])
-def test_without_luck_is_right_on_average_also_where_answers_share_a_secret(problems, answers):
+def test_without_luck_is_right_on_average_also_where_answers_share_a_secret(problems, answers,
+                                                                            limit):
     """Every batch that there can be, with its probability: the expected gradient is that of the
-    probability of winning. Answers to the same problem know its secret, and lie in the baseline."""
-    task, player = Guess(), Player()
-    policy = policy_of(task)
+    probability of winning. Answers to the same problem know its secret, and lie in the baseline.
+    Where the limit is 3 tokens, nothing can follow a reply of two."""
+    task, player = Wordy(), Player()
+    policy = policy_of(task, max_new_tokens=limit)
     method = without_luck(policy, redraws=6)
     winning, surrogate = 0.0, 0.0
-    games = {secret: player.games(task, secret) for secret in (1, 2, 3)}
+    games = {secret: player.games(task, secret, limit) for secret in (1, 2, 3)}
     for secret, of_secret in games.items():
-        for of_game, log_p in of_secret:
+        for of_game, log_p, _ in of_secret:
             winning = winning + sum(log_p).exp() / 3 * task.score(secret, of_game)["reward"]
     for secrets in itertools.product((1, 2, 3), repeat=problems):
         asked = [secret for secret in secrets for _ in range(answers)]
         for played in itertools.product(*(games[secret] for secret in asked)):
-            texts = [of_game for of_game, _ in played]
-            mask = torch.tensor([[1, 0, len(of_game) == 2] for of_game in texts]).bool()
-            written = mask | torch.tensor([[0, len(of_game) == 2, 0] for of_game in texts]).bool()
+            texts = [of_game for of_game, _, _ in played]
+            mask, written = torch.zeros(2, len(played), 4, dtype=torch.bool)
+            mask[:, 0] = True
+            surrogate_of = 0.0
+            for row, (_, _, second) in enumerate(played):
+                written[row, :(second or 0) + 1] = True
+                if second:
+                    mask[row, second] = True
             reward = torch.tensor([task.score(secret, of_game)["reward"]
                                    for secret, of_game in zip(asked, texts)])
             batch = replace(
@@ -137,10 +162,11 @@ def test_without_luck_is_right_on_average_also_where_answers_share_a_secret(prob
                           group=torch.arange(problems).repeat_interleave(answers)),
                 problems=list(secrets), prompt_ids=[[5, 6]] * problems, turns=texts, step=2)
             credit = method(batch, policy).double()
-            log_p = torch.stack([torch.stack([*of_game, of_game[0]][:2]) for _, of_game in played])
-            p = torch.stack([sum(of_game) for _, of_game in played]).sum().exp().detach()
-            weighted = (credit[:, [0, 2]] * log_p).sum() / len(asked)
-            surrogate = surrogate + p / 3 ** problems * weighted
+            for row, (_, log_p, second) in enumerate(played):
+                for t, of_turn in zip((0, second), log_p):
+                    surrogate_of = surrogate_of + credit[row, t] * of_turn / len(asked)
+            p = torch.stack([sum(log_p) for _, log_p, _ in played]).sum().exp().detach()
+            surrogate = surrogate + p / 3 ** problems * surrogate_of
     torch.testing.assert_close(player.gradient(surrogate), player.gradient(winning),
                                atol=1e-6, rtol=0)
 
@@ -150,9 +176,10 @@ def test_an_answer_that_is_cut_off_has_what_it_earns():
     first turn of the third, so all three secrets are scored after it."""
     finished = torch.tensor([True, True, False, False])
     turns = [["2", "1"], ["2"], ["2"], ["3", "2"]]
-    mask = MASK.clone()
+    mask, ids = MASK.clone(), torch.ones(4, 4, dtype=torch.long)
     mask[2, 3] = False
-    batch = batch_of(finished=finished, turns=turns, mask=mask)
+    ids[2, 1] = ids[3, 3] = 7  # where a turn ends it would be a 1
+    batch = batch_of(finished=finished, turns=turns, mask=mask, ids=ids)
     found = without_luck(policy_of(Guess()), redraws=6)(batch, policy_of(Guess()))
     # others at turn 0: 2/3; X is the reward of a 2, which is right for one of three
     assert found[2].tolist() == pytest.approx([1 / 3 - 2 / 3] * 2 + [0, 0])

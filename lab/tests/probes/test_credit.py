@@ -4,45 +4,28 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models
 
 from conftest import hand_made
 from lab.credit.measured import chain, probability_of_others
 from lab.credit.measured import measured as measured_advantage
 from lab.engine.errors import UserError
-from lab.engine.policy import Policy
-from lab.harness.settings import Settings
 from lab.probes.credit import squared_credit, true_credit
-from lab.probes.enumerated import TEXTS, make_enumerated
-
-
-class WorldPolicy(Policy):
-    """The small world as something that can be asked for continuations."""
-    rewards: dict
-
-    def reward_of(self, problem, ids) -> float:
-        return self.rewards[tuple(ids)]
+from lab.exact import Kind, World
+from lab.tests.test_exact import credit_of
 
 
 @pytest.fixture(scope="module")
 def measured():
-    world = make_enumerated(seed=1, length=3)
-    s = Settings(model="world", max_new_tokens=3, questions=40, answers=40)
-    vocabulary = {text: i for i, text in enumerate(TEXTS)}
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=TEXTS[0]))
-    policy = WorldPolicy(world.model, tokenizer, None, s, None)
-    policy.rewards = {}
-    rows, lengths = world.rollouts.ids.tolist(), world.rollouts.length.tolist()
-    for row, n, reward in zip(rows, lengths, world.rollouts.reward.tolist()):
-        policy.rewards[tuple(row[:n])] = reward
-    return world, policy, replace(world.rollouts, generator=torch.Generator().manual_seed(0))
+    world = World(Kind(graded=False), seed=4)
+    world.policy.settings = replace(world.policy.settings, questions=40, answers=40)
+    return world, world.policy, world.listed[0]
 
 
 def test_measured_credit_is_the_enumerated_one(measured):
     """Every token of every answer, with errors that say how far off it may be."""
     world, policy, rollouts = measured
     mask = rollouts.mask
-    credit, exact = true_credit(policy, rollouts, 400), world.credit * mask
+    credit, exact = true_credit(policy, rollouts, 400), credit_of(world) * mask
     z = ((credit.value - exact) / credit.error)[mask & (credit.error > 0)]
     assert z.abs().max() < 4.5 and 0.25 < z.square().mean() < 1.6
     assert (credit.value - exact).abs().max() < 0.12
@@ -59,7 +42,7 @@ def test_the_advantage_measured_is_the_enumerated_credit_on_average(measured):
         draws.append(advantage(batch, policy))
     assert advantage.metrics["extra_tokens"] > 0
     draws, mask = torch.stack(draws), rollouts.mask
-    off = (draws.mean(0) - world.credit)[mask].abs()
+    off = (draws.mean(0) - credit_of(world))[mask].abs()
     error = draws.std(0)[mask] / 150 ** 0.5
     assert (off < 4.5 * error + 1e-5).all() and error.max() < 0.05
     some = measured_advantage(policy, measured_k=2, measured_above=0.6)(batch, policy)
@@ -102,7 +85,7 @@ def test_parts_are_independent_estimates(measured):
         first, second, *_ = true_credit(policy, batch, 4).parts[:, rollouts.mask]
         products.append((first * second).mean().item())
         squares.append((first * first).mean().item())
-    true = world.credit[rollouts.mask].square().mean().item()
+    true = credit_of(world)[rollouts.mask].square().mean().item()
     error = np.std(products) / 60 ** 0.5
     assert abs(np.mean(products) - true) < 4 * error
     assert np.mean(squares) > true + 4 * error

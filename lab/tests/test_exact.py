@@ -1,0 +1,290 @@
+"""Worlds whose answers are all listed: what each method does there on average, methods that are
+broken on purpose, identities of theory, and the pages that say so."""
+import copy
+import itertools
+import math
+import re
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import ROOT, gradients
+
+import grpo
+from lab.credit import turns
+from lab.engine.errors import UserError
+from lab.engine.methods import ADVANTAGES, MITIGATIONS
+from lab import __main__ as overview
+from lab.exact import PROMPT, WORLDS, Kind, World, choice_of, coefficient, compared, joined, judge
+from lab.credit.weightings import rescaled_weight
+from lab.credit.weightings import with_advantage
+
+PAGE = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
+COLUMN = dict(re.findall(r"^\| `(\w+)` \|.*\| (yes|no, .*|not judged.*) \|$", PAGE, re.M))
+
+
+@cache
+def worlds(**settings):
+    return {about: World(kind, settings) for about, kind in WORLDS.items()}
+
+
+def judged(choice, **flags):
+    return judge(choice, flags, worlds())
+
+
+@pytest.mark.parametrize("name", [*ADVANTAGES, *MITIGATIONS])
+def test_a_method_is_what_the_page_says(name):
+    """yes; no, and the lowest cosine in these worlds; or why it is not judged."""
+    verdict = judged(choice_of(name))
+    word, _, number = COLUMN[name].partition(", ")
+    assert word.partition(":")[0] == {"unbiased": "yes", "biased": "no"}.get(
+        verdict.word, "not judged"), verdict
+    if number:
+        lowest = min(mean.cosine for mean in verdict.means.values())
+        assert float(number) == pytest.approx(lowest, abs=0.006), verdict
+
+
+def divided_by_length(rollouts):
+    return grpo.rloo(rollouts) / rollouts.length[:, None]
+
+
+def counts_itself(rollouts):
+    """The mean of those that reach a turn, the answer itself among them."""
+    worth = turns.Worth(rollouts)
+    return turns.to_turns([[reward - worth.reached[worth.prompts[row], d][1]
+                            / worth.reached[worth.prompts[row], d][0] for d in range(count)]
+                           for row, (reward, count) in enumerate(zip(worth.reward, worth.turns))],
+                          rollouts)
+
+
+def knows_the_token(rollouts):
+    return grpo.rloo(rollouts) + rollouts.log_prob
+
+
+def pays_the_last_turn(rollouts):
+    is_last = rollouts.turn == rollouts.turn.amax(1, keepdim=True)
+    return turns.turn_mean(rollouts) * is_last
+
+
+def clamps(rollouts):
+    return grpo.rloo(rollouts).clamp(min=0)
+
+
+def trains_on_half_of_the_reward(rollouts):
+    """The right answers of a group, which are told by their rewards."""
+    return grpo.rloo(rollouts) * (rollouts.reward > rollouts.reward.mean())[:, None]
+
+
+def least_of_the_others(rollouts):
+    """A baseline that looks at no token of its own answer."""
+    reward, group = rollouts.reward, rollouts.group
+    least = [min([*reward[(group == group[b]) & (torch.arange(len(group)) != b)].tolist()],
+                 default=0.0) for b in range(len(group))]
+    return grpo.to_every_token(reward - torch.tensor(least), rollouts)
+
+
+@pytest.mark.parametrize("broken", [
+    divided_by_length, counts_itself, knows_the_token, pays_the_last_turn, clamps,
+    trains_on_half_of_the_reward])
+def test_a_method_that_is_broken_on_purpose_is_biased(broken):
+    assert judged(broken).word == "biased"
+
+
+def test_a_baseline_of_others_is_unbiased_and_a_constant_factor_no_bias():
+    assert judged(least_of_the_others).word == "unbiased"
+    assert judged(grpo.dr_grpo).means["two turns"].length == pytest.approx(1 / 2, abs=1e-6)
+
+
+@pytest.mark.parametrize("replaced, by, where", [
+    (turns.Worth, ("for_others", turns.Worth.at), "two turns"),
+    (turns, ("tokens_in", lambda reply, policy: 0), "two turns, answers cut off")])
+def test_without_luck_as_it_was_is_biased(monkeypatch, replaced, by, where):
+    """With what other answers to the same problem earn, which know its secret; and with all replies
+    going on, whether they fit or not."""
+    monkeypatch.setattr(replaced, *by)
+    means = judged(turns.without_luck).means
+    assert means[where].bias > 0.003, means
+
+
+@pytest.mark.parametrize("name", ["without_luck", "turn_credit"])
+def test_methods_of_turns_are_unbiased_in_other_worlds(name):
+    """With seed 0 there are answers in which a long reply has the tokens of a short one and the
+    turn after it."""
+    of_turns = {about: World(kind, seed=0) for about, kind in WORLDS.items() if kind.turns > 1}
+    verdict = judge(choice_of(name), {}, of_turns)
+    assert verdict.word == "unbiased" and not verdict.stops, verdict
+
+
+def test_what_draws_or_stops_is_not_judged_and_says_why():
+    def draws(rollouts):
+        return torch.rand(rollouts.mask.shape, generator=rollouts.generator)
+
+    def needs_numbers(rollouts):
+        return torch.tensor([[len(rollouts.problems[0].numbers)]])
+
+    assert judged(draws).word == "it draws random numbers"
+    assert "no attribute 'numbers'" in judged(needs_numbers).word
+    assert judged(lambda rollouts: rollouts.log_prob * 0.0).word == "it gives no gradient here"
+
+
+@pytest.mark.parametrize("flag, value, word", [
+    ("loss_norm", "token", "biased"), ("loss_norm", "sequence", "biased"),
+    ("drop_unfinished", True, "biased"), ("kl", 0.1, "biased"), ("entropy_bonus", 0.1, "biased"),
+    ("placebo", "weights", "unbiased"), ("placebo", "weights_by_position", "biased"),
+    ("rescale", "none", "biased")])
+def test_flags_of_the_loss_are_judged(flag, value, word):
+    """With inverse_logprob, whose placebo has the same weight everywhere, or with rloo."""
+    name = "inverse_logprob" if flag in ("placebo", "rescale") else "rloo"
+    assert judge(choice_of(name), {}, worlds(**{flag: value})).word == word
+
+
+@pytest.mark.parametrize("size, beside", [(2, 2), (3, 2)])
+def test_mean_and_noise_are_those_of_plain_loops(size, beside):
+    """Over all ordered groups, with the gradient at the logits by autograd of the loss, in a world
+    where answers are cut off."""
+    world = World(WORLDS["two turns, answers cut off"]._replace(size=size, beside=beside,
+                                                                   problems=1))
+    chances, found = world.estimates(ADVANTAGES["grpo"])
+    logits = world.log_p.clone().requires_grad_()
+    listed, first, second = world.listed[0], 0.0, 0.0
+    for rows in itertools.product(range(len(world.answers[0])), repeat=size):
+        group = listed.of_rows(torch.tensor(rows))
+        log_prob = logits.log_softmax(1)[world.places[0][list(rows)]].gather(
+            2, group.ids[..., None]).squeeze(2)
+        advantage = grpo.grpo(joined([group, listed.of_rows(2 * torch.arange(beside))]))[:size]
+        loss = grpo.policy_loss(log_prob, advantage.double(), torch.ones(1, 1), group.mask, -size)
+        of_group = torch.autograd.grad(loss, logits)[0].flatten()
+        chance = math.prod(world.answers[0][row].chance for row in rows)
+        first, second = first + chance * of_group, second + chance * of_group.square().sum()
+    torch.testing.assert_close(chances @ found, first, rtol=1e-5, atol=1e-9)
+    torch.testing.assert_close(chances @ found.square().sum(1), second, rtol=1e-5, atol=1e-9)
+
+
+def test_the_truth_is_the_gradient_of_the_expected_reward():
+    """By autograd of the sum over all answers of probability times reward."""
+    for about in ("three turns", "two turns, answers cut off"):
+        world, J = worlds()[about], 0.0
+        logits = world.log_p.clone().requires_grad_()
+        for problem, rollouts in enumerate(world.listed):
+            of_tokens = logits.log_softmax(1)[world.places[problem]].gather(
+                2, rollouts.ids[..., None]).squeeze(2)
+            chance = (of_tokens * rollouts.mask).sum(1).exp()
+            assert chance.sum().item() == pytest.approx(1)
+            J = J + chance @ rollouts.reward.double() / len(world.listed)
+        torch.testing.assert_close(world.truth, torch.autograd.grad(J, logits)[0].flatten())
+
+
+@pytest.mark.parametrize("name", ["grpo", "entropy_ratio"])
+def test_a_step_of_training_has_the_coefficients_that_are_judged(monkeypatch, name):
+    """The real update of a model, at its parameters, beside a plain forward pass."""
+    world = World(WORLDS["two turns, answers cut off"], {"kl": 0.1, "entropy_bonus": 0.2})
+    model, s = world.policy.model, world.policy.settings
+    batch = joined([world.listed[0], world.listed[1]])
+    coefficients = coefficient(choice_of(name), {}, batch, world.policy, 0)
+    rows = [torch.tensor([[PROMPT, *ids[:-1]]]) for ids in batch.ids.tolist()]
+    log_prob = torch.cat([model(row).log_softmax(2) for row in rows]).gather(
+        2, batch.ids[..., None]).squeeze(2)
+    (-coefficients * log_prob * batch.mask).sum().backward()
+    judged_gradient = gradients(model)
+    spread = choice_of("rloo" if name in MITIGATIONS else name)
+    rollouts = with_advantage(batch, lambda rollouts, _: spread(rollouts), world.policy, s, 1)
+    weigh = choice_of(name if name in MITIGATIONS else "none")
+    weight, _ = rescaled_weight(lambda rollouts, _: weigh(rollouts), name, rollouts)
+    uniform = copy.deepcopy(model)
+    for parameter in uniform.parameters():
+        torch.nn.init.zeros_(parameter)
+    monkeypatch.setattr(grpo, "clip_and_step", lambda *given: 0.0)
+    grpo.update(model, SimpleNamespace(zero_grad=model.zero_grad), rollouts, weight, s, uniform)
+    torch.testing.assert_close(gradients(model), judged_gradient, rtol=1e-3, atol=1e-6)
+
+
+def test_cosine_bias_and_noise_by_hand():
+    """Two batches (3, 8) and (3, 0) beside (2, 0): the mean is (3, 4), of which 3 is along it."""
+    batches = torch.tensor([[3.0, 8.0], [3.0, 0.0]]).double()
+    mean = compared(torch.tensor([0.5, 0.5]).double(), batches, torch.tensor([2.0, 0.0]).double())
+    assert mean == pytest.approx((3 / 5, 4 / 5, 3 / 2, 16 / 9))
+
+
+OF_ONE_TURN = [World(Kind(graded=False, size=size), seed=seed) for seed, size in ((3, 2), (4, 3))]
+
+
+@pytest.mark.parametrize("world", OF_ONE_TURN, ids=str)
+def test_identities_of_the_page_on_policy_gradient(world):
+    """The true credit has the true gradient, its squares add up to the variance of the reward,
+    dr_grpo is (G - 1) / G of the gradient, and GRPO's z-score c(p, G) times it."""
+    answers, rollouts, G = world.answers[0], world.listed[0], world.kind.size
+    chance = torch.tensor([answer.chance for answer in answers])
+    J = world.value(0, ())
+    credit = credit_of(world)
+    each = world.gradients(0, torch.arange(len(answers))[:, None], credit[:, None])
+    torch.testing.assert_close(chance.double() @ each, world.truth, rtol=1e-5, atol=1e-8)
+    assert (chance.double() @ credit.square().sum(1)).item() == pytest.approx(J * (1 - J), rel=1e-5)
+    for name, factor in (("rloo", 1.0), ("dr_grpo", (G - 1) / G), ("grpo", z_score_factor(J, G))):
+        chances, found = world.estimates(ADVANTAGES[name])
+        torch.testing.assert_close(chances @ found, factor * world.truth, rtol=1e-4, atol=1e-8)
+    collision = rollouts.collision.double()
+    s = grpo.gradient_size(rollouts.log_prob.double(), collision)
+    left = chance.double() @ (s.square() * rollouts.mask).sum(1)
+    right = chance.double() @ ((1 - collision) * rollouts.mask).sum(1)
+    assert left.item() == pytest.approx(right.item(), rel=1e-5)
+
+
+def credit_of(world):
+    """(n, T): V after each token minus V before it."""
+    credit = torch.zeros(world.listed[0].mask.shape, dtype=torch.double)
+    for row, answer in enumerate(world.answers[0]):
+        for t in range(len(answer.ids)):
+            credit[row, t] = world.value(0, answer.ids[:t + 1]) - world.value(0, answer.ids[:t])
+    return credit
+
+
+def z_score_factor(p, G, epsilon=1e-4):
+    """The mean advantage of a right answer minus that of a wrong one, where K of the others are
+    right. Without epsilon it is E sqrt((G-1-K)/(K+1)) + E sqrt(K/(G-K))."""
+    total = 0.0
+    for K in range(G):
+        chance = math.comb(G - 1, K) * p ** K * (1 - p) ** (G - 1 - K)
+        if_right, if_wrong = (K + 1) / G, K / G
+        up = (1 - if_right) / (math.sqrt(if_right * (1 - if_right)) + epsilon)
+        down = if_wrong / (math.sqrt(if_wrong * (1 - if_wrong)) + epsilon)
+        total += chance * (up + down)
+    return total
+
+
+def test_what_the_format_is_worth_to_a_z_score():
+    """The table of lab/reports/noise.md: mean z-scores over all groups."""
+    page = (ROOT / "lab/reports/noise.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| ([\d.]+) ([\d.]+) ([\d.]+) \| ([\d.]+) \|$", page, re.M)
+    assert len(rows) == 4
+    for size, *numbers, worth in rows:
+        of = mean_z_scores(int(size), list(map(float, numbers)), [0.0, 0.1, 1.1])
+        assert (of[1] - of[0]) / (of[2] - of[1]) == pytest.approx(float(worth), abs=0.005)
+
+
+def mean_z_scores(G, chances, rewards):
+    """Of an answer with each of the rewards, whose G - 1 others have them with these chances."""
+    total = torch.zeros(len(rewards)).double()
+    for counts in itertools.product(range(G), repeat=len(rewards)):
+        if sum(counts) != G - 1:
+            continue
+        ways = math.factorial(G - 1) / math.prod(map(math.factorial, counts))
+        chance = ways * math.prod(p ** count for p, count in zip(chances, counts))
+        for kind, reward in enumerate(rewards):
+            group = [reward] + [r for r, count in zip(rewards, counts) for _ in range(count)]
+            z = grpo.group_z_score(torch.tensor(group), torch.zeros(G, dtype=torch.long))
+            total[kind] += chance * z[0]
+    return total.tolist()
+
+
+def test_the_command(capsys):
+    overview.main(["exact", "grpo"])
+    said = capsys.readouterr().out
+    assert re.search(r"^one turn, rewards 0 and 1 +1.0000 +0.000 +1.00 +1.00$", said, re.M)
+    assert "grpo is biased in 6 of 7 worlds" in said
+    overview.main(["exact", "outcome_conditional", "--think_discount", "1.0"])
+    assert "is right on average in all 7 worlds in which it runs" in capsys.readouterr().out
+    for typed, error in ((["rlo"], "no weighting and no advantage rlo"),
+                         (["rloo", "--strength", "2"], "unknown argument --strength")):
+        with pytest.raises(UserError, match=error):
+            overview.main(["exact", *typed])
