@@ -174,12 +174,6 @@ def noise_like(case: Case, seed: int, size: float) -> Tensor:
     return (2 * uniform - 1) * size
 
 
-def has_a_dead_group(case: Case) -> bool:
-    """Whether all rewards of a group are equal."""
-    return any(len(case.reward[case.group == number].unique()) == 1
-               for number in case.group.unique())
-
-
 def with_a_dead_group(case: Case) -> Case:
     """All rewards of a group are equal."""
     return case.with_reward(torch.where(case.group == 1, .5, case.reward))

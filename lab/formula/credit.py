@@ -94,7 +94,6 @@ class Credit:
         found = [(case.batch(), self.measured(case, mirrored(case))) for case in cases]
         return [(batch, number) for batch, number in found if number is not None]
 
-    # -------------------------------------------------------------- the numbers of a formula
     def rows_of_micro_batches(self) -> int:
         """Half of the answers of each group are right, so all advantages have one size, and the
         first answers that weigh the same are a micro-batch; 1 if there is none."""
@@ -160,7 +159,6 @@ class Credit:
         number = self.epsilon(formula, "epsilon") if "{}" in formula.scale else 0.0
         return replace(formula, epsilon=number)
 
-    # -------------------------------------------------------------- a formula and what it leaves
     def fit(self, formula: Formula) -> tuple[Formula, float]:
         """The advantage with the first counting that leaves nothing over, or the one that leaves
         least, and the largest share of a pair that is left."""

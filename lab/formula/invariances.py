@@ -1,10 +1,6 @@
-"""Changes of a batch under which a right loss stays as it is, and whether two losses are the same.
-
-Neither needs a table of formulas, so both hold for a loss that is not understood, too.
-"""
-import math
+"""Changes of a batch under which a right loss stays as it is. They need no table of formulas, so they
+are asked of a loss that is not understood, too."""
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,12 +9,6 @@ from .batches import Case, Lens, make_case, with_other_reward
 from .ours import left_of
 
 Gradient = Callable[[Case], Tensor]
-
-
-class Invariance(NamedTuple):
-    """What a loss does that does not have it, in a sentence, and how much its gradient changes."""
-    sentence: str
-    left: Callable[[Gradient, Case], float]
 
 
 def case_to_change(lens: Lens, late: int) -> Case:
@@ -67,37 +57,18 @@ def in_parts(gradient: Gradient, case: Case) -> float:
                for first, second in zip(*sizes))
 
 
-INVARIANCES = {
-    "pad is end": Invariance(
-        "Where the padding has the id of the end token, as most tokenizers have it, the loss is "
-        "another one: its mask looks for an id.", with_pad_as_end),
-    "wider padding": Invariance("The loss changes with the number of places of padding.", wider),
-    "order of rows": Invariance(
-        "The loss changes with the order of the answers, as where they are cut into micro-batches "
-        "that are averaged, or where the last of an odd batch are lost.", in_another_order),
-    "groups mixed": Invariance(
+INVARIANCES = {  # what a loss does that does not have it, and how much of its gradient changes
+    "groups mixed": (
         "Groups are mixed: the reward of an answer changes the pushes of answers to other "
         "problems, as where rows are taken for columns, repeat for repeat_interleave, or an "
         "advantage is that of a neighbour.", beside_other_rewards),
-    "micro-batches": Invariance(
+    "pad is end": (
+        "Where the padding has the id of the end token, as most tokenizers have it, the loss is "
+        "another one: its mask looks for an id.", with_pad_as_end),
+    "wider padding": ("The loss changes with the number of places of padding.", wider),
+    "order of rows": (
+        "The loss changes with the order of the answers, as where they are cut into micro-batches "
+        "that are averaged, or where the last of an odd batch are lost.", in_another_order),
+    "micro-batches": (
         "The gradients of micro-batches do not add up to that of the batch, whether they are "
         "weighted by tokens, by answers, by groups or not at all.", in_parts)}
-
-
-def compare(gradients: list[Gradient], batches: list[tuple[str, Case]],
-            may_be_refused: tuple[str, ...]) -> dict[str, float]:
-    """For each kind of batch the largest share by which two losses have other gradients: infinite
-    where one of them gives none. A kind that both refuse and may refuse is left out."""
-    shares: dict[str, float] = {}
-    found = [(name, [gradient(case) for gradient in gradients]) for name, case in batches]
-    largest = max([float(one.norm()) for _, pair in found for one in pair if one is not None],
-                  default=0.0)
-    for name, (first, second) in found:
-        if first is second is None and name in may_be_refused:
-            continue
-        share = math.inf
-        if first is not None and second is not None:
-            size = max(float(first.norm()), float(second.norm()), 1e-9 * largest)
-            share = float((first - second).norm()) / max(size, 1e-300)
-        shares[name] = max(share, shares.get(name, 0.0))
-    return shares

@@ -5,10 +5,8 @@ autograd and needs no theory. A formula that was found is believed only where th
 gradient of the user's loss (search.py, `prove`).
 """
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -110,22 +108,15 @@ def gradient_of(formula: Formula, case: Case) -> Tensor:
     return torch.autograd.grad(value, logits)[0]
 
 
-class Change(NamedTuple):
-    """The gradient of a case less that of another one, of which only the rewards differ."""
-    case: Case
-    other: Case
-    gradient: Tensor
-
-
 def left_of(wanted: Tensor, explained: Tensor) -> float:
     """The share of what is wanted that is not explained; infinite if it is no number."""
     share = float((wanted - explained).norm() / wanted.norm().clamp(min=1e-12))
     return math.inf if math.isnan(share) else share
 
 
-def left_by(formula: Formula, changes: Iterable[Change]) -> float:
-    """The largest share of these changes that the policy loss of the formula leaves over, or the
-    first one that is too large."""
+def left_by(formula: Formula, changes: list[tuple[Case, Case, Tensor]]) -> float:
+    """The largest share that the policy loss of the formula leaves over of the change between two
+    cases, of which only the rewards differ; or the first one that is too large."""
     plain, worst = replace(formula, terms=()), 0.0
     for case, other, gradient in changes:
         explained = gradient_of(plain, case) - gradient_of(plain, other)
@@ -135,7 +126,6 @@ def left_by(formula: Formula, changes: Iterable[Change]) -> float:
     return worst
 
 
-# ------------------------------------------------------------------ the parts of the policy loss
 def policy(view: View, formula: Formula) -> Tensor:
     """The sum over tokens of weight * shape * sampler * objective."""
     if not formula.factor:
@@ -169,7 +159,7 @@ def seen_by_ratio(view: View, formula: Formula, advantage: Tensor) -> SimpleName
     """The names that RATIOS and SAMPLERS use."""
     batch, inside = view.batch, view.batch.mask > 0
     old = batch.old_log_prob.roll(formula.late, 1)
-    d = view.log_prob - (batch.sampler_log_prob if formula.sampler == "for old" else old)
+    d = view.log_prob - (batch.sampler_log_prob if formula.sampler == "sampler for old" else old)
     n = inside.sum(1, keepdim=True).to(d.dtype)
 
     def mean_of(value: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import groupby
 
 import torch
+from torch import Tensor
 
 from .batches import Case, stretched
 from .calling import LossFailed
@@ -138,7 +139,7 @@ def find_ratio(search: Search) -> None:
 
 def find_sampler(search: Search) -> None:
     """The correction for the engine that sampled, if one is right."""
-    changes = changes_of(search, .8) if search.knows("credit", "ratio") else []
+    changes = changes_of(search, 1.0) if search.knows("credit", "ratio") else []
     start = search.formula
     if not changes:
         return
@@ -150,12 +151,14 @@ def find_sampler(search: Search) -> None:
     search.settle("sampler", first_right(fits, lambda formula: left_by(formula, changes)))
 
 
-def changes_of(search: Search, sampler: float) -> list:
+def changes_of(search: Search, sampler: float) -> list[tuple[Case, Case, Tensor]]:
     """Batches in which all ratios differ, with rewards from -1 to 1, so that a raw reward is
-    negative, too."""
-    cases = [stretched(search.case(seed).moved(seed, size, sampler=sampler), 2, -1)
-             for seed, size in ((34, .3), (35, 1.2), (36, .05), (37, 4.0))]
-    return search.changes([(case, case.with_reward(case.reward.roll(1))) for case in cases])
+    negative, too; none if the loss refuses one of them."""
+    cases = [stretched(search.case(seed).moved(seed, size, sampler=far * sampler), 2, -1)
+             for seed, size, far in ((34, .3, .2), (35, 1.2, 1), (36, .05, 4), (37, 4.0, .6))]
+    pairs = [(case, case.with_reward(case.reward.roll(1))) for case in cases]
+    found = [(case, other, search.tried(search.change, case, other)) for case, other in pairs]
+    return [] if any(gradient is None for _, _, gradient in found) else found
 
 
 def count_of_bounds(line: object) -> int:

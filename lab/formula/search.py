@@ -29,11 +29,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from .batches import (Case, Lens, has_a_dead_group, make_case, one_is_another, stretched,
+from .batches import (Case, Lens, make_case, one_is_another, stretched,
                       with_a_dead_group, with_other_reward)
 from .calling import Examined, Loss, LossFailed, LossNotFinite
-from .invariances import INVARIANCES, case_to_change, compare
-from .ours import KNOWN, Change, Formula, Term, gradient_of, left_by, left_of, view_of
+from .invariances import INVARIANCES, case_to_change
+from .ours import KNOWN, Formula, Term, gradient_of, left_of, view_of
 from .tables import CHOICES, COUNTS, OF_TURNS, PLACES, REFERENCES, SHAPES, TERMS, kinds
 
 ROUNDING = 1e-9  # a gradient that is smaller may be rounding, and counts as none
@@ -41,7 +41,6 @@ SHIFTS = (1, 0, 2, -1)
 DEAD, UNEQUAL, TURNS = ("groups with equal rewards", "groups of unequal size",
                         "replies of an environment")
 MAY_BE_REFUSED = (UNEQUAL, TURNS)
-MOVED_BY = {"": "reference", " to sampler": "sampler", " to old": "ratio"}  # of Case.moved
 Candidate = TypeVar("Candidate")
 
 
@@ -71,18 +70,27 @@ def find_formula(loss: Loss) -> Found:
 
 
 def differences(loss: Loss, other: Loss) -> dict[str, float]:
-    """For each kind of batch the largest share by which two losses have other gradients."""
+    """For each kind of batch the largest share by which two losses have other gradients: infinite
+    where one of them gives none. A kind that both refuse and may refuse is left out."""
     searches = [Search(one) for one in (loss, other)]
     for search in searches:
         search.prepare()
-    gradients = [lambda case, search=search: search.tried(search.gradient, case)
-                 for search in searches]
-    part = make_case(60).moved(61, .3, .3)
-    batches = [*searches[0].new_batches(),
-               ("a part of a larger batch", replace(part, whole=200.0))]
-    shares = compare(gradients, batches, MAY_BE_REFUSED)
-    if not any(shares.values()) and gradients[0](part).abs().max() < ROUNDING:
+    part = replace(make_case(60).moved(61, .3, .3), whole=200.0)
+    found = [(name, [search.tried(search.gradient, case) for search in searches])
+             for name, case in [*searches[0].new_batches(), ("a part of a larger batch", part)]]
+    largest = max([float(one.norm()) for _, pair in found for one in pair if one is not None],
+                  default=0.0)
+    if not largest:
         raise LossFailed("neither of the two losses has a gradient on any batch")
+    shares: dict[str, float] = {}
+    for name, (first, second) in found:
+        share = math.inf
+        if first is not None and second is not None:
+            size = max(float(first.norm()), float(second.norm()), 1e-9 * largest)
+            share = float((first - second).norm()) / size
+        elif first is second is None and name in MAY_BE_REFUSED:
+            continue
+        shares[name] = max(share, shares.get(name, 0.0))
     return shares
 
 
@@ -138,7 +146,6 @@ class Search:
         self.formula = Formula()
         self.asks_turns = True  # until the loss refuses replies, or treats them in no known way
 
-    # -------------------------------------------------------------- the loss, asked
     def case(self, seed: int, groups: int = 4, answers: int = 4, **more) -> Case:
         return make_case(seed, groups, answers, lens=self.formula.lens, late=self.formula.late,
                          **more)
@@ -157,10 +164,8 @@ class Search:
         """What a function gives of these cases; None if the loss refuses one of them."""
         try:
             return function(*cases)
-        except LossNotFinite:
-            self.found.dead_is_nan |= any(has_a_dead_group(case) for case in cases)
-        except LossFailed:
-            pass
+        except LossFailed as error:
+            self.why = error
         return None
 
     def knows(self, *questions: str) -> bool:
@@ -170,7 +175,6 @@ class Search:
         if formula is not None:
             self.formula = replace(formula, sure=self.formula.sure | {question})
 
-    # -------------------------------------------------------------- the questions in order
     def look(self) -> None:
         from .credit import find_credit
         from .ratios import find_ratio, find_sampler
@@ -211,7 +215,6 @@ class Search:
         if lens:
             self.settle("lens", replace(self.formula, lens=lens))
 
-    # -------------------------------------------------------------- tokens and shape
     def support(self, case: Case) -> Tensor:
         """(B, L) where a push depends on the reward, whichever the rewards are."""
         found = torch.zeros_like(case.mask)
@@ -280,7 +283,6 @@ class Search:
         ones = case.with_reward(torch.ones_like(case.reward))
         return pushes(gradient_of(plain, ones), ones, formula.lens)[0]
 
-    # -------------------------------------------------------------- what needs no reward
     def find_terms(self) -> None:
         """An entropy bonus, and KL terms: their estimators, references, counts and places."""
         kls = [kind for kind in TERMS if kind != "entropy"]
@@ -294,8 +296,8 @@ class Search:
             rests = [self.without_policy(case) for case in cases]
             if any(rest is None or rest.norm() < ROUNDING for rest in rests):
                 continue
-            references = self.references(cases[0]) if names is kls else [""]
-            terms = (Term(kind, count, place, 1.0, reference, own) for reference in references
+            terms = (Term(kind, count, place, 1.0, reference, own)
+                     for reference in (REFERENCES if names is kls else [""])
                      for count in counts for place in PLACES for kind in names
                      for own in ((False, True) if is_part else (False,)))
 
@@ -315,20 +317,6 @@ class Search:
                 term = replace(term, factor=tidy(fit(term)[0]))
                 self.formula = replace(self.formula, terms=(*self.formula.terms, term))
 
-    def references(self, case: Case) -> list[str]:
-        """The log-probs on which the rest depends; that of the reference model if on none, as a k1
-        does."""
-        found, rest = [], self.without_policy(case)
-        for name, moved in MOVED_BY.items():
-            field_name = f"log_{moved}"
-            by_more = replace(case, **{field_name: getattr(case, field_name) * 1.1})
-            if moved == "ratio":  # only the old log-probs move, and not that of the sampler
-                by_more = replace(by_more, log_sampler=case.log_sampler - .1 * case.log_ratio)
-            other = self.without_policy(by_more)
-            if other is not None and left_of(rest, other) > KNOWN:
-                found.append(name)
-        return found or list(REFERENCES)[:1]
-
     def without_policy(self, case: Case) -> Tensor | None:
         """The gradient without what is explained already. If no policy loss was found, it is the
         gradient that equal rewards leave."""
@@ -339,14 +327,14 @@ class Search:
         whole = self.tried(self.gradient, case)
         return None if whole is None else whole - gradient_of(formula, case)
 
-    # -------------------------------------------------------------- the proof
     def prove(self) -> None:
         """Compare the whole formula with the gradient of batches that chose nothing."""
         worst = 0.0
         for name, case in self.new_batches():
             wanted = self.tried(self.gradient, case)
             if wanted is None:
-                self.found.refused += [] if name in self.found.refused else [name]
+                self.found.refused.append(name)
+                self.found.dead_is_nan |= name == DEAD and isinstance(self.why, LossNotFinite)
                 continue
             share = left_of(wanted, gradient_of(self.formula, case))
             if share >= KNOWN:
@@ -359,22 +347,14 @@ class Search:
         """Changes of a batch that leave a right loss as it is. One that the formula explains is
         told as part of it."""
         case = case_to_change(self.formula.lens, self.formula.late)
-        for name, invariance in INVARIANCES.items():
-            left = [math.inf, math.inf]
+        for name, (_, left) in INVARIANCES.items():
             try:
-                left[0] = invariance.left(self.gradient, case)
-                left[1] = invariance.left(lambda one: gradient_of(self.formula, one), case)
+                changes = left(self.gradient, case) > KNOWN
             except LossFailed:
-                pass
-            if left[0] > KNOWN and not (self.found.understood and left[1] > KNOWN):
+                changes = True
+            if changes and not (self.found.understood and left(
+                    lambda one: gradient_of(self.formula, one), case) > KNOWN):
                 self.found.changed.append(name)
-
-    def changes(self, pairs: list[tuple[Case, Case]]) -> list[Change]:
-        """What the loss makes of pairs of cases, of which only the rewards differ; none if it
-        refuses one of them."""
-        tried = [(case, other, self.tried(self.change, case, other)) for case, other in pairs]
-        refuses = any(gradient is None for _, _, gradient in tried)
-        return [] if refuses else [Change(*one) for one in tried]
 
     def new_batches(self) -> list[tuple[str, Case]]:
         turns = [self.case(55, has_turns=True), self.case(56, 3, 5, has_turns=True)]
@@ -392,7 +372,8 @@ class Search:
             "ratios up to e^4": [stretched(self.case(47).moved(47, 4.0), 2, -1)],
             "another reference": [self.case(54).moved(54, .3, .8)],
             "a far reference": [self.case(57).moved(57, 0.0, 4.0)],
-            "another sampler": [self.case(46).moved(46, .3, .3, .8)],
+            "another sampler": [self.case(46).moved(46, .3, .3, .8),
+                                self.case(46).moved(47, 0.0, 0.0, 4.0)],
             "rewards below 0 and above 1": [stretched(self.case(53), 40, -20),
                                             stretched(self.case(53), 4, -2)],
             "a group of 200 answers": one_is_another(self.case(51, 1, 200))}

@@ -47,7 +47,6 @@ def lines(table: Mapping[str, Callable[..., Tensor] | tuple]) -> dict[str, Line]
     return made
 
 
-# ------------------------------------------------------------------ advantage
 def sums(value: Tensor, label: Tensor) -> Tensor:
     """(B,) the sum over each row's group."""
     return torch.zeros(int(label.max()) + 1, dtype=value.dtype).index_add(0, label, value)[label]
@@ -131,7 +130,6 @@ FINISHES = lines({  # what is done with the advantage A
     "over tokens n {} max": lambda A, n, e: over_tokens(A, n, 0, e, is_least=True)})
 
 
-# ------------------------------------------------------------------ counting
 def turns_of(batch: Batch) -> Tensor:
     """(B,) the number of turns of each answer: the stretches of its mask."""
     inside = batch.mask > 0
@@ -182,10 +180,6 @@ COUNTS = lines({  # (B,) the weight of a token
     "constant over width of a row": (lambda n, batch, e: one(n) / batch.ids.numel(), PADDING),
     "constant over width less one": (
         lambda n, batch, e: one(n) / len(n) / (batch.ids.shape[1] - 1), PADDING),
-    "sum over width of a row": (lambda n, batch, e: one(n) / batch.ids.shape[1], PADDING),
-    "sum over width less one": (lambda n, batch, e: one(n) / (batch.ids.shape[1] - 1), PADDING),
-    "square of length": (lambda n, batch, e: 1 / n ** 2 / len(n),
-                         "The length of an answer divides twice."),
     "token (with prompt)": lambda n, batch, e: one(n) / (batch.ids != batch.pad_id).sum(),
     "live token": lambda n, batch, e: one(n) / (n * live(batch)).sum().clamp(min=1),  # DAPO
     "micro-batch {}": (micro_batch, "",
@@ -198,7 +192,6 @@ LENGTHS = {  # (B, L) the tokens that are counted
         view.place <= last_place(view.batch)[:, None])}
 
 
-# ------------------------------------------------------------------ tokens
 def kinds(view: SimpleNamespace) -> dict[str, Tensor]:
     """(B, L) bool for each kind of token; `cut` is the last one of an answer without an end. What
     an environment wrote is a reply, and what follows it a turn."""
@@ -249,7 +242,6 @@ SHAPES = lines({  # how an answer's tokens differ
     "weight 1/(|log p|+0.1)": lambda view: 1 / (view.log_prob.abs() + .1)})
 
 
-# ------------------------------------------------------------------ ratio
 # x.d (B, L) is the log-ratio of a token, x.mean and x.sum that of its answer, x.log_p the token's
 # log-prob, x.A the advantage.
 def ppo(r: Tensor, x: SimpleNamespace, low: float, high: float) -> Tensor:
@@ -320,7 +312,6 @@ RATIOS = lines({  # (x, bounds ...) -> the objective, to be increased
     "gspo ratio": lambda x: x.mean.exp() * x.A,
     "gspo clip": lambda x, low, high: ppo(x.mean.exp(), x, low, high),
     "gspo clip dual": lambda x, low, high, most: dual(x.mean.exp(), x, low, high, most),
-    "gspo cispo": lambda x, low, high: detached(x.mean.exp().clamp(low, high), x),
     "gmpo clip": of_clipped_mean,
     "vespo 2 3 3 2": vespo,
     "summed ratio": (lambda x: x.sum.exp() / x.n * x.A, "", SUMMED),
@@ -328,7 +319,6 @@ RATIOS = lines({  # (x, bounds ...) -> the objective, to be increased
     "inverse ratio": (lambda x: -(-x.d).exp() * x.A, UPSIDE_DOWN)})
 
 
-# ------------------------------------------------------------------ the engine that sampled
 def only_within(w: Tensor, low: float, high: float) -> Tensor:
     return torch.where((w >= low) & (w <= high), w, 0.0)
 
@@ -337,7 +327,7 @@ def only_within(w: Tensor, low: float, high: float) -> Tensor:
 # of whole answers. Truncated importance sampling, IcePop (TRL's masks), and decoupled losses.
 SAMPLERS = lines({
     "": lambda x: torch.ones_like(x.w),
-    "for old": lambda x: torch.ones_like(x.w),  # the ratio itself is that to the sampler
+    "sampler for old": lambda x: torch.ones_like(x.w),  # the ratio is that to the sampler
     "decoupled": lambda x: x.w,
     "tis": lambda x, low, high: x.w.clamp(low, high),
     "icepop": lambda x, low, high: only_within(x.w, low, high),
@@ -349,7 +339,6 @@ SAMPLERS = lines({
                     "The correction for the sampler is upside down: sampler over old.")})
 
 
-# ------------------------------------------------------------------ terms without the reward
 def k3(d: Tensor) -> Tensor:
     return d.exp() - d - 1
 
@@ -365,8 +354,6 @@ TERMS = lines({  # of d = reference - log p, of the ratio and of the entropy h
                      "In the k3 the policy and the reference are exchanged."),
     "k3 with ratio": lambda d, r, h: r * k3(d),
     "k1 with ratio": lambda d, r, h: -r * d,
-    "absolute": lambda d, r, h: d.abs(),
-    "k3 at most 10": lambda d, r, h: k3(d).clamp(max=10),
     # NeMo-RL's k3, times a ratio that is 1 and has a gradient: together they have that of k2
     "k2 where k3 is below 10": lambda d, r, h: torch.where(k3(d) < 10, d.square() / 2, 0.0)})
 
@@ -375,13 +362,12 @@ REFERENCES = {  # the log-probs that a KL compares with
     " to old": lambda batch: batch.old_log_prob,
     " to sampler": lambda batch: batch.sampler_log_prob}
 
-OUTSIDE = "{term} stands outside the answers, too, at their prompt, their padding or their replies."
+OUTSIDE = "It stands outside the answers, too."
 PLACES = lines({  # where a term without reward stands
     "trained": lambda view: view.trained,
-    "answer": lambda view: view.batch.mask > 0,
+    "answer": LENGTHS[""],
     "answer with replies": (LENGTHS[" (with replies)"], OUTSIDE),
-    "prompt and answer": (
-        lambda view: (view.batch.ids != view.batch.pad_id) & view.readable, OUTSIDE),
-    "answer and padding": (
-        lambda view: view.place >= view.batch.prompt_length[:, None], OUTSIDE),
+    "prompt and answer": (lambda view: (view.batch.ids != view.batch.pad_id) & view.readable,
+                          OUTSIDE),
+    "answer and padding": (lambda view: view.place >= view.batch.prompt_length[:, None], OUTSIDE),
     "all": (lambda view: view.readable.expand_as(view.batch.mask), OUTSIDE)})
