@@ -29,7 +29,7 @@ class Given(NamedTuple):
     advantage: Tensor
     weight: Tensor
     mask: Tensor
-    total: Tensor
+    total: float
     old: Tensor | None
     clip: tuple[float, float]
 
@@ -41,6 +41,13 @@ class Given(NamedTuple):
     @property
     def clipped_change(self) -> Tensor:
         return self.change.clamp(math.log(1 - self.clip[0]), math.log(1 + self.clip[1]))
+
+
+def with_ratio_of_logs(b: Given) -> Tensor:
+    ratio = b.log_prob / b.old
+    clipped = ratio.clamp(1 - b.clip[0], 1 + b.clip[1])
+    objective = b.weight * torch.minimum(ratio * b.advantage, clipped * b.advantage)
+    return -(objective * b.mask).sum() / b.total
 
 
 MISTAKES = {  # of both parts: the loss with this mistake, and what is told about it
@@ -85,7 +92,7 @@ MISTAKES_OF_THE_RATIO = {
         "log_prob."),
     "ratio_upside_down": (lambda right, b: right(b, log_prob=b.old, old=b.log_prob),
         "The ratio. Yours is upside down. New over old is exp(log_prob - old)."),
-    "ratio_of_logs": (lambda right, b: right(b, log_prob=b.old + (b.log_prob / b.old).log()),
+    "ratio_of_logs": (lambda right, b: with_ratio_of_logs(b),
         "The ratio. You divide log_prob by `old`. The ratio is that of the probabilities, which "
         "is exp(log_prob - old)."),
     "clipped_ratio_as_weight": (
@@ -129,7 +136,7 @@ def loss_of(function: Callable[[Given], Tensor], part: int) -> Loss:
         weight = .5 + batch.ids[:, 1:].to(log_prob.dtype)  # any numbers, up to 10.5
         clip = RIGHT_BOUNDS if len(batch.group.unique()) != 3 else (0.1, 0.4)
         old = torch.where(mask, batch.old_log_prob[:, 1:], -1.0) if part == 2 else None
-        given = Given(log_prob, advantage, weight, mask, batch.total, old, clip)
+        given = Given(log_prob, advantage, weight, mask, float(batch.total), old, clip)
         before = {name: value.clone() for name, value in given._asdict().items()
                   if isinstance(value, Tensor)}
         value = function(given)
