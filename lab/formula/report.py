@@ -246,9 +246,9 @@ def unusual_settings(formula: Formula) -> list[tuple[str, str]]:
         code, (low, high), is_clip = code_of_ratio(formula), formula.bounds[:2], (
             "clip" in formula.ratio)
         for name, is_so in (("wide", is_wide(formula, formula.ratio)),
-                            ("low", is_clip and 0 < low < NARROW[0]),
                             ("one bound", is_clip and math.isinf(low - high)),
-                            ("exchanged", is_clip and 0 < 1 - low > high - 1 + 1e-9 > 0),
+                            ("low", is_clip and 0 < low < NARROW[0]),
+                            ("exchanged", is_clip and NARROW[0] < low < 2 - high - 1e-4),
                             ("below 1", formula.ratio == "cispo" and high < 1)):
             found += [(code, UNUSUAL[name])] if is_so else []
     return found
