@@ -17,8 +17,7 @@ from lab.trl.adapters import ADAPTERS
 from engine.errors import UserError
 from harness.flags import read
 from harness.screen import run_as_program
-from lab.formula import find_formula
-from lab.formula.words import sentences
+from lab.formula import find_formula, judge
 
 
 def main(argv: list[str]) -> None:
@@ -34,7 +33,7 @@ def main(argv: list[str]) -> None:
     losses = ADAPTERS[wanted]()
     for name, loss in losses.items():
         print(f"\n{name}")
-        for sentence in sentences(find_formula(loss)):
+        for sentence in judge(find_formula(loss)).in_words():
             print(textwrap.fill(sentence, 100, initial_indent="  ", subsequent_indent="    "))
 
 

@@ -9,9 +9,8 @@ from lab.tests.formula_losses import LOSSES
 from lab.trl.adapters import ADAPTERS, take_statement
 from lab.trl.codes import main
 from engine.errors import UserError
-from lab.formula import find_formula
-from lab.formula.codes import codes
-from lab.formula.words import mistakes, sentences
+from lab.formula import find_formula, judge
+from lab.formula.report import codes, remarks
 
 PAGE = (ROOT / "lab/trl/codes.md").read_text(encoding="utf-8")
 MISTAKES = {"mlx-lm-lora 55": "nothing", "ms-swift 10117": "divided twice",
@@ -31,7 +30,7 @@ def step(rewards):
 def test_the_page_shows_what_the_tool_says_of_a_mistake(report, name):
     row = next(line for line in PAGE.splitlines() if f"({report})" in line)
     found = find_formula(LOSSES[name][0])
-    said = [remark.sentence for remark in mistakes(found)] + sentences(found)
+    said = [remark.sentence for remark in remarks(found)] + judge(found).in_words()
     assert row.split("|")[2].strip() in said
 
 
@@ -45,7 +44,7 @@ def test_the_page_shows_what_the_tool_says_of_a_mistake(report, name):
     ("dapo, scale_rewards none", {"mean", "understood"})])
 def test_the_rows_of_trl(kind, words):
     trl = pytest.importorskip("trl", reason="pip install -r lab/trl/requirements.txt")
-    found = codes(find_formula(ADAPTERS["trl"]()[f"TRL {trl.__version__} {kind}"]))
+    found = set(codes(find_formula(ADAPTERS["trl"]()[f"TRL {trl.__version__} {kind}"])))
     assert words <= found, found
 
 
