@@ -32,5 +32,6 @@ def policy_loss(log_prob: Tensor, advantage: Tensor, weight: Tensor, mask: Tenso
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from any folder
-    from examples.check_the_loss import check
-    sys.exit(0 if check(policy_loss) else 1)
+    import grpo
+    from lab.formula.exercise import check
+    sys.exit(0 if check(policy_loss, right=grpo.policy_loss) else 1)

@@ -8,8 +8,8 @@
 """
 from .adapters import by_group, log_probs, of_log_probs, of_trl, take
 from .calling import LossFailed
-from .check import NotPassed, Verdict, check, differences, judge
-from .search import Found, find_formula
+from .report import NotPassed, Verdict, check, judge
+from .search import Found, differences, find_formula
 
 __all__ = ["Found", "LossFailed", "NotPassed", "Verdict", "by_group", "check", "differences",
            "find_formula", "judge", "log_probs", "of_log_probs", "of_trl", "take"]

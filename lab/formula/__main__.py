@@ -1,6 +1,5 @@
 """What does a GRPO loss optimise? Its formula is read off its gradient, and its code is not read.
 
-    python -m lab.formula MY_LOSS.py
     python -m lab.formula MY_LOSS.py --expect "z n-1 1e-4, token, clip 0.2 0.28"
     python -m lab.formula MY_LOSS.py --same-as BEFORE.py
 
@@ -14,22 +13,20 @@ MY_LOSS.py has one function:
 
     batch.ids (B, L)              prompt and answer, padded at the end
     batch.prompt_length (B,)      tokens of each prompt
-    batch.mask (B, L)             1 at the tokens of the answer, its end included
+    batch.mask (B, L)             1 at the tokens of the answer, its end included, and 0 at what an
+                                  environment wrote within it
     batch.reward (B,)
     batch.group (B,)              the number of the problem; the rows of a group lie together
     batch.old_log_prob (B, L)     of these tokens under the model that sampled them; 0 at the prompt
     batch.reference_log_prob (B, L)   the same under the reference model, for a loss with a KL term
+    batch.sampler_log_prob (B, L)     the same as the engine that sampled computed it, such as vLLM
+    batch.total                   answer tokens of the whole batch, if these rows are a micro-batch
     batch.end_id, batch.pad_id
 
-The gradient of one token's log-prob has a known direction at the logits, so its size can be read
-off: one number for each token, in small batches with other rewards, lengths and ratios each. A
-search proposes lines of tables (tables.py). The loss that these lines make is differentiated, and
-the formula is believed only if this gives the gradient of new batches to a millionth.
-
-It prints mistakes first, then what is unusual, then choices. The exit status is 0 if the loss is
-understood and has no mistake, 1 if a mistake was seen, and 2 if the loss cannot be examined or is
-not understood. With --expect it is 0 if every clause is true and whatever else was found is usual,
-and 1 otherwise. With --same-as it is 0 if both losses have the same gradient, and 1 otherwise.
+It prints mistakes first, then what is unusual, then what holds. The exit status is 0 if the loss is
+understood and nothing wrong or unusual was seen, 1 if something was, and 2 if the loss cannot be
+examined or is not understood. With --expect it is 0 if every clause is true and whatever else was
+found is usual, and 1 otherwise. With --same-as it is 0 if both losses have the same gradient.
 """
 if not __package__:
     raise SystemExit("start it with: python -m lab.formula")
@@ -44,11 +41,9 @@ from threading import Timer
 import torch
 
 from .calling import LossFailed, load_loss
-from .check import FAILED, PASSED, UNKNOWN, about_differences, differences, judge
-from .codes import clauses_of
-from .reading import KNOWN
-from .search import find_formula
-from .words import refuse_unknown
+from .ours import KNOWN
+from .report import FAILED, PASSED, UNKNOWN, clauses_of, judge, refuse_unknown, worst_of
+from .search import differences, find_formula
 
 LEAVE = os._exit  # while a user's loss runs, os._exit is another function
 
@@ -69,8 +64,10 @@ def main(argv: list[str]) -> int:
     if flags.json:
         made = json.dumps({"file": flags.FILE, "status": status, **data})  # JSON has no infinity
         print(json.dumps(json.loads(made, parse_constant=lambda name: None), indent=1))
-    else:
-        print("\n".join([f"{flags.FILE}, read off its gradient\n", *map(filled, said)]))
+        return status
+    print(f"{flags.FILE}, read off its gradient\n")
+    for sentence in said:
+        print(textwrap.fill(sentence, 100, subsequent_indent="  "))
     return status
 
 
@@ -90,8 +87,14 @@ def compared(flags: argparse.Namespace) -> tuple[int, list[str], dict[str, objec
         raise ValueError("--same-as compares two losses, and takes no --expect and no --allow")
     losses = [load_loss(Path(path), flags.function) for path in (flags.FILE, flags.same_as)]
     shares = differences(*losses)
-    status = PASSED if max(shares.values()) < KNOWN else FAILED
-    return status, [about_differences(shares, flags.same_as)], {"differs": shares}
+    different = {name: share for name, share in shares.items() if share >= KNOWN}
+    data: dict[str, object] = {"differs": shares}
+    if different:
+        said = f"Another gradient than {flags.same_as}: it differs by {worst_of(different, 99)}."
+        return FAILED, [said], data
+    size = max(max(shares.values()), 1e-16)
+    return PASSED, [f"The same gradient as {flags.same_as} on {len(shares)} kinds of batches, to "
+                    f"{size:.0e} of its size."], data
 
 
 def cannot_examine(flags: argparse.Namespace, why: str) -> int:
@@ -105,12 +108,6 @@ def cannot_examine(flags: argparse.Namespace, why: str) -> int:
 def end_of_time(flags: argparse.Namespace) -> None:
     """End this program, although the loss still runs."""
     LEAVE(cannot_examine(flags, f"it did not end within {flags.seconds:g} seconds (--seconds)"))
-
-
-def filled(sentence: str) -> str:
-    indent = sentence[:len(sentence) - len(sentence.lstrip())]
-    return textwrap.fill(sentence.lstrip(), 100, initial_indent=indent,
-                         subsequent_indent=indent + "  ")
 
 
 def parser() -> argparse.ArgumentParser:

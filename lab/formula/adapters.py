@@ -5,15 +5,14 @@
     loss = of_log_probs(my_loss)      # my_loss(log_probs, old_log_probs, advantages, mask)
     loss = of_trl(MyTrainer)          # a class with TRL's _compute_loss(model, inputs)
 
-verl, OpenRLHF, NeMo-RL, slime and open-instruct have the first shape, each in an order of its own:
-`of_log_probs(lambda new, old, advantages, mask: theirs(old, new, advantages, mask)[0])`.
-
 The log-probs are those of the batch at temperature 1, so nothing is said of how a trainer computes
 them, nor of its shift and its mask. Advantages are TRL's, unless another function of a batch is
 given.
 """
 import ast
 import importlib.util
+import inspect
+import math
 import sys
 import tempfile
 from collections import defaultdict
@@ -51,16 +50,26 @@ def z_score(batch: Batch) -> Tensor:
     return by_group(batch, lambda reward: (reward - reward.mean()) / (reward.std() + 1e-4))
 
 
+MORE = {  # arguments that a function may have besides, by their names
+    "reference": lambda batch: batch.reference_log_prob[:, 1:],
+    "sampler": lambda batch: batch.sampler_log_prob[:, 1:],
+    "group": lambda batch: batch.group, "total": lambda batch: batch.total}
+
+
 def of_log_probs(function: Callable[..., object],
                  advantage: Callable[[Batch], Tensor] = z_score, per_token: bool = True) -> Loss:
     """The loss of function(log_probs, old_log_probs, advantages, mask), all of them floats (B, T),
-    or the advantages (B,) without `per_token`. It may return a number, or a tuple that begins with
-    one."""
+    or the advantages (B,) without `per_token`. Where it has arguments that are called reference,
+    sampler, group or total, it is given these, too. It may return a number, or a tuple that begins
+    with one."""
+    named = [name for name in inspect.signature(function).parameters if name in MORE]
+
     def loss(logits: Tensor, batch: Batch) -> object:
         new, mask = log_probs(logits, batch), batch.mask[:, 1:]
         given = advantage(batch)
         given = given[:, None].expand_as(new) if per_token else given
-        value = function(new, batch.old_log_prob[:, 1:], given, mask)
+        value = function(new, batch.old_log_prob[:, 1:], given, mask,
+                         **{name: MORE[name](batch) for name in named})
         return value[0] if isinstance(value, tuple) else value
     return loss
 
@@ -68,15 +77,16 @@ def of_log_probs(function: Callable[..., object],
 def of_trl(trainer_class: type, advantage: Callable[[Batch], Tensor] = z_score,
            **changed: object) -> Loss:
     """The loss of a GRPOTrainer's `_compute_loss(model, inputs)`, with the defaults of TRL's
-    GRPOConfig but for what is `changed`, such as beta=0.04."""
+    GRPOConfig but for what is `changed`, such as beta=0.04 or use_vllm=True."""
     from trl import GRPOConfig
     defaults = {name: field.default for name, field in GRPOConfig.__dataclass_fields__.items()}
     unknown = changed.keys() - defaults.keys()
     if unknown:
         raise LossFailed(f"TRL's GRPOConfig has no setting {', '.join(sorted(unknown))}")
+    settings = defaults | changed
 
     def loss(logits: Tensor, batch: Batch) -> Tensor:
-        trainer = stand_in(trainer_class, defaults | changed)
+        trainer = stand_in(trainer_class, settings)
         entropy = -(logits.softmax(-1) * logits.log_softmax(-1)).sum(-1)[:, :-1]
         found = log_probs(logits, batch), entropy, None
         trainer._get_per_token_logps_and_entropies = lambda *_, **__: found
@@ -85,8 +95,23 @@ def of_trl(trainer_class: type, advantage: Callable[[Batch], Tensor] = z_score,
             "completion_ids": batch.ids[:, 1:], "completion_mask": batch.mask[:, 1:],
             "advantages": advantage(batch), "old_per_token_logps": batch.old_log_prob[:, 1:],
             "ref_per_token_logps": batch.reference_log_prob[:, 1:],
-            "num_items_in_batch": batch.mask.sum()})
+            "sampling_per_token_logps": batch.sampler_log_prob[:, 1:],
+            "importance_sampling_ratio": correction_for_vllm(batch, settings),
+            "num_items_in_batch": batch.total})
     return loss
+
+
+def correction_for_vllm(batch: Batch, settings: Mapping[str, object]) -> Tensor:
+    """(B, T) or (B, 1) the weight that TRL computes before its loss: old over sampler, of tokens or
+    of whole answers, truncated or masked."""
+    d = ((batch.old_log_prob - batch.sampler_log_prob) * batch.mask)[:, 1:]
+    mode = str(settings.get("vllm_importance_sampling_mode", "token_truncate"))
+    w = (d.sum(1, keepdim=True) if mode.startswith("sequence") else d).exp()
+    low, high = (settings.get(f"vllm_importance_sampling_clip_{end}") for end in ("min", "max"))
+    if mode.endswith("truncate"):
+        return w.clamp(low, high)
+    is_kept = (w >= (0 if low is None else low)) & (w <= (math.inf if high is None else high))
+    return torch.where(is_kept, w, 0.0)
 
 
 def stand_in(trainer_class: type, settings: Mapping[str, object]) -> object:
@@ -99,7 +124,7 @@ def stand_in(trainer_class: type, settings: Mapping[str, object]) -> object:
 
     vars(trainer).update(settings)
     vars(trainer).update(
-        args=SimpleNamespace(**{**settings, "steps_per_generation": 1}), use_vllm=False,
+        args=SimpleNamespace(**{**settings, "steps_per_generation": 1}),
         epsilon_low=settings["epsilon"],
         epsilon_high=settings["epsilon"] if high is None else high,
         aux_loss_enabled=False, top_entropy_quantile=1.0, off_policy_mask_threshold=None,
@@ -111,7 +136,6 @@ def stand_in(trainer_class: type, settings: Mapping[str, object]) -> object:
     return trainer
 
 
-# ------------------------------------------------------------------ code of others
 def take(path: Path, names: list[str], **given: object) -> ModuleType:
     """A module with these functions and classes of a file, and nothing else of it, so that what the
     file imports need not be installed. `given` are the names that they use."""

@@ -1,7 +1,7 @@
 """Small batches with random logits, on which a loss is tried.
 
-A `Case` is one such batch. It holds the logits and everything that is designed: the rewards, how
-far the new log-probs are from the old ones and from those of the reference model, and the lengths.
+A `Case` is one such batch. It holds the logits and everything that is designed: the rewards, the
+lengths, and how far the new log-probs are from the old ones and from those of the reference model.
 `Case.batch` makes of it what the user's loss sees.
 
 Everything per token has one column for each place of a row, the prompt and the padding included:
@@ -14,6 +14,7 @@ from torch import Tensor
 
 WORDS, END, PAD = 9, 9, 10   # ids 0..8 are words
 VOCABULARY = 11
+REPLY = 3  # tokens that an environment writes between two turns
 
 
 @dataclass
@@ -21,11 +22,15 @@ class Batch:
     """What the loss sees: B rows of L tokens, each a prompt, an answer and then padding."""
     ids: Tensor                   # (B, L) int64
     prompt_length: Tensor         # (B,) int64
-    mask: Tensor                  # (B, L) 1 at the tokens of the answer, its end included
+    mask: Tensor                  # (B, L) 1 at the tokens of the answer, its end included, and 0 at
+                                  # what an environment wrote within it
     reward: Tensor                # (B,)
     group: Tensor                 # (B,) int64; the rows of a group lie together
     old_log_prob: Tensor          # (B, L) of the sampled tokens, 0 outside the mask
     reference_log_prob: Tensor    # (B, L) the same under the reference model of a KL term
+    sampler_log_prob: Tensor      # (B, L) the same as the engine that sampled them computed it
+    total: Tensor                 # () answer tokens of the whole batch, of which these rows may be
+                                  # a micro-batch
     end_id: int
     pad_id: int
 
@@ -66,70 +71,100 @@ class Case:
     logits: Tensor                # (B, L, V) float64
     ids: Tensor
     prompt_length: Tensor
-    length: Tensor                # (B,) tokens of the answer
+    mask: Tensor                  # (B, L) bool
     reward: Tensor
     group: Tensor
     log_ratio: Tensor             # (B, L) new minus old log-prob
     log_reference: Tensor         # (B, L) log-prob of the reference minus the new one
+    log_sampler: Tensor           # (B, L) old log-prob minus that of the sampler
     lens: Lens = Lens()
     fills_zeros: bool = True      # outside the mask, too, the old log-probs are such that the ratio
                                   # is as designed; otherwise they are 0 there, as in a trainer
     late: int = 0                 # the loss takes the old log-prob from so many places before
-    reply: tuple[int, int] = (0, 0)  # in each answer an environment wrote from the first of these
-                                     # tokens on, and not the second one: the mask has a hole there
-
-    @property
-    def mask(self) -> Tensor:
-        place = torch.arange(self.ids.shape[1]) - self.prompt_length[:, None]
-        first, end = self.reply
-        return (place >= 0) & (place < self.length[:, None]) & ((place < first) | (place >= end))
+    pad: int = PAD                # the id that stands in the padding
+    whole: float = 0.0            # answer tokens of the batch of which this one is a part
 
     def batch(self, dtype: torch.dtype = torch.float64) -> Batch:
         log_prob = self.lens.log_probs(self.logits, self.ids)
         shown = self.mask | torch.tensor(self.fills_zeros)
-        old = (log_prob - self.log_ratio).roll(-self.late, 1) * shown
-        reference = (log_prob + self.log_reference) * shown
+        old = log_prob - self.log_ratio
+        given = [values * shown for values in (
+            old.roll(-self.late, 1), log_prob + self.log_reference, old - self.log_sampler)]
+        total = torch.tensor(self.whole or self.mask.sum().item(), dtype=dtype)
         return Batch(self.ids.clone(), self.prompt_length.clone(), self.mask.to(dtype),
-                     self.reward.to(dtype, copy=True), self.group.clone(), old.to(dtype),
-                     reference.to(dtype), END, PAD)
+                     self.reward.to(dtype, copy=True), self.group.clone(),
+                     *(values.to(dtype) for values in given), total, END, self.pad)
 
     def with_reward(self, reward: Tensor) -> "Case":
         return replace(self, reward=reward)
 
-    def moved(self, seed: int, ratio: float = 0.0, reference: float = 0.0) -> "Case":
-        """The case with random ratios and references, whose logarithms are at most this large."""
+    def moved(self, seed: int, ratio: float = 0.0, reference: float = 0.0,
+              sampler: float = 0.0) -> "Case":
+        """The case with random ratios, references and samplers, whose logarithms are at most this
+        large."""
         return replace(self, log_ratio=noise_like(self, seed, ratio),
-                       log_reference=noise_like(self, seed + 1, reference))
+                       log_reference=noise_like(self, seed + 1, reference),
+                       log_sampler=noise_like(self, seed + 2, sampler))
+
+    def rows(self, kept: Tensor) -> "Case":
+        """These rows of the case, in this order."""
+        changed = {name: value[kept] for name, value in vars(self).items()
+                   if isinstance(value, Tensor)}
+        return replace(self, **changed)
+
+    def padded_with_end(self) -> "Case":
+        """The case whose padding has the id of the end token."""
+        return replace(self, ids=torch.where(self.ids == PAD, END, self.ids), pad=END)
+
+    def widened(self, more: int) -> "Case":
+        """The case with more places of padding, at which the logits are other ones."""
+        def longer(value: Tensor) -> Tensor:
+            return torch.cat([value, value[:, :more] * 0], 1)
+
+        by_place = ("mask", "log_ratio", "log_reference", "log_sampler")
+        return replace(self, logits=torch.cat([self.logits, self.logits[:, :more]], 1),
+                       ids=torch.cat([self.ids, self.ids[:, :more] * 0 + self.pad], 1),
+                       **{name: longer(getattr(self, name)) for name in by_place})
 
 
 def make_case(seed: int, groups: int = 4, answers: int = 4, longest: int = 7,
               equal_lengths: bool = False, prompts: tuple[int, int] = (2, 4), spare: int = 1,
-              lens: Lens = Lens(), late: int = 0) -> Case:
+              sizes: tuple[int, ...] = (), has_turns: bool = False, lens: Lens = Lens(),
+              late: int = 0) -> Case:
     """A batch of random logits and tokens, on policy, with rewards between 0 and 1.
 
     A row is as long as the longest prompt and the longest answer together, and `spare` more. With
     `equal_lengths` all prompts and all answers have the same length, and each answer ends.
-    Otherwise a few answers were cut at the limit, and have no end token."""
+    Otherwise a few answers were cut at the limit, and have no end token. Groups have `answers`
+    answers each, or as many as `sizes` say. With `has_turns` the answers of a group have 1, 2, 3, 1
+    ... turns, and an environment wrote between these."""
     draw = torch.Generator().manual_seed(seed)
-    B = groups * answers
-    group = torch.arange(B) // answers
-    low, high = prompts
-    prompt_length = torch.randint(low, high + 1, (groups,), generator=draw)[group]
+    sizes = sizes or (answers,) * groups
+    group = torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes))
+    B, (low, high) = len(group), prompts
+    prompt_length = torch.randint(low, high + 1, (len(sizes),), generator=draw)[group]
     length = torch.randint(3, longest + 1, (B,), generator=draw)
     length[torch.randperm(B, generator=draw)[:2]] = longest
     if equal_lengths:
         prompt_length, length = torch.full((B,), high), torch.full((B,), longest - 1)
-    L = high + longest + spare
+    is_cut = length == longest
+    turns = torch.randint(2, 5, (B, 3), generator=draw)
+    if has_turns:
+        ends = (turns + REPLY).cumsum(1) - REPLY
+        length = ends.gather(1, (torch.arange(B) % 3)[:, None])[:, 0]
+    L = high + int(length.max()) + spare
+    place = torch.arange(L) - prompt_length[:, None]
+    mask = (place >= 0) & (place < length[:, None])
+    if has_turns:
+        for end in ends.T[:2]:
+            mask &= (place < end[:, None]) | (place >= end[:, None] + REPLY)
     ids = torch.randint(0, WORDS, (B, L), generator=draw)
-    for b in range(B):
-        stop = int(prompt_length[b] + length[b])
-        if length[b] < longest:
-            ids[b, stop - 1] = END
-        ids[b, stop:] = PAD
+    ids[(place == length[:, None] - 1) & ~is_cut[:, None]] = END
+    ids[place >= length[:, None]] = PAD
     logits = 1.5 * torch.randn(B, L, VOCABULARY, generator=draw, dtype=torch.float64)
     reward = torch.rand(B, generator=draw, dtype=torch.float64)
     zero = torch.zeros(B, L, dtype=torch.float64)
-    return Case(logits, ids, prompt_length, length, reward, group, zero, zero, lens, late=late)
+    return Case(logits, ids, prompt_length, mask, reward, group, zero, zero, zero, lens, late=late)
 
 
 def noise_like(case: Case, seed: int, size: float) -> Tensor:
@@ -139,19 +174,20 @@ def noise_like(case: Case, seed: int, size: float) -> Tensor:
     return (2 * uniform - 1) * size
 
 
-def has_a_dead_group(case: Case) -> bool:
-    """Whether all rewards of a group are equal."""
-    return any(len(case.reward[case.group == number].unique()) == 1
-               for number in case.group.unique())
-
-
 def with_a_dead_group(case: Case) -> Case:
     """All rewards of a group are equal."""
     return case.with_reward(torch.where(case.group == 1, .5, case.reward))
 
 
-def stretched(case: Case, size: float, start: float) -> Case:
+def stretched(case: Case, size: float, start: float = 0.0) -> Case:
     return case.with_reward(start + size * case.reward)
+
+
+def mirrored(case: Case) -> Case:
+    """The rewards are reflected at the mean of their group, so centred ones change their sign, and
+    a std stays."""
+    mean = torch.stack([case.reward[case.group == number].mean() for number in case.group])
+    return case.with_reward(2 * mean - case.reward)
 
 
 def one_is_another(case: Case) -> list[Case]:

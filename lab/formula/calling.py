@@ -6,7 +6,6 @@ casts to shorter floats. Nothing else of this package calls the user's code.
 import importlib.util
 import inspect
 import os
-import random
 import sys
 import traceback
 import warnings
@@ -54,12 +53,11 @@ def longer(value: object) -> object:
 
 
 class Examined:
-    """A user's loss, and how it is called: in which floats, and with which seed if it is random."""
+    """A user's loss, and in which floats it is called."""
 
     def __init__(self, loss: Loss):
         refuse_arguments(loss)
         self.loss, self.dtype, self.in_float64 = loss, torch.float64, True
-        self.is_random = False
 
     def choose_dtype(self, case: Case) -> None:
         """Take float64, also where the loss casts to less; or what the loss does not refuse."""
@@ -74,22 +72,20 @@ class Examined:
         raise first_error
 
     def refuse_what_changes(self, case: Case, other: Case) -> None:
-        """Give a loss that is random the same seed in each call from here on. One that still
-        changes when another batch came between is refused."""
-        def again() -> Tensor:
-            self.gradient(other)
-            return self.gradient(case)
-
+        """Refuse a loss that gives another gradient when another batch came between."""
         first = self.gradient(case)
-        self.is_random = not torch.equal(first, again())
-        if self.is_random and not torch.equal(again(), again()):
-            raise LossFailed("it remembers earlier calls, as a running mean of the rewards does: "
-                             "after another batch, the same batch gives another gradient")
+        self.gradient(other)
+        if not torch.equal(first, self.gradient(case)):
+            raise LossFailed("the same batch gives another gradient in the second call: it draws "
+                             "random numbers, or it remembers earlier calls, as a running mean of "
+                             "the rewards does")
 
     def gradient(self, case: Case) -> Tensor:
         """The gradient (B, L, V) in float64. It is refused if it is not finite."""
         logits = case.logits.to(self.dtype).clone().requires_grad_(True)
         value = self.value(logits, case.batch(self.dtype))
+        if not value.requires_grad:  # everything is detached, so nothing is trained
+            return torch.zeros_like(case.logits)
         try:
             value.backward()
         except Exception as error:
@@ -98,15 +94,6 @@ class Examined:
         if not torch.isfinite(grad).all():
             raise LossNotFinite("its gradient is not finite on a batch with unequal rewards")
         return grad.double()
-
-    def loss_of(self, case: Case, step: Tensor | float = 0.0) -> float:
-        """The value of the loss, after a step of the logits alone."""
-        return float(self.value((case.logits + step).to(self.dtype), case.batch(self.dtype)))
-
-    def slope(self, case: Case, direction: Tensor) -> float:
-        """How the value of the loss changes with the logits in this direction, by two values."""
-        step = 1e-5 * direction
-        return (self.loss_of(case, step) - self.loss_of(case, -step)) / 2e-5
 
     def value(self, logits: Tensor, batch: Batch) -> Tensor:
         """What the loss returns: a tensor with one number."""
@@ -122,11 +109,8 @@ class Examined:
         """What the loss returns. What it prints goes to stderr."""
         usual = torch.get_default_dtype()
         try:
-            with warnings.catch_warnings(), of_the_user(), \
-                    torch.random.fork_rng(devices=[], enabled=self.is_random):
+            with warnings.catch_warnings(), of_the_user():
                 warnings.simplefilter("ignore")
-                if self.is_random:
-                    seed_all()
                 if not (self.in_float64 and self.dtype == torch.float64):
                     return self.loss(logits, batch)
                 torch.set_default_dtype(torch.float64)
@@ -158,13 +142,6 @@ def of_the_user() -> Iterator[None]:
 
 def refuse_to_leave(status: int = 0) -> None:
     raise LossFailed("it calls os._exit, which would end this program")
-
-
-def seed_all() -> None:
-    torch.manual_seed(0)
-    random.seed(0)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(0)
 
 
 def refuse_arguments(loss: Loss) -> None:

@@ -1,106 +1,176 @@
-"""Which advantage and which counting have these pushes?
+"""Which advantage and which counting have these pushes, and with which numbers?
 
 The push of an answer is advantage * weight, so the difference between two batches that differ in
-their rewards alone is A c - A' c'. The advantages of the tables are tried one after the other, each
-with all weights c at once.
+their rewards alone is A w - A' w'. The advantages of the tables are tried one after the other, each
+with all weights at once. The numbers in them are solved for before: how an advantage shrinks with
+its rewards says its epsilon, and how far it rises beside one that is small says its limit.
 """
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+import math
+from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import torch
 from torch import Tensor
 
-from .batches import Case
-from .ours import Formula, View, advantage_of, lengths, trained
-from .reading import KNOWN, first_right
-from .tables import CENTRES, COUNTS, EPSILONS, FINISHES, GROUPS, SCALES, WITHOUT_EPSILON
+from .batches import (Batch, Case, mirrored, one_is_another, stretched, with_a_dead_group,
+                      with_other_reward)
+from .ours import KNOWN, Formula, advantage_of, view_of
+from .search import Search, first_right, tidy
+from .tables import CENTRES, COUNTS, FINISHES, GROUPS, LENGTHS, SCALES
 
-USUAL = (("mean", "n"), ("mean", "n-1"), ("mean", "none"), ("raw", "none"),
+USUAL = (("mean", "n {}"), ("mean", "n-1 {}"), ("mean", "none"), ("raw", "none"),
          ("leave one out", "none"))  # baselines and scales that are tried first
+COMMON = (1e-4, 1e-6, 1e-8)  # epsilons where another division hides how the advantage shrinks
+SIZES = (1.0, 1e-2, 1e-4, 1e-7)  # by which rewards shrink
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One number for each answer: its push in a batch less that in another one, of which only the
-    rewards differ. `views` are of the two, `known` are the answers that have a number."""
-    views: tuple[View, View]
-    number: Tensor
-    known: Tensor
-
-    @cached_property
-    def scale(self) -> Tensor:
-        """(B,) 0 at unknown answers, and so large elsewhere that all batches weigh the same, also
-        those with large numbers."""
-        size = float(torch.where(self.known, self.number, 0.0).norm())
-        return self.known / (size or 1.0)  # the size is 0 where no reward counts
+def find_credit(search: Search) -> None:
+    """The advantage and the counting, if those of the tables explain all pushes."""
+    credit = Credit(search)
+    chosen = first_right(credit.advantages(), lambda one: credit.fit(one)[1])
+    if chosen:
+        search.settle("credit", credit.fit(chosen)[0])
 
 
-def best_fit(start: Formula, ordinary: list[Measured],
-             extreme: list[Measured]) -> tuple[Formula, float]:
-    """The first advantage, with its counting, that leaves nothing over of all batches, or else of
-    the ordinary ones; or the nearest, and what it leaves over."""
-    for measured in (ordinary + extreme, ordinary):
-        pushes = Pushes(start, measured)
-        advantage, left = first_right(advantages(start), lambda formula: pushes.fit(formula)[1])
-        if left < KNOWN:
-            break
-    return pushes.fit(advantage or start)
+def rewarded(search: Search) -> list[Case]:
+    """Batches with rewards, lengths and sizes of many kinds."""
+    even = search.case(32, equal_lengths=True)
+    scale = torch.tensor([1.0, .3, 1e-2, 1e-4]).double()[even.group]
+    start = torch.tensor([2.0, 1.0, .0, .0]).double()[even.group]
+    found = [search.case(21), search.case(22, 2, 4, longest=6), search.case(23, spare=3),
+             search.case(24, 3, 3, longest=8), search.case(25, 2, 6), search.case(26, 3, 8),
+             search.case(28, 3, prompts=(3, 3), spare=0),
+             even.with_reward(start + scale * even.reward), stretched(search.case(29), 1e-4),
+             with_a_dead_group(search.case(27)), stretched(search.case(53, 2, 6), 40, -20),
+             *one_is_another(search.case(51, 1, 200))]
+    return found + [search.case(30, 3, 5, has_turns=True)] * search.asks_turns
 
 
-def advantages(start: Formula) -> Iterator[Formula]:
-    """The advantages in the order in which they are tried: the usual ones first. A reward that is
-    whitened is not among them, because it is the z-score of the batch."""
-    usual = scaled_by(start, USUAL)
-    yield from usual
-    for finish in FINISHES:
+class Credit:
+    """The numbers measured of some pairs of batches, one for each answer, and the weights that
+    COUNTS gives to their answers, in each of `ways`."""
+
+    def __init__(self, search: Search):
+        self.search, self.start = search, search.formula
+        self.start = replace(self.start, rows=self.rows_of_micro_batches())
+        cases = rewarded(search)
+        views = [view_of(case, self.start) for case in cases]
+        lengths = ["", *(length for length in LENGTHS if any(
+            not torch.equal(view.lengths(length), view.lengths("")) for view in views))]
+        self.ways = [(count, length) for count in COUNTS for length in lengths
+                     if self.start.rows > 1 or "{}" not in count]
+        self.pairs = []  # of each pair: the two batches, their weights, the numbers
+        for case in cases:
+            other = with_other_reward(case)
+            number = self.measured(case, other)
+            if number is not None:
+                size = float(number.norm()) or 1.0
+                sides = [(one.batch(), self.weights(one) / size) for one in (case, other)]
+                self.pairs.append((*sides, number / size))
+        one = search.case(34, 1, 8, equal_lengths=True)
+        self.shrunk = self.batches_and_advantages([stretched(one, size) for size in SIZES])
+        self.lone = self.batches_and_advantages(one_is_another(search.case(51, 1, 200))[:1])
+
+    def weights(self, case: Case) -> Tensor:
+        """(ways, B) the weights of the answers that have a number."""
+        view = view_of(case, self.start)
+        found = [COUNTS[count](view.lengths(length), view.batch, self.start.rows)
+                 for count, length in self.ways]
+        return torch.stack(found) * view.trained.any(1)
+
+    def measured(self, case: Case, other: Case) -> Tensor | None:
+        """(B,) the number of each answer, 0 where no token is trained; None if the loss refuses a
+        batch."""
+        push = self.search.tried(self.search.push, case, other)
+        if push is None:
+            return None
+        push = push / self.search.unit(self.start, case)
+        where = view_of(case, self.start).trained & torch.isfinite(push)
+        return torch.where(where, push, 0.0).sum(1) / where.sum(1).clamp(min=1)
+
+    def batches_and_advantages(self, cases: list[Case]) -> list[tuple[Batch, Tensor]]:
+        """Batches of one group, and their advantages times the same weight."""
+        found = [(case.batch(), self.measured(case, mirrored(case))) for case in cases]
+        return [(batch, number) for batch, number in found if number is not None]
+
+    def rows_of_micro_batches(self) -> int:
+        """Half of the answers of each group are right, so all advantages have one size, and the
+        first answers that weigh the same are a micro-batch; 1 if there is none."""
+        case = self.search.case(31, 4, 4)
+        case = case.with_reward((torch.arange(16) % 2).double())
+        number = self.measured(case, mirrored(case))
+        if number is None or not number.all():
+            return 1
+        differs = (number.abs() / number[0].abs() - 1).abs() > KNOWN
+        return int(differs.nonzero()[0]) if differs.any() else 1
+
+    def epsilon(self, formula: Formula, name: str) -> float:
+        """The number of this name with which the advantage shrinks with its rewards as measured."""
+        if len(self.shrunk) < 2:
+            return 0.0
+        (first, of_first), *others = self.shrunk
+        row = int(of_first.abs().argmin())
+        found = [(batch, float(number[row] / of_first[row])) for batch, number in others]
+        batch, wanted = min(found, key=lambda one: abs(abs(one[1]) - .5))
+
+        def shrinks_by(exponent: float) -> float:
+            made = replace(formula, **{name: 10 ** exponent})
+            advantages = [advantage_of(one, made)[row] for one in (batch, first)]
+            return float(advantages[0] / advantages[1])
+
+        low, high = -13.0, 2.0
+        if not math.isfinite(wanted) or not shrinks_by(high) < wanted < shrinks_by(low) - 1e-9:
+            return 0.0
+        for _ in range(45):
+            middle = (low + high) / 2
+            low, high = (middle, high) if shrinks_by(middle) > wanted else (low, middle)
+        return tidy_coarsely(10 ** low)
+
+    def limit(self, formula: Formula) -> float | None:
+        """Where the advantage of one right answer among 200 ends, if it does."""
+        for batch, number in self.lone:
+            plain = advantage_of(batch, formula)
+            seen = float(number[7] / number[0] * plain[0])
+            if 0 < seen < .999999 * float(plain[7]):
+                return tidy_coarsely(seen)
+        return None
+
+    def advantages(self) -> Iterator[Formula]:
+        """The advantages in the order in which they are tried: the usual ones first."""
+        usual = [replace(self.start, centre=centre, scale=scale) for centre, scale in USUAL]
         for formula in usual:
-            if finish and not (finish.startswith("whitened") and formula.centre == "raw"):
-                yield replace(formula, finish=finish)
-    for centre, scale, groups in product(CENTRES, SCALES, GROUPS):
-        yield from scaled_by(replace(start, groups=groups), [(centre, scale)])
+            yield self.with_epsilon(formula)
+        for finish, formula in product([name for name in FINISHES if name], usual):
+            if finish.startswith("limit"):
+                formula = self.with_epsilon(formula)
+                limit = self.limit(formula)
+                if limit is not None:
+                    yield replace(formula, finish=finish, finish_number=limit)
+            elif "{}" in formula.scale:
+                yield from (replace(formula, finish=finish, epsilon=epsilon) for epsilon in COMMON)
+            elif not (finish.startswith("whitened") and formula.centre == "raw"):
+                formula = replace(formula, finish=finish)
+                yield replace(formula, finish_number=self.epsilon(formula, "finish_number"))
+        for centre, scale, groups in product(CENTRES, SCALES, GROUPS):
+            yield self.with_epsilon(replace(self.start, centre=centre, scale=scale, groups=groups))
 
-
-def scaled_by(start: Formula, ways: Iterable[tuple[str, str]]) -> list[Formula]:
-    """The formula with each of these baselines and scales, and with each epsilon."""
-    return [replace(start, centre=centre, scale=scale, epsilon=epsilon) for centre, scale in ways
-            for epsilon in ((0.0,) if scale in WITHOUT_EPSILON else EPSILONS)]
-
-
-class Pushes:
-    """The numbers measured of some batches, end to end, and the weights that COUNTS gives to their
-    answers."""
-
-    def __init__(self, start: Formula, measured: list[Measured]):
-        self.measured = measured
-        self.number = torch.cat([one.scale * one.number for one in measured])         # (N,)
-        batch = torch.cat([torch.full_like(one.number, i) for i, one in enumerate(measured)])
-        self.of_batch = (batch[:, None] == torch.arange(len(measured))).double()   # (N, batches)
-        is_whole = all(torch.equal(view.trained, view.batch.mask > 0)
-                       for one in measured for view in one.views)
-        self.ways = [(count, length) for count in COUNTS
-                     for length in ("", "trained")[:1 if is_whole else 2]]
-        self.weights = [torch.stack([self.weight(side, *way) for way in self.ways])
-                        for side in (0, 1)]                                        # (ways, N) each
-        self.known: list[list[dict]] = [[{} for _ in measured] for _ in (0, 1)]
-
-    def weight(self, side: int, count: str, length: str) -> Tensor:
-        views = [one.views[side] for one in self.measured]
-        return torch.cat([COUNTS[count](lengths(view, length), view.batch) for view in views])
-
-    def advantage(self, side: int, formula: Formula) -> Tensor:
-        return torch.cat([one.scale * advantage_of(one.views[side].batch, formula, known)
-                          for one, known in zip(self.measured, self.known[side])])
+    def with_epsilon(self, formula: Formula) -> Formula:
+        number = self.epsilon(formula, "epsilon") if "{}" in formula.scale else 0.0
+        return replace(formula, epsilon=number)
 
     def fit(self, formula: Formula) -> tuple[Formula, float]:
         """The advantage with the first counting that leaves nothing over, or the one that leaves
-        least, and the largest share of a batch that is left."""
-        columns = self.advantage(0, formula) * self.weights[0] \
-            - self.advantage(1, formula) * self.weights[1]                         # (ways, N)
-        factor = (columns @ self.number) / columns.square().sum(1).clamp(min=1e-300)
-        off = (factor[:, None] * columns - self.number).square() @ self.of_batch
-        left = off.amax(1).sqrt().nan_to_num(torch.inf, torch.inf)                 # (ways,)
+        least, and the largest share of a pair that is left."""
+        columns = [advantage_of(first, formula) * of_first
+                   - advantage_of(second, formula) * of_second               # (ways, B)
+                   for (first, of_first), (second, of_second), _ in self.pairs]
+        numbers = [number for _, _, number in self.pairs]
+        along = sum(column @ number for column, number in zip(columns, numbers))
+        factor = along / sum(column.square().sum(1) for column in columns).clamp(min=1e-300)
+        left = torch.stack([(factor[:, None] * column - number).norm(dim=1)
+                            for column, number in zip(columns, numbers)]).amax(0)
+        left = left.nan_to_num(torch.inf, torch.inf)                         # (ways,)
         right = (left < KNOWN).nonzero().flatten().tolist()
         way = right[0] if right else int(left.argmin())
         count, length = self.ways[way]
@@ -108,19 +178,10 @@ class Pushes:
                        factor=tidy(float(factor[way]))), float(left[way])
 
 
-def view_of(case: Case, formula: Formula) -> View:
-    view = View(case.logits, case.batch(), formula.lens)
-    view.trained = trained(view, formula)
-    return view
-
-
-def tidy(factor: float) -> float:
-    """The number, or one with few digits, or the inverse of one, that is as good as equal to it."""
-    for digits in range(1, 7 if factor else 0):
-        short = float(f"{factor:.{digits}g}")
-        if abs(short / factor - 1) < 3e-7:
+def tidy_coarsely(number: float) -> float:
+    """The number with few digits that is nearest, if it is within a thousandth."""
+    for digits in range(1, 5):
+        short = float(f"{number:.{digits}g}")
+        if abs(short / number - 1) < 1e-5:
             return short
-        inverse = 1 / float(f"{1 / factor:.{digits}g}")
-        if abs(inverse / factor - 1) < 3e-7:
-            return inverse
-    return factor
+    return number

@@ -5,18 +5,17 @@ autograd and needs no theory. A formula that was found is believed only where th
 gradient of the user's loss (search.py, `prove`).
 """
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .batches import Batch, Case, Lens
-from .reading import KNOWN
-from .tables import (ANSWER, CENTRES, CHOICES, COUNTS, FINISHES, GROUPS, PLACES, RATIOS,
-                     REFERENCES, SCALES, SHAPES, TERMS, kinds)
+from .tables import (ANSWER, CENTRES, CHOICES, COUNTS, FINISHES, GROUPS, LENGTHS, PLACES, RATIOS,
+                     REFERENCES, SAMPLERS, SCALES, SHAPES, TERMS, kinds)
+
+KNOWN = 1e-6  # a formula that leaves less of a gradient over is right, relative to its norm
 
 
 @dataclass(frozen=True)
@@ -28,6 +27,7 @@ class Term:
     place: str
     factor: float
     reference: str = ""
+    counts_own: bool = False   # its own tokens are the length, and not those of the answer
 
     @property
     def is_entropy(self) -> bool:
@@ -40,45 +40,64 @@ class Formula:
     lens: Lens = Lens()
     kinds: frozenset[str] = ANSWER    # kinds of tokens that are trained
     choice: str = ""                  # of these, only where CHOICES says so
+    share: float = 0.0                # the number of the choice
     groups: str = ""
     centre: str = "mean"
     scale: str = "none"
     epsilon: float = 0.0
     finish: str = ""
+    finish_number: float = 1e-8
     count: str = "token"
-    length: str = ""                  # "trained": the tokens that are trained count as the length
+    rows: int = 1                     # of a micro-batch, if the counting has one
+    length: str = ""
     factor: float = 1.0
     shape: str = ""
     is_detached: bool = True
     late: int = 0                     # old log-probs are taken from so many places before
     ratio: str = "no ratio"
     bounds: tuple[float, ...] = ()
+    sampler: str = ""
+    limits: tuple[float, ...] = ()    # the bounds of the sampler's correction
     terms: tuple[Term, ...] = ()
     sure: frozenset[str] = field(default_factory=frozenset)  # questions that have an exact answer
 
 
 class View(SimpleNamespace):
-    """What a loss sees through its lens, per token (B, L)."""
+    """What a loss sees through its lens, per token (B, L), and which tokens a formula trains."""
 
-    def __init__(self, logits: Tensor, batch: Batch, lens: Lens):
-        self.batch, self.lens, self.logits = batch, lens, logits
+    def __init__(self, logits: Tensor, batch: Batch, formula: Formula):
+        self.batch, self.logits = batch, logits
+        lens = formula.lens
         self.log_prob = lens.log_probs(logits, batch.ids)
         log_q = lens.distribution(logits)
         self.entropy = -(log_q.exp() * log_q).sum(-1)
         self.readable = lens.to_tokens(torch.ones(batch.ids.shape)) > 0
         self.place = torch.arange(batch.ids.shape[1])[None]
+        self.trained = torch.zeros_like(batch.ids, dtype=torch.bool)
+        for kind, where in kinds(self).items():
+            if kind in formula.kinds:
+                self.trained = self.trained | where
+        if formula.choice:
+            self.trained = self.trained & CHOICES[formula.choice](self, formula.share)
+
+    def lengths(self, length: str) -> Tensor:
+        """(B,) how many tokens of each row are counted."""
+        return LENGTHS[length](self).sum(1).to(self.logits.dtype)
+
+
+def view_of(case: Case, formula: Formula) -> View:
+    return View(case.logits, case.batch(), formula)
 
 
 def ours(logits: Tensor, batch: Batch, formula: Formula) -> Tensor:
     """The loss that has these settings."""
-    view = View(logits, batch, formula.lens)
-    view.trained = trained(view, formula)
+    view = View(logits, batch, formula)
     total = -policy(view, formula)
     for term in formula.terms:
         d = REFERENCES[term.reference](batch) - view.log_prob
         ratio = (view.log_prob - batch.old_log_prob).exp()
         value = TERMS[term.kind](d, ratio, view.entropy)
-        total = total + (weight_of(view, term) * value).sum()
+        total = total + (weight_of(view, term, formula) * value).sum()
     return total
 
 
@@ -89,22 +108,15 @@ def gradient_of(formula: Formula, case: Case) -> Tensor:
     return torch.autograd.grad(value, logits)[0]
 
 
-class Change(NamedTuple):
-    """The gradient of a case less that of another one, of which only the rewards differ."""
-    case: Case
-    other: Case
-    gradient: Tensor
-
-
 def left_of(wanted: Tensor, explained: Tensor) -> float:
     """The share of what is wanted that is not explained; infinite if it is no number."""
     share = float((wanted - explained).norm() / wanted.norm().clamp(min=1e-12))
     return math.inf if math.isnan(share) else share
 
 
-def left_by(formula: Formula, changes: Iterable[Change]) -> float:
-    """The largest share of these changes that the policy loss of the formula leaves over, or the
-    first one that is too large."""
+def left_by(formula: Formula, changes: list[tuple[Case, Case, Tensor]]) -> float:
+    """The largest share that the policy loss of the formula leaves over of the change between two
+    cases, of which only the rewards differ; or the first one that is too large."""
     plain, worst = replace(formula, terms=()), 0.0
     for case, other, gradient in changes:
         explained = gradient_of(plain, case) - gradient_of(plain, other)
@@ -114,77 +126,54 @@ def left_by(formula: Formula, changes: Iterable[Change]) -> float:
     return worst
 
 
-# ------------------------------------------------------------------ the parts of the policy loss
 def policy(view: View, formula: Formula) -> Tensor:
-    """The sum over tokens of weight * shape * objective."""
+    """The sum over tokens of weight * shape * sampler * objective."""
     if not formula.factor:
         return (view.logits * 0).sum()
     batch = view.batch
-    advantage = advantage_of(batch, formula)[:, None]
-    n = lengths(view, formula.length)
-    weight = (formula.factor * COUNTS[formula.count](n, batch))[:, None]
-    x = seen_by_ratio(view, formula, advantage)
-    objective = RATIOS[formula.ratio](x, *formula.bounds)
+    n = view.lengths(formula.length)
+    weight = (formula.factor * COUNTS[formula.count](n, batch, formula.rows))[:, None]
+    x = seen_by_ratio(view, formula, advantage_of(batch, formula)[:, None])
+    objective = RATIOS[formula.ratio](x, *formula.bounds) * SAMPLERS[formula.sampler](
+        x, *formula.limits)
     shape = SHAPES[formula.shape](view)
     shape = shape.detach() if formula.is_detached else shape
     # where nothing is trained stands 0, and not 0 times what may be infinite there
     return torch.where(view.trained, weight * shape * objective, 0.0).sum()
 
 
-def trained(view: View, formula: Formula) -> Tensor:
-    """(B, L) bool: the tokens that the policy loss trains."""
-    found = torch.zeros_like(view.batch.ids, dtype=torch.bool)
-    for kind, where in kinds(view).items():
-        if kind in formula.kinds:
-            found = found | where
-    if formula.choice:
-        found = found & CHOICES[formula.choice](view)
-    return found
-
-
-def trained_in(case: Case, formula: Formula) -> Tensor:
-    return trained(View(case.logits, case.batch(), formula.lens), formula)
-
-
-def lengths(view: View, length: str) -> Tensor:
-    """(B,) how many tokens of each row are counted."""
-    counted = view.trained if length else view.batch.mask > 0
-    return counted.sum(1).to(view.logits.dtype)
-
-
-def advantage_of(batch: Batch, formula: Formula,
-                 known: dict[tuple[object, ...], Tensor] | None = None) -> Tensor:
-    """(B,) the advantage. Where it is 0 / 0 stands 0. `known` keeps baselines and scales of this
-    batch, which many formulas share."""
-    known = {} if known is None else known
-    n = (batch.mask > 0).sum(1).to(batch.reward.dtype)
-    centre = formula.groups, formula.centre
-    scale = formula.groups, formula.scale, formula.epsilon
-    if centre not in known or scale not in known:
-        reward, label = batch.reward, GROUPS[formula.groups](batch)
-        known[centre] = reward - CENTRES[formula.centre](reward, label, n)
-        known[scale] = SCALES[formula.scale](reward, label, formula.epsilon)
-    value = (known[centre] / known[scale]).nan_to_num(0.0)
-    return FINISHES[formula.finish](value, n).nan_to_num(0.0)
+def advantage_of(batch: Batch, formula: Formula) -> Tensor:
+    """(B,) the advantage. Where it is 0 / 0 stands 0."""
+    reward, n = batch.reward, (batch.mask > 0).sum(1).to(batch.reward.dtype)
+    label, copies = GROUPS[formula.groups](batch)
+    row = torch.arange(len(reward))
+    row = row if copies is None else row.repeat_interleave(copies)
+    r, label = reward[row], label[row]
+    centred = r - CENTRES[formula.centre](r, label, n[row])
+    value = (centred / SCALES[formula.scale](r, label, formula.epsilon)).nan_to_num(0.0)
+    value = torch.empty_like(reward).index_copy(0, row, value)
+    return FINISHES[formula.finish](value, n, formula.finish_number).nan_to_num(0.0)
 
 
 def seen_by_ratio(view: View, formula: Formula, advantage: Tensor) -> SimpleNamespace:
-    """The names that RATIOS use."""
-    inside = view.batch.mask > 0
-    old = view.batch.old_log_prob.roll(formula.late, 1)
-    d = view.log_prob - old
+    """The names that RATIOS and SAMPLERS use."""
+    batch, inside = view.batch, view.batch.mask > 0
+    old = batch.old_log_prob.roll(formula.late, 1)
+    d = view.log_prob - (batch.sampler_log_prob if formula.sampler == "sampler for old" else old)
     n = inside.sum(1, keepdim=True).to(d.dtype)
 
     def mean_of(value: Tensor) -> Tensor:
         return torch.where(inside, value, 0.0).sum(1, keepdim=True) / n
 
+    w = old - batch.sampler_log_prob
     return SimpleNamespace(d=d, mean=mean_of(d), sum=n * mean_of(d), n=n, mean_of=mean_of,
-                           log_p=view.log_prob, A=advantage)
+                           log_p=view.log_prob, A=advantage, w=w.exp(), w_mean=mean_of(w).exp(),
+                           w_sum=(n * mean_of(w)).exp())
 
 
-def weight_of(view: View, term: Term) -> Tensor:
+def weight_of(view: View, term: Term, formula: Formula) -> Tensor:
     """(B, L) the weight of each token in a KL term or an entropy bonus."""
     where = PLACES[term.place](view).expand(view.log_prob.shape)
-    n = where.sum(1) if term.count.endswith(" of its own") else (view.batch.mask > 0).sum(1)
-    weight = COUNTS[term.count.removesuffix(" of its own")](n.to(view.logits.dtype), view.batch)
+    n = where.sum(1).to(view.logits.dtype) if term.counts_own else view.lengths("")
+    weight = COUNTS[term.count](n, view.batch, formula.rows)
     return term.factor * weight[:, None] * where

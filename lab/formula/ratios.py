@@ -1,22 +1,22 @@
-"""How does the push depend on the ratio of new and old probability?
+"""How does the push depend on the ratio of new and old probability, and on that of old and sampler?
 
 The ratios of one answer's tokens are moved at a time, over a grid from e^-4 to e^4, for good
 answers and for bad ones. Where the response stops to be proportional, or constant, or 0, lies a
-bound. Each line of RATIOS is tried with these bounds, on batches in which all ratios differ.
+bound. Each line of the table is tried with these bounds, on batches in which all ratios differ.
 """
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
 
 import torch
+from torch import Tensor
 
-from .batches import Case
+from .batches import Case, stretched
 from .calling import LossFailed
-from .credit import tidy
-from .ours import Formula, gradient_of, left_by, trained_in
-from .reading import KNOWN, first_right
-from .tables import RATIOS
+from .ours import Formula, gradient_of, left_by, view_of
+from .search import Search, first_right, tidy
+from .tables import RATIOS, SAMPLERS
 
 FINE = [1 + sign * 1e-5 * 2 ** k for k in range(14) for sign in (1, -1)]
 GRID = sorted({1.0, *FINE, *torch.linspace(-4.0, 4.0, 81).double().exp().tolist()})
@@ -26,22 +26,21 @@ TRIES = 8  # at a time, while a bound is looked for: one for each answer
 # the first batch the one is good and the other bad, and in the second one neither is.
 REWARDS_OF_FOUR = (1.0, -1.0, 0.0, 0.0), (0.0, 0.0, 1.0, -1.0)
 MOST = 8  # where more bounds are seen, each token has its own, and none is one of the ratio
-UNDETACHED = "cispo undetached"  # it is seen in how the tokens of an answer differ (search.py)
-FLAT = 1e-9  # how far from 1 the response of a loss without a ratio may be
 
 
 class Curves:
-    """The response of a loss to a ratio: its push divided by that at a ratio of 1."""
+    """The response of a loss to a ratio: its push divided by that at a ratio of 1. `moves` is the
+    field of a case that has the logarithm of the ratio."""
 
-    def __init__(self, search: Any):
-        self.search = search
+    def __init__(self, search: Search, moves: str):
+        self.search, self.moves = search, moves
         case = search.case(33, 8, 4, equal_lengths=True)
         row = torch.arange(32)
-        place = (row + row // 4 + row // 8) % 4  # all four in a group, also where these are mixed
+        place = (row + row // 4 + row // 8) % 4
         self.case, self.other = (case.with_reward(torch.tensor(rewards).double()[place])
                                  for rewards in REWARDS_OF_FOUR)
         self.still = search.push(self.case, self.other)
-        usable = trained_in(case, search.formula) & case.mask
+        usable = view_of(case, search.formula).trained & case.mask
         usable &= self.still.abs() > 1e-7 * self.still.abs().max()
         self.slots = {sign: [(b, int(usable[b].nonzero()[0])) for b in range(32)
                              if place[b] == of and usable[b].any()]
@@ -55,23 +54,20 @@ class Curves:
             part = list(zip(slots, values[first:]))
             for (b, _), value in part:
                 log_ratio[b] = math.log(value)
-            pair = [replace(case, log_ratio=log_ratio) for case in (self.case, self.other)]
+            pair = [replace(case, **{self.moves: log_ratio}) for case in (self.case, self.other)]
             moved = self.search.push(*pair)
             found += [float(moved[slot] / self.still[slot]) for slot, _ in part]
         return found
 
-    def bounds(self, sign: int, values: list[float]) -> list[float]:
+    def bounds(self, sign: int, values: list[float]) -> Iterator[float]:
         """The ratios at which the response changes its form."""
-        found = []
         for first, last, power in lawful_runs(values):
             for inside, outside in ((first, first - 1), (last, last + 1)):
                 if 0 <= outside < len(GRID):
-                    found.append(self.bisect(sign, GRID[inside], values[inside], power,
-                                             GRID[outside]))
-        return found
+                    yield self.end_of_law(sign, GRID[inside], values[inside], power, GRID[outside])
 
-    def bisect(self, sign: int, inside: float, value: float, power: float,
-               outside: float) -> float:
+    def end_of_law(self, sign: int, inside: float, value: float, power: float,
+                   outside: float) -> float:
         """The ratio between two others at which the response stops to be value * ratio^power."""
         start = inside
         for _ in range(14):
@@ -85,6 +81,16 @@ class Curves:
             if abs(outside - inside) < 1e-10 * inside:
                 break
         return snapped((inside + outside) / 2)
+
+    def points(self) -> list[float] | None:
+        """All bounds; None if no ratio changes the response."""
+        found, is_flat = set(), True
+        for sign in (1, -1):
+            values = self.curve(sign, GRID)
+            is_flat &= all(abs(value - 1) < 1e-9 for value in values)
+            found.update(float(f"{point:.9g}") for point in self.bounds(sign, values)
+                         if point > 1e-12) if values else None
+        return None if is_flat else sorted(found) if len(found) <= MOST else []
 
 
 def lawful_runs(values: list[float]) -> list[tuple[int, int, float]]:
@@ -114,41 +120,55 @@ def snapped(value: float) -> float:
     return round(value, 6) if abs(round(value, 6) - value) < 3e-9 * max(1, value) else value
 
 
-def find_ratio(search: Any) -> None:
+def find_ratio(search: Search) -> None:
     """The objective and its bounds, if one is right."""
+    changes = changes_of(search, 0.0) if search.knows("credit") else []
     try:
-        curves = Curves(search)
-        measured = {sign: curves.curve(sign, GRID) for sign in (1, -1)}
-        points = sorted({float(f"{point:.9g}") for sign, values in measured.items() if values
-                         for point in curves.bounds(sign, values) if point > 1e-12})
+        points = Curves(search, "log_ratio").points()
     except LossFailed:
         return
-    points = points if len(points) <= MOST else []
-    responses = [value for values in measured.values() for value in values]
-    start, changes = search.formula, search.ratio_changes()
-    if responses and all(abs(value - 1) < FLAT for value in responses):
-        search.settle("ratio", replace(start, ratio="no ratio"))
-    elif responses and changes:
-        names = [name for name in RATIOS if (name == UNDETACHED) == (start.ratio == UNDETACHED)]
-        names.sort(key=bounds_of)  # of few bounds there are few choices
+    start = search.formula
+    if points is None:
+        return search.settle("ratio", replace(start, ratio="no ratio"))
+    if changes:
         fits = (at_its_slope(start, replace(start, ratio=name, bounds=bounds), search.case(33))
-                for name in names for bounds in bounds_for(name, points))
-        chosen, left = first_right(fits, lambda formula: left_by(formula, changes), enough=1e-9)
-        if chosen and left <= KNOWN:
-            search.settle("ratio", chosen)
+                for name in sorted(RATIOS, key=lambda name: count_of_bounds(RATIOS[name].function))
+                for bounds in bounds_for(name, RATIOS[name].function, points))
+        search.settle("ratio", first_right(fits, lambda formula: left_by(formula, changes)))
 
 
-def bounds_of(name: str) -> int:
-    """How many bounds a line of RATIOS has."""
-    return RATIOS[name].function.__code__.co_argcount - 1
+def find_sampler(search: Search) -> None:
+    """The correction for the engine that sampled, if one is right."""
+    changes = changes_of(search, 1.0) if search.knows("credit", "ratio") else []
+    start = search.formula
+    if not changes:
+        return
+    if left_by(start, changes) < 1e-6:
+        return search.settle("sampler", start)
+    points = Curves(search, "log_sampler").points() or []
+    fits = (replace(start, sampler=name, limits=limits) for name in SAMPLERS if name
+            for limits in bounds_for(name, SAMPLERS[name].function, points))
+    search.settle("sampler", first_right(fits, lambda formula: left_by(formula, changes)))
 
 
-def bounds_for(name: str, points: list[float]) -> list[tuple[float, ...]]:
+def changes_of(search: Search, sampler: float) -> list[tuple[Case, Case, Tensor]]:
+    """Batches in which all ratios differ, with rewards from -1 to 1, so that a raw reward is
+    negative, too; none if the loss refuses one of them."""
+    cases = [stretched(search.case(seed).moved(seed, size, sampler=far * sampler), 2, -1)
+             for seed, size, far in ((34, .3, .2), (35, 1.2, 1), (36, .05, 4), (37, 4.0, .6))]
+    pairs = [(case, case.with_reward(case.reward.roll(1))) for case in cases]
+    found = [(case, other, search.tried(search.change, case, other)) for case, other in pairs]
+    return [] if any(gradient is None for _, _, gradient in found) else found
+
+
+def count_of_bounds(line: object) -> int:
+    return line.__code__.co_argcount - 1
+
+
+def bounds_for(name: str, line: object, points: list[float]) -> list[tuple[float, ...]]:
     """All choices of a line's bounds among those that were seen, or none."""
-    count = bounds_of(name)
-    if name.startswith("inverse"):
-        points = [snapped(1 / point) for point in points]
-    if name.startswith("summed"):
+    count = count_of_bounds(line)
+    if name.startswith("summed") or name.endswith("of answer"):
         points = [snapped(point ** PROBED) for point in points]
     lows, highs = [*points, -math.inf], [*points, math.inf]
     if count == 2:

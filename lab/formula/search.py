@@ -1,33 +1,47 @@
 """Which formula has this loss? A search proposes one, question by question, and a proof decides.
 
-    lens         which log-probs does it look at
-    tokens       which have a push, on batches with random rewards
-    shape        how does the push differ within an answer
-    advantage    and counting, from batches with other rewards, lengths and sizes (credit.py)
-    ratio        where is there a push as a ratio goes from e^-4 to e^4 (ratios.py)
-    rest         what stays without the reward: KL terms, an entropy
+A loss that sees the model only through the log-prob of sampled tokens has, at the logits of one
+place, the gradient
 
-What was found is believed only if it gives the gradient of batches that had no part in choosing it,
-to a millionth of its size. Where it does not, the formula is the nearest one that was found, and
-`Found.differs` says on which batches and by how much.
+    dloss/dlogits = -c (onehot(y) - p) / temperature        p = softmax(logits / temperature)
+
+where y is the token that is predicted there. So one number c for each token says all. It is the
+`push`: positive where the loss makes the token more probable. The difference between two batches
+that differ in their rewards alone has no KL term and no entropy in it. Of it is asked
+
+    lens         which log-probs does it look at
+    tokens       which have a push, whichever the rewards are
+    shape        how does the push differ within an answer
+    credit       advantage and counting, on batches with other rewards, lengths and sizes
+    ratio        where is there a push as a ratio goes from e^-4 to e^4
+    sampler      and as the engine that sampled differs from the old model
+    terms        what stays without the reward: a KL, an entropy
+
+Each question is a list of candidates, and the first that leaves less than a millionth over is
+taken. What was found is believed only if it gives the gradient of batches that had no part in
+choosing it, to a millionth of its size.
 """
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from . import credit, ratios
-from .batches import (Case, has_a_dead_group, make_case, one_is_another, stretched,
+from .batches import (Case, Lens, make_case, one_is_another, stretched,
                       with_a_dead_group, with_other_reward)
 from .calling import Examined, Loss, LossFailed, LossNotFinite
-from .ours import Change, Formula, Term, View, gradient_of, left_by, left_of, trained, trained_in
-from .reading import EXACT, KNOWN, find_lens, first_right, read
-from .tables import CHOICES, COUNTS, PLACES, SHAPES, TERMS, kinds
+from .invariances import INVARIANCES, case_to_change
+from .ours import KNOWN, Formula, Term, gradient_of, left_of, view_of
+from .tables import CHOICES, COUNTS, OF_TURNS, PLACES, REFERENCES, SHAPES, TERMS, kinds
 
 ROUNDING = 1e-9  # a gradient that is smaller may be rounding, and counts as none
-NEAR = 0.05  # a nearest formula that leaves more of a gradient over is noise, and not told
+SHIFTS = (1, 0, 2, -1)
+DEAD, UNEQUAL, TURNS = ("groups with equal rewards", "groups of unequal size",
+                        "replies of an environment")
+MAY_BE_REFUSED = (UNEQUAL, TURNS)
+Candidate = TypeVar("Candidate")
 
 
 @dataclass
@@ -35,39 +49,103 @@ class Found:
     """A formula, and what is known of it."""
     formula: Formula = Formula()
     is_zero: bool = False
+    has_reward: bool = True            # whether a push depends on the reward
+    dead_is_nan: bool = False          # groups with equal rewards give 0 / 0
     unexplained: float = 1.0           # the largest share of the gradient of a new batch
     differs: dict[str, float] = field(default_factory=dict)  # by kind of batch, where it is not so
-    notes: list[str] = field(default_factory=list)
-    dead_is_nan: bool = False          # groups with equal rewards give 0 / 0
-    has_reward: bool = True            # whether a push depends on the reward
-    trains_replies: bool | None = None  # None if no such batch could be asked
-    is_random: bool = False            # each call got the same seed, of which alone all this holds
-    trains_reward: bool = False        # a gradient goes through the reward, as through a KL in it
-    measured: list[tuple[str, list[float]]] = field(default_factory=list)  # if not understood
+    refused: list[str] = field(default_factory=list)    # kinds of batches that the loss refuses
+    asks_turns: bool = True            # False where what a loss does with replies has no name
+    changed: list[str] = field(default_factory=list)    # names of INVARIANCES that do not hold
 
     @property
     def understood(self) -> bool:
-        return not (self.is_zero or self.is_random) and self.unexplained < KNOWN
-
-    @property
-    def is_near(self) -> bool:
-        """Whether the nearest formula is near enough to be told."""
-        return max(self.differs.values(), default=self.unexplained) < NEAR
+        return not self.is_zero and self.unexplained < KNOWN
 
 
 def find_formula(loss: Loss) -> Found:
-    """The formula of a loss, or the nearest one. LossFailed says why a loss cannot be examined."""
+    """The formula of a loss, or what is sure of it. LossFailed says why it cannot be examined."""
     search = Search(loss)
     search.look()
     return search.found
+
+
+def differences(loss: Loss, other: Loss) -> dict[str, float]:
+    """For each kind of batch the largest share by which two losses have other gradients: infinite
+    where one of them gives none. A kind that both refuse and may refuse is left out."""
+    searches = [Search(one) for one in (loss, other)]
+    for search in searches:
+        search.prepare()
+    part = replace(make_case(60).moved(61, .3, .3), whole=200.0)
+    found = [(name, [search.tried(search.gradient, case) for search in searches])
+             for name, case in [*searches[0].new_batches(), ("a part of a larger batch", part)]]
+    largest = max([float(one.norm()) for _, pair in found for one in pair if one is not None],
+                  default=0.0)
+    if not largest:
+        raise LossFailed("neither of the two losses has a gradient on any batch")
+    shares: dict[str, float] = {}
+    for name, (first, second) in found:
+        share = math.inf
+        if first is not None and second is not None:
+            size = max(float(first.norm()), float(second.norm()), 1e-9 * largest)
+            share = float((first - second).norm()) / size
+        elif first is second is None and name in MAY_BE_REFUSED:
+            continue
+        shares[name] = max(share, shares.get(name, 0.0))
+    return shares
+
+
+def first_right(candidates: Iterable[Candidate], left_over: Callable[[Candidate], float],
+                enough: float = KNOWN) -> Candidate | None:
+    """The first candidate that leaves less than `enough` over; None if there is none."""
+    for candidate in candidates:
+        if left_over(candidate) < enough:
+            return candidate
+    return None
+
+
+def pushes(grad: Tensor, case: Case, lens: Lens) -> tuple[Tensor, float]:
+    """(B, L) the push of each token, by least squares; and the share of the gradient that no push
+    explains."""
+    p = lens.distribution(case.logits).exp()
+    onehot = torch.zeros_like(p).scatter(2, case.ids[:, :, None], 1.0)
+    towards = (onehot - p) / lens.temperature
+    g = lens.to_tokens(grad)
+    push = -(g * towards).sum(-1) / towards.square().sum(-1).clamp(min=1e-300)
+    rest = (g + push[..., None] * towards).square().sum()
+    unread = (grad - lens.to_places(g)).square().sum()  # at places without a token
+    return push, float((rest + unread) ** .5 / grad.norm().clamp(min=1e-300))
+
+
+def temperature_of(grad: Tensor, case: Case, shift: int) -> float:
+    """At the tokens of the vocabulary that were not sampled the gradient is proportional to p, so
+    its logarithm rises with their logits by 1 / temperature."""
+    g, logits = (Lens(shift=shift).to_tokens(value) for value in (grad, case.logits))
+    b, t = divmod(int(g.norm(dim=2).argmax()), g.shape[1])
+    others = torch.arange(g.shape[2]) != case.ids[b, t]
+    x, y = logits[b, t, others], g[b, t, others].abs().log()
+    slope = ((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum()
+    temperature = float(1 / slope)
+    return tidy(temperature) if math.isfinite(temperature) and temperature > 0 else 1.0
+
+
+def tidy(factor: float) -> float:
+    """The number, or one with few digits, or the inverse of one, that is as good as equal to it."""
+    for digits in range(1, 7 if factor else 0):
+        short = float(f"{factor:.{digits}g}")
+        if abs(short / factor - 1) < 3e-7:
+            return short
+        inverse = 1 / float(f"{1 / factor:.{digits}g}")
+        if abs(inverse / factor - 1) < 3e-7:
+            return inverse
+    return factor
 
 
 class Search:
     def __init__(self, loss: Loss):
         self.examined, self.found = Examined(loss), Found()
         self.formula = Formula()
+        self.asks_turns = True  # until the loss refuses replies, or treats them in no known way
 
-    # -------------------------------------------------------------- the loss, asked
     def case(self, seed: int, groups: int = 4, answers: int = 4, **more) -> Case:
         return make_case(seed, groups, answers, lens=self.formula.lens, late=self.formula.late,
                          **more)
@@ -80,110 +158,107 @@ class Search:
         return self.gradient(case) - self.gradient(other)
 
     def push(self, case: Case, other: Case) -> Tensor:
-        """(B, L) the push that depends on the reward."""
-        return read(self.change(case, other), case, self.formula.lens).push
+        return pushes(self.change(case, other), case, self.formula.lens)[0]
 
     def tried(self, function: Callable[..., Tensor], *cases: Case) -> Tensor | None:
         """What a function gives of these cases; None if the loss refuses one of them."""
         try:
             return function(*cases)
-        except LossNotFinite:
-            self.found.dead_is_nan |= any(has_a_dead_group(case) for case in cases)
-        except LossFailed:
-            pass
+        except LossFailed as error:
+            self.why = error
         return None
 
     def knows(self, *questions: str) -> bool:
         return set(questions) <= self.formula.sure
 
-    def settle(self, question: str, formula: Formula) -> None:
-        self.formula = replace(formula, sure=self.formula.sure | {question})
+    def settle(self, question: str, formula: Formula | None) -> None:
+        if formula is not None:
+            self.formula = replace(formula, sure=self.formula.sure | {question})
 
-    # -------------------------------------------------------------- the questions in order
     def look(self) -> None:
+        from .credit import find_credit
+        from .ratios import find_ratio, find_sampler
         base = self.prepare()
-        if self.trains_nothing(base):
+        cases = base, base.moved(5, .1, .3), base.with_reward((base.reward > .5).double())
+        if all(self.gradient(case).abs().max() < ROUNDING for case in cases):
+            self.found.is_zero = True
             return
-        self.find_lens(base)
+        self.find_lens(base.moved(5, .1, .3))
         self.found.has_reward = bool(self.support(self.case(3)).any())
         if self.found.has_reward:
             self.find_shape()
-            self.find_credit()
-            ratios.find_ratio(self)
-            self.find_replies()
+            if self.knows("shape"):
+                find_credit(self)
+            find_ratio(self)
+            find_sampler(self)
         else:
             self.formula = replace(self.formula, factor=0.0)
         self.find_terms()
         self.prove()
-        if not self.found.understood:
-            self.doubt_the_ratio()
-            self.ask_the_reward()
-            self.measure_pushes()
-        self.found.formula = self.formula
+        self.ask_invariances()
+        self.found.formula, self.found.asks_turns = self.formula, self.asks_turns
 
     def prepare(self) -> Case:
         """Choose how the loss is called, and refuse what is none."""
         base = make_case(1)
         self.examined.choose_dtype(base)
         self.examined.refuse_what_changes(base, make_case(2))
-        self.found.is_random = self.examined.is_random
         return base
 
-    def trains_nothing(self, base: Case) -> bool:
-        """Whether the gradient is 0 on all batches, but for rounding."""
-        cases = base, base.moved(5, .1, .3)
-        if any(self.gradient(case).abs().max() > ROUNDING for case in cases):
-            return False
-        right_or_wrong = base.with_reward((base.reward > .5).double())
-        if self.gradient(right_or_wrong).abs().max() > ROUNDING:
-            self.found.notes.append("it trains nothing unless a reward is exactly 0 or 1")
-        else:
-            self.found.is_zero = True
-        return True
+    def find_lens(self, case: Case) -> None:
+        change = self.change(case, with_other_reward(case))
+        if change.abs().max() < ROUNDING:  # no push depends on the reward
+            change = self.gradient(case)
+        lenses = (Lens(temperature, shift) for shift in SHIFTS
+                  for temperature in (1.0, temperature_of(change, case, shift)))
+        lens = first_right(lenses, lambda lens: pushes(change, case, lens)[1])
+        if lens:
+            self.settle("lens", replace(self.formula, lens=lens))
 
-    def find_lens(self, base: Case) -> None:
-        case = base.moved(5, .1, .3)
-        lens, rest = find_lens(self.gradient(case), case)
-        if rest > EXACT:
-            part, left = find_lens(self.change(case, with_other_reward(case)), case)
-            self.found.notes.append(f"{rest:.1%} of the gradient is neither that of a log-prob of "
-                                    "a sampled token nor that of an entropy")
-            lens, rest = (part, left) if left < rest else (lens, rest)
-        self.formula = replace(self.formula, lens=lens)
-        if rest <= EXACT:
-            self.settle("lens", self.formula)
-
-    # -------------------------------------------------------------- tokens
     def support(self, case: Case) -> Tensor:
         """(B, L) where a push depends on the reward, whichever the rewards are."""
         found = torch.zeros_like(case.mask)
         for seed in range(3):
             draw = torch.Generator().manual_seed(seed)
             first, second = torch.rand(2, len(case.reward), generator=draw, dtype=torch.float64)
-            push = self.push(case.with_reward(first), case.with_reward(second))
-            found = found | (push.abs() > 1e-9 * push.abs().max().clamp(min=1e-12))
+            push = self.push(case.with_reward(first), case.with_reward(second)).abs()
+            found = found | (push > 1e-9 * push.max().clamp(min=1e-12))
         return found
 
     def find_tokens(self) -> None:
-        """Which kinds of tokens have a push, and which choice among them."""
+        """Which kinds of tokens have a push, and which choice among them. Where no choice is right
+        with replies of an environment, these are left out."""
         cases = [self.case(5, longest=60), self.case(3), self.case(4)]
+        with_turns = [self.case(6, has_turns=True), self.case(7, has_turns=True)]
         supports = [self.support(case) for case in cases]
-        views = [View(case.logits, case.batch(), self.formula.lens) for case in cases]
-        present = frozenset(kind for view, has in zip(views, supports)
-                            for kind, where in kinds(view).items() if (where & has).any())
-        self.formula = replace(self.formula, kinds=present, choice="")
+        of_turns = [self.tried(self.support, case) for case in with_turns]
+        self.asks_turns = all(has is not None for has in of_turns)
+        if self.asks_turns and self.choose_tokens(cases + with_turns, supports + of_turns):
+            return
+        self.asks_turns = False
+        self.choose_tokens(cases, supports)
+
+    def choose_tokens(self, cases: list[Case], supports: list[Tensor]) -> bool:
+        views = [view_of(case, self.formula) for case in cases]
+        present = {kind for view, has in zip(views, supports)
+                   for kind, where in kinds(view).items() if (where & has).any()}
+        if not self.asks_turns:
+            present |= OF_TURNS
+        self.formula = replace(self.formula, kinds=frozenset(present), choice="")
+        inside = view_of(cases[0], self.formula).trained
+        share = float((supports[0] & inside).sum() / inside.sum().clamp(min=1))
+        choices = [replace(self.formula, choice=choice, share=float(f"{share:.{digits}g}"))
+                   for choice in CHOICES for digits in ((1, 2, 3) if "{}" in choice else (1,))]
 
         def wrongly_kept(formula: Formula) -> float:
             """The number of tokens that are trained without a push, or have one untrained."""
-            return float(sum((trained(view, formula) != (trained(view, self.formula) & has)).sum()
-                             for view, has in zip(views, supports)))
+            return float(sum((view_of(case, formula).trained != has & view_of(
+                case, self.formula).trained).sum() for case, has in zip(cases, supports)))
 
-        chosen, wrong = first_right(
-            [replace(self.formula, choice=choice) for choice in CHOICES], wrongly_kept)
-        if chosen and not wrong:
-            self.settle("tokens", chosen)
+        chosen = first_right(choices, wrongly_kept)
+        self.settle("tokens", chosen)
+        return chosen is not None
 
-    # -------------------------------------------------------------- shape
     def find_shape(self) -> None:
         """How the tokens of an answer differ; or, where none of the known shapes is right, whether
         the old log-probs are those of a neighbouring token."""
@@ -191,111 +266,56 @@ class Search:
             self.formula = replace(self.formula, late=late)
             self.find_tokens()
             case = self.case(21)
-            reading = read(self.change(case, with_other_reward(case)), case, self.formula.lens)
-
-            def uneven(formula: Formula) -> float:
-                unit = self.unit(formula, case)
-                if bool(reading.entropy.any()) != bool(unit.entropy.any()):
-                    return math.inf
-                return unevenness(reading.push / unit.push, trained_in(case, formula))
-
-            shape, rest = first_right(self.shapes(), uneven)
-            if shape and rest < KNOWN:
-                self.settle("shape", shape)
-                return
+            push = self.push(case, with_other_reward(case))
+            shapes = [replace(self.formula, shape=shape, is_detached=is_detached)
+                      for shape in SHAPES for is_detached in (True, False) if shape or is_detached]
+            shape = first_right(shapes[:1] if late else shapes, lambda formula: unevenness(
+                push / self.unit(formula, case), view_of(case, formula).trained))
+            if shape:
+                return self.settle("shape", shape)
         self.formula = replace(self.formula, late=0)
         self.find_tokens()
 
-    def shapes(self) -> list[Formula]:
-        if self.formula.late:
-            return [self.formula]
-        found = [replace(self.formula, shape=shape, is_detached=is_detached)
-                 for shape in SHAPES for is_detached in (True, False) if shape or is_detached]
-        return [*found, replace(self.formula, ratio=ratios.UNDETACHED,
-                                bounds=(-math.inf, math.inf))]
-
-    def unit(self, formula: Formula, case: Case):
-        """What each token would get if all advantages and weights were 1."""
+    def unit(self, formula: Formula, case: Case) -> Tensor:
+        """(B, L) the push of each token if all advantages and weights were 1."""
         plain = replace(formula, centre="raw", scale="none", groups="", finish="", count="sum",
                         factor=1.0)
         ones = case.with_reward(torch.ones_like(case.reward))
-        return read(gradient_of(plain, ones), ones, formula.lens)
+        return pushes(gradient_of(plain, ones), ones, formula.lens)[0]
 
-    # -------------------------------------------------------------- several turns
-    def replied(self) -> Case:
-        """A batch in which an environment wrote the third to the fifth token of each answer."""
-        return replace(self.case(55, equal_lengths=True), reply=(2, 5), fills_zeros=False)
-
-    def find_replies(self) -> None:
-        """Whether there is a push where an environment wrote: within an answer, and outside the
-        mask. Of three such tokens the middle one is asked, so a mask that is one place off, which
-        is a mistake of its own, is not taken for it."""
-        case = self.replied()
-        push = self.tried(self.push, case, with_other_reward(case))
-        if push is None:
-            return
-        push = push.abs()
-        rows = torch.arange(len(push))
-        at_reply = push[rows, case.prompt_length + 3]
-        self.found.trains_replies = bool(at_reply.max() > 1e-9 * push.max())
-
-    # -------------------------------------------------------------- advantage and counting
-    def find_credit(self) -> None:
-        ordinary = [one for case in self.rewarded() if (one := self.measure(case))]
-        extreme = [one for case in (*one_is_another(self.case(51, 1, 200)),
-                                    stretched(self.case(53, 2, 6), 40, -20))
-                   if (one := self.measure(case))]
-        self.formula, left = credit.best_fit(self.formula, ordinary, extreme)
-        if left < KNOWN and self.knows("shape"):
-            self.settle("credit", self.formula)
-
-    def rewarded(self) -> list[Case]:
-        """Batches with rewards, lengths and sizes of many kinds."""
-        even = self.case(32, equal_lengths=True)
-        scale = torch.tensor([1.0, .3, 1e-2, 1e-4]).double()[even.group]
-        start = torch.tensor([2.0, 1.0, .0, .0]).double()[even.group]
-        return [self.case(21), self.case(22, 2, 4, longest=6), self.case(23, spare=3),
-                self.case(24, 3, 3, longest=8), self.case(25, 2, 6), self.case(26, 3, 8),
-                self.case(28, 3, prompts=(3, 3), spare=0),
-                even.with_reward(start + scale * even.reward),
-                stretched(self.case(29), 1e-4, 0), with_a_dead_group(self.case(27))]
-
-    def measure(self, case: Case) -> credit.Measured | None:
-        """The number of each answer; None if the loss refuses the batch."""
-        other = with_other_reward(case)
-        push = self.tried(self.push, case, other)
-        if push is None:
-            return None
-        push = push / self.unit(self.formula, case).push
-        where = trained_in(case, self.formula) & torch.isfinite(push)
-        tokens = where.sum(1)
-        number = torch.where(where, push, 0.0).sum(1) / tokens.clamp(min=1)
-        views = (credit.view_of(case, self.formula), credit.view_of(other, self.formula))
-        return credit.Measured(views, number, tokens > 0)
-
-    # -------------------------------------------------------------- what needs no reward
     def find_terms(self) -> None:
-        """An entropy bonus, a KL to the reference and one to the old model: their estimators,
-        counts and places. A k1 shows nothing of its reference in the gradient, so the loss's value
-        is asked."""
+        """An entropy bonus, and KL terms: their estimators, references, counts and places."""
         kls = [kind for kind in TERMS if kind != "entropy"]
-        for kinds_of_term, reference, ratio, far in (
-                (["entropy"], "", 0.0, 0.0), (kls, "", .1, 4.0), (kls, " to old", 4.0, 0.0)):
-            if kinds_of_term is kls and not self.depends_on(reference):
+        counts = sorted(COUNTS, key=lambda count: count != self.formula.count)
+        is_part = self.formula.kinds != Formula.kinds or self.formula.choice
+        for names, ratio, far, sampler in ((["entropy"], 0.0, 0.0, 0.0), (kls, .3, 4.0, .6)):
+            cases = [self.case(71).moved(71, ratio, far, sampler),
+                     self.case(72, 3, 3, longest=6, spare=3).moved(72, ratio, far, sampler)]
+            cases += [self.case(73, has_turns=True).moved(73, ratio, far, sampler)
+                      ] * self.asks_turns
+            rests = [self.without_policy(case) for case in cases]
+            if any(rest is None or rest.norm() < ROUNDING for rest in rests):
                 continue
-            cases = [self.case(71).moved(71, ratio, far),
-                     self.case(72, 3, 3, longest=6, spare=3).moved(72, ratio, far)]
-            whole = self.tried(self.gradient, cases[0])
-            rests = [(case, rest) for case in cases
-                     if (rest := self.without_policy(case)) is not None]
-            if whole is None or len(rests) < len(cases):
-                continue
-            size = max(float(whole.norm()), float(rests[0][1].norm()))
-            if float(rests[0][1].norm()) > EXACT * size:
-                counts = sorted(COUNTS, key=lambda count: count != self.formula.count)
-                self.add_term([Term(kind, count + own, place, 1.0, reference) for count in counts
-                               for own in ("", " of its own") for place in PLACES
-                               for kind in kinds_of_term], rests)
+            terms = (Term(kind, count, place, 1.0, reference, own)
+                     for reference in (REFERENCES if names is kls else [""])
+                     for count in counts for place in PLACES for kind in names
+                     for own in ((False, True) if is_part else (False,)))
+
+            def fit(term: Term) -> tuple[float, float]:
+                """The factor of the term, and what it leaves over."""
+                alone, factor, left = replace(self.formula, factor=0.0, terms=(term,)), 0.0, 0.0
+                for case, rest in zip(cases, rests):
+                    unit = gradient_of(alone, case).nan_to_num(0.0)
+                    factor = factor or float((unit * rest).sum() / unit.square().sum())
+                    left = max(left, left_of(rest, factor * unit))
+                    if left > KNOWN:
+                        break
+                return factor, left
+
+            term = first_right(terms, lambda term: fit(term)[1])
+            if term:
+                term = replace(term, factor=tidy(fit(term)[0]))
+                self.formula = replace(self.formula, terms=(*self.formula.terms, term))
 
     def without_policy(self, case: Case) -> Tensor | None:
         """The gradient without what is explained already. If no policy loss was found, it is the
@@ -307,119 +327,37 @@ class Search:
         whole = self.tried(self.gradient, case)
         return None if whole is None else whole - gradient_of(formula, case)
 
-    def depends_on(self, reference: str) -> bool:
-        """Whether the loss's value changes with these log-probs."""
-        case, moved = self.case(61), self.case(61).moved(61, .1, .1)
-        name = "log_ratio" if reference else "log_reference"
-        return self.examined.loss_of(case) != self.examined.loss_of(
-            replace(case, **{name: getattr(moved, name)}))
-
-    def add_term(self, terms: list[Term], rests: list[tuple[Case, Tensor]]) -> None:
-        """Take the first of these terms that explains all rests, with one factor."""
-        def fit(term: Term) -> tuple[float, float]:
-            """The factor of the term, and what it leaves over."""
-            alone, factor, left = replace(self.formula, factor=0.0, terms=(term,)), 0.0, 0.0
-            for case, rest in rests:
-                unit = gradient_of(alone, case).nan_to_num(0.0)
-                factor = factor or float((unit * rest).sum() / unit.square().sum())
-                left = max(left, left_of(rest, factor * unit))
-                if left > KNOWN:
-                    break
-            return factor, left
-
-        term, left = first_right(terms, lambda term: fit(term)[1])
-        if term and left < KNOWN:
-            term = replace(term, factor=credit.tidy(fit(term)[0]))
-            self.formula = replace(self.formula, terms=(*self.formula.terms, term))
-
-    # -------------------------------------------------------------- what is not understood
-    def doubt_the_ratio(self) -> None:
-        """Part of a loss may change with the old log-probs although what depends on the reward does
-        not."""
-        is_without = self.formula.ratio == "no ratio" and not any(
-            term.reference for term in self.formula.terms)
-        if is_without and self.depends_on(" to old"):
-            self.formula = replace(self.formula, sure=self.formula.sure - {"ratio"})
-
-    def ask_the_reward(self) -> None:
-        """Whether a gradient goes through the reward, as where a KL is taken off it and is not
-        detached. A KL is in the reward if the reference of one answer changes the pushes of the
-        other answers of its group, and of no other. It is not detached if the gradient is the
-        derivative of the loss's value."""
-        case, direction = self.case(62).moved(62, .1, .3), self.case(63).logits
-        first = torch.arange(len(case.group)) == 0
-        changed = replace(case, log_reference=case.log_reference + .3 * first[:, None])
-        gradient, other = (self.tried(self.gradient, one) for one in (case, changed))
-        if gradient is None or other is None:
-            return
-        change = (other - gradient).flatten(1).norm(dim=1)
-        slope = self.examined.slope(case, direction)
-        moved = change > 1e-6 * gradient.norm()
-        along = float((gradient * direction).sum())
-        is_in_reward = bool(moved[(case.group == 0) & ~first].any()) and not bool(
-            moved[case.group > 0].any())
-        self.found.trains_reward = is_in_reward and abs(slope - along) < 1e-4 * abs(along)
-
-    def measure_pushes(self) -> None:
-        """The pushes of four answers to a problem where no ratio has changed, and those of a good
-        and a bad one at other ratios, as means over all groups."""
-        case = self.case(33, 8, 4, equal_lengths=True)
-        case = case.with_reward(torch.tensor([1.0, .5, 0.0, 0.0]).double().repeat(8))
-        for ratio in (.5, 1.0, 2.0):
-            moved = replace(case, log_ratio=torch.full_like(case.log_ratio, math.log(ratio)))
-            gradient = self.tried(self.gradient, moved)
-            if gradient is None:
-                continue
-            push = read(gradient, moved, self.formula.lens).push * case.mask
-            of_answer = len(push) * push.sum(1)
-            self.found.measured.append((f"{ratio:g}", of_answer.view(8, 4).mean(0).tolist()))
-
-    # -------------------------------------------------------------- the proof
     def prove(self) -> None:
         """Compare the whole formula with the gradient of batches that chose nothing."""
         worst = 0.0
         for name, case in self.new_batches():
             wanted = self.tried(self.gradient, case)
             if wanted is None:
+                self.found.refused.append(name)
+                self.found.dead_is_nan |= name == DEAD and isinstance(self.why, LossNotFinite)
                 continue
             share = left_of(wanted, gradient_of(self.formula, case))
             if share >= KNOWN:
                 self.found.differs[name] = max(share, self.found.differs.get(name, 0.0))
-            worst = max(worst, share)
+            if name not in MAY_BE_REFUSED:  # these have a name of their own
+                worst = max(worst, share)
         self.found.unexplained = worst
-        self.check_parts()
 
-    def check_parts(self) -> None:
-        """Keep as sure only what new batches have not refuted."""
-        cases = {"credit": [self.case(41), self.case(42, 3, spare=2)],
-                 "ratio": [self.case(44).moved(44, .8), self.case(46).moved(46, .3)]}
-        for question, new in cases.items():
-            changes = self.changes([(case, with_other_reward(case)) for case in new])
-            if self.knows("credit", question) and left_by(self.formula, changes) > KNOWN:
-                self.formula = replace(self.formula, sure=self.formula.sure - {question})
-
-    def ratio_changes(self) -> list[Change]:
-        """Of batches in which all ratios differ, with rewards from -1 to 1, so that a raw reward is
-        negative, too; none if the advantage is not known, or if the loss refuses one of them."""
-        cases = [stretched(self.case(seed).moved(seed, size), 2, -1)
-                 for seed, size in ((34, .3), (35, 1.2), (36, .05), (37, 4.0))]
-        found = self.changes([(case, case.with_reward(case.reward.roll(1))) for case in cases])
-        return found if self.knows("credit") and len(found) == len(cases) else []
-
-    def changes(self, pairs: list[tuple[Case, Case]]) -> list[Change]:
-        """What the loss makes of pairs of cases, of which only the rewards differ; without the
-        pairs that it refuses."""
-        tried = [(case, other, self.tried(self.change, case, other)) for case, other in pairs]
-        return [Change(case, other, gradient) for case, other, gradient in tried
-                if gradient is not None]
-
-    def batches_to_compare(self) -> list[tuple[str, Case]]:
-        """Batches on which two losses are compared, also some in which an environment replied."""
-        name = "replies of an environment"
-        return [*self.new_batches(), (name, self.replied()),
-                (name, self.replied().moved(56, .3, .3))]
+    def ask_invariances(self) -> None:
+        """Changes of a batch that leave a right loss as it is. One that the formula explains is
+        told as part of it."""
+        case = case_to_change(self.formula.lens, self.formula.late)
+        for name, (_, left) in INVARIANCES.items():
+            try:
+                changes = left(self.gradient, case) > KNOWN
+            except LossFailed:
+                changes = True
+            if changes and not (self.found.understood and left(
+                    lambda one: gradient_of(self.formula, one), case) > KNOWN):
+                self.found.changed.append(name)
 
     def new_batches(self) -> list[tuple[str, Case]]:
+        turns = [self.case(55, has_turns=True), self.case(56, 3, 5, has_turns=True)]
         found = {
             "ordinary batches": [self.case(41), self.case(42, 3)],
             "rows with more padding": [self.case(48, 3, spare=4)],
@@ -427,11 +365,15 @@ class Search:
             "six groups": [self.case(50, 6)],
             "answers of up to 60 tokens": [self.case(52, longest=60)],
             "answers of up to 200 tokens": [self.case(58, 2, 2, longest=200)],
-            "groups with equal rewards": [with_a_dead_group(self.case(43))],
+            DEAD: [with_a_dead_group(self.case(43))],
+            UNEQUAL: [self.case(59, sizes=(3, 5, 4, 5))],
+            TURNS: [*turns, *(case.moved(57, .3, .3, .3) for case in turns)],
             "ratios": [self.case(44).moved(44, .8), self.case(45).moved(45, .2)],
             "ratios up to e^4": [stretched(self.case(47).moved(47, 4.0), 2, -1)],
             "another reference": [self.case(54).moved(54, .3, .8)],
             "a far reference": [self.case(57).moved(57, 0.0, 4.0)],
+            "another sampler": [self.case(46).moved(46, .3, .3, .8),
+                                self.case(46).moved(47, 0.0, 0.0, 4.0)],
             "rewards below 0 and above 1": [stretched(self.case(53), 40, -20),
                                             stretched(self.case(53), 4, -2)],
             "a group of 200 answers": one_is_another(self.case(51, 1, 200))}

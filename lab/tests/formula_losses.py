@@ -272,20 +272,6 @@ def by_probability(log_prob, batch, a):
     return (log_prob - batch.old_log_prob).exp() * a * ~is_out
 
 
-def undetached_kl_in_the_reward(advantage, objective):
-    def loss(logits, batch):
-        log_prob = log_probs(logits, batch)
-        kl = ((log_prob - batch.reference_log_prob) * batch.mask).sum(1)
-        shaped = type(batch)(**{**vars(batch), "reward": batch.reward - .1 * kl})
-        return -token(objective(log_prob, batch, advantage(shaped)), batch.mask, batch)
-    return loss
-
-
-def with_dropout(logits, batch):
-    kept = batch.mask * (torch.rand(batch.mask.shape) > .1)
-    return -token(log_probs(logits, batch) * mean(batch) * kept, batch.mask, batch)
-
-
 def whitened_over_answers(batch):
     a = mean(batch)
     return (a - a.mean()) / (a.std() + 1e-8)
@@ -303,11 +289,6 @@ def kl_at(mask_of):
         return (make()(logits, batch)
                 + .04 * token(k3(log_prob, batch), mask_of(batch), batch))
     return loss
-
-
-def ratio_times_log_p(log_prob, batch, advantage):
-    """CISPO without its detach."""
-    return (log_prob - batch.old_log_prob).exp().clamp(.8, 1.28) * log_prob * advantage
 
 
 def softcapped(logits, batch):
@@ -340,6 +321,82 @@ def finished_only(batch):
     return batch.mask * ended
 
 
+def place(batch):
+    return torch.arange(batch.ids.shape[1])[None]
+
+
+def span(batch):
+    """From the first token of an answer to its last, what an environment wrote in it included."""
+    last = (batch.mask * place(batch)).amax(1, keepdim=True)
+    return (place(batch) >= batch.prompt_length[:, None]) & (place(batch) <= last)
+
+
+def one_place_early(batch):
+    return batch.mask.clone() + (place(batch) == batch.prompt_length[:, None] - 1)
+
+
+def one_place_too_many(batch):
+    last = (batch.mask * place(batch)).amax(1, keepdim=True)
+    return batch.mask + (place(batch) == last + 1)
+
+
+def with_edge(of_reply, shift):
+    """The mask, with the edges of replies that stand beside a token of the mask; or without such
+    edges of turns."""
+    def mask(batch):
+        inside = batch.mask > 0
+        if of_reply:
+            return inside | span(batch) & inside.roll(shift, 1)
+        return inside & ~(span(batch) & inside & ~inside.roll(shift, 1)
+                          & span(batch).roll(shift, 1))
+    return lambda batch: mask(batch).to(batch.mask.dtype)
+
+
+def token_with_replies(logits, batch):
+    value = log_probs(logits, batch) * z(0, 1e-4)(batch)
+    return -(value * batch.mask).sum() / span(batch).sum()
+
+
+def turns_as_answers(batch):
+    """Each answer stands in its group once for each of its turns."""
+    inside = batch.mask > 0
+    turns = (inside & ~inside.roll(1, 1)).sum(1)
+    repeated = type(batch)(**{**vars(batch), "reward": batch.reward.repeat_interleave(turns),
+                              "group": batch.group.repeat_interleave(turns)})
+    return z(1, 1e-4)(repeated)[turns.cumsum(0) - 1]
+
+
+def until_padding(batch):
+    """A mask by ids: it ends before the first id of padding, which may be that of the end."""
+    return batch.mask * ((batch.ids == batch.pad_id).cumsum(1) == 0)
+
+
+def refusing_equal_rewards(batch):
+    if any(r.min() == r.max() for r in (batch.reward[batch.group == g] for g in batch.group)):
+        raise ValueError("all rewards are equal")
+    return z(0, 1e-4)(batch)
+
+
+def by_sampler(correction, objective=clip(.2, .2)):
+    """A correction of (B, L) log-ratios of old and sampler, which may be summed over answers."""
+    def loss(logits, batch):
+        s = batch.old_log_prob - batch.sampler_log_prob
+        value = correction(s, batch.mask) * objective(log_probs(logits, batch), batch,
+                                                      z(0, 1e-4)(batch))
+        return -token(value, batch.mask, batch)
+    return loss
+
+
+def clip_to_sampler(log_prob, batch, a):
+    return clip(.2, .2)(log_prob, type(batch)(**{**vars(batch),
+                                                 "old_log_prob": batch.sampler_log_prob}), a)
+
+
+def without_last_of_an_odd_batch(logits, batch):
+    value, n = log_probs(logits, batch) * z(0, 1e-4)(batch), len(batch.ids) // 2 * 2
+    return -(value * batch.mask)[:n].sum() / batch.mask.sum()
+
+
 def make(advantage=z(0, 1e-4), count=token, objective=no_ratio, temperature=1.0, shift=1, kl=None,
          beta=0.04, entropy=0.0, mask=whole_answer, sign=1.0, factor=1.0):
     def loss(logits, batch):
@@ -365,8 +422,8 @@ LOSSES = {
              {"z n-1 1e-06", "token", "clip 0.2 0.28", "understood"}),
     "dr grpo": (make(mean, constant(1024), clip(.2, .2)),
                 {"mean", "constant 1024", "clip 0.2 0.2", "understood"}),
-    "whitened": (make(whitened), {"z n 0.0001 whitened n-1", "understood"}),
-    "groups mixed": (make(mixed), {"z n-1 0.0001 by mixed", "understood"}),
+    "whitened": (make(whitened), {"z n 0.0001 whitened n-1 1e-08", "understood"}),
+    "groups mixed": (make(mixed), {"groups mixed", "end"}),
     "dual clip": (make(objective=clip(.2, .28, 3)), {"clip 0.2 0.28 dual 3", "understood"}),
     "wrong side": (make(objective=wrong_side), {"clip wrong side 0.2 0.2", "understood"}),
     "minimum missing": (make(objective=without_minimum), {"mask 0.2 0.2", "understood"}),
@@ -400,8 +457,6 @@ LOSSES = {
     "hundred times": (make(factor=100.0), PLAIN | {"times 100"}),
     "highest entropy": (highest_entropy, {"highest entropy 0.2 of batch", "mean", "token",
                                           "understood"}),
-    "cispo undetached": (make(objective=ratio_times_log_p),
-                         {"cispo undetached 0.2 0.28", "z n 0.0001", "token", "understood"}),
     "nemo-rl": (make(over_the_std_of_others, objective=clip(.2, .2)), {
         "minus leave one out over n-1 of others 1e-06", "token", "clip 0.2 0.2", "understood"}),
     "openrlhf": (make(whitened_as_openrlhf), {"mean over tokens n 1e-08 root", "token",
@@ -418,10 +473,10 @@ LOSSES = {
     "kl counted otherwise": (kl_per_token_mean_policy_by_token,
                              {"mean", "token", "kl k3 0.04 answer", "understood"}),
     "kl on all places": (kl_everywhere, {"kl k3 0.04 constant over width of a row",
-                                         "kl elsewhere", "understood"}),
+                                         "understood"}),
     "entropy weight undetached": (entropy_weight(False),
                                   {"weight entropy undetached", "understood"}),
-    "whitened over answers": (make(whitened_over_answers), {"mean whitened n-1", "understood"}),
+    "whitened over answers": (make(whitened_over_answers), {"mean whitened n-1 1e-08", "understood"}),
     "mask inverted": (make(mask=inverted), {"no first", "no middle", "no end", "understood"}),
     "shifted back": (shifted_back, {"shift -1"}),  # the last place has no token after it
     "nothing": (nothing, {"zero"}),
@@ -429,16 +484,44 @@ LOSSES = {
     # what is not understood, and what is right of it nevertheless
     "constant baseline": (make(lambda batch: batch.reward[:, None] - .5, objective=clip(.2, .2)),
                           {"raw", "token", "end"}),
-    "random": (with_dropout, {"random", "not understood", "temperature 1"}),
-    "kl in the reward, undetached": (undetached_kl_in_the_reward(z(1, 1e-4), clip(.2, .2)),
-                                     {"reward undetached", "end"}),
     "label smoothing": (with_label_smoothing, {"z n 0.0001", "token", "temperature 1"}),
     "softcapped": (softcapped, set()),
     "kl in the reward": (reward_without(lambda batch, log_prob: .1 * sum_of_k1(batch, log_prob)),
                          {"z n-1 0.0001", "token", "end"}),
     "product clipped": (make(z(1, 1e-4), objective=product_clipped), {"end"}),
     "kl at the prompt too": (kl_at(with_prompt), {"kl k3 0.04 token (with prompt)",
-                                               "kl elsewhere", "understood"}),
+                                               "understood"}),
+    # edges, turns, padding, samplers, and what no table has
+    "last of prompt": (make(mask=one_place_early, count=answer), {"last of prompt", "end", "understood"}),
+    "first of padding": (make(mask=one_place_too_many), {"first of padding", "end",
+                                                            "understood"}),
+    "replies": (make(mask=span), {"replies", "end", "token (trained)", "understood"}),
+    "first of reply": (make(mask=with_edge(True, 1)), {"first of reply", "understood"}),
+    "last of reply": (make(mask=with_edge(True, -1)), {"last of reply", "understood"}),
+    "no first of turn": (make(mask=with_edge(False, 1)), {"no first of turn", "understood"}),
+    "no last of turn": (make(mask=with_edge(False, -1)), {"no last of turn", "understood"}),
+    "replies counted": (token_with_replies, {"token (with replies)", "counts replies",
+                                             "understood"}),
+    "turns as answers": (make(turns_as_answers), {"turns z n-1 0.0001", "token", "understood"}),
+    "until padding": (make(mask=until_padding), PLAIN | {"pad is end"}),
+    "refuses equal rewards": (make(refusing_equal_rewards), PLAIN | {"dead raises"}),
+    "odd batch": (without_last_of_an_odd_batch, {"order of rows"}),
+    "epsilon": (make(z(1, .0123)), {"z n-1 0.0123", "understood"}),
+    "limit": (make(lambda batch: z(1, 1e-4)(batch).clamp(-3.5, 3.5)),
+              {"z n-1 0.0001 limit 3.5", "understood"}),
+    "any temperature": (make(temperature=.77), PLAIN | {"temperature 0.77"}),
+    "any micro-batch": (make(count=micro_batch(3)), {"micro-batch 3", "understood"}),
+    "truncated": (by_sampler(lambda s, mask: s.exp().clamp(max=2)),
+                  {"tis 2", "clip 0.2 0.2", "token", "understood"}),
+    "icepop by sampler": (by_sampler(lambda s, mask: s.exp() * (
+        (s.exp() >= .5) & (s.exp() <= 5))), {"icepop 0.5 5", "understood"}),
+    "of answers": (by_sampler(lambda s, mask: (s * mask).sum(1, keepdim=True).exp().clamp(max=3)),
+                   {"tis of answer 3", "understood"}),
+    "decoupled": (by_sampler(lambda s, mask: s.exp()), {"decoupled", "understood"}),
+    "upside down": (by_sampler(lambda s, mask: (-s).exp().clamp(max=2)),
+                    {"inverse tis 0.5 none", "understood"}),
+    "sampler for old": (make(objective=clip_to_sampler), {"sampler for old", "clip 0.2 0.2",
+                                                          "understood"}),
     # pairs
     "shift and sign": (make(shift=0, sign=-1.0, count=answer),
                        {"shift 0", "sign reversed", "answer", "understood"}),

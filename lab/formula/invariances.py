@@ -1,0 +1,74 @@
+"""Changes of a batch under which a right loss stays as it is. They need no table of formulas, so they
+are asked of a loss that is not understood, too."""
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .batches import Case, Lens, make_case, with_other_reward
+from .ours import left_of
+
+Gradient = Callable[[Case], Tensor]
+
+
+def case_to_change(lens: Lens, late: int) -> Case:
+    """Three groups of five answers, which are an odd number, with ratios and references."""
+    return make_case(81, 3, 5, lens=lens, late=late, spare=2).moved(81, .1, .3)
+
+
+def with_pad_as_end(gradient: Gradient, case: Case) -> float:
+    return left_of(gradient(case), gradient(case.padded_with_end()))
+
+
+def wider(gradient: Gradient, case: Case) -> float:
+    found, length = gradient(case.widened(3)), case.ids.shape[1]
+    return max(left_of(gradient(case), found[:, :length]),
+               float(found[:, length:].norm() / found.norm()))
+
+
+def in_another_order(gradient: Gradient, case: Case) -> float:
+    """The groups and the answers of each group begin with the second one."""
+    order = torch.arange(len(case.group)).view(3, 5).roll(-1, 0).roll(-1, 1).flatten()
+    return left_of(gradient(case)[order], gradient(case.rows(order)))
+
+
+def beside_other_rewards(gradient: Gradient, case: Case) -> float:
+    """The rewards of one group after the other become other ones: do the others' pushes change?"""
+    worst, before = 0.0, gradient(case)
+    for number in case.group.unique():
+        others = case.group != number
+        reward = torch.where(others, case.reward, with_other_reward(case).reward)
+        after = gradient(case.with_reward(reward))
+        worst = max(worst, left_of(before[others], after[others]))
+    return worst
+
+
+def in_parts(gradient: Gradient, case: Case) -> float:
+    """The first group and the two others are micro-batches that know the tokens of the whole. The
+    gradients of both add up: as they are, or weighted by their tokens, answers or groups."""
+    is_first, whole = case.group == 0, float(case.mask.sum())
+    parts, sizes = [], []
+    for rows in (is_first, ~is_first):
+        part = case.rows(rows.nonzero().flatten())
+        parts.append(gradient(Case(**{**vars(part), "whole": whole})))
+        sizes.append((1.0, float(part.mask.sum()) / whole, float(rows.double().mean()),
+                      len(part.group.unique()) / 3))
+    return min(left_of(gradient(case), torch.cat([parts[0] * first, parts[1] * second]))
+               for first, second in zip(*sizes))
+
+
+INVARIANCES = {  # what a loss does that does not have it, and how much of its gradient changes
+    "groups mixed": (
+        "Groups are mixed: the reward of an answer changes the pushes of answers to other "
+        "problems, as where rows are taken for columns, repeat for repeat_interleave, or an "
+        "advantage is that of a neighbour.", beside_other_rewards),
+    "pad is end": (
+        "Where the padding has the id of the end token, as most tokenizers have it, the loss is "
+        "another one: its mask looks for an id.", with_pad_as_end),
+    "wider padding": ("The loss changes with the number of places of padding.", wider),
+    "order of rows": (
+        "The loss changes with the order of the answers, as where they are cut into micro-batches "
+        "that are averaged, or where the last of an odd batch are lost.", in_another_order),
+    "micro-batches": (
+        "The gradients of micro-batches do not add up to that of the batch, whether they are "
+        "weighted by tokens, by answers, by groups or not at all.", in_parts)}
