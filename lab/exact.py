@@ -43,8 +43,8 @@ from lab.engine.methods import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, WHOLE_A
                             make)
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts, score_answers
-from lab.engine.update import length_scaling, rescaling
-from grpo import divergence, policy_loss, rloo
+from lab.engine.update import divergence, length_scaling, rescaling
+from grpo import policy_loss, rloo
 from lab.harness.build import OF_ONE_TURN
 from lab.harness.flags import Flag, flags_of, read, settle, unknown_argument
 from lab.harness.settings import Settings

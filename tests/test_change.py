@@ -2,13 +2,11 @@
 against other forward passes, and in runs."""
 import dataclasses
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
-import lab.run as train
 from conftest import copied, hand_made
 from lab.engine.update import update_with_change
 from lab.harness.read_record import read_columns

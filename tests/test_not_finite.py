@@ -6,7 +6,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import lab.run as train
 from lab.engine.policy import Policy
 from lab.credit.critic import Trained
 from lab.engine.methods import ADVANTAGES, MITIGATIONS
