@@ -31,7 +31,6 @@ Left out of GRPO as published; the first two come back with a flag:
     1 / length           here every token of the batch counts the same; in the paper every answer
     the reward model     a program checks the answer, so no reward has to be learned
 """
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -340,7 +339,7 @@ def update(run: Trainer, rollouts: Rollouts, weight: Tensor) -> tuple[Metrics, d
                         "sampler_gap": refuse_gap(gap)}
             metrics |= {"kl": sums["kl"] / trained} if s.kl else {}
         run.optimizer.step()
-    if s.epochs > 1:
+    if old is not None and s.epochs > 1:
         columns["ratio"][rows] = (now - old)[rows].exp()
         metrics |= metrics_of_ratio(columns["ratio"], rollouts, rows, s)
     return metrics, columns
@@ -353,14 +352,14 @@ def rows_with_gradient(rollouts: Rollouts, weight: Tensor, kl: float) -> Tensor:
 
 
 def backward(run: Trainer, rollouts: Rollouts, weight: Tensor, rows: Tensor, old: Tensor | None,
-             reference: Tensor | None) -> tuple[Tensor, Counter[str]]:
+             reference: Tensor | None) -> tuple[Tensor, dict[str, float]]:
     """Compute the gradient of the loss, as many answers at a time as memory allows. Returns the
     log-probs (B, T) as they are now, and sums for the metrics.
 
     `old` are the log-probs of the first update from this batch. The sampler's differ from them by
     rounding: with those no ratio would be exactly 1."""
     s, N = run.settings, int(rollouts.mask.sum())
-    now, sums = torch.zeros_like(weight), Counter[str]()
+    now, sums = torch.zeros_like(weight), {"loss": 0.0, "kl": 0.0}
     for part in rows.split(s.micro_batch):
         log_prob = log_probs(run.model, rollouts, part)                              # (part, T)
         now[part] = log_prob.detach()

@@ -130,7 +130,7 @@ class Run:
         self.folder, self.start, self.done = s.folder, time.monotonic(), 0
         self.stopping = False                          # after this step, because of Ctrl-C
         self.seconds: deque[float] = deque(maxlen=20)  # of the last steps
-        self.evaluations: list[dict] = []              # of sampled answers, for the last line
+        self.evaluations: list[dict[str, Any]] = []              # of sampled answers, for the last line
         checkpoint = None
         if is_resumed:
             self.locked = lock(self.folder)  # before anything in it is read
@@ -139,7 +139,7 @@ class Run:
         self.model = self.load(checkpoint or find(s.model))
         self.tokenizer = load_tokenizer(checkpoint or find(s.model))
         ends = [self.tokenizer.token_to_id(token) for token in END_OF_TURN]
-        self.stop = tuple({*self.model.config.eos_token_id, *ends} - {None})
+        self.stop = tuple({*self.model.config.eos_token_id, *filter(None, ends)})
         self.reference = self.load(find(s.model)).requires_grad_(False) if s.kl else None
         self.trained = {name: parameter for name, parameter in self.model.named_parameters()
                         if parameter.requires_grad}
@@ -425,9 +425,10 @@ def write_credit(path: Path, rollouts: Rollouts, weight: Tensor, columns: dict[s
               "finished": rollouts.finished.cpu().numpy(), "prompt_ids": np.concatenate(prompts),
               "prompt_start": np.cumsum([0, *map(len, prompts[:-1])]),
               "step": np.array([rollouts.step])}
+    small: dict[str, Any] = {name: x.astype(np.int32) if x.dtype == np.int64 else x
+                             for name, x in found.items()}
     with whole(path) as unfinished, open(unfinished, "wb") as file:
-        np.savez_compressed(file, **{name: x.astype(np.int32) if x.dtype == np.int64 else x
-                                     for name, x in found.items()})
+        np.savez_compressed(file, **small)
 
 
 @contextmanager
@@ -530,14 +531,15 @@ def flags_of(owner: Any) -> dict[str, tuple[Any, type, dict[str, Any]]]:
     return found
 
 
-def checked_value(name: str, value: Any, wanted: type, limits: dict[str, Any]) -> Any:
+def checked_value(name: str, value: Any, wanted: Any, limits: dict[str, Any]) -> Any:
     """The value of a flag, also one from a file, if it has the right type and keeps the limits."""
     value = float(value) if wanted is float and type(value) is int else value
     if type(value) is not wanted or wanted is float and not math.isfinite(value):
         raise UserError(f"--{name} {value!r}: expected a finite {wanted.__name__}")
     if value not in limits.get("choices", [value]):
         raise UserError(f"--{name} {value!r}: choose from {', '.join(limits['choices'])}")
-    for limit, is_kept in {"least": operator.ge, "above": operator.gt, "most": operator.le}.items():
+    keeps: dict[str, Any] = {"least": operator.ge, "above": operator.gt, "most": operator.le}
+    for limit, is_kept in keeps.items():
         if limit in limits and not is_kept(value, limits[limit]):
             word = "above" if limit == "above" else f"at {limit}"
             raise UserError(f"--{name} {value}: should be {word} {limits[limit]}")
@@ -549,7 +551,8 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f". Did you mean {close[0]}?" if close else ""
 
 
-def flags_known(declared: type[Settings], chosen: dict[str, Any]) -> tuple[dict, str]:
+def flags_known(declared: type[Settings], chosen: dict[str, Any]
+                ) -> tuple[dict[str, Any], str]:
     """All flags, with those of the chosen task, weighting and advantage; and what these say."""
     flags, about = flags_of(declared), ""
     for axis, choices in AXES.items():
@@ -650,7 +653,7 @@ def read_settings(argv: list[str], declared: type[Settings] = Settings,
 def make_settings(typed: dict[str, Any], saved: dict[str, Any], flags: dict[str, Any],
                   declared: type[Settings]) -> Settings:
     """Settings of flags that were typed, above those on file, above the defaults."""
-    values = {}
+    values: dict[str, Any] = {}
     for name, (default, of_flag, limits) in flags.items():
         given = typed.get(name, saved.get(name, default))
         values[name] = None if given is None else checked_value(name, given, of_flag, limits)

@@ -31,6 +31,7 @@ import os
 import sys
 import time
 from dataclasses import replace
+from typing import Any
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # new memory for tensors in larger pages
 
@@ -100,14 +101,14 @@ def evaluate(run: Run, step: int) -> None:
         run.log_evaluation(line, time.perf_counter() - begin)
 
 
-def answer_held_out(run: Run, step: int, mode: str) -> dict:
+def answer_held_out(run: Run, step: int, mode: str) -> dict[str, Any]:
     """The line of evaluations.jsonl. The random numbers of a problem follow from its index, so they
     are the same at every step, for every --seed and for every size of a batch."""
     s = run.settings
     problems = run.task.held_out_problems(s.eval_tasks)
     at_a_time = s.questions * s.answers  # as in a training batch
     found: dict[str, list[float]] = {"answer": [], "format": [], "length": [], "finished": []}
-    shown: list[dict] = []
+    shown: list[dict[str, Any]] = []
     for start in range(0, len(problems), OF_ONE_SEED):
         generator = generator_of("evaluation", start)
         of_seed = problems[start:start + OF_ONE_SEED]
@@ -125,7 +126,7 @@ def answer_held_out(run: Run, step: int, mode: str) -> dict:
             "success_high": high, **means, **found, "shown": shown}
 
 
-def example(run: Run, rollouts: Rollouts, row: int) -> dict:
+def example(run: Run, rollouts: Rollouts, row: int) -> dict[str, Any]:
     """An answer for the record, with the log-prob of each of its tokens."""
     texts = rollouts.texts[row]
     return {"problem": run.task.show(rollouts.problems[row]), "text": rollouts.answers[row],

@@ -206,7 +206,8 @@ def save(model: Qwen2, folder: Path, made_from: Path) -> None:
 
 def evaluate(policy: Policy, s: Settings, folder: RunFolder, step: int) -> None:
     """Answer the held-out problems as train.py does, and record and print the success."""
-    asked = SimpleNamespace(settings=s, task=policy.task, ask=policy.ask)  # what it needs of a run
+    # what it needs of a run
+    asked: Any = SimpleNamespace(settings=s, task=policy.task, ask=policy.ask)
     for mode in MODES:
         line = answer_held_out(asked, step, mode)
         folder.append("evaluations.jsonl", line)

@@ -8,10 +8,10 @@
 It takes every part from the files at the root, writes no file, and says what happens. Its gradient
 is the one that `python train.py --questions 1 --answers 16` computes in its first step; a test
 compares the two. The group is that of README's table, but there fifteen other problems are trained
-on with it: here the minus of *8 - 2* rises by 0.18, and there it falls by 0.024 (docs/one_group.md).
-It takes 16 bytes of memory a parameter (the weights, their gradient, AdamW's two means), and more
-for the logits and for what the backward pass needs. train.py repeats such steps, and its first lines
-say what it adds to them, and why.
+on with it: here the minus of *8 - 2* rises by 0.18, and there it falls by 0.024
+(docs/one_group.md). It takes 16 bytes of memory a parameter (the weights, their gradient, AdamW's two means), and more
+for the logits and for what the backward pass needs. train.py repeats such steps, and its first
+lines say what it adds to them, and why.
 """
 import argparse
 import sys
@@ -48,7 +48,7 @@ def one_step(folder: Path, step: int = 1) -> Qwen2:
     model, tokenizer = load_model(folder), load_tokenizer(folder)
     task, learning_rate, max_new_tokens = settings_of(folder)
     ends = [tokenizer.token_to_id(token) for token in END_OF_TURN]
-    stop = tuple({*model.config.eos_token_id, *ends} - {None})
+    stop = tuple({*model.config.eos_token_id, *filter(None, ends)})
 
     # Stage 2: draw a problem, and write the prompt, which ends where the answer begins.
     [problem] = task.training_problems(SEED, step, count=1)

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from qwen2_model import UserError
+from qwen2_model import UserError as UserError  # many take it from here
 
 PROJECT = Path(__file__).resolve().parents[2]  # the folder of the six files
 LARGEST_SCORE = 1e12  # the squares of such rewards, in float32, are still finite

@@ -2,8 +2,8 @@
 import pytest
 
 from conftest import ROOT
-from lab.formula import find_formula
-from lab.formula.words import mistakes, sentences
+from lab.formula import find_formula, judge
+from lab.formula.report import remarks
 from lab.tests.formula_losses import LOSSES
 
 PAGE = (ROOT / "lab/reports/codes.md").read_text(encoding="utf-8")
@@ -16,5 +16,5 @@ MISTAKES = {"mlx-lm-lora 55": "nothing", "ms-swift 10117": "divided twice",
 def test_the_page_shows_what_the_tool_says_of_a_mistake(report, name):
     row = next(line for line in PAGE.splitlines() if f"({report})" in line)
     found = find_formula(LOSSES[name][0])
-    said = [remark.sentence for remark in mistakes(found)] + sentences(found)
+    said = [remark.sentence for remark in remarks(found)] + judge(found).in_words()
     assert row.split("|")[2].strip() in said

@@ -2,7 +2,7 @@
 import pytest
 
 from lab.formula import find_formula, of_trl
-from lab.formula.codes import codes
+from lab.formula.report import codes
 from lab.tests.trl import INSTALL
 
 
@@ -20,5 +20,5 @@ def advantage(batch):
     ({"loss_type": "dapo", "beta": 0.04}, {"kl k3 0.04 with ratio", "understood"})])
 def test_what_trl_computes_by_its_own_defaults(flags, words):
     trl = pytest.importorskip("trl", reason=INSTALL)
-    found = codes(find_formula(of_trl(trl.GRPOTrainer, advantage, **flags)))
+    found = set(codes(find_formula(of_trl(trl.GRPOTrainer, advantage, **flags))))
     assert words <= found, found
