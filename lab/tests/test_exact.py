@@ -209,7 +209,7 @@ def test_cosine_bias_and_noise_by_hand():
 OF_ONE_TURN = [World(Kind(graded=False, size=size), seed=seed) for seed, size in ((3, 2), (4, 3))]
 
 
-@pytest.mark.parametrize("world", OF_ONE_TURN, ids=str)
+@pytest.mark.parametrize("world", OF_ONE_TURN)
 def test_identities_of_the_page_on_policy_gradient(world):
     """The true credit has the true gradient, its squares add up to the variance of the reward,
     dr_grpo is (G - 1) / G of the gradient, and GRPO's z-score c(p, G) times it."""
