@@ -170,8 +170,6 @@ def kind_of(piece: str) -> int:
     return BRACKET if first in "()=" else WORD
 
 
-# ------------------------------------------------------------------------------ making problems
-
 @lru_cache(maxsize=4096)
 def reachable(numbers: tuple[int, ...], max_result: int) -> frozenset[int]:
     """Every value that can be made from all of the (sorted) numbers, found by trying all ways, with
@@ -202,8 +200,6 @@ def is_held_out(problem: Problem) -> bool:
     key = f"{','.join(map(str, numbers))}={target}"
     return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % 5 == 0
 
-
-# ------------------------------------------------------------------------------ scoring answers
 
 def without_end_of_turn(text: str) -> str:
     end = next((end for end in END_OF_TURN if text.endswith(end)), "")

@@ -82,8 +82,6 @@ class Rollouts:
         return self.mask.sum(1)
 
 
-# --------------------------------------------------------------------------------- the advantages
-
 Method = Callable[..., Tensor]  # rollouts -> (B, T)
 ADVANTAGES: dict[str, Method] = {}
 TWICE: set[str] = set()  # names that two functions have, for which a run is refused
@@ -160,8 +158,6 @@ def to_every_token(value: Tensor, rollouts: Rollouts) -> Tensor:
     return value[:, None] * rollouts.mask
 
 
-# --------------------------------------------------------------------------------------- the loss
-
 def policy_loss(log_prob: Tensor, advantage: Tensor, weight: Tensor, mask: Tensor, N: int
                 ) -> Tensor:
     """The formula at the top of this file, for some answers. Tensors are (answers, T).
@@ -219,8 +215,6 @@ def gradient_size(log_prob: Tensor, collision: Tensor) -> Tensor:
     return square.clamp(rest.square(), 2 * rest.square()).sqrt()
 
 
-# -------------------------------------------------------------------------------- the forward pass
-
 def log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
     """(rows, T): the log-probs of these answers' tokens, with gradient; 0 beyond the answer. `rows`
     ascend.
@@ -259,8 +253,6 @@ def log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
         result.append(found)
     return torch.cat(result)
 
-
-# ------------------------------------------------------------------------------------- the update
 
 class AdamW:
     """AdamW (1711.05101). A parameter moves by

@@ -153,8 +153,6 @@ def random(rollouts: Rollouts) -> Tensor:
     return torch.tensor(noise, dtype=torch.float32, device=rollouts.mask.device)
 
 
-# ---------------------------------------------------------------------- from a function to a weight
-
 def credit_of(function: Method, rollouts: Rollouts, **keywords: Any) -> Tensor:
     """What a weighting or an advantage returns, checked: (B, T), finite, and 0 beyond the mask.
 

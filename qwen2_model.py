@@ -35,8 +35,6 @@ class UserError(ValueError):
     """A mistake of the person at the keyboard: the programs print it as one line."""
 
 
-# ---------------------------------------------------------------------------------------- the model
-
 @dataclass(frozen=True)
 class ModelConfig:
     """The part of `config.json` that decides what is computed."""
@@ -190,8 +188,6 @@ class Qwen2(nn.Module):
         return F.linear(hidden, (self.lm_head or self.model.embed_tokens).weight)
 
 
-# ------------------------------------------------------------------------------- a model's folder
-
 def read_json(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -285,8 +281,6 @@ def spelling(tokenizer: Tokenizer, token: int) -> str:
     """The text of one token. Part of a character, which a token can be, is spelt as \\ufffd."""
     return tokenizer.decode([token], skip_special_tokens=False)
 
-
-# ------------------------------------------------------------------------------------- the sampler
 
 class Sampled(NamedTuple):
     """Answers as they were drawn: index t is the t-th new token. Log-prob, entropy -sum p log p and

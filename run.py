@@ -8,8 +8,8 @@ train.py is the loop, and nothing in this file decides what is learned.
         credit/step_000001.npz        the numbers of every token of a step
         checkpoints/step_000025/      a model's folder; the newest two have trainer/
 
-Every file is written whole or not at all, so a run can be killed at any time. `Run` is what a step
-uses. A run with flags beyond these files is a subclass of it, with other parts in their place.
+Every file is written whole or not at all, so a run can be killed at any time. The lab has a run of
+its own, with other parts for the same loop.
 """
 import argparse
 import difflib
@@ -33,7 +33,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,12 +43,16 @@ from torch import Tensor
 from countdown_task import END_OF_TURN, Problem, Task, option
 from grpo import ADVANTAGES, TWICE, AdamW, Metrics, Rollouts, update, update_with_change
 from mitigations import MITIGATIONS, credit_of, place_of, rescaled_weight
-from qwen2_model import (Qwen2, UserError, generate, load_model, load_tokenizer, read_json,
+from qwen2_model import (UserError, generate, load_model, load_tokenizer, read_json,
                          save_model, spelling)
 
 HERE = Path(__file__).parent
 AXES: dict[str, dict[str, Any]] = {  # what is chosen by name, and may have flags of its own
     "task": {"countdown_task": Task}, "mitigation": MITIGATIONS, "advantage": ADVANTAGES}
+# what config.json has beside the settings
+NOT_SETTINGS = {"versions", "columns_temperature", "model_config", "trained_parameters"}
+# what a resumed run may change, because it decides nothing that was computed so far
+CHANGEABLE = {"steps", "threads", "checkpoint_every"}
 
 
 @dataclass
@@ -86,11 +90,6 @@ class Settings:
     keywords: dict[str, Any] = field(default_factory=dict)  # of task, weighting and advantage
     typed: dict[str, Any] = field(default_factory=dict)     # the flags that were typed
 
-    # what config.json has beside the settings
-    beside: ClassVar[set[str]] = {"versions", "columns_temperature", "model_config",
-                                  "trained_parameters"}
-    # what a resumed run may change, because it decides nothing that was computed so far
-    changeable: ClassVar[set[str]] = {"steps", "threads", "checkpoint_every"}
 
     @property
     def folder(self) -> Path:
@@ -98,7 +97,7 @@ class Settings:
         if self.out:
             return Path(self.out)
         unnamed = {"mitigation", "advantage", "seed", "micro_batch", "change_every",
-                   *self.changeable} - {"steps"}
+                   *CHANGEABLE} - {"steps"}
         flags = [name + Path(str(value)).name for name, value in self.typed.items()
                  if name not in unnamed]
         name = "-".join([self.mitigation, self.advantage, *flags, f"s{self.seed}"])
@@ -108,18 +107,7 @@ class Settings:
         return {name: self.keywords[name] for name in flags_of(function)}
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in flags_of(type(self))} | self.keywords
-
-    @classmethod
-    def recipe(cls, folder: Path, typed: dict[str, str]) -> dict[str, Any]:
-        """What suits a model stands in its folder."""
-        file = folder / "recipe.json"
-        return read_json(file) if file.exists() else {}
-
-    def refuse_useless(self) -> None:
-        """Raise for a flag that would be ignored."""
-        if self.typed.keys() & {"clip_low", "clip_high"} and self.epochs == 1:
-            raise UserError("--clip_low and --clip_high need --epochs above 1")
+        return {name: getattr(self, name) for name in flags_of(Settings)} | self.keywords
 
 
 class Run:
@@ -130,17 +118,17 @@ class Run:
         self.folder, self.start, self.done = s.folder, time.monotonic(), 0
         self.stopping = False                          # after this step, because of Ctrl-C
         self.seconds: deque[float] = deque(maxlen=20)  # of the last steps
-        self.evaluations: list[dict[str, Any]] = []              # of sampled answers, for the last line
+        self.evaluations: list[dict[str, Any]] = []    # of sampled answers, for the last line
         checkpoint = None
         if is_resumed:
             self.locked = lock(self.folder)  # before anything in it is read
             self.done, checkpoint = where_to_go_on(self.folder, s.checkpoint_every)
-        self.task = self.make_task()
-        self.model = self.load(checkpoint or find(s.model))
+        self.task = Task(**s.keywords_of(Task))
+        self.model = load_model(checkpoint or find(s.model))
         self.tokenizer = load_tokenizer(checkpoint or find(s.model))
         ends = [self.tokenizer.token_to_id(token) for token in END_OF_TURN]
         self.stop = tuple({*self.model.config.eos_token_id, *filter(None, ends)})
-        self.reference = self.load(find(s.model)).requires_grad_(False) if s.kl else None
+        self.reference = load_model(find(s.model)).requires_grad_(False) if s.kl else None
         self.trained = {name: parameter for name, parameter in self.model.named_parameters()
                         if parameter.requires_grad}
         self.optimizer = AdamW(self.trained.values(), s.learning_rate, s.weight_decay)
@@ -158,12 +146,6 @@ class Run:
     def is_finished(self) -> bool:
         return self.done >= self.settings.steps > 0
 
-    # --------------------------------------------------------------- what a step uses: the parts
-
-    def make_task(self) -> Any:
-        s = self.settings
-        return AXES["task"][s.task](**s.keywords_of(AXES["task"][s.task]))
-
     def look_at_prompts(self) -> None:
         """What cannot be asked is refused before the run has a folder."""
         s = self.settings
@@ -173,9 +155,6 @@ class Run:
             raise UserError(str(error)) from None
         for problem in problems:
             self.encode(self.task.prompt_for(problem))
-
-    def load(self, folder: Path) -> Qwen2:
-        return load_model(folder)
 
     def method(self, function: Callable[..., Tensor]) -> Callable[[Rollouts], Tensor]:
         """A weighting or an advantage, with the values of its flags."""
@@ -236,8 +215,6 @@ class Run:
                ) -> tuple[Metrics, dict[str, Tensor]]:
         return (update_with_change if is_measured else update)(self, rollouts, weight)
 
-    # ------------------------------------------------------------------------------- checkpoints
-
     def state(self) -> dict[str, Tensor]:
         """What a resumed run has to get back beside the model: the state of the optimizer."""
         found = {"step": torch.tensor(self.optimizer.steps)}
@@ -253,14 +230,11 @@ class Run:
                     raise UserError(f"the checkpoint's {stored} is not that of this model")
                 own.copy_(found[stored])
 
-    def write_model(self, folder: Path) -> None:
-        save_model(self.model, folder)
-
     def save(self, step: int) -> None:
         """Write a model's folder, with the trainer's state below it. The states of older
         checkpoints are removed when this one stands, and not earlier."""
         with whole(self.folder / "checkpoints" / f"step_{step:06d}") as path:
-            self.write_model(path)
+            save_model(self.model, path)
             for name in ("tokenizer.json", "tokenizer_config.json", "recipe.json"):
                 if (source := find(self.settings.model) / name).exists():
                     shutil.copyfile(source, path / name)
@@ -274,19 +248,14 @@ class Run:
             return f"python train.py --resume {self.folder} goes on from {checkpoint.name}"
         return "there is no checkpoint to go on from"
 
-    # ------------------------------------------------------------------- the record and the screen
-
-    def about(self) -> dict[str, Any]:
-        """What config.json has beside the settings."""
-        return {"columns_temperature": 1, "model_config": asdict(self.model.config),
-                "trained_parameters": sum(p.numel() for p in self.trained.values()),
-                "versions": {"torch": torch.__version__, "numpy": np.__version__}}
-
     def begin(self) -> None:
         """Make the folder of a new run, or go back to the last checkpoint of an old one. From now
         on Ctrl-C waits for the end of a step."""
         s = self.settings
-        config = json.dumps(s.to_json() | {"out": str(self.folder)} | self.about(), indent=2)
+        about = {"columns_temperature": 1, "model_config": asdict(self.model.config),
+                 "trained_parameters": sum(p.numel() for p in self.trained.values()),
+                 "versions": {"torch": torch.__version__, "numpy": np.__version__}}
+        config = json.dumps(s.to_json() | {"out": str(self.folder)} | about, indent=2)
         if self.folder.exists():
             say(f"continuing {self.folder} after step {self.done}")
             forget_after(self.folder, self.done)
@@ -322,7 +291,7 @@ class Run:
 
     def record(self, rollouts: Rollouts, weight: Tensor, columns: dict[str, Tensor]) -> None:
         write_credit(self.folder / "credit" / f"step_{rollouts.step:06d}.npz", rollouts, weight,
-                     columns, rollouts.mask)
+                     columns)
 
     def log(self, line: dict[str, Any]) -> None:
         """Write a line of metrics.jsonl, and print one."""
@@ -405,24 +374,21 @@ def say(text: str) -> None:
         sys.stdout = open(os.devnull, "w")
 
 
-# -------------------------------------------------------------------------------- a run's folder
-
-def write_credit(path: Path, rollouts: Rollouts, weight: Tensor, columns: dict[str, Tensor],
-                 inside: Tensor) -> None:
-    """Write the numbers of a step's tokens, those `inside` (B, T): columns with a number for each
-    token, answer after answer (`episode_start` says where one begins), for each answer, or for each
-    problem."""
+def write_credit(path: Path, rollouts: Rollouts, weight: Tensor, columns: dict[str, Tensor]
+                 ) -> None:
+    """Write the numbers of a step: columns with a number for each token, answer after answer
+    (`episode_start` says where one begins), for each answer, or for each problem."""
     found: dict[str, np.ndarray] = {}
     for name, values in {"token_id": rollouts.ids, "log_prob": rollouts.log_prob,
                          "entropy": rollouts.entropy, "collision": rollouts.collision,
                          "weight": weight, "advantage": rollouts.advantage, **columns,
                          "section": rollouts.section, "kind": rollouts.kind}.items():
-        found[name] = values[inside].cpu().numpy()
+        found[name] = values[rollouts.mask].numpy()
     for part, score in rollouts.scores.items():
-        found[part if part == "reward" else f"reward_{part}"] = score.cpu().numpy()
-    lengths, prompts = inside.sum(1).tolist(), rollouts.prompt_ids
-    found |= {"episode_start": np.cumsum([0, *lengths[:-1]]), "group": rollouts.group.cpu().numpy(),
-              "finished": rollouts.finished.cpu().numpy(), "prompt_ids": np.concatenate(prompts),
+        found[part if part == "reward" else f"reward_{part}"] = score.numpy()
+    lengths, prompts = rollouts.length.tolist(), rollouts.prompt_ids
+    found |= {"episode_start": np.cumsum([0, *lengths[:-1]]), "group": rollouts.group.numpy(),
+              "finished": rollouts.finished.numpy(), "prompt_ids": np.concatenate(prompts),
               "prompt_start": np.cumsum([0, *map(len, prompts[:-1])]),
               "step": np.array([rollouts.step])}
     small: dict[str, Any] = {name: x.astype(np.int32) if x.dtype == np.int64 else x
@@ -495,12 +461,8 @@ def forget_after(run: Path, step: int) -> None:
             file.unlink()
 
 
-# -------------------------------------------------------------------------------------- the flags
-
 class Unknown(UserError):
-    """A flag, a setting, a task or a method that is not in these files; of the last two, `axis` and
-    `name` say which."""
-    axis = name = ""
+    """A flag, a setting, a task or a method that is not in these files."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -551,18 +513,15 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
     return f". Did you mean {close[0]}?" if close else ""
 
 
-def flags_known(declared: type[Settings], chosen: dict[str, Any]
-                ) -> tuple[dict[str, Any], str]:
+def flags_known(chosen: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """All flags, with those of the chosen task, weighting and advantage; and what these say."""
-    flags, about = flags_of(declared), ""
+    flags, about = flags_of(Settings), ""
     for axis, choices in AXES.items():
-        name = chosen.get(axis) or getattr(declared, axis)
+        name = chosen.get(axis) or getattr(Settings, axis)
         if name not in choices:
             where = [f", which is an --{other}" for other in AXES if name in AXES[other]]
-            unknown = Unknown(f"--{axis} {name!r}{(where or [''])[0]}: choose from "
-                              f"{', '.join(choices)}{did_you_mean(name, choices)}")
-            unknown.axis, unknown.name = axis, name
-            raise unknown
+            raise Unknown(f"--{axis} {name!r}{''.join(where)}: choose from {', '.join(choices)}"
+                          f"{did_you_mean(name, choices)}")
         if inspect.isclass(choices[name]) and choices[name] is not Task:
             raise Unknown(f"{name} is a class, as methods with a state are")
         if name in TWICE:
@@ -577,88 +536,78 @@ def flags_known(declared: type[Settings], chosen: dict[str, Any]
     return flags, about
 
 
-def first_look(argv: list[str]) -> dict[str, str]:
-    """The flags on which the other flags depend. --help NAME is a look at what has this name."""
-    parser = Parser(add_help=False, allow_abbrev=False)
-    for name in ("resume", "model", *AXES):
-        parser.add_argument(f"--{name}")
-    parser.add_argument("--help", "-h", nargs="?", const="")
-    found = vars(parser.parse_known_args(argv)[0])
-    chosen = {name: value for name, value in found.items() if value is not None}
-    if asked := chosen.get("help"):
-        axes = [axis for axis, choices in AXES.items() if asked in choices]
-        if not axes:
-            raise Unknown(f"--help {asked}: there is no task, weighting or advantage {asked}")
-        chosen[axes[0]] = asked
-    return chosen
-
-
-def parse(argv: list[str], flags: dict[str, Any], saved: dict[str, Any], about: str,
-          declared: type[Settings]) -> dict[str, Any]:
-    """The flags that were typed. --help prints them all and ends here."""
+def parse(argv: list[str], flags: dict[str, Any], saved: dict[str, Any], about: str = ""
+          ) -> tuple[dict[str, Any], list[str], str]:
+    """What was typed of these flags, the words that are none of them, and the help."""
     parser = Parser(description="Train a model with GRPO.", add_help=False, allow_abbrev=False,
                     epilog=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, (default, of_flag, limits) in flags.items():
         text = f"{limits['help']} ({saved.get(name, default)})".replace("%", "%%")
-        if of_flag is bool:
-            parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, help=text)
-        else:
-            parser.add_argument(f"--{name}", type=of_flag, metavar=of_flag.__name__, help=text)
+        parser.add_argument(f"--{name}", type=of_flag, metavar=of_flag.__name__, help=text)
     parser.add_argument("--resume", metavar="RUN", help="continue the run in this folder from its "
-                        f"last checkpoint; {', '.join(sorted(declared.changeable))} may be changed")
+                        f"last checkpoint; {', '.join(sorted(CHANGEABLE))} may be changed")
     parser.add_argument("--help", "-h", nargs="?", metavar="NAME", const="", help="this text; with "
                         "the name of a task, a weighting or an advantage also its flags")
     known, unknown = parser.parse_known_args(argv)
+    typed = {name: value for name, value in vars(known).items() if value is not None}
+    return typed, unknown, parser.format_help()
+
+
+def axis_of(name: str) -> str:
+    """The flag that has this choice, for --help NAME."""
+    for axis, choices in AXES.items():
+        if name in choices:
+            return axis
+    raise Unknown(f"--help {name}: there is no task, weighting or advantage {name}")
+
+
+def read_settings(argv: list[str]) -> tuple[Settings, bool]:
+    """The settings of a command line, and whether it is of a run that is resumed."""
+    argv = [re.sub("^--[a-z-]+", lambda found: "--" + found[0][2:].replace("-", "_"), word)
+            for word in argv]
+    chosen, *_ = parse(argv, flags_of(Settings), {})  # on these depends which flags there are
+    if chosen.get("help"):
+        chosen[axis_of(chosen["help"])] = chosen["help"]
+    if resume := chosen.get("resume"):
+        file = Path(resume) / "config.json"
+        saved = read_json(file)
+        if "mitigation" not in saved:
+            raise UserError(f"{resume} is not the folder of a run")
+    else:
+        file = find(chosen.get("model", Settings.model)) / "recipe.json"  # what suits the model
+        saved = read_json(file) if file.exists() else {}
+    flags, about = flags_known(saved | chosen)
+    if beyond := saved.keys() - flags.keys() - NOT_SETTINGS:
+        raise Unknown(f"{file} has a setting {min(beyond)}, which is none of these: "
+                      f"{', '.join(flags)}{did_you_mean(min(beyond), flags)}")
+    typed, unknown, about_flags = parse(argv, flags, saved, about)
     if unknown:
         raise Unknown(f"unknown flag {unknown[0]}{did_you_mean(unknown[0].strip('-'), flags)} "
                       "(--help lists them)")
-    if known.help is not None:
-        say(parser.format_help())
+    if "help" in typed:
+        say(about_flags)
         raise SystemExit(0)
-    return {name: value for name, value in vars(known).items()
-            if name in flags and value is not None}
-
-
-def read_settings(argv: list[str], declared: type[Settings] = Settings,
-                  config: dict[str, Any] = {}) -> tuple[Settings, bool]:
-    """The settings of a command line, and whether it is of a run that is resumed. `config` are
-    settings that stand above the recipe and below what was typed."""
-    argv = [re.sub("^--[a-z-]+", lambda found: "--" + found[0][2:].replace("-", "_"), word)
-            for word in argv]
-    chosen = first_look(argv)
-    if resume := chosen.get("resume"):
-        folder = Path(resume)
-        saved = read_json(folder / "config.json")
-        if "mitigation" not in saved:
-            raise UserError(f"{folder} is not the folder of a run")
-    else:
-        folder = find(chosen.get("model") or config.get("model") or declared.model)
-        saved = declared.recipe(folder, chosen) | config
-    flags, about = flags_known(declared, saved | chosen)
-    if beyond := saved.keys() - flags.keys() - declared.beside:
-        raise Unknown(f"{folder} has a setting {min(beyond)}, which is none of these: "
-                      f"{', '.join(flags)}{did_you_mean(min(beyond), flags)}")
-    typed = parse(argv, flags, saved, about, declared)
-    if resume and (wrong := typed.keys() - declared.changeable):
+    typed.pop("resume", None)
+    if resume and (wrong := typed.keys() - CHANGEABLE):
         raise UserError(f"--{min(wrong)} cannot be changed in a resumed run")
-    settings = make_settings(typed, saved, flags, declared)
+    settings = make_settings(typed, saved, flags)
     if resume:
-        settings.out = str(folder)
+        settings.out = resume
     elif settings.folder.exists():
         raise UserError(f"{settings.folder} exists already: continue it with --resume "
                         f"{settings.folder}, or name another folder with --out")
     return settings, bool(resume)
 
 
-def make_settings(typed: dict[str, Any], saved: dict[str, Any], flags: dict[str, Any],
-                  declared: type[Settings]) -> Settings:
+def make_settings(typed: dict[str, Any], saved: dict[str, Any], flags: dict[str, Any]
+                  ) -> Settings:
     """Settings of flags that were typed, above those on file, above the defaults."""
     values: dict[str, Any] = {}
     for name, (default, of_flag, limits) in flags.items():
         given = typed.get(name, saved.get(name, default))
         values[name] = None if given is None else checked_value(name, given, of_flag, limits)
     typed = {name: values[name] for name in typed}
-    own = {name: values.pop(name) for name in flags_of(declared)}
-    settings = declared(**own, keywords=values, typed=typed)
-    settings.refuse_useless()
-    return settings
+    if typed.keys() & {"clip_low", "clip_high"} and values["epochs"] == 1:
+        raise UserError("--clip_low and --clip_high need --epochs above 1")
+    own = {name: values.pop(name) for name in flags_of(Settings)}
+    return Settings(**own, keywords=values, typed=typed)

@@ -18,6 +18,7 @@ COMMANDS = {
     "Will it learn?": {
         **{name: f"tools.{name}" for name in ("preflight", "warmup", "guesser")}},
     "What happened in a run?": {
+        "page": "analysis.program",
         **{name: f"tools.{name}" for name in ("follow", "sample", "pass_at_k", "diagnose")}},
     "Is my own idea better?": {
         "idea": "tools.idea", "experiment": "experiments"},
@@ -37,7 +38,6 @@ MODULES = {name: f"lab.{file}" for chapter in COMMANDS.values()
            for name, file in chapter.items()}
 READ_ONLY = ("To read and to copy:\n"
              "    python examples/one_step.py    one step of GRPO, from top to bottom\n"
-             "    python examples/loop.py        this step, thirty times\n"
              "    python examples/dpo.py         the same with pairs of answers: DPO\n"
              "    python train.py --task examples.largest_last    a second task")
 

@@ -23,7 +23,7 @@ Each arm is compared with the first one, or with the first that --arms names, by
 all answers sampled in training, for pairs of runs. The interval is Student's over the pairs, and p
 has Holm's correction for all arms of the table. A control, such as twice the problems, is an arm
 like any other. All else, such as curves, held-out success and the gradient, is in the comparison
-that `python analyze.py runs/PLAN/*` makes of arms that differ in their method alone.
+that `python -m lab page runs/PLAN/*` makes of arms that differ in their method alone.
 """
 import re
 from dataclasses import dataclass

@@ -54,8 +54,9 @@ def test_the_command_loads_the_book_and_neither_the_lab_nor_torchs_compiler(tmp_
 
 
 def test_only_one_place_names_the_lab():
-    imports = [line.strip() for name in BOOK for line in (ROOT / f"{name}.py").read_text().splitlines()
-               if line.strip().startswith(("from lab", "import lab"))]
+    lines = [line.strip() for name in BOOK
+             for line in (ROOT / f"{name}.py").read_text().splitlines()]
+    imports = [line for line in lines if line.startswith(("from lab", "import lab"))]
     assert imports == ["from lab.run import main as beyond"]
 
 

@@ -1,7 +1,10 @@
-"""Tables, pictures and a page from the credit files of a run. It needs no model.
+"""Tables, pictures and the page of a run, on which its answers can be clicked through token by
+token; of several runs their arms, compared.
 
-    python analyze.py runs/none-grpo-s0    # one run: where its gradient went
-    python analyze.py runs/*               # several runs: their arms, compared
+    python -m lab page runs/none-grpo-s0    # one run: where its gradient went
+    python -m lab page runs/*               # several runs: their arms, compared
+
+It needs no model. analyze.py at the root is the short form of it: the same sums, in one file.
 
 The findings are printed. Pictures and the page report.html are written into --output_dir. An arm is
 a set of runs with the same settings and different seeds. Arms are compared by pairs of runs that
@@ -13,8 +16,9 @@ the gradient of its log-prob at the logits. The gradient's size at the logits is
 # The order of this file:
 #
 # 1. Read the run: settings, metrics, evaluations (lab/analysis/run_folders.py).
-# 2. Go through its credit files once: sum up the numbers of their tokens (lab/analysis/tally.py), and
-#    choose answers that the page shows token by token (lab/analysis/answers.py).
+# 2. Go through its credit files once: sum up the numbers of their tokens
+#    (lab/analysis/tally.py), and choose answers that the page shows token by token
+#    (lab/analysis/answers.py).
 # 3. Make the tables and pictures, in the order in which the page shows them.
 # 4. Write the page (lab/analysis/report.py).
 #
@@ -45,7 +49,7 @@ from lab.analysis.tally import (OVER_REST, PARTITIONS, RARE, Tally, early_over_l
                             rest_columns)
 from lab.harness.read_record import read_columns, sampling_models
 from lab.harness.record import PART, Json
-from lab.harness.screen import python_command, run_as_program, show_status
+from lab.harness.screen import python_command, show_status
 from lab.engine.tokens import KINDS
 
 if TYPE_CHECKING:
@@ -480,7 +484,3 @@ def compare_set(comparison: "Comparison", folder: Path, left_out: list[str],
     write_page(folder / "report.html", "Runs compared", page)
     first = next(iter(chapters.values()))
     report.print_report(intro, first, chapters, folder, with_all)
-
-
-if __name__ == "__main__":
-    run_as_program("analyze.py", main)

@@ -1,4 +1,4 @@
-"""What analyze.py has besides tables: its flags, its sentences, its page, and how it prints."""
+"""What the page of a run has besides tables: its flags, its sentences, its page, and how it prints."""
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +42,7 @@ FLAGS = {
 
 
 def read_analysis_flags(argv: list[str], description: str) -> SimpleNamespace:
-    flags = read(argv, "python analyze.py [RUN ...] [flags]", description, FLAGS, {
+    flags = read(argv, "python -m lab page [RUN ...] [flags]", description, FLAGS, {
         "[RUN ...]": "run folders. Several are compared with each other. By default it is the "
                      "newest in runs/"})
     if len(flags.run) == 1 and flags.baseline:

@@ -170,7 +170,7 @@ def print_outcome(path: Path, sampled: Sequence[Json], duration: float, done: in
     say(f"  {took}")
     # without a name the programs take the newest run in runs/
     named = [] if path.parent == Path("runs") else [path]
-    say(f"{python_command('analyze.py', *named)}  makes tables, pictures and a page")
+    say(f"{python_command('-m', 'lab', 'page', *named)}  makes tables, pictures and a page")
     if has_steps:
         say(f"{python_command('-m', 'lab', 'follow', *named)}  follows a token through a step")
 

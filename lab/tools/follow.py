@@ -18,11 +18,11 @@ likeliest other tokens at its place:
     python -m lab follow runs/none-grpo-s0 --step 1 --answer 5 --credit 200 --keep
 
 With 200 continuations for each value an interval reaches about 0.1 to each side. The result is kept
-in the run's folder `analysis`, and from then on the page of analyze.py shows it, and this program
+in the run's folder `analysis`, and from then on the page of `lab page` shows it, and this program
 without any flag.
 
 The numbers come from the credit file, and each line ends with the function that computes it.
-Answers and tokens are counted from 0, as in the file and on the page of analyze.py. The line
+Answers and tokens are counted from 0, as in the file and on the page of `lab page`. The line
 "others" has the likeliest other tokens at this position. They come from the model that sampled the
 step, if it was kept. The line "term" has the token's term of the loss. The line "gradient" has two
 numbers: the gradient's size at the logits, by which tokens are compared here and on the page, and
@@ -65,7 +65,7 @@ FLAGS = {
                    kind=int, least=FEWEST_CONTINUATIONS, most=MOST_CONTINUATIONS),
     "keep": Flag(False, "with --credit and without --token: measure the credit of every token of "
                         "the answer, and the likeliest other tokens. Keep that with the run, so "
-                        "that the page of analyze.py shows it"),
+                        "that `lab page` shows it"),
     "show": Flag(None, f"number of problems to show. By default it is {SHOWN}. Those whose answers "
                        "differ in reward come first", kind=int, least=1)}
 SHADES = ((0.05, ""), (0.2, "48;5;195;38;5;0"), (0.4, "48;5;153;38;5;0"), (0.7, "48;5;75;38;5;16"),
@@ -108,7 +108,7 @@ def main(argv: list[str]) -> None:
     if flags.keep:
         measure_and_keep(run, models[step], record, tokenizer, flags.answer, flags.credit)
         return say("It is shown by the same command with --token N instead of --credit and --keep, "
-                   f"and on\nthe page that this one writes: {python_command('analyze.py', folder)}")
+                   f"and on\nthe page that this one writes: {python_command('-m', 'lab', 'page', folder)}")
     if flags.token is None:
         return show_answer(answer)
     has_more = follow_token(run, models.get(step), record, tokenizer, answer, flags)

@@ -4,7 +4,7 @@
 
     trainer = CreditGRPOTrainer(model, reward_funcs=reward, args=args, train_dataset=problems,
                                 credit="runs/mine")
-    trainer.train()               # at any time: python analyze.py runs/mine
+    trainer.train()               # at any time: python -m lab page runs/mine
 
 TRL samples, rewards, compares and updates. Once it has the advantage (B,) of each answer, this file
 makes it (B, T), and TRL's loss takes that:
@@ -320,7 +320,7 @@ class Record:
         if self.run is None:
             self.run = self.begin(batch)
             say(f"{self.path} keeps a record. To see at any time where the credit went: "
-                f"{python_command(PROJECT / 'analyze.py', self.path)}")
+                f"{python_command('-m', 'lab', 'page', self.path)}")
         update = self.trainer.state.global_step + 1  # the first of TRL's that uses this batch
         write_credit(credit_path(self.run.path, batch), rollouts, weight,
                      {"step": batch})  # one file for all processes

@@ -1,0 +1,209 @@
+"""What is written twice is tied here: the plain part in the files at the root, which is read, and
+its fast twin in lab/, which made the findings. The same tokens from the same random numbers, the
+same log-probs, the same gradient, over several shapes; and transformers is the referee of both."""
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import countdown_task
+import grpo
+import lab.countdown
+import qwen2_model
+from conftest import ROOT
+from lab.engine.forward import response_log_probs
+from lab.engine.model_folder import read_model_folder
+from lab.engine.optimizer import AdamW as FusedAdamW
+from lab.engine.rollouts import Rollouts
+from lab.engine.sampler import generate as fast_generate
+from lab.engine.update import update as update_of_lab
+from run import generator_of
+
+SIZES = dict(vocab_size=60, hidden_size=48, intermediate_size=80, num_hidden_layers=2,
+             num_attention_heads=4, num_key_value_heads=2, head_dim=12, eos_token_id=(2, 23, 41),
+             max_position_embeddings=256, tie_word_embeddings=True)
+SHAPES = {  # what differs from SIZES
+    "grouped queries, tied": {},
+    "untied head": dict(tie_word_embeddings=False),
+    "as many keys as queries": dict(num_key_value_heads=4),
+    "one key head": dict(num_key_value_heads=1, rope_theta=1e6),
+    "Qwen3": dict(model_type="qwen3", head_dim=16, rms_norm_eps=1e-5),
+    "6.8 million parameters": dict(hidden_size=256, intermediate_size=768, num_hidden_layers=8,
+                                   head_dim=64, vocab_size=500)}
+PROMPTS = [[7, 8, 9], [11], list(range(10, 47)), [7, 8, 9, 9, 3]]  # ragged; two begin alike
+NEW = 14
+SETTINGS = SimpleNamespace(
+    epochs=1, clip_low=0.2, clip_high=0.28, clip_kind="ppo", kl=0.0, kl_kind="k3", micro_batch=5,
+    max_grad_norm=0.5, loss_norm="token", max_new_tokens=NEW, temperature=1.0)
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def folder(request, tmp_path_factory):
+    """A model with random weights, large enough that its logits differ."""
+    torch.manual_seed(3)
+    model = qwen2_model.Qwen2(qwen2_model.ModelConfig(**SIZES | SHAPES[request.param]))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter) * (0.35 if parameter.dim() > 1 else 0.5)
+                            + (parameter.dim() == 1))
+    path = tmp_path_factory.mktemp("model")
+    qwen2_model.save_model(model, path)
+    return path
+
+
+def sampled(model, greedy=False, answers=5, seed=1):
+    return qwen2_model.generate(model, PROMPTS, answers, NEW, model.config.eos_token_id,
+                                generator_of("tied", seed), greedy)
+
+
+def batch(model, answers=5):
+    """Answers to PROMPTS with advantages of both signs, and a group that teaches nothing."""
+    found = sampled(model, answers=answers)
+    B, T = found.ids.shape
+    advantage = torch.randn(B, 1, generator=torch.Generator().manual_seed(0)) * found.mask
+    advantage[:answers] = 0
+    code = torch.zeros(B, T, dtype=torch.uint8)
+    texts = [["x"] * n for n in found.mask.sum(1).tolist()]
+    reward = advantage[:, 0]
+    return Rollouts(PROMPTS, PROMPTS, torch.arange(len(PROMPTS)).repeat_interleave(answers),
+                    **found._asdict(), texts=texts, answers=[""] * B, section=code, kind=code,
+                    scores={"reward": reward}, advantage=advantage)
+
+
+def close(one, other, **more):
+    torch.testing.assert_close(one, other, **{"atol": 2e-4, "rtol": 1e-4, **more})
+
+
+@pytest.mark.parametrize("greedy", [False, True])
+def test_both_samplers_draw_the_same_tokens(folder, greedy):
+    plain = qwen2_model.load_model(folder)
+    one = sampled(plain, greedy)
+    other = fast_generate(read_model_folder(folder), PROMPTS, answers=5, max_new_tokens=NEW,
+                          stop_ids=plain.config.eos_token_id, seed=generator_of("tied", 1),
+                          greedy=greedy)
+    T = one.ids.shape[1]
+    if not greedy:
+        assert one.finished.any() and not one.finished.all()  # some stop, some are cut off
+    assert torch.equal(one.ids, other.tokens[:, :T]) and torch.equal(one.mask, other.mask[:, :T])
+    assert torch.equal(one.finished, other.finished) and not other.mask[:, T:].any()
+    for name in ("log_prob", "entropy", "collision"):
+        close(getattr(one, name), getattr(other, name)[:, :T])
+
+
+def test_what_is_sampled_is_what_the_model_says_of_it(folder):
+    """An independent reference: each answer alone, behind its prompt, in one plain forward pass.
+    The position before a token predicts it, and no answer depends on the others of its batch."""
+    model = qwen2_model.load_model(folder)
+    found = sampled(model)
+    for row in range(0, len(found.ids), 3):
+        prompt, ids = PROMPTS[row // 5], found.ids[row, found.mask[row]]
+        with torch.no_grad():
+            logits = model(torch.tensor([[*prompt, *ids.tolist()]]))[0, len(prompt) - 1:-1]
+        log_p = logits.log_softmax(-1)
+        p = log_p.exp()
+        length = len(ids)
+        close(found.log_prob[row, :length], log_p.gather(1, ids[:, None])[:, 0])
+        close(found.entropy[row, :length], -(p * log_p).sum(1))
+        close(found.collision[row, :length], p.square().sum(1))
+        stops = torch.isin(ids, torch.tensor(model.config.eos_token_id))
+        assert not stops[:-1].any() and bool(stops[-1]) == bool(found.finished[row])
+
+
+def test_both_forward_passes_have_the_same_log_probs_and_gradient(folder):
+    plain, fast = qwen2_model.load_model(folder), read_model_folder(folder)
+    rollouts = batch(plain)
+    rows = torch.tensor([0, 3, 7, 8, 19])
+    factor = torch.randn(rollouts.ids.shape, generator=torch.Generator().manual_seed(0))[rows]
+    results = []
+    for model, log_probs in ((plain, grpo.log_probs), (fast, response_log_probs)):
+        log_prob = log_probs(model, rollouts, rows)
+        (log_prob * factor).sum().backward()
+        results.append((log_prob.detach(), {name: p.grad for name, p in model.named_parameters()}))
+    (one, gradient), (other, gradient_of_lab) = results
+    close(one, other * rollouts.mask[rows])
+    close(one, rollouts.log_prob[rows], atol=1e-4)  # the sampler's
+    for name in gradient:
+        scale = gradient[name].abs().max().item()
+        close(gradient[name], gradient_of_lab[name].to_dense(), atol=1e-4 * scale, rtol=1e-3)
+
+
+@pytest.mark.parametrize("changed", [{}, dict(kl=0.3), dict(epochs=3), dict(epochs=2, kl=0.1)],
+                         ids=str)
+def test_both_updates_move_the_parameters_alike(folder, changed):
+    s = SimpleNamespace(**vars(SETTINGS) | changed)
+    plain, fast = qwen2_model.load_model(folder), read_model_folder(folder)
+    rollouts = batch(plain)
+    weight = torch.rand(rollouts.mask.shape, generator=torch.Generator().manual_seed(5)) + 0.5
+    weight = weight * rollouts.mask
+    reference = [load(folder).requires_grad_(False) if s.kl else None
+                 for load in (qwen2_model.load_model, read_model_folder)]
+    run = SimpleNamespace(settings=s, model=plain, reference=reference[0],
+                          optimizer=grpo.AdamW(plain.parameters(), 1e-5))
+    one, columns = grpo.update(run, rollouts, weight)
+    other, columns_of_lab = update_of_lab(fast, FusedAdamW(fast.parameters(), 1e-5), rollouts,
+                                          weight, s, reference[1])
+    for name in one.keys() & other.keys() - {"sampler_gap", "kl"}:
+        is_number = isinstance(one[name], (int, float))
+        assert one[name] == (pytest.approx(other[name], rel=2e-3, abs=1e-5) if is_number
+                             else other[name]), name
+    assert columns.keys() == columns_of_lab.keys()
+    # AdamW divides a gradient by its own size: where that is rounding, as at the biases of keys,
+    # which change no attention, signs differ
+    first = torch.cat([p.flatten() for p in qwen2_model.load_model(folder).parameters()])
+    moved, moved_of_lab = (torch.cat([p.detach().flatten() for p in model.parameters()]) - first
+                           for model in (plain, fast))
+    assert (moved - moved_of_lab).norm() < 0.1 * moved.norm() > 0
+
+
+def test_transformers_says_the_same_of_a_folder_that_is_written_here(folder):
+    transformers = pytest.importorskip("transformers")
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ours, ids = qwen2_model.load_model(folder), torch.tensor([PROMPTS[2]])
+    with torch.no_grad():
+        expected = theirs(ids).logits
+        close(ours(ids), expected, atol=1e-4 * expected.abs().max().item())
+
+
+def test_adamw_is_torchs_to_the_last_bit():
+    for decay in (0.0, 0.1):
+        torch.manual_seed(0)
+        ours = [torch.nn.Parameter(torch.randn(shape)) for shape in ((3, 4), (5,), (2, 2), (7, 1))]
+        theirs = [torch.nn.Parameter(p.detach().clone()) for p in ours]
+        one = grpo.AdamW(ours, 1e-2, decay)
+        other = torch.optim.AdamW(theirs, 1e-2, weight_decay=decay, fused=False, foreach=False)
+        for step in range(10):
+            for p, q in zip(ours, theirs):
+                p.grad = None if step == 4 and p.dim() == 1 else torch.randn_like(p) * 10 ** -step
+                q.grad = None if p.grad is None else p.grad.clone()
+            one.step()
+            other.step()
+        for p, q in zip(ours, theirs):
+            if p.dim() > 1:  # torch counts the steps of each parameter, a model has all or none
+                assert torch.equal(p, q)
+
+
+def test_both_tasks_have_the_same_problems_prompts_labels_and_rewards():
+    flags = dict(prompt="short", numbers="3", max_number=15, max_result=150)
+    plain, of_lab = countdown_task.Task(**flags), lab.countdown.Task(**flags)
+    tokenizer = qwen2_model.load_tokenizer(ROOT / "models/tiny")
+    generator = torch.Generator().manual_seed(0)
+    problems = plain.training_problems(3, 2, 30) + plain.held_out_problems(30)
+    others = of_lab.training_problems(3, 2, 30) + of_lab.held_out_problems(30)
+    words = ["</think>", "\n", "<answer>", "</answer>", "<|im_end|>", " 3", " *", " (", " )", "12"]
+    ids_of = [tokenizer.encode(word, add_special_tokens=False).ids for word in words]
+    for problem, other in zip(problems, others):
+        assert vars(problem) == vars(other) and (
+            plain.prompt_for(problem) == of_lab.prompt_for(other))
+        for form in range(3):
+            ids = []
+            for pick in torch.randint(len(words), (25,), generator=generator).tolist():
+                ids += ids_of[pick]
+            if form:  # a right answer, in the right format or without its new line
+                ids = tokenizer.encode("3</think>\n<answer>"[:-9 - form] + "<answer>3</answer>",
+                                       add_special_tokens=False).ids
+            pieces = [qwen2_model.spelling(tokenizer, token) for token in ids]
+            text = "".join(pieces)
+            score = of_lab.score(other, text)
+            assert plain.score(problem, text) == {name: score[name] for name in
+                                                  ("reward", "format", "answer")}
+            assert plain.label(pieces) == of_lab.label([piece.encode() for piece in pieces])
