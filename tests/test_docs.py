@@ -87,7 +87,7 @@ def pasted(project, folder_of):
     """What the blocks of the pages print that are pasted into a file, by name; all in one
     process. The derivative is asked of a token that has an advantage here."""
     b, step = with_advantage(folder_of["plain"])
-    derivative = block("docs/reading_the_code.md", "read_credit")
+    derivative = block("docs/one_group.md", "read_credit")
     derivative = derivative.replace("[15, 7]", f"[{b}, 0]").replace("(run, 1, ", f"(run, {step}, ")
     tables = [block("docs/what_a_run_leaves.md", "read_tokens"),
               block("docs/real_models.md", "read_parquet")]
