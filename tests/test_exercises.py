@@ -2,11 +2,12 @@
 says."""
 import json
 import re
+from pathlib import Path
 
 import pytest
 
 from conftest import ROOT
-from runs import SHORT, arrays, copy_project, lines, program, program_here
+from runs import SHORT, arrays, copy_project, lines, program
 
 pytestmark = pytest.mark.slow
 
@@ -46,6 +47,15 @@ def changes(exercise: str) -> list[tuple[str, str, str]]:
     return found
 
 
+def folder_with(exercise: str, folder: Path) -> None:
+    """A copy of the program with the changes of an exercise."""
+    copy_project(folder, "examples")
+    for name, old, new in changes(exercise) if exercise else []:
+        text = (folder / name).read_text()
+        assert text.count(old) == 1, f"exercise {exercise}: {old!r} is not once in {name}"
+        (folder / name).write_text(text.replace(old, new))
+
+
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Metrics and credit of each of RUNS, all made by one process in copies of the program."""
@@ -53,11 +63,7 @@ def made(tmp_path_factory):
     for exercise in {exercise for exercise, _ in RUNS.values()}:
         copy = place / f"copy {exercise}"
         copy.mkdir()
-        copy_project(copy)
-        for name, old, new in changes(exercise) if exercise else []:
-            text = (copy / name).read_text()
-            assert text.count(old) == 1, f"exercise {exercise}: {old!r} is not once in {name}"
-            (copy / name).write_text(text.replace(old, new))
+        folder_with(exercise, copy)
     commands = [[str(place / f"copy {exercise}"), [*flags, "--out", str(place / name)]]
                 for name, (exercise, flags) in RUNS.items()]
     program(place, "-c", TRAIN, json.dumps(commands))
@@ -66,24 +72,17 @@ def made(tmp_path_factory):
 
 
 def test_another_temperature_ends_the_run_in_its_first_step(tmp_path):
-    copy_project(tmp_path)
-    for name, old, new in changes("4"):
-        text = (tmp_path / name).read_text()
-        assert text.count(old) == 1
-        (tmp_path / name).write_text(text.replace(old, new))
+    folder_with("4", tmp_path)
     said = program(tmp_path, "train.py", *STEP, expect=1)
-    [gap] = re.findall(r"log-probs of sampler and update differ by (\S+) a token: one of the two is "
-                       "wrong", said)
+    [gap] = re.findall(r"log-probs of sampler and update differ by (\S+) a token: one of the two "
+                       "is wrong", said)
     assert float(gap) > 0.05
 
 
 def test_log_probs_of_the_wrong_positions_differ_from_the_samplers(tmp_path):
-    [(name, old, new)] = changes("6")
-    text = (ROOT / name).read_text()
-    assert text.count(old) == 1
-    (tmp_path / "one_step.py").write_text(text.replace(old, new))
+    folder_with("6", tmp_path)
     [gap] = re.findall(r"from those of the sampler by at most (\S+)",
-                       program_here(tmp_path / "one_step.py", ROOT / "models/tiny"))
+                       program(tmp_path, "examples/one_step.py", ROOT / "models/tiny"))
     assert float(gap) > 10
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import lab.engine.update as grpo
-import lab.run as train
 from conftest import ROOT
+from lab.harness import run as harness_run
 from lab.harness.step_lines import METRICS
 from lab.tools.helpers.diagnosis import CHECKS
 from runs import SHORT, arrays, lines, run
@@ -40,7 +40,7 @@ def made(tmp_path_factory):
     assert source.count(OLD_IS_NEW[0]) == 1
     mistaken = dict(vars(grpo))
     exec(source.replace(*OLD_IS_NEW), mistaken)
-    with patch.object(train, "update", mistaken["update"]), \
+    with patch.object(harness_run, "update", mistaken["update"]), \
             patch.object(grpo, "update", mistaken["update"]):
         run(*STEP, *RUNS["four"], "--out", place / "old is new")
     return {name: (lines(place / name / "metrics.jsonl")[0],
