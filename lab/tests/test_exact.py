@@ -110,9 +110,10 @@ def test_without_luck_as_it_was_is_biased(monkeypatch, replaced, by, where):
 
 @pytest.mark.parametrize("name", ["without_luck", "turn_credit"])
 def test_methods_of_turns_are_unbiased_in_other_worlds(name):
-    """With seed 0 there are answers in which a long reply has the tokens of a short one and the
-    turn after it."""
+    """In some answers of each seed a long reply has the tokens of a short one and the turn after
+    it, or the beginning of this turn."""
     of_turns = {about: World(kind, seed=0) for about, kind in WORLDS.items() if kind.turns > 1}
+    of_turns["long turns"] = World(Kind(turns=2, problems=3, limit=4, vocabulary=2), seed=2)
     verdict = judge(choice_of(name), {}, of_turns)
     assert verdict.word == "unbiased" and not verdict.stops, verdict
 
