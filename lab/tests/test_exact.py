@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, gradients
+from conftest import LISTED, ROOT, gradients
 
 import grpo
 from credit import turns
@@ -34,9 +34,11 @@ def judged(choice, **flags):
     return judge(choice, flags, worlds())
 
 
-@pytest.mark.parametrize("name", [*ADVANTAGES, *MITIGATIONS])
+@pytest.mark.parametrize("name", [
+    name for name in (*ADVANTAGES, *MITIGATIONS) if name in LISTED])
 def test_a_method_is_what_the_page_says(name):
-    """yes; no, and the lowest cosine in these worlds; or why it is not judged."""
+    """yes; no, and the lowest cosine in these worlds; or why it is not judged. A method of one's
+    own that has no row is not judged."""
     verdict = judged(choice_of(name))
     word, _, number = COLUMN[name].partition(", ")
     assert word.partition(":")[0] == {"unbiased": "yes", "biased": "no"}.get(
@@ -207,14 +209,12 @@ def test_cosine_bias_and_noise_by_hand():
     assert mean == pytest.approx((3 / 5, 4 / 5, 3 / 2, 16 / 9))
 
 
-OF_ONE_TURN = [World(Kind(graded=False, size=size), seed=seed) for seed, size in ((3, 2), (4, 3))]
-
-
-@pytest.mark.parametrize("world", OF_ONE_TURN, ids=str)
-def test_identities_of_the_page_on_policy_gradient(world):
+@pytest.mark.parametrize("seed, G", [(3, 2), (4, 3)])
+def test_identities_of_the_page_on_policy_gradient(seed, G):
     """The true credit has the true gradient, its squares add up to the variance of the reward,
     dr_grpo is (G - 1) / G of the gradient, and GRPO's z-score c(p, G) times it."""
-    chance, rollouts, G = world.chances, world.rollouts, world.kind.size
+    world = World(Kind(graded=False, size=G), seed=seed)
+    chance, rollouts = world.chances, world.rollouts
     J, credit = world.value(0, ()), credit_of(world)
     each = world.gradients(torch.arange(len(chance))[:, None], credit[:, None])
     torch.testing.assert_close(chance @ each, world.truth, rtol=1e-5, atol=1e-8)
