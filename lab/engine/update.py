@@ -8,7 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from grpo import clipped_loss, divergence as k3, gradient_size, policy_loss
+from lab.engine.update import divergence as k3
+from grpo import clipped_loss, gradient_size, policy_loss
 from lab.engine.methods import CLIP_KINDS, Metrics
 from lab.engine.forward import frozen_log_probs, micro_batches, response_log_probs
 from lab.engine.optimizer import Optimizer, clip_and_step

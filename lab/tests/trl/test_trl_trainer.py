@@ -26,7 +26,8 @@ from lab.engine.extra_forward import with_facts
 from lab.engine.forward import response_log_probs
 from lab.engine.policy import Forward, derived_seed
 from lab.engine.tokens import THINK
-from grpo import length_scaling, policy_loss
+from lab.engine.update import length_scaling
+from grpo import policy_loss
 from lab.harness.read_record import read_columns, read_credit
 from lab.harness.build import load_policy
 from lab.harness.flags import flags_of
