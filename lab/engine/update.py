@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lab.engine.update import divergence as k3
 from grpo import clipped_loss, gradient_size, policy_loss
+from grpo import divergence as k3
 from lab.engine.methods import CLIP_KINDS, Metrics
 from lab.engine.forward import frozen_log_probs, micro_batches, response_log_probs
 from lab.engine.optimizer import Optimizer, clip_and_step
@@ -20,14 +20,14 @@ from lab.engine.model import Qwen2
 Columns = dict[str, Tensor]  # a tensor (B, T) for each new column of the credit file
 
 
-def ppo(log_prob: Tensor, advantage: Tensor, weight: Tensor, mask: Tensor, N: int,
+def ppo(log_prob: Tensor, advantage: Tensor, weight: Tensor, mask: Tensor, total: int,
         old: Tensor | None = None, clip: tuple[float, float] = (0.2, 0.28)) -> Tensor:
     """The book's loss for some answers; with `old`, the log-probs from before the first update on
     this batch, that with PPO's clipped ratio. `weight` is c w m: what the weighting returned,
     rescaled, and times the length scale."""
     if old is None:
-        return policy_loss(log_prob, advantage, weight, mask, N)
-    return clipped_loss(log_prob, old, advantage, weight, mask, N, *clip)
+        return policy_loss(log_prob, advantage, weight, mask, total)
+    return clipped_loss(log_prob, old, advantage, weight, mask, total, *clip)
 
 
 CLIP_KINDS["ppo"] = ppo

@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import LISTED, ROOT, gradients
 
-import grpo
+from lab.engine.update import update
 from lab.credit import turns
 from lab.engine.errors import UserError
 from lab.engine.methods import ADVANTAGES, MITIGATIONS
@@ -197,8 +197,8 @@ def test_a_step_of_training_has_the_coefficients_that_are_judged(monkeypatch, na
     uniform = copy.deepcopy(model)
     for parameter in uniform.parameters():
         torch.nn.init.zeros_(parameter)
-    monkeypatch.setattr(grpo, "clip_and_step", lambda *given: 0.0)
-    grpo.update(model, SimpleNamespace(zero_grad=model.zero_grad), rollouts, weight, s, uniform)
+    monkeypatch.setattr("lab.engine.update.clip_and_step", lambda *given: 0.0)
+    update(model, SimpleNamespace(zero_grad=model.zero_grad), rollouts, weight, s, uniform)
     torch.testing.assert_close(gradients(model), judged_gradient, rtol=1e-3, atol=1e-6)
 
 

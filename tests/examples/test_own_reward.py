@@ -9,7 +9,7 @@ from runs import ROOT, run
 
 
 @pytest.mark.parametrize("name", ["own_reward", "largest_last", "hackable", "question_answer",
-                                  "check_the_loss", "higher_lower", "calculator"])
+                                  "higher_lower", "calculator"])
 def test_an_example_that_is_no_program_says_how_it_is_started(name):
     """As a file it would not find the project's other files."""
     with pytest.raises(SystemExit, match="start it with: python (train|examples)"):

@@ -75,7 +75,7 @@ def screen_of(tmp_path, capsys):
         found = importlib.util.spec_from_file_location("written", place)
         module = importlib.util.module_from_spec(found)
         found.loader.exec_module(module)
-        passed = check(module.policy_loss, right=grpo.policy_loss)
+        passed = check(module.policy_loss, right=grpo.ppo)
         return passed, capsys.readouterr().out
     return screen_of
 
@@ -93,7 +93,7 @@ def test_unsolved_the_file_says_what_is_not_written_yet():
 def test_the_labs_own_function_and_a_readers_pass(screen_of):
     passed, said = screen_of(WRITTEN)
     assert passed and said in PAGE
-    assert screen_of("    import grpo\n    return grpo.policy_loss(log_prob, advantage, weight, mask,"
+    assert screen_of("    from lab.engine.update import ppo\n    return ppo(log_prob, advantage, weight, mask,"
                      " total, old, clip)\n") == (True, said)
 
 
@@ -180,7 +180,7 @@ def test_the_examples_of_the_page_are_those_of_the_labs_function():
         batch = {name: torch.tensor(value, dtype=torch.float32) if name != "total" else value
                  for name, value in given.items()}
         batch["log_prob"].requires_grad_()
-        found = grpo.policy_loss(**batch)
+        found = grpo.ppo(**batch)
         found.backward()
         assert found.item() == pytest.approx(loss, abs=1e-6)
         assert batch["log_prob"].grad.flatten().tolist() == pytest.approx(derivatives, abs=1e-6)
