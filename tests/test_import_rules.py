@@ -46,7 +46,7 @@ MAY_IMPORT = {
     "tools": [*SIX, *LAB, "tools", "examples.guess"],  # tools.guesser makes the game's model
     "examples": [*SIX, "engine", "harness.flags", "harness.record.read_given",
                  "harness.chat_template",  # for question_answer.py
-                 "examples.one_step", "examples.sampler", "examples.check_the_loss",
+                 "examples.one_step", "examples.sampler", "lab.formula.exercise",
                  # for dpo.py, which leaves a run
                  "analysis.statistics.student_quantile", "examples.histories",
                  "examples.guess.Task",

@@ -15,7 +15,7 @@ from .calling import Loss
 from .invariances import INVARIANCES
 from .ours import Formula, Term
 from .search import DEAD, MAY_BE_REFUSED, TURNS, UNEQUAL, Found, find_formula
-from .tables import (ANSWER, CENTRES, COUNTS, GROUPS, OF_TURNS, PLACES, RATIOS, SAMPLERS, SCALES,
+from .tables import (ANSWER, COUNTS, GROUPS, OF_TURNS, PLACES, RATIOS, SAMPLERS, SCALES,
                      TERMS)
 
 PASSED, FAILED, UNKNOWN = 0, 1, 2  # the exit status
@@ -213,9 +213,10 @@ def remarks(found: Found) -> list[Remark]:
         wrong.append((f"{formula.shape} undetached", WRONG["undetached"]))
     for term in formula.terms:
         name = "entropy" if term.is_entropy else "kl"
-        wrong += [(f"{name} elsewhere", WRONG[f"{name} elsewhere"] * bool(PLACES[term.place].mistake)),
-                  (f"{name} reversed", WRONG[f"{name} reversed"] * (term.factor < 0)),
-                  (f"kl {term.kind}", TERMS[term.kind].mistake)]
+        wrong += [(code, WRONG[code]) for code, is_so in (
+            (f"{name} elsewhere", PLACES[term.place].mistake),
+            (f"{name} reversed", term.factor < 0)) if is_so]
+        wrong.append((f"kl {term.kind}", TERMS[term.kind].mistake))
         if term.count != formula.count:
             wrong.append((f"{name} {term.count}", COUNTS[term.count].mistake))
     seen += unusual_settings(formula)
