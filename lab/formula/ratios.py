@@ -117,7 +117,7 @@ def law_between(ratio: float, next_ratio: float, value: float, next_value: float
 
 
 def snapped(value: float) -> float:
-    return round(value, 6) if abs(round(value, 6) - value) < 3e-9 * max(1, value) else value
+    return round(value, 6) if abs(round(value, 6) - value) < 3e-7 * max(1, value) else value
 
 
 def find_ratio(search: Any) -> None:

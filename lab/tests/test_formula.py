@@ -176,7 +176,7 @@ def test_tokens_of_turns_by_hand():
     """Two tokens of a prompt, a turn of two, a reply of three, a turn of two with the end, and two
     places of padding."""
     mask = torch.tensor([[0, 0, 1, 1, 0, 0, 0, 1, 1, 0, 0]]).double()
-    batch = SimpleNamespace(mask=mask, prompt_length=torch.tensor([2]), end_id=9,
+    batch = SimpleNamespace(mask=mask, prompt_length=torch.tensor([2]), end_id=9, reward=mask,
                             ids=torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1, 9, 0, 0]]))
     view = SimpleNamespace(batch=batch, place=torch.arange(11)[None], readable=mask > -1)
     places = {name: where[0].nonzero().flatten().tolist()
@@ -221,8 +221,10 @@ def round_trips():
         [*kls, *kls], cycle(places), counts)]
     for way, advantage, count, term in zip(cycle(ways), advantages * 2, cycle(tables.COUNTS),
                                            [*terms, *[()] * len(advantages)]):
-        yield Formula(**{"scale": "n-1 {}", "epsilon": 1e-4, **advantage, **way}, count=count,
-                      rows=3, terms=term)
+        is_even = "over" in advantage.get("finish", "") or advantage.get("centre") == "by length"
+        if not ("{}" in count and is_even):  # their advantages have other sizes
+            yield Formula(**{"scale": "n-1 {}", "epsilon": 1e-4, **advantage, **way}, count=count,
+                          rows=3, terms=term)
 
 
 @pytest.mark.slow
