@@ -70,8 +70,8 @@ class Credit:
                 self.pairs.append((*sides, number / size))
         one = search.case(34, 1, 8, equal_lengths=True)
         self.shrunk = self.batches_and_advantages([stretched(one, size) for size in SIZES])
-        self.lone = self.batches_and_advantages(one_is_another(
-            search.case(51, 1, 200, equal_lengths=True))[:1])
+        right, _ = one_is_another(search.case(51, 1, 200, equal_lengths=True))
+        self.lone = self.batches_and_advantages([right, stretched(right, 40)])
 
     def weights(self, case: Case) -> Tensor:
         """(ways, B) the weights of the answers that have a number."""

@@ -511,6 +511,8 @@ LOSSES = {
     "epsilon": (make(z(1, .0123)), {"z n-1 0.0123", "understood"}),
     "limit": (make(lambda batch: z(1, 1e-4)(batch).clamp(-3.5, 3.5)),
               {"z n-1 0.0001 limit 3.5", "understood"}),
+    "limit of a mean": (make(lambda batch: mean(batch).clamp(-4, 4)), {"mean limit 4",
+                                                                       "understood"}),
     "any temperature": (make(temperature=.77), PLAIN | {"temperature 0.77"}),
     "any micro-batch": (make(count=micro_batch(3)), {"micro-batch 3", "understood"}),
     "truncated": (by_sampler(lambda s, mask: s.exp().clamp(max=2)),
