@@ -458,12 +458,12 @@ def test_a_table_of_several_runs_is_told(tmp_path):
 @pytest.mark.parametrize("row, metrics, last", [
     (7, {"rollout/truncated_rate": 0.72}, {}), (1, {"rollout_corr/kl": 0.09}, {}),
     (8, {}, {"eval/eval_math_pass1": 0.2}), (9, {"rewards/right": 0.5}, {}),
-    (18, {"num_turns/mean": 1.2}, {})])
+    (18, {"num_turns/mean": 1.2}, {}), (18, {"tools/call_frequency": 0.1}, {})])
 def test_names_of_today(row, metrics, last, tmp_path):
-    """OpenRLHF's, verl's, and those of TRL up to 0.16."""
+    """OpenRLHF's, verl's, and those of TRL, also up to 0.16."""
     def of_step(step):
         more = {"rewards/format": 0.02 * step} if row == 9 else {}
-        first = {"num_turns/mean": 6.0} if row == 18 and step < 15 else {}
+        first = {name: 6.0 for name in metrics} if row == 18 and step < 15 else {}
         return {"reward": 0.1 + 0.02 * step} | metrics | more | first | (
             last if step % 10 == 0 else {})
 
