@@ -49,7 +49,8 @@ TYPICAL = {
                                                  ".sum(1).div(mask.sum(1)).mean()"))],
     "tokens_of_these_answers": [(1, PLAIN, PLAIN.replace("total", "mask.sum()")),
                                 (2, CLIPPED, CLIPPED.replace("total", "mask.sum()"))],
-    "old_is_ignored": [(2, "old is None", "True"), (2, RATIO, "(log_prob - log_prob.detach()).exp()")],
+    "old_is_ignored": [(2, "old is None", "True"),
+                       (2, RATIO, "(log_prob - log_prob.detach()).exp()")],
     "ratio_upside_down": [(2, RATIO, "(old - log_prob).exp()")],
     "ratio_of_logs": [(2, RATIO, "log_prob / old")],
     "clipped_ratio_as_weight": [(2, SMALLER, "clipped.detach() * advantage * log_prob")],
@@ -93,8 +94,8 @@ def test_unsolved_the_file_says_what_is_not_written_yet():
 def test_the_labs_own_function_and_a_readers_pass(screen_of):
     passed, said = screen_of(WRITTEN)
     assert passed and said in PAGE
-    assert screen_of("    from lab.engine.update import ppo\n    return ppo(log_prob, advantage, weight, mask,"
-                     " total, old, clip)\n") == (True, said)
+    assert screen_of("    from lab.engine.update import ppo\n    return ppo(log_prob, "
+                     "advantage, weight, mask, total, old, clip)\n") == (True, said)
 
 
 def test_the_page_shows_what_is_told_about_a_mistake(screen_of):
@@ -124,7 +125,8 @@ def test_a_typical_mistake_is_named(mistake, screen_of):
     (WRITTEN.replace(".sum()", ".sum().item()"), "it returned a float, and a loss is a tensor"),
     (WRITTEN.replace(".sum()", ""), "it returned a tensor of shape (16, 11)"),
     (WRITTEN.replace(TERM, TERM + " ** 3"), "No typical mistake has this gradient"),
-    (WRITTEN.replace("sum()", "exponential_of()"), "no attribute 'exponential_of' (written.py, line")])
+    (WRITTEN.replace("sum()", "exponential_of()"),
+     "no attribute 'exponential_of' (written.py, line")])
 def test_what_is_no_loss_or_no_typical_mistake_is_told(body, told, screen_of):
     passed, said = screen_of(body)
     assert not passed and told in said
