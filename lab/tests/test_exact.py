@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import LISTED, ROOT, gradients
 
+import grpo
 from lab.engine.update import update
 from lab.credit import turns
 from lab.engine.errors import UserError
