@@ -39,8 +39,8 @@ from torch import Tensor
 from lab.credit import causal_ablation, measured, monte_carlo, turns
 from lab.credit.entropy_bonus import entropy_bonus
 from lab.engine.errors import UserError
-from lab.engine.methods import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, WHOLE_ANSWERS, Choice, Method,
-                            make)
+from lab.engine.methods import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, WHOLE_ANSWERS, Choice,
+                                Method, make)
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts, score_answers
 from lab.engine.update import divergence, length_scaling, rescaling
