@@ -212,8 +212,8 @@ def evaluate(policy: Policy, s: Settings, folder: RunFolder, step: int) -> None:
         line = answer_held_out(asked, step, mode)
         folder.append("evaluations.jsonl", line)
         print(f"step {step}, {mode} answers: {line['success']:.1%} of {len(line['answer'])} "
-              f"held-out problems (95% interval {line['success_low']:.1%} to {line['success_high']:.1%})",
-              flush=True)
+              f"held-out problems (95% interval {line['success_low']:.1%} to "
+              f"{line['success_high']:.1%})", flush=True)
 
 
 def read_pair(line: str, where: str, policy: Policy) -> Pair:

@@ -50,6 +50,7 @@ LEAVE = os._exit  # while a user's loss runs, os._exit is another function
 
 def main(argv: list[str]) -> int:
     """Print what is said of a loss, and return the exit status."""
+    torch.set_num_threads(1)
     flags = parser().parse_args(argv)
     flags.screen = sys.stdout  # while a user's loss runs, sys.stdout is another one
     limit = Timer(flags.seconds, end_of_time, [flags])
@@ -128,5 +129,4 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     sys.exit(main(sys.argv[1:]))
