@@ -1,6 +1,4 @@
-"""Files to read and to copy from, for who learns GRPO or has a task: one step, a whole training, a
-plain sampler, a second task; and an exercise, to write the loss.
-
-They keep no record and cannot be continued: that is train.py, with lab/harness/.
+"""Files to read and to copy from, for who learns GRPO or has a task: one step that says what
+happens, tasks, a game of several turns, DPO; and an exercise, to write the loss.
 """
 import lab.engine  # noqa: F401  before torch: it says how threads wait

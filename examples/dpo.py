@@ -99,7 +99,7 @@ def train(s: Settings, beta: float = BETA, pairs_file: str | None = None,
     Shapes: B is the number of a step's answers, T is the tokens of the longest of them.
     """
     # Stage 1: load the model, and once more as the reference, which has no gradient. What follows
-    # is as in loop.py. The folder of a run begins with its settings.
+    # is as in train.py. The folder of a run begins with its settings.
     policy = load_policy(s)
     model, task = policy.model, policy.task
     reference = initial_model(s)

@@ -7,7 +7,7 @@
 
      4<|im_end|> big.\n 2<|im_end|> small.\n 3<|im_end|>        an answer when the secret is 3
 
-Read loop.py first. New here is `Task.reply`, which makes an answer have several turns. The model
+Read train.py first. New here is `Task.reply`, which makes an answer have several turns. The model
 draws the guesses and the ends of turns; the words of the environment are in its context, and in
 nothing else: no loss, no weight and no advantage has them.
 

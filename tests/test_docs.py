@@ -29,7 +29,7 @@ for flags in json.loads(sys.argv[1]):
     train.train_beyond(flags)
 """
 RUNS = {"task": ["--task", "my_task"],
-        "advantage": ["--advantage", "my_credit", "--process", "0.25", "--seed", "1"],
+        "advantage": ["--advantage", "my_credit", "--form", "0.25", "--seed", "1"],
         "candidates": ["--mitigation", "close_call", "--rescale", "none"],
         # sixteen answers, because the pages follow token 7 of answer 15
         "plain": ["--steps", "3", "--max_new_tokens", "80", "--out", "runs/none-grpo-s0",
@@ -87,9 +87,9 @@ def pasted(project, folder_of):
     """What the blocks of the pages print that are pasted into a file, by name; all in one
     process. The derivative is asked of a token that has an advantage here."""
     b, step = with_advantage(folder_of["plain"])
-    derivative = block("docs/reading_the_code.md", "read_credit")
+    derivative = block("docs/one_group.md", "read_credit")
     derivative = derivative.replace("[15, 7]", f"[{b}, 0]").replace("(run, 1, ", f"(run, {step}, ")
-    tables = [block("docs/what_a_run_leaves.md", "read_tokens"),
+    tables = [block("docs/a_run.md", "read_tokens"),
               block("docs/real_models.md", "read_parquet")]
     codes = {"asked": ASK, "z-score": block("docs/policy_gradient.md", "z_score"),
              "derivative": derivative, "tables": STAND_INS + "\n".join(tables) + TOLD}
@@ -124,7 +124,7 @@ def test_a_task_of_ones_own_is_a_list_and_a_reward(pasted, folder_of):
 
 def test_an_advantage_of_ones_own_is_one_function(folder_of):
     """Signed credit: another choice of --advantage with a flag, on record token by token."""
-    assert "none-my_credit-process0.25-" in folder_of["advantage"].name
+    assert "none-my_credit-form0.25-" in folder_of["advantage"].name
     with np.load(folder_of["advantage"] / "credit/step_000001.npz") as credit:
         assert np.ptp(credit["advantage"]) > 0 and (credit["advantage"] < 0).any()
 
@@ -343,7 +343,7 @@ def all_pages():
 
 
 def test_what_guesses_would_solve():
-    """All 192 expressions of each of the 250 problems of docs/reading_a_run.md are tried. A guess
+    """All 192 expressions of each of the 250 problems of docs/a_run.md are tried. A guess
     is any of them with equal probability, and guesses are independent."""
     task = Task(prompt="short", numbers="3", min_number=1, max_number=15, max_result=150)
     right = []
@@ -355,7 +355,7 @@ def test_what_guesses_would_solve():
         found = [evaluates_to(text, problem.numbers, problem.target) for text in written]
         right.append(sum(found) / len(found))
     one_try, many_tries = np.mean(right), np.mean(1 - (1 - np.array(right)) ** 32)
-    page = " ".join((ROOT / "docs/reading_a_run.md").read_text().split())
+    page = " ".join((ROOT / "docs/a_run.md").read_text().split())
     assert f"one of the {len(written)} expressions" in page
     said = f"solves {one_try:.1%} of these problems with one try, and {many_tries:.0%} with 32"
     assert said in page

@@ -1,4 +1,4 @@
 """Weightings and advantages that need more than one function: a critic, fresh samples, a state.
 
-mitigations.py names the module of each, which is imported when the method is chosen.
+lab/engine/methods.py names the module of each, which is imported when the method is chosen.
 """

@@ -4,7 +4,7 @@ lab/harness/read_record.py reads them.
 Files and folders are written under another name and then renamed, so that after a kill each is
 whole or not there. Lines are appended; a last line that was cut off is ignored.
 
-docs/what_a_run_leaves.md lists the columns of a credit file. A column has one value for each token,
+docs/a_run.md lists the columns of a credit file. A column has one value for each token,
 answer after answer, or one for each answer, or one for each problem; `episode_start` says where an
 answer begins.
 """

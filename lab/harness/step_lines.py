@@ -61,7 +61,7 @@ METRICS = {
 }
 # if the weighting and the advantage both have one of these, the line has the sum
 SAMPLED = ("extra_tokens", "extra_answers")
-# The loss is not among these: its value says nothing about progress (docs/reading_a_run.md).
+# The loss is not among these: its value says nothing about progress (docs/a_run.md).
 HEADER = ("    step  reward  success  format  length  finished  entropy  grad norm  tokens/s"
           "      left")
 EXAMPLES, MOST_OF_ANSWER = 3, 300  # answers shown at an evaluation, and characters of each

@@ -5,28 +5,24 @@ import importlib.util
 import pytest
 import torch
 
-import lab.engine.update as grpo
 from conftest import ROOT
+from examples.write_the_loss import right
 from lab.formula.exercise import PARTS, check
 from runs import program
 
 FILE = ROOT / "examples/write_the_loss.py"
 PAGE = (ROOT / "docs/exercises.md").read_text(encoding="utf-8")
 MISTAKES = PARTS[2][1]
-STUB = '''    if old is None:
-        raise NotImplementedError("part 1")
-    raise NotImplementedError("part 2")
+STUBS = ('    raise NotImplementedError("part 1")\n', '    raise NotImplementedError("part 2")\n')
+FIRST = '''    objective = weight * advantage * log_prob
+    return -(objective * mask).sum() / total
 '''
-WRITTEN = '''    if old is None:
-        objective = weight * advantage * log_prob
-        return -(objective * mask).sum() / total
-    ratio = (log_prob - old).exp()
+SECOND = '''    ratio = (log_prob - old).exp()
     clipped = ratio.clamp(1 - clip[0], 1 + clip[1])
     objective = weight * torch.minimum(ratio * advantage, clipped * advantage)
     return -(objective * mask).sum() / total
 '''
-PLAIN = "        return -(objective * mask).sum() / total\n"
-CLIPPED = "\n    return -(objective * mask).sum() / total\n"
+PLAIN = CLIPPED = "    return -(objective * mask).sum() / total\n"
 TERM, RATIO = "weight * advantage * log_prob", "(log_prob - old).exp()"
 BOUNDS, MINIMUM = "ratio.clamp(1 - clip[0], 1 + clip[1])", "torch.minimum(ratio * advantage, "
 SMALLER = MINIMUM + "clipped * advantage)"
@@ -49,8 +45,8 @@ TYPICAL = {
                                                  ".sum(1).div(mask.sum(1)).mean()"))],
     "tokens_of_these_answers": [(1, PLAIN, PLAIN.replace("total", "mask.sum()")),
                                 (2, CLIPPED, CLIPPED.replace("total", "mask.sum()"))],
-    "old_is_ignored": [(2, "old is None", "True"),
-                       (2, RATIO, "(log_prob - log_prob.detach()).exp()")],
+    "old_is_ignored": [(2, RATIO, "(log_prob - log_prob.detach()).exp()"),
+                       (2, SECOND, FIRST)],
     "ratio_upside_down": [(2, RATIO, "(old - log_prob).exp()")],
     "ratio_of_logs": [(2, RATIO, "log_prob / old")],
     "clipped_ratio_as_weight": [(2, SMALLER, "clipped.detach() * advantage * log_prob")],
@@ -67,23 +63,29 @@ TYPICAL = {
 
 @pytest.fixture
 def screen_of(tmp_path, capsys):
-    """What the checks print of the exercise's file, with this text in the place of its stub."""
-    def screen_of(body: str) -> tuple[bool, str]:
+    """What the checks print of the exercise's file, with these texts in the place of its stubs."""
+    def screen_of(first: str = FIRST, second: str = SECOND) -> tuple[bool, str]:
         text = FILE.read_text(encoding="utf-8")
-        assert text.count(STUB) == 1, "undo your solution with: git restore examples"
+        for stub, body in zip(STUBS, (first, second)):
+            assert text.count(stub) == 1, "undo your solution with: git restore examples"
+            text = text.replace(stub, body)
         place = tmp_path / "written.py"
-        place.write_text(text.replace(STUB, body), encoding="utf-8")
+        place.write_text(text, encoding="utf-8")
         found = importlib.util.spec_from_file_location("written", place)
         module = importlib.util.module_from_spec(found)
         found.loader.exec_module(module)
-        passed = check(module.policy_loss, right=grpo.ppo)
+        written = module.of_both(module.policy_loss, module.clipped_loss)
+        passed = check(written, module.right())
         return passed, capsys.readouterr().out
     return screen_of
 
 
-def changed(old, new):
-    assert WRITTEN.count(old) == 1
-    return WRITTEN.replace(old, new)
+def changed(part, old, new):
+    """Both texts, with another expression in one of them."""
+    texts = [FIRST, SECOND]
+    assert texts[part - 1].count(old) == 1
+    texts[part - 1] = texts[part - 1].replace(old, new)
+    return texts
 
 
 def test_unsolved_the_file_says_what_is_not_written_yet():
@@ -92,21 +94,20 @@ def test_unsolved_the_file_says_what_is_not_written_yet():
 
 
 def test_the_labs_own_function_and_a_readers_pass(screen_of):
-    passed, said = screen_of(WRITTEN)
+    passed, said = screen_of()
     assert passed and said in PAGE
-    assert screen_of("    from lab.engine.update import ppo\n    return ppo(log_prob, "
-                     "advantage, weight, mask, total, old, clip)\n") == (True, said)
+    own = "    import grpo\n    return grpo.policy_loss(log_prob, advantage, weight, mask, total)\n"
+    assert screen_of(own) == (True, said)
 
 
 def test_the_page_shows_what_is_told_about_a_mistake(screen_of):
-    _, said = screen_of(changed(SMALLER, "torch.minimum(ratio, clipped) * advantage"))
+    _, said = screen_of(*changed(2, SMALLER, "torch.minimum(ratio, clipped) * advantage"))
     assert said.partition("\n\nPart 2")[2].partition("\n\nMend it")[0] in PAGE
     assert f"which of {len(MISTAKES)} mistakes has your gradient" in " ".join(PAGE.split())
 
 
 def test_the_first_part_can_be_checked_alone(screen_of):
-    first = WRITTEN.partition("    ratio")[0] + '    raise NotImplementedError("part 2")\n'
-    passed, said = screen_of(first)
+    passed, said = screen_of(FIRST, STUBS[1])
     assert not passed and said.count("right  the same gradient") == 1
     assert said.endswith("not written yet: part 2\n")
 
@@ -115,32 +116,31 @@ def test_the_first_part_can_be_checked_alone(screen_of):
 def test_a_typical_mistake_is_named(mistake, screen_of):
     told = " ".join(MISTAKES[mistake][1].split())
     for part, old, new in TYPICAL[mistake]:
-        passed, said = screen_of(changed(old, new))
+        passed, said = screen_of(*changed(part, old, new))
         assert not passed and said.count("right  the same gradient") == part - 1, said
         assert f"Probably wrong: {told} Mend it" in " ".join(said.split()), said
 
 
 @pytest.mark.parametrize("body, told", [
     ("    loss = -log_prob.sum()\n", "it returned nothing"),
-    (WRITTEN.replace(".sum()", ".sum().item()"), "it returned a float, and a loss is a tensor"),
-    (WRITTEN.replace(".sum()", ""), "it returned a tensor of shape (16, 11)"),
-    (WRITTEN.replace(TERM, TERM + " ** 3"), "No typical mistake has this gradient"),
-    (WRITTEN.replace("sum()", "exponential_of()"),
-     "no attribute 'exponential_of' (written.py, line")])
+    (FIRST.replace(".sum()", ".sum().item()"), "it returned a float, and a loss is a tensor"),
+    (FIRST.replace(".sum()", ""), "it returned a tensor of shape (16, 11)"),
+    (FIRST.replace(TERM, TERM + " ** 3"), "No typical mistake has this gradient"),
+    (FIRST.replace("sum()", "expected_sum()"), "no attribute 'expected_sum' (written.py, line")])
 def test_what_is_no_loss_or_no_typical_mistake_is_told(body, told, screen_of):
     passed, said = screen_of(body)
     assert not passed and told in said
 
 
-@pytest.mark.parametrize("old, new", [
-    (PLAIN, PLAIN.replace("objective * mask", "objective.double() * mask")),
-    (PLAIN, PLAIN.replace("(objective * mask)", "objective[mask.bool()]")),
-    (RATIO, "log_prob.exp() / old.exp()"),
-    (SMALLER, "torch.where(advantage > 0, torch.minimum(ratio, clipped), torch.maximum(ratio, "
-              "clipped)) * advantage"),
-    (MINIMUM, "-torch.maximum(-ratio * advantage, -")])
-def test_what_is_right_in_other_words_passes(old, new, screen_of):
-    passed, said = screen_of(changed(old, new))
+@pytest.mark.parametrize("part, old, new", [
+    (1, PLAIN, PLAIN.replace("objective * mask", "objective.double() * mask")),
+    (1, PLAIN, PLAIN.replace("(objective * mask)", "objective[mask.bool()]")),
+    (2, RATIO, "log_prob.exp() / old.exp()"),
+    (2, SMALLER, "torch.where(advantage > 0, torch.minimum(ratio, clipped), torch.maximum(ratio, "
+                 "clipped)) * advantage"),
+    (2, MINIMUM, "-torch.maximum(-ratio * advantage, -")])
+def test_what_is_right_in_other_words_passes(part, old, new, screen_of):
+    passed, said = screen_of(*changed(part, old, new))
     assert passed, said
 
 
@@ -153,16 +153,16 @@ def test_what_is_right_in_other_words_passes(old, new, screen_of):
     (TERM, TERM.replace("advantage", "advantage.clamp(min=-10)"), 1),
     (TERM, TERM.replace("weight", "weight.clamp(max=8)"), 1)])
 def test_a_bound_too_much_is_found(old, new, part, screen_of):
-    passed, said = screen_of(changed(old, new))
+    passed, said = screen_of(*changed(part, old, new))
     assert not passed and said.count("right  the same gradient") == part - 1, said
 
 
 @pytest.mark.parametrize("name", ["advantage", "weight", "mask", "old"])
 def test_an_argument_that_is_changed_in_place_is_named(name, screen_of):
-    body = f"    result = policy_loss_(log_prob, advantage, weight, mask, total, old, clip)\n" \
-           f"    if {name} is not None:\n        {name}.data.zero_()\n    return result\n"
-    body += "\n\ndef policy_loss_(log_prob, advantage, weight, mask, total, old, clip):\n" + WRITTEN
-    passed, said = screen_of(body)
+    part = 2 if name == "old" else 1
+    value = CLIPPED.partition("return ")[2]
+    deed = f"    result = {value}    {name}.data.zero_()\n    return result\n"
+    passed, said = screen_of(*changed(part, CLIPPED, deed))
     assert not passed and f"the argument `{name}` is changed in place" in said
 
 
@@ -182,7 +182,7 @@ def test_the_examples_of_the_page_are_those_of_the_labs_function():
         batch = {name: torch.tensor(value, dtype=torch.float32) if name != "total" else value
                  for name, value in given.items()}
         batch["log_prob"].requires_grad_()
-        found = grpo.ppo(**batch)
+        found = right()(**batch)
         found.backward()
         assert found.item() == pytest.approx(loss, abs=1e-6)
         assert batch["log_prob"].grad.flatten().tolist() == pytest.approx(derivatives, abs=1e-6)
