@@ -72,8 +72,8 @@ def test_another_temperature_ends_the_run_in_its_first_step(tmp_path):
         assert text.count(old) == 1
         (tmp_path / name).write_text(text.replace(old, new))
     said = program(tmp_path, "train.py", *STEP, expect=1)
-    [gap] = re.findall(r"log-probs of sampler and update differ by (\S+) a token: one of the two is "
-                       "wrong", said)
+    [gap] = re.findall(r"log-probs of sampler and update differ by (\S+) a token: one of the "
+                       "two is wrong", said)
     assert float(gap) > 0.05
 
 
