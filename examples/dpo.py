@@ -70,8 +70,8 @@ from lab.engine.tokens import encode, encode_prompt
 from examples.one_step import MAX_GRAD_NORM
 from lab.harness.build import initial_model, load_policy
 from lab.harness.step_lines import batch_metrics
-from lab.harness.record import (RunFolder, credit_path, make_run, provenance, read_given, replace_text,
-                            write_credit)
+from lab.harness.record import (RunFolder, credit_path, make_run, provenance, read_given,
+                                replace_text, write_credit)
 from lab.harness.run import COPIED_FILES
 from lab.harness.settings import MODES, Settings, make_settings
 from train import answer_held_out
@@ -211,9 +211,9 @@ def evaluate(policy: Policy, s: Settings, folder: RunFolder, step: int) -> None:
     for mode in MODES:
         line = answer_held_out(asked, step, mode)
         folder.append("evaluations.jsonl", line)
-        print(f"step {step}, {mode} answers: {line['success']:.1%} of {len(line['answer'])} held-out "
-              f"problems (95% interval {line['success_low']:.1%} to {line['success_high']:.1%})",
-              flush=True)
+        print(f"step {step}, {mode} answers: {line['success']:.1%} of {len(line['answer'])} "
+              f"held-out problems (95% interval {line['success_low']:.1%} to "
+              f"{line['success_high']:.1%})", flush=True)
 
 
 def read_pair(line: str, where: str, policy: Policy) -> Pair:

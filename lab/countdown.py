@@ -35,8 +35,8 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from lab.engine.errors import UserError
-from lab.engine.tokens import (ANSWER, BRACKET, END, END_OF_TURN, NUMBER, OPERATOR, OTHER, SPACE, TAG,
-                           THINK, USER_TURN, WORD, without_end_of_turn)
+from lab.engine.tokens import (ANSWER, BRACKET, END, END_OF_TURN, NUMBER, OPERATOR, OTHER, SPACE,
+                               TAG, THINK, USER_TURN, WORD, without_end_of_turn)
 from lab.harness.record import read_given
 from lab.harness.flags import option
 

@@ -25,7 +25,7 @@ import math
 import random
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -39,8 +39,8 @@ from torch import Tensor
 from lab.credit import causal_ablation, measured, monte_carlo, turns
 from lab.credit.entropy_bonus import entropy_bonus
 from lab.engine.errors import UserError
-from lab.engine.methods import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, WHOLE_ANSWERS, Choice, Method,
-                            make)
+from lab.engine.methods import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, WHOLE_ANSWERS, Choice,
+                                Method, make)
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts, score_answers
 from lab.engine.update import divergence, length_scaling, rescaling
@@ -58,9 +58,6 @@ PROMPT = SPELLING["x"]
 FLAGS = {name: replace(flags_of(Settings)[name], requires=None, otherwise=None) for name in (
     "loss_norm", "drop_unfinished", "rescale", "placebo", "entropy_bonus", "kl", "kl_kind")}
 FLAGS["loss_norm"] = replace(FLAGS["loss_norm"], default="constant")
-TENSORS = ("ids", "mask", "finished", "log_prob", "entropy", "collision", "section", "kind",
-           "written")
-LISTS = ("problems", "prompt_ids", "answers", "texts", "turns")
 EXACT = 1e-4  # a smaller bias is rounding
 # flags with which a method does something in answers of few tokens
 SUITED: dict[str, dict[str, Any]] = {
@@ -97,10 +94,11 @@ WORLDS = {
 
 
 class Answer(NamedTuple):
+    problem: int
     ids: Tokens
     drawn: tuple[bool, ...]            # by the model; the others are of replies
     finished: bool
-    chance: float
+    chance: float                      # among the answers to its problem
 
 
 class Mean(NamedTuple):
@@ -127,7 +125,7 @@ def policy_of(task: object, kind: Kind, seed: int, settings: dict[str, Any]) -> 
     tokenizer.decoder = decoders.ByteLevel()
     s = Settings(model="world", task="world", questions=kind.problems, answers=kind.size,
                  max_new_tokens=kind.limit, **{"loss_norm": "constant", **settings})
-    return Policy(model, tokenizer, task, s, Path())  # type: ignore[arg-type]
+    return Policy(model, tokenizer, task, s, Path())
 
 
 @torch.no_grad()
@@ -137,34 +135,32 @@ def next_logits(policy: Policy, ids: Tokens) -> Tensor:
     return logits.double().round(decimals=4)
 
 
-def rollouts_of(policy: Policy, problem: object, answers: list[Answer], log_p: Tensor) -> Rollouts:
-    """A scored batch of these answers; `log_p` (B, T, V) has the distributions of their tokens."""
-    B, T, _ = log_p.shape
+def rollouts_of(policy: Policy, answers: list[Answer], log_p: Tensor) -> Rollouts:
+    """These answers, scored; `log_p` (B, T, V) has the distributions of their tokens."""
+    T, groups = log_p.shape[1], range(answers[-1].problem + 1)
     ids = padded([answer.ids for answer in answers], T)
     mask = padded([answer.drawn for answer in answers], T).bool()
     written = padded([[1] * len(answer.ids) for answer in answers], T).bool()
     log_prob, p = log_p.gather(2, ids[..., None]).squeeze(2), log_p.exp()
     columns = torch.stack([log_prob, -(p * log_p).sum(2), p.square().sum(2)]).float() * mask
     finished = torch.tensor([answer.finished for answer in answers])
-    batch = Rollouts([problem], [[PROMPT]], torch.zeros(B).long(), ids, mask, finished,
-                     columns[0], columns[1], columns[2], written=written)
+    batch = Rollouts(groups, [[PROMPT] for _ in groups],
+                     torch.tensor([answer.problem for answer in answers]), ids, mask, finished,
+                     *columns, written=written)
     return score_answers(batch, policy.tokenizer, policy.task)
 
 
-def padded(rows: Sequence[Sequence[int]], T: int) -> Tensor:
+def padded(rows: list, T: int) -> Tensor:
     return torch.tensor([[*row, *[0] * (T - len(row))] for row in rows])
 
 
-def joined(parts: list[Rollouts]) -> Rollouts:
-    """A batch of several groups, each of them answers to one problem."""
-    sizes = torch.tensor([len(part.ids) for part in parts])
-    tensors: dict[str, Any] = {name: torch.cat([getattr(part, name) for part in parts])
-                               for name in TENSORS}
-    lists: dict[str, Any] = {name: [one for part in parts for one in getattr(part, name)]
-                             for name in LISTS}
-    scores = {name: torch.cat([part.scores[name] for part in parts]) for name in parts[0].scores}
-    group = torch.arange(len(parts)).repeat_interleave(sizes)
-    return Rollouts(**tensors, **lists, scores=scores, group=group, step=2)
+def batch_of(rollouts: Rollouts, groups: list[list[int]]) -> Rollouts:
+    """A batch whose groups are these rows, those of a group answers to one problem."""
+    sizes = torch.tensor([len(rows) for rows in groups])
+    problems = [int(rollouts.group[rows[0]]) for rows in groups]
+    return replace(rollouts.of_rows(torch.tensor([row for rows in groups for row in rows])),
+                   group=torch.arange(len(groups)).repeat_interleave(sizes), problems=problems,
+                   prompt_ids=[[PROMPT] for _ in groups], step=2)
 
 
 def coefficient(choice: Choice, flags: dict[str, Any], batch: Rollouts, policy: Policy, seed: int
@@ -268,23 +264,21 @@ class World:
         self.kind = kind
         self.policy = policy_of(WorldTask(kind, seed), kind, seed, settings or {})
         self.next: dict[Tokens, Tensor] = {}  # of each prefix the log-probs (V,)
-        self.answers = [list(self.continued(problem, (), (), 1.0))
-                        for problem in range(kind.problems)]
+        self.answers = [answer for problem in range(kind.problems)
+                        for answer in self.continued(problem, (), (), 1.0)]
         self.log_p = torch.stack(list(self.next.values()))  # (prefixes, V)
         number = {prefix: place for place, prefix in enumerate(self.next)}
-        self.listed: list[Rollouts] = []  # of each problem
-        self.places: list[Tensor] = []    # (n, T) which prefix each of their tokens follows
-        for problem, answers in enumerate(self.answers):
-            places = padded([[number.get(answer.ids[:t], 0) for t in range(len(answer.ids))]
-                             for answer in answers], kind.limit)
-            self.places.append(places)
-            self.listed.append(rollouts_of(self.policy, problem, answers, self.log_p[places]))
+        # (n, T) which prefix each token follows; those of replies count nowhere
+        self.places = padded([[number.get(answer.ids[:t], 0) for t in range(len(answer.ids))]
+                              for answer in self.answers], kind.limit)
+        self.rollouts = rollouts_of(self.policy, self.answers, self.log_p[self.places])
+        self.chances = torch.tensor([answer.chance for answer in self.answers]).double()
 
     def continued(self, problem: int, ids: Tokens, drawn: tuple[bool, ...], chance: float
                   ) -> Iterator[Answer]:
         """All answers that begin so, as the sampler would go on."""
         if len(ids) == self.kind.limit:
-            yield Answer(ids, drawn, False, chance)
+            yield Answer(problem, ids, drawn, False, chance)
             return
         if ids not in self.next:
             self.next[ids] = next_logits(self.policy, ids).log_softmax(0)
@@ -295,64 +289,57 @@ class World:
                 if environment:
                     written = environment.reply(problem, list(more), list(own))
                 if written is None:
-                    yield Answer(more, own, True, chance * p)
+                    yield Answer(problem, more, own, True, chance * p)
                     continue
                 reply = tuple(written[:self.kind.limit - len(more)])
             yield from self.continued(problem, more + reply, own + (False,) * len(reply),
                                       chance * p)
 
-    def value(self, problem: Any, prefix: Tokens, without: int = -1) -> float:
+    def value(self, problem: int, prefix: Tokens, without: int = -1) -> float:
         """The mean reward of the answers that begin so, and go on without this token."""
         chances, total = 0.0, 0.0
-        for answer, reward in zip(self.answers[problem], self.listed[problem].reward.tolist()):
+        for answer, reward in zip(self.answers, self.rollouts.reward.tolist()):
             rest = answer.ids[len(prefix):]
-            if answer.ids[:len(prefix)] == prefix and (not rest or rest[0] != without):
+            begins_so = answer.problem == problem and answer.ids[:len(prefix)] == prefix
+            if begins_so and (not rest or rest[0] != without):
                 chances, total = chances + answer.chance, total + answer.chance * reward
         return total / chances
 
-    def gradients(self, problem: int, which: Tensor, coefficients: Tensor) -> Tensor:
+    def gradients(self, which: Tensor, coefficients: Tensor) -> Tensor:
         """(M, prefixes * V): sum of coefficient * (onehot - p), the gradient at all logits, of M
         groups of answers (M, n) with coefficients (M, n, T)."""
-        M, V = len(which), self.kind.vocabulary
-        mask, ids = self.listed[problem].mask[which], self.listed[problem].ids[which]
-        places, values = self.places[problem][which].flatten(1), (coefficients * mask).flatten(1)
-        at_prefix = torch.zeros(M, len(self.log_p), dtype=torch.double)
-        at_prefix.scatter_add_(1, places, values)
+        places, ids = self.places[which].flatten(1), self.rollouts.ids[which].flatten(1)
+        values = (coefficients * self.rollouts.mask[which]).double().flatten(1)
+        at_prefix = torch.zeros(len(which), len(self.log_p)).double().scatter_add(1, places, values)
         result = (-at_prefix[..., None] * self.log_p.exp()).flatten(1)
-        return result.scatter_add(1, places * V + ids.flatten(1), values)
+        return result.scatter_add(1, places * self.kind.vocabulary + ids, values)
 
     @property
     def truth(self) -> Tensor:
-        total = torch.zeros(self.log_p.numel(), dtype=torch.double)
-        for problem, answers in enumerate(self.answers):
-            reward = self.listed[problem].reward.double()[:, None, None]
-            chance = torch.tensor([answer.chance for answer in answers], dtype=torch.double)
-            each = self.gradients(problem, torch.arange(len(answers))[:, None],
-                                  reward.expand(-1, 1, self.kind.limit))
-            total += chance @ each / len(self.answers)
-        return total
+        reward = self.rollouts.reward[:, None, None].expand(-1, 1, self.kind.limit)
+        each = self.gradients(torch.arange(len(self.answers))[:, None], reward)
+        return self.chances @ each / self.kind.problems
 
     def estimates(self, choice: Choice, flags: dict[str, Any] = {}, seed: int = 0
                   ) -> tuple[Tensor, Tensor]:
         """The probability (M,) of each group, and the gradient (M, prefixes * V) that a method
         makes of it, beside the fixed group."""
-        n, chances, gradients = self.kind.size, [], []
-        beside = self.listed[-1].of_rows(2 * torch.arange(self.kind.beside))
-        for problem, answers in enumerate(self.answers):
-            groups = list(itertools.combinations_with_replacement(range(len(answers)), n))
-            coefficients = []
-            for rows in groups:
-                batch = joined([self.listed[problem].of_rows(torch.tensor(rows)), beside])
-                with self.exact_values():
-                    found = coefficient(choice, flags, batch, self.policy, seed)
-                # the loss is divided by B * limit, and this gradient by the group's answers
-                coefficients.append(found[:n] * len(batch.ids) * self.kind.limit / n)
-                repeated = math.prod(math.factorial(count) for count in Counter(rows).values())
-                chance = math.prod(answers[row].chance for row in rows)
-                chances.append(chance * math.factorial(n) / repeated / len(self.answers))
-            gradients.append(self.gradients(problem, torch.tensor(groups),
-                                            torch.stack(coefficients)))
-        return torch.tensor(chances, dtype=torch.double), torch.cat(gradients)
+        n, B = self.kind.size, self.kind.size + self.kind.beside
+        of_problem = [(self.rollouts.group == problem).nonzero()[:, 0].tolist()
+                      for problem in range(self.kind.problems)]
+        fixed = of_problem[-1][::2][:self.kind.beside]
+        groups = [rows for answers in of_problem
+                  for rows in itertools.combinations_with_replacement(answers, n)]
+        chances, coefficients = [], []
+        for rows in groups:
+            with self.exact_values():
+                found = coefficient(choice, flags, batch_of(self.rollouts, [rows, fixed]),
+                                    self.policy, seed)
+            # the loss is divided by B * limit, and this gradient by the group's answers
+            coefficients.append(found[:n] * B * self.kind.limit / n)
+            orders = math.factorial(n) / math.prod(map(math.factorial, Counter(rows).values()))
+            chances.append(orders * self.chances[list(rows)].prod() / self.kind.problems)
+        return torch.stack(chances), self.gradients(torch.tensor(groups), torch.stack(coefficients))
 
     @contextmanager
     def exact_values(self) -> Iterator[None]:
@@ -387,18 +374,10 @@ class Verdict(NamedTuple):
     means: dict[str, Mean]             # by world, where it gives a gradient
     stops: dict[str, str]              # why it gives none in other worlds
 
-    @property
-    def cell(self) -> str:
-        """The column of docs/methods.md: yes, or the lowest cosine."""
-        if self.word != "biased":
-            return {"unbiased": "yes"}.get(self.word, "not judged")
-        lowest = min(mean.cosine for mean in self.means.values())
-        return f"{lowest:.4f}" if lowest > 0.995 else f"{lowest:.2f}"
-
 
 def judge(choice: Choice, flags: dict[str, Any], worlds: dict[str, World]) -> Verdict:
     """Biased is what is biased in one world."""
-    name, means, stops = choice.__name__, dict[str, Mean](), dict[str, str]()
+    name, means, stops = choice.__name__, {}, {}
     flags = {**SUITED.get(name, {}), **flags}
     for about, world in worlds.items():
         try:

@@ -1,4 +1,5 @@
 """The files at the root are the whole program: what a reader reads is what runs."""
+import hashlib
 import json
 import os
 import shutil
@@ -7,9 +8,12 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from conftest import ROOT
+from golden import ANY, COMMON
+from runs import arrays, lines
 
 BOOK = ("countdown_task", "qwen2_model", "grpo", "mitigations", "train", "run", "analyze")
 TINY = ["--threads", "1", "--questions", "2", "--answers", "4", "--max_new_tokens", "24",
@@ -91,8 +95,8 @@ def test_killed_at_any_time_it_goes_on_from_its_last_checkpoint(alone):
             "run.save_file = save_file\n"
             f"train.main({[*TINY, '--steps', '6', '--out', 'killed']!r})")
     python("-c", code, cwd=alone, code=9)
-    lines = (alone / "killed/metrics.jsonl").read_text().splitlines()
-    assert len(lines) == 4
+    before = lines(alone / "killed/metrics.jsonl")
+    assert len(before) == 4
     said = python("train.py", "--resume", "killed", cwd=alone)
     assert "continuing killed after step 2" in said
     python("train.py", *TINY, "--steps", "6", "--out", "whole", cwd=alone)
@@ -207,3 +211,32 @@ def test_names_that_clash(alone, tmp_path, code):
     assert CLASHES[code] in said and "Traceback" not in said
     if name == "mine":  # it is in nobody's way
         python("train.py", "--steps", "0", "--eval_every", "0", cwd=tmp_path / "own")
+
+
+def test_the_first_step_has_the_digits_that_hold_on_any_machine(alone):
+    """The same sampled tokens, rewards and labels as the lab's engine, and metrics to rounding."""
+    python("train.py", *COMMON, "--steps", "1", "--out", "digits", cwd=alone)
+    known = json.loads(ANY.read_text())["default"]
+    credit = arrays(alone / "digits/credit/step_000001.npz")
+    for name in known["columns"]:
+        data = np.ascontiguousarray(credit[name]).tobytes()
+        assert hashlib.sha256(data).hexdigest()[:12] == known["columns"][name], name
+    [line] = lines(alone / "digits/metrics.jsonl")
+    for name in ("reward", "success", "loss", "gradient_norm", "entropy", "collision", "length"):
+        assert line[name] == pytest.approx(known["metrics"][name], rel=2e-3), name
+
+
+def test_a_change_is_measured_in_the_first_step_every_so_many_and_in_the_last(alone):
+    python("train.py", *TINY, "--eval_every", "0", "--steps", "4", "--change_every", "2", "--out",
+           "measured", cwd=alone)
+    has_change = ["change" in arrays(alone / f"measured/credit/step_{step:06d}.npz")
+                  for step in (1, 2, 3, 4)]
+    assert has_change == [True, False, True, True]
+
+
+def test_the_lab_takes_over_what_is_not_in_the_book(tmp_path):
+    said = python("train.py", *TINY[:6], "--steps", "1", "--eval_every", "0", "--lora", "2",
+                  "--out", tmp_path / "x", cwd=ROOT)
+    assert "LoRA of rank 2" in said
+    # a misspelt flag finds the right one of the larger list
+    assert "lora" in python("train.py", "--lroa", "2", cwd=ROOT, code=1)

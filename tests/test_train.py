@@ -116,7 +116,8 @@ def test_killed_and_resumed_is_as_if_never_stopped(whole, learner, tmp_path, mon
     argv = ["--model", str(learner), "--out", str(folder), *WHOLE]
     with monkeypatch.context() as patch:
         after_credit_of(step, patch, lambda: os.kill(os.getpid(), signal.SIGKILL))
-        process = multiprocessing.get_context("fork").Process(target=train.train_beyond, args=[argv])
+        process = multiprocessing.get_context("fork").Process(target=train.train_beyond,
+                                                              args=[argv])
         process.start()
         process.join()
     assert process.exitcode == -signal.SIGKILL
@@ -208,7 +209,8 @@ def test_flags_reach_the_sampler_and_the_optimizer(learner, tmp_path, monkeypatc
     monkeypatch.setattr(
         "lab.engine.policy.sample_answers",
         lambda *args, **given: sampling.update(given) or sample_answers(*args, **given))
-    monkeypatch.setattr("lab.engine.update.update", lambda *args: updating.extend(args) or update(*args))
+    monkeypatch.setattr("lab.engine.update.update",
+                        lambda *args: updating.extend(args) or update(*args))
     run("--model", learner, "--out", tmp_path / "x", "--steps", 1, "--eval_every", 0,
         "--temperature", 0.7, "--weight_decay", 0.25, "--max_grad_norm", 0.125, "--micro_batch", 3,
         "--learning_rate", 0.5, "--checkpointing", "--checkpoint_every", 0)
@@ -266,7 +268,8 @@ def test_what_is_kept_of_a_few_answers_to_held_out_problems():
         rows = [problems.index(problem) for problem in part]
         mask = torch.tensor([[t <= n for t in range(6)] for n in rows])
         first = torch.ones(len(part))
-        return hand_made(mask, group=torch.arange(len(part)), problems=part, log_prob=-torch.tensor(rows)[:, None].expand(-1, 6) / 3,
+        return hand_made(mask, group=torch.arange(len(part)), problems=part,
+                         log_prob=-torch.tensor(rows)[:, None].expand(-1, 6) / 3,
                          answers=[f"{n} 0" for n in rows],
                          scores={"answer": first, "format": first})
 
@@ -303,8 +306,8 @@ def test_bfloat16_computes_and_parameters_stay_float32(learner, tmp_path):
     (["--max_new_tokens", "5000"], "are longer than the 1024 tokens"),
     (["--min_number", "15", "--max_number", "15", "--max_target", "3"], "found no problem")])
 def test_wrong_commands_get_one_clear_line(learner, tmp_path, argv, said):
-    assert said in refusal(train.train_beyond, ["--model", str(learner), "--out", str(tmp_path / "x"),
-                                        *argv])
+    assert said in refusal(train.train_beyond, ["--model", str(learner), "--out",
+                                                str(tmp_path / "x"), *argv])
     assert not (tmp_path / "x").exists()
 
 

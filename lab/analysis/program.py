@@ -47,6 +47,7 @@ from lab.analysis.tables import (TOO_FEW_GROUPS, WITH_INTERVAL, Columns, Row, Ta
                              without_format)
 from lab.analysis.tally import (OVER_REST, PARTITIONS, RARE, Tally, early_over_late, over_rest,
                             rest_columns)
+from lab.gradient_noise import in_words, noise_share
 from lab.harness.read_record import read_columns, sampling_models
 from lab.harness.record import PART, Json
 from lab.harness.screen import python_command, show_status
@@ -104,6 +105,11 @@ def analyze_run(run: Run, folder: Path, with_all: bool) -> None:
     findings = findings_of(by_name)
     description = report.describe(run, tally)
     sentences = [f"{report.task_in_words(run['config'])}.", description, *report.opening(run)]
+    noise, length = ([line.get(name) for line in run["metrics"]]
+                     for name in ("gradient_noise", "gradient_norm"))
+    if any(noise):
+        squares = [None if value is None else value ** 2 for value in noise]
+        sentences.append(in_words(noise_share(squares, length)))
     page = report.run_page(sentences, findings, chapters, pictures)
     write_page(folder / "report.html", report.title_of(run), page, answers, shown_evaluations(run))
     first = [by_name[name] for name in IN_SHORT if name in by_name]

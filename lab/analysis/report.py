@@ -1,4 +1,4 @@
-"""What the page of a run has besides tables: its flags, its sentences, its page, and how it prints."""
+"""What the page of a run has besides tables: its flags, its sentences, its page, how it prints."""
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,17 +1,17 @@
 """Qwen2, Qwen2.5 and Qwen3 (dense) written out by hand.
 
 The modules have the names of the published safetensors files, so a checkpoint loads key by key,
-and one that is written here opens in `transformers`. lab/engine/model_folder.py reads and writes such
-folders. Left out on purpose: rope scaling, sliding windows, dropout and mixtures of experts; a
+and one that is written here opens in `transformers`. lab/engine/model_folder.py reads and writes
+such folders. Left out on purpose: rope scaling, sliding windows, dropout and mixtures of experts; a
 folder that needs one of them is refused.
 
 Everything but attention treats each token alone, so tokens may come in any shape: as rows (B, L),
 or as all answers end to end (N,). Only one function knows which tokens see each other. It is passed
 in as `attend`:
 
-    causal         (this file)          each token sees its own row up to itself
-    SharedPrompts  (lab/engine/packing.py)  training: a prompt is there once, and all its answers see it
-    Cache          (lab/engine/cache.py)    sampling: one new token in each row sees all before it
+    causal         (this file)   each token sees its own row up to itself
+    SharedPrompts  (packing.py)  training: a prompt is there once, and all its answers see it
+    Cache          (cache.py)    sampling: one new token in each row sees all before it
 
 Shapes: B rows, L positions, N tokens of a forward pass (in grpo.py N is the number of generated
 tokens in a batch), D width, H query heads, K key/value heads, V vocabulary.

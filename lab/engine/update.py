@@ -1,32 +1,34 @@
-"""The update of a run beyond the book: grpo.py's `update`, with other losses on a batch that is used
-again (--clip_kind), other ways to count tokens (--loss_norm), a KL of another kind, a temperature,
-answers that are computed once if they are equal, and the engine's forward pass. Where none of this
-is asked for it has the same gradient, to rounding: a test ties the two.
+"""The update of a run beyond the book: grpo.py's `update`, with other losses on a batch that is
+used again (--clip_kind), other ways to count tokens (--loss_norm), a KL of another kind, a
+temperature, answers that are computed once if they are equal, and the engine's forward pass. Where
+none of this is asked for it has the same gradient, to rounding: a test ties the two.
 """
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
 
-from grpo import clipped_loss, divergence as k3, gradient_size, policy_loss
+from grpo import clipped_loss, gradient_size, policy_loss
+from grpo import divergence as k3
 from lab.engine.methods import CLIP_KINDS, Metrics
 from lab.engine.forward import frozen_log_probs, micro_batches, response_log_probs
 from lab.engine.optimizer import Optimizer, clip_and_step
 from lab.engine.policy import RunSettings
 from lab.engine.rollouts import Rollouts, double
 from lab.engine.model import Qwen2
+from lab.gradient_noise import PartNorms, parts_of
 
 Columns = dict[str, Tensor]  # a tensor (B, T) for each new column of the credit file
 
 
-def ppo(log_prob: Tensor, advantage: Tensor, weight: Tensor, mask: Tensor, N: int,
+def ppo(log_prob: Tensor, advantage: Tensor, weight: Tensor, mask: Tensor, total: int,
         old: Tensor | None = None, clip: tuple[float, float] = (0.2, 0.28)) -> Tensor:
     """The book's loss for some answers; with `old`, the log-probs from before the first update on
     this batch, that with PPO's clipped ratio. `weight` is c w m: what the weighting returned,
     rescaled, and times the length scale."""
     if old is None:
-        return policy_loss(log_prob, advantage, weight, mask, N)
-    return clipped_loss(log_prob, old, advantage, weight, mask, N, *clip)
+        return policy_loss(log_prob, advantage, weight, mask, total)
+    return clipped_loss(log_prob, old, advantage, weight, mask, total, *clip)
 
 
 CLIP_KINDS["ppo"] = ppo
@@ -126,11 +128,12 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
         at_one = frozen_log_probs(model, rollouts, trained_rows, s.micro_batch)
     clip = (s.clip_low, s.clip_high)
     loss_of: Callable[..., Tensor] = CLIP_KINDS[s.clip_kind]  # policy_loss, unless a flag is set
-    totals = []  # of each pass over the batch
+    totals, noise = [], None  # totals are of each pass over the batch
     for epoch in range(s.epochs):
         optimizer.zero_grad()
         sums = []  # of each micro-batch
-        for part in micro_batches(rollouts, trained_rows, s.micro_batch):
+        norms = PartNorms(model) if s.noise_parts and epoch == 0 else None
+        for part in in_parts(rollouts, trained_rows, s, norms):
             log_prob = response_log_probs(model, rollouts, part, s.temperature)
             if epoch == 0:
                 # the sampler's log-probs differ by rounding: with them no ratio would be exactly 1
@@ -146,9 +149,26 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
             gap = (log_prob if at_one is None else at_one[part]) - rollouts.log_prob[part]
             sums.append(diagnostics(rollouts, part, loss, log_prob, gap, ratio[part], clip,
                                     reference_log_prob))
+        if norms:
+            noise = norms.noise
         norm = clip_and_step(optimizer, s.max_grad_norm)
         totals.append(add_up(sums) | {"norm": norm})
-    return summary(totals, N, s.epochs > 1), columns
+    metrics = summary(totals, N, s.epochs > 1)
+    return metrics | ({} if noise is None else {"gradient_noise": noise ** 0.5}), columns
+
+
+def in_parts(rollouts: Rollouts, rows: Tensor, s: RunSettings, norms: PartNorms | None
+             ) -> Iterator[Tensor]:
+    """The micro-batches of the answers that are trained. With --noise_parts each lies in one part
+    of the batch, and `norms` is told when a part ends."""
+    if norms is None:
+        yield from micro_batches(rollouts, rows, s.micro_batch)
+        return
+    for part in parts_of(rollouts.group, s.noise_parts):
+        trained = part[torch.isin(part, rows)]
+        if len(trained):
+            yield from micro_batches(rollouts, trained, s.micro_batch)
+        norms.end_part()
 
 
 def has_gradient(mask: Tensor, factor: Tensor, with_kl: bool) -> Tensor:

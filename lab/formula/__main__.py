@@ -42,7 +42,7 @@ import torch
 
 from .calling import LossFailed, load_loss
 from .ours import KNOWN
-from .report import FAILED, PASSED, UNKNOWN, clauses_of, judge, refuse_unknown, worst_of
+from .report import FAILED, PASSED, UNKNOWN, clauses_of, judge, worst_of
 from .search import differences, find_formula
 
 LEAVE = os._exit  # while a user's loss runs, os._exit is another function
@@ -50,6 +50,7 @@ LEAVE = os._exit  # while a user's loss runs, os._exit is another function
 
 def main(argv: list[str]) -> int:
     """Print what is said of a loss, and return the exit status."""
+    torch.set_num_threads(1)
     flags = parser().parse_args(argv)
     flags.screen = sys.stdout  # while a user's loss runs, sys.stdout is another one
     limit = Timer(flags.seconds, end_of_time, [flags])
@@ -75,7 +76,6 @@ def examined(flags: argparse.Namespace) -> tuple[int, list[str], dict[str, objec
     """The status, sentences and data of one loss."""
     if flags.expect is not None:
         clauses_of(flags.expect)  # a mistake in it is told before the search
-    refuse_unknown(flags.allow)
     found = find_formula(load_loss(Path(flags.FILE), flags.function))
     verdict = judge(found, flags.expect, flags.allow)
     return verdict.status, verdict.in_words(), verdict.as_json()
@@ -129,5 +129,4 @@ def parser() -> argparse.ArgumentParser:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
     sys.exit(main(sys.argv[1:]))

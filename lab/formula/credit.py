@@ -9,14 +9,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .batches import (Batch, Case, mirrored, one_is_another, stretched, with_a_dead_group,
                       with_other_reward)
-from .ours import KNOWN, Formula, advantage_of, view_of
-from .search import Search, first_right, tidy
+from .ours import KNOWN, Formula, advantage_of, first_right, tidy, view_of
 from .tables import CENTRES, COUNTS, FINISHES, GROUPS, LENGTHS, SCALES
 
 USUAL = (("mean", "n {}"), ("mean", "n-1 {}"), ("mean", "none"), ("raw", "none"),
@@ -25,7 +25,7 @@ COMMON = (1e-4, 1e-6, 1e-8)  # epsilons where another division hides how the adv
 SIZES = (1.0, 1e-2, 1e-4, 1e-7)  # by which rewards shrink
 
 
-def find_credit(search: Search) -> None:
+def find_credit(search: Any) -> None:
     """The advantage and the counting, if those of the tables explain all pushes."""
     credit = Credit(search)
     chosen = first_right(credit.advantages(), lambda one: credit.fit(one)[1])
@@ -33,7 +33,7 @@ def find_credit(search: Search) -> None:
         search.settle("credit", credit.fit(chosen)[0])
 
 
-def rewarded(search: Search) -> list[Case]:
+def rewarded(search: Any) -> list[Case]:
     """Batches with rewards, lengths and sizes of many kinds."""
     even = search.case(32, equal_lengths=True)
     scale = torch.tensor([1.0, .3, 1e-2, 1e-4]).double()[even.group]
@@ -51,7 +51,7 @@ class Credit:
     """The numbers measured of some pairs of batches, one for each answer, and the weights that
     COUNTS gives to their answers, in each of `ways`."""
 
-    def __init__(self, search: Search):
+    def __init__(self, search: Any):
         self.search, self.start = search, search.formula
         self.start = replace(self.start, rows=self.rows_of_micro_batches())
         cases = rewarded(search)
@@ -70,7 +70,8 @@ class Credit:
                 self.pairs.append((*sides, number / size))
         one = search.case(34, 1, 8, equal_lengths=True)
         self.shrunk = self.batches_and_advantages([stretched(one, size) for size in SIZES])
-        self.lone = self.batches_and_advantages(one_is_another(search.case(51, 1, 200))[:1])
+        right, _ = one_is_another(search.case(51, 1, 200, equal_lengths=True))
+        self.lone = self.batches_and_advantages([right, stretched(right, 40)])
 
     def weights(self, case: Case) -> Tensor:
         """(ways, B) the weights of the answers that have a number."""

@@ -16,9 +16,9 @@ from torch import Tensor
 from .adapters import log_probs, z_score
 from .batches import Batch, make_case
 from .calling import Examined, Loss, LossFailed
-from .ours import KNOWN, left_of
+from .ours import KNOWN, first_right, left_of
 from .report import worst_of
-from .search import differences, first_right
+from .search import differences
 
 RIGHT_BOUNDS = (0.2, 0.28)
 

@@ -1,5 +1,5 @@
-"""Changes of a batch under which a right loss stays as it is. They need no table of formulas, so they
-are asked of a loss that is not understood, too."""
+"""Changes of a batch under which a right loss stays as it is. They need no table of formulas, so
+they are asked of a loss that is not understood, too."""
 from collections.abc import Callable
 
 import torch

@@ -5,8 +5,10 @@ autograd and needs no theory. A formula that was found is believed only where th
 gradient of the user's loss (search.py, `prove`).
 """
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +18,7 @@ from .tables import (ANSWER, CENTRES, CHOICES, COUNTS, FINISHES, GROUPS, LENGTHS
                      REFERENCES, SAMPLERS, SCALES, SHAPES, TERMS, kinds)
 
 KNOWN = 1e-6  # a formula that leaves less of a gradient over is right, relative to its norm
+Candidate = TypeVar("Candidate")
 
 
 @dataclass(frozen=True)
@@ -177,3 +180,24 @@ def weight_of(view: View, term: Term, formula: Formula) -> Tensor:
     n = where.sum(1).to(view.logits.dtype) if term.counts_own else view.lengths("")
     weight = COUNTS[term.count](n, view.batch, formula.rows)
     return term.factor * weight[:, None] * where
+
+
+def first_right(candidates: Iterable[Candidate], left_over: Callable[[Candidate], float],
+                enough: float = KNOWN) -> Candidate | None:
+    """The first candidate that leaves less than `enough` over; None if there is none."""
+    for candidate in candidates:
+        if left_over(candidate) < enough:
+            return candidate
+    return None
+
+
+def tidy(factor: float) -> float:
+    """The number, or one with few digits, or the inverse of one, that is as good as equal to it."""
+    for digits in range(1, 7 if factor else 0):
+        short = float(f"{factor:.{digits}g}")
+        if abs(short / factor - 1) < 3e-7:
+            return short
+        inverse = 1 / float(f"{1 / factor:.{digits}g}")
+        if abs(inverse / factor - 1) < 3e-7:
+            return inverse
+    return factor

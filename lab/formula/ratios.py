@@ -8,14 +8,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from .batches import Case, stretched
 from .calling import LossFailed
-from .ours import Formula, gradient_of, left_by, view_of
-from .search import Search, first_right, tidy
+from .ours import Formula, first_right, gradient_of, left_by, tidy, view_of
 from .tables import RATIOS, SAMPLERS
 
 FINE = [1 + sign * 1e-5 * 2 ** k for k in range(14) for sign in (1, -1)]
@@ -32,7 +32,7 @@ class Curves:
     """The response of a loss to a ratio: its push divided by that at a ratio of 1. `moves` is the
     field of a case that has the logarithm of the ratio."""
 
-    def __init__(self, search: Search, moves: str):
+    def __init__(self, search: Any, moves: str):
         self.search, self.moves = search, moves
         case = search.case(33, 8, 4, equal_lengths=True)
         row = torch.arange(32)
@@ -117,10 +117,10 @@ def law_between(ratio: float, next_ratio: float, value: float, next_value: float
 
 
 def snapped(value: float) -> float:
-    return round(value, 6) if abs(round(value, 6) - value) < 3e-9 * max(1, value) else value
+    return round(value, 6) if abs(round(value, 6) - value) < 3e-7 * max(1, value) else value
 
 
-def find_ratio(search: Search) -> None:
+def find_ratio(search: Any) -> None:
     """The objective and its bounds, if one is right."""
     changes = changes_of(search, 0.0) if search.knows("credit") else []
     try:
@@ -137,7 +137,7 @@ def find_ratio(search: Search) -> None:
         search.settle("ratio", first_right(fits, lambda formula: left_by(formula, changes)))
 
 
-def find_sampler(search: Search) -> None:
+def find_sampler(search: Any) -> None:
     """The correction for the engine that sampled, if one is right."""
     changes = changes_of(search, 1.0) if search.knows("credit", "ratio") else []
     start = search.formula
@@ -151,7 +151,7 @@ def find_sampler(search: Search) -> None:
     search.settle("sampler", first_right(fits, lambda formula: left_by(formula, changes)))
 
 
-def changes_of(search: Search, sampler: float) -> list[tuple[Case, Case, Tensor]]:
+def changes_of(search: Any, sampler: float) -> list[tuple[Case, Case, Tensor]]:
     """Batches in which all ratios differ, with rewards from -1 to 1, so that a raw reward is
     negative, too; none if the loss refuses one of them."""
     cases = [stretched(search.case(seed).moved(seed, size, sampler=far * sampler), 2, -1)

@@ -22,9 +22,8 @@ taken. What was found is believed only if it gives the gradient of batches that 
 choosing it, to a millionth of its size.
 """
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -32,8 +31,10 @@ from torch import Tensor
 from .batches import (Case, Lens, make_case, one_is_another, stretched,
                       with_a_dead_group, with_other_reward)
 from .calling import Examined, Loss, LossFailed, LossNotFinite
+from .credit import find_credit
 from .invariances import INVARIANCES, case_to_change
-from .ours import KNOWN, Formula, Term, gradient_of, left_of, view_of
+from .ours import KNOWN, Formula, Term, first_right, gradient_of, left_of, tidy, view_of
+from .ratios import find_ratio, find_sampler
 from .tables import CHOICES, COUNTS, OF_TURNS, PLACES, REFERENCES, SHAPES, TERMS, kinds
 
 ROUNDING = 1e-9  # a gradient that is smaller may be rounding, and counts as none
@@ -41,7 +42,6 @@ SHIFTS = (1, 0, 2, -1)
 DEAD, UNEQUAL, TURNS = ("groups with equal rewards", "groups of unequal size",
                         "replies of an environment")
 MAY_BE_REFUSED = (UNEQUAL, TURNS)
-Candidate = TypeVar("Candidate")
 
 
 @dataclass
@@ -94,15 +94,6 @@ def differences(loss: Loss, other: Loss) -> dict[str, float]:
     return shares
 
 
-def first_right(candidates: Iterable[Candidate], left_over: Callable[[Candidate], float],
-                enough: float = KNOWN) -> Candidate | None:
-    """The first candidate that leaves less than `enough` over; None if there is none."""
-    for candidate in candidates:
-        if left_over(candidate) < enough:
-            return candidate
-    return None
-
-
 def pushes(grad: Tensor, case: Case, lens: Lens) -> tuple[Tensor, float]:
     """(B, L) the push of each token, by least squares; and the share of the gradient that no push
     explains."""
@@ -126,18 +117,6 @@ def temperature_of(grad: Tensor, case: Case, shift: int) -> float:
     slope = ((x - x.mean()) * (y - y.mean())).sum() / (x - x.mean()).square().sum()
     temperature = float(1 / slope)
     return tidy(temperature) if math.isfinite(temperature) and temperature > 0 else 1.0
-
-
-def tidy(factor: float) -> float:
-    """The number, or one with few digits, or the inverse of one, that is as good as equal to it."""
-    for digits in range(1, 7 if factor else 0):
-        short = float(f"{factor:.{digits}g}")
-        if abs(short / factor - 1) < 3e-7:
-            return short
-        inverse = 1 / float(f"{1 / factor:.{digits}g}")
-        if abs(inverse / factor - 1) < 3e-7:
-            return inverse
-    return factor
 
 
 class Search:
@@ -176,8 +155,6 @@ class Search:
             self.formula = replace(formula, sure=self.formula.sure | {question})
 
     def look(self) -> None:
-        from .credit import find_credit
-        from .ratios import find_ratio, find_sampler
         base = self.prepare()
         cases = base, base.moved(5, .1, .3), base.with_reward((base.reward > .5).double())
         if all(self.gradient(case).abs().max() < ROUNDING for case in cases):

@@ -296,8 +296,8 @@ def log_of(bound: float) -> float:
 UPSIDE_DOWN = "The ratio is upside down: old over new."
 WRONG_SIDE = ("The clip is on the wrong side: the larger of both terms is taken (max for min), so "
               "it bounds where it should let through.")
-NO_MINIMUM = ("The minimum is missing: outside the bounds there is no gradient, whichever the "
-              "sign, so a bad answer that became likely stays.")
+NO_MINIMUM = ("Outside the bounds there is no gradient, whichever the sign, as in IcePop. In PPO "
+              "the minimum is missing then, and a bad answer that became likely stays.")
 SUMMED = "The log-ratio of an answer is summed over its tokens, and GSPO has their mean."
 RATIOS = lines({  # (x, bounds ...) -> the objective, to be increased
     "no ratio": lambda x: x.log_p * x.A,
@@ -305,7 +305,7 @@ RATIOS = lines({  # (x, bounds ...) -> the objective, to be increased
     "clip": lambda x, low, high: ppo(x.d.exp(), x, low, high),
     "clip dual": lambda x, low, high, most: dual(x.d.exp(), x, low, high, most),
     "clip wrong side": (lambda x, low, high: wrong_side(x.d.exp(), x, low, high), WRONG_SIDE),
-    "mask": (lambda x, low, high: x.d.exp().clamp(low, high) * x.A, NO_MINIMUM),
+    "mask": (lambda x, low, high: x.d.exp().clamp(low, high) * x.A, "", NO_MINIMUM),
     "cispo": lambda x, low, high: detached(x.d.exp().clamp(low, high), x),
     "sapo 1 1.05": sapo,
     "dppo 0.2": by_probability,

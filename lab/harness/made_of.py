@@ -19,7 +19,8 @@ from lab.harness.settings import Settings
 from lab.harness.tasks import file_of_task
 
 METHODS_FILE = PROJECT / "mitigations.py"
-OF_A_STEP = ("train.py", "run.py", "grpo.py", "mitigations.py", "countdown_task.py", "qwen2_model.py",
+OF_A_STEP = ("train.py", "run.py", "grpo.py", "mitigations.py", "countdown_task.py",
+             "qwen2_model.py", "lab/countdown.py",
              "lab/engine/*.py", "lab/harness/*.py", "lab/credit/*.py")
 STDLIB = Path(sysconfig.get_path("stdlib"))
 OF_PACKAGES = {"site-packages", "dist-packages"}  # names of the folders they are installed in

@@ -200,6 +200,11 @@ class Settings:
         "means never. A measurement needs two more forward passes; on a CPU such a step takes two "
         "fifths longer", topic=RECORD,
         changeable=True)
+    noise_parts: int = option(
+        0, "cut each batch into at most so many parts of equally many problems, and measure by how "
+        "much their gradients differ: gradient_noise in metrics.jsonl. `lab page` says how much of "
+        "a step is noise. This changes rounding, and nothing else; 0 means never",
+        topic=RECORD, changeable=True)
     track: str = option(
         "none", "show the run's curves while it goes, in one of these programs. tensorboard and "
         "wandb write into the run's folder, trackio into a folder of its own. None sends anything "

@@ -476,7 +476,8 @@ LOSSES = {
                                          "understood"}),
     "entropy weight undetached": (entropy_weight(False),
                                   {"weight entropy undetached", "understood"}),
-    "whitened over answers": (make(whitened_over_answers), {"mean whitened n-1 1e-08", "understood"}),
+    "whitened over answers": (make(whitened_over_answers),
+                              {"mean whitened n-1 1e-08", "understood"}),
     "mask inverted": (make(mask=inverted), {"no first", "no middle", "no end", "understood"}),
     "shifted back": (shifted_back, {"shift -1"}),  # the last place has no token after it
     "nothing": (nothing, {"zero"}),
@@ -492,7 +493,8 @@ LOSSES = {
     "kl at the prompt too": (kl_at(with_prompt), {"kl k3 0.04 token (with prompt)",
                                                "understood"}),
     # edges, turns, padding, samplers, and what no table has
-    "last of prompt": (make(mask=one_place_early, count=answer), {"last of prompt", "end", "understood"}),
+    "last of prompt": (make(mask=one_place_early, count=answer),
+                       {"last of prompt", "end", "understood"}),
     "first of padding": (make(mask=one_place_too_many), {"first of padding", "end",
                                                             "understood"}),
     "replies": (make(mask=span), {"replies", "end", "token (trained)", "understood"}),
@@ -509,6 +511,8 @@ LOSSES = {
     "epsilon": (make(z(1, .0123)), {"z n-1 0.0123", "understood"}),
     "limit": (make(lambda batch: z(1, 1e-4)(batch).clamp(-3.5, 3.5)),
               {"z n-1 0.0001 limit 3.5", "understood"}),
+    "limit of a mean": (make(lambda batch: mean(batch).clamp(-4, 4)), {"mean limit 4",
+                                                                       "understood"}),
     "any temperature": (make(temperature=.77), PLAIN | {"temperature 0.77"}),
     "any micro-batch": (make(count=micro_batch(3)), {"micro-batch 3", "understood"}),
     "truncated": (by_sampler(lambda s, mask: s.exp().clamp(max=2)),

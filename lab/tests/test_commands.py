@@ -16,6 +16,12 @@ def test_a_command_has_its_line_in_the_overview_and_a_wrong_name_is_told(capsys)
         overview.main(["bord"])
 
 
+def test_a_program_that_judges_ends_with_its_status():
+    with pytest.raises(SystemExit) as ended:
+        overview.main(["diagnose", "nowhere"])
+    assert ended.value.code == 2
+
+
 def test_a_command_that_is_gone_is_in_the_log():
     log = (ROOT / "lab/LOG.md").read_text(encoding="utf-8")
     for name in overview.RETIRED:

@@ -25,9 +25,9 @@ from lab.formula.__main__ import main
 from lab.formula.batches import make_case
 from lab.formula.calling import load_loss
 from lab.formula.invariances import INVARIANCES
-from lab.formula.ours import Formula, Term, ours
+from lab.formula.ours import Formula, Term, first_right, ours
 from lab.formula.report import clauses_of, codes, remarks
-from lab.formula.search import Found, first_right
+from lab.formula.search import Found
 
 FILE = """
 import torch
@@ -85,7 +85,7 @@ def test_every_loss_is_named_as_what_it_is(name):
     ("reversed kl and gspo", ["kl reversed"]), ("turns as answers", ["turns"]),
     ("upside down", ["inverse tis"]), ("until padding", ["pad is end"]),
     ("groups mixed", ["groups mixed", "order of rows", "micro-batches"]),
-    ("whitened", ["whitened again"]), ("openrlhf", ["dead pushed"]), ("icepop", ["mask 0.5 4"]),
+    ("whitened", ["whitened again"]), ("openrlhf", ["dead pushed"]), ("icepop", ["mask"]),
     ("temperature", ["temperature 0.8"]), ("hundred times", ["times 100"]),
     ("sum for GSPO's mean", ["summed clip"]), ("micro-batch", ["micro-batch"]),
     ("clamped below one", ["cispo none -0.8"]),
@@ -156,7 +156,7 @@ def test_countings_by_hand():
             "live token": 1 / 7, "micro-batch {}": 1 / 8}
     assert {name: float(line(n, batch, 3)[-1]) for name, line in tables.COUNTS.items()} == (
         pytest.approx(last))
-    assert tables.ended(batch).tolist() == [0, 0, 1, 1] and tables.turns_of(batch).tolist() == [1] * 4
+    assert tables.ended(batch).tolist() == [0, 0, 1, 1]
 
 
 def test_terms_by_hand():
@@ -176,7 +176,7 @@ def test_tokens_of_turns_by_hand():
     """Two tokens of a prompt, a turn of two, a reply of three, a turn of two with the end, and two
     places of padding."""
     mask = torch.tensor([[0, 0, 1, 1, 0, 0, 0, 1, 1, 0, 0]]).double()
-    batch = SimpleNamespace(mask=mask, prompt_length=torch.tensor([2]), end_id=9,
+    batch = SimpleNamespace(mask=mask, prompt_length=torch.tensor([2]), end_id=9, reward=mask,
                             ids=torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1, 9, 0, 0]]))
     view = SimpleNamespace(batch=batch, place=torch.arange(11)[None], readable=mask > -1)
     places = {name: where[0].nonzero().flatten().tolist()
@@ -221,8 +221,10 @@ def round_trips():
         [*kls, *kls], cycle(places), counts)]
     for way, advantage, count, term in zip(cycle(ways), advantages * 2, cycle(tables.COUNTS),
                                            [*terms, *[()] * len(advantages)]):
-        yield Formula(**{"scale": "n-1 {}", "epsilon": 1e-4, **advantage, **way}, count=count,
-                      rows=3, terms=term)
+        is_even = "over" in advantage.get("finish", "") or advantage.get("centre") == "by length"
+        if not ("{}" in count and is_even):  # their advantages have other sizes
+            yield Formula(**{"scale": "n-1 {}", "epsilon": 1e-4, **advantage, **way}, count=count,
+                          rows=3, terms=term)
 
 
 @pytest.mark.slow
@@ -245,7 +247,7 @@ def found_as(*sure, **settings):
     ("credit", {"groups": "batch "}, "An answer is compared with those of the whole"),
     ("credit", {"choice": "no unfinished"}, "Answers without an end are not trained, and count"),
     ("ratio", {"ratio": "clip wrong side", "bounds": (.8, 1.2)}, "The clip is on the wrong"),
-    ("ratio", {"ratio": "mask", "bounds": (.8, 1.2)}, "The minimum is missing"),
+    ("ratio", {"ratio": "mask", "bounds": (.8, 1.2)}, "Outside the bounds there is no"),
     ("ratio", {"ratio": "clip", "bounds": (.2, 1.2)}, "The lower bound is far below 1"),
     ("ratio", {"ratio": "clip", "bounds": (.72, 1.2)}, "The ratio may fall further than it"),
     ("ratio", {"ratio": "clip", "bounds": (-math.inf, 1.2)}, "The clip has one bound alone"),
@@ -537,7 +539,6 @@ def test_the_command_line(tmp_path, capsys):
     assert main([good, "--expect", "z n-1, answer, no ratio"]) == 1
     assert "Expected, and not so: answer.\nNot expected, and so: token." in capsys.readouterr().out
     for more, said in ((["--same-as", good, "--expect", "token"], "takes no --expect"),
-                       (["--allow", "nonsense"], "no mistake has the name 'nonsense'"),
                        (["--function", "broken"], "with size 16 (good.py, line 15)"),
                        (["--function", "absent"], "has no function"),
                        (["--expect", ","], "names no clause")):

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from lab.analysis import program
 from lab.engine.methods import ADVANTAGES
 from lab.exact import WORLDS, World
 from lab.gradient_noise import (PartNorms, in_words, noise_of, noise_share, parts_of, share_with)
+from runs import lines, run
 
 
 def test_noise_by_hand():
@@ -86,3 +88,20 @@ def test_the_interval_holds_the_truth():
         truth = 2.0 / (2.0 + 0.25)
         held += share.low <= truth <= share.high
     assert 180 <= held <= 199
+
+
+def test_a_run_measures_it_and_its_page_says_it(learner, tmp_path, capsys):
+    """The gradient is that of a run without the flag, to rounding."""
+    common = ["--model", learner, "--questions", 4, "--answers", 4, "--steps", 6, "--eval_every",
+              0, "--checkpoint_every", 0, "--change_every", 0, "--learning_rate", 1e-9]
+    run(*common, "--out", tmp_path / "plain")
+    run(*common, "--noise_parts", 2, "--out", tmp_path / "parts")
+    plain, parts = (lines(tmp_path / name / "metrics.jsonl") for name in ("plain", "parts"))
+    for one, other in zip(plain, parts):
+        if one["gradient_norm"]:
+            assert other["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=1e-3)
+            # with two parts the noise is |g_1 - g_2|^2, and |g|^2 is |g_1 + g_2|^2
+            assert other["gradient_noise"] > 0
+        assert one["gradient_noise"] is None
+    program.main([str(tmp_path / "parts")])
+    assert " noise" in capsys.readouterr().out

@@ -108,7 +108,8 @@ def main(argv: list[str]) -> None:
     if flags.keep:
         measure_and_keep(run, models[step], record, tokenizer, flags.answer, flags.credit)
         return say("It is shown by the same command with --token N instead of --credit and --keep, "
-                   f"and on\nthe page that this one writes: {python_command('-m', 'lab', 'page', folder)}")
+                   "and on\nthe page that this one writes: "
+                   f"{python_command('-m', 'lab', 'page', folder)}")
     if flags.token is None:
         return show_answer(answer)
     has_more = follow_token(run, models.get(step), record, tokenizer, answer, flags)

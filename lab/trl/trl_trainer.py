@@ -32,7 +32,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, checked_credit, make
-from lab.engine.errors import PROJECT, UserError
+from lab.engine.errors import UserError
 from lab.engine.errors import refuse_undefined
 from lab.harness.tasks import CheckedTask, load_task
 from lab.engine.policy import derived_seed

@@ -41,8 +41,8 @@ def test_a_run_takes_the_loss_of_its_clip_kind(monkeypatch, tmp_path):
         return policy_loss(*given)
 
     monkeypatch.setitem(CLIP_KINDS.data, "gspo", noted)
-    train.train_beyond([*SHORT, "--steps", "1", "--epochs", "3", "--clip_kind", "gspo", "--clip_low", "0.1",
-                "--change_every", "0", "--out", str(tmp_path / "x")])
+    train.train_beyond([*SHORT, "--steps", "1", "--epochs", "3", "--clip_kind", "gspo",
+                        "--clip_low", "0.1", "--change_every", "0", "--out", str(tmp_path / "x")])
     assert len(bounds) == 3 and set(bounds) == {(0.1, 0.28)}
 
 

@@ -165,7 +165,8 @@ def test_memory_is_kept_and_goes_back_when_it_has_grown(monkeypatch, tmp_path, c
     monkeypatch.setattr("lab.engine.model.Qwen2.is_large", is_large)
     monkeypatch.setattr(memory, "call_glibc", lambda name, *_: found.append(name))
     flags = SETTINGS | {"steps": 2, "dtype": dtype, "out": tmp_path / "run"}
-    train.train_beyond([word for name, value in flags.items() for word in (f"--{name}", str(value))])
+    train.train_beyond([word for name, value in flags.items()
+                        for word in (f"--{name}", str(value))])
     assert found == called
     assert ("a step will take at least" in capsys.readouterr().out) == is_large
 

@@ -68,7 +68,8 @@ def test_killed_and_resumed_is_as_if_never_stopped(added, learner, tmp_path, mon
     argv = ["--model", str(learner), "--out", str(folder), *FLAGS]
     with monkeypatch.context() as patch:
         after_credit_of(3, patch, lambda: os.kill(os.getpid(), signal.SIGKILL))
-        process = multiprocessing.get_context("fork").Process(target=train.train_beyond, args=[argv])
+        process = multiprocessing.get_context("fork").Process(target=train.train_beyond,
+                                                              args=[argv])
         process.start()
         process.join()
     assert process.exitcode == -signal.SIGKILL

@@ -18,7 +18,7 @@ from lab.tests.test_exact import credit_of
 def measured():
     world = World(Kind(graded=False), seed=4)
     world.policy.settings = replace(world.policy.settings, questions=40, answers=40)
-    return world, world.policy, world.listed[0]
+    return world, world.policy, world.rollouts
 
 
 def test_measured_credit_is_the_enumerated_one(measured):

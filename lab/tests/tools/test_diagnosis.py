@@ -1,5 +1,6 @@
 """A run that goes wrong: logs with one fault each, healthy ones, and what cannot be read."""
 import json
+import math
 import os
 
 import numpy as np
@@ -65,6 +66,11 @@ FAULTS = {  # the row of the table, and what is different in its run
                                     "success": lambda step: 0.4 - 0.01 * step}),
     "entropy rises": (6, {"entropy": lambda step: 0.4 + 0.19 * step}),
     "kl rises": (6, {"kl": lambda step: 50 * step / 30}),
+    "the tool is no longer used": (18, {"turns": lambda step: 6 - 0.15 * step}),
+    "blind": (17, {"groups_without_spread": lambda step: 0.2 if step < 8 else 0.9,
+                   "entropy": lambda step: 0.5 if step < 8 else 0.03,
+                   "success": lambda step: 0.15 + 0.001 * step if step < 8 else 0.3 * (step % 3),
+                   "reward": lambda step: 0.15 + 0.001 * step if step < 8 else 0.3 * (step % 3)}),
     "gradients jump": (6, {"gradient_norm": lambda step: 0.1 if step < 24 else 100.0})}
 
 
@@ -127,6 +133,8 @@ def test_what_is_not_finite_is_counted(name, tmp_path):
      "groups_without_spread": lambda step: 0.4 if step < 3 else 1.0},
     # success gains 0.096, which its noise hides, of the reward's 0.24
     {"success": lambda step: 0.3 + 0.2 * (step % 2) + 0.004 * step},
+    {"turns": lambda step: 6 - 0.05 * step},  # a third of the turns after the first are lost
+    {"gradient_norm": lambda step: math.inf if step == 7 else 0.2},  # float16 tries another scale
     {"ratio_mean": lambda step: 1.0, "clipped_share": lambda step: 0.1},
     {"ratio_mean": lambda step: 1.1, "clipped_share": lambda step: 0.0},
     # a twentieth is lost of what is below 0; and a third, by one lucky step
@@ -193,7 +201,7 @@ def test_longer_answers_that_are_better_are_no_fault(tmp_path):
 
 def test_a_healthy_run_has_none_and_a_short_one_is_not_judged(tmp_path):
     said = said_of(write(tmp_path / "log.jsonl"))
-    assert "None of 19 signs of a mistake" in said and "The reward rises" in said
+    assert "None of 21 signs of a mistake" in said and "The reward rises" in said
     assert "Looked at: reward" in said
     write_lines(tmp_path / "five.jsonl", [line(step) for step in range(1, 6)])
     assert "The reward rises" in said_of(tmp_path / "five.jsonl")
@@ -396,6 +404,71 @@ def test_what_verl_prints_and_a_table_of_wandb(tmp_path):
         ["Step,my run - train/reward,my run - train/grad_norm", *rows]))
     log = read_log(tmp_path)
     assert log["reward"].values[0] == pytest.approx(0.31) and log["gradient_norm"].always(0.2)
+
+
+LINES = [line(step, reward=0.3 + 0.02 * step) for step in STEPS]
+PASTED = {  # what people paste, of the same run
+    "TRL's lines.txt": "loading\n" + "\n".join(f" 3%|#  | {one}" for one in LINES),
+    "TRL's texts.txt": "\n".join(str({name: str(value) for name, value in one.items()})
+                                 for one in LINES),
+    "numpy.txt": "\n".join(str(one).replace("'reward': ", "'reward': np.float64(").replace(
+        ", 'success'", "), 'success'") for one in LINES),
+    "array.json": json.dumps(LINES, indent=1),
+    "table.md": "| Step | reward |\n|---|---|\n" + "\n".join(
+        f"| {one['step']} | {one['reward']} |" for one in LINES),
+    "notebook.txt": "Step\tTraining Loss\treward\n" + "\n".join(
+        f"{one['step']}\t0.1\t{one['reward']}" for one in LINES),
+    "nanochat.txt": "\n".join(f"Step {one['step']}/467 | Average reward: {one['reward']} | Average "
+                              "sequence length: 46" for one in LINES),
+    "backwards.csv": "step,reward\n" + "\n".join(
+        f"{one['step']},{one['reward']}" for one in reversed(LINES)),
+    "restarted.csv": "step,reward\n" + "\n".join(
+        f"{one['step']},{one['reward']}" for one in LINES[:20] + LINES[10:]),
+    "missing.csv": "step,reward,grad_norm\n" + "\n".join(
+        f"{one['step']},{one['reward']},NaN\n{one['step']},NaN,0.2" for one in LINES),
+    "apart.csv": "reward,grad_norm\n" + "\n".join(
+        f"{one['reward']},NaN\nNaN,0.2" for one in LINES),
+    "long.csv": "step,reward,text\n" + "\n".join(
+        f"{one['step']},{one['reward']},{'a' * 140_000}" for one in LINES)}
+
+
+@pytest.mark.parametrize("name", PASTED)
+def test_what_people_paste_is_read(name, tmp_path):
+    """It has thirty steps, in their order, and no fault."""
+    (tmp_path / name).write_text(PASTED[name])
+    log = read_log(tmp_path / name)
+    assert log["reward"].values.tolist() == pytest.approx([one["reward"] for one in LINES])
+    assert faults_of(log) == [] and log["reward"].broken == log["gradient_norm"].broken == 0
+
+
+def test_a_number_that_is_none_is_seen_in_what_trl_prints(tmp_path):
+    """A cell that is nan in every step is no missing one."""
+    (tmp_path / "log.txt").write_text("\n".join(
+        str(one | {"grad_norm": math.nan, "loss": -math.inf}) for one in LINES))
+    assert rows_of(tmp_path / "log.txt") == [6]
+    (tmp_path / "log.txt").write_text("\n".join(str({"reward": math.nan}) for _ in STEPS))
+    assert "Looked at: reward" in said_of(tmp_path / "log.txt")
+
+
+def test_a_table_of_several_runs_is_told(tmp_path):
+    (tmp_path / "log.csv").write_text("Step,good - train/reward,dead - train/reward\n1,0.5,0\n")
+    assert "several runs: dead, good" in refusal(said_of, tmp_path / "log.csv")
+
+
+@pytest.mark.parametrize("row, metrics, last", [
+    (7, {"rollout/truncated_rate": 0.72}, {}), (1, {"rollout_corr/kl": 0.09}, {}),
+    (8, {}, {"eval/eval_math_pass1": 0.2}), (9, {"rewards/right": 0.5}, {}),
+    (18, {"num_turns/mean": 1.2}, {}), (18, {"tools/call_frequency": 0.1}, {})])
+def test_names_of_today(row, metrics, last, tmp_path):
+    """OpenRLHF's, verl's, and those of TRL, also up to 0.16."""
+    def of_step(step):
+        more = {"rewards/format": 0.02 * step} if row == 9 else {}
+        first = {name: 6.0 for name in metrics} if row == 18 and step < 15 else {}
+        return {"reward": 0.1 + 0.02 * step} | metrics | more | first | (
+            last if step % 10 == 0 else {})
+
+    write_lines(tmp_path / "log.jsonl", [of_step(step) for step in STEPS])
+    assert rows_of(tmp_path / "log.jsonl") == [row]
 
 
 def status_of(*typed):

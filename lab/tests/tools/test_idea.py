@@ -168,7 +168,7 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
                  "finished: by_kind-placebo-kind-s1", "by_kind minus"):
         assert part in said
     *_, pointers = said.rstrip().split("\n\n")  # nothing comes after the last paragraph
-    assert "\nTo repeat all of it: " in pointers
+    assert pointers.startswith("To repeat all of it: python -m lab idea by_kind")
     assert "greedy" in said
     folders = sorted(path.name.rpartition("-")[0] for path in (tmp_path / "my ideas").iterdir())
     assert folders == ["by_kind", "by_kind-placebo", "by_kind-placebo-kind", "plain"]

@@ -72,7 +72,12 @@ def test_the_best_blind_answer_is_chosen_on_one_half_and_measured_on_the_other()
     assert shown_rule(found.rule) == "a b" and found.reward == 0.5 and found.right == 0.0
     # nothing of the second half decides what is chosen
     turned = [*PROBLEMS[:32], *["1 6"] * 32]
-    assert best_blind(asked, turned, str, Sums().score).rule == found.rule
+
+    def paid_elsewhere(problem, text):
+        return Sums().score(problem, text) | ({"reward": 0.0} if problem == "1 6" else {})
+
+    other = best_blind(asked, turned, str, paid_elsewhere)
+    assert other.rule == found.rule and other.reward == 0.0
 
 
 def findings(problems, questions=8, group=4, task=None):

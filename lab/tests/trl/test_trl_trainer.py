@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import lab.analysis.program as analyze
 from lab.tests.trl import INSTALL
-from conftest import ASKED, ROOT, StateIdea, copied, put_in
+from conftest import ASKED, ROOT, StateIdea, copied, put_in, spoken
 from lab.countdown import Problem
 from lab.credit.turns import to_turns, turn_mean
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, checked_credit, make
@@ -25,8 +25,9 @@ from lab.engine.errors import UserError
 from lab.engine.extra_forward import with_facts
 from lab.engine.forward import response_log_probs
 from lab.engine.policy import Forward, derived_seed
-from grpo import policy_loss
+from lab.engine.tokens import THINK
 from lab.engine.update import length_scaling
+from grpo import policy_loss
 from lab.harness.read_record import read_columns, read_credit
 from lab.harness.build import load_policy
 from lab.harness.flags import flags_of
@@ -401,6 +402,18 @@ def test_the_record_is_at_trls_temperature_and_says_so(policy, tmp_path, undrawn
     analyze.main([str(folder)])
     page = (folder / "analysis/report.html").read_text()
     assert "log p, entropy and s were computed at temperature 0.5" in page
+
+
+@needs_trl
+def test_nothing_is_thinking_without_a_tag(policy):
+    """In the answer, or at the end of the prompt."""
+    batch = spoken(policy, [" hmm. 3 * 5<|im_end|>"], [Problem((3, 5, 7), 22)])
+    tag = policy.tokenizer.encode("<think>").ids
+    asked = batch.prompt_ids[0][:-len(tag)]
+    assert batch.prompt_ids[0] == [*asked, *tag]
+    assert THINK in trl_trainer.labelled(batch, policy.tokenizer).section
+    other = trl_trainer.labelled(replace(batch, prompt_ids=[asked]), policy.tokenizer)
+    assert THINK not in other.section
 
 
 @needs_trl

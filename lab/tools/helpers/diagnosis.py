@@ -37,6 +37,11 @@ def is_broken(metric: Metric) -> bool:
     return metric.broken > 0
 
 
+def breaks_twice(metric: Metric) -> bool:
+    """One infinite gradient is what float16 has when its scale is too large."""
+    return metric.broken > 1
+
+
 def grew(times: float, least: float = 1e-12) -> Sign:
     """Whether it has become so many times as large as in the first two steps, and not in a single
     step of the last ones. What begins at 0, as a KL does, is compared with `least`."""
@@ -185,6 +190,25 @@ def paid_for_length(log: Log) -> list[str]:
     return ["reward", "length"] if is_joint else []
 
 
+def fewer_turns(metric: Metric) -> bool:
+    """Whether more than half of the turns after the first are lost, or of the calls of a tool."""
+    least = 1.0 if metric.first > 1 else 0.0
+    return metric.end - least < (metric.first - least) / 2 and metric.falls and metric.first > 0.2
+
+
+def blind(log: Log) -> list[str]:
+    """The answers to a problem become alike and sure while the problems are not solved, and the
+    reward jumps from step to step as it finds other problems."""
+    paid, equal, entropy = log[log.paid], log["equal_groups"], log["entropy"]
+    third = len(paid.values) // 3
+    is_alike = equal.end > max(0.6, equal.start + 0.3) and entropy.end < entropy.start / 4
+    if third < 4 or not is_alike or not 0.05 < paid.end < 0.75:
+        return []
+    early, late = (float(np.abs(np.diff(values)).mean()) for values in (
+        paid.values[:third], paid.values[-third:]))
+    return [log.paid, "equal_groups"] if late > max(0.15, 1.5 * early) else []
+
+
 def by_heart(log: Log) -> list[str]:
     """Training rises, held-out problems do not, and the two are far apart."""
     paid, held_out = log[log.paid], log["held_out"]
@@ -215,7 +239,7 @@ CHECKS = (
     Check(0, "The reward function returns what is no number", any_of(reward=is_broken),
           "the reward function alone, on the answers of such a step", True),
     Check(6, "The loss or a weight is not finite, and the model is destroyed",
-          any_of(loss=is_broken, gradient_norm=is_broken, kl=is_broken), TENTH, True),
+          any_of(loss=breaks_twice, gradient_norm=breaks_twice, kl=breaks_twice), TENTH, True),
     Check(0, "Nothing is trained: the rate is 0, or the loss is detached or multiplied by 0",
           trains_nothing, "print the rate of a step; then python -m lab.formula on the loss, of "
           "which one backward pass shows it", True),
@@ -225,6 +249,9 @@ CHECKS = (
              "bfloat16 (0.013)",
           any_of(gap_of_engines=lambda gap: gap.start > 0.025 or gap.end > 0.025),
           OTHER_LOG_PROBS),
+    Check(17, "The answers ignore the problem: one for all is right where it happens to be",
+          blind, "read answers to different problems; python -m tools.preflight names the best "
+          "blind answer", True),
     Check(5, "The learning rate is too high, and the model writes one answer for all", one_answer,
           "the same run with a fifth of the learning rate; and read answers to different problems",
           True),
@@ -246,6 +273,9 @@ CHECKS = (
     Check(9, "The reward may pay for the length of an answer", paid_for_length,
           "read ten answers of the last steps; and ask python -m lab preflight what an answer "
           "that ignores the problem earns"),
+    Check(18, "The agent stops using its tool, or ends after a turn", any_of(turns=fewer_turns),
+          "read ten answers of the last steps; and pay an answer that used the tool, or check "
+          "whether its replies are trained on (python -m lab.formula)"),
     Check(8, "There are few different problems, and the model learns them by heart", by_heart,
           "the same run with more different problems"),
     Check(11, "The old log-probs are computed anew in each pass",
@@ -301,7 +331,8 @@ def in_short(log: Log) -> str:
 
 def looked_at(log: Log) -> tuple[list[str], list[str]]:
     """The metrics that the log has, and the main ones that it has not."""
-    looked = [name for name in NAMES if log[name].is_known and name != "cut_off"]
+    looked = [name for name in NAMES if (log[name].is_known or log[name].broken)
+              and name != "cut_off"]
     absent = [name for name in ("reward", "equal_groups", "entropy", "length", "finished",
                                 "gradient_norm", "loss", "kl") if name not in looked]
     return looked, absent

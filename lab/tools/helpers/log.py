@@ -5,6 +5,7 @@
 
 NAMES has the names that other trainers give to a metric. What a log does not have is unknown.
 """
+import ast
 import csv
 import json
 import math
@@ -20,10 +21,11 @@ from lab.harness.record import read_lines
 
 LARGEST_FILE = 200e6  # bytes of a log
 # Our name of a metric, and patterns for those of TRL (unsloth and ms-swift write the same), verl
-# b178a3cd, OpenRLHF 3c3be623, slime 624b824a and prime-rl 559b4477. A leading "train/" is left out.
+# b178a3cd, OpenRLHF 3c3be623, slime 624b824a, prime-rl 559b4477 and nanochat. A leading "train/" is
+# left out.
 NAMES = {
     "reward": ("reward", "critic/rewards/mean", "critic/score/mean", "rollout/raw_reward",
-               "agg/all/[^/]+/reward/mean"),
+               "agg/all/[^/]+/reward/mean", "Average reward"),
     "success": ("success",),
     "equal_groups": ("groups_without_spread", "frac_reward_zero_std"),
     "spread": ("reward_std", "group_reward_std"),
@@ -31,27 +33,30 @@ NAMES = {
                 "entropy/all/mean"),
     "length": ("length", "completions/mean_length", "completion_length", "response_length/mean",
                "response_length", "rollout/response_len/mean",
-               "agg/all/[^/]+/num_output_tokens/mean"),
+               "agg/all/[^/]+/num_output_tokens/mean", "Average sequence length"),
+    "turns": ("turns", "num_turns/mean", "tools/call_frequency"),
     "finished": ("finished",),
     "cut_off": ("completions/clipped_ratio", "response_length/clip_ratio", "response_clip_ratio",
-                "rollout/truncated_ratio", "agg/all/[^/]+/is_truncated/mean"),
+                "rollout/truncated_(ratio|rate)", "agg/all/[^/]+/is_truncated/mean"),
     "gradient_norm": ("gradient_norm", "grad_norm", "actor/grad_norm", "actor_grad_norm",
                       "optim/grad_norm"),
     "gradient_norm_last": ("gradient_norm_last",),
-    "loss": ("loss", "actor/pg_loss", "policy_loss", "pg_loss", "loss/mean"),
+    "loss": ("loss", "Training Loss", "actor/pg_loss", "policy_loss", "pg_loss", "loss/mean"),
     "kl": ("kl", "actor/kl_loss", "objective/kl", "kl_loss"),
     "gap": ("sampler_gap",),
     "gap_of_engines": ("sampling/sampling_logp_difference/mean", "training/rollout_probs_diff_mean",
-                       "train_rollout_logprob_abs_diff"),
+                       "train_rollout_logprob_abs_diff",
+                       "rollout_corr/(kl|rollout_is_log_prob_diff_abs_mean|log_ppl_abs_diff)"),
     "ratio": ("ratio_mean",),
     "clipped": ("clipped_share", "clip_ratio/region_mean", "actor/pg_clipfrac", "ppo_clip_ratio",
                 "pg_clipfrac"),
     "learning_rate": ("learning_rate", "actor/lr", "actor_lr", "lr-pg_0", "optim/lr"),
-    "held_out": ("eval_reward", "eval/reward", "val-core/.+/(acc|reward)/mean@.+", "eval_.+_pass1",
-                 "eval/.+/all/.+/avg@.+")}
-PART = re.compile("rewards/(.+)/mean")  # of a reward function of TRL
+    "held_out": ("eval_reward", "eval/reward", "val-core/.+/(acc|reward)/mean@.+",
+                 "(eval/)?eval_.+_pass1", "eval/.+/all/.+/avg@.+")}
+PART = re.compile("rewards/([^/]+)(?:/mean)?")  # of a reward function of TRL
+STEP = ("step", "Step", "global_step", "_step", "training/global_step", "trainer/global_step")
 BEING_RIGHT = re.compile("acc|correct|right|solve|exact|answer|math")  # in a part's name
-CONSOLE = re.compile(r"\bstep:(\d+) - (.*)")  # a step as verl prints it
+PRINTED = re.compile(r"\b[Ss]tep[: ]\s*(\d+)(?:/\d+)? [-|] (.*)")  # by verl, and by nanochat
 FEWEST = 5  # steps from which on something can be said
 
 
@@ -163,15 +168,39 @@ def read_log(path: Path) -> Log:
     file = log_file_in(path) if path.is_dir() else path
     if file.stat().st_size > LARGEST_FILE:
         raise UserError(f"{file} has {file.stat().st_size / 1e6:.0f} MB: a log of metrics has less")
-    found = [{key.removeprefix("train/"): number_in(value) for key, value in line.items()}
-             for line in lines_of_text(file)]
+    found = by_step([{key.removeprefix("train/"): number_in(value) for key, value in line.items()}
+                     for line in lines_of_text(file)])
     if not column_of(found, NAMES["reward"]).size:
         columns = ", ".join(dict.fromkeys(key for line in found for key in line))
         raise UserError(
             f"{file} has no line with a reward: expected a run of this project, trainer_state.json "
-            "of TRL, JSON lines, CSV, or what verl prints. A reward has one of the names "
-            f"{', '.join(NAMES['reward'][:4])}; this file has {columns[:200] or 'no numbers'}")
+            "of TRL, JSON, lines of JSON or of what TRL, verl or nanochat print, CSV, or a table. "
+            f"A reward has one of the names {', '.join(NAMES['reward'][:4])}; this file has "
+            f"{columns[:200] or 'no numbers'}")
     return Log(found, column_of(found, NAMES["held_out"]).tolist(), {}, file)
+
+
+def by_step(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One line for each step, in their order: what a restarted trainer logged again counts once. A
+    cell that is nan is missing, and no fault, if its column has numbers, but none in a line that
+    has what this line has."""
+    present = [{key for key, value in line.items() if is_number(value) and math.isfinite(value)}
+               for line in lines]
+    beside: dict[str, set[str]] = {}
+    for keys in present:
+        for key in keys:
+            beside.setdefault(key, set()).update(keys)
+    kept = [{key: value for key, value in line.items() if value == value or not keys - {*STEP}
+             or beside.get(key, keys) & keys - {*STEP}} for line, keys in zip(lines, present)]
+    name = next((name for name in STEP if any(is_number(line.get(name)) for line in kept)), None)
+    steps: dict[Any, dict[str, Any]] = {}
+    for number, line in enumerate(kept):
+        steps.setdefault(line[name] if name in line else (number,), {}).update(line)
+    if name is None or len(steps) < len(kept) / 4:  # a number within an epoch, perhaps
+        return kept
+    numbered = {step: line for step, line in steps.items() if is_number(step)}
+    return [line for step, line in steps.items() if step not in numbered] + [
+        numbered[step] for step in sorted(numbered)]
 
 
 def log_file_in(folder: Path) -> Path:
@@ -185,48 +214,78 @@ def log_file_in(folder: Path) -> Path:
 
 
 def lines_of_text(file: Path) -> list[dict[str, Any]]:
-    """The metrics in a file: trainer_state.json, JSON lines, what verl prints, or CSV. verl's JSON
-    lines have them under "data"."""
+    """The metrics in a file: trainer_state.json, a JSON array, JSON lines, what trainers print, CSV
+    or a table. verl's JSON lines have them under "data"."""
     text = read_text(file)
     whole = parsed(text)
     if whole is None and file.name == "trainer_state.json":
         raise UserError(f"{file} is not JSON: perhaps it was cut while it was written")
     if isinstance(whole, dict) and isinstance(whole.get("log_history"), list):
-        return [line for line in whole["log_history"] if isinstance(line, dict)]
+        whole = whole["log_history"]
+    if isinstance(whole, list):
+        return [line for line in whole if isinstance(line, dict)]
     found = []
     for line in re.split("[\r\n]+", text):  # a text in JSON may have other ends of a line
         one = parsed(line)
         if isinstance(one, dict) and isinstance(one.get("data"), dict):
             one = one["data"]
-        if one is None and (printed := CONSOLE.search(line)):
-            one = of_console(printed[2])
+        if one is None and (printed := PRINTED.search(line)):
+            one = of_console(printed[1], printed[2])
+        elif one is None and "{'" in line:
+            one = of_dictionary(line[line.index("{'"):])
         if isinstance(one, dict):
             found.append(one)
-    return found or of_csv(text)
+    return found or of_table(text)
 
 
-def of_console(text: str) -> dict[str, float]:
-    """The metrics of one step: *actor/grad_norm:0.31 - critic/score/mean:np.float64(0.5)*."""
-    found = {}
-    for part in text.split(" - "):
+def of_console(step: str, text: str) -> dict[str, Any]:
+    """The metrics of one step: *actor/grad_norm:0.31 - critic/score/mean:np.float64(0.5)*, or
+    *Average reward: 0.5 | Average sequence length: 120*."""
+    found: dict[str, Any] = {"step": float(step)}
+    for part in re.split(r" [-|] ", text):
         name, _, value = part.strip().rpartition(":")
-        number = number_in(re.sub(r"np\.\w+\((.*)\)", r"\1", value))
+        number = number_in(without_numpy(value))
         if name and is_number(number):
             found[name] = number
     return found
 
 
-def of_csv(text: str) -> list[dict[str, float]]:
-    """The numbers of a table. A name may have that of its run before it, as in W&B's *my run -
-    train/reward*."""
-    found = []
-    for row in csv.DictReader(text.replace("\0", "").splitlines()):
+def of_dictionary(text: str) -> dict[str, Any] | None:
+    """What TRL prints in a step: *{'loss': 0.0, 'reward': '0.5'}*."""
+    text = without_numpy(text[:text.rfind("}") + 1])
+    text = re.sub(r"(?<![\w'\"-])(-?(?:nan|inf))\b", r"'\1'", text)
+    try:
+        found = ast.literal_eval(text)
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    return found if isinstance(found, dict) and all(isinstance(key, str) for key in found) else None
+
+
+def without_numpy(text: str) -> str:
+    return re.sub(r"np\.\w+\(([^()]*)\)", r"\1", text)
+
+
+def of_table(text: str) -> list[dict[str, Any]]:
+    """The numbers of CSV, or of a notebook's table, whose columns stand between | or tabs. A name
+    may have that of its run before it, as in W&B's *my run - train/reward*."""
+    rows = [line.strip().strip("|") for line in text.replace("\0", "").splitlines()]
+    rows = [line for line in rows if line.strip("|-: ")]
+    head = rows[0] if rows else ""
+    mark = next((mark for mark in ("|", "\t") if mark in head), ",")
+    csv.field_size_limit(int(LARGEST_FILE))
+    found, runs = [], set()
+    for row in csv.DictReader(rows, delimiter=mark):
         numbers = {}
         for name, value in row.items():
             number = number_in(value)
             if is_number(number):
-                numbers[str(name).rpartition(" - ")[2]] = number
+                run, _, metric = str(name).strip().rpartition(" - ")
+                runs.add(run) if metric.removeprefix("train/") in NAMES["reward"] else None
+                numbers[metric] = number
         found.append(numbers)
+    if len(runs) > 1:
+        raise UserError(f"the table has the rewards of several runs: {', '.join(sorted(runs))}. "
+                        "Export one of them")
     return found
 
 
