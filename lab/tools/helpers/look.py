@@ -2,8 +2,8 @@
 
 The gradient's size at the logits is abs(A) w s for each token (grpo.gradient_size). So it is said
 which kinds of token get more of the gradient than in plain GRPO, and how much of all weight the
-heaviest tokens have. lab preview asks it of a recorded step, and lab idea of a few batches of
-the untrained model.
+heaviest tokens have. `lab idea NAME --look RUN` asks it of a recorded step, and lab idea of a few
+batches of the untrained model.
 """
 import textwrap
 from dataclasses import replace
