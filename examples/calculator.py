@@ -18,8 +18,8 @@ if __name__ == "__main__":
 from dataclasses import dataclass
 from typing import Any
 
-import lab.countdown as countdown_task
-from lab.countdown import Problem, evaluates_to, read_expression
+from countdown_task import Problem, evaluates_to, read_expression
+from lab import countdown
 from lab.harness.flags import option
 
 CALLS = 4
@@ -32,7 +32,7 @@ SOLVED = (("Make 22 from 3 and 5 and 7.", ("3 * 5", "15 + 7"), "3 * 5 + 7"),
 
 
 @dataclass
-class Task(countdown_task.Task):
+class Task(countdown.Task):
     """Countdown's flags and problems, with other defaults, another prompt and an environment."""
     numbers: str = option("2", "how many numbers a problem has", choices=("2", "3", "4", "3,4"))
     min_number: int = option(2, "smallest number of a problem", least=1, most=99)
@@ -71,5 +71,5 @@ class Task(countdown_task.Task):
                       and evaluates_to(expression, problem.numbers, problem.target))
         return {"reward": right, "format": 0.0, "answer": right, "reasoning": 0.0}
 
-    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
+    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:  # type: ignore[override]
         return [0] * len(pieces), [0] * len(pieces)

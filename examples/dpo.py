@@ -58,7 +58,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lab.countdown import Problem, held_out
+from countdown_task import Problem, is_held_out
 from lab.engine.errors import UserError, parse_object
 from lab.engine.extra_forward import with_facts
 from lab.engine.forward import response_log_probs
@@ -233,7 +233,7 @@ def read_pair(line: str, where: str, policy: Policy) -> Pair:
         rejected = encode(policy.tokenizer, worse, "an answer")
     except UserError as error:
         raise UserError(f"{where}: {error}") from None
-    if held_out(problem):
+    if is_held_out(problem):
         raise UserError(f"{where}: {name} is a held-out problem, and what is evaluated may not be "
                         "trained on")
     if written.get("prompt", text) != text:

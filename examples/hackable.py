@@ -18,19 +18,20 @@ if __name__ == "__main__":
 import re
 from dataclasses import dataclass
 
-import lab.countdown as countdown_task
+from countdown_task import Problem
+from lab import countdown
 from lab.harness.flags import option
 
 
 @dataclass
-class Task(countdown_task.Task):
+class Task(countdown.Task):
     """Countdown with another reward."""
-    prompt: str = option("short", "wording of the prompt", choices=countdown_task.PROMPTS)
+    prompt: str = option("short", "wording of the prompt", choices=countdown.PROMPTS)
     numbers: str = option("3", "how many numbers a problem has", choices=("2", "3", "4", "3,4"))
     max_number: int = option(15, "largest number of a problem", least=1, most=1000)
 
     rewarded = "the text claims the target"
 
-    def score(self, problem: countdown_task.Problem, text: str) -> dict[str, float]:
+    def score(self, problem: Problem, text: str) -> dict[str, float]:
         claimed = re.findall("= ?([0-9]+)", text)
         return super().score(problem, text) | {"reward": float(str(problem.target) in claimed)}

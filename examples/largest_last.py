@@ -19,7 +19,8 @@ import random
 import re
 from dataclasses import dataclass
 
-from lab.countdown import annotate, between, read_numbers
+from countdown_task import between
+from lab.countdown import annotate, read_numbers
 from lab.harness.flags import option
 
 PROMPT = "<|im_start|>user\n{numbers} make {total}<|im_end|>\n<|im_start|>assistant\n<think>"

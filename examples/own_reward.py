@@ -10,7 +10,7 @@ with --task my_task. How to bring problems of your own as well is in docs/your_o
 """
 if __name__ == "__main__":
     raise SystemExit("start it with: python train.py --task examples.own_reward")
-from lab.countdown import Problem
+from countdown_task import Problem
 
 
 def reward(problem: Problem, text: str) -> float:

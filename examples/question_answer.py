@@ -32,9 +32,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 
+from countdown_task import kind_of
 from lab.engine.errors import UserError
 from lab.engine.tokens import ANSWER, END, NUMBER, OTHER, SPACE, THINK, WORD, without_end_of_turn
-from lab.countdown import kind_of
 from lab.harness.chat_template import Message, chat_template, prompt_of
 from lab.harness.flags import option
 from lab.harness.record import read_given
@@ -180,7 +180,7 @@ class Task:
         """The steps are the thinking, and what follows the mark or the box is the answer."""
         sections, kinds, so_far = [], [], b""
         for piece in pieces:
-            kind = kind_of(piece)
+            kind = kind_of(piece.decode(errors="replace"))
             kinds.append(kind)
             after = MARK.encode() in so_far or BOX.encode() in so_far
             section = ANSWER if after and kind in (NUMBER, SPACE, WORD) else THINK

@@ -1,66 +1,44 @@
-"""The Countdown task: reach a target from a few numbers, each used exactly once, with + - * /
-and parentheses.
+"""The Countdown task with all that a run beyond the book may ask for: problems of a file, solved
+problems in the prompt, other wordings, other forms of the reward, and a score of the reasoning.
 
-    numbers 3 5 7, target 22     the prompt ends with an opened <think>, and the answer may be
     " 3 * 5 = 15, 15 + 7 = 22 yes</think>\\n<answer> ( 3 * 5 ) + 7 </answer><|im_end|>"
     -> {"reward": 1.1, "format": 1.0, "answer": 1.0, "reasoning": 1.0}
 
 With --prompt expression there is no thinking: the answer is "3 * 5 + 7<|im_end|>". With
 --examples 4 the prompt begins with four solved problems, as earlier turns of the conversation.
 
-This file holds the problems, the prompt, the reward and its parts, and two labels of every
-generated token: the section of the answer that it is in, and its category (`kind`: word, number,
-...). Training uses only the class `Task`. A task of your own is another file with another `Task`
+The problems, the two parts of the reward, the safe reader of expressions and the labels of tokens
+are those of countdown_task.py. A task of your own is another file with another `Task`
 (docs/your_own_task.md).
-
-What a model wrote is never executed. `value_of` reads its syntax tree, accepts numbers, four
-operators and a minus sign, and computes with exact fractions. Text that is too long is refused
-before it is parsed.
 """
 if __name__ == "__main__":
     raise SystemExit("start it with: python train.py --mitigation none")
-import ast
-import hashlib
 import itertools
 import json
-import operator
 import random
 import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from fractions import Fraction
-from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import countdown_task
+from countdown_task import (ANSWER, END, FORMAT_WEIGHT, OTHER, Problem, between, content_of,
+                            evaluates_to, is_held_out, kind_of, read_expression,
+                            without_end_of_turn)
 from lab.engine.errors import UserError
-from lab.engine.tokens import (ANSWER, BRACKET, END, END_OF_TURN, NUMBER, OPERATOR, OTHER, SPACE,
-                               TAG, THINK, USER_TURN, WORD, without_end_of_turn)
+from lab.engine.tokens import USER_TURN
 from lab.harness.record import read_given
 from lab.harness.flags import option
 
 MAX_NUMBER = 999_999_999  # the score of the reasoning reads numbers of at most nine digits
 MAX_NUMBERS = 30  # the most numbers in a problem of a file
-TAGS = (b"<think>", b"</think>", b"<answer>", b"</answer>")
-ANSWER_BEGINS = "</think>\n<answer>"
-FORMAT_WEIGHT = 0.1
 REWARDS = {"graded": f"answer + {FORMAT_WEIGHT} format", "right": "answer",
            "signed": "2 answer - 1"}
 MAX_THINK = 20_000  # the score of the reasoning reads only this many characters of the thinking
 MOST_KNOWN = 100_000  # `held_out_problems` gives up after so many draws without a new problem
 
-SHORT = "<|im_start|>user\n{numbers} make {target}<|im_end|>\n<|im_start|>assistant\n<think>"
-FULL = """<|im_start|>system
-You solve number puzzles. You reason first and then give one expression.<|im_end|>
-<|im_start|>user
-Reach {target} with the numbers {numbers}. You may add (+), subtract (-), multiply (*) and \
-divide (/), and group with parentheses. Every number must be used exactly once. Put your \
-reasoning between <think> and </think>. On the next line put the expression alone between \
-<answer> and </answer>, for example <answer> (1 + 2) * 3 </answer>.<|im_end|>
-<|im_start|>assistant
-Let me work this out.
-<think>"""
 ORIGINAL = """<|im_start|>system
 You are a helpful assistant. You first think about the reasoning process in your mind and then \
 provide the user with the answer.<|im_end|>
@@ -92,8 +70,8 @@ class Wording(NamedTuple):
 
 
 PROMPTS = {
-    "short": Wording(SHORT, lambda words: " " + " ".join(words)),
-    "full": Wording(FULL, ", ".join),
+    "short": Wording(countdown_task.PROMPTS["short"].replace("{spaced}", "{numbers}"), " ".join),
+    "full": Wording(countdown_task.PROMPTS["full"].replace("{commas}", "{numbers}"), ", ".join),
     "original": Wording(ORIGINAL, as_numpy_prints),
     "brief": Wording(BRIEF + "<think>", " and ".join),
     "expression": Wording(BRIEF, " and ".join, thinks=False)}
@@ -104,38 +82,34 @@ GENERATED: tuple[Callable[["Task"], bool], str] = (
     lambda task: task.data is None, "generated problems, which --data replaces")
 
 
-@dataclass(frozen=True)
-class Problem:
-    numbers: tuple[int, ...]
-    target: int
+def of_book(name: str, **more: Any) -> Any:
+    """A flag of the book's task; `more` is what this task says of it in addition."""
+    plain = countdown_task.Task.__dataclass_fields__[name]
+    told = {**plain.metadata, **more}
+    return option(plain.default, told.pop("help"), **told)
 
 
 Content = tuple[tuple[int, ...], int]  # sorted numbers and target: the same for any order
 
 
 @dataclass
-class Task:
+class Task(countdown_task.Task):
     """The Countdown task, with the methods that training calls. Its fields are flags of `train.py`.
     """
+    prompt: str = of_book("prompt", choices=PROMPTS, help="wording of the prompt. original is that "
+                          "of GRPO-Zero. expression asks for the expression alone, without any "
+                          "thinking")
+    numbers: str = of_book("numbers", requires=GENERATED)
+    min_number: int = of_book("min_number", most=MAX_NUMBER, requires=GENERATED)
+    max_number: int = of_book("max_number", most=MAX_NUMBER, requires=GENERATED)
+    max_target: int = of_book("max_target", most=MAX_NUMBER, requires=GENERATED)
+    max_result: int = of_book("max_result", most=MAX_NUMBER, requires=GENERATED)
     data: str | None = option(
         None, 'file of problems, a line of JSON for each: {"nums": [3, 5, 7], "target": 22}. '
         "Without it problems are generated")
-    prompt: str = option("full", "wording of the prompt. original is that of GRPO-Zero. expression "
-                         "asks for the expression alone, without any thinking", choices=PROMPTS)
     examples: int = option(0, "number of solved problems that stand in the prompt as earlier turns "
                            "of the conversation. Their solutions show + * - / in turn. None of "
                            "them is a held-out problem", most=100)
-    numbers: str = option("3,4", "how many numbers a generated problem has",
-                          choices=("2", "3", "4", "3,4"), requires=GENERATED)
-    min_number: int = option(1, "smallest number of a generated problem",
-                             least=1, most=MAX_NUMBER, requires=GENERATED)
-    max_number: int = option(99, "largest number of a generated problem", least=1, most=MAX_NUMBER,
-                             requires=GENERATED)
-    max_target: int = option(99, "largest target of a generated problem", least=1, most=MAX_NUMBER,
-                             requires=GENERATED)
-    max_result: int = option(10_000, "a generated problem has a solution whose "
-                             "intermediate results are at most this", least=1, most=MAX_NUMBER,
-                             requires=GENERATED)
     reward_form: str = option(
         "graded", "the reward of an answer. graded: 1 if it is right, plus "
         f"{FORMAT_WEIGHT} for the right format. right: 1 if it is right, and otherwise 0. signed: "
@@ -146,15 +120,12 @@ class Task:
         least=0, most=1000)
 
     def __post_init__(self) -> None:
-        if self.min_number > self.max_number:
-            raise UserError(
-                f"--min_number {self.min_number} is above --max_number {self.max_number}")
         problems = []
         if self.data:
             problems = read_problems(self.data)
-        self.to_train = [problem for problem in problems if not held_out(problem)]
+        self.to_train = [problem for problem in problems if not is_held_out(problem)]
         tested: dict[Content, Problem] = {}  # without repetitions, so each counts once
-        for problem in filter(held_out, problems):
+        for problem in filter(is_held_out, problems):
             tested.setdefault(content_of(problem), problem)
         self.to_test = list(tested.values())
         if self.data and not (self.to_train and self.to_test):
@@ -189,20 +160,6 @@ class Task:
         """How many numbers a generated problem may have."""
         return tuple(int(count) for count in self.numbers.split(","))
 
-    def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
-        """The problems of a step. They depend on seed and step alone, so a resumed run gets the
-        same ones."""
-        rng = random.Random(f"train {seed} {step}")
-        return [self.training_problem(rng) for _ in range(count)]
-
-    def training_problem(self, rng: random.Random) -> Problem:
-        def is_new(problem: Problem) -> bool:
-            return not held_out(problem) and content_of(problem) not in self.shown
-
-        if self.to_train:
-            return rng.choice(self.to_train)
-        return self.make_problem(rng, is_new)
-
     def held_out_problems(self, count: int) -> list[Problem]:
         """Distinct problems, the same in every run; fewer than `count` if no more are found."""
         rng = random.Random("held out")
@@ -211,28 +168,26 @@ class Task:
         problems: dict[Content, Problem] = {}
         known = 0  # draws since the last new problem, all of which were known
         for _ in range(20 * count):
-            problem = self.make_problem(rng, held_out)
+            problem = self.make_problem(rng, held_out=True)
             known = known + 1 if content_of(problem) in problems else 0
             problems.setdefault(content_of(problem), problem)
             if len(problems) == count or known == MOST_KNOWN:
                 break
         return list(problems.values())
 
-    def make_problem(self, rng: random.Random, wanted: Callable[[Problem], bool]) -> Problem:
-        """A random problem that has a solution, and for which `wanted` is true."""
-        for _ in range(10_000):
-            count = rng.choice(self.counts)
-            numbers = [rng.randint(self.min_number, self.max_number) for _ in range(count)]
-            values = reachable(tuple(sorted(numbers)), self.max_result)
-            targets = sorted(value for value in values if value <= self.max_target)
-            if targets:
-                problem = Problem(tuple(numbers), rng.choice(targets))
-                if wanted(problem):
+    def make_problem(self, rng: random.Random, held_out: bool) -> Problem:
+        """A random problem that no prompt shows solved; to train on, it is one of the file."""
+        if self.to_train and not held_out:
+            return rng.choice(self.to_train)
+        try:
+            for _ in range(10_000):
+                problem = super().make_problem(rng, held_out)
+                if content_of(problem) not in self.shown:
                     return problem
-        raise UserError(
-            f"found no problem with a solution: numbers {self.counts}, min_number "
-            f"{self.min_number}, max_number {self.max_number}, max_target {self.max_target}, "
-            f"max_result {self.max_result}")
+        except ValueError as error:
+            raise UserError(str(error)) from None
+        raise UserError(f"--examples {self.examples}: no problem was found but those that the "
+                        "prompt shows as examples")
 
     def extreme_problems(self) -> list[Problem]:
         """Problems with the longest prompts, to check that the tokenizer can write them and that
@@ -267,10 +222,12 @@ class Task:
         self.shown.add(content_of(problem))
 
     def legal_steps(self, x: int, y: int) -> list["Step"]:
-        return legal_steps(x, y, self.max_result)
-
-    def show(self, problem: Problem) -> str:
-        return f"{' '.join(map(str, problem.numbers))} make {problem.target}"
+        """The steps `x op y`, in this order, with a positive whole result of at most `max_result`:
+        those that `reachable` makes solvable problems of. A model may take others and be right."""
+        steps = [(x, "*", y, x * y), (x, "+", y, x + y), (x, "-", y, x - y)]
+        if x % y == 0:
+            steps.append((x, "/", y, x // y))
+        return [step for step in steps if 0 < step[3] <= self.max_result]
 
     def read(self, words: list[str]) -> Problem:
         """The problem that a person typed: 4 12 10 18, or 4 12 10 make 18 as `show` writes it."""
@@ -282,8 +239,7 @@ class Task:
     def score(self, problem: Problem, text: str) -> dict[str, float]:
         """The reward of an answer and the parts it is made of."""
         if self.wording.thinks:
-            prompt_has_tag = self.wording.text.endswith("<think>")
-            well_formed = format_score(text, "<think>" if prompt_has_tag else "")
+            well_formed = format_score(text, self.wording.text.endswith("<think>"))
             expression = between(text, "<answer>", "</answer>")
         else:
             expression = without_end_of_turn(text)
@@ -296,8 +252,8 @@ class Task:
         return {"reward": reward + self.reasoning_weight * reasoning, "format": well_formed,
                 "answer": right, "reasoning": reasoning}
 
-    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
-        """The section and the kind of each token, as codes (lab/engine/tokens.py)."""
+    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:  # type: ignore[override]
+        """The section and the kind of each token, as codes, from the bytes of the tokens."""
         return annotate(pieces) if self.wording.thinks else annotate_expression(pieces)
 
     def right_steps(self, problem: Problem, pieces: list[bytes]) -> list[int]:
@@ -349,61 +305,16 @@ def read_numbers(words: list[str], least: int, expected: str) -> list[int]:
     return [int(word) for word in words]
 
 
-@lru_cache(maxsize=4096)
-def reachable(numbers: tuple[int, ...], max_result: int) -> frozenset[int]:
-    """Every value that can be made from all of the (sorted) numbers, found by trying all ways."""
-    if len(numbers) == 1:
-        return frozenset(numbers)
-    values: set[int] = set()
-    for i, j in itertools.combinations(range(len(numbers)), 2):
-        a, b = numbers[i], numbers[j]
-        others = [number for k, number in enumerate(numbers) if k not in (i, j)]
-        for *_, result in legal_steps(a, b, max_result) + legal_steps(b, a, max_result):
-            values |= reachable(tuple(sorted([*others, result])), max_result)
-    return frozenset(values)
-
-
-def legal_steps(x: int, y: int, max_result: int) -> list[Step]:
-    """The steps `x op y`, in this order, with a positive whole result of at most `max_result`. They
-    are used to make solvable problems; a model may take other steps and still be right."""
-    steps = [(x, "*", y, x * y), (x, "+", y, x + y), (x, "-", y, x - y)]
-    if x % y == 0:
-        steps.append((x, "/", y, x // y))
-    return [step for step in steps if 0 < step[3] <= max_result]
-
-
-def content_of(problem: Problem) -> Content:
-    return tuple(sorted(problem.numbers)), problem.target
-
-
-def held_out(problem: Problem) -> bool:
-    """Whether a problem is only evaluated and never trained on. A hash chooses a fifth of all
-    problems, so the same problems are held out in every run and every program."""
-    numbers, target = content_of(problem)
-    key = f"{','.join(map(str, numbers))}={target}"
-    return int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "big") % 5 == 0
-
-
-def between(text: str, opening: str, closing: str) -> str | None:
-    """The text between the first opening tag and the first closing tag after it."""
-    _, opened, rest = text.partition(opening)
-    content, closed, _ = rest.partition(closing)
-    return content if opened and closed else None
-
-
-def format_score(text: str, end_of_prompt: str) -> float:
-    """The format part of the reward: 1 for exactly <think>...</think>, a new line and
-    <answer>...</answer>, with every tag once. Otherwise 0.1 for a pair of think tags plus 0.5 for a
-    pair of answer tags. If the prompt ends with "<think>", the answer need not repeat the tag."""
-    if not text.startswith("<think>"):
-        text = end_of_prompt + text
+def format_score(text: str, is_opened: bool) -> float:
+    """The format part of the reward. If the prompt does not open the thinking, the answer has to,
+    and what stands before it does not count."""
     text = without_end_of_turn(text)
-    every_tag_once = all(text.count(tag.decode()) == 1 for tag in TAGS)
-    if every_tag_once and ANSWER_BEGINS in text and text.endswith("</answer>"):
-        return 1.0
-    has_think = between(text, "<think>", "</think>") is not None
-    has_answer = between(text, "<answer>", "</answer>") is not None
-    return 0.1 * has_think + 0.5 * has_answer
+    _, opening, rest = text.partition("<think>")
+    if is_opened:
+        return countdown_task.format_score(text)
+    if opening:
+        return countdown_task.format_score(opening + rest)
+    return 0.5 * (between(text, "<answer>", "</answer>") is not None)
 
 
 # A step is a op b = c, with at most two spaces between its parts. The c of one step can be the a of
@@ -442,109 +353,19 @@ def is_result(a: int, sign: str, b: int, c: int) -> bool:
     return c == {"+": a + b, "-": a - b, "*": a * b}[sign]
 
 
-MAX_CHARACTERS, MAX_PARENTHESES = 400, 30
-OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-    ast.Div: operator.truediv}
-
-
-def evaluates_to(expression: str | None, numbers: Iterable[int], target: int) -> bool:
-    """Whether the expression uses every number exactly once and is exactly equal to the target."""
-    if expression is None or len(expression) > MAX_CHARACTERS:
-        return False
-    if sorted(re.findall("[0-9]+", expression)) != sorted(map(str, numbers)):
-        return False
-    return read_expression(expression) == target
-
-
-def read_expression(text: str) -> Fraction | None:
-    """The exact value of an expression; None if it has no value, is not an expression, or is too
-    long."""
-    if (not re.fullmatch(r"[0-9+*/() \t\r\n-]*", text) or len(text) > MAX_CHARACTERS
-            or text.count("(") > MAX_PARENTHESES):
-        return None
-    try:
-        tree = ast.parse(" ".join(text.split()), mode="eval")
-        return value_of(tree.body)
-    except (SyntaxError, ZeroDivisionError, RecursionError):
-        return None
-
-
-def value_of(node: ast.expr) -> Fraction:
-    """The exact value of an arithmetic syntax tree, which is inspected and never executed. "2**3"
-    raises SyntaxError, because its operator is not in OPERATORS; so do "7//2" and "+3"."""
-    match node:
-        case ast.Constant(value=int(number)):
-            return Fraction(number)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -value_of(operand)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
-            return OPERATORS[type(op)](value_of(left), value_of(right))
-    raise SyntaxError("neither a number, nor one of four operators, nor a minus sign")
+def texts_of(pieces: list[bytes]) -> list[str]:
+    """The text of each token by itself. Part of a character, which a token can be, is \\ufffd."""
+    return [piece.decode(errors="replace") for piece in pieces]
 
 
 def annotate(pieces: list[bytes]) -> tuple[list[int], list[int]]:
-    """The section and the kind of each token of an answer, from the bytes of its tokens.
-
-    The think section ends at the token before </think> (or before <answer>, if that comes first).
-    The answer section is from the first token after the <answer> tag to the token before </answer>.
-    A token that touches a tag is of kind tag, because tokenizers cut "<think>" into "<", "think"
-    and ">", and may join the ">" with a newline.
-    """
-    text = b"".join(pieces)
-    is_tag = [False] * len(text)  # for each byte
-    for match in re.finditer(b"</?(think|answer)>", text):
-        for index in range(*match.span()):
-            is_tag[index] = True
-    think_to, answer_from, answer_to = borders(text)
-    sections, kinds, end = [], [], 0
-    for piece in pieces:
-        start, end = end, end + len(piece)
-        kind = TAG if any(is_tag[start:end]) else kind_of(piece)
-        section = OTHER
-        if kind not in (TAG, END):
-            if start < think_to:
-                section = THINK
-            elif answer_from <= start < answer_to:
-                section = ANSWER
-        sections.append(section)
-        kinds.append(kind)
-    return sections, kinds
+    """The section and the kind of each token of an answer with thinking, from the tokens' bytes."""
+    return countdown_task.Task().label(texts_of(pieces))
 
 
 def annotate_expression(pieces: list[bytes]) -> tuple[list[int], list[int]]:
     """The section and the kind of each token of an answer that is nothing but an expression: all of
     it is in the answer section, except the end of the turn."""
-    kinds = [kind_of(piece) for piece in pieces]
+    kinds = [kind_of(text) for text in texts_of(pieces)]
     sections = [OTHER if kind == END else ANSWER for kind in kinds]
     return sections, kinds
-
-
-def borders(text: bytes) -> tuple[int, int, int]:
-    """The indices where the think section ends, and where the answer section begins and ends."""
-    end = len(text)
-
-    def index_or_end(tag: bytes, start: int = 0) -> int:
-        index = text.find(tag, start)
-        return index if index >= 0 else end
-
-    opening = index_or_end(b"<answer>")
-    think_to = min(index_or_end(b"</think>"), opening)
-    answer_from = min(opening + len(b"<answer>"), end)
-    return think_to, answer_from, index_or_end(b"</answer>", answer_from)
-
-
-def kind_of(piece: bytes) -> int:
-    """The kind of a token, by its first character that is not a space. "=" counts as a bracket, and
-    everything without a kind of its own, such as punctuation, as a word."""
-    text = piece.decode(errors="replace")
-    first = text.strip()[:1]
-    if text in END_OF_TURN:
-        return END
-    if not first:
-        return SPACE
-    if first in "0123456789":
-        return NUMBER
-    if first in "+-*/":
-        return OPERATOR
-    return BRACKET if first in "()=" else WORD

@@ -40,7 +40,7 @@ import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from lab.countdown import TAGS, Problem
+from countdown_task import TAGS, Problem
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, make
 from lab.engine.model_folder import write_model_folder
 import lab.credit.weightings  # noqa: F401  fills the lists of choices
@@ -311,7 +311,7 @@ def learner(tmp_path_factory):
     test. Its tags are whole tokens: random answers meet one now and then, so rewards differ."""
     folder = tmp_path_factory.mktemp("learner")
     tokenizer = make_tokenizer()
-    tokenizer.add_tokens([AddedToken(tag.decode(), normalized=False) for tag in TAGS])
+    tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])
     torch.manual_seed(0)
     config = ModelConfig(vocab_size=tokenizer.get_vocab_size(), head_dim=16, pad_token_id=0,
                          tie_word_embeddings=True, eos_token_id=(2,), max_position_embeddings=1024,

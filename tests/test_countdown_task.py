@@ -10,8 +10,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from lab.countdown import (PROMPTS, Problem, Task, Wording, evaluates_to, held_out,
-                            read_expression)
+from countdown_task import Problem, evaluates_to, is_held_out, read_expression
+from lab.countdown import PROMPTS, Task, Wording
 from lab.engine.errors import UserError
 from lab.engine.tokens import KINDS, SECTIONS, encode_prompt, load_tokenizer, token_bytes
 from lab.harness.solved_problems import solutions_of
@@ -258,15 +258,15 @@ def test_which_fifth_is_held_out():
     """Another fifth would be problems that models/tiny was made with. README and the
     page of its run show these: four that were evaluated, two that were trained on."""
     kept = [((2, 13, 9), 24), ((6, 8, 14), 34), ((4, 12, 10), 18), ((12, 9, 3), 9)]
-    assert all(held_out(Problem(*asked)) for asked in kept)
-    assert not held_out(Problem((12, 12, 11), 12)) and not held_out(Problem((11, 3, 9), 96))
+    assert all(is_held_out(Problem(*asked)) for asked in kept)
+    assert not is_held_out(Problem((12, 12, 11), 12)) and not is_held_out(Problem((11, 3, 9), 96))
 
 
 def test_nothing_evaluated_was_ever_trained_on():
     problems = Task(**TINY)
     trained = {p for step in range(50) for p in problems.training_problems(0, step, 16)}
     evaluated = problems.held_out_problems(300)
-    assert not any(map(held_out, trained)) and all(map(held_out, evaluated))
+    assert not any(map(is_held_out, trained)) and all(map(is_held_out, evaluated))
     assert len({(tuple(sorted(p.numbers)), p.target) for p in evaluated}) == 300
     assert evaluated == Task(**TINY).held_out_problems(300)
 
@@ -298,7 +298,7 @@ def test_a_file_is_split_by_the_same_rule_and_a_held_out_problem_counts_once(tmp
     assert len(task.to_train) == len(lines) - 4 * 6  # those count as often as they are there
     assert set(task.training_problems(0, 1, 500)) == set(task.to_train)
     assert set(task.held_out_problems(500)) == set(task.to_test)
-    assert not any(map(held_out, task.to_train))
+    assert not any(map(is_held_out, task.to_train))
 
 
 def test_the_search_ends_when_nothing_new_was_drawn_for_long(monkeypatch):
@@ -307,7 +307,7 @@ def test_the_search_ends_when_nothing_new_was_drawn_for_long(monkeypatch):
     A, B, C, D = (Problem((1, 1, number), 3) for number in range(4))
     draws = iter([A, A, B, A, A, C, D, *[A, B, C, D, A]])
     monkeypatch.setattr("lab.countdown.MOST_KNOWN", 5)
-    monkeypatch.setattr(Task, "make_problem", lambda *_: next(draws))
+    monkeypatch.setattr(Task, "make_problem", lambda *_, held_out: next(draws))
     task = Task(prompt="short", numbers="3")
     assert task.held_out_problems(10 ** 9) == [A, B, C, D] and next(draws, None) is None
 
@@ -410,7 +410,7 @@ def test_worked_examples_are_right_one_for_each_operator_and_none_is_held_out(fo
         answer = answer.removeprefix("<think>").removesuffix("\n")
         score = task.score(problem, answer)
         assert score["format"] == score["answer"] == 1 and sign in answer
-        assert not held_out(problem)
+        assert not is_held_out(problem)
         if form != "expression":
             assert score["reasoning"] == 1  # what is tried first is computed rightly, too
             assert (" no, " in answer) == (sign in "+-") and " yes</think>" in answer
@@ -464,7 +464,7 @@ def test_examples_of_a_file_come_from_its_training_problems(tmp_path):
     path.write_text("".join(json.dumps({"nums": p.numbers, "target": p.target}) + "\n"
                             for p in made))
     task = Task(data=str(path), prompt="expression", examples=4)
-    trained = {(tuple(sorted(p.numbers)), p.target) for p in made if not held_out(p)}
+    trained = {(tuple(sorted(p.numbers)), p.target) for p in made if not is_held_out(p)}
     assert len(task.shown) == 4 and task.shown <= trained
     assert not task.shown & {(tuple(sorted(p.numbers)), p.target) for p in task.to_train}
 
@@ -485,6 +485,12 @@ def test_an_operator_that_no_problem_needs_has_no_example():
     assert re.findall(r"\n16 (.) 16<", task.head) == ["+", "*"]
 
 
+def test_examples_that_leave_no_problem_to_train_on_are_told():
+    """Of 6 and 6 are made 12 and 36, which the prompt would show, and 1, which is held out."""
+    with pytest.raises(UserError, match="--examples 4: no problem was found but those that"):
+        Task(prompt="expression", **TWO | {"min_number": 6, "max_number": 6})
+
+
 def test_examples_that_cannot_be_found_are_told(tmp_path):
     path = tmp_path / "problems.jsonl"
     path.write_text("".join(json.dumps({"nums": [1] * 30, "target": t}) + "\n"
@@ -492,7 +498,7 @@ def test_examples_that_cannot_be_found_are_told(tmp_path):
     with pytest.raises(UserError, match="--examples 2: none of 1,000 .* --examples 0 asks without"):
         Task(data=str(path), prompt="expression", examples=2)
     sums = [{"nums": [a, 40], "target": a + 40} for a in range(2, 12)]
-    kept = [one for one in sums if held_out(Problem(tuple(one["nums"]), one["target"]))]
+    kept = [one for one in sums if is_held_out(Problem(tuple(one["nums"]), one["target"]))]
     [trained, *_] = [one for one in sums if one not in kept]
     path.write_text("".join(json.dumps(one) + "\n" for one in [*kept, trained]))
     assert kept

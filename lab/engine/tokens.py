@@ -1,8 +1,4 @@
-"""Byte-level tokenizers (Qwen's): the ids of a prompt, and the bytes of each token.
-
-Here are also the names of the two labels of a token: the section of the answer that it is in, and
-its kind (its category).
-"""
+"""Byte-level tokenizers (Qwen's): the ids of a prompt, and the bytes of each token."""
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -11,18 +7,15 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from countdown_task import (  # many take these from here
+    ANSWER as ANSWER, BRACKET as BRACKET, END as END, END_OF_TURN as END_OF_TURN, KINDS as KINDS,
+    NUMBER as NUMBER, OPERATOR as OPERATOR, OTHER as OTHER, SECTIONS as SECTIONS, SPACE as SPACE,
+    TAG as TAG, THINK as THINK, WORD as WORD, without_end_of_turn as without_end_of_turn)
 from lab.engine.errors import UserError, read_text
 
-END_OF_TURN = ("<|im_end|>", "<|endoftext|>")
 CHATML = ("<|im_start|>", "<|im_end|>")  # around a turn, in every prompt
 USER_TURN = "<|im_start|>user\n"
 UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
-
-# Codes, as credit files store them. A task assigns them in its method `label`.
-OTHER, THINK, ANSWER = range(3)                                # section codes
-WORD, SPACE, NUMBER, OPERATOR, BRACKET, TAG, END = range(7)    # kind codes
-SECTIONS = ("other", "think", "answer")
-KINDS = ("word", "space", "number", "operator", "bracket", "tag", "end")
 
 
 def load_tokenizer(folder: str | Path, vocabulary: int | None = None) -> Tokenizer:
@@ -69,11 +62,6 @@ def encode_prompt(tokenizer: Tokenizer, text: str, problem: str) -> list[int]:
         raise UserError(f"the prompt of the problem {named!r} is empty: there is nothing for the "
                         "model to continue")
     return ids
-
-
-def without_end_of_turn(text: str) -> str:
-    end = next((end for end in END_OF_TURN if text.endswith(end)), "")
-    return text.removesuffix(end)
 
 
 def without_earlier_turns(prompt: str) -> str:

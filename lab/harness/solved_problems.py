@@ -52,7 +52,7 @@ def solved_problem(task: Any, rng: random.Random,
     solution has the numbers in another order than the problem, because a model that saw no such
     example did not try other orders (docs/how_a_run_fails.md)."""
     for _ in range(1000):
-        problem = task.training_problem(rng)
+        problem = task.make_problem(rng, held_out=False)
         if len(problem.numbers) > MAX_SOLVED:
             continue
         order = [str(number) for number in problem.numbers]

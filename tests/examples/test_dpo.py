@@ -10,7 +10,7 @@ import torch
 import lab.analysis.program as analyze
 import lab.run as train
 from conftest import ROOT, SPOKEN, copied, gradients, hand_made, refusal
-from lab.countdown import Problem, held_out
+from countdown_task import Problem, is_held_out
 from lab.engine.model_folder import read_model_folder
 from lab.engine.tokens import load_tokenizer
 from examples import dpo
@@ -160,8 +160,8 @@ def test_a_line_that_may_not_be_trained_on_is_refused(policy, line, said):
     """Among them held-out problems, and answers that were given to another prompt."""
     message = refusal(dpo.read_pair, line, "pairs.jsonl, line 2", policy)
     assert message.startswith("pairs.jsonl, line 2") and said in message
-    assert held_out(policy.task.read(HELD_OUT.split()))
-    assert not held_out(policy.task.read(PAIR["problem"].split()))
+    assert is_held_out(policy.task.read(HELD_OUT.split()))
+    assert not is_held_out(policy.task.read(PAIR["problem"].split()))
 
 
 def test_pairs_that_were_written_give_the_same_step_offline(tmp_path, monkeypatch):

@@ -26,7 +26,8 @@ from functools import cache
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from lab.countdown import Problem, Task, held_out
+from countdown_task import Problem
+from lab.countdown import Task
 from lab.harness.solved_problems import Solution, solutions_of
 
 TASK = Task(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
@@ -152,7 +153,7 @@ def is_right(problem: Problem, pieces: Pieces) -> bool:
 def make_example(tokenizer: Tokenizer, rng: random.Random,
                  right: bool = False) -> tuple[list[int], list[float]]:
     """Ids of a prompt and its demonstration, and the loss weight of predicting each of them."""
-    problem = TASK.make_problem(rng, lambda problem: not held_out(problem))
+    problem = TASK.make_problem(rng, held_out=False)
     ids = tokenizer.encode(TASK.prompt_for(problem), add_special_tokens=False).ids
     weights = [0.0] * len(ids)
     pieces = demonstration(problem, rng)
