@@ -249,21 +249,21 @@ CHANGED = ("20.0% (95% interval 10.0% to 30.0%) -> 50.0% (40.0% to 60.0%) of 3 h
 
 @pytest.mark.parametrize("sampled, said", [
     # without two evaluations, the time alone
-    (BEFORE, "3 min 52 s\npython analyze.py  makes tables"),
-    (BEFORE + AFTER, f"{CHANGED}\npython analyze.py  makes tables")])
+    (BEFORE, "3 min 52 s\npython -m lab page  makes tables"),
+    (BEFORE + AFTER, f"{CHANGED}\npython -m lab page  makes tables")])
 def test_the_end_says_what_changed(capsys, sampled, said):
     print_outcome(Path("runs/x"), sampled, 232.0, 0)
     printed = capsys.readouterr().out
     assert printed.startswith(f"  {said}")
     assert printed.endswith("\npython -m lab follow  follows a token through a step\n")
     print_outcome(Path("elsewhere/x"), sampled, 232.0, 0)
-    assert "\npython analyze.py elsewhere/x  makes" in capsys.readouterr().out
+    assert "\npython -m lab page elsewhere/x  makes" in capsys.readouterr().out
 
 
 def test_without_a_step_there_is_no_token_to_follow(capsys):
     print_outcome(Path("runs/x"), BEFORE, 2.0, 0, has_steps=False)
     printed = capsys.readouterr().out
-    assert "python analyze.py  makes" in printed and "follow" not in printed
+    assert "python -m lab page  makes" in printed and "follow" not in printed
 
 
 def what_a_closed_pipe_does(*command):
