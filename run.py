@@ -499,7 +499,7 @@ def checked_value(name: str, value: Any, wanted: Any, limits: dict[str, Any]) ->
     if type(value) is not wanted or wanted is float and not math.isfinite(value):
         raise UserError(f"--{name} {value!r}: expected a finite {wanted.__name__}")
     if value not in limits.get("choices", [value]):
-        raise UserError(f"--{name} {value!r}: choose from {', '.join(limits['choices'])}")
+        raise Unknown(f"--{name} {value!r}: choose from {', '.join(limits['choices'])}")
     keeps: dict[str, Any] = {"least": operator.ge, "above": operator.gt, "most": operator.le}
     for limit, is_kept in keeps.items():
         if limit in limits and not is_kept(value, limits[limit]):
