@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from lab.engine.fused import has_kernels
 from lab.engine.packing import SharedPrompts, pack, send
 from lab.engine.rollouts import Rollouts
-from lab.engine.model import Embedding, Qwen2, linear
+from lab.engine.model import Qwen2, linear
 
 LOGITS_AT_ONCE = 2 ** 27  # the most logits at a time in float32; in bfloat16 twice as many
 LOGITS_OF_FROZEN = 2 ** 24  # the most if the output matrix is frozen, in either type
@@ -266,7 +266,7 @@ def embedding_by_rows(model: Qwen2) -> Iterator[None]:
         yield
         return
 
-    def by_rows(module: Embedding, inputs: tuple[Tensor], _: Tensor) -> Tensor:
+    def by_rows(module: nn.Embedding, inputs: tuple[Tensor], _: Tensor) -> Tensor:
         [ids] = inputs
         rows: Tensor = EmbeddingRows.apply(module.weight, ids)
         return rows

@@ -33,10 +33,10 @@ from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from lab.engine.model import (Block, Linear, Qwen2, RMSNorm, at_least_float32, product_type, rotary,
-                         rotate)
+from lab.engine.model import Qwen2, at_least_float32, product_type, rotary, rotate
+from qwen2_model import Block, RMSNorm
 
 AttendJoined = Callable[[int, Tensor, Tensor], Tensor]  # layer, q, k and v in one tensor
 PACKED, PACKED_TYPES = 512, (torch.float32, torch.bfloat16)
@@ -121,7 +121,7 @@ class FusedQwen2:
         output: Tensor = matrix.detach().to(self.dtype).to(self.product_type)  # (V, D)
         return self.packed(output) if self.is_packed else output.t()
 
-    def fuse(self, parts: list[Linear], norm: RMSNorm | None = None) -> Joined:
+    def fuse(self, parts: list[nn.Linear], norm: RMSNorm | None = None) -> Joined:
         """The joined matrix of the parts, (inputs, outputs of all parts)."""
         weight = None if norm is None or self.is_mixed else self.weight_of(norm)
 
@@ -137,7 +137,7 @@ class FusedQwen2:
 
         return Joined(once_if_frozen(parts[0].weight, join), self.join_low_rank(parts, weight))
 
-    def join_low_rank(self, parts: list[Linear], norm: Tensor | None
+    def join_low_rank(self, parts: list[nn.Linear], norm: Tensor | None
                       ) -> tuple[Tensor, Tensor] | None:
         """What LoRA adds to the parts, rounded as training rounds it."""
         if not hasattr(parts[0], "A"):

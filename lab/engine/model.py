@@ -1,15 +1,14 @@
-"""Qwen2, Qwen2.5 and Qwen3 (dense) written out by hand.
+"""The model of qwen2_model.py with what a run beyond the book asks of it: products in bfloat16, any
+device, layers whose activations are computed again (--checkpointing), and attention in fewer
+operations.
 
-The modules have the names of the published safetensors files, so a checkpoint loads key by key,
-and one that is written here opens in `transformers`. lab/engine/model_folder.py reads and writes
-such folders. Left out on purpose: rope scaling, sliding windows, dropout and mixtures of experts; a
-folder that needs one of them is refused.
+The classes are the book's, and so are the names of the parameters. A model is built by the book,
+and then its modules get the classes of this file in place, which have the same parameters and
+another `forward`. lab/engine/model_folder.py reads and writes the folders of models.
 
-Everything but attention treats each token alone, so tokens may come in any shape: as rows (B, L),
-or as all answers end to end (N,). Only one function knows which tokens see each other. It is passed
-in as `attend`:
+Only one function knows which tokens see each other, as in the book. It is passed in as `attend`:
 
-    causal         (this file)   each token sees its own row up to itself
+    causal         (the book's)  each token sees its own row up to itself
     SharedPrompts  (packing.py)  training: a prompt is there once, and all its answers see it
     Cache          (cache.py)    sampling: one new token in each row sees all before it
 
@@ -26,27 +25,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q, k, v
+import qwen2_model
+from qwen2_model import Attend, causal
 
 
 @dataclass(frozen=True)
-class ModelConfig:
-    """The part of `config.json` that decides what is computed."""
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    model_type: str = "qwen2"
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = 10000.0
-    max_position_embeddings: int = 32768
-    tie_word_embeddings: bool = False
+class ModelConfig(qwen2_model.ModelConfig):
+    """The book's config, and two more tokens."""
     bos_token_id: int | None = None
     pad_token_id: int | None = None
-    eos_token_id: tuple[int, ...] = ()
 
     @property
     def stop_ids(self) -> tuple[int, ...]:
@@ -120,21 +107,11 @@ def linear(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     return F.linear(x.to(product_dtype), matrix, bias).to(x.dtype)
 
 
-class Layer(nn.Module):
-    """A module whose call returns a tensor, for the type checker."""
-    __call__: Callable[..., Tensor]
-
-
-class RMSNorm(Layer):
-    """x / sqrt(mean of x^2 + eps) * weight (1910.07467). The norm computes in float32 at least and
-    casts its output to `output_dtype`. Thereby the norms decide in which type matrices are
-    multiplied, because each Linear computes in the type of its input."""
+class RMSNorm(qwen2_model.RMSNorm):
+    """The norm computes in float32 at least and casts its output to `output_dtype`. Thereby the
+    norms decide in which type matrices are multiplied, because each Linear computes in the type of
+    its input."""
     output_dtype = torch.float32  # `Qwen2.compute_in` changes it
-
-    def __init__(self, size: int, eps: float):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
         # in bfloat16 a small square would be lost when it is added to a large sum
@@ -146,38 +123,13 @@ class RMSNorm(Layer):
 class Linear(nn.Linear):
     """A linear layer that computes in the type of its input, so that weights which are kept in
     float32 can be multiplied in bfloat16."""
-    __call__: Callable[..., Tensor]
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
 
 
-class Embedding(nn.Embedding):
-    """An embedding that draws no initial weights on the device "meta", where tensors have a shape
-    and no numbers. torch would import its whole compiler to draw nothing."""
-    __call__: Callable[..., Tensor]
-
-    def reset_parameters(self) -> None:
-        if not self.weight.is_meta:
-            super().reset_parameters()
-
-
-class Attention(Layer):
-    """Grouped-query attention (2305.13245): H query heads share K key/value heads."""
-
-    def __init__(self, config: ModelConfig, layer: int):
-        super().__init__()
-        self.layer = layer
-        self.head_dim = size = config.head_dim
-        D = config.hidden_size
-        is_qwen2 = config.model_type == "qwen2"
-        self.q_proj = Linear(D, config.num_attention_heads * size, bias=is_qwen2)
-        self.k_proj = Linear(D, config.num_key_value_heads * size, bias=is_qwen2)
-        self.v_proj = Linear(D, config.num_key_value_heads * size, bias=is_qwen2)
-        self.o_proj = Linear(config.num_attention_heads * size, D, bias=False)
-        if not is_qwen2:  # Qwen3 drops the biases and normalises queries and keys instead
-            self.q_norm = RMSNorm(size, config.rms_norm_eps)
-            self.k_norm = RMSNorm(size, config.rms_norm_eps)
+class Attention(qwen2_model.Attention):
+    """The book's attention, in the types of the norms, with half the operations of a rotation."""
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
         shape = (-1, self.head_dim)
@@ -212,49 +164,12 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Te
     return attended.to(q.dtype).reshape(q.shape)
 
 
-def causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention over rows (B, L, heads, head_dim): every token sees its own row up to itself."""
-    return attention(q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)).transpose(1, 2)
-
-
-class MLP(Layer):
-    """The feed-forward part of a layer, SwiGLU (2002.05202)."""
-
-    def __init__(self, config: ModelConfig):
-        super().__init__()
-        self.gate_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.up_proj = Linear(config.hidden_size, config.intermediate_size, bias=False)
-        self.down_proj = Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
-
-
-class Block(Layer):
-    """A layer: attention, then the MLP, each applied to the normalised x and added to x."""
-
-    def __init__(self, config: ModelConfig, layer: int):
-        super().__init__()
-        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.self_attn = Attention(config, layer)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.mlp = MLP(config)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, attend)
-        return x + self.mlp(self.post_attention_layernorm(x))
-
-
-class Decoder(Layer):
-    """The embeddings and the layers, without the output matrix: `model.` in the published names."""
+class Decoder(qwen2_model.Decoder):
+    """The book's decoder on any device, whose layers may keep less for the backward pass."""
     checkpointing = False  # True: activations within a layer are computed again, not kept
-
-    def __init__(self, config: ModelConfig):
-        super().__init__()
-        self.config = config
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+    __call__: Callable[..., Tensor]
+    config: ModelConfig
+    norm: RMSNorm
 
     def forward(self, ids: Tensor, positions: Tensor | None = None,
                 attend: Attend = causal) -> Tensor:
@@ -274,17 +189,22 @@ class Decoder(Layer):
         return self.norm(x)
 
 
-class Qwen2(Layer):
+EXCHANGED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: Linear, qwen2_model.RMSNorm: RMSNorm, qwen2_model.Attention: Attention,
+    qwen2_model.Decoder: Decoder}
+
+
+class Qwen2(qwen2_model.Qwen2):
     """The whole model; a Qwen3 if `config.model_type` says so."""
+    __call__: Callable[..., Tensor]
+    config: ModelConfig
+    model: Decoder
 
     def __init__(self, config: ModelConfig):
-        super().__init__()
-        self.config = config
-        self.model = Decoder(config)
-        self.lm_head = None
-        if not config.tie_word_embeddings:
-            self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
-        if self.device.type != "meta":  # see Embedding
+        super().__init__(config)
+        for module in self.modules():
+            module.__class__ = EXCHANGED.get(type(module), type(module))
+        if self.device.type != "meta":  # where tensors have a shape and no numbers
             self.draw_parameters()
 
     def draw_parameters(self) -> None:
@@ -299,7 +219,6 @@ class Qwen2(Layer):
         return self.logits(self.model(ids))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """(..., D) -> (..., V). With a large vocabulary, pass only the positions you need."""
         return linear(hidden, self.output_matrix)
 
     @property

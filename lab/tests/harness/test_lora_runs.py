@@ -15,7 +15,7 @@ from lab.engine.lora import ThriftyMLP
 from lab.engine.model_folder import read_model_folder
 from lab.harness.build import load_policy
 from lab.harness.settings import LORA_RATE, make_settings
-from lab.engine.model import MLP
+from qwen2_model import MLP
 from runs import (WHOLE, after_credit_of, assert_same_run, config_of, edit_config, everything,
                   run)
 

@@ -10,7 +10,8 @@ import torch.nn.functional as F
 from conftest import copied, credit_columns, spoken, write_log
 
 from lab.engine.errors import UserError
-from lab.engine.model import Qwen2, causal, rotary
+from lab.engine.model import Qwen2, rotary
+from qwen2_model import causal
 from lab.__main__ import main
 from lab.probes.common import run_of
 from lab.analysis.token_table import TokenTable
