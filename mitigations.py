@@ -181,7 +181,7 @@ def checked(values: Any, rollouts: Rollouts, name: str) -> Tensor:
     """(B, 1) is a number for each answer, and becomes (B, T). (B,) is refused, because torch would
     spread it over T instead of B."""
     B, T = rollouts.mask.shape
-    if not isinstance(values, Tensor) or values.dim() != 2 or any(
+    if not isinstance(values, Tensor) or values.is_complex() or values.dim() != 2 or any(
             size not in (1, wanted) for size, wanted in zip(values.shape, (B, T))):
         found = tuple(values.shape) if isinstance(values, Tensor) else repr(values)[:80]
         raise UserError(f"{name} should return a tensor (B, T) = ({B}, {T}), got {found}")

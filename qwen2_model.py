@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -231,6 +232,13 @@ def read_config(folder: Path) -> ModelConfig:
         raise UserError(f"{folder}/config.json: {error}") from None
 
 
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+
+
 def load_model(folder: Path) -> Qwen2:
     """The model of a folder, in float32."""
     config, found = read_config(folder), {}
@@ -238,7 +246,7 @@ def load_model(folder: Path) -> Qwen2:
     if not files:
         raise UserError(f"{folder} has no model.safetensors")
     for path in files:
-        found.update(load_file(path))
+        found.update(read_tensors(path))
     with torch.device("meta"):  # shapes without numbers: those of the files take their place
         model = Qwen2(config)
     wanted = {name: parameter.shape for name, parameter in model.named_parameters()}

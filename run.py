@@ -37,14 +37,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from countdown_task import END_OF_TURN, Problem, Task, option
 from grpo import ADVANTAGES, TWICE, AdamW, Metrics, Rollouts, update, update_with_change
 from mitigations import MITIGATIONS, credit_of, place_of, rescaled_weight
 from qwen2_model import (UserError, generate, load_model, load_tokenizer, read_json,
-                         save_model, spelling)
+                         read_tensors, save_model, spelling)
 
 HERE = Path(__file__).parent
 AXES: dict[str, dict[str, Any]] = {  # what is chosen by name, and may have flags of its own
@@ -90,7 +90,6 @@ class Settings:
     keywords: dict[str, Any] = field(default_factory=dict)  # of task, weighting and advantage
     typed: dict[str, Any] = field(default_factory=dict)     # the flags that were typed
 
-
     @property
     def folder(self) -> Path:
         """The same command names the same folder: runs/none-grpo-learning_rate0.001-s0."""
@@ -119,13 +118,14 @@ class Run:
         self.stopping = False                          # after this step, because of Ctrl-C
         self.seconds: deque[float] = deque(maxlen=20)  # of the last steps
         self.evaluations: list[dict[str, Any]] = []    # of sampled answers, for the last line
-        checkpoint = None
+        self.locked, checkpoint = None, None
         if is_resumed:
             self.locked = lock(self.folder)  # before anything in it is read
             self.done, checkpoint = where_to_go_on(self.folder, s.checkpoint_every)
         self.task = Task(**s.keywords_of(Task))
-        self.model = load_model(checkpoint or find(s.model))
-        self.tokenizer = load_tokenizer(checkpoint or find(s.model))
+        self.source = checkpoint or find(s.model)
+        self.model = load_model(self.source)
+        self.tokenizer = load_tokenizer(self.source)
         ends = [self.tokenizer.token_to_id(token) for token in END_OF_TURN]
         self.stop = tuple({*self.model.config.eos_token_id, *filter(None, ends)})
         self.reference = load_model(find(s.model)).requires_grad_(False) if s.kl else None
@@ -140,7 +140,7 @@ class Run:
         if self.is_finished:
             say(f"{self.folder} is finished: a larger --steps continues it")
         if checkpoint:
-            self.put_back(load_file(checkpoint / "trainer" / "state.safetensors"))
+            self.put_back(read_tensors(checkpoint / "trainer" / "state.safetensors"))
 
     @property
     def is_finished(self) -> bool:
@@ -188,11 +188,8 @@ class Run:
             scores.append(self.task.score(problems[row // answers], answered[row]))
             codes = torch.tensor(self.task.label(texts[row]), dtype=torch.uint8)
             section[row, :length], kind[row, :length] = codes
-        if missing := {"reward", "format", "answer"} - scores[0].keys():
-            raise UserError(f"Task.score should also return {', '.join(sorted(missing))}")
-        columns = {part: torch.tensor([score[part] for score in scores]) for part in scores[0]}
         return Rollouts(problems, prompts, group, **sampled._asdict(), texts=texts,
-                        answers=answered, section=section, kind=kind, scores=columns)
+                        answers=answered, section=section, kind=kind, scores=columns_of(scores))
 
     def encode(self, prompt: str) -> list[int]:
         s, most = self.settings, self.model.config.max_position_embeddings
@@ -223,12 +220,11 @@ class Run:
         return found
 
     def put_back(self, found: dict[str, Tensor]) -> None:
+        for name, own in self.state().items():
+            if name not in found or found[name].shape != own.shape:
+                raise UserError(f"the checkpoint's {name} is not that of this model")
+            own.copy_(found[name])
         self.optimizer.steps = int(found["step"])
-        for name, mean, square in zip(self.trained, self.optimizer.mean, self.optimizer.square):
-            for own, stored in ((mean, f"exp_avg.{name}"), (square, f"exp_avg_sq.{name}")):
-                if stored not in found or found[stored].shape != own.shape:
-                    raise UserError(f"the checkpoint's {stored} is not that of this model")
-                own.copy_(found[stored])
 
     def save(self, step: int) -> None:
         """Write a model's folder, with the trainer's state below it. The states of older
@@ -236,11 +232,11 @@ class Run:
         with whole(self.folder / "checkpoints" / f"step_{step:06d}") as path:
             save_model(self.model, path)
             for name in ("tokenizer.json", "tokenizer_config.json", "recipe.json"):
-                if (source := find(self.settings.model) / name).exists():
-                    shutil.copyfile(source, path / name)
+                if (self.source / name).exists():
+                    shutil.copyfile(self.source / name, path / name)
             (path / "trainer").mkdir()
             save_file(self.state(), path / "trainer" / "state.safetensors")
-        for old in sorted(self.folder.glob("checkpoints/step_*/trainer"))[:-2]:
+        for old in sorted(self.folder.glob("checkpoints/step_[0-9]*/trainer"))[:-2]:
             shutil.rmtree(old)
 
     def last_checkpoint(self) -> str:
@@ -256,7 +252,7 @@ class Run:
                  "trained_parameters": sum(p.numel() for p in self.trained.values()),
                  "versions": {"torch": torch.__version__, "numpy": np.__version__}}
         config = json.dumps(s.to_json() | {"out": str(self.folder)} | about, indent=2)
-        if self.folder.exists():
+        if self.locked:
             say(f"continuing {self.folder} after step {self.done}")
             forget_after(self.folder, self.done)
             with whole(self.folder / "config.json") as path:
@@ -269,7 +265,7 @@ class Run:
             with whole(self.folder) as path:
                 (path / "credit").mkdir(parents=True)
                 (path / "config.json").write_text(config)
-                shutil.copyfile(find(s.model) / "tokenizer.json", path / "tokenizer.json")
+                shutil.copyfile(self.source / "tokenizer.json", path / "tokenizer.json")
             self.locked = lock(self.folder)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self.interrupt)
@@ -285,9 +281,10 @@ class Run:
         it is not in the way of the next attempt."""
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.default_int_handler)
-        if failed and not self.done and not (self.folder / "metrics.jsonl").exists():
+        if self.locked and failed and not (self.folder / "metrics.jsonl").exists():
             shutil.rmtree(self.folder, ignore_errors=True)
-        self.locked.close()
+        if self.locked:
+            self.locked.close()
 
     def record(self, rollouts: Rollouts, weight: Tensor, columns: dict[str, Tensor]) -> None:
         write_credit(self.folder / "credit" / f"step_{rollouts.step:06d}.npz", rollouts, weight,
@@ -356,6 +353,22 @@ class Clock:
                 "peak_memory_bytes": peak_memory()}
 
 
+def columns_of(scores: list[dict[str, float]]) -> dict[str, Tensor]:
+    """(B,) the reward of each answer, and each of its parts."""
+    for score in scores:
+        if not isinstance(score, dict) or not {"reward", "format", "answer"} <= score.keys():
+            raise UserError(f"Task.score should return a dict with reward, format and answer, and "
+                            f"not {score!r}")
+        if score.keys() != scores[0].keys() or not all(map(is_number, score.values())):
+            raise UserError(f"Task.score should return the same names for every answer, each with "
+                            f"a finite number, and not {score!r}")
+    return {part: torch.tensor([float(score[part]) for score in scores]) for part in scores[0]}
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
+
+
 def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
@@ -366,10 +379,14 @@ def generator_of(*parts: object) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
+def printable(text: str) -> str:
+    """A text without what could steer a terminal: it may have been written by a model."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
+
+
 def say(text: str) -> None:
-    """Print a text without what could steer a terminal: it may have been written by a model."""
     try:
-        print("".join(c if c.isprintable() or c == "\n" else "?" for c in text), flush=True)
+        print(printable(text), flush=True)
     except BrokenPipeError:  # who read it, as `head`, has ended; the run goes on
         sys.stdout = open(os.devnull, "w")
 
@@ -426,7 +443,7 @@ def lock(folder: Path) -> typing.IO[str]:
 
 
 def newest_checkpoint(run: Path) -> Path | None:
-    found = sorted(run.glob("checkpoints/step_*/trainer/state.safetensors"))
+    found = sorted(run.glob("checkpoints/step_[0-9]*/trainer/state.safetensors"))
     return found[-1].parents[1] if found else None
 
 
@@ -438,14 +455,14 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 def where_to_go_on(run: Path, checkpoint_every: int) -> tuple[int, Path | None]:
     """The step of the newest checkpoint, and its folder. A run that was stopped before its first
-    checkpoint was due begins again; no other record is ever forgotten as a whole."""
+    checkpoint stood begins again; no other record is ever forgotten as a whole."""
     steps = [line["step"] for line in read_lines(run / "metrics.jsonl")]
     checkpoint = newest_checkpoint(run)
     done = int(checkpoint.name[5:]) if checkpoint else 0
     if steps[:done] != list(range(1, done + 1)):
         raise UserError(f"{run}/metrics.jsonl does not have all of the {done} steps before the "
                         "checkpoint, one line each")
-    if not checkpoint and checkpoint_every and len(steps) >= checkpoint_every:
+    if not checkpoint and checkpoint_every and len(steps) > checkpoint_every:
         raise UserError(f"{run} has {len(steps)} steps on record, and no checkpoint to go on from")
     return done, checkpoint
 
@@ -456,7 +473,7 @@ def forget_after(run: Path, step: int) -> None:
         kept = [line for line in read_lines(log) if step and line["step"] <= step]
         with whole(log) as path:
             path.write_text("".join(json.dumps(line) + "\n" for line in kept))
-    for file in run.glob("credit/*.npz"):
+    for file in run.glob("credit/step_[0-9]*.npz"):
         if int(file.stem[5:]) > step:
             file.unlink()
 
@@ -481,15 +498,16 @@ def flags_of(owner: Any) -> dict[str, tuple[Any, type, dict[str, Any]]]:
     if is_dataclass(owner):
         return {one.name: (one.default, str if one.default is None else type(one.default),
                            dict(one.metadata)) for one in fields(owner) if one.metadata}
-    found, hints = {}, typing.get_type_hints(owner, include_extras=True)
+    found = {}
     for name, one in inspect.signature(owner).parameters.items():
         if one.kind is one.KEYWORD_ONLY:
-            hint = hints.get(name, type(one.default))  # Annotated[type, limits], or a type
-            of_flag, *limits = typing.get_args(hint) or (hint,)
+            hint = type(one.default) if one.annotation is one.empty else one.annotation
+            of_flag, limits = (typing.get_args(hint) if hasattr(hint, "__metadata__")
+                               else (hint, {}))  # Annotated[type, limits], or a type
             if one.default is one.empty or of_flag not in (int, float, str):
                 raise UserError(f"the keyword {name} of {place_of(owner)} should be a whole "
                                 "number, a number or a text, with a default")
-            found[name] = one.default, of_flag, {"help": f"of {owner.__name__}", **(*limits, {})[0]}
+            found[name] = one.default, of_flag, {"help": f"of {owner.__name__}", **limits}
     return found
 
 
@@ -517,7 +535,7 @@ def flags_known(chosen: dict[str, Any]) -> tuple[dict[str, Any], str]:
     """All flags, with those of the chosen task, weighting and advantage; and what these say."""
     flags, about = flags_of(Settings), ""
     for axis, choices in AXES.items():
-        name = chosen.get(axis) or getattr(Settings, axis)
+        name = str(chosen.get(axis) or getattr(Settings, axis))
         if name not in choices:
             where = [f", which is an --{other}" for other in AXES if name in AXES[other]]
             raise Unknown(f"--{axis} {name!r}{''.join(where)}: choose from {', '.join(choices)}"
@@ -527,8 +545,8 @@ def flags_known(chosen: dict[str, Any]) -> tuple[dict[str, Any], str]:
         if name in TWICE:
             raise UserError(f"there are two functions {name} for --{axis}: one needs another name")
         own = flags_of(choices[name])
-        if twice := own.keys() & flags.keys():
-            raise UserError(f"{name} has a keyword {min(twice)}, but there is a flag of this name: "
+        if twice := own.keys() & {*flags, *NOT_SETTINGS, "help", "resume"}:
+            raise UserError(f"{name} has a keyword {min(twice)}, but this name is taken: "
                             "rename it")
         flags[axis][2]["help"] += f". One of {', '.join(choices)}; --help NAME shows its flags"
         about += f"{name}: {' '.join((choices[name].__doc__ or '').split())}\n\n"
@@ -605,7 +623,8 @@ def make_settings(typed: dict[str, Any], saved: dict[str, Any], flags: dict[str,
     values: dict[str, Any] = {}
     for name, (default, of_flag, limits) in flags.items():
         given = typed.get(name, saved.get(name, default))
-        values[name] = None if given is None else checked_value(name, given, of_flag, limits)
+        values[name] = (None if given is None and default is None
+                        else checked_value(name, given, of_flag, limits))
     typed = {name: values[name] for name in typed}
     if typed.keys() & {"clip_low", "clip_high"} and values["epochs"] == 1:
         raise UserError("--clip_low and --clip_high need --epochs above 1")

@@ -37,7 +37,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # new memory for tensors in 
 
 from grpo import Metrics, Rollouts
 from qwen2_model import UserError
-from run import HERE, Clock, Run, Unknown, generator_of, read_settings
+from run import HERE, Clock, Run, Unknown, generator_of, printable, read_settings
 
 OF_ONE_SEED = 256  # held-out problems, one after the other, whose random numbers have one seed
 
@@ -174,6 +174,6 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except (UserError, OSError) as error:
-        sys.exit(f"train.py: {' '.join(str(error).split())}")
+        sys.exit(printable(f"train.py: {' '.join(str(error).split())}"))
     except KeyboardInterrupt:
         sys.exit("\ntrain.py: stopped; --resume and the run's folder go on from its checkpoint")

@@ -86,19 +86,22 @@ def test_without_the_lab_one_sentence_says_so(alone, words):
     assert "lab/, which is not here" in said
 
 
-def test_killed_at_any_time_it_goes_on_from_its_last_checkpoint(alone):
-    """Killed while the second checkpoint is written: the first one is still there."""
+@pytest.mark.parametrize("step", [2, 4])
+def test_killed_at_any_time_it_goes_on_from_its_last_checkpoint(alone, step):
+    """Killed while the first checkpoint is written: it begins again. While the second one is
+    written, the first one is still there."""
+    for run in ("killed", "whole"):
+        shutil.rmtree(alone / run, ignore_errors=True)
     code = ("import os, run, train; old = run.save_file\n"
             "def save_file(state, path):\n"
             "    old(state, path)\n"
-            "    if 'step_000004' in str(path): os._exit(9)\n"
+            f"    if 'step_00000{step}' in str(path): os._exit(9)\n"
             "run.save_file = save_file\n"
             f"train.main({[*TINY, '--steps', '6', '--out', 'killed']!r})")
     python("-c", code, cwd=alone, code=9)
-    before = lines(alone / "killed/metrics.jsonl")
-    assert len(before) == 4
+    assert len(lines(alone / "killed/metrics.jsonl")) == step
     said = python("train.py", "--resume", "killed", cwd=alone)
-    assert "continuing killed after step 2" in said
+    assert f"continuing killed after step {step - 2}" in said
     python("train.py", *TINY, "--steps", "6", "--out", "whole", cwd=alone)
     for name in ("model.safetensors", "trainer/state.safetensors"):
         one, other = (alone / run / "checkpoints/step_000006" / name for run in ("killed", "whole"))
@@ -119,6 +122,75 @@ def test_one_process_writes_a_folder(alone):
     first.send_signal(signal.SIGINT)  # Ctrl-C finishes the step, and saves
     said = first.communicate()[0].decode()
     assert first.returncode == 130 and "--resume busy goes on from step_" in said
+
+
+def test_a_second_run_that_began_in_the_same_moment_harms_nothing(alone):
+    """Both have found no folder of that name, and only one can make it."""
+    code = ("from run import Run, read_settings; from train import carry_out\n"
+            f"argv = {[*TINY, '--steps', '1', '--out', 'twice']!r}\n"
+            "first, second = Run(*read_settings(argv)), Run(*read_settings(argv))\n"
+            "first.begin()\n"
+            "try: carry_out(second)\n"
+            "except OSError as error: print(error)")
+    said = python("-c", code, cwd=alone)
+    assert "Directory not empty" in said and "continuing" not in said
+    assert (alone / "twice/config.json").exists()
+
+
+def test_a_checkpoint_is_a_whole_model_also_when_the_first_one_is_gone(alone):
+    shutil.copytree(alone / "models/tiny", alone / "mine")
+    python("train.py", "--model", "mine", *TINY, "--steps", "2", "--out", "moved", cwd=alone)
+    shutil.rmtree(alone / "mine")
+    for steps in "3", "4":
+        python("train.py", "--resume", "moved", "--steps", steps, cwd=alone)
+
+
+DAMAGES = {  # what is written over a file of a run, and what the one line says
+    ("config.json", b'{"mitigation": null}'): "--mitigation None: expected a finite str",
+    ("config.json", b'{"mitigation": ["none"]}'): "--mitigation \"['none']\": choose from",
+    ("checkpoints/step_000002/model.safetensors", b"cut"): "model.safetensors cannot be read",
+    ("checkpoints/step_000002/trainer/state.safetensors", b""): "state.safetensors cannot be read",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_run_ends_in_one_sentence(alone, damage):
+    if not (alone / "damaged").exists():
+        python("train.py", *TINY, "--steps", "2", "--out", "damaged", cwd=alone)
+    file, held = alone / "damaged" / damage[0], damage[1]
+    before = file.read_bytes()
+    file.write_bytes(held)
+    said = python("train.py", "--resume", "damaged", "--steps", "3", cwd=alone, code=1)
+    file.write_bytes(before)
+    assert said.startswith("train.py: ") and said.count("\n") == 1 and DAMAGES[damage] in said
+
+
+def test_folders_and_files_of_ones_own_may_stand_in_a_run(alone):
+    python("train.py", *TINY, "--steps", "2", "--out", "full", cwd=alone)
+    shutil.copytree(alone / "full/checkpoints/step_000002", alone / "full/checkpoints/step_best")
+    (alone / "full/credit/mine.npz").write_text("")
+    said = python("train.py", "--resume", "full", "--steps", "3", cwd=alone)
+    assert "continuing full after step 2" in said and (alone / "full/credit/mine.npz").exists()
+
+
+SCORES = {  # what a reward of one's own returns, and what the one line says of it
+    "{'reward': int(right), 'format': form, 'answer': right}": None,
+    "{'reward': 1.0}": "should return a dict with reward, format and answer",
+    "1.0": "should return a dict with reward, format and answer",
+    "{'reward': float('nan'), 'format': form, 'answer': right}": "each with a finite number",
+    "{'reward': None, 'format': form, 'answer': right}": "each with a finite number",
+}
+
+
+@pytest.mark.parametrize("returned", SCORES)
+def test_a_reward_of_ones_own(alone, tmp_path, returned):
+    shutil.copytree(alone, tmp_path / "own", ignore=shutil.ignore_patterns("runs", "?", "[a-z]*ed"))
+    file = tmp_path / "own/countdown_task.py"
+    file.write_text(file.read_text().replace("return {\"reward\"", f"return {returned}\n#"))
+    said = python("train.py", *TINY, "--steps", "1", "--eval_every", "0", "--out", "mine",
+                  cwd=tmp_path / "own", code=int(bool(SCORES[returned])))
+    if SCORES[returned]:
+        assert SCORES[returned] in said.splitlines()[-1] and "Traceback" not in said
 
 
 def test_a_record_with_a_hole_or_without_its_checkpoints_is_refused(alone):
@@ -176,6 +248,8 @@ MISTAKES = {  # the body of a weighting of one's own, and what the one line says
     "return rollouts.entropy / 0": "token",
     "return torch.arange(7)[None] / rollouts.length": "RuntimeError",
     "pass": "got None",
+    "return rollouts.log_prob + 1j": "should return a tensor (B, T) =",
+    "raise ValueError(chr(27) + '[31m')": "ValueError: ?[31m",
 }
 
 
@@ -198,6 +272,9 @@ def test_a_weighting_of_ones_own(alone, tmp_path, body):
 CLASHES = {
     "@mitigation\ndef none(rollouts):\n    return 1": "two functions none",
     "@mitigation\ndef mine(rollouts, *, kl: float = 1.0):\n    return 1": "a keyword kl",
+    "@mitigation\ndef mine(rollouts, *, help=1.0):\n    return 1": "a keyword help",
+    "@mitigation\ndef mine(rollouts, *, versions='a'):\n    return 1": "a keyword versions",
+    "@mitigation\ndef mine(rollouts, *, x: float | None = None):\n    return 1": "a default",
     "@mitigation\ndef mine(rollouts, *, strength):\n    return 1": "with a default"}
 
 
