@@ -368,6 +368,12 @@ def test_sections_and_kinds_follow_from_the_bytes_of_a_token_however_the_text_is
         assert in_words(Task(prompt="expression").label(pieces)) == expected
 
 
+def test_half_of_a_character_is_a_word():
+    """Of the two bytes of this letter, the second alone would be a blank in Latin-1."""
+    letter = "à".encode()
+    assert in_words(Task().label([letter[:1], letter[1:]])) == ["think word", "think word"]
+
+
 def in_words(labels):
     """Such as "think word" for each token."""
     return [f"{SECTIONS[section]} {KINDS[kind]}" for section, kind in zip(*labels, strict=True)]

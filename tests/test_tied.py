@@ -190,6 +190,9 @@ def test_both_tasks_have_the_same_problems_prompts_labels_and_rewards():
     generator = torch.Generator().manual_seed(0)
     problems = plain.training_problems(3, 2, 30) + plain.held_out_problems(30)
     others = of_lab.training_problems(3, 2, 30) + of_lab.held_out_problems(30)
+    for prompt in countdown_task.PROMPTS:
+        assert countdown_task.Task(prompt).prompt_for(problems[0]) == (
+            lab.countdown.Task(prompt).prompt_for(problems[0]))
     words = ["</think>", "\n", "<answer>", "</answer>", "<|im_end|>", " 3", " *", " (", " )", "12"]
     ids_of = [tokenizer.encode(word, add_special_tokens=False).ids for word in words]
     for problem, other in zip(problems, others):
