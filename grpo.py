@@ -304,7 +304,9 @@ def update(run: Trainer, rollouts: Rollouts, weight: Tensor) -> tuple[Metrics, d
     Answers without a gradient are not computed. If no answer has one, nothing is changed, although
     AdamW would still move the parameters by its mean of earlier gradients."""
     s = run.settings
-    rows = rows_with_gradient(rollouts, weight, s.kl)
+    # the answers that have a gradient at some token; the KL term has one at all
+    has_gradient = (weight * rollouts.advantage != 0) | (s.kl > 0)                   # (B, T)
+    rows = (has_gradient & rollouts.mask).any(1).nonzero()[:, 0]
     trained = int(rollouts.mask[rows].sum())
     metrics: Metrics = {"N": int(rollouts.mask.sum()), "trained_tokens": trained, "loss": 0.0,
                         "gradient_norm": None, "sampler_gap": None, "skipped": None}
@@ -339,12 +341,6 @@ def update(run: Trainer, rollouts: Rollouts, weight: Tensor) -> tuple[Metrics, d
         columns["ratio"][rows] = (now - old)[rows].exp()
         metrics |= metrics_of_ratio(columns["ratio"], rollouts, rows, s)
     return metrics, columns
-
-
-def rows_with_gradient(rollouts: Rollouts, weight: Tensor, kl: float) -> Tensor:
-    """The numbers of the answers that have a gradient at some token; the KL term has one at all."""
-    is_trained = (weight * rollouts.advantage != 0) | (kl > 0)                       # (B, T)
-    return (is_trained & rollouts.mask).any(1).nonzero()[:, 0]
 
 
 def backward(run: Trainer, rollouts: Rollouts, weight: Tensor, rows: Tensor, old: Tensor | None,
