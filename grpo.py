@@ -260,9 +260,9 @@ class AdamW:
         learning rate * (mean of its gradients) / (root of the mean of their squares + epsilon)
 
     so by about the learning rate where the gradients of many steps agree, and by less where they
-    are noise. The means forget: a step is worth 0.9 and 0.999 of the next one. Both begin at 0, and
-    `known` is the share of the true mean that they have after n steps. They are kept from step to
-    step, so the optimizer is made once: one that is made anew knows a single gradient, which
+    are noise. Each step multiplies both means by 0.9 and 0.999 before it adds its own part. They
+    begin at 0, so after n steps they are too small by the factor `known`. They are kept from step
+    to step, so the optimizer is made once: one that is made anew knows a single gradient, which
     divided by its own size is +1 or -1, and moves all parameters equally far."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], learning_rate: float,
@@ -301,10 +301,12 @@ def update(run: Trainer, rollouts: Rollouts, weight: Tensor) -> tuple[Metrics, d
     """Train the model on the whole batch: one step of the optimizer, or with --epochs several.
     Returns metrics, and columns (B, T) for the credit file.
 
-    Answers without a gradient are not computed. If no answer has one, nothing is changed, although
-    AdamW would still move the parameters by its mean of earlier gradients."""
+    Answers without a gradient are not computed. If no answer has one, the step is skipped, because
+    AdamW would move the parameters by its mean of earlier gradients."""
     s = run.settings
-    rows = rows_with_gradient(rollouts, weight, s.kl)
+    # the answers that have a gradient at some token; the KL term has one at all
+    has_gradient = (weight * rollouts.advantage != 0) | (s.kl > 0)                   # (B, T)
+    rows = (has_gradient & rollouts.mask).any(1).nonzero()[:, 0]
     trained = int(rollouts.mask[rows].sum())
     metrics: Metrics = {"N": int(rollouts.mask.sum()), "trained_tokens": trained, "loss": 0.0,
                         "gradient_norm": None, "sampler_gap": None, "skipped": None}
@@ -339,12 +341,6 @@ def update(run: Trainer, rollouts: Rollouts, weight: Tensor) -> tuple[Metrics, d
         columns["ratio"][rows] = (now - old)[rows].exp()
         metrics |= metrics_of_ratio(columns["ratio"], rollouts, rows, s)
     return metrics, columns
-
-
-def rows_with_gradient(rollouts: Rollouts, weight: Tensor, kl: float) -> Tensor:
-    """The numbers of the answers that have a gradient at some token; the KL term has one at all."""
-    is_trained = (weight * rollouts.advantage != 0) | (kl > 0)                       # (B, T)
-    return (is_trained & rollouts.mask).any(1).nonzero()[:, 0]
 
 
 def backward(run: Trainer, rollouts: Rollouts, weight: Tensor, rows: Tensor, old: Tensor | None,

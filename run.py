@@ -571,21 +571,13 @@ def parse(argv: list[str], flags: dict[str, Any], saved: dict[str, Any], about: 
     return typed, unknown, parser.format_help()
 
 
-def axis_of(name: str) -> str:
-    """The flag that has this choice, for --help NAME."""
-    for axis, choices in AXES.items():
-        if name in choices:
-            return axis
-    raise Unknown(f"--help {name}: there is no task, weighting or advantage {name}")
-
-
 def read_settings(argv: list[str]) -> tuple[Settings, bool]:
     """The settings of a command line, and whether it is of a run that is resumed."""
     argv = [re.sub("^--[a-z-]+", lambda found: "--" + found[0][2:].replace("-", "_"), word)
             for word in argv]
     chosen, *_ = parse(argv, flags_of(Settings), {})  # on these depends which flags there are
-    if chosen.get("help"):
-        chosen[axis_of(chosen["help"])] = chosen["help"]
+    if name := chosen.get("help"):
+        chosen |= {axis: name for axis in AXES if name in AXES[axis]} or {"mitigation": name}
     if resume := chosen.get("resume"):
         file = Path(resume) / "config.json"
         saved = read_json(file)

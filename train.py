@@ -35,11 +35,13 @@ from typing import Any
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # new memory for tensors in larger pages
 
+from safetensors import SafetensorError
+
 from grpo import Metrics, Rollouts
 from qwen2_model import UserError
 from run import HERE, Clock, Run, Unknown, generator_of, printable, read_settings
 
-OF_ONE_SEED = 256  # held-out problems, one after the other, whose random numbers have one seed
+OF_ONE_SEED = 256  # so many held-out problems in a row take their random numbers from one seed
 
 
 def train(run: Run) -> None:
@@ -173,7 +175,7 @@ if __name__ == "__main__":
     sys.modules["train"] = sys.modules["__main__"]  # for whoever imports train while it runs
     try:
         main(sys.argv[1:])
-    except (UserError, OSError) as error:
+    except (UserError, OSError, SafetensorError) as error:  # a full disk raises the last two
         sys.exit(printable(f"train.py: {' '.join(str(error).split())}"))
     except KeyboardInterrupt:
         sys.exit("\ntrain.py: stopped; --resume and the run's folder go on from its checkpoint")

@@ -165,6 +165,17 @@ def test_a_damaged_run_ends_in_one_sentence(alone, damage):
     assert said.startswith("train.py: ") and said.count("\n") == 1 and DAMAGES[damage] in said
 
 
+def test_a_full_disk_ends_in_one_sentence(alone):
+    """No file may be larger than 1 MB here, and a model's is."""
+    code = ("import resource, runpy, sys; sys.argv = sys.argv[1:]\n"
+            "resource.setrlimit(resource.RLIMIT_FSIZE, (2 ** 20, 2 ** 20))\n"
+            "runpy.run_path('train.py', run_name='__main__')")
+    said = python("-c", code, "train.py", *TINY, "--steps", "2", "--eval_every", "0", "--out",
+                  "large", cwd=alone, code=1)
+    assert said.splitlines()[-1].startswith("train.py: ") and "File too large" in said
+    assert "Traceback" not in said
+
+
 def test_folders_and_files_of_ones_own_may_stand_in_a_run(alone):
     python("train.py", *TINY, "--steps", "2", "--out", "full", cwd=alone)
     shutil.copytree(alone / "full/checkpoints/step_000002", alone / "full/checkpoints/step_best")
