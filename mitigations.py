@@ -115,7 +115,7 @@ def entropy_masking(rollouts: Rollouts, *, mask_percentile: Percent = 80.0) -> T
     elsewhere (arXiv 2506.01939). The paper does not rescale the weights, which is --rescale none
     here."""
     entropy = rollouts.entropy.double()
-    threshold = float(np.percentile(entropy[rollouts.mask].numpy(), mask_percentile))
+    threshold = float(np.percentile(entropy[rollouts.mask].cpu().numpy(), mask_percentile))
     return (entropy >= threshold).to(rollouts.entropy)
 
 

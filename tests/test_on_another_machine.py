@@ -31,7 +31,6 @@ class WithoutGlibc(ctypes.CDLL):
             raise AttributeError(name)
         return super().__getattr__(name)
 
-sys.modules["fcntl"] = None  # Windows has none
 sys.path.insert(0, os.getcwd())
 import lab.engine
 import torch

@@ -122,6 +122,7 @@ def test_an_update_waits_once_in_a_micro_batch(small_model, rollouts, monkeypatc
         for parameter in own.parameters():
             parameter.requires_grad_()
         s = SimpleNamespace(micro_batch=micro_batch, max_grad_norm=1.0, epochs=1, kl=0.0,
+                            noise_parts=0,
                             loss_norm="token", max_new_tokens=14, clip_low=0.2, clip_high=0.28,
                             clip_kind="ppo", temperature=1.0)
         with second_device(monkeypatch):

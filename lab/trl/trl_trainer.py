@@ -32,7 +32,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, checked_credit, make
-from lab.engine.errors import UserError
+from lab.engine.errors import PROJECT, UserError
 from lab.engine.errors import refuse_undefined
 from lab.harness.tasks import CheckedTask, load_task
 from lab.engine.policy import derived_seed
@@ -320,7 +320,7 @@ class Record:
         if self.run is None:
             self.run = self.begin(batch)
             say(f"{self.path} keeps a record. To see at any time where the credit went: "
-                f"{python_command('-m', 'lab', 'page', self.path)}")
+                f"{python_command(PROJECT / 'analyze.py', self.path)}")
         update = self.trainer.state.global_step + 1  # the first of TRL's that uses this batch
         write_credit(credit_path(self.run.path, batch), rollouts, weight,
                      {"step": batch})  # one file for all processes
