@@ -41,8 +41,8 @@ def opo(rollouts: Rollouts) -> Tensor:
     if all tokens have gradients of the same size, and these are orthogonal, that is its length.
     It is biased, a little, because the answer itself is among them."""
     length = double(rollouts.length)
-    total = group_mean(length * double(rollouts.reward), rollouts.group)
-    baseline = total / group_mean(length, rollouts.group)
+    total = group_mean(length * double(rollouts.reward), rollouts.group.cpu())
+    baseline = total / group_mean(length, rollouts.group.cpu())
     difference = double(rollouts.reward) - baseline.to(length)
     same = difference.abs() < 1e-8  # all answers of the group have the same reward
     advantage_of_answer = torch.where(same, 0.0, difference).float()

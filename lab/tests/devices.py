@@ -69,9 +69,8 @@ def note_waits(name, args, crosses, leaves):
 
 
 class TwoDevices(TorchFunctionMode):
-    def __init__(self, has_float64):
+    def __init__(self):
         super().__init__()
-        self.has_float64 = has_float64
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -102,7 +101,6 @@ class TwoDevices(TorchFunctionMode):
         if there or moved:
             result = tree_map(lambda x: x.as_subclass(OnGPU) if type(x) is torch.Tensor else x,
                               result)
-            if not self.has_float64:
         return result
 
 
@@ -148,7 +146,7 @@ class Stream:
 
 
 @contextlib.contextmanager
-def second_device(monkeypatch, has_float64=False):
+def second_device(monkeypatch):
     step, to = Decoding.step, torch.nn.Module.to
 
     def move(module, *args, **kwargs):
@@ -172,5 +170,5 @@ def second_device(monkeypatch, has_float64=False):
                            "reset_peak_memory_stats": lambda *_: None}.items():
         monkeypatch.setattr(torch.cuda, name, stand_in)
     monkeypatch.setattr(cuda_graph, "side_stream", Stream)
-    with TwoDevices(has_float64):
+    with TwoDevices():
         yield

@@ -198,7 +198,7 @@ def test_an_idea_is_looked_at_there(learner, monkeypatch, capsys):
     ("rank", ["--measured_k", "1", "--critic_batches", "1"])])
 def test_probes_are_made_there(learner, tmp_path, monkeypatch, probe, flags):
     monkeypatch.chdir(tmp_path)
-    with second_device(monkeypatch, has_float64=True):  # research was made for CPUs and CUDA
+    with second_device(monkeypatch):
         research([probe, "--model", str(learner), "--questions", "4", "--answers", "8", *SMALL,
                   *flags])
     assert (tmp_path / "results" / f"{probe}-s0" / "numbers.json").exists()
