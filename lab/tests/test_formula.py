@@ -235,7 +235,12 @@ def test_a_loss_made_of_lines_is_found_as_these_lines(formula):
     found = find_formula(lambda logits, batch: ours(logits, batch, formula))
     questions = frozenset({"credit", "shape", "ratio", "sampler"})
     wanted = Found(replace(formula, sure=questions), unexplained=0.0)
-    assert set(codes(wanted)) <= set(codes(found)), found.differs
+    assert to_four_digits(codes(wanted)) <= to_four_digits(codes(found)), found.differs
+
+
+def to_four_digits(found):
+    """Codes whose numbers are rounded: a bound is solved for by halving, and is not exact."""
+    return {re.sub(r"\d+\.\d+", lambda number: f"{float(number[0]):.4g}", code) for code in found}
 
 
 def found_as(*sure, **settings):
