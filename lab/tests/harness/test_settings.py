@@ -213,7 +213,7 @@ def test_two_hyphens_are_no_value(typed):
 def test_every_setting_says_what_it_is():
     """Two runs of the same numbers may differ in how they are made, and in nothing else."""
     how_it_is_made = {"device", "checkpointing", "deterministic", "threads", "micro_batch",
-                      "change_every", "track", "checkpoint_every"}
+                      "change_every", "track", "checkpoint_every", "noise_parts"}
     assert with_property("changeable", True) == how_it_is_made | {"steps"}
 
 
