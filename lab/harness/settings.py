@@ -40,10 +40,11 @@ SHUFFLED: Requirement = (lambda s: not s.placebo.startswith("weights") or s.miti
 EVALUATED: Requirement = (lambda s: s.eval_every > 0, "--eval_every above 0")
 ON_A_GPU: Requirement = (lambda s: s.device.startswith("cuda"), "--device cuda")
 
-# How many times as high the default learning rate is with --lora, for a small model and for a large
-# one. A small step of A and B moves a matrix less than an equal step of all its numbers, and the
-# less the wider it is. Rates that are twice and four times as high fail (lab/LOG.md).
-LORA_RATE, LORA_RATE_OF_LARGE = 4.0, 25.0
+# With --lora the default learning rate is so many times that of all parameters, and at most the
+# second number: for a small model, and for a large one. A small step of A and B moves a matrix less
+# than an equal step of all its numbers, and the less the wider it is. Above the second number a
+# task was ruined in which others learn (docs/real_models.md).
+LORA_RATE, LORA_RATE_OF_LARGE = (4.0, 1e-3), (25.0, 5e-5)
 
 USAGE = "python train.py [flags]"
 HINT = "--help all lists the flags"  # the end of a message about an unknown one
@@ -163,8 +164,9 @@ class Settings:
     lora: int = option(
         0, "LoRA: keep the matrices as they are, and train an addition of this rank to each matrix "
         "of the layers. AdamW and the gradients then take hardly any memory, and an update has a "
-        f"third fewer operations. The default learning rate is {LORA_RATE:g} times as high, of a "
-        f"large model {LORA_RATE_OF_LARGE:g} times. 0 trains every parameter", topic=TRAINING)
+        f"third fewer operations. The default learning rate is {LORA_RATE[0]:g} times as high "
+        f"and at most {LORA_RATE[1]:g}, of a large model {LORA_RATE_OF_LARGE[0]:g} times and at "
+        f"most {LORA_RATE_OF_LARGE[1]:g}. 0 trains every parameter", topic=TRAINING)
     weight_decay: float = option(0.0, "weight decay of AdamW", topic=TRAINING)
     warmup_steps: int = option(
         0, "the learning rate rises in equal parts over so many steps", topic=TRAINING)
@@ -320,8 +322,8 @@ def from_all(given: Json) -> tuple[Json, Json, Json, Json]:
     if chosen["lora"]:
         rate = recipe.get("learning_rate", Settings.learning_rate)
         check_value("learning_rate", rate, OPTIONS["learning_rate"])
-        factor = LORA_RATE_OF_LARGE if is_large(folder) else LORA_RATE
-        recipe = {**recipe, "learning_rate": float(f"{factor * rate:g}")}
+        factor, most = LORA_RATE_OF_LARGE if is_large(folder) else LORA_RATE
+        recipe = {**recipe, "learning_rate": min(float(f"{factor * rate:g}"), most)}
     here = owners(chosen)
     return typed, known_values(path, recipe, here), known_values(file, config, here), here
 

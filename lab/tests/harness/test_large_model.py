@@ -81,8 +81,10 @@ def test_the_file_of_a_run_may_name_the_prompt(large_model, tmp_path):
     assert {name: chosen[name] for name in TWO_NUMBERS["brief"]} == TWO_NUMBERS["brief"]
 
 
-def test_with_lora_the_rate_is_25_times_that_of_the_recipe(large_model):
+def test_with_lora_the_rate_is_25_times_that_of_the_recipe_and_at_most_5e_5(large_model):
     assert make_settings({"model": str(large_model), "lora": 4}).learning_rate == 5e-5
+    other = {"model": str(large_model), "lora": 4, "task": "examples.largest_last"}
+    assert make_settings(other).learning_rate == 5e-5  # and not 25 x 5e-6
     os.truncate(large_model / "model.safetensors", LARGE)
     assert make_settings({"model": str(large_model), "lora": 4}).learning_rate == 2e-5
 

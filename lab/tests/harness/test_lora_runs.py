@@ -14,7 +14,7 @@ import lab.run as train
 from lab.engine.lora import ThriftyMLP
 from lab.engine.model_folder import read_model_folder
 from lab.harness.build import load_policy
-from lab.harness.settings import LORA_RATE, make_settings
+from lab.harness.settings import make_settings
 from qwen2_model import MLP
 from runs import (WHOLE, after_credit_of, assert_same_run, config_of, edit_config, everything,
                   run)
@@ -166,10 +166,15 @@ def test_a_resumed_run_keeps_its_rank(added):
     assert everything(added) == before
 
 
-def test_its_rate_is_a_multiple_of_the_recipes_and_its_folder_is_named_after_the_rank(learner):
+def test_its_rate_is_a_multiple_of_the_recipes_and_its_folder_is_named_after_the_rank(learner,
+                                                                                      tmp_path):
     s = make_settings({"model": str(learner), "lora": 4})
-    assert s.learning_rate == LORA_RATE * 1e-3
+    assert s.learning_rate == 1e-3  # the most, and not 4 x 1e-3
     assert "-lora4-" in s.folder.name and "-lr" not in s.folder.name
+    slower = shutil.copytree(learner, tmp_path / "slower")
+    recipe = json.loads((learner / "recipe.json").read_text())
+    (slower / "recipe.json").write_text(json.dumps(recipe | {"learning_rate": 1e-4}))
+    assert make_settings({"model": str(slower), "lora": 4}).learning_rate == 4e-4
     typed = make_settings({"model": str(learner), "lora": 4, "learning_rate": 0.5})
     assert typed.learning_rate == 0.5
     assert make_settings({"model": str(learner)}).learning_rate == 1e-3
