@@ -65,7 +65,12 @@ def task_in_words(config: Mapping[str, object]) -> str:
     if "task" not in config:
         return "The task is not on record"
     means = getattr(task_of(config), "solved", "the score that its task calls answer is 1")
-    return f"The task is {config['task']}. A problem is solved if {means}"
+    return f"In {task_name(config)} a problem is solved if {means}"
+
+
+def task_name(config: Mapping[str, object]) -> str:
+    """Countdown, of countdown_task"""
+    return str(config["task"]).removesuffix("_task").replace("_", " ").capitalize()
 
 
 def opening(run: Run) -> list[str]:
@@ -157,8 +162,7 @@ def title_of(run: Run) -> str:
         if name != plain:
             words.append(f"{axis.replace('mitigation', 'weighting')} {name}")
     method = ", ".join(words) or "plain GRPO"
-    task = str(config.get("task", "")).removesuffix("_task").replace("_", " ").capitalize()
-    of_task = f" on {task}" if task else ""
+    of_task = f" on {task_name(config)}" if "task" in config else ""
     count = f"{config['steps']} steps"
     if not is_done(run):
         count = f"{steps_done(run)} of {count}"

@@ -11,6 +11,7 @@ from conftest import credit_columns, evaluation, write_log
 
 import lab.analysis.program as analyze
 from lab.analysis import page as page_file
+from lab.analysis.report import task_in_words
 from lab.analysis.tables import TOO_FEW_GROUPS, Table, by_row, shown
 from logs import answers_of
 
@@ -77,6 +78,11 @@ def test_what_a_model_wrote_stays_text(tmp_path):
     assert "alert(1)</script>" not in page and "innerHTML" not in page
     assert data_of(page) == (answers, told)
     assert page.count(html.escape(nasty)) >= 10
+
+
+def test_the_first_sentence_names_the_task_and_not_its_file():
+    assert task_in_words({"task": "countdown_task"}).startswith(
+        "In Countdown a problem is solved if the expression makes the target")
 
 
 def test_a_table_in_every_form():
