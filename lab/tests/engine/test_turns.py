@@ -15,7 +15,7 @@ from lab.analysis.token_table import read_step
 from lab.credit.critic import generalised_advantage
 from lab.credit.monte_carlo import prefix_values
 from lab.credit.prefix_tree import paths
-from lab.engine.methods import ADVANTAGES, MITIGATIONS
+from lab.engine.methods import ADVANTAGES, MITIGATIONS, make
 from lab.engine.dynamic import joined
 from lab.engine.forward import response_log_probs
 from lab.engine.optimizer import AdamW
@@ -335,6 +335,15 @@ def test_turns_are_paid_at_their_last_tokens(games, paid_games):
     T = joined(parts).ids.shape[1]
     assert joined(parts).of_turns.equal(paid_games.of_turns[:, :T])
     assert joined([games.of_problems(range(1))]).of_turns.dim() == 0
+
+
+def test_gae_is_paid_where_turns_end(policy, paid_games):
+    """Its first critic says 0. At lambda 1 a token gets what is paid from it on, at lambda 0 what
+    is paid at it."""
+    batch = replace(paid_games, forward=policy.extra_forward())
+    for gae_lambda, expected in ((1.0, batch.to_go * batch.mask), (0.0, batch.paid)):
+        found = make(ADVANTAGES["gae"], {"gae_lambda": gae_lambda}, policy)(batch, policy)
+        torch.testing.assert_close(found, expected)
 
 
 def test_the_record_has_what_turns_were_paid(policy, games, paid_games, tmp_path):
