@@ -337,6 +337,26 @@ def test_turns_are_paid_at_their_last_tokens(games, paid_games):
     assert joined([games.of_problems(range(1))]).of_turns.dim() == 0
 
 
+class AtTheEnd(Task):
+    def score(self, problem, turns):
+        score = super().score(problem, turns)
+        return {**score, "reward": [*[0.0] * (len(turns) - 1), score["reward"]]}
+
+
+@pytest.mark.parametrize("name", ["grpo", "turn_mean", "gigpo", "mt_grpo", "gae", "without_luck"])
+def test_a_list_that_pays_at_the_end_alone_is_one_reward_to_the_last_digit(policy, name):
+    """Also for a second batch, which the critic of gae has learned from the first one."""
+    found = []
+    for task in (policy.task, CheckedTask(AtTheEnd())):
+        player = replace(policy, task=task)
+        method = make(ADVANTAGES[name], {}, player)
+        for seed in (1, 2):
+            batch = replace(player.ask(GAMES, 16, seed=seed), forward=player.extra_forward(),
+                            generator=torch.Generator().manual_seed(0))
+            found.append(method(batch, player))
+    assert found[0].equal(found[2]) and found[1].equal(found[3]) and found[1].any()
+
+
 def test_gae_is_paid_where_turns_end(policy, paid_games):
     """Its first critic says 0. At lambda 1 a token gets what is paid from it on, at lambda 0 what
     is paid at it."""
