@@ -42,7 +42,7 @@ from lab.engine.errors import UserError
 from lab.engine.methods import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, WHOLE_ANSWERS, Choice,
                                 Method, make)
 from lab.engine.policy import Policy
-from lab.engine.rollouts import Rollouts, score_answers
+from lab.engine.rollouts import OF_TURNS, Rollouts, score_answers
 from lab.engine.update import divergence, length_scaling, rescaling
 from grpo import policy_loss, rloo
 from lab.harness.build import OF_ONE_TURN
@@ -78,6 +78,7 @@ class Kind(NamedTuple):
     vocabulary: int = 3
     size: int = 2
     beside: int = 2
+    pays: bool = False                 # each turn, and not the answer as a whole
 
 
 WORLDS = {
@@ -86,6 +87,8 @@ WORLDS = {
     "one turn, several problems": Kind(problems=3, limit=2),
     "two turns": Kind(turns=2, problems=3, limit=4, stop=(0, 1, 2)),
     "three turns": Kind(turns=3, problems=3, limit=7, stop=(0, 1), vocabulary=2),
+    "three turns, each is paid": Kind(turns=3, problems=3, limit=7, stop=(0, 1), vocabulary=2,
+                                      pays=True),
     "two turns, answers cut off": Kind(turns=2, problems=3, stop=(0, 1)),
     "two turns, groups of 3 and 2": Kind(turns=2, problems=3, limit=4, stop=(0, 1), vocabulary=2,
                                          size=3),
@@ -238,7 +241,14 @@ class WorldTask:
         return ([1 + (piece == b"<answer>") for piece in pieces],
                 [2 * (piece == b"1") for piece in pieces])
 
-    def score(self, problem: int, text: object) -> dict[str, float]:
+    def score(self, problem: int, text: Any) -> dict[str, Any]:
+        if not self.kind.pays:
+            return self.score_of(problem, text)
+        # that of a turn follows from it and the turns before it
+        of_turns = [self.score_of(problem, text[:d + 1])["reward"] for d in range(len(text))]
+        return {**self.score_of(problem, text), "reward": sum(of_turns), OF_TURNS: of_turns}
+
+    def score_of(self, problem: int, text: object) -> dict[str, float]:
         draw = random.Random(f"reward {self.seed} {problem} {text}")
         right, neat = float(draw.random() < 0.4), float(draw.random() < 0.5)
         return {"reward": right + 0.3 * neat * self.kind.graded, "answer": right, "format": neat,

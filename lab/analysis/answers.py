@@ -50,6 +50,7 @@ class ShownAnswer(TypedDict):
     prompt: str
     texts: list[str]
     own: NotRequired[list[bool]]  # which tokens the model drew, if an environment wrote others
+    paid: NotRequired[list[Value]]  # the reward of a turn at its last token, if the task pays turns
     section: list[int]
     kind: list[int]
     values: Numbers
@@ -176,4 +177,6 @@ def answer_of(record: StepRecord, tokenizer: Tokenizer, config: Mapping[str, obj
         "account": numbers_of(record, config, line, b)}
     if not tokens["own"].all():
         answer["own"] = tokens["own"].tolist()
+    if "paid" in tokens:
+        answer["paid"] = [rounded(paid) if paid else None for paid in tokens["paid"].tolist()]
     return answer

@@ -284,8 +284,11 @@ class Pane {
         return tokenSpan(text, 'written by the environment', '', 'reply');
       }
       const classes = `s${answer.section[t]}${answer.kind[t] === TAG ? ' tag' : ''}`;
-      return tokenSpan(text, `${name} ${value ?? 'unknown'}`, shadeOf(answer, name, t, full),
-                       classes);
+      const paid = answer.paid?.[t] ?? null;
+      const title = `${name} ${value ?? 'unknown'}` + (paid === null ? '' : `, paid ${paid}`);
+      const span = tokenSpan(text, title, shadeOf(answer, name, t, full), classes);
+      if (paid !== null) span.dataset.paid = paid > 0 ? `+${paid}` : paid;
+      return span;
     }));
   }
 

@@ -109,10 +109,10 @@ class gae:
     No gradient flows from the critic's loss to the policy.
 
     With --process_reward (arXiv 2305.20050) a reward is paid where a right step of the reasoning
-    ends. It comes in addition to the reward of the answer, which is paid at the last token. At
-    gamma = lambda = 1 the advantage is the sum of the rewards from the token on, minus the critic's
-    value. So every right step pays, whether it is needed or not, and an answer with many steps gets
-    most.
+    ends. It comes in addition to the reward of the answer, which is paid at its last token, or to
+    those of its turns. At gamma = lambda = 1 the advantage is the sum of the rewards from the token
+    on, minus the critic's value. So every right step pays, whether it is needed or not, and an
+    answer with many steps gets most.
     """
 
     def __init__(self, policy: Policy, *, gamma: Gamma = 1.0, gae_lambda: Lambda = 1.0,
@@ -139,11 +139,10 @@ class gae:
                 of_rows = torch.zeros_like(value[rows])
                 of_rows[mask[rows]] = values(rollouts, rows)
                 value[rows] = of_rows
-        step_reward: torch.Tensor | float = 0.0
+        paid = rollouts.paid
         if self.process_reward:
-            step_reward = self.process_reward * steps_ended(rollouts, policy)
-        advantage = generalised_advantage(value, rollouts.reward, mask, self.gamma, self.gae_lambda,
-                                          step_reward)
+            paid = paid + self.process_reward * steps_ended(rollouts, policy)
+        advantage = generalised_advantage(value, paid, mask, self.gamma, self.gae_lambda)
         target = advantage + value
         self.metrics = quality((target - value)[mask], target[mask])
         order = torch.randperm(len(mask), generator=rollouts.generator).to(mask.device)
@@ -171,25 +170,21 @@ def steps_ended(rollouts: Rollouts, policy: Policy) -> torch.Tensor:
     return ended.to(rollouts.mask.device)
 
 
-def generalised_advantage(value: torch.Tensor, reward: torch.Tensor, mask: torch.Tensor,
-                          gamma: float, gae_lambda: float,
-                          step_reward: torch.Tensor | float = 0.0) -> torch.Tensor:
+def generalised_advantage(value: torch.Tensor, paid: torch.Tensor, mask: torch.Tensor,
+                          gamma: float, gae_lambda: float) -> torch.Tensor:
     """GAE (1506.02438): A_t = delta_t + gamma lambda A_{t+1}, delta_t = r_t + gamma V_{t+1} - V_t.
 
-    The reward (B,) comes with the last token, and there the value of what follows is 0, also for an
-    answer that was cut off by the limit. `step_reward` (B, T) are rewards of earlier tokens. With
-    gamma = lambda = 1 and without them A_t is R - V_t. What an environment wrote is no step: after
-    a turn's last token the next turn's first one follows.
+    `paid` (B, T) is r_t. After an answer's last token the value of what follows is 0, also for an
+    answer that was cut off by the limit. With gamma = lambda = 1 A_t is what is paid from t on,
+    minus V_t. What an environment wrote is no step: after a turn's last token the next turn's first
+    one follows.
     """
     B, T = mask.shape
-    last = T - 1 - mask.long().flip(1).argmax(1)
-    is_last = torch.arange(T, device=mask.device) == last[:, None]
-    rewards = step_reward + reward[:, None] * is_last
     advantage = torch.zeros_like(value)
     following = torch.zeros(B, device=value.device)   # A_{t+1}
     next_value = torch.zeros(B, device=value.device)  # V_{t+1}
     for t in range(T - 1, -1, -1):
-        delta = rewards[:, t] + gamma * next_value - value[:, t]
+        delta = paid[:, t] + gamma * next_value - value[:, t]
         following = torch.where(mask[:, t], delta + gamma * gae_lambda * following, following)
         next_value = torch.where(mask[:, t], value[:, t], next_value)
         advantage[:, t] = following * mask[:, t]

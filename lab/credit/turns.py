@@ -25,7 +25,7 @@ from lab.credit.monte_carlo import Prefix, continuation_rewards
 from lab.engine.errors import UserError, location_of, result_of
 from lab.engine.methods import Metrics, advantage
 from lab.engine.policy import Policy, stop_ids
-from lab.engine.rollouts import Problem, Rollouts
+from lab.engine.rollouts import OF_TURNS, Problem, Rollouts
 from grpo import group_z_score
 from lab.harness.flags import Flag
 from lab.harness.screen import say
@@ -155,27 +155,29 @@ def refuse_without_replies(name: str, policy: Policy) -> None:
 
 
 class Worth:
-    """What reaching a turn was worth in this batch: a mean reward of answers that reach it."""
+    """What reaching a turn was worth in this batch: the mean, over answers that reach it, of what
+    they were paid from there on. If a task pays once, at the end, that is the reward."""
 
     def __init__(self, rollouts: Rollouts):
         self.group = rollouts.group.tolist()
         self.prompts = [tuple(rollouts.prompt_ids[group]) for group in self.group]
-        self.reward = rollouts.reward.tolist()
-        self.turns = [int(last) + 1 for last in rollouts.turn.amax(1)]
-        # the number of answers that reach a turn, and their rewards, by what they have in common
+        self.paid = at_turns(rollouts.paid, rollouts.ends_turn)  # for each turn
+        self.to_go = at_turns(rollouts.to_go, rollouts.ends_turn)  # for it and the later ones
+        # the number of answers that reach a turn, and what they were paid from there on, by what
+        # they have in common
         self.reached: dict[tuple[object, int], tuple[int, float]] = defaultdict(lambda: (0, 0.0))
-        for row, reward in enumerate(self.reward):
+        for row, to_go in enumerate(self.to_go):
             for shared in (self.group[row], self.prompts[row], EVERYTHING):
-                for d in range(self.turns[row]):
+                for d, value in enumerate(to_go):
                     count, total = self.reached[shared, d]
-                    self.reached[shared, d] = count + 1, total + reward
+                    self.reached[shared, d] = count + 1, total + value
 
     def at(self, row: int, d: int) -> float:
-        """A baseline: the mean reward of the other answers to this prompt that reach turn d, or the
-        latest turn before it that one of them reaches."""
+        """A baseline: the mean of the other answers to this prompt that reach turn d, or the latest
+        turn before it that one of them reaches."""
         count, total = self.reached[self.prompts[row], d]
-        if d < self.turns[row]:
-            count, total = count - 1, total - self.reward[row]
+        if d < len(self.to_go[row]):
+            count, total = count - 1, total - self.to_go[row][d]
         if not count:
             return self.at(row, d - 1) if d else 0.0
         return total / count
@@ -189,6 +191,11 @@ class Worth:
             if count > own_count:
                 return (total - own_total) / (count - own_count)
         return self.for_others(row, d - 1) if d else 0.0
+
+
+def at_turns(values: Tensor, ends: Tensor) -> list[list[float]]:
+    """Of each answer the values at the ends of its turns."""
+    return [of_answer[at_end].tolist() for of_answer, at_end in zip(values.cpu(), ends.cpu())]
 
 
 def to_turns(values: Sequence[Sequence[float]], rollouts: Rollouts) -> Tensor:
@@ -205,16 +212,17 @@ class without_luck:
     for it: only the environment is asked again, for problems that look the same to a model that has
     read this far (`Redraw`).
 
-        worth_d   the mean reward of the other answers to this prompt that reach turn d
+        G_d       what is paid for turn d and the later ones: the reward, if it is paid at the end
+        worth_d   the mean G_d of the other answers to this prompt that reach turn d
         other_d   the same for the answers to other problems
-        X_d       after turn d: the reward if the answer ends there, other_{d+1} if it goes on
+        X_d       what is paid for turn d, and other_{d+1} if the answer goes on
         luck_d    X_d minus its mean over the problems that were drawn again
-        A_d       the reward minus worth_d, minus the luck of turn d and of the later ones
+        A_d       G_d minus worth_d, minus the luck of turn d and of the later ones
 
     Luck is 0 on average after every turn, whatever number X has where the answer goes on, so the
     gradient is the same on average. The number may only not know what the problem hides: answers to
     the same problem do, so it is taken from others. In poker this is AIVAT (arXiv 1612.06915).
-    Where a task hides nothing, A is the reward minus worth_d.
+    Where a task hides nothing, A is G_d minus worth_d.
 
     An answer also ends where max_new_tokens leaves no room behind the reply for another token.
     Redrawn problems are judged by the same rule, each with the length of its own reply.
@@ -239,32 +247,35 @@ class without_luck:
         for (_, _, room), places in equal.items():
             row, d = places[0]
             others = redraw.problems(places, self.redraws)
-            ended, going_on = self.after(others, rollouts.turns[row][:d + 1], room, policy)
+            paid, going_on = self.after(others, rollouts.turns[row][:d + 1], room, policy,
+                                        pays_turns=rollouts.of_turns.dim() > 0)
             for row, d in places:
                 is_last = d == len(luck[row]) - 1
                 if_it_goes_on = worth.for_others(row, d + 1)
-                X = worth.reward[row] if is_last else if_it_goes_on
-                luck[row][d] = X - (ended + going_on * if_it_goes_on) / len(others)
+                X = worth.paid[row][d] + (0.0 if is_last else if_it_goes_on)
+                luck[row][d] = X - (paid + going_on * if_it_goes_on) / len(others)
         values = []
-        for row, reward in enumerate(worth.reward):
-            values.append([reward - worth.at(row, d) - sum(luck[row][d:])
-                           for d in range(len(luck[row]))])
+        for row, to_go in enumerate(worth.to_go):
+            values.append([G - worth.at(row, d) - sum(luck[row][d:])
+                           for d, G in enumerate(to_go)])
         self.tell(rollouts, luck, redraw)
         return to_turns(values, rollouts)
 
-    def after(self, problems: list[Problem], turns: list[str], room: int, policy: Policy
-              ) -> tuple[float, int]:
-        """The sum of the rewards of problems for which these turns end an answer, and the number of
-        those for which it goes on: the reply to it leaves room for a token of the next turn."""
+    def after(self, problems: list[Problem], turns: list[str], room: int, policy: Policy, *,
+              pays_turns: bool) -> tuple[float, int]:
+        """What these problems pay for the last of these turns, summed, and the number of those for
+        which the answer goes on: the reply to it leaves room for a token of the next turn."""
         task = task_of(policy)
-        ended, going_on = 0.0, 0
+        paid, going_on = 0.0, 0
         for problem in problems:
             reply = task.reply(problem, turns) if room else None
-            if reply is not None and tokens_in(reply, policy) < room:
-                going_on += 1
-            else:
-                ended += float(task.score(problem, turns)["reward"])
-        return ended, going_on
+            goes_on = reply is not None and tokens_in(reply, policy) < room
+            going_on += goes_on
+            if pays_turns:
+                paid += task.score(problem, turns)[OF_TURNS][-1]
+            elif not goes_on:  # the reward is paid at the end
+                paid += float(task.score(problem, turns)["reward"])
+        return paid, going_on
 
     def tell(self, rollouts: Rollouts, luck: list[list[float]], redraw: Redraw) -> None:
         """Record the share of the reward's variance that was taken out: 1 minus the variance of
@@ -366,19 +377,19 @@ def redrawn_values(rollouts: Rollouts, policy: Policy, k: int
 
 @advantage
 def turn_mean(rollouts: Rollouts) -> Tensor:
-    """The reward minus the mean reward of the other answers to the prompt that reach the same turn:
-    a baseline for each turn, which is unbiased."""
+    """What is paid from the turn on, minus the mean of that over the other answers to the prompt
+    that reach the same turn: a baseline for each turn, which is unbiased. It is the reward that is
+    paid, unless a task pays turns."""
     worth = Worth(rollouts)
-    return to_turns([[reward - worth.at(row, d) for d in range(turns)]
-                     for row, (reward, turns) in enumerate(zip(worth.reward, worth.turns))],
-                    rollouts)
+    return to_turns([[G - worth.at(row, d) for d, G in enumerate(to_go)]
+                     for row, to_go in enumerate(worth.to_go)], rollouts)
 
 
 @advantage
 def mt_grpo(rollouts: Rollouts) -> Tensor:
     """The z-score of each turn's own reward among the group's answers that reach it, summed over
     the turn and the later ones of its answer, as verl's issue 7244 built it after MT-GRPO (arXiv
-    2505.11821). The reward of an answer counts as that of its last turn, and other turns have none.
+    2505.11821). If a task pays no turns, the reward counts as that of the answer's last turn.
     (In MT-GRPO itself the outcome is compared among all answers. Without rewards of turns that is
     GRPO.)
 
@@ -388,7 +399,7 @@ def mt_grpo(rollouts: Rollouts) -> Tensor:
     total = torch.zeros_like(rollouts.log_prob)
     for d in range(int(last.max()) + 1):
         reaches = last >= d
-        reward = rollouts.reward * (last == d)
+        reward = (rollouts.paid * (rollouts.turn == d)).sum(1)
         score = torch.zeros_like(reward)
         score[reaches] = group_z_score(reward[reaches], rollouts.group[reaches])
         total += score[:, None] * (rollouts.turn <= d)
@@ -398,8 +409,8 @@ def mt_grpo(rollouts: Rollouts) -> Tensor:
 @advantage
 def gigpo(rollouts: Rollouts) -> Tensor:
     """GRPO's z-score of the answer, and to it that of the turn: among the turns of the group before
-    which the same was read (GiGPO, arXiv 2505.10978, without discount). A turn that is the only one
-    of its kind gets no more than GRPO.
+    which the same was read, for what is paid from it on (GiGPO, arXiv 2505.10978, without
+    discount). A turn that is the only one of its kind gets no more than GRPO.
 
     Its authors' code groups the turns before which the same was observed, whatever led there. Here
     all that was read has to be equal, which is the same where other histories are other states. It
@@ -412,7 +423,7 @@ def gigpo(rollouts: Rollouts) -> Tensor:
         read = (groups[row], tuple(ids[row][:t]))
         places.append((row, kinds.setdefault(read, len(kinds))))
     answer, kind = torch.tensor(places, device=rollouts.mask.device).unbind(1)
-    of_turn = group_z_score(rollouts.reward[answer], kind)
+    of_turn = group_z_score(rollouts.to_go[rollouts.begins_turn], kind)
     values = torch.zeros_like(rollouts.log_prob)
     values[rollouts.begins_turn] = of_turn + of_answer[answer]
     # from the first token of a turn to all of it

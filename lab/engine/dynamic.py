@@ -71,7 +71,9 @@ def joined(parts: list[Rollouts]) -> Rollouts:
     scores = {}
     for name in parts[0].scores:
         scores[name] = torch.cat([part.scores[name] for part in parts])
-    names = ("ids", "mask", "log_prob", "entropy", "collision", "section", "kind")
+    names = ["ids", "mask", "log_prob", "entropy", "collision", "section", "kind"]
+    if parts[0].of_turns.dim():
+        names.append("of_turns")
     frames: dict[str, Any] = {name: frame(name)[:, :used] for name in names}
     return Rollouts(
         problems=[part.problems[0] for part in parts],

@@ -56,6 +56,11 @@ def is_score_of_part(value: Any) -> bool:
         return False
 
 
+def are_rewards(found: Any) -> bool:
+    """Whether it is a list with a reward for each turn."""
+    return isinstance(found, list | tuple) and all(map(is_score_of_part, found))
+
+
 def wrong_result(function: Any, wanted: str, found: object) -> UserError:
     """The error of a user's function that returned something else than it should."""
     shown = " ".join(repr(found).split())[:200]

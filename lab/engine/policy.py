@@ -79,8 +79,9 @@ class Policy:
         """The reward of any answer to this problem, finished or cut off."""
         if environment := self.environment:
             drawn = environment.drawn_in(problem, ids)
-            return self.task.score(problem, turns_of(self.tokenizer, list(ids), drawn))["reward"]
-        return self.task.score(problem, spelt_by(self.tokenizer, ids))["reward"]
+            turns = turns_of(self.tokenizer, list(ids), drawn)
+            return float(self.task.score(problem, turns)["reward"])
+        return float(self.task.score(problem, spelt_by(self.tokenizer, ids))["reward"])
 
     @torch.no_grad()
     def refuse_broken_model(self) -> None:

@@ -30,6 +30,7 @@ Problem = object  # any type that a task likes: it is only passed back to the ta
 TaskProblem = TypeVar("TaskProblem")  # the type of a task's problems
 # a tensor that is not known yet; if it is used, the run ends with "not finite"
 UNSET = torch.tensor(float("nan"))
+OF_TURNS = "of_turns"  # in a score: the reward of each turn, if a task pays turns
 
 
 class Task(Protocol[TaskProblem]):
@@ -43,7 +44,7 @@ class Task(Protocol[TaskProblem]):
     def extreme_problems(self) -> list[TaskProblem]: ...
     def prompt_for(self, problem: TaskProblem) -> str: ...
     def show(self, problem: TaskProblem) -> str: ...
-    def score(self, problem: TaskProblem, text: Any) -> dict[str, float]: ...
+    def score(self, problem: TaskProblem, text: Any) -> dict[str, Any]: ...
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]: ...
 
 
@@ -79,6 +80,8 @@ class Rollouts(grpo.Rollouts):
     true_credit: Tensor = UNSET                           # (B, T), if a probe of lab/ has it
     # (B, T) bool: it stands in the answer. It is the mask itself if no environment writes
     written: Tensor = UNSET
+    # (B, T) the reward of each turn at its last token, if the task pays turns
+    of_turns: Tensor = UNSET
 
     def __post_init__(self) -> None:
         if not self.written.dim():
@@ -94,6 +97,25 @@ class Rollouts(grpo.Rollouts):
         """(B, T) bool: a turn of the model begins here, at the start of an answer, or after what
         the environment wrote."""
         return self.mask & ~F.pad(self.mask, (1, 0))[:, :-1]
+
+    @property
+    def ends_turn(self) -> Tensor:
+        """(B, T) bool: the last token that the model drew in a turn."""
+        return self.mask & ~F.pad(self.mask, (0, 1))[:, 1:]
+
+    @property
+    def paid(self) -> Tensor:
+        """(B, T): what is paid at each token. Rewards of turns come at the end of their turns, and
+        one reward for the whole answer comes at its end."""
+        if self.of_turns.dim():
+            return self.of_turns
+        is_last = self.ends_turn & (self.turn == self.turn.amax(1, keepdim=True))
+        return self.reward[:, None] * is_last
+
+    @property
+    def to_go(self) -> Tensor:
+        """(B, T): what is paid from a token on, which is the reward if that comes at the end."""
+        return self.paid.flip(1).cumsum(1).flip(1)
 
     @cached_property
     def groups_and_ids(self) -> tuple[list[int], list[list[int]]]:
@@ -171,7 +193,7 @@ def score_answers(rollouts: Rollouts, tokenizer: Tokenizer, task: Task[Problem])
     """Add what depends on the text: the scores of each answer, the section and kind of each token.
     """
     section, kind = torch.zeros(2, *rollouts.mask.shape, dtype=torch.uint8)
-    texts, answers, turns, scores = [], [], [], []
+    texts, answers, turns, scores, of_turns = [], [], [], [], []
     groups, ids_of_rows = rollouts.groups_and_ids
     for row, (group, ids) in enumerate(zip(groups, ids_of_rows)):
         pieces = token_bytes(tokenizer, ids)
@@ -182,17 +204,28 @@ def score_answers(rollouts: Rollouts, tokenizer: Tokenizer, task: Task[Problem])
         answers.append(b"".join(pieces).decode(errors="replace"))
         if has_turns(task):
             turns.append(turns_of(tokenizer, ids, rollouts.drawn[row].tolist()))
-        scores.append(task.score(rollouts.problems[group], turns[-1] if turns else answers[-1]))
+        score = task.score(rollouts.problems[group], turns[-1] if turns else answers[-1])
+        scores.append({part: value for part, value in score.items() if part != OF_TURNS})
+        if OF_TURNS in score:
+            of_turns.append(score[OF_TURNS])
     device = rollouts.mask.device
     # a task may return more parts than are needed, but the same ones for every answer
     if any(score.keys() != scores[0].keys() for score in scores):
         raise UserError("score should return the same names of parts for every answer")
+    paid = at_ends_of_turns(of_turns, rollouts) if of_turns else UNSET
     columns = {}
     for part in scores[0]:
         values = [score[part] for score in scores]
         columns[part] = torch.tensor(values, dtype=torch.float32, device=device)
     return replace(rollouts, texts=texts, answers=answers, turns=turns, scores=columns,
-                   section=section.to(device), kind=kind.to(device))
+                   of_turns=paid, section=section.to(device), kind=kind.to(device))
+
+
+def at_ends_of_turns(of_turns: list[list[float]], rollouts: Rollouts) -> Tensor:
+    """(B, T): the number of each turn of each answer, at the last token of the turn."""
+    paid, ends = torch.zeros(rollouts.mask.shape), rollouts.ends_turn.cpu()
+    paid[ends] = torch.tensor([float(reward) for rewards in of_turns for reward in rewards])
+    return paid.to(rollouts.mask.device)
 
 
 def has_turns(task: object) -> bool:

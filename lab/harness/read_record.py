@@ -193,6 +193,7 @@ def read_credit(run: Path, step: int, tokenizer: tokenizers.Tokenizer,
     names = ("log_prob", "entropy", "collision", "section", "kind", "advantage")
     frames: dict[str, Any] = {name: frame(name) for name in names}
     frames["true_credit"] = frame("true_credit") if "true_credit" in columns else UNSET
+    frames["of_turns"] = frame("paid") if "paid" in columns else UNSET
     mask = frame("own") if "own" in columns else written
     return Rollouts(
         problems=problems, prompt_ids=[prompt.tolist() for prompt in prompts],

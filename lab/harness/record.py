@@ -193,6 +193,8 @@ def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor,
               **more, "section": rollouts.section, "kind": rollouts.kind}
     if not rollouts.written.equal(rollouts.mask):
         frames["own"] = rollouts.mask
+    if rollouts.of_turns.dim():
+        frames["paid"] = rollouts.of_turns
     columns: dict[str, Any] = {}
     for name, values in frames.items():
         columns[name] = values[rollouts.written].cpu().numpy()

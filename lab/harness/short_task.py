@@ -9,7 +9,8 @@ import re
 from collections.abc import Callable
 from typing import Any, ClassVar
 
-from lab.engine.errors import LARGEST_SCORE, UserError, is_list, is_score_of_part, result_of
+from lab.engine.errors import (LARGEST_SCORE, UserError, are_rewards, is_list, is_score_of_part,
+                               result_of)
 from lab.engine.rollouts import Problem
 from lab.engine.tokens import without_end_of_turn
 
@@ -53,19 +54,30 @@ def take_functions(task: Any, module: Any) -> None:
 
 
 def score_by(reward: Callable[[Any, Any], Any], problem: Any, text: str | list[str]
-             ) -> dict[str, float]:
+             ) -> dict[str, Any]:
     """The parts of a score, from a user's reward of an answer without its end of turn, or of the
-    turns of one. Success is a reward of 1 or more; format and reasoning are not scored."""
+    turns of one, of which each may have a reward. Success is a reward of 1 or more, of the answer
+    or of one of its turns; format and reasoning are not scored."""
     wanted = f"a number from -{LARGEST_SCORE:g} to {LARGEST_SCORE:g}"
     if isinstance(text, str):
         text = without_end_of_turn(text)
-    value = float(result_of(reward, wanted, is_score_of_part, problem, text))
-    return {"reward": value, "format": 0.0, "answer": float(value >= 1), "reasoning": 0.0}
+        value = float(result_of(reward, wanted, is_score_of_part, problem, text))
+        return score_of(value, value)
+    found = result_of(reward, f"{wanted}, or a list with one for each turn",
+                      lambda found: is_score_of_part(found) or are_rewards(found), problem, text)
+    if is_score_of_part(found):
+        return score_of(float(found), float(found))
+    of_turns = list(map(float, found))
+    return score_of(of_turns, max([sum(of_turns), *of_turns]))
+
+
+def score_of(reward: float | list[float], largest: float) -> dict[str, Any]:
+    return {"reward": reward, "format": 0.0, "answer": float(largest >= 1), "reasoning": 0.0}
 
 
 @dataclasses.dataclass
 class ShortTask:
-    solved = "its reward is 1 or more"
+    solved = "its reward, or that of one of its turns, is 1 or more"
     has_format = False  # so no table has a column for it
     module: ClassVar[Any]
 

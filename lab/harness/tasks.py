@@ -2,16 +2,16 @@
 import dataclasses
 import importlib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lab.engine.errors import (LARGEST_SCORE, PROJECT, UserError, is_list, is_score_of_part,
-                               location_of, result_of, wrong_result)
-from lab.engine.rollouts import Problem, Rollouts, Task
+from lab.engine.errors import (LARGEST_SCORE, PROJECT, UserError, are_rewards, is_list,
+                               is_score_of_part, location_of, result_of, wrong_result)
+from lab.engine.rollouts import OF_TURNS, Problem, Rollouts, Task
 from lab.engine.tokens import KINDS, SECTIONS
 from lab.harness.flags import flags_of
 from lab.harness.record import Json
@@ -30,7 +30,8 @@ def load_task(name: str) -> type:
     The module is a file in the project's folder with a class Task, or with no more than a reward
     and a list of problems, as in TRL:
 
-        def reward(problem, text):    a number for an answer; 1 or more counts as success
+        def reward(problem, text):    a number for an answer; 1 or more counts as success. In a
+                                      game of several turns it may be a list, with one for each
         problems = [...]              prompts; or dicts with "prompt" and whatever the reward uses
 
     A prompt is the whole text that ends where the answer begins. Without `problems` those of
@@ -97,6 +98,7 @@ class CheckedTask:
         self.held_out: dict[int, list[Problem]] = {}  # by their number
         self.held_out_facts: set[tuple[str, str]] = set()
         self.asked_twice: set[str] = set()  # names of methods
+        self.pays_turns: bool | None = None  # None until an answer was scored
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.task, name)
@@ -149,12 +151,14 @@ class CheckedTask:
     def show(self, problem: Problem) -> str:
         return str(result_of(self.task.show, "a text", is_text, problem))
 
-    def score(self, problem: Problem, text: Any) -> dict[str, float]:
+    def score(self, problem: Problem, text: Any) -> dict[str, Any]:
+        """The parts of a score, which are numbers. If the task pays turns, the reward is their sum,
+        and the list of them is a part, too."""
         before = repr(problem)
         wanted = (f"a dict of numbers from -{LARGEST_SCORE:g} to {LARGEST_SCORE:g}. Among them "
                   f"should be {', '.join(sorted(PARTS))}, and answer should be 0 or 1")
         try:
-            score: dict[str, float] = result_of(self.task.score, wanted, is_score, problem, text)
+            score: dict[str, Any] = result_of(self.task.score, wanted, is_score, problem, text)
         except (AttributeError, TypeError) as error:
             if not is_text(text):
                 error.add_note("In a task that has `reply`, a reward gets a list with the text of "
@@ -164,7 +168,12 @@ class CheckedTask:
             raise UserError(f"the reward of --task {type(self.task).__module__} changes the "
                             "problem that it is given, so what an answer earns depends on what was "
                             "scored before it")
-        return score
+        pays_turns = are_rewards(score["reward"])
+        if self.pays_turns not in (None, pays_turns):
+            raise UserError(f"the reward of --task {type(self.task).__module__} is a list for some "
+                            "answers, and a number for others. It should be one of them for all")
+        self.pays_turns = pays_turns
+        return with_sum(score, text, self.task.score) if pays_turns else score
 
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
         labels: tuple[list[int], list[int]] = result_of(
@@ -180,9 +189,25 @@ def is_text(found: object) -> bool:
 
 
 def is_score(score: Any) -> bool:
+    """Whether it has a number for each part; the reward may be a list, with one for each turn."""
     if not isinstance(score, dict) or not PARTS <= score.keys():
         return False
-    return all(map(is_score_of_part, score.values())) and score["answer"] in (0, 1)
+    numbers = [value for part, value in score.items()
+               if part != "reward" or not are_rewards(value)]
+    return all(map(is_score_of_part, numbers)) and score["answer"] in (0, 1)
+
+
+def with_sum(score: dict[str, Any], turns: Any, function: Callable[..., Any]) -> dict[str, Any]:
+    """A score with rewards of turns, with their sum as the reward."""
+    of_turns = list(map(float, score["reward"]))
+    if is_text(turns):
+        raise wrong_result(function, "one reward, because no environment replies in this task",
+                           of_turns)
+    if len(of_turns) != len(turns):
+        raise wrong_result(function, f"a reward for each turn of {turns!r:.200}", of_turns)
+    if abs(sum(of_turns)) > LARGEST_SCORE:
+        raise wrong_result(function, f"rewards whose sum is at most {LARGEST_SCORE:g}", of_turns)
+    return {**score, "reward": sum(of_turns), OF_TURNS: of_turns}
 
 
 def are_labels(labels: Any, tokens: int) -> bool:
@@ -210,9 +235,23 @@ def score_again(rollouts: Rollouts, task: Task[Problem], name: str,
         problem = rollouts.problems[group]
         if environment:
             environment.drawn_in(problem, ids[row])
-        again = torch.tensor(task.score(problem, rollouts.scored(row))["reward"])  # to float32
+        score = task.score(problem, rollouts.scored(row))
+        refuse_later_causes(task, name, problem, rollouts.scored(row), score.get(OF_TURNS, []))
+        again = torch.tensor(score["reward"])  # to float32
         if again != rollouts.reward[row].cpu():
             say(f"--task {name}: the same answer was scored twice and earned "
                 f"{rollouts.reward[row]:g} and {again:g}. So the same command gives other numbers "
                 "another time, and so may a run that is resumed")
             return
+
+
+def refuse_later_causes(task: Task[Problem], name: str, problem: Problem, turns: str | list[str],
+                        of_turns: Sequence[float]) -> None:
+    """Refuse rewards of turns that depend on a later turn: then a turn could earn nothing of its
+    own. The beginning of an answer should have the same rewards as in the whole answer."""
+    for d in range(1, len(of_turns)):
+        beginning = task.score(problem, turns[:d]).get(OF_TURNS)
+        if beginning != of_turns[:d]:
+            raise UserError(f"--task {name}: the turns {turns!r:.200} have the rewards {of_turns}, "
+                            f"and the first {d} of them alone have {beginning}. What a turn earns "
+                            "should follow from it and the turns before it")

@@ -56,10 +56,9 @@ def divided_by_length(rollouts):
 def counts_itself(rollouts):
     """The mean of those that reach a turn, the answer itself among them."""
     worth = turns.Worth(rollouts)
-    return turns.to_turns([[reward - worth.reached[worth.prompts[row], d][1]
-                            / worth.reached[worth.prompts[row], d][0] for d in range(count)]
-                           for row, (reward, count) in enumerate(zip(worth.reward, worth.turns))],
-                          rollouts)
+    return turns.to_turns([[G - worth.reached[worth.prompts[row], d][1]
+                            / worth.reached[worth.prompts[row], d][0] for d, G in enumerate(to_go)]
+                           for row, to_go in enumerate(worth.to_go)], rollouts)
 
 
 def knows_the_token(rollouts):
@@ -100,12 +99,19 @@ def test_a_baseline_of_others_is_unbiased_and_a_constant_factor_no_bias():
     assert judged(grpo.dr_grpo).means["two turns"].length == pytest.approx(1 / 2, abs=1e-6)
 
 
+def only_the_end_is_paid(method, problems, *given, pays_turns, after=turns.without_luck.after):
+    found = [after(method, [problem], *given, pays_turns=pays_turns) for problem in problems]
+    return sum(paid for paid, goes_on in found if not goes_on), sum(on for _, on in found)
+
+
 @pytest.mark.parametrize("replaced, by, where", [
     (turns.Worth, ("for_others", turns.Worth.at), "two turns"),
+    (turns.without_luck, ("after", only_the_end_is_paid), "three turns, each is paid"),
     (turns, ("tokens_in", lambda reply, policy: 0), "two turns, answers cut off")])
-def test_without_luck_as_it_was_is_biased(monkeypatch, replaced, by, where):
-    """With what other answers to the same problem earn, which know its secret; and with all replies
-    going on, whether they fit or not."""
+def test_without_luck_with_a_mistake_is_biased(monkeypatch, replaced, by, where):
+    """With what other answers to the same problem earn, which know its secret; with redrawn
+    problems that pay only where they end; and with all replies going on, whether they fit or not.
+    """
     monkeypatch.setattr(replaced, *by)
     means = judged(turns.without_luck).means
     assert means[where].bias > 0.003, means
@@ -281,9 +287,9 @@ def test_the_command(capsys):
     overview.main(["exact", "grpo"])
     said = capsys.readouterr().out
     assert re.search(r"^one turn, rewards 0 and 1 +1.0000 +0.000 +1.00 +1.00$", said, re.M)
-    assert "grpo is biased in 6 of 7 worlds" in said
+    assert "grpo is biased in 7 of 8 worlds" in said
     overview.main(["exact", "outcome_conditional", "--think_discount", "1.0"])
-    assert "is right on average in all 7 worlds in which it runs" in capsys.readouterr().out
+    assert "is right on average in all 8 worlds in which it runs" in capsys.readouterr().out
     for typed, error in ((["rlo"], "no weighting and no advantage rlo"),
                          (["rloo", "--strength", "2"], "unknown argument --strength")):
         with pytest.raises(UserError, match=error):

@@ -16,6 +16,7 @@ if __name__ == "__main__":
 import json
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -26,7 +27,7 @@ from lab.engine.model_folder import write_model_folder
 from lab.engine.tokens import load_tokenizer
 from examples.guess import Game, Task
 from lab.harness.flags import read
-from lab.harness.record import whole
+from lab.harness.record import Json, whole
 from lab.engine.model import ModelConfig, Qwen2
 from lab.tools.warmup import all_parameters
 
@@ -34,9 +35,10 @@ STEPS, GAMES, LISTENS = 250, 64, 0.5
 RECIPE = {"task": "examples.guess", "questions": 8, "answers": 16, "max_new_tokens": 16,
           "learning_rate": 0.003, "micro_batch": 128, "threads": 1, "steps": 30, "eval_every": 10,
           "eval_tasks": 490, "checkpoint_every": 10}
+Parts = list[tuple[str, bool]]  # of an answer: texts, and whether the player wrote them
 
 
-def game_of_the_teacher(task: Task, rng: random.Random) -> list[tuple[str, bool]]:
+def game_of_the_teacher(task: Task, rng: random.Random) -> Parts:
     """The parts of an answer, and whether the player wrote them."""
     game = Game(rng.randint(1, task.highest), "")
     every = list(range(1, task.highest + 1))
@@ -53,7 +55,7 @@ def game_of_the_teacher(task: Task, rng: random.Random) -> list[tuple[str, bool]
                     if number != guess and (number < guess) == (game.secret < guess)]
 
 
-def rows_of(parts: list[tuple[str, bool]], prompt: list[int], tokenizer: Tokenizer,
+def rows_of(parts: Parts, prompt: list[int], tokenizer: Tokenizer,
             length: int) -> tuple[list[int], list[int]]:
     """The tokens of a game, filled up to this length, and 1 where the player drew them."""
     ids, mask = list(prompt), [0] * len(prompt)
@@ -66,19 +68,24 @@ def rows_of(parts: list[tuple[str, bool]], prompt: list[int], tokenizer: Tokeniz
 
 
 def make(folder: Path) -> None:
-    task, tokenizer = Task(), load_tokenizer(PROJECT / "models/tiny")
+    task, rng = Task(), random.Random(0)
+    make_player(folder, task.prompt_for(Game(1, "")), lambda: game_of_the_teacher(task, rng),
+                RECIPE)
+
+
+def make_player(folder: Path, prompt: str, game: Callable[[], Parts], recipe: Json) -> None:
+    """Train a small model on games of a teacher, and write its folder. `game` plays one."""
+    tokenizer = load_tokenizer(PROJECT / "models/tiny")
     torch.manual_seed(0)
-    rng = random.Random(0)
     model = Qwen2(ModelConfig(
         vocab_size=tokenizer.get_vocab_size(), hidden_size=64, intermediate_size=192,
         num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=32,
         max_position_embeddings=1024, tie_word_embeddings=True, pad_token_id=0, eos_token_id=(2,)))
     update = all_parameters(model)
-    prompt = tokenizer.encode(task.prompt_for(Game(1, ""))).ids
-    length = len(prompt) + RECIPE["max_new_tokens"]
+    prompt_ids = tokenizer.encode(prompt).ids
+    length = len(prompt_ids) + recipe["max_new_tokens"]
     for step in range(STEPS):
-        games = [game_of_the_teacher(task, rng) for _ in range(GAMES)]
-        rows = [rows_of(game, prompt, tokenizer, length) for game in games]
+        rows = [rows_of(game(), prompt_ids, tokenizer, length) for _ in range(GAMES)]
         ids, mask = (torch.tensor(part) for part in zip(*rows))          # (B, L) each
         log_p = model(ids[:, :-1]).log_softmax(-1)
         log_prob = log_p.gather(2, ids[:, 1:, None]).squeeze(2)          # (B, L - 1)
@@ -91,7 +98,7 @@ def make(folder: Path) -> None:
     write_model_folder(model, folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copyfile(PROJECT / "models/tiny" / name, folder / name)
-    (folder / "recipe.json").write_text(json.dumps(RECIPE, indent=2) + "\n", encoding="utf-8")
+    (folder / "recipe.json").write_text(json.dumps(recipe, indent=2) + "\n", encoding="utf-8")
 
 
 def main(argv: list[str]) -> None:

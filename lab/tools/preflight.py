@@ -19,11 +19,13 @@ diagnose says.
 if __name__ == "__main__":
     raise SystemExit("start it with: python -m lab preflight")
 import textwrap
+from statistics import mean
 from typing import Any
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from lab.analysis.statistics import Estimate, within
 from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row
+from lab.credit.turns import at_turns
 from lab.engine.errors import UserError
 from lab.engine.policy import Policy, derived_seed
 from lab.engine.rollouts import has_turns
@@ -78,13 +80,15 @@ def sample(policy: Policy, s: Settings, problems: int, count: int) -> list[Answe
         show_status(f"sampled answers to {first} of {len(asked)} problems")
         part = asked[first:first + at_once]
         batch = policy.ask(part, count, derived_seed("preflight", s.seed, first))
+        pays = batch.of_turns.dim() > 0
         for group, problem in enumerate(part):
             rows = batch.group == group
             columns = (batch.reward, batch.scores["answer"], batch.scores["format"],
                        batch.finished)
+            paid = at_turns(batch.of_turns[rows], batch.ends_turn[rows]) if pays else []
             texts = [batch.answers[row] for row in rows.nonzero().flatten().tolist()]
             found.append(Answers(policy.task.show(problem), texts,
-                                 *(column[rows].float().tolist() for column in columns)))
+                                 *(column[rows].float().tolist() for column in columns), paid))
     return found
 
 
@@ -142,6 +146,8 @@ def in_words(found: Findings, s: Settings) -> list[str]:
                     "task.")
     if found.form is not None and found.right_if_formed is not None:
         said[-1] += f" Of the well formed answers {found.right_if_formed:.0%} are right."
+    if found.problems[0].paid:
+        said.append(about_turns([paid for one in found.problems for paid in one.paid]))
     return [*said, about_blind(found), f"{found.word.upper()}: {reason(found, s)}"]
 
 
@@ -154,6 +160,15 @@ def groups_table(found: Findings) -> Table:
     return Table("groups", "", by_row({"size": "d", "teach": ".0%", "right": ".0%"}, rows),
                  headings={"size": "group of", "teach": f"rewards differ{WITH_INTERVAL}",
                            "right": "right and wrong answers"})
+
+
+def about_turns(paid: list[list[float]]) -> str:
+    """How many answers reach each turn, and what it is paid on average."""
+    said = []
+    for d in range(max(map(len, paid))):
+        of_turn = [of_answer[d] for of_answer in paid if len(of_answer) > d]
+        said.append(f"turn {d + 1} {len(of_turn) / len(paid):.0%} ({mean(of_turn):+.3f})")
+    return f"Turns, how often they are reached, and what they are paid then: {', '.join(said)}."
 
 
 def about_blind(found: Findings) -> str:

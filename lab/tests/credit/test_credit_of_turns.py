@@ -10,9 +10,12 @@ from conftest import ROOT, hand_made, refusal
 
 import mitigations  # noqa: F401  fills the choices
 from lab.credit import turns
+from lab.credit.critic import generalised_advantage
 from lab.credit.turns import (Redraw, Worth, gigpo, mt_grpo, redrawn_values, turn_credit, turn_mean,
                               without_luck)
 from examples.guess import Game, Task
+from lab.engine.methods import ADVANTAGES
+from lab.engine.rollouts import OF_TURNS
 from lab.harness.build import load_policy
 from lab.harness.settings import make_settings
 
@@ -261,6 +264,83 @@ def test_methods_of_turns_by_hand():
     reward = torch.tensor(REWARD)
     expected = torch.stack([reward - others[0]] * 3 + [reward - others[1]], 1) * MASK
     torch.testing.assert_close(turn_mean(batch), expected)
+
+
+# the same game, in which the first guess costs 1/4 and each later one 1/2
+PAID = torch.tensor([[0, -.25, 0, .5], [0, .75, 0, 0], [0, -.25, 0, -.5], [0, -.25, 0, -.5]])
+
+
+class Priced(Guess):
+    def score(self, secret, turns):
+        of_turns = [(int(turn) == secret) - (0.5 if d else 0.25) for d, turn in enumerate(turns)]
+        return {"reward": sum(of_turns), OF_TURNS: of_turns}
+
+
+def paid_batch(**changed):
+    """The rewards are 0.25, 0.75, -0.75 and -0.75. What is paid for the second turns is 0.5, -0.5
+    and -0.5."""
+    return batch_of(of_turns=PAID, scores={"reward": PAID.sum(1)}, **changed)
+
+
+def one_group(**changed):
+    return paid_batch(group=torch.zeros(4, dtype=torch.long), problems=[1], prompt_ids=[[5, 6]],
+                      **changed)
+
+
+def test_rewards_of_turns_by_hand():
+    """turn_mean compares what is still to come: in turn 0 the sums, with means of the others of
+    -1/4, -5/12, 1/12, 1/12; in turn 1 with -1/2, 0, 0. mt_grpo adds up z-scores of each turn's own
+    reward, gigpo has the sums' and that of what is to come."""
+    batch = one_group()
+    expected = torch.tensor([[.5, .5, 0, 1], [7 / 6, 7 / 6, 0, 0], [-5 / 6, -5 / 6, 0, -.5],
+                             [-5 / 6, -5 / 6, 0, -.5]])
+    torch.testing.assert_close(turn_mean(batch), expected)
+    first = torch.tensor([-1, 3, -1, -1]) / 4 / (3 ** 0.5 / 4 + 1e-4)
+    second = torch.tensor([2, 0, -1, -1]) / 3 / (2 ** 0.5 / 3 + 1e-4)
+    torch.testing.assert_close(mt_grpo(batch),
+                               torch.stack([first + second] * 3 + [second], 1) * MASK)
+    sums = torch.tensor([.25, .75, -.75, -.75])
+    z = (sums + 0.125) / (sums.std(correction=0) + 1e-4)
+    torch.testing.assert_close(ADVANTAGES["grpo"](batch), z[:, None] * MASK)
+    # in these ids all three have read the same before their second turns, which count apart from
+    # what the first turn of the last answer costs
+    paid = PAID - torch.tensor([[0.0], [0], [0], [1]]) * torch.tensor([0.0, 1, 0, 0])
+    z = (paid.sum(1) + 0.375) / (paid.sum(1).std(correction=0) + 1e-4)
+    ids = torch.tensor([[2, 9, 7, 1], [2, 9, 0, 0], [2, 9, 7, 1], [2, 9, 7, 2]])
+    same = replace(batch, ids=ids, written=torch.ones(4, 4, dtype=torch.bool), of_turns=paid,
+                   scores={"reward": paid.sum(1)})
+    expected = torch.stack([2 * z] * 3 + [z + second], 1) * MASK
+    torch.testing.assert_close(gigpo(same), expected)
+
+
+def test_luck_is_taken_out_of_rewards_of_turns_by_hand():
+    """After a first 2 a turn is paid 3/4 for one secret of three, and -1/4 for two, which go on.
+    So the mean of X is (3/4 - 2/4 + 2 worth) / 3."""
+    found = without_luck(policy_of(Priced()), redraws=6)(paid_batch(), policy_of(Priced()))
+    on = [-.5, -1 / 6, 0, 0]  # what other problems are paid after turn 0
+    first = [-.25 + on[0] - (.25 + 2 * on[0]) / 3, .75 - (.25 + 2 * on[1]) / 3,
+             -.25 + on[2] - (.25 + 2 * on[2]) / 3, None]
+    # 3 is right for one secret of three, too; 1 after "big" is right for the one that is left, 1
+    # after "small" is wrong; 2 after a 3 is right for one of two
+    first[3] = -.25 + on[3] - (.25 + 2 * on[3]) / 3
+    later = [0, 0, 0, -.5]
+    to_go, others = [.25, .75, -.75, -.75], [-.25, -5 / 12, 1 / 12, 1 / 12]
+    expected = torch.zeros(4, 4)
+    for row in range(4):
+        expected[row, :2] = to_go[row] - others[row] - first[row] - later[row]
+    expected[:, 3] = torch.tensor([.5 + .5, 0, -.5, -.5 + .5])
+    torch.testing.assert_close(found, expected * MASK)
+
+
+def test_the_end_of_a_turn_is_where_it_is_paid():
+    """A price of an earlier turn is no part of what a later token gets."""
+    assert paid_batch().to_go.tolist()[0] == [.25, .25, .5, .5]
+    assert batch_of().to_go.tolist()[0] == [1] * 4 and batch_of().paid.tolist()[1] == [0, 1, 0, 0]
+    value = torch.zeros(4, 4)
+    found = generalised_advantage(value, paid_batch().paid, MASK, 1.0, 1.0)
+    assert found[0].tolist() == [.25, .25, 0, .5]
+    assert generalised_advantage(value, paid_batch().paid, MASK, 1.0, 0.0)[0].tolist() == [
+        0, -.25, 0, .5]
 
 
 @pytest.fixture(scope="module")

@@ -15,11 +15,11 @@ from lab.analysis.token_table import read_step
 from lab.credit.critic import generalised_advantage
 from lab.credit.monte_carlo import prefix_values
 from lab.credit.prefix_tree import paths
-from lab.engine.methods import ADVANTAGES, MITIGATIONS
+from lab.engine.methods import ADVANTAGES, MITIGATIONS, make
 from lab.engine.dynamic import joined
 from lab.engine.forward import response_log_probs
 from lab.engine.optimizer import AdamW
-from lab.engine.rollouts import turns_of
+from lab.engine.rollouts import score_answers, turns_of
 from lab.engine.turns import Environment
 from examples.guess import Game, Task
 from examples.histories import BIG, SMALL
@@ -30,6 +30,7 @@ from lab.harness.record import write_credit
 from lab.harness.settings import make_settings
 from lab.harness.short_task import short_task
 from lab.harness.tasks import CheckedTask, score_again
+from lab.tests.paid_guess import PRICE
 from runs import assert_same_run, run
 
 GUESSER = ROOT / "models/guesser"
@@ -257,11 +258,12 @@ def test_methods_see_the_models_tokens_alone(games, axis, name):
 
 
 def test_generalised_advantages_skip_what_the_environment_wrote():
-    """1.0 comes at the last own token, also where a reply follows."""
+    """1.0 is paid at the last own token, also where a reply follows."""
     mask = torch.tensor([[True, True, False, False, True], [True, False, False, False, False],
                          [True, True, True, False, False]])
     value = torch.tensor([[0.5, 0.25, 9.0, 9.0, 0.75], [0.5, 9, 9, 9, 9], [0.5, 0.25, 0.75, 9, 9]])
-    found = generalised_advantage(value, torch.tensor([1.0, 1.0, 1.0]), mask, 0.9, 0.8)
+    batch = hand_made(mask, scores={"reward": torch.ones(3)})
+    found = generalised_advantage(value, batch.paid, mask, 0.9, 0.8)
     third = 1 - 0.75
     second = 0.9 * 0.75 - 0.25 + 0.72 * third
     first = 0.9 * 0.25 - 0.5 + 0.72 * second
@@ -317,7 +319,77 @@ def test_a_task_of_three_functions_may_reply():
     assert environment.location.startswith("lab/tests/engine/test_turns.py:")
 
 
+@pytest.fixture(scope="module")
+def paid_games():
+    policy = load_policy(make_settings({"model": str(GUESSER), "task": "lab.tests.paid_guess"}))
+    return policy.ask(GAMES, 16, seed=1)
+
+
+def test_turns_are_paid_at_their_last_tokens(games, paid_games):
+    """Also where a reply follows that was cut off, and in rows that are chosen and joined."""
+    assert paid_games.ids.equal(games.ids) and games.of_turns.dim() == 0
+    won = games.reward[:, None] * (games.turn == games.turn.amax(1, keepdim=True))
+    assert paid_games.paid.equal((won - PRICE) * games.ends_turn)
+    assert paid_games.to_go[:, 0].equal(paid_games.reward)
+    parts = [paid_games.of_problems(range(g, g + 1)) for g in range(3)]
+    T = joined(parts).ids.shape[1]
+    assert joined(parts).of_turns.equal(paid_games.of_turns[:, :T])
+    assert joined([games.of_problems(range(1))]).of_turns.dim() == 0
+
+
+class AtTheEnd(Task):
+    def score(self, problem, turns):
+        score = super().score(problem, turns)
+        return {**score, "reward": [*[0.0] * (len(turns) - 1), score["reward"]]}
+
+
+@pytest.mark.parametrize("name", ["grpo", "turn_mean", "gigpo", "mt_grpo", "gae", "without_luck"])
+def test_a_list_that_pays_at_the_end_alone_is_one_reward_to_the_last_digit(policy, name):
+    """Also for a second batch, which the critic of gae has learned from the first one."""
+    found = []
+    for task in (policy.task, CheckedTask(AtTheEnd())):
+        player = replace(policy, task=task)
+        method = make(ADVANTAGES[name], {}, player)
+        for seed in (1, 2):
+            batch = replace(player.ask(GAMES, 16, seed=seed), forward=player.extra_forward(),
+                            generator=torch.Generator().manual_seed(0))
+            found.append(method(batch, player))
+    assert found[0].equal(found[2]) and found[1].equal(found[3]) and found[1].any()
+
+
+def test_gae_is_paid_where_turns_end(policy, paid_games):
+    """Its first critic says 0. At lambda 1 a token gets what is paid from it on, at lambda 0 what
+    is paid at it."""
+    batch = replace(paid_games, forward=policy.extra_forward())
+    for gae_lambda, expected in ((1.0, batch.to_go * batch.mask), (0.0, batch.paid)):
+        found = make(ADVANTAGES["gae"], {"gae_lambda": gae_lambda}, policy)(batch, policy)
+        torch.testing.assert_close(found, expected)
+
+
+def test_the_record_has_what_turns_were_paid(policy, games, paid_games, tmp_path):
+    for step, batch in enumerate((games, paid_games), 1):
+        batch = replace(batch, advantage=games.mask * 1.0, step=step)
+        write_credit(tmp_path / f"credit/step_{step:06d}.npz", batch, games.mask * 1.0,
+                     {"step": step})
+    assert "paid" not in read_columns(tmp_path, 1)
+    assert read_credit(tmp_path, 1, policy.tokenizer).paid.sum() == games.reward.sum()
+    again = read_credit(tmp_path, 2, policy.tokenizer)
+    assert again.paid.equal(paid_games.paid[:, :again.ids.shape[1]])
+
+
+def test_a_turn_whose_reward_depends_on_a_later_one_is_refused(policy, games):
+    class Late(Task):
+        def score(self, problem, turns):
+            return {**super().score(problem, turns), "reward": [float(len(turns))] * len(turns)}
+
+    task = CheckedTask(Late())
+    batch = score_answers(games, policy.tokenizer, task)
+    said = refusal(score_again, batch, task, "my_task")
+    assert "and the first 1 of them alone have [1.0]" in said
+
+
 @pytest.mark.parametrize("flags", [
+    "--task lab.tests.paid_guess --advantage gae --dynamic_sampling 2",
     "", "--lora 4 --epochs 2 --kl 0.1",
     "--mitigation lambda_grpo --drop_unfinished --micro_batch 7",
     "--advantage vine --values_k 2 --values_every 2 --dynamic_sampling 2",

@@ -217,3 +217,43 @@ def test_what_a_method_of_a_task_returns_is_told_with_its_name_and_place(name, g
         assert re.match(rf"{name} \(lab/tests/harness/test_tasks.py:\d+\) should return ", said)
         assert f"It returned {found!r:.99}" in said
         assert ("a `return` is missing" in said) == (found is None)
+
+
+def guesses(reward):
+    return task_of(PROMPTS, reward, reply=lambda problem, turns: None)
+
+
+def test_a_list_of_rewards_is_what_the_turns_are_paid():
+    """The reward is the sum. Success is a sum of 1 or more, or that of one turn: what earlier turns
+    cost takes no success away."""
+    task = guesses(lambda problem, turns: [-0.5, *[0.75 * len(turn) for turn in turns[1:]]])
+    assert task.score("", ["a", "b"]) == {"reward": 0.25, "of_turns": [-0.5, 0.75], "format": 0.0,
+                                          "answer": 0.0, "reasoning": 0.0}
+    assert task.score("", ["a", "bb"])["answer"] == task.score("", ["a", "b", "c"])["answer"] == 1
+    assert "of_turns" not in guesses(lambda problem, turns: 1).score("", ["a"])
+
+
+@pytest.mark.parametrize("reward, turns, said", [
+    (lambda problem, turns: [1.0], ["a", "b"], "return a reward for each turn of ['a', 'b']"),
+    (lambda problem, turns: [1e12] * len(turns), ["a", "b"], "rewards whose sum is at most 1e+12"),
+    (lambda problem, turns: ["1"], ["a"], "or a list with one for each turn. It returned ['1']"),
+    (lambda problem, turns: [math.nan], ["a"], "It returned [nan]"),
+    (lambda problem, text: [1.0], "a", "should return a number from")])
+def test_rewards_of_turns_that_fit_no_turns_are_refused(reward, turns, said):
+    assert said in refusal(guesses(reward).score, "", turns)
+
+
+def test_a_task_pays_all_answers_in_one_way():
+    task = guesses(lambda problem, turns: 1 if len(turns) > 1 else [1])
+    task.score("", ["a"])
+    assert "is a list for some answers, and a number for others" in refusal(
+        task.score, "", ["a", "b"])
+
+
+def test_a_class_may_pay_turns_and_one_turn_alone_may_not():
+    class Task:
+        def score(self, problem, turns):
+            return {"reward": [0.5] * len(turns), "format": 0, "answer": 0, "reasoning": 0}
+
+    assert CheckedTask(Task()).score("", ["a", "b"])["reward"] == 1.0
+    assert "because no environment replies" in refusal(CheckedTask(Task()).score, "", "ab")

@@ -72,3 +72,22 @@ def test_a_game_is_played_for_a_person(capsys, monkeypatch):
     monkeypatch.setattr(terminal, "styled", lambda text, style: f"<{style}>{text}</>")
     assert terminal.shaded([" big", "."], [None, 0.5], ((1.0, "1"),), str) == (
         "<38;5;245> big</><1>.</>")
+
+
+def test_what_turns_are_paid_is_on_the_page_and_in_preflight(tmp_path, capsys):
+    """The price of a guess, at the end of each turn that no right one ends."""
+    flags = ["--model", GUESSER, "--task", "lab.tests.paid_guess", "--questions", "2"]
+    train.train_beyond([*flags, "--steps", "1", "--answers", "4", "--eval_every", "0",
+                        "--advantage", "without_luck", "--out", str(tmp_path / "run")])
+    run, record = read_run(tmp_path / "run"), read_step(tmp_path / "run", 1)
+    answer = answer_of(record, load_tokenizer(tmp_path / "run"), run["config"], run["metrics"][0],
+                       0)
+    assert [text for text, paid in zip(answer["texts"], answer["paid"]) if paid] == [
+        "<|im_end|>"] * answer["texts"].count("<|im_end|>")
+    assert sum(paid or 0 for paid in answer["paid"]) == answer["reward"]
+    analyze.main([str(tmp_path / "run")])
+    assert '"paid":[' in (tmp_path / "run/analysis/report.html").read_text()
+    capsys.readouterr()
+    preflight.main([*flags, "--problems", "4", "--answers", "16"])
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "how often they are reached, and what they are paid then: turn 1 100% (" in printed

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import lab.analysis.program as analyze
 from lab.tests.trl import INSTALL
-from conftest import ASKED, ROOT, StateIdea, copied, put_in, spoken
+from conftest import ASKED, ROOT, StateIdea, copied, put_in, refusal, spoken
 from lab.countdown import Problem
 from lab.credit.turns import to_turns, turn_mean
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, checked_credit, make
@@ -191,11 +191,13 @@ def played(policy, rows, seed):
 
 @needs_trl
 @pytest.mark.numerics
-@pytest.mark.parametrize("advantage", [None, "without_luck", "gigpo", turn_mean])
-def test_answers_of_several_turns_are_trained_on_as_ours(tmp_path, advantage, undrawn):
+@pytest.mark.parametrize("advantage, rows_of", [
+    (None, "guess_rows"), ("without_luck", "guess_rows"), ("gigpo", "guess_rows"),
+    (turn_mean, "guess_rows"), ("without_luck", "paid_guess_rows"), ("mt_grpo", "paid_guess_rows")])
+def test_answers_of_several_turns_are_trained_on_as_ours(tmp_path, advantage, rows_of, undrawn):
     """Three games with four answers each, by an environment of TRL's, whose mask has holes. The
-    record has them, and the gradient is ours."""
-    player, module = str(ROOT / "models/guesser"), "lab.tests.trl.guess_rows"
+    record has them, and the gradient is ours, also where each turn is paid."""
+    player, module = str(ROOT / "models/guesser"), f"lab.tests.trl.{rows_of}"
     policy = load_policy(make_settings({"model": player, "task": module, "questions": "3"}))
     rows = [dict(guess_rows.problems[i]) for i in (1, 4, 6)]
     games = [row for row in rows for _ in range(4)]
@@ -218,6 +220,11 @@ def test_answers_of_several_turns_are_trained_on_as_ours(tmp_path, advantage, un
     for name in ("ids", "mask", "written"):
         assert getattr(own, name).equal(getattr(batch, name)[:, :T]), name
     assert own.finished.equal(batch.finished) and not own.mask.equal(own.written)
+    assert own.paid.equal(batch.paid[:, :T])
+    if rows_of == "paid_guess_rows":
+        said = refusal(trl_trainer.rewards_of_turns, trainer.credit.task, replace(
+            batch, problems=games), batch.reward + 1)
+        assert "It should be the sum" in said
     for name in ("log_prob", "entropy", "collision"):
         torch.testing.assert_close(getattr(own, name), getattr(batch, name)[:, :T], atol=1e-5,
                                    rtol=0)

@@ -15,7 +15,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -35,13 +35,14 @@ LEARNS, FORM, HOLE, CANNOT = (
 
 @dataclass(frozen=True)
 class Answers:
-    """The answers that were sampled to one problem; each list has one number for each answer."""
+    """The answers that were sampled to one problem; each list has one entry for each answer."""
     problem: str  # as people read it
     texts: list[str]
     reward: list[float]
     right: list[float]
     format: list[float]
     finished: list[float]
+    paid: list[list[float]] = field(default_factory=list)  # the rewards of its turns, if it has any
 
 
 @dataclass(frozen=True)
