@@ -20,7 +20,7 @@ import inspect
 import math
 import random
 import sys
-from collections import UserDict
+from collections import ChainMap, UserDict
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from functools import wraps
@@ -56,8 +56,10 @@ class Choices(UserDict[str, str | Choice]):
     def __init__(self, of_book: dict[str, Any] | None = None):
         self.clashes: list[tuple[str, str | Choice, str | Choice]] = []  # a name and its two owners
         super().__init__()
-        if of_book is not None:  # the book's own list, so that a choice stands in both
-            self.data = of_book
+        # The book's own choices stand here, too. Those of the lab do not stand in the book's list,
+        # because it knows no classes and no modules.
+        book = {} if of_book is None else of_book
+        self.data = ChainMap({}, book)  # type: ignore[assignment]
 
     def __getitem__(self, name: str) -> Choice:
         choice = self.data[name]
