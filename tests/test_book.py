@@ -24,8 +24,9 @@ import runpy, sys
 from pathlib import Path
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
-own = [Path(m.__file__).stem for m in list(sys.modules.values())
-       if getattr(m, "__file__", None) and Path(m.__file__).is_relative_to(Path.cwd())]
+own = [file.stem for m in list(sys.modules.values()) if getattr(m, "__file__", None)
+       and (file := Path(m.__file__)).is_relative_to(Path.cwd())
+       and not file.is_relative_to(sys.prefix)]  # an environment may lie in the project's folder
 print("LOADED", *sorted({*own, "torch._dynamo"} if "torch._dynamo" in sys.modules else own))
 """
 

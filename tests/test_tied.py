@@ -40,13 +40,16 @@ SETTINGS = SimpleNamespace(
 
 @pytest.fixture(scope="module", params=SHAPES)
 def folder(request, tmp_path_factory):
-    """A model with random weights, large enough that its logits differ."""
+    """A model with random weights, large enough that its logits differ. The wider the model, the
+    smaller they are: otherwise each layer would multiply the rounding of the one before it."""
     torch.manual_seed(3)
     model = qwen2_model.Qwen2(qwen2_model.ModelConfig(**SIZES | SHAPES[request.param]))
+    of_matrix = 0.35 * (SIZES["hidden_size"] / model.config.hidden_size) ** 0.5
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.copy_(torch.randn_like(parameter) * (0.35 if parameter.dim() > 1 else 0.5)
-                            + (parameter.dim() == 1))
+            is_matrix = parameter.dim() > 1
+            parameter.copy_(torch.randn_like(parameter) * (of_matrix if is_matrix else 0.5)
+                            + (not is_matrix))
     path = tmp_path_factory.mktemp("model")
     qwen2_model.save_model(model, path)
     return path
