@@ -104,57 +104,30 @@ def test_a_run_without_checkpoints_leaves_none_and_is_ended_at_once(planned, cap
     before = [(path, path.stat().st_mtime_ns) for path in sorted(first.folder.rglob("*"))]
     runs = Runs([first, again], 1)
     assert runs.waiting == [again] and runs.make() and again.is_finished()
-    [(_, _, steps)] = runs.finished_here
-    assert steps == again.steps  # which all were made here, for the time that is left
+    assert runs.steps_finished_here == again.steps  # which all were made here
     assert [(path, path.stat().st_mtime_ns) for path in sorted(first.folder.rglob("*"))] == before
 
 
-def of_100_seconds(runs, processes):
-    """A step took 100 seconds in what was finished before."""
-    known = Runs(runs, processes)
-    known.finished_here = [(0.0, 600.0, 6)]
-    return known
-
-
-def test_the_time_left_counts_steps_that_are_made_again(planned):
-    """3 of 6 are on record."""
-    run = planned(steps=6)
-    run.folder.mkdir(parents=True)
-    (run.folder / "metrics.jsonl").write_text("{}\n" * 3)
-    assert of_100_seconds([run], 1).time_left() == ", about 5 min left"
-    again = replace(run, keeps_checkpoints=False)
-    assert of_100_seconds([again], 1).time_left() == ", about 10 min left"
-
-
-def test_the_time_left_is_shared_by_the_processes(planned):
-    """Three runs of ten minutes each and two processes. One run is made by one of them alone."""
-    runs = [planned(seed=seed, steps=6) for seed in range(3)]
-    assert of_100_seconds(runs, 2).time_left() == ", about 15 min left"
-    assert of_100_seconds(runs[:1], 2).time_left() == ", about 10 min left"
-    assert of_100_seconds([], 2).time_left() == ""
-    assert Runs(runs, 2).time_left() == ""  # nothing was begun yet
-
-
-def test_the_time_left_is_known_from_the_first_step_on(planned, monkeypatch):
-    """Two runs of four steps, one after the other. 70 seconds before the first step, which takes
-    50, and then 30 of the second one: 3 steps and 70 s are left of the first run, and 4 steps and
-    140 s of the other. What a run has left of an earlier try is not counted."""
-    first, second = planned(steps=4), planned(seed=1, steps=4)
-    runs = Runs([first, second], 1)
-    now = [1000.0]
-    monkeypatch.setattr(planned_runs.time, "monotonic", lambda: now[0])
-    runs.waiting.remove(first)
-    runs.running, runs.started = [(first, None)], {first.name: (1000.0, 0)}
+def test_the_time_left_is_that_of_the_steps_made_here(planned, monkeypatch):
+    """Two runs of six steps. The first had three when it was started, and has five since. In 200
+    seconds two steps were made, and 1 + 6 are missing: 700 seconds. A record from before the start
+    counts for nothing, nor do steps of a run that keeps none."""
+    first, second = planned(steps=6), planned(seed=1, steps=6)
     first.folder.mkdir(parents=True)
-    (first.folder / "metrics.jsonl").write_text('{"step": 1, "seconds": 50.0}\n')
-    now[0] = 1010.0
-    assert runs.time_left() == ""
-    now[0] = 1120.0
-    assert runs.time_left() == ", about 9 min left"  # 7 x 50 + 70 + 140 = 560 s
-    now[0] = 1150.0
-    assert runs.time_left() == ", about 9 min left"
-    runs.finished_here = [(0.0, 50.0, 1)]
-    assert runs.time_left() == ", about 6 min left"  # 7 x 50, and the rest of a run takes no time
+    lines = first.folder / "metrics.jsonl"
+    lines.write_text("{}\n" * 3)
+    for run, left in ((first, 700), (replace(first, keeps_checkpoints=False), 200 / 5 * 7)):
+        runs = Runs([run, second], 1)
+        monkeypatch.setattr(Runs, "start", lambda runs, run: runs.running.append((run, None)))
+        runs.start_some()
+        monkeypatch.setattr(planned_runs.time, "time", lambda: runs.started_at + 200)
+        os.utime(lines, (runs.started_at - 1, runs.started_at - 1))
+        assert runs.time_left() == ""
+        lines.write_text("{}\n" * 5)
+        os.utime(lines, (runs.started_at + 1, runs.started_at + 1))
+        assert runs.time_left() == f", about {round(left / 60)} min left"
+        monkeypatch.undo()
+        lines.write_text("{}\n" * 3)
 
 
 def test_a_run_has_the_threads_that_are_planned(planned, tmp_path):
@@ -266,29 +239,18 @@ def test_a_run_is_used_again_when_it_is_finished(run):
     assert finished_run(run) is not None
 
 
-def test_a_run_whose_record_has_a_hole_is_refused(run):
-    write_run(run)
-    (run.folder / "metrics.jsonl").write_text('{"step": 2, "success": 0.5}\n')
-    assert "metrics.jsonl does not have one line for each" in refusal(finished_run, run)
-
-
-def test_a_run_with_other_settings_is_refused(run):
-    write_run(run, threads=2)
-    said = refusal(finished_run, run)
-    assert "has --threads 2, not 1: remove it, and the run is made again" in said
-
-
-def test_a_setting_that_changes_no_number_may_differ(run):
-    write_run(run, checkpoint_every=7)
-    assert finished_run(run) is not None
-
-
-def test_a_run_that_was_made_of_another_file_is_refused(run, tmp_path):
-    words = tmp_path / "words.txt"
-    words.write_text("new")
-    write_run(run, made_of={**made_of(settings_of(run)), str(words): "0" * 64})
-    said = refusal(finished_run, run)
-    assert f"is an earlier run, and since then {words} has changed" in said
+@pytest.mark.parametrize("changed, said", [
+    ({"threads": 2}, "has --threads 2, not 1: remove it, and the run is made again"),
+    ({"made_of": {"grpo.py": "0" * 64}}, "is an earlier run, and since then "),
+    ({"checkpoint_every": 7}, None)])  # it changes no number
+def test_a_run_that_is_not_what_the_plan_says_is_refused(run, changed, said):
+    write_run(run, **changed)
+    if said:
+        assert said in refusal(finished_run, run)
+    else:
+        assert finished_run(run) is not None
+        (run.folder / "metrics.jsonl").write_text('{"step": 2, "success": 0.5}\n')
+        assert "metrics.jsonl does not have one line for each" in refusal(finished_run, run)
 
 
 def test_each_folder_is_read_once(monkeypatch):

@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from lab.analysis.run_folders import Run, read_run
@@ -32,7 +31,7 @@ from lab.engine.errors import PROJECT, UserError
 from lab.harness.flags import MOST_THREADS, Flag
 from lab.harness.made_of import made_of
 from lab.harness.read_record import missing_steps, run_config, steps_finished
-from lab.harness.record import find_folder, locked, read_lines, remove, writing
+from lab.harness.record import find_folder, locked, remove, writing
 from lab.harness.resume import differing
 from lab.harness.screen import MESSAGE, StopRequest, say, show_status
 from lab.harness.settings import Settings, is_large, make_settings, read_flags
@@ -112,10 +111,9 @@ class Runs:
         self.running: list[tuple[PlannedRun, subprocess.Popen[bytes]]] = []
         self.failed: dict[str, str] = {}
         self.given_up = 0
-        self.started: dict[str, tuple[float, int]] = {}  # when, after how many steps
-        self.finished_here: list[tuple[float, float, int]] = []  # what `pace` returns of a run
-        self.before_first_step: dict[str, float] = {}  # seconds of each run
-        self.has_told = False  # the time that is left after the first step
+        self.kept: dict[str, int] = {}  # the steps that a run had when it was started here
+        self.steps_finished_here = 0    # of the runs that were finished here
+        self.started_at = time.time()
 
     @property
     def finished(self) -> int:
@@ -142,7 +140,7 @@ class Runs:
     def start_some(self) -> None:
         while self.waiting and len(self.running) < self.processes:
             run = self.waiting.pop(0)
-            self.started[run.name] = time.monotonic(), run.steps_kept()
+            self.kept[run.name] = run.steps_kept()
             try:
                 self.start(run)
             except UserError as error:  # another program writes it
@@ -171,7 +169,7 @@ class Runs:
             if run.is_finished():
                 if not run.keeps_checkpoints:  # nor its last model, of which each takes gigabytes
                     remove(run.folder / "checkpoints")
-                self.finished_here.append(self.pace(run))
+                self.steps_finished_here += run.steps - self.kept[run.name]
                 say(f"finished: {run.name} ({self.finished} of {len(self.planned)})"
                     f"{self.time_left()}")
             else:
@@ -190,52 +188,29 @@ class Runs:
             say(f"no other run is started. These are finished first: {names}")
 
     def show(self) -> None:
-        left = self.time_left()
-        if left and not self.has_told:
-            self.has_told = True
-            if not self.finished_here:
-                say(f"the first step is made{left}")
-        parts = [f"{self.finished} of {len(self.planned)} finished{left}"]
+        parts = [f"{self.finished} of {len(self.planned)} finished{self.time_left()}"]
         parts += [f"{run.name} {run.steps_made()}/{run.steps}" for run, _ in self.running]
         show_status(", ".join(parts))
 
     def time_left(self) -> str:
-        """The time until the program ends, as ", about 9 min left"; "" before the first step.
+        """The time until the program ends, as ", about 9 min left"; "" before the first step. The
+        missing steps take as long as those that were made here, with imports and evaluations."""
+        running = [(run, self.made_here(run)) for run, _ in self.running]
+        made = self.steps_finished_here + sum(steps for _, steps in running)
+        missing = sum(run.steps - run.steps_kept() for run in self.waiting)
+        missing += sum(run.steps - self.kept[run.name] - steps for run, steps in running)
+        if not made or not missing:
+            return ""
+        seconds = (time.time() - self.started_at) * missing / made
+        return f", {rounded_duration(seconds)} left"
 
-        A step takes what it took on average. The rest of a run, such as imports and evaluations,
-        takes what it took in the runs that were finished here; before there is one, twice what it
-        took until the first step, because there is an evaluation at the end, too. It is the mean
-        over the processes, so the last of them may end later, by one run at most.
+    def made_here(self, run: PlannedRun) -> int:
+        """The steps of a run since it was started; its record may still be that of an earlier try.
         """
-        running = [self.pace(run) for run, _ in self.running]
-        known = self.finished_here + [pace for pace in running if pace[2]]
-        steps = sum(made for _, _, made in known)
-        if not steps:
-            return ""
-        seconds_of_step = sum(seconds for _, seconds, _ in known) / steps
-        whole = [rest for rest, _, _ in self.finished_here]
-        rest_of_run = mean(whole) if whole else 2 * mean(rest for rest, _, _ in known)
-        missing = sum(run.steps - run.steps_made() for run, _ in self.running)
-        missing += sum(run.steps - run.steps_kept() for run in self.waiting)
-        if not missing:
-            return ""
-        seconds = missing * seconds_of_step + rest_of_run * len(self.waiting)
-        seconds += sum(max(0.0, rest_of_run - rest) for rest, _, _ in running)
-        at_a_time = min(self.processes, len(self.running) + len(self.waiting))
-        return f", {rounded_duration(seconds / at_a_time)} left"
-
-    def pace(self, run: PlannedRun) -> tuple[float, float, int]:
-        """Of a run that was started here: the seconds that went into no step, those of its steps,
-        and the number of these. Until it ends the first are those before its first step."""
-        started_at, steps_before = self.started[run.name]
-        elapsed = time.monotonic() - started_at
-        lines = read_lines(run.folder / "metrics.jsonl")[steps_before:]
-        seconds = sum(line.get("seconds", 0.0) for line in lines)
-        if not lines or seconds > elapsed:  # those of a run that is begun again
-            return elapsed, 0.0, 0
-        before = self.before_first_step.setdefault(run.name, elapsed - seconds)
-        is_running = any(run is other for other, _ in self.running)
-        return before if is_running else elapsed - seconds, seconds, len(lines)
+        path = run.folder / "metrics.jsonl"
+        if not path.exists() or path.stat().st_mtime < self.started_at:
+            return 0
+        return run.steps_made() - self.kept[run.name]
 
 
 def stop_with_parent(stop_signal: signal.Signals) -> None:
