@@ -50,7 +50,8 @@ HERE = Path(__file__).parent
 AXES: dict[str, dict[str, Any]] = {  # what is chosen by name, and may have flags of its own
     "task": {"countdown_task": Task}, "mitigation": MITIGATIONS, "advantage": ADVANTAGES}
 # what config.json has beside the settings
-NOT_SETTINGS = {"versions", "columns_temperature", "model_config", "trained_parameters"}
+NOT_SETTINGS = {"versions", "columns_temperature", "held_out_problems", "model_config",
+                "trained_parameters"}
 # what a resumed run may change, because it decides nothing that was computed so far
 CHANGEABLE = {"steps", "threads", "checkpoint_every"}
 
@@ -249,6 +250,7 @@ class Run:
         on Ctrl-C waits for the end of a step."""
         s = self.settings
         about = {"columns_temperature": 1, "model_config": asdict(self.model.config),
+                 "held_out_problems": digest_of_problems(self.task, s.eval_tasks),
                  "trained_parameters": sum(p.numel() for p in self.trained.values()),
                  "versions": {"torch": torch.__version__, "numpy": np.__version__}}
         config = json.dumps(s.to_json() | {"out": str(self.folder)} | about, indent=2)
@@ -377,6 +379,12 @@ def generator_of(*parts: object) -> torch.Generator:
     """A random generator whose seed depends on these parts alone."""
     seed = int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6], "big")
     return torch.Generator().manual_seed(seed)
+
+
+def digest_of_problems(task: Any, count: int) -> str:
+    """Held-out problems in a few letters: in two runs that have them in common, the same."""
+    shown = [task.show(problem) for problem in task.held_out_problems(count)]
+    return hashlib.sha256(repr(shown).encode()).hexdigest()[:12]
 
 
 def printable(text: str) -> str:

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 import lab.run as train
-from conftest import hand_made, refusal, spoken
+from conftest import ROOT, hand_made, refusal, spoken
 from lab.engine.policy import derived_seed, sample_answers
 from lab.engine.sampler import begin
 from lab.credit.weightings import with_advantage
@@ -280,6 +280,22 @@ def test_what_is_kept_of_a_few_answers_to_held_out_problems():
     assert shown == [{"problem": problems[n], "text": f"{n} 0", "answer": 1,
                       "texts": ["x"] * (n + 1), "log_prob": [round(-n / 3, 4)] * (n + 1)}
                      for n in (0, 1, 2)]
+
+
+def test_the_record_tells_runs_with_other_held_out_problems_apart(tmp_path):
+    """The book and the lab write one digest. It follows from the problems, and not from the seed;
+    a run that evaluates none has none."""
+    digests = []
+    for number, (start, flags) in enumerate((
+            (loop.main, ["--eval_tasks", 8, "--seed", 3]),
+            (train.train_beyond, ["--eval_tasks", 8, "--seed", 4]),
+            (train.train_beyond, ["--eval_tasks", 8, "--numbers", "4"]),
+            (train.train_beyond, ["--eval_tasks", 9]), (train.train_beyond, ["--eval_every", 0]))):
+        start(list(map(str, ["--model", ROOT / "models/tiny", "--steps", 0, "--max_new_tokens", 4,
+                             "--out", tmp_path / str(number), *flags])))
+        digests.append(config_of(tmp_path / str(number)).get("held_out_problems"))
+    book, lab, *others = digests
+    assert book == lab and len({lab, *others}) == 4 and others[-1] is None
 
 
 def test_a_run_that_is_being_written_cannot_be_resumed(whole):

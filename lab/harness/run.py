@@ -35,6 +35,7 @@ from lab.harness.record import (Json, RunFolder, credit_path, make_run, provenan
 from lab.harness.screen import StopRequest, python_command, say
 from lab.harness.settings import CHANGEABLE, CONTINUE, Settings, make_settings, read_flags
 from lab.harness.tasks import score_again
+from run import digest_of_problems
 
 COPIED_FILES = (  # from the folder of the model into every checkpoint
     "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "merges.txt",
@@ -207,6 +208,8 @@ class Run:
                   "trained_parameters": trained,
                   "reward": policy.task.rewarded, "columns_temperature": 1,
                   "model_config": model.config.to_json(), "made_of": made_of(s)}
+        if s.eval_every:
+            config["held_out_problems"] = digest_of_problems(self.task, s.eval_tasks)
         make_run(s.folder, config, policy.folder / "tokenizer.json")
         self.cleanup.enter_context(self.folder.opened())
 
