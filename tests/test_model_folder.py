@@ -69,9 +69,11 @@ def test_shapes_and_names_are_compared_before_memory_is_taken(folder, monkeypatc
 
 @pytest.mark.parametrize("model_type, head_dim", [("qwen2", 16), ("qwen3", 128)])
 def test_a_config_without_a_head_dim_has_that_of_transformers(folder, model_type, head_dim):
-    """64 units by 4 heads; and 128, whatever the units are."""
+    """64 units by 4 heads; and 128, whatever the units are. The least is 2."""
     edit_config(folder, model_type=model_type, head_dim=None)
     assert read_config(folder).head_dim == head_dim
+    edit_config(folder, head_dim=2)
+    assert read_config(folder).head_dim == 2
 
 
 @pytest.mark.parametrize("kind", [torch.float64, torch.float16, torch.bfloat16])

@@ -119,12 +119,13 @@ def test_a_curve_has_the_means_of_five_steps_and_held_out_success_its_interval(t
     assert bar[:, 1] == pytest.approx([0.6 - reach, 0.6 + reach], rel=1e-4)
 
 
-def test_kinds_below_a_hundredth_have_no_curve(tmp_path, drawn):
-    """Words have 0.6 of the gradient, numbers 0.395, operators 0.005."""
-    columns = credit_columns([3], [0], kind=[0, 2, 3], advantage=[120, 79, 1])
-    folder = write_log(tmp_path / "run", {1: columns, 2: columns})
-    analyze.over_training(Tally(folder), tmp_path)
-    assert labels_of(drawn["over_training"].axes[0]) == ["word", "number"]
+def test_kinds_that_never_have_a_hundredth_have_no_curve(tmp_path, drawn):
+    """Operators have 0.005 of the gradient in the first step and 0.05 in the second one, brackets
+    0.0025 in both."""
+    steps = {step: credit_columns([4], [0], kind=[0, 2, 3, 4], advantage=advantage)
+             for step, advantage in ((1, [120, 79, 1, 0.5]), (2, [120, 70, 10, 0.5]))}
+    analyze.over_training(Tally(write_log(tmp_path / "run", steps)), tmp_path)
+    assert labels_of(drawn["over_training"].axes[0]) == ["word", "number", "operator"]
 
 
 def test_an_arm_without_a_finished_step_has_no_curve(tmp_path, drawn):

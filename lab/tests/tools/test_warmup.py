@@ -2,6 +2,7 @@
 import hashlib
 import json
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -121,6 +122,15 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_trained(monk
     monkeypatch.setattr(warmup, "train", None)
     with pytest.raises(UserError, match="cannot write /proc/x: No such file or directory"):
         warmup.main(["--size", "small", "--out", "/proc/x"])
+
+
+def test_the_rate_rises_for_fifty_steps_and_falls_over_the_last_half(monkeypatch):
+    monkeypatch.setattr(warmup, "batches", lambda *_: iter([(None, None)] * 1000))
+    monkeypatch.setattr(warmup, "weighted_loss", lambda *_: torch.zeros((), requires_grad=True))
+    shares, flags = [], SimpleNamespace(steps=1000, seed=0, batch=1, right=False)
+    warmup.train(torch.nn.Linear(1, 1), None, shares.append, flags)
+    assert shares[:2] == [1 / 50, 2 / 50] and shares[48] < shares[49] == shares[499] == 1
+    assert (shares[750], shares[999]) == pytest.approx((1 / 2, 2 / 1000))
 
 
 def test_the_loss_is_that_of_all_logits(real):
