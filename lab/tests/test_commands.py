@@ -1,19 +1,36 @@
-"""Every command of the overview: its help, a test that runs it, and the pages that name it."""
+"""Every command of the overview: its help, its flags within and beyond their bounds, what it
+refuses, a test that runs it, and the pages that name it."""
+import importlib
 import re
+from dataclasses import replace
 
 import pytest
-from conftest import ROOT, project_files
+from conftest import ROOT, project_files, refusal
 
-from lab.engine.errors import UserError
+from lab.analysis import report
+from lab.harness.flags import check_value
 from lab import __main__ as overview
 
+# of each command the flags that are its own, beside those of train.py that some take
+FLAGS = {name: vars(importlib.import_module(file)).get("FLAGS", {})
+         for name, file in overview.MODULES.items()} | {"page": report.FLAGS}
+PLACES = {"follow": ["RUN"], "sample": ["RUN", "PROBLEM"], "pass_at_k": ["RUN"], "idea": ["rloo"],
+          "experiment": ["PLAN"], "notes": ["RUN"], "exact": ["rloo"], "diagnose": ["LOG"],
+          "guesser": ["FOLDER"]}
 
-def test_a_command_has_its_line_in_the_overview_and_a_wrong_name_is_told(capsys):
+
+@pytest.fixture(autouse=True)
+def empty(tmp_path, monkeypatch):
+    """The folder in which a command is typed; nothing is left there of one that is refused."""
+    monkeypatch.chdir(tmp_path)
+    yield tmp_path
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
+
+
+def test_a_command_has_its_line_in_the_overview(capsys):
     overview.main([])
     printed = capsys.readouterr().out
     assert all(re.search(f"python -m lab {name} ", printed) for name in overview.MODULES)
-    with pytest.raises(UserError, match="there is no command bord, only preflight"):
-        overview.main(["bord"])
 
 
 def test_the_overview_has_the_questions_and_commands_of_the_readme():
@@ -36,16 +53,103 @@ def test_a_command_that_is_gone_is_in_the_log():
     for name in overview.RETIRED:
         assert name not in overview.MODULES
         assert re.search(f"`python -m\\s(research|lab)\\s{name}", log), name
-    with pytest.raises(UserError, match="board last stood in commit f19f84f4. lab/LOG.md"):
-        overview.main(["board"])
 
 
 @pytest.mark.parametrize("name", overview.MODULES)
-def test_help_shows_what_a_command_asks(name, capsys):
+def test_help_names_a_command_and_each_of_its_flags(name, capsys):
     with pytest.raises(SystemExit) as stopped:
         overview.main([name, "--help"])
     assert stopped.value.code == 0
-    assert re.search(f"python -m lab[ .]{name} ", " ".join(capsys.readouterr().out.split()))
+    said = " ".join(capsys.readouterr().out.split())
+    assert re.search(f"python -m lab[ .]{name} ", said)
+    assert [flag for flag in FLAGS[name] if f"--{flag} " not in said] == []
+
+
+def numbers_of(name):
+    """The flags of a command that are numbers."""
+    return {flag: known for flag, known in FLAGS[name].items() if known.type in (int, float)}
+
+
+@pytest.mark.parametrize("name", [name for name in FLAGS if numbers_of(name)])
+def test_a_number_beyond_its_bounds_ends_a_command_and_the_bounds_do_not(name):
+    for flag, known in numbers_of(name).items():
+        least = known.above if known.above > -1e30 else known.least - 1
+        for value in (least, known.most + 1, -10 ** 18, 10 ** 18, "nan"):
+            said = refusal(overview.main, [name, *PLACES.get(name, []), f"--{flag}={value}"])
+            assert said.startswith(f"--{flag} ") and "should be" in said
+        free = replace(known, default=None, kind=known.type)
+        bounds = [value for value in (known.least, known.most) if value > known.above]
+        for value in (known.default, *bounds):
+            check_value(flag, value, free)
+
+
+@pytest.mark.parametrize("name", sorted(FLAGS.keys() - {"formula", "preflight"}))
+def test_what_is_no_flag_is_told(name):
+    """preflight takes a long way: it asks train.py, too; formula has a parser of its own."""
+    for typed, said in (("--nonsense=1", "unknown argument --nonsense|--nonsense 1|nonsense"),
+                        ("--out=--", "--out=--: -- is no value")):
+        assert re.search(said, refusal(overview.main, [name, *PLACES.get(name, []), typed]))
+
+
+TINY = ROOT / "models/tiny"
+
+
+@pytest.mark.parametrize("typed, said", [
+    # a flag that would be read and ignored; the same flag where it has an effect is taken
+    ("rank --critic_batches 0 --critic trunk", "--critic has no effect without --critic_batches"),
+    ("decided --all_answers --of_each 4", "--of_each has no effect without drawn answers"),
+    ("experiment board --report_only --dry_run", "--dry_run has no effect without runs to start"),
+    ("preflight --out x", "--out has no effect, because nothing is trained or written"),
+    ("preflight --answers 8 --group 9", "groups of 9 answers are planned"),
+    ("idea gtpo --look RUN", "gtpo is an advantage, and --look shows weights"),
+    ("idea entropy_ratio --look nowhere", "nowhere does not exist"),
+    ("idea entropy_ratio --look RUN --steps 3", "--steps has no effect with --look"),
+    ("idea entropy_ratio --look RUN --quick", "--quick has no effect with --look"),
+    ("idea entropy_ratio --step 3", "--step has no effect without --look"),
+    ("idea", "are required: NAME"),
+    ("idea by_kind --placebos any,word", "'word' is none of any, kind and position"),
+    ("idea no_such", "no_such is neither a weighting nor an advantage. Is its function in mitig"),
+    ("idea none", "none is plain GRPO, with which an idea is compared"),
+    ("idea by_kin", "by_kin is neither a weighting nor an advantage; did you mean by_kind?"),
+    ("idea by_kind --seed 3", "--seed cannot be given to this program"),
+    ("idea by_kind --quik", "unknown argument --quik, did you mean --quick? ("),
+    ("idea by_kind --mitigation taco", "--mitigation cannot be given: by_kind"),
+    ("idea by_kind --eval_every 0", "the verdict needs the evaluation at the end"),
+    ("follow TINY", "tiny is not a run folder: it has no config.json of a run"),
+    ("follow RUN --step 9", "run has steps 1 to 3"),
+    ("follow RUN --answer 8", "--answer 8: step 3 has answers 0 to 7"),
+    ("follow RUN --token 1", "--token 1 needs --answer"),
+    ("follow RUN --credit 10", "--credit needs --token"),
+    ("follow RUN --step 1 --answer 999 --credit 10 --keep", "answer 999"),
+    ("follow RUN --step 1 --answer 0 --keep", "--keep needs --answer and --credit"),
+    ("follow RUN --step 1 --credit 10 --keep", "--keep needs --answer and --credit"),
+    ("follow RUN --step 1 --answer 0 --token 0 --credit 10 --keep", "and no --token"),
+    ("sample", "are required: RUN, PROBLEM"),
+    ("sample nowhere 3", "nowhere does not exist"),
+    ("sample TINY hello", "expected numbers and then the target"),
+    ("sample TINY 3 5 999999 22", "cannot spell the prompt of the problem 3 5 999999 make 22"),
+    ("sample TINY 3 5 7 22 --greedy --answers 2", "--greedy has no effect without one answer of"),
+    ("sample TINY" + " 3" * 999, "and the model takes 1024"),
+    ("page nowhere", "does not exist"), ("page RUN --baseline x", "--baseline needs several runs"),
+    ("page TINY", "tiny is not a run folder"),
+    ("experiment bord.json", "there is no file bord.json, and no plan of lab/plans has this name"),
+    ("experiment notes_1 --arms gae", "no arm 'gae', only "),
+    ("planted --only mask@abc", "--only mask abc: 'abc' should be a number"),
+    ("planted --only by_kind,mask@-1", "--only mask -1: -1.0 should be at least 0"),
+    ("planted --only mask@0.1@--strength@2", "mask 0.1 has no flags"),
+    ("planted --only nothing", "there is no weighting and no advantage nothing"),
+    ("exact rlo", "no weighting and no advantage rlo"),
+    ("exact rloo --strength 2", "unknown argument --strength"),
+    ("warmup --start TINY --size small", "--size small has no effect"),
+    ("warmup --start TINY --rate 0.1", "--rate 0.1 has no effect"),
+    ("warmup --size small --out /proc/x", "cannot write /proc/x: No such file or directory"),
+    ("bord", "there is no command bord, only preflight"),
+    ("board", "board last stood in commit f19f84f4. lab/LOG.md")])
+def test_wrong_commands(recorded, typed, said):
+    """Each ends in one sentence before anything is measured; an @ is a blank within a word."""
+    named = {"RUN": str(recorded), "TINY": str(TINY)}
+    words = [named.get(word, word.replace("@", " ")) for word in typed.split()]
+    assert said in refusal(overview.main, words)
 
 
 @pytest.mark.parametrize("name", overview.MODULES)

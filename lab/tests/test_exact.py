@@ -14,7 +14,6 @@ from conftest import LISTED, ROOT, gradients
 import grpo
 from lab.engine.update import update
 from lab.credit import turns
-from lab.engine.errors import UserError
 from lab.engine.methods import ADVANTAGES, MITIGATIONS
 from lab import __main__ as overview
 from lab.exact import (PROMPT, WORLDS, Kind, World, batch_of, choice_of, coefficient, compared,
@@ -290,7 +289,3 @@ def test_the_command(capsys):
     assert "grpo is biased in 7 of 8 worlds" in said
     overview.main(["exact", "outcome_conditional", "--think_discount", "1.0"])
     assert "is right on average in all 8 worlds in which it runs" in capsys.readouterr().out
-    for typed, error in ((["rlo"], "no weighting and no advantage rlo"),
-                         (["rloo", "--strength", "2"], "unknown argument --strength")):
-        with pytest.raises(UserError, match=error):
-            overview.main(["exact", *typed])

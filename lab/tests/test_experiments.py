@@ -96,11 +96,7 @@ def test_a_plan_with_a_mistake_is_told_so_in_a_sentence(folder, changed, said):
         main(["experiment", written(folder, **changed), "--dry_run"])
 
 
-def test_a_plan_that_is_nowhere_and_an_arm_that_is_none(folder):
-    with pytest.raises(UserError, match="there is no file bord.json.*board, notes_1"):
-        main(["experiment", "bord.json"])
-    with pytest.raises(UserError, match="no arm 'gae', only none, rloo"):
-        main(["experiment", written(folder), "--arms", "gae"])
+def test_a_plan_without_a_finished_pair_is_told(folder):
     with pytest.raises(UserError, match="no finished pair of runs yet"):
         main(["experiment", written(folder), "--report_only"])
 

@@ -1,12 +1,8 @@
 """What the probes share: a folder with numbers, a screen of findings."""
 import json
-from importlib import import_module
-
 
 from lab.analysis.tables import Table
-from conftest import assert_bounded
 from lab.harness.flags import Flag
-from lab import __main__ as overview
 from lab.probes.common import COMMON, Findings, command_of, run_probe
 
 KNOWN = {**COMMON, "model": Flag("models/tiny", "a folder"), "note": Flag(None, "a text")}
@@ -52,13 +48,3 @@ def test_numbers_command_and_settings_are_kept(tmp_path, monkeypatch):
 def test_the_command_leaves_out_what_changes_no_number():
     typed = {"all": True, "out": "x", "model": "runs/it's"}
     assert command_of("exact", typed) == "python -m lab exact --model 'runs/it'\"'\"'s'"
-
-
-MODULES = {name: import_module(file) for name, file in overview.MODULES.items()}
-PROBES = {name: module for name, module in MODULES.items() if hasattr(module, "measure")}
-
-
-def test_every_number_has_bounds_and_its_defaults_lie_within():
-    flags = {name: module.FLAGS for name, module in PROBES.items()}
-    assert_bounded({f"{probe} {name}": flag for probe, own in {"common": COMMON, **flags}.items()
-                    for name, flag in own.items()})

@@ -216,20 +216,6 @@ def test_a_method_that_needs_more_than_there_is_says_so(name, sentence, tmp_path
         main(["planted", "--steps", "2", "--seeds", "2", "--tasks", "8/2", "--only", name])
 
 
-@pytest.mark.parametrize("flags, sentence", [
-    (["--only", "mask abc"], "--only mask abc: 'abc' should be a number"),
-    (["--only", "by_kind,mask -1"], "--only mask -1: -1.0 should be at least 0"),
-    (["--only", "mask 0.1 --strength 2"], "--only mask 0.1 --strength 2: mask 0.1 has no flags"),
-    (["--only", "nothing"], "there is no weighting and no advantage nothing"),
-    (["--rate", "0"], "--rate 0.0 should be above 0 and at most 10")])
-def test_what_is_typed_wrongly_is_told_before_anything_is_trained(monkeypatch, tmp_path, flags,
-                                                                  sentence):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(planted, "train", None)
-    with pytest.raises(UserError, match=sentence):
-        main(["planted", *flags])
-
-
 def test_a_gain_is_paired_by_seed_and_corrected_but_for_true_credit():
     """rloo gains 0.05 and 0.15 in two seeds each: its p of 0.03 doubles, because two arms are
     tested."""

@@ -74,12 +74,6 @@ def test_a_quick_look_has_half_of_the_steps_and_of_the_seeds(monkeypatch, typed,
     assert made == [(seeds, steps)]
 
 
-@pytest.mark.parametrize("typed", [["--mitigation", "taco"], ["--mitigation=taco"]])
-def test_the_idea_is_not_named_twice(typed):
-    """The last one would be trained, and the verdict would be said of the first."""
-    assert refusal(main, ["by_kind", *typed]).startswith("--mitigation cannot be given: by_kind")
-
-
 def large_folder(folder):
     """A file of zeros that takes no room on the disk has the size of the weights."""
     with open(folder / "model.safetensors", "wb") as file:
@@ -140,19 +134,6 @@ def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp
     with pytest.raises(SystemExit):
         main(["by_kind", *settings, "--checkpoint_every", "3"])
     assert all(run.keeps_checkpoints for run in planned[-1])
-
-
-@pytest.mark.parametrize("argv, said", [
-    ([], "are required: NAME"),
-    (["by_kind", "--placebos", "any,word"], "'word' is none of any, kind and position"),
-    (["no_such"], "no_such is neither a weighting nor an advantage. Is its function in mitig"),
-    (["none"], "none is plain GRPO, with which an idea is compared"),
-    (["by_kin"], "by_kin is neither a weighting nor an advantage; did you mean by_kind?"),
-    (["by_kind", "--seed", "3"], "--seed cannot be given to this program"),
-    (["by_kind", "--quik"], "unknown argument --quik, did you mean --quick? ("),
-    (["by_kind", "--eval_every", "0"], "the verdict needs the evaluation at the end")])
-def test_what_is_refused(argv, said):
-    assert said in refusal(main, argv)
 
 
 @pytest.mark.slow

@@ -117,16 +117,6 @@ def measured_by_hand(tokens):
             "low": zeros, "high": zeros, "credit in words": words, "others": words}
 
 
-@pytest.mark.parametrize("flags, said", [
-    ("--step 99 --answer 0 --credit 10", "step 99"),
-    ("--step 1 --answer 999 --credit 10", "answer 999"),
-    ("--step 1 --answer 0", "--keep needs --answer and --credit"),
-    ("--step 1 --credit 10", "--keep needs --answer and --credit"),
-    ("--step 1 --answer 0 --token 0 --credit 10", "and no --token")])
-def test_what_cannot_be_measured(recorded, flags, said):
-    assert said in refusal(follow.main, [str(recorded), *flags.split(), "--keep"])
-
-
 @pytest.mark.parametrize("name, value", [
     ("credit", ["x"]), ("credit", 0.5), ("step", "1"), ("others", [])])
 def test_a_damaged_file_is_named(run, name, value):

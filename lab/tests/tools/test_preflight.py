@@ -220,15 +220,6 @@ def test_a_task_with_one_problem_is_refused(monkeypatch):
     assert "the task has 1 different problems" in refusal(preflight.main, [])
 
 
-@pytest.mark.parametrize("typed, said", [
-    (["--answers", "1"], "--answers 1 should be at least 4"),
-    (["--problems", "0"], "--problems 0 should be at least 4"),
-    (["--out", "x"], "--out has no effect, because nothing is trained or written"),
-    (["--answers", "8", "--group", "9"], "groups of 9 answers are planned")])
-def test_what_cannot_be_asked_ends_in_a_sentence(typed, said):
-    assert said in refusal(preflight.main, typed)
-
-
 def test_a_score_that_is_none_is_refused(monkeypatch):
     monkeypatch.setattr(countdown_task.Task, "score", lambda task, problem, text: 1.0)
     said = refusal(preflight.main, ["--problems", "4", "--answers", "4", "--group", "4"])

@@ -75,10 +75,6 @@ def test_a_model_folder_appears_whole_or_not_at_all(tmp_path, monkeypatch, quick
 def test_training_goes_on_from_the_weights_of_a_folder(tmp_path, monkeypatch, quick):
     """Without an update they stay as they are."""
     monkeypatch.setattr(warmup, "train", lambda *_: None)
-    for flags, said in (([TINY, "--size", "small"], "--size small has no effect"),
-                        ([TINY, "--rate", "0.1"], "--rate 0.1 has no effect")):
-        with pytest.raises(UserError, match=said):
-            warmup.main(["--start", *map(str, flags), "--out", str(tmp_path / "on")])
     warmup.main([*quick, "--start", str(TINY), "--out", str(tmp_path / "on")])
     weights = [(folder / "model.safetensors").read_bytes() for folder in (TINY, tmp_path / "on")]
     assert weights[0] == weights[1]
@@ -116,12 +112,6 @@ def test_a_real_model_is_warmed_up_in_the_upper_half_of_its_layers(tmp_path, mon
         assert (tmp_path / "warm" / name).read_bytes() == (real / name).read_bytes()
     recipe = json.loads((tmp_path / "warm/recipe.json").read_text())
     assert recipe["learning_rate"] == 5e-6 and recipe["prompt"] == "short"
-
-
-def test_a_folder_that_cannot_be_written_is_told_before_anything_is_trained(monkeypatch):
-    monkeypatch.setattr(warmup, "train", None)
-    with pytest.raises(UserError, match="cannot write /proc/x: No such file or directory"):
-        warmup.main(["--size", "small", "--out", "/proc/x"])
 
 
 def test_the_rate_rises_for_fifty_steps_and_falls_over_the_last_half(monkeypatch):

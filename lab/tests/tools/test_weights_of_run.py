@@ -76,13 +76,3 @@ def test_answers_to_other_problems_are_not_scored_again(recorded, tmp_path):
     said = refusal(idea.main, ["oracle", "--oracle_k", "1", *argv])
     assert said.startswith(f"the prompts of step 1 in {folder} are not those that its settings")
     idea.main(["entropy_ratio", *argv])  # it scores nothing
-
-
-@pytest.mark.parametrize("argv, said", [
-    ("gtpo --look RUN", "gtpo is an advantage, and --look shows weights"),
-    ("entropy_ratio --look nowhere", "nowhere does not exist"),
-    ("entropy_ratio --look RUN --steps 3", "--steps has no effect with --look"),
-    ("entropy_ratio --look RUN --quick", "--quick has no effect with --look"),
-    ("entropy_ratio --step 3", "--step has no effect without --look")])
-def test_what_has_no_meaning_for_a_look_at_a_run_is_refused(recorded, argv, said):
-    assert said in refusal(idea.main, argv.replace("RUN", str(recorded)).split())
