@@ -9,25 +9,17 @@ The log-probs are those of the batch at temperature 1, so nothing is said of how
 them, nor of its shift and its mask. Advantages are TRL's, unless another function of a batch is
 given.
 """
-import ast
-import importlib.util
 import inspect
 import math
-import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from itertools import count
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import torch
 from torch import Tensor
 
 from .batches import Batch
 from .calling import Loss, LossFailed
-
-NUMBER = count()  # of the modules that were made
 
 
 def log_probs(logits: Tensor, batch: Batch) -> Tensor:
@@ -134,31 +126,3 @@ def stand_in(trainer_class: type, settings: Mapping[str, object]) -> object:
         accelerator=SimpleNamespace(num_processes=1, gather=same, gather_for_metrics=same,
                                     reduce=same, sync_gradients=True))
     return trainer
-
-
-def take(path: Path, names: list[str], **given: object) -> ModuleType:
-    """A module with these functions and classes of a file, and nothing else of it, so that what the
-    file imports need not be installed. `given` are the names that they use."""
-    try:
-        tree = ast.parse(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise LossFailed(f"cannot read {path}: {error.strerror}") from None
-    found = {node.name: node for node in tree.body
-             if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name in names}
-    missing = set(names) - found.keys()
-    if missing:
-        raise LossFailed(f"{path} has no {', '.join(sorted(missing))}: it is another version")
-    return module_of("\n\n".join(ast.unparse(found[name]) for name in names), given)
-
-
-def module_of(text: str, given: Mapping[str, object]) -> ModuleType:
-    """A module of this text, which can use the given names. It is read from a temporary file, so
-    that a traceback shows its lines."""
-    path = Path(tempfile.mkdtemp(prefix="adapter-")) / f"taken_{next(NUMBER)}.py"
-    path.write_text(f"from __future__ import annotations\n{text}\n", encoding="utf-8")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    vars(module).update(given)
-    sys.modules[path.stem] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module

@@ -20,7 +20,7 @@ from lab.tests.formula_losses import (LOSSES, clip, entropy_of, k3, log_probs, m
                                       turns_as_answers, z)
 
 from lab.formula import (LossFailed, NotPassed, check, differences, find_formula, judge,
-                         of_log_probs, tables, take)
+                         of_log_probs, tables)
 from lab.formula.__main__ import main
 from lab.formula.batches import make_case
 from lab.formula.calling import load_loss
@@ -600,12 +600,3 @@ def test_the_folder_works_alone(tmp_path):
     helped = subprocess.run([sys.executable, "-m", "grpo_formula", "--help"], cwd=tmp_path,
                             capture_output=True, text=True).stdout
     assert "python -m grpo_formula MY_LOSS.py" in helped and "lab.formula" not in helped
-
-
-def test_functions_are_taken_without_the_rest_of_their_file(tmp_path):
-    path = tmp_path / "code.py"
-    path.write_text("import no_such_package\n\ndef helper(x):\n    return x * FACTOR\n")
-    assert take(path, ["helper"], FACTOR=3).helper(2) == 6
-    assert "no_such_package" not in sys.modules
-    with pytest.raises(LossFailed, match="another version"):
-        take(path, ["absent"])

@@ -1,5 +1,5 @@
-"""Logs that TRL's trainer wrote, healthy and with one mistake each (lab/tests/trl/trl_logs.py made
-them): lab diagnose names the mistake, and no other."""
+"""Logs that TRL's trainer wrote, healthy and with one mistake each: lab diagnose names the mistake,
+and no other. lab/LOG.md says which program had them written."""
 from pathlib import Path
 
 import pytest
