@@ -38,14 +38,60 @@ def python(*words, cwd, code=0):
     return done.stdout + done.stderr
 
 
-@pytest.fixture(scope="module")
-def alone(tmp_path_factory):
-    """A folder with the book and the models, and nothing else."""
-    folder = tmp_path_factory.mktemp("alone")
+# type commands one after the other, each with modules of its own; only torch is imported once
+TYPE = """
+import contextlib, io, json, os, runpy, sys, traceback
+found = []
+for folder, words in json.loads(sys.argv[1]):
+    for name in json.loads(sys.argv[2]):
+        sys.modules.pop(name, None)
+    os.chdir(folder)
+    sys.path[0], said, code = folder, io.StringIO(), 0
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        program, sys.argv[:] = list(sys.argv), words
+        try:
+            runpy.run_path(words[0], run_name="__main__")
+        except SystemExit as end:
+            code = end.code or 0
+            if isinstance(code, str):
+                print(code)
+                code = 1
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+        sys.argv[:] = program
+    found.append([code, said.getvalue()])
+print(json.dumps(found))
+"""
+
+
+def typed(commands):
+    """The status and the text of these commands, each a folder and its words, all typed in one new
+    process."""
+    said = python("-c", TYPE, json.dumps([[str(folder), [*map(str, words)]]
+                                          for folder, words in commands]),
+                  json.dumps(BOOK), cwd=ROOT)
+    return [tuple(one) for one in json.loads(said.splitlines()[-1])]
+
+
+def assert_one_sentence(found, sentence):
+    code, said = found
+    assert code == 1 and said.startswith("train.py: ") and said.count("\n") == 1
+    assert sentence in said
+
+
+def copy_of_the_book(folder):
+    """The book and the models, and nothing else."""
+    folder.mkdir(exist_ok=True)
     for name in BOOK:
         shutil.copy(ROOT / f"{name}.py", folder)
     shutil.copytree(ROOT / "models/tiny", folder / "models/tiny")
     return folder
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    return copy_of_the_book(tmp_path_factory.mktemp("alone"))
 
 
 def test_the_command_loads_the_book_and_neither_the_lab_nor_torchs_compiler(tmp_path):
@@ -79,12 +125,11 @@ def test_alone_it_trains_analyses_and_resumes_to_the_bit(alone):
     assert (alone / "a/analysis/report.html").exists()
 
 
-@pytest.mark.parametrize("words", [["--lora", "1"], ["--advantage", "gae"],
-                                   ["--task", "examples.guess"], ["--device", "cuda"]])
-def test_without_the_lab_one_sentence_says_so(alone, words):
-    said = python("train.py", *words, cwd=alone, code=1)
-    assert said.count("\n") == 1 and said.startswith("train.py: ")
-    assert "lab/, which is not here" in said
+def test_without_the_lab_one_sentence_says_so(alone):
+    asked = [["--lora", "1"], ["--advantage", "gae"], ["--task", "examples.guess"],
+             ["--device", "cuda"]]
+    for found in typed([(alone, ["train.py", *words]) for words in asked]):
+        assert_one_sentence(found, "lab/, which is not here")
 
 
 @pytest.mark.parametrize("step", [2, 4])
@@ -154,16 +199,15 @@ DAMAGES = {  # what is written over a file of a run, and what the one line says
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_run_ends_in_one_sentence(alone, damage):
-    if not (alone / "damaged").exists():
-        python("train.py", *TINY, "--steps", "2", "--out", "damaged", cwd=alone)
-    file, held = alone / "damaged" / damage[0], damage[1]
-    before = file.read_bytes()
-    file.write_bytes(held)
-    said = python("train.py", "--resume", "damaged", "--steps", "3", cwd=alone, code=1)
-    file.write_bytes(before)
-    assert said.startswith("train.py: ") and said.count("\n") == 1 and DAMAGES[damage] in said
+def test_a_damaged_run_ends_in_one_sentence(alone):
+    python("train.py", *TINY, "--steps", "2", "--out", "damaged", cwd=alone)
+    commands = []
+    for number, (file, held) in enumerate(DAMAGES):
+        folder = shutil.copytree(alone / "damaged", alone / f"damaged_{number}")
+        (folder / file).write_bytes(held)
+        commands.append((alone, ["train.py", "--resume", folder.name, "--steps", "3"]))
+    for found, sentence in zip(typed(commands), DAMAGES.values(), strict=True):
+        assert_one_sentence(found, sentence)
 
 
 def test_a_full_disk_ends_in_one_sentence(alone):
@@ -194,15 +238,16 @@ SCORES = {  # what a reward of one's own returns, and what the one line says of 
 }
 
 
-@pytest.mark.parametrize("returned", SCORES)
-def test_a_reward_of_ones_own(alone, tmp_path, returned):
-    shutil.copytree(alone, tmp_path / "own", ignore=shutil.ignore_patterns("runs", "?", "[a-z]*ed"))
-    file = tmp_path / "own/countdown_task.py"
-    file.write_text(file.read_text().replace("return {\"reward\"", f"return {returned}\n#"))
-    said = python("train.py", *TINY, "--steps", "1", "--eval_every", "0", "--out", "mine",
-                  cwd=tmp_path / "own", code=int(bool(SCORES[returned])))
-    if SCORES[returned]:
-        assert SCORES[returned] in said.splitlines()[-1] and "Traceback" not in said
+def test_a_reward_of_ones_own(tmp_path):
+    commands = []
+    for number, returned in enumerate(SCORES):
+        folder = copy_of_the_book(tmp_path / str(number))
+        file = folder / "countdown_task.py"
+        file.write_text(file.read_text().replace("return {\"reward\"", f"return {returned}\n#"))
+        commands.append((folder, ["train.py", *TINY, "--steps", "1", "--eval_every", "0"]))
+    for (code, said), sentence in zip(typed(commands), SCORES.values(), strict=True):
+        assert code == bool(sentence) and "Traceback" not in said
+        assert (sentence or "") in said.splitlines()[-1]
 
 
 def test_a_record_with_a_hole_or_without_its_checkpoints_is_refused(alone):
@@ -242,13 +287,13 @@ WRONG = {  # what is typed, and what the one line says
 }
 
 
-@pytest.mark.parametrize("typed", WRONG)
-def test_a_wrong_command_ends_in_one_sentence_and_leaves_nothing(alone, typed):
-    before = {path.name for path in alone.iterdir()}
-    said = python("train.py", *typed.split(), cwd=alone, code=1)
-    assert said.startswith("train.py: ") and said.count("\n") == 1
-    assert WRONG[typed] in said
-    assert {path.name for path in alone.iterdir()} - {"__pycache__"} == before - {"__pycache__"}
+def test_a_wrong_command_ends_in_one_sentence_and_leaves_nothing(tmp_path):
+    folder = copy_of_the_book(tmp_path)
+    before = {path.name for path in folder.iterdir()}
+    commands = [(folder, ["train.py", *words.split()]) for words in WRONG]
+    for found, sentence in zip(typed(commands), WRONG.values(), strict=True):
+        assert_one_sentence(found, sentence)
+    assert {path.name for path in folder.iterdir()} - {"__pycache__"} == before
 
 
 MISTAKES = {  # the body of a weighting of one's own, and what the one line says of it
@@ -265,20 +310,24 @@ MISTAKES = {  # the body of a weighting of one's own, and what the one line says
 }
 
 
-@pytest.mark.parametrize("body", MISTAKES)
-def test_a_weighting_of_ones_own(alone, tmp_path, body):
+def test_a_weighting_of_ones_own(tmp_path):
     """It becomes a choice with its flag, also without a type; a mistake is told with its place."""
-    shutil.copytree(alone, tmp_path / "own", ignore=shutil.ignore_patterns("runs", "?", "[a-z]*ed"))
-    with open(tmp_path / "own/mitigations.py", "a") as file:
-        file.write("\n\n@mitigation\ndef mine(rollouts: Rollouts, *, strength=1.0) -> Tensor:\n"
-                   f'    """My own."""\n    {body}\n')
-    command = ["train.py", "--mitigation", "mine", "--strength", "2", *TINY, "--steps", "1",
-               "--eval_every", "0", "--out", "mine"]
-    said = python(*command, cwd=tmp_path / "own", code=int(bool(MISTAKES[body])))
-    if MISTAKES[body]:
-        assert MISTAKES[body] in said and said.splitlines()[-1].startswith("train.py: mine (mitig")
-        assert "Traceback" not in said and not (tmp_path / "own/mine").exists()
-    assert "--strength" in python("train.py", "--help", "mine", cwd=tmp_path / "own")
+    folder = copy_of_the_book(tmp_path)
+    with open(folder / "mitigations.py", "a") as file:
+        for number, body in enumerate(MISTAKES):
+            file.write(f"\n\n@mitigation\ndef mine_{number}(rollouts: Rollouts, *, strength=1.0) -> "
+                       f'Tensor:\n    """My own."""\n    {body}\n')
+    names = [f"mine_{number}" for number in range(len(MISTAKES))]
+    *found, (_, help_text) = typed([
+        *((folder, ["train.py", "--mitigation", name, "--strength", "2", *TINY, "--steps", "1",
+                    "--eval_every", "0", "--out", name]) for name in names),
+        (folder, ["train.py", "--help", "mine_0"])])
+    assert "--strength" in help_text
+    for name, (code, said), sentence in zip(names, found, MISTAKES.values(), strict=True):
+        assert code == bool(sentence) and (folder / name).exists() == (not sentence), said
+        if sentence:
+            assert sentence in said and said.splitlines()[-1].startswith(f"train.py: {name} (mitig")
+            assert "Traceback" not in said
 
 
 CLASHES = {
@@ -290,16 +339,20 @@ CLASHES = {
     "@mitigation\ndef mine(rollouts, *, strength):\n    return 1": "with a default"}
 
 
-@pytest.mark.parametrize("code", CLASHES)
-def test_names_that_clash(alone, tmp_path, code):
-    shutil.copytree(alone, tmp_path / "own", ignore=shutil.ignore_patterns("runs", "?", "[a-z]*ed"))
-    with open(tmp_path / "own/mitigations.py", "a") as file:
-        file.write(f"\n\n{code}\n")
-    name = "none" if "none" in code else "mine"
-    said = python("train.py", "--mitigation", name, cwd=tmp_path / "own", code=1)
-    assert CLASHES[code] in said and "Traceback" not in said
-    if name == "mine":  # it is in nobody's way
-        python("train.py", "--steps", "0", "--eval_every", "0", cwd=tmp_path / "own")
+def test_names_that_clash(tmp_path):
+    """One that is not asked for is in nobody's way, unless it has the name of another."""
+    commands = []
+    for number, code in enumerate(CLASHES):
+        folder = copy_of_the_book(tmp_path / str(number))
+        with open(folder / "mitigations.py", "a") as file:
+            file.write(f"\n\n{code}\n")
+        name = "none" if "none" in code else "mine"
+        commands += [(folder, ["train.py", "--mitigation", name]),
+                     (folder, ["train.py", "--steps", "0", "--eval_every", "0"])]
+    found = typed(commands)
+    for clash, (code, said), (usual, _) in zip(CLASHES, found[::2], found[1::2], strict=True):
+        assert code == 1 and CLASHES[clash] in said and "Traceback" not in said
+        assert usual == ("none" in clash)
 
 
 def test_the_first_step_has_the_digits_that_hold_on_any_machine(alone):
