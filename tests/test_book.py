@@ -315,8 +315,8 @@ def test_a_weighting_of_ones_own(tmp_path):
     folder = copy_of_the_book(tmp_path)
     with open(folder / "mitigations.py", "a") as file:
         for number, body in enumerate(MISTAKES):
-            file.write(f"\n\n@mitigation\ndef mine_{number}(rollouts: Rollouts, *, strength=1.0) -> "
-                       f'Tensor:\n    """My own."""\n    {body}\n')
+            file.write(f"\n\n@mitigation\ndef mine_{number}(rollouts, *, strength=1.0) -> Tensor:\n"
+                       f'    """My own."""\n    {body}\n')
     names = [f"mine_{number}" for number in range(len(MISTAKES))]
     *found, (_, help_text) = typed([
         *((folder, ["train.py", "--mitigation", name, "--strength", "2", *TINY, "--steps", "1",
