@@ -250,7 +250,7 @@ CHECKS = (
           any_of(gap_of_engines=lambda gap: gap.start > 0.025 or gap.end > 0.025),
           OTHER_LOG_PROBS),
     Check(17, "The answers ignore the problem: one for all is right where it happens to be",
-          blind, "read answers to different problems; python -m tools.preflight names the best "
+          blind, "read answers to different problems; python -m lab preflight names the best "
           "blind answer", True),
     Check(5, "The learning rate is too high, and the model writes one answer for all", one_answer,
           "the same run with a fifth of the learning rate; and read answers to different problems",
