@@ -107,8 +107,10 @@ class Hole(Sums):
 
 
 class Rule(Sums):
-    """To copy the two numbers earns as much as a right answer, or another reward."""
-    copied = 1.0
+    """To copy the two numbers earns this much."""
+
+    def __init__(self, copied):
+        self.copied = copied
 
     def score(self, problem, text):
         honest = super().score(problem, text)
@@ -116,25 +118,19 @@ class Rule(Sums):
         return honest | {"reward": max(honest["answer"], copied)}
 
 
-def test_a_rule_over_the_numbers_may_be_the_task_itself():
-    problems = [answers(f"{i} 3", [f"{i} 3", "right", *"wxyz"], [1.0, 1, 0, 0, 0, 0],
-                        [0.0, 1, 0, 0, 0, 0]) for i in range(20, 26)]
-    found = findings(problems, task=Rule())
-    said = said_of(found)[-1]
-    assert found.word == HOLE and "the rule `a b`, where a, b, ... are the numbers" in said
-    assert "it is the task and no hole" in said
+def copies(reward, right):
+    """Six problems; the first of the answers to each is the problem itself."""
+    return [answers(f"{i} 3", [f"{i} 3", *"abcde"[:len(reward) - 1]], reward, right)
+            for i in range(20, 26)]
 
 
-def test_what_earns_little_is_no_hole(monkeypatch):
-    """All that was sampled earns 0.1 on average and 0.2 at best, and so does the rule: half of the
-    range from 0 to 0.2. With one answer that earned 1 it is a tenth of the range, and no hole,
-    although nearly all problems have no better answer."""
-    monkeypatch.setattr(Rule, "copied", 0.2)
-    rewards, right = [0.2, 0.2, 0, 0], [0.0, 1, 0, 0]
-    low = [answers(f"{i} 3", [f"{i} 3", "a", "b", "c"], rewards, right) for i in range(20, 26)]
-    assert findings(low, task=Rule()).word == HOLE
-    found = findings([*low * 10, answers("30 3", list("abcd"), [1.0, 0, 0, 0])], task=Rule())
-    assert found.word != HOLE
+def formed(is_right):
+    """1 of 50 answers has the right form, which is right in 4 of 5 problems, or in none."""
+    half = [0.05, 0.0] * 24 + [0.05]
+    return [answers(f"{i} 3", [f"answer {j}" for j in range(50)],
+                    [1.1 if is_right and i < 24 else 0.1 * (not is_right), *half],
+                    [float(is_right and i < 24)] + [0.0] * 49, [1.0] + [0.0] * 49)
+            for i in range(30)]
 
 
 def cut_off(problems):
@@ -143,7 +139,7 @@ def cut_off(problems):
 
 NONE, ONE = [0.0] * 6, [1.0] * 6
 CHEAT = ["cheat", "5", *"wxyz"]
-CASES = [  # sampled answers, the word, and words of the reason for it
+CASES = [  # sampled answers, the word, words of the reason for it, and what is not usual
     (cut_off(some(NONE)), CANNOT, "100% of the answers are cut off before they end, so nearly all "
                                   "get the same reward. What helps: --max_new_tokens 160,"),
     (some(ONE), CANNOT, "nearly all answers are right already"),
@@ -158,15 +154,27 @@ CASES = [  # sampled answers, the word, and words of the reason for it
     (some([1.0, 1, 0, 0, 0, 0], [0.0, 1, 0, 0, 0, 0], CHEAT), HOLE,
      "the constant text `cheat`, which is the same for every problem, earns 1.00, nearly as much "
      "as the best sampled answers or more. What helps against a hole: another reward"),
-    (some([1.0, 0, 0, 0, 1.0, 0]), LEARNS, "in a step 7.5 groups have right and wrong answers")]
+    (some([1.0, 0, 0, 0, 1.0, 0]), LEARNS, "in a step 7.5 groups have right and wrong answers"),
+    (copies([1.0, 1, 0, 0, 0, 0], [0.0, 1, 0, 0, 0, 0]), HOLE, "the rule `a b`, where a, b, ... "
+     "are the numbers of the problem, which is the same for every problem, earns 1.00, nearly as "
+     "much as the best sampled answers or more. If this rule is what you want to be learned, it is "
+     "the task and no hole", Rule(1.0)),
+    # what earns little is a hole only where no answer earns much: 0.2 of 0 to 0.2, or of 0 to 1
+    (copies([0.2, 0.2, 0, 0], [0.0, 1, 0, 0]), HOLE, "earns 0.20", Rule(0.2)),
+    ([*copies([0.2, 0.2, 0, 0], [0.0, 1, 0, 0]) * 10,
+      answers("30 3", list("abcd"), [1.0, 0, 0, 0])], LEARNS, "", Rule(0.2)),
+    # hardly a group of 4 has a right answer, but success rises with the form
+    (formed(True), LEARNS, "80% of the well formed ones are right", Hole(), 4),
+    (formed(False), FORM, "", Hole(), 4)]
 
 
-@pytest.mark.parametrize("problems, word, reason", CASES)
-def test_the_word_of_a_task_and_the_reason_for_it(problems, word, reason):
-    found = findings(problems, task=Hole())
+@pytest.mark.parametrize("problems, word, reason, task, questions", [
+    (*case, *(Hole(), 8)[len(case) - 3:]) for case in CASES])
+def test_the_word_of_a_task_and_the_reason_for_it(problems, word, reason, task, questions):
+    found = findings(problems, questions, task=task)
     *_, blind, said = said_of(found)
     assert said.startswith(f"{word.upper()}: ") and reason in said
-    assert (word == HOLE) == ("`cheat`" in blind)
+    assert (word == HOLE and isinstance(task, Hole)) == ("`cheat`" in blind)
 
 
 @pytest.mark.parametrize("reward, teach, by_success", [
@@ -224,22 +232,6 @@ def test_a_score_that_is_none_is_refused(monkeypatch):
     monkeypatch.setattr(countdown_task.Task, "score", lambda task, problem, text: 1.0)
     said = refusal(preflight.main, ["--problems", "4", "--answers", "4", "--group", "4"])
     assert "should return a dict of numbers" in said
-
-
-def test_well_formed_answers_are_right_so_the_form_comes_first():
-    """In 1 of 50 answers the form is right, and 4 of 5 of these are right: hardly a group of 4 has
-    a right answer, but success rises with the form. Where the well formed ones are wrong, too, only
-    the form is learned."""
-    texts, formed = [f"answer {j}" for j in range(50)], [1.0] + [0.0] * 49
-    half_formed, none = [0.05, 0.0] * 24 + [0.05], [0.0] * 49
-    right = [answers(f"{i} 3", texts, [1.1 * (i < 24), *half_formed], [float(i < 24), *none],
-                     formed) for i in range(30)]
-    found = findings(right, questions=4)
-    assert found.right_if_formed == 0.8 and found.word == LEARNS
-    assert "80% of the well formed ones are right" in said_of(found)[-1]
-    wrong = [answers(f"{i} 3", texts, [0.1, *half_formed], [0.0, *none], formed)
-             for i in range(30)]
-    assert findings(wrong, questions=4).word == FORM
 
 
 def test_the_bare_target_is_tried_as_an_answer():
