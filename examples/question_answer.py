@@ -45,10 +45,11 @@ ASKS = {  # added to a question
     "number": "Give the steps in one line, then #### and the number.",
     "exact": "Give the steps in one line, then #### and the answer.",
     "boxed": "Reason step by step, and put the final answer within \\boxed{}."}
-# 42, -1,250 and $7.50, also before a unit or the end of a sentence; neither 3,4 nor 1/2
+# 42, -1,250, +.5 and $7.50, alone or before a unit, % or the end of a sentence; neither 3,4 nor
+# 1/2, 12:30, 5^2, 3 1/2 and 7 or 8, which are read as no number instead of as a wrong one
 NUMBER_FIRST = re.compile(
-    r"-?\$?(?:[0-9]{1,3}(?:,[0-9]{3}){1,4}|[0-9]{1,15})(?:\.[0-9]{1,9})?"
-    r"(?![.,/]?[0-9]|[eE][-+]?[0-9])")
+    r"([-+\u2212]?\$?(?:(?:[0-9]{1,3}(?:,[0-9]{3}){1,4}|[0-9]{1,15})(?:\.[0-9]{1,9})?|\.[0-9]{1,9}))"
+    r"(?:\s*\\?%)?((?:[.,]?|[.,]?\s+[^\W\d_].*|(?:\\text\{\s*)?[^\W\d_].*))")
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,11 @@ class Task:
                             f"JSON for each question: {EXPECTED}")
         self.folder: Path | None = None  # of the model, if it has a chat template
         self.rewarded = f"right answer ({self.match})"
-        # the fifth with the lowest hashes of the prompt is held out: the same in every run
+        # the fifth with the lowest hashes is held out: the same in every run
         by_hash: dict[str, Problem] = {}
         for problem in read_given(self.data, "questions", self.parse):
-            key = hashlib.sha256(problem.prompt.encode(errors="surrogatepass")).hexdigest()
+            # of what is shown, so that twins with other white space are on one side
+            key = hashlib.sha256(self.show(problem).encode(errors="surrogatepass")).hexdigest()
             if by_hash.setdefault(key, problem).answer != problem.answer:
                 raise UserError(f"{self.data} has two answers to {problem.prompt[:80]!r}: "
                                 f"{by_hash[key].answer[:40]!r} and {problem.answer[:40]!r}")
@@ -215,9 +217,12 @@ def in_box(text: str) -> str | None:
 
 def number_of(final: str) -> Fraction | None:
     """The number that an answer begins with, whatever unit follows; None if it has none. The marks
-    of bold text and of formulas may stand before it."""
-    found = NUMBER_FIRST.match(final.replace("\\$", "$").lstrip("*$\\( "))
-    return Fraction(found[0].replace(",", "").replace("$", "")) if found else None
+    of bold text and of formulas may stand around it."""
+    text = final.partition(MARK)[0].replace("\\$", "$").lstrip("*$\\( ").rstrip("*$\\)} ")
+    found = NUMBER_FIRST.fullmatch(text)
+    if not found or any(character.isnumeric() for character in found[2]):
+        return None
+    return Fraction(found[1].replace(",", "").replace("$", "").replace("\u2212", "-"))
 
 
 def plain_text(final: str) -> str | None:
@@ -229,7 +234,7 @@ def formula_of(final: str) -> str | Fraction | None:
     """A formula without its spaces, or its number if it is nothing else."""
     text = re.sub(r"\\left|\\right|\\[,!; ]|\s|\$", "", final)
     text = text.replace("dfrac", "frac").replace("tfrac", "frac").rstrip(".")
-    is_number = re.fullmatch(r"-?[0-9][0-9,]*(\.[0-9]+)?", text)
+    is_number = re.fullmatch(r"[-+\u2212]?[0-9,]*\.?[0-9]+", text)
     return (number_of(text) if is_number else None) or text or None
 
 

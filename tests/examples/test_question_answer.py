@@ -30,7 +30,12 @@ def file(tmp_path):
     ("42", 42), ("$1,250", 1250), ("-3", -3), ("7.00", 7), ("7.5", Fraction(15, 2)),
     ("forty", None), ("42.", 42), ("1,250.", 1250), ("3,4", None), ("12,", 12), ("36 rolls.", 36),
     ("1/2", None), ("**36**", 36), ("\\(36\\)", 36), ("\\$36", 36), ("1e+20", None), ("", None),
-    ("1234567", 1234567), ("x = 3", None), ("7.005", Fraction(1401, 200))])
+    ("1234567", 1234567), ("x = 3", None), ("7.005", Fraction(1401, 200)), ("42 eggs", 42),
+    ("5%", 5), ("5 \\%.", 5), (".5", Fraction(1, 2)), ("+5", 5), ("\u22125", -5), ("5m", 5),
+    ("36\\text{ cm}", 36), ("-$5", -5), ("36. So he has enough", 36), ("36 ####", 36),
+    *((text, None) for text in (
+        "12:45", "10-12", "3 1/2", "3\u00bd", "2\\sqrt{3}", "5 000", "1'000", "5^2", "5\u00b2",
+        "7!", "0x10", "5\\pi", "2025-01-02", "7 or 8", "5e3", "3/4", "1,25", "5 + x", "5=5"))])
 def test_the_number_of_an_answer(final, number):
     assert number_of(final) == number
 
@@ -59,7 +64,8 @@ def test_where_an_answer_ends(text, is_boxed, final):
     ("number", "42", "14 + 28 #### 42<|im_end|>", (1, 1)), ("number", 42, "#### 42 eggs.", (1, 1)),
     ("number", "x #### 36", "so \\boxed{36}", (1, 1)), ("number", "36", "36", (0, 0)),
     ("number", "36", "#### 36 #### 36", (1, 0)), ("number", "36", "#### 37", (0, 1)),
-    ("number", "36", "#### many", (0, 0)), ("number", 0.5, "#### .5", (0, 0)),
+    ("number", "36", "#### many", (0, 0)), ("number", 0.5, "#### .5", (1, 1)),
+    ("number", "12", "#### 12:30", (0, 0)),
     ("exact", "Paris", "It is #### paris.", (1, 1)), ("exact", "Paris", "#### London", (0, 1)),
     ("exact", "Paris", "Paris", (0, 0)),
     ("boxed", "\\frac{1}{2}", "\\boxed{\\dfrac{1}{2}}", (1, 1)),
@@ -80,6 +86,16 @@ def test_a_question_is_told_how_to_answer_and_a_prompt_is_asked_as_it_is(file):
     shown = {task.show(problem) for problem in task.to_train + task.to_test}
     assert shown == {"a", "b", "c"} and task.read(["b"]).prompt == "b"
     assert "'d' is no question of" in refusal(task.read, ["d"])
+
+
+def test_twins_are_one_question_and_on_one_side_of_the_split(file):
+    """Those with other white space, and a prompt that is a question."""
+    rows = [{kind: text, "answer": i} for i in range(50) for kind, text in (
+        ("question", f"Is {i}?"), ("question", f"Is\n {i}? "), ("prompt", f"Is  {i}?"))]
+    task = Task(data=file(*rows))
+    sides = [{task.show(problem) for problem in side} for side in (task.to_test, task.to_train)]
+    assert list(map(len, sides)) == [10, 40] and not sides[0] & sides[1]
+    assert len(task.to_test + task.to_train) == 50
 
 
 def test_solved_questions_are_earlier_turns_and_are_not_trained_on(file):
