@@ -32,7 +32,7 @@ An answer is everything that was generated; its answer section is the part betwe
 import copy
 import inspect
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -167,6 +167,19 @@ def credit_of(function: Method, rollouts: Rollouts, **keywords: Any) -> Tensor:
                  if frame.filename == file]
         raise UserError(f"{place_of(function, lines)}: {type(error).__name__}: {error}") from error
     return checked(values, rollouts, place_of(function))
+
+
+def asked_twice(ask: Callable[[Rollouts], Tensor], rollouts: Rollouts, name: str) -> Tensor:
+    """What a method returns, if it returns the same again for the same batch and random numbers.
+    Otherwise a run could be neither repeated nor resumed."""
+    state = rollouts.generator.get_state()
+    values = ask(rollouts)
+    rollouts.generator.set_state(state)
+    if not torch.equal(ask(rollouts), values):
+        raise UserError(f"{name} was asked twice about the same batch, and returned other values: "
+                        "it keeps something from call to call, which a resumed run would forget, "
+                        "or draws random numbers that are not from rollouts.generator")
+    return values
 
 
 def place_of(function: Method, lines: Sequence[int | None] = ()) -> str:

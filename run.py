@@ -42,7 +42,7 @@ from torch import Tensor
 
 from countdown_task import END_OF_TURN, Problem, Task, option
 from grpo import ADVANTAGES, TWICE, AdamW, Metrics, Rollouts, update, update_with_change
-from mitigations import MITIGATIONS, credit_of, place_of, rescaled_weight
+from mitigations import MITIGATIONS, asked_twice, credit_of, place_of, rescaled_weight
 from qwen2_model import (UserError, generate, load_model, load_tokenizer, read_json,
                          read_tensors, save_model, spelling)
 
@@ -158,8 +158,17 @@ class Run:
             self.encode(self.task.prompt_for(problem))
 
     def method(self, function: Callable[..., Tensor]) -> Callable[[Rollouts], Tensor]:
-        """A weighting or an advantage, with the values of its flags."""
-        return partial(credit_of, function, **self.settings.keywords_of(function))
+        """A weighting or an advantage, with the values of its flags. It is asked twice in the first
+        two steps and at checkpoints."""
+        s = self.settings
+        ask: Callable[[Rollouts], Tensor] = partial(credit_of, function, **s.keywords_of(function))
+
+        def asked(rollouts: Rollouts) -> Tensor:
+            is_saved = s.checkpoint_every and rollouts.step % s.checkpoint_every == 0
+            if is_saved or rollouts.step <= self.done + 2:
+                return asked_twice(ask, rollouts, place_of(function))
+            return ask(rollouts)
+        return asked
 
     def steps(self) -> Iterator[int]:
         return iter(range(self.done + 1, self.settings.steps + 1))

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from conftest import cut, put_in, refusal
+from conftest import cut, refusal
 
 import lab.analysis.program as analyze
 from lab.countdown import Task
@@ -342,24 +341,6 @@ def test_relative_paths_that_lead_elsewhere_are_named(data, learner, tmp_path, m
     for folder in (here, there):
         assert {str(folder / "model/model.safetensors"),
                 str(folder / data.name)} <= set(changed["files"])
-
-
-class NoState:
-    def __init__(self, policy):
-        self.count = 0
-
-    def __call__(self, rollouts, policy):
-        self.count += 1
-        return torch.full_like(rollouts.entropy, float(self.count))
-
-
-def test_a_state_that_cannot_be_saved_ends_the_first_step(monkeypatch, tmp_path):
-    put_in(monkeypatch, NoState, "mine")
-    said = run(*SHORT, "--out", tmp_path / "x", "--mitigation", "mine", expect=1).stderr
-    assert "--mitigation mine (tests/test_made_of.py:" in said
-    assert "changes its count, which a resumed run would forget" in said
-    assert len(lines(tmp_path / "x/metrics.jsonl")) == 1
-    run(*SHORT, "--out", tmp_path / "y", "--mitigation", "mine", "--checkpoint_every", 0)
 
 
 def test_a_pipe_and_an_endless_file_are_refused_at_once(stopped):

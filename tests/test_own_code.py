@@ -1,7 +1,6 @@
 """Ideas and tasks that are wrong: Python's own words, or a sentence on what they returned; and no
 run that is in the way of the next attempt."""
 import dataclasses
-import random
 import re
 import sys
 from copy import deepcopy
@@ -13,7 +12,7 @@ import torch
 
 import mitigations
 from conftest import ROOT, StateIdea, hand_made, put_in, refusal
-from lab.engine.methods import checked_credit, forgotten_by, make, metrics_of, numbers_of
+from lab.engine.methods import checked_credit, make, metrics_of
 from lab.harness.settings import make_settings, read_flags
 from lab.harness.tasks import load_task, score_again
 from runs import SHORT, arrays, lines, run
@@ -209,89 +208,6 @@ def test_a_state_may_be_a_count_and_its_tensors_may_share_their_memory(monkeypat
     state = arrays(tmp_path / "x/checkpoints/step_000001/trainer/state.safetensors")
     assert (state["mitigation.count"], state["mitigation.is_new"]) == (7, 1)
     assert state["mitigation.view"][0] == state["mitigation.mean"] > 0
-
-
-COUNTS = {"calls": 0}
-
-
-def counting(rollouts):
-    COUNTS["calls"] += 1
-    return COUNTS["calls"]
-
-
-class Keeping(Even):
-    """Whatever is in `kept` changes with `change`, and nobody saves it."""
-    def __init__(self, kept, change):
-        self.kept, self.change, self.metrics = kept, change, {"x": 0}
-
-    def __call__(self, rollouts, policy):
-        self.change(self.kept)
-        self.metrics["x"] += 1
-
-
-@pytest.mark.parametrize("method, named", [
-    (make(counting, {}, None), {"COUNTS.calls"}),
-    (Keeping({"a": torch.zeros(2)}, lambda kept: kept["a"].add_(1)), {"kept.a"}),
-    (Keeping([0, [1.5]], lambda kept: kept[1].append(kept[1].pop() + 1)), {"kept.1.0"}),
-    (Keeping(torch.Generator(), lambda kept: torch.rand(1, generator=kept)), {"kept"}),
-    (Keeping(random.Random(0), lambda kept: [kept.random() for _ in range(700)]), None),
-    (Keeping(np.random.default_rng(0), lambda kept: kept.random()), {"kept.state.state"}),
-    (Keeping(np.zeros(2), lambda kept: kept.fill(1)), {"kept"}),
-    (Keeping(torch.nn.Linear(1, 1), lambda kept: kept.bias.data.add_(1)), {"kept.bias"}),
-    (Keeping(torch.nn.Linear(1, 1).requires_grad_(False), lambda kept: kept.bias.add_(1)), set()),
-    (Keeping({}, lambda kept: kept.update(new=1)), set())])
-def test_numbers_that_a_method_keeps_are_found(method, named):
-    """Wherever they are, but its metrics; not what was not there at first, such as a cache."""
-    before = forgotten_by(method)
-    method(None, None)
-    now = numbers_of(method)
-    changed = {name for name in before if not torch.equal(before[name], now[name])}
-    assert changed == named if named is not None else changed
-
-
-class Stateful(Even):
-    """The two numbers of its state begin where tests of 0 and 1 are hard."""
-    def __init__(self, put_back):
-        self.best, self.is_new = torch.tensor(-torch.inf), torch.tensor(True)
-        self.put_back = put_back
-
-    def state_dict(self):
-        return {"best": self.best, "is_new": self.is_new, "version": torch.tensor(3)}
-
-    def load_state_dict(self, tensors):
-        for name in self.put_back:
-            setattr(self, name, tensors[name])
-
-
-def test_a_state_that_is_not_put_back_is_found_before_the_first_step():
-    """And the trial leaves the state as it was. `version` is never put back, and never changes."""
-    for put_back in (["best", "is_new"], ["best"], []):
-        method = Stateful(put_back)
-        assert set(forgotten_by(method)) == {"best", "is_new", "version"} - {*put_back}
-        assert method.best == -torch.inf and method.is_new
-
-
-@pytest.mark.parametrize("draw", [
-    lambda batch: torch.rand(1), lambda batch: random.random(), lambda batch: np.random.rand(),
-    lambda batch: torch.manual_seed(3)])
-def test_random_numbers_that_the_seed_does_not_decide_are_refused(rollouts, draw):
-    def mine(batch, policy):
-        draw(batch)
-        return torch.ones_like(batch.entropy)
-
-    said = refusal(checked_credit, mine, "the weighting mine", rollouts)
-    assert re.match(r"the weighting mine \(tests/.*\), or a method of the task that it calls, "
-                    "draws random numbers that the seed does not decide: use rollouts.generator, ",
-                    said)
-
-
-def test_random_numbers_may_come_from_the_batch(rollouts):
-    def mine(batch, policy):
-        with torch.random.fork_rng():
-            torch.manual_seed(int(torch.randint(9, (1,), generator=batch.generator)))
-            return torch.rand(batch.mask.shape)
-
-    checked_credit(mine, "the weighting mine", rollouts)
 
 
 @pytest.fixture

@@ -18,16 +18,17 @@ samples more, a class, of which a run makes one object:
 import importlib
 import inspect
 import math
-import random
 import sys
 from collections import ChainMap, UserDict
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
 from copy import deepcopy
+from dataclasses import replace
 from functools import wraps
+from io import StringIO
 from reprlib import repr as brief
 from typing import Any, Protocol, TypeVar, cast, overload
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -190,12 +191,7 @@ def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: objec
     # the extra forward pass, so that it is made only once for all methods. `deepcopy` finds by its
     # id what it should not copy.
     not_copied = {id(part): part for part in (rollouts.generator, rollouts.forward)}
-    before = shared_generators(mask.device)
     values: Any = chosen(deepcopy(rollouts, not_copied), policy)
-    if shared_generators(mask.device) != before:
-        raise UserError(f"{whose} ({location_of(chosen)}), or a method of the task that it calls, "
-                        "draws random numbers that the seed does not decide: use "
-                        "rollouts.generator, as in torch.rand(3, generator=rollouts.generator)")
     if not has_shape_of(values, mask):
         about = " ".join(brief(values).split())[:200]
         if isinstance(values, Tensor):
@@ -253,80 +249,62 @@ def metrics_of(chosen: object) -> Metrics:
                         f"dict with a number for each name, not {shown}") from None
 
 
-def shared_generators(device: torch.device) -> list[object]:
-    """The states of the random generators that whole programs share: those of Python, numpy and
-    torch."""
-    states: list[object] = [random.getstate(), repr(np.random.get_state()),
-                            torch.get_rng_state().tolist()]
-    if device.type == "cuda" and torch.cuda.is_initialized():
-        states.append(torch.cuda.get_rng_state(device).tolist())
-    return states
+def refuse_other_values(chosen: Method, make_another: Callable[[], Method], whose: str,
+                        rollouts: Rollouts, policy: Any) -> None:
+    """Ask a method again about a batch, and then another one that has got its saved state: a new
+    object, as in a resumed run, or the function again. Refuse other values, or another state after
+    them. A method that samples is asked about the answers to one problem, because it may be slow.
+
+    A GPU adds in an order that changes, unless it is told not to. There the last digits may differ,
+    and what is sampled may, too."""
+    is_object, metrics = not inspect.isfunction(chosen), metrics_of(chosen)
+    samples = bool(metrics.get("extra_answers"))
+    is_exact = (rollouts.mask.device.type == "cpu"
+                or torch.are_deterministic_algorithms_enabled())
+    if samples:
+        rollouts = replace(rollouts.of_problems(range(1)), forward=policy.extra_forward())
+    if not rollouts.mask.any() or samples and not is_exact:
+        return
+    saved, state = copied_state(chosen), rollouts.generator.get_state()
+
+    def found(method: Method) -> list[Tensor]:
+        """What it returns, and its state after that."""
+        if saved:
+            method.load_state_dict(deepcopy(saved))  # type: ignore[attr-defined]
+        rollouts.generator.set_state(state)
+        with redirect_stdout(StringIO()):  # what it says was said when the step was made
+            values = checked_credit(method, whose, rollouts, policy)
+        return [values, *copied_state(method).values()]
+
+    first, other = found(chosen), found(make_another())
+    if saved:
+        chosen.load_state_dict(saved)  # type: ignore[attr-defined]
+    if metrics:
+        chosen.metrics = metrics  # type: ignore[attr-defined]
+    rollouts.generator.set_state(state)
+    if not are_same(first, other, is_exact):
+        keeps = "keeps something from call to call, which a resumed run would forget"
+        draws = "draws random numbers that are not from rollouts.generator"
+        why = f"it, or a method of the task that it calls, {keeps}, or {draws}"
+        if is_object and are_same(other, found(make_another()), is_exact):
+            why = f"it {keeps}: its state_dict should save it, and its load_state_dict put it back"
+        raise UserError(f"{whose} ({location_of(chosen)}) was asked twice about the same batch, "
+                        f"and returned other values: {why}")
 
 
-def numbers_of(method: Any) -> dict[str, Tensor]:
-    """Copies of the numbers that a method keeps from step to step, by name: those of its
-    state_dict; without one those of an object's attributes, or of the globals that a function
-    names."""
-    if hasattr(method, "state_dict"):
-        return {name: value.detach().clone() for name, value in method.state_dict().items()}
-    function = inspect.unwrap(method)
-    if inspect.isfunction(function):
-        named = inspect.getclosurevars(function)
-        return numbers_in({**named.globals, **named.nonlocals})
-    attributes = dict(getattr(method, "__dict__", {}))
-    attributes.pop("metrics", None)  # they are of one step
-    return numbers_in(attributes)
+def copied_state(method: object) -> dict[str, Tensor]:
+    state: dict[str, Tensor] = getattr(method, "state_dict", dict)()
+    return {name: value.detach().clone() for name, value in state.items()}
 
 
-def numbers_in(parts: Mapping[Any, Any], path: str = "") -> dict[str, Tensor]:
-    """Copies of the numbers, tensors, random states and trained parameters among these parts, also
-    of those in dicts and lists."""
-    found: dict[str, Tensor] = {}
-    for name, part in parts.items():
-        value = opened(part)
-        if isinstance(value, dict):
-            found |= numbers_in(value, f"{path}{name}.")
-        elif isinstance(value, Tensor):
-            found[f"{path}{name}"] = value.detach().clone()
-        elif isinstance(value, (bool, int, float)):
-            found[f"{path}{name}"] = torch.tensor(float(value), dtype=torch.float64)
-        elif isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
-            found[f"{path}{name}"] = torch.tensor(value)
-    return found
-
-
-def opened(part: object) -> object:
-    """The parts of a list by their index, the state of a random generator, and the parameters of a
-    module; a frozen model cannot change. All else as it is."""
-    if isinstance(part, torch.nn.Module):
-        return {name: one for name, one in part.named_parameters() if one.requires_grad}
-    if isinstance(part, torch.Generator):
-        return part.get_state()
-    if isinstance(part, np.random.Generator):
-        return part.bit_generator.state
-    if isinstance(part, random.Random):
-        part = part.getstate()
-    return dict(enumerate(part)) if isinstance(part, (list, tuple)) else part
-
-
-def forgotten_by(method: Any) -> dict[str, Tensor]:
-    """Those of `numbers_of` that a resumed run would begin with as they are now, so the method may
-    not change them. If it has a state_dict, they are those that its load_state_dict does not put
-    back; this is tried with other numbers."""
-    numbers = numbers_of(method)
-    if not hasattr(method, "state_dict"):
-        return numbers
-    others = {name: (value == 0).to(value.dtype) for name, value in numbers.items()}
-    method.load_state_dict(others)
-    put_back = numbers_of(method)
-    method.load_state_dict({name: value.clone() for name, value in numbers.items()})
-    return {name: value for name, value in numbers.items() if are_same(put_back[name], value)}
-
-
-def are_same(one: Tensor, other: Tensor) -> bool:
-    """Whether all numbers are equal; nan is equal to nan here."""
-    return one.shape == other.shape and bool(((one == other) | (one != one) & (other != other)
-                                              ).all())
+def are_same(some: list[Tensor], others: list[Tensor], is_exact: bool) -> bool:
+    """Whether all numbers are equal, where nan is equal to nan; or nearly so."""
+    for one, other in zip(some, others, strict=True):
+        close = 0.0 if is_exact else 1e-3 * float(one.double().abs().max())
+        if one.shape != other.shape or not torch.allclose(one.double(), other.double(), 0.0, close,
+                                                          equal_nan=True):
+            return False
+    return True
 
 
 # The methods of the lab by their modules. A module is imported when its method is chosen or its

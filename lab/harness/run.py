@@ -17,8 +17,8 @@ from statistics import mean
 
 import torch
 
-from lab.engine.methods import are_same, forgotten_by, numbers_of
-from lab.engine.errors import BadCredit, NotFinite, UserError, location_of, refuse_undefined
+from lab.engine.methods import refuse_other_values
+from lab.engine.errors import BadCredit, NotFinite, UserError, refuse_undefined
 from lab.engine.model_folder import read_tensors, write_model_folder, write_tensors
 from lab.engine.optimizer import rate_of_step
 from lab.credit.weightings import advantage_of, drop_unfinished, rescaled_weight
@@ -26,7 +26,7 @@ from lab.engine.policy import derived_seed
 from lab.engine.rollouts import Problem, Rollouts, has_format
 from lab.engine.update import update, update_with_change
 from lab.harness.flags import settle
-from lab.harness.build import build
+from lab.harness.build import build, make_advantage, make_weighting
 from lab.harness.made_of import made_of
 from lab.harness.step_lines import (print_evaluation, print_outcome, print_step,
                                     with_all_metrics)
@@ -101,8 +101,6 @@ class Run:
         self.parts = build(self.settings, self.checkpoint, self.drawn)
         policy = self.policy = self.parts.policy
         self.task = policy.task
-        self.at_first = {axis: forgotten_by(method)
-                         for axis, method in self.parts.methods.items()}
         if self.settings.lora:
             from lab.engine.adapter import name_of_model
             self.base = name_of_model(policy.folder)
@@ -162,13 +160,29 @@ class Run:
 
     def advantage(self, rollouts: Rollouts) -> torch.Tensor:
         with self.explained():
-            return advantage_of(self.parts.advantage_method, self.settings, rollouts, self.policy)
+            values = advantage_of(self.parts.advantage_method, self.settings, rollouts,
+                                  self.policy)
+            self.ask_again("advantage", rollouts)
+        return values
 
     def weigh(self, rollouts: Rollouts) -> tuple[torch.Tensor, Json]:
         s = self.settings
         with self.explained():
-            return rescaled_weight(self.parts.weighting, s.mitigation, self.trained_on(rollouts),
-                                   self.policy, s.rescale, s.placebo)
+            found = rescaled_weight(self.parts.weighting, s.mitigation, self.trained_on(rollouts),
+                                    self.policy, s.rescale, s.placebo)
+            self.ask_again("mitigation", self.trained_on(rollouts))
+        return found
+
+    def ask_again(self, axis: str, rollouts: Rollouts) -> None:
+        """In the first two steps and at checkpoints, ask a method twice."""
+        s, policy = self.settings, self.policy
+        is_saved = s.checkpoint_every and self.step % s.checkpoint_every == 0
+        if is_saved or self.step <= self.done + 2:
+            chosen = self.parts.methods[axis]
+            make_another = {"advantage": make_advantage, "mitigation": make_weighting}[axis]
+            refuse_other_values(
+                chosen, lambda: chosen if policy.model.is_large else make_another(s, policy),
+                f"--{axis} {getattr(s, axis)}", rollouts, policy)
 
     def trained_on(self, rollouts: Rollouts) -> Rollouts:
         return drop_unfinished(rollouts) if self.settings.drop_unfinished else rollouts
@@ -268,8 +282,6 @@ class Run:
         print_step(line, steps, mean(self.seconds) * (steps - step),
                    with_header=step % 20 == 1 or step == self.done + 1,
                    with_format=has_format(self.policy.task))
-        if step == self.done + 1 and self.settings.checkpoint_every:
-            self.refuse_forgotten_state()
         self.after_step()
 
     def log_evaluation(self, line: Json, seconds: float) -> None:
@@ -283,19 +295,6 @@ class Run:
         if self.tracker:
             from lab.harness.track import numbers_of
             self.tracker(numbers_of(line, prefix), line["step"])
-
-    def refuse_forgotten_state(self) -> None:
-        """Raise an error if a method has changed a number of its own in the first step and cannot
-        save it: a resumed run would begin with the number of the first step."""
-        for axis, method in self.parts.methods.items():
-            now = numbers_of(method)
-            for name, before in self.at_first[axis].items():
-                if not are_same(before, now.get(name, before)):
-                    name_of_method = f"--{axis} {getattr(self.settings, axis)}"
-                    raise UserError(f"{name_of_method} ({location_of(method)}) changes its {name}, "
-                                    "which a resumed run would forget: it needs a class whose "
-                                    "state_dict saves it and whose load_state_dict puts it back, "
-                                    "or --checkpoint_every 0")
 
     def save(self, step: int) -> None:
         """Write a model folder; in the two newest the trainer's state lies below it. With

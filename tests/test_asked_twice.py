@@ -1,0 +1,286 @@
+"""A method, a reply or a reward that is asked twice and answers twice is refused or told: it keeps
+something that a resumed run would forget, or draws random numbers that no seed decides."""
+import random
+import time
+from collections import deque
+from dataclasses import replace
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import StateIdea, put_in, refusal
+from lab.credit.critic import Trained
+from lab.engine.methods import make, refuse_other_values
+from mitigations import asked_twice
+from run import Run
+from runs import SHORT, lines, run
+
+
+def averaging():
+    state = {"mean": None}
+
+    def idea(rollouts):
+        now = rollouts.entropy.mean()
+        state["mean"] = now if state["mean"] is None else (state["mean"] + now) / 2
+        return rollouts.entropy + state["mean"]
+    return idea
+
+
+def growing(kept, change, size=len):
+    """It changes what it keeps in each step."""
+    def idea(rollouts):
+        change(kept)
+        return rollouts.entropy + size(kept)
+    return idea
+
+
+def attribute_of_itself():
+    def idea(rollouts):
+        idea.calls = getattr(idea, "calls", 0) + 1
+        return rollouts.entropy + idea.calls
+    return idea
+
+
+COUNTED = 0
+
+
+def count():
+    global COUNTED
+    COUNTED += 1
+    return COUNTED
+
+
+def from_step_2():
+    kept = []
+
+    def idea(rollouts):
+        kept.extend([1] * (rollouts.step > 1))
+        return rollouts.entropy + len(kept)
+    return idea
+
+
+def drawing(draw):
+    return lambda rollouts: rollouts.entropy + draw()
+
+
+def seeded_again():
+    return float(torch.rand(1, generator=(lambda g: (g.seed(), g)[1])(torch.Generator())))
+
+
+FUNCTIONS = {
+    "a mean that begins as None": averaging,
+    "a list": lambda: growing([], lambda kept: kept.append(1)),
+    "a dict that fills": lambda: growing({}, lambda kept: kept.update({len(kept): 1})),
+    "a deque": lambda: growing(deque(), lambda kept: kept.append(1)),
+    "an object in an object": lambda: growing(
+        SimpleNamespace(box=SimpleNamespace(n=0)),
+        lambda kept: vars(kept.box).update(n=kept.box.n + 1), lambda kept: kept.box.n),
+    "an attribute of the function": attribute_of_itself,
+    "a global of a helper": lambda: drawing(count),
+    "a state that begins to move in step 2": from_step_2,
+    "numpy's own generator": lambda: drawing(lambda: np.random.default_rng().random()),
+    "a generator that is kept": lambda: drawing(random.Random(0).random),
+    "python's own generator": lambda: drawing(lambda: random.Random().random()),
+    "the system's": lambda: drawing(random.SystemRandom().random),
+    "a generator with a new seed": lambda: drawing(seeded_again),
+    "the clock": lambda: drawing(lambda: time.perf_counter_ns() % 1e6),
+    "torch's": lambda: drawing(lambda: float(torch.rand(1))),
+    "numpy's": lambda: drawing(lambda: np.random.rand()),
+    "python's": lambda: drawing(random.random)}
+
+
+def in_two_steps(ask, rollouts):
+    for step in (1, 2):
+        ask(replace(rollouts, step=step, entropy=rollouts.entropy * step))
+
+
+@pytest.mark.parametrize("form", FUNCTIONS)
+def test_a_function_that_keeps_or_draws_is_told_in_its_first_two_steps(form, rollouts):
+    """In the book, and in the lab."""
+    idea = FUNCTIONS[form]()
+    said = refusal(in_two_steps, lambda batch: asked_twice(idea, batch, "mine (a.py:3)"),
+                   rollouts)
+    assert said == ("mine (a.py:3) was asked twice about the same batch, and returned other "
+                    "values: it keeps something from call to call, which a resumed run would "
+                    "forget, or draws random numbers that are not from rollouts.generator")
+    method = make(FUNCTIONS[form](), {}, None)
+
+    def step(batch):
+        method(batch, None)
+        refuse_other_values(method, lambda: method, "--mitigation mine", batch, None)
+    said = refusal(in_two_steps, step, rollouts)
+    assert said.startswith("--mitigation mine (tests/test_asked_twice.py:")
+    assert "was asked twice" in said and "keeps something" in said and "draws random" in said
+
+
+class Idea:
+    """An idea without a state, whose `change` may keep something."""
+    n = 0
+
+    def __init__(self, policy):
+        self.mean, self.box, self.metrics = None, SimpleNamespace(n=0), {"calls": 0}
+        self.generator = torch.Generator()
+
+    def __call__(self, rollouts, policy):
+        self.metrics["calls"] += 1
+        return rollouts.entropy + self.change(rollouts)
+
+
+def averages(self, rollouts):
+    now = float(rollouts.entropy.mean())
+    self.mean = now if self.mean is None else (self.mean + now) / 2
+    return self.mean
+
+
+def once(self, rollouts):
+    """What the first batch was stays."""
+    self.mean = float(rollouts.entropy.mean()) if self.mean is None else self.mean
+    return self.mean
+
+
+def counts_in_its_class(self, rollouts):
+    type(self).n += 1
+    return self.n
+
+
+def counts_deeper(self, rollouts):
+    self.box.n += 1
+    return self.box.n
+
+
+def draws_its_own(self, rollouts):
+    return float(torch.rand(1, generator=self.generator))
+
+
+def draws(self, rollouts):
+    return random.random()
+
+
+KEEPS, DRAWS = "its state_dict should save it, and its load_state_dict put it back", "or draws"
+
+
+@pytest.mark.parametrize("change, why", [
+    (averages, KEEPS), (once, KEEPS), (counts_deeper, KEEPS), (draws_its_own, KEEPS),
+    (counts_in_its_class, DRAWS), (draws, DRAWS)])
+def test_an_object_is_compared_with_a_new_one(change, why, rollouts):
+    """Which of the two it is follows from a third one. `once` shows in the second step."""
+    kind = type("Mine", (Idea,), {"change": change, "__module__": __name__})
+    method = kind(None)
+
+    def step(batch):
+        method(batch, None)
+        refuse_other_values(method, lambda: kind(None), "--mitigation mine", batch, None)
+    said = refusal(in_two_steps, step, rollouts)
+    assert said.startswith("--mitigation mine (tests/test_asked_twice.py:")
+    assert why in said and (why == DRAWS or DRAWS not in said)
+
+
+@pytest.mark.parametrize("put_back, is_refused", [(True, False), (False, True)])
+def test_a_state_is_put_back_into_the_new_one_and_the_old_one(put_back, is_refused, rollouts):
+    """And the metrics are those of the step."""
+    class Mine(StateIdea):
+        def load_state_dict(self, tensors):
+            if put_back:
+                super().load_state_dict(tensors)
+
+    method = Mine(None)
+    method(rollouts, None)
+    method.metrics, mean = {"x": 1}, method.mean.clone()
+    generator = rollouts.generator.get_state()
+    if is_refused:
+        assert refusal(refuse_other_values, method, lambda: Mine(None), "mine", rollouts, None
+                       ).endswith(KEEPS)
+        return
+    refuse_other_values(method, lambda: Mine(None), "mine", rollouts, None)
+    assert torch.equal(method.mean, mean) and method.metrics == {"x": 1}
+    assert torch.equal(rollouts.generator.get_state(), generator)
+
+
+def test_a_state_that_moves_by_chance_is_refused_though_its_values_are_the_same(rollouts):
+    class Noisy(StateIdea):
+        def __call__(self, rollouts, policy):
+            self.mean = self.mean + torch.rand(1)
+            return rollouts.entropy
+
+    assert "or draws" in refusal(refuse_other_values, Noisy(None), lambda: Noisy(None), "mine",
+                                 rollouts, None)
+
+
+def test_what_is_trained_beside_the_policy_is_as_it_was(rollouts):
+    class Mine:
+        def __init__(self):
+            torch.manual_seed(0)
+            self.trained = Trained(torch.nn.Linear(1, 1), 0.1, torch.device("cpu"))
+            self.state_dict = self.trained.state_dict
+            self.load_state_dict = self.trained.load_state_dict
+
+        def __call__(self, rollouts, policy):
+            value = self.trained.module(rollouts.entropy[..., None])[..., 0]
+            self.trained.gradient_step((value - 1).square().mean())
+            return value.detach()
+
+    method = Mine()
+    for _ in range(3):
+        method(rollouts, None)
+        before = {name: value.clone() for name, value in method.state_dict().items()}
+        refuse_other_values(method, Mine, "mine", rollouts, None)
+        assert all(torch.equal(value, before[name])
+                   for name, value in method.state_dict().items())
+
+
+def test_random_numbers_may_come_from_the_batch(rollouts):
+    def mine(batch):
+        with torch.random.fork_rng():
+            torch.manual_seed(int(torch.randint(9, (1,), generator=batch.generator)))
+            return torch.rand(batch.mask.shape)
+
+    state = rollouts.generator.get_state()
+    asked_twice(mine, rollouts, "mine")
+    assert not torch.equal(rollouts.generator.get_state(), state)  # the next method draws others
+    refuse_other_values(make(mine, {}, None), lambda: make(mine, {}, None), "mine", rollouts, None)
+
+
+def test_a_method_that_samples_is_asked_about_the_first_problem(policy, rollouts):
+    asked = []
+
+    class Sampling(Idea):
+        def __call__(self, rollouts, policy):
+            asked.append(len(rollouts.group))
+            self.metrics = {"extra_answers": 9}
+            return rollouts.entropy
+
+    method = Sampling(None)
+    for _ in range(2):
+        method(rollouts, policy)
+        refuse_other_values(method, lambda: Sampling(None), "mine", rollouts, policy)
+    assert asked == [6, 3, 3] * 2
+
+
+def test_the_book_asks_in_its_first_two_steps_and_at_checkpoints(rollouts):
+    steps = []
+
+    def idea(batch):
+        steps.append(batch.step)
+        return batch.entropy
+
+    settings = SimpleNamespace(checkpoint_every=4, keywords_of=lambda function: {})
+    method = Run.method(SimpleNamespace(settings=settings, done=2), idea)
+    for step in range(3, 10):
+        method(replace(rollouts, step=step, forward=None))
+    assert steps == [3, 3, 4, 4, 5, 6, 7, 8, 8, 9]
+
+
+class Late(Idea):
+    """Its state begins to move in step 3."""
+    def change(self, rollouts):
+        self.box.n += rollouts.step > 2
+        return self.box.n
+
+
+def test_a_run_asks_in_its_first_two_steps_and_at_checkpoints(monkeypatch, tmp_path):
+    put_in(monkeypatch, Late, "mine")
+    said = run(*SHORT, "--steps", 9, "--checkpoint_every", 4, "--out", tmp_path / "x",
+               "--mitigation", "mine", expect=1).stderr
+    assert said.endswith(KEEPS) and len(lines(tmp_path / "x/metrics.jsonl")) == 3
