@@ -5,6 +5,7 @@ import re
 import sys
 from copy import deepcopy
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -254,6 +255,16 @@ def test_a_reward_that_depends_on_more_than_the_answer_is_told(capsys):
     assert "earned 1 and 0" in capsys.readouterr().out
     score_again(replace(batch, scores={"reward": torch.zeros(4)}), task, "mine")
     assert not capsys.readouterr().out
+
+
+def test_a_reward_that_changes_later_is_told_in_its_step(capsys):
+    """Of a later step the first answer and one more are scored again."""
+    batch = hand_made([[True]] * 4, group=torch.tensor([0, 0, 1, 1]), answers=list("abcd"),
+                      scores={"reward": torch.zeros(4)}, step=6)
+    for worth, agree in (("a", False), ("b", True), ("c", False), ("d", True)):
+        task = SimpleNamespace(score=lambda problem, text: {"reward": float(text == worth)})
+        assert score_again(batch, task, "mine", all_rows=False) is agree
+        assert ("scored twice" in capsys.readouterr().out) is not agree
 
 
 DRAWN = "self.draw(rng, wanted_held_out=False)"

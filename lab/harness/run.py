@@ -77,7 +77,7 @@ class Run:
         self.settings, self.folder = settings, RunFolder(settings.folder)
         self.checkpoint: Path | None = None
         self.step = self.done = 0
-        self.is_finished, self.is_new = False, True
+        self.is_finished, self.is_new, self.scores_agree = False, True, True
         self.after_step: Callable[[], None] = lambda: None  # for a large model: returns memory
         self.seconds: deque[float] = deque(maxlen=20)  # of the last steps
         self.drawn: Json = {}  # what dynamic sampling drew beyond the batch, in the last step
@@ -257,12 +257,15 @@ class Run:
 
     def record(self, rollouts: Rollouts, weight: torch.Tensor,
                columns: dict[str, torch.Tensor]) -> None:
-        """Write the credit file. The first step's answers are scored once more (`score_again`)."""
+        """Write the credit file. Answers are scored once more (`score_again`): in the first
+        step all of them, and then two in each step."""
         step = rollouts.step
         write_credit(credit_path(self.folder.at(""), step), rollouts, weight, {"step": step},
                      **columns)
-        if step == self.done + 1:
-            score_again(rollouts, self.policy.task, self.settings.task, self.policy.environment)
+        if self.scores_agree:
+            self.scores_agree = score_again(
+                rollouts, self.policy.task, self.settings.task, self.policy.environment,
+                all_rows=step == self.done + 1)
 
     def log(self, line: Json) -> None:
         """Write a line of metrics.jsonl, and print one."""

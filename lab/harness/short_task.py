@@ -75,6 +75,13 @@ def score_of(reward: float | list[float], largest: float) -> dict[str, Any]:
     return {"reward": reward, "format": 0.0, "answer": float(largest >= 1), "reasoning": 0.0}
 
 
+def rest_of(problem: Any) -> str:
+    """What a problem has beside its prompt."""
+    if isinstance(problem, dict):
+        return repr({**problem, "prompt": ""})
+    return "" if isinstance(problem, str) else repr(problem)
+
+
 @dataclasses.dataclass
 class ShortTask:
     solved = "its reward, or that of one of its turns, is 1 or more"
@@ -91,10 +98,10 @@ class ShortTask:
         by_hash: dict[str, Any] = {}
         for problem in self.module.problems:
             # a game may have a secret, which is not in its prompt
-            what = repr(problem) if self.is_game else self.prompt_for(problem)
+            what = " ".join((repr(problem) if self.is_game else self.prompt_for(problem)).split())
             # half of a character, as in "\ud800", is told when the prompt is encoded
             key = hashlib.sha256(what.encode(errors="surrogatepass")).hexdigest()
-            if repr(by_hash.setdefault(key, problem)) != repr(problem):
+            if rest_of(by_hash.setdefault(key, problem)) != rest_of(problem):
                 raise UserError(f"{self.module.__name__}: two of `problems` have the same prompt, "
                                 f"{self.show(problem)!r:.60}, and differ in the rest. So it is "
                                 "not known what an answer to it is worth")

@@ -3,7 +3,7 @@ import dataclasses
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,13 +45,19 @@ def load_task(name: str) -> type:
                         f"examples.my_task{did_you_mean}")
     # the book's task has more flags here
     module: Any = importlib.import_module("lab.countdown" if name == "countdown_task" else name)
-    task: type | None = getattr(module, "Task", None)
-    if task is not None and dataclasses.is_dataclass(task):
+    task: Any = getattr(module, "Task", None)
+    if (inspect.isclass(task) and dataclasses.is_dataclass(task)
+            and task.__module__ == module.__name__):
+        if inspect.isfunction(getattr(module, "reward", None)):
+            raise UserError(f"--task {name}: this module has both a class Task and a function "
+                            "`reward`, and only one of them can be the task: rename the other")
         return task
     if not is_reward(getattr(module, "reward", None)):
+        imported = (f". Its class Task is imported from {task.__module__}, and is not its own"
+                    if inspect.isclass(task) else "")
         raise UserError(f"--task {name}: this module should have a function "
                         "`reward(problem, text)`, and `problems` if they are not those of "
-                        "Countdown; or else a dataclass Task (docs/your_own_task.md)")
+                        f"Countdown; or else a dataclass Task (docs/your_own_task.md){imported}")
     from lab.harness.short_task import countdown_with_reward, short_task
     if hasattr(module, "problems"):
         return short_task(module)
@@ -89,12 +95,26 @@ def make_task(name: str, flags: Json, folder: Path | None = None) -> "CheckedTas
     return CheckedTask(task)
 
 
+ARGUMENTS = {  # of a task's methods
+    "training_problems": "seed, step, count", "held_out_problems": "count", "extreme_problems": "",
+    "prompt_for": "problem", "show": "problem", "score": "problem, text", "label": "pieces",
+    "reply": "problem, turns", "redraw": "problem, turns, rng"}
+
+
 class CheckedTask:
-    """A user's Task with three checks: no problem that it returned as held out is trained on, its
-    methods return what they should, and it returns the same problems when it is asked twice."""
+    """A user's Task with four checks: its methods take what they are given and return what they
+    should, no problem that it returned as held out is trained on, it returns the same problems when
+    it is asked twice, and it changes no problem. Its methods get copies of turns."""
 
     def __init__(self, task: Task[Any]):
         self.task = task
+        for name, arguments in ARGUMENTS.items():
+            refuse_other_arguments(getattr(task, name, None), arguments)
+        for name in ("reply", "redraw"):
+            if hasattr(task, name):
+                function = getattr(task, name)
+                whose = f"{name} ({location_of(function)})"
+                setattr(self, name, with_copies(function, whose))
         self.held_out: dict[int, list[Problem]] = {}  # by their number
         self.held_out_facts: set[tuple[str, str]] = set()
         self.asked_twice: set[str] = set()  # names of methods
@@ -129,8 +149,9 @@ class CheckedTask:
 
     def facts_of(self, problem: Problem) -> tuple[str, str]:
         """What tells a problem from others: its prompt, and what `show` says of it, because a game
-        may have a secret that is not in its prompt."""
-        return self.prompt_for(problem), self.show(problem)
+        may have a secret that is not in its prompt. Other white space makes no other problem."""
+        prompt, shown = self.prompt_for(problem), self.show(problem)
+        return " ".join(prompt.split()), " ".join(shown.split())
 
     def ask_again(self, method: Callable[..., Any], problems: list[Problem], *given: int) -> None:
         """Ask a method for the same problems a second time, once in a run, and say it if they are
@@ -154,20 +175,17 @@ class CheckedTask:
     def score(self, problem: Problem, text: Any) -> dict[str, Any]:
         """The parts of a score, which are numbers. If the task pays turns, the reward is their sum,
         and the list of them is a part, too."""
-        before = repr(problem)
         wanted = (f"a dict of numbers from -{LARGEST_SCORE:g} to {LARGEST_SCORE:g}. Among them "
                   f"should be {', '.join(sorted(PARTS))}, and answer should be 0 or 1")
         try:
-            score: dict[str, Any] = result_of(self.task.score, wanted, is_score, problem, text)
+            whose = f"the reward of --task {type(self.task).__module__}"
+            score: dict[str, Any] = result_of(with_copies(self.task.score, whose), wanted,
+                                              is_score, problem, text)
         except (AttributeError, TypeError) as error:
             if not is_text(text):
                 error.add_note("In a task that has `reply`, a reward gets a list with the text of "
                                "each turn (docs/turns.md)")
             raise
-        if repr(problem) != before:
-            raise UserError(f"the reward of --task {type(self.task).__module__} changes the "
-                            "problem that it is given, so what an answer earns depends on what was "
-                            "scored before it")
         pays_turns = are_rewards(score["reward"])
         if self.pays_turns not in (None, pays_turns):
             raise UserError(f"the reward of --task {type(self.task).__module__} is a list for some "
@@ -182,6 +200,30 @@ class CheckedTask:
             f"{len(KINDS) - 1} (docs/your_own_task.md)",
             lambda labels: are_labels(labels, len(pieces)), pieces)
         return labels
+
+
+def with_copies(function: Callable[..., Any], whose: str) -> Callable[..., Any]:
+    """A function of a problem and an answer, which gets a copy of the answer's turns and may not
+    change the problem."""
+    @wraps(function)
+    def call(problem: Problem, text: Any, *more: Any) -> Any:
+        before = repr(problem)
+        found = function(problem, list(text) if is_list(text) else text, *more)
+        if repr(problem) != before:
+            raise UserError(f"{whose} changes the problem that it is given, so what an answer "
+                            "earns depends on what was asked before it")
+        return found
+    return call
+
+
+def refuse_other_arguments(method: Any, arguments: str) -> None:
+    """Raise if a task's method cannot be called with these arguments."""
+    if inspect.isfunction(method) or inspect.ismethod(method):
+        try:
+            inspect.signature(method).bind(*filter(None, arguments.split(", ")))
+        except TypeError as error:
+            raise UserError(f"{method.__name__} ({location_of(method)}) should take ({arguments}): "
+                            f"{error}") from None
 
 
 def is_text(found: object) -> bool:
@@ -223,16 +265,17 @@ def are_labels(labels: Any, tokens: int) -> bool:
 
 
 def score_again(rollouts: Rollouts, task: Task[Problem], name: str,
-                environment: "Environment | None" = None) -> None:
-    """Score each answer once more, and say it if a reward differs: it depends on more than the
-    problem and the answer. Ask for the replies once more, too, and refuse others than those that
-    stand in the answers (`drawn_in`)."""
-    if environment and not rollouts.finished.any():
+                environment: "Environment | None" = None, all_rows: bool = True) -> bool:
+    """Score answers once more, and say it if a reward differs: it depends on more than the problem
+    and the answer. Ask for the replies once more, too, and refuse others than those that stand in
+    the answers (`drawn_in`). Of a later step these are two answers. Returns whether none differs.
+    """
+    if all_rows and environment and not rollouts.finished.any():
         say(f"--task {name}: every answer of this step was cut off at --max_new_tokens. Does its "
             "reply never return None? (docs/turns.md)")
     groups, ids = rollouts.groups_and_ids
-    for row, group in enumerate(groups):
-        problem = rollouts.problems[group]
+    for row in range(len(groups)) if all_rows else {0, rollouts.step % len(groups)}:
+        problem = rollouts.problems[groups[row]]
         if environment:
             environment.drawn_in(problem, ids[row])
         score = task.score(problem, rollouts.scored(row))
@@ -242,7 +285,8 @@ def score_again(rollouts: Rollouts, task: Task[Problem], name: str,
             say(f"--task {name}: the same answer was scored twice and earned "
                 f"{rollouts.reward[row]:g} and {again:g}. So the same command gives other numbers "
                 "another time, and so may a run that is resumed")
-            return
+            return False
+    return True
 
 
 def refuse_later_causes(task: Task[Problem], name: str, problem: Problem, turns: str | list[str],

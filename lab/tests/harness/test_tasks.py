@@ -76,6 +76,61 @@ def test_a_reward_that_takes_turns_for_a_text_is_told_what_they_are(monkeypatch)
     assert not hasattr(caught.value, "__notes__")
 
 
+@pytest.mark.parametrize("name", ["reply", "redraw"])
+def test_a_game_gets_copies_of_turns_and_may_not_change_its_problem(name):
+    def deed(problem, turns, rng=None):
+        turns[-1] = "changed"
+        problem["n"] += problem["n"] > 3
+        return None
+
+    task = task_of([{"prompt": prompt, "n": n} for n, prompt in enumerate(PROMPTS)],
+                   **{"reply": lambda problem, turns: None, name: deed})
+    method, turns, more = getattr(task, name), ["a"], [0] * (name == "redraw")
+    method({"n": 1}, turns, *more)
+    assert turns == ["a"]
+    assert re.match(rf"{name} \(.*test_tasks.py:\d+\) changes the problem that it is given",
+                    refusal(method, {"n": 5}, turns, *more))
+
+
+def test_a_reward_gets_a_copy_of_the_turns():
+    task = task_of(PROMPTS, lambda problem, turns: float(turns.pop() == "b"),
+                   reply=lambda problem, turns: None)
+    turns = ["a", "b"]
+    assert [task.score(PROMPTS[0], turns)["reward"] for _ in range(2)] == [1, 1]
+    assert turns == ["a", "b"]
+
+
+@pytest.mark.parametrize("name, method, arguments", [
+    ("reply", lambda problem: None, "problem, turns"),
+    ("redraw", lambda problem, turns: None, "problem, turns, rng"),
+    ("show", lambda: "", "problem"), ("label", lambda pieces, more: 0, "pieces"),
+    ("training_problems", lambda seed, step: 0, "seed, step, count")])
+def test_a_method_with_other_arguments_is_told_with_its_place(name, method, arguments):
+    assert re.search(rf"\(lab/tests/harness/test_tasks.py:\d+\) should take \({arguments}\): ",
+                     refusal(lambda: task_of(PROMPTS, **{name: method})))
+
+
+def test_prompts_that_differ_by_white_space_are_one_problem():
+    twins = [text for prompt in PROMPTS for text in (prompt, prompt.replace(" ", "  "))]
+    task = task_of(twins)
+    assert len(task.to_test) == 4 and len(task.to_train) == 16
+    task = task_of([{"prompt": text, "n": n // 2} for n, text in enumerate(twins)])
+    assert len(task.to_test + task.to_train) == 20
+
+    class Leaky:
+        prompt_for = show = staticmethod(str)
+
+        def held_out_problems(self, count):
+            return ["say  3"]
+
+        def training_problems(self, seed, step, count):
+            return ["say 3"]
+
+    leaky = CheckedTask(Leaky())
+    leaky.held_out_problems(1)
+    assert "held_out_problems has it, too" in refusal(leaky.training_problems, 0, 1, 1)
+
+
 def test_half_a_character_in_a_prompt_is_told():
     task, tokenizer = task_of([*PROMPTS, "a \ud800 b"]), load_tokenizer(ROOT / "models/tiny")
     [half] = [problem for problem in task.extreme_problems() if problem not in PROMPTS]
@@ -134,6 +189,30 @@ def test_problems_without_a_reward_are_no_task(monkeypatch, tmp_path, more):
         assert load_task(name) is sys.modules[name].Task
     else:
         assert "should have a function `reward(problem, text)`" in refusal(load_task, name)
+
+
+IMPORTED = "from countdown_task import Task\n"
+REWARD = "def reward(problem, text): return 0.25\n"
+
+
+@pytest.mark.parametrize("content, said", [
+    (IMPORTED + "def reply(problem, turns): return None\n", "is imported from countdown_task"),
+    (IMPORTED, "is imported from countdown_task, and is not its own"),
+    (CLASS + REWARD, "has both a class Task and a function `reward`")])
+def test_an_imported_task_is_not_that_of_the_file(monkeypatch, tmp_path, content, said):
+    """It would be trained in the place of the file's own functions."""
+    monkeypatch.setattr("lab.harness.tasks.PROJECT", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"importing{len(content)}"
+    (tmp_path / f"{name}.py").write_text(content)
+    assert said in refusal(load_task, name)
+
+
+def test_a_reward_beside_an_imported_task_is_trained(monkeypatch, tmp_path):
+    monkeypatch.setattr("lab.harness.tasks.PROJECT", tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "beside_task.py").write_text(f"problems = ['a', 'b']\n{IMPORTED}{REWARD}")
+    assert load_task("beside_task")().score("a", "text")["reward"] == 0.25
 
 
 def test_a_reward_without_the_problem_is_none(monkeypatch, tmp_path):
