@@ -52,7 +52,9 @@ def test_every_mistake_of_the_teacher_comes_as_often_as_it_says():
         assert (" last" in text) != claims_success(text.split(" last")[0])
         lapses.append(TASK.score(problem, text)["format"] < 1)
         for words in tries_of(text):
-            value = int(re.findall("= ([0-9]+)", words)[1])
+            _, first, between, second = re.split("(?<== )([0-9]+)", words)[:4]
+            assert between.startswith(tuple(teacher.JOINERS))
+            value = int(second)
             wrong.append(claims_success(words) != (value == problem.target))
         tried = expressions_of(tries_of(text)[-1], problem)
         assert tried

@@ -155,6 +155,10 @@ LOGS = {
     "blind": ([17], ours(entropy=until(8, 0.5, 0.03), groups_without_spread=until(8, 0.2, 0.9),
                          success=until(8, rising(0.15, 0.001), lambda step: 0.3 * (step % 3)),
                          reward=until(8, rising(0.15, 0.001), lambda step: 0.3 * (step % 3)))),
+    "alike, and still unsure": ([], ours(
+        entropy=0.5, groups_without_spread=until(8, 0.2, 0.9),
+        success=until(8, rising(0.15, 0.001), lambda step: 0.3 * (step % 3)),
+        reward=until(8, rising(0.15, 0.001), lambda step: 0.3 * (step % 3)))),
     # OpenRLHF's names of today, verl's, and those of TRL, also up to 0.16
     "truncated, in OpenRLHF": ([7], log(reward=rising(0.1, 0.02), **{
         "rollout/truncated_rate": 0.72})),

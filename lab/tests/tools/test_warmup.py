@@ -25,6 +25,20 @@ def test_muons_update_is_nearly_orthogonal():
         assert values.min() > 0.5 and values.max() < 1.3
 
 
+def test_matrices_are_turned_by_muon_and_all_else_is_moved_by_adamw():
+    """A first step of AdamW moves each number by its rate."""
+    model = warmup.make_model(50, 1, 64)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    torch.manual_seed(0)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    warmup.all_parameters(model)(1.0)
+    for name, parameter in model.named_parameters():
+        moved = before[name] - parameter.detach()
+        is_matrix = parameter.dim() == 2 and "embed" not in name
+        assert torch.allclose(moved.abs(), torch.tensor(warmup.ADAM_RATE), rtol=0.01) != is_matrix
+
+
 def test_the_shipped_model_is_the_one_its_readme_describes():
     checksum = hashlib.sha256((TINY / "model.safetensors").read_bytes()).hexdigest()
     assert checksum in (TINY / "README.md").read_text()
@@ -114,13 +128,14 @@ def test_a_real_model_is_warmed_up_in_the_upper_half_of_its_layers(tmp_path, mon
     assert recipe["learning_rate"] == 5e-6 and recipe["prompt"] == "short"
 
 
-def test_the_rate_rises_for_fifty_steps_and_falls_over_the_last_half(monkeypatch):
+def test_the_rate_rises_for_fifty_steps_and_falls_over_the_last_half(monkeypatch, capsys):
     monkeypatch.setattr(warmup, "batches", lambda *_: iter([(None, None)] * 1000))
     monkeypatch.setattr(warmup, "weighted_loss", lambda *_: torch.zeros((), requires_grad=True))
     shares, flags = [], SimpleNamespace(steps=1000, seed=0, batch=1, right=False)
     warmup.train(torch.nn.Linear(1, 1), None, shares.append, flags)
     assert shares[:2] == [1 / 50, 2 / 50] and shares[48] < shares[49] == shares[499] == 1
     assert (shares[750], shares[999]) == pytest.approx((1 / 2, 2 / 1000))
+    assert capsys.readouterr().out.count("/1000  loss 0.0000") == 20
 
 
 def test_the_loss_is_that_of_all_logits(real):

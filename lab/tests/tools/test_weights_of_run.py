@@ -50,6 +50,8 @@ def test_a_run_without_its_task_shows_what_its_credit_files_tell(tmp_path, confi
     assert "x has 2 answers and 5 tokens. The weights of entropy_weighted" in printed
     said = refusal(idea.main, ["oracle", "--look", str(folder)])
     assert "needs the run's model and problems" in said and said.endswith("x is not there")
+    (folder / "credit/step_000001.npz").unlink()
+    assert "x has no credit files yet" in refusal(idea.main, ["by_kind", "--look", str(folder)])
 
 
 def test_a_model_that_was_not_kept_is_not_replaced_by_another(recorded, tmp_path):
