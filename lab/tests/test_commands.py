@@ -10,6 +10,7 @@ from conftest import ROOT, project_files, refusal
 from lab.analysis import report
 from lab.harness.flags import check_value
 from lab import __main__ as overview
+from runs import assert_programs_say_how_to_start, says
 
 # of each command the flags that are its own, beside those of train.py that some take
 FLAGS = {name: vars(importlib.import_module(file)).get("FLAGS", {})
@@ -53,6 +54,12 @@ def test_a_command_that_is_gone_is_in_the_log():
     for name in overview.RETIRED:
         assert name not in overview.MODULES
         assert re.search(f"`python -m\\s(research|lab)\\s{name}", log), name
+
+
+def test_a_tool_that_is_started_as_a_file_says_how_to_start_it():
+    names = assert_programs_say_how_to_start("lab/tools")
+    listed = re.findall(r"python -m lab (\w+)", says("-m", "lab").stdout)
+    assert set(names) <= set(listed) and len(listed) == len(set(listed))
 
 
 @pytest.mark.parametrize("name", overview.MODULES)
@@ -155,7 +162,7 @@ def test_wrong_commands(recorded, typed, said):
 @pytest.mark.parametrize("name", overview.MODULES)
 def test_a_test_runs_each_command(name):
     """By what it prints and writes, so a command that is new needs one, too."""
-    tests = [path.read_text(encoding="utf-8") for path in (ROOT / "lab/tests").rglob("test_*.py")]
+    tests = [path.read_text(encoding="utf-8") for path in project_files("**/test_*.py")]
     module = re.escape(overview.MODULES[name])
     is_run = re.compile(rf'\["{name}", |run_probe\("{name}", |\b{name}\.main\(|'
                         rf'from {module} import (.*, )?main\b|import {module} as ')

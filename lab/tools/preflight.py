@@ -245,6 +245,4 @@ def why_form(found: Findings, helps: str) -> str:
 
 
 def percent(found: Estimate) -> str:
-    if found.low != found.low:  # nan: of one problem there is no interval
-        return f"{found.value:.0%}"
     return f"{found.value:.0%} ({found.low:.0%} to {found.high:.0%})"

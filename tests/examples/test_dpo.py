@@ -248,24 +248,14 @@ def test_a_step_without_pairs_moves_nothing(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def runs_of_dpo(tmp_path_factory):
-    """One of its own answers, one of a file, and one of train.py with the same settings."""
-    folder = tmp_path_factory.mktemp("dpo")
-    file = written(folder / "pairs.jsonl", PAIR, OTHER)
-    own, given, plain = (folder / name for name in ("own", "given", "plain"))
-    trained = dpo.train(settings(own, steps=2))
-    dpo.train(settings(given, steps=2), 0.1, file)
-    typed = []
-    for name, value in settings(plain, steps=2).to_json().items():
-        if name in ("model", "steps", "questions", "answers", "eval_tasks", "max_new_tokens",
-                    "eval_every", "checkpoint_every", "change_every", "out"):
-            typed += [f"--{name}", str(value)]
-    train.train_beyond(typed)
-    return SimpleNamespace(own=own, given=given, plain=plain, trained=trained)
+def run_of_dpo(tmp_path_factory):
+    """One of its own answers, and the policy at its end."""
+    folder = tmp_path_factory.mktemp("dpo") / "own"
+    return SimpleNamespace(folder=folder, trained=dpo.train(settings(folder, steps=2)))
 
 
-def test_the_record_is_whole_and_analyze_reads_it(runs_of_dpo, tmp_path, capsys):
-    run = runs_of_dpo.own
+def test_the_record_is_whole_and_analyze_reads_it(run_of_dpo, tmp_path, capsys):
+    run = run_of_dpo.folder
     assert not list(missing_steps(run))
     logs = [lines(run / name) for name in ("metrics.jsonl", "evaluations.jsonl")]
     assert is_complete(run_config(run), *logs)
@@ -286,27 +276,11 @@ def test_the_record_is_whole_and_analyze_reads_it(runs_of_dpo, tmp_path, capsys)
         assert credit.reward[(signs == -1) & inside] == credit.reward[inside].min()
 
 
-def test_its_runs_are_arms_beside_those_of_training(runs_of_dpo, tmp_path, capsys):
-    """Two arms of the same name would count as one."""
-    for others, names in (
-            (["own"], ["none", "none loss dpo"]),
-            (["own", "given"], ["none", "none loss dpo", "none loss dpo pairs"])):
-        folders = [str(getattr(runs_of_dpo, name)) for name in ("plain", *others)]
-        analyze.main([*folders, "--output_dir", str(tmp_path / others[-1])])
-        table = capsys.readouterr().out.split("|---", 1)[1].split("\n\n")[0]
-        first = [row.split("|")[1].strip() for row in table.splitlines()[1:]]
-        assert [name for name in first if name.startswith("none")] == names
-    folders = [str(runs_of_dpo.own), str(runs_of_dpo.given)]
-    analyze.main([*folders, "--output_dir", str(tmp_path / "x")])
-    said = " ".join(capsys.readouterr().out.split())
-    assert "Held-out success at the end: each arm minus the arm none, " in said
-
-
-def test_its_model_is_an_ordinary_one_and_its_run_is_not_resumed(runs_of_dpo, tmp_path):
-    folder = runs_of_dpo.own / "checkpoints/step_000002"
+def test_its_model_is_an_ordinary_one_and_its_run_is_not_resumed(run_of_dpo, tmp_path):
+    folder = run_of_dpo.folder / "checkpoints/step_000002"
     for name, tensor in read_model_folder(folder).state_dict().items():
-        assert torch.equal(tensor, runs_of_dpo.trained.model.state_dict()[name])
-    said = refusal(train.train_beyond, ["--resume", str(runs_of_dpo.own)])
+        assert torch.equal(tensor, run_of_dpo.trained.model.state_dict()[name])
+    said = refusal(train.train_beyond, ["--resume", str(run_of_dpo.folder)])
     assert "examples/dpo.py wrote it" in said
     train.train_beyond(["--model", str(folder), "--steps", "0", "--eval_tasks", "2",
                 "--out", str(tmp_path / "next")])

@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, refusal
 
 from examples import guess
 from examples.guess import Game, Task, stairs, step_of, tell
@@ -165,6 +165,7 @@ def test_the_player_is_made_from_games_of_a_teacher(tmp_path, monkeypatch, capsy
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     guesser.main([str(tmp_path / "player")])
     assert "The model is in" in capsys.readouterr().out
+    assert "exists already" in refusal(guesser.main, [str(tmp_path / "player/recipe.json")])
     s = make_settings({"model": str(tmp_path / "player")})
     assert (s.task, s.answers, load_policy(s).task.solved) == (
         "examples.guess", 16, "the number is guessed")

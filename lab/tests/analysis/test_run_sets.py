@@ -19,17 +19,18 @@ def folders(tmp_path, *configs):
 
 
 def test_arms_are_told_apart_by_what_differs(tmp_path):
-    """Threads and the folder are nobody's concern."""
+    """Threads and the folder are nobody's concern. examples/dpo.py writes another loss, and the
+    file of its pairs."""
     fast, discounted = {"learning_rate": 1e-3}, {"mitigation": "outcome_conditional"}
     comparison = comparison_of(folders(
         tmp_path, fast, fast, {"learning_rate": 5e-6},
         {**fast, **discounted, "think_discount": 0.5},
         {**fast, **discounted, "think_discount": 0.25},
-        {**fast, "threads": 4, "out": "x"}), "none")
+        {**fast, "threads": 4, "out": "x"}, {"loss": "dpo"}, {"loss": "dpo", "pairs": "x"}), "none")
     usual, half, quarter = "learning_rate 0.001", "think_discount 0.5", "think_discount 0.25"
     assert {name: len(arm) for name, arm in comparison.arms.items()} == {
         f"none {usual}": 3, "none": 1, f"outcome_conditional {usual} {half}": 1,
-        f"outcome_conditional {usual} {quarter}": 1}
+        f"outcome_conditional {usual} {quarter}": 1, "none loss dpo": 1, "none loss dpo pairs x": 1}
 
 
 def test_the_baseline_is_plain_grpo_or_the_one_that_is_named(tmp_path):

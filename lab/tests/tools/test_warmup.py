@@ -11,7 +11,7 @@ from conftest import INSTALL, ROOT
 from lab.engine.errors import UserError
 from lab.engine.model_folder import read_model_folder
 from lab.engine.tokens import load_tokenizer
-from lab.tools import guesser, warmup
+from lab.tools import warmup
 from lab.tools.helpers.demonstrations import make_example, make_tokenizer
 from lab.tools.warmup import orthogonal
 
@@ -145,14 +145,3 @@ def test_the_loss_is_that_of_all_logits(real):
     log_p = model(ids).log_softmax(-1)[0]
     expected = -(0.5 * log_p[1, 5] + 2 * log_p[2, 6]) / 2.5
     assert torch.allclose(warmup.weighted_loss(model, ids, weights), expected)
-
-
-def test_the_player_of_the_guessing_game_is_made_as_a_model_folder(tmp_path, monkeypatch):
-    """Of one update in place of 250: its recipe has the game, and its weights are finite."""
-    monkeypatch.setattr(guesser, "STEPS", 1)
-    guesser.main([str(tmp_path / "player")])
-    assert json.loads((tmp_path / "player/recipe.json").read_text())["task"] == "examples.guess"
-    weights = torch.cat([p.flatten() for p in read_model_folder(tmp_path / "player").parameters()])
-    assert weights.isfinite().all() and weights.std() > 0.01
-    with pytest.raises(UserError, match="exists already"):
-        guesser.main([str(tmp_path / "player/recipe.json")])
