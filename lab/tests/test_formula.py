@@ -600,3 +600,17 @@ def test_the_folder_works_alone(tmp_path):
     helped = subprocess.run([sys.executable, "-m", "grpo_formula", "--help"], cwd=tmp_path,
                             capture_output=True, text=True).stdout
     assert "python -m grpo_formula MY_LOSS.py" in helped and "lab.formula" not in helped
+
+
+CODES = (ROOT / "lab/reports/codes.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("report, name", [
+    ("mlx-lm-lora 55", "nothing"), ("ms-swift 10117", "divided twice"), ("TRL 3021", "micro-batch"),
+    ("TRL 5815", "sum for mean and k3"), ("Search-R1 88", "groups mixed"),
+    ("Liger 1088", "hundred times")])
+def test_the_page_of_codes_shows_what_is_said_of_a_reported_mistake(report, name):
+    row = next(line for line in CODES.splitlines() if f"({report})" in line)
+    found = found_of(name)
+    said = [remark.sentence for remark in remarks(found)] + judge(found).in_words()
+    assert row.split("|")[2].strip() in said
