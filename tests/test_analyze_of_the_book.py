@@ -1,0 +1,146 @@
+"""analyze.py at the root: its sums are those of lab/analysis, which are tested by plain loops, and
+its intervals and comparisons are worked out by hand."""
+import math
+import re
+
+import numpy as np
+import pytest
+
+import analyze
+from conftest import credit_columns, evaluation, refusal, write_lines, write_log
+from lab.analysis.statistics import mean_over, student_quantile
+from lab.analysis.tally import Tally
+from logs import random_log
+
+PARTITIONS = {"kind": "kind", "section": "section", "place": "position"}  # here and in the lab
+MEASURES = {"gradient": "abs gradient", "abs push": "abs push", "abs change": "abs change",
+            "one": "tokens", "measured": "measured"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run with weights and several kinds, whose change was measured in the first of its steps."""
+    folder, files = random_log(tmp_path_factory.mktemp("book") / "run", steps=4, groups=5)
+    columns = files[1] | {"change": np.random.default_rng(0).normal(size=len(files[1]["kind"]))}
+    np.savez_compressed(folder / "credit/step_000001.npz", **columns)
+    write_lines(folder / "metrics.jsonl", [{"step": step, "success": 0.5} for step in files])
+    return folder
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_its_sums_are_those_of_the_lab(folder, partition):
+    mine, theirs, there = analyze.Tally(analyze.Run(folder)), Tally(folder), PARTITIONS[partition]
+    for name, measure in MEASURES.items():
+        np.testing.assert_allclose(mine.of(partition, name).sum(0), theirs.total(there, measure),
+                                   rtol=1e-6, atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(mine.share(partition, name), theirs.shares(there, measure),
+                                   rtol=1e-6, atol=1e-9)
+    used = theirs.count(there) > 0
+    for name in ("abs advantage", "s", "entropy"):
+        np.testing.assert_allclose(mine.mean(partition, name)[used], theirs.mean(there, name)[used],
+                                   rtol=1e-6)
+    change = mine.mean(partition, "change", "measured") * theirs.total(there, "measured")
+    np.testing.assert_allclose(change, theirs.total(there, "change"), rtol=1e-6, atol=1e-9)
+
+
+def test_a_row_of_a_table_by_hand(tmp_path):
+    """Two steps of three words and a number each, of p = 1/2 of two, so s is 0.7071, and A = 1;
+    weights 1, and the number's is 3 in the first step and 5 in the second. So words have 3 of 6
+    and 3 of 8 times 0.7071: 6/14 in all. Their distances from that are 3/7 and -3/7, and t of one
+    degree of freedom is 12.71: half of the interval is 12.71 sqrt(2 * 2 * 9/49) / 14."""
+    files = {step: credit_columns([4], [0], kind=[0, 0, 0, 2], weight=[1, 1, 1, weight],
+                                  advantage=[1] * 4, change=[0.1, 0.1, 0.4, -0.6])
+             for step, weight in ((1, 3), (2, 5))}
+    run = analyze.Run(write_log(tmp_path / "run", files, metrics=[{"step": 1, "success": 0}]))
+    title, headings, [word, number] = analyze.Tally(run).table("kind")
+    half = 12.71 * (4 * 9 / 49) ** 0.5 / 14
+    assert word == ["word", "75.0%", "42.9%", f"{6 / 14 - half:.1%} to {6 / 14 + half:.1%}",
+                    "1.000", "0.707", word[6], "42.9%", "50.0%", "+0.2000"]
+    assert (number[0], number[2], number[9]) == ("number", "57.1%", "-0.6000")
+    assert len(headings) == 10 and "by kind" in title
+    assert analyze.ratio(np.array([1.0, 3]), np.array([2.0, 4])) == pytest.approx(
+        (4 / 6, 12.71 * 2 / 3 / 6))
+    assert math.isnan(analyze.ratio(np.ones(1), np.ones(1))[1])
+
+
+def test_what_an_environment_wrote_is_left_out(tmp_path):
+    """The third of four tokens, also of the columns that have one number an answer."""
+    columns = credit_columns([4, 2], [0, 0], own=[1, 1, 0, 1, 1, 1])
+    folder = write_log(tmp_path / "run", {1: columns}, metrics=[{"step": 1, "success": 0}])
+    tokens = analyze.tokens_of(folder / "credit/step_000001.npz")
+    assert tokens["answer"].tolist() == [0, 0, 0, 1, 1] and len(tokens["reward"]) == 2
+    assert tokens["place"][:3].tolist() == [1 / 8, 3 / 8, 7 / 8]
+
+
+def test_intervals_are_students_to_the_digits_of_a_table():
+    for freedom in (*range(1, 31), 40, 60, 61, 500):
+        exact = student_quantile(0.975, freedom)
+        assert 0.975 * exact < analyze.percentile(freedom) < 1.05 * exact, freedom
+    values = np.array([0.1, 0.4, 0.2, 0.7, 0.3])
+    mean, half = analyze.mean_interval(values)
+    known = mean_over(values)
+    assert (mean, half) == pytest.approx((known.value, known.high - known.value), rel=2e-3)
+    assert math.isnan(analyze.mean_interval(values[:1])[1])
+
+
+def written(folder, seed, ends, trained, **config):
+    """A run of these settings: right answers of the evaluations, success of the steps."""
+    evaluations = [{**evaluation(step, answer), "length_mean": 9}
+                   for step, answer in zip((0, 2, 3), ends)]
+    metrics = [{"step": step, "success": one} for step, one in enumerate(trained, 1)]
+    return analyze.Run(write_log(folder, {}, {"seed": seed, **config}, metrics, evaluations))
+
+
+def test_the_gain_of_a_run_by_hand(tmp_path):
+    """Differences 1 0 0 0 1 0 0 0: mean 0.25, sample deviation 0.4629; t of seven is 2.36."""
+    run = written(tmp_path / "run", 0, [[0, 1, 0, 1, 0, 0, 0, 0], [1, 1, 0, 1, 1, 0, 0, 0]], [0.5])
+    _, _, [row] = analyze.gains(run)
+    half = 2.36 * (1.5 / 7) ** 0.5 / 8 ** 0.5
+    assert row == ["sampled", "8", "25.0%", "50.0%",
+                   f"+25.0% ({0.25 - half:+.1%} to {0.25 + half:+.1%})", "9"]
+
+
+def test_arms_are_compared_in_pairs_up_to_the_last_step_that_all_have(tmp_path):
+    """One run has a third step, which does not count, nor does its third evaluation. In training
+    the pairs differ by 0.1 and 0.3, held out by 0.5 and 0; t of one is 12.71. Seed 7 has no pair.
+    """
+    plain = [written(tmp_path / f"p{seed}", seed, [[0, 0], [1, 0], [1, 1]][:2 + seed], steps,
+                     mitigation="none")
+             for seed, steps in ((0, [0.1, 0.3]), (1, [0.2, 0.2, 0.9]))]
+    other = [written(tmp_path / f"o{seed}", seed, [[0, 0], end], steps, mitigation="random",
+                     made_of={"x": seed})
+             for seed, end, steps in ((0, [1, 1], [0.2, 0.4]), (1, [1, 0], [0.4, 0.6]),
+                                      (7, [0, 0], [0.9, 0.9]))]
+    runs = [*other, *plain]
+    names = analyze.names_of(runs)
+    assert names == ["mitigation random"] * 3 + ["mitigation none"] * 2
+    title, _, rows = analyze.comparison(runs, names)
+    assert "up to step 2" in title
+    held_out, training = (12.71 * spread / 2 for spread in (0.5, 0.2))
+    assert rows == [
+        ["mitigation random", "3", "50.0%", f"+25.0% ({0.25 - held_out:+.1%} to "
+         f"{0.25 + held_out:+.1%})", "56.7%",
+         f"+20.0% ({0.2 - training:+.1%} to {0.2 + training:+.1%})"],
+        ["mitigation none", "2", "50.0%", "baseline", "20.0%", "baseline"]]
+    twice = [*runs, written(tmp_path / "again", 1, [[0, 0]], [0.1, 0.1], mitigation="none")]
+    assert "are one arm with one seed" in refusal(analyze.comparison, twice, [
+        *names, "mitigation none"])
+    assert analyze.comparison([plain[0], other[1]], ["a", "b"])[2][1][3] == "no pairs"
+
+
+def test_the_page_shades_an_answer_and_the_text_has_the_tables(folder, capsys):
+    """Of the answer with the largest advantage; the largest push is as dark as can be."""
+    analyze.main([str(folder)])
+    printed = capsys.readouterr().out
+    page = (folder / "analysis/report.html").read_text()
+    assert all(f"by {name}: " in text for name in PARTITIONS for text in (printed, page))
+    tokens = analyze.tokens_of(folder / "credit/step_000001.npz")
+    answer = tokens["answer"][tokens["advantage"].argmax()]
+    shades = [float(one) for one in re.findall(r"rgb\([\d ]+/([\d.]+)\)", page)]
+    expected = []
+    for name in ("push", "change"):
+        values = abs(tokens[name][tokens["answer"] == answer])
+        expected += ((values / values.max()) ** 0.5).tolist()
+    assert shades == pytest.approx(expected, abs=0.006)
+    assert "has no steps and no evaluations" in refusal(
+        analyze.main, [str(write_log(folder.parent / "empty", {}))])
