@@ -461,7 +461,8 @@ def lock(folder: Path) -> typing.IO[str]:
 
 def newest_checkpoint(run: Path) -> Path | None:
     found = sorted(run.glob("checkpoints/step_[0-9]*/trainer/state.safetensors"))
-    return found[-1].parents[1] if found else None
+    models = [path.parents[1] for path in found if (path.parents[1] / "config.json").exists()]
+    return models[-1] if models else None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -493,6 +494,9 @@ def forget_after(run: Path, step: int) -> None:
     for file in run.glob("credit/step_[0-9]*.npz"):
         if int(file.stem[5:]) > step:
             file.unlink()
+    for folder in run.glob("checkpoints/step_[0-9]*"):  # one that has lost a file
+        if int(folder.name[5:]) > step:
+            shutil.rmtree(folder)
 
 
 class Unknown(UserError):

@@ -143,7 +143,7 @@ def test_a_run_of_another_version_is_refused(stopped):
     """A setting that is not on record is not filled in."""
     edit_config(stopped, clip_kind=KeyError, git_commit="d04ab972affb")
     said = run("--resume", stopped, expect=1).stderr
-    assert "config.json lacks the setting clip_kind" in said and "commit d04ab972 wrote it" in said
+    assert "config.json lacks the setting clip_kind" in said and "made by commit d04ab972" in said
 
 
 @pytest.fixture

@@ -60,7 +60,10 @@ def setting_of(run: Run) -> Json:
     names = (*SETTING, *task_flags(run["config"]))
     setting = {name: settings.get(name) for name in names}
     setting["model"] = str(Path(run["config"]["model"]).resolve())
-    setting["held-out problems"] = len(lines[0]["answer"]) if lines else None
+    setting["held-out problems"] = None
+    if lines:  # their digest; older runs have none, but an evaluation shows a few of them
+        titles = [len(lines[0]["answer"]), *(one["problem"] for one in lines[0].get("shown", ()))]
+        setting["held-out problems"] = run["config"].get("held_out_problems", titles)
     return setting
 
 

@@ -140,8 +140,11 @@ def describe(run: Run, tally: Tally | None) -> str:
     """Sentences that say what was trained, how, and what is on record."""
     config = run["config"]
     model = config.get("model", "an unknown model")
-    text = (f"{run['folder']} trained {model} with the weighting {config['mitigation']} and the "
-            f"advantage {config.get('advantage', 'grpo')}, seed {config.get('seed', 0)}.")
+    method = (f"the weighting {config['mitigation']} and the advantage "
+              f"{config.get('advantage', 'grpo')}")
+    if config.get("loss") == "dpo":
+        method = "DPO, on pairs of answers"
+    text = f"{run['folder']} trained {model} with {method}, seed {config.get('seed', 0)}."
     if tally:
         text += (f" It recorded {tally.tokens:,} tokens of {tally.answers.sum():,} answers to "
                  f"{tally.groups:,} problems, in steps {tally.steps[0]} to {tally.steps[-1]}.")

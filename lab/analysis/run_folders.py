@@ -91,6 +91,9 @@ def read_metrics(folder: Path) -> list[Json]:
     return [dict.fromkeys(METRICS) | line for line in read_lines(folder / "metrics.jsonl")]
 
 
+NUMBERS = ("success_low", "success_high", "format_mean", "finished_mean", "length_mean")
+
+
 def read_evaluations(folder: Path) -> list[Json]:
     """The lines of evaluations.jsonl, whose answers are compared problem by problem."""
     path = folder / "evaluations.jsonl"
@@ -104,6 +107,10 @@ def read_evaluations(folder: Path) -> list[Json]:
         if line.get("mode") not in MODES or not isinstance(line.get("success"), int | float):
             raise UserError(f"{path}, line {number}: mode should be {' or '.join(MODES)}, and "
                             "success a number")
+        for name in NUMBERS:
+            if not isinstance(line.get(name), int | float):
+                raise UserError(f"{path}, line {number}: {name} should be a number, and is "
+                                f"{line.get(name)!r:.80}")
     return lines
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.adamw import adamw
 
-from lab.engine.errors import refuse_undefined
+from lab.engine.errors import UserError, refuse_undefined
 
 STATE = ("step", "exp_avg", "exp_avg_sq")  # the tensors that AdamW keeps for each parameter
 
@@ -108,7 +108,11 @@ def load_optimizer_tensors(optimizer: AdamW, parameters: dict[str, nn.Parameter]
         return
     for name, parameter in parameters.items():
         for key in STATE:
-            stored = tensors[f"{key}.{name}"]
+            stored = tensors.get(f"{key}.{name}")
+            wanted = parameter.shape if key != "step" else ()
+            if stored is None or stored.shape != wanted:
+                raise UserError(f"the trainer's state has no {key}.{name} of the shape "
+                                f"{tuple(wanted)}, as it was saved by a run like this")
             if key == "step":
                 optimizer.state[parameter]["step"] = stored.clone().to(parameter.device)
             else:

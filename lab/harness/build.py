@@ -68,7 +68,12 @@ class Parts(NamedTuple):
             names = [name for name in rest if name.startswith(f"{axis}.")]
             state = {name.removeprefix(f"{axis}."): rest.pop(name) for name in names}
             if hasattr(method, "load_state_dict"):
-                method.load_state_dict(state)
+                try:
+                    method.load_state_dict(state)
+                except (KeyError, RuntimeError) as error:
+                    raise UserError("the last checkpoint's state does not fit --"
+                                    f"{axis} {getattr(self.policy.settings, axis)}: "
+                                    f"{type(error).__name__}: {error}") from None
         if self.policy.settings.lora:
             self.put_additions_back(rest)
         if rest and any(f"step.{name}" not in rest for name in self.parameters):

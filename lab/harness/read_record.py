@@ -110,7 +110,7 @@ def opened_credit(path: Path) -> Iterator[Mapping[str, np.ndarray]]:
         with np.load(path, allow_pickle=False) as file:
             yield file
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = getattr(error, "strerror", None) or "it is damaged, or no credit file"
         raise UserError(f"cannot read {path}: {reason}") from None
 
 
@@ -144,6 +144,8 @@ def damages(columns: Columns, step: int) -> Iterator[str]:
     answers, tokens = len(columns["episode_start"]), len(columns["token_id"])
     if not answers or not tokens or not len(columns["prompt_start"]):
         yield "it has no answers"
+    if "own" in columns and not columns["own"].any():
+        yield "its column own says that the model wrote no token"
     for name, values in columns.items():
         length = answers if name in OF_ANSWER or name.startswith("reward") else tokens
         if name not in OF_OTHERS and len(values) != length:

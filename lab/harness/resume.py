@@ -115,8 +115,8 @@ def forget_after(run: Path, step: int) -> None:
     for known in credit_steps(run):
         if known > step:
             remove(credit_path(run, known))
-    for known, folder in checkpoint_folders(run).items():
-        if known > step:  # one that has lost its trainer's state
+    for folder in run.glob("checkpoints/step_*"):  # one that has lost its trainer's state or more
+        if folder.name[5:].isdigit() and int(folder.name[5:]) > step:
             remove(folder)
     for folder in (run, run / "credit", run / "checkpoints"):
         for path in folder.glob(".*.tmp"):

@@ -358,7 +358,7 @@ def written_by(config: Json) -> str:
     if config.get("loss") == "dpo":
         return ": examples/dpo.py wrote it, or an older train.py"
     commit = config.get("git_commit")
-    return f": commit {str(commit)[:8]} wrote it, and has it" if commit else ""
+    return f" (this run was made by commit {str(commit)[:8]})" if commit else ""
 
 
 def is_or_extends(owner: typing.Any, other: typing.Any) -> bool:

@@ -16,6 +16,7 @@ from lab.engine.errors import UserError
 from lab.engine.rollouts import Rollouts
 from lab.harness.record import PART, Json, column_of_part
 from lab.harness.screen import python_command, right_or_wrong, say
+from train import wilson_interval
 
 # Every line has all of these names. An undefined number is null: in a step without an update these
 # are most numbers of the update. Further names are the parts of the reward (reward_format, ...) and
@@ -179,7 +180,10 @@ def print_outcome(path: Path, sampled: Sequence[Json], duration: float, done: in
 def change(before: Json, after: Json) -> str:
     """Success before and after in words, as in
     23.1% (95% interval 21.0% to 25.3%) -> 48.9% (46.4% to 51.5%) of 1,500 held-out problems"""
-    return (f"{before['success']:.1%} (95% interval {before['success_low']:.1%} to "
-            f"{before['success_high']:.1%}) -> {after['success']:.1%} "
-            f"({after['success_low']:.1%} to {after['success_high']:.1%}) of "
-            f"{len(after['answer']):,} held-out problems")
+    parts = []
+    for line in (before, after):
+        low, high = wilson_interval(sum(line["answer"]), len(line["answer"]))
+        parts.append((line["success"], low, high))
+    (start, low, high), (end, end_low, end_high) = parts
+    return (f"{start:.1%} (95% interval {low:.1%} to {high:.1%}) -> {end:.1%} "
+            f"({end_low:.1%} to {end_high:.1%}) of {len(after['answer']):,} held-out problems")
