@@ -120,9 +120,9 @@ def jackknife(statistic: Callable[[NDArray[np.bool_]], float], problem: ArrayLik
 def within(found: Estimate, least: float, most: float) -> Estimate:
     """The estimate with its interval cut at the ends of what is possible, such as 0 and 1 for a
     share. The truth lies between them, so the interval holds it as often as before the cut. The
-    value stays: an estimate may lie beyond them by chance."""
+    value stays: an estimate may lie beyond them by chance, and then the interval reaches to it."""
     low, high = np.clip(found.interval, least, most).tolist()
-    return replace(found, low=low, high=high)
+    return replace(found, low=min(low, found.value), high=max(high, found.value))
 
 
 def holm(p: list[float]) -> list[float]:

@@ -150,6 +150,8 @@ def flags_of_model(args: SimpleNamespace) -> dict:
         chosen["config"] = str(run / "config.json")
     if vars(args).get("config"):
         chosen["config"] = args.config
+    if vars(args).get("task"):
+        chosen["task"] = args.task
     return {**chosen, "temperature": 1.0}
 
 

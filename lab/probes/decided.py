@@ -125,8 +125,8 @@ def decided_table(tokens: TokenTable, partition: str) -> Table:
         partition, title, by_row(formats, rows), decided_in_words(rows),
         ["The share they decide is a share of the sum of squared credits. It can be negative by "
          "chance, because a squared credit is the product of two estimates. Its interval is cut "
-         "at 0 and 1. The share of plain GRPO's gradient is a share of the sum of abs(A) s, the "
-         "sizes of the tokens' gradients at the logits"],
+         "at 0 and 1, or reaches to the share itself. The share of plain GRPO's gradient is a "
+         "share of the sum of abs(A) s, the sizes of the tokens' gradients at the logits"],
         {"tokens": "number of tokens", "of all": "share of all tokens",
          "decided": f"the share they decide{WITH_INTERVAL}",
          "gradient": f"share of plain GRPO's gradient{WITH_INTERVAL}"})

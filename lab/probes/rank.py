@@ -68,6 +68,8 @@ GROUP_SIZES = (2, 4, 8, 16)
 COLUMNS_AT_ONCE = 2 ** 15  # of more of them float32 loses the last digits
 FLAGS = {
     **MODEL_FLAGS,
+    "task": Flag(None, "the task, as --task of train.py; by default that of the run that the model "
+                 "lies in, or Countdown"),
     "questions": Flag(12, "number of problems, each with matrices of its own", least=1,
                       most=10_000),
     "answers": Flag(16, "answers to each problem. Groups are the first 2, 4, 8 and 16 of them",
@@ -298,6 +300,12 @@ def main_size(found: FoundRanks) -> int:
     return max(R for _, _, R in found if R <= MAIN)
 
 
+def in_words(found: Estimate) -> str:
+    """2.08 (1.92 to 2.24): with its 95% interval, if there is more than one problem."""
+    interval = f" ({found.low:.2f} to {found.high:.2f})" if np.isfinite(found.low) else ""
+    return f"{found.value:.2f}{interval}"
+
+
 def ranks_by_size(found: FoundRanks) -> Table:
     """The ranks with the z-score, by the size of the group."""
     sizes, main = sorted({R for _, _, R in found}), main_size(found)
@@ -311,10 +319,10 @@ def ranks_by_size(found: FoundRanks) -> Table:
                 row.append(estimate if R == main else estimate.value)
             rows.append([*row, ones.value])
             if rank in ("entropy", "stable"):
-                by_size = ", ".join(f"{e.value:.2f} in groups of {R}"
+                by_size = ", ".join(f"{in_words(e)} in groups of {R}"
                                     for R, e in zip(sizes, of_size))
                 sentences.append(f"The {rank} rank of {matrix} is {by_size} answers. With all "
-                                 f"advantages 1 it is {ones.value:.2f} in groups of {main}.")
+                                 f"advantages 1 it is {in_words(ones)} in groups of {main}.")
     formats = {"rank": "", **{f"R={R}": ".2f" for R in sizes}, ONES: ".2f"}
     problems = len(found["A", Z, main])
     return Table("sizes", "The rank of the gradient with z-scores as advantages, by the size R of "
@@ -339,7 +347,7 @@ def ranks_by_advantage(found: FoundRanks) -> Table:
             entropy = mean_rank(found, matrix, arm, R, "entropy")
             stable = mean_rank(found, matrix, arm, R, "stable")
             row += [entropy.value, stable.value, change]
-            if arm in (PLANTED, CRITIC):
+            if arm in (PLANTED, CRITIC) and np.isfinite(change.low):
                 sentences.append(f"With {arm}, the entropy rank of {matrix} differs by "
                                  f"{change.value:+.2f} (95% interval {change.low:+.2f} to "
                                  f"{change.high:+.2f}) from that with the z-score.")

@@ -29,6 +29,8 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from lab.analysis.shares import jackknife_of_sums
+from lab.analysis.statistics import Estimate, estimate
 from lab.analysis.tables import Row, Table, by_row
 from lab.engine.errors import UserError
 from lab.engine.forward import micro_batches, response_log_probs
@@ -44,6 +46,7 @@ FLAGS = {
     **{name: flag for name, flag in MODEL_FLAGS.items() if name != "model"},
     "questions": Flag(32, "number of problems, the same at every checkpoint", least=2, most=10_000),
     "answers": Flag(16, "answers to each problem", least=2, most=1000)}
+Sums = dict[str, tuple[np.ndarray, np.ndarray]]  # by measure
 CONFIDENT = 0.99
 MEASURED = ("success", "groups without spread", "of success alone", "p > 0.99", "1 - sum p^2",
             "Hoyer, GRPO", "Hoyer, log-probs")
@@ -62,17 +65,23 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
                         "answers say nothing of them")
     progress = Progress(checkpoints=len(models))
     rows: list[Row] = []
+    of_groups: list[list[bool]] = []
+    of_tokens: list[Sums] = []
     before = 0
     for number, (step, model) in enumerate(models.items()):
         progress("checkpoints", number / len(models))
         policy = policy_from_flags(SimpleNamespace(**{**vars(args), "model": str(model)}))
         rollouts = sample_batch(policy, args.questions, args.answers)
         success, *others = of_checkpoint(policy, rollouts, R)
-        rows.append([step, success, share_without_spread(run, before, step), *others])
+        of_groups.append(without_spread(run, before, step))
+        of_tokens.append(sums_of_problems(rollouts))
+        share = float(np.mean(of_groups[-1])) if of_groups[-1] else None
+        rows.append([step, success, share, *others])
         before = step
     intro = [f"{run} has groups of {R} answers. At each of its checkpoints, {args.questions} "
              f"problems x {args.answers} answers were sampled."]
-    return Findings("Does the gradient become sparse?", intro, [steps_table(rows)])
+    return Findings("Does the gradient become sparse?", intro,
+                    [steps_table(rows, changes(of_groups, of_tokens))])
 
 
 def checkpoints(run: Path) -> dict[int, Path]:
@@ -86,8 +95,8 @@ def checkpoints(run: Path) -> dict[int, Path]:
     return found
 
 
-def share_without_spread(run: Path, after: int, until: int) -> float | None:
-    """The share of groups without spread in the credit files of these steps."""
+def without_spread(run: Path, after: int, until: int) -> list[bool]:
+    """Of each group in the credit files of these steps whether it is without spread."""
     flat: list[bool] = []
     for step in credit_steps(run):
         if not after < step <= until:
@@ -96,7 +105,34 @@ def share_without_spread(run: Path, after: int, until: int) -> float | None:
         for group in np.unique(columns["group"]):
             reward = columns["reward"][columns["group"] == group]
             flat.append(bool(reward.max() == reward.min()))
-    return float(np.mean(flat)) if flat else None
+    return flat
+
+
+def sums_of_problems(rollouts: Rollouts) -> Sums:
+    """For each measure of tokens its sum over those of each problem, and the number of these."""
+    problem = rollouts.group[:, None].expand_as(rollouts.mask)[rollouts.mask].cpu().numpy()
+    confident = rollouts.log_prob[rollouts.mask].exp() > CONFIDENT
+    found = {"p > 0.99": confident, "1 - sum p^2": 1 - rollouts.collision[rollouts.mask]}
+    return {name: (np.bincount(problem, values.double().cpu().numpy()), np.bincount(problem))
+            for name, values in found.items()}
+
+
+def changes(of_groups: list[list[bool]], of_tokens: list[Sums]) -> dict[str, Estimate]:
+    """How far each measure changed from the first checkpoint to the last, with its interval: over
+    groups, or over the problems, which are the same at each checkpoint. Hoyer's sparsity is one
+    number of one gradient, so it has no interval."""
+    found = {}
+    known = [np.array(flat, float) for flat in of_groups if flat]
+    if len(known) > 1 and min(len(known[0]), len(known[-1])) > 1:
+        first, last = known[0], known[-1]
+        error = np.sqrt(first.var(ddof=1) / len(first) + last.var(ddof=1) / len(last))
+        found["groups without spread"] = estimate(last.mean() - first.mean(), error,
+                                                  len(first) + len(last) - 2)
+    for name, first in of_tokens[0].items():
+        sums = [*first, *of_tokens[-1][name]]
+        found[name] = jackknife_of_sums(np.arange(len(sums[0])), sums,
+                                        lambda x: float(x[2] / x[3] - x[0] / x[1]))
+    return found
 
 
 def of_checkpoint(policy: Policy, rollouts: Rollouts, R: int) -> list[float]:
@@ -124,6 +160,17 @@ def hoyer_of_gradient(policy: Policy, rollouts: Rollouts) -> float:
     return hoyer([p.grad for p in parameters if p.grad is not None])
 
 
+def verdict(change: Estimate | None, sign: int) -> str:
+    """The end of a sentence: whether the gradient became sparser, if the interval says it."""
+    if change is None or not np.isfinite(change.low):
+        return ", which has no interval"
+    interval = f" (by {change.value:+.3f}, 95% interval {change.low:+.3f} to {change.high:+.3f})"
+    if change.low <= 0 <= change.high:
+        return f"{interval}: no difference is seen"
+    is_sparser = sign * change.value > 0
+    return f"{interval}, so by this measure it became {'sparser' if is_sparser else 'less sparse'}"
+
+
 def hoyer(parts: list[torch.Tensor]) -> float:
     n = sum(part.numel() for part in parts)
     l1 = sum(part.abs().sum(dtype=torch.float64).item() for part in parts)
@@ -133,16 +180,14 @@ def hoyer(parts: list[torch.Tensor]) -> float:
     return (n ** 0.5 - l1 / l2) / (n ** 0.5 - 1)
 
 
-def steps_table(rows: list[Row]) -> Table:
+def steps_table(rows: list[Row], changed: dict[str, Estimate]) -> Table:
     columns = dict(zip(("step", *MEASURED), zip(*rows)))
     sentences = []
     for name, (in_words, sign) in SPARSER.items():
         known = [value for value in columns[name] if value is not None]
         if len(known) > 1:
-            is_sparser = sign * (known[-1] - known[0]) > 0
-            sentences.append(f"{in_words} went from {known[0]:.3f} to {known[-1]:.3f}, so by "
-                             "this measure the gradient became "
-                             f"{'sparser' if is_sparser else 'no sparser'}.")
+            sentences.append(f"{in_words} went from {known[0]:.3f} to {known[-1]:.3f}"
+                             f"{verdict(changed.get(name), sign)}.")
     of_success = columns["of success alone"]
     sentences.append("The share of groups without spread that follows from the success rate alone "
                      f"went from {of_success[0]:.3f} to {of_success[-1]:.3f}.")

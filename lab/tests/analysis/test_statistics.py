@@ -100,7 +100,8 @@ def test_a_jackknife_by_hand():
 
 
 def test_an_interval_is_cut_at_what_is_possible():
-    assert within(Estimate(1.02, -0.5, 1.5, p=0.1), 0, 1) == Estimate(1.02, 0.0, 1.0, p=0.1)
+    assert within(Estimate(1.02, -0.5, 1.5, p=0.1), 0, 1) == Estimate(1.02, 0.0, 1.02, p=0.1)
+    assert within(Estimate(-0.05, -0.5, 0.5), 0, 1).interval == (-0.05, 0.5)
     assert within(Estimate(0.5, 0.25, 0.75), 0, 1).interval == (0.25, 0.75)
 
 

@@ -14,6 +14,7 @@ from lab.engine.forward import response_log_probs
 from lab.engine.tokens import NUMBER, WORD
 from lab.__main__ import main
 from lab.probes import rank
+from lab.probes.common import flags_of_model
 from lab.probes.rank import (
     CRITIC, MEASURED, NO_BASELINE, ONES, PLANTED, Z, add_ranks, advantages_of, energy_rank,
     gradients_of_answers, gram, matrix_of, parameter_parts, part_count, planted, ranks_by_advantage,
@@ -117,9 +118,13 @@ def test_groups_without_spread_are_left_out_and_tables_say_what_is_there():
     eye = torch.eye(4, dtype=torch.float64)
     rows = dict.fromkeys((ONES, PLANTED, CRITIC), torch.eye(4)[:, None])
     alike = torch.ones(4, 4, dtype=torch.float64)  # a critic that makes all rows one
-    for _ in range(2):
-        add_ranks(batch, {ONES: eye, PLANTED: 4 * eye, CRITIC: alike}, rows, found)
+    add_ranks(batch, {ONES: eye, PLANTED: 4 * eye, CRITIC: alike}, rows, found)
+    # one problem has no interval, and so there is no sentence about a difference
+    assert "The stable rank of A is 4.00 in groups of 4 answers" in ranks_by_size(found).finding
+    assert not ranks_by_advantage(found).finding
+    add_ranks(batch, {ONES: eye, PLANTED: 4 * eye, CRITIC: alike}, rows, found)
     assert ("A", Z, 2) not in found
+    assert "The stable rank of A is 4.00 (4.00 to 4.00) in" in ranks_by_size(found).finding
     assert found["A", Z, 4][0]["entropy"] == pytest.approx(4)
     assert found["B", Z, 4][0]["entropy"] == pytest.approx(1)  # one row
     sizes = {row[0]: row[1].value for row in ranks_by_size(found).rows}
@@ -129,6 +134,13 @@ def test_groups_without_spread_are_left_out_and_tables_say_what_is_there():
     said = ranks_by_advantage(found).finding
     assert ("With a critic (gae), the entropy rank of A differs by -3.00 (95% interval -3.00 to "
             "-3.00) from that with the z-score.") in said
+
+
+def test_another_task_may_be_asked_about():
+    flags = {name: flag.default for name, flag in rank.FLAGS.items()}
+    asked = flags_of_model(SimpleNamespace(**flags | {"task": "examples.own_reward"}))
+    assert asked["task"] == "examples.own_reward"
+    assert "task" not in flags_of_model(SimpleNamespace(**flags))
 
 
 def test_a_run(tmp_path, learner, capsys):

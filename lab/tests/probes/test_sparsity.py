@@ -6,12 +6,14 @@ import shutil
 
 import pytest
 import torch
-from conftest import credit_columns, gradients, spoken, write_log
+from conftest import credit_columns, gradients, hand_made, spoken, write_log
 
+from lab.analysis.statistics import Estimate
 from lab.engine.errors import UserError
 from lab.engine.forward import response_log_probs
 from lab.__main__ import main
-from lab.probes.sparsity import hoyer, hoyer_of_gradient, of_checkpoint, share_without_spread
+from lab.probes.sparsity import (changes, hoyer, hoyer_of_gradient, of_checkpoint,
+                                 sums_of_problems, verdict, without_spread)
 
 
 def test_hoyer_by_hand():
@@ -52,9 +54,30 @@ def test_groups_without_spread_are_counted_since_the_checkpoint_before(tmp_path)
     one, both = (credit_columns([1] * 4, [0, 0, 1, 1], reward=reward)
                  for reward in ([1, 1, 0, 1], [1, 1, 0, 0]))
     run = write_log(tmp_path / "run", {1: one, 2: both, 3: one})
-    assert share_without_spread(run, 0, 1) == 0.5 and share_without_spread(run, 1, 2) == 1
-    assert share_without_spread(run, 0, 3) == pytest.approx(2 / 3)
-    assert share_without_spread(run, 3, 9) is None
+    assert without_spread(run, 0, 1) == [True, False] and all(without_spread(run, 1, 2))
+    assert sum(without_spread(run, 0, 3)) == 4 and len(without_spread(run, 0, 3)) == 6
+    assert without_spread(run, 3, 9) == []
+
+
+def test_a_change_has_an_interval_over_problems_or_groups_and_a_verdict_follows_from_it():
+    """One token a problem: 0 0 1 0 and then 1 0 1 1, paired by problem. Groups: 1 of 4 and 3 of 4,
+    by the two variances."""
+    def tokens(values):
+        return hand_made([[True]] * 4, group=torch.arange(4),
+                         collision=1 - torch.tensor(values)[:, None])
+
+    found = changes([[], [True, False, False, False], [True, True, True, False]],
+                    [sums_of_problems(tokens(values)) for values in ([0., 0, 1, 0], [1., 0, 1, 1])])
+    of_tokens, of_groups = found["1 - sum p^2"], found["groups without spread"]
+    half = 3.182446 * math.sqrt((2 * 0.25 + 2 * 0.25) / 3 / 4)  # t of 3 degrees of freedom
+    assert (of_tokens.value, of_tokens.high) == pytest.approx((0.5, 0.5 + half), abs=1e-3)
+    half = 2.446912 * math.sqrt(2 * 0.25 / 4)  # t of 6
+    assert (of_groups.value, of_groups.high) == pytest.approx((0.5, 0.5 + half), abs=1e-3)
+    assert "Hoyer, GRPO" not in found and verdict(None, 1) == ", which has no interval"
+    assert verdict(Estimate(0.001, -0.01, 0.012), 1).endswith("no difference is seen")
+    for value, sign, word in ((0.2, 1, "sparser"), (-0.2, 1, "less sparse"), (-0.2, -1, "sparser")):
+        said = verdict(Estimate(value, value - 0.1, value + 0.1), sign)
+        assert said.endswith(f"became {word}") and f"(by {value:+.3f}, 95% interval" in said
 
 
 def test_a_run_and_those_that_are_refused(tmp_path, learner, capsys):
