@@ -315,6 +315,8 @@ def update(run: Trainer, rollouts: Rollouts, weight: Tensor) -> tuple[Metrics, d
         metrics["skipped"] = ("no token has both a weight and an advantage"
                               if rollouts.advantage.any() else
                               "every group's answers had equal rewards")
+        if not rollouts.finished.any():
+            metrics["skipped"] += ", and none was finished within --max_new_tokens"
         return metrics, columns
     reference = frozen_log_probs(run.reference, rollouts, s.micro_batch) if run.reference else None
 

@@ -32,7 +32,8 @@ An answer is everything that was generated; its answer section is the part betwe
 import copy
 import inspect
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -153,36 +154,41 @@ def random(rollouts: Rollouts) -> Tensor:
     return torch.tensor(noise, dtype=torch.float32, device=rollouts.mask.device)
 
 
-def credit_of(function: Method, rollouts: Rollouts, **keywords: Any) -> Tensor:
-    """What a weighting or an advantage returns, checked: (B, T), finite, and 0 beyond the mask.
+def credit_of(function: Method, rollouts: Rollouts, is_asked_twice: bool, /, **keywords: Any
+              ) -> Tensor:
+    """What a weighting or an advantage returns, checked: (B, T), finite, and 0 beyond the mask. If
+    it is asked twice with the same random numbers, it should return the same: otherwise a run could
+    be neither repeated nor resumed.
 
     The function gets a copy of the batch, so what it changes in place has no effect elsewhere; only
     the random generator is the batch's own, so that the next method draws other numbers."""
-    batch = copy.deepcopy(rollouts, {id(rollouts.generator): rollouts.generator})
+    state, found = rollouts.generator.get_state(), []
+    for _ in range(1 + is_asked_twice):
+        rollouts.generator.set_state(state)
+        batch = copy.deepcopy(rollouts, {id(rollouts.generator): rollouts.generator})
+        with errors_of(function):
+            values = function(batch, **keywords)
+        found.append(checked(values, rollouts, place_of(function)))
+    if not torch.equal(found[0], found[-1]):
+        raise UserError(f"{place_of(function)} was asked twice about the same batch, and returned "
+                        "other values: it keeps something from call to call, which a resumed run "
+                        "would forget, or draws random numbers not from rollouts.generator")
+    return found[0]
+
+
+@contextmanager
+def errors_of(function: Callable[..., Any]) -> Iterator[None]:
+    """Tell an error in a function of somebody's own with the line that raised it."""
     try:
-        values = function(batch, **keywords)
+        yield
     except Exception as error:
         file = inspect.getsourcefile(function)
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
                  if frame.filename == file]
         raise UserError(f"{place_of(function, lines)}: {type(error).__name__}: {error}") from error
-    return checked(values, rollouts, place_of(function))
 
 
-def asked_twice(ask: Callable[[Rollouts], Tensor], rollouts: Rollouts, name: str) -> Tensor:
-    """What a method returns, if it returns the same again for the same batch and random numbers.
-    Otherwise a run could be neither repeated nor resumed."""
-    state = rollouts.generator.get_state()
-    values = ask(rollouts)
-    rollouts.generator.set_state(state)
-    if not torch.equal(ask(rollouts), values):
-        raise UserError(f"{name} was asked twice about the same batch, and returned other values: "
-                        "it keeps something from call to call, which a resumed run would forget, "
-                        "or draws random numbers that are not from rollouts.generator")
-    return values
-
-
-def place_of(function: Method, lines: Sequence[int | None] = ()) -> str:
+def place_of(function: Callable[..., Any], lines: Sequence[int | None] = ()) -> str:
     """A function with its file and line, as "my_idea (mitigations.py:57)"; of several `lines` that
     an error went through, the last one."""
     file = Path(inspect.getsourcefile(function) or "").name

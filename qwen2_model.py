@@ -206,6 +206,10 @@ def read_config(folder: Path) -> ModelConfig:
     if not folder.is_dir():
         raise UserError(f"there is no model folder {folder}. To get a model of Qwen: hf download "
                         f"Qwen/{folder.name} --local-dir models/{folder.name}")
+    if not (folder / "config.json").exists():
+        inside = ", ".join(sorted(str(path.parent) for path in folder.glob("*/config.json")))
+        raise UserError(f"{folder} is no model folder: it has no config.json. Model folders in it: "
+                        f"{inside or 'none'}")
     raw = read_json(folder / "config.json")
     kind = raw.get("model_type")
     if kind not in ("qwen2", "qwen3"):

@@ -31,7 +31,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +41,11 @@ from torch import Tensor
 
 from countdown_task import END_OF_TURN, Problem, Task, option
 from grpo import ADVANTAGES, TWICE, AdamW, Metrics, Rollouts, update, update_with_change
-from mitigations import MITIGATIONS, asked_twice, credit_of, place_of, rescaled_weight
+from mitigations import MITIGATIONS, credit_of, errors_of, place_of, rescaled_weight
 from qwen2_model import (UserError, generate, load_model, load_tokenizer, read_json,
                          read_tensors, save_model, spelling)
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).resolve().parent
 AXES: dict[str, dict[str, Any]] = {  # what is chosen by name, and may have flags of its own
     "task": {"countdown_task": Task}, "mitigation": MITIGATIONS, "advantage": ADVANTAGES}
 # what config.json has beside the settings
@@ -101,7 +100,7 @@ class Settings:
         flags = [name + Path(str(value)).name for name, value in self.typed.items()
                  if name not in unnamed]
         name = "-".join([self.mitigation, self.advantage, *flags, f"s{self.seed}"])
-        return Path("runs") / re.sub(r"[^\w.+-]", "_", name)
+        return from_here("runs") / re.sub(r"[^\w.+-]", "_", name)
 
     def keywords_of(self, function: Any) -> dict[str, Any]:
         return {name: self.keywords[name] for name in flags_of(function)}
@@ -155,20 +154,20 @@ class Run:
         except ValueError as error:
             raise UserError(str(error)) from None
         for problem in problems:
-            self.encode(self.task.prompt_for(problem))
+            with errors_of(self.task.prompt_for):
+                prompt = self.task.prompt_for(problem)
+            self.encode(prompt)
 
     def method(self, function: Callable[..., Tensor]) -> Callable[[Rollouts], Tensor]:
         """A weighting or an advantage, with the values of its flags. It is asked twice in the first
         two steps and at checkpoints."""
-        s = self.settings
-        ask: Callable[[Rollouts], Tensor] = partial(credit_of, function, **s.keywords_of(function))
+        s, keywords = self.settings, self.settings.keywords_of(function)
 
-        def asked(rollouts: Rollouts) -> Tensor:
+        def credit(rollouts: Rollouts) -> Tensor:
             is_saved = s.checkpoint_every and rollouts.step % s.checkpoint_every == 0
-            if is_saved or rollouts.step <= self.done + 2:
-                return asked_twice(ask, rollouts, place_of(function))
-            return ask(rollouts)
-        return asked
+            return credit_of(function, rollouts, bool(is_saved or rollouts.step <= self.done + 2),
+                             **keywords)
+        return credit
 
     def steps(self) -> Iterator[int]:
         return iter(range(self.done + 1, self.settings.steps + 1))
@@ -195,7 +194,8 @@ class Run:
             ids = sampled.ids[row, :length].tolist()
             texts.append([spelling(self.tokenizer, token) for token in ids])
             answered.append(self.tokenizer.decode(ids, skip_special_tokens=False))
-            scores.append(self.task.score(problems[row // answers], answered[row]))
+            with errors_of(self.task.score):
+                scores.append(self.task.score(problems[row // answers], answered[row]))
             codes = torch.tensor(self.task.label(texts[row]), dtype=torch.uint8)
             section[row, :length], kind[row, :length] = codes
         return Rollouts(problems, prompts, group, **sampled._asdict(), texts=texts,
@@ -317,9 +317,8 @@ class Run:
             f"{line['finished']:10.1%}{line['entropy']:9.3f}  "
             f"{'  skipped' if norm is None else f'{norm:9.3f}'}"
             f"{line['tokens'] / line['seconds']:10.0f}{left / 60:7.0f}:{left % 60:02.0f}")
-        for note in (line["skipped"], line["weight_note"]):
-            if note:
-                say(f"          {note}")
+        if note := line["skipped"] or line["weight_note"]:
+            say(f"          {note}")
 
     def log_evaluation(self, line: dict[str, Any], seconds: float) -> None:
         append(self.folder / "evaluations.jsonl", line)
@@ -343,7 +342,7 @@ class Run:
                 f"({after['success_low']:.1%} to {after['success_high']:.1%}) of "
                 f"{len(after['answer']):,} held-out problems")
         say(f"  {took // 60:.0f} min {took % 60:02.0f} s, {memory:.2f} GB of memory\n"
-            f"python analyze.py {self.folder}  makes tables, pictures and a page")
+            f"python {from_here('analyze.py')} {self.folder}  makes tables, pictures and a page")
 
 
 class Clock:
@@ -508,6 +507,12 @@ class Parser(argparse.ArgumentParser):
         raise UserError(message)
 
 
+def from_here(name: str) -> Path:
+    """A path in this project, as it is typed in one of its folders; elsewhere the name itself."""
+    is_inside = Path.cwd().is_relative_to(HERE)
+    return Path(os.path.relpath(HERE / name)) if is_inside else Path(name)
+
+
 def find(name: str) -> Path:
     """A folder as it was typed, or the one of that name that ships with the project."""
     return HERE / name if (HERE / name).exists() and not Path(name).exists() else Path(name)
@@ -592,6 +597,14 @@ def parse(argv: list[str], flags: dict[str, Any], saved: dict[str, Any], about: 
     return typed, unknown, parser.format_help()
 
 
+def recipe_in(file: Path) -> dict[str, Any]:
+    """The settings that suit a model. They may neither name another one nor a folder."""
+    recipe = read_json(file) if file.exists() else {}
+    if wrong := recipe.keys() & {"model", "out"}:
+        raise UserError(f"{file} sets {min(wrong)}, which the recipe of a model may not")
+    return recipe
+
+
 def read_settings(argv: list[str]) -> tuple[Settings, bool]:
     """The settings of a command line, and whether it is of a run that is resumed."""
     argv = [re.sub("^--[a-z-]+", lambda found: "--" + found[0][2:].replace("-", "_"), word)
@@ -606,7 +619,7 @@ def read_settings(argv: list[str]) -> tuple[Settings, bool]:
             raise UserError(f"{resume} is not the folder of a run")
     else:
         file = find(chosen.get("model", Settings.model)) / "recipe.json"  # what suits the model
-        saved = read_json(file) if file.exists() else {}
+        saved = recipe_in(file)
     flags, about = flags_known(saved | chosen)
     if beyond := saved.keys() - flags.keys() - NOT_SETTINGS:
         raise Unknown(f"{file} has a setting {min(beyond)}, which is none of these: "

@@ -35,7 +35,11 @@ from typing import Any
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # new memory for tensors in larger pages
 
-from safetensors import SafetensorError
+try:
+    import torch  # noqa: F401
+    from safetensors import SafetensorError
+except ModuleNotFoundError as error:
+    sys.exit(f"train.py: {error}. To install what it needs: pip install -r requirements.txt")
 
 from grpo import Metrics, Rollouts
 from qwen2_model import UserError

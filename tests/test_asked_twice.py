@@ -13,7 +13,7 @@ import torch
 from conftest import StateIdea, put_in, refusal
 from lab.credit.critic import Trained
 from lab.engine.methods import make, refuse_other_values
-from mitigations import asked_twice
+from mitigations import credit_of
 from run import Run
 from runs import SHORT, lines, run
 
@@ -100,11 +100,11 @@ def in_two_steps(ask, rollouts):
 def test_a_function_that_keeps_or_draws_is_told_in_its_first_two_steps(form, rollouts):
     """In the book, and in the lab."""
     idea = FUNCTIONS[form]()
-    said = refusal(in_two_steps, lambda batch: asked_twice(idea, batch, "mine (a.py:3)"),
-                   rollouts)
-    assert said == ("mine (a.py:3) was asked twice about the same batch, and returned other "
-                    "values: it keeps something from call to call, which a resumed run would "
-                    "forget, or draws random numbers that are not from rollouts.generator")
+    said = refusal(in_two_steps, lambda batch: credit_of(idea, batch, True), rollouts)
+    assert "(test_asked_twice.py:" in said and said.endswith(
+        ") was asked twice about the same batch, and returned other values: it keeps something "
+        "from call to call, which a resumed run would forget, or draws random numbers not from "
+        "rollouts.generator")
     method = make(FUNCTIONS[form](), {}, None)
 
     def step(batch):
@@ -237,7 +237,7 @@ def test_random_numbers_may_come_from_the_batch(rollouts):
             return torch.rand(batch.mask.shape)
 
     state = rollouts.generator.get_state()
-    asked_twice(mine, rollouts, "mine")
+    credit_of(mine, rollouts, True)
     assert not torch.equal(rollouts.generator.get_state(), state)  # the next method draws others
     refuse_other_values(make(mine, {}, None), lambda: make(mine, {}, None), "mine", rollouts, None)
 

@@ -7,12 +7,15 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from conftest import ROOT
+from conftest import ROOT, refusal
 from golden import ANY, COMMON
+from lab.harness.settings import make_settings
+from run import Settings, recipe_in
 from runs import arrays, lines
 
 BOOK = ("countdown_task", "qwen2_model", "grpo", "mitigations", "train", "run", "analyze")
@@ -235,6 +238,7 @@ SCORES = {  # what a reward of one's own returns, and what the one line says of 
     "1.0": "should return a dict with reward, format and answer",
     "{'reward': float('nan'), 'format': form, 'answer': right}": "each with a finite number",
     "{'reward': None, 'format': form, 'answer': right}": "each with a finite number",
+    "{'reward': 1 / 0}": "score (countdown_task.py:",
 }
 
 
@@ -248,6 +252,31 @@ def test_a_reward_of_ones_own(tmp_path):
     for (code, said), sentence in zip(typed(commands), SCORES.values(), strict=True):
         assert code == bool(sentence) and "Traceback" not in said
         assert (sentence or "") in said.splitlines()[-1]
+
+
+def test_without_torch_the_way_out_is_told():
+    said = python("-c", "import runpy, sys; sys.modules['torch'] = None\n"
+                  "runpy.run_path('train.py', run_name='__main__')", cwd=ROOT, code=1)
+    assert said.count("\n") == 1 and said.startswith("train.py: ")
+    assert "pip install -r requirements.txt" in said
+
+
+def test_a_recipe_names_neither_a_model_nor_a_folder(tmp_path):
+    for name in ("model", "out"):
+        (tmp_path / "recipe.json").write_text(json.dumps({"steps": 1, name: "elsewhere"}))
+        assert f"sets {name}, which the recipe" in refusal(recipe_in, tmp_path / "recipe.json")
+        said = refusal(make_settings, {"model": str(tmp_path)})
+        assert f"sets {name}, which the recipe" in said
+    assert recipe_in(tmp_path / "none.json") == {}
+
+
+def test_a_run_lies_in_the_project_from_wherever_in_it_the_command_is_typed(tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT / "docs")
+    assert Settings().folder == make_settings({}).folder == Path("../runs/none-grpo-s0")
+    monkeypatch.chdir(ROOT)
+    assert Settings().folder == Path("runs/none-grpo-s0")
+    monkeypatch.chdir(tmp_path)
+    assert Settings().folder == Path("runs/none-grpo-s0")
 
 
 def test_a_record_with_a_hole_or_without_its_checkpoints_is_refused(alone):
@@ -280,6 +309,7 @@ WRONG = {  # what is typed, and what the one line says
     "--max_number 5000": "cannot spell the prompt",
     "--max_new_tokens 5000": "the model takes 1024 tokens",
     "--model nowhere": "there is no model folder nowhere",
+    "--model models": "Model folders in it: models/tiny",
     "--resume models/tiny": "is not the folder of a run",
     "--resume nowhere": "there is no nowhere/config.json",
     "--mitigation none --think_discount 0.3": "unknown flag --think_discount",

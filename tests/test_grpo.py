@@ -284,6 +284,9 @@ def test_a_batch_where_nothing_is_left_is_skipped_and_said(small_model, rollouts
     for changed, weight, said in (
             ({"advantage": zeros}, None,
              "every group's answers had equal rewards"),
+            ({"advantage": zeros, "finished": zeros[:, 0].bool()}, None,
+             "every group's answers had equal rewards, and none was finished within "
+             "--max_new_tokens"),
             ({}, elsewhere, "no token has both a weight and an advantage"),
             ({"mask": zeros.bool()}, None, "no answer was finished")):
         model, result = run_update(small_model, dataclasses.replace(rollouts, **changed), weight)

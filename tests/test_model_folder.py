@@ -1,5 +1,6 @@
 """Model folders that are damaged, foreign or silly: one sentence, before memory is taken."""
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -111,6 +112,12 @@ def test_files_of_weights_that_are_cut_off_or_missing_are_named(folder):
     index = folder / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {NORM: "c.safetensors"}}))
     assert "c.safetensors cannot be read" in refused(folder)
+    index.write_text(json.dumps({"weight_map": {NORM: "../c.safetensors"}}))
+    assert "names '../c.safetensors', which is not in its folder" in refused(folder)
+    (folder.parent / "several").mkdir()
+    shutil.copytree(folder, folder.parent / "several/a")
+    assert refused(folder.parent / "several").endswith("Model folders in it: "
+                                                       f"{folder.parent / 'several/a'}")
     assert "there is no model folder" in refused(folder / "elsewhere")
     near = folder.with_name(folder.name + "x")
     near.with_name(near.name + "y").write_text("")  # a file is no folder

@@ -312,6 +312,14 @@ def test_a_forgotten_decorator_is_named(monkeypatch):
     assert "The function" not in refusal(settings_of, ["--mitigation", "my_other_idea"])
 
 
+@pytest.mark.parametrize("axis, name, other", [
+    ("mitigation", "rloo", "an --advantage"), ("mitigation", "gae", "an --advantage"),
+    ("mitigation", "span", "an --advantage"), ("advantage", "entropy_masking", "a --mitigation"),
+    ("advantage", "taco", "a --mitigation"), ("advantage", "none", "a --mitigation")])
+def test_a_method_of_the_other_flag_is_told_so(axis, name, other):
+    assert refusal(settings_of, [f"--{axis}", name]) == f"--{axis} {name} is {other}"
+
+
 def test_a_flag_that_stands_before_the_star_is_refused(monkeypatch):
     """It would keep its default, whatever is typed."""
     def no_star(rollouts, strength: float = 1.0):

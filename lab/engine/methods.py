@@ -95,6 +95,11 @@ NEVER_RESCALED: set[str] = set()  # weightings whose scale matters
 WHOLE_ANSWERS = {"grpo", "dr_grpo", "rloo", "batch_mean"}
 
 
+def axis_of(name: str) -> str:
+    """The flag that chooses the method of this name; an empty text if there is none."""
+    return next((axis for axis, choices in METHODS.items() if name in choices), "")
+
+
 def without_decorator(name: str) -> str:
     """A sentence about a function of this name that is no choice, because the decorator above it
     was forgotten; an empty one if there is no such function beside the choices."""

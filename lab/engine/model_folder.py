@@ -77,11 +77,20 @@ def how_to_get(folder: Path) -> str:
     return "docs/real_models.md says how to get one"
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """Read config.json and generation_config.json, and check each value."""
+def refuse_no_model(folder: Path) -> None:
+    """Raise if there is no model in this folder, and name those that lie in folders below it."""
     if not folder.is_dir():
         raise UserError(f"there is no model folder {folder}{did_you_mean(folder)} "
                         f"({how_to_get(folder)})")
+    if not (folder / "config.json").exists():
+        found = ", ".join(sorted(str(path.parent) for path in folder.glob("*/config.json")))
+        raise UserError(f"{folder} is no model folder: it has no config.json. Model folders in it: "
+                        f"{found or 'none'}")
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Read config.json and generation_config.json, and check each value."""
+    refuse_no_model(folder)
     path = folder / "config.json"
     raw = read_json(path)
     model_type = raw.get("model_type")
@@ -174,7 +183,11 @@ def weight_files(folder: Path) -> list[Path]:
     if index.exists():
         named = read_json(index).get("weight_map")
         if isinstance(named, dict) and all(isinstance(name, str) for name in named.values()):
-            return [folder / name for name in sorted(set(named.values()))]
+            names = sorted(set(named.values()))
+            for name in names:
+                if Path(name).name != name:
+                    raise UserError(f"{index} names {name!r:.80}, which is not in its folder")
+            return [folder / name for name in names]
         wrong = f"{index} should say in weight_map which file has each tensor"
     else:
         wrong = (f"{folder} has neither {single.name} nor {index.name} (weights in pickle files "

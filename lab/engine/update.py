@@ -225,6 +225,8 @@ def skipped(rollouts: Rollouts, N: int) -> Metrics:
     reason = "no token has both a weight and an advantage"
     if not rollouts.advantage.any():
         reason = "every group's answers had equal rewards"
+        if not rollouts.finished.any():
+            reason += ", and none was finished within --max_new_tokens"
     if not rollouts.mask.any():
         reason = "no answer was finished"
     return {"N": N, "skipped": reason, "loss": 0.0, "trained_tokens": 0,

@@ -11,7 +11,8 @@ MATRICES = 12  # in a row, because a single one may stay in the processor's cach
 
 
 def about_cost(policy: Policy) -> str:
-    """A sentence about how long a step of this model takes here at least.
+    """A sentence about how long a step of this model takes here, if its answers are as long as they
+    may be.
 
     Sampling reads every matrix for each token, with a row for each answer. An update reads the
     tokens of prompts and answers forward, and backward for its inputs and, without LoRA, for the
@@ -30,8 +31,9 @@ def about_cost(policy: Policy) -> str:
     update = passes * tokens / ROWS * seconds_of_product(ROWS, *size, dtype)
     seconds = (sampling + update) * of_model / (size[0] * size[1])
     without = "" if is_fast_in_bfloat16() else ", which has no fast bfloat16"
-    return (f"a step will take at least about {seconds:.0f} s on this CPU{without}, by two matrix "
-            f"products of the model's size and answers of {s.max_new_tokens} tokens")
+    return (f"a step whose answers have {s.max_new_tokens} tokens will take about {seconds:.0f} s "
+            f"or more on this CPU{without}, by two matrix products of the model's size. With "
+            "shorter answers it takes less")
 
 
 def seconds_of_product(rows: int, inner: int, outer: int, dtype: torch.dtype) -> float:

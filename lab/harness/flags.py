@@ -25,7 +25,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from types import SimpleNamespace
 
-from lab.engine.methods import Choices, without_decorator
+from lab.engine.methods import Choices, axis_of, without_decorator
 from lab.engine.errors import UserError, location_of
 
 # a test of the values of all flags, and the words that a message says if it is not passed
@@ -175,7 +175,10 @@ def fault_of_value(value: typing.Any, flag: Flag) -> str:
             wanted = "not be empty"
         return f"{value!r:.80} should {wanted}"
     if flag.choices and value not in flag.choices:
-        hint = without_decorator(value) if isinstance(flag.choices, Choices) else ""
+        is_method = isinstance(flag.choices, Choices)
+        if is_method and (axis := axis_of(value)):
+            return f"{value} is a{'n' * (axis == 'advantage')} --{axis}"
+        hint = without_decorator(value) if is_method else ""
         near = difflib.get_close_matches(value.lower(), flag.choices, 1)
         if near and not hint:
             hint = f"Did you mean {near[0]}?"

@@ -30,8 +30,8 @@ OTHER_NAMES = {  # that other trainers use
     "wandb": "--track wandb", "report_to": "--track",
     "loss": "--loss_norm, --clip_kind and --kl; the loss of DPO is in examples/dpo.py",
     "pairs": "a flag of examples/dpo.py, which trains on pairs of answers",
-    "strength": "the flag of a function with an argument of this name: def my_idea(rollouts, *, "
-                "strength: Positive = 1.0)"}
+    "strength": "no flag yet. The my_idea of README.md brings it, once it stands in "
+                "mitigations.py and is chosen by --mitigation my_idea"}
 
 
 def help_about(topic: str, flags: dict[str, Flag], methods: dict[str, Choices],

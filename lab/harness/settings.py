@@ -18,6 +18,7 @@ from lab.harness.flags import (MOST_THREADS, Flag, Requirement, check_value, fla
                                print_text, settle, unknown_argument, value_of, words_of)
 from lab.harness.record import Json, find_folder
 from lab.harness.tasks import load_task, with_module_name
+from run import from_here, recipe_in
 
 MODES = ("sampled", "greedy")  # the answers of an evaluation
 PLACEBOS = ("none", "weights", "weights_by_kind", "weights_by_position",
@@ -241,7 +242,7 @@ class Settings:
         if len(name) > LONGEST_NAME:  # with many flags, or a long one: its end becomes a digest
             digest = hashlib.sha256(name.encode()).hexdigest()[:8]
             name = f"{name[:LONGEST_NAME - 20]}-{digest}-s{self.seed}"
-        return Path("runs") / name
+        return from_here("runs") / name
 
     def flags_for(self, function: typing.Any) -> Json:
         return {name: self.method_flags[name] for name in flags_of(function)}
@@ -311,7 +312,7 @@ def from_all(given: Json) -> tuple[Json, Json, Json, Json]:
     config = {} if file is None else read_json(Path(file))
     folder = find_folder(str((config | typed).get("model", Settings.model)))
     path = folder / "recipe.json"
-    recipe = read_json(path) if path.exists() else {}
+    recipe = recipe_in(path)
     chosen = DEFAULTS | recipe | config | typed
     on_gpu = str(chosen["device"]).startswith("cuda")
     if not recipe and is_large(folder):

@@ -132,7 +132,7 @@ def print_step(line: Json, steps: int, seconds_left: float, with_header: bool,
         f"{minutes:7d}:{seconds:02d}")
     if line["skipped"]:
         say(f"          no update: {line['skipped']}")
-    if line.get("weight_note"):
+    elif line.get("weight_note"):
         say(f"          {line['weight_note']}")
 
 

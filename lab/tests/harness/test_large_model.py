@@ -135,7 +135,7 @@ def test_what_a_step_will_take_is_told_by_two_products(monkeypatch, lora, passes
                              policy.model.config.intermediate_size, torch.float32)
     matrices = sum(one.numel() for one in policy.model.parameters() if one.dim() > 1)
     seconds = (10 * 1.0 + passes * tokens / 512 * 100.0) * matrices / (D * F)
-    assert f"at least about {seconds:.0f} s on this CPU" in cost.about_cost(policy)
+    assert f"will take about {seconds:.0f} s or more on this CPU" in cost.about_cost(policy)
     assert "by two matrix products of the model's size and answers of 10 tokens" in (
         cost.about_cost(policy))
 
