@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
-from conftest import credit_columns, cut, write_lines, write_log
+from conftest import credit_columns, cut, evaluation, write_lines, write_log
 from logs import comparison_of, make
 
 import lab.analysis.program as analyze
@@ -107,7 +107,7 @@ def test_a_curve_has_the_means_of_five_steps_and_held_out_success_its_interval(t
     and 0.7 held out: their standard error is 0.1 / sqrt 3, Student's t is 4.303."""
     runs = make(tmp_path, {"a": (0.5, {})}, seeds=3, spread=0)
     for run, success in zip(runs, (0.5, 0.6, 0.7)):
-        end = {"mode": "sampled", "step": 10, "success": success, "answer": [1]}
+        end = evaluation(10, [1]) | {"success": success}
         write_lines(Path(run) / "evaluations.jsonl", [end])
     compare.learning_curves(comparison_of(runs), tmp_path)
     held_out, training, _ = drawn["learning_curves"].axes
