@@ -1,204 +1,146 @@
-"""The command: what it writes and prints, which files and flags it refuses, and the page."""
-import html
-import json
-import os
+"""analyze.py at the root: its sums are those of lab/analysis, which are tested by plain loops, and
+its intervals and comparisons are worked out by hand."""
+import math
 import re
-import weakref
 
 import numpy as np
 import pytest
-from conftest import credit_columns, evaluation, write_lines, write_log
-from logs import plain_rows, random_log, rows_in, titles_in
 
-import lab.analysis.program as analyze
-from lab.analysis.arms import Comparison
-from lab.analysis.compare import arms_overview
-from lab.analysis.tally import OVER_REST, Tally
-from lab.analysis import answers, report, token_table
-from lab.analysis.run_folders import read_run
-from lab.harness.record import whole
+import analyze
+from conftest import credit_columns, evaluation, refusal, write_lines, write_log
+from lab.analysis.statistics import mean_over, student_quantile
+from lab.analysis.tally import Tally
+from logs import random_log
 
-
-def test_one_step_at_a_time(tmp_path, monkeypatch):
-    """What was read for one step is gone before the next is read."""
-    alive, read_columns = [], token_table.read_columns
-
-    def watched(*args):
-        assert not any(reference() is not None for reference in alive)
-        columns = read_columns(*args)
-        alive.append(weakref.ref(columns["log_prob"]))
-        return columns
-
-    monkeypatch.setattr(token_table, "read_columns", watched)
-    folder, _ = random_log(tmp_path / "run", steps=4)
-    Tally(folder)
-    assert len(alive) == 4
+PARTITIONS = {"kind": "kind", "section": "section", "place": "position"}  # here and in the lab
+MEASURES = {"gradient": "abs gradient", "abs push": "abs push", "abs change": "abs change",
+            "one": "tokens", "measured": "measured"}
 
 
-def test_a_run_without_credit_files_has_its_gains_paired_by_problem(tmp_path, capsys):
-    """From the first evaluation to the last. Gains 1 0 0 0 1 0 0 0: mean 0.25, sample std
-    sqrt(1.5/7) = 0.4629, half width 2.365 * 0.4629 / sqrt 8 = 0.387."""
-    lines = [evaluation(0, [0, 1, 0, 1, 0, 0, 0, 0]), evaluation(1, [0] * 8),
-             evaluation(2, [1, 1, 0, 1, 1, 0, 0, 0])]
-    folder = write_log(tmp_path / "run", {}, evaluations=lines)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A run with weights and several kinds, whose change was measured in the first of its steps."""
+    folder, files = random_log(tmp_path_factory.mktemp("book") / "run", steps=4, groups=5)
+    columns = files[1] | {"change": np.random.default_rng(0).normal(size=len(files[1]["kind"]))}
+    np.savez_compressed(folder / "credit/step_000001.npz", **columns)
+    write_lines(folder / "metrics.jsonl", [{"step": step, "success": 0.5} for step in files])
+    return folder
+
+
+@pytest.mark.parametrize("partition", PARTITIONS)
+def test_its_sums_are_those_of_the_lab(folder, partition):
+    mine, theirs, there = analyze.Tally(analyze.Run(folder)), Tally(folder), PARTITIONS[partition]
+    for name, measure in MEASURES.items():
+        np.testing.assert_allclose(mine.of(partition, name).sum(0), theirs.total(there, measure),
+                                   rtol=1e-6, atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(mine.share(partition, name), theirs.shares(there, measure),
+                                   rtol=1e-6, atol=1e-9)
+    used = theirs.count(there) > 0
+    for name in ("abs advantage", "s", "entropy"):
+        np.testing.assert_allclose(mine.mean(partition, name)[used], theirs.mean(there, name)[used],
+                                   rtol=1e-6)
+    change = mine.mean(partition, "change", "measured") * theirs.total(there, "measured")
+    np.testing.assert_allclose(change, theirs.total(there, "change"), rtol=1e-6, atol=1e-9)
+
+
+def test_a_row_of_a_table_by_hand(tmp_path):
+    """Two steps of three words and a number each, of p = 1/2 of two, so s is 0.7071, and A = 1;
+    weights 1, and the number's is 3 in the first step and 5 in the second. So words have 3 of 6
+    and 3 of 8 times 0.7071: 6/14 in all. Their distances from that are 3/7 and -3/7, and t of one
+    degree of freedom is 12.71: half of the interval is 12.71 sqrt(2 * 2 * 9/49) / 14."""
+    files = {step: credit_columns([4], [0], kind=[0, 0, 0, 2], weight=[1, 1, 1, weight],
+                                  advantage=[1] * 4, change=[0.1, 0.1, 0.4, -0.6])
+             for step, weight in ((1, 3), (2, 5))}
+    run = analyze.Run(write_log(tmp_path / "run", files, metrics=[{"step": 1, "success": 0}]))
+    title, headings, [word, number] = analyze.Tally(run).table("kind")
+    half = 12.71 * (4 * 9 / 49) ** 0.5 / 14
+    assert word == ["word", "75.0%", "42.9%", f"{6 / 14 - half:.1%} to {6 / 14 + half:.1%}",
+                    "1.000", "0.707", word[6], "42.9%", "50.0%", "+0.2000"]
+    assert (number[0], number[2], number[9]) == ("number", "57.1%", "-0.6000")
+    assert len(headings) == 10 and "by kind" in title
+    assert analyze.ratio(np.array([1.0, 3]), np.array([2.0, 4])) == pytest.approx(
+        (4 / 6, 12.71 * 2 / 3 / 6))
+    assert math.isnan(analyze.ratio(np.ones(1), np.ones(1))[1])
+
+
+def test_what_an_environment_wrote_is_left_out(tmp_path):
+    """The third of four tokens, also of the columns that have one number an answer."""
+    columns = credit_columns([4, 2], [0, 0], own=[1, 1, 0, 1, 1, 1])
+    folder = write_log(tmp_path / "run", {1: columns}, metrics=[{"step": 1, "success": 0}])
+    tokens = analyze.tokens_of(folder / "credit/step_000001.npz")
+    assert tokens["answer"].tolist() == [0, 0, 0, 1, 1] and len(tokens["reward"]) == 2
+    assert tokens["place"][:3].tolist() == [1 / 8, 3 / 8, 7 / 8]
+
+
+def test_intervals_are_students_to_the_digits_of_a_table():
+    for freedom in (*range(1, 31), 40, 60, 61, 500):
+        exact = student_quantile(0.975, freedom)
+        assert 0.975 * exact < analyze.percentile(freedom) < 1.05 * exact, freedom
+    values = np.array([0.1, 0.4, 0.2, 0.7, 0.3])
+    mean, half = analyze.mean_interval(values)
+    known = mean_over(values)
+    assert (mean, half) == pytest.approx((known.value, known.high - known.value), rel=2e-3)
+    assert math.isnan(analyze.mean_interval(values[:1])[1])
+
+
+def written(folder, seed, ends, trained, **config):
+    """A run of these settings: right answers of the evaluations, success of the steps."""
+    evaluations = [{**evaluation(step, answer), "length_mean": 9}
+                   for step, answer in zip((0, 2, 3), ends)]
+    metrics = [{"step": step, "success": one} for step, one in enumerate(trained, 1)]
+    return analyze.Run(write_log(folder, {}, {"seed": seed, **config}, metrics, evaluations))
+
+
+def test_the_gain_of_a_run_by_hand(tmp_path):
+    """Differences 1 0 0 0 1 0 0 0: mean 0.25, sample deviation 0.4629; t of seven is 2.36."""
+    run = written(tmp_path / "run", 0, [[0, 1, 0, 1, 0, 0, 0, 0], [1, 1, 0, 1, 1, 0, 0, 0]], [0.5])
+    _, _, [row] = analyze.gains(run)
+    half = 2.36 * (1.5 / 7) ** 0.5 / 8 ** 0.5
+    assert row == ["sampled", "8", "25.0%", "50.0%",
+                   f"+25.0% ({0.25 - half:+.1%} to {0.25 + half:+.1%})", "9"]
+
+
+def test_arms_are_compared_in_pairs_up_to_the_last_step_that_all_have(tmp_path):
+    """One run has a third step, which does not count, nor does its third evaluation. In training
+    the pairs differ by 0.1 and 0.3, held out by 0.5 and 0; t of one is 12.71. Seed 7 has no pair.
+    """
+    plain = [written(tmp_path / f"p{seed}", seed, [[0, 0], [1, 0], [1, 1]][:2 + seed], steps,
+                     mitigation="none")
+             for seed, steps in ((0, [0.1, 0.3]), (1, [0.2, 0.2, 0.9]))]
+    other = [written(tmp_path / f"o{seed}", seed, [[0, 0], end], steps, mitigation="random",
+                     made_of={"x": seed})
+             for seed, end, steps in ((0, [1, 1], [0.2, 0.4]), (1, [1, 0], [0.4, 0.6]),
+                                      (7, [0, 0], [0.9, 0.9]))]
+    runs = [*other, *plain]
+    names = analyze.names_of(runs)
+    assert names == ["mitigation random"] * 3 + ["mitigation none"] * 2
+    title, _, rows = analyze.comparison(runs, names)
+    assert "up to step 2" in title
+    held_out, training = (12.71 * spread / 2 for spread in (0.5, 0.2))
+    assert rows == [
+        ["mitigation random", "3", "50.0%", f"+25.0% ({0.25 - held_out:+.1%} to "
+         f"{0.25 + held_out:+.1%})", "56.7%",
+         f"+20.0% ({0.2 - training:+.1%} to {0.2 + training:+.1%})"],
+        ["mitigation none", "2", "50.0%", "baseline", "20.0%", "baseline"]]
+    twice = [*runs, written(tmp_path / "again", 1, [[0, 0]], [0.1, 0.1], mitigation="none")]
+    assert "are one arm with one seed" in refusal(analyze.comparison, twice, [
+        *names, "mitigation none"])
+    assert analyze.comparison([plain[0], other[1]], ["a", "b"])[2][1][3] == "no pairs"
+
+
+def test_the_page_shades_an_answer_and_the_text_has_the_tables(folder, capsys):
+    """Of the answer with the largest advantage; the largest push is as dark as can be."""
     analyze.main([str(folder)])
     printed = capsys.readouterr().out
-    assert "no credit files" in printed
-    assert "Held-out success, from the first evaluation to the last" in printed
-    [row] = rows_in(analyze.held_out_gains(read_run(folder)))
-    assert (row["start"], row["end"]) == (0.25, 0.5)
-    assert list(row["gain"].values()) == pytest.approx([0.25, 0.25 - 0.387, 0.25 + 0.387], abs=1e-3)
-
-
-def test_the_verdict_on_the_metrics_is_a_line(tmp_path, capsys):
-    folder = write_log(tmp_path / "run", {}, evaluations=[evaluation(0, [0]), evaluation(1, [0])])
-    write_lines(folder / "metrics.jsonl", [{"step": step, "reward": 0.1, "finished": 0.2}
-                                           for step in range(1, 9)])
-    analyze.main([str(folder)])
-    [line] = [line for line in capsys.readouterr().out.splitlines() if "lab diagnose" in line]
-    assert line.startswith("Mistakes in the training: The limit of new tokens is too small")
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_every_table_is_printed_and_fits_a_terminal(tmp_path, capsys):
-    folder, _ = random_log(tmp_path / "run", steps=12, groups=4)
-    analyze.main([str(folder), "--all", "--output_dir", str(tmp_path / "out")])
-    printed = capsys.readouterr().out
-    assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 100
-    page = (tmp_path / "out/report.html").read_text()
-    run, tally = read_run(folder), Tally(folder)
-    tables = sum(analyze.run_chapters(run, tally).values(), [])
-    titles = [table.title for table in tables]
-    assert titles_in(printed) == titles and page.count("<table><thead>") == len(titles)
-    for text in (" ".join(printed.split()), html.unescape(page)):  # a note stands once
-        assert [text.count(note) for note in (OVER_REST, analyze.ABOUT_FACTORS)] == [1, 1]
-    assert {"growth", "rewards", "gradient by kind", "gradient by section", "gradient by position",
-            "forks"} <= {table.name for table in tables}
-    assert page.count("<figure") == len([*(tmp_path / "out").glob("*.png")]) > 0
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_screen_says_what_the_run_did_and_the_page_goes_from_there_to_tables(tmp_path, capsys):
-    folder, _ = random_log(tmp_path / "run", steps=4, groups=4)
-    line = {"success": 0.5, "entropy": 1.0, "finished": 0.9}
-    write_lines(folder / "metrics.jsonl", [{"step": i, **line} for i in range(1, 4)])
-    write_lines(folder / "evaluations.jsonl", [
-        evaluation(0, [0, 1]), evaluation(0, [0, 1], "greedy"),
-        {**evaluation(3, [1, 1]), "success_low": 0.3, "success_high": 0.954}])
-    analyze.main([str(folder)])
-    printed = capsys.readouterr().out
-    assert "report.html" in printed and f"python -m lab follow {folder}" in printed
     page = (folder / "analysis/report.html").read_text()
-    page = re.sub(r"data:image/png;base64,[^\"]*", "", page)
-    said = ("not finished: step 3 of 4 so far",
-            "Sampled answers solved 50.0% (95% interval 0.0% to 100.0%) of 2 held-out problems at "
-            "step 0, and 100.0% (95% interval 30.0% to 95.4%) at step 3.")
-    assert not [words for words in said
-                for text in (" ".join(printed.split()), html.unescape(page)) if words not in text]
-    places = [page.index(text) for text in (
-        "<section id=watch", "<section id=answers", "Each kind of token", "<details id=")]
-    assert places == sorted(places)
-
-
-@pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("score", [0.0, 0.5])
-def test_a_task_without_a_format_has_no_column_for_it(tmp_path, score):
-    """Nor for the reasoning. Its answers all have 0 there, and may all be wrong besides."""
-    parts = {"reward_answer": [0.0, 0.0], "reward_format": [0.0, score],
-             "reward_reasoning": [0.0, 0.0]}
-    ends = [{**evaluation(step, [0, 1]), "format_mean": score} for step in (0, 1)]
-    folder = write_log(tmp_path / "run", {1: credit_columns([2, 2], [0, 0], **parts)},
-                       {"steps": 1}, evaluations=ends)
-    run = read_run(folder)
-    assert ("format" in analyze.held_out_gains(run).columns) == (score > 0)
-    named = {row[0] for row in analyze.rewards(Tally(folder)).rows}
-    assert "answer" in named and "reasoning" not in named and ("format" in named) == (score > 0)
-    arms = arms_overview(Comparison([run], None))
-    assert ("format" in arms.columns) == (score > 0)
-
-
-@pytest.mark.parametrize("columns", [
-    credit_columns([3, 4], [0, 0], advantage=np.zeros(7)),
-    credit_columns([1, 1], [0, 0], advantage=[1, -1]),
-    credit_columns([2, 2], [0, 0], weight=np.zeros(4)),
-    credit_columns([2, 3], [0, 0], log_prob=np.zeros(5), collision=np.ones(5))],
-    ids=("no advantage", "one token an answer", "no weight", "sure of every token"))
-def test_degenerate_logs_are_told_and_not_stumbled_over(tmp_path, capsys, columns):
-    analyze.main([str(write_log(tmp_path / "run", {1: columns})), "--all"])
-    assert not re.search(r"\b(nan|inf)\b", capsys.readouterr().out)
-
-
-@pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("count", [1, 2])
-def test_what_a_killed_analysis_left_behind_is_removed_by_the_next(tmp_path, count):
-    """One run, or several. What is being written at this moment stays, and so does what another
-    program has put there."""
-    folders = [random_log(tmp_path / f"run{n}", seed=n)[0] for n in range(count)]
-    for folder in folders:
-        write_lines(folder / "metrics.jsonl", [{"step": step, "success": 0.5, "seconds": 1.0}
-                                               for step in (1, 2, 3)])
-    output = tmp_path / "output"
-    with pytest.raises(ZeroDivisionError), whole(output / "report.html") as unfinished:
-        1 / 0
-    left, mine = unfinished, unfinished.with_name(".page.0123abcd.tmp")
-    others = output / ".notes.tmp", output / "x.0123abcd.tmp"
-    for path in (left, mine, *others):
-        path.write_text("half")
-    for path in (left, *others):
-        os.utime(path, (0, 0))
-    analyze.main([*map(str, folders), "--output_dir", str(output)])
-    assert (output / "report.html").exists() and not left.exists()
-    assert all(path.exists() for path in (mine, *others))
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_the_page_holds_the_answers_and_refers_to_nothing_outside(tmp_path, monkeypatch):
-    folder, files = random_log(tmp_path / "run")
-    monkeypatch.setattr(answers, "STEPS", 2)
-    analyze.main([str(folder)])
-    page = (folder / "analysis/report.html").read_text()
-    words = re.sub(r"data:image/png;base64,[^\"]*", "", page)
-    assert set(re.findall(r"\bsrc=..", words)) == {'src=""'}  # pictures, without their data
-    assert not re.search(r"<(link|iframe|object|embed|base|form)\b", words)
-    assert not re.search(r"\b(href|action|srcset|poster)\s*=", words)
-    assert not re.search(r"url\(|@import|fetch\(|XMLHttp|import\s*\(|https?://", words)
-    data = r'<script type="application/json" id="data">(.*?)</script>'
-    episodes = json.loads(re.search(data, page, re.S)[1])["answers"]
-    assert {e["step"] for e in episodes} == {1, 3} and len(episodes) == 24
-    rows = plain_rows(folder, files)
-    for e in episodes:
-        tokens = [row for row in rows if row["episode"] == (e["step"], e["episode"])]
-        assert [(row["kind"], row["section"], row["text"]) for row in tokens] == [
-            *zip(e["kind"], e["section"], e["texts"])]
-        assert e["reward"] == pytest.approx(files[e["step"]]["reward"][e["episode"]])
-        for shown, name in {"gradient size": "abs gradient", "log-prob": "log_prob",
-                            "advantage": "advantage", "weight": "weight",
-                            "entropy": "entropy", "push": "push"}.items():
-            expected = [row[name] for row in tokens]
-            assert e["values"].pop(shown) == pytest.approx(expected, rel=2e-3, abs=1e-6)
-        assert not e["values"]  # no true credit
-
-
-@pytest.mark.parametrize("known, steps, said", [
-    ({}, 100, "Plain GRPO on Countdown, 100 steps, seed 0"),
-    ({"seed": 3, "task": "my_task"}, 40, "Plain GRPO on My, 40 of 100 steps, seed 3"),
-    ({"mitigation": "random", "advantage": "rloo"}, 100,
-     "Weighting random, advantage rloo on Countdown, 100 steps, seed 0"),
-    ({"placebo": "weights"}, 100, "Placebo weights on Countdown, 100 steps, seed 0"),
-    ({"task": None, "mitigation": "mine"}, 100, "Weighting mine, 100 steps, seed 0")])
-def test_the_heading_says_what_the_run_is(tmp_path, known, steps, said):
-    folder = write_log(tmp_path / "run", {}, {"steps": 100, "eval_every": 0, **known},
-                       [{"step": steps}])
-    assert report.title_of(read_run(folder)) == said
-
-
-@pytest.mark.parametrize("known, said", [
-    ({}, ""),
-    ({"temperature": 0.8}, "at temperature 0.8, but log p, entropy and s were computed at "
-                           "temperature 1."),
-    ({"temperature": 0.8, "columns_temperature": 0.8}, "0.8, and log p, entropy and s were "
-     "computed at temperature 0.8.")])
-def test_the_temperature_is_that_which_the_columns_are_at(known, said):
-    """Whoever writes a record says it; without a word it is 1."""
-    text = report.describe({"folder": "x", "config": {"mitigation": "none", **known}}, None)
-    assert text.endswith(said) and ("temperature" in text) == bool(said)
+    assert all(f"by {name}: " in text for name in PARTITIONS for text in (printed, page))
+    tokens = analyze.tokens_of(folder / "credit/step_000001.npz")
+    answer = tokens["answer"][tokens["advantage"].argmax()]
+    shades = [float(one) for one in re.findall(r"rgb\([\d ]+/([\d.]+)\)", page)]
+    expected = []
+    for name in ("push", "change"):
+        values = abs(tokens[name][tokens["answer"] == answer])
+        expected += ((values / values.max()) ** 0.5).tolist()
+    assert shades == pytest.approx(expected, abs=0.006)
+    assert "has no steps and no evaluations" in refusal(
+        analyze.main, [str(write_log(folder.parent / "empty", {}))])
