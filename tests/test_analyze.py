@@ -128,6 +128,25 @@ def test_arms_are_compared_in_pairs_up_to_the_last_step_that_all_have(tmp_path):
     assert analyze.comparison([plain[0], other[1]], ["a", "b"])[2][1][3] == "no pairs"
 
 
+def test_the_curve_has_the_mean_of_an_arm_and_the_intervals_of_a_single_run(tmp_path, monkeypatch):
+    """Thin lines are the training of each run."""
+    kept = []
+    monkeypatch.setattr(analyze.plt, "close", kept.append)
+    runs = [written(tmp_path / f"{seed}", seed, [[0, 0], end], [0.2 * seed, 0.4])
+            for seed, end in enumerate(([1, 1], [1, 0]))]
+    analyze.learning_curve(runs, ["a", "a"], tmp_path / "curve.png")
+    for run in runs:
+        analyze.learning_curve([run], ["a"], tmp_path / "curve.png")
+    drawn = [[line.get_xydata().tolist() for line in figure.axes[0].lines
+              if line.get_linestyle() != "None"] for figure in kept]
+    thin = [[[1, 0], [2, 0.4]], [[1, 0.2], [2, 0.4]]]
+    assert drawn == [[*thin, [[0, 0], [2, 0.75]]], [thin[0], [[0, 0], [2, 1]]],
+                     [thin[1], [[0, 0], [2, 0.5]]]]
+    bars = [[bar.get_segments() for bar in figure.axes[0].collections] for figure in kept]
+    ends = [(line["success_low"], line["success_high"]) for line in runs[1].evaluated()]
+    assert bars[0] == [] and np.array(bars[2])[0, :, :, 1] == pytest.approx(np.array(ends))
+
+
 def test_the_page_shades_an_answer_and_the_text_has_the_tables(folder, capsys):
     """Of the answer with the largest advantage; the largest push is as dark as can be."""
     analyze.main([str(folder)])
