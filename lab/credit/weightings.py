@@ -56,6 +56,9 @@ def span(rollouts: Rollouts) -> Tensor:
     the format at tags, the reasoning (a process reward) in the think section, and the answer in the
     answer section.
 
+    A part is paid whether or not the reward pays it: the reasoning also with --reasoning_weight 0,
+    and the format also with --reward_form right. A run says so.
+
     This advantage is biased, because think tokens get nothing for the answer that they lead to.
     Tokens that belong to no part get 0.
     """

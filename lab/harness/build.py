@@ -101,11 +101,19 @@ def build(s: Settings, checkpoint: Path | None, drawn: Json) -> Parts:
     optimizer = load_optimizer(s, policy)
     reference = initial_model(s) if s.kl else None
     advantage, weighting = make_advantage(s, policy), make_weighting(s, policy)
+    if s.advantage == "span" and (unpaid := unpaid_parts(s.method_flags)):
+        say(f"--advantage span pays {' and '.join(unpaid)}, which the reward of this run does not")
     sample: Callable[..., Rollouts] = policy.sample
     if s.dynamic_sampling > 1:
         from lab.engine.dynamic import DynamicSampling
         sample = DynamicSampling(policy, s.dynamic_sampling, drawn).sample
     return Parts(policy, optimizer, reference, advantage, weighting, sample)
+
+
+def unpaid_parts(flags: Json) -> list[str]:
+    """The parts of Countdown's score that its reward leaves out."""
+    unpaid = ["the format"] if flags.get("reward_form", "graded") != "graded" else []
+    return unpaid + ["the reasoning"] * (flags.get("reasoning_weight") == 0)
 
 
 def refuse_methods_of_one_turn(s: Settings, task: object) -> None:

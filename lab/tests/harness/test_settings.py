@@ -17,6 +17,7 @@ from lab.countdown import Task
 from examples import largest_last
 from lab.engine.methods import ADVANTAGES, CLIP_KINDS, MITIGATIONS, Choices, mitigation
 from lab.harness import flags
+from lab.harness.build import unpaid_parts
 from lab.harness.flags import Flag, Positive, Range, check_value, flags_of, option, settle, words_of
 from lab.harness.help import OTHER_NAMES, SHORT_HELP
 from lab.harness.settings import OPTIONS, make_settings, read_flags
@@ -541,3 +542,12 @@ def test_a_long_folders_name_ends_with_a_digest():
     for name in names:
         assert len(name) <= 80 and re.search("-[0-9a-f]{8}-s12$", name)
     assert names[0] != names[1] and names[0][:60] == names[1][:60]
+
+
+@pytest.mark.parametrize("flags, unpaid", [
+    ({}, []), ({"reward_form": "graded", "reasoning_weight": 0.5}, []),
+    ({"reward_form": "graded", "reasoning_weight": 0.0}, ["the reasoning"]),
+    ({"reward_form": "right", "reasoning_weight": 0.0}, ["the format", "the reasoning"])])
+def test_the_parts_that_a_reward_leaves_out_are_known(flags, unpaid):
+    """`span` pays them all the same, and a run says so."""
+    assert unpaid_parts(flags) == unpaid

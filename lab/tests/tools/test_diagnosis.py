@@ -155,6 +155,15 @@ LOGS = {
     "blind": ([17], ours(entropy=until(8, 0.5, 0.03), groups_without_spread=until(8, 0.2, 0.9),
                          success=until(8, rising(0.15, 0.001), lambda step: 0.3 * (step % 3)),
                          reward=until(8, rising(0.15, 0.001), lambda step: 0.3 * (step % 3)))),
+    # four problems a step, as with a real model that writes a + b whatever the target is
+    "blind, with few problems": ([17], ours(
+        entropy=until(8, 0.5, 0.03), groups_without_spread=until(8, 0.3, 0.85),
+        success=lambda step: (0.16, 0.06, 0.34, 0.47, 0.69, 0.03, 0.5, 0.56)[step % 8],
+        reward=lambda step: (0.16, 0.06, 0.34, 0.47, 0.69, 0.03, 0.5, 0.56)[step % 8])),
+    "sure, but no answer for all": ([], ours(
+        entropy=until(8, 0.5, 0.03), groups_without_spread=until(8, 0.3, 0.65),
+        success=lambda step: (0.16, 0.06, 0.34, 0.47, 0.69, 0.03, 0.5, 0.56)[step % 8],
+        reward=lambda step: (0.16, 0.06, 0.34, 0.47, 0.69, 0.03, 0.5, 0.56)[step % 8])),
     "alike, and still unsure": ([], ours(
         entropy=0.5, groups_without_spread=until(8, 0.2, 0.9),
         success=until(8, rising(0.15, 0.001), lambda step: 0.3 * (step % 3)),

@@ -206,7 +206,9 @@ def blind(log: Log) -> list[str]:
         return []
     early, late = (float(np.abs(np.diff(values)).mean()) for values in (
         paid.values[:third], paid.values[-third:]))
-    return [log.paid, "equal_groups"] if late > max(0.15, 1.5 * early) else []
+    # with few problems in a step success jumps from the start: then three quarters of the groups
+    jumps = late > 0.15 and (late > 1.5 * early or equal.end >= 0.75)
+    return [log.paid, "equal_groups"] if jumps else []
 
 
 def by_heart(log: Log) -> list[str]:
