@@ -19,8 +19,12 @@ MEASURES = {"gradient": "abs gradient", "abs push": "abs push", "abs change": "a
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A run with weights and several kinds, whose change was measured in the first of its steps."""
+    """A run with weights and several kinds, whose change was measured in the first of its steps; in
+    the second an environment wrote some tokens."""
     folder, files = random_log(tmp_path_factory.mktemp("book") / "run", steps=4, groups=5)
+    own = np.random.default_rng(1).random(len(files[2]["kind"])) < 0.7
+    own[files[2]["episode_start"]] = True
+    np.savez_compressed(folder / "credit/step_000002.npz", **files[2] | {"own": own})
     columns = files[1] | {"change": np.random.default_rng(0).normal(size=len(files[1]["kind"]))}
     np.savez_compressed(folder / "credit/step_000001.npz", **columns)
     write_lines(folder / "metrics.jsonl", [{"step": step, "success": 0.5} for step in files])
@@ -69,7 +73,7 @@ def test_what_an_environment_wrote_is_left_out(tmp_path):
     folder = write_log(tmp_path / "run", {1: columns}, metrics=[{"step": 1, "success": 0}])
     tokens = analyze.tokens_of(folder / "credit/step_000001.npz")
     assert tokens["answer"].tolist() == [0, 0, 0, 1, 1] and len(tokens["reward"]) == 2
-    assert tokens["place"][:3].tolist() == [1 / 8, 3 / 8, 7 / 8]
+    assert tokens["place"][:3].tolist() == [1 / 6, 3 / 6, 5 / 6]
 
 
 def test_intervals_are_students_to_the_digits_of_a_table():
