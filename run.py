@@ -22,12 +22,12 @@ import operator
 import os
 import re
 import resource
+import shlex
 import shutil
 import signal
 import sys
 import time
 import typing
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
@@ -49,8 +49,7 @@ HERE = Path(__file__).resolve().parent
 AXES: dict[str, dict[str, Any]] = {  # what is chosen by name, and may have flags of its own
     "task": {"countdown_task": Task}, "mitigation": MITIGATIONS, "advantage": ADVANTAGES}
 # what config.json has beside the settings
-NOT_SETTINGS = {"versions", "columns_temperature", "held_out_problems", "model_config",
-                "trained_parameters"}
+NOT_SETTINGS = {"versions", "held_out_problems", "model_config"}
 # what a resumed run may change, because it decides nothing that was computed so far
 CHANGEABLE = {"steps", "threads", "checkpoint_every"}
 
@@ -85,7 +84,8 @@ class Settings:
                                "log-prob after the step minus before; 0 means never", least=0)
     checkpoint_every: int = option(25, "steps between two checkpoints; 0 means only at the end",
                                    least=0)
-    threads: int = option(0, "CPU threads; 0 means one for every 64 hidden units", least=0)
+    threads: int = option(0, "CPU threads; 0 means one for every 64 hidden units", least=0,
+                          most=1024)
     out: str | None = option(None, "folder of the run, by default runs/<its flags>-s<seed>")
     keywords: dict[str, Any] = field(default_factory=dict)  # of task, weighting and advantage
     typed: dict[str, Any] = field(default_factory=dict)     # the flags that were typed
@@ -106,45 +106,63 @@ class Settings:
         return {name: self.keywords[name] for name in flags_of(function)}
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in flags_of(Settings)} | self.keywords
+        return {name: getattr(self, name) for name in flags_of(type(self))} | self.keywords
 
 
 class Run:
-    """A run, of which `done` steps are on record."""
+    """A run, of which `done` steps are on record, up to `checkpoint`."""
+    has_format = True  # the task scores the format of an answer
+    changeable = CHANGEABLE
 
     def __init__(self, settings: Settings, is_resumed: bool = False):
-        s = self.settings = settings
-        self.folder, self.start, self.done = s.folder, time.monotonic(), 0
-        self.stopping = False                          # after this step, because of Ctrl-C
-        self.seconds: deque[float] = deque(maxlen=20)  # of the last steps
-        self.evaluations: list[dict[str, Any]] = []    # of sampled answers, for the last line
-        self.locked, checkpoint = None, None
+        self.settings, self.folder, self.is_new = settings, settings.folder, not is_resumed
+        self.start, self.step, self.done = time.monotonic(), 0, 0
+        self.stopping = False                        # after this step, because of Ctrl-C
+        self.evaluations: list[dict[str, Any]] = []  # of sampled answers, for the last line
+        self.handlers: dict[int, Any] = {}           # of Ctrl-C, before this run
+        self.locked: typing.IO[str] | None = None
+        self.checkpoint: Path | None = None
+        self.is_finished = False
         if is_resumed:
             self.locked = lock(self.folder)  # before anything in it is read
-            self.done, checkpoint = where_to_go_on(self.folder, s.checkpoint_every)
-        self.task = Task(**s.keywords_of(Task))
+            self.where_to_go_on()
+            refuse_holes(self.folder, self.done)
+        if not self.is_finished:
+            self.make_parts()
+
+    def where_to_go_on(self) -> None:
+        """Find the newest checkpoint. A run that was stopped before its first checkpoint stood
+        begins again; no other record is ever forgotten as a whole."""
+        run, found = self.folder, checkpoints(self.folder)
+        self.done = max(found, default=0)
+        self.checkpoint = found.get(self.done)
+        made = len(read_lines(run / "metrics.jsonl"))
+        if not self.done and made > read_json(run / "config.json")["checkpoint_every"] > 0:
+            raise UserError(f"{run} has {made} steps on record, and no checkpoint to go on from")
+        self.is_finished = self.done >= self.settings.steps > 0
+        if self.is_finished:
+            say(f"{run} is finished: a larger --steps continues it")
+
+    def make_parts(self) -> None:
+        """What a step uses. The parts of a resumed run get back their state."""
+        s, checkpoint = self.settings, self.checkpoint
+        self.task: Any = Task(**s.keywords_of(Task))
         self.source = checkpoint or find(s.model)
-        self.model = load_model(self.source)
+        self.model: Any = load_model(self.source)
         self.tokenizer = load_tokenizer(self.source)
         ends = [self.tokenizer.token_to_id(token) for token in END_OF_TURN]
         self.stop = tuple({*self.model.config.eos_token_id, *filter(None, ends)})
         self.reference = load_model(find(s.model)).requires_grad_(False) if s.kl else None
         self.trained = {name: parameter for name, parameter in self.model.named_parameters()
                         if parameter.requires_grad}
-        self.optimizer = AdamW(self.trained.values(), s.learning_rate, s.weight_decay)
+        self.optimizer: Any = AdamW(self.trained.values(), s.learning_rate, s.weight_decay)
         self.advantage = self.method(ADVANTAGES[s.advantage])    # rollouts -> (B, T)
         self.weighting = self.method(MITIGATIONS[s.mitigation])  # rollouts -> (B, T)
         torch.set_num_threads(s.threads or min(torch.get_num_threads(), max(
             1, self.model.config.hidden_size // 64)))
         self.look_at_prompts()
-        if self.is_finished:
-            say(f"{self.folder} is finished: a larger --steps continues it")
         if checkpoint:
-            self.put_back(read_tensors(checkpoint / "trainer" / "state.safetensors"))
-
-    @property
-    def is_finished(self) -> bool:
-        return self.done >= self.settings.steps > 0
+            self.put_back(self.read_state(checkpoint))
 
     def look_at_prompts(self) -> None:
         """What cannot be asked is refused before the run has a folder."""
@@ -170,7 +188,8 @@ class Run:
         return credit
 
     def steps(self) -> Iterator[int]:
-        return iter(range(self.done + 1, self.settings.steps + 1))
+        for self.step in range(self.done + 1, self.settings.steps + 1):
+            yield self.step
 
     def batch(self, step: int) -> Rollouts:
         """New problems and new answers to them, with their rewards."""
@@ -231,8 +250,6 @@ class Run:
 
     def put_back(self, found: dict[str, Tensor]) -> None:
         for name, own in self.state().items():
-            if name not in found or found[name].shape != own.shape:
-                raise UserError(f"the checkpoint's {name} is not that of this model")
             own.copy_(found[name])
         self.optimizer.steps = int(found["step"])
 
@@ -240,59 +257,88 @@ class Run:
         """Write a model's folder, with the trainer's state below it. The states of older
         checkpoints are removed when this one stands, and not earlier."""
         with whole(self.folder / "checkpoints" / f"step_{step:06d}") as path:
-            save_model(self.model, path)
-            for name in ("tokenizer.json", "tokenizer_config.json", "recipe.json"):
-                if (self.source / name).exists():
-                    shutil.copyfile(self.source / name, path / name)
+            self.write_model(path)
             (path / "trainer").mkdir()
             save_file(self.state(), path / "trainer" / "state.safetensors")
-        for old in sorted(self.folder.glob("checkpoints/step_[0-9]*/trainer"))[:-2]:
-            shutil.rmtree(old)
+            (path / "trainer" / "state.json").write_text(json.dumps(self.digests(path, step)))
+        for old in [*checkpoints(self.folder).values()][:-2]:
+            shutil.rmtree(old / "trainer")
+
+    def digests(self, checkpoint: Path, step: int) -> dict[str, str]:
+        """Of all that a checkpoint belongs to."""
+        s, task = self.settings, self.task
+        problems = [*task.training_problems(s.seed, step, s.questions),
+                    *(task.held_out_problems(s.eval_tasks) if s.eval_every else [])]
+        settings = {name: value for name, value in s.to_json().items()
+                    if name not in {"out", *self.changeable}}
+        return {"its number": str(step), "a setting in config.json": digest_of(settings),
+                "the task's choice of problems": digest_of(
+                    [(task.prompt_for(problem), task.show(problem)) for problem in problems]),
+                "its model": digest_of(checkpoint / "model.safetensors"),
+                "its trainer's state": digest_of(checkpoint / "trainer" / "state.safetensors")}
+
+    def read_state(self, checkpoint: Path) -> dict[str, Tensor]:
+        known = read_json(checkpoint / "trainer" / "state.json")
+        for what, digest in self.digests(checkpoint, self.done).items():
+            if known.get(what) != digest:
+                raise UserError(f"{checkpoint}: {what} has changed since this checkpoint was made, "
+                                "so the run cannot go on from it")
+        return read_tensors(checkpoint / "trainer" / "state.safetensors")
+
+    def write_model(self, path: Path) -> None:
+        save_model(self.model, path)
+        for name in ("tokenizer.json", "tokenizer_config.json", "recipe.json"):
+            if (self.source / name).exists():
+                shutil.copyfile(self.source / name, path / name)
 
     def last_checkpoint(self) -> str:
-        if checkpoint := newest_checkpoint(self.folder):
-            return f"python train.py --resume {self.folder} goes on from {checkpoint.name}"
+        if found := checkpoints(self.folder):
+            return (f"python train.py --resume {shlex.quote(str(self.folder))} goes on from step "
+                    f"{max(found)}")
         return "there is no checkpoint to go on from"
 
     def begin(self) -> None:
         """Make the folder of a new run, or go back to the last checkpoint of an old one. From now
         on Ctrl-C waits for the end of a step."""
-        s = self.settings
-        about = {"columns_temperature": 1, "model_config": asdict(self.model.config),
-                 "held_out_problems": digest_of_problems(self.task, s.eval_tasks),
-                 "trained_parameters": sum(p.numel() for p in self.trained.values()),
-                 "versions": {"torch": torch.__version__, "numpy": np.__version__}}
-        config = json.dumps(s.to_json() | {"out": str(self.folder)} | about, indent=2)
-        if self.locked:
+        if self.is_new:
+            self.make_folder()
+            self.locked = lock(self.folder)
+        else:
             say(f"continuing {self.folder} after step {self.done}")
             forget_after(self.folder, self.done)
             with whole(self.folder / "config.json") as path:
-                path.write_text(config)
-        else:
-            size = sum(parameter.numel() for parameter in self.model.parameters())
-            say(f"{s.model}: {size / 1e6:.2f} million parameters, {torch.get_num_threads()} "
-                f"threads; {s.questions} problems x {s.answers} answers a step; writing to "
-                f"{self.folder}")
-            with whole(self.folder) as path:
-                (path / "credit").mkdir(parents=True)
-                (path / "config.json").write_text(config)
-                shutil.copyfile(self.source / "tokenizer.json", path / "tokenizer.json")
-            self.locked = lock(self.folder)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self.interrupt)
+                path.write_text(json.dumps(self.config(), indent=2))
+        self.handlers = {number: signal.signal(number, self.interrupt)
+                         for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def config(self) -> dict[str, Any]:
+        s = self.settings
+        return s.to_json() | {
+            "held_out_problems": digest_of(
+                [self.task.show(problem) for problem in self.task.held_out_problems(s.eval_tasks)]
+            ) if s.eval_every else None,
+            "model_config": asdict(self.model.config),
+            "versions": {"torch": torch.__version__, "numpy": np.__version__}}
+
+    def make_folder(self) -> None:
+        s, size = self.settings, sum(parameter.numel() for parameter in self.model.parameters())
+        say(f"{s.model}: {size / 1e6:.2f} million parameters, {torch.get_num_threads()} threads; "
+            f"{s.questions} problems x {s.answers} answers a step; writing to {self.folder}")
+        make_run(self.folder, self.config(), self.source / "tokenizer.json")
 
     def interrupt(self, *_: object) -> None:
         if self.stopping:
             raise KeyboardInterrupt
         self.stopping = True
-        say("\nstopping after this step; Ctrl-C again stops at once")
+        # past Python's buffer, because a print may have been interrupted
+        os.write(1, b"\nstopping after this step; Ctrl-C again stops at once\n")
 
     def close(self, failed: bool) -> None:
         """Give the folder back; that of a new run that failed in its first step is removed, so that
         it is not in the way of the next attempt."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.default_int_handler)
-        if self.locked and failed and not (self.folder / "metrics.jsonl").exists():
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        if self.is_new and self.locked and failed and not (self.folder / "metrics.jsonl").exists():
             shutil.rmtree(self.folder, ignore_errors=True)
         if self.locked:
             self.locked.close()
@@ -303,28 +349,29 @@ class Run:
 
     def log(self, line: dict[str, Any]) -> None:
         """Write a line of metrics.jsonl, and print one."""
-        s, step = self.settings, line["step"]
+        s, step = self.settings, self.step
         line["learning_rate"] = self.optimizer.learning_rate
         append(self.folder / "metrics.jsonl", line)
-        self.seconds.append(line["seconds"])
-        left = sum(self.seconds) / len(self.seconds) * (s.steps - step)
+        left = (time.monotonic() - self.start) / (step - self.done) * (s.steps - step)
         if step % 20 == 1 or step == self.done + 1:
-            say("    step  reward  success  format  length  finished  entropy  grad norm  tokens/s"
-                "      left")
+            say(f"    step  reward  success{'  format' * self.has_format}  length  finished"
+                "  entropy  grad norm  tokens/s      left")
         norm = line["gradient_norm"]
-        say(f"{step:4d}/{s.steps:<4d}{line['reward']:7.3f}{line['success']:9.1%}"
-            f"{line.get('reward_format', math.nan):8.2f}{line['length']:8.1f}"
-            f"{line['finished']:10.1%}{line['entropy']:9.3f}  "
+        form = f"{line['reward_format']:8.2f}" if self.has_format else ""
+        say(f"{step:4d}/{s.steps:<4d}{line['reward']:7.3f}{line['success']:9.1%}{form}"
+            f"{line['length']:8.1f}{line['finished']:10.1%}{line['entropy']:9.3f}  "
             f"{'  skipped' if norm is None else f'{norm:9.3f}'}"
             f"{line['tokens'] / line['seconds']:10.0f}{left / 60:7.0f}:{left % 60:02.0f}")
-        if note := line["skipped"] or line["weight_note"]:
+        skipped = line["skipped"] and f"no update: {line['skipped']}"
+        if note := skipped or line["weight_note"]:
             say(f"          {note}")
 
     def log_evaluation(self, line: dict[str, Any], seconds: float) -> None:
         append(self.folder / "evaluations.jsonl", line)
+        form = f"format {line['format_mean']:.2f}, " if self.has_format else ""
         say(f"  held-out, {line['mode']:7s} {line['success']:6.1%}  95% interval "
             f"{line['success_low']:.1%} to {line['success_high']:.1%}  ({len(line['answer'])} "
-            f"problems, format {line['format_mean']:.2f}, length {line['length_mean']:.0f}, "
+            f"problems, {form}length {line['length_mean']:.0f}, "
             f"finished {line['finished_mean']:.0%}, {seconds:.0f} s)")
         if line["mode"] == "sampled":
             self.evaluations.append(line)
@@ -334,6 +381,7 @@ class Run:
 
     def end(self) -> None:
         took, memory = time.monotonic() - self.start, peak_memory() / 1e9
+        self.stopping &= self.step < self.settings.steps  # after the last one it has ended
         say(self.last_checkpoint() if self.stopping else f"done. Everything is in {self.folder}")
         if len(self.evaluations) > 1:
             before, after = self.evaluations[0], self.evaluations[-1]
@@ -350,7 +398,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.begin = self.last = time.perf_counter()
-        self.processor, self.stages = time.process_time(), dict[str, float]()
+        self.stages = dict[str, float]()
 
     def mark(self, stage: str) -> None:
         now = time.perf_counter()
@@ -358,7 +406,6 @@ class Clock:
 
     def metrics(self, tokens: int) -> Metrics:
         return {**self.stages, "seconds": time.perf_counter() - self.begin,
-                "processor_seconds": time.process_time() - self.processor,
                 "rollout_tokens_per_second": tokens / self.stages["rollout_seconds"],
                 "peak_memory_bytes": peak_memory()}
 
@@ -366,12 +413,10 @@ class Clock:
 def columns_of(scores: list[dict[str, float]]) -> dict[str, Tensor]:
     """(B,) the reward of each answer, and each of its parts."""
     for score in scores:
-        if not isinstance(score, dict) or not {"reward", "format", "answer"} <= score.keys():
-            raise UserError(f"Task.score should return a dict with reward, format and answer, and "
-                            f"not {score!r}")
-        if score.keys() != scores[0].keys() or not all(map(is_number, score.values())):
-            raise UserError(f"Task.score should return the same names for every answer, each with "
-                            f"a finite number, and not {score!r}")
+        if (not isinstance(score, dict) or not {"reward", "format", "answer"} <= score.keys()
+                or score.keys() != scores[0].keys() or not all(map(is_number, score.values()))):
+            raise UserError(f"Task.score should return a dict with a finite number for reward, "
+                            f"format and answer, the same names each time, and not {score!r}")
     return {part: torch.tensor([float(score[part]) for score in scores]) for part in scores[0]}
 
 
@@ -389,10 +434,12 @@ def generator_of(*parts: object) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def digest_of_problems(task: Any, count: int) -> str:
-    """Held-out problems in a few letters: in two runs that have them in common, the same."""
-    shown = [task.show(problem) for problem in task.held_out_problems(count)]
-    return hashlib.sha256(repr(shown).encode()).hexdigest()[:12]
+def digest_of(what: object) -> str:
+    """A few letters, for a file those of its content, that are the same for what is the same."""
+    if isinstance(what, Path):
+        with open(what, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:12]
+    return hashlib.sha256(repr(what).encode(errors="surrogatepass")).hexdigest()[:12]
 
 
 def printable(text: str) -> str:
@@ -433,19 +480,35 @@ def write_credit(path: Path, rollouts: Rollouts, weight: Tensor, columns: dict[s
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
     """Make a file or a folder whole or not at all: it is written under another name and renamed."""
-    unfinished = path.with_name(f".{path.name}.tmp")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if unfinished.is_dir():  # that of a run that was killed
-        shutil.rmtree(unfinished)
-    yield unfinished
-    os.replace(unfinished, path)
+    unfinished = path.with_name(f".{path.name}.{os.getpid():08x}.tmp")
+    remove(unfinished)  # that of a process that was killed
+    try:
+        yield unfinished
+        os.replace(unfinished, path)
+    finally:
+        remove(unfinished)
+
+
+def remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def make_run(folder: Path, config: dict[str, Any], tokenizer: Path) -> None:
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"{folder} exists already")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with whole(folder) as path:
+        for name in ("credit", "checkpoints"):
+            (path / name).mkdir(parents=True)
+        (path / "config.json").write_text(json.dumps(config, indent=2))
+        shutil.copyfile(tokenizer, path / "tokenizer.json")
 
 
 def append(path: Path, line: dict[str, Any]) -> None:
     known = {name: None if isinstance(value, float) and not math.isfinite(value) else value
              for name, value in line.items()}
     with open(path, "a") as file:
-        file.write(json.dumps(known) + "\n")
+        file.write(json.dumps(known, allow_nan=False) + "\n")
 
 
 def lock(folder: Path) -> typing.IO[str]:
@@ -458,10 +521,16 @@ def lock(folder: Path) -> typing.IO[str]:
     return file
 
 
-def newest_checkpoint(run: Path) -> Path | None:
-    found = sorted(run.glob("checkpoints/step_[0-9]*/trainer/state.safetensors"))
-    models = [path.parents[1] for path in found if (path.parents[1] / "config.json").exists()]
-    return models[-1] if models else None
+def of_steps(paths: Iterable[Path]) -> dict[int, Path]:
+    """Files or folders by their step, without those of other names, such as step_6_best."""
+    return {int(path.stem[5:]): path for path in sorted(paths)
+            if re.fullmatch("step_[0-9]+", path.stem)}
+
+
+def checkpoints(run: Path) -> dict[int, Path]:
+    """The checkpoints from which a run can go on."""
+    return {step: path for step, path in of_steps(run.glob("checkpoints/*")).items()
+            if all((path / name).exists() for name in ("config.json", "trainer/state.safetensors"))}
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -470,32 +539,22 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
-def where_to_go_on(run: Path, checkpoint_every: int) -> tuple[int, Path | None]:
-    """The step of the newest checkpoint, and its folder. A run that was stopped before its first
-    checkpoint stood begins again; no other record is ever forgotten as a whole."""
-    steps = [line["step"] for line in read_lines(run / "metrics.jsonl")]
-    checkpoint = newest_checkpoint(run)
-    done = int(checkpoint.name[5:]) if checkpoint else 0
-    if steps[:done] != list(range(1, done + 1)):
-        raise UserError(f"{run}/metrics.jsonl does not have all of the {done} steps before the "
-                        "checkpoint, one line each")
-    if not checkpoint and checkpoint_every and len(steps) > checkpoint_every:
-        raise UserError(f"{run} has {len(steps)} steps on record, and no checkpoint to go on from")
-    return done, checkpoint
+def refuse_holes(run: Path, done: int) -> None:
+    steps = [line["step"] for line in read_lines(run / "metrics.jsonl") if line["step"] <= done]
+    if steps != [*range(1, done + 1)]:
+        raise UserError(f"{run}/metrics.jsonl does not have one line for each of the steps 1 to "
+                        f"{done}, in order")
 
 
 def forget_after(run: Path, step: int) -> None:
     """Remove what a stopped run wrote after its last checkpoint: it will be made again."""
-    for log in (run / "metrics.jsonl", run / "evaluations.jsonl"):
+    for log in filter(Path.exists, (run / "metrics.jsonl", run / "evaluations.jsonl")):
         kept = [line for line in read_lines(log) if step and line["step"] <= step]
         with whole(log) as path:
             path.write_text("".join(json.dumps(line) + "\n" for line in kept))
-    for file in run.glob("credit/step_[0-9]*.npz"):
-        if int(file.stem[5:]) > step:
-            file.unlink()
-    for folder in run.glob("checkpoints/step_[0-9]*"):  # one that has lost a file
-        if int(folder.name[5:]) > step:
-            shutil.rmtree(folder)
+    made = *of_steps(run.glob("credit/*.npz")).items(), *of_steps(run.glob("checkpoints/*")).items()
+    for path in (*run.rglob(".*.tmp"), *(path for known, path in made if known > step)):
+        remove(path)
 
 
 class Unknown(UserError):

@@ -88,7 +88,7 @@ def train(run: Run) -> None:
 
 def means_of(rollouts: Rollouts) -> Metrics:
     """Means over all sampled answers and tokens."""
-    tokens, by_group = int(rollouts.mask.sum()), rollouts.reward.view(len(rollouts.problems), -1)
+    tokens, by_group = int(rollouts.mask.sum()), rollouts.reward.view(len(rollouts.prompt_ids), -1)
     parts = {part if part == "reward" else f"reward_{part}": score.mean().item()
              for part, score in rollouts.scores.items()}
     return {**parts, "success": parts.get("reward_answer", math.nan), "tokens": tokens,

@@ -69,12 +69,11 @@ from lab.engine.rollouts import Rollouts
 from lab.engine.tokens import encode, encode_prompt
 from examples.one_step import MAX_GRAD_NORM
 from lab.harness.build import initial_model, load_policy
-from lab.harness.step_lines import batch_metrics
-from lab.harness.record import (RunFolder, credit_path, make_run, provenance, read_given,
-                                replace_text, write_credit)
+from lab.harness.record import credit_path, provenance, read_given, replace_text, write_credit
 from lab.harness.run import COPIED_FILES
-from lab.harness.settings import MODES, Settings, make_settings
-from train import answer_held_out
+from lab.harness.settings import MODES, LabSettings, make_settings
+from run import append, make_run
+from train import answer_held_out, means_of
 
 STEPS, PROBLEMS, ANSWERS = 30, 16, 8
 HELD_OUT = 500  # problems that are never trained on
@@ -91,7 +90,7 @@ class Pair(NamedTuple):
     rejected: list[int]  # the worse one
 
 
-def train(s: Settings, beta: float = BETA, pairs_file: str | None = None,
+def train(s: LabSettings, beta: float = BETA, pairs_file: str | None = None,
           write_pairs: Path | None = None) -> Policy:
     """Train on the pairs of a file, or else on pairs of answers that are sampled in each step.
     Print a line for each step, write the record, and return the policy as it is at the end.
@@ -110,8 +109,7 @@ def train(s: Settings, beta: float = BETA, pairs_file: str | None = None,
     settings = {**s.to_json(), "loss": "dpo", "dpo_beta": beta, "pairs": pairs_file,
                 "reward": task.rewarded, "columns_temperature": 1, **provenance()}
     make_run(s.folder, settings, policy.folder / "tokenizer.json")
-    folder = RunFolder(s.folder)
-    evaluate(policy, s, folder, 0)
+    evaluate(policy, s, 0)
     print("\nstep  pairs    loss  in order  gradient norm  success", flush=True)
 
     written = []
@@ -156,19 +154,19 @@ def train(s: Settings, beta: float = BETA, pairs_file: str | None = None,
             optimizer.step()
 
         # Stage 5: record the step. The rewards of a file's answers do not say what the model can.
-        means = {"tokens": float(N)} if given else batch_metrics(batch)
+        means = {"tokens": float(N)} if given else means_of(batch)
         line = {"step": step, **means, "loss": total, "gradient_norm": norm, "pairs": len(pairs),
                 "pairs_in_order": in_order / len(pairs) if len(pairs) else None}
-        folder.append("metrics.jsonl", line)
+        append(s.folder / "metrics.jsonl", line)
         batch = replace(batch, advantage=advantage[:, None] * batch.mask, step=step)
         weight = torch.ones_like(batch.log_prob)                                     # (B, T)
-        write_credit(credit_path(s.folder, step), batch, weight, {"step": step})
+        write_credit(credit_path(s.folder, step), batch, weight)
         right = f"{means['success']:8.1%}" if "success" in means else "       -"
         print(f"{step:4}  {len(pairs):5}  {total:6.4f}  {in_order:8}  {norm or 0:13.3f} {right}",
               flush=True)
 
     print()
-    evaluate(policy, s, folder, s.steps)
+    evaluate(policy, s, s.steps)
     save(model, s.folder / "checkpoints" / f"step_{s.steps:06d}", policy.folder)
     if write_pairs:
         replace_text(write_pairs, "".join(written))
@@ -204,13 +202,13 @@ def save(model: Qwen2, folder: Path, made_from: Path) -> None:
             shutil.copyfile(made_from / name, folder / name)
 
 
-def evaluate(policy: Policy, s: Settings, folder: RunFolder, step: int) -> None:
+def evaluate(policy: Policy, s: LabSettings, step: int) -> None:
     """Answer the held-out problems as train.py does, and record and print the success."""
     # what it needs of a run
     asked: Any = SimpleNamespace(settings=s, task=policy.task, ask=policy.ask)
     for mode in MODES:
         line = answer_held_out(asked, step, mode)
-        folder.append("evaluations.jsonl", line)
+        append(s.folder / "evaluations.jsonl", line)
         print(f"step {step}, {mode} answers: {line['success']:.1%} of {len(line['answer'])} "
               f"held-out problems (95% interval {line['success_low']:.1%} to "
               f"{line['success_high']:.1%})", flush=True)
@@ -313,5 +311,5 @@ if __name__ == "__main__":
         wanted["learning_rate"] = typed.learning_rate
     try:
         train(make_settings(wanted), typed.beta, typed.pairs, typed.write_pairs)
-    except UserError as error:
+    except (UserError, OSError) as error:
         raise SystemExit(f"dpo.py: {error}") from None

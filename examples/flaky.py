@@ -42,7 +42,7 @@ from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts
 from lab.harness.build import build
 from lab.harness.flags import option, read
-from lab.harness.record import whole
+from lab.harness.record import new_folder
 from lab.harness.settings import make_settings
 from lab.tools.guesser import Parts, make_player
 
@@ -276,8 +276,7 @@ def make(folder: Path, task: Task) -> None:
               "checkpoint_every": 10}
     rng = random.Random(0)
     torch.set_num_threads(1)
-    with whole(folder) as unfinished:
-        unfinished.mkdir()
+    with new_folder(folder) as unfinished:
         make_player(unfinished, task.prompt_for(task.extreme_problems()[0]),
                     lambda: game_of_the_teacher(task, rng), recipe)
 
@@ -369,7 +368,7 @@ def main(argv: list[str]) -> None:
 
 def made_for(typed: dict[str, str]) -> str:
     """The folder of the player of this game, which is made if it is not there."""
-    flags = make_settings({**typed, "task": "examples.flaky"}, beside=OWN_FLAGS).method_flags
+    flags = make_settings({**typed, "task": "examples.flaky"}, beside=OWN_FLAGS).keywords
     task = Task(flags["turns"], flags["works"])
     folder = Path(f"runs/flaky-{task.turns}-{task.works:g}")
     if not folder.exists():

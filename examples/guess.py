@@ -48,7 +48,7 @@ from lab.engine.update import update
 from lab.harness.flags import Flag, option, read
 from lab.harness.build import Parts, build
 from lab.harness.screen import python_command
-from lab.harness.settings import Settings, make_settings
+from lab.harness.settings import LabSettings, make_settings
 from lab.credit.weightings import rescaled_weight
 from lab.credit.weightings import with_advantage
 
@@ -142,7 +142,7 @@ def tree_of(parts: Parts) -> Tree:
     return tree
 
 
-def step_of(parts: Parts, s: Settings, step: int) -> tuple[Rollouts, Tensor]:
+def step_of(parts: Parts, s: LabSettings, step: int) -> tuple[Rollouts, Tensor]:
     """The batch of a step and its weights, as train.py makes them."""
     problems = parts.policy.task.training_problems(s.seed, step, s.questions)
     batch = parts.sample(problems, s.answers, derived_seed("train", s.seed, step))
@@ -170,7 +170,7 @@ def judged_by(truth: Tensor, found: Tensor) -> Judged:
     return Judged(float(noise / signal.square()), float(signal / length), float(error))
 
 
-def judged(s: Settings, batches: int) -> str:
+def judged(s: LabSettings, batches: int) -> str:
     """The gradients that a method gives for batches of the first model, beside the true one."""
     parts = build(s, None, {})
     tree = tree_of(parts)
@@ -183,7 +183,7 @@ def judged(s: Settings, batches: int) -> str:
             f"(+- {one.error:.2f})")
 
 
-def learn(s: Settings, told: str = "") -> float:
+def learn(s: LabSettings, told: str = "") -> float:
     """Train as train.py does, and return the probability of winning at the end. `told` says it on
     the way."""
     parts = build(s, None, {})
@@ -313,7 +313,8 @@ def main(argv: list[str]) -> None:
     beside_grpo(s, plain, own.pairs, own.batches, "probability of winning")
 
 
-def beside_grpo(s: Settings, plain: Settings, pairs: int, batches: int, measured: str) -> None:
+def beside_grpo(s: LabSettings, plain: LabSettings, pairs: int, batches: int, measured: str
+                ) -> None:
     """Print how noisy the gradient of a method is, and what a model is worth that it trained."""
     print("\nThe gradient of a batch of the first model:", flush=True)
     name = " and ".join({s.mitigation, s.advantage} - {"none", "grpo"})

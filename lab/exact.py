@@ -47,7 +47,7 @@ from lab.engine.update import divergence, length_scaling, rescaling
 from grpo import policy_loss, rloo
 from lab.harness.build import OF_ONE_TURN
 from lab.harness.flags import Flag, flags_of, read, settle, unknown_argument
-from lab.harness.settings import Settings
+from lab.harness.settings import LabSettings
 from lab.credit.weightings import cells_of
 from lab.engine.model import ModelConfig, Qwen2
 from lab.credit.weightings import drop_unfinished
@@ -55,7 +55,7 @@ from lab.credit.weightings import drop_unfinished
 Tokens = tuple[int, ...]
 SPELLING = {"1": 0, "x": 1, "<answer>": 2}
 PROMPT = SPELLING["x"]
-FLAGS = {name: replace(flags_of(Settings)[name], requires=None, otherwise=None) for name in (
+FLAGS = {name: replace(flags_of(LabSettings)[name], requires=None, otherwise=None) for name in (
     "loss_norm", "drop_unfinished", "rescale", "placebo", "entropy_bonus", "kl", "kl_kind")}
 FLAGS["loss_norm"] = replace(FLAGS["loss_norm"], default="constant")
 EXACT = 1e-4  # a smaller bias is rounding
@@ -126,7 +126,7 @@ def policy_of(task: object, kind: Kind, seed: int, settings: dict[str, Any]) -> 
     spelling = {text: number for text, number in SPELLING.items() if number < kind.vocabulary}
     tokenizer = Tokenizer(models.BPE(vocab=spelling, merges=[]))
     tokenizer.decoder = decoders.ByteLevel()
-    s = Settings(model="world", task="world", questions=kind.problems, answers=kind.size,
+    s = LabSettings(model="world", task="world", questions=kind.problems, answers=kind.size,
                  max_new_tokens=kind.limit, **{"loss_norm": "constant", **settings})
     return Policy(model, tokenizer, task, s, Path())
 

@@ -1,7 +1,5 @@
 """A run beyond the book. train.py hands a command line over to here if a flag, a task, a weighting
 or an advantage is not in the files at the root: then the same loop trains with the lab's parts."""
-from typing import Any
-
 import lab.engine  # noqa: F401  before torch: it sets how torch's threads wait
 from lab.harness.run import open_lab_run
 from lab.harness.screen import run_as_program
@@ -9,8 +7,7 @@ from train import carry_out
 
 
 def train_beyond(argv: list[str]) -> None:
-    run: Any = open_lab_run(argv)  # it has the parts of the book's Run, and is none
-    carry_out(run)
+    carry_out(open_lab_run(argv))
 
 
 def main(argv: list[str]) -> None:

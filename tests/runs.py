@@ -38,7 +38,7 @@ def run(*argv, expect=0):
     with redirect_stdout(out), redirect_stderr(errors):
         try:
             train.train_beyond(list(map(str, argv)))
-        except UserError as error:
+        except (UserError, OSError) as error:
             code = 1
             errors.write(f"train.py: {error}")
     assert code == expect, out.getvalue() + errors.getvalue()

@@ -19,7 +19,7 @@ from lab.engine.rollouts import Rollouts, has_turns
 from lab.engine.tokens import load_tokenizer
 from lab.harness.record import Json, find_folder
 from lab.harness.screen import say
-from lab.harness.settings import Settings
+from lab.harness.settings import LabSettings
 from lab.harness.tasks import CheckedTask, make_task
 from lab.engine.model import Qwen2
 
@@ -92,7 +92,7 @@ class Parts(NamedTuple):
             parameter.data.copy_(stored)
 
 
-def build(s: Settings, checkpoint: Path | None, drawn: Json) -> Parts:
+def build(s: LabSettings, checkpoint: Path | None, drawn: Json) -> Parts:
     """Build the parts of a run, in this order. The model of a resumed run is that of its
     checkpoint; with --lora it is the first model again, to which `put_back` adds A and B. `drawn`
     is filled with what dynamic sampling draws beyond a batch."""
@@ -101,7 +101,7 @@ def build(s: Settings, checkpoint: Path | None, drawn: Json) -> Parts:
     optimizer = load_optimizer(s, policy)
     reference = initial_model(s) if s.kl else None
     advantage, weighting = make_advantage(s, policy), make_weighting(s, policy)
-    if s.advantage == "span" and (unpaid := unpaid_parts(s.method_flags)):
+    if s.advantage == "span" and (unpaid := unpaid_parts(s.keywords)):
         say(f"--advantage span pays {' and '.join(unpaid)}, which the reward of this run does not")
     sample: Callable[..., Rollouts] = policy.sample
     if s.dynamic_sampling > 1:
@@ -116,20 +116,20 @@ def unpaid_parts(flags: Json) -> list[str]:
     return unpaid + ["the reasoning"] * (flags.get("reasoning_weight") == 0)
 
 
-def refuse_methods_of_one_turn(s: Settings, task: object) -> None:
+def refuse_methods_of_one_turn(s: LabSettings, task: object) -> None:
     for axis, name in (("mitigation", s.mitigation), ("advantage", s.advantage)):
         if has_turns(task) and name in OF_ONE_TURN:
             raise UserError(f"--{axis} {name} takes answers of one turn, and those of --task "
                             f"{s.task} have several, because it has a reply")
 
 
-def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
+def load_policy(s: LabSettings, checkpoint: Path | None = None) -> Policy:
     """The policy of a run; that of a resumed one is loaded from its `checkpoint`. What cannot work
     is refused before the weights are read, which of a large model takes long."""
     device, folder = device_of(s), checkpoint or find_folder(s.model)
     config = read_config(folder)
     tokenizer = load_tokenizer(folder, config.vocab_size)
-    task = make_task(s.task, s.method_flags, folder)
+    task = make_task(s.task, s.keywords, folder)
     refuse_long_prompts(s, tokenizer, task, config.max_position_embeddings)
     model = load_model(s, folder, device)
     model.model.checkpointing = s.checkpointing
@@ -137,7 +137,8 @@ def load_policy(s: Settings, checkpoint: Path | None = None) -> Policy:
     return Policy(model, tokenizer, task, s, folder)
 
 
-def refuse_long_prompts(s: Settings, tokenizer: Tokenizer, task: CheckedTask, limit: int) -> None:
+def refuse_long_prompts(s: LabSettings, tokenizer: Tokenizer, task: CheckedTask, limit: int
+                        ) -> None:
     """Refuse a task whose longest prompts the tokenizer cannot spell, or whose prompt and answer
     have more tokens than the model takes."""
     prompts = encode_prompts(tokenizer, task, task.extreme_problems())
@@ -147,7 +148,7 @@ def refuse_long_prompts(s: Settings, tokenizer: Tokenizer, task: CheckedTask, li
                         f"such an answer are longer than the {limit} tokens that {s.model} takes")
 
 
-def load_model(s: Settings, folder: Path, device: torch.device) -> Qwen2:
+def load_model(s: LabSettings, folder: Path, device: torch.device) -> Qwen2:
     """The model of a folder. With --lora it has new additions, with which it computes the same."""
     model = read_model_folder(folder, device).compute_in(getattr(torch, s.dtype))
     if s.lora:
@@ -158,21 +159,21 @@ def load_model(s: Settings, folder: Path, device: torch.device) -> Qwen2:
     return model
 
 
-def load_optimizer(s: Settings, policy: Policy) -> AdamW:
+def load_optimizer(s: LabSettings, policy: Policy) -> AdamW:
     return AdamW(trained_parameters(policy.model).values(), s.learning_rate, s.weight_decay)
 
 
-def initial_model(s: Settings) -> Qwen2:
+def initial_model(s: LabSettings) -> Qwen2:
     """A frozen copy of the model before training, for KL terms."""
     return load_model(s, find_folder(s.model), device_of(s)).requires_grad_(False)
 
 
-def make_advantage(s: Settings, policy: Policy) -> Method:
-    return make(ADVANTAGES[s.advantage], s.flags_for(ADVANTAGES[s.advantage]), policy)
+def make_advantage(s: LabSettings, policy: Policy) -> Method:
+    return make(ADVANTAGES[s.advantage], s.keywords_of(ADVANTAGES[s.advantage]), policy)
 
 
-def make_weighting(s: Settings, policy: Policy) -> Method:
-    return make(MITIGATIONS[s.mitigation], s.flags_for(MITIGATIONS[s.mitigation]), policy)
+def make_weighting(s: LabSettings, policy: Policy) -> Method:
+    return make(MITIGATIONS[s.mitigation], s.keywords_of(MITIGATIONS[s.mitigation]), policy)
 
 
 def set_threads(threads: int, model: Qwen2) -> None:
@@ -182,7 +183,7 @@ def set_threads(threads: int, model: Qwen2) -> None:
     torch.set_num_threads(threads or by_size)
 
 
-def device_of(s: Settings) -> torch.device:
+def device_of(s: LabSettings) -> torch.device:
     """The device of --device. A GPU is told whether to compute the same numbers every time."""
     device = pick_device(s.device)
     if device.type == "cuda":

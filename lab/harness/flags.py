@@ -58,8 +58,6 @@ class Flag:
     topic: str = ""    # the heading above it
     metavar: str = ""  # the word for its value, if it is not the type
 
-    changeable: bool = False  # it says how a run is made: a resumed run may have another value
-
     @property
     def type(self) -> type:
         if self.kind:
@@ -116,8 +114,8 @@ def option(default: typing.Any, text: str, **more: typing.Any) -> typing.Any:
 def flags_of(owner: typing.Any) -> dict[str, Flag]:
     """The options of a dataclass; the keyword-only parameters of a method, which may be a class."""
     if dataclasses.is_dataclass(owner):
-        flags = {one.name: one.metadata["flag"] for one in dataclasses.fields(owner)
-                 if "flag" in one.metadata}
+        flags = {one.name: one.metadata.get("flag") or of_book(one)
+                 for one in dataclasses.fields(owner) if one.metadata}
         hints = typing.get_type_hints(owner)
     else:
         function = owner.__init__ if inspect.isclass(owner) else owner
@@ -131,6 +129,12 @@ def flags_of(owner: typing.Any) -> dict[str, Flag]:
                                 f"`(..., *, {name})`")
         hints = typing.get_type_hints(function, include_extras=True)
     return {name: as_flag(owner, name, flag, hints.get(name)) for name, flag in flags.items()}
+
+
+def of_book(one: dataclasses.Field[typing.Any]) -> Flag:
+    """The flag of a field that is declared as the book's are (countdown_task.option)."""
+    limits = dict(one.metadata)
+    return Flag(one.default, limits.pop("help"), **limits)
 
 
 def as_flag(owner: typing.Any, name: str, flag: Flag, hint: object) -> Flag:

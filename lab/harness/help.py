@@ -22,17 +22,6 @@ ABOUT_DEFAULTS = (
 SHORT_HELP = ("model", "device", "task", "mitigation", "advantage", "steps", "questions", "answers",
               "max_new_tokens", "learning_rate", "seed", "out", "resume")
 
-OTHER_NAMES = {  # that other trainers use
-    "lr": "--learning_rate", "batch_size": "--questions times --answers", "n": "--answers",
-    "group_size": "--answers", "num_generations": "--answers", "max_steps": "--steps",
-    "num_steps": "--steps", "max_tokens": "--max_new_tokens", "beta": "--kl", "output_dir": "--out",
-    "max_completion_length": "--max_new_tokens", "gradient_checkpointing": "--checkpointing",
-    "wandb": "--track wandb", "report_to": "--track",
-    "loss": "--loss_norm, --clip_kind and --kl; the loss of DPO is in examples/dpo.py",
-    "pairs": "a flag of examples/dpo.py, which trains on pairs of answers",
-    "strength": "no flag yet. The my_idea of README.md brings it, once it stands in "
-                "mitigations.py and is chosen by --mitigation my_idea"}
-
 
 def help_about(topic: str, flags: dict[str, Flag], methods: dict[str, Choices],
                usage: str) -> str:
@@ -96,11 +85,10 @@ def about_flag(flag: Flag) -> str:
 
 
 def about_unknown(name: str, chosen: Values) -> str:
-    """A sentence about a flag that belongs to another method, or that another trainer has; an empty
-    one if it is neither."""
+    """A sentence about a flag that belongs to another method; an empty one if it belongs to none.
+    """
     for axis, choices in METHODS.items():
         found = [owner for owner in choices if name in flags_of(choices[owner])]
         if found:
             return f"--{name} belongs to {' and '.join(found)}, but --{axis} is {chosen[axis]}"
-    other = OTHER_NAMES.get(name)
-    return f"unknown argument --{name}: here it is {other}" if other else ""
+    return ""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from lab.engine.errors import PROJECT
 from lab.harness.record import digest_of, digest_of_text, find_folder
-from lab.harness.settings import Settings
+from lab.harness.settings import LabSettings
 from lab.harness.tasks import file_of_task
 
 METHODS_FILE = PROJECT / "mitigations.py"
@@ -26,7 +26,7 @@ STDLIB = Path(sysconfig.get_path("stdlib"))
 OF_PACKAGES = {"site-packages", "dist-packages"}  # names of the folders they are installed in
 
 
-def made_of(s: Settings) -> dict[str, str]:
+def made_of(s: LabSettings) -> dict[str, str]:
     """The digest of each file by its path: from the project's folder, or the whole path of a file
     that lies elsewhere."""
     files = {path for pattern in OF_A_STEP for path in PROJECT.glob(pattern)}
@@ -35,7 +35,7 @@ def made_of(s: Settings) -> dict[str, str]:
     for value in s.to_json().values():
         if isinstance(value, str) and value and find_folder(value).is_file():
             files.add(find_folder(value))
-    for value in s.method_flags.values():  # a model that a method takes, as --teacher
+    for value in s.keywords.values():  # a model that a method takes, as --teacher
         if isinstance(value, str) and value and (find_folder(value) / "config.json").is_file():
             files |= files_of_model(find_folder(value))
     digests = {shown(path): digest_of(path) for path in sorted(files)}

@@ -1,6 +1,5 @@
-"""Resuming a run: how far it is, what has changed since, and what it wrote beyond its checkpoint.
-This file is imported if the folder of a run exists."""
-import json
+"""Resuming a run: how far it is, and what has changed since. This file is imported if the folder of
+a run exists."""
 import shlex
 from pathlib import Path
 
@@ -8,16 +7,16 @@ import torch
 
 from lab.engine.errors import UserError
 from lab.harness.made_of import made_of
-from lab.harness.read_record import credit_steps, missing_steps, run_config, steps_finished
-from lab.harness.record import (LOGS, Json, RunFolder, checkpoint_folders, credit_path, read_lines,
-                                remove, replace_text)
+from lab.harness.read_record import missing_steps, run_config, steps_finished
+from lab.harness.record import LOGS, Json, checkpoint_folders, read_lines
 from lab.harness.screen import say
-from lab.harness.settings import CHANGEABLE, Settings, written_by
+from lab.harness.settings import CHANGEABLE, LabSettings, written_by
+from run import checkpoints
 
 SHOWN = 5  # names of changed files
 
 
-def refuse_other(s: Settings, may_continue: bool) -> None:
+def refuse_other(s: LabSettings, may_continue: bool) -> None:
     """Raise an error unless the run in this folder has these settings, and may be continued."""
     config = run_config(s.folder)
     may_differ = {"out", *CHANGEABLE} - {"steps"}
@@ -30,17 +29,16 @@ def refuse_other(s: Settings, may_continue: bool) -> None:
                         f"{shlex.quote(str(s.folder))}, or name another folder with --out")
 
 
-def last_state(s: Settings, folder: RunFolder,
-               may_begin_again: bool) -> tuple[int, Path | None, bool]:
+def last_state(s: LabSettings, may_begin_again: bool) -> tuple[int, Path | None, bool]:
     """The number of steps up to the last checkpoint, that checkpoint, and whether the run is
     finished. A run without a checkpoint starts again, if none was due yet or none ever is, but not
     if a user has removed the folder of its checkpoints: what is on record would be lost."""
-    path, before = folder.path, run_config(folder.path)
+    path, before = s.folder, run_config(s.folder)
     if missing := s.to_json().keys() - before.keys():
         raise UserError(f"{path}/config.json lacks the setting {min(missing)}, so this version of "
                         f"the program cannot go on{written_by(before)}")
-    checkpoints = folder.checkpoints()
-    done = max(checkpoints, default=0)
+    found = checkpoints(path)
+    done = max(found, default=0)
     made = max([done, *(line["step"] for line in read_lines(path / LOGS[0]))])
     is_finished = steps_finished(path) >= s.steps
     every, steps = before["checkpoint_every"], before["steps"]
@@ -58,26 +56,20 @@ def last_state(s: Settings, folder: RunFolder,
             ways_out += shlex.quote(str(models[-1]))
         raise UserError(f"{path} recorded {made} steps, but has no checkpoint to continue from. "
                         f"{ways_out}")
-    elif done:
-        say(f"continuing after step {done}")
-    else:
-        say("there is no checkpoint to continue from: starting again at step 1")
-    return done, checkpoints.get(done), is_finished
+    return done, found.get(done), is_finished
 
 
-def take_over(s: Settings, folder: RunFolder, done: int) -> None:
-    """Say what is not as it was when the `done` steps were made, write it and the changed settings
-    to config.json, and remove what was written after these steps."""
-    before = run_config(folder.path)
-    now = made_of(s)
+def changed_config(s: LabSettings, done: int) -> Json:
+    """The config.json of a resumed run, of which `done` steps are made. Says what is not as it was
+    when they were made."""
+    before, now = run_config(s.folder), made_of(s)
     changed = differing(before.get("made_of", {}), now)
     say_what_differs(s, before, changed, done)
     values = s.to_json() | {"threads": torch.get_num_threads(), "made_of": now}
     values = {name: values[name] for name in (*CHANGEABLE, "made_of")}
     if changed and done:
         values["changed"] = [*before.get("changed", []), {"after_step": done, "files": changed}]
-    folder.change_config(values)
-    forget_after(folder.path, done or -1)  # a run that starts again evaluates step 0 again, too
+    return before | values
 
 
 def differing(before: Json, now: Json) -> list[str]:
@@ -85,7 +77,7 @@ def differing(before: Json, now: Json) -> list[str]:
     return [name for name in sorted({*before, *now}) if before.get(name) != now.get(name)]
 
 
-def say_what_differs(s: Settings, before: Json, changed: list[str], done: int) -> None:
+def say_what_differs(s: LabSettings, before: Json, changed: list[str], done: int) -> None:
     """Say in which respects a run that was never stopped would give other numbers."""
     if not done:
         return
@@ -104,20 +96,3 @@ def say_what_differs(s: Settings, before: Json, changed: list[str], done: int) -
             "never stopped")
     for sentence in missing_steps(s.folder, done):
         say(sentence)
-
-
-def forget_after(run: Path, step: int) -> None:
-    """Remove what a stopped run wrote after its last checkpoint: it will be made again."""
-    for name in LOGS:
-        kept = [line for line in read_lines(run / name) if line["step"] <= step]
-        if (run / name).exists():
-            replace_text(run / name, "".join(json.dumps(line) + "\n" for line in kept))
-    for known in credit_steps(run):
-        if known > step:
-            remove(credit_path(run, known))
-    for folder in run.glob("checkpoints/step_*"):  # one that has lost its trainer's state or more
-        if folder.name[5:].isdigit() and int(folder.name[5:]) > step:
-            remove(folder)
-    for folder in (run, run / "credit", run / "checkpoints"):
-        for path in folder.glob(".*.tmp"):
-            remove(path)

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 import torch
+from safetensors import SafetensorError
 
 from lab.engine.errors import PROJECT, UserError
 
@@ -74,6 +75,8 @@ def sentence_about(error: BaseException) -> str:
         return f"{type(error).__name__} in {name}:{error.lineno}: {error.msg}"
     if isinstance(error, SystemExit):
         return f"{users} calls sys.exit, which would end the run without a word" if users else ""
+    if isinstance(error, SafetensorError):  # a full disk
+        return str(error)
     if isinstance(error, OSError) and not users:
         if error.filename is None or not error.strerror:
             return str(error)
@@ -90,10 +93,6 @@ def sentence_about(error: BaseException) -> str:
 def way_out_of(error: BaseException) -> str:
     """A sentence about an error whose own words hide what can be done; an empty one about any
     other."""
-    if isinstance(error, ModuleNotFoundError):
-        package = str(error.name).partition(".")[0]
-        if is_taken_away(package):
-            return f"this needs the folder {package}/ of this project, which is not here"
     is_memory_full = isinstance(error, (MemoryError, torch.OutOfMemoryError))
     if is_memory_full or "can't allocate memory" in str(error):
         return "there is not enough memory: a smaller --micro_batch or --questions needs less"
@@ -101,12 +100,6 @@ def way_out_of(error: BaseException) -> str:
         return ("gradients are switched off: a file that the run imports calls "
                 "torch.set_grad_enabled(False), in whose place there is `with torch.no_grad():`")
     return ""
-
-
-def is_taken_away(package: str) -> bool:
-    """Whether a package is missing that the rest of the project works without. A folder without
-    code counts as missing."""
-    return package == "lab" and not (PROJECT / package / "__init__.py").exists()
 
 
 class StopRequest:

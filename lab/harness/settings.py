@@ -1,8 +1,7 @@
 """Every setting of a run, and where its value comes from.
 
 Defaults < the model folder's recipe.json < --config < what was typed. The task, the weighting and
-the advantage bring flags of their own: `method_flags` holds their values. lab/harness/flags.py
-lists what can be declared of a flag.
+the advantage bring flags of their own: `keywords` holds their values.
 """
 import hashlib
 import inspect
@@ -14,11 +13,12 @@ from pathlib import Path
 
 from lab.engine.methods import ADVANTAGES, CLIP_KINDS, METHODS, MITIGATIONS, NEVER_RESCALED
 from lab.engine.errors import UserError, location_of, read_json
-from lab.harness.flags import (MOST_THREADS, Flag, Requirement, check_value, flags_of, option,
-                               print_text, settle, unknown_argument, value_of, words_of)
+from countdown_task import option
+from lab.harness.flags import (Flag, Requirement, check_value, flags_of, print_text, settle,
+                               unknown_argument, value_of, words_of)
 from lab.harness.record import Json, find_folder
 from lab.harness.tasks import load_task, with_module_name
-from run import from_here, recipe_in
+from run import Settings, from_here, recipe_in
 
 MODES = ("sampled", "greedy")  # the answers of an evaluation
 PLACEBOS = ("none", "weights", "weights_by_kind", "weights_by_position",
@@ -49,182 +49,102 @@ LORA_RATE, LORA_RATE_OF_LARGE = (4.0, 1e-3), (25.0, 5e-5)
 
 USAGE = "python train.py [flags]"
 HINT = "--help all lists the flags"  # the end of a message about an unknown one
-# headings of the help
-MODEL, PROBLEMS, SPREADING = "model and machine", "problems", "spreading credit over tokens"
-FROM_REWARD, LOSS, TRAINING = "from reward to advantage", "loss", "training"
-RECORD, CONTINUING = "evaluations, record and checkpoints", "continuing a run"
+# what a resumed run may change: the book's, and what says how a run is computed or recorded
+CHANGEABLE = ("steps", "device", "checkpointing", "deterministic", "threads", "micro_batch",
+              "change_every", "noise_parts", "track", "checkpoint_every")
+TOPICS = {  # the headings of the help, and the flags below each
+    "model and machine": "model device dtype checkpointing deterministic threads",
+    "problems": "task", "spreading credit over tokens": "mitigation rescale placebo",
+    "from reward to advantage": "advantage",
+    "loss": "loss_norm epochs clip_low clip_high clip_kind entropy_bonus kl kl_kind "
+            "drop_unfinished",
+    "training": "steps questions answers max_new_tokens temperature learning_rate lora "
+                "weight_decay warmup_steps decay dynamic_sampling micro_batch max_grad_norm seed",
+    "evaluations, record and checkpoints": "eval_every eval_tasks change_every noise_parts track "
+                                           "checkpoint_every out"}
+CONTINUING = "continuing a run"
 OWN_FLAGS = "flags of the chosen task, weighting and advantage"
 
 
 @dataclass
-class Settings:
-    """The settings of a run. Each field but the last three is a flag."""
-    model: str = option(
-        "models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model",
-        topic=MODEL)
+class LabSettings(Settings):
+    """The settings of a run beyond the book. The first three are the book's, with more choices."""
+    mitigation: str = option(
+        "none", "the weighting: how the advantage of an answer is spread over its tokens. The "
+        "choices are listed below", choices=MITIGATIONS)
+    advantage: str = option(
+        "grpo", "how advantages are computed from rewards. The choices are listed below",
+        choices=ADVANTAGES)
+    rescale: str = option(
+        "mean", "the number by which all weights of a batch are multiplied. mean: their mean "
+        "becomes 1. gradient: the sum of the sizes of the tokens' gradients becomes what it is "
+        "with weights of 1. none: the weights stay as they are",
+        choices=("mean", "gradient", "none"))
     device: str = option(
-        "cpu", "device to compute on: cpu, cuda, cuda:N, or mps, which was never tried",
-        topic=MODEL, changeable=True)
+        "cpu", "device to compute on: cpu, cuda, cuda:N, or mps, which was never tried")
     dtype: str = option(
-        "float32",
-        "type of the numbers to compute with. The parameters stay float32. On CUDA the "
+        "float32", "type of the numbers to compute with. The parameters stay float32. On CUDA the "
         "default is bfloat16, unless the model folder has a recipe.json",
-        choices=("float32", "bfloat16"), topic=MODEL)
+        choices=("float32", "bfloat16"))
     checkpointing: bool = option(
         False, "keep only one activation of each layer for the backward pass, and compute the "
         "others again when they are needed. This takes less memory and makes an update a third "
-        "slower",
-        topic=MODEL, changeable=True)
+        "slower")
     deterministic: bool = option(
         False, "compute the same numbers every time, as a CPU does. A GPU's usual algorithms add "
-        "in an order that changes from run to run. A step takes about two fifths longer",
-        requires=ON_A_GPU, topic=MODEL, changeable=True)
-    threads: int = option(
-        0, "CPU threads; 0 means one for every 64 hidden units of the model", most=MOST_THREADS,
-        topic=MODEL, changeable=True)
-
-    task: str = option(
-        "countdown_task", "what the model is trained on: countdown_task, examples.own_reward, or "
-        "my_task if your own task is in my_task.py (docs/your_own_task.md)",
-        topic=PROBLEMS)
-
-    mitigation: str = option(
-        "none", "the weighting: how the advantage of an answer is spread over its tokens. The "
-        "choices are listed below",
-        choices=MITIGATIONS, topic=SPREADING)
-    rescale: str = option(
-        "mean",
-        "the number by which all weights of a batch are multiplied. mean: their mean becomes 1. "
-        "gradient: the sum of the sizes of the tokens' gradients becomes what it is with weights "
-        "of 1. none: the weights stay as they are",
-        choices=("mean", "gradient", "none"), requires=RESCALED, topic=SPREADING,
-        otherwise=lambda s: "none" if s.mitigation in NEVER_RESCALED else "mean")
+        "in an order that changes from run to run. A step takes about two fifths longer")
     placebo: str = option(
         "none", "train a control instead of the method itself. weights: the weights are shuffled "
         "over the tokens of the batch. advantages: the advantages are shuffled within each group. "
         "With _by_kind only tokens of one category exchange theirs, and with _by_position only "
         "tokens that are equally far from the beginning of their answers. none: no control",
-        choices=PLACEBOS, requires=SHUFFLED,
-        topic=SPREADING)
-
-    advantage: str = option(
-        "grpo", "how advantages are computed from rewards. The choices are listed below",
-        choices=ADVANTAGES, topic=FROM_REWARD)
-
+        choices=PLACEBOS)
     loss_norm: str = option(
         "token", "how the loss is averaged. token: over all tokens of the batch, as in DAPO. "
         "sequence: over the tokens of each answer, and then over the answers. constant: its sum is "
         "divided by the number of answers times max_new_tokens, as in Dr. GRPO",
-        choices=("token", "sequence", "constant"), topic=LOSS)
-    epochs: int = option(
-        1, "how many updates are made from each batch, all with the same weights and advantages",
-        least=1, topic=LOSS)
-    clip_low: float = option(
-        0.2, "PPO's lower clipping: the ratio of new to old probability is clipped at 1 minus this",
-        most=1, requires=REUSED, topic=LOSS)
-    clip_high: float = option(
-        0.28, "PPO's upper clipping: the ratio is clipped at 1 plus this",
-        requires=REUSED, topic=LOSS)
+        choices=("token", "sequence", "constant"))
     clip_kind: str = option(
         "ppo", "how an update on a batch that is used again is bounded. lab/credit/clips.py has "
         "the formulas; in the first pass over a batch all of them are plain GRPO. The metric "
-        "clipped_share counts by PPO's bounds, whichever is chosen",
-        choices=CLIP_KINDS, requires=REUSED,
-        topic=LOSS)
-    entropy_bonus: float = option(
-        0.0, "coefficient of a bonus for entropy. It is added to the advantage of each token, "
-        "which has the same gradient on average (lab/credit/entropy_bonus.py)", most=1000,
-        requires=ESTIMATED, topic=LOSS)
-    kl: float = option(
-        0.0, "coefficient of the KL divergence from the initial model. Above 0 a copy of that "
-        "model is kept in memory",
-        topic=LOSS)
-    kl_kind: str = option(
-        "k3", "estimator of the KL divergence. On average k3 has the gradient of KL(initial || "
-        "policy), and k2 has that of KL(policy || initial)",
-        choices=("k3", "k2"), requires=KL, topic=LOSS)
-    drop_unfinished: bool = option(
-        False, "do not train on answers that were cut off at --max_new_tokens", topic=LOSS)
-
-    steps: int = option(
-        100, "steps of training. With 0 the model is only evaluated",
-        topic=TRAINING, changeable=True)
-    questions: int = option(
-        8, "problems in each step", least=1, topic=TRAINING)
-    answers: int = option(
-        8, "answers to each problem", least=2, topic=TRAINING)
-    max_new_tokens: int = option(
-        512, "the most tokens that an answer may have. A longer one is cut off",
-        least=1, topic=TRAINING)
+        "clipped_share counts by PPO's bounds, whichever is chosen", choices=CLIP_KINDS)
     temperature: float = option(
         1.0, "temperature of sampling in training, and of the loss. What is recorded of each token "
-        "is always computed at temperature 1, and evaluations sample at 1", least=0.01, most=100,
-        topic=TRAINING)
-    learning_rate: float = option(
-        5e-6, "learning rate of AdamW", above=0, most=10, topic=TRAINING)
+        "is always computed at temperature 1, and evaluations sample at 1", least=0.01, most=100)
+    entropy_bonus: float = option(
+        0.0, "coefficient of a bonus for entropy. It is added to the advantage of each token, "
+        "which has the same gradient on average (lab/credit/entropy_bonus.py)", most=1000)
+    kl_kind: str = option(
+        "k3", "estimator of the KL divergence. On average k3 has the gradient of KL(initial || "
+        "policy), and k2 has that of KL(policy || initial)", choices=("k3", "k2"))
+    drop_unfinished: bool = option(
+        False, "do not train on answers that were cut off at --max_new_tokens")
     lora: int = option(
         0, "LoRA: keep the matrices as they are, and train an addition of this rank to each matrix "
         "of the layers. AdamW and the gradients then take hardly any memory, and an update has a "
         f"third fewer operations. The default learning rate is {LORA_RATE[0]:g} times as high "
         f"and at most {LORA_RATE[1]:g}, of a large model {LORA_RATE_OF_LARGE[0]:g} times and at "
-        f"most {LORA_RATE_OF_LARGE[1]:g}. 0 trains every parameter", topic=TRAINING)
-    weight_decay: float = option(0.0, "weight decay of AdamW", topic=TRAINING)
+        f"most {LORA_RATE_OF_LARGE[1]:g}. 0 trains every parameter")
     warmup_steps: int = option(
-        0, "the learning rate rises in equal parts over so many steps", topic=TRAINING)
+        0, "the learning rate rises in equal parts over so many steps")
     decay: str = option(
         "none", "how the learning rate falls after that, nearly to 0 in the last step",
-        choices=("none", "linear", "cosine"), topic=TRAINING)
+        choices=("none", "linear", "cosine"))
     dynamic_sampling: int = option(
         1, "draw at most so many batches of problems for a step, until there are enough groups "
         "whose answers have different rewards. The record is of the groups that were kept, and so "
         "is its success. What is drawn beyond the first batch is counted as extra_answers",
-        least=1, most=100, topic=TRAINING)
-    micro_batch: int = option(
-        8, "how many answers of full length an update computes at a time; a number above that of "
-        "all answers means all of them. This changes memory, speed and rounding, and nothing else",
-        least=1, topic=TRAINING, changeable=True)
-    max_grad_norm: float = option(
-        1.0, "gradients with a larger norm are scaled down to this norm; 0 means never",
-        topic=TRAINING)
-    seed: int = option(
-        0, "seed of the training problems and of sampling. Evaluations use the same random numbers "
-        "whatever the seed and the size of a batch are",
-        topic=TRAINING)
-
-    eval_every: int = option(
-        25, "steps between two evaluations. There is also one at the start and one at the end; 0 "
-        "means never", topic=RECORD)
-    eval_tasks: int = option(
-        500, "number of held-out problems in an evaluation",
-        least=1, requires=EVALUATED, topic=RECORD)
-    change_every: int = option(
-        10, "steps between two measurements of each token's change, which is its log-prob after "
-        "the step minus its log-prob before. The first and the last step are measured, too; 0 "
-        "means never. A measurement needs two more forward passes; on a CPU such a step takes two "
-        "fifths longer", topic=RECORD,
-        changeable=True)
+        least=1, most=100)
     noise_parts: int = option(
         0, "cut each batch into at most so many parts of equally many problems, and measure by how "
         "much their gradients differ: gradient_noise in metrics.jsonl. `lab page` says how much of "
-        "a step is noise. This changes rounding, and nothing else; 0 means never",
-        topic=RECORD, changeable=True)
+        "a step is noise. This changes rounding, and nothing else; 0 means never")
     track: str = option(
         "none", "show the run's curves while it goes, in one of these programs. tensorboard and "
         "wandb write into the run's folder, trackio into a folder of its own. None sends anything "
-        "anywhere: wandb works offline",
-        choices=("none", "tensorboard", "trackio", "wandb"), topic=RECORD, changeable=True)
-    checkpoint_every: int = option(
-        25, "steps between two checkpoints, from which a stopped run resumes. There is also one at "
-        "the end. With 0 only the trained model is kept, at the end, with its matrices in --dtype",
-        topic=RECORD, changeable=True)
-    out: str | None = option(
-        None, "folder of the run. By default it is runs/<mitigation>-<advantage>-s<seed>, and the "
-        "flags that were typed are named before the seed",
-        topic=RECORD)
-
-    method_flags: Json = field(default_factory=dict)  # of task, weighting and advantage
-    defaults: Json = field(default_factory=dict, compare=False)  # those of the model's recipe.json
+        "anywhere: wandb works offline", choices=("none", "tensorboard", "trackio", "wandb"))
     typed: Json = field(default_factory=dict, compare=False)     # the values that were given
+    defaults: Json = field(default_factory=dict, compare=False)  # those of the model's recipe.json
 
     @property
     def folder(self) -> Path:
@@ -234,7 +154,7 @@ class Settings:
         if self.out:
             return Path(self.out)
         parts = [self.mitigation, self.advantage]
-        for name in (*self.method_flags, *OPTIONS):
+        for name in (*self.keywords, *OPTIONS):
             if name in self.typed and name not in NOT_IN_NAME:
                 label = "" if name in ("model", "task", "data") else name
                 parts.append(label + Path(str(self.typed[name])).name)
@@ -244,16 +164,23 @@ class Settings:
             name = f"{name[:LONGEST_NAME - 20]}-{digest}-s{self.seed}"
         return from_here("runs") / name
 
-    def flags_for(self, function: typing.Any) -> Json:
-        return {name: self.method_flags[name] for name in flags_of(function)}
-
-    def to_json(self) -> Json:
-        return {name: getattr(self, name) for name in OPTIONS} | self.method_flags
+    def keywords_of(self, function: typing.Any) -> Json:
+        return {name: self.keywords[name] for name in flags_of(function)}
 
 
-OPTIONS = flags_of(Settings)
+# when a flag has an effect, and which value it has if not
+REQUIRED: dict[str, Requirement] = {
+    "deterministic": ON_A_GPU, "rescale": RESCALED, "placebo": SHUFFLED, "clip_low": REUSED,
+    "clip_high": REUSED, "clip_kind": REUSED, "entropy_bonus": ESTIMATED, "kl_kind": KL,
+    "eval_tasks": EVALUATED}
+OTHERWISE: dict[str, typing.Callable[[typing.Any], object]] = {
+    "rescale": lambda s: "none" if s.mitigation in NEVER_RESCALED else "mean"}
+OPTIONS: dict[str, Flag] = {}
+for topic, names in TOPICS.items():
+    for name in names.split():
+        OPTIONS[name] = replace(flags_of(LabSettings)[name], topic=topic,
+                                requires=REQUIRED.get(name), otherwise=OTHERWISE.get(name))
 DEFAULTS = {name: flag.default for name, flag in OPTIONS.items()}
-CHANGEABLE = [name for name, flag in OPTIONS.items() if flag.changeable]
 NOT_IN_NAME = {*METHODS, "seed", "out", *CHANGEABLE} - {"steps"}  # of a run's folder
 # flags that are read with the settings, but are no settings
 CONTINUE = {
@@ -281,7 +208,7 @@ def read_flags(argv: list[str]) -> Json:
     return given
 
 
-def make_settings(given: Json, beside: Collection[str] = ()) -> Settings:
+def make_settings(given: Json, beside: Collection[str] = ()) -> LabSettings:
     """The settings of a run, from what was given, as texts or as values, and from the files that it
     names. Which flags there are follows from the task and the methods. `beside` are further flags
     of the program that calls, which a misspelt one may have meant."""
@@ -293,10 +220,10 @@ def make_settings(given: Json, beside: Collection[str] = ()) -> Settings:
     values = settle(typed, flags, recipe | config)
     typed = {name: values[name] for name in typed}
     own = {name: values.pop(name) for name in flags if name not in OPTIONS}
-    return Settings(**values, method_flags=own, defaults=recipe, typed=typed)
+    return LabSettings(**values, keywords=own, defaults=recipe, typed=typed)
 
 
-def settings_of_run(run: Path, **changed: object) -> Settings:
+def settings_of_run(run: Path, **changed: object) -> LabSettings:
     """The settings that a run's folder has on record, but for these."""
     return make_settings({"config": run / "config.json", **changed})
 
@@ -310,18 +237,18 @@ def from_all(given: Json) -> tuple[Json, Json, Json, Json]:
         typed[name] = value_of(name, value, flag) if flag else value
     typed, file = with_module_name(typed), typed.pop("config", None)
     config = {} if file is None else read_json(Path(file))
-    folder = find_folder(str((config | typed).get("model", Settings.model)))
+    folder = find_folder(str((config | typed).get("model", LabSettings.model)))
     path = folder / "recipe.json"
     recipe = recipe_in(path)
     chosen = DEFAULTS | recipe | config | typed
     on_gpu = str(chosen["device"]).startswith("cuda")
     if not recipe and is_large(folder):
         from lab.harness.large_model import recipe_of_large
-        recipe = recipe_of_large(config | typed, chosen["task"] == Settings.task, on_gpu)
+        recipe = recipe_of_large(config | typed, chosen["task"] == LabSettings.task, on_gpu)
     elif not recipe and on_gpu:
         recipe = {"dtype": "bfloat16"}  # in float32 a GPU is several times slower
     if chosen["lora"]:
-        rate = recipe.get("learning_rate", Settings.learning_rate)
+        rate = recipe.get("learning_rate", LabSettings.learning_rate)
         check_value("learning_rate", rate, OPTIONS["learning_rate"])
         factor, most = LORA_RATE_OF_LARGE if is_large(folder) else LORA_RATE
         recipe = {**recipe, "learning_rate": min(float(f"{factor * rate:g}"), most)}
@@ -397,8 +324,7 @@ def all_flags(here: Json) -> dict[str, Flag]:
 
 
 def unknown_flag(name: str, flags: set[str], here: Json, chosen: Json) -> UserError:
-    """The error of a flag that the run does not have: it may be another method's or trainer's, or
-    misspelt."""
+    """The error of a flag that the run does not have: it may be another method's, or misspelt."""
     from lab.harness.help import about_unknown
     hint = HINT + "".join(own_flags_of(here[axis]) for axis in METHODS)
     if said := about_unknown(name, chosen):

@@ -1,22 +1,12 @@
-"""The lines of a step: that of metrics.jsonl, and those that a run prints.
+"""The line of a step in metrics.jsonl.
 
 METRICS is the one list of what a line holds. To add a metric, give it a name and a sentence there,
-and compute it where its numbers are known (`batch_metrics` here, `summary` in grpo.py).
+and compute it where its numbers are known (`means_of` in train.py, `summary` in
+lab/engine/update.py).
 """
-import math
-import sys
-import textwrap
-from collections.abc import Sequence
-from pathlib import Path
-
-import torch
-
 from lab.engine.methods import Method, metrics_of
 from lab.engine.errors import UserError
-from lab.engine.rollouts import Rollouts
-from lab.harness.record import PART, Json, column_of_part
-from lab.harness.screen import python_command, right_or_wrong, say
-from train import wilson_interval
+from lab.harness.record import PART, Json
 
 # Every line has all of these names. An undefined number is null: in a step without an update these
 # are most numbers of the update. Further names are the parts of the reward (reward_format, ...) and
@@ -56,16 +46,11 @@ METRICS = {
     "update_seconds": "seconds of the update, with the measurement of the change",
     "record_seconds": "seconds of writing the credit file",
     "seconds": "seconds of the step",
-    "processor_seconds": "processor seconds of the step, over all threads",
     "rollout_tokens_per_second": "sampled tokens in a second of rollout_seconds",
     "peak_memory_bytes": "most memory so far, of the GPU or of the process; null on Windows",
 }
 # if the weighting and the advantage both have one of these, the line has the sum
 SAMPLED = ("extra_tokens", "extra_answers")
-# The loss is not among these: its value says nothing about progress (docs/a_run.md).
-HEADER = ("    step  reward  success  format  length  finished  entropy  grad norm  tokens/s"
-          "      left")
-EXAMPLES, MOST_OF_ANSWER = 3, 300  # answers shown at an evaluation, and characters of each
 
 
 def with_all_metrics(line: Json, advantage_method: Method, weighting: Method) -> Json:
@@ -81,109 +66,3 @@ def with_all_metrics(line: Json, advantage_method: Method, weighting: Method) ->
         raise UserError(f"a weighting or an advantage has a metric {name}, but metrics.jsonl has "
                         "one of this name already: give it another name")
     return dict.fromkeys(METRICS) | line | credit | extra
-
-
-def batch_metrics(rollouts: Rollouts) -> dict[str, float]:
-    """Means over all sampled answers, also over those that --drop_unfinished drops."""
-    parts = {column_of_part(part): score.mean().item() for part, score in rollouts.scores.items()}
-    tokens = rollouts.mask.sum().item()
-    no_reward = rollouts.reward.new_empty(len(rollouts.prompt_ids))
-    lowest, highest = (no_reward.scatter_reduce(0, rollouts.group, rollouts.reward, which,
-                                                include_self=False)
-                       for which in ("amin", "amax"))  # of each problem
-    is_without_spread = lowest == highest
-    return {**parts, "success": success(rollouts), "tokens": tokens,
-            "length": tokens / len(rollouts.texts),
-            "finished": rollouts.finished.float().mean().item(),
-            "groups_without_spread": is_without_spread.float().mean().item(),
-            "entropy": rollouts.entropy.sum().item() / tokens,
-            "collision": rollouts.collision.sum().item() / tokens}
-
-
-def success(rollouts: Rollouts) -> float:
-    """The share of right answers; NaN if the part of the reward called `answer` is missing, or is
-    not always 0 or 1. With TRL a reward function of any kind may have this name."""
-    right = rollouts.scores.get("answer")
-    if right is None or not ((right == 0) | (right == 1)).all():
-        return math.nan
-    return right.mean().item()
-
-
-def peak_memory(device: torch.device) -> int | None:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    if sys.platform == "win32":  # it keeps no record of that
-        return None
-    import resource
-    unit = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def print_step(line: Json, steps: int, seconds_left: float, with_header: bool,
-               with_format: bool) -> None:
-    if with_header:
-        say(HEADER if with_format else HEADER.replace("  format", ""))
-    form = f"{line['reward_format']:8.2f}" if with_format else ""
-    norm = "  skipped" if line["gradient_norm"] is None else f"{line['gradient_norm']:9.3f}"
-    minutes, seconds = divmod(round(seconds_left), 60)
-    say(f"{line['step']:4d}/{steps:<4d}{line['reward']:7.3f}{line['success']:9.1%}"
-        f"{form}{line['length']:8.1f}{line['finished']:10.1%}"
-        f"{line['entropy']:9.3f}  {norm}{line['tokens'] / line['seconds']:10.0f}"
-        f"{minutes:7d}:{seconds:02d}")
-    if line["skipped"]:
-        say(f"          no update: {line['skipped']}")
-    elif line.get("weight_note"):
-        say(f"          {line['weight_note']}")
-
-
-def print_evaluation(line: Json, seconds: float, with_format: bool) -> None:
-    """Print a line of evaluations.jsonl for people, and some of its sampled answers."""
-    form = f"format {line['format_mean']:.2f}, " if with_format else ""
-    say(f"  held-out, {line['mode']:7s} {line['success']:6.1%}  95% interval "
-        f"{line['success_low']:.1%} to {line['success_high']:.1%}  "
-        f"({len(line['answer'])} problems, {form}length "
-        f"{line['length_mean']:.0f}, finished {line['finished_mean']:.0%}, {seconds:.0f} s)")
-    for shown in line["shown"] if line["mode"] == "sampled" else []:
-        text = f"{shown['problem']}: {shown['text']}"
-        say(textwrap.shorten(text, MOST_OF_ANSWER, placeholder=" ..."),
-            f"  {right_or_wrong(shown['answer'])}  ")
-
-
-def most_varied(shown: list[str]) -> list[int]:
-    """The indices of a few problems to print: those in which the fewest words repeat, because a
-    problem such as 11 11 11 shows little. Of equally good ones the first are taken."""
-    repeats = []
-    for text in shown:
-        words = text.split()
-        repeats.append(len(words) - len(set(words)))
-    return sorted(range(len(shown)), key=lambda number: repeats[number])[:EXAMPLES]
-
-
-def print_outcome(path: Path, sampled: Sequence[Json], duration: float, done: int,
-                  has_steps: bool = True) -> None:
-    """Print how success has changed in the evaluations of sampled answers, how long that took
-    (since step `done`, if the run was resumed), and what to look at next."""
-    minutes, seconds = divmod(round(duration), 60)
-    took = f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"
-    if done:
-        took += f" since step {done}"
-    if len(sampled) > 1:
-        took = f"{change(sampled[0], sampled[-1])}, {took}"
-    say(f"  {took}")
-    # without a name the programs take the newest run in runs/
-    named = [] if path.parent == Path("runs") else [path]
-    say(f"{python_command('-m', 'lab', 'page', *named)}  makes tables, pictures and a page")
-    if has_steps:
-        say(f"{python_command('-m', 'lab', 'follow', *named)}  follows a token through a step")
-
-
-def change(before: Json, after: Json) -> str:
-    """Success before and after in words, as in
-    23.1% (95% interval 21.0% to 25.3%) -> 48.9% (46.4% to 51.5%) of 1,500 held-out problems"""
-    parts = []
-    for line in (before, after):
-        low, high = wilson_interval(sum(line["answer"]), len(line["answer"]))
-        parts.append((line["success"], low, high))
-    (start, low, high), (end, end_low, end_high) = parts
-    return (f"{start:.1%} (95% interval {low:.1%} to {high:.1%}) -> {end:.1%} "
-            f"({end_low:.1%} to {end_high:.1%}) of {len(after['answer']):,} held-out problems")

@@ -27,7 +27,7 @@ from lab.engine.policy import Policy, derived_seed
 from lab.engine.rollouts import Rollouts
 from grpo import grpo
 from lab.harness.build import load_policy
-from lab.harness.record import provenance, replace_text, whole
+from lab.harness.record import new_folder, provenance, replace_text
 from lab.harness.screen import show_status
 from lab.harness.flags import MOST_THREADS, Flag, read
 from lab.harness.settings import make_settings
@@ -70,7 +70,7 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[...
     folder = Path(args.out or f"results/{name}-s{args.seed}")
     if folder.exists():
         raise UserError(f"{folder} exists already: name another folder with --out, or remove it")
-    with whole(folder) as unfinished:
+    with new_folder(folder) as unfinished:
         findings = measure(args, unfinished)
         show_status("")
         seconds = time.monotonic() - start

@@ -47,10 +47,11 @@ from lab.engine.rollouts import Rollouts
 from lab.engine.tokens import KINDS, SECTIONS
 from grpo import gradient_size
 from lab.harness.flags import Flag, Requirement
-from lab.harness.record import credit_path, make_run, provenance, write_credit
+from lab.harness.record import credit_path, provenance, write_credit
 from lab.probes.notes_sums import CLASSES, class_codes
 from lab.probes.common import (CONFIG, MODEL_FLAGS, Findings, Progress, policy_from_flags,
                                     sample_batch)
+from run import make_run
 from lab.probes.credit import MeasuredCredit, squared_credit, true_credit
 
 DRAWN: Requirement = (lambda s: not s.all_answers, "drawn answers: --all_answers draws none")
@@ -242,5 +243,5 @@ def write_run(path: Path, policy: Policy, measured: Sequence[MeasuredAnswers]) -
     for step, part in enumerate(measured, 1):
         columns = {"true_credit": part.credit.value, "true_credit_se": part.credit.error,
                    "decided": squared_credit(part.credit.parts)}
-        write_credit(credit_path(path, step), part.rollouts, part.rollouts.mask.float(), {},
-                     **columns)
+        write_credit(credit_path(path, step), replace(part.rollouts, step=step),
+                     part.rollouts.mask.float(), columns)

@@ -22,12 +22,12 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from lab.engine.errors import PROJECT, UserError
+from lab.engine.errors import PROJECT
 from lab.engine.model_folder import write_model_folder
 from lab.engine.tokens import load_tokenizer
 from examples.guess import Game, Task
 from lab.harness.flags import read
-from lab.harness.record import Json, whole
+from lab.harness.record import Json, new_folder
 from lab.engine.model import ModelConfig, Qwen2
 from lab.tools.warmup import all_parameters
 
@@ -104,10 +104,7 @@ def make_player(folder: Path, prompt: str, game: Callable[[], Parts], recipe: Js
 def main(argv: list[str]) -> None:
     given = read(argv, "python -m lab guesser FOLDER", __doc__, {}, {"FOLDER": "a new folder"})
     folder = Path(given.folder)
-    if folder.is_file():
-        raise UserError(f"{folder} exists already, and is a file")
     torch.set_num_threads(1)
-    with whole(folder) as unfinished:
-        unfinished.mkdir()
+    with new_folder(folder) as unfinished:
         make(unfinished)
     print(f"The model is in {folder}")

@@ -52,7 +52,7 @@ from lab.harness.made_of import made_of
 from lab.harness.memory import return_memory
 from lab.harness.record import Json, find_folder
 from lab.harness.screen import python_command, say
-from lab.harness.settings import CHANGEABLE, Settings, is_large, make_settings
+from lab.harness.settings import CHANGEABLE, LabSettings, is_large, make_settings
 from lab.tools.helpers.look import look
 from lab.tools.helpers.runs import PROCESSES, Arms, Experiment, PlannedRun, side_by_side
 from lab.tools.helpers.tries import Tries
@@ -276,7 +276,7 @@ def as_typed(flags: dict) -> list[str]:
     return words
 
 
-def digest(s: Settings) -> str:
+def digest(s: LabSettings) -> str:
     """Eight characters, which change with the settings, except the seed, and with whatever a run
     is made of (lab/harness/made_of.py)."""
     settings = {name: value for name, value in s.to_json().items()

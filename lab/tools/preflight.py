@@ -32,7 +32,7 @@ from lab.engine.rollouts import has_turns
 from lab.harness.build import load_policy
 from lab.harness.flags import Flag, read
 from lab.harness.screen import show_status
-from lab.harness.settings import Settings, make_settings
+from lab.harness.settings import LabSettings, make_settings
 from lab.tools.helpers.prospects import (CANNOT, FORM, HOLE, Answers, Findings, best_blind,
                                          shown_rule)
 
@@ -71,7 +71,7 @@ def main(argv: list[str]) -> None:
 # ------------------------------------------------------------------- the answers
 
 
-def sample(policy: Policy, s: Settings, problems: int, count: int) -> list[Answers]:
+def sample(policy: Policy, s: LabSettings, problems: int, count: int) -> list[Answers]:
     """Answers to different problems of the training, to as many problems at once as an update of
     the training has answers."""
     asked, found = problems_to_ask(policy, s, problems), []
@@ -92,7 +92,7 @@ def sample(policy: Policy, s: Settings, problems: int, count: int) -> list[Answe
     return found
 
 
-def problems_to_ask(policy: Policy, s: Settings, count: int) -> list[Any]:
+def problems_to_ask(policy: Policy, s: LabSettings, count: int) -> list[Any]:
     """Different problems that training may use; fewer if the task has no more."""
     found = different_problems(policy, s, count, range(1, 51))
     if len(found) < FEWEST_PROBLEMS:
@@ -101,7 +101,7 @@ def problems_to_ask(policy: Policy, s: Settings, count: int) -> list[Any]:
     return found
 
 
-def different_problems(policy: Policy, s: Settings, count: int, steps: range,
+def different_problems(policy: Policy, s: LabSettings, count: int, steps: range,
                        without: frozenset[str] = frozenset()) -> list[Any]:
     found: dict[str, Any] = {}
     for step in steps:
@@ -113,7 +113,7 @@ def different_problems(policy: Policy, s: Settings, count: int, steps: range,
     return list(found.values())[:count]
 
 
-def find(policy: Policy, s: Settings, sampled: list[Answers]) -> Findings:
+def find(policy: Policy, s: LabSettings, sampled: list[Answers]) -> Findings:
     """All that is computed of the answers, and of problems that were not asked."""
     found = Findings(sampled, s.questions, s.answers)
     if has_turns(policy.task):  # what an environment replied is no answer to another problem
@@ -129,7 +129,7 @@ def find(policy: Policy, s: Settings, sampled: list[Answers]) -> Findings:
 # ------------------------------------------------------------------- and in words
 
 
-def in_words(found: Findings, s: Settings) -> list[str]:
+def in_words(found: Findings, s: LabSettings) -> list[str]:
     """Success, groups that teach, the form, the best blind answer, and the verdict."""
     right = within(found.mean("right"), 0, 1)
     said = [f"Success: {percent(right)} of the answers are right, {found.sampled} answers to each "
@@ -191,7 +191,7 @@ def one_answer(found: Findings) -> str:
     return f"the rule `{shown}`, where a, b, ... are the numbers of the problem"
 
 
-def reason(found: Findings, s: Settings) -> str:
+def reason(found: Findings, s: LabSettings) -> str:
     """Why the verdict is this one, and what would help."""
     helps = ("What helps: easier problems, solved examples in the prompt, a cold start on right "
              f"answers (python -m lab warmup), or larger groups (--answers {4 * s.answers}).")
@@ -215,7 +215,7 @@ def reason(found: Findings, s: Settings) -> str:
             "what teaches, that one does not learn.")
 
 
-def why_cannot(found: Findings, s: Settings, helps: str) -> str:
+def why_cannot(found: Findings, s: LabSettings, helps: str) -> str:
     cut_off = 1 - found.mean("finished").value
     if cut_off > 0.5:
         return (f"{cut_off:.0%} of the answers are cut off before they end, so nearly all get the "

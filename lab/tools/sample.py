@@ -21,7 +21,7 @@ from lab.harness.tasks import make_task
 from lab.harness.build import load_policy
 from lab.harness.record import checkpoint_folders, find_folder
 from lab.harness.screen import BOLD, put, right_or_wrong, styled, visible
-from lab.harness.settings import OPTIONS, Settings, make_settings, settings_of_run
+from lab.harness.settings import OPTIONS, LabSettings, make_settings, settings_of_run
 from lab.tools.helpers.terminal import legend, shaded
 
 SHADES = ((0.1, "48;5;26;38;5;231"), (0.5, "48;5;75;38;5;16"), (0.9, "48;5;153;38;5;16"),
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> None:
                                                          flags.greedy))
 
 
-def settings_of(folder: Path, task: str | None, device: str) -> Settings:
+def settings_of(folder: Path, task: str | None, device: str) -> LabSettings:
     """The settings of a run or of a model's recipe, without those that only training needs."""
     given = {**WITHOUT_TRAINING, "device": device}
     if task:
@@ -72,7 +72,7 @@ def settings_of(folder: Path, task: str | None, device: str) -> Settings:
     return make_settings({"model": str(folder), **given})
 
 
-def policies_of(folder: Path, settings: Settings) -> dict[str, Policy]:
+def policies_of(folder: Path, settings: LabSettings) -> dict[str, Policy]:
     """The model of a folder, or those of a run before training and after it, by their titles."""
     policies = {"before training" if is_run(folder) else str(folder): load_policy(settings)}
     checkpoints = checkpoint_folders(folder)
@@ -82,9 +82,9 @@ def policies_of(folder: Path, settings: Settings) -> dict[str, Policy]:
     return policies
 
 
-def problem_of(settings: Settings, words: list[str]) -> Any:
+def problem_of(settings: LabSettings, words: list[str]) -> Any:
     """The typed problem, as the task reads it."""
-    task = make_task(settings.task, settings.method_flags)
+    task = make_task(settings.task, settings.keywords)
     if not hasattr(task, "read"):
         raise UserError(f"{settings.task} cannot read a problem: its class Task has no method "
                         "`read` (docs/your_own_task.md)")

@@ -32,7 +32,7 @@ from tokenizers import Tokenizer
 from lab.engine.errors import UserError
 from lab.engine.model_folder import read_model_folder, write_model_folder
 from lab.engine.tokens import load_tokenizer
-from lab.harness.record import find_folder, whole
+from lab.harness.record import find_folder, new_folder
 from lab.harness.run import COPIED_FILES
 from lab.harness.flags import MOST_THREADS, Flag, read
 from lab.engine.policy import sample_answers
@@ -87,10 +87,7 @@ def main(argv: list[str]) -> None:
                         "with it")
     torch.set_num_threads(flags.threads)
     out = Path(flags.out)
-    if out.is_file():  # a folder cannot take its place, which would be known at the end
-        raise UserError(f"{out} exists already, and is a file")
-    with whole(out) as unfinished:
-        unfinished.mkdir()  # before all else, so that it is known that it can be written
+    with new_folder(out) as unfinished:
         torch.manual_seed(flags.seed)
         model = (read_model_folder(start) if start else
                  make_model(tokenizer.get_vocab_size(), *SIZES[flags.size]))

@@ -42,12 +42,12 @@ from lab.engine.tokens import OTHER, THINK, load_tokenizer, token_bytes
 from lab.countdown import annotate
 from grpo import to_every_token
 from lab.harness.read_record import run_config
-from lab.harness.record import RunFolder, credit_path, make_run, provenance, write_credit
-from lab.harness.resume import forget_after
+from lab.harness.record import credit_path, provenance, write_credit
 from lab.harness.screen import python_command, say
 from lab.harness.flags import Flag, check_value, check_values, flags_of
-from lab.harness.step_lines import batch_metrics
 from lab.credit.weightings import rescaled_weight
+from run import append, forget_after, make_run
+from train import means_of
 
 INSTALL = "pip install trl==1.16.0 transformers==5.23.0"
 try:
@@ -319,20 +319,21 @@ class Record:
         self.path = path
         self.settings = settings
         self.tokenizer = tokenizer
-        self.run = None
+        self.has_begun = False
 
     def write(self, batch: int, rollouts: Rollouts, weight: torch.Tensor, numbers: dict) -> None:
-        if self.run is None:
-            self.run = self.begin(batch)
+        if not self.has_begun:
+            self.begin(batch)
+            self.has_begun = True
             say(f"{self.path} keeps a record. To see at any time where the credit went: "
                 f"{python_command(PROJECT / 'analyze.py', self.path)}")
         update = self.trainer.state.global_step + 1  # the first of TRL's that uses this batch
-        write_credit(credit_path(self.run.path, batch), rollouts, weight,
-                     {"step": batch})  # one file for all processes
+        # one file for all processes
+        write_credit(credit_path(self.path, batch), replace(rollouts, step=batch), weight)
         steps = {"step": batch, "trainer_step": update}
-        self.run.append("metrics.jsonl", numbers | steps | batch_metrics(rollouts))
+        append(self.path / "metrics.jsonl", numbers | steps | means_of(rollouts))
 
-    def begin(self, batch: int) -> RunFolder:
+    def begin(self, batch: int) -> None:
         """Make the folder. A resumed run forgets the steps from here on."""
         config = self.config()
         if batch > 1 and self.path.exists():
@@ -340,13 +341,11 @@ class Record:
             compared = config.keys() - {"git_commit", "versions"}
             if any(known.get(name) != config[name] for name in compared):
                 raise UserError(f"{self.path} has a run with other settings: name another folder")
-            run = RunFolder(self.path)
             forget_after(self.path, batch - 1)
-            return run
+            return
         with TemporaryDirectory() as folder:
             self.tokenizer.save(f"{folder}/tokenizer.json")
             make_run(self.path, config, Path(folder, "tokenizer.json"))
-        return RunFolder(self.path)
 
     def config(self) -> dict:
         """What config.json holds: the flags of train.py that TRL has too, and what made the run."""

@@ -16,7 +16,7 @@ from lab.analysis.compare import arms_overview
 from lab.analysis.tally import OVER_REST, Tally
 from lab.analysis import answers, report, token_table
 from lab.analysis.run_folders import read_run
-from lab.harness.record import whole
+from run import whole
 
 
 def test_one_step_at_a_time(tmp_path, monkeypatch):
@@ -138,6 +138,7 @@ def test_what_a_killed_analysis_left_behind_is_removed_by_the_next(tmp_path, cou
         write_lines(folder / "metrics.jsonl", [{"step": step, "success": 0.5, "seconds": 1.0}
                                                for step in (1, 2, 3)])
     output = tmp_path / "output"
+    output.mkdir()
     with pytest.raises(ZeroDivisionError), whole(output / "report.html") as unfinished:
         1 / 0
     left, mine = unfinished, unfinished.with_name(".page.0123abcd.tmp")

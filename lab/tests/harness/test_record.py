@@ -1,25 +1,20 @@
 """What a run writes: whole or not at all, read as it was written, by one process."""
-import errno
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from safetensors import SafetensorError
 
 from conftest import credit_columns, hand_made, refusal
 from lab.engine.errors import PROJECT, UserError, read_json
-from lab.harness import record
 from lab.harness.read_record import credit_steps, read_columns, run_config
-from lab.harness.record import (RunFolder, credit_path, find_folder, locked, read_lines, whole,
-                                write_credit, writing)
-from lab.harness.resume import forget_after
+from lab.harness.record import credit_path, find_folder, new_folder, read_lines, write_credit
+from run import append, forget_after, lock, whole
 
 
 def test_a_folder_appears_when_it_is_whole(tmp_path):
-    with whole(tmp_path / "a/b") as unfinished:
-        unfinished.mkdir()
+    with new_folder(tmp_path / "a/b") as unfinished:
         (unfinished / "x").write_text("1")
         assert not (tmp_path / "a/b").exists()
     assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
@@ -40,12 +35,12 @@ def test_what_was_not_finished_leaves_nothing(tmp_path, error):
 def test_a_folder_that_is_there_is_refused_before_any_work(tmp_path, monkeypatch):
     (tmp_path / "b").mkdir()
     (tmp_path / "b/mine").write_text("")
-    with pytest.raises(UserError, match="b exists already"), whole(tmp_path / "b"):
+    with pytest.raises(UserError, match="b exists already"), new_folder(tmp_path / "b"):
         pytest.fail("the work began")
     assert (tmp_path / "b/mine").exists()
     monkeypatch.chdir(tmp_path)
     for unnamed in (".", "/"):
-        with pytest.raises(UserError, match="exists already"), whole(Path(unnamed)):
+        with pytest.raises(UserError, match="exists already"), new_folder(Path(unnamed)):
             pytest.fail("the work began")
 
 
@@ -73,39 +68,13 @@ def test_what_cannot_be_read_is_named(tmp_path, read, text, words):
         read(tmp_path / "x")
 
 
-def test_what_cannot_be_written_is_named(tmp_path):
-    with pytest.raises(UserError, match="cannot write .*x: No such file or directory"):
-        with writing(tmp_path / "x"):
-            open(tmp_path / "none/x", "w")
-
-
-@pytest.mark.parametrize("error, is_of_writing", [
-    (lambda at: OSError(errno.ENOSPC, "No space left on device"), True),
-    (lambda at: PermissionError(errno.EACCES, "Permission denied", str(at / "x")), True),
-    (lambda at: SafetensorError("I/O error: No space left on device"), True),
-    (lambda at: FileNotFoundError(errno.ENOENT, "No such file", "data.txt"), False),
-    (lambda at: ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused"), False)])
-def test_only_an_error_of_writing_is_told_as_one(tmp_path, error, is_of_writing):
-    """Below `whole` there may be a whole program, which reads other files and asks servers."""
-    with pytest.raises(Exception) as told, whole(tmp_path / "a") as unfinished:
-        raised = error(unfinished)
-        raise raised
-    if is_of_writing:
-        assert isinstance(told.value, UserError)
-        assert str(told.value).startswith(f"cannot write {tmp_path / 'a'}: ")
-    else:
-        assert told.value is raised
-
-
 def test_an_undefined_number_becomes_null(tmp_path):
-    folder = RunFolder(tmp_path)
-    folder.append("x.jsonl", {"step": math.nan, "b": -math.inf, "c": 0.5})
-    folder.append("x.jsonl", {"step": 1})
+    append(tmp_path / "x.jsonl", {"step": math.nan, "b": -math.inf, "c": 0.5})
+    append(tmp_path / "x.jsonl", {"step": 1})
     text = (tmp_path / "x.jsonl").read_text()
     assert text == '{"step": null, "b": null, "c": 0.5}\n{"step": 1}\n'
     with pytest.raises(ValueError):  # no reader of JSON knows it
-        folder.append("y.jsonl", {"step": [math.nan]})
-    assert not (tmp_path / "y.jsonl").exists()
+        append(tmp_path / "y.jsonl", {"step": [math.nan]})
 
 
 def test_a_shipped_folder_is_found_from_anywhere_and_a_folder_of_ones_own_comes_first(
@@ -120,36 +89,21 @@ def test_a_shipped_folder_is_found_from_anywhere_and_a_folder_of_ones_own_comes_
 def test_a_lock_follows_its_folder(tmp_path):
     folder, elsewhere = tmp_path / "x", tmp_path / "y"
     folder.mkdir()
-    with locked(folder):
-        folder.rename(elsewhere)
-        with pytest.raises(UserError, match="y is being written by another process"):
-            with locked(elsewhere):
-                pass
-    with locked(elsewhere):
-        pass
-
-
-def test_without_fcntl_a_file_in_the_folder_is_the_lock(tmp_path, monkeypatch):
-    """As on Windows. It goes with the run that wrote it, and no other may take it away."""
-    monkeypatch.setattr(record, "fcntl", None)
-    with locked(tmp_path) as is_here:
-        assert is_here() and (tmp_path / ".lock").exists()
-        said = refusal(locked(tmp_path).__enter__)
-        assert "is being written by another process" in said and "remove this file" in said
-        assert (tmp_path / ".lock").exists()
-    assert not (tmp_path / ".lock").exists()
-    with locked(tmp_path) as is_here:
-        (tmp_path / ".lock").rename(tmp_path / "moved")
-        assert not is_here()
+    held = lock(folder)
+    folder.rename(elsewhere)
+    assert "another process writes to" in refusal(lock, elsewhere)
+    held.close()
+    lock(elsewhere).close()
 
 
 @pytest.fixture
 def written(tmp_path):
     """A run's folder with the credit files of two steps."""
+    (tmp_path / "credit").mkdir()
     for step in (1, 2):
-        batch = hand_made([[True, True], [True, False]])
+        batch = hand_made([[True, True], [True, False]], step=step)
         write_credit(credit_path(tmp_path, step), batch, torch.full((2, 2), 2.0),
-                     change=torch.full((2, 2), 0.5))
+                     {"change": torch.full((2, 2), 0.5)})
     return tmp_path
 
 
@@ -183,9 +137,8 @@ def test_a_damaged_credit_file_is_named(written, kept):
 
 def test_what_is_past_the_checkpoint_is_forgotten(tmp_path):
     (tmp_path / "credit").mkdir()
-    folder = RunFolder(tmp_path)
     for step in (1, 2, 3, 10):
-        folder.append("metrics.jsonl", {"step": step})
+        append(tmp_path / "metrics.jsonl", {"step": step})
         credit_path(tmp_path, step).touch()
     forget_after(tmp_path, 2)
     assert credit_steps(tmp_path) == [1, 2]
@@ -197,22 +150,7 @@ DAMAGES = {
     "is shorter": (lambda columns: columns.update(weight=columns["weight"][:-1]),
                    "column weight has 4 values instead of 5"),
     "of answers": (lambda columns: columns.update(reward=np.zeros(3, np.float32)),
-                   "column reward has 3 values instead of 2"),
-    "is a table": (lambda columns: columns.update(log_prob=np.zeros((5, 2), np.float32)),
-                   "column log_prob is no list of numbers"),
-    "is a text": (lambda columns: columns.update(reward=np.array(["a", "b"])),
-                  "column reward is no list of numbers"),
-    "points beyond": (lambda columns: columns.update(group=np.array([0, 7], np.int32)),
-                      "column group points beyond prompt_start"),
-    "begins late": (lambda columns: columns.update(episode_start=np.array([1, 3], np.int32)),
-                    "column episode_start points beyond token_id, or is not in order"),
-    "out of order": (lambda columns: columns.update(episode_start=np.array([0, -1], np.int32)),
-                     "column episode_start points beyond token_id, or is not in order"),
-    "unknown code": (lambda columns: columns.update(kind=np.full(5, 99, np.uint8)),
-                     "column kind has codes above 6"),
-    "below 0": (lambda columns: columns.update(token_id=np.full(5, -1, np.int32)),
-                "it has tokens below 0"),
-    "empty": (lambda columns: columns.update(token_id=np.zeros(0, np.int32)), "has no answers")}
+                   "column reward has 3 values instead of 2")}
 
 
 @pytest.mark.parametrize("name", DAMAGES)

@@ -9,15 +9,17 @@ import subprocess
 import sys
 import time
 from functools import partial
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from safetensors import SafetensorError
 
 from conftest import ROOT, hand_made
+from run import Run
+from train import means_of
 from lab.engine.errors import UserError
 from lab.harness import screen
-from lab.harness.step_lines import batch_metrics, print_evaluation, print_outcome
 from lab.harness.screen import StopRequest, Visible, run_as_program, visible
 
 python = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
@@ -36,6 +38,7 @@ def test_what_a_model_wrote_cannot_steer_the_terminal():
 @pytest.mark.parametrize("error, words", [
     (FileNotFoundError(2, "No such file or directory", "/none/x"), "name: .*/none/x"),
     (OSError(28, "No space left on device"), "name: .*No space left on device"),
+    (SafetensorError("I/O error: No space left"), "name: I/O error: No space left"),
     (torch.OutOfMemoryError("CUDA out of memory"), "name: there is not enough memory"),
     (MemoryError(), "name: there is not enough memory"),
     (UserError("bad \x1b[2J name"), r"name: bad \\x1b\[2J name"),
@@ -129,6 +132,7 @@ DEVELOPING = """
 import sys
 sys.path[:0] = [sys.argv[1]]
 from pathlib import Path
+from types import SimpleNamespace
 from lab.harness import screen
 import own_idea
 screen.PROJECT = Path(sys.argv[1])
@@ -142,16 +146,6 @@ def test_the_whole_traceback_is_there_for_who_asks(own, tmp_path, mode):
         **os.environ, "PYTHONDEVMODE": mode, "PYTHONPATH": str(ROOT)})
     assert said.returncode == 1 and "no attribute 'entropy'" in said.stderr
     assert ("run_as_program" in said.stderr) == bool(mode)
-
-
-@pytest.mark.parametrize("name, is_told", [
-    ("lab", True), ("lab.trl.none", True), ("numpy.none", False)])
-def test_a_package_that_is_not_here_is_named(monkeypatch, tmp_path, name, is_told):
-    """A folder without code, as git leaves one behind, is none."""
-    (tmp_path / "lab").mkdir()
-    monkeypatch.setattr(screen, "PROJECT", tmp_path)
-    said = screen.sentence_about(ModuleNotFoundError(name=name))
-    assert said == "this needs the folder lab/ of this project, which is not here" * is_told
 
 
 def test_a_users_file_that_python_cannot_read_is_one_line(monkeypatch, tmp_path):
@@ -206,64 +200,49 @@ def test_threads_and_memory_are_set_before_torch_is_imported(monkeypatch):
     assert python([sys.executable, "-c", BEFORE_TORCH, *names]).stdout == "1000 1 128\n"
 
 
-def evaluation(mode, success, answer):
-    return {"mode": mode, "success": success, "success_low": success - 0.1,
-            "success_high": success + 0.1, "answer": answer}
+def evaluation(success, answer, **more):
+    return {"mode": "sampled", "success": success, "success_low": success - 0.1,
+            "success_high": success + 0.1, "answer": answer, "format_mean": 1.0,
+            "length_mean": 9.0, "finished_mean": 1.0, "shown": [], **more}
 
 
-def test_an_answer_is_marked_and_cannot_colour_itself(monkeypatch):
-    printed = io.StringIO()
-    monkeypatch.setattr("sys.stdout", Visible(printed))
-    monkeypatch.setattr(screen, "has_colour", lambda: True)
-    line = {**evaluation("sampled", 0.5, [1, 0]), "format_mean": 1.0, "length_mean": 9.0,
-            "finished_mean": 1.0, "shown": [{"problem": "3 5", "text": "\x1b[2J", "answer": 1},
-                                            {"problem": "4 6", "text": "x " * 500, "answer": 0}]}
-    print_evaluation(line, 1.0, with_format=True)
-    _, right, wrong = printed.getvalue().splitlines()
-    assert right == "  \033[1;32mright\033[0m  3 5: \\x1b[2J"
-    assert wrong.startswith("  \033[1;31mwrong\033[0m  4 6: x") and wrong.endswith("x ...")
+def test_an_answer_is_marked_and_steers_nothing(capsys, tmp_path):
+    run = SimpleNamespace(folder=tmp_path, has_format=False, evaluations=[])
+    shown = [{"problem": "3 5", "text": "\x1b[2J", "answer": 1},
+             {"problem": "4 6", "text": "x " * 500, "answer": 0}]
+    Run.log_evaluation(run, evaluation(0.5, [1, 0], shown=shown), 1.0)
+    first, right, wrong = capsys.readouterr().out.splitlines()
+    assert "(2 problems, length 9, finished 100%, 1 s)" in first
+    assert right == "  right  3 5: ?[2J" and wrong.startswith("  wrong  4 6: x x")
     assert len(wrong) < 400
 
 
-@pytest.mark.parametrize("answers, success", [([1.0, 0.0], 0.5), ([1.7, 0.0], math.nan)])
-def test_success_is_known_where_answers_are_right_or_wrong(answers, success):
-    """TRL's reward functions have any name, `answer` among them, and any value."""
-    scores = {"reward": torch.zeros(2), "answer": torch.tensor(answers)}
-    known = batch_metrics(hand_made([[True], [True]], scores=scores))
-    assert known["success"] == pytest.approx(success, nan_ok=True)
-
-
 def test_groups_without_spread_are_those_with_equal_rewards():
-    """Three groups: one answer, two that differ, three that are equal, not in order."""
-    scores = {"reward": torch.tensor([2.0, 1.0, 5.0, 1.0, 3.0, 1.0])}
-    batch = hand_made([[True]] * 6, group=torch.tensor([1, 2, 0, 2, 1, 2]),
-                      scores=scores)
-    assert batch_metrics(batch)["groups_without_spread"] == pytest.approx(2 / 3)
+    scores = {"reward": torch.tensor([1.0, 1.0, 2.0, 3.0, 5.0, 5.0])}
+    batch = hand_made([[True]] * 6, group=torch.tensor([0, 0, 1, 1, 2, 2]), scores=scores,
+                      prompt_ids=[[5]] * 3, problems=())  # a batch of TRL's has no problems
+    known = means_of(batch)
+    assert known["groups_without_spread"] == pytest.approx(2 / 3)
+    assert math.isnan(known["success"])  # no part of the reward says which answer is right
 
 
-BEFORE = [evaluation("sampled", 0.2, [0, 0, 0])]
-AFTER = [evaluation("sampled", 0.5, [0, 1, 0])]
-CHANGED = ("20.0% (95% interval 10.0% to 30.0%) -> 50.0% (40.0% to 60.0%) of 3 held-out problems, "
-           "3 min 52 s")
-
-
-@pytest.mark.parametrize("sampled, said", [
-    # without two evaluations, the time alone
-    (BEFORE, "3 min 52 s\npython -m lab page  makes tables"),
-    (BEFORE + AFTER, f"{CHANGED}\npython -m lab page  makes tables")])
-def test_the_end_says_what_changed(capsys, sampled, said):
-    print_outcome(Path("runs/x"), sampled, 232.0, 0)
-    printed = capsys.readouterr().out
-    assert printed.startswith(f"  {said}")
-    assert printed.endswith("\npython -m lab follow  follows a token through a step\n")
-    print_outcome(Path("elsewhere/x"), sampled, 232.0, 0)
-    assert "\npython -m lab page elsewhere/x  makes" in capsys.readouterr().out
-
-
-def test_without_a_step_there_is_no_token_to_follow(capsys):
-    print_outcome(Path("runs/x"), BEFORE, 2.0, 0, has_steps=False)
-    printed = capsys.readouterr().out
-    assert "python -m lab page  makes" in printed and "follow" not in printed
+def test_the_end_says_what_changed_and_how_to_go_on(capsys, tmp_path):
+    """Ctrl-C in the last step has stopped nothing."""
+    run = SimpleNamespace(folder=tmp_path / "my run", evaluations=[evaluation(0.2, [0, 0, 0])],
+                          start=0.0, stopping=True, step=5, settings=SimpleNamespace(steps=5))
+    Run.end(run)
+    assert "done. Everything is in" in capsys.readouterr().out and not run.stopping
+    run.evaluations.append(evaluation(0.5, [0, 1, 0]))
+    run.step, run.stopping, run.last_checkpoint = 4, True, lambda: Run.last_checkpoint(run)
+    trainer = run.folder / "checkpoints/step_000004/trainer"
+    trainer.mkdir(parents=True)
+    (trainer / "state.safetensors").touch()
+    (trainer.parent / "config.json").touch()
+    Run.end(run)
+    said = capsys.readouterr().out
+    assert ("20.0% (95% interval 10.0% to 30.0%) -> 50.0% (40.0% to 60.0%) of 3 held-out problems"
+            in said)
+    assert f"--resume '{run.folder}' goes on from step 4" in said and run.stopping
 
 
 def what_a_closed_pipe_does(*command):

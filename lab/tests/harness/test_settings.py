@@ -19,8 +19,8 @@ from lab.engine.methods import ADVANTAGES, CLIP_KINDS, MITIGATIONS, Choices, mit
 from lab.harness import flags
 from lab.harness.build import unpaid_parts
 from lab.harness.flags import Flag, Positive, Range, check_value, flags_of, option, settle, words_of
-from lab.harness.help import OTHER_NAMES, SHORT_HELP
-from lab.harness.settings import OPTIONS, make_settings, read_flags
+from lab.harness.help import SHORT_HELP
+from lab.harness.settings import OPTIONS, LabSettings, make_settings, read_flags
 from lab.tools import warmup
 
 LARGEST_LAST = "examples.largest_last"
@@ -192,16 +192,13 @@ def test_what_a_large_run_would_use_is_allowed():
         "seed": 20_261_121, "micro_batch": 512})
 
 
-def with_property(name, value):
-    return {flag for flag, declared in OPTIONS.items() if getattr(declared, name) == value}
-
-
 def test_an_ordinary_flag_tells_runs_apart():
-    """Whoever adds a flag and says nothing of it gets this; and where it stands in the help has to
-    be said of each setting."""
+    """Whoever adds a flag and says nothing of it gets this; and TOPICS has to say of each setting
+    where it stands in the help."""
     flag = Flag(1.0)
-    assert not flag.changeable and flag.has_effect({})
+    assert flag.has_effect({})
     assert all(declared.topic and declared.text for declared in OPTIONS.values())
+    assert OPTIONS.keys() == flags_of(LabSettings).keys()
 
 
 @pytest.mark.parametrize("typed", ["--out=--", "--steps=--", "--config=--", "--mitigation=--",
@@ -209,13 +206,6 @@ def test_an_ordinary_flag_tells_runs_apart():
 def test_two_hyphens_are_no_value(typed):
     """They would be taken for the end of the flags elsewhere."""
     assert refusal(read_flags, [typed]).startswith(f"{typed}: -- is no value of a flag")
-
-
-def test_every_setting_says_what_it_is():
-    """Two runs of the same numbers may differ in how they are made, and in nothing else."""
-    how_it_is_made = {"device", "checkpointing", "deterministic", "threads", "micro_batch",
-                      "change_every", "track", "checkpoint_every", "noise_parts"}
-    assert with_property("changeable", True) == how_it_is_made | {"steps"}
 
 
 @pytest.mark.parametrize("usual, held", [
@@ -345,7 +335,7 @@ def test_a_task_that_extends_another_one_takes_its_flags(monkeypatch, tmp_path):
     loaded = {LARGEST_LAST: largest_last.Task, module: LargestLast, "countdown_task": Task}
     monkeypatch.setattr("lab.harness.settings.load_task", loaded.get)
     config = write(tmp_path / "c.json", {"task": LARGEST_LAST, "count": 4})
-    assert settings_of(["--config", config, "--task", module]).method_flags["count"] == 4
+    assert settings_of(["--config", config, "--task", module]).keywords["count"] == 4
 
 
 def test_a_flag_of_the_files_method_is_not_that_of_another_with_its_name(own_choices, tmp_path):
@@ -355,7 +345,7 @@ def test_a_flag_of_the_files_method_is_not_that_of_another_with_its_name(own_cho
     config = write(tmp_path / "c.json", {"mitigation": "mine", "power": 5})
     for name, power in (("mine", 5), ("other", 1)):
         found = settings_of(["--config", config, "--mitigation", name])
-        assert found.method_flags["power"] == power
+        assert found.keywords["power"] == power
 
 
 @pytest.mark.parametrize("values, words", [
@@ -406,19 +396,11 @@ def test_a_flag_belongs_to_its_method(own_choices):
     def right(rollouts, *, power: float = 1.0, whole=1):
         """Weights."""
 
-    assert settings_of(["--mitigation", "right", "--power", "2"]).method_flags["power"] == 2
+    assert settings_of(["--mitigation", "right", "--power", "2"]).keywords["power"] == 2
     said = refusal(settings_of, ["--power", "2"])
     assert said == "--power belongs to right, but --mitigation is none (--help all lists the flags)"
     said = refusal(settings_of, ["--mitigation", "right", "--whole", "0.5"])
     assert said.endswith("should be a whole number, because its default is 1: write 1.0 there")
-
-
-def test_other_trainers_names_lead_somewhere():
-    for name, here in OTHER_NAMES.items():
-        said = refusal(settings_of, [f"--{name}", "2"])
-        assert said == f"unknown argument --{name}: here it is {here} (--help all lists the flags)"
-        assert {*re.findall(r"--(\w+)", here)} <= OPTIONS.keys()
-        assert all((ROOT / path).exists() for path in re.findall(r"\w+/\w+\.py", here))
 
 
 def seed(rollouts, *, seed: int = 1):

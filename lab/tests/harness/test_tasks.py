@@ -235,7 +235,7 @@ def test_a_reward_alone_has_the_problems_of_countdown():
     tasks = []
     for name in ("examples.own_reward", "countdown_task"):
         s = make_settings({"task": name, "max_number": 9})
-        tasks.append(make_task(s.task, s.method_flags))
+        tasks.append(make_task(s.task, s.keywords))
     task, countdown = tasks
     problem, answer = countdown.training_problems(0, 1, 2)[0], "</think>\n<answer> {}</answer>"
     assert task.training_problems(0, 1, 2)[0] == problem and max(problem.numbers) <= 9

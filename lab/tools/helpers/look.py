@@ -17,9 +17,8 @@ from lab.engine.rollouts import Rollouts, double
 from lab.engine.tokens import KINDS
 from grpo import gradient_size
 from lab.harness.build import load_policy, make_advantage, make_weighting
-from lab.harness.cost import about_cost
 from lab.harness.screen import say, show_status
-from lab.harness.settings import Settings
+from lab.harness.settings import LabSettings
 from lab.credit.weightings import rescaled_weight
 from lab.credit.weightings import drop_unfinished, with_advantage
 
@@ -28,11 +27,9 @@ ROUNDING = 1e-5  # weights that differ by no more than this share are equal
 RARE = 0.005  # share of the gradient: a kind of token that has less is left out
 
 
-def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None:
+def look(name: str, plain: LabSettings, idea: LabSettings, is_weighting: bool) -> None:
     """Print what the idea does to the tokens of a few batches of the untrained model."""
     policy, found, notes, by_token = load_policy(plain), [], set(), False
-    if policy.model.is_large and policy.model.device.type == "cpu":
-        say(about_cost(policy))
     of_plain, of_idea = ((make_advantage(s, policy), make_weighting(s, policy))
                          for s in (plain, idea))
     count = 1 if policy.model.is_large else BATCHES
@@ -56,12 +53,12 @@ def look(name: str, plain: Settings, idea: Settings, is_weighting: bool) -> None
         say(textwrap.fill(f"  {line}", 100, subsequent_indent="    "))
 
 
-def sample(policy: Policy, s: Settings, step: int) -> Rollouts:
+def sample(policy: Policy, s: LabSettings, step: int) -> Rollouts:
     problems = policy.task.training_problems(s.seed, step, s.questions)
     return policy.ask(problems, s.answers, derived_seed("train", s.seed, step))
 
 
-def credited(batch: Rollouts, methods: tuple, policy: Policy, s: Settings, step: int) -> tuple:
+def credited(batch: Rollouts, methods: tuple, policy: Policy, s: LabSettings, step: int) -> tuple:
     """The batch and its weights (B, T), as a step of training makes them; and their metrics."""
     advantage, weighting = methods
     rollouts = with_advantage(batch, advantage, policy, s, step)

@@ -31,10 +31,11 @@ from lab.engine.errors import PROJECT, UserError
 from lab.harness.flags import MOST_THREADS, Flag
 from lab.harness.made_of import made_of
 from lab.harness.read_record import missing_steps, run_config, steps_finished
-from lab.harness.record import find_folder, locked, remove, writing
+from lab.harness.record import find_folder
 from lab.harness.resume import differing
 from lab.harness.screen import MESSAGE, StopRequest, say, show_status
-from lab.harness.settings import Settings, is_large, make_settings, read_flags
+from run import lock, remove
+from lab.harness.settings import LabSettings, is_large, make_settings, read_flags
 
 PAUSE = 0.5             # seconds between two looks at the processes
 AT_ONCE = "stopping. A run that is not finished will start again from step 1"
@@ -150,10 +151,9 @@ class Runs:
         """Start a run in a session of its own. Ctrl-C at the terminal then reaches this program
         alone, which signals each of its runs once."""
         run.log.parent.mkdir(parents=True, exist_ok=True)
-        if run.folder.is_dir():
-            with locked(run.folder):
-                pass  # otherwise it is another program's, whose log it would write
-        with writing(run.log), open(run.log, "ab") as log:
+        if (run.folder / "config.json").exists():
+            lock(run.folder).close()  # otherwise it is another program's, whose log it would write
+        with open(run.log, "ab") as log:
             process = subprocess.Popen(
                 [sys.executable, *run.command], stdin=subprocess.DEVNULL, stdout=log,
                 stderr=subprocess.STDOUT,
@@ -245,7 +245,7 @@ def make_runs(planned: list[PlannedRun], processes: int, command: str,
     return runs.failed
 
 
-def side_by_side(kinds: Iterable[Settings], processes: int) -> tuple[int, int]:
+def side_by_side(kinds: Iterable[LabSettings], processes: int) -> tuple[int, int]:
     """How many runs to make at a time, and how many threads each has. `processes` is what was
     typed; 0 stands for the number that suits the kind of run that needs the most. The runs of a
     large model share the cores, and each of a small one has a thread."""
@@ -255,13 +255,13 @@ def side_by_side(kinds: Iterable[Settings], processes: int) -> tuple[int, int]:
     return processes, max(1, usable_cores() // processes) if has_large else 1
 
 
-def kinds_of(planned: Iterable[PlannedRun]) -> list[Settings]:
+def kinds_of(planned: Iterable[PlannedRun]) -> list[LabSettings]:
     """The settings of these runs, without those that differ in the seed alone."""
     flags = dict.fromkeys(tuple(run.flags) for run in planned)
     return [make_settings(read_flags(list(words))) for words in flags]
 
 
-def runs_at_a_time(s: Settings) -> int:
+def runs_at_a_time(s: LabSettings) -> int:
     """The number of runs with these settings to make side by side: one for each core; of a large
     model, and on a GPU, 1."""
     return 1 if s.device != "cpu" or is_large(find_folder(s.model)) else usable_cores()
@@ -279,7 +279,7 @@ def rounded_duration(seconds: float) -> str:
     return f"about {hours} h {minutes:02d} min" if hours else f"about {minutes} min"
 
 
-def settings_of(planned: PlannedRun) -> Settings:
+def settings_of(planned: PlannedRun) -> LabSettings:
     flags = [*planned.flags, "--steps", str(planned.steps), "--seed", str(planned.seed)]
     return make_settings(read_flags(flags))
 

@@ -26,7 +26,7 @@ from lab.harness.record import Json, find_folder
 from lab.harness.screen import put
 from lab.harness.build import load_policy, make_weighting
 from lab.harness.flags import flags_of
-from lab.harness.settings import Settings, settings_of_run
+from lab.harness.settings import LabSettings, settings_of_run
 from lab.credit.weightings import rescaled_weight
 from lab.tools.helpers.look import about_gradient, differs_within
 from lab.tools.helpers.terminal import legend, one_line, shaded
@@ -69,13 +69,13 @@ def about_weights(rollouts: Rollouts, weight: torch.Tensor) -> list[str]:
     return about_gradient(True, kind, *columns, differs_within(weight, rollouts.mask))
 
 
-def settings_with(folder: Path, weighting: dict) -> Settings:
+def settings_with(folder: Path, weighting: dict) -> LabSettings:
     """The run's own settings, with the weighting that was asked for. Its advantages are on
     record."""
     return settings_of_run(folder, advantage="grpo", placebo="none", device="cpu", **weighting)
 
 
-def step_of_run(folder: Path, settings: Settings, step: int | None) -> int:
+def step_of_run(folder: Path, settings: LabSettings, step: int | None) -> int:
     steps, models = credit_steps(folder), sampling_models(folder, settings.model)
     if not steps:
         raise UserError(f"{folder} has no credit files yet")
@@ -88,7 +88,7 @@ def step_of_run(folder: Path, settings: Settings, step: int | None) -> int:
 class ModelOfStep:
     """The model that sampled a step, for `Rollouts.forward`. It is loaded when it is first used."""
 
-    def __init__(self, folder: Path, step: int, settings: Settings):
+    def __init__(self, folder: Path, step: int, settings: LabSettings):
         self.folder, self.step, self.settings = folder, step, settings
 
     @cached_property
@@ -108,7 +108,7 @@ class ModelOfStep:
         return self.policy.extra_forward().look
 
 
-def weighed(folder: Path, step: int, s: Settings) -> tuple[Rollouts, torch.Tensor, dict]:
+def weighed(folder: Path, step: int, s: LabSettings) -> tuple[Rollouts, torch.Tensor, dict]:
     """The batch of a step, its weights (B, T) as training would have made them, and the metrics."""
     model, policy, problems = ModelOfStep(folder, step, s), None, []
     if inspect.isclass(MITIGATIONS[s.mitigation]):  # it may sample answers and have them scored
@@ -129,9 +129,9 @@ def weighed(folder: Path, step: int, s: Settings) -> tuple[Rollouts, torch.Tenso
     return rollouts, *rescaled_weight(weighting, s.mitigation, batch, policy, s.rescale)
 
 
-def headline(folder: Path, rollouts: Rollouts, s: Settings, metrics: dict) -> str:
+def headline(folder: Path, rollouts: Rollouts, s: LabSettings, metrics: dict) -> str:
     """Step 100 of runs/none-grpo-s0 has 256 answers and 12345 tokens. The weights of ..."""
-    flags = s.flags_for(MITIGATIONS[s.mitigation])
+    flags = s.keywords_of(MITIGATIONS[s.mitigation])
     typed = "".join(f" --{name} {value}" for name, value in flags.items())
     note = f"; {metrics['weight_note']}" if metrics["weight_note"] else ""
     answers, tokens = len(rollouts.mask), int(rollouts.mask.sum())
