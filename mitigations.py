@@ -154,8 +154,8 @@ def random(rollouts: Rollouts) -> Tensor:
     return torch.tensor(noise, dtype=torch.float32, device=rollouts.mask.device)
 
 
-def credit_of(function: Method, rollouts: Rollouts, is_asked_twice: bool, /, **keywords: Any
-              ) -> Tensor:
+def credit_of(function: Method, rollouts: Rollouts, is_asked_twice: bool = False, /,
+              **keywords: Any) -> Tensor:
     """What a weighting or an advantage returns, checked: (B, T), finite, and 0 beyond the mask. If
     it is asked twice with the same random numbers, it should return the same: otherwise a run could
     be neither repeated nor resumed.
