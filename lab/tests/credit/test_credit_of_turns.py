@@ -27,7 +27,7 @@ MASK = torch.tensor([[1, 1, 0, 1], [1, 1, 0, 0], [1, 1, 0, 1], [1, 1, 0, 1]], dt
 
 class Guess:
     """Its `redraw` goes through the secrets that fit, one after the other."""
-    count = 0
+    count, tries = 0, 2
 
     def prompt_for(self, secret):
         return "1 3"
@@ -36,7 +36,7 @@ class Guess:
         return f"the secret {secret}"
 
     def reply(self, secret, turns):
-        if int(turns[-1]) == secret or len(turns) == 2:
+        if int(turns[-1]) == secret or len(turns) == self.tries:
             return None
         return "big" if int(turns[-1]) > secret else "small"
 
@@ -93,6 +93,24 @@ def test_luck_is_taken_out_by_hand():
     # 17/144, and the reward's variance 1/4
     share = (2 * 17 / 144 - 281 / 1728) / (1 / 4)
     assert method.metrics["luck_share"] == pytest.approx(share, rel=1e-5)
+
+
+def test_luck_of_three_turns_by_hand():
+    """All guess 1 first, which is right for one secret of three, and then 3, which is right for one
+    of two. Others that reach turns 1 and 2 earned 1/2 and 0 for the first answer, 1/2 and 1/2 for
+    the third, 1 and 1 for the last, and for the second 2/3. The luck is -1/6 -1/2 0, 2/9, -1/6 1/4
+    and 0 0 0."""
+    answers = [(2, ["1", "3", "2"]), (1, ["1"]), (3, ["1", "3"]), (2, ["1", "3", "3"])]
+    mask = torch.zeros(4, 5, dtype=torch.bool)
+    for row, (_, of_answer) in enumerate(answers):
+        mask[row, :2 * len(of_answer):2] = True
+    batch = batch_of(mask=mask, written=mask, ids=mask.long(), finished=mask.any(1),
+                     problems=[secret for secret, _ in answers], turns=[told for _, told in answers],
+                     scores={"reward": torch.tensor([1., 1, 1, 0])})
+    task = Guess()
+    task.tries = 3
+    found = without_luck(policy_of(task), redraws=12)(batch, policy_of(task))
+    torch.testing.assert_close(found, torch.tensor([1, 1 / 9, 1 / 4, -1])[:, None] * mask)
 
 
 class Player:
