@@ -105,7 +105,8 @@ def test_luck_of_three_turns_by_hand():
     for row, (_, of_answer) in enumerate(answers):
         mask[row, :2 * len(of_answer):2] = True
     batch = batch_of(mask=mask, written=mask, ids=mask.long(), finished=mask.any(1),
-                     problems=[secret for secret, _ in answers], turns=[told for _, told in answers],
+                     problems=[secret for secret, _ in answers],
+                     turns=[of_answer for _, of_answer in answers],
                      scores={"reward": torch.tensor([1., 1, 1, 0])})
     task = Guess()
     task.tries = 3
