@@ -26,8 +26,6 @@ from lab.engine.model import Qwen2
 
 # methods that cut an answer where a reply may follow, or write into its prompt
 OF_ONE_TURN = ("causal_ablation", "deletion", "rlsd")
-OTHER_LORA = UserError("the last checkpoint has the trainer's state of a run with another --lora "
-                       "than the one in config.json")
 
 
 class Parts(NamedTuple):
@@ -75,21 +73,9 @@ class Parts(NamedTuple):
                                     f"{axis} {getattr(self.policy.settings, axis)}: "
                                     f"{type(error).__name__}: {error}") from None
         if self.policy.settings.lora:
-            self.put_additions_back(rest)
-        if rest and any(f"step.{name}" not in rest for name in self.parameters):
-            raise OTHER_LORA
+            for name, parameter in self.parameters.items():
+                parameter.data.copy_(rest.pop(f"lora.{name}"))
         load_optimizer_tensors(self.optimizer, self.parameters, rest)
-
-    def put_additions_back(self, rest: dict[str, torch.Tensor]) -> None:
-        """Take what --lora trains, A and B of each matrix, out of these tensors."""
-        for name, parameter in self.parameters.items():
-            stored = rest.pop(f"lora.{name}", None)
-            if stored is None or stored.shape != parameter.shape:
-                raise OTHER_LORA
-            if not stored.isfinite().all():
-                raise UserError(f"lora.{name} of the last checkpoint holds numbers that are not "
-                                "finite")
-            parameter.data.copy_(stored)
 
 
 def build(s: LabSettings, checkpoint: Path | None, drawn: Json) -> Parts:
