@@ -1,6 +1,7 @@
 """A tool for a real model: Countdown with a calculator that answers.
 
-    python train.py --task examples.calculator --model models/Qwen2.5-Coder-0.5B-Instruct --lora 1
+    python train.py --task examples.calculator --model models/Qwen2.5-Coder-0.5B-Instruct \\
+        --config lab/recipes/laptop.json --lora 1
     python train.py --task examples.calculator --calculator no --model ...    # without the tool
 
     Make 22 from 3 and 5 and 7. -> "calculate 3 * 5", "15", "calculate 15 + 7", "22",

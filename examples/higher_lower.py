@@ -1,7 +1,7 @@
 """A game in words for a real model: find a number from 1 to 20 in five tries.
 
     python train.py --task examples.higher_lower --model models/Qwen2.5-Coder-0.5B-Instruct \\
-        --lora 1 --advantage without_luck
+        --config lab/recipes/laptop.json --lora 1 --advantage without_luck
 
 After a guess the environment says whether the number is higher or lower. The number is in the
 problem and not in the prompt, so all games begin alike, and to win is partly luck. This is a whole

@@ -89,14 +89,6 @@ def has_bfloat16() -> bool:
     return has_onednn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
-def is_fast_in_bfloat16() -> bool:
-    """Whether bfloat16 is also faster than float32 on this CPU. For that it needs instructions that
-    multiply in bfloat16 (AVX-512's, or AMX). Without them oneDNN converts every number first, which
-    is slower than float32."""
-    return has_bfloat16() and bool(
-        torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
-
-
 def linear(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ matrix.T + bias in the type of x, whatever type the weights are kept in."""
     product_dtype = product_type(x.dtype, x.device)

@@ -83,8 +83,7 @@ class LabSettings(Settings):
     device: str = option(
         "cpu", "device to compute on: cpu, cuda, cuda:N, or mps, which was never tried")
     dtype: str = option(
-        "float32", "type of the numbers to compute with. The parameters stay float32. On CUDA the "
-        "default is bfloat16, unless the model folder has a recipe.json",
+        "float32", "type of the numbers to compute with. The parameters stay float32",
         choices=("float32", "bfloat16"))
     checkpointing: bool = option(
         False, "keep only one activation of each layer for the backward pass, and compute the "
@@ -236,17 +235,11 @@ def from_all(given: Json) -> tuple[Json, Json, Json, Json]:
         flag = OPTIONS.get(name) or CONTINUE.get(name)
         typed[name] = value_of(name, value, flag) if flag else value
     typed, file = with_module_name(typed), typed.pop("config", None)
-    config = {} if file is None else read_json(Path(file))
+    config = {} if file is None else read_json(find_folder(str(file)))
     folder = find_folder(str((config | typed).get("model", LabSettings.model)))
     path = folder / "recipe.json"
     recipe = recipe_in(path)
     chosen = DEFAULTS | recipe | config | typed
-    on_gpu = str(chosen["device"]).startswith("cuda")
-    if not recipe and is_large(folder):
-        from lab.harness.large_model import recipe_of_large
-        recipe = recipe_of_large(config | typed, chosen["task"] == LabSettings.task, on_gpu)
-    elif not recipe and on_gpu:
-        recipe = {"dtype": "bfloat16"}  # in float32 a GPU is several times slower
     if chosen["lora"]:
         rate = recipe.get("learning_rate", LabSettings.learning_rate)
         check_value("learning_rate", rate, OPTIONS["learning_rate"])

@@ -93,7 +93,7 @@ PLAIN = ("none", "grpo")
 USUAL = {"questions": 8, "answers": 8, "steps": 60, "threads": 1}
 NO_MODELS = {"checkpoint_every": 0}  # of a large one each has gigabytes
 STEPS_OF_LARGE = 20  # on a CPU, where its recipe names none
-NOT_TAKEN = ("seed", "out", "placebo", "resume", "continue")  # flags of train.py
+NOT_TAKEN = ("seed", "out", "placebo", "resume", "continue", "config")  # flags of train.py
 
 
 def main(argv: list[str]) -> None:
@@ -181,18 +181,15 @@ class Idea:
 
 
 def usual_settings(given: dict) -> dict:
-    """The settings of all arms, unless something else is typed. A large model has the recipe that
-    train.py has for it, but half of its steps where the folder has none of its own: by then plain
-    GRPO solves about two thirds of the problems. Later most groups have equal rewards, and then no
-    method can differ."""
+    """The settings of all arms, unless something else is typed. A large model has half of the steps
+    of its recipe: by then plain GRPO solves about two thirds of the problems. Later most groups
+    have equal rewards, and then no method can differ."""
     s = make_settings(given)
     folder = find_folder(s.model)
     if not is_large(folder):
         return USUAL
     if "steps" in s.defaults:
-        is_laptops = not (folder / "recipe.json").exists()
-        steps = s.defaults["steps"] // 2 if is_laptops else s.defaults["steps"]
-        return {"steps": steps} | NO_MODELS
+        return {"steps": s.defaults["steps"] // 2} | NO_MODELS
     if s.device == "cpu":
         return {"steps": STEPS_OF_LARGE} | NO_MODELS
     return USUAL | NO_MODELS

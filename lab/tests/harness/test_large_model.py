@@ -1,6 +1,8 @@
-"""A large model: the settings that a laptop can live with, and its memory."""
+"""A large model: its recipe, and its memory."""
 import ctypes
+import json
 import os
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -12,8 +14,7 @@ from conftest import ROOT, refusal
 import lab.run as train
 from lab.harness import build, memory
 from lab.harness.build import load_policy
-from lab.harness.large_model import ON_A_LAPTOP, TWO_NUMBERS
-from lab.harness.settings import LARGE, LabSettings, make_settings, read_flags
+from lab.harness.settings import LARGE, make_settings
 
 SETTINGS = {"model": str(ROOT / "models/tiny"), "threads": 1, "questions": 2, "answers": 4,
             "max_new_tokens": 10, "steps": 30, "eval_every": 15, "eval_tasks": 8}
@@ -52,80 +53,22 @@ def large_model(tmp_path):
     return tmp_path
 
 
-def test_a_large_model_has_a_laptops_settings_on_a_cpu_and_flags_win(large_model):
-    model = {"model": str(large_model)}
-    chosen, usual = make_settings(model), TWO_NUMBERS["expression"]
-    found = chosen.to_json()
-    assert {name: found[name] for name in usual} == usual
-    assert found["prompt"] == "expression"
-    assert "questions" not in chosen.folder.name  # they are its defaults
-    assert "promptfull" in make_settings(model | {"prompt": "full"}).folder.name
-    assert make_settings(model | {"questions": 16}).questions == 16
-    os.truncate(large_model / "model.safetensors", LARGE)
-    assert make_settings(model).eval_tasks == LabSettings.eval_tasks
-
-
-@pytest.mark.parametrize("flags, recipe", [
-    ({"prompt": "brief"}, TWO_NUMBERS["brief"]), ({"prompt": "full"}, ON_A_LAPTOP),
-    ({"prompt": "original"}, ON_A_LAPTOP), ({"task": "examples.largest_last"}, ON_A_LAPTOP)])
-def test_another_prompt_or_task_has_its_own_recipe(large_model, flags, recipe):
-    chosen = make_settings({"model": str(large_model), **flags}).to_json()
-    assert {name: chosen[name] for name in recipe} == recipe
-
-
-def test_the_file_of_a_run_may_name_the_prompt(large_model, tmp_path):
-    config = tmp_path / "c.json"
-    config.write_text('{"prompt": "brief"}')
-    chosen = make_settings({"model": str(large_model), "config": str(config)}).to_json()
-    assert {name: chosen[name] for name in TWO_NUMBERS["brief"]} == TWO_NUMBERS["brief"]
-
-
 def test_with_lora_the_rate_is_25_times_that_of_the_recipe_and_at_most_5e_5(large_model):
-    assert make_settings({"model": str(large_model), "lora": 4}).learning_rate == 5e-5
-    other = {"model": str(large_model), "lora": 4, "task": "examples.largest_last"}
-    assert make_settings(other).learning_rate == 5e-5  # and not 25 x 5e-6
+    given = {"model": str(large_model), "lora": 4}
+    assert make_settings(given).learning_rate == 5e-5  # and not 25 x 5e-6
+    (large_model / "recipe.json").write_text('{"learning_rate": 1e-6}')
+    assert make_settings(given).learning_rate == 25e-6
     os.truncate(large_model / "model.safetensors", LARGE)
-    assert make_settings({"model": str(large_model), "lora": 4}).learning_rate == 2e-5
+    assert make_settings(given).learning_rate == 4e-6
 
 
-def test_on_a_gpu_a_large_model_learns_the_same_and_other_tasks_have_the_usual_settings(
-        large_model, monkeypatch):
-    monkeypatch.setattr("lab.harness.large_model.is_fast_in_bfloat16", lambda: False)  # about CPUs
-    model = {"model": str(large_model), "device": "cuda"}
-    for prompt, recipe in TWO_NUMBERS.items():
-        chosen = make_settings(model | {"prompt": prompt}).to_json()
-        assert {name: chosen[name] for name in recipe} == recipe
-        assert (chosen["dtype"], chosen["learning_rate"]) == ("bfloat16", 2e-6)
-    for flags in ({"prompt": "full"}, {"task": "examples.largest_last"}):
-        chosen = make_settings(model | flags)
-        assert (chosen.questions, chosen.dtype) == (LabSettings.questions, "bfloat16")
-
-
-@pytest.mark.parametrize("is_fast", [True, False])
-def test_a_laptop_computes_in_bfloat16_where_the_cpu_has_instructions(large_model, monkeypatch,
-                                                                      is_fast):
-    monkeypatch.setattr("lab.harness.large_model.is_fast_in_bfloat16", lambda: is_fast)
-    model = {"model": str(large_model)}
-    chosen = make_settings(model)
-    assert (chosen.dtype, chosen.learning_rate) == (
-        ("bfloat16", 2e-6) if is_fast else ("float32", 5e-7))
-    typed = make_settings(model | {"dtype": "float32"})
-    assert (typed.dtype, typed.learning_rate) == ("float32", 5e-7)
-    assert "float32" in typed.folder.name and "float32" not in chosen.folder.name
-
-
-@pytest.mark.parametrize("flags, tokens", [
-    ({}, 12), ({"numbers": "2"}, 12), ({"numbers": "3"}, 36), ({"numbers": "3,4"}, 36),
-    ({"prompt": "brief"}, 64), ({"prompt": "brief", "numbers": "3"}, 192),
-    ({"numbers": "3", "max_new_tokens": 20}, 20)])
-def test_answers_with_more_numbers_may_be_longer(large_model, flags, tokens):
-    assert make_settings({"model": str(large_model), **flags}).max_new_tokens == tokens
-
-
-def test_the_help_of_a_large_model_is_about_the_prompt_that_was_typed(large_model, capsys):
-    with pytest.raises(SystemExit):
-        read_flags(["--model", str(large_model), "--prompt", "brief", "--help"])
-    assert "the most tokens of an answer (default 64)" in " ".join(capsys.readouterr().out.split())
+@pytest.mark.parametrize("path", sorted((ROOT / "lab/recipes").iterdir()), ids=lambda p: p.stem)
+def test_a_recipe_that_is_laid_beside_a_model_is_that_of_its_runs(large_model, path):
+    shutil.copy(path, large_model / "recipe.json")
+    chosen, recipe = make_settings({"model": str(large_model)}), json.loads(path.read_text())
+    assert chosen.to_json() == chosen.to_json() | recipe and recipe["dtype"] == "bfloat16"
+    assert "questions" not in chosen.folder.name  # they are its defaults
+    assert make_settings({"model": str(large_model), "questions": 16}).questions == 16
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is kept on Linux alone")

@@ -292,10 +292,6 @@ def settings_of(argv: list[str]):
     # typed wins over the file, that over the model's recipe, that over the default
     (COUNTDOWN, {"steps": 8, "seed": 4}, "--seed 9",
      dict(seed=9, steps=8, questions=5, answers=8, max_number=15)),
-    # on a GPU a large model is computed in bfloat16: one without a recipe
-    ({}, {}, "", dict(dtype="float32")), ({}, {}, "--device cuda:1", dict(dtype="bfloat16")),
-    ({}, {}, "--device cuda --dtype float32", dict(dtype="float32")),
-    (COUNTDOWN, {}, "--device cuda", dict(dtype="float32")),
     # the task is known before the other flags are read: typed, of a file, of the recipe
     (COUNTDOWN, {"task": LARGEST_LAST, "count": 4}, "--largest 9",
      dict(count=4, largest=9, max_number=ABSENT)),
