@@ -36,6 +36,14 @@ def growing(kept, change, size=len):
     return idea
 
 
+def seeing(seen):
+    def idea(rollouts):
+        is_new = float(rollouts.entropy.sum()) not in seen
+        seen.add(float(rollouts.entropy.sum()))
+        return rollouts.entropy + is_new
+    return idea
+
+
 def attribute_of_itself():
     def idea(rollouts):
         idea.calls = getattr(idea, "calls", 0) + 1
@@ -73,6 +81,7 @@ FUNCTIONS = {
     "a mean that begins as None": averaging,
     "a list": lambda: growing([], lambda kept: kept.append(1)),
     "a dict that fills": lambda: growing({}, lambda kept: kept.update({len(kept): 1})),
+    "a set of what was seen": lambda: seeing(set()),
     "a deque": lambda: growing(deque(), lambda kept: kept.append(1)),
     "an object in an object": lambda: growing(
         SimpleNamespace(box=SimpleNamespace(n=0)),
@@ -108,8 +117,8 @@ def test_a_function_that_keeps_or_draws_is_told_in_its_first_two_steps(form, rol
     method = make(FUNCTIONS[form](), {}, None)
 
     def step(batch):
-        method(batch, None)
         refuse_other_values(method, lambda: method, "--mitigation mine", batch, None)
+        method(batch, None)
     said = refusal(in_two_steps, step, rollouts)
     assert said.startswith("--mitigation mine (tests/test_asked_twice.py:")
     assert "was asked twice" in said and "keeps something" in said and "draws random" in said
@@ -284,3 +293,10 @@ def test_a_run_asks_in_its_first_two_steps_and_at_checkpoints(monkeypatch, tmp_p
     said = run(*SHORT, "--steps", 9, "--checkpoint_every", 4, "--out", tmp_path / "x",
                "--mitigation", "mine", expect=1).stderr
     assert said.endswith(KEEPS) and len(lines(tmp_path / "x/metrics.jsonl")) == 3
+
+
+def test_a_run_asks_a_function_before_it_takes_its_values(monkeypatch, tmp_path):
+    """So it sees one that answers once in its own way for each batch."""
+    put_in(monkeypatch, seeing(set()), "mine")
+    said = run(*SHORT, "--out", tmp_path / "x", "--mitigation", "mine", expect=1).stderr
+    assert "was asked twice about the same batch" in said and not (tmp_path / "x").exists()

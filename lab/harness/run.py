@@ -8,6 +8,7 @@
     where_to_go_on         a checkpoint               also what has changed since
     record, log, save      a run's folder             the same folder, with more in it
 """
+import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -147,30 +148,35 @@ class LabRun(Run):
             return at_one.ask(problems, answers, generator, greedy)
 
     def checked_advantage(self, rollouts: Any) -> torch.Tensor:
-        with self.explained():
-            values = advantage_of(self.parts.advantage_method, self.settings, rollouts,
-                                  self.policy)
-            self.ask_again("advantage", rollouts)
-        return values
+        with self.asked_again("advantage", rollouts):
+            return advantage_of(self.parts.advantage_method, self.settings, rollouts, self.policy)
 
     def weigh(self, rollouts: Any) -> tuple[torch.Tensor, Json]:
-        s = self.settings
-        with self.explained():
-            found = rescaled_weight(self.parts.weighting, s.mitigation, self.trained_on(rollouts),
-                                    self.policy, s.rescale, s.placebo)
-            self.ask_again("mitigation", self.trained_on(rollouts))
-        return found
+        s, batch = self.settings, self.trained_on(rollouts)
+        with self.asked_again("mitigation", batch):
+            return rescaled_weight(self.parts.weighting, s.mitigation, batch, self.policy,
+                                   s.rescale, s.placebo)
 
-    def ask_again(self, axis: str, rollouts: Rollouts) -> None:
-        """In the first two steps and at checkpoints, ask a method twice."""
-        s, policy = self.settings, self.policy
+    @contextmanager
+    def asked_again(self, axis: str, rollouts: Rollouts) -> Iterator[None]:
+        """In the first two steps and at checkpoints a method is asked twice: a function before its
+        values are computed, an object after that, because only then it says whether it samples."""
+        s, policy, chosen = self.settings, self.policy, self.parts.methods[axis]
+        make_another = {"advantage": make_advantage, "mitigation": make_weighting}[axis]
         is_saved = s.checkpoint_every and self.step % s.checkpoint_every == 0
-        if is_saved or self.step <= self.done + 2:
-            chosen = self.parts.methods[axis]
-            make_another = {"advantage": make_advantage, "mitigation": make_weighting}[axis]
+        is_due, is_function = is_saved or self.step <= self.done + 2, inspect.isfunction(chosen)
+
+        def ask() -> None:
             refuse_other_values(
                 chosen, lambda: chosen if policy.model.is_large else make_another(s, policy),
                 f"--{axis} {getattr(s, axis)}", rollouts, policy)
+
+        with self.explained():
+            if is_due and is_function:
+                ask()
+            yield
+            if is_due and not is_function:
+                ask()
 
     def trained_on(self, rollouts: Rollouts) -> Rollouts:
         return drop_unfinished(rollouts) if self.settings.drop_unfinished else rollouts
