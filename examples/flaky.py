@@ -41,7 +41,8 @@ from lab.engine.errors import UserError
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts
 from lab.harness.build import build
-from lab.harness.flags import option, read
+from countdown_task import option
+from lab.harness.flags import read
 from lab.harness.record import new_folder
 from lab.harness.settings import make_settings
 from lab.tools.guesser import Parts, make_player

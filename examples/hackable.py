@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from countdown_task import Problem
 from lab import countdown
-from lab.harness.flags import option
+from countdown_task import option
 
 
 @dataclass

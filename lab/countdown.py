@@ -30,7 +30,7 @@ from countdown_task import (ANSWER, END, FORMAT_WEIGHT, OTHER, Problem, between,
 from lab.engine.errors import UserError
 from lab.engine.tokens import USER_TURN
 from lab.harness.record import read_given
-from lab.harness.flags import option
+from countdown_task import option
 
 MAX_NUMBER = 999_999_999  # the score of the reasoning reads numbers of at most nine digits
 MAX_NUMBERS = 30  # the most numbers in a problem of a file

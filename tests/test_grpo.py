@@ -298,7 +298,8 @@ def test_a_batch_where_nothing_is_left_is_skipped_and_said(small_model, rollouts
 def test_what_was_written_can_be_read_again(policy, tmp_path):
     batch = spoken(policy)
     path = tmp_path / "credit" / "step_000004.npz"
-    write_credit(path, batch, batch.mask.float())
+    path.parent.mkdir()
+    write_credit(path, dataclasses.replace(batch, step=4), batch.mask.float())
     assert list(path.parent.iterdir()) == [path]
     again = read_credit(tmp_path, 4, policy.tokenizer, problems=batch.problems)
     for name in ("mask", "ids", "log_prob", "entropy", "collision", "section", "kind", "advantage",

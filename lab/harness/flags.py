@@ -21,7 +21,7 @@ import sys
 import textwrap
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from types import SimpleNamespace
 
@@ -105,17 +105,11 @@ CountOrNone = typing.Annotated[int, Range()]
 LearningRate = typing.Annotated[float, Range(above=0, most=10)]
 
 
-def option(default: typing.Any, text: str, **more: typing.Any) -> typing.Any:
-    """A field of a dataclass that is a flag; `more` are fields of Flag."""
-    return field(default=default, metadata={"flag": Flag(default, text, **more)})
-
-
 @cache  # a comparison of runs calls it a hundred thousand times
 def flags_of(owner: typing.Any) -> dict[str, Flag]:
     """The options of a dataclass; the keyword-only parameters of a method, which may be a class."""
     if dataclasses.is_dataclass(owner):
-        flags = {one.name: one.metadata.get("flag") or of_book(one)
-                 for one in dataclasses.fields(owner) if one.metadata}
+        flags = {one.name: flag_of(one) for one in dataclasses.fields(owner) if one.metadata}
         hints = typing.get_type_hints(owner)
     else:
         function = owner.__init__ if inspect.isclass(owner) else owner
@@ -131,8 +125,8 @@ def flags_of(owner: typing.Any) -> dict[str, Flag]:
     return {name: as_flag(owner, name, flag, hints.get(name)) for name, flag in flags.items()}
 
 
-def of_book(one: dataclasses.Field[typing.Any]) -> Flag:
-    """The flag of a field that is declared as the book's are (countdown_task.option)."""
+def flag_of(one: dataclasses.Field[typing.Any]) -> Flag:
+    """The flag of a field that countdown_task.option declares; its limits may be any of Flag's."""
     limits = dict(one.metadata)
     return Flag(one.default, limits.pop("help"), **limits)
 

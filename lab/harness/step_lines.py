@@ -47,7 +47,7 @@ METRICS = {
     "record_seconds": "seconds of writing the credit file",
     "seconds": "seconds of the step",
     "rollout_tokens_per_second": "sampled tokens in a second of rollout_seconds",
-    "peak_memory_bytes": "most memory so far, of the GPU or of the process; null on Windows",
+    "peak_memory_bytes": "most memory so far, of the GPU or of the process",
 }
 # if the weighting and the advantage both have one of these, the line has the sum
 SAMPLED = ("extra_tokens", "extra_answers")

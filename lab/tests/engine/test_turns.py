@@ -199,7 +199,8 @@ def test_a_game_without_end_is_cut_off_at_the_limit_and_told(policy, games, caps
 
 def test_the_record_has_all_tokens_and_says_which_are_the_models(policy, games, tmp_path):
     batch = replace(games, advantage=games.mask * 1.0, step=1)
-    write_credit(tmp_path / "credit/step_000001.npz", batch, games.mask * 1.0, {"step": 1})
+    (tmp_path / "credit").mkdir()
+    write_credit(tmp_path / "credit/step_000001.npz", batch, games.mask * 1.0)
     columns = read_columns(tmp_path, 1)
     assert columns["own"].sum() == games.mask.sum() and len(columns["own"]) == games.written.sum()
     again = read_credit(tmp_path, 1, policy.tokenizer)
@@ -369,8 +370,8 @@ def test_gae_is_paid_where_turns_end(policy, paid_games):
 def test_the_record_has_what_turns_were_paid(policy, games, paid_games, tmp_path):
     for step, batch in enumerate((games, paid_games), 1):
         batch = replace(batch, advantage=games.mask * 1.0, step=step)
-        write_credit(tmp_path / f"credit/step_{step:06d}.npz", batch, games.mask * 1.0,
-                     {"step": step})
+        (tmp_path / "credit").mkdir(exist_ok=True)
+        write_credit(tmp_path / f"credit/step_{step:06d}.npz", batch, games.mask * 1.0)
     assert "paid" not in read_columns(tmp_path, 1)
     assert read_credit(tmp_path, 1, policy.tokenizer).paid.sum() == games.reward.sum()
     again = read_credit(tmp_path, 2, policy.tokenizer)

@@ -18,7 +18,8 @@ from examples import largest_last
 from lab.engine.methods import ADVANTAGES, CLIP_KINDS, MITIGATIONS, Choices, mitigation
 from lab.harness import flags
 from lab.harness.build import unpaid_parts
-from lab.harness.flags import Flag, Positive, Range, check_value, flags_of, option, settle, words_of
+from countdown_task import option
+from lab.harness.flags import Flag, Positive, Range, check_value, flags_of, settle, words_of
 from lab.harness.help import SHORT_HELP
 from lab.harness.settings import OPTIONS, LabSettings, make_settings, read_flags
 from lab.tools import warmup
