@@ -267,6 +267,18 @@ def test_a_reward_that_changes_later_is_told_in_its_step(capsys):
         assert ("scored twice" in capsys.readouterr().out) is not agree
 
 
+def test_answers_are_scored_again_in_every_step_until_they_differ(monkeypatch, tmp_path):
+    asked = []
+
+    def again(rollouts, *_, all_rows):
+        asked.append((rollouts.step, all_rows))
+        return rollouts.step < 2
+
+    monkeypatch.setattr("lab.harness.run.score_again", again)
+    run(*SHORT, "--out", tmp_path / "x")
+    assert asked == [(1, True), (2, False)]
+
+
 DRAWN = "self.draw(rng, wanted_held_out=False)"
 
 

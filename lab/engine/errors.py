@@ -125,3 +125,21 @@ def location_of(chosen: object) -> str:
     except (OSError, TypeError):  # typed into a shell
         return made.__module__
     return f"{file.removeprefix(f'{PROJECT}/')}:{line}"
+
+
+ARGUMENTS = {  # of a task's methods
+    "training_problems": "seed, step, count", "held_out_problems": "count", "extreme_problems": "",
+    "prompt_for": "problem", "show": "problem", "score": "problem, text", "label": "pieces",
+    "reply": "problem, turns", "redraw": "problem, turns, rng"}
+
+
+def refuse_other_arguments(task: object) -> None:
+    """Raise if a method of a task, or a function that stands for one, takes other arguments."""
+    for name, arguments in ARGUMENTS.items():
+        method = getattr(task, name, None)
+        if inspect.isfunction(method) or inspect.ismethod(method):
+            try:
+                inspect.signature(method).bind(*filter(None, arguments.split(", ")))
+            except TypeError as error:
+                raise UserError(f"{method.__name__} ({location_of(method)}) should take "
+                                f"({arguments}): {error}") from None

@@ -72,6 +72,8 @@ class LabRun(Run):
     settings: LabSettings
     changeable = {*CHANGEABLE}
 
+    scores_agree = True  # so far, when answers were scored twice
+
     def __init__(self, settings: LabSettings, is_resumed: bool = False,
                  may_begin_again: bool = False):
         self.may_begin_again = may_begin_again
@@ -248,11 +250,14 @@ class LabRun(Run):
 
     def record(self, rollouts: Any, weight: torch.Tensor, columns: dict[str, torch.Tensor]
                ) -> None:
-        """Write the credit file. The first step's answers are scored once more (`score_again`)."""
+        """Write the credit file. Answers are scored once more (`score_again`): in the first step
+        all of them, and then two in each step."""
         self.refuse_other_folder()
         write_credit(credit_path(self.folder, self.step), rollouts, weight, columns)
-        if self.step == self.done + 1:
-            score_again(rollouts, self.task, self.settings.task, self.policy.environment)
+        if self.scores_agree:
+            self.scores_agree = score_again(
+                rollouts, self.task, self.settings.task, self.policy.environment,
+                all_rows=self.step == self.done + 1)
 
     def log(self, line: Json) -> None:
         line = with_all_metrics(line, self.parts.advantage_method, self.parts.weighting)

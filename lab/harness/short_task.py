@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from lab.engine.errors import (LARGEST_SCORE, UserError, are_rewards, is_list, is_score_of_part,
-                               result_of)
+                               refuse_other_arguments, result_of)
 from lab.engine.rollouts import Problem
 from lab.engine.tokens import without_end_of_turn
 
@@ -51,6 +51,7 @@ def take_functions(task: Any, module: Any) -> None:
     for name in METHODS:
         if callable(getattr(module, name, None)):
             setattr(task, name, getattr(module, name))
+    refuse_other_arguments(task)
 
 
 def score_by(reward: Callable[[Any, Any], Any], problem: Any, text: str | list[str]

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lab.engine.errors import (LARGEST_SCORE, PROJECT, UserError, are_rewards, is_list,
-                               is_score_of_part, location_of, result_of, wrong_result)
+                               is_score_of_part, location_of, refuse_other_arguments, result_of,
+                               wrong_result)
 from lab.engine.rollouts import OF_TURNS, Problem, Rollouts, Task
 from lab.engine.tokens import KINDS, SECTIONS
 from lab.harness.flags import flags_of
@@ -95,12 +96,6 @@ def make_task(name: str, flags: Json, folder: Path | None = None) -> "CheckedTas
     return CheckedTask(task)
 
 
-ARGUMENTS = {  # of a task's methods
-    "training_problems": "seed, step, count", "held_out_problems": "count", "extreme_problems": "",
-    "prompt_for": "problem", "show": "problem", "score": "problem, text", "label": "pieces",
-    "reply": "problem, turns", "redraw": "problem, turns, rng"}
-
-
 class CheckedTask:
     """A user's Task with four checks: its methods take what they are given and return what they
     should, no problem that it returned as held out is trained on, it returns the same problems when
@@ -108,13 +103,10 @@ class CheckedTask:
 
     def __init__(self, task: Task[Any]):
         self.task = task
-        for name, arguments in ARGUMENTS.items():
-            refuse_other_arguments(getattr(task, name, None), arguments)
+        refuse_other_arguments(task)
         for name in ("reply", "redraw"):
             if hasattr(task, name):
-                function = getattr(task, name)
-                whose = f"{name} ({location_of(function)})"
-                setattr(self, name, with_copies(function, whose))
+                setattr(self, name, self.checked(name))
         self.held_out: dict[int, list[Problem]] = {}  # by their number
         self.held_out_facts: set[tuple[str, str]] = set()
         self.asked_twice: set[str] = set()  # names of methods
@@ -166,11 +158,15 @@ class CheckedTask:
                 "returned others: they should follow from its arguments alone. So the same command "
                 "gives other numbers another time, and so does a run that is resumed")
 
+    def checked(self, name: str) -> Callable[..., Any]:
+        function = getattr(self.task, name)
+        return with_copies(function, f"{name} ({location_of(function)})")
+
     def prompt_for(self, problem: Problem) -> str:
-        return str(result_of(self.task.prompt_for, "a text", is_text, problem))
+        return str(result_of(self.checked("prompt_for"), "a text", is_text, problem))
 
     def show(self, problem: Problem) -> str:
-        return str(result_of(self.task.show, "a text", is_text, problem))
+        return str(result_of(self.checked("show"), "a text", is_text, problem))
 
     def score(self, problem: Problem, text: Any) -> dict[str, Any]:
         """The parts of a score, which are numbers. If the task pays turns, the reward is their sum,
@@ -203,27 +199,17 @@ class CheckedTask:
 
 
 def with_copies(function: Callable[..., Any], whose: str) -> Callable[..., Any]:
-    """A function of a problem and an answer, which gets a copy of the answer's turns and may not
-    change the problem."""
+    """A function of a problem, which may not change it, and of an answer, of whose turns it gets a
+    copy."""
     @wraps(function)
-    def call(problem: Problem, text: Any, *more: Any) -> Any:
+    def call(problem: Problem, *given: Any) -> Any:
         before = repr(problem)
-        found = function(problem, list(text) if is_list(text) else text, *more)
+        found = function(problem, *(list(one) if isinstance(one, list) else one for one in given))
         if repr(problem) != before:
             raise UserError(f"{whose} changes the problem that it is given, so what an answer "
                             "earns depends on what was asked before it")
         return found
     return call
-
-
-def refuse_other_arguments(method: Any, arguments: str) -> None:
-    """Raise if a task's method cannot be called with these arguments."""
-    if inspect.isfunction(method) or inspect.ismethod(method):
-        try:
-            inspect.signature(method).bind(*filter(None, arguments.split(", ")))
-        except TypeError as error:
-            raise UserError(f"{method.__name__} ({location_of(method)}) should take ({arguments}): "
-                            f"{error}") from None
 
 
 def is_text(found: object) -> bool:

@@ -92,6 +92,18 @@ def test_a_game_gets_copies_of_turns_and_may_not_change_its_problem(name):
                     refusal(method, {"n": 5}, turns, *more))
 
 
+@pytest.mark.parametrize("name", ["prompt_for", "show"])
+def test_no_method_may_change_its_problem(name):
+    def deed(problem):
+        problem["n"] += problem["n"] > 30
+        return problem["prompt"]
+
+    task = task_of([{"prompt": prompt, "n": n} for n, prompt in enumerate(PROMPTS)],
+                   **{name: deed})
+    assert re.match(rf"{name} \(.*\) changes the problem",
+                    refusal(getattr(task, name), {"prompt": "a", "n": 31}))
+
+
 def test_a_reward_gets_a_copy_of_the_turns():
     task = task_of(PROMPTS, lambda problem, turns: float(turns.pop() == "b"),
                    reply=lambda problem, turns: None)
@@ -103,7 +115,8 @@ def test_a_reward_gets_a_copy_of_the_turns():
 @pytest.mark.parametrize("name, method, arguments", [
     ("reply", lambda problem: None, "problem, turns"),
     ("redraw", lambda problem, turns: None, "problem, turns, rng"),
-    ("show", lambda: "", "problem"), ("label", lambda pieces, more: 0, "pieces"),
+    ("show", lambda: "", "problem"), ("prompt_for", lambda problem, more: "", "problem"),
+    ("label", lambda pieces, more: 0, "pieces"),
     ("training_problems", lambda seed, step: 0, "seed, step, count")])
 def test_a_method_with_other_arguments_is_told_with_its_place(name, method, arguments):
     assert re.search(rf"\(lab/tests/harness/test_tasks.py:\d+\) should take \({arguments}\): ",
