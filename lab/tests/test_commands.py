@@ -125,6 +125,7 @@ TINY = ROOT / "models/tiny"
     ("follow TINY", "tiny is not a run folder: it has no config.json of a run"),
     ("follow RUN --step 9", "run has steps 1 to 3"),
     ("follow RUN --answer 8", "--answer 8: step 3 has answers 0 to 7"),
+    ("follow RUN --answer 0 --token 9999", "--token 9999: answer 0 has tokens 0 to"),
     ("follow RUN --token 1", "--token 1 needs --answer"),
     ("follow RUN --credit 10", "--credit needs --token"),
     ("follow RUN --step 1 --answer 999 --credit 10 --keep", "answer 999"),
