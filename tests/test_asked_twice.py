@@ -1,6 +1,7 @@
 """A method, a reply or a reward that is asked twice and answers twice is refused or told: it keeps
 something that a resumed run would forget, or draws random numbers that no seed decides."""
 import random
+import re
 import time
 from collections import deque
 from dataclasses import replace
@@ -300,3 +301,26 @@ def test_a_run_asks_a_function_before_it_takes_its_values(monkeypatch, tmp_path)
     put_in(monkeypatch, seeing(set()), "mine")
     said = run(*SHORT, "--out", tmp_path / "x", "--mitigation", "mine", expect=1).stderr
     assert "was asked twice about the same batch" in said and not (tmp_path / "x").exists()
+
+
+def test_a_state_that_is_saved_rounded_is_refused(rollouts):
+    class Rounded(StateIdea):
+        def state_dict(self):
+            return {"mean": self.mean.half().float()}
+
+    method = Rounded(None)
+    method(rollouts, None)
+    assert refusal(refuse_other_values, method, lambda: Rounded(None), "mine", rollouts, None
+                   ).endswith(KEEPS)
+
+
+def test_a_method_that_changes_the_model_is_refused(monkeypatch, tmp_path):
+    class Changing(Idea):
+        def __call__(self, rollouts, policy):
+            with torch.no_grad():
+                next(policy.model.parameters())[0, 0] += 1e-3
+            return rollouts.entropy
+
+    put_in(monkeypatch, Changing, "mine")
+    said = run(*SHORT, "--out", tmp_path / "x", "--mitigation", "mine", expect=1).stderr
+    assert re.search(r"--mitigation mine \(.*\) changes the model, which the update alone", said)

@@ -272,16 +272,16 @@ def refuse_other_values(chosen: Method, make_another: Callable[[], Method], whos
         return
     saved, state = copied_state(chosen), rollouts.generator.get_state()
 
-    def found(method: Method) -> list[Tensor]:
+    def found(method: Method, is_new: bool = True) -> list[Tensor]:
         """What it returns, and its state after that."""
-        if saved:
+        if saved and is_new:
             method.load_state_dict(deepcopy(saved))  # type: ignore[attr-defined]
         rollouts.generator.set_state(state)
         with redirect_stdout(StringIO()):  # what it says was said when the step was made
             values = checked_credit(method, whose, rollouts, policy)
         return [values, *copied_state(method).values()]
 
-    first, other = found(chosen), found(make_another())
+    first, other = found(chosen, is_new=False), found(make_another())
     if saved:
         chosen.load_state_dict(saved)  # type: ignore[attr-defined]
     if metrics:

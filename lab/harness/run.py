@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from lab.engine.methods import refuse_other_values
-from lab.engine.errors import BadCredit, NotFinite, UserError, refuse_undefined
+from lab.engine.errors import BadCredit, NotFinite, UserError, location_of, refuse_undefined
 from lab.engine.model_folder import write_model_folder
 from lab.engine.optimizer import rate_of_step
 from lab.credit.weightings import advantage_of, drop_unfinished, rescaled_weight
@@ -173,12 +173,19 @@ class LabRun(Run):
                 chosen, lambda: chosen if policy.model.is_large else make_another(s, policy),
                 f"--{axis} {getattr(s, axis)}", rollouts, policy)
 
+        def size() -> float:
+            return sum(float(p.detach().sum(dtype=torch.float64)) for p in self.model.parameters())
+
+        before = size() if is_due else 0.0
         with self.explained():
             if is_due and is_function:
                 ask()
             yield
             if is_due and not is_function:
                 ask()
+        if is_due and size() != before:
+            raise UserError(f"--{axis} {getattr(s, axis)} ({location_of(chosen)}) changes the "
+                            "model, which the update alone should do")
 
     def trained_on(self, rollouts: Rollouts) -> Rollouts:
         return drop_unfinished(rollouts) if self.settings.drop_unfinished else rollouts
