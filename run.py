@@ -535,8 +535,18 @@ def checkpoints(run: Path) -> dict[int, Path]:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a log, without a last one that a kill cut off."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    texts = path.read_text(errors="replace").split("\n")[:-1] if path.exists() else []
+    found = []
+    for number, text in enumerate(texts, 1):
+        try:
+            line = json.loads(text)
+            has_step = type(line["step"]) is int
+        except (ValueError, TypeError, KeyError):
+            has_step = False
+        if not has_step:
+            raise UserError(f"{path}, line {number} is damaged: {text[:80]}")
+        found.append(line)
+    return found
 
 
 def refuse_holes(run: Path, done: int) -> None:

@@ -197,6 +197,7 @@ def test_a_checkpoint_is_a_whole_model_also_when_the_first_one_is_gone(alone):
 DAMAGES = {  # what is written over a file of a run, and what the one line says
     ("config.json", b'{"mitigation": null}'): "--mitigation None: expected a finite str",
     ("config.json", b'{"mitigation": ["none"]}'): "--mitigation \"['none']\": choose from",
+    ("metrics.jsonl", b'{"step": 1}\n{"st\n'): "metrics.jsonl, line 2 is damaged",
     ("checkpoints/step_000002/model.safetensors", b"cut"): "model.safetensors cannot be read",
     ("checkpoints/step_000002/trainer/state.safetensors", b""): "its trainer's state has changed",
 }

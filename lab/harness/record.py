@@ -16,9 +16,9 @@ import safetensors
 import tokenizers
 import torch
 
-from lab.engine.errors import PROJECT, UserError, parse_object, read_json, read_text, refuse_pipe
+from lab.engine.errors import PROJECT, UserError, read_json, read_text, refuse_pipe
 from lab.engine.rollouts import Rollouts
-from run import of_steps, whole
+from run import of_steps, read_lines as read_lines, whole
 from run import write_credit as write_columns
 
 Json = dict[str, Any]  # an object in a JSON file
@@ -31,21 +31,6 @@ def find_folder(name: str) -> Path:
     """A folder as it was typed, or the one of that name that ships with the project."""
     shipped = PROJECT / name
     return shipped if shipped.exists() and not Path(name).exists() else Path(name)
-
-
-def read_lines(path: Path) -> list[Json]:
-    """The lines of a log, without a last one that a kill cut off; none if there is no log."""
-    if not path.exists():
-        return []
-    texts = read_text(path).split("\n")[:-1]
-    return [parse_line(text, f"{path}, line {number}") for number, text in enumerate(texts, 1)]
-
-
-def parse_line(text: str, where: str) -> Json:
-    line = parse_object(text, where)
-    if type(line.get("step")) is not int:
-        raise UserError(f"{where} should have a whole number as its step")
-    return line
 
 
 def read_given(name: str, what: str, parse: Callable[[str, str], Parsed]) -> list[Parsed]:

@@ -58,9 +58,11 @@ def test_a_last_line_that_is_cut_off_is_left_out(tmp_path, text, lines):
 @pytest.mark.parametrize("read, text, words", [
     (read_json, b"[1]", "x should hold a JSON object"), (read_json, b"{", "x is not JSON"),
     (read_json, b"\xff", "cannot read .*x: "), (read_json, None, "cannot read .*x: No such file"),
-    (read_lines, b'{"step": 1}\n{"step": \n{"step": 3}\n', "x, line 2 is not JSON"),
-    (read_lines, b'{"step": "1"}\n', "x, line 1 should have a whole number as its step"),
-    (read_lines, b'{"loss": 1}\n', "x, line 1 should have a whole number as its step")])
+    (read_lines, b'{"step": 1}\n{"step": \n{"step": 3}\n', "x, line 2 is damaged"),
+    (read_lines, b'{"step": "1"}\n', "x, line 1 is damaged"),
+    (read_lines, b"[1]\n", "x, line 1 is damaged"),
+    (read_lines, b"\xff\n", "x, line 1 is damaged"),
+    (read_lines, b'{"loss": 1}\n', "x, line 1 is damaged")])
 def test_what_cannot_be_read_is_named(tmp_path, read, text, words):
     if text is not None:
         (tmp_path / "x").write_bytes(text)
