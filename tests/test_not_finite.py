@@ -77,12 +77,12 @@ def test_a_model_that_is_broken_from_the_start_is_not_evaluated(learner, tmp_pat
 
 @pytest.mark.parametrize("choices, flags, value, words", [
     (MITIGATIONS, ["--mitigation", "mine", "--rescale", "none"], float("nan"),
-     r"the weighting mine is not finite, .* at \d+ of \d+ tokens, first at token 0 of answer 0, "
+     r"--mitigation mine is not finite, .* at \d+ of \d+ tokens, first at token 0 of answer 0, "
      r"which answers problem 0: there it is nan, usually .* \(tests/.*\.py:\d+\), in step 3"),
     (MITIGATIONS, ["--mitigation", "mine", "--rescale", "none"], 3e38,
-     r"the weighting mine is .* beyond 1e\+12, at .* \(tests/"),
+     r"--mitigation mine is .* beyond 1e\+12, at .* \(tests/"),
     (ADVANTAGES, ["--advantage", "mine"], float("inf"),
-     r"the advantage mine is not finite.*, in step 3; the last good ")])
+     r"--advantage mine is not finite.*, in step 3; the last good ")])
 def test_methods_that_break_something_end_the_run(start, tmp_path, monkeypatch, choices, flags,
                                                   value, words):
     def mine(rollouts, *, power: float = 2.0):
