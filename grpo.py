@@ -219,7 +219,7 @@ def log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
     """(rows, T): the log-probs of these answers' tokens, with gradient; 0 beyond the answer. `rows`
     ascend.
 
-    One problem after the other. The state at a token predicts the next one, so the state at the
+    Problems are computed one by one. The state at a token predicts the next one, so the one at the
     prompt's last token belongs to the answer's first, and an answer's last token is left out: it
     predicts nothing. For a prompt p q with answers x y z and u v:
 
@@ -304,7 +304,7 @@ def update(run: Trainer, rollouts: Rollouts, weight: Tensor) -> tuple[Metrics, d
     Answers without a gradient are not computed. If no answer has one, the step is skipped, because
     AdamW would move the parameters by its mean of earlier gradients."""
     s = run.settings
-    # the answers that have a gradient at some token; the KL term has one at all
+    # the answers that have a gradient at some token; with the KL term all have one
     has_gradient = (weight * rollouts.advantage != 0) | (s.kl > 0)                   # (B, T)
     rows = (has_gradient & rollouts.mask).any(1).nonzero()[:, 0]
     trained = int(rollouts.mask[rows].sum())
@@ -351,7 +351,7 @@ def backward(run: Trainer, rollouts: Rollouts, weight: Tensor, rows: Tensor, old
     log-probs (B, T) as they are now, and sums for the metrics.
 
     `old` are the log-probs of the first update from this batch. The sampler's differ from them by
-    rounding: with those no ratio would be exactly 1."""
+    rounding: with the sampler's no ratio would be exactly 1."""
     s, N = run.settings, int(rollouts.mask.sum())
     now, sums = torch.zeros_like(weight), {"loss": 0.0, "kl": 0.0}
     for part in rows.split(s.micro_batch):

@@ -178,7 +178,7 @@ def credit_of(function: Method, rollouts: Rollouts, is_asked_twice: bool = False
 
 @contextmanager
 def errors_of(function: Callable[..., Any]) -> Iterator[None]:
-    """Tell an error in a function of somebody's own with the line that raised it."""
+    """Report an error in a user's own function with the line that raised it."""
     try:
         yield
     except Exception as error:
@@ -189,16 +189,16 @@ def errors_of(function: Callable[..., Any]) -> Iterator[None]:
 
 
 def place_of(function: Callable[..., Any], lines: Sequence[int | None] = ()) -> str:
-    """A function with its file and line, as "my_idea (mitigations.py:57)"; of several `lines` that
-    an error went through, the last one."""
+    """A function with its file and line, as "my_idea (mitigations.py:57)". If an error went through
+    several `lines`, it is the last one."""
     file = Path(inspect.getsourcefile(function) or "").name
     line = lines[-1] if lines else inspect.getsourcelines(function)[1]
     return f"{function.__name__} ({file}:{line})"
 
 
 def checked(values: Any, rollouts: Rollouts, name: str) -> Tensor:
-    """(B, 1) is a number for each answer, and becomes (B, T). (B,) is refused, because torch would
-    spread it over T instead of B."""
+    """Refuse values that are not finite or not (B, T). (B, 1), a number for each answer, becomes
+    (B, T). (B,) is refused, because torch would spread it over T instead of B."""
     B, T = rollouts.mask.shape
     if not isinstance(values, Tensor) or values.is_complex() or values.dim() != 2 or any(
             size not in (1, wanted) for size, wanted in zip(values.shape, (B, T))):

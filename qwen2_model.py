@@ -388,7 +388,7 @@ def generate(model: Qwen2, prompts: list[list[int]], answers: int, max_new_token
         done = done | torch.isin(token, stop_ids)
         if done.all():
             break
-        if 8 * int(done.sum()) >= len(done):  # rows that have ended leave when they are an eighth
+        if 8 * int(done.sum()) >= len(done):  # once an eighth of the rows has ended, drop them
             stay = (~done).nonzero()[:, 0]
             cache.take(stay)
             row, token, done = row[stay], token[stay], done[stay]
@@ -405,8 +405,8 @@ def generate(model: Qwen2, prompts: list[list[int]], answers: int, max_new_token
 def draw(logits: Tensor, uniform: Tensor, greedy: bool) -> tuple[Tensor, Tensor]:
     """A token for each row of logits (R, V), and (3, R) its log-prob, entropy and collision.
 
-    A token of probability p covers a piece of length p of the line from 0 to 1; the token is drawn
-    on whose piece the row's random number lies. Below, p is e / Z, and its logarithm z - log Z."""
+    A token of probability p covers a piece of length p of the line from 0 to 1. The row's random
+    number lies on one piece, and that token is drawn. Below, p is e / Z, and log p is z - log Z."""
     z = logits - logits.amax(-1, keepdim=True)
     e = z.exp()
     Z = e.sum(-1)

@@ -48,7 +48,7 @@ from qwen2_model import (UserError, generate, load_model, load_tokenizer, read_j
 HERE = Path(__file__).resolve().parent
 AXES: dict[str, dict[str, Any]] = {  # what is chosen by name, and may have flags of its own
     "task": {"countdown_task": Task}, "mitigation": MITIGATIONS, "advantage": ADVANTAGES}
-# what config.json has beside the settings
+# what config.json holds beside the settings
 NOT_SETTINGS = {"versions", "held_out_problems", "model_config"}
 # what a resumed run may change, because it decides nothing that was computed so far
 CHANGEABLE = {"steps", "threads", "checkpoint_every"}
@@ -131,8 +131,8 @@ class Run:
             self.make_parts()
 
     def where_to_go_on(self) -> None:
-        """Find the newest checkpoint. A run that was stopped before its first checkpoint stood
-        begins again; no other record is ever forgotten as a whole."""
+        """Find the newest checkpoint. Only a run that was stopped before its first checkpoint
+        begins again and loses its whole record."""
         run, found = self.folder, checkpoints(self.folder)
         self.done = max(found, default=0)
         self.checkpoint = found.get(self.done)
@@ -144,7 +144,7 @@ class Run:
             say(f"{run} is finished: a larger --steps continues it")
 
     def make_parts(self) -> None:
-        """What a step uses. The parts of a resumed run get back their state."""
+        """Make what a step uses. The parts of a resumed run get back their state."""
         s, checkpoint = self.settings, self.checkpoint
         self.task: Any = Task(**s.keywords_of(Task))
         self.source = checkpoint or find(s.model)
@@ -165,7 +165,7 @@ class Run:
             self.put_back(self.read_state(checkpoint))
 
     def look_at_prompts(self) -> None:
-        """What cannot be asked is refused before the run has a folder."""
+        """Refuse problems that cannot be asked, before the run has a folder."""
         s = self.settings
         try:
             problems = self.task.training_problems(s.seed, 1, s.questions)
@@ -177,8 +177,8 @@ class Run:
             self.encode(prompt)
 
     def method(self, function: Callable[..., Tensor]) -> Callable[[Rollouts], Tensor]:
-        """A weighting or an advantage, with the values of its flags. It is asked twice in the first
-        two steps and at checkpoints."""
+        """A weighting or an advantage, with the values of its flags. It is called twice in the
+        first two steps and at checkpoints."""
         s, keywords = self.settings, self.settings.keywords_of(function)
 
         def credit(rollouts: Rollouts) -> Tensor:
@@ -265,7 +265,7 @@ class Run:
             shutil.rmtree(old / "trainer")
 
     def digests(self, checkpoint: Path, step: int) -> dict[str, str]:
-        """Of all that a checkpoint belongs to."""
+        """Hashes of all that a checkpoint belongs to."""
         s, task = self.settings, self.task
         problems = [*task.training_problems(s.seed, step, s.questions),
                     *(task.held_out_problems(s.eval_tasks) if s.eval_every else [])]
@@ -334,7 +334,7 @@ class Run:
         os.write(1, b"\nstopping after this step; Ctrl-C again stops at once\n")
 
     def close(self, failed: bool) -> None:
-        """Give the folder back; that of a new run that failed in its first step is removed, so that
+        """Unlock the folder. If a new run failed in its first step, its folder is removed, so that
         it is not in the way of the next attempt."""
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
@@ -435,7 +435,7 @@ def generator_of(*parts: object) -> torch.Generator:
 
 
 def digest_of(what: object) -> str:
-    """A few letters, for a file those of its content, that are the same for what is the same."""
+    """A short hash of an object's text, or of a file's content."""
     if isinstance(what, Path):
         with open(what, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:12]
@@ -450,7 +450,7 @@ def printable(text: str) -> str:
 def say(text: str) -> None:
     try:
         print(printable(text), flush=True)
-    except BrokenPipeError:  # who read it, as `head`, has ended; the run goes on
+    except BrokenPipeError:  # the reader, such as `head`, has ended; the run goes on
         sys.stdout = open(os.devnull, "w")
 
 
@@ -481,7 +481,7 @@ def write_credit(path: Path, rollouts: Rollouts, weight: Tensor, columns: dict[s
 def whole(path: Path) -> Iterator[Path]:
     """Make a file or a folder whole or not at all: it is written under another name and renamed."""
     unfinished = path.with_name(f".{path.name}.{os.getpid():08x}.tmp")
-    remove(unfinished)  # that of a process that was killed
+    remove(unfinished)  # left by a process that was killed
     try:
         yield unfinished
         os.replace(unfinished, path)
@@ -557,7 +557,7 @@ def refuse_holes(run: Path, done: int) -> None:
 
 
 def forget_after(run: Path, step: int) -> None:
-    """Remove what a stopped run wrote after its last checkpoint: it will be made again."""
+    """Remove what a stopped run wrote after its last checkpoint: it will be written again."""
     for log in filter(Path.exists, (run / "metrics.jsonl", run / "evaluations.jsonl")):
         kept = [line for line in read_lines(log) if step and line["step"] <= step]
         with whole(log) as path:
@@ -627,7 +627,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
 
 def flags_known(chosen: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """All flags, with those of the chosen task, weighting and advantage; and what these say."""
+    """All flags, with those of the chosen task, weighting and advantage; and their docstrings."""
     flags, about = flags_of(Settings), ""
     for axis, choices in AXES.items():
         name = str(chosen.get(axis) or getattr(Settings, axis))
@@ -651,7 +651,7 @@ def flags_known(chosen: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 def parse(argv: list[str], flags: dict[str, Any], saved: dict[str, Any], about: str = ""
           ) -> tuple[dict[str, Any], list[str], str]:
-    """What was typed of these flags, the words that are none of them, and the help."""
+    """The typed values of these flags, the words that are none of them, and the help."""
     parser = Parser(description="Train a model with GRPO.", add_help=False, allow_abbrev=False,
                     epilog=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, (default, of_flag, limits) in flags.items():
@@ -667,7 +667,7 @@ def parse(argv: list[str], flags: dict[str, Any], saved: dict[str, Any], about: 
 
 
 def recipe_in(file: Path) -> dict[str, Any]:
-    """The settings that suit a model. They may neither name another one nor a folder."""
+    """The settings that suit a model. They may name neither a model nor a run's folder."""
     recipe = read_json(file) if file.exists() else {}
     if wrong := recipe.keys() & {"model", "out"}:
         raise UserError(f"{file} sets {min(wrong)}, which the recipe of a model may not")
@@ -675,10 +675,10 @@ def recipe_in(file: Path) -> dict[str, Any]:
 
 
 def read_settings(argv: list[str]) -> tuple[Settings, bool]:
-    """The settings of a command line, and whether it is of a run that is resumed."""
+    """The settings of a command line, and whether it resumes a run."""
     argv = [re.sub("^--[a-z-]+", lambda found: "--" + found[0][2:].replace("-", "_"), word)
             for word in argv]
-    chosen, *_ = parse(argv, flags_of(Settings), {})  # on these depends which flags there are
+    chosen, *_ = parse(argv, flags_of(Settings), {})  # these decide which flags there are
     if name := chosen.get("help"):
         chosen |= {axis: name for axis in AXES if name in AXES[axis]} or {"mitigation": name}
     if resume := chosen.get("resume"):
@@ -714,7 +714,7 @@ def read_settings(argv: list[str]) -> tuple[Settings, bool]:
 
 def make_settings(typed: dict[str, Any], saved: dict[str, Any], flags: dict[str, Any]
                   ) -> Settings:
-    """Settings of flags that were typed, above those on file, above the defaults."""
+    """The settings: a typed value comes before one on file, and that before the default."""
     values: dict[str, Any] = {}
     for name, (default, of_flag, limits) in flags.items():
         given = typed.get(name, saved.get(name, default))

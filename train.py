@@ -45,7 +45,7 @@ from grpo import Metrics, Rollouts
 from qwen2_model import UserError
 from run import HERE, Clock, Run, Unknown, generator_of, printable, read_settings
 
-OF_ONE_SEED = 256  # so many held-out problems in a row take their random numbers from one seed
+OF_ONE_SEED = 256  # this many held-out problems in a row share one random seed
 
 
 def train(run: Run) -> None:
@@ -55,7 +55,7 @@ def train(run: Run) -> None:
     for step in run.steps():
         clock = Clock()
 
-        # New problems and new answers: those of the step before are samples of the model as it was.
+        # New problems and new answers: the last step's answers are samples of an older model.
         rollouts = run.batch(step)
         clock.mark("rollout")
 
@@ -66,8 +66,8 @@ def train(run: Run) -> None:
         weight, of_weight = run.weigh(rollouts)                                          # (B, T)
         clock.mark("credit")
 
-        # Make tokens with a positive advantage more probable, the others less. Every so many steps
-        # it is also measured what became of each token.
+        # Make tokens with a positive advantage more probable, the others less. Every few steps,
+        # also measure the change of each token.
         is_measured = s.change_every and ((step - 1) % s.change_every == 0 or step == s.steps)
         metrics, columns = run.update(rollouts, weight, bool(is_measured))
         clock.mark("update")
@@ -149,7 +149,7 @@ def wilson_interval(hits: float, count: int) -> tuple[float, float]:
 
 
 def carry_out(run: Run) -> None:
-    """Train, unless the run is finished. Whatever happens, its folder is given back."""
+    """Train, unless the run is finished. Whatever happens, its folder is unlocked."""
     failed = True
     try:
         if run.is_finished:
