@@ -2,7 +2,8 @@
 train.py is the loop, and nothing in this file decides what is learned.
 
     runs/none-grpo-s0/
-        config.json                   the settings
+        config.json, tokenizer.json   the settings; the texts of the tokens
+        lock                          held by the process that writes here
         metrics.jsonl                 a line for each step
         evaluations.jsonl             two lines for each evaluation
         credit/step_000001.npz        the numbers of every token of a step
@@ -535,6 +536,8 @@ def checkpoints(run: Path) -> dict[int, Path]:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a log, without a last one that a kill cut off."""
+    if path.exists() and not path.is_file():  # a pipe waits for ever, /dev/zero never ends
+        raise UserError(f"{path} is no regular file")
     texts = path.read_text(errors="replace").split("\n")[:-1] if path.exists() else []
     found = []
     for number, text in enumerate(texts, 1):
