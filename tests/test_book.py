@@ -407,6 +407,12 @@ def test_a_change_is_measured_in_the_first_step_every_so_many_and_in_the_last(al
     assert has_change == [True, False, True, True]
 
 
+def test_a_step_in_which_no_answer_ended_says_so(alone):
+    said = python("train.py", *TINY, "--max_new_tokens", 5, "--steps", 1, "--eval_every", 0,
+                  "--out", "cut_off", cwd=alone)
+    assert "equal rewards, and none was finished within --max_new_tokens" in said
+
+
 def test_the_lab_takes_over_what_is_not_in_the_book(tmp_path):
     said = python("train.py", *TINY[:6], "--steps", "1", "--eval_every", "0", "--lora", "2",
                   "--out", tmp_path / "x", cwd=ROOT)
