@@ -482,7 +482,7 @@ def write_credit(path: Path, rollouts: Rollouts, weight: Tensor, columns: dict[s
 def whole(path: Path) -> Iterator[Path]:
     """Make a file or a folder whole or not at all: it is written under another name and renamed."""
     unfinished = path.with_name(f".{path.name}.{os.getpid():08x}.tmp")
-    remove(unfinished)  # left by a process that was killed
+    remove(unfinished)  # left by a killed process that had this number
     try:
         yield unfinished
         os.replace(unfinished, path)

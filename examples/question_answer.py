@@ -48,7 +48,8 @@ ASKS = {  # added to a question
 # 42, -1,250, +.5 and $7.50, alone or before a unit, % or the end of a sentence; neither 3,4 nor
 # 1/2, 12:30, 5^2, 3 1/2 and 7 or 8, which are read as no number instead of as a wrong one
 NUMBER_FIRST = re.compile(
-    r"([-+\u2212]?\$?(?:(?:[0-9]{1,3}(?:,[0-9]{3}){1,4}|[0-9]{1,15})(?:\.[0-9]{1,9})?|\.[0-9]{1,9}))"
+    r"([-+\u2212]?\$?"
+    r"(?:(?:[0-9]{1,3}(?:,[0-9]{3}){1,4}|[0-9]{1,15})(?:\.[0-9]{1,9})?|\.[0-9]{1,9}))"
     r"(?:\s*\\?%)?((?:[.,]?|[.,]?\s+[^\W\d_].*|(?:\\text\{\s*)?[^\W\d_].*))")
 
 

@@ -15,8 +15,9 @@ import torch
 from lab.engine.errors import UserError, read_json, refuse_pipe
 from lab.engine.rollouts import UNSET, Forward, Problem, Rollouts
 from lab.engine.tokens import load_tokenizer, token_bytes
-from lab.harness.record import (PART, Json, can_continue, checkpoint_folders, credit_path,
-                                digest_of, read_lines)
+from lab.harness.record import (PART, Json, checkpoint_folders, credit_path, digest_of,
+                                read_lines)
+from run import checkpoints
 
 Columns = dict[str, np.ndarray]
 # the columns that every file has
@@ -48,9 +49,8 @@ def steps_finished(run: Path) -> int:
     """The steps for which nothing is missing: those of the last checkpoint. A run that keeps no
     checkpoints leaves the model of its last step, and then writes their number. Until then it is
     -1."""
-    config, folders = run_config(run), checkpoint_folders(run)
-    kept = [step for step, folder in folders.items() if can_continue(folder)]
-    if config.get("checkpoint_every") == 0 and config["steps"] in folders:
+    config, kept = run_config(run), [*checkpoints(run)]
+    if config.get("checkpoint_every") == 0 and config["steps"] in checkpoint_folders(run):
         kept.append(config["steps"])
     ended: int = config.get("finished", -1)
     return max([ended, *kept])

@@ -97,10 +97,6 @@ def write_credit(path: Path, rollouts: Rollouts, weight: torch.Tensor,
     write_columns(path, written, weight.to(cpu), more)
 
 
-def column_of_part(part: str) -> str:
-    return part if part == "reward" else PART + part
-
-
 def credit_path(run: Path, step: int) -> Path:
     return Path(run) / "credit" / f"step_{step:06d}.npz"
 
@@ -129,7 +125,3 @@ def checkpoint_folders(run: Path) -> dict[int, Path]:
     return {step: path for step, path in of_steps(Path(run).glob("checkpoints/*")).items()
             if (path / "config.json").exists()}
 
-
-def can_continue(checkpoint: Path) -> bool:
-    """Whether a checkpoint has the trainer's state."""
-    return (checkpoint / "trainer" / "state.safetensors").exists()

@@ -71,7 +71,6 @@ def refuse_unchangeable(given: Json) -> None:
 class LabRun(Run):
     settings: LabSettings
     changeable = {*CHANGEABLE}
-
     scores_agree = True  # so far, when answers were scored twice
 
     def __init__(self, settings: LabSettings, is_resumed: bool = False,
