@@ -241,10 +241,13 @@ def from_all(given: Json) -> tuple[Json, Json, Json, Json]:
     recipe = recipe_in(path)
     chosen = DEFAULTS | recipe | config | typed
     if chosen["lora"]:
-        rate = recipe.get("learning_rate", LabSettings.learning_rate)
+        is_recipe = "lora" not in config  # of a run's config.json the rate is that of its --lora
+        rate = (recipe | (config if is_recipe else {})).get("learning_rate",
+                                                            LabSettings.learning_rate)
         check_value("learning_rate", rate, OPTIONS["learning_rate"])
         factor, most = LORA_RATE_OF_LARGE if is_large(folder) else LORA_RATE
-        recipe = {**recipe, "learning_rate": min(float(f"{factor * rate:g}"), most)}
+        with_lora = {"learning_rate": min(float(f"{factor * rate:g}"), most)}
+        recipe, config = recipe | with_lora, config | (with_lora if is_recipe else {})
     here = owners(chosen)
     return typed, known_values(path, recipe, here), known_values(file, config, here), here
 
