@@ -227,10 +227,6 @@ def shifted_back(logits, batch):
     return -token(log_p * z(1, 1e-4)(batch), batch.mask[:, :-1], batch)
 
 
-def advantage_in_float16(batch):
-    return torch.from_numpy(z(1, 1e-4)(batch).numpy().astype("float16")).to(batch.reward.dtype)
-
-
 def over_the_std_of_others(batch):
     """The mean and the std of the other answers; not divided where the others are equal."""
     def of_group(r):

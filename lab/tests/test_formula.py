@@ -339,10 +339,6 @@ def test_turns_as_answers_are_seen_in_their_number_alone():
     assert found.understood and named(found) == ["turns"]
 
 
-def changed_logits(logits, batch):
-    return (make()(logits, batch) if batch.ids.shape[1] < 15 else make(mean)(logits, batch))
-
-
 @pytest.mark.parametrize("name, loss", [
     ("pad is end", make(mask=lambda batch: batch.mask * (batch.pad_id != batch.end_id))),
     ("wider padding", lambda logits, batch: make()(
