@@ -59,15 +59,22 @@ def provenance() -> Json:
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Make a folder whole or not at all. That it cannot take its name is known at once."""
+    """Make a folder whole or not at all, with the folders above it. That it cannot take its name is
+    known at once."""
     if not path.name or path.is_file() or path.is_dir() and any(path.iterdir()):
         raise UserError(f"{path} exists already")
-    with whole(path) as unfinished:
-        try:
-            unfinished.mkdir(parents=True)
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror}") from None
-        yield unfinished
+    made = [folder for folder in path.parents if not folder.exists()]
+    try:
+        with whole(path) as unfinished:
+            try:
+                unfinished.mkdir(parents=True)
+            except OSError as error:
+                raise UserError(f"cannot write {path}: {error.strerror}") from None
+            yield unfinished
+    finally:
+        for folder in made:
+            with suppress(OSError):  # something lies in it
+                folder.rmdir()
 
 
 def replace_text(path: Path, text: str) -> None:

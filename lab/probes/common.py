@@ -21,7 +21,7 @@ from types import SimpleNamespace
 
 import torch
 
-from lab.analysis.tables import Table, show, show_in_short
+from lab.analysis.tables import Table, show
 from lab.engine.errors import UserError
 from lab.engine.policy import Policy, derived_seed
 from lab.engine.rollouts import Rollouts
@@ -51,11 +51,10 @@ CONFIG = {
 
 @dataclass
 class Findings:
-    """The results of a probe. The findings of its tables, a line for each idea, are its summary."""
+    """The results of a probe."""
     title: str
     intro: list[str]
     tables: list[Table]
-    first_tables: int = 1  # so many of them are printed without --all
 
 
 def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[..., Findings],
@@ -64,8 +63,7 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[...
     all."""
     known = {**flags,
              "out": Flag(None, f"a new folder for the results. By default it is "
-                         f"results/{name}-s<seed>"),
-             "all": Flag(False, "print every table, not only the findings and the first table")}
+                         f"results/{name}-s<seed>")}
     args, start = read(argv, f"python -m lab {name} [flags]", doc, known), time.monotonic()
     folder = Path(args.out or f"results/{name}-s{args.seed}")
     if folder.exists():
@@ -74,58 +72,37 @@ def run_probe(name: str, doc: str, flags: dict[str, Flag], measure: Callable[...
         findings = measure(args, unfinished)
         show_status("")
         seconds = time.monotonic() - start
-        settings = SimpleNamespace(**{flag: vars(args)[flag] for flag in known})
-        write_findings(unfinished, name, settings, findings, seconds, command_of(name, args.typed))
-    print_findings(findings, with_all=args.all)
-    more = "" if args.all else " With --all every table is printed."
-    print(f"\nThis took {seconds:.0f} s. All numbers are in {folder / 'numbers.json'}.{more}")
+        settings = {flag: vars(args)[flag] for flag in known}
+        printed = write_findings(unfinished, name, settings, findings, seconds,
+                                 command_of(name, args.typed))
+    print(printed)
+    print(f"This took {seconds:.0f} s. All numbers are in {folder / 'numbers.json'}.")
 
 
 def command_of(name: str, typed: dict) -> str:
-    """The command that was typed, without the flags that change no number."""
+    """The command that was typed, without the flag that changes no number."""
     words = [f"python -m lab {name}"]
     for flag, value in typed.items():
-        if flag not in ("all", "out"):
+        if flag != "out":
             words.append(f"--{flag} {shlex.quote(str(value))}")
     return " ".join(words)
 
 
-def write_findings(folder: Path, name: str, args: SimpleNamespace, findings: Findings,
-                   seconds: float, command: str) -> None:
+def write_findings(folder: Path, name: str, settings: dict, findings: Findings, seconds: float,
+                   command: str) -> str:
     """Write all numbers, and the text that is stored as a result: its first line is the command,
-    the second the commit, and all tables follow."""
-    tables = [table.to_json() for table in findings.tables]
+    the second the commit, and what is printed follows, which is returned."""
     made = provenance()
     numbers = {"measured": name, "question": findings.title, "command": command,
-               "settings": vars(args), **made, "seconds": round(seconds, 1),
-               "in_short": summary_of(findings), "tables": tables}
+               "settings": settings, **made, "seconds": round(seconds, 1),
+               "tables": [table.to_json() for table in findings.tables]}
     replace_text(folder / "numbers.json", json.dumps(numbers, indent=1, allow_nan=False) + "\n")
     printed = StringIO()
     with redirect_stdout(printed):
-        print_findings(findings)
+        show([findings.title, *findings.intro], findings.tables)
     replace_text(folder / "printed.txt", f"{command}\ncommit {made['git_commit']}, torch "
                                          f"{torch.__version__}\n\n{printed.getvalue()}")
-
-
-def print_findings(findings: Findings, with_all: bool = True) -> None:
-    """Print what was found, with all tables or with the first ones."""
-    if not with_all:
-        print(f"{findings.title}\n")
-        show_in_short([*findings.intro, *summary_of(findings)],
-                      findings.tables[:findings.first_tables])
-        return
-    show([findings.title, *findings.intro], [])
-    show_in_short(summary_of(findings), [])
-    print()
-    show([], findings.tables)
-
-
-def summary_of(findings: Findings) -> list[str]:
-    """One idea a line, in the order of the tables."""
-    lines = []
-    for table in findings.tables:
-        lines += table.finding.splitlines()
-    return list(dict.fromkeys(lines))
+    return printed.getvalue()
 
 
 def run_of(model: Path) -> Path | None:

@@ -39,9 +39,7 @@ LEGEND = [
     "Countdown, with 303,042 tokens. Its notes called A log p the contribution of a token and took "
     "it for the token's gradient. Here A is the advantage of a token, w its weight and p its "
     "probability. The gradient's size at the logits is abs(A) w s, with s = norm(onehot - p), and "
-    "each table shows it, too. The published figures are those of that run. The column 'ours is' "
-    "compares this run's figure with the published one: it is the same if it differs by at most a "
-    "quarter, unless the table gives another rule."]
+    "each table shows it, too. The published figures are those of that run."]
 
 
 def main(argv: list[str]) -> None:

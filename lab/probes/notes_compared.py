@@ -9,8 +9,8 @@ from lab.analysis.gains import Gain, final_lines, gains, mean_success, over_base
 from lab.analysis.statistics import Floats, mean_over
 from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from lab.analysis.tally import Tally
-from lab.probes.notes_sums import (FILLER, PUBLISHED_SIZES, REASONING, UNDEFINED, UNITS, Notes,
-                                   same_or_other)
+from lab.probes.notes_sums import (FILLER, PUBLISHED_SIZES, REASONING, UNDEFINED, UNITS,
+                                   Notes)
 
 BROKEN = 0.0, ("expected: equal credit, perhaps instability; seen: broken at step 60, norm 0.6 to "
                "0.7")
@@ -34,7 +34,7 @@ def notes_tables_of_arms(comparison: Comparison) -> list[Table]:
     table, and the shares of the classes."""
     known: Sums = {}
     for name, arm in comparison.arms.items():
-        sums = [Notes(run, Tally(run["folder"]), draws=0) for run in arm.values() if run["steps"]]
+        sums = [Notes(run, Tally(run["folder"])) for run in arm.values() if run["steps"]]
         if sums:
             known[name] = sums
     return [expected_and_found(comparison), size_by_class(known), shares_by_class(known)]
@@ -98,18 +98,16 @@ def size_by_class(known: Sums) -> Table:
             sizes = PUBLISHED_SIZES[sums[0].published]
             theirs = sizes[FILLER] / sizes[REASONING]
         ratio = old[0] / old[1]
-        agrees = same_or_other(ratio, theirs, 1)
-        rows.append([name, *old, ratio, theirs, agrees, *new, new[0] / new[1]])
+        rows.append([name, *old, ratio, theirs, *new, new[0] / new[1]])
     formats = {"arm": "", "filler": ".3f", "reasoning": ".3f", "ratio": ".2f", "theirs": ".2f",
-               "look": "", "new filler": ".3f", "new reasoning": ".3f", "new ratio": ".2f"}
+               "new filler": ".3f", "new reasoning": ".3f", "new ratio": ".2f"}
     return Table("notes summary", "The notes' summary table: mean abs(A w log p) by class",
                  by_row(formats, rows), "", [
         "A ratio is that of filler to reasoning. The last three columns are the same for abs(A) w "
         "s, the size of the gradient.",
         "This table can show which class has the larger terms. It cannot show that credit moved, "
-        "because the terms contain the weight, and because these runs wrote other texts. Ours is "
-        "the same if both ratios are above 1, or both below."],
-        {"theirs": "published ratio", "look": "ours is", "new filler": "filler, abs(A) w s",
+        "because the terms contain the weight, and because these runs wrote other texts."],
+        {"theirs": "published ratio", "new filler": "filler, abs(A) w s",
          "new reasoning": "reasoning, abs(A) w s", "new ratio": "ratio, abs(A) w s"})
 
 

@@ -18,7 +18,6 @@ from tokenizers import Tokenizer
 
 from lab.analysis.run_folders import Run
 from lab.analysis.statistics import Floats
-from lab.probes.estimates import t_values
 from lab.analysis.tally import Tally
 from lab.analysis.token_table import StepRecord, TokenTable, read_step
 from grpo import group_z_score
@@ -29,7 +28,6 @@ SPELLED = ("equals", "plus", "minus", "times", "divided")
 UNITS = ("contribution", "gradient")  # A w log p, A w s
 MEASURES = ("tokens", "log_prob", "s", *UNITS, *(f"{how} {unit}" for how in ("abs", "squared")
                                                  for unit in UNITS))
-DRAWS = 20       # shuffles of the advantages within their groups
 UNDEFINED = np.errstate(invalid="ignore", divide="ignore")  # nan, which a table shows as -
 VALUES = np.linspace(-5, 5, 101)  # edges of histograms; what lies outside counts in the last bar
 LOG_PROBS, ADVANTAGES = np.linspace(-10, 0, 51), np.linspace(-4, 4, 41)
@@ -38,22 +36,19 @@ PUBLISHED_SIZES = {  # mean absolute contribution by class, and by the discount 
 
 
 class Notes:
-    """Sums over a run's tokens, with one step in memory at a time: of[partition][cell, measure]. At
-    each position also over[draw, unit, power, position]: draw 0 has the advantages as they were,
-    the others have them shuffled."""
+    """Sums over a run's tokens, with one step in memory at a time: of[partition][cell, measure]."""
 
-    def __init__(self, run: Run, tally: Tally, draws: int = DRAWS):
+    def __init__(self, run: Run, tally: Tally):
         self.tally, self.longest, self.is_weighted = tally, tally.longest, False
-        self.rng, config = np.random.default_rng(0), run["config"]
+        config = run["config"]
         is_discounted = (config["mitigation"] == "outcome_conditional"
                          and config.get("think_discount") == 0.75)
         self.published = 0.75 if is_discounted else 1.0  # which of the two published runs
         self.is_of_the_notes = is_discounted or config["mitigation"] == "none"
         ids, blocks = len(tally.kinds_of_id), len(tally.blocks)
-        cells = {"all": 1, "sign": 3, "reward": 3, "bin": 10, "class": 3, "class by fifth": 15,
+        cells = {"all": 1, "reward": 3, "bin": 10, "class": 3, "class by fifth": 15,
                  "class by block": 3 * blocks, "position": self.longest, "token": ids}
         self.of = {name: np.zeros((count, len(MEASURES))) for name, count in cells.items()}
-        self.over = np.zeros((1 + draws, len(UNITS), 2, self.longest))
         self.extremes = {unit: [np.inf, -np.inf] for unit in UNITS}
         self.values = {unit: np.zeros(len(VALUES) - 1) for unit in UNITS}
         self.cloud = np.zeros((len(LOG_PROBS) - 1, len(ADVANTAGES) - 1))
@@ -69,18 +64,15 @@ class Notes:
             for sums, measure in zip(self.of[name].T, MEASURES):
                 sums += np.bincount(cell, tokens[measure], len(sums))
         self.add_histograms(tokens)
-        self.add_draws(record)
 
     def cells_of(self, record: StepRecord, block: int) -> dict[str, np.ndarray]:
         """(n,) of each partition: the cell that each token belongs to."""
         tokens = record.tokens
         of_class = class_codes(self.tally.tokenizer, tokens["token_id"])
-        sign_of_advantage = np.sign(tokens["advantage"]).astype(int)
         sign_of_reward = signs_of_rewards(record)[tokens["answer"]]
         fifth = self.bin_of(tokens, 5)
         return {
             "all": np.zeros_like(of_class),
-            "sign": 1 + sign_of_advantage,
             "reward": 1 + sign_of_reward,
             "bin": self.bin_of(tokens, 10),
             "class": of_class,
@@ -99,23 +91,6 @@ class Notes:
         advantage = within(tokens["advantage"], ADVANTAGES)
         counts, _, _ = np.histogram2d(log_prob, advantage, [LOG_PROBS, ADVANTAGES])
         self.cloud += counts
-
-    def add_draws(self, record: StepRecord) -> None:
-        """Add one draw after the other. A shuffled draw gives each answer the advantages of another
-        answer of its group: a token gets the advantage of the token that is equally far into the
-        other answer, as a fraction of its length."""
-        tokens, group = record.tokens, record.answers["group"]
-        start, length = record.answers["episode_start"], record.answers["length"]
-        answer, position = tokens["answer"], tokens["position"]
-        for draw, over in enumerate(self.over):
-            giver = shuffled_in_groups(group, self.rng) if draw else np.arange(len(group))
-            giver = giver[answer]
-            same_fraction = position * length[giver] // length[answer]  # a position in the giver
-            advantage = tokens["advantage"][start[giver] + same_fraction]
-            for sums, factor in zip(over, ("log_prob", "s")):
-                value = advantage * tokens["weight"] * tokens[factor]
-                sums[0] += np.bincount(position, value, self.longest)
-                sums[1] += np.bincount(position, value ** 2, self.longest)
 
     def bin_of(self, tokens: TokenTable, bins: int) -> np.ndarray:
         """(n,) the published bin of each token. Unlike in TokenTable.part_of_answer, the last bin
@@ -140,17 +115,17 @@ class Notes:
         return np.asarray(np.sqrt(variance.clip(0) * n / (n - 1)))
 
     def t(self, unit: str, fewest: int) -> Floats:
-        """(1 + draws, positions): t of each position that so many answers have."""
-        n, over = self.total("position", "tokens"), self.over[:, UNITS.index(unit)]
+        """(positions,) t of each position that so many answers have."""
+        n = self.total("position", "tokens")
+        total, square = (self.total("position", name) for name in (unit, f"squared {unit}"))
         has_enough = n >= fewest
-        total, square = np.moveaxis(over[..., has_enough], 1, 0)
-        return t_values(n[has_enough], total, square)
+        return t_values(n[has_enough], total[has_enough], square[has_enough])
 
     @property
     def heads(self) -> dict[str, str]:
         """The headings of the columns of these tables."""
         old = "A w log p" if self.is_weighted else "A log p"
-        return {"old": old, "new": "A w s", "theirs": "published", "look": "ours is",
+        return {"old": old, "new": "A w s", "theirs": "published",
                 "lp": "mean log p", "size": f"mean abs({old})", "new size": "mean abs(A) w s",
                 "notes' lp": "published mean log p", "notes' size": "published mean abs"}
 
@@ -200,15 +175,6 @@ def class_codes(tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
     return np.array(codes)[which]
 
 
-def shuffled_in_groups(group: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """(answers,) the answers in an order in which each group is shuffled."""
-    by_group = np.argsort(group, kind="stable")
-    shuffled_by_group = np.lexsort((rng.random(len(group)), group))
-    giver = np.empty(len(group), int)
-    giver[by_group] = shuffled_by_group
-    return giver
-
-
 def quantile(counts: Floats, share: float) -> float:
     """The quantile of the numbers 0, 1, 2, ..., of which number i occurs counts[i] times. As in
     numpy.quantile, it is linear between neighbours."""
@@ -218,13 +184,10 @@ def quantile(counts: Floats, share: float) -> float:
     return float(low + (rank % 1) * (high - low))
 
 
-def same_or_other(ours: float, theirs: float | None, border: float | None = None) -> str:
-    """The word `same` if our figure is within a quarter of the published one; or, where a border is
-    given, if both are on the same side of it. Otherwise the word `other`."""
-    if theirs is None or not np.isfinite(ours):
-        return ""
-    if border is None:
-        is_same = 0.8 <= ours / theirs <= 1.25
-    else:
-        is_same = (ours > border) == (theirs > border)
-    return "same" if is_same else "other"
+def t_values(n: Floats, total: Floats, square: Floats) -> Floats:
+    """The t-values mean / (population std / sqrt n), from sums of numbers and of their squares; 0
+    where there is no spread."""
+    mean, square = total / n, square / n
+    variance = square - mean ** 2
+    has_spread = variance > 1e-14 * square  # less is rounding
+    return np.where(has_spread, mean / np.sqrt(np.where(has_spread, variance, 1) / n), 0)

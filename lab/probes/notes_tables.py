@@ -1,14 +1,14 @@
 """The earlier experiment's tables of one run; notes_sums.py beside it has their sums.
 
-Each table has its unit A log p beside the gradient's size, the published figures, whether ours is
-the same or another, and one sentence on what the table can and cannot mean.
+Each table has its unit A log p beside the gradient's size, the published figures, and one sentence
+on what the table can and cannot mean.
 """
 import numpy as np
 
 from lab.analysis.statistics import Floats
 from lab.analysis.tables import Row, Table, by_row
 from lab.probes.notes_sums import (CLASSES, FILLER, PUBLISHED_SIZES, REASONING, STRUCTURE,
-                                   UNDEFINED, UNITS, Notes, class_codes, quantile, same_or_other)
+                                   UNDEFINED, UNITS, Notes, class_codes, quantile)
 
 FEWEST_ANSWERS = (2, 30)  # that a position must have for a t: the published number, and enough
 
@@ -19,15 +19,13 @@ CONTRIBUTION = {
     "mean absolute": (0.307, "how uncertain the model is, and how many groups have equal rewards"),
     "smallest": (-28.0, "one rare token of a right answer"),
     "largest": (33.3, "one rare token of a wrong answer")}
-MEAN_SIZE = CONTRIBUTION["mean absolute"][0]
 SIZE_OF_BINS = (0.347194, 0.366896, 0.329356, 0.303315, 0.318367,
                 0.306196, 0.305382, 0.300810, 0.270468, 0.212966)
 LOG_PROB_OF_BINS = (-0.598505, -0.679701, -0.610746, -0.515499, -0.532835,
                     -0.503752, -0.537406, -0.560431, -0.511919, -0.258263)
-MEAN_OF_SIGNS: dict[str, dict[str, float | None]] = {  # mean contribution in each cell
-    "sign": {"advantage < 0": None, "advantage = 0": None, "advantage > 0": None},
-    "reward": {"normalised reward <= 0": 0.242, "normalised reward not known": None,
-               "normalised reward > 0": -0.560}}
+MEAN_OF_SIGNS = {  # mean contribution in each cell
+    "normalised reward <= 0": 0.242, "normalised reward not known": None,
+    "normalised reward > 0": -0.560}
 T_NUMBERS = {  # of normal numbers; published
     "above 3": (0.0027, 0.20), "below 1.5": (0.8664, 0.39), "mean of abs(t)": (0.7979, 1.92)}
 PUBLISHED_CLASSES = {  # share of the tokens, mean log p, mean contribution
@@ -49,8 +47,7 @@ TOP = {FILLER: (" ", ">", "answer", ",", " </", " to", ">\n"),
 @UNDEFINED
 def notes_tables(notes: Notes) -> list[Table]:
     return [contributions(notes), signs(notes), t_statistics(notes), bins(notes),
-            early_over_late_in_notes(notes), classes(notes), classes_by_fifth(notes),
-            filler_over_reasoning(notes), top_tokens(notes)]
+            early_over_late(notes), classes(notes), classes_by_fifth(notes), top_tokens(notes)]
 
 
 def both_means(notes: Notes, partition: str) -> list[Floats]:
@@ -67,8 +64,8 @@ def contributions(notes: Notes) -> Table:
         of_units.append([mean, spread, size, smallest, largest])
     rows: list[Row] = []
     for (name, (theirs, why)), old, new in zip(CONTRIBUTION.items(), *of_units):
-        rows.append([name, old, theirs, same_or_other(old, theirs), new, why])
-    formats = {"": "", "old": ".3f", "theirs": ".3f", "look": "", "new": ".3f", "why": ""}
+        rows.append([name, old, theirs, new, why])
+    formats = {"": "", "old": ".3f", "theirs": ".3f", "new": ".3f", "why": ""}
     return Table("notes contribution", "The contribution of a token, over all tokens",
                  by_row(formats, rows), "", [
         "This table can show how large the terms of the objective are. It cannot show the credit "
@@ -77,22 +74,19 @@ def contributions(notes: Notes) -> Table:
 
 
 def signs(notes: Notes) -> Table:
+    tokens, old = notes.total("reward", "tokens"), notes.mean("reward", "contribution")
+    size, new = both_means(notes, "reward")
     rows: list[Row] = []
-    for partition, cells in MEAN_OF_SIGNS.items():
-        tokens, old = notes.total(partition, "tokens"), notes.mean(partition, "contribution")
-        size, new = both_means(notes, partition)
-        for cell, (name, theirs) in enumerate(cells.items()):
-            if tokens[cell]:
-                look = same_or_other(old[cell], theirs, 0)
-                rows.append([name, tokens[cell], old[cell], theirs, look, size[cell], new[cell]])
-    formats = {"": "", "tokens": ",.0f", "old": "+.3f", "theirs": "+.3f", "look": "",
-               "size": ".3f", "new size": ".4f"}
-    return Table("notes sign", "The contribution by the sign of the advantage",
+    for cell, (name, theirs) in enumerate(MEAN_OF_SIGNS.items()):
+        if tokens[cell]:
+            rows.append([name, tokens[cell], old[cell], theirs, size[cell], new[cell]])
+    formats = {"": "", "tokens": ",.0f", "old": "+.3f", "theirs": "+.3f", "size": ".3f",
+               "new size": ".4f"}
+    return Table("notes sign", "The contribution by the sign of the normalised reward",
                  by_row(formats, rows), "", [
         "This table can show nothing: log p is never above 0, so A log p has the sign of -A, "
-        "whatever the model has learned. Here ours is the same if it has the sign of the published "
-        "one. The earlier experiment counted groups with equal rewards among those with a "
-        "normalised reward <= 0."],
+        "whatever the model has learned. The earlier experiment counted groups with equal rewards "
+        "among those with a normalised reward <= 0."],
         notes.heads | {"": "tokens with",
                        "old": f"mean {notes.heads['old']}", "theirs": "published mean"})
 
@@ -101,17 +95,13 @@ def t_statistics(notes: Notes) -> Table:
     rows: list[Row] = []
     for fewest in FEWEST_ANSWERS:
         old, new = abs(notes.t("contribution", fewest)), abs(notes.t("gradient", fewest))
-        at_least = f"{fewest} ({old.shape[1]:,} positions)"
+        at_least = f"{fewest} ({len(old):,} positions)"
         for name, (no_effect, published) in T_NUMBERS.items():
             theirs = published if fewest == FEWEST_ANSWERS[0] else None
-            of_old, old_shuffled = t_in_one_number(name, old)
-            of_new, new_shuffled = t_in_one_number(name, new)
-            look = same_or_other(of_old, theirs)
-            rows.append([at_least, name, of_old, theirs, look, old_shuffled, no_effect, of_new,
-                         new_shuffled])
-    formats = {"fewest": "", "abs(t)": "", "old": ".3f", "theirs": ".2f", "look": "",
-               "shuffled": ".3f", "normal": ".3f", "new": ".3f", "shuffled s": ".3f"}
-    heads = notes.heads
+            rows.append([at_least, name, t_in_one_number(name, old), theirs, no_effect,
+                         t_in_one_number(name, new)])
+    formats = {"fewest": "", "abs(t)": "", "old": ".3f", "theirs": ".2f", "normal": ".3f",
+               "new": ".3f"}
     return Table("notes t", "The t of each position in the answer, over all answers of all steps",
                  by_row(formats, rows), "", [
         "The t of a position is the mean over its answers, divided by the standard error of this "
@@ -119,79 +109,56 @@ def t_statistics(notes: Notes) -> Table:
         "and the mean of abs(t).",
         "This table can show that at some positions right answers are more certain or less "
         "certain than wrong ones. It cannot show that a token matters: t grows with the number of "
-        "answers, and all tokens of an answer share one advantage. Shuffled: the mean over "
-        f"{len(notes.over) - 1} shuffles of the advantages within their groups. Normal numbers: "
-        "what random numbers from a normal distribution would give."],
-        heads | {"fewest": "positions with at least so many answers",
-                 "shuffled": f"{heads['old']}, shuffled", "normal": "normal numbers",
-                 "shuffled s": "A w s, shuffled"})
+        "answers, and all tokens of an answer share one advantage. Normal numbers: what random "
+        "numbers from a normal distribution would give."],
+        notes.heads | {"fewest": "positions with at least so many answers",
+                       "normal": "normal numbers"})
 
 
-def t_in_one_number(name: str, t: Floats) -> tuple[float, float]:
-    """A row of T_NUMBERS from the sizes of t (1 + draws, positions): as they were, and shuffled."""
-    if not t.shape[1]:
-        return np.nan, np.nan
-    values = {"above 3": t > 3, "below 1.5": t < 1.5, "mean of abs(t)": t}[name]
-    return float(values[0].mean()), float(values[1:].mean())
+def t_in_one_number(name: str, t: Floats) -> float:
+    """A row of T_NUMBERS from the size of t at each position."""
+    if not len(t):
+        return np.nan
+    return float({"above 3": t > 3, "below 1.5": t < 1.5, "mean of abs(t)": t}[name].mean())
 
 
 def bins(notes: Notes) -> Table:
     size, new_size = both_means(notes, "bin")
-    over_mean = size / notes.mean("all", "abs contribution")[0]
-    published = np.array(SIZE_OF_BINS) / MEAN_SIZE
     tokens, log_prob = notes.total("bin", "tokens"), notes.mean("bin", "log_prob")
     old, spread = notes.mean("bin", "contribution"), notes.spread("bin", "contribution")
     rows: list[Row] = []
     for b in range(10):
-        look = same_or_other(over_mean[b], published[b], 1)
-        rows.append([str(b), tokens[b], old[b], spread[b], size[b], SIZE_OF_BINS[b], look,
+        rows.append([str(b), tokens[b], old[b], spread[b], size[b], SIZE_OF_BINS[b],
                      log_prob[b], LOG_PROB_OF_BINS[b], new_size[b]])
     formats = {"bin": "", "tokens": ",.0f", "old": ".4f", "sd": ".3f", "size": ".4f",
-               "notes' size": ".3f", "look": "", "lp": ".3f", "notes' lp": ".2f",
-               "new size": ".4f"}
+               "notes' size": ".3f", "lp": ".3f", "notes' lp": ".2f", "new size": ".4f"}
     return Table("notes bins", "The contribution in ten bins of position in the answer",
                  by_row(formats, rows), "", [
         "This table can show where in an answer the large contributions lie. It cannot show why, "
-        "because each position has its own kinds of token. Here ours is the same if our bin and "
-        "the published one both lie above the mean of all tokens, or both below it."],
+        "because each position has its own kinds of token."],
         notes.heads | {"bin": "bin, from the start",
                        "old": f"mean {notes.heads['old']}", "sd": "standard deviation"})
 
 
-def early_over_late_in_notes(notes: Notes) -> Table:
-    """The two published definitions, and a third one in which both ends have the same classes."""
+def early_over_late(notes: Notes) -> Table:
+    """The two published definitions."""
     of_bins = [size[0] / size[9] for size in both_means(notes, "bin")]
     of_positions = [early_over_late_positions(notes, unit) for unit in UNITS]
-    tokens = notes.total("class by fifth", "tokens")
-    alike = [at_like_classes(tokens, sizes) for sizes in both_means(notes, "class by fifth")]
-    is_discounted = notes.published == 0.75
+    theirs_of_positions = 1 / 3 if notes.published == 0.75 else None
     rows: list[Row] = []
     for name, (old, new), theirs, why in (
             ("bin 0 over bin 9", of_bins, 1.63, "how certain the model is of an answer's ending"),
             ("positions below the 20% quantile over those above the 80% quantile", of_positions,
-             1 / 3 if is_discounted else None, "only long answers have late positions"),
-            ("first over last fifth, with the same mix of classes",
-             alike, None if is_discounted else 1.48,
-             "everything except which classes are early or late")):
-        rows.append([name, old, theirs, same_or_other(old, theirs, 1), new, why])
-    title = "Mean size of early tokens over that of late ones: two published definitions, and ours"
-    return Table("notes early", title,
-                 by_row(RATIO_FORMATS, rows), "", [
+             theirs_of_positions, "only long answers have late positions")):
+        rows.append([name, old, theirs, new, why])
+    formats = {"": "", "old": ".2f", "theirs": ".2f", "new": ".2f", "why": ""}
+    return Table("notes early", "Mean size of early tokens over that of late ones: two published "
+                 "definitions", by_row(formats, rows), "", [
         "This table can show that a run's early tokens were less certain than its late ones. The "
         "earlier experiment compared a number by one definition with a number by the other, and "
-        "such a comparison says nothing. With the same mix of classes, each class has the same "
-        "share of both fifths (the 1.48 is computed from the published table). Here ours is the "
-        "same if both figures are above 1, or both below."],
-        heads_of_ratios(notes))
-
-
-RATIO_FORMATS = {"": "", "old": ".2f", "theirs": ".2f", "look": "", "new": ".2f", "why": ""}
-
-
-def heads_of_ratios(notes: Notes) -> dict[str, str]:
-    heads = notes.heads
-    return heads | {"": "ratio", "old": heads["size"], "new": heads["new size"],
-                    "why": "depends on"}
+        "such a comparison says nothing."],
+        notes.heads | {"": "ratio", "old": notes.heads["size"], "new": notes.heads["new size"],
+                       "why": "depends on"})
 
 
 def early_over_late_positions(notes: Notes, unit: str) -> float:
@@ -201,23 +168,6 @@ def early_over_late_positions(notes: Notes, unit: str) -> float:
     of_early = sizes[early].sum() / tokens[early].sum()
     of_late = sizes[late].sum() / tokens[late].sum()
     return float(of_early / of_late)
-
-
-def at_like_classes(tokens: Floats, sizes: Floats) -> float:
-    """Ratio of first to last fifth, at one mix of the three classes."""
-    first_and_last = [0, 4]
-    return with_the_same_mix(tokens.reshape(3, 5).T[first_and_last],
-                             sizes.reshape(3, 5).T[first_and_last])
-
-
-def with_the_same_mix(tokens: Floats, sizes: Floats) -> float:
-    """The mean size in the first row over that in the second, (2, cells) each, if both rows had
-    their tokens in the same cells: each cell counts by the tokens of both."""
-    in_both = (tokens > 0).all(0)
-    if not in_both.any():
-        return np.nan
-    first, second = sizes[:, in_both] @ tokens[:, in_both].sum(0)
-    return float(first / second)
 
 
 def classes(notes: Notes) -> Table:
@@ -233,9 +183,8 @@ def classes(notes: Notes) -> Table:
         their_size = PUBLISHED_SIZES[notes.published].get(name)
         published = [*PUBLISHED_CLASSES.get(name, [None] * 3), their_size]
         for (row, why), theirs, old, new in zip(CLASS_NUMBERS.items(), published, *of_units):
-            rows.append([name, row, old[c], theirs, same_or_other(old[c], theirs), new[c], why])
-    formats = {"class": "", "": "", "old": ".4f", "theirs": ".4f", "look": "", "new": ".4f",
-               "why": ""}
+            rows.append([name, row, old[c], theirs, new[c], why])
+    formats = {"class": "", "": "", "old": ".4f", "theirs": ".4f", "new": ".4f", "why": ""}
     return Table("notes classes", "Classes of tokens, by the published regular expressions",
                  by_row(formats, rows), "", [
         "The row 'mean log p; mean s' has mean log p in its first columns, and mean s in the "
@@ -255,20 +204,16 @@ def classes_by_fifth(notes: Notes) -> Table:
     rows: list[Row] = []
     for fifth in range(5):
         part = f"{20 * fifth}-{20 * fifth + 20}%"
-        theirs = published[FILLER][fifth] / published[REASONING][fifth]
-        filler_over_reasoning = size[0, fifth] / size[1, fifth]
         for c, name in enumerate(CLASSES):
             if not tokens[c, fifth]:
                 continue
-            their_log_prob, their_size, look = None, None, ""
+            their_log_prob, their_size = None, None
             if name in published:
                 their_log_prob, their_size = LOG_PROB_OF_FIFTHS[name][fifth], published[name][fifth]
-            if name == FILLER:
-                look = same_or_other(filler_over_reasoning, theirs, 1)
             rows.append([part, name, tokens[c, fifth], log_prob[c, fifth], their_log_prob,
-                         size[c, fifth], their_size, look, new[c, fifth]])
+                         size[c, fifth], their_size, new[c, fifth]])
     formats = {"part": "", "class": "", "tokens": ",.0f", "lp": ".3f", "notes' lp": ".2f",
-               "size": ".4f", "notes' size": ".3f", "look": "", "new size": ".4f"}
+               "size": ".4f", "notes' size": ".3f", "new size": ".4f"}
     heads = notes.heads
     ahead, new_ahead = (size[0] > size[1]).sum(), (new[0] > new[1]).sum()
     return Table("notes classes by position", "Classes in five bins of position",
@@ -277,40 +222,8 @@ def classes_by_fifth(notes: Notes) -> Table:
                  f"bins, and measured by {heads['new']} in {new_ahead}. In the earlier experiment "
                  f"it was larger in 4 of 5 by A log p.", [
         "This table can show that the difference between the classes does not come from the "
-        "position alone. Five bins remove a part of the position's effect, and no other effect. "
-        "Here ours is the same if the same class is the larger one."],
+        "position alone. Five bins remove a part of the position's effect, and no other effect."],
         heads | {"part": "part of the answer"})
-
-
-def filler_over_reasoning(notes: Notes) -> Table:
-    tokens = notes.total("class by fifth", "tokens")
-    crude = [size[0] / size[1] for size in both_means(notes, "class")]
-    alike = [at_like_positions(tokens, sizes) for sizes in both_means(notes, "class by fifth")]
-    log_prob, s = notes.mean("class", "log_prob"), notes.mean("class", "s")
-    uncertain = [log_prob[0] / log_prob[1], s[0] / s[1]]
-    sizes = PUBLISHED_SIZES[notes.published]
-    rows: list[Row] = []
-    for name, (old, new), theirs, why in (
-            ("mean absolute", crude, sizes[FILLER] / sizes[REASONING],
-             "which tokens count as filler: words, and pieces of cut tags"),
-            ("the same, with both classes at the same positions", alike,
-             None if notes.published < 1 else 1.24, "the same, within each of five bins"),
-            ("how uncertain the classes are: mean log p, mean s", uncertain, 0.555 / 0.489,
-             "the model alone; the ratios above depend on A, too")):
-        rows.append([name, old, theirs, same_or_other(old, theirs, 1), new, why])
-    return Table("notes filler", "Mean size of filler over that of reasoning",
-                 by_row(RATIO_FORMATS, rows), "", [
-        "This table can show that filler is written with less certainty than reasoning. It cannot "
-        "show that this is waste, because a credit file does not have the credit of a token. With "
-        "both classes at the same positions, each has the same share of each of the five bins (the "
-        "1.24 is computed from the published table). Here ours is the same if both figures are "
-        "above 1, or both below."],
-        heads_of_ratios(notes))
-
-
-def at_like_positions(tokens: Floats, sizes: Floats) -> float:
-    """Filler over reasoning, from (15,) of each class by fifth."""
-    return with_the_same_mix(tokens.reshape(3, 5)[:2], sizes.reshape(3, 5)[:2])
 
 
 def top_tokens(notes: Notes) -> Table:
@@ -325,15 +238,13 @@ def top_tokens(notes: Notes) -> Table:
         for i in most_frequent.tolist():
             text = notes.tally.tokenizer.decode([i], skip_special_tokens=False)
             share = count[i] / count[ids].sum()
-            look = ""
-            if TOP[name]:
-                look = "same" if text in TOP[name] else "other"
-            rows.append([name, repr(text), count[i], share, look, size[i], new[i]])
-    formats = {"class": "", "token": "", "tokens": ",.0f", "share": ".1%", "look": "",
+            rows.append([name, repr(text), count[i], share, "yes" if text in TOP[name] else "",
+                         size[i], new[i]])
+    formats = {"class": "", "token": "", "tokens": ",.0f", "share": ".1%", "theirs": "",
                "size": ".4f", "new size": ".4f"}
     return Table("notes top tokens", "The most frequent tokens of each class",
                  by_row(formats, rows), "", [
         "This table can show what a class consists of: pieces of cut tags are filler. It cannot "
-        "show what a token does at its position. Here ours is the same if the token is among the "
-        "seven published ones."],
-        notes.heads | {"tokens": "count", "share": "share of its class"})
+        "show what a token does at its position."],
+        notes.heads | {"tokens": "count", "share": "share of its class",
+                       "theirs": "among the seven published ones"})

@@ -339,7 +339,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     intro = (f"Each arm has {args.seeds} seeds, and {args.steps} steps of 8 problems x 8 answers. "
              f"The learning rate is {args.rate:g}.")
     return Findings("Where does credit by token pay?", [intro],
-                    [gains_table(success), push_table(pushes)], first_tables=2)
+                    [gains_table(success), push_table(pushes)])
 
 
 def separated(text: str) -> list[str]:

@@ -15,8 +15,10 @@ from qwen2_model import causal
 from lab.__main__ import main
 from lab.probes.common import run_of
 from lab.analysis.token_table import TokenTable
-from lab.probes.phase1 import (class_ratio, first_over_last_fifth, forget, phase_one, phase_two,
-                               random_text, ratio_at_like_positions, t_by_position)
+from lab.analysis.statistics import jackknife
+from lab.probes.phase1 import (class_ratio, first_over_last_fifth, forget, jackknife_of_log,
+                               phase_one, phase_two, random_text, ratio_at_like_positions,
+                               t_by_position)
 
 
 def gradient_by_hand(model, batch, b):
@@ -77,6 +79,21 @@ def test_ratios_by_hand():
     uneven = tokens_of([4.0, 1] * 4 + [1, 4], fifth=np.arange(10) // 2,
                        **{"class": [0, 1] * 5})
     assert ratio_at_like_positions(uneven) == pytest.approx(17 / 8)
+
+
+def test_the_interval_of_a_ratio_is_that_of_its_logarithm():
+    """A ratio that is 8 and, without one of three problems, 4, 8 or 16: a jackknife of its
+    logarithm to the base 2, which is 3, 2, 3 and 4."""
+    without = {0: 2.0, 1: 3.0, 2: 4.0}
+
+    def logarithm(kept):
+        return 3.0 if kept.all() else without[int(np.flatnonzero(~kept)[0])]
+
+    plain = jackknife(logarithm, np.arange(3))
+    ratio_of_sizes = jackknife_of_log(lambda kept: 2 ** logarithm(kept), np.arange(3))
+    assert ratio_of_sizes.value == pytest.approx(8)
+    assert ratio_of_sizes.interval == pytest.approx((2 ** plain.low, 2 ** plain.high))
+    assert plain.low < 0 < ratio_of_sizes.low
 
 
 def test_phase_2_is_a_log_p_of_all_steps(policy, tmp_path):
