@@ -2,7 +2,6 @@
 
     python -m lab experiment my_plan.json --dry_run       # list the runs that are missing
     python -m lab experiment my_plan.json                 # make them, then compare them
-    python -m lab experiment my_plan.json --report_only   # compare those that are finished
     python -m lab experiment notes_1                      # a plan of lab/plans
 
 A plan is a file like this one:
@@ -48,9 +47,7 @@ FLAGS = {
     "flags": Flag("", 'further flags of train.py for all runs, such as "--device cuda"'),
     "runs": Flag("runs", "folder in which the runs are kept, in a folder of the plan's name"),
     "processes": PROCESSES,
-    "dry_run": Flag(False, "list the runs that are missing, and start none", requires=(
-        lambda s: not s.report_only, "runs to start, and --report_only starts none")),
-    "report_only": Flag(False, "compare the finished runs, and start no run")}
+    "dry_run": Flag(False, "list the runs that are missing, and start none")}
 
 
 @dataclass(frozen=True)
@@ -80,10 +77,7 @@ def main(argv: list[str]) -> None:
     experiment = Experiment(partial(planned_run, plan, args))
     wanted = wanted_arms(plan, args.arms)
     keys = plan.keys(wanted, args.seeds)
-    failed: dict[str, str] = {}
-    if not args.report_only:
-        command = python_command("-m", "lab", "experiment", *argv)
-        failed = make(plan, experiment, keys, args, command)
+    failed = make(plan, experiment, keys, args, python_command("-m", "lab", "experiment", *argv))
     if not args.dry_run:
         compare(plan, wanted, experiment.arms(keys), len(keys))
     if failed:

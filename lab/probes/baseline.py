@@ -11,9 +11,8 @@ variance, is least at one b* (Greensmith et al. 2004, JMLR 5):
 
 So the mean is best exactly where Cov(|g|^2, R) = 0. Elsewhere it adds (E[R] - b*)^2 E|g|^2 to the
 variance, which the tables call its cost. Advantages that sum to zero only show that the mean was
-subtracted, not that it is best. There are three tables:
+subtracted, not that it is best. There are two tables:
 
-    problems    b* beside the mean, and what the mean costs, for the answers to each problem
     others      the mean square with each of these baselines, all made from other answers: none;
                 their mean (RLOO); their mean weighted by length (OPO, arXiv 2505.23585: sum l R /
                 sum l); their mean weighted by |g|^2 (b* itself); the mean over the answers to the
@@ -56,8 +55,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
              "For each answer, R is its reward, g the gradient of its log-prob, and b a baseline "
              "that is subtracted from R. b* is the baseline with which (R - b) g varies least."]
     return Findings("When is the group's mean the best baseline?", intro,
-                    [others_table(reward, square, length), problems_table(reward, square),
-                     conditions_table()])
+                    [others_table(reward, square, length), conditions_table()])
 
 
 def squares(policy: Policy, rollouts: Rollouts, progress: Progress) -> np.ndarray:
@@ -80,23 +78,6 @@ def best_baseline(reward: np.ndarray, square: np.ndarray,
     least = (probability * (reward - b) ** 2 * square).sum()
     cost = (mean - b) ** 2 * of_g
     return float(b), float(mean), float(cost / least) if least > 0 else 0.0
-
-
-def problems_table(reward: np.ndarray, square: np.ndarray) -> Table:
-    rows = []
-    for number, (R, g) in enumerate(zip(reward, square), 1):
-        evenly = np.full(len(R), 1 / len(R))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            correlation = float(np.corrcoef(R, g)[0, 1])
-            rows.append([number, *best_baseline(R, g, evenly), correlation])
-    higher = sum(row[1] > row[2] for row in rows)
-    return Table("problems", "The best baseline b* and the mean, for each problem",
-                 by_row({"problem": "d", "b*": ".3f", "mean": ".3f", "cost": ".1%",
-                         "correlation": "+.2f"}, rows),
-                 f"b* is above the mean in {higher} of {len(rows)} problems.",
-                 ["Cost: by how much the mean square E|(R - b) g|^2 is larger with the mean than "
-                  "with b*. Both were made from these same answers, so b* looks too good. "
-                  "Correlation: that of |g|^2 and R"])
 
 
 def without_own(reward: np.ndarray, weight: np.ndarray) -> np.ndarray:

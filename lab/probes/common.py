@@ -42,11 +42,9 @@ MODEL_FLAGS = {
     "max_new_tokens": Flag(0, "the most tokens of an answer; 0 means the number that suits the "
                               "model"),
     "device": Flag("cpu", "device to compute on: cpu, cuda or cuda:N"),
+    "task": Flag(None, "the task, as --task of train.py; by default that of the run that the model "
+                 "lies in, or Countdown"),
     **COMMON}
-CONFIG = {
-    "config": Flag(None, "file of settings of train.py, with the task and its flags. By default "
-                         "they are those of the run that the model lies in, or the defaults of "
-                         "train.py for this model")}
 
 
 @dataclass
@@ -123,12 +121,10 @@ def flags_of_model(args: SimpleNamespace) -> dict:
     chosen = {name: vars(args)[name] for name in MODEL_FLAGS}
     if not args.max_new_tokens:
         del chosen["max_new_tokens"]
+    if not args.task:
+        del chosen["task"]
     if run := run_of(Path(args.model)):
         chosen["config"] = str(run / "config.json")
-    if vars(args).get("config"):
-        chosen["config"] = args.config
-    if vars(args).get("task"):
-        chosen["task"] = args.task
     return {**chosen, "temperature": 1.0}
 
 

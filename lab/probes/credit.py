@@ -11,7 +11,6 @@ independent, so products of two of them are unbiased estimates of the squared cr
 square of one estimate would add its own variance.
 """
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -20,44 +19,39 @@ from lab.credit.measured import chain, probability_of_others, deviations, refuse
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts
 
-CERTAIN = 1e-4  # where 1 - p is less, credit counts as 0: it is at most (1 - p) * range of rewards
+PARTS = 4  # of the continuations of a token
 
 
 @dataclass
 class MeasuredCredit:
     value: torch.Tensor   # (B, T) credit
     error: torch.Tensor   # (B, T) its standard error
-    parts: torch.Tensor   # (parts, B, T) from a part of the continuations each; mean: `value`
+    parts: torch.Tensor   # (PARTS, B, T) from a part of the continuations each; mean: `value`
     spent: int            # tokens generated
 
 
 @torch.no_grad()
-def true_credit(policy: Policy, rollouts: Rollouts, k: int,
-                progress: Callable[[float], None] = lambda share: None,
-                certain: float = CERTAIN, parts: int = 4,
-                wanted: torch.Tensor | None = None) -> MeasuredCredit:
-    """Credit of each token, or each in the mask `wanted`, from about k (1 - p) answers that go on
-    with another token: at least one for each part. A token with 1 - p of `certain` or less has
-    credit 0."""
+def true_credit(policy: Policy, rollouts: Rollouts, k: int, certain: float = 1e-4
+                ) -> MeasuredCredit:
+    """Credit of each token, from about k (1 - p) answers that go on with another token: at least
+    one for each part. A token with 1 - p of `certain` or less has credit 0, because it is at most
+    (1 - p) times the range of the rewards."""
     refuse_other_temperatures(policy)
     other_probability = probability_of_others(rollouts)
-    is_measured = other_probability > certain
-    if wanted is not None:
-        is_measured &= wanted.cpu()
-    positions = is_measured.nonzero().tolist()
+    positions = (other_probability > certain).nonzero().tolist()
     counts = []  # of continuations at each position, as many for each part
     for b, t in positions:
-        of_each_part = math.ceil(k * other_probability[b, t].item() / parts)
-        counts.append(parts * of_each_part)
-    rewards, spent = deviations(policy, rollouts, positions, counts, progress)
+        of_each_part = math.ceil(k * other_probability[b, t].item() / PARTS)
+        counts.append(PARTS * of_each_part)
+    rewards, spent = deviations(policy, rollouts, positions, counts)
 
     # the mean reward of each part of the continuations; NaN at tokens that are not measured
-    others = torch.full((parts, *rollouts.mask.shape), math.nan, dtype=torch.float64)
+    others = torch.full((PARTS, *rollouts.mask.shape), math.nan, dtype=torch.float64)
     variance = torch.zeros_like(others[0])
     every_reward = torch.cat([rollouts.reward.double().cpu(), *rewards])
     ends = torch.stack([every_reward.min(), every_reward.max()])
     for (b, t), reward in zip(positions, rewards):
-        others[:, b, t] = reward.view(-1, parts).mean(0)
+        others[:, b, t] = reward.view(-1, PARTS).mean(0)
         variance[b, t] = variance_of_rewards(reward, ends)
 
     chains = [chain(rollouts, other_probability, part, variance) for part in others]

@@ -49,15 +49,13 @@ from grpo import gradient_size
 from lab.harness.flags import Flag, Requirement
 from lab.harness.record import credit_path, provenance, write_credit
 from lab.probes.notes_sums import CLASSES, class_codes
-from lab.probes.common import (CONFIG, MODEL_FLAGS, Findings, Progress, policy_from_flags,
-                                    sample_batch)
+from lab.probes.common import MODEL_FLAGS, Findings, Progress, policy_from_flags, sample_batch
 from run import make_run
 from lab.probes.credit import MeasuredCredit, squared_credit, true_credit
 
 DRAWN: Requirement = (lambda s: not s.all_answers, "drawn answers: --all_answers draws none")
 FLAGS = {
     **MODEL_FLAGS,
-    **CONFIG,
     "problems": Flag(24, "the most problems whose credit is measured", least=2, most=10_000),
     "minutes": Flag(60.0, "minutes after which no further problem is begun", above=0, most=100_000),
     "questions": Flag(6, "how many problems are answered at the same time", least=1, most=1000),

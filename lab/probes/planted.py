@@ -175,54 +175,25 @@ class Learner:
             log_prob=log_prob[task.cue_of, ids],
             entropy=entropy[task.cue_of].expand(shape),
             collision=collision[task.cue_of].expand(shape),
-            answers=Missing("the text of answers"),
-            texts=Missing("the text of answers"),
+            answers=None,  # there is no text: what looks at one ends in an error
+            texts=None,
             kind=torch.where(task.decides, OPERATOR, WORD).byte().expand(shape),
             section=torch.full(shape, THINK).byte(),
             scores={"reward": reward, "answer": reward, "reasoning": reward,
                     "format": torch.zeros_like(reward)},
             step=step,
             generator=generator,
-            forward=SimpleNamespace(look=known_hidden_states(hidden_of_all)),
+            forward=SimpleNamespace(look=lambda rollouts, attention=False: {
+                "hidden": hidden_of_all}),
             true_credit=credit)
         return replace(rollouts, advantage=grpo(rollouts))
 
     def as_policy(self) -> SimpleNamespace:
         """As much of lab.engine.policy.Policy as there is."""
-        model = Missing("a model that reads answers")
-        vars(model).update(config=self.model.config, device=self.model.device)
+        model = SimpleNamespace(config=self.model.config, device=self.model.device)
         settings = SimpleNamespace(seed=self.seed, temperature=1.0, top_k=0, loss_norm="token",
                                    max_new_tokens=self.task.tokens, micro_batch=QUESTIONS * ANSWERS)
-        return SimpleNamespace(model=model, settings=settings, task=Missing("the text of answers"),
-                               tokenizer=Missing("continuations of a prefix"),
-                               reward_of=Missing("answers of another length"))
-
-
-class Missing:
-    """A stand-in for what the task does not have: asking for a part of it is an error that says so.
-    """
-
-    def __init__(self, what: str):
-        self.__dict__["what"] = what
-
-    def refuse(self, *_):
-        raise UserError(f"it needs {self.what}, which this task does not have")
-
-    __iter__ = __getitem__ = __len__ = __call__ = refuse
-
-    def __getattr__(self, name):
-        if name.startswith("__"):  # Python's own questions, as of copy
-            raise AttributeError(name)
-        self.refuse()
-
-
-def known_hidden_states(hidden: Tensor) -> Callable[..., dict[str, Tensor]]:
-    """The extra forward pass of a run, which here is known already."""
-    def look(rollouts: Rollouts, attention: bool = False) -> dict[str, Tensor]:
-        if attention:
-            raise UserError("it needs attention between tokens, and here there is none")
-        return {"hidden": hidden}
-    return look
+        return SimpleNamespace(model=model, settings=settings)
 
 
 # An arm is made anew for each training, because a method may keep a state. Called with a batch it
@@ -332,8 +303,11 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
             for seed in range(args.seed + FIRST_SEED, args.seed + FIRST_SEED + args.seeds):
                 try:
                     runs.append(train(Task.read(task), start, seed, args.steps, args.rate))
-                except UserError as error:
-                    raise UserError(f"{name} cannot be measured here: {error}") from None
+                except Exception as error:  # an idea may need what this task does not have
+                    raise UserError(
+                        f"{name} cannot be measured in these tasks, which have no text, no "
+                        f"attention and no continuations: {type(error).__name__}: "
+                        f"{' '.join(str(error).split())}") from None
             success[task, name] = np.array([value for value, _ in runs])
             pushes[task, name] = np.mean([push for _, push in runs], 0)
     intro = (f"Each arm has {args.seeds} seeds, and {args.steps} steps of 8 problems x 8 answers. "

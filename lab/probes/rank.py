@@ -1,7 +1,7 @@
 """Has GRPO's gradient rank 2?
 
     python -m lab rank
-    python -m lab rank --model path/to/Qwen2.5-0.5B --questions 1 --answers 8 --measured_k 0
+    python -m lab rank --model path/to/Qwen2.5-0.5B --questions 1 --answers 8
 
 It has been claimed that advantages which sum to zero give the gradient an intrinsic rank of about
 2, whatever the size R of the group, and that token rewards would raise this rank, as a critic or
@@ -10,7 +10,8 @@ measured:
 
     A   a matrix with a row for each of the R answers, and a column for each parameter. Row i is
         answer i's part of the gradient, sum_t A_it grad log p(y_it)
-    B   the gradient of the whole group with respect to one weight matrix (--layer)
+    B   the gradient of the whole group with respect to one weight matrix, that of mlp.up_proj in
+        the middle layer
 
 Five ranks are computed from the singular values s_1 >= s_2 >= ... of each:
 
@@ -25,10 +26,9 @@ The advantages are those of a group of the first R answers: the z-score, and as 
     random sum   random normal numbers that sum to zero and do not depend on the rewards
     all equal    1 for every answer, which is supervised fine-tuning on all of them
     no baseline  the reward itself
-    by token     a number of its own for each token: a random normal number; or Monte Carlo credit,
-                 from --measured_k continuations; or planted rewards. There each number token has
-                 the reward 1, and a token gets the sum of the rewards that follow it, minus the
-                 group's mean at its position
+    by token     a number of its own for each token: a random normal number; or planted rewards.
+                 There each number token has the reward 1, and a token gets the sum of the rewards
+                 that follow it, minus the group's mean at its position
     a critic     --advantage gae with lambda 0.95, whose critic was first trained on
                  --critic_batches batches of 8 other problems
 
@@ -40,8 +40,8 @@ vector has no rank. The advantages rloo and dr_grpo are the z-score times a numb
 same ranks.
 
 The ranks of A are computed from its Gram matrix (R x R, in float32, summed in float64). Gradients
-are kept for one part of the parameters at a time, so that they take at most --memory GiB. Each part
-needs a pass over all answers of its own. Groups whose rewards are all equal are left out.
+are kept for one part of the parameters at a time, so that they take at most 4 GiB. Each part needs
+a pass over all answers of its own. Groups whose rewards are all equal are left out.
 """
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -54,7 +54,6 @@ import torch
 from lab.analysis.statistics import Estimate, mean_over
 from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from lab.credit.critic import gae
-from lab.engine.methods import ADVANTAGES, make
 from lab.engine.errors import UserError
 from lab.engine.forward import response_log_probs
 from lab.engine.policy import Policy
@@ -68,24 +67,18 @@ GROUP_SIZES = (2, 4, 8, 16)
 COLUMNS_AT_ONCE = 2 ** 15  # of more of them float32 loses the last digits
 FLAGS = {
     **MODEL_FLAGS,
-    "task": Flag(None, "the task, as --task of train.py; by default that of the run that the model "
-                 "lies in, or Countdown"),
     "questions": Flag(12, "number of problems, each with matrices of its own", least=1,
                       most=10_000),
     "answers": Flag(16, "answers to each problem. Groups are the first 2, 4, 8 and 16 of them",
                     least=2, most=1000),
-    "measured_k": Flag(2, "continuations that measure the credit of each token; 0 leaves this arm "
-                       "out", least=0, most=1000),
     "critic_batches": Flag(16, "batches that the critic is first trained on; 0 leaves this arm out",
                            least=0, most=10_000),
     "critic": Flag("head",
                    "the critic. head: linear in the hidden state. trunk: a network of its own",
                    choices=("head", "trunk"),
-                   requires=(lambda s: s.critic_batches > 0, "--critic_batches above 0")),
-    "layer": Flag("mlp.up_proj", "the weight matrix in the middle layer whose gradient is B"),
-    "memory": Flag(4.0, "GiB of memory for gradients. With less, more passes over the answers are "
-                   "made", above=0, most=10_000)}
-RANDOM, MEASURED, NO_BASELINE = "random by token", "Monte Carlo by token", "no baseline"
+                   requires=(lambda s: s.critic_batches > 0, "--critic_batches above 0"))}
+MEMORY = 2 ** 32  # bytes for gradients
+RANDOM, NO_BASELINE = "random by token", "no baseline"
 MAIN = 8  # the group size at which advantages are compared
 Z, ONES, PLANTED, CRITIC = "z-score", "all equal", "planted rewards by token", "a critic (gae)"
 Kinds = dict[str, torch.Tensor]  # by the way in which tokens are weighted
@@ -95,7 +88,6 @@ FoundRanks = dict[tuple[str, str, int], list[dict[str, float]]]
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
     policy, found = policy_from_flags(args), defaultdict(list)
-    matrix_of(policy, args.layer)  # a wrong --layer is told before anything is sampled
     progress = Progress(critic=args.critic_batches / 8, problems=args.questions)
     critic = critic_of(policy, args, progress) if args.critic_batches else None
     learned = critic and critic.metrics["explained_variance"]
@@ -103,18 +95,18 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
         progress("problems", number / args.questions)
         rollouts = sample_batch(policy, 1, args.answers, step=1 + number)
         if rollouts.advantage.any():
-            kinds = token_weights(policy, rollouts, args.measured_k, critic)
-            grams, rows = gradients_of_answers(policy, rollouts, kinds, args)
+            kinds = token_weights(policy, rollouts, critic)
+            grams, rows = gradients_of_answers(policy, rollouts, kinds)
             add_ranks(rollouts, grams, rows, found)
     if not found:
         raise UserError("all answers to the same problem have equal rewards. More --questions or "
                         "--answers may help")
-    parts = part_count(policy, kinds, args)
+    parts = part_count(policy, kinds, args.answers)
     intro = [f"{policy.folder} gave {args.answers} answers to each of {args.questions} problems. "
              f"The gradients took {parts} passes over the answers, each with {len(kinds)} backward "
              "passes for an answer.",
-             f"Row i of A is answer i's part of the gradient. B is the group's gradient of "
-             f"{args.layer} in layer {middle_layer(policy)}."]
+             "Row i of A is answer i's part of the gradient. B is the group's gradient of "
+             f"mlp.up_proj in layer {middle_layer(policy)}."]
     if critic:
         intro.append(f"In the last batch that it learned from, the critic ({args.critic}) "
                      f"explained {learned:.2f} of the variance of its targets.")
@@ -132,15 +124,11 @@ def critic_of(policy: Policy, args: SimpleNamespace, progress: Progress) -> gae:
     return critic
 
 
-def token_weights(policy: Policy, rollouts: Rollouts, measured_k: int,
-                  critic: gae | None = None) -> Kinds:
+def token_weights(policy: Policy, rollouts: Rollouts, critic: gae | None = None) -> Kinds:
     """(B, T) each: what tokens are weighted by, 1 or a credit of their own."""
     noise = torch.randn(rollouts.mask.shape, generator=rollouts.generator)
     kinds = {ONES: rollouts.mask.float(), PLANTED: planted(rollouts),
              RANDOM: noise.to(rollouts.mask.device) * rollouts.mask}
-    if measured_k:
-        credit = make(ADVANTAGES["measured"], {"measured_k": measured_k}, policy)
-        kinds[MEASURED] = credit(rollouts, policy)
     if critic:
         kinds[CRITIC] = critic(rollouts, policy)
     return kinds
@@ -155,10 +143,10 @@ def planted(rollouts: Rollouts) -> torch.Tensor:
     return (to_come - mean) * rollouts.mask
 
 
-def part_count(policy: Policy, kinds: Kinds, args: SimpleNamespace) -> int:
+def part_count(policy: Policy, kinds: Kinds, answers: int) -> int:
     numbers = sum(p.numel() for p in policy.model.parameters())
-    needed = 4 * numbers * len(kinds) * args.answers  # bytes
-    return int(np.ceil(needed / (args.memory * 2 ** 30)))
+    needed = 4 * numbers * len(kinds) * answers  # bytes
+    return int(np.ceil(needed / MEMORY))
 
 
 def parameter_parts(policy: Policy, count: int) -> Iterator[list[torch.nn.Parameter]]:
@@ -179,26 +167,15 @@ def middle_layer(policy: Policy) -> int:
     return len(policy.model.model.layers) // 2
 
 
-def matrix_of(policy: Policy, layer: str) -> torch.nn.Parameter:
-    """The weight matrix in the middle layer that --layer names."""
-    matrices = {}
-    for name, parameter in policy.model.model.layers[middle_layer(policy)].named_parameters():
-        if parameter.dim() == 2:
-            matrices[name.removesuffix(".weight")] = parameter
-    if layer not in matrices:
-        raise UserError(f"--layer {layer:.80} is not one of: {', '.join(matrices)}")
-    return matrices[layer]
-
-
-def gradients_of_answers(policy: Policy, rollouts: Rollouts, kinds: Kinds,
-                         args: SimpleNamespace) -> tuple[Kinds, Kinds]:
+def gradients_of_answers(policy: Policy, rollouts: Rollouts, kinds: Kinds
+                         ) -> tuple[Kinds, Kinds]:
     """The Gram matrices (B, B) of the answers' gradients, one for each kind, and the gradients in
     the one weight matrix (B, rows, columns)."""
-    matrix = matrix_of(policy, args.layer)
+    matrix = policy.model.model.layers[middle_layer(policy)].mlp.up_proj.weight
     B = len(rollouts.mask)
     grams = {kind: torch.zeros(B, B, dtype=torch.float64) for kind in kinds}
     kept = {kind: torch.zeros(B, *matrix.shape) for kind in kinds}
-    for part in parameter_parts(policy, part_count(policy, kinds, args)):
+    for part in parameter_parts(policy, part_count(policy, kinds, B)):
         numbers = sum(p.numel() for p in part)
         rows = {kind: torch.empty(B, numbers) for kind in kinds}
         for b in range(B):

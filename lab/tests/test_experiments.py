@@ -96,11 +96,6 @@ def test_a_plan_with_a_mistake_is_told_so_in_a_sentence(folder, changed, said):
         main(["experiment", written(folder, **changed), "--dry_run"])
 
 
-def test_a_plan_without_a_finished_pair_is_told(folder):
-    with pytest.raises(UserError, match="no finished pair of runs yet"):
-        main(["experiment", written(folder), "--report_only"])
-
-
 @pytest.mark.parametrize("name", experiments.names_of_plans())
 def test_every_arm_of_our_plans_can_be_trained(name):
     """train.py takes the flags of each arm, and no two are the same. No real model is read."""

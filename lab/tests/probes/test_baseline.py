@@ -63,10 +63,9 @@ def test_squares_are_those_of_one_backward_pass_each(policy):
 def test_a_run(tmp_path, learner, capsys):
     main(["baseline", "--threads", "1", "--questions", "4", "--answers", "4", "--max_new_tokens",
           "10", "--model", str(learner), "--out", str(tmp_path / "x")])
-    others, problems, conditions = json.loads((tmp_path / "x/numbers.json").read_text())["tables"]
+    others, conditions = json.loads((tmp_path / "x/numbers.json").read_text())["tables"]
     assert {row["baseline"] for row in others["rows"]} >= {
         "none", "mean of the others (RLOO)", "by length (OPO)", "by |g|^2 (b*)",
         "mean of other problems (batch mean)"}
-    assert len(problems["rows"]) == 4  # one for each of --questions
     assert sum(abs(row["cost"]) < 1e-9 for row in conditions["rows"]) == 4
     capsys.readouterr()

@@ -91,17 +91,6 @@ def test_parts_are_independent_estimates(measured):
     assert np.mean(squares) > true + 4 * error
 
 
-def test_a_part_of_the_tokens_from_halves(measured):
-    """What is not wanted, or too certain, has credit 0 by each half."""
-    world, policy, rollouts = measured
-    wanted = rollouts.mask & (torch.arange(len(rollouts.mask)) % 2 == 0)[:, None]
-    credit = true_credit(policy, rollouts, 40, certain=0.3, parts=2, wanted=wanted)
-    unknown = ~wanted.cpu() | (probability_of_others(rollouts) <= 0.3)
-    assert len(credit.parts) == 2 and not credit.parts[:, unknown].any()
-    assert (credit.parts[:, ~unknown] != 0).any(1).all()
-    assert torch.allclose(credit.parts.mean(0).float(), credit.value)
-
-
 def test_the_squared_credit_is_a_product_of_different_parts():
     """Of 1, 2, 3 and 4: 1*2, 1*3, 1*4, 2*3, 2*4 and 3*4 are 35 in all, of six. A square of one
     estimate would add its noise, which is largest where the model was unsure."""

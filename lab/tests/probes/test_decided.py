@@ -12,7 +12,7 @@ from conftest import ROOT, hand_made
 from lab.engine.errors import UserError
 from lab.harness.read_record import read_columns
 from lab.probes import decided
-from lab.probes.common import policy_from_flags, run_probe
+from lab.probes.common import run_probe
 from lab.probes.credit import MeasuredCredit
 from lab.probes.decided import MeasuredAnswers, decided_table, tokens_of
 
@@ -113,13 +113,3 @@ def test_shares_of_what_is_decided_and_of_the_gradient():
     assert row["gradient"].value == pytest.approx(3.5 / 4.5)
     assert table.finding.startswith("The filler tokens decide 86% (95% interval ")
     assert "get 78% (" in table.finding
-
-
-@pytest.mark.parametrize("named, answers", [(False, 16), (True, 5)])
-def test_the_settings_of_a_run_can_be_named(tmp_path, named, answers):
-    """Otherwise they are those that the model has in train.py."""
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps({"mitigation": "none", "answers": 5}))
-    defaults = {name: flag.default for name, flag in decided.FLAGS.items()}
-    args = SimpleNamespace(**defaults | {"config": str(path) if named else None})
-    assert policy_from_flags(args).settings.answers == answers

@@ -16,8 +16,8 @@ from lab.__main__ import main
 from lab.probes import rank
 from lab.probes.common import flags_of_model
 from lab.probes.rank import (
-    CRITIC, MEASURED, NO_BASELINE, ONES, PLANTED, Z, add_ranks, advantages_of, energy_rank,
-    gradients_of_answers, gram, matrix_of, parameter_parts, part_count, planted, ranks_by_advantage,
+    CRITIC, NO_BASELINE, ONES, PLANTED, Z, add_ranks, advantages_of, energy_rank,
+    gradients_of_answers, gram, parameter_parts, part_count, planted, ranks_by_advantage,
     ranks_by_size, ranks_of)
 
 
@@ -52,13 +52,6 @@ def test_the_arms_of_a_group_are_those_of_training():
     assert arms[NO_BASELINE].tolist() == [0, 1, 0, 0]
 
 
-@pytest.mark.parametrize("layer", ["nothing", "mlp", "input_layernorm"])
-def test_a_layer_without_a_matrix_is_an_error(policy, layer):
-    assert matrix_of(policy, "mlp.up_proj").dim() == 2
-    with pytest.raises(UserError, match=f"--layer {layer} is not one of: .*mlp.up_proj"):
-        matrix_of(policy, layer)
-
-
 def test_planted_rewards_by_hand():
     """Numbers at 0 and 2 of the first answer, at 1 of the second: to come are 2 1 1 and 1 1."""
     kind = torch.tensor([[NUMBER, WORD, NUMBER], [WORD, NUMBER, NUMBER]])
@@ -78,21 +71,22 @@ def test_a_critic_has_learned_from_other_problems(policy, monkeypatch):
     args = SimpleNamespace(questions=2, answers=3, critic_batches=4, critic="trunk")
     critic = rank.critic_of(policy, args, lambda *_: None)
     assert steps == [3, 4, 5, 6]
-    credit = rank.token_weights(policy, rollouts, 0, critic)[CRITIC]
+    credit = rank.token_weights(policy, rollouts, critic)[CRITIC]
     last = credit[torch.arange(6), rollouts.length - 1]
     assert (last < 0.5).all() and not credit[~rollouts.mask].any()
-    assert CRITIC not in rank.token_weights(policy, rollouts, 0)
+    assert CRITIC not in rank.token_weights(policy, rollouts)
 
 
-@pytest.mark.parametrize("memory", [4.0, 1e-2])
-def test_what_is_measured_is_what_one_would_write_down(policy, memory):
+@pytest.mark.parametrize("memory", [2 ** 32, 10 ** 7])
+def test_what_is_measured_is_what_one_would_write_down(policy, memory, monkeypatch):
     """The Gram matrix and one layer's gradients, from backward() of each answer alone; also where
     the parameters are taken in parts."""
-    rollouts, args = spoken(policy), SimpleNamespace(memory=memory, answers=6, layer="mlp.up_proj")
+    monkeypatch.setattr(rank, "MEMORY", memory)
+    rollouts = spoken(policy)
     noise = torch.randn(rollouts.mask.shape, generator=rollouts.generator) * rollouts.mask
     kinds = {ONES: rollouts.mask.float(), "noise": noise}
-    assert (part_count(policy, kinds, args) == 1) == (memory == 4.0)
-    grams, kept = gradients_of_answers(policy, rollouts, kinds, args)
+    assert (part_count(policy, kinds, 6) == 1) == (memory == 2 ** 32)
+    grams, kept = gradients_of_answers(policy, rollouts, kinds)
     for kind, coefficient in ((ONES, rollouts.mask), ("noise", noise)):
         rows, matrices = [], []
         for b in range(6):
@@ -145,11 +139,11 @@ def test_another_task_may_be_asked_about():
 
 def test_a_run(tmp_path, learner, capsys):
     usual = ["rank", "--threads", "1", "--model", str(learner)]
-    main([*usual, "--questions", "3", "--answers", "8", "--measured_k", "1", "--critic_batches",
-          "1", "--out", str(tmp_path / "x")])
+    main([*usual, "--questions", "3", "--answers", "8", "--critic_batches", "1", "--out",
+          str(tmp_path / "x")])
     result = json.loads((tmp_path / "x/numbers.json").read_text())
     sizes, arms = result["tables"]
-    assert {row["advantage"] for row in arms["rows"]} >= {Z, ONES, PLANTED, MEASURED, CRITIC}
+    assert {row["advantage"] for row in arms["rows"]} >= {Z, ONES, PLANTED, CRITIC}
     of_8 = [row["R=8"]["value"] for row in sizes["rows"] if row["rank"].startswith("A")]
     assert of_8 and all(1 <= rank <= 8.001 for rank in of_8)
     capsys.readouterr()
