@@ -227,13 +227,13 @@ def read_config(folder: Path) -> ModelConfig:
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
     raw = {**raw, "rope_theta": rope.get("rope_theta") or raw.get("rope_theta", 10000.0),
            "eos_token_id": tuple(dict.fromkeys(ends))}
-    if raw.get("head_dim") is None:
-        raw["head_dim"] = raw["hidden_size"] // raw["num_attention_heads"]
     try:
+        if raw.get("head_dim") is None:
+            raw["head_dim"] = raw["hidden_size"] // raw["num_attention_heads"]
         return ModelConfig(**{name: raw[name] for name in ModelConfig.__dataclass_fields__
                               if name in raw})
-    except TypeError as error:
-        raise UserError(f"{folder}/config.json: {error}") from None
+    except (TypeError, KeyError, ZeroDivisionError) as error:
+        raise UserError(f"{folder}/config.json: {type(error).__name__}: {error}") from None
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
@@ -273,10 +273,11 @@ def save_model(model: Qwen2, folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
-def save_config(config: ModelConfig, folder: Path) -> None:
+def save_config(config: ModelConfig, folder: Path, dtype: torch.dtype = torch.float32) -> None:
     name = "Qwen3ForCausalLM" if config.model_type == "qwen3" else "Qwen2ForCausalLM"
-    values = {"architectures": [name], **asdict(config), "hidden_act": "silu",
-              "dtype": "float32", "torch_dtype": "float32"}
+    values = {"architectures": [name], **asdict(config), "hidden_act": "silu"}
+    for key in ("dtype", "torch_dtype"):  # newer, older spelling
+        values[key] = str(dtype).removeprefix("torch.")
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n")
 

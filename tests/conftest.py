@@ -297,7 +297,7 @@ def small_model():
     """A model with untidy weights: biases and norms away from their defaults, logits far from
     uniform."""
     torch.manual_seed(0)
-    model = Qwen2(ModelConfig(vocab_size=50, head_dim=16, tie_word_embeddings=True, pad_token_id=0,
+    model = Qwen2(ModelConfig(vocab_size=50, head_dim=16, tie_word_embeddings=True,
                               eos_token_id=(2,), **SMALL))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -313,7 +313,7 @@ def learner(tmp_path_factory):
     tokenizer = make_tokenizer()
     tokenizer.add_tokens([AddedToken(tag, normalized=False) for tag in TAGS])
     torch.manual_seed(0)
-    config = ModelConfig(vocab_size=tokenizer.get_vocab_size(), head_dim=16, pad_token_id=0,
+    config = ModelConfig(vocab_size=tokenizer.get_vocab_size(), head_dim=16,
                          tie_word_embeddings=True, eos_token_id=(2,), max_position_embeddings=1024,
                          **SMALL)
     write_model_folder(Qwen2(config), folder)

@@ -314,7 +314,7 @@ def test_what_was_written_can_be_read_again(policy, tmp_path):
 
 def test_the_end_of_turn_stops_also_a_model_whose_own_list_lacks_it(learner, monkeypatch):
     model, tokenizer, asked = read_model_folder(learner), load_tokenizer(learner), {}
-    other = dataclasses.replace(model.config, eos_token_id=(7,), pad_token_id=None)
+    other = dataclasses.replace(model.config, eos_token_id=(7,))
     monkeypatch.setattr(model, "config", other)
     monkeypatch.setattr("lab.engine.policy.generate", lambda *args, **sampling: (
         asked.update(sampling) or generate(*args, **sampling)))

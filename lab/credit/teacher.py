@@ -17,11 +17,12 @@ from torch import Tensor
 from lab.engine.errors import UserError
 from lab.engine.forward import frozen_log_probs
 from lab.engine.methods import advantage
-from lab.engine.model_folder import read_config, read_model_folder
+from lab.engine.model_folder import read_model_folder
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts
 from lab.engine.tokens import load_tokenizer
 from lab.harness.record import find_folder
+from qwen2_model import read_config
 
 
 @advantage

@@ -37,7 +37,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lab.engine.model import ModelConfig
+from qwen2_model import ModelConfig
 
 FIRST_SLOTS = 64  # room that the cache begins with on a CPU; most answers end far below the limit
 # Blocks of G pay while G^2 slots / P is below this; measured on a CPU with the heads of models/tiny

@@ -18,7 +18,6 @@ tokens in a batch), D width, H query heads, K key/value heads, V vocabulary.
 if __name__ == "__main__":
     raise SystemExit("start it with: python train.py --mitigation none")
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 
 import torch
 import torch.nn.functional as F
@@ -27,29 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 import qwen2_model
 from qwen2_model import Attend, causal
-
-
-@dataclass(frozen=True)
-class ModelConfig(qwen2_model.ModelConfig):
-    """The book's config, and two more tokens."""
-    bos_token_id: int | None = None
-    pad_token_id: int | None = None
-
-    @property
-    def stop_ids(self) -> tuple[int, ...]:
-        """The tokens that end an answer. The pad token is one of them, because nothing may follow
-        it."""
-        pad = () if self.pad_token_id is None else (self.pad_token_id,)
-        return tuple(dict.fromkeys([*self.eos_token_id, *pad]))
-
-    def to_json(self) -> dict[str, object]:
-        """The content of config.json, with the keys of `transformers` version 4 and version 5."""
-        name = "Qwen3ForCausalLM" if self.model_type == "qwen3" else "Qwen2ForCausalLM"
-        rope = {"rope_type": "default", "rope_theta": self.rope_theta}
-        stop = list(self.eos_token_id) or None
-        return {"architectures": [name], **asdict(self), "eos_token_id": stop,
-                "hidden_act": "silu", "rope_parameters": rope, "attention_dropout": 0.0,
-                "use_sliding_window": False}
+from qwen2_model import ModelConfig as ModelConfig  # many take it from here
 
 
 def rotary(positions: Tensor, config: ModelConfig,
@@ -181,9 +158,6 @@ class Decoder(qwen2_model.Decoder):
         return self.norm(x)
 
 
-EXCHANGED: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Linear: Linear, qwen2_model.RMSNorm: RMSNorm, qwen2_model.Attention: Attention,
-    qwen2_model.Decoder: Decoder}
 
 
 class Qwen2(qwen2_model.Qwen2):
@@ -194,10 +168,8 @@ class Qwen2(qwen2_model.Qwen2):
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
-        for module in self.modules():
-            module.__class__ = EXCHANGED.get(type(module), type(module))
-        if self.device.type != "meta":  # where tensors have a shape and no numbers
-            self.draw_parameters()
+        exchange_classes(self)
+        self.draw_parameters()
 
     def draw_parameters(self) -> None:
         """Draw the parameters of a new model: matrices are normal, biases 0; norms stay at 1."""
@@ -239,3 +211,14 @@ class Qwen2(qwen2_model.Qwen2):
             if isinstance(module, RMSNorm):
                 module.output_dtype = dtype
         return self
+
+
+EXCHANGED: dict[type[nn.Module], type[nn.Module]] = {
+    nn.Linear: Linear, qwen2_model.RMSNorm: RMSNorm, qwen2_model.Attention: Attention,
+    qwen2_model.Decoder: Decoder, qwen2_model.Qwen2: Qwen2}
+
+
+def exchange_classes(model: nn.Module) -> None:
+    """Give the modules of a model of the book the classes of this file, in place."""
+    for module in model.modules():
+        module.__class__ = EXCHANGED.get(type(module), type(module))

@@ -139,7 +139,7 @@ def environment_of(task: Task[Problem], tokenizer: Tokenizer,
 def stop_ids(model: Qwen2, tokenizer: Tokenizer) -> tuple[int, ...]:
     """The tokens that end an answer: those of the model's config, and the end of a turn, which the
     config of a base model lacks."""
-    stop = set(model.config.stop_ids)
+    stop = set(model.config.eos_token_id)
     for token in END_OF_TURN:
         number = tokenizer.token_to_id(token)
         if number is not None:

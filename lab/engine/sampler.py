@@ -453,7 +453,7 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
     if longest > most:
         raise UserError(f"prompt and answer can reach {longest} tokens, and the model takes "
                         f"{most}")
-    stop_ids = model.config.stop_ids if stop_ids is None else stop_ids
+    stop_ids = model.config.eos_token_id if stop_ids is None else stop_ids
     # rows that wait go on meanwhile, beyond their limit, and nobody reads what they draw
     most_steps = max(limits) if reply is None else 2 * max(limits)
     fused = FusedQwen2(model, longest=max(map(len, prompts)) + most_steps)

@@ -89,14 +89,11 @@ class LabRun(Run):
                                                                   self.may_begin_again)
 
     def make_parts(self) -> None:
-        s, parts = self.settings, build(self.settings, self.checkpoint, self.drawn)
+        parts = build(self.settings, self.checkpoint, self.drawn)
         policy, self.parts, self.policy = parts.policy, parts, parts.policy
         self.task, self.model, self.source = policy.task, policy.model, policy.folder
         self.optimizer, self.trained = parts.optimizer, parts.parameters
         self.advantage, self.has_format = self.checked_advantage, has_format(policy.task)
-        if s.lora:
-            from lab.engine.adapter import name_of_model
-            self.base = name_of_model(policy.folder)
         # read now, because a user may remove the folder meanwhile: it can be an old checkpoint
         for name in COPIED_FILES:
             if (policy.folder / name).exists():
@@ -203,7 +200,7 @@ class LabRun(Run):
         return super().config() | provenance() | {
             "threads": torch.get_num_threads(), "reward": self.task.rewarded,
             "trained_parameters": sum(one.numel() for one in self.trained.values()),
-            "model_config": self.model.config.to_json(), "made_of": made_of(self.settings)}
+            "made_of": made_of(self.settings)}
 
     def make_folder(self) -> None:
         s, model = self.settings, self.model
@@ -308,11 +305,10 @@ class LabRun(Run):
 
     def write_model(self, folder: Path, parameters: Mapping[str, torch.Tensor] | None = None
                     ) -> None:
-        """Write the model's folder. With --lora it has the additions as a part of its matrices, and
-        once more in a folder for other programs."""
+        """Write the model's folder. With --lora the additions are a part of its matrices."""
         if self.settings.lora:
             from lab.engine.adapter import write_lora_folder
-            write_lora_folder(self.model, folder, self.base)
+            write_lora_folder(self.model, folder)
         else:
             write_model_folder(self.model, folder, parameters or self.trained)
         for name, content in self.copied_files.items():

@@ -30,7 +30,7 @@ standard error.
 import random
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
@@ -236,7 +236,7 @@ def correlation_of_halves(measured: list[MeasuredAnswers]) -> float:
 def write_run(path: Path, policy: Policy, measured: Sequence[MeasuredAnswers]) -> None:
     """A run folder for analyze.py, a step for each part that was measured."""
     config = {**policy.settings.to_json(), "steps": 1, **provenance(),
-              "reward": policy.task.rewarded, "model_config": policy.model.config.to_json()}
+              "reward": policy.task.rewarded, "model_config": asdict(policy.model.config)}
     make_run(path, config, policy.folder / "tokenizer.json")
     for step, part in enumerate(measured, 1):
         columns = {"true_credit": part.credit.value, "true_credit_se": part.credit.error,

@@ -80,7 +80,7 @@ def make_player(folder: Path, prompt: str, game: Callable[[], Parts], recipe: Js
     model = Qwen2(ModelConfig(
         vocab_size=tokenizer.get_vocab_size(), hidden_size=64, intermediate_size=192,
         num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=32,
-        max_position_embeddings=1024, tie_word_embeddings=True, pad_token_id=0, eos_token_id=(2,)))
+        max_position_embeddings=1024, tie_word_embeddings=True, eos_token_id=(2,)))
     update = all_parameters(model)
     prompt_ids = tokenizer.encode(prompt).ids
     length = len(prompt_ids) + recipe["max_new_tokens"]

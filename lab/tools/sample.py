@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from lab.engine.errors import UserError, did_you_mean, read_json
-from lab.engine.model_folder import how_to_get
 from lab.engine.policy import Policy, derived_seed
 from lab.engine.rollouts import Rollouts
 from lab.harness.flags import Flag, read
@@ -93,7 +92,7 @@ def problem_of(settings: LabSettings, words: list[str]) -> Any:
 
 def is_run(folder: Path) -> bool:
     if not folder.exists():
-        raise UserError(f"{folder} does not exist{did_you_mean(folder)} ({how_to_get(folder)})")
+        raise UserError(f"{folder} does not exist{did_you_mean(folder)}")
     path = folder / "config.json"
     config = read_json(path) if path.exists() else {}
     if "mitigation" not in config and "model_type" not in config:

@@ -104,7 +104,7 @@ def make_model(vocabulary: int, layers: int, width: int) -> Qwen2:
         vocab_size=vocabulary, hidden_size=width, intermediate_size=3 * width,
         num_hidden_layers=layers, num_attention_heads=width // 32, num_key_value_heads=width // 64,
         head_dim=32, max_position_embeddings=1024, tie_word_embeddings=True,
-        pad_token_id=0, eos_token_id=(2,)))
+        eos_token_id=(2,)))
 
 
 def all_parameters(model: Qwen2) -> Callable[[float], None]:

@@ -477,7 +477,7 @@ def policy_of(trainer, task=None, name=None) -> Only:
     of_model = model_of(trainer).config.get_text_config().to_dict()
     ends = of_model.get("eos_token_id")
     stop = tuple(ends) if isinstance(ends, list) else () if ends is None else (ends,)
-    config = Only("policy.model.config", **of_model, stop_ids=stop)
+    config = Only("policy.model.config", **{**of_model, "eos_token_id": stop})
     model = Only("policy.model", config=config, device=trainer.accelerator.device)
     return Only("policy", model=model, tokenizer=tokenizer_of(trainer),
                 settings=Only("policy.settings", **settings), **known)

@@ -67,7 +67,7 @@ def policy_of(task, **settings):
         encode=lambda text, add_special_tokens: SimpleNamespace(ids=text.split()))
     return SimpleNamespace(task=task, settings=SimpleNamespace(**{**usual, **settings}),
                            tokenizer=tokenizer,
-                           model=SimpleNamespace(config=SimpleNamespace(stop_ids=(1,))))
+                           model=SimpleNamespace(config=SimpleNamespace(eos_token_id=(1,))))
 
 
 def batch_of(**changed):

@@ -1,14 +1,12 @@
 """LoRA: what it computes, samples, trains and writes."""
 import gc
-import json
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from conftest import INSTALL, SMALL, copied, refusal
-from lab.engine.adapter import name_of_model, write_lora_folder
+from lab.engine.adapter import write_lora_folder
 from lab.engine.forward import LogProbsOfFrozen, TokenLogProbs, response_log_probs
 from lab.engine.lora import (ALPHA, add_lora, additions, frozen_parameters, keep_less, keep_rounded,
                              largest_rank, rank_of)
@@ -42,7 +40,7 @@ def folders(tmp_path):
     """A model's folder, and that of the model with additions; and this model."""
     make_folder(tmp_path / "base", tie_word_embeddings=True)
     model = with_additions(read_model_folder(tmp_path / "base"))
-    write_lora_folder(model, tmp_path / "added", "base")
+    write_lora_folder(model, tmp_path / "added")
     return tmp_path / "base", tmp_path / "added", model
 
 
@@ -161,47 +159,13 @@ def test_of_a_rounded_model_the_small_additions_are_not_lost(small_model, tmp_pa
     with torch.no_grad():
         for _, module in additions(model):
             module.B.add_(1e-6)
-    write_lora_folder(model, tmp_path / "added", "base")
+    write_lora_folder(model, tmp_path / "added")
     written = load_file(tmp_path / "added/model.safetensors")
     for name, module in additions(model):
         addition = 16 * module.B @ module.A
         found = written[f"{name}.weight"] - module.weight.float()
         assert 3e-6 < addition.abs().max() < 1e-4
         torch.testing.assert_close(found, addition, atol=3e-7, rtol=0)
-
-
-def test_the_folder_for_other_programs_has_what_was_added_to_the_first_model(folders):
-    """As its two files say to whoever knows peft's names: W + (lora_alpha / r) B A. No path is in
-    it, because another machine has other ones."""
-    base, added, model = folders
-    config = json.loads((added / "adapter/adapter_config.json").read_text())
-    parts = load_file(added / "adapter/adapter_model.safetensors")
-    weights, merged = load_file(base / "model.safetensors"), load_file(added / "model.safetensors")
-    for name in list(weights):
-        target = f"base_model.model.{name.removesuffix('.weight')}.lora_"
-        if f"{target}A.weight" in parts:
-            A, B = parts.pop(f"{target}A.weight"), parts.pop(f"{target}B.weight")
-            assert len(A) == B.shape[1] == config["r"] == 3
-            weights[name] = weights[name] + config["lora_alpha"] / config["r"] * B @ A
-            assert name.split(".")[-2] in config["target_modules"]
-        torch.testing.assert_close(weights[name], merged[name], atol=1e-6, rtol=0)
-    assert not parts and len(list(additions(model))) == 14  # 7 matrices of each of 2 layers
-    assert (config["peft_type"], config["base_model_name_or_path"]) == ("LORA", "base")
-
-
-@pytest.mark.parametrize("folder, kept, name", [
-    ("tiny", None, "tiny"), ("Qwen2.5-0.5B", None, "Qwen/Qwen2.5-0.5B"),
-    ("models--Qwen--Qwen3-0.6B/snapshots/c1899de2", None, "Qwen/Qwen3-0.6B"),
-    ("mine", "someone/A-model.2", "someone/A-model.2"), ("mine", "/home/me/other", "mine"),
-    ("mine", "../other", "mine"), ("mine", 3, "mine")])
-def test_a_model_has_the_name_of_the_hub_if_its_folder_tells_it(tmp_path, monkeypatch, folder,
-                                                                kept, name):
-    path = tmp_path / folder
-    path.mkdir(parents=True)
-    (path / "config.json").write_text(json.dumps({"_name_or_path": kept}))
-    assert name_of_model(path) == name
-    monkeypatch.chdir(path)
-    assert name_of_model(Path()) == name
 
 
 def test_transformers_opens_what_is_written_and_adds_nothing_twice(folders):
@@ -212,17 +176,6 @@ def test_transformers_opens_what_is_written_and_adds_nothing_twice(folders):
     with torch.no_grad():
         torch.testing.assert_close(theirs(IDS).logits.log_softmax(-1), model(IDS).log_softmax(-1),
                                    atol=1e-5, rtol=0)
-
-
-def test_peft_opens_what_is_written(folders):
-    """With the first model, to which it adds what it reads."""
-    peft = pytest.importorskip("peft", reason=INSTALL)
-    transformers = pytest.importorskip("transformers", reason=INSTALL)
-    base, added, model = folders
-    theirs = transformers.AutoModelForCausalLM.from_pretrained(base)
-    theirs = peft.PeftModel.from_pretrained(theirs, added / "adapter").eval()
-    with torch.no_grad():
-        torch.testing.assert_close(theirs(IDS).logits, model(IDS), atol=1e-5, rtol=0)
 
 
 def test_a_rank_above_the_smallest_side_is_refused(small_model):

@@ -42,16 +42,10 @@ def test_every_checkpoint_is_an_ordinary_model_and_the_newest_two_keep_the_addit
     for folder in folders:
         assert (folder / "recipe.json").read_bytes() == (learner / "recipe.json").read_bytes()
         assert (folder / "tokenizer.json").read_bytes() == (learner / "tokenizer.json").read_bytes()
-        tensors = load_file(folder / "adapter/adapter_model.safetensors")
-        assert config_of(added)["trained_parameters"] == sum(t.numel() for t in tensors.values())
-        text = (folder / "adapter/adapter_config.json").read_text()
-        assert json.loads(text)["base_model_name_or_path"] == learner.name
-        assert str(learner.parent) not in text
-    kept = load_file(folders[-1] / "trainer/state.safetensors")
-    for name, tensor in tensors.items():
-        ours = name.removeprefix("base_model.model.").replace(".lora_", ".").removesuffix(".weight")
-        assert kept[f"lora.{ours}"].dtype == torch.float32
-        assert torch.equal(kept[f"lora.{ours}"], tensor)
+    state = load_file(folders[-1] / "trainer/state.safetensors")
+    kept = [tensor for name, tensor in state.items() if name.startswith("lora.")]
+    assert config_of(added)["trained_parameters"] == sum(tensor.numel() for tensor in kept)
+    assert {tensor.dtype for tensor in kept} == {torch.float32}
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -81,9 +75,8 @@ def test_without_checkpoints_the_same_model_is_left(added, learner, tmp_path):
     run("--model", learner, "--out", tmp_path / "x", *FLAGS, "--checkpoint_every", 0)
     [last] = (tmp_path / "x/checkpoints").iterdir()
     assert not (last / "trainer").exists()
-    for name in ("adapter/adapter_model.safetensors", "model.safetensors"):
-        path = added / "checkpoints/step_000006" / name
-        assert (last / name).read_bytes() == path.read_bytes()
+    path = added / "checkpoints/step_000006/model.safetensors"
+    assert (last / "model.safetensors").read_bytes() == path.read_bytes()
 
 
 @pytest.mark.parametrize("flags", [["--lora", 4], ["--lora", 2], []])
@@ -94,7 +87,6 @@ def test_a_checkpoint_begins_a_new_run(added, tmp_path, flags):
     run("--model", checkpoint, "--steps", 1, "--eval_every", 0, *flags, "--learning_rate", 1e-9,
         "--out", tmp_path / "on")
     on = tmp_path / "on/checkpoints/step_000001"
-    assert (on / "adapter").exists() == bool(flags)
     ids = torch.arange(2, 20)[None]
     torch.testing.assert_close(read_model_folder(on)(ids), read_model_folder(checkpoint)(ids),
                                atol=2e-5, rtol=0)
@@ -108,7 +100,7 @@ def test_a_resumed_run_needs_the_model_that_it_began_with(learner, tmp_path):
     weights = load_file(model / "model.safetensors")
     weights["model.norm.weight"][-1] += 1
     (model / "model.safetensors").unlink()
-    assert "has neither model.safetensors" in run("--resume", folder, "--steps", 3, expect=1).stderr
+    assert "has no model.safetensors" in run("--resume", folder, "--steps", 3, expect=1).stderr
     save_file(weights, model / "model.safetensors")
     said = run("--resume", folder, "--steps", 3).stdout
     assert f"changed since the 2 steps were made: {model / 'model.safetensors'}. So" in said

@@ -121,7 +121,7 @@ def test_a_real_model_is_warmed_up_in_the_upper_half_of_its_layers(tmp_path, mon
                if not torch.equal(a, b)}
     assert {name.split(".")[2] for name in changed} == {"2", "3"}  # of 4 layers
     assert len(changed) == 2 * 12  # and of those, every one
-    assert after.config.stop_ids == (2, 0)
+    assert after.config.eos_token_id == (2, 0)
     for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         assert (tmp_path / "warm" / name).read_bytes() == (real / name).read_bytes()
     recipe = json.loads((tmp_path / "warm/recipe.json").read_text())
