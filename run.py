@@ -138,7 +138,9 @@ class Run:
         self.done = max(found, default=0)
         self.checkpoint = found.get(self.done)
         made = len(read_lines(run / "metrics.jsonl"))
-        if not self.done and made > read_json(run / "config.json")["checkpoint_every"] > 0:
+        is_removed = not (run / "checkpoints").exists()
+        every = read_json(run / "config.json").get("checkpoint_every", 0)
+        if not self.done and (is_removed and made or made > every):
             raise UserError(f"{run} has {made} steps on record, and no checkpoint to go on from")
         self.is_finished = self.done >= self.settings.steps > 0
         if self.is_finished:

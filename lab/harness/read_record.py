@@ -1,6 +1,5 @@
 """The record of a run, read back: its settings, whether all steps are there, and its credit files,
 as columns that are checked or as a whole batch."""
-import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from lab.engine.rollouts import UNSET, Forward, Problem, Rollouts
 from lab.engine.tokens import load_tokenizer, token_bytes
 from lab.harness.record import (PART, Json, checkpoint_folders, credit_path, digest_of,
                                 read_lines)
-from run import checkpoints
+from run import checkpoints, of_steps
 
 Columns = dict[str, np.ndarray]
 # the columns that every file has
@@ -25,10 +24,9 @@ NEEDED = ("token_id", "log_prob", "entropy", "collision", "weight", "advantage",
           "episode_start", "group", "finished", "reward", "prompt_ids", "prompt_start")
 # columns with a value for each answer, as the rewards have; others have one for each token
 OF_ANSWER = ("episode_start", "group", "finished")
+MODES = 2  # lines of evaluations.jsonl for each evaluation: sampled and greedy
 # columns of other lengths
 OF_OTHERS = ("prompt_ids", "prompt_start", "step")
-# entries of config.json that are no settings, which some files here and in analysis/ look into
-ENTRIES = {"made_of": dict, "versions": dict, "changed": list, "finished": int}
 
 
 def run_config(run: Path) -> Json:
@@ -36,12 +34,6 @@ def run_config(run: Path) -> Json:
     config = read_json(path) if path.exists() else {}
     if "mitigation" not in config:
         raise UserError(f"{run} is not a run folder: it has no config.json of a run")
-    if config.get("ranks", 1) != 1:
-        raise UserError(f"{run} was made by {config['ranks']} processes, each with credit files of "
-                        "its own. Only versions up to commit f19f84f4 read them")
-    for name, kind in ENTRIES.items():
-        if not isinstance(config.get(name, kind()), kind):
-            raise UserError(f"{path} is damaged: its {name} is {config[name]!r:.80}")
     return config
 
 
@@ -63,19 +55,12 @@ def is_complete(config: Json, metrics: Sequence[Json], evaluations: Sequence[Jso
         return False
     if not config.get("eval_every"):
         return True
-    return len([line for line in evaluations if line["step"] == steps]) >= modes_of(config)
-
-
-def modes_of(config: Json) -> int:
-    """How many lines evaluations.jsonl has for each evaluation: sampled and greedy. An older run
-    may have one."""
-    return 1 if config.get("eval_modes") == "sampled" else 2
+    return len([line for line in evaluations if line["step"] == steps]) >= MODES
 
 
 def credit_steps(run: Path) -> list[int]:
     """The steps that have a credit file. Files with other names, as a backup, are left out."""
-    found = [re.fullmatch("step_([0-9]+)[.]npz", path.name) for path in Path(run).glob("credit/*")]
-    return sorted(int(match[1]) for match in found if match)
+    return sorted(of_steps(Path(run).glob("credit/*.npz")))
 
 
 def missing_steps(run: Path, done: int | None = None) -> Iterator[str]:
@@ -95,7 +80,7 @@ def missing_steps(run: Path, done: int | None = None) -> Iterator[str]:
     due = range(0, last + 1 if done else last, config.get("eval_every") or last + 1)
     if config.get("eval_every"):
         for at in due:
-            if evaluated.count(at) != modes_of(config):
+            if evaluated.count(at) != MODES:
                 yield f"evaluations.jsonl does not have all lines of step {at}"
                 break  # the first one is enough: there may be a damaged line of step 2 ** 40
 

@@ -18,19 +18,13 @@ import torch
 
 from lab.engine.errors import PROJECT, UserError, read_json, read_text, refuse_pipe
 from lab.engine.rollouts import Rollouts
-from run import of_steps, read_lines as read_lines, whole
+from run import find, of_steps, read_lines as read_lines, whole
 from run import write_credit as write_columns
 
 Json = dict[str, Any]  # an object in a JSON file
 Parsed = TypeVar("Parsed")
-LOGS = ("metrics.jsonl", "evaluations.jsonl")
+find_folder = find  # a folder as it was typed, or the one of that name that ships with the project
 PART = "reward_"  # the beginning of a column of the reward's parts: reward_answer, ...
-
-
-def find_folder(name: str) -> Path:
-    """A folder as it was typed, or the one of that name that ships with the project."""
-    shipped = PROJECT / name
-    return shipped if shipped.exists() and not Path(name).exists() else Path(name)
 
 
 def read_given(name: str, what: str, parse: Callable[[str, str], Parsed]) -> list[Parsed]:

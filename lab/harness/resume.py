@@ -1,17 +1,15 @@
-"""Resuming a run: how far it is, and what has changed since. This file is imported if the folder of
-a run exists."""
+"""Resuming a run: whether it is the one that is meant, and what has changed since. This file
+is imported if the folder of a run exists."""
 import shlex
-from pathlib import Path
 
 import torch
 
 from lab.engine.errors import UserError
 from lab.harness.made_of import made_of
-from lab.harness.read_record import missing_steps, run_config, steps_finished
-from lab.harness.record import LOGS, Json, checkpoint_folders, read_lines
+from lab.harness.read_record import missing_steps, run_config
+from lab.harness.record import Json
 from lab.harness.screen import say
-from lab.harness.settings import CHANGEABLE, LabSettings, written_by
-from run import checkpoints
+from lab.harness.settings import CHANGEABLE, LabSettings
 
 SHOWN = 5  # names of changed files
 
@@ -27,36 +25,6 @@ def refuse_other(s: LabSettings, may_continue: bool) -> None:
     if not may_continue:
         raise UserError(f"{s.folder} exists already: continue it with --resume "
                         f"{shlex.quote(str(s.folder))}, or name another folder with --out")
-
-
-def last_state(s: LabSettings, may_begin_again: bool) -> tuple[int, Path | None, bool]:
-    """The number of steps up to the last checkpoint, that checkpoint, and whether the run is
-    finished. A run without a checkpoint starts again, if none was due yet or none ever is, but not
-    if a user has removed the folder of its checkpoints: what is on record would be lost."""
-    path, before = s.folder, run_config(s.folder)
-    if missing := s.to_json().keys() - before.keys():
-        raise UserError(f"{path}/config.json lacks the setting {min(missing)}, so this version of "
-                        f"the program cannot go on{written_by(before)}")
-    found = checkpoints(path)
-    done = max(found, default=0)
-    made = max([done, *(line["step"] for line in read_lines(path / LOGS[0]))])
-    is_finished = steps_finished(path) >= s.steps
-    every, steps = before["checkpoint_every"], before["steps"]
-    is_removed = not (path / "checkpoints").exists()
-    if is_finished:
-        say(f"{path} has {made} of its {steps} steps, and no more were asked for. To continue it, "
-            "give a larger --steps")
-        for sentence in missing_steps(path, made):
-            say(sentence)
-    elif not done and made and (is_removed or made > every and (every or not may_begin_again)):
-        ways_out = "Remove it, or name another folder with --out"
-        models = list(checkpoint_folders(path).values())
-        if models:
-            ways_out += ", or begin a new run from its model with --model "
-            ways_out += shlex.quote(str(models[-1]))
-        raise UserError(f"{path} recorded {made} steps, but has no checkpoint to continue from. "
-                        f"{ways_out}")
-    return done, found.get(done), is_finished
 
 
 def changed_config(s: LabSettings, done: int) -> Json:

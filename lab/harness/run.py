@@ -84,9 +84,16 @@ class LabRun(Run):
         super().__init__(settings, is_resumed)
 
     def where_to_go_on(self) -> None:
-        from lab.harness.resume import last_state
-        self.done, self.checkpoint, self.is_finished = last_state(self.settings,
-                                                                  self.may_begin_again)
+        """A run that keeps no checkpoints is finished or begins again, which --continue may do."""
+        from lab.harness.read_record import run_config, steps_finished
+        every = run_config(self.folder).get("checkpoint_every")
+        if every == 0 and not checkpoints(self.folder):
+            self.is_finished = steps_finished(self.folder) >= self.settings.steps
+            if self.is_finished:
+                return say(f"{self.folder} is finished. It kept nothing to continue it from")
+            if self.may_begin_again:
+                return
+        super().where_to_go_on()
 
     def make_parts(self) -> None:
         parts = build(self.settings, self.checkpoint, self.drawn)

@@ -271,18 +271,9 @@ def known_values(path: object, values: Json, here: Json) -> Json:
             of_others |= flags_of(other).keys()
     unknown = values.keys() - {*flags, *of_others, *NOT_SETTINGS}
     if unknown and not may_have_more:
-        raise UserError(f"{path} has the unknown setting {min(unknown)}{written_by(values)}")
+        raise UserError(f"{path} has the unknown setting {min(unknown)}")
     kept = flags.keys() - of_others
     return {name: value for name, value in values.items() if name in kept}
-
-
-def written_by(config: Json) -> str:
-    """A clause about the program or the commit that a run was made with; an empty text if it is not
-    on record."""
-    if config.get("loss") == "dpo":
-        return ": examples/dpo.py wrote it, or an older train.py"
-    commit = config.get("git_commit")
-    return f" (this run was made by commit {str(commit)[:8]})" if commit else ""
 
 
 def is_or_extends(owner: typing.Any, other: typing.Any) -> bool:

@@ -28,8 +28,6 @@ def test_a_run_is_done_with_its_last_step_and_its_last_evaluations(run):
     kept = lines(run / "evaluations.jsonl")
     cut(run / "evaluations.jsonl", len(kept) - 1)
     assert not is_done(read_run(run))
-    edit_config(run, eval_modes="sampled")
-    assert is_done(read_run(run))
     cut(run / "metrics.jsonl", 9)
     assert not is_done(read_run(run))
 

@@ -8,7 +8,7 @@ import torch
 
 from conftest import credit_columns, hand_made, refusal
 from lab.engine.errors import PROJECT, UserError, read_json
-from lab.harness.read_record import credit_steps, read_columns, run_config
+from lab.harness.read_record import credit_steps, read_columns
 from lab.harness.record import credit_path, find_folder, new_folder, read_lines, write_credit
 from run import append, forget_after, lock, whole
 
@@ -122,12 +122,6 @@ def test_names_that_people_gave_do_not_count(written):
     for name in ("step_000003.npz.bak", "step_000002 (copy).npz", "step_000001_old.npz"):
         (written / "credit" / name).touch()
     assert credit_steps(written) == [1, 2] and credit_steps(written / "no run") == []
-
-
-def test_a_run_of_several_processes_is_not_read_by_half(tmp_path):
-    """Each of them wrote credit files of its own."""
-    (tmp_path / "config.json").write_text('{"mitigation": "none", "ranks": 2}')
-    assert f"{tmp_path} was made by 2 processes" in refusal(run_config, tmp_path)
 
 
 @pytest.mark.parametrize("kept", [0, -100])

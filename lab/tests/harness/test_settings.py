@@ -347,8 +347,6 @@ def test_a_flag_of_the_files_method_is_not_that_of_another_with_its_name(own_cho
 
 @pytest.mark.parametrize("values, words", [
     ({"nonsense": 1}, "c.json has the unknown setting nonsense"),
-    ({"top_k": 1, "git_commit": "f19f84f4aa"},
-     "unknown setting top_k (this run was made by commit f19f84f4)"),
     ({"task": []}, "--task [] should be a text"), ({"steps": 1.5}, "should be a whole number"),
     ({"gamma": 0.9}, "c.json has the unknown setting gamma")])
 def test_a_file_may_not_hold_what_is_no_setting(tmp_path, model, values, words):
