@@ -21,8 +21,7 @@ same command goes on. A run's folder is ARM-sSEED.
 Each arm is compared with the first one, or with the first that --arms names, by the mean success of
 all answers sampled in training, for pairs of runs. The interval is Student's over the pairs, and p
 has Holm's correction for all arms of the table. A control, such as twice the problems, is an arm
-like any other. All else, such as curves, held-out success and the gradient, is in the comparison
-that `python -m lab page runs/PLAN/*` makes of arms that differ in their method alone.
+like any other. `python analyze.py runs/PLAN/*` has the curves and the held-out success of the arms.
 """
 import re
 from dataclasses import dataclass
@@ -94,7 +93,7 @@ def compare(plan: Plan, wanted: list[str], arms: Arms, planned: int) -> None:
     count = sum(map(len, arms.values()))
     say(f"{plan.question}\n{count} of {planned} runs are finished, each of {plan.steps} steps")
     table = gain_table("gains", "Success in training: the gain of each arm, in percentage points",
-                       gains(over_baseline(family, baseline)), {}, f"the arm {baseline}", [], {})
+                       gains(over_baseline(family, baseline)), f"the arm {baseline}")
     show_in_short([], [table])
 
 

@@ -6,12 +6,7 @@ import numpy as np
 from conftest import ROOT, credit_columns, evaluation, write_log
 from tokenizers import Tokenizer
 
-import lab.analysis.program as analyze
-from lab.analysis.answers import Viewer
-from lab.analysis.tally import Tally
-from lab.analysis.arms import Comparison
-from lab.analysis.compare import differences
-from lab.analysis.gains import IN_TRAINING
+from lab.analysis.arms import arms_of
 from lab.analysis.run_folders import read_run
 from lab.engine.tokens import load_tokenizer
 
@@ -81,19 +76,6 @@ def by_name(tables):
     return {table.name: rows_in(table) for table in tables}
 
 
-def answers_of(folder, **more):
-    """The training answers that the page of a run shows."""
-    viewer = Viewer(read_run(folder), **more)
-    Tally(folder, viewer.look)
-    return viewer.answers()
-
-
-def tables_of(folder):
-    tally = Tally(folder)
-    run = {"folder": folder, "config": {"steps": 1}, "metrics": [], "evaluations": []}
-    return by_name(sum(analyze.run_chapters(run, tally).values(), []))
-
-
 def write_run(folder, success, seed=0, steps=10, rng=None, **config):
     """A finished run: its success at the end on the same 200 problems, drawn; the same start for
     all."""
@@ -119,9 +101,5 @@ def make(tmp_path, arms, seeds=5, spread=0.02, rng=None):
     return folders
 
 
-def comparison_of(folders, baseline=None):
-    return Comparison([read_run(folder) for folder in folders], baseline)
-
-
-def rows_of(comparison, measure=IN_TRAINING):
-    return {row["arm"]: row for row in rows_in(differences(comparison, measure))}
+def arms_in(folders, baseline=None):
+    return arms_of([read_run(folder) for folder in folders], baseline)

@@ -1,5 +1,5 @@
-"""analyze.py at the root: its sums are those of lab/analysis, which are tested by plain loops, and
-its intervals and comparisons are worked out by hand."""
+"""analyze.py at the root: its sums are those of plain loops over the tokens, and its intervals and
+comparisons are worked out by hand."""
 import math
 import re
 
@@ -9,12 +9,10 @@ import pytest
 import analyze
 from conftest import credit_columns, evaluation, refusal, write_lines, write_log
 from lab.analysis.statistics import mean_over, student_quantile
-from lab.analysis.tally import Tally
-from logs import random_log
+from logs import plain_rows, random_log
 
-PARTITIONS = {"kind": "kind", "section": "section", "place": "position"}  # here and in the lab
-MEASURES = {"gradient": "abs gradient", "abs push": "abs push", "abs change": "abs change",
-            "one": "tokens", "measured": "measured"}
+CELL_OF = {"kind": lambda row: row["kind"], "section": lambda row: row["section"],
+           "place": lambda row: int(10 * row["middle"])}
 
 
 @pytest.fixture(scope="module")
@@ -24,27 +22,48 @@ def folder(tmp_path_factory):
     folder, files = random_log(tmp_path_factory.mktemp("book") / "run", steps=4, groups=5)
     own = np.random.default_rng(1).random(len(files[2]["kind"])) < 0.7
     own[files[2]["episode_start"]] = True
-    np.savez_compressed(folder / "credit/step_000002.npz", **files[2] | {"own": own})
-    columns = files[1] | {"change": np.random.default_rng(0).normal(size=len(files[1]["kind"]))}
-    np.savez_compressed(folder / "credit/step_000001.npz", **columns)
+    files[2]["own"] = own
+    files[1]["change"] = np.random.default_rng(0).normal(size=len(files[1]["kind"]))
+    for step in (1, 2):
+        np.savez_compressed(folder / f"credit/step_{step:06d}.npz", **files[step])
     write_lines(folder / "metrics.jsonl", [{"step": step, "success": 0.5} for step in files])
-    return folder
+    rows = plain_rows(folder, files)
+    for step in (1, 2):  # in the order of the file
+        of_step = [row for row in rows if row["step"] == step]
+        for row, change, is_own in zip(of_step, files[step].get("change", [None] * len(of_step)),
+                                       files[step].get("own", [True] * len(of_step))):
+            row.update(change=change, own=is_own)
+    own_rows = [row for row in rows if row.get("own", True)]
+    for answer in {row["episode"] for row in own_rows}:  # places count what the model wrote alone
+        of_answer = [row for row in own_rows if row["episode"] == answer]
+        for place, row in enumerate(of_answer):
+            row["middle"] = (place + 0.5) / len(of_answer)
+    return folder, own_rows
 
 
-@pytest.mark.parametrize("partition", PARTITIONS)
-def test_its_sums_are_those_of_the_lab(folder, partition):
-    mine, theirs, there = analyze.Tally(analyze.Run(folder)), Tally(folder), PARTITIONS[partition]
-    for name, measure in MEASURES.items():
-        np.testing.assert_allclose(mine.of(partition, name).sum(0), theirs.total(there, measure),
-                                   rtol=1e-6, atol=1e-9, err_msg=name)
-        np.testing.assert_allclose(mine.share(partition, name), theirs.shares(there, measure),
-                                   rtol=1e-6, atol=1e-9)
-    used = theirs.count(there) > 0
-    for name in ("abs advantage", "s", "entropy"):
-        np.testing.assert_allclose(mine.mean(partition, name)[used], theirs.mean(there, name)[used],
-                                   rtol=1e-6)
-    change = mine.mean(partition, "change", "measured") * theirs.total(there, "measured")
-    np.testing.assert_allclose(change, theirs.total(there, "change"), rtol=1e-6, atol=1e-9)
+@pytest.mark.parametrize("partition", CELL_OF)
+def test_its_sums_are_those_of_plain_loops(folder, partition):
+    folder, rows = folder
+    tally = analyze.Tally(analyze.Run(folder))
+    measured = [row for row in rows if row.get("change") is not None]
+    total = sum(row["abs gradient"] for row in rows)
+    for cell in range(len(tally.cells[partition])):
+        part = [row for row in rows if CELL_OF[partition](row) == cell]
+        of_change = [row for row in measured if CELL_OF[partition](row) == cell]
+        expected = {"one": len(part), "measured": len(of_change),
+                    "gradient": sum(row["abs gradient"] for row in part),
+                    "abs advantage": sum(row["abs advantage"] for row in part),
+                    "s": sum(row["s"] for row in part),
+                    "entropy": sum(row["entropy"] for row in part),
+                    "abs push": sum(abs(row["push"]) for row in of_change),
+                    "abs change": sum(abs(row["change"]) for row in of_change),
+                    "change": sum(row["change"] for row in of_change)}
+        assert {*expected} == {*tally.QUANTITIES}
+        for name, value in expected.items():
+            found = tally.of(partition, name).sum(0)[cell]
+            assert found == pytest.approx(value, rel=1e-5, abs=1e-9), name
+        share = tally.share(partition, "gradient")[cell]
+        assert share == pytest.approx(expected["gradient"] / total, rel=1e-5)
 
 
 def test_a_row_of_a_table_by_hand(tmp_path):
@@ -153,10 +172,11 @@ def test_the_curve_has_the_mean_of_an_arm_and_the_intervals_of_a_single_run(tmp_
 
 def test_the_page_shades_an_answer_and_the_text_has_the_tables(folder, capsys):
     """Of the answer with the largest advantage; the largest push is as dark as can be."""
+    folder, _ = folder
     analyze.main([str(folder)])
     printed = capsys.readouterr().out
     page = (folder / "analysis/report.html").read_text()
-    assert all(f"by {name}: " in text for name in PARTITIONS for text in (printed, page))
+    assert all(f"by {name}: " in text for name in CELL_OF for text in (printed, page))
     tokens = analyze.tokens_of(folder / "credit/step_000001.npz")
     answer = tokens["answer"][tokens["advantage"].argmax()]
     shades = [float(one) for one in re.findall(r"rgb\([\d ]+/([\d.]+)\)", page)]

@@ -4,7 +4,6 @@ import pytest
 
 import analyze
 from conftest import evaluation, write_log
-from lab.analysis.arms import setting_of
 
 
 def runs_of(tmp_path, *, digests=(None, None), shown=("a", "a")):
@@ -30,11 +29,3 @@ def test_runs_with_other_problems_are_not_compared_on_them(tmp_path, known, is_s
     assert ("problems are not known to be the same" in title) is not is_same
     assert rows[1][2:4] == (["50.0%", "+0.0% (one pair)"] if is_same else ["", "no pairs"])
     assert rows[1][4:] == ["25.0%", "+0.0% (one pair)"]
-
-
-@pytest.mark.parametrize("known, is_same", [
-    (dict(digests="aa"), True), (dict(digests="ab"), False), ({}, True), (dict(shown="ab"), False)])
-def test_the_lab_compares_no_runs_with_other_problems(tmp_path, known, is_same):
-    runs = [{"config": run.config | {"model": "m"}, "evaluations": run.evaluations}
-            for run in runs_of(tmp_path, **known)]
-    assert (setting_of(runs[0]) == setting_of(runs[1])) is is_same

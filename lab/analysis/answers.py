@@ -1,20 +1,18 @@
 """The training answers on a page: which ones, and what is known about each token."""
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from lab.analysis.account import (WHERE_MEASURED, Numbers, Stage, Value, numbers_of, only_of_own,
                                   rounded, stages)
+from lab.analysis.kept_credit import Measured, kept_answers
 from lab.analysis.run_folders import Run
-from lab.analysis.token_table import StepRecord
+from lab.analysis.token_table import StepRecord, read_step
 from lab.engine.tokens import token_bytes, without_earlier_turns
-from lab.harness.read_record import has_column
+from lab.harness.read_record import has_column, read_tokenizer
 from lab.harness.record import Json
-
-if TYPE_CHECKING:
-    from lab.analysis.kept_credit import Measured
 
 Z = 1.96  # a normal 95% interval is so many standard errors to each side
 PER_PAGE, STEPS = 10_000, 21  # tokens of training answers on a page, and steps they are from
@@ -58,52 +56,38 @@ class ShownAnswer(TypedDict):
     stages: NotRequired[list[Stage]]
 
 
-class Viewer:
+def answers_of(run: Run, most_tokens: int = PER_PAGE) -> list[ShownAnswer]:
     """The answers that a page shows token by token, of evenly spaced steps of a run. If the change
     of the tokens was measured in some steps, they are of these.
 
-    `look` is called with the record of every step. It takes as many answers of it as fit, and never
-    fewer than two. First come those of which something was measured after the run, then those of
-    groups whose rewards differ.
+    It takes as many answers of a step as fit, and never fewer than two. First come those of which
+    something was measured after the run, then those of groups whose rewards differ.
     """
-
-    def __init__(self, run: Run, most_tokens: int = PER_PAGE):
-        from lab.analysis.kept_credit import kept_answers
-        folder, steps = run["folder"], run["steps"]
-        self.config, self.lines = run["config"], metrics_by_step(run)
-        self.measured = kept_answers(folder)
-        with_change = [step for step in steps if has_column(folder, step, "change")]
-        steps = with_change or steps
-        evenly_spaced = np.linspace(0, len(steps) - 1, STEPS)
-        self.chosen = {steps[index] for index in set(map(round, evenly_spaced))}
-        self.chosen |= {step for step, _ in self.measured if step in run["steps"]}
-        self.room = most_tokens // len(self.chosen)  # tokens of a step
-        self.seen: list[ShownAnswer] = []
-
-    def look(self, record: StepRecord, tokenizer: Tokenizer) -> None:
-        if record.step not in self.chosen:
-            return
-        kept = {b: one for (step, b), one in self.measured.items()
-                if step == record.step and is_of(record, one)}
+    folder, lines, tokenizer = run["folder"], metrics_by_step(run), read_tokenizer(run["folder"])
+    measured = kept_answers(folder)
+    with_change = [step for step in run["steps"] if has_column(folder, step, "change")]
+    steps = with_change or run["steps"]
+    chosen = {steps[index] for index in set(map(round, np.linspace(0, len(steps) - 1, STEPS)))}
+    chosen |= {step for step, _ in measured if step in run["steps"]}
+    found: list[ShownAnswer] = []
+    for step in sorted(chosen):
+        record = read_step(folder, step)
+        kept = {b: one for (of_step, b), one in measured.items()
+                if of_step == step and is_of(record, one)}
         groups = groups_in_order(record.answers["group"], record.answers["reward"])
-        others = [b for b in np.concatenate(groups).tolist() if b not in kept]
-        order = [*kept, *others]
+        order = [*kept, *(b for b in np.concatenate(groups).tolist() if b not in kept)]
         length_so_far = np.cumsum(record.answers["length"][order])
-        fitting = max(2, len(kept), int((length_so_far <= self.room).sum()))
-        line = self.lines.get(record.step)
+        room = most_tokens // len(chosen)
+        fitting = max(2, len(kept), int((length_so_far <= room).sum()))
         for b in order[:fitting]:
-            answer = answer_of(record, tokenizer, self.config, line, b)
+            found.append(answer_of(record, tokenizer, run["config"], lines.get(step), b))
             if b in kept:
-                add_measured(answer, kept[b])
-            self.seen.append(answer)
-
-    def answers(self) -> list[ShownAnswer]:
-        if self.seen:
-            self.seen[0]["stages"] = stages(self.config)
-        return with_the_same_values(self.seen)
+                add_measured(found[-1], kept[b])
+    found[0]["stages"] = stages(run["config"])
+    return with_the_same_values(found)
 
 
-def is_of(record: StepRecord, measured: "Measured") -> bool:
+def is_of(record: StepRecord, measured: Measured) -> bool:
     """Whether the answer that was measured is the one on record: a run can be made again."""
     b = measured["answer"]
     if b >= len(record.answers["group"]):
@@ -111,7 +95,7 @@ def is_of(record: StepRecord, measured: "Measured") -> bool:
     return bool(record.tokens_of(b)["token_id"].tolist() == measured["token_id"])
 
 
-def add_measured(answer: ShownAnswer, measured: "Measured") -> None:
+def add_measured(answer: ShownAnswer, measured: Measured) -> None:
     """Add what was measured of the answer's tokens: their credit as numbers, the rest in words."""
     answer["values"]["credit"] = list(map(rounded, measured["credit"]))
     answer["values"]["credit's error"] = [

@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lab.analysis.run_folders import Run, evaluations
+from lab.analysis.run_folders import Run, evaluations, share_seen_before
 from lab.analysis.statistics import Estimate, Floats, holm, mean_over, paired_difference
 from lab.analysis.tables import WITH_INTERVAL, Columns, Row, Table, shown
 from lab.harness.record import Json
@@ -32,6 +32,7 @@ LEVEL = 0.05        # a difference is seen if its corrected p is below this
 FEWEST_PAIRS = 4    # from fewer pairs not even their spread is known
 BETTER, WORSE, NOT_SEEN = "better", "worse", "no difference seen"  # in one look
 AHEAD, BEHIND = "ahead", "behind"
+MOST_REPEATED = 0.1  # share of the training problems that had come before
 SAME = 1e-12        # success that differs by less differs by rounding alone
 
 Arm = Mapping[int, Run]  # the runs of one arm, by seed
@@ -61,11 +62,6 @@ class Gain:
         return self.pairs < FEWEST_PAIRS
 
     @property
-    def could_see(self) -> float | None:
-        """The gain that 80 of 100 such experiments would see; two pairs say nothing of it."""
-        return self.estimate.visible if self.pairs > 2 else None
-
-    @property
     def verdict(self) -> str:
         """A word for a table. Where no difference is seen, the interval beside it says how large
         one may still be."""
@@ -76,13 +72,6 @@ class Gain:
         if not self.is_seen:
             return NOT_SEEN
         return BETTER if self.estimate.value > 0 else WORSE
-
-    @property
-    def sentence(self) -> str:
-        """The verdict, and where nothing is seen what the interval leaves open."""
-        if self.verdict != NOT_SEEN:
-            return self.verdict
-        return f"{NOT_SEEN}; {room_left(self.estimate)}"
 
 
 def called(first: Gain, again: Gain | None = None) -> str:
@@ -101,6 +90,22 @@ def called(first: Gain, again: Gain | None = None) -> str:
     return AHEAD if again.verdict == BETTER else f"better once, then {again.verdict}"
 
 
+def doubt_about_training(runs: list[Run]) -> str:
+    """The reason why success in training says little about these runs; empty if there is none."""
+    configs = [run["config"] for run in runs]
+    if any(config.get("pairs") for config in configs):
+        return "the answers of training were not sampled from the policy"
+    if any(config.get("dynamic_sampling", 1) > 1 for config in configs):
+        return "--dynamic_sampling has chosen the answers on record by their rewards"
+    # Runs that are compared have the same data, steps and problems in a step, so one tells of all.
+    recorded = next((run for run in runs if run["steps"]), None)
+    repeated = share_seen_before(recorded) if recorded else 0.0
+    if repeated > MOST_REPEATED:
+        return (f"{repeated:.0%} of the problems of training had come before, so an answer may "
+                "be remembered")
+    return ""
+
+
 def room_left(estimate: Estimate) -> str:
     """A clause that says which gains and losses a 95% interval leaves open."""
     gain, loss = shown(estimate.high, "size"), shown(-estimate.low, "size")
@@ -113,9 +118,8 @@ def room_left(estimate: Estimate) -> str:
     return f"the interval leaves room for a gain of up to {gain} points or a loss of up to {loss}"
 
 
-def gain_over(mine: Arm, theirs: Arm, measure: str = IN_TRAINING, tests: int = 1) -> Gain:
-    """The gain of one arm over another; its p is not corrected. `tests` is how many gains are
-    tested together, which decides how small a gain could be seen."""
+def gain_over(mine: Arm, theirs: Arm, measure: str = IN_TRAINING) -> Gain:
+    """The gain of one arm over another; its p is not corrected."""
     mode = "greedy" if measure == GREEDY_AT_THE_END else "sampled"
     found = {}
     for seed in sorted(set(mine) & set(theirs)):
@@ -128,11 +132,11 @@ def gain_over(mine: Arm, theirs: Arm, measure: str = IN_TRAINING, tests: int = 1
     if not found:
         return Gain((), Estimate(np.nan))
     pairs = list(found.values())
-    estimate = paired_difference(pairs[0]) if len(pairs) == 1 else mean_over_pairs(pairs, tests)
+    estimate = paired_difference(pairs[0]) if len(pairs) == 1 else mean_over_pairs(pairs)
     return Gain(tuple(found), estimate, estimate.p)
 
 
-def mean_over_pairs(pairs: list[Floats], tests: int) -> Estimate:
+def mean_over_pairs(pairs: list[Floats]) -> Estimate:
     """The mean over pairs of runs, by Student's t. Where all pairs have the same mean difference,
     which is luck in short runs, their spread says nothing of other seeds: there is no interval and
     no p. Runs that are the same to the bit differ by 0 in every pair, and this is known."""
@@ -140,7 +144,7 @@ def mean_over_pairs(pairs: list[Floats], tests: int) -> Estimate:
     is_known = all((abs(pair) < SAME).all() for pair in pairs)
     if np.ptp(differences) < SAME and not is_known:
         return Estimate(differences[0])
-    return mean_over(differences, tests)
+    return mean_over(differences)
 
 
 def gains(family: Mapping[str, tuple[Arm, Arm]], measure: str = IN_TRAINING) -> dict[str, Gain]:
@@ -151,7 +155,7 @@ def gains(family: Mapping[str, tuple[Arm, Arm]], measure: str = IN_TRAINING) -> 
     """
     found = {}
     for label, (mine, theirs) in family.items():
-        gain = gain_over(mine, theirs, measure, len(family))
+        gain = gain_over(mine, theirs, measure)
         found[label] = gain if gain.pairs >= 2 else replace(gain, p=np.nan)
     corrected = holm([gain.p for gain in found.values()])
     for label, p in zip(family, corrected):
@@ -164,9 +168,8 @@ def over_baseline(arms: Mapping[str, Arm], baseline: str) -> dict[str, tuple[Arm
     return {name: (arm, arms[baseline]) for name, arm in arms.items() if name != baseline}
 
 
-def gain_table(name: str, title: str, found: Mapping[str, Gain],
-               beside: Columns, over: str, notes: list[str], headings: dict[str, str]) -> Table:
-    """A row for each arm: pairs, gain, p, what the caller has `beside` them, and the verdict."""
+def gain_table(name: str, title: str, found: Mapping[str, Gain], over: str) -> Table:
+    """A row for each arm: pairs, gain, p, and the verdict."""
     pairs: Row = []
     estimates: Row = []
     p: Row = []
@@ -181,10 +184,9 @@ def gain_table(name: str, title: str, found: Mapping[str, Gain],
         "pairs": ("d", pairs),
         "gain": ("points", estimates),
         "p": ("p", p),
-        **beside,
         "verdict": ("", words)}
-    headings = {"gain": f"gain over {over}{WITH_INTERVAL}", "p": "p, Holm's correction", **headings}
-    return Table(name, title, columns, "", notes, headings)
+    headings = {"gain": f"gain over {over}{WITH_INTERVAL}", "p": "p, Holm's correction"}
+    return Table(name, title, columns, headings=headings)
 
 
 def difference_in_training(mine: Run, theirs: Run) -> Floats | None:

@@ -6,7 +6,6 @@ functions below return pieces of a page's body, and write_page puts them togethe
 """
 import base64
 import json
-import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -14,8 +13,8 @@ from html import escape
 from pathlib import Path
 from string import Template
 
+from analyze import Table
 from lab.analysis.answers import MEANING, ShownAnswer
-from lab.analysis.tables import Table
 from lab.engine.tokens import KINDS, SECTIONS, TAG
 from lab.harness.record import Json, replace_text
 
@@ -63,45 +62,29 @@ def paragraphs(texts: list[str], kind: str = "") -> str:
     return "".join([f"{start}{escape(text)}</p>" for text in texts])
 
 
-def bullets(texts: list[str]) -> str:
-    items = [f"<li>{escape(text)}</li>" for text in texts]
-    return f"<ul>{''.join(items)}</ul>"
-
-
 def folded(title: str, body: list[str], level: int = 2) -> str:
     """A section that opens on a click or a key."""
     heading = f"<h{level}>{escape(title)}</h{level}>"
-    return f"<details id={anchor(title)}><summary>{heading}</summary>{''.join(body)}</details>"
+    return f"<details><summary>{heading}</summary>{''.join(body)}</details>"
 
 
-def anchor(name: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", name.lower())
-
-
-def section_of(table: Table, figures: str = "") -> str:
-    name, title = anchor(table.name), escape(table.title)
-    sides = ["" if is_text else " class=n" for is_text in table.texts()]  # numbers on the right
-    rows = ""
-    for cells in table.cells():
-        rows += "<tr>"
-        for number, (cell, side) in enumerate(zip(cells, sides)):
-            tag = "td" if number else "th"
-            scope = "" if number else " scope=row"  # the first cell says what the row is about
-            rows += f"<{tag}{scope}{side}>{escape(cell)}</{tag}>"
-        rows += "</tr>"
-    head = ""
-    for text, side in zip(table.heads(), sides):
-        head += f"<th scope=col{side}>{escape(text)}</th>"
-    finding = paragraphs(table.finding.splitlines(), "finding")
-    return (f'<section id={name} aria-labelledby="{name}-title"><h3 id={name}-title>{title}</h3>'
-            f'{finding}<div class=wide role=region tabindex=0 aria-label="{title}"><table>'
-            f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
-            f"{paragraphs(table.notes, 'note')}{figures}</section>")
+def section_of(table: Table) -> str:
+    """A table of analyze.py. Its first column is text, and its numbers stand on the right."""
+    title, headings, rows = table
+    head, body = "", ""
+    for number, text in enumerate(headings):
+        head += f"<th scope=col{' class=n' if number else ''}>{escape(text)}</th>"
+    for first, *cells in rows:  # the first cell says what the row is about
+        body += f"<tr><th scope=row>{escape(first)}</th>"
+        body += "".join(f"<td class=n>{escape(cell)}</td>" for cell in cells) + "</tr>"
+    return (f'<section aria-label="{escape(title)}"><h3>{escape(title)}</h3>'
+            f'<div class=wide role=region tabindex=0 aria-label="{escape(title)}"><table>'
+            f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></section>")
 
 
 def figure_of(path: Path, caption: str, scale: str = "") -> str:
     """A picture inside the page. A screen reader reads its caption once, as the text that stands
-    for the picture. With a `scale` (analyze.learning_curve) a mark moves with the slider."""
+    for the picture. With a `scale` (program.learning_curve) a mark moves with the slider."""
     data, text = base64.b64encode(path.read_bytes()).decode(), escape(caption)
     mark = f'<span id=mark style="{scale}"></span>' if scale else ""
     return (f'<figure><div class=drawn><img alt="{text}" src="data:image/png;base64,{data}">{mark}'

@@ -16,11 +16,8 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7",  # Okabe and Ito
 BLUE, ORANGE, GREY = COLOURS[0], COLOURS[1], COLOURS[7]
 # A colour with a name has one meaning in all pictures and on the page (page.css). Arms and kinds of
 # tokens are too many for that: they take COLOURS in order, and a legend says which is which.
-UP, DOWN = BLUE, ORANGE  # more and less probable; right and wrong
-UNSURE = COLOURS[4]
-TOKENS_COLOUR, GRADIENT_COLOUR, PUSH_COLOUR, CHANGE_COLOUR, CREDIT_COLOUR = (
-    GREY, COLOURS[5], "#332288", COLOURS[2], COLOURS[3])  # shares, and what is a sum of them
-LINES = ("-", "--", ":", "-.")
+TOKENS_COLOUR, GRADIENT_COLOUR, PUSH_COLOUR, CHANGE_COLOUR = (
+    GREY, COLOURS[5], "#332288", COLOURS[2])  # shares, and what is a sum of them
 DPI = 108
 plt.rcParams.update({
     "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10.5,
@@ -44,11 +41,6 @@ def save(figure: Figure, folder: Path, name: str, caption: str,
         figure.savefig(unfinished, dpi=DPI, format="png", metadata={"Shows": shows})
     plt.close(figure)
     return path, caption
-
-
-def style_of(number: int) -> Style:
-    """The style of the line with this number, from 0: 32 can be told apart."""
-    return {"color": COLOURS[number % len(COLOURS)], "ls": LINES[number // len(COLOURS) % 4]}
 
 
 def whole_steps(*axes: Axes) -> None:

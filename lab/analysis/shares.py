@@ -6,10 +6,9 @@
         share_of(tokens, inside, sizes)                       # of this kind, with its interval
 
 A share is one of a sum of sizes, which have no sign. The intervals are over problems, because
-problems vary independently and tokens do not. A run's tokens are too many to be in memory at once,
-so `Tally` (tally.py) sums them step by step, and `shares` divides its sums.
+problems vary independently and tokens do not.
 """
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -19,20 +18,10 @@ from lab.analysis.token_table import TokenTable
 LEAST = 1e-300  # never 0, because it divides
 
 
-def shares(sums: Floats) -> Floats:
-    """Each sum as a share of all along the last axis; 0 where all are 0."""
-    return np.asarray(sums / np.maximum(sums.sum(-1, keepdims=True), LEAST))
-
-
 def shares_by(category: np.ndarray, sizes: np.ndarray, categories: int) -> Floats:
     """(categories,) the share that the tokens of each category have in the sizes (n,)."""
-    return shares(np.bincount(category, sizes, categories).astype(float))
-
-
-def over(part: np.ndarray, whole: np.ndarray) -> np.ndarray:
-    """The quotient part / whole, which is nan where the whole is 0."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(part / whole)
+    sums = np.bincount(category, sizes, categories).astype(float)
+    return np.asarray(sums / max(sums.sum(), LEAST))
 
 
 def occurring(category: np.ndarray, names: Sequence[str]) -> Iterator[tuple[str, np.ndarray]]:
@@ -44,19 +33,11 @@ def occurring(category: np.ndarray, names: Sequence[str]) -> Iterator[tuple[str,
 
 
 def share_of(tokens: TokenTable, inside: np.ndarray, sizes: np.ndarray) -> Estimate:
-    """The share that the tokens of a mask have in the sizes, with its interval over problems."""
-    return share_of_sums(tokens["problem"], sizes * inside, sizes)
-
-
-def share_of_sums(problem: np.ndarray, part: np.ndarray, whole: np.ndarray) -> Estimate:
-    """The sum of a part over the sum of the whole, with its interval over problems, cut at 0 and
-    1."""
-    return within(quotient_of_sums(problem, part, whole), 0, 1)
-
-
-def quotient_of_sums(problem: np.ndarray, above: np.ndarray, below: np.ndarray) -> Estimate:
-    """A sum over another, with its interval over problems."""
-    return jackknife_of_sums(problem, [above, below], lambda sums: float(sums[0] / sums[1]))
+    """The share that the tokens of a mask have in the sizes, with its interval over problems, cut
+    at 0 and 1."""
+    found = jackknife_of_sums(tokens["problem"], [sizes * inside, sizes],
+                              lambda sums: float(sums[0] / sums[1]))
+    return within(found, 0, 1)
 
 
 def jackknife_of_sums(problem: np.ndarray, values: Sequence[np.ndarray],
@@ -68,15 +49,3 @@ def jackknife_of_sums(problem: np.ndarray, values: Sequence[np.ndarray],
     of_problem = np.stack([np.bincount(problem, column) for column in values])
     problems = np.arange(of_problem.shape[1])
     return jackknife(lambda kept: statistic(of_problem[:, kept].sum(1)), problems)
-
-
-def sums_by_problem(tokens: TokenTable, sizes: Mapping[str, np.ndarray],
-                    masks: Collection[tuple[str, np.ndarray]]) -> dict[str, dict[str, list[float]]]:
-    """What shares are made of, to be kept: for each name of a size and of a mask the sum in each
-    problem. From these the intervals follow, and several runs can be pooled."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for name, size in sizes.items():
-        found[name] = {}
-        for category, inside in masks:
-            found[name][category] = tokens.sums_by_problem(size * inside).tolist()
-    return found

@@ -9,15 +9,12 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
-FEWEST = 6  # nothing is said about a number that comes from fewer groups
-SEEN = 0.8  # an experiment is said to see an effect if so many such experiments would find it
 
 
 @dataclass(frozen=True)
@@ -27,7 +24,6 @@ class Estimate:
     low: float = np.nan      # 95% interval
     high: float = np.nan
     p: float = np.nan        # two-sided; tested is that there is no effect
-    visible: float = np.nan  # the effect that 80 of 100 such experiments would see
 
     @property
     def interval(self) -> Interval:
@@ -58,47 +54,23 @@ def two_sided_p(t: float, df: float) -> float:
     return float(np.clip(p, np.finfo(float).tiny, 1.0))
 
 
-def estimate(value: float, error: float, df: float, tests: int = 1) -> Estimate:
+def estimate(value: float, error: float, df: float) -> Estimate:
     """The estimate of a value with this standard error, which has df degrees of freedom."""
     if not np.isfinite(value) or not np.isfinite(error) or df < 1:
         return Estimate(value)
     reach = student_quantile(0.975, df) * error
     p = two_sided_p(value / error, df) if error > 0 else float(value == 0)
-    return Estimate(value, value - reach, value + reach, p, detectable(df, tests) * error)
+    return Estimate(value, value - reach, value + reach, p)
 
 
-def detectable(df: float, tests: int = 1) -> float:
-    """The size of an effect, in standard errors, that is found in 80 of 100 experiments by a
-    two-sided t-test, where 5% is the level of all `tests` together.
-
-    An experiment knows neither the effect nor its standard error exactly, so its t has the
-    noncentral t distribution. This is nearly normal (Abramowitz and Stegun, 26.7.10): compared with
-    the exact one, an effect that 80 of 100 experiments find is larger by about 2% with three
-    seeds, and by at most 0.4% with eight.
-    """
-    limit = student_quantile(1 - 0.025 / tests, df)
-    found_from = NormalDist(limit * (1 - 1 / (4 * df)), math.sqrt(1 + limit ** 2 / (2 * df)))
-    return found_from.inv_cdf(SEEN)
-
-
-def ratio(logarithm: float, error: float, groups: int) -> Estimate:
-    """The estimate of a ratio whose logarithm and standard error are known. `groups` counts the
-    groups that carry it: those whose advantages are all 0 say nothing."""
-    if groups < FEWEST or not np.isfinite(logarithm):
-        return Estimate(float(np.exp(logarithm)))
-    found = estimate(logarithm, error * np.sqrt(groups / (groups - 1)), groups - 1)
-    low, high = np.exp(found.interval).tolist()
-    return Estimate(float(np.exp(logarithm)), low, high, found.p)
-
-
-def mean_over(values: Collection[float | None], tests: int = 1) -> Estimate:
+def mean_over(values: Collection[float | None]) -> Estimate:
     """The mean over seeds or problems, by Student's t; undefined values are left out."""
     known = np.asarray(values, float)
     known = known[np.isfinite(known)]
     mean = float(known.mean()) if len(known) else np.nan
     if len(known) < 2:
         return Estimate(mean)
-    return estimate(mean, float(known.std(ddof=1) / np.sqrt(len(known))), len(known) - 1, tests)
+    return estimate(mean, float(known.std(ddof=1) / np.sqrt(len(known))), len(known) - 1)
 
 
 def jackknife(statistic: Callable[[NDArray[np.bool_]], float], problem: ArrayLike) -> Estimate:
@@ -147,17 +119,3 @@ def paired_difference(differences: ArrayLike) -> Estimate:
         return Estimate(value)
     error = differences.std(ddof=1) / math.sqrt(problems)
     return estimate(value, max(float(error), 1 / problems), problems - 1)
-
-
-def verdicts(ratios: list[Estimate]) -> list[str]:
-    """A word for each row of a table of ratios, after Holm's correction: if no ratio differs from 1
-    in truth, 95 of 100 tables see no difference in any row."""
-    found = []
-    for one, p in zip(ratios, holm([one.p for one in ratios])):
-        if not np.isfinite(p):
-            found.append("too few")
-        elif p >= 0.05:
-            found.append("none seen")
-        else:
-            found.append("more" if one.value > 1 else "less")
-    return found

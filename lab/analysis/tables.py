@@ -132,14 +132,6 @@ def by_row(formats: dict[str, str], rows: Iterable[Collection[Cell]]) -> Columns
     return {name: (spec, values[name]) for name, spec in formats.items()}
 
 
-def without_format(columns: Columns) -> Columns:
-    """The columns without `format` if no answer ever had a score for it: the task has none."""
-    _, scores = columns["format"]
-    if any(isinstance(score, float) and score > 0 for score in scores):
-        return columns
-    return {name: column for name, column in columns.items() if name != "format"}
-
-
 def shown(value: Cell, spec: str) -> str:
     """A cell as text. The format `p` is for p-values, which are never 0; `points` for a difference
     of shares with its sign, and `size` without. An estimate is shown with its 95% interval: +2.8

@@ -41,11 +41,6 @@ class TokenTable:
     def __len__(self) -> int:
         return len(self["problem"])
 
-    @property
-    def problems(self) -> int:
-        """The number of problems, which are numbered from 0."""
-        return int(self["problem"].max()) + 1 if len(self) else 0
-
     def where(self, kept: np.ndarray | slice) -> "TokenTable":
         """The tokens that a mask or a slice keeps."""
         return TokenTable({name: values[kept] for name, values in self.columns.items()})
@@ -53,10 +48,6 @@ class TokenTable:
     def having(self, columns: Mapping[str, np.ndarray]) -> "TokenTable":
         """The same tokens with these columns too. They replace columns of the same name."""
         return TokenTable({**self.columns, **columns})
-
-    def sums_by_problem(self, values: np.ndarray) -> np.ndarray:
-        """(problems,) sums over the tokens of each problem."""
-        return np.bincount(self["problem"], values, self.problems)
 
     def part_of_answer(self, parts: int) -> np.ndarray:
         """(n,) the part of its answer in which the middle of each token lies, if the answer is cut

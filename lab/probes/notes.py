@@ -18,12 +18,11 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 
 from lab.analysis import report
-from lab.analysis.arms import Comparison, comparable, finished
+from lab.analysis.arms import arms_of
 from lab.analysis.page import Picture, make_output_folder
 from lab.analysis.plots import COLOURS, GRADIENT_COLOUR, save, whole_steps
 from lab.analysis.run_folders import Run, read_runs
 from lab.analysis.tables import show
-from lab.analysis.tally import Tally
 from lab.engine.errors import UserError
 from lab.harness.flags import Flag, read
 from lab.harness.screen import show_status
@@ -50,19 +49,15 @@ def main(argv: list[str]) -> None:
     if len(runs) == 1:
         of_one_run(runs[0], Path(flags.output_dir or runs[0]["folder"] / "analysis"))
         return
-    sets, left_out = comparable(finished(runs))
-    for number, chosen in enumerate(sets):
-        comparison = Comparison(chosen, flags.baseline if number == 0 else None)
-        print_tables([report.describe_comparison(comparison.runs), *comparison.twins,
-                      *(left_out if number == 0 else [])], notes_tables_of_arms(comparison))
+    print_tables([f"These are {len(runs)} runs."],
+                 notes_tables_of_arms(arms_of(runs, flags.baseline)))
 
 
 def of_one_run(run: Run, folder: Path) -> None:
     if not run["steps"]:
         raise UserError(f"{run['folder']} has no credit files, which hold its tokens")
-    tally = Tally(run["folder"])
-    notes = Notes(run, tally)
-    print_tables([report.describe(run, tally)], notes_tables(notes))
+    notes = Notes(run)
+    print_tables([report.describe(run)], notes_tables(notes))
     if notes.cloud.any():  # some log p is known
         make_output_folder(folder)
         path, _ = draw_notes(notes, folder)
@@ -113,7 +108,7 @@ def draw_values(axis: Axes, notes: Notes) -> None:
 
 
 def draw_classes(axis: Axes, notes: Notes) -> None:
-    steps = [block.mean() for block in notes.tally.blocks]
+    steps = [block.mean() for block in notes.blocks]
     used = np.flatnonzero(notes.total("class", "tokens"))
     for unit, head, style in (("contribution", "size", "-"), ("gradient", "new size", ":")):
         of_block = notes.mean("class by block", f"abs {unit}").reshape(-1, 3)

@@ -1,14 +1,12 @@
 """Tables of the earlier experiment for several runs: what it expected of each weighting beside what
 these runs have shown, and its summary table. notes_sums.py has the sums."""
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from lab.analysis.arms import Comparison
-from lab.analysis.gains import Gain, final_lines, gains, mean_success, over_baseline
+from lab.analysis.gains import Arm, Gain, final_lines, gains, mean_success, over_baseline
 from lab.analysis.statistics import Floats, mean_over
 from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row
-from lab.analysis.tally import Tally
 from lab.probes.notes_sums import (FILLER, PUBLISHED_SIZES, REASONING, UNDEFINED, UNITS,
                                    Notes)
 
@@ -29,28 +27,32 @@ Sums = dict[str, list[Notes]]  # of each run of an arm, by the arm's name
 
 
 @UNDEFINED
-def notes_tables_of_arms(comparison: Comparison) -> list[Table]:
+def notes_tables_of_arms(arms: Mapping[str, Arm]) -> list[Table]:
     """Three tables: what the notes expected of each weighting and what was found, their summary
     table, and the shares of the classes."""
     known: Sums = {}
-    for name, arm in comparison.arms.items():
-        sums = [Notes(run, Tally(run["folder"])) for run in arm.values() if run["steps"]]
+    for name, arm in arms.items():
+        sums = [Notes(run) for run in arm.values() if run["steps"]]
         if sums:
             known[name] = sums
-    return [expected_and_found(comparison), size_by_class(known), shares_by_class(known)]
+    return [expected_and_found(arms), size_by_class(known), shares_by_class(known)]
 
 
-def expected_and_found(comparison: Comparison) -> Table:
+def expected_and_found(arms: Mapping[str, Arm]) -> Table:
     rows: list[Row] = []
-    found = gains(over_baseline(comparison.arms, comparison.baseline))
-    for name, arm in comparison.arms.items():
-        weighting = str(comparison.one_of(name)["config"]["mitigation"])
+    baseline = next(iter(arms))
+    found = gains(over_baseline(arms, baseline))
+    for name, arm in arms.items():
+        weighting = str(next(iter(arm.values()))["config"]["mitigation"])
         theirs, words = EXPECTED.get(weighting, (None, ""))
         gain = found.get(name)
-        success, norms = [], []
+        success, norms, peaks = [], [], []
         for run in arm.values():
             success.append(mean_success(run))
-            norms += [line["gradient_norm"] for line in run["metrics"]]
+            of_run = [line["gradient_norm"] for line in run["metrics"]]
+            norms += of_run
+            if positive := [norm for norm in of_run if norm]:
+                peaks.append(float(max(positive) / np.median(positive)))
         ends = [line["success"] for line in final_lines(list(arm.values()), "sampled")]
         rows.append([
             name,
@@ -60,9 +62,10 @@ def expected_and_found(comparison: Comparison) -> Table:
             theirs,
             as_they_saw(gain, theirs),
             mean_over(norms).value,
+            mean_over(peaks).value,
             words])
     formats = {"arm": "", "speed": ".1%", "gain": "points", "end": ".1%", "theirs": ".0%",
-               "look": "", "norm": ".3f", "words": ""}
+               "look": "", "norm": ".3f", "peak": ".1f", "words": ""}
     return Table("notes expected", "What the notes expected, and what these runs show",
                  by_row(formats, rows), "", [
         "Learning speed is the mean success of all answers in training. The gain is its difference "
@@ -73,9 +76,10 @@ def expected_and_found(comparison: Comparison) -> Table:
         "it lies on the other side."],
         {"look": "ours is",
          "speed": "learning speed",
-         "gain": f"gain over {comparison.baseline}{WITH_INTERVAL}",
+         "gain": f"gain over {baseline}{WITH_INTERVAL}",
          "end": "held-out success at the end", "theirs": "published",
-         "norm": "gradient norm before clipping", "words": "the notes"})
+         "norm": "gradient norm before clipping",
+         "peak": "largest norm / median norm", "words": "the notes"})
 
 
 def as_they_saw(gain: Gain | None, theirs: float | None) -> str:

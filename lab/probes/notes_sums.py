@@ -1,6 +1,6 @@
 """The tables of the experiment that this lab began with, made from the credit files of any run.
 
-    notes = Notes(run, Tally(run["folder"]))
+    notes = Notes(run)
     notes.mean("class", "abs contribution")   # (3,) of filler, reasoning, structure
 
 The earlier experiment (github.com/Ja-Crispy/GRPO-Zero) took contribution = A log p for the gradient
@@ -18,9 +18,9 @@ from tokenizers import Tokenizer
 
 from lab.analysis.run_folders import Run
 from lab.analysis.statistics import Floats
-from lab.analysis.tally import Tally
 from lab.analysis.token_table import StepRecord, TokenTable, read_step
 from grpo import group_z_score
+from lab.harness.read_record import read_tokenizer
 from lab.harness.screen import show_status
 
 CLASSES = FILLER, REASONING, STRUCTURE = "filler", "reasoning", "structure"
@@ -28,6 +28,7 @@ SPELLED = ("equals", "plus", "minus", "times", "divided")
 UNITS = ("contribution", "gradient")  # A w log p, A w s
 MEASURES = ("tokens", "log_prob", "s", *UNITS, *(f"{how} {unit}" for how in ("abs", "squared")
                                                  for unit in UNITS))
+BLOCKS = 50      # parts of training that a curve is drawn from
 UNDEFINED = np.errstate(invalid="ignore", divide="ignore")  # nan, which a table shows as -
 VALUES = np.linspace(-5, 5, 101)  # edges of histograms; what lies outside counts in the last bar
 LOG_PROBS, ADVANTAGES = np.linspace(-10, 0, 51), np.linspace(-4, 4, 41)
@@ -38,24 +39,27 @@ PUBLISHED_SIZES = {  # mean absolute contribution by class, and by the discount 
 class Notes:
     """Sums over a run's tokens, with one step in memory at a time: of[partition][cell, measure]."""
 
-    def __init__(self, run: Run, tally: Tally):
-        self.tally, self.longest, self.is_weighted = tally, tally.longest, False
-        config = run["config"]
+    def __init__(self, run: Run):
+        folder, steps, config = run["folder"], run["steps"], run["config"]
+        self.is_weighted, self.tokenizer = False, read_tokenizer(folder)
+        self.blocks = np.array_split(np.array(steps), min(BLOCKS, len(steps)))
+        self.longest = max(int(read_step(folder, step).answers["length"].max()) for step in steps)
         is_discounted = (config["mitigation"] == "outcome_conditional"
                          and config.get("think_discount") == 0.75)
         self.published = 0.75 if is_discounted else 1.0  # which of the two published runs
         self.is_of_the_notes = is_discounted or config["mitigation"] == "none"
-        ids, blocks = len(tally.kinds_of_id), len(tally.blocks)
+        # a model can have more tokens than its tokenizer, since embeddings are padded
+        ids, blocks = 2 * self.tokenizer.get_vocab_size() + 4096, len(self.blocks)
         cells = {"all": 1, "reward": 3, "bin": 10, "class": 3, "class by fifth": 15,
                  "class by block": 3 * blocks, "position": self.longest, "token": ids}
         self.of = {name: np.zeros((count, len(MEASURES))) for name, count in cells.items()}
         self.extremes = {unit: [np.inf, -np.inf] for unit in UNITS}
         self.values = {unit: np.zeros(len(VALUES) - 1) for unit in UNITS}
         self.cloud = np.zeros((len(LOG_PROBS) - 1, len(ADVANTAGES) - 1))
-        for block, steps in enumerate(tally.blocks):
-            for step in steps.tolist():
-                show_status(f"{run['folder'].name}: the earlier experiment's tables, step {step}")
-                self.add(read_step(run["folder"], step), block)
+        for block, of_block in enumerate(self.blocks):
+            for step in of_block.tolist():
+                show_status(f"{folder.name}: the earlier experiment's tables, step {step}")
+                self.add(read_step(folder, step), block)
 
     def add(self, record: StepRecord, block: int) -> None:
         tokens = with_contributions(record.tokens)
@@ -68,7 +72,7 @@ class Notes:
     def cells_of(self, record: StepRecord, block: int) -> dict[str, np.ndarray]:
         """(n,) of each partition: the cell that each token belongs to."""
         tokens = record.tokens
-        of_class = class_codes(self.tally.tokenizer, tokens["token_id"])
+        of_class = class_codes(self.tokenizer, tokens["token_id"])
         sign_of_reward = signs_of_rewards(record)[tokens["answer"]]
         fifth = self.bin_of(tokens, 5)
         return {

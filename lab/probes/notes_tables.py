@@ -231,12 +231,12 @@ def top_tokens(notes: Notes) -> Table:
     count, rows = notes.total("token", "tokens"), list[Row]()
     size, new = both_means(notes, "token")
     occurring = np.flatnonzero(count)
-    of_class = class_codes(notes.tally.tokenizer, occurring)
+    of_class = class_codes(notes.tokenizer, occurring)
     for c, name in enumerate(CLASSES):
         ids = occurring[of_class == c]
         most_frequent = ids[np.argsort(-count[ids], kind="stable")][:7]
         for i in most_frequent.tolist():
-            text = notes.tally.tokenizer.decode([i], skip_special_tokens=False)
+            text = notes.tokenizer.decode([i], skip_special_tokens=False)
             share = count[i] / count[ids].sum()
             rows.append([name, repr(text), count[i], share, "yes" if text in TOP[name] else "",
                          size[i], new[i]])

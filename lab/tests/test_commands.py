@@ -7,14 +7,13 @@ from dataclasses import replace
 import pytest
 from conftest import ROOT, project_files, refusal
 
-from lab.analysis import report
 from lab.harness.flags import check_value
 from lab import __main__ as overview
 from runs import assert_programs_say_how_to_start, says
 
 # of each command the flags that are its own, beside those of train.py that some take
 FLAGS = {name: vars(importlib.import_module(file)).get("FLAGS", {})
-         for name, file in overview.MODULES.items()} | {"page": report.FLAGS}
+         for name, file in overview.MODULES.items()}
 PLACES = {"follow": ["RUN"], "sample": ["RUN", "PROBLEM"], "pass_at_k": ["RUN"], "idea": ["rloo"],
           "experiment": ["PLAN"], "notes": ["RUN"], "exact": ["rloo"], "diagnose": ["LOG"],
           "guesser": ["FOLDER"]}
@@ -137,7 +136,7 @@ TINY = ROOT / "models/tiny"
     ("sample TINY 3 5 999999 22", "cannot spell the prompt of the problem 3 5 999999 make 22"),
     ("sample TINY 3 5 7 22 --greedy --answers 2", "--greedy has no effect without one answer of"),
     ("sample TINY" + " 3" * 999, "and the model takes 1024"),
-    ("page nowhere", "does not exist"), ("page RUN --baseline x", "--baseline needs several runs"),
+    ("page nowhere", "does not exist"), ("page RUN RUN", "unknown argument"),
     ("page TINY", "tiny is not a run folder"),
     ("experiment bord.json", "there is no file bord.json, and no plan of lab/plans has this name"),
     ("experiment notes_1 --arms gae", "no arm 'gae', only "),

@@ -122,7 +122,7 @@ def main(argv: list[str]) -> None:
     say("")
     runs = " ".join(f"{shlex.quote(str(arm.folder))}/s*/" for arm in idea.arms.values())
     say(f"To repeat all of it: {command}")
-    say(f"For curves, tables and a page: python -m lab page {runs}")
+    say(f"For the curves of all runs: python analyze.py {runs}")
 
 
 @dataclass

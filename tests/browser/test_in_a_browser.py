@@ -11,8 +11,9 @@ from tokenizers import AddedToken, Tokenizer
 
 import lab.analysis.program as analyze
 from lab.analysis.account import with_numbers
+from lab.analysis.answers import answers_of
 from lab.analysis.kept_credit import keep
-from logs import answers_of
+from lab.analysis.run_folders import read_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason=INSTALL)
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
@@ -61,16 +62,6 @@ def hostile_run(tmp_path_factory):
 @pytest.fixture(scope="module")
 def run_page(hostile_run):
     return hostile_run / "analysis/report.html"
-
-
-@pytest.fixture(scope="module")
-def comparison_page(hostile_run):
-    other = shutil.copytree(hostile_run, hostile_run.parent / "other")
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps({**config, "mitigation": "none"}))
-    folder = hostile_run.parent / "comparison"
-    analyze.main([str(hostile_run), str(other), "--output_dir", str(folder)])
-    return folder / "report.html"
 
 
 @pytest.fixture(scope="module")
@@ -135,14 +126,11 @@ def test_the_page_opens_and_the_slider_goes_through_the_steps(run_page, visit):
     assert before.startswith("before training: wrong") and after.startswith("after step 4: right")
 
 
-def test_a_phone_is_told_of_no_arrow_keys_and_folds_look_alike(run_page, visit):
+def test_a_phone_is_told_of_no_arrow_keys(run_page, visit):
     phone = {"has_touch": True, "is_mobile": True, "viewport": {"width": 400, "height": 800}}
     page, on_phone = visit(run_page), visit(run_page, **phone)
     assert page.locator("body").inner_text().count("arrow keys") == 3
     assert on_phone.locator("body").inner_text().count("arrow keys") == 0
-    sizes = page.locator("summary > *").evaluate_all(
-        "headings => headings.map(heading => getComputedStyle(heading).fontSize)")
-    assert len(sizes) > 1 and len(set(sizes)) == 1
 
 
 def test_a_click_on_a_token_shows_its_account(run_page, visit):
@@ -178,22 +166,20 @@ def test_an_address_opens_a_token_or_a_step(run_page, visit):
     assert page.locator("#stop").input_value() == "1"
 
 
-@pytest.mark.parametrize("which", ["run_page", "comparison_page"])
-def test_what_a_model_wrote_is_text_and_nothing_else(which, request, visit):
-    page = visit(request.getfixturevalue(which), "#step=4")
+def test_what_a_model_wrote_is_text_and_nothing_else(run_page, visit):
+    page = visit(run_page, "#step=4")
     assert page.evaluate("window.hacked") is None
     assert page.locator("script").count() == 2  # the data and the page's own
     assert page.locator("img:not([src^='data:image/png;base64,'])").count() == 0
     assert NAME in page.locator("body").inner_text()
-    if which == "run_page":
-        boxes = [*page.locator("#held-out-answers .tokens").all(), training(page),
-                 training(page, 1)]
-        assert [box.locator("span").all_text_contents() for box in boxes] == [HOSTILE] * 4
-        assert page.locator("#held-out-answers .problem").text_content() == "".join(HOSTILE)
-        assert page.locator("#panes .prompt").first.text_content() == "".join(HOSTILE)
-        assert page.locator(".tokens span *, .problem *, .prompt *").count() == 0
-        training(page).locator("span").nth(1).click()
-        assert json.dumps(HOSTILE[1]) in account_of(page)[1].text_content()
+    boxes = [*page.locator("#held-out-answers .tokens").all(), training(page),
+             training(page, 1)]
+    assert [box.locator("span").all_text_contents() for box in boxes] == [HOSTILE] * 4
+    assert page.locator("#held-out-answers .problem").text_content() == "".join(HOSTILE)
+    assert page.locator("#panes .prompt").first.text_content() == "".join(HOSTILE)
+    assert page.locator(".tokens span *, .problem *, .prompt *").count() == 0
+    training(page).locator("span").nth(1).click()
+    assert json.dumps(HOSTILE[1]) in account_of(page)[1].text_content()
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -205,7 +191,7 @@ def test_the_page_puts_the_same_numbers_in_as_the_command_does(recorded, tmp_pat
     assert answers[0]["stages"] and len({answer["step"] for answer in answers}) > 1
     of_page = page.evaluate("""answers.map(answer => answer.texts.map((_, t) =>
         STAGES.map(stage => withNumbers(stage[1], answer, t)).filter(text => text !== null)))""")
-    ours = answers_of(recorded)
+    ours = answers_of(read_run(recorded))
     assert len(ours) == len(answers)
     for answer, rows in zip(ours, of_page):
         for t, texts in enumerate(rows):

@@ -264,8 +264,9 @@ def test_the_record_is_whole_and_analyze_reads_it(run_of_dpo, tmp_path, capsys):
     analyze.main([str(run), "--output_dir", str(tmp_path / "page")])
     printed = capsys.readouterr().out
     assert "2 held-out problems at step 0" in " ".join(printed.split())
-    assert "Where the gradient went, by kind of token" in printed and "--credit" not in printed
-    assert "Loss dpo on Countdown, 2 steps" in (tmp_path / "page/report.html").read_text()
+    page = (tmp_path / "page/report.html").read_text()
+    assert "Where the gradient went, by kind" in page and "--credit" not in printed
+    assert "Loss dpo on Countdown, 2 steps" in page
     credit = read_credit(run, 2, load_tokenizer(run))
     signs = credit.advantage[:, 0].sign()
     pairs = logs[0][1]["pairs"]

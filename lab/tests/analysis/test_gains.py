@@ -2,8 +2,11 @@
 import numpy as np
 import pytest
 
-from lab.analysis.gains import (AT_THE_END, NOT_SEEN, Gain, called, gain_over, gains, room_left)
-from lab.analysis.statistics import Estimate, detectable, mean_over, paired_difference
+from conftest import credit_columns, write_log
+from lab.analysis.gains import (AT_THE_END, NOT_SEEN, Gain, called, doubt_about_training, gain_over,
+                                gains, room_left)
+from lab.analysis.run_folders import read_run, share_seen_before
+from lab.analysis.statistics import Estimate, mean_over, paired_difference
 
 
 def run_of(*success, evaluations=()):
@@ -38,17 +41,6 @@ def test_at_the_end_counts_the_sampled_evaluation_after_the_last_step():
     assert not gain_over({0: run_of()}, {0: plain}, AT_THE_END).pairs
 
 
-def test_what_could_be_seen_is_worse_the_more_is_tested():
-    """Differences 0.1, 0.2 and 0.3 have a standard error of 0.1 / sqrt 3."""
-    plain, mine = arm_of(0, 0, 0), arm_of(0.1, 0.2, 0.3)
-    found = gains({name: (mine, plain) for name in ("one", "two")})
-    [alone] = gains({"one": (mine, plain)}).values()
-    error = 0.1 / 3 ** 0.5
-    assert found["one"].could_see == pytest.approx(detectable(2, 2) * error)
-    assert alone.could_see == pytest.approx(detectable(2) * error)
-    assert found["one"].p == pytest.approx(2 * alone.p)
-
-
 def ends_of(*rows):
     """An arm whose runs end with these answers."""
     return {seed: run_of(evaluations=[("sampled", 2, row)]) for seed, row in enumerate(rows)}
@@ -60,11 +52,9 @@ ZEROS = ends_of(*3 * [[0, 0, 0, 0]])
 def test_a_gain_at_the_end_is_students_t_over_the_pairs_or_over_the_problems_of_one():
     """The pairs have means of 1/2, 1/2 and 3/4."""
     mine = ends_of([1, 1, 0, 0], [1, 0, 1, 0], [0, 1, 1, 1])
-    of_two = gains({name: (mine, ZEROS) for name in ("one", "two")}, AT_THE_END)["one"]
-    assert of_two.estimate == mean_over([0.5, 0.5, 0.75], tests=2)
-    assert of_two.could_see > 1.05 * gain_over(mine, ZEROS, AT_THE_END).could_see
+    assert gain_over(mine, ZEROS, AT_THE_END).estimate == mean_over([0.5, 0.5, 0.75])
     one = gain_over({0: mine[0]}, ZEROS, AT_THE_END)
-    assert one.estimate == paired_difference([1, 1, 0, 0]) and one.could_see is None
+    assert one.estimate == paired_difference([1, 1, 0, 0])
 
 
 def test_means_that_agree_by_luck_are_no_proof_where_answers_differ():
@@ -96,7 +86,7 @@ def test_pairs_that_agree_by_luck_are_no_proof():
     by_luck = gain_over(arm_of(0.5, 0.75), arm_of(0.25, 0.5))
     assert by_luck.estimate.value == 0.25 and np.isnan(by_luck.p)
     assert np.isnan(by_luck.estimate.interval).all()
-    assert by_luck.verdict == NOT_SEEN and "no interval" in by_luck.sentence
+    assert by_luck.verdict == NOT_SEEN and "no interval" in room_left(by_luck.estimate)
     same = gain_over(arm_of(0.5, 0.75), arm_of(0.5, 0.75))
     assert same.p == 1 and same.estimate.interval == (0, 0)
     rounded = gain_over(arm_of(0.1 + 0.2, 0.6), arm_of(0, 0.3))  # 0.30000000000000004 and 0.3
@@ -104,13 +94,41 @@ def test_pairs_that_agree_by_luck_are_no_proof():
 
 
 def test_the_words_of_a_gain():
-    up, down = Estimate(0.1, 0.01, 0.19, visible=0.2), Estimate(-0.1, -0.19, -0.01)
+    up, down = Estimate(0.1, 0.01, 0.19), Estimate(-0.1, -0.19, -0.01)
     assert Gain((1, 2, 3), up, 0.0499).verdict == "better"
     assert Gain((1, 2, 3), down, 0.0499).verdict == "worse"
     assert Gain((1, 2, 3), up, 0.05).verdict == NOT_SEEN  # below it, not at it
-    assert Gain((1, 2, 3), up).could_see == 0.2 and Gain((1, 2), up).could_see is None
     assert room_left(Estimate(0.1, 0.0, 0.2)).endswith("room for a gain of up to 20.0 points")
     assert room_left(Estimate(-0.1, -0.2, 0.0)).endswith("room for a loss of up to 20.0 points")
+
+
+def test_holm_is_over_all_gains_of_a_family(monkeypatch):
+    """p = 0.03 alone would be seen; of three gains it is not."""
+    p = {0.1: 0.03, 0.2: 0.001, 0.3: 0.9}
+    monkeypatch.setattr("lab.analysis.gains.mean_over", lambda pairs: Estimate(
+        pairs[0], p=p[round(pairs[0], 1)]))
+    plain = arm_of(0, 0.5)
+    family = {name: ({0: run_of(name, name), 1: run_of(name + 0.51, name + 0.51)}, plain)
+              for name in p}
+    found = gains(family)
+    assert [gain.p for gain in found.values()] == pytest.approx([0.06, 0.003, 0.9])
+    assert [gain.verdict for gain in found.values()] == [NOT_SEEN, "better", NOT_SEEN]
+
+
+def test_problems_that_are_asked_again_are_counted(tmp_path):
+    """Prompts of steps 1 to 3: 5 and 6; 6 and 7; 5 and 5, so three of six came before."""
+    steps = {step: credit_columns([2, 2], [0, 1], prompt_ids=[first, 9, second, 9])
+             for step, (first, second) in enumerate([(5, 6), (6, 7), (5, 5)], 1)}
+    run = read_run(write_log(tmp_path / "run", steps))
+    assert share_seen_before(run) == pytest.approx(3 / 6)
+    without_record = {**run, "steps": []}  # its problems are not known, but they were the same
+    assert doubt_about_training([without_record, run]).startswith("50% of the problems")
+    assert doubt_about_training([without_record]) == ""
+    game = {step: credit_columns([2, 2], [0, 1], prompt_ids=[5, 9, 5, 9]) for step in (1, 2)}
+    assert share_seen_before(read_run(write_log(tmp_path / "game", game))) == 0
+    for config, why in (({"pairs": "x.jsonl"}, "not sampled from the policy"),
+                        ({"dynamic_sampling": 4}, "has chosen the answers on record")):
+        assert why in doubt_about_training([{**without_record, "config": config}])
 
 
 def test_the_one_rule_for_ahead_and_behind():

@@ -11,9 +11,10 @@ from conftest import credit_columns, evaluation, write_log
 
 import lab.analysis.program as analyze
 from lab.analysis import page as page_file
+from lab.analysis.answers import answers_of
 from lab.analysis.report import task_in_words
+from lab.analysis.run_folders import read_run
 from lab.analysis.tables import TOO_FEW_GROUPS, Table, by_row, shown
-from logs import answers_of
 
 
 def test_groups_with_different_rewards_come_first_and_true_credit_is_shown(tmp_path):
@@ -21,10 +22,10 @@ def test_groups_with_different_rewards_come_first_and_true_credit_is_shown(tmp_p
     columns = credit_columns([5, *[2] * 6], [0, 0, 1, 1, 1, 2, 2], reward=[1, 1, 0, 1, 0.1, 0, 0],
                              true_credit=np.arange(17, dtype=np.float32))
     folder = write_log(tmp_path / "run", {1: columns})
-    found = answers_of(folder, most_tokens=1)
+    found = answers_of(read_run(folder), most_tokens=1)
     assert [e["episode"] for e in found] == [3, 2] and found[0]["values"]["credit"] == [9, 10]
-    assert [e["episode"] for e in answers_of(folder)] == [3, 2, 4, 0, 1, 5, 6]
-    assert len(answers_of(folder, most_tokens=6)) == 3  # of two tokens each
+    assert [e["episode"] for e in answers_of(read_run(folder))] == [3, 2, 4, 0, 1, 5, 6]
+    assert len(answers_of(read_run(folder), most_tokens=6)) == 3  # of two tokens each
     assert next(iter(found[0]["values"])) == "gradient size"  # what tokens are shaded by at first
 
 
@@ -32,7 +33,7 @@ def test_of_a_large_group_the_most_common_rewards_are_listed(tmp_path):
     """Each answer on the page has the list, which may not be as long as the group."""
     reward = [7, 7, *range(38)]
     folder = write_log(tmp_path / "run", {1: credit_columns([1] * 40, [0] * 40, reward=reward)})
-    [first, *_] = answers_of(folder)
+    [first, *_] = answers_of(read_run(folder))
     listed = first["account"]["rewards"].split(", ")
     assert listed[:2] == ["3 got 7", "1 got 0"] and listed[15:] == ["1 got 15", "22 others"]
 
@@ -62,15 +63,14 @@ def test_what_a_model_wrote_stays_text(tmp_path):
     nasty = '</script><script>alert(1)</script><!-- & " \u2028'
     answers = [{"step": 1, "answer": 1, "texts": [nasty], "prompt": nasty,
                 "values": {"gradient size": [1.0]}}]
-    table = Table("x", nasty, {nasty: ("", [nasty])}, nasty, [nasty])
+    table = nasty, [nasty], [[nasty, nasty]]
     picture = tmp_path / "a.png"
     picture.write_bytes(b"")
     nasty_name = os.fsdecode(b"a\xff")  # a folder's, in bytes that are no text
     page_file.write_page(tmp_path / "r.html", nasty_name, [nasty_name])
     assert (tmp_path / "r.html").read_text().count("a?") == 3
-    body = [page_file.paragraphs([nasty]), page_file.bullets([nasty]), page_file.viewer(),
-            page_file.section_of(table, page_file.figure_of(picture, nasty)),
-            page_file.folded(nasty, [])]
+    body = [page_file.paragraphs([nasty]), page_file.viewer(page_file.figure_of(picture, nasty)),
+            page_file.section_of(table), page_file.folded(nasty, [])]
     told = [{"step": 1, "shown": [{"problem": nasty, "text": nasty, "texts": [nasty]}]}]
     page_file.write_page(tmp_path / "r.html", nasty, body, answers, told)
     page = (tmp_path / "r.html").read_text()
@@ -105,15 +105,16 @@ def test_answers_on_a_page_are_of_steps_that_are_evenly_spaced(tmp_path):
     answers."""
     columns = credit_columns([4] * 5, [0] * 5)
     folder = write_log(tmp_path / "run", dict.fromkeys(range(1, 42), columns))
-    found = answers_of(folder, most_tokens=210)
+    found = answers_of(read_run(folder), most_tokens=210)
     assert sorted({one["step"] for one in found}) == list(range(1, 42, 2)) and len(found) == 42
-    assert len(answers_of(folder, most_tokens=21 * 12)) == 21 * 3
+    assert len(answers_of(read_run(folder), most_tokens=21 * 12)) == 21 * 3
+    np.savez(folder / "credit/step_000002.npz", **columns, change=np.zeros(20))
+    assert {one["step"] for one in answers_of(read_run(folder))} == {2}  # its change was measured
 
 
 def test_a_table_on_the_page():
     """Numbers stand on the right, and the first cell says what a row is about."""
-    table = Table("t", "T", by_row({"name": "", "n": ",d"}, [["a<b", 1234], ["c", 5]]))
-    shown = page_file.section_of(table)
+    shown = page_file.section_of(("T", ["name", "n"], [["a<b", "1,234"], ["c", "5"]]))
     assert ("<thead><tr><th scope=col>name</th><th scope=col class=n>n</th></tr></thead><tbody>"
             "<tr><th scope=row>a&lt;b</th><td class=n>1,234</td></tr>"
             "<tr><th scope=row>c</th><td class=n>5</td></tr></tbody>") in shown

@@ -1,53 +1,36 @@
-"""The command: what it writes and prints, which files and flags it refuses, and the page."""
+"""The page of a run: what it writes and says, which tables and answers it has."""
 import html
 import json
 import os
 import re
-import weakref
 
 import numpy as np
 import pytest
 from conftest import credit_columns, evaluation, write_lines, write_log
-from logs import plain_rows, random_log, rows_in, titles_in
+from logs import ids_of, plain_rows, random_log
 
+import analyze as book
 import lab.analysis.program as analyze
-from lab.analysis.arms import Comparison
-from lab.analysis.compare import arms_overview
-from lab.analysis.tally import OVER_REST, Tally
-from lab.analysis import answers, report, token_table
+from lab.analysis import answers, report
 from lab.analysis.run_folders import read_run
 from run import whole
 
-
-def test_one_step_at_a_time(tmp_path, monkeypatch):
-    """What was read for one step is gone before the next is read."""
-    alive, read_columns = [], token_table.read_columns
-
-    def watched(*args):
-        assert not any(reference() is not None for reference in alive)
-        columns = read_columns(*args)
-        alive.append(weakref.ref(columns["log_prob"]))
-        return columns
-
-    monkeypatch.setattr(token_table, "read_columns", watched)
-    folder, _ = random_log(tmp_path / "run", steps=4)
-    Tally(folder)
-    assert len(alive) == 4
+ONE = [{"step": 1, "success": 0.5}]
 
 
-def test_a_run_without_credit_files_has_its_gains_paired_by_problem(tmp_path, capsys):
-    """From the first evaluation to the last. Gains 1 0 0 0 1 0 0 0: mean 0.25, sample std
-    sqrt(1.5/7) = 0.4629, half width 2.365 * 0.4629 / sqrt 8 = 0.387."""
-    lines = [evaluation(0, [0, 1, 0, 1, 0, 0, 0, 0]), evaluation(1, [0] * 8),
-             evaluation(2, [1, 1, 0, 1, 1, 0, 0, 0])]
+def page_of(folder):
+    return (folder / "analysis/report.html").read_text()
+
+
+def test_a_run_without_credit_files_has_its_gains_alone(tmp_path, capsys):
+    lines = [evaluation(0, [0, 1, 0, 1, 0, 0, 0, 0]), evaluation(2, [1, 1, 0, 1, 1, 0, 0, 0])]
     folder = write_log(tmp_path / "run", {}, evaluations=lines)
     analyze.main([str(folder)])
     printed = capsys.readouterr().out
-    assert "no credit files" in printed
-    assert "Held-out success, from the first evaluation to the last" in printed
-    [row] = rows_in(analyze.held_out_gains(read_run(folder)))
-    assert (row["start"], row["end"]) == (0.25, 0.5)
-    assert list(row["gain"].values()) == pytest.approx([0.25, 0.25 - 0.387, 0.25 + 0.387], abs=1e-3)
+    assert "no credit files" in printed and "lab follow" not in printed
+    page = page_of(folder)
+    assert page.count("<table><thead>") == 1 and "<td class=n>50.0%</td>" in page
+    assert analyze.LEGEND not in html.unescape(page)
 
 
 def test_the_verdict_on_the_metrics_is_a_line(tmp_path, capsys):
@@ -60,21 +43,54 @@ def test_the_verdict_on_the_metrics_is_a_line(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_every_table_is_printed_and_fits_a_terminal(tmp_path, capsys):
+def test_the_page_has_the_tables_that_analyze_prints(tmp_path, capsys):
+    """And those of the vocabulary. A table of one row is left out: a task need not label tokens."""
     folder, _ = random_log(tmp_path / "run", steps=12, groups=4)
-    analyze.main([str(folder), "--all", "--output_dir", str(tmp_path / "out")])
-    printed = capsys.readouterr().out
-    assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 100
-    page = (tmp_path / "out/report.html").read_text()
-    run, tally = read_run(folder), Tally(folder)
-    tables = sum(analyze.run_chapters(run, tally).values(), [])
-    titles = [table.title for table in tables]
-    assert titles_in(printed) == titles and page.count("<table><thead>") == len(titles)
-    for text in (" ".join(printed.split()), html.unescape(page)):  # a note stands once
-        assert [text.count(note) for note in (OVER_REST, analyze.ABOUT_FACTORS)] == [1, 1]
-    assert {"growth", "rewards", "gradient by kind", "gradient by section", "gradient by position",
-            "forks"} <= {table.name for table in tables}
-    assert page.count("<figure") == len([*(tmp_path / "out").glob("*.png")]) > 0
+    write_lines(folder / "metrics.jsonl", ONE)
+    analyze.main([str(folder), "--output_dir", str(tmp_path / "out")])
+    page = html.unescape((tmp_path / "out/report.html").read_text())
+    capsys.readouterr()
+    book.main([str(folder)])
+    titles = re.findall(r"^(.*):$", capsys.readouterr().out, re.M)
+    assert len(titles) == 3 and all(f"<h3>{title}</h3>" in page for title in titles)
+    assert page.count("<table><thead>") == 4 and page.count(analyze.LEGEND) == 1
+    assert page.count("<figure") == len([*(tmp_path / "out").glob("*.png")]) == 2
+    plain = write_log(tmp_path / "plain", {1: credit_columns([2], [0], kind=[2, 2])}, metrics=ONE)
+    analyze.main([str(plain)])
+    said = html.unescape(page_of(plain))
+    assert "by kind:" not in said and "by place:" in said and "<figure" not in said
+
+
+def forks_of(folder):
+    return analyze.forks(book.Run(folder))[2]
+
+
+def test_forking_and_following_tokens(tmp_path):
+    """Three tokens, ten times each, one of them only nine times."""
+    def each(values):
+        return np.repeat(values, [10, 10, 10, 9])
+
+    ids = [ids_of(text)[0] for text in (" and", " 7", "\n", " +")]
+    columns = credit_columns([39], [0], token_id=each(ids), entropy=each([0.5, 2.0, 0.1, 9.0]),
+                             weight=np.full(39, 3.0))
+    rows = forks_of(write_log(tmp_path / "run", dict.fromkeys((1, 2), columns), metrics=ONE))
+    size = f"{3 * 0.5 ** 0.5:.4f}"
+    assert rows == [["forking", "' +'", "18", "9.000", size], *(
+        ["forking", text, "20", entropy, size]
+        for text, entropy in (("' 7'", "2.000"), ("' and'", "0.500"), ("'\\n'", "0.100"))), *(
+        ["following", text, "20", entropy, size]
+        for text, entropy in (("'\\n'", "0.100"), ("' and'", "0.500"), ("' 7'", "2.000"))),
+        ["following", "' +'", "18", "9.000", size]]
+    few = write_log(tmp_path / "few", {1: columns}, metrics=ONE)
+    assert "' +'" not in {row[1] for row in forks_of(few)}  # nine times
+
+
+def test_a_token_is_no_fork_if_it_is_less_than_one_of_2000(tmp_path):
+    """Of 30,000 tokens one makes up 14, which is 0.047%, and another 16."""
+    ids = np.repeat([ids_of(text)[0] for text in (" and", " 7", " +")], [29_970, 16, 14])
+    columns = credit_columns([30_000], [0], token_id=ids)
+    rows = forks_of(write_log(tmp_path / "run", {1: columns}, metrics=ONE))
+    assert {(row[1], row[2]) for row in rows} == {("' and'", "29,970"), ("' 7'", "16")}
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -96,25 +112,8 @@ def test_a_screen_says_what_the_run_did_and_the_page_goes_from_there_to_tables(t
     assert not [words for words in said
                 for text in (" ".join(printed.split()), html.unescape(page)) if words not in text]
     places = [page.index(text) for text in (
-        "<section id=watch", "<section id=answers", "Each kind of token", "<details id=")]
+        "<section id=watch", "<section id=answers", "Each kind of token", "<details><summary>")]
     assert places == sorted(places)
-
-
-@pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("score", [0.0, 0.5])
-def test_a_task_without_a_format_has_no_column_for_it(tmp_path, score):
-    """Nor for the reasoning. Its answers all have 0 there, and may all be wrong besides."""
-    parts = {"reward_answer": [0.0, 0.0], "reward_format": [0.0, score],
-             "reward_reasoning": [0.0, 0.0]}
-    ends = [{**evaluation(step, [0, 1]), "format_mean": score} for step in (0, 1)]
-    folder = write_log(tmp_path / "run", {1: credit_columns([2, 2], [0, 0], **parts)},
-                       {"steps": 1}, evaluations=ends)
-    run = read_run(folder)
-    assert ("format" in analyze.held_out_gains(run).columns) == (score > 0)
-    named = {row[0] for row in analyze.rewards(Tally(folder)).rows}
-    assert "answer" in named and "reasoning" not in named and ("format" in named) == (score > 0)
-    arms = arms_overview(Comparison([run], None))
-    assert ("format" in arms.columns) == (score > 0)
 
 
 @pytest.mark.parametrize("columns", [
@@ -124,19 +123,19 @@ def test_a_task_without_a_format_has_no_column_for_it(tmp_path, score):
     credit_columns([2, 3], [0, 0], log_prob=np.zeros(5), collision=np.ones(5))],
     ids=("no advantage", "one token an answer", "no weight", "sure of every token"))
 def test_degenerate_logs_are_told_and_not_stumbled_over(tmp_path, capsys, columns):
-    analyze.main([str(write_log(tmp_path / "run", {1: columns})), "--all"])
-    assert not re.search(r"\b(nan|inf)\b", capsys.readouterr().out)
+    folder = write_log(tmp_path / "run", {1: columns}, metrics=ONE)
+    analyze.main([str(folder)])
+    body = page_of(folder).partition("<h2>Where")[2] or page_of(folder)
+    said = re.sub(r"data:image/png;base64,[^\"]*", "", body.partition("<script")[0])
+    assert not re.search(r"\b(nan|inf)\b", capsys.readouterr().out + said)
 
 
 @pytest.mark.usefixtures("undrawn")
-@pytest.mark.parametrize("count", [1, 2])
-def test_what_a_killed_analysis_left_behind_is_removed_by_the_next(tmp_path, count):
-    """One run, or several. What is being written at this moment stays, and so does what another
-    program has put there."""
-    folders = [random_log(tmp_path / f"run{n}", seed=n)[0] for n in range(count)]
-    for folder in folders:
-        write_lines(folder / "metrics.jsonl", [{"step": step, "success": 0.5, "seconds": 1.0}
-                                               for step in (1, 2, 3)])
+def test_what_a_killed_analysis_left_behind_is_removed_by_the_next(tmp_path):
+    """What is being written at this moment stays, and so does what another program has put there.
+    """
+    folder, _ = random_log(tmp_path / "run")
+    write_lines(folder / "metrics.jsonl", ONE)
     output = tmp_path / "output"
     output.mkdir()
     with pytest.raises(ZeroDivisionError), whole(output / "report.html") as unfinished:
@@ -147,7 +146,7 @@ def test_what_a_killed_analysis_left_behind_is_removed_by_the_next(tmp_path, cou
         path.write_text("half")
     for path in (left, *others):
         os.utime(path, (0, 0))
-    analyze.main([*map(str, folders), "--output_dir", str(output)])
+    analyze.main([str(folder), "--output_dir", str(output)])
     assert (output / "report.html").exists() and not left.exists()
     assert all(path.exists() for path in (mine, *others))
 
@@ -155,6 +154,7 @@ def test_what_a_killed_analysis_left_behind_is_removed_by_the_next(tmp_path, cou
 @pytest.mark.usefixtures("undrawn")
 def test_the_page_holds_the_answers_and_refers_to_nothing_outside(tmp_path, monkeypatch):
     folder, files = random_log(tmp_path / "run")
+    write_lines(folder / "metrics.jsonl", ONE)
     monkeypatch.setattr(answers, "STEPS", 2)
     analyze.main([str(folder)])
     page = (folder / "analysis/report.html").read_text()
@@ -201,5 +201,5 @@ def test_the_heading_says_what_the_run_is(tmp_path, known, steps, said):
      "computed at temperature 0.8.")])
 def test_the_temperature_is_that_which_the_columns_are_at(known, said):
     """Whoever writes a record says it; without a word it is 1."""
-    text = report.describe({"folder": "x", "config": {"mitigation": "none", **known}}, None)
+    text = report.describe({"folder": "x", "config": {"mitigation": "none", **known}})
     assert text.endswith(said) and ("temperature" in text) == bool(said)

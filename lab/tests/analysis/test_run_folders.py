@@ -6,7 +6,6 @@ from conftest import refusal
 from logs import write_run
 from runs import edit_config, lines
 
-from lab.analysis.report import changes_of_all
 from lab.analysis.run_folders import existing, is_done, read_run, read_runs
 from conftest import cut, write_lines
 
@@ -80,18 +79,3 @@ def test_a_config_that_was_edited_wrongly_is_named(run, name, value, words):
 def test_a_methods_own_flag_may_have_another_type_since(run):
     edit_config(run, mitigation="outcome_conditional", think_discount="half")
     assert read_run(run)["config"]["think_discount"] == "half"
-
-
-def test_it_is_told_which_runs_were_made_with_other_code(tmp_path):
-    """Of mitigations.py the digest is of the functions that a run uses, so that of another method
-    is another one."""
-    runs = []
-    for seed, (method, digest) in enumerate([("none", "a"), ("random", "b"), ("random", "c")]):
-        made_of = {"mitigations.py": digest, "grpo.py": "g"}
-        runs.append(read_run(write_run(tmp_path / f"run{seed}", 0.5, seed, 1, mitigation=method,
-                                       made_of=made_of)))
-    assert changes_of_all(runs[:2]) == []
-    runs[0]["config"]["made_of"]["grpo.py"] = "h"
-    assert changes_of_all(runs) == [
-        "run1 was made with another grpo.py than run0.",
-        "run2 was made with another mitigations.py than run1, and 1 more."]

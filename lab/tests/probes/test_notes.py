@@ -5,21 +5,19 @@ import statistics
 import numpy as np
 import pytest
 from conftest import credit_columns, write_log
-from logs import (by_name, comparison_of, ids_of, make, plain_rows, random_log, rows_in,
-                  titles_in)
+from logs import arms_in, by_name, ids_of, make, plain_rows, random_log, rows_in, titles_in
 
 from lab.probes import notes, notes_compared, notes_sums, notes_tables
 from lab.__main__ import main
 from lab.analysis.run_folders import read_run
 from lab.analysis.gains import Gain
 from lab.analysis.statistics import Estimate
-from lab.analysis.tally import Tally
 
 UNITS = {"contribution": "old", "gradient": "new"}
 
 
 def notes_of(folder):
-    return notes_sums.Notes(read_run(folder), Tally(folder))
+    return notes_sums.Notes(read_run(folder))
 
 
 def with_the_notes_columns(rows):
@@ -252,15 +250,18 @@ def test_expected_against_found(tmp_path):
     """Success rises evenly from a tenth to all of `success`: 0.55 times that on average."""
     arms = {"a": (0.5, {}), "b": (0.2, {"mitigation": "inverse_logprob"}),
             "c": (0.5, {"mitigation": "random"})}
-    comparison = comparison_of(make(tmp_path, arms, seeds=3))
-    tables = by_name(notes_compared.notes_tables_of_arms(comparison))
+    of_arms = arms_in(make(tmp_path, arms, seeds=3))
+    tables = by_name(notes_compared.notes_tables_of_arms(of_arms))
     plain, inverse, random = tables["notes expected"]
     assert plain["speed"] == pytest.approx(0.55 * 0.5, abs=0.03)
     assert inverse["gain"]["value"] == close(inverse["speed"] - plain["speed"])
     assert (inverse["theirs"], inverse["look"], random["theirs"], random["look"]) == (
         0.0, "same", None, "")
-    assert plain["norm"] == close(0.55) and plain["end"] == pytest.approx(0.5, abs=0.1)
-    assert [row["arm"] for row in tables["notes summary"]] == ["none", "inverse_logprob", "random"]
+    # of norms 0.1 to 1 the largest is 1, and the median 0.55
+    assert plain["norm"] == close(0.55) and plain["peak"] == close(1 / 0.55)
+    assert plain["end"] == pytest.approx(0.5, abs=0.1)
+    assert [row["arm"] for row in tables["notes summary"]] == [
+        "mitigation none", "mitigation inverse_logprob", "mitigation random"]
 
 
 @pytest.mark.parametrize("low, high, theirs, said", [
@@ -291,7 +292,7 @@ def test_the_command_prints_the_tables_and_draws_the_pictures(tmp_path, capsys):
     folder, _ = random_log(tmp_path / "run")
     main(["notes", str(folder)])
     printed = capsys.readouterr().out
-    found = notes_sums.Notes(read_run(folder), Tally(folder))
+    found = notes_sums.Notes(read_run(folder))
     tables = notes_tables.notes_tables(found)
     assert titles_in(printed) == [table.title for table in tables]
     assert {table.name for table in tables} == {f"notes {name}" for name in (
@@ -301,6 +302,6 @@ def test_the_command_prints_the_tables_and_draws_the_pictures(tmp_path, capsys):
     assert (folder / "analysis/notes.png").exists()
     folders = make(tmp_path, {"a": (0.5, {}), "b": (0.2, {"mitigation": "random"})}, seeds=2)
     main(["notes", *map(str, folders)])
-    tables = notes_compared.notes_tables_of_arms(comparison_of(folders))
+    tables = notes_compared.notes_tables_of_arms(arms_in(folders))
     assert titles_in(capsys.readouterr().out) == [table.title for table in tables]
     assert {"notes expected", "notes summary", "notes shares"} <= {table.name for table in tables}

@@ -144,7 +144,7 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
     assert "greedy" in said
     folders = sorted(path.name.rpartition("-")[0] for path in (tmp_path / "my ideas").iterdir())
     assert folders == ["by_kind", "by_kind-placebo", "by_kind-placebo-kind", "plain"]
-    [typed] = re.findall("a page: python -m lab page (.*)", said)
+    [typed] = re.findall("all runs: python analyze.py (.*)", said)
     found = [list(map(Path, glob(pattern))) for pattern in shlex.split(typed)]
     assert [[run.name for run in arm] for arm in map(sorted, found)] == 4 * [["s0", "s1"]]
     for folder in (tmp_path / "my ideas").iterdir():

@@ -34,9 +34,7 @@ def test_a_page_shows_replies_and_knows_no_number_of_them(played, capsys, undraw
     analyze.main([str(played)])
     page = (played / "analysis/report.html").read_text()
     assert "written by the environment" in page and '"own":' in page.replace(" ", "")
-    tokens = sum(len(read_step(played, step).tokens) for step in (1, 2))
-    printed = " ".join(capsys.readouterr().out.split())
-    assert f"recorded {tokens} tokens of 16 answers" in printed and "--credit" not in printed
+    assert "--credit" not in capsys.readouterr().out
 
 
 def test_follow_and_a_look_show_replies_in_their_place(played, capsys):

@@ -88,23 +88,6 @@ def ended(gains, plain, idea, placebo, look=0):
 OPEN = [0.03, 0.05, -0.03, -0.05]
 
 
-def test_what_the_pairs_could_have_seen():
-    """0, 1, 2 and 3 points differ by a standard deviation of 1.29. Such experiments are simulated:
-    Student's t of three degrees of freedom has to be above 3.182. With two other tries the smallest
-    of three p-values has to be below 0.05 / 3, which is above 4.857."""
-    gains = [0.0, 0.01, 0.02, 0.03]
-    generator = np.random.default_rng(1)
-    for others, limit in (0, 3.182), (2, 4.857):
-        said = " ".join(Verdict("my_idea", runs_with(gains), Others(others)).details())
-        [points] = re.findall(r"80 of 100 experiments see a true gain of (.*?) points", said)
-        pairs = generator.normal(float(points), 1.291, (100_000, 4))
-        is_seen = pairs.mean(1) / (pairs.std(1, ddof=1) / 2) > limit
-        assert is_seen.mean() == pytest.approx(0.8, abs=0.025)
-    three = " ".join(verdict_of([0.01, 0.02, 0.03]).details())
-    assert "3 pairs are too few to say how much pairs differ" in three and "of 100" not in three
-    assert "of 100" not in " ".join(verdict_of([0.0] * 4).details())  # there is no spread to go by
-
-
 class Others(Tries):
     """So many other tries, whose p is this."""
 

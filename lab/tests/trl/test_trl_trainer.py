@@ -390,7 +390,7 @@ def test_a_run_of_trl_is_read_token_by_token(policy, tmp_path, undrawn, capsys):
     n = len(section)
     assert batch.section[0, :n].tolist() == section and batch.kind[0, :n].tolist() == kind
     analyze.main([str(folder)])
-    assert "Where the gradient went" in capsys.readouterr().out
+    assert "Where the gradient went" in (folder / "analysis/report.html").read_text()
     idea.main(["entropy_ratio", "--look", str(folder)])
     assert "12 answers" in capsys.readouterr().out
 
@@ -450,7 +450,7 @@ def test_lora_alone_is_trained_and_the_model_with_it_on_record(policy, tmp_path,
     later = read_credit(folder, 3, policy.tokenizer)
     assert (later.log_prob - with_facts(policy.model, later, 64).log_prob).abs().max() > 1e-4
     analyze.main([str(folder)])
-    assert "The task is not on record." in capsys.readouterr().out
+    assert "The task is not on record." in (folder / "analysis/report.html").read_text()
 
 
 @needs_trl

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from lab.analysis.compare import doubt_about_training
 from lab.analysis.gains import (AHEAD, AT_THE_END, BEHIND, BETTER, GREEDY_AT_THE_END, IN_TRAINING,
-                                NOT_SEEN, Gain, called, gain_over, gains, room_left)
+                                NOT_SEEN, Gain, called, doubt_about_training, gain_over, gains,
+                                room_left)
 from lab.analysis.run_folders import Run
 from lab.analysis.statistics import Estimate, holm
 from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
@@ -51,14 +51,12 @@ class Verdict:
     def add(self, look: Arms) -> None:
         gain = self.gain(look)
         others = self.tries.add(gain.seeds, gain.p)
-        tests = 1 + len(others)
         of_others = [np.nan if one.p is None else one.p for one in others]
         corrected, *_ = holm([gain.p, *of_others])
         self.looks.append(look)
         self.alone.append(gain.p)
         self.others.append(others)
-        counted = gain_over(look["idea"], look["plain"], self.measure, tests)
-        self.primary.append(replace(counted, p=corrected))
+        self.primary.append(replace(gain, p=corrected))
 
     def gain(self, look: Arms, other: str = "plain", measure: str = "") -> Gain:
         """The idea's gain over another arm, by default by the primary metric. Its p is not
@@ -188,7 +186,6 @@ class Verdict:
             pairs = [f"{shown(pair, 'points')} (seed {seed})"
                      for seed, pair in self.pairs_of(look).items()]
             found.append(f"The pairs gain {', '.join(pairs)} points over plain GRPO.")
-        found += could_have_seen(gain)
         found.append(self.about_rate())
         if not is_the_same(gain):  # then nothing can be said of a choice
             found += self.about_choices()
@@ -240,18 +237,6 @@ def mean_norm(runs: dict[int, Run]) -> float:
 def is_the_same(gain: Gain) -> bool:
     """Whether both arms had the same success in every pair."""
     return gain.estimate.low == gain.estimate.high == 0
-
-
-def could_have_seen(gain: Gain) -> list[str]:
-    """A sentence about the gain that most such experiments see; none if that is not known."""
-    if gain.has_few_pairs and not is_the_same(gain):
-        return [f"{gain.pairs} pairs are too few to say how much pairs differ, so the interval is "
-                "itself uncertain. More --seeds make it surer."]
-    if gain.could_see is None or not gain.could_see > 0:
-        return []
-    return [f"What could this experiment have seen? With {gain.pairs} pairs that differ as much as "
-            f"these do, 80 of 100 experiments see a true gain of {shown(gain.could_see, 'size')} "
-            "points in one look."]
 
 
 def in_points(estimate: Estimate) -> str:
