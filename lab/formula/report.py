@@ -3,11 +3,10 @@ whether a loss passes.
 
 The codes are what is printed and what an expectation is written in. An expectation holds as a
 whole: its clauses are so, and nothing else is, but for what is usual (USUAL) and need not be
-written. What is wrong or unusual passes only if a clause or `allow` has its name.
+written. What is wrong or unusual passes only if a clause has its name.
 """
 import math
 import re
-from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -81,7 +80,7 @@ class NotPassed(AssertionError):
 
 
 class Remark(NamedTuple):
-    """A sentence about what is wrong or unusual, and the name by which it is let pass."""
+    """A sentence about what is wrong or unusual, and the clause that lets it pass."""
     name: str
     sentence: str
     is_mistake: bool
@@ -281,16 +280,6 @@ class Verdict:
                         f'would see it: --expect "{clauses}"')
         return said
 
-    def as_json(self) -> dict[str, object]:
-        seen, found = remarks(self.found), self.found
-        return {"status": self.status, "understood": found.understood,
-                "mistakes": [remark._asdict() for remark in seen if remark.is_mistake],
-                "unusual": [remark._asdict() for remark in seen if not remark.is_mistake],
-                "codes": codes(found), "clauses": all_clauses(found), "missing": self.missing,
-                "unexpected": self.unexpected, "unexplained": found.unexplained,
-                "differs": found.differs, "refused": found.refused, "sentences": self.in_words()}
-
-
 def worst_of(shares: dict[str, float], most: int) -> str:
     """The kinds of batches that differ most, and by how much."""
     worst = sorted(shares, key=shares.get, reverse=True)[:most]
@@ -307,28 +296,27 @@ def all_clauses(found: Found) -> list[str]:
     return [*named, *more] or ["understood"]
 
 
-def judge(found: Found, expect: str | None = None, allow: Collection[str] = ()) -> Verdict:
-    """Whether a loss passes. `allow` has the names of mistakes that are let pass, and `expect` has
-    clauses, with commas between them."""
+def judge(found: Found, expect: str | None = None) -> Verdict:
+    """Whether a loss passes. `expect` has clauses, with commas between them."""
     clauses = [] if expect is None else clauses_of(expect)
-    wrong = [remark.name for remark in remarks(found) if remark.name not in allow
-             and not any(is_said(clause, remark.name) for clause in clauses)]
+    wrong = [remark.name for remark in remarks(found)
+             if not any(is_said(clause, remark.name) for clause in clauses)]
     if expect is None:
-        status = FAILED if wrong else PASSED if found.understood or found.is_zero else UNKNOWN
+        status = FAILED if wrong else PASSED if found.understood else UNKNOWN
         return Verdict(found, status, expect, [], [])
     missing = [clause for clause in clauses if not any(
         is_said(code, clause) for code in (*codes(found), *all_clauses(found)))]
     unexpected = [code for code in codes(found) if code not in USUAL and not any(
-        is_said(code, clause) for clause in (*clauses, *allow))]
+        is_said(code, clause) for clause in clauses)]
     unexpected += [name for name in wrong if not any(is_said(code, name) for code in unexpected)]
     status = FAILED if missing or unexpected else PASSED
     return Verdict(found, status, expect, missing, unexpected)
 
 
-def check(loss: Loss, expect: str | None = None, allow: Collection[str] = ()) -> Found:
+def check(loss: Loss, expect: str | None = None) -> Found:
     """What is known of a loss that passes. NotPassed is raised if it does not, and LossFailed if it
     cannot be examined."""
-    verdict = judge(find_formula(loss), expect, allow)
+    verdict = judge(find_formula(loss), expect)
     if verdict.status != PASSED:
         raise NotPassed("\n".join(verdict.in_words()))
     return verdict.found

@@ -1,8 +1,6 @@
 """What a loss optimises: right and wrong losses are named as what they are, and a check fails where
 it should."""
-import json
 import math
-import os
 import re
 import shutil
 import subprocess
@@ -26,7 +24,7 @@ from lab.formula.batches import make_case
 from lab.formula.calling import load_loss
 from lab.formula.invariances import INVARIANCES
 from lab.formula.ours import Formula, Term, first_right, ours
-from lab.formula.report import clauses_of, codes, remarks
+from lab.formula.report import all_clauses, clauses_of, codes, is_said, remarks
 from lab.formula.search import Found
 
 FILE = """
@@ -91,13 +89,17 @@ def test_every_loss_is_named_as_what_it_is(name):
     ("clamped below one", ["cispo none -0.8"]),
     ("whitened over answers", []),  # what is centred in each group has the mean 0 in the batch
     ("published grpo", [])])
-def test_what_is_wrong_or_unusual_has_the_name_by_which_it_is_let_pass(name, said):
+def test_what_is_wrong_or_unusual_has_the_clause_that_lets_it_pass(name, said):
     found = found_of(name)
     assert named(found) == said
     verdict = judge(found)
     assert verdict.status == (1 if said else 0)
-    assert judge(found, allow=said).status == (0 if found.understood else 2)
     assert any("Nothing was expected" in line for line in verdict.in_words()) == (not said)
+    clauses = all_clauses(found)
+    assert judge(found, ", ".join(clauses)).status == 0
+    for wrong in said:
+        rest = ", ".join(clause for clause in clauses if not is_said(clause, wrong))
+        assert judge(found, f"{rest}, understood" if found.understood else rest).status == 1
 
 
 def numbers(*values):
@@ -283,7 +285,7 @@ def test_a_term_of_the_wrong_sign_passes_only_by_its_name():
         name = f"{clause.split()[0]} reversed"
         for said, status in ((clause, 1), (f"{clause} -0.05", 1), (f"{clause}, {name}", 0)):
             assert judge(found, said).status == status
-        assert judge(found, clause, [name]).status == 0 and judge(found).status == 1
+        assert judge(found).status == 1
 
 
 def test_what_only_some_batches_show():
@@ -374,7 +376,6 @@ def test_micro_batches_may_count_by_themselves_or_be_given_the_count_of_the_whol
      "lab.formula calls loss(logits, batch), such as examples/a_loss.py, and this function has the "
      "arguments (log_prob, advantage, weight). `of_log_probs` makes a loss"),
     (lambda logits, batch: sys.exit(0), "it calls sys.exit"),
-    (lambda logits, batch: os._exit(0), "it calls os._exit"),
     (lambda logits, batch: logits[99], "it raised IndexError: index 99 is out of bounds for "
      "dimension 0 with size 16 (test_formula.py, line ")])
 def test_what_is_no_loss_is_refused_in_a_sentence(loss, sentence):
@@ -451,8 +452,6 @@ def test_what_no_clause_names_fails(loss, unexpected):
 def test_the_status_of_a_loss():
     reversed_sign = found_of("sign")
     assert judge(reversed_sign).status == 1
-    assert judge(reversed_sign, allow=["sign reversed"]).status == 0
-    assert judge(reversed_sign, "z n 1e-4, token, no ratio", allow=["sign reversed"]).status == 0
     assert judge(reversed_sign, "z n 1e-4, token, no ratio, sign reversed").status == 0
     assert judge(found_of("softcapped")).status == 2
     assert judge(found_of("nothing")).status == 1
@@ -546,38 +545,20 @@ def test_the_command_line(tmp_path, capsys):
         assert main([good, *more]) == 2 and said in capsys.readouterr().err
     assert main([str(tmp_path / "none.py")]) == 2
     assert "there is no Python file" in capsys.readouterr().err
-    assert main([bad, "--json"]) == 1
-    said = json.loads(capsys.readouterr().out)
-    assert said["status"] == 1 and said["understood"]
-    assert [remark["name"] for remark in said["mistakes"]] == ["sign reversed"]
-    assert main([bad, "--json", "--allow", "sign reversed"]) == 0
+    assert main([bad]) == 1 and "1. [sign reversed]" in capsys.readouterr().out
+    assert main([bad, "--expect", "z n-1 1e-6, token, no ratio, sign reversed"]) == 0
     capsys.readouterr()
-    assert main([good, "--json", "--function", "absent"]) == 2
-    assert "has no function" in json.loads(capsys.readouterr().out)["error"]
     assert main([good, "--same-as", good]) == 0
     assert "The same gradient as" in capsys.readouterr().out
-    assert main([good, "--same-as", str(tmp_path / "dead.py"), "--json"]) == 1
-    differs = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["differs"]
-    assert differs["groups with equal rewards"] is None
-
-
-@pytest.mark.slow
-def test_a_loss_that_never_ends_or_leaves_the_program_is_told(tmp_path):
-    """Each would end a test program with the status 0, or not at all."""
-    for text, said in (("    while True:\n        pass", "did not end within 3 seconds"),
-                       ("    import os\n    os._exit(0)", "it calls os._exit")):
-        (tmp_path / "my_loss.py").write_text(f"def loss(logits, batch):\n{text}\n")
-        typed = ["-m", "lab.formula", str(tmp_path / "my_loss.py"), "--seconds", "3", "--json"]
-        done = subprocess.run([sys.executable, *typed], cwd=ROOT, capture_output=True, text=True)
-        assert done.returncode == 2 and said in done.stderr
-        assert said in json.loads(done.stdout)["error"]
+    assert main([good, "--same-as", str(tmp_path / "dead.py")]) == 1
+    assert "more than 200% with groups with equal rewards" in " ".join(
+        capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("text, said", [
     ("import no_such_package", "ModuleNotFoundError"),
     ("def loss(", r"SyntaxError: '\(' was never closed \(my_loss.py, line 1\)$"),
-    ("import sys\nsys.exit(0)", "it calls sys.exit"),
-    ("import os\nos._exit(0)", "it calls os._exit")])
+    ("import sys\nsys.exit(0)", "it calls sys.exit")])
 def test_a_file_that_cannot_be_loaded(tmp_path, text, said):
     path = tmp_path / "my_loss.py"
     path.write_text(text)
