@@ -90,16 +90,16 @@ class Settings:
     out: str | None = option(None, "folder of the run, by default runs/<its flags>-s<seed>")
     keywords: dict[str, Any] = field(default_factory=dict)  # of task, weighting and advantage
     typed: dict[str, Any] = field(default_factory=dict)     # the flags that were typed
+    unnamed: typing.ClassVar = {"mitigation", "advantage", "seed", "micro_batch", "change_every",
+                                *CHANGEABLE} - {"steps"}  # not in the name of a folder
 
     @property
     def folder(self) -> Path:
         """The same command names the same folder: runs/none-grpo-learning_rate0.001-s0."""
         if self.out:
             return Path(self.out)
-        unnamed = {"mitigation", "advantage", "seed", "micro_batch", "change_every",
-                   *CHANGEABLE} - {"steps"}
-        flags = [name + Path(str(value)).name for name, value in self.typed.items()
-                 if name not in unnamed]
+        flags = [("" if name in ("model", "task") else name) + Path(str(value)).name
+                 for name, value in self.typed.items() if name not in self.unnamed]
         name = "-".join([self.mitigation, self.advantage, *flags, f"s{self.seed}"])
         return from_here("runs") / re.sub(r"[^\w.+-]", "_", name)
 

@@ -1,8 +1,7 @@
-"""What is said about flags: the text of --help, which has the usual flags, all flags (--help all),
-or one method (--help NAME); and what an unknown flag may have meant."""
+"""What is said about flags: the text of --help, about all flags or one method (--help NAME); and
+what an unknown flag may have meant."""
 import inspect
 import textwrap
-from dataclasses import replace
 
 from lab.engine.methods import METHODS, Choices
 from lab.engine.errors import UserError
@@ -18,36 +17,18 @@ ABOUT_STEPS = (
 ABOUT_DEFAULTS = (
     "The defaults above are those for this model. They come from its folder's recipe.json and from "
     "--config, where there are such files.")
-# what --help lists; --help all lists every flag
-SHORT_HELP = ("model", "device", "task", "mitigation", "advantage", "steps", "questions", "answers",
-              "max_new_tokens", "learning_rate", "seed", "out", "resume")
-
-
 def help_about(topic: str, flags: dict[str, Flag], methods: dict[str, Choices],
                usage: str) -> str:
-    """The text of --help, of --help all, and of --help NAME, which is about a method."""
-    about = "Train a language model with GRPO, and record each token's advantage and weight."
-    if topic == "all":
+    """The text of --help, which is that of --help all, or of --help NAME, which is about a method.
+    """
+    if topic in ("", "all"):
+        about = "Train a language model with GRPO, and record each token's advantage and weight."
         return help_text(usage, about, flags, end=about_methods(methods))
-    if topic:
-        return about_method(topic, methods)
-    first = {name: replace(flags[name], topic="") for name in SHORT_HELP}
-    return help_text(usage, about, first, end=names_of_methods(methods))
-
-
-def names_of_methods(methods: dict[str, Choices]) -> str:
-    """The end of the short help."""
-    lines = []
-    for axis, choices in methods.items():
-        names = f"choices of --{axis}: {', '.join(choices)}"
-        lines.append(textwrap.fill(names, 79, subsequent_indent="  ", break_on_hyphens=False))
-    lines += ["", "--help all lists every flag, and says what each choice does.",
-              "--help NAME tells all about one choice, for example --help gae."]
-    return "\n".join(lines)
+    return about_method(topic, methods)
 
 
 def about_methods(methods: dict[str, Choices]) -> str:
-    """The end of the long help: each weighting and advantage, its flags, and what it does."""
+    """The end of the help: each weighting and advantage, its flags, and what it does."""
     lines = []
     for axis, choices in methods.items():
         lines.append(f"choices of --{axis}, each with its own flags (--help NAME says more of "
@@ -69,8 +50,8 @@ def about_method(name: str, methods: dict[str, Choices]) -> str:
                 lines.append(textwrap.fill(f"--{flag} {about_flag(known)}", 99,
                                            initial_indent="  ", subsequent_indent=" " * 6))
             return "\n".join(lines)
-    raise UserError(f"--help {name}: there is no method of this name. --help lists the methods, "
-                    "and --help all every flag")
+    raise UserError(f"--help {name}: there is no method of this name. --help all lists "
+                    "the methods")
 
 
 def about_flag(flag: Flag) -> str:

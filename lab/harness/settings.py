@@ -3,9 +3,7 @@
 Defaults < the model folder's recipe.json < --config < what was typed. The task, the weighting and
 the advantage bring flags of their own: `keywords` holds their values.
 """
-import hashlib
 import inspect
-import re
 import typing
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
@@ -18,12 +16,11 @@ from lab.harness.flags import (Flag, Requirement, check_value, flags_of, print_t
                                unknown_argument, value_of, words_of)
 from lab.harness.record import Json, find_folder
 from lab.harness.tasks import load_task, with_module_name
-from run import Settings, from_here, recipe_in
+from run import Settings, recipe_in
 
 MODES = ("sampled", "greedy")  # the answers of an evaluation
 PLACEBOS = ("none", "weights", "weights_by_kind", "weights_by_position",
             "advantages", "advantages_by_kind", "advantages_by_position")
-LONGEST_NAME = 80  # characters of a run's folder
 LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for a step
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "versions", "git_commit", "model_config", "reward", "ranks", "notes", "held_out_problems",
@@ -143,25 +140,8 @@ class LabSettings(Settings):
         "wandb write into the run's folder, trackio into a folder of its own. None sends anything "
         "anywhere: wandb works offline", choices=("none", "tensorboard", "trackio", "wandb"))
     typed: Json = field(default_factory=dict, compare=False)     # the values that were given
+    unnamed: typing.ClassVar = {*METHODS, "seed", "out", *CHANGEABLE} - {"steps"}
     defaults: Json = field(default_factory=dict, compare=False)  # those of the model's recipe.json
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the run, named after its methods and the flags that were given, but for
-        those that say how it is made. The same command names the same folder:
-        runs/none-grpo-learning_rate0.001-steps30-s0."""
-        if self.out:
-            return Path(self.out)
-        parts = [self.mitigation, self.advantage]
-        for name in (*self.keywords, *OPTIONS):
-            if name in self.typed and name not in NOT_IN_NAME:
-                label = "" if name in ("model", "task", "data") else name
-                parts.append(label + Path(str(self.typed[name])).name)
-        name = re.sub(r"[^\w.+-]", "_", "-".join([*parts, f"s{self.seed}"]))
-        if len(name) > LONGEST_NAME:  # with many flags, or a long one: its end becomes a digest
-            digest = hashlib.sha256(name.encode()).hexdigest()[:8]
-            name = f"{name[:LONGEST_NAME - 20]}-{digest}-s{self.seed}"
-        return from_here("runs") / name
 
     def keywords_of(self, function: typing.Any) -> Json:
         return {name: self.keywords[name] for name in flags_of(function)}
@@ -180,7 +160,6 @@ for topic, names in TOPICS.items():
         OPTIONS[name] = replace(flags_of(LabSettings)[name], topic=topic,
                                 requires=REQUIRED.get(name), otherwise=OTHERWISE.get(name))
 DEFAULTS = {name: flag.default for name, flag in OPTIONS.items()}
-NOT_IN_NAME = {*METHODS, "seed", "out", *CHANGEABLE} - {"steps"}  # of a run's folder
 # flags that are read with the settings, but are no settings
 CONTINUE = {
     "resume": Flag(None, "continue the run in this folder. --steps may be changed, and so may "
@@ -217,7 +196,7 @@ def make_settings(given: Json, beside: Collection[str] = ()) -> LabSettings:
         if name not in flags:
             raise unknown_flag(name, {*flags, *beside}, here, DEFAULTS | recipe | config | typed)
     values = settle(typed, flags, recipe | config)
-    typed = {name: values[name] for name in typed}
+    typed = {name: values[name] for name in flags if name in typed}
     own = {name: values.pop(name) for name in flags if name not in OPTIONS}
     return LabSettings(**values, keywords=own, defaults=recipe, typed=typed)
 

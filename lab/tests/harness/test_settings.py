@@ -20,7 +20,6 @@ from lab.harness import flags
 from lab.harness.build import unpaid_parts
 from countdown_task import option
 from lab.harness.flags import Flag, Positive, Range, check_value, flags_of, settle, words_of
-from lab.harness.help import SHORT_HELP
 from lab.harness.settings import OPTIONS, LabSettings, make_settings, read_flags
 from lab.tools import warmup
 
@@ -445,12 +444,8 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
         return capsys.readouterr().out
 
     config = write(tmp_path / "c.json", {"steps": 8})
-    printed = help_of()
-    assert re.findall(r"\n  --(\w+)", printed) == list(SHORT_HELP) and printed.count("\n") < 70
-    assert {*MITIGATIONS, *ADVANTAGES} <= {*re.findall(r"\w+", printed.partition("choices of")[2])}
-    assert "(default 5)" in printed and "--help all lists every flag" in printed  # the recipe's
-
     printed = help_of("all")
+    assert help_of() == printed
     assert all(f"\n  --{name} " in printed for name in {**OPTIONS, **flags_of(Task)})
     for topic in {flag.topic for flag in OPTIONS.values()}:
         assert printed.count(f"\n{topic}:\n") == 1
@@ -497,28 +492,17 @@ def test_a_value_that_would_hold_anyway_may_be_typed():
 
 @pytest.mark.parametrize("argv, name", [
     ("--learning_rate 0.00015", "none-grpo-learning_rate0.00015-s0"),
-    ("--task examples.largest_last --largest 9", "none-grpo-largest9-examples.largest_last-s0"),
-    (f"--largest 9 --task {largest_last.__file__}", "none-grpo-largest9-examples.largest_last-s0"),
-    ("--max_number 9 --steps 30 --kl 0.1 --seed 2", "none-grpo-max_number9-kl0.1-steps30-s2"),
+    ("--task examples.largest_last --largest 9", "none-grpo-examples.largest_last-largest9-s0"),
+    (f"--largest 9 --task {largest_last.__file__}", "none-grpo-examples.largest_last-largest9-s0"),
+    ("--max_number 9 --steps 30 --kl 0.1 --seed 2", "none-grpo-kl0.1-steps30-max_number9-s2"),
     ("--mitigation entropy_masking --mask_percentile 70 --rescale none --placebo weights",
-     "entropy_masking-grpo-mask_percentile70.0-rescalenone-placeboweights-s0"),
+     "entropy_masking-grpo-rescalenone-placeboweights-mask_percentile70.0-s0"),
     ("--model models/Bare-0.5B --lora 1", "none-grpo-Bare-0.5B-lora1-s0"),
-    ("--data x/problems.jsonl", "none-grpo-problems.jsonl-s0"),
+    ("--data x/problems.jsonl", "none-grpo-dataproblems.jsonl-s0"),
     # how a run is made is not what it is
     ("--threads 3 --micro_batch 2 --checkpoint_every 7", "none-grpo-s0")])
 def test_what_was_typed_is_in_the_folders_name(argv, name):
     assert settings_of(argv.split()).folder.name == name
-
-
-def test_a_long_folders_name_ends_with_a_digest():
-    """Of 80 characters at most, in which what was cut off still tells two runs apart."""
-    typed = "--kl 0.125 --clip_low 0.1250001 --epochs 12 --answers 10 --weight_decay 0.1234567"
-    whole = "none-grpo-epochs12-clip_low0.1250001-kl0.125-answers10-weight_decay0.1234567"
-    assert settings_of(f"{typed}8".split()).folder.name == f"{whole}8-s0" and len(whole) == 76
-    names = [settings_of(f"{typed}{digit} --seed 12".split()).folder.name for digit in (8, 9)]
-    for name in names:
-        assert len(name) <= 80 and re.search("-[0-9a-f]{8}-s12$", name)
-    assert names[0] != names[1] and names[0][:60] == names[1][:60]
 
 
 @pytest.mark.parametrize("flags, unpaid", [
