@@ -1,9 +1,9 @@
 """Is my idea better? It is trained beside plain GRPO and placebos, and a verdict is printed.
 
     python -m lab idea my_idea --strength 2
-    python -m lab idea my_idea --quick    # a quarter of the time; sees only large differences
+    python -m lab idea my_idea --seeds 4 --steps 30    # a quarter of the time
     python -m lab idea my_idea --look runs/none-grpo-s0    # only what it does to recorded tokens
-    python -m lab idea my_idea --setting largest_last    # the same on another task
+    python -m lab idea my_idea --task examples.largest_last --steps 30    # on another task
 
 NAME is a weighting or an advantage. Its own flags and --rescale are for the idea alone, and all
 other flags of train.py are for every arm: plain GRPO, the idea and its placebos. Unless flags say
@@ -59,18 +59,10 @@ from lab.tools.helpers.tries import Tries
 from lab.tools.helpers.verdict import Verdict
 from lab.tools.helpers.weights_of_run import look_at_run
 
-QUICK_SEEDS = 4
-SETTINGS: dict[str, Json] = {  # that need no download; in each plain GRPO learns within its steps
-    "countdown": {},
-    "largest_last": {"task": "examples.largest_last", "steps": 30},
-    "guess": {"model": "models/guesser", "answers": 16, "steps": 30}}
 FLAGS = {
     "seeds": Flag(8, "number of seeds of each arm. If the idea is better on them, all arms are "
                      "trained again on as many new ones",
                   least=2, most=1000),
-    "quick": Flag(False, f"a first look: {QUICK_SEEDS} seeds and half of the steps, unless flags "
-                         "say otherwise. This takes a quarter of the time, and only a large "
-                         "difference can be seen"),
     "look": Flag(None, "a run folder. The weights that the idea would have given the recorded "
                        "tokens of a step are shown, and nothing is trained", metavar="RUN"),
     "step": Flag(None, "the step of --look. By default it is the last one for which the model that "
@@ -80,9 +72,6 @@ FLAGS = {
                                  "their weights, or those of a group their advantages. kind: "
                                  "only tokens of one category do. position: only tokens that are "
                                  "equally far from the beginning of their answers do"),
-    "setting": Flag("countdown", "the task and the model. largest_last: the answer should end with "
-                                 "its largest number. guess: a game of three turns, with a model "
-                                 "of its own, whose tokens have no categories", choices=SETTINGS),
     "processes": PROCESSES,
     "runs": Flag("runs/ideas", "folder in which the runs are kept")}
 PLACEBOS = {  # the value of --placebo, by the axis of the idea
@@ -106,8 +95,6 @@ def main(argv: list[str]) -> None:
         unused = {name: value for name, value in own.typed.items() if name not in ("look", "step")}
         look_at_run(own.name, own.look, own.step, unused | typed)
         return
-    if own.quick and "seeds" not in own.typed:
-        own.seeds = QUICK_SEEDS
     command = python_command("-m", "lab", "idea", *argv)
     idea = Idea(own.name, typed, own, command)
     idea.first_look()
@@ -147,7 +134,7 @@ class Idea:
 
     def __init__(self, name: str, typed: Json, own: SimpleNamespace, command: str):
         self.name, self.own, self.command, self.typed = name, own, command, typed
-        self.axis, flags = arms_of(name, typed, own.quick, own.setting, placebos_of(name, own))
+        self.axis, flags = arms_of(name, typed, placebos_of(name, own.placebos))
         labels = {"plain": "plain", "idea": name, "any": f"{name}-placebo",
                   "kind": f"{name}-placebo-kind", "position": f"{name}-placebo-position"}
         runs = Path(own.runs)
@@ -195,10 +182,9 @@ def usual_settings(given: dict) -> dict:
     return USUAL | NO_MODELS
 
 
-def arms_of(name: str, typed: Json, is_quick: bool = False, setting: str = "countdown",
-            placebos: Sequence[str] = ("any", "kind")) -> tuple[str, dict[str, Json]]:
-    """The axis of the idea, and the flags of train.py of each arm. A quick look has half of the
-    usual steps."""
+def arms_of(name: str, typed: Json, placebos: Sequence[str] = ("any", "kind")
+            ) -> tuple[str, dict[str, Json]]:
+    """The axis of the idea, and the flags of train.py of each arm."""
     axis = axis_of(name)
     for flag in typed:
         if flag == axis:
@@ -207,12 +193,9 @@ def arms_of(name: str, typed: Json, is_quick: bool = False, setting: str = "coun
             raise UserError(f"--{flag} cannot be given to this program, because it chooses the "
                             "seeds, folders, loss and placebos of its arms itself: plain "
                             f"GRPO, {name} and its placebos")
-    of_setting = SETTINGS[setting] | typed
-    given = make_settings({axis: name, **of_setting}, beside=FLAGS).typed
+    given = make_settings({axis: name, **typed}, beside=FLAGS).typed
     of_idea = {flag: given.pop(flag) for flag in own_flags(axis, name) if flag in given}
     common = usual_settings(given) | given
-    if is_quick and "steps" not in typed:
-        common["steps"] //= 2
     common = {"eval_every": common["steps"], "checkpoint_every": common["steps"]} | common
     if common["steps"] < 1:
         raise UserError(f"--steps {common['steps']}: with this, nothing is trained")
@@ -231,20 +214,15 @@ def own_flags(axis: str, name: str) -> tuple[str, ...]:
     return axis, "rescale", *flags_of(METHODS[axis][name])
 
 
-def placebos_of(name: str, own: SimpleNamespace) -> list[str]:
+def placebos_of(name: str, typed: str) -> list[str]:
     """The placebos that --placebos names. An advantage that is the same for all tokens of an answer
-    has one, whose answers are shuffled. In the setting guess tokens have no categories."""
-    chosen = own.placebos.split(",")
+    has one, whose answers are shuffled."""
+    chosen = typed.split(",")
     for placebo in chosen:
         if placebo not in PLACEBOS["mitigation"]:
-            raise UserError(f"--placebos {own.placebos}: {placebo!r} is none of any, kind and "
-                            "position")
+            raise UserError(f"--placebos {typed}: {placebo!r} is none of any, kind and position")
     own_flags(axis_of(name), name)  # imports its module, whose decorator fills WHOLE_ANSWERS
-    if name in WHOLE_ANSWERS:
-        return ["any"]
-    if own.setting == "guess" and "placebos" not in own.typed:
-        return ["any", "position"]
-    return list(dict.fromkeys(chosen))
+    return ["any"] if name in WHOLE_ANSWERS else list(dict.fromkeys(chosen))
 
 
 def axis_of(name: str) -> str:

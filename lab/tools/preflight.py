@@ -133,7 +133,8 @@ def in_words(found: Findings, s: LabSettings) -> list[str]:
     """Success, groups that teach, the form, the best blind answer, and the verdict."""
     right = within(found.mean("right"), 0, 1)
     said = [f"Success: {percent(right)} of the answers are right, {found.sampled} answers to each "
-            f"of {len(found.problems)} problems.",
+            f"of {len(found.problems)} problems. {found.mean('finished').value:.0%} end before the "
+            "limit of new tokens.",
             "A group teaches only if the rewards of its answers differ:",
             groups_table(found).to_text(),
             f"The planned step has {s.questions} groups of {s.answers}: {found.living:.1f} of them "
@@ -148,7 +149,7 @@ def in_words(found: Findings, s: LabSettings) -> list[str]:
         said[-1] += f" Of the well formed answers {found.right_if_formed:.0%} are right."
     if found.problems[0].paid:
         said.append(about_turns([paid for one in found.problems for paid in one.paid]))
-    return [*said, about_blind(found), f"{found.word.upper()}: {reason(found, s)}"]
+    return [*said, about_blind(found), f"{found.word.upper()}: {reason(found)}"]
 
 
 def groups_table(found: Findings) -> Table:
@@ -191,57 +192,27 @@ def one_answer(found: Findings) -> str:
     return f"the rule `{shown}`, where a, b, ... are the numbers of the problem"
 
 
-def reason(found: Findings, s: LabSettings) -> str:
-    """Why the verdict is this one, and what would help."""
-    helps = ("What helps: easier problems, solved examples in the prompt, a cold start on right "
-             f"answers (python -m lab warmup), or larger groups (--answers {4 * s.answers}).")
+def reason(found: Findings) -> str:
+    """Why the verdict is this one."""
     if found.word == CANNOT:
-        return why_cannot(found, s, helps)
+        return (f"in a step {found.living:.2f} groups have answers with different rewards. Rows 3, "
+                "4 and 7 of docs/how_a_run_fails.md say what to try.")
     if found.word == FORM:
-        return why_form(found, helps)
+        return ("the rewards of a group differ, but hardly ever because one answer is right and "
+                "another wrong, or being right is not paid. Rows 3 and 9 of "
+                "docs/how_a_run_fails.md say what to try.")
     if found.word == HOLE:
-        said = (f"{one_answer(found)}, which is the same for every problem, earns "
-                f"{found.blind.reward:.2f}, nearly as much as the best sampled answers or more. ")
-        if found.blind.is_rule:
-            said += "If this rule is what you want to be learned, it is the task and no hole. "
-        return said + ("What helps against a hole: another reward, under which this answer earns "
-                       "less, or problems that no one answer solves.")
+        return (f"{one_answer(found)}, which is the same for every problem, earns "
+                f"{found.blind.reward:.2f}, nearly as much as the best sampled answers or more. "
+                "What helps is a reward under which it earns less, unless it is what you want to "
+                "be learned.")
     if found.living_by_success < found.fewest:
         return (f"the form first: hardly a group has right and wrong answers, but "
                 f"{found.right_if_formed:.0%} of the well formed ones are right, and "
-                f"{found.mean('right').value:.1%} of all. {helps}")
+                f"{found.mean('right').value:.1%} of all.")
     return (f"in a step {found.living_by_success:.1f} groups have right and wrong answers. Begin "
             "with a short run, and with the same run under --placebo advantages: if the reward is "
             "what teaches, that one does not learn.")
-
-
-def why_cannot(found: Findings, s: LabSettings, helps: str) -> str:
-    cut_off = 1 - found.mean("finished").value
-    if cut_off > 0.5:
-        return (f"{cut_off:.0%} of the answers are cut off before they end, so nearly all get the "
-                f"same reward. What helps: --max_new_tokens {2 * s.max_new_tokens}, or a prompt "
-                "that asks for less.")
-    if found.mean("right").value > 0.5:
-        return ("nearly all answers are right already, so there is nothing to compare. What helps: "
-                "harder problems.")
-    if found.only_reward is not None:
-        return (f"every sampled answer earned exactly {found.only_reward:.3g}. Score an answer by "
-                "hand that you know to be right: if it earns the same, the reward has a mistake. "
-                f"Else the problems are too hard. {helps}")
-    return f"in a step {found.living:.2f} groups have answers with different rewards. {helps}"
-
-
-def why_form(found: Findings, helps: str) -> str:
-    if found.mean("right").value > 0.9:
-        return ("nearly every answer counts as right, and what differs between the rewards of a "
-                "group is something else. What helps: a reward, or harder problems, by which some "
-                "answers are wrong.")
-    if found.living_if_paid >= found.fewest:
-        return (f"in a step {found.living_if_paid:.1f} groups have right and wrong answers, but "
-                "the reward hardly pays for being right, or pays for being wrong. What helps: "
-                "another reward.")
-    return ("the rewards of a group differ, but hardly ever because one answer is right and "
-            f"another wrong. {helps}")
 
 
 def percent(found: Estimate) -> str:

@@ -4,15 +4,12 @@ import re
 import shlex
 from glob import glob
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from conftest import refusal
 from runs import lines, train_here
 
-from lab.engine.errors import UserError
 from lab.tools.helpers import runs as planned_runs
-from lab.harness.settings import LARGE, make_settings
+from lab.harness.settings import LARGE
 from lab.tools import idea
 from lab.tools.idea import arms_of, main, placebos_of
 
@@ -20,11 +17,9 @@ SMALL = ["--questions", "2", "--answers", "4", "--steps", "2", "--eval_tasks", "
          "--max_new_tokens", "32", "--seeds", "2", "--processes", "2"]
 
 
-def arms(name, of_training, **own):
-    """The axis and the arms of an idea, with these flags of train.py and of this program."""
-    usual = {"quick": False, "setting": "countdown", "placebos": "any,kind"}
-    own = SimpleNamespace(**{**usual, **own, "typed": own})
-    return arms_of(name, of_training, own.quick, own.setting, placebos_of(name, own))
+def arms(name, of_training, placebos="any,kind"):
+    """The axis and the arms of an idea, with these flags of train.py."""
+    return arms_of(name, of_training, placebos_of(name, placebos))
 
 
 def test_the_arms_of_a_weighting_and_of_an_advantage():
@@ -43,34 +38,6 @@ def test_the_arms_of_a_weighting_and_of_an_advantage():
     assert of_span["position"]["placebo"] == "advantages_by_position" and "kind" not in of_span
     for name in ("rloo", "maxrl"):  # answers have no kind
         assert [*arms(name, {})[1]] == ["plain", "idea", "any"]
-
-
-def test_another_setting_is_one_flag_and_what_is_typed_overrides_it():
-    _, of_task = arms("by_kind", {}, setting="largest_last")
-    assert of_task["plain"]["task"] == "examples.largest_last" and of_task["plain"]["steps"] == 30
-    _, of_game = arms("by_kind", {"steps": "5"}, setting="guess", quick=True)
-    assert of_game["plain"]["model"] == "models/guesser" and of_game["idea"]["steps"] == 5
-    assert [*of_game] == ["plain", "idea", "any", "position"]
-    assert make_settings(of_game["plain"]).task == "examples.guess"
-    _, of_game = arms("by_kind", {}, setting="guess", quick=True, placebos="any,kind")
-    assert of_game["plain"]["steps"] == 15 and "kind" in of_game
-
-
-@pytest.mark.parametrize("typed, seeds, steps", [
-    ([], 8, 60), (["--quick"], 4, 30), (["--quick", "--seeds", "6"], 6, 30),
-    (["--quick", "--steps", "7"], 4, 7)])
-def test_a_quick_look_has_half_of_the_steps_and_of_the_seeds(monkeypatch, typed, seeds, steps):
-    made = []
-
-    def runs_of(experiment, seeds):
-        made.append((len(seeds), experiment.arms["idea"].settings.steps))
-        raise UserError("enough")
-
-    monkeypatch.setattr(idea.Idea, "first_look", lambda experiment: None)
-
-    monkeypatch.setattr(idea.Idea, "runs_of", runs_of)
-    assert refusal(main, ["by_kind", *typed]) == "enough"
-    assert made == [(seeds, steps)]
 
 
 def large_folder(folder):

@@ -1,7 +1,6 @@
 """Before training: the chances by enumeration, a rule on another problem, the words of a task that
 can be learned, one that cannot, and one whose reward has a hole."""
 import itertools
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -89,9 +88,8 @@ def findings(problems, questions=8, group=4, task=None):
 
 
 def said_of(found):
-    """What is printed of a plan with answers of at most 80 tokens."""
-    plan = SimpleNamespace(questions=found.questions, answers=found.group, max_new_tokens=80)
-    return preflight.in_words(found, plan)
+    return preflight.in_words(found, SimpleNamespace(questions=found.questions,
+                                                     answers=found.group))
 
 
 def some(reward, right=None, texts=None, count=6):
@@ -133,32 +131,22 @@ def formed(is_right):
             for i in range(30)]
 
 
-def cut_off(problems):
-    return [replace(one, finished=[0.0] * len(one.texts)) for one in problems]
-
-
 NONE, ONE = [0.0] * 6, [1.0] * 6
 CHEAT = ["cheat", "5", *"wxyz"]
 CASES = [  # sampled answers, the word, words of the reason for it, and what is not usual
-    (cut_off(some(NONE)), CANNOT, "100% of the answers are cut off before they end, so nearly all "
-                                  "get the same reward. What helps: --max_new_tokens 160,"),
-    (some(ONE), CANNOT, "nearly all answers are right already"),
-    (some([-1.0] * 6, NONE), CANNOT, "every sampled answer earned exactly -1."),
+    (some(NONE), CANNOT, "in a step 0.00 groups"), (some(ONE), CANNOT, "in a step 0.00 groups"),
     # in one problem of 40 one answer of 6 differs, and 4 of 6 groups have it: 8 * 4 / 6 / 40
     (some([0.1, 0, 0, 0, 0, 0], NONE, count=1) + some(NONE, count=39), CANNOT,
-     "in a step 0.13 groups have answers with different rewards. What helps: easier problems, "),
-    (some([1.0, 2, 3, 4, 5, 6], ONE), FORM, "nearly every answer counts as right"),
-    (some([1.0, 0, 1, 0, 1, 0], [0.0, 1, 0, 1, 0, 1]), FORM,  # being wrong is paid
-     "in a step 8.0 groups have right and wrong answers, but the reward hardly pays for being"),
+     "in a step 0.13 groups have answers with different rewards. Rows 3, 4 and 7 of "),
+    (some([1.0, 2, 3, 4, 5, 6], ONE), FORM, "hardly ever because one answer is right"),
+    (some([1.0, 0, 1, 0, 1, 0], [0.0, 1, 0, 1, 0, 1]), FORM, "or being right is not paid"),
     (some([0.1, 0, 0, 0.1, 0, 0.1], NONE), FORM, "hardly ever because one answer is right"),
     (some([1.0, 1, 0, 0, 0, 0], [0.0, 1, 0, 0, 0, 0], CHEAT), HOLE,
      "the constant text `cheat`, which is the same for every problem, earns 1.00, nearly as much "
-     "as the best sampled answers or more. What helps against a hole: another reward"),
+     "as the best sampled answers or more. What helps is a reward"),
     (some([1.0, 0, 0, 0, 1.0, 0]), LEARNS, "in a step 7.5 groups have right and wrong answers"),
     (copies([1.0, 1, 0, 0, 0, 0], [0.0, 1, 0, 0, 0, 0]), HOLE, "the rule `a b`, where a, b, ... "
-     "are the numbers of the problem, which is the same for every problem, earns 1.00, nearly as "
-     "much as the best sampled answers or more. If this rule is what you want to be learned, it is "
-     "the task and no hole", Rule(1.0)),
+     "are the numbers of the problem, which is the same for every problem, earns 1.00", Rule(1.0)),
     # what earns little is a hole only where no answer earns much: 0.2 of 0 to 0.2, or of 0 to 1
     (copies([0.2, 0.2, 0, 0], [0.0, 1, 0, 0]), HOLE, "earns 0.20", Rule(0.2)),
     ([*copies([0.2, 0.2, 0, 0], [0.0, 1, 0, 0]) * 10,

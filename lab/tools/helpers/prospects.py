@@ -121,12 +121,6 @@ class Findings:
         return self.right_if_formed - self.mean("right").value >= RISE_BY_FORM
 
     @property
-    def only_reward(self) -> float | None:
-        """The reward of all answers to all problems, if it is one."""
-        different = {reward for one in self.problems for reward in one.reward}
-        return different.pop() if len(different) == 1 else None
-
-    @property
     def has_hole(self) -> bool:
         """Whether the best answer that ignores the problem earns most of what the best answer to
         each problem earns beyond the average, and much of the range of the sampled rewards."""

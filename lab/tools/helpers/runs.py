@@ -88,10 +88,6 @@ class PlannedRun:
         path = self.folder / "metrics.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
-    def steps_kept(self) -> int:
-        """The steps that need not be made again when it is started."""
-        return self.steps_made() if self.keeps_checkpoints else 0
-
     @property
     def stop_signal(self) -> signal.Signals:
         """SIGTERM, after which a run finishes its step and writes a checkpoint; SIGKILL for one
@@ -112,9 +108,7 @@ class Runs:
         self.running: list[tuple[PlannedRun, subprocess.Popen[bytes]]] = []
         self.failed: dict[str, str] = {}
         self.given_up = 0
-        self.kept: dict[str, int] = {}  # the steps that a run had when it was started here
-        self.steps_finished_here = 0    # of the runs that were finished here
-        self.started_at = time.time()
+        self.finished_before, self.started_at = len(planned) - len(self.waiting), time.time()
 
     @property
     def finished(self) -> int:
@@ -141,7 +135,6 @@ class Runs:
     def start_some(self) -> None:
         while self.waiting and len(self.running) < self.processes:
             run = self.waiting.pop(0)
-            self.kept[run.name] = run.steps_kept()
             try:
                 self.start(run)
             except UserError as error:  # another program writes it
@@ -169,7 +162,6 @@ class Runs:
             if run.is_finished():
                 if not run.keeps_checkpoints:  # nor its last model, of which each takes gigabytes
                     remove(run.folder / "checkpoints")
-                self.steps_finished_here += run.steps - self.kept[run.name]
                 say(f"finished: {run.name} ({self.finished} of {len(self.planned)})"
                     f"{self.time_left()}")
             else:
@@ -193,24 +185,14 @@ class Runs:
         show_status(", ".join(parts))
 
     def time_left(self) -> str:
-        """The time until the program ends, as ", about 9 min left"; "" before the first step. The
-        missing steps take as long as those that were made here, with imports and evaluations."""
-        running = [(run, self.made_here(run)) for run, _ in self.running]
-        made = self.steps_finished_here + sum(steps for _, steps in running)
-        missing = sum(run.steps - run.steps_kept() for run in self.waiting)
-        missing += sum(run.steps - self.kept[run.name] - steps for run, steps in running)
-        if not made or not missing:
+        """The time until the program ends, as ", about 9 min left", if the other runs take as long
+        as those that were made here; "" before the first of them is finished."""
+        made = self.finished - self.finished_before
+        left = len(self.waiting) + len(self.running)
+        if not made or not left:
             return ""
-        seconds = (time.time() - self.started_at) * missing / made
-        return f", {rounded_duration(seconds)} left"
-
-    def made_here(self, run: PlannedRun) -> int:
-        """The steps of a run since it was started; its record may still be that of an earlier try.
-        """
-        path = run.folder / "metrics.jsonl"
-        if not path.exists() or path.stat().st_mtime < self.started_at:
-            return 0
-        return run.steps_made() - self.kept[run.name]
+        seconds = (time.time() - self.started_at) * left / made
+        return f", about {max(1, round(seconds / 60))} min left"
 
 
 def stop_with_parent(stop_signal: signal.Signals) -> None:
@@ -271,12 +253,6 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # Linux knows which this process may use
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def rounded_duration(seconds: float) -> str:
-    """about 1 h 20 min, for 4,800; at least a minute."""
-    hours, minutes = divmod(max(1, round(seconds / 60)), 60)
-    return f"about {hours} h {minutes:02d} min" if hours else f"about {minutes} min"
 
 
 def settings_of(planned: PlannedRun) -> LabSettings:

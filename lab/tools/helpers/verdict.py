@@ -27,9 +27,6 @@ OTHERS = {"plain": "plain GRPO", "any": "its placebo", "kind": "its placebo with
           "position": "its placebo within positions"}
 CHOICES = {"any": "its choice of {}", "kind": "its choice among {} of the same category",
            "position": "its choice among {} at the same position"}
-# a pair lies far from the others if its distance from their median is so many times that within
-# which half of the pairs lie, and at least two points
-FAR, AT_LEAST = 8.0, 0.02
 
 
 class Verdict:
@@ -82,7 +79,7 @@ class Verdict:
 
     def answer(self) -> list[str]:
         """The verdict in one sentence, and the sentences that say more of what was learned."""
-        return [self.verdict(), *self.about_tries(), *self.far_pairs()]
+        return [self.verdict(), *self.about_tries()]
 
     def verdict(self) -> str:
         """Whether the idea is ahead of plain GRPO or behind it: one sentence."""
@@ -126,25 +123,6 @@ class Verdict:
         for seed, mine in look["idea"].items():
             found[seed] = gain_over({seed: mine}, look[other], self.measure).estimate.value
         return found
-
-    def far_pairs(self) -> list[str]:
-        """A sentence about pairs that lie far from the others, as after a run that has collapsed;
-        none if there is no such pair."""
-        far = []
-        for look in self.looks:
-            if self.gain(look).has_few_pairs:
-                continue
-            pairs = self.pairs_of(look)
-            median = np.median(list(pairs.values()))
-            limit = max(FAR * np.median([abs(pair - median) for pair in pairs.values()]), AT_LEAST)
-            for seed, pair in pairs.items():
-                if abs(pair - median) > limit:
-                    far.append(f"seed {seed} ({shown(pair, 'points')})")
-        if not far:
-            return []
-        return [f"Look at the runs of {' and '.join(far)}: the pair lies far from the others, as "
-                "if one of its runs had collapsed. Student's t takes pairs for normal. With such a "
-                "pair, its intervals hold the truth less often than in 95 of 100 experiments."]
 
     def comparisons(self) -> Iterator[tuple[str, Arms, str]]:
         """The comparisons of the idea: for each a label, the look and the other arm."""
