@@ -124,7 +124,7 @@ def test_a_task_of_ones_own_is_a_list_and_a_reward(pasted, folder_of):
 
 def test_an_advantage_of_ones_own_is_one_function(folder_of):
     """Signed credit: another choice of --advantage with a flag, on record token by token."""
-    assert "none-my_credit-form0.25-" in folder_of["advantage"].name
+    assert "none-my_credit-" in folder_of["advantage"].name
     with np.load(folder_of["advantage"] / "credit/step_000001.npz") as credit:
         assert np.ptp(credit["advantage"]) > 0 and (credit["advantage"] < 0).any()
 
