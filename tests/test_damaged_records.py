@@ -4,13 +4,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 
 import analyze
 import run as book
 from conftest import credit_columns, evaluation, refusal, write_log
 from lab.analysis.run_folders import read_evaluations
-from lab.engine.optimizer import AdamW, load_optimizer_tensors, optimizer_tensors
+from lab.engine.optimizer import AdamW
 from lab.harness.build import Parts
 from lab.harness.read_record import read_columns
 
@@ -34,19 +33,10 @@ def test_a_file_that_is_no_credit_file_is_told_in_our_own_words(tmp_path):
     assert "own says that the model wrote no token" in refusal(read_columns, folder, 1)
 
 
-def test_a_trainers_state_that_lacks_a_tensor_or_has_another_is_told():
-    parameters = {"w": torch.nn.Parameter(torch.ones(2))}
-    optimizer = AdamW(parameters.values(), 0.1, 0.0)
-    parameters["w"].grad = torch.ones(2)
-    optimizer.step()
-    saved = optimizer_tensors(optimizer, parameters)
-    for wrong in ({}, {"exp_avg.w": torch.ones(1)}, {"exp_avg.w": torch.ones(3)}):
-        tensors = {name: value for name, value in saved.items() if name != "exp_avg.w"} | wrong
-        assert "has no exp_avg.w of the shape (2,)" in refusal(load_optimizer_tensors, optimizer,
-                                                               parameters, tensors)
+def test_a_methods_state_that_lacks_a_tensor_is_told():
     method = SimpleNamespace(load_state_dict=lambda tensors: tensors["mean"], state_dict=dict)
     policy = SimpleNamespace(settings=SimpleNamespace(advantage="mine", lora=0))
-    parts = Parts(policy, optimizer, None, method, None, None)
+    parts = Parts(policy, AdamW([], 0.1), None, method, None, None)
     assert "does not fit --advantage mine: KeyError: 'mean'" in refusal(parts.put_back, {})
 
 

@@ -106,7 +106,7 @@ def test_methods_that_break_something_end_the_run(start, tmp_path, monkeypatch, 
 def test_a_state_that_is_not_finite_is_not_saved(start, tmp_path, monkeypatch):
     """A number that counts may be whole."""
     state = {"count": torch.tensor(1), "square": torch.tensor(float("inf"))}
-    monkeypatch.setattr("lab.harness.build.optimizer_tensors", lambda *_: state)
+    monkeypatch.setattr(AdamW, "tensors", lambda *_: state)
     assert "the state that a resumed run would continue from is not finite, in step 1 " in start()
     assert saved(tmp_path / "x") == []
 

@@ -1,6 +1,7 @@
 """What is written twice is tied here: the plain part in the files at the root, which is read, and
 its fast twin in lab/, which made the findings. The same tokens from the same random numbers, the
 same log-probs, the same gradient, over several shapes; and transformers is the referee of both."""
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ import lab.countdown
 import qwen2_model
 from conftest import ROOT
 from lab.engine.forward import response_log_probs
+from lab.engine.lora import add_lora, additions, keep_less, keep_rounded
 from lab.engine.model_folder import read_model_folder
 from lab.engine.optimizer import AdamW as FusedAdamW
 from lab.engine.rollouts import Rollouts
@@ -129,6 +131,65 @@ def test_both_forward_passes_have_the_same_log_probs_and_gradient(folder):
     for name in gradient:
         scale = gradient[name].abs().max().item()
         close(gradient[name], gradient_of_lab[name].to_dense(), atol=1e-4 * scale, rtol=1e-3)
+
+
+def test_lora_is_the_books_model_with_b_a_in_its_matrices(folder):
+    """The same tokens and log-probs, and for A and B the gradient that autograd finds through
+    W + (32 / r) B A in the plain forward pass."""
+    fast, plain = add_lora(read_model_folder(folder), 3, seed=1), qwen2_model.load_model(folder)
+    pairs, generator = [], torch.Generator().manual_seed(2)
+    for name, module in additions(fast):
+        module.B.data.copy_(0.01 * torch.randn(module.B.shape, generator=generator))
+        A, B = (part.detach().clone().requires_grad_() for part in (module.A, module.B))
+        linear = plain.get_submodule(name)
+        W = linear.weight.detach() + 32 / 3 * B @ A
+        del linear.weight  # a parameter, in whose place there is a tensor with a history
+        linear.weight = W
+        pairs += [(module.A, A), (module.B, B)]
+    keep_less(keep_rounded(fast))
+    rollouts, rows = batch(plain), torch.tensor([0, 3, 7, 8, 19])
+    drawn = fast_generate(fast, PROMPTS, answers=5, max_new_tokens=NEW,
+                          stop_ids=plain.config.eos_token_id, seed=generator_of("tied", 1))
+    T = rollouts.ids.shape[1]
+    assert torch.equal(rollouts.ids, drawn.tokens[:, :T])
+    close(rollouts.log_prob, drawn.log_prob[:, :T])
+    log_probs = [of(model, rollouts, rows) for of, model in (
+        (response_log_probs, fast), (grpo.log_probs, plain))]
+    close(*log_probs)
+    for log_prob in log_probs:
+        log_prob.square().sum().backward()
+    for one, other in pairs:
+        close(one.grad, other.grad, atol=1e-4 * other.grad.abs().max().item(), rtol=1e-3)
+
+
+def rounded(x):
+    return x.bfloat16().float()
+
+
+def test_bfloat16_rounds_as_the_books_model_with_rounded_products_does(folder):
+    """Each token's log-prob differs from float32's by rounding, so tokens may differ, and numbers
+    in the last digits. How large rounding is, the plain model says: its matrices are rounded, and
+    what goes into a product and comes out of it. Sampler and update round attention, too. So
+    neither of their errors, nor what lies between the two, should be sqrt(2) times as large, which
+    is how far two numbers lie apart that are rounded independently."""
+    fast = read_model_folder(folder).compute_in(torch.bfloat16)
+    exact, plain = qwen2_model.load_model(folder), qwen2_model.load_model(folder)
+    drawn = fast_generate(fast, PROMPTS, answers=5, max_new_tokens=NEW, stop_ids=(),
+                          seed=generator_of("tied", 1))
+    own = replace(batch(exact), ids=drawn.tokens, mask=drawn.mask, written=drawn.mask)
+    output = rounded(plain.logits(torch.eye(plain.config.hidden_size)).T)
+    plain.logits = lambda h: rounded(torch.nn.functional.linear(rounded(h), output))
+    for module in plain.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight.data = rounded(module.weight.data)
+            module.register_forward_pre_hook(lambda _, given: rounded(given[0]))
+            module.register_forward_hook(lambda _, given, found: rounded(found))
+    with torch.no_grad():
+        e, r, update = (of(model, own, torch.arange(len(own.ids))) for of, model in (
+            (grpo.log_probs, exact), (grpo.log_probs, plain), (response_log_probs, fast)))
+    size, sampler = (r - e).square().mean().sqrt(), drawn.log_prob
+    for difference in (sampler - e, update - e, sampler - update):
+        assert 0 < difference.square().mean().sqrt() < 2 ** 0.5 * size
 
 
 @pytest.mark.parametrize("changed", [{}, dict(kl=0.3), dict(epochs=3), dict(epochs=2, kl=0.1)],

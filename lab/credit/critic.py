@@ -16,7 +16,7 @@ from lab.engine.methods import Metrics, advantage
 from lab.engine.errors import UserError, refuse_undefined
 from lab.engine.forward import lay_out
 from lab.engine.lora import rank_of
-from lab.engine.optimizer import AdamW, load_optimizer_tensors, optimizer_tensors
+from lab.engine.optimizer import AdamW
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Problem, Rollouts
 from lab.engine.tokens import token_bytes
@@ -51,20 +51,18 @@ class Trained(typing.Generic[Module]):
         self.parameters = dict(self.module.named_parameters())
 
     def gradient_step(self, loss: torch.Tensor) -> None:
-        self.optimizer.zero_grad()
+        self.module.zero_grad()
         loss.backward()
         self.optimizer.step()
         refuse_undefined("after its update, what is trained beside the policy is",
                          *self.module.parameters())
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        return self.module.state_dict() | optimizer_tensors(self.optimizer, self.parameters)
+        return self.module.state_dict() | self.optimizer.tensors(self.parameters)
 
     def load_state_dict(self, tensors: dict[str, torch.Tensor]) -> None:
-        names = set(self.module.state_dict())
-        self.module.load_state_dict({name: tensors[name] for name in names})
-        rest = {name: value for name, value in tensors.items() if name not in names}
-        load_optimizer_tensors(self.optimizer, self.parameters, rest)
+        self.module.load_state_dict({name: tensors[name] for name in self.parameters})
+        self.optimizer.put_back(self.parameters, tensors)
 
 
 class Head(nn.Linear):

@@ -1,17 +1,14 @@
-"""AdamW (1711.05101): a step with a clipped gradient, the learning rate of a step, and the state by
-name."""
+"""A step with a clipped gradient, the learning rate of a step, and AdamW's state by name."""
 import math
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.adamw import adamw
 
-from lab.engine.errors import UserError, refuse_undefined
-
-STATE = ("step", "exp_avg", "exp_avg_sq")  # the tensors that AdamW keeps for each parameter
+import grpo
+from lab.engine.errors import refuse_undefined
 
 
 def clip_and_step(optimizer: "Optimizer", max_grad_norm: float) -> float:
@@ -47,40 +44,38 @@ def rate_of_step(step: int, steps: int, rate: float, warmup: int, decay: str) ->
     return rate * (1 - math.cos(math.pi * left)) / 2
 
 
-class AdamW:
-    """An optimizer with the same step, to the bit, as torch.optim.AdamW with fused=True. torch's
-    own would import the whole compiler: more than a second and 70 MB at every start."""
-    BETAS, EPSILON = (0.9, 0.999), 1e-8
+class AdamW(grpo.AdamW):
+    """The book's AdamW with torch's kernel for all parameters, which reads and writes each number
+    once. A step is, to the bit, that of torch.optim.AdamW with fused=True, which itself would
+    import the whole compiler: more than a second and 70 MB at every start."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], learning_rate: float,
-                 weight_decay: float = 0.0):
-        self.param_groups = [{"params": list(parameters)}]  # the names of torch's optimizers
-        # for each parameter the tensors of STATE by name, once it is trained
-        self.state: dict[nn.Parameter, dict[str, Tensor]] = defaultdict(dict)
-        self.learning_rate, self.weight_decay = learning_rate, weight_decay
-
-    def zero_grad(self) -> None:
-        for p in self.param_groups[0]["params"]:
-            p.grad = None
-            # Before the update makes its tensors: when these are freed, the moments would settle
-            # in their room, and the next update would have to take new memory from the system.
-            self.state_of(p)
-
-    def state_of(self, p: nn.Parameter) -> dict[str, Tensor]:
-        """The tensors of STATE, which are made when they are first asked for."""
-        if not self.state[p]:
-            self.state[p] = {"step": torch.zeros((), dtype=torch.float32, device=p.device),
-                             "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-        return self.state[p]
+    @property
+    def param_groups(self) -> list[dict[str, list[nn.Parameter]]]:  # as torch's optimizers have it
+        return [{"params": self.parameters}]
 
     @torch.no_grad()
     def step(self) -> None:
-        gradients = {p: p.grad for p in self.param_groups[0]["params"] if p.grad is not None}
-        states = [self.state_of(p) for p in gradients]
-        steps, means, squares = ([state[name] for state in states] for name in STATE)
-        adamw(list(gradients), list(gradients.values()), means, squares, [], steps, fused=True,
-              amsgrad=False, maximize=False, lr=self.learning_rate, beta1=self.BETAS[0],
-              beta2=self.BETAS[1], eps=self.EPSILON, weight_decay=self.weight_decay)
+        of_each = list(zip(self.parameters, self.mean, self.square))
+        parameters, means, squares = map(list, zip(*(one for one in of_each
+                                                     if one[0].grad is not None)))
+        before = torch.full((len(parameters),), float(self.steps), device=parameters[0].device)
+        gradients = [p.grad for p in parameters]
+        adamw(parameters, gradients, means, squares, [], list(before),
+              fused=True, amsgrad=False, maximize=False, lr=self.learning_rate, beta1=0.9, beta2=0.999,
+              eps=1e-8, weight_decay=self.weight_decay)
+        self.steps += 1
+
+    def tensors(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """The state for a checkpoint; `names` are those of the parameters."""
+        found = {"step": torch.tensor(self.steps)}
+        for name, mean, square in zip(names, self.mean, self.square):
+            found |= {f"exp_avg.{name}": mean, f"exp_avg_sq.{name}": square}
+        return found
+
+    def put_back(self, names: Iterable[str], found: Mapping[str, Tensor]) -> None:
+        for name, own in self.tensors(names).items():
+            own.copy_(found[name])
+        self.steps = int(found["step"])
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -90,31 +85,3 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 Optimizer = AdamW | torch.optim.Optimizer
-
-
-def optimizer_tensors(optimizer: AdamW, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    """The optimizer's state for a checkpoint; empty before the first update."""
-    tensors = {}
-    for name, parameter in parameters.items():
-        for key, value in optimizer.state[parameter].items():
-            tensors[f"{key}.{name}"] = value
-    return tensors
-
-
-def load_optimizer_tensors(optimizer: AdamW, parameters: dict[str, nn.Parameter],
-                           tensors: dict[str, Tensor]) -> None:
-    """Put back what `optimizer_tensors` returned."""
-    if not tensors:
-        return
-    for name, parameter in parameters.items():
-        for key in STATE:
-            stored = tensors.get(f"{key}.{name}")
-            wanted = parameter.shape if key != "step" else ()
-            if stored is None or stored.shape != wanted:
-                raise UserError(f"the trainer's state has no {key}.{name} of the shape "
-                                f"{tuple(wanted)}, as it was saved by a run like this")
-            if key == "step":
-                optimizer.state[parameter]["step"] = stored.clone().to(parameter.device)
-            else:
-                moment = torch.empty_like(parameter, requires_grad=False)
-                optimizer.state[parameter][key] = moment.copy_(stored)

@@ -130,7 +130,7 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
     loss_of: Callable[..., Tensor] = CLIP_KINDS[s.clip_kind]  # policy_loss, unless a flag is set
     totals, noise = [], None  # totals are of each pass over the batch
     for epoch in range(s.epochs):
-        optimizer.zero_grad()
+        model.zero_grad()
         sums = []  # of each micro-batch
         norms = PartNorms(model) if s.noise_parts and epoch == 0 else None
         for part in in_parts(rollouts, trained_rows, s, norms):

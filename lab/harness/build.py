@@ -12,8 +12,7 @@ from tokenizers import Tokenizer
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, Method, make
 from lab.engine.errors import UserError
 from lab.engine.model_folder import read_model_folder
-from lab.engine.optimizer import (AdamW, load_optimizer_tensors, optimizer_tensors,
-                                  trained_parameters)
+from lab.engine.optimizer import AdamW, trained_parameters
 from lab.engine.policy import Policy, derived_seed, encode_prompts
 from lab.engine.rollouts import Rollouts, has_turns
 from lab.engine.tokens import load_tokenizer
@@ -50,7 +49,7 @@ class Parts(NamedTuple):
     def state(self) -> dict[str, torch.Tensor]:
         """What a resumed run has to get back beside the model: the state of the optimizer, and of
         the methods with the method's axis before each name."""
-        tensors = optimizer_tensors(self.optimizer, self.parameters)
+        tensors = self.optimizer.tensors(self.parameters)
         for axis, method in self.methods.items():
             state: dict[str, torch.Tensor] = getattr(method, "state_dict", dict)()
             for name, value in state.items():
@@ -76,7 +75,7 @@ class Parts(NamedTuple):
         if self.policy.settings.lora:
             for name, parameter in self.parameters.items():
                 parameter.data.copy_(rest.pop(f"lora.{name}"))
-        load_optimizer_tensors(self.optimizer, self.parameters, rest)
+        self.optimizer.put_back(self.parameters, rest)
 
 
 def build(s: LabSettings, checkpoint: Path | None, drawn: Json) -> Parts:
@@ -147,7 +146,8 @@ def load_model(s: LabSettings, folder: Path, device: torch.device) -> Qwen2:
 
 
 def load_optimizer(s: LabSettings, policy: Policy) -> AdamW:
-    return AdamW(trained_parameters(policy.model).values(), s.learning_rate, s.weight_decay)
+    trained = trained_parameters(policy.model) if s.steps else {}  # else its means take memory
+    return AdamW(trained.values(), s.learning_rate, s.weight_decay)
 
 
 def initial_model(s: LabSettings) -> Qwen2:
