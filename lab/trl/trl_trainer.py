@@ -17,7 +17,7 @@ A weighting sees the whole batch of all processes, as in train.py. One more forw
 batch computes log_prob, entropy and collision, at the temperature of TRL's sampling. With `none`
 nothing of TRL's is changed. Evaluations are not weighted. In answers of several turns the mask is
 that of the model's own tokens (TRL's `tool_mask`). Answers with images are refused, and so are
-methods that sample or compute with this lab's own model.
+methods that use attention, or sample or compute with this lab's own model.
 """
 import inspect
 import math
@@ -275,40 +275,18 @@ class Look:
         return [gathered(self.trainer, fact.float() * self.mask) for fact in facts]
 
     def look(self, rollouts: Rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
-        """Compute hidden (B, T, D) or attention (B, T, T) when somebody asks `Rollouts` for it."""
-        name = "attention" if attention else "hidden"
-        if name not in self.results:
-            values = self.attention() if attention else self.hidden()
-            self.results[name] = gathered(self.trainer, values.float() * self.mask[:, :, None])
-        return self.results
+        """Compute hidden (B, T, D) when somebody asks `Rollouts` for it."""
+        if attention:
+            raise UserError("TRL's trainer gives a weighting no attention. A weighting that uses "
+                            "it needs train.py")
 
-    def hidden(self) -> torch.Tensor:
         def pick(made):
             return made.last_hidden_state[:, -self.T - 1:-1]  # what predicted the answer's tokens
 
-        _, _, states = self.run(model_of(self.trainer).base_model, pick)
-        return states
-
-    def attention(self) -> torch.Tensor:
-        """The attention of the last layer, a mean over its heads. Of the ways in which
-        `transformers` computes attention only the slowest shows the matrix."""
-        model, T = model_of(self.trainer), self.T
-        layers = [module for name, module in model.named_modules() if name.endswith("self_attn")]
-        before = model.config._attn_implementation
-
-        def pick(made):
-            if not isinstance(made, tuple) or made[1] is None:
-                raise UserError(f"{type(model).__name__} shows no attention to a weighting")
-            return made[1].mean(1)[:, -T - 1:-1, -T:]
-
-        if not layers:
-            raise UserError(f"{type(model).__name__} has no attention that a weighting could see")
-        model.set_attn_implementation("eager")
-        try:
-            _, _, attention = self.run(layers[-1], pick)
-            return attention
-        finally:
-            model.set_attn_implementation(before)
+        if not self.results:
+            _, _, states = self.run(model_of(self.trainer).base_model, pick)
+            self.results["hidden"] = gathered(self.trainer, states.float() * self.mask[:, :, None])
+        return self.results
 
 
 class Record:

@@ -165,7 +165,7 @@ def weights_on_file(folder, step=1):
     ("equal_gradient", {}, {"rescale": "gradient"}, "token"),
     ("outcome_conditional", {}, {}, "token"), ("by_kind", {}, {}, "token"),
     ("covariance", {"covariance_share": 0.1}, {}, "token"),
-    ("attention_credit", {}, {}, "token"), ("inverse_logprob_as_published", {}, {}, "token"),
+    ("inverse_logprob_as_published", {}, {}, "token"),
     ("learned_importance", {"importance_warmup": 0}, {}, "token")])
 def test_the_gradient_is_ours_on_the_same_batch(policy, tmp_path, name, flags, more, norm):
     """Weights from TRL's numbers and from ours are the same, and so is the gradient of TRL's loss,
@@ -477,9 +477,11 @@ from lab.tests.trl.test_trl_trainer import TINY, trained
 from safetensors.torch import save_file
 from lab.harness.build import load_policy
 from lab.harness.settings import make_settings
+FLAGS = {"importance_warmup": 0}
 policy = load_policy(make_settings({"model": TINY}))
 trainer, [gradient] = trained(policy, sys.argv[2], credit=f"{sys.argv[2]}/run",
-                              mitigation="attention_credit", per_device_train_batch_size=3,
+                              mitigation="learned_importance", mitigation_flags=FLAGS,
+                              per_device_train_batch_size=3,
                               ddp_backend="gloo")
 save_file(gradient, f"{sys.argv[2]}/{trainer.accelerator.process_index}.safetensors")
 """
@@ -496,7 +498,8 @@ def test_two_processes_weigh_one_batch(policy, tmp_path):
                            env={**os.environ, "ACCELERATE_USE_CPU": "true"})
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert ended.stdout.count("2 processes train together") == 1
-    batch, weight, wanted = ours(policy, tmp_path / "run", "attention_credit")
+    batch, weight, wanted = ours(policy, tmp_path / "run", "learned_importance",
+                                 {"importance_warmup": 0})
     assert len(batch.ids) == 12 and weight[batch.mask].mean() == pytest.approx(1, abs=1e-5)
     torch.testing.assert_close(torch.from_numpy(weights_on_file(tmp_path / "run")),
                                weight[batch.mask], rtol=1e-3, atol=1e-4)
@@ -562,6 +565,7 @@ def test_a_state_goes_on_where_it_was(policy, tmp_path, monkeypatch):
      "entropy_ratio has no flag beta, it has entropy_beta"),
     ({"mitigation": "entropy_ratio", "importance_sampling_level": "sequence"}, "need 'token'"),
     ({"mitigation": "causal_ablation"}, "needs train.py"),
+    ({"mitigation": "attention_credit"}, "no attention. A weighting that uses it needs train.py"),
     ({"mitigation": lambda rollouts: -rollouts.log_prob.abs()}, "is negative"),
     ({"rescale": "sum"}, "sum is not one of")])
 def test_what_cannot_be_is_refused_in_a_sentence(policy, tmp_path, given, said):
