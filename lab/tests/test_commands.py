@@ -103,7 +103,6 @@ TINY = ROOT / "models/tiny"
 @pytest.mark.parametrize("typed, said", [
     # a flag that would be read and ignored; the same flag where it has an effect is taken
     ("rank --critic_batches 0 --critic trunk", "--critic has no effect without --critic_batches"),
-    ("decided --all_answers --of_each 4", "--of_each has no effect without drawn answers"),
     ("preflight --out x", "--out has no effect, because nothing is trained or written"),
     ("preflight --answers 8 --group 9", "groups of 9 answers are planned"),
     ("idea gtpo --look RUN", "gtpo is an advantage, and --look shows weights"),

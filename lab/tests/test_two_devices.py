@@ -194,7 +194,7 @@ def test_an_idea_is_looked_at_there(learner, monkeypatch, capsys):
 
 @pytest.mark.parametrize("probe, flags", [
     ("baseline", []), ("phase1", []),
-    ("decided", ["--continuations", "2", "--all_answers", "--problems", "2"]),
+    ("decided", ["--continuations", "2", "--problems", "2"]),
     ("rank", ["--measured_k", "1", "--critic_batches", "1"])])
 def test_probes_are_made_there(learner, tmp_path, monkeypatch, probe, flags):
     monkeypatch.chdir(tmp_path)
