@@ -34,9 +34,9 @@ def test_a_command_has_its_line_in_the_overview(capsys):
 
 
 def test_the_overview_has_the_questions_and_commands_of_the_readme():
-    table = (ROOT / "README.md").read_text().partition("| you ask |")[2].partition("\n\n")[0]
+    table = (ROOT / "README.md").read_text().partition("## The lab")[2].partition("\n## ")[0]
     listed = {}
-    for question, commands in re.findall(r"^\| (.*?) \| (`.*`) \|$", table, flags=re.M):
+    for question, commands in re.findall(r"^- (.*?\?\S*) (`.*`)$", table, flags=re.M):
         plain = re.sub(r"\[(.*)\]\(.*\)", r"\1", question)
         listed[plain] = re.findall(r"`(\w+)`", commands)
     assert listed == {question: list(commands) for question, commands in overview.COMMANDS.items()}
