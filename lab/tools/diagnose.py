@@ -12,30 +12,24 @@ has too few steps. Nothing is written.
 """
 if __name__ == "__main__":
     raise SystemExit("start it with: python -m lab diagnose")
-import json
 import sys
 from pathlib import Path
 
 from lab.engine.errors import UserError
-from lab.harness.flags import Flag, read
-from lab.tools.helpers.diagnosis import as_json, faults_of, filled, in_words
+from lab.harness.flags import read
+from lab.tools.helpers.diagnosis import faults_of, filled, in_words
 from lab.tools.helpers.log import FEWEST, read_log
-
-FLAGS = {"json": Flag(False, "print JSON")}
 
 
 def main(argv: list[str]) -> int:
     """Print what the log shows, and return the exit status."""
-    flags = read(argv, "python -m lab diagnose LOG [flags]", __doc__, FLAGS,
-                 {"LOG": "a run folder, or the log of another trainer"})
+    flags = read(argv, "python -m lab diagnose LOG", __doc__, {}, {
+        "LOG": "a run folder, or the log of another trainer"})
     try:
         log = read_log(Path(flags.log))
     except UserError as error:
         print(f"diagnose: {error}", file=sys.stderr)
         return 2
     found = faults_of(log) if log.steps >= FEWEST else []
-    if flags.json:
-        print(json.dumps({"log": str(log.path), **as_json(log, found)}, indent=1))
-    else:
-        print(filled([f"{log.path}: {log.steps} steps.", *in_words(log, found)]))
+    print(filled([f"{log.path}: {log.steps} steps.", *in_words(log, found)]))
     return 2 if log.steps < FEWEST else int(bool(found))

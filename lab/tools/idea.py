@@ -65,8 +65,7 @@ FLAGS = {
                   least=2, most=1000),
     "look": Flag(None, "a run folder. The weights that the idea would have given the recorded "
                        "tokens of a step are shown, and nothing is trained", metavar="RUN"),
-    "step": Flag(None, "the step of --look. By default it is the last one for which the model that "
-                       "sampled it was kept", kind=int,
+    "step": Flag(None, "the step of --look. By default it is the last one", kind=int,
                  requires=(lambda values: values.look is not None, "--look")),
     "placebos": Flag("any,kind", "which placebos are trained. any: all tokens of a batch exchange "
                                  "their weights, or those of a group their advantages. kind: "
@@ -147,8 +146,7 @@ class Idea:
         keys = [(arm, seed) for seed in seeds for arm in self.arms]
         kinds = [self.arms["plain"].settings, self.arms["idea"].settings]
         processes, threads = side_by_side(kinds, self.own.processes)
-        failed = experiment.make(keys, self.command, processes, threads,
-                                 all_or_nothing=True)
+        failed = experiment.make(keys, self.command, processes, threads)
         if failed:
             raise UserError("; ".join(failed.values()))
         return experiment.arms(keys)

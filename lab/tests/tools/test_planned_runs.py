@@ -1,12 +1,9 @@
 """Runs side by side: made, stopped and gone on with, waited for, failed; and used again."""
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +12,7 @@ from conftest import ROOT, refusal, write_log
 from lab.harness.made_of import made_of
 from lab.tools.helpers import runs as planned_runs
 from lab.tools.helpers.runs import (Experiment, PlannedRun, Runs, finished_run, kinds_of, make_runs,
-                                    settings_of, side_by_side, stop_with_parent)
+                                    settings_of, side_by_side)
 
 TRAIN = """
 # As train.py, without a model: a line for each step, and on SIGTERM the end after this step.
@@ -144,24 +141,6 @@ def eight_cores(monkeypatch, is_large):
     monkeypatch.setattr(planned_runs, "usable_cores", lambda: 8)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells a process of its parent")
-def test_a_run_without_checkpoints_ends_with_its_parent_at_once():
-    """Told by SIGTERM it would finish its step, and keep a checkpoint."""
-    assert stop_signal_of_child(signal.SIGTERM) == signal.SIGTERM
-    assert stop_signal_of_child(signal.SIGKILL) == signal.SIGKILL
-    run = PlannedRun("none", 0, Path("run"), [], 1)
-    assert run.stop_signal == signal.SIGTERM
-    assert replace(run, keeps_checkpoints=False).stop_signal == signal.SIGKILL
-
-
-def stop_signal_of_child(wanted):
-    """What a new process reads from the system."""
-    program = ("import ctypes; PR_GET_PDEATHSIG, found = 2, ctypes.c_int(); "
-               "ctypes.CDLL(None).prctl(PR_GET_PDEATHSIG, ctypes.byref(found)); print(found.value)")
-    return int(subprocess.run([sys.executable, "-c", program], check=True, capture_output=True,
-                              preexec_fn=partial(stop_with_parent, wanted)).stdout)
-
-
 def test_a_failed_arm_is_left_and_the_others_are_made(planned, capfd):
     """What train.py itself says at its end is the reason."""
     bad = [planned("bad", seed, more="--model nowhere", program=ROOT / "train.py")
@@ -180,20 +159,6 @@ def test_a_run_that_the_system_killed_says_so(planned, tmp_path):
     reason = make_runs([run], 1, "")["none"]
     assert "it was killed. The system does that when there is not enough memory" in reason
     assert f"(log: {run.log})" in reason
-
-
-def test_all_or_nothing_starts_no_other_run_and_lets_those_that_started_finish(
-        planned, tmp_path, capfd):
-    """One fails at once, while another takes a second. The third is not started."""
-    (tmp_path / "bad.py").write_text("print('it cannot')\n")
-    good, late = planned("good", steps=50), planned("late")
-    bad = planned("bad", program=tmp_path / "bad.py")
-    runs = Runs([good, bad, late], 2, all_or_nothing=True)
-    assert runs.make() and list(runs.failed) == ["bad"] and runs.finished == 1
-    assert good.is_finished() and not late.log.exists()
-    said = capfd.readouterr().out
-    assert "failed: bad-s0: it cannot" in said
-    assert "no other run is started. These are finished first: good-s0\n" in said
 
 
 @pytest.fixture
@@ -249,14 +214,13 @@ def test_each_folder_is_read_once(monkeypatch):
         return {0: "of a folder", 1: "of a folder"}.get(planned.seed)
 
     monkeypatch.setattr(planned_runs, "finished_run", finished)
-    monkeypatch.setattr(planned_runs, "make_runs", lambda planned, *_, **more: (planned, more))
+    monkeypatch.setattr(planned_runs, "make_runs", lambda planned, *_: planned)
     experiment = Experiment(lambda arm, seed: PlannedRun(arm, seed, Path("x"), [], 60))
     keys = [("none", seed) for seed in range(3)]
     for _ in range(2):
         assert experiment.arms(keys) == {"none": {0: "of a folder", 1: "of a folder"}}
     assert read == ["none-s0", "none-s1", "none-s2", "none-s2"]
     assert [run.name for run in experiment.missing(keys)] == ["none-s2"]
-    made, more = experiment.make(keys, "command", 2, 3, all_or_nothing=True)
+    made = experiment.make(keys, "command", 2, 3)
     assert [(run.name, run.threads) for run in made] == [("none-s0", 3), ("none-s1", 3),
                                                           ("none-s2", 3)]
-    assert more == {"all_or_nothing": True}

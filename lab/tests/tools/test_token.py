@@ -11,17 +11,16 @@ from conftest import refusal
 
 from lab.analysis.run_folders import read_run
 from lab.analysis.token_table import read_step
-from lab.engine.model_folder import read_model_folder
 from lab.engine.policy import stop_ids
 from lab.engine.sampler import generate
 from lab.engine.tokens import KINDS, load_tokenizer
 from lab.harness.build import load_policy
-from lab.harness.read_record import read_credit, run_config
+from lab.harness.read_record import read_credit
 from lab.harness.settings import make_settings
 from lab.tools import follow
 from lab.tools.helpers import token
 from lab.tools.helpers.token import (CreditOfToken, credit_interval, in_short, likeliest_others,
-                                     measure_credit, refuse_other_model)
+                                     measure_credit)
 
 STEP, K = 1, 400
 
@@ -156,16 +155,6 @@ def test_the_likeliest_others_are_without_the_token_itself(recorded, policy, bat
     run, record = read_run(recorded), read_step(recorded, STEP)
     [said] = likeliest_others(run, str(policy.folder), record, policy.tokenizer, b, range(t, t + 1))
     assert said == f"the likeliest are {named} (by {policy.folder})"
-
-
-def test_a_model_with_other_log_probs_is_refused(recorded, policy):
-    record, config = read_step(recorded, STEP), run_config(recorded)
-    model = read_model_folder(policy.folder)
-    refuse_other_model(model, record, config, policy.folder)
-    with torch.no_grad():
-        model.model.norm.weight.mul_(3)
-    said = refusal(refuse_other_model, model, record, config, policy.folder)
-    assert f"so another model sampled step {STEP}" in said
 
 
 def answer(push=1.0, p=0.5, p_after=0.4, advantage=2.0, weight=1.0, dropped=None):

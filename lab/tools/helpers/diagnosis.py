@@ -359,14 +359,5 @@ def in_words(log: Log, found: list[Fault]) -> list[str]:
             + (f" Not in this log: {', '.join(absent)}." if absent else "")]
 
 
-def as_json(log: Log, found: list[Fault]) -> dict[str, object]:
-    """The same as data: means of the first and of the last fifth of the steps for each metric."""
-    metrics = {name: {"start": metric.start, "end": metric.end}
-               for name, metric in log.metrics.items() if metric.is_known}
-    return {"steps": log.steps, "metrics": metrics, "faults": [
-        {"row": fault.row, "what": fault.check.what, "seen": fault.evidence,
-         "decide": fault.check.decide} for fault in found]}
-
-
 def filled(parts: list[str]) -> str:
     return "\n\n".join(textwrap.fill(part, 100) for part in parts)

@@ -14,7 +14,6 @@ Everything can be stopped at any moment, and the same command continues. A run t
 checkpoints is then ended at once, and starts again. A run that another process is writing fails
 with a sentence.
 """
-import ctypes
 import os
 import signal
 import subprocess
@@ -22,9 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
-from typing import Any
 
 from lab.analysis.run_folders import Run, read_run
 from lab.engine.errors import PROJECT, UserError
@@ -39,7 +36,6 @@ from lab.harness.settings import LabSettings, is_large, make_settings, read_flag
 
 PAUSE = 0.5             # seconds between two looks at the processes
 AT_ONCE = "stopping. A run that is not finished will start again from step 1"
-PR_SET_PDEATHSIG = 1    # <sys/prctl.h>
 PROCESSES = Flag(0, "how many runs are made at a time. 0 means one for each core that this program "
                  "may use, but for a large model and on a GPU one",
                  least=0, most=MOST_THREADS)
@@ -99,11 +95,11 @@ class Runs:
     """The planned runs, of which `make` makes those that are not finished.
 
     `failed` has what went wrong, by arm. When a run has failed, the others of its arm are not
-    started; with `all_or_nothing` no others at all. Those that have started are finished.
+    started. Those that have started are finished.
     """
 
-    def __init__(self, planned: list[PlannedRun], processes: int, all_or_nothing: bool = False):
-        self.planned, self.processes, self.all_or_nothing = planned, processes, all_or_nothing
+    def __init__(self, planned: list[PlannedRun], processes: int):
+        self.planned, self.processes = planned, processes
         self.waiting = [run for run in planned if not run.is_finished()]
         self.running: list[tuple[PlannedRun, subprocess.Popen[bytes]]] = []
         self.failed: dict[str, str] = {}
@@ -151,7 +147,7 @@ class Runs:
                 [sys.executable, *run.command], stdin=subprocess.DEVNULL, stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "OMP_NUM_THREADS": str(run.threads)},
-                start_new_session=True, preexec_fn=partial(stop_with_parent, run.stop_signal))
+                start_new_session=True)
         self.running.append((run, process))
 
     def collect(self) -> None:
@@ -170,14 +166,10 @@ class Runs:
     def give_up(self, run: PlannedRun, reason: str) -> None:
         """Keep the reason, and drop the runs that are not started because of it."""
         self.failed.setdefault(run.arm, f"{run.name}: {reason}")
-        dropped = [other for other in self.waiting
-                   if self.all_or_nothing or other.arm == run.arm]
+        dropped = [other for other in self.waiting if other.arm == run.arm]
         self.waiting = [other for other in self.waiting if other not in dropped]
         self.given_up += 1 + len(dropped)
         say(f"failed: {run.name}: {reason}")
-        if self.all_or_nothing and self.running:
-            names = ", ".join(other.name for other, _ in self.running)
-            say(f"no other run is started. These are finished first: {names}")
 
     def show(self) -> None:
         parts = [f"{self.finished} of {len(self.planned)} finished{self.time_left()}"]
@@ -195,13 +187,6 @@ class Runs:
         return f", about {max(1, round(seconds / 60))} min left"
 
 
-def stop_with_parent(stop_signal: signal.Signals) -> None:
-    """Called in the new process: it will get this signal when its parent is gone, also after
-    kill -9, if the system can do that."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, stop_signal)
-
-
 def why_it_ended(process: subprocess.Popen[bytes], log: Path) -> str:
     if process.returncode == -signal.SIGKILL:
         return ("it was killed. The system does that when there is not enough memory; --processes "
@@ -214,11 +199,10 @@ def last_line(log: Path) -> str:
     return written.split("\n")[-1].strip() or "it printed nothing"
 
 
-def make_runs(planned: list[PlannedRun], processes: int, command: str,
-              all_or_nothing: bool = False) -> dict[str, str]:
+def make_runs(planned: list[PlannedRun], processes: int, command: str) -> dict[str, str]:
     """Make the runs that are missing; returns those that failed, with the reason. `command` is the
     command that was typed."""
-    runs = Runs(planned, processes, all_or_nothing)
+    runs = Runs(planned, processes)
     say(f"{len(runs.waiting)} of {len(planned)} runs have to be made, {processes} at a time")
     if not runs.make():
         finished = sum(run.is_finished() for run in planned)
@@ -321,9 +305,8 @@ class Experiment:
     def missing(self, keys: Iterable[Key]) -> list[PlannedRun]:
         return [self.plan_run(*key) for key in keys if not self.run(*key)]
 
-    def make(self, keys: Iterable[Key], command: str, processes: int, threads: int = 1,
-             **more: Any) -> dict[str, str]:
-        """Train what is missing of these runs (`make_runs`, which also takes `more`). Returns the
-        arms that failed, with the reason."""
+    def make(self, keys: Iterable[Key], command: str, processes: int,
+             threads: int = 1) -> dict[str, str]:
+        """Train what is missing of these runs. Returns the arms that failed, with the reason."""
         planned = [replace(self.plan_run(*key), threads=threads) for key in keys]
-        return make_runs(planned, processes, command, **more)
+        return make_runs(planned, processes, command)

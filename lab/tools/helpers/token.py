@@ -44,7 +44,6 @@ from lab.harness.settings import settings_of_run
 from lab.engine.model import Qwen2
 
 SAME_MODEL = 0.1  # if log-probs differ by more from the record, another model sampled it
-COMPARED = 50     # tokens of an answer, of which the mean difference is taken
 NAMED_STEPS = 8   # if more models were kept, only some of their steps are named
 NAMED = 4         # so many of the likeliest other tokens
 # with fewer than ten continuations an interval is nearly as wide as the range of rewards
@@ -84,19 +83,6 @@ def log_probs_at(places: range, b: int, model: Qwen2, record: StepRecord, config
     states = model.model(torch.from_numpy(ids)[None].long())[0, len(prompt) - 1 + places.start:]
     temperature = config.get("columns_temperature", 1)  # of what is on record
     return (model.logits(states).float() / temperature).log_softmax(-1)
-
-
-def refuse_other_model(model: Qwen2, record: StepRecord, config: Json, folder: Path) -> None:
-    """Raise an error if the first answer of a step has other log-probs under this model."""
-    tokens = record.tokens_of(0).where(slice(COMPARED))
-    ids = tokens["token_id"]
-    log_prob = log_probs_at(range(len(ids)), 0, model, record, config, folder)
-    own = log_prob.gather(1, torch.from_numpy(ids)[:, None])[:, 0]
-    gap = np.abs(own.numpy() - tokens["log_prob"]).mean()
-    if gap > SAME_MODEL:
-        raise UserError(f"the log-probs of {folder} differ by {gap:.2g} on average from those on "
-                        f"record, so another model sampled step {record.step}, or its tokens have "
-                        "other numbers there")
 
 
 def likeliest_others(run: Run, sampled_by: str | None, record: StepRecord, tokenizer: Tokenizer,

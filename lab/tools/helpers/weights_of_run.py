@@ -1,38 +1,31 @@
 """The weights that a weighting would have given the recorded tokens of a run (lab idea --look).
 
-Nothing is trained or written. A model is loaded only for a weighting that needs hidden states,
-attention or further samples. It is the model that sampled the step, if it was kept.
+Nothing is trained or written, and no model is loaded. So a weighting that needs hidden states,
+attention or further samples is refused: `lab idea` first describes its weights in a few batches.
 """
 import inspect
-from collections.abc import Callable
-from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from lab.engine.methods import ADVANTAGES, MITIGATIONS
+from grpo import gradient_size
 from lab.analysis.answers import groups_in_order
-from lab.analysis.run_folders import existing, task_of
-from lab.analysis.token_table import read_step
+from lab.analysis.run_folders import existing
+from lab.credit.weightings import drop_unfinished, rescaled_weight
 from lab.engine.errors import UserError
-from lab.engine.policy import Policy, derived_seed
+from lab.engine.methods import ADVANTAGES, MITIGATIONS, make
+from lab.engine.policy import derived_seed
 from lab.engine.rollouts import Rollouts
 from lab.engine.tokens import token_bytes, without_earlier_turns
-from grpo import gradient_size
-from lab.harness.read_record import (credit_steps, read_credit, read_tokenizer, run_config,
-                                     sampling_models)
-from lab.harness.record import Json, find_folder
-from lab.harness.screen import put
-from lab.harness.build import load_policy, make_weighting
 from lab.harness.flags import flags_of
+from lab.harness.read_record import credit_steps, read_credit, read_tokenizer
+from lab.harness.record import Json
+from lab.harness.screen import put
 from lab.harness.settings import LabSettings, settings_of_run
-from lab.credit.weightings import rescaled_weight
 from lab.tools.helpers.look import about_gradient, differs_within
 from lab.tools.helpers.terminal import legend, one_line, shaded
-from lab.tools.helpers.token import (check_exists, refuse_other_model, refuse_other_problems,
-                                     where_kept)
-from lab.credit.weightings import drop_unfinished
+from lab.tools.helpers.token import check_exists
 
 SHOWN = 4  # answers
 SHADES = ((0.25, "48;5;255;38;5;0"), (0.5, "48;5;254;38;5;0"), (0.8, "48;5;195;38;5;0"),
@@ -52,8 +45,15 @@ def look_at_run(name: str, run: str, step: int | None, typed: Json) -> None:
             raise UserError(f"--{flag} has no effect with --look, because all else is as in the "
                             f"run. {name} takes {', '.join(f'--{one}' for one in sorted(own))}")
     folder = existing(run)
-    settings = settings_with(folder, {"mitigation": name, **typed})
-    rollouts, weight, metrics = weighed(folder, step_of_run(folder, settings, step), settings)
+    steps = credit_steps(folder)
+    if not steps:
+        raise UserError(f"{folder} has no credit files yet")
+    step = steps[-1] if step is None else step
+    check_exists("step", step, steps, folder)
+    # the run's own settings, with another weighting; its advantages are on record
+    settings = settings_of_run(folder, advantage="grpo", placebo="none", device="cpu",
+                               mitigation=name, **typed)
+    rollouts, weight, metrics = weighed(folder, step, settings)
     print(headline(folder, rollouts, settings, metrics))
     print("\n".join(f"  {line}" for line in about_weights(rollouts, weight)))
     groups = groups_in_order(rollouts.group.numpy(), rollouts.reward.numpy())
@@ -69,64 +69,17 @@ def about_weights(rollouts: Rollouts, weight: torch.Tensor) -> list[str]:
     return about_gradient(True, kind, *columns, differs_within(weight, rollouts.mask))
 
 
-def settings_with(folder: Path, weighting: dict) -> LabSettings:
-    """The run's own settings, with the weighting that was asked for. Its advantages are on
-    record."""
-    return settings_of_run(folder, advantage="grpo", placebo="none", device="cpu", **weighting)
-
-
-def step_of_run(folder: Path, settings: LabSettings, step: int | None) -> int:
-    steps, models = credit_steps(folder), sampling_models(folder, settings.model)
-    if not steps:
-        raise UserError(f"{folder} has no credit files yet")
-    if step is None:
-        return max(models, default=steps[-1])
-    check_exists("step", step, steps, folder)
-    return step
-
-
-class ModelOfStep:
-    """The model that sampled a step, for `Rollouts.forward`. It is loaded when it is first used."""
-
-    def __init__(self, folder: Path, step: int, settings: LabSettings):
-        self.folder, self.step, self.settings = folder, step, settings
-
-    @cached_property
-    def policy(self) -> Policy:
-        models, step = sampling_models(self.folder, self.settings.model), self.step
-        if step not in models:
-            raise UserError(f"{self.settings.mitigation} needs the model, and the one that sampled "
-                            f"step {step} was not kept. {where_kept(models)}")
-        policy = load_policy(self.settings, find_folder(models[step]))
-        record = read_step(self.folder, step)
-        refuse_other_model(policy.model, record, run_config(self.folder), policy.folder)
-        return policy
-
-    @cached_property
-    def look(self) -> Callable:
-        """The `look` of the extra forward pass."""
-        return self.policy.extra_forward().look
-
-
 def weighed(folder: Path, step: int, s: LabSettings) -> tuple[Rollouts, torch.Tensor, dict]:
     """The batch of a step, its weights (B, T) as training would have made them, and the metrics."""
-    model, policy, problems = ModelOfStep(folder, step, s), None, []
-    if inspect.isclass(MITIGATIONS[s.mitigation]):  # it may sample answers and have them scored
-        if not task_of(run_config(folder)):
-            raise UserError(f"{s.mitigation} keeps a state or samples answers, so it needs the "
-                            f"run's model and problems, and the task of {folder} is not there")
-        policy = model.policy
-        problems = policy.task.training_problems(s.seed, step, s.questions)
+    weighting = MITIGATIONS[s.mitigation]
+    if inspect.isclass(weighting):
+        raise UserError(f"{s.mitigation} keeps a state or samples answers, which a record does not "
+                        "have. Without --look it is looked at in a few batches of the model")
     generator = torch.Generator().manual_seed(derived_seed("credit", s.seed, step))
-    rollouts = read_credit(folder, step, read_tokenizer(folder), problems=problems, forward=model,
-                           generator=generator)
-    if policy:
-        refuse_other_problems(folder, rollouts, policy)
-    weighting = make_weighting(s, policy)
-    if hasattr(weighting, "state_dict") and step > 1:
-        print(f"{s.mitigation} learns during a run. Here it is as at the start of one.")
+    rollouts = read_credit(folder, step, read_tokenizer(folder), generator=generator)
+    method = make(weighting, s.keywords_of(weighting), None)
     batch = drop_unfinished(rollouts) if s.drop_unfinished else rollouts
-    return rollouts, *rescaled_weight(weighting, s.mitigation, batch, policy, s.rescale)
+    return rollouts, *rescaled_weight(method, s.mitigation, batch, None, s.rescale)
 
 
 def headline(folder: Path, rollouts: Rollouts, s: LabSettings, metrics: dict) -> str:
