@@ -19,6 +19,7 @@ import torch
 
 from lab.analysis.run_folders import task_of
 from lab.analysis.token_table import StepRecord, TokenTable, read_step
+from lab.credit.monte_carlo import continuation_rewards
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, Choices
 from lab.engine.forward import TokenLogProbs
 from lab.engine.optimizer import AdamW, clip_and_step
@@ -43,10 +44,6 @@ NOT_TRAINED = "cut off by the limit, so it is not trained on (--drop_unfinished)
 ONE_UPDATE = ("of new to old probability: 1 in the only update with this batch, so PPO's clipped "
               "ratio has the gradient of log p (--epochs 1)")
 REWARDS = 16  # different rewards of a group that are listed: each of its answers has the list
-# what is no column of a record is measured afterwards (lab/analysis/kept_credit.py)
-WHERE_MEASURED = {
-    "others": "qwen2_model.py: Qwen2.logits",
-    "credit in words": "lab/credit/monte_carlo.py: continuation_rewards"}
 NAMES = re.compile(r"\[\[(.+?)\]\]")
 Stage = tuple[str, str, str]  # label, text, the function that computes it
 Value = str | float | None
@@ -62,7 +59,7 @@ def stages(config: Mapping[str, object]) -> list[Stage]:
         *loss_stages(s),
         ("change", "the step changed its log p by [[change]], so that p = [[p after]] after it",
          where(update_with_change)),
-        ("credit", "[[credit in words]]", WHERE_MEASURED["credit in words"]),
+        ("credit", "[[credit in words]]", where(continuation_rewards)),
         ("rank", "of the answer's [[tokens]] tokens it is number [[rank]] by the size of its "
                  "gradient at the logits, the largest first", where(ranks))]
 
@@ -73,7 +70,7 @@ def sampling_stages(s: SimpleNamespace, task: type | None) -> list[Stage]:
     return [("rewards", "of the [[answers]] answers to this problem, [[rewards]]", score),
             ("p", "its probability: exp(log p) = exp([[log-prob]]) = [[p]]",
              where(Distribution.facts)),
-            ("others", "[[others]]", WHERE_MEASURED["others"]),
+            ("others", "[[others]]", "qwen2_model.py: Qwen2.logits"),
             ("entropy", "-sum p log p = [[entropy]], summed over all tokens that could stand here",
              where(Distribution.facts)),
             ("reward", f"{reward} = [[reward]], where [[parts]]", score)]

@@ -5,16 +5,14 @@ from typing import NotRequired, TypedDict
 import numpy as np
 from tokenizers import Tokenizer
 
-from lab.analysis.account import (WHERE_MEASURED, Numbers, Stage, Value, numbers_of, only_of_own,
-                                  rounded, stages)
-from lab.analysis.kept_credit import Measured, kept_answers
+from lab.analysis.account import (Numbers, Stage, Value, numbers_of, only_of_own, rounded,
+                                  stages)
 from lab.analysis.run_folders import Run
 from lab.analysis.token_table import StepRecord, read_step
 from lab.engine.tokens import token_bytes, without_earlier_turns
 from lab.harness.read_record import has_column, read_tokenizer
 from lab.harness.record import Json
 
-Z = 1.96  # a normal 95% interval is so many standard errors to each side
 PER_PAGE, STEPS = 10_000, 21  # tokens of training answers on a page, and steps they are from
 # What a page can shade tokens by; it begins with the first. Each has the name of its column, and
 # the end of a sentence that begins "The stronger a token's colour, ...". A run may lack some.
@@ -60,48 +58,24 @@ def answers_of(run: Run, most_tokens: int = PER_PAGE) -> list[ShownAnswer]:
     """The answers that a page shows token by token, of evenly spaced steps of a run. If the change
     of the tokens was measured in some steps, they are of these.
 
-    It takes as many answers of a step as fit, and never fewer than two. First come those of which
-    something was measured after the run, then those of groups whose rewards differ.
+    It takes as many answers of a step as fit, and never fewer than two. Groups whose rewards differ
+    come first.
     """
     folder, lines, tokenizer = run["folder"], metrics_by_step(run), read_tokenizer(run["folder"])
-    measured = kept_answers(folder)
     with_change = [step for step in run["steps"] if has_column(folder, step, "change")]
     steps = with_change or run["steps"]
     chosen = {steps[index] for index in set(map(round, np.linspace(0, len(steps) - 1, STEPS)))}
-    chosen |= {step for step, _ in measured if step in run["steps"]}
     found: list[ShownAnswer] = []
     for step in sorted(chosen):
         record = read_step(folder, step)
-        kept = {b: one for (of_step, b), one in measured.items()
-                if of_step == step and is_of(record, one)}
         groups = groups_in_order(record.answers["group"], record.answers["reward"])
-        order = [*kept, *(b for b in np.concatenate(groups).tolist() if b not in kept)]
+        order = np.concatenate(groups)
         length_so_far = np.cumsum(record.answers["length"][order])
         room = most_tokens // len(chosen)
-        fitting = max(2, len(kept), int((length_so_far <= room).sum()))
-        for b in order[:fitting]:
+        for b in order[:max(2, int((length_so_far <= room).sum()))].tolist():
             found.append(answer_of(record, tokenizer, run["config"], lines.get(step), b))
-            if b in kept:
-                add_measured(found[-1], kept[b])
     found[0]["stages"] = stages(run["config"])
     return with_the_same_values(found)
-
-
-def is_of(record: StepRecord, measured: Measured) -> bool:
-    """Whether the answer that was measured is the one on record: a run can be made again."""
-    b = measured["answer"]
-    if b >= len(record.answers["group"]):
-        return False
-    return bool(record.tokens_of(b)["token_id"].tolist() == measured["token_id"])
-
-
-def add_measured(answer: ShownAnswer, measured: Measured) -> None:
-    """Add what was measured of the answer's tokens: their credit as numbers, the rest in words."""
-    answer["values"]["credit"] = list(map(rounded, measured["credit"]))
-    answer["values"]["credit's error"] = [
-        rounded((high - low) / (2 * Z)) for low, high in zip(measured["low"], measured["high"])]
-    for name in WHERE_MEASURED:
-        answer["account"][name] = list(measured[name])  # type: ignore[literal-required]
 
 
 def with_the_same_values(answers: list[ShownAnswer]) -> list[ShownAnswer]:

@@ -9,7 +9,6 @@ const quantities = Object.keys(answers[0]?.values ?? {})  // those that are know
 const stops = [...new Set([...evaluations, ...answers].map(line => line.step))]
   .sort((a, b) => a - b);
 const SIDES = ['push', 'change', 'credit'];  // the sides of the switch
-const MEASURED = ['credit', "credit's error"];  // known of few answers (lab follow --keep)
 const PAUSE = 900;  // milliseconds between two steps that are played
 // The colours of values above and below 0. Each has one meaning in all pictures (page.css).
 const UP_AND_DOWN = ['--up', '--down'];
@@ -321,15 +320,13 @@ function drawKey() {
   const [above, below] = COLOURS[name] ?? UP_AND_DOWN;
   const ramp = hue => 'linear-gradient(90deg,' + [0, .02, .1, .25, .5, 1]
     .map(share => `${colour(hue, share)} ${100 * share}%`) + ')';
-  drawKnown(name);
   $('positive').style.background = ramp(above);
   $('negative').style.background = ramp(below);
   $('above').hidden = !values.some(value => value > 0);
   $('below').hidden = !values.some(value => value < 0);
   $('most').textContent = `${size} or more`;
   $('least').textContent = `-${size} or less`;
-  const same = !MEASURED.includes(name)
-    && answers.every(answer => new Set(answer.values[name]).size < 2);
+  const same = answers.every(answer => new Set(answer.values[name]).size < 2);
   $('meaning').textContent = `The stronger a token's colour, ${MEANING[name]}.`
     + (same ? ' In this run all tokens of an answer have the same value.' : '');
   const sizes = sizesIn(shownStep, name);
@@ -340,19 +337,6 @@ function drawKey() {
       + `${sizes.at(-1).toPrecision(3)})`;
   $('scale').textContent =
     `The scale is that of step ${shownStep}: the full colour stands for ${size}${beyond}.`;
-}
-
-// Buttons that lead to the answers of which a measured quantity is known.
-function drawKnown(name) {
-  $('known').replaceChildren();
-  if (!MEASURED.includes(name)) return;
-  const known = answers.filter(answer => answer.values[name].some(value => value !== null));
-  if (known.length === answers.length) return;
-  $('known').append(`The ${name} was measured for `, ...known.map(answer => {
-    const button = element('button', '', `step ${answer.step}, answer ${answer.episode}`);
-    button.onclick = () => goTo(answer).box.box.focus();
-    return button;
-  }));
 }
 
 // A solved answer beside one that is not: what the reward tells apart.

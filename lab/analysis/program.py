@@ -26,18 +26,17 @@ from lab.analysis.page import (Picture, figure_of, folded, make_output_folder, p
                                section_of, viewer, write_page)
 from lab.analysis.plots import (CHANGE_COLOUR, COLOURS, GRADIENT_COLOUR, GREY, PUSH_COLOUR,
                                 TOKENS_COLOUR, Style, legend_below, save, whole_steps)
-from lab.analysis.run_folders import Run, evaluations, existing, read_run, task_of
+from lab.analysis.run_folders import Run, evaluations, existing, read_run
 from lab.engine.tokens import KINDS
 from lab.gradient_noise import in_words, noise_share
 from lab.harness.flags import Flag, read
-from lab.harness.read_record import read_columns, read_tokenizer, sampling_models
+from lab.harness.read_record import read_tokenizer
 from lab.harness.record import Json
 from lab.harness.screen import python_command, say, show_status
 from lab.tools.helpers.diagnosis import in_short
 from lab.tools.helpers.log import read_log
 
-CONTINUATIONS = 200  # for each value: an interval of a credit then reaches 0.1 to each side
-RARE = 0.001         # share of the tokens: a kind that is rarer has no bars
+RARE = 0.001  # share of the tokens: a kind that is rarer has no bars
 LEGEND = (
     "A is the advantage of a token, w its weight, p its probability, and s = norm(onehot - p) the "
     "size of the gradient of log p at the logits. The gradient's size at the logits is abs(A) w s. "
@@ -75,7 +74,6 @@ def main(argv: list[str]) -> None:
     if tally:
         say("To follow one token through a step: "
             f"{python_command('-m', 'lab', 'follow', run['folder'])}")
-        say_how_to_measure(run)
     say(f"The page is {folder / 'report.html'}. Its pictures lie beside it.")
 
 
@@ -93,18 +91,6 @@ def say_what_went_wrong(folder: Path) -> None:
     """Print in a line which mistakes of docs/how_a_run_fails.md the run's metrics show."""
     if (folder / "metrics.jsonl").is_file() and (verdict := in_short(read_log(folder))):
         say(f"{verdict} The numbers: {python_command('-m', 'lab', 'diagnose', folder)}")
-
-
-def say_how_to_measure(run: Run) -> None:
-    """Name the command that measures the credit of an answer, if a model was kept for that, and the
-    task is there that scores what it writes."""
-    models = sampling_models(run["folder"], str(run["config"].get("model", "")))
-    if models and task_of(run["config"]) and run["config"].get("loss") != "dpo":
-        if "own" in read_columns(Path(run["folder"]), min(models)):
-            return  # an environment has replied: credit is measured in answers of one turn alone
-        command = python_command("-m", "lab", "follow", run["folder"], "--step", min(models),
-                                 "--answer", 0, "--credit", CONTINUATIONS, "--keep")
-        say(f"To measure what each token of an answer earned, for the page: {command}")
 
 
 def shown_evaluations(run: Run) -> list[Json]:

@@ -16,7 +16,8 @@ A squared credit is measured as the product of two independent estimates, becaus
 estimate would be too large by its variance. Only tokens with 1 - p above --certain are measured:
 the credit of another token is at most --certain times the range of the reward, and counts as 0.
 
-The measured answers are written as a run folder for analyze.py, in which each problem is a step.
+The measured answers are written as a run folder, in which each problem is a step. `python -m lab
+page results/decided-s0/run` shades them by credit.
 Its column `decided` has the squared credit, `true_credit` the credit, and `true_credit_se` its
 standard error.
 """
@@ -42,7 +43,7 @@ from lab.harness.flags import Flag
 from lab.harness.record import credit_path, provenance, write_credit
 from lab.probes.notes_sums import CLASSES, class_codes
 from lab.probes.common import MODEL_FLAGS, Findings, Progress, policy_from_flags, sample_batch
-from run import make_run
+from run import append, make_run
 from lab.probes.credit import MeasuredCredit, squared_credit, true_credit
 
 AT_ONCE = 6  # so many problems are answered at the same time
@@ -176,8 +177,8 @@ def correlation_of_halves(measured: list[MeasuredAnswers]) -> float:
 
 
 def write_run(path: Path, policy: Policy, measured: Sequence[MeasuredAnswers]) -> None:
-    """A run folder for analyze.py, a step for each part that was measured."""
-    config = {**policy.settings.to_json(), "steps": 1, **provenance(),
+    """A run folder for analyze.py and lab page, a step for each part that was measured."""
+    config = {**policy.settings.to_json(), "steps": len(measured), "eval_every": 0, **provenance(),
               "reward": policy.task.rewarded, "model_config": asdict(policy.model.config)}
     make_run(path, config, policy.folder / "tokenizer.json")
     for step, part in enumerate(measured, 1):
@@ -185,3 +186,5 @@ def write_run(path: Path, policy: Policy, measured: Sequence[MeasuredAnswers]) -
                    "decided": squared_credit(part.credit.parts)}
         write_credit(credit_path(path, step), replace(part.rollouts, step=step),
                      part.rollouts.mask.float(), columns)
+        success = part.rollouts.scores["answer"].mean().item()
+        append(path / "metrics.jsonl", {"step": step, "success": success})

@@ -12,48 +12,35 @@ this the model that sampled the answer continues it 1,000 times from before the 
 times from after it. The first sentences, *In short*, then join push, change and credit: whether the
 token was pushed up or down, what became of its probability, and whether the push was deserved.
 
-With --keep and without --token the credit of every token of the answer is measured, and the
-likeliest other tokens at its place:
-
-    python -m lab follow runs/none-grpo-s0 --step 1 --answer 5 --credit 200 --keep
-
-With 200 continuations for each value an interval reaches about 0.1 to each side. The result is kept
-in the run's folder `analysis`, and from then on the page of `lab page` shows it, and this program
-without any flag.
-
 The numbers come from the credit file, and each line ends with the function that computes it.
 Answers and tokens are counted from 0, as in the file and on the page of `lab page`. The line
 "others" has the likeliest other tokens at this position. They come from the model that sampled the
 step, if it was kept. The line "term" has the token's term of the loss. The line "gradient" has two
 numbers: the gradient's size at the logits, by which tokens are compared here and on the page, and
 what is left of it in the loss, which divides by N. docs/symbols.md says what A, c, w, m, N and s
-are. Nothing is written without --keep.
+are. Nothing is written.
 """
 if __name__ == "__main__":
     raise SystemExit("start it with: python -m lab follow")
 import textwrap
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from lab.analysis.account import Value, stages, with_numbers
-from lab.analysis.answers import (ShownAnswer, add_measured, answer_of, groups_in_order, is_of,
-                                  metrics_by_step)
-from lab.analysis.kept_credit import kept_answers
+from lab.analysis.answers import ShownAnswer, answer_of, groups_in_order, metrics_by_step
 from lab.analysis.run_folders import Run, existing, read_run, task_of
 from lab.analysis.tables import Table, by_row
 from lab.analysis.token_table import StepRecord, read_step
 from lab.engine.errors import UserError
 from lab.engine.tokens import KINDS, SECTIONS
 from lab.harness.read_record import read_tokenizer, sampling_models
-from lab.harness.screen import (BOLD, has_colour, put, python_command, say, styled, visible)
+from lab.harness.screen import (BOLD, has_colour, put, say, styled, visible)
 from lab.harness.flags import Flag, read
 from lab.tools.helpers.terminal import legend, one_line, shaded
-from lab.tools.helpers.token import (FEWEST_CONTINUATIONS, MOST_CONTINUATIONS, CreditOfToken,
-                                     check_exists, in_short, likeliest_others, measure_and_keep,
-                                     measure_credit, where_kept)
+from lab.tools.helpers.token import (FEWEST_CONTINUATIONS, MOST_CONTINUATIONS, check_exists,
+                                     in_short, likeliest_others, measure_credit, where_kept)
 
 SHOWN = 2           # problems, without --answer
 FLAGS = {
@@ -63,9 +50,6 @@ FLAGS = {
     "credit": Flag(None, "also measure the token's credit: sample so many continuations of the "
                          "answer before the token, as many after it, and compare their rewards",
                    kind=int, least=FEWEST_CONTINUATIONS, most=MOST_CONTINUATIONS),
-    "keep": Flag(False, "with --credit and without --token: measure the credit of every token of "
-                        "the answer, and the likeliest other tokens. Keep that with the run, so "
-                        "that `lab page` shows it"),
     "show": Flag(None, f"number of problems to show. By default it is {SHOWN}. Those whose answers "
                        "differ in reward come first", kind=int, least=1)}
 SHADES = ((0.05, ""), (0.2, "48;5;195;38;5;0"), (0.4, "48;5;153;38;5;0"), (0.7, "48;5;75;38;5;16"),
@@ -75,8 +59,7 @@ MOST = 8            # tokens that get a line
 
 
 def main(argv: list[str]) -> None:
-    usage = ("python -m lab follow RUN [--step N] [--answer N] "
-             "[--token N [--credit K]] [--credit K --keep]")
+    usage = "python -m lab follow RUN [--step N] [--answer N] [--token N [--credit K]]"
     flags = read(argv, usage, __doc__, FLAGS,
                  {"[RUN]": "a run folder. By default it is the newest in runs/"})
     run = read_run(existing(flags.run))
@@ -105,46 +88,26 @@ def main(argv: list[str]) -> None:
             raise UserError(f"token {flags.token} of answer {flags.answer} was written by the "
                             "environment: it has no advantage, and no step pushes it")
     print(f"{title}\nanswer {flags.answer} to {one_line(answer['prompt'])}")
-    if flags.keep:
-        measure_and_keep(run, models[step], record, tokenizer, flags.answer, flags.credit)
-        return say("It is shown by the same command with --token N instead of --credit and --keep, "
-                   "and on\nthe page that this one writes: "
-                   f"{python_command('-m', 'lab', 'page', folder)}")
     if flags.token is None:
         return show_answer(answer)
-    has_more = follow_token(run, models.get(step), record, tokenizer, answer, flags)
-    if not has_more and task_of(run["config"]) and "own" not in answer:
+    follow_token(run, models.get(step), record, tokenizer, answer, flags)
+    if not flags.credit and task_of(run["config"]) and "own" not in answer:
         say_what_else(step, models)
 
 
 def follow_token(run: Run, model: str | None, record: StepRecord, tokenizer: Tokenizer,
-                 answer: ShownAnswer, flags: SimpleNamespace) -> bool:
+                 answer: ShownAnswer, flags: SimpleNamespace) -> None:
     """Print what is known of a token, in short first. `model` is the folder of the model that
-    sampled it, if it was kept. Returns whether more than its account is known."""
-    t, folder = flags.token, run["folder"]
-    credit = credit_of_kept(folder, record, answer, t)
-    has_more = bool(credit or flags.credit)
-    if not credit:
-        [others] = likeliest_others(run, model, record, tokenizer, flags.answer, range(t, t + 1))
-        add_in_words(answer, "others", t, others)
+    sampled it, if it was kept."""
+    t, credit = flags.token, None
+    others = likeliest_others(run, model, record, tokenizer, flags.answer, t)
+    add_in_words(answer, "others", t, others)
     if flags.credit and model:
-        credit = measure_credit(folder, model, record.step, flags.answer, t, flags.credit)
+        credit = measure_credit(run["folder"], model, record.step, flags.answer, t, flags.credit)
         add_in_words(answer, "credit in words", t, credit.in_words())
     print(f"\n{textwrap.fill(in_short(answer, t, credit), 100)}")
     show_token(answer, t)
     print_account(run, answer, t)
-    return has_more
-
-
-def credit_of_kept(folder: Path, record: StepRecord, answer: ShownAnswer,
-                   t: int) -> CreditOfToken | None:
-    """Add to the answer what --keep has measured of it, and return token t's credit."""
-    kept = kept_answers(folder).get((record.step, answer["episode"]))
-    if not kept or not is_of(record, kept):
-        return None
-    add_measured(answer, kept)
-    interval = kept["low"][t], kept["high"][t]
-    return CreditOfToken(0.0, kept["credit"][t], interval, kept["continuations"])
 
 
 def refuse_alone(flags: SimpleNamespace) -> None:
@@ -153,12 +116,8 @@ def refuse_alone(flags: SimpleNamespace) -> None:
         raise UserError("--show says how many problems are shown, and --answer shows one answer")
     if flags.token is not None and flags.answer is None:
         raise UserError(f"--token {flags.token} needs --answer, the answer that the token is in")
-    if flags.keep and (not flags.credit or flags.answer is None or flags.token is not None):
-        raise UserError("--keep needs --answer and --credit, and no --token: it measures every "
-                        "token of the answer")
-    if flags.credit and flags.token is None and not flags.keep:
-        raise UserError("--credit needs --token, the token whose credit is measured, or --keep, "
-                        "which measures every token of the answer")
+    if flags.credit and flags.token is None:
+        raise UserError("--credit needs --token, the token whose credit is measured")
 
 
 def refuse_unfit_for_credit(run: Run, record: StepRecord, models: dict[int, str]) -> None:

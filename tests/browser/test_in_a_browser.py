@@ -12,7 +12,6 @@ from tokenizers import AddedToken, Tokenizer
 import lab.analysis.program as analyze
 from lab.analysis.account import with_numbers
 from lab.analysis.answers import answers_of
-from lab.analysis.kept_credit import keep
 from lab.analysis.run_folders import read_run
 
 playwright = pytest.importorskip("playwright.sync_api", reason=INSTALL)
@@ -44,17 +43,13 @@ def hostile_run(tmp_path_factory):
     columns = credit_columns(
         [8, 8], [0, 0], token_id=[*ids, *ids], advantage=[1] * 8 + [-1] * 8, kind=[0, 2] * 8,
         section=[0, 1, 2, 2] * 4, reward=[1.1, 0.1], reward_answer=[1, 0], prompt_ids=ids,
-        prompt_start=[0], change=np.arange(16) / 100)
+        prompt_start=[0], change=np.arange(16) / 100, true_credit=np.arange(16) / 10)
     files = dict.fromkeys((1, 2, 3, 4), columns)
     metrics = [{"step": step, "success": 0.5, "N": 16, "weight_factor": 1.0,
                 "gradient_norm": 0.1} for step in files]
     folder = write_log(tmp_path_factory.mktemp("hostile") / "a&b", files,
                        {"mitigation": NAME, "model": NAME}, metrics, lines)
     tokenizer.save(str(folder / "tokenizer.json"))
-    keep(folder, {"step": 4, "answer": 1, "continuations": 10, "token_id": ids,
-                  "credit": [0.0] * 5 + [0.09, 0.11, -0.5], "low": [-0.1] * 8, "high": [0.1] * 8,
-                  "credit in words": [f"a credit, {text}" for text in HOSTILE],
-                  "others": HOSTILE})
     analyze.main([str(folder)])
     return folder
 
@@ -155,12 +150,11 @@ def test_a_click_on_a_token_shows_its_account(run_page, visit):
 
 
 def test_an_address_opens_a_token_or_a_step(run_page, visit):
-    """The arrow keys go on from the token. The credit of this answer was measured."""
+    """The arrow keys go on from the token."""
     page = visit(run_page, "#step=4&answer=1&token=6")
     training(page, 1).press("ArrowRight")
-    account, caption = account_of(page, 1)
+    _, caption = account_of(page, 1)
     assert caption.text_content().startswith("Step 4, answer 1, token 7, ")
-    assert account["credit"] == f"a credit, {HOSTILE[7]}" and account["others"] == HOSTILE[7]
     page.evaluate("location.hash = 'step=1'")
     page.wait_for_function("document.getElementById('step').textContent === 'step 1 of 4'")
     assert page.locator("#stop").input_value() == "1"

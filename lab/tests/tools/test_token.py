@@ -153,7 +153,7 @@ def test_the_likeliest_others_are_without_the_token_itself(recorded, policy, bat
     texts = [policy.tokenizer.decode([other]) for other in others]
     named = ", ".join(f"{text!r} {p[other]:.2g}" for text, other in zip(texts, others))
     run, record = read_run(recorded), read_step(recorded, STEP)
-    [said] = likeliest_others(run, str(policy.folder), record, policy.tokenizer, b, range(t, t + 1))
+    said = likeliest_others(run, str(policy.folder), record, policy.tokenizer, b, t)
     assert said == f"the likeliest are {named} (by {policy.folder})"
 
 

@@ -27,7 +27,6 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from lab.analysis.answers import ShownAnswer
-from lab.analysis.kept_credit import Measured, file_of, keep, kept_answers
 from lab.analysis.run_folders import Run
 from lab.analysis.token_table import StepRecord
 from lab.credit.monte_carlo import continuation_rewards
@@ -39,7 +38,7 @@ from lab.engine.tokens import KINDS, token_bytes
 from lab.harness.build import load_policy
 from lab.harness.read_record import read_credit, read_tokenizer
 from lab.harness.record import Json, find_folder
-from lab.harness.screen import say, show_status
+from lab.harness.screen import show_status
 from lab.harness.settings import settings_of_run
 from lab.engine.model import Qwen2
 
@@ -70,47 +69,40 @@ def where_kept(steps: Iterable[int]) -> str:
 
 
 @torch.no_grad()
-def log_probs_at(places: range, b: int, model: Qwen2, record: StepRecord, config: Json,
+def log_probs_at(t: int, b: int, model: Qwen2, record: StepRecord, config: Json,
                  folder: Path) -> Tensor:
-    """(n, V) log-probs of all tokens at these places of answer b, by the model of a folder."""
-    tokens = record.tokens_of(b)["token_id"][:places.stop - 1]
-    prompt = record.prompts[int(record.answers["group"][b])]
-    ids = np.concatenate([prompt, tokens])
+    """(V,) log-probs of all tokens at the place of token t of answer b, by the model of a
+    folder."""
+    tokens = record.tokens_of(b)["token_id"][:t]
+    ids = np.concatenate([record.prompts[int(record.answers["group"][b])], tokens])
     vocabulary = model.config.vocab_size
     if ids.max() >= vocabulary:
         raise UserError(f"{folder} knows {vocabulary} tokens, and the record has a token "
                         f"{ids.max()}, so another model sampled it")
-    states = model.model(torch.from_numpy(ids)[None].long())[0, len(prompt) - 1 + places.start:]
+    state = model.model(torch.from_numpy(ids)[None].long())[0, -1]
     temperature = config.get("columns_temperature", 1)  # of what is on record
-    return (model.logits(states).float() / temperature).log_softmax(-1)
+    return (model.logits(state).float() / temperature).log_softmax(-1)
 
 
 def likeliest_others(run: Run, sampled_by: str | None, record: StepRecord, tokenizer: Tokenizer,
-                     b: int, places: range) -> list[str]:
-    """A clause for each of these places of answer b. `sampled_by` is the folder of the model that
+                     b: int, t: int) -> str:
+    """A clause about the place of token t of answer b. `sampled_by` is the folder of the model that
     sampled the step, if it was kept."""
     if sampled_by is None:
-        return len(places) * [f"not known: the model after step {record.step - 1}, which sampled "
-                              "it, was not kept"]
-    tokens = record.tokens_of(b)
+        return (f"not known: the model after step {record.step - 1}, which sampled it, was not "
+                "kept")
     try:
         folder = find_folder(sampled_by)
-        model = read_model_folder(folder)
-        log_probs = log_probs_at(places, b, model, record, run["config"], folder)
+        log_prob = log_probs_at(t, b, read_model_folder(folder), record, run["config"], folder)
     except UserError as error:
-        return len(places) * [f"not known: {error}"]
-    found = []
-    for place, log_prob in zip(places, log_probs):
-        chosen = int(tokens["token_id"][place])
-        p = log_prob.exp()
-        if abs(log_prob[chosen] - tokens["log_prob"][place]) > SAME_MODEL:
-            found.append(f"not known: for {folder} p is {p[chosen]:.4g}, so another model sampled "
-                         "it")
-            continue
-        others = [token for token in p.topk(NAMED + 1).indices.tolist() if token != chosen]
-        found.append(f"the likeliest are {with_probabilities(p, others[:NAMED], tokenizer)} "
-                     f"(by {sampled_by})")
-    return found
+        return f"not known: {error}"
+    tokens, p = record.tokens_of(b), log_prob.exp()
+    chosen = int(tokens["token_id"][t])
+    if abs(log_prob[chosen] - tokens["log_prob"][t]) > SAME_MODEL:
+        return f"not known: for {folder} p is {p[chosen]:.4g}, so another model sampled it"
+    others = [token for token in p.topk(NAMED + 1).indices.tolist() if token != chosen]
+    return (f"the likeliest are {with_probabilities(p, others[:NAMED], tokenizer)} (by "
+            f"{sampled_by})")
 
 
 def with_probabilities(p: torch.Tensor, tokens: list[int], tokenizer: Tokenizer) -> str:
@@ -135,23 +127,16 @@ class CreditOfToken:
 
 def measure_credit(run: Path, sampled_by: str, step: int, b: int, t: int, k: int) -> CreditOfToken:
     """The credit of token t of answer b. `sampled_by` is the model's folder."""
-    seed = derived_seed("credit of a token", step, b, t)
-    [credit] = measure_credits(run, sampled_by, step, b, range(t, t + 1), k, seed)
-    return credit
-
-
-def measure_credits(run: Path, sampled_by: str, step: int, b: int, places: range, k: int,
-                    seed: int) -> list[CreditOfToken]:
-    """The credit of the tokens at these places of answer b. V after a token is V before the next
-    one, so the same continuations serve for both."""
-    policy, rollouts = replayed_step(run, sampled_by, step, seed)
+    policy, rollouts = replayed_step(run, sampled_by, step,
+                                     derived_seed("credit of a token", step, b, t))
     problem, ids = int(rollouts.group[b]), rollouts.ids[b].tolist()
-    prefixes = [(problem, tuple(ids[:t])) for t in range(places.start, places.stop + 1)]
+    prefixes = [(problem, tuple(ids[:length])) for length in (t, t + 1)]
     rewards, _ = continuation_rewards(policy, rollouts, prefixes, k, show_share)
     show_status("")
-    rewards = double(rewards)  # (places + 1, k)
-    last = int(rollouts.length[b]) - 1
-    return [credit_of(rewards[i:i + 2], t == last, rollouts.reward) for i, t in enumerate(places)]
+    before, after = double(rewards)  # (k,) each
+    is_last = t == int(rollouts.length[b]) - 1
+    return CreditOfToken(before.mean().item(), after.mean().item(),
+                         credit_interval(before, after, is_last, rollouts.reward), k)
 
 
 def replayed_step(run: Path, sampled_by: str, step: int, seed: int) -> tuple[Policy, Rollouts]:
@@ -173,13 +158,6 @@ def refuse_other_problems(run: Path, rollouts: Rollouts, policy: Policy) -> None
     if rollouts.prompt_ids != prompts:
         raise UserError(f"the prompts of step {rollouts.step} in {run} are not those that its "
                         "settings make now, so its answers cannot be scored again")
-
-
-def credit_of(rewards: Tensor, is_last: bool, recorded: Tensor) -> CreditOfToken:
-    """The credit that follows from rewards (2, k) before and after a token."""
-    before, after = rewards
-    return CreditOfToken(before.mean().item(), after.mean().item(),
-                         credit_interval(before, after, is_last, recorded), rewards.shape[1])
 
 
 def credit_interval(before: Tensor, after: Tensor, is_last: bool,
@@ -211,31 +189,6 @@ def variance_of_mean(sample: Tensor) -> float:
 
 def show_share(share: float) -> None:
     show_status(f"sampling continuations: {share:.0%}")
-
-
-def measure_and_keep(run: Run, model: str, record: StepRecord, tokenizer: Tokenizer, b: int,
-                     continuations: int) -> None:
-    """Measure answer b of a step, unless that was done with as many continuations. `model` is the
-    folder of the model that sampled the step."""
-    folder, step = run["folder"], record.step
-    tokens = record.tokens_of(b)["token_id"].tolist()
-    kept = kept_answers(folder).get((step, b))
-    if kept and kept["token_id"] == tokens and kept["continuations"] >= continuations:
-        say(f"measured before, with {kept['continuations']:,} continuations for each value, and "
-            f"kept in {file_of(folder, step, b)}")
-        return
-    others = likeliest_others(run, model, record, tokenizer, b, range(len(tokens)))
-    credits = measure_credits(folder, model, step, b, range(len(tokens)), continuations,
-                              derived_seed("credit of an answer", step, b))
-    measured: Measured = {
-        "step": step, "answer": b, "continuations": continuations, "token_id": tokens,
-        "credit": [credit.after - credit.before for credit in credits],
-        "low": [credit.interval[0] for credit in credits],
-        "high": [credit.interval[1] for credit in credits],
-        "credit in words": [credit.in_words() for credit in credits],
-        "others": others}
-    keep(folder, measured)
-    say(f"measured, and kept in {file_of(folder, step, b)}")
 
 
 def in_short(answer: ShownAnswer, t: int, credit: CreditOfToken | None) -> str:
