@@ -38,7 +38,7 @@ MODULES = {name: f"lab.{file}" for chapter in COMMANDS.values()
            for name, file in chapter.items()}
 READ_ONLY = ("To read and to copy:\n"
              "    python examples/one_step.py    one step of GRPO, from top to bottom\n"
-             "    python examples/dpo.py         the same with pairs of answers: DPO\n"
+             "    python examples/dpo.py         train.py with pairs of answers: DPO\n"
              "    python train.py --task examples.largest_last    a second task")
 
 

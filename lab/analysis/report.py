@@ -66,8 +66,6 @@ def describe(run: Run) -> str:
     model = config.get("model", "an unknown model")
     method = (f"the weighting {config['mitigation']} and the advantage "
               f"{config.get('advantage', 'grpo')}")
-    if config.get("loss") == "dpo":
-        method = "DPO, on pairs of answers"
     text = f"{run['folder']} trained {model} with {method}, seed {config.get('seed', 0)}."
     sampled, on_record = config.get("temperature", 1), config.get("columns_temperature", 1)
     if not sampled == on_record == 1:

@@ -16,8 +16,7 @@ from lab.harness.record import Json, read_lines
 from lab.harness.tasks import load_task
 from lab.harness.settings import MODES, OPTIONS
 
-PLAIN_SETTINGS = {"mitigation": "none", "advantage": "grpo", "placebo": "none",
-                  "loss": "policy", "pairs": None}  # examples/dpo.py writes other ones
+PLAIN_SETTINGS = {"mitigation": "none", "advantage": "grpo", "placebo": "none"}
 
 
 class Run(TypedDict):

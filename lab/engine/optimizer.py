@@ -60,9 +60,9 @@ class AdamW(grpo.AdamW):
                                                      if one[0].grad is not None)))
         before = torch.full((len(parameters),), float(self.steps), device=parameters[0].device)
         gradients = [p.grad for p in parameters]
-        adamw(parameters, gradients, means, squares, [], list(before),
-              fused=True, amsgrad=False, maximize=False, lr=self.learning_rate, beta1=0.9, beta2=0.999,
-              eps=1e-8, weight_decay=self.weight_decay)
+        adamw(parameters, gradients, means, squares, [], list(before), fused=True, amsgrad=False,
+              maximize=False, lr=self.learning_rate, beta1=0.9, beta2=0.999, eps=1e-8,
+              weight_decay=self.weight_decay)
         self.steps += 1
 
     def tensors(self, names: Iterable[str]) -> dict[str, Tensor]:
