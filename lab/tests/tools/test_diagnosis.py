@@ -285,10 +285,20 @@ PASTED = {  # what people paste, of the same run
     "numpy.txt": "\n".join(str(one).replace("'reward': ", "'reward': np.float64(").replace(
         ", 'success'", "), 'success'") for one in LINES),
     "array.json": json.dumps(LINES, indent=1),
+    "table.md": "| Step | reward |\n|---|---|\n" + "\n".join(
+        f"| {one['step']} | {one['reward']} |" for one in LINES),
+    "notebook.txt": "Step\tTraining Loss\treward\n" + "\n".join(
+        f"{one['step']}\t0.1\t{one['reward']}" for one in LINES),
+    "nanochat.txt": "\n".join(f"Step {one['step']}/467 | Average reward: {one['reward']} | Average "
+                              "sequence length: 46" for one in LINES),
     "backwards.csv": "step,reward\n" + "\n".join(
         f"{one['step']},{one['reward']}" for one in reversed(LINES)),
     "restarted.csv": "step,reward\n" + "\n".join(
         f"{one['step']},{one['reward']}" for one in LINES[:20] + LINES[10:]),
+    "missing.csv": "step,reward,grad_norm\n" + "\n".join(
+        f"{one['step']},{one['reward']},NaN\n{one['step']},NaN,0.2" for one in LINES),
+    "apart.csv": "reward,grad_norm\n" + "\n".join(
+        f"{one['reward']},NaN\nNaN,0.2" for one in LINES),
     "long.csv": "step,reward,text\n" + "\n".join(
         f"{one['step']},{one['reward']},{'a' * 140_000}" for one in LINES)}
 

@@ -21,10 +21,11 @@ from lab.harness.record import read_lines
 
 LARGEST_FILE = 200e6  # bytes of a log
 # Our name of a metric, and patterns for those of TRL (unsloth and ms-swift write the same), verl
-# b178a3cd, OpenRLHF 3c3be623, slime 624b824a and prime-rl 559b4477. A leading "train/" is left out.
+# b178a3cd, OpenRLHF 3c3be623, slime 624b824a, prime-rl 559b4477 and nanochat. A leading "train/" is
+# left out.
 NAMES = {
     "reward": ("reward", "critic/rewards/mean", "critic/score/mean", "rollout/raw_reward",
-               "agg/all/[^/]+/reward/mean"),
+               "agg/all/[^/]+/reward/mean", "Average reward"),
     "success": ("success",),
     "equal_groups": ("groups_without_spread", "frac_reward_zero_std"),
     "spread": ("reward_std", "group_reward_std"),
@@ -32,7 +33,7 @@ NAMES = {
                 "entropy/all/mean"),
     "length": ("length", "completions/mean_length", "completion_length", "response_length/mean",
                "response_length", "rollout/response_len/mean",
-               "agg/all/[^/]+/num_output_tokens/mean"),
+               "agg/all/[^/]+/num_output_tokens/mean", "Average sequence length"),
     "turns": ("turns", "num_turns/mean", "tools/call_frequency"),
     "finished": ("finished",),
     "cut_off": ("completions/clipped_ratio", "response_length/clip_ratio", "response_clip_ratio",
@@ -49,13 +50,13 @@ NAMES = {
     "ratio": ("ratio_mean",),
     "clipped": ("clipped_share", "clip_ratio/region_mean", "actor/pg_clipfrac", "ppo_clip_ratio",
                 "pg_clipfrac"),
-    "learning_rate": ("learning_rate", "actor/lr", "actor_lr", "optim/lr"),
+    "learning_rate": ("learning_rate", "actor/lr", "actor_lr", "lr-pg_0", "optim/lr"),
     "held_out": ("eval_reward", "eval/reward", "val-core/.+/(acc|reward)/mean@.+",
                  "(eval/)?eval_.+_pass1", "eval/.+/all/.+/avg@.+")}
 PART = re.compile("rewards/([^/]+)(?:/mean)?")  # of a reward function of TRL
 STEP = ("step", "Step", "global_step", "_step", "training/global_step", "trainer/global_step")
 BEING_RIGHT = re.compile("acc|correct|right|solve|exact|answer|math")  # in a part's name
-PRINTED = re.compile(r"\bstep:\s*(\d+) - (.*)")  # by verl
+PRINTED = re.compile(r"\b[Ss]tep[: ]\s*(\d+)(?:/\d+)? [-|] (.*)")  # by verl, and by nanochat
 FEWEST = 5  # steps from which on something can be said
 
 
@@ -173,20 +174,30 @@ def read_log(path: Path) -> Log:
         columns = ", ".join(dict.fromkeys(key for line in found for key in line))
         raise UserError(
             f"{file} has no line with a reward: expected a run of this project, trainer_state.json "
-            "of TRL, JSON, lines of JSON or of what TRL or verl print, or CSV. "
+            "of TRL, JSON, lines of JSON or of what TRL, verl or nanochat print, CSV, or a table. "
             f"A reward has one of the names {', '.join(NAMES['reward'][:4])}; this file has "
             f"{columns[:200] or 'no numbers'}")
     return Log(found, column_of(found, NAMES["held_out"]).tolist(), {}, file)
 
 
 def by_step(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One line for each step, in their order: what a restarted trainer logged again counts once."""
-    name = next((name for name in STEP if any(is_number(line.get(name)) for line in lines)), None)
+    """One line for each step, in their order: what a restarted trainer logged again counts once. A
+    cell that is nan is missing, and no fault, if its column has numbers, but none in a line that
+    has what this line has."""
+    present = [{key for key, value in line.items() if is_number(value) and math.isfinite(value)}
+               for line in lines]
+    beside: dict[str, set[str]] = {}
+    for keys in present:
+        for key in keys:
+            beside.setdefault(key, set()).update(keys)
+    kept = [{key: value for key, value in line.items() if value == value or not keys - {*STEP}
+             or beside.get(key, keys) & keys - {*STEP}} for line, keys in zip(lines, present)]
+    name = next((name for name in STEP if any(is_number(line.get(name)) for line in kept)), None)
     steps: dict[Any, dict[str, Any]] = {}
-    for number, line in enumerate(lines):
+    for number, line in enumerate(kept):
         steps.setdefault(line[name] if name in line else (number,), {}).update(line)
-    if name is None or len(steps) < len(lines) / 4:  # a number within an epoch, perhaps
-        return lines
+    if name is None or len(steps) < len(kept) / 4:  # a number within an epoch, perhaps
+        return kept
     numbered = {step: line for step, line in steps.items() if is_number(step)}
     return [line for step, line in steps.items() if step not in numbered] + [
         numbered[step] for step in sorted(numbered)]
@@ -203,8 +214,8 @@ def log_file_in(folder: Path) -> Path:
 
 
 def lines_of_text(file: Path) -> list[dict[str, Any]]:
-    """The metrics in a file: trainer_state.json, a JSON array, JSON lines, what TRL and verl print,
-    or CSV. verl's JSON lines have them under "data"."""
+    """The metrics in a file: trainer_state.json, a JSON array, JSON lines, what trainers print, CSV
+    or a table. verl's JSON lines have them under "data"."""
     text = read_text(file)
     whole = parsed(text)
     if whole is None and file.name == "trainer_state.json":
@@ -224,13 +235,14 @@ def lines_of_text(file: Path) -> list[dict[str, Any]]:
             one = of_dictionary(line[line.index("{'"):])
         if isinstance(one, dict):
             found.append(one)
-    return found or of_csv(text)
+    return found or of_table(text)
 
 
 def of_console(step: str, text: str) -> dict[str, Any]:
-    """The metrics of one step: *actor/grad_norm:0.31 - critic/score/mean:np.float64(0.5)*."""
+    """The metrics of one step: *actor/grad_norm:0.31 - critic/score/mean:np.float64(0.5)*, or
+    *Average reward: 0.5 | Average sequence length: 120*."""
     found: dict[str, Any] = {"step": float(step)}
-    for part in text.split(" - "):
+    for part in re.split(r" [-|] ", text):
         name, _, value = part.strip().rpartition(":")
         number = number_in(without_numpy(value))
         if name and is_number(number):
@@ -253,12 +265,16 @@ def without_numpy(text: str) -> str:
     return re.sub(r"np\.\w+\(([^()]*)\)", r"\1", text)
 
 
-def of_csv(text: str) -> list[dict[str, Any]]:
-    """The numbers of CSV. A name may have that of its run before it, as in W&B's *my run -
-    train/reward*."""
+def of_table(text: str) -> list[dict[str, Any]]:
+    """The numbers of CSV, or of a notebook's table, whose columns stand between | or tabs. A name
+    may have that of its run before it, as in W&B's *my run - train/reward*."""
+    rows = [line.strip().strip("|") for line in text.replace("\0", "").splitlines()]
+    rows = [line for line in rows if line.strip("|-: ")]
+    head = rows[0] if rows else ""
+    mark = next((mark for mark in ("|", "\t") if mark in head), ",")
     csv.field_size_limit(int(LARGEST_FILE))
     found, runs = [], set()
-    for row in csv.DictReader(text.replace("\0", "").splitlines()):
+    for row in csv.DictReader(rows, delimiter=mark):
         numbers = {}
         for name, value in row.items():
             number = number_in(value)
