@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import analyze
+import train
 from conftest import credit_columns, evaluation, refusal, write_lines, write_log
 from lab.analysis.statistics import mean_over, student_quantile
 from logs import plain_rows, random_log
@@ -168,6 +169,15 @@ def test_the_curve_has_the_mean_of_an_arm_and_the_intervals_of_a_single_run(tmp_
     bars = [[bar.get_segments() for bar in figure.axes[0].collections] for figure in kept]
     ends = [(line["success_low"], line["success_high"]) for line in runs[1].evaluated()]
     assert bars[0] == [] and np.array(bars[2])[0, :, :, 1] == pytest.approx(np.array(ends))
+
+
+def test_a_bar_that_rounding_leaves_below_0_is_drawn(tmp_path):
+    """As that of four right answers of four, whose interval ends at 1 - 1e-16."""
+    run = written(tmp_path / "run", 0, [[1, 1, 1, 1]] * 2, [0.5])
+    for line in run.evaluations:
+        line["success_low"], line["success_high"] = train.wilson_interval(4, 4)
+    assert run.evaluations[0]["success_high"] < 1
+    analyze.learning_curve([run], ["a"], tmp_path / "curve.png")
 
 
 def test_the_page_shades_an_answer_and_the_text_has_the_tables(folder, capsys):

@@ -163,7 +163,6 @@ function showHeldOut(step) {
 function show(step) {
   $('stop').value = stops.indexOf(step);
   $('step').textContent = $('stop').ariaValueText = `step ${step} of ${stops.at(-1)}`;
-  $('mark')?.style.setProperty('--at', step);
   if (evaluations.length) showHeldOut(step);
   if (!panes.length) return;
   shownStep = nearest(answers, step).step;

@@ -20,7 +20,7 @@ from lab.harness.record import Json, replace_text
 
 HERE = Path(__file__).resolve().parent
 ABANDONED = 5  # an unfinished file that is older than this in seconds is abandoned
-Picture = tuple[Path, str] | tuple[Path, str, str]  # path, caption; of a curve its scale
+Picture = tuple[Path, str]  # and its caption
 
 
 def write_page(path: Path, title: str, body: list[str], answers: Sequence[ShownAnswer] = (),
@@ -82,10 +82,9 @@ def section_of(table: Table) -> str:
             f"<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div></section>")
 
 
-def figure_of(path: Path, caption: str, scale: str = "") -> str:
+def figure_of(path: Path, caption: str) -> str:
     """A picture inside the page. A screen reader reads its caption once, as the text that stands
-    for the picture. With a `scale` (program.learning_curve) a mark moves with the slider."""
+    for the picture."""
     data, text = base64.b64encode(path.read_bytes()).decode(), escape(caption)
-    mark = f'<span id=mark style="{scale}"></span>' if scale else ""
-    return (f'<figure><div class=drawn><img alt="{text}" src="data:image/png;base64,{data}">{mark}'
-            f"</div><figcaption aria-hidden=true>{text}</figcaption></figure>")
+    return (f'<figure><div class=drawn><img alt="{text}" src="data:image/png;base64,{data}"></div>'
+            f"<figcaption aria-hidden=true>{text}</figcaption></figure>")

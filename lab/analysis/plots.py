@@ -1,6 +1,5 @@
 """Helpers of all pictures: colours that colour-blind readers can tell apart, and saving."""
 from pathlib import Path
-from typing import NotRequired, TypedDict
 
 import matplotlib
 
@@ -25,11 +24,6 @@ plt.rcParams.update({
     "legend.frameon": False, "legend.fontsize": 8.5, "font.size": 9.5,
     "figure.figsize": (7.5, 4.0), "figure.constrained_layout.use": True,
     "text.parse_math": False})  # a $ in the name of an arm is a $
-
-
-class Style(TypedDict):
-    color: str
-    ls: NotRequired[str]
 
 
 def save(figure: Figure, folder: Path, name: str, caption: str,

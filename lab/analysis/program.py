@@ -24,9 +24,9 @@ from lab.analysis import report
 from lab.analysis.answers import answers_of
 from lab.analysis.page import (Picture, figure_of, folded, make_output_folder, paragraphs,
                                section_of, viewer, write_page)
-from lab.analysis.plots import (CHANGE_COLOUR, COLOURS, GRADIENT_COLOUR, GREY, PUSH_COLOUR,
-                                TOKENS_COLOUR, Style, legend_below, save, whole_steps)
-from lab.analysis.run_folders import Run, evaluations, existing, read_run
+from lab.analysis.plots import (CHANGE_COLOUR, COLOURS, GRADIENT_COLOUR, PUSH_COLOUR, TOKENS_COLOUR,
+                                legend_below, save, whole_steps)
+from lab.analysis.run_folders import Run, existing, read_run
 from lab.engine.tokens import KINDS
 from lab.gradient_noise import in_words, noise_share
 from lab.harness.flags import Flag, read
@@ -46,8 +46,6 @@ LEGEND = (
     "at the same prefix.")
 FLAGS = {"output_dir": Flag(None, "folder for the pictures and report.html. By default it is "
                             "analysis/ in the run")}
-CURVES: dict[str, Style] = {  # for each mode of evaluation how its line is drawn
-    "sampled": {"color": "black", "ls": "-"}, "greedy": {"color": "black", "ls": "--"}}
 
 
 def main(argv: list[str]) -> None:
@@ -65,7 +63,7 @@ def main(argv: list[str]) -> None:
     sentences = [*report.opening(run), *about_noise(run)]
     body = [paragraphs([report.task_in_words(run["config"])]), paragraphs(sentences, "lead"),
             paragraphs([report.describe(run)], "note"),
-            *body_of(run, tally, tables_of(known, tally), folder)]
+            *body_of(known, tally, tables_of(known, tally), folder)]
     write_page(folder / "report.html", report.title_of(run), body, answers, shown_evaluations(run))
     show_status("")
     for sentence in sentences:
@@ -137,7 +135,7 @@ def forks(run: analyze.Run) -> Table:
 # ------------------------------------------------------------------- the page and its pictures
 
 
-def body_of(run: Run, tally: Tally | None, tables: list[Table], folder: Path) -> list[str]:
+def body_of(run: analyze.Run, tally: Tally | None, tables: list[Table], folder: Path) -> list[str]:
     """The body of the page: the run step by step, two pictures of where its gradient went and what
     its steps changed, and below them, folded, the tables."""
     figures = {picture[0].stem: figure_of(*picture) for picture in draw_run(run, tally, folder)}
@@ -154,56 +152,30 @@ def body_of(run: Run, tally: Tally | None, tables: list[Table], folder: Path) ->
     return [*body, folded("The tables behind these pictures", [legend, over_training, *sections])]
 
 
-def draw_run(run: Run, tally: Tally | None, folder: Path) -> list[Picture]:
-    points = max(len(run["metrics"]), *(len(evaluations(run, mode)) for mode in CURVES))
-    pictures = [learning_curve(run, folder)] if points > 1 else []
+def draw_run(run: analyze.Run, tally: Tally | None, folder: Path) -> list[Picture]:
+    pictures: list[Picture] = []
+    if max(len(run.metrics), len(run.evaluated())) > 1:
+        path = analyze.learning_curve([run], ["sampled answers"], folder / "learning_curve.png")
+        pictures.append((path, "Share of answers that solve their problem, in training and on "
+                         "held-out problems (with 95% intervals)"))
     kinds = np.count_nonzero(tally.share("kind", "one")) if tally else 0
     if tally and kinds > 1 and tally.of("kind", "gradient").any():
         pictures.append(gradient_by_kind(tally, folder))
         if tally.of("kind", "measured").any():
             pictures.append(change_by_kind(tally, folder))
         if len(tally.of("kind", "one")) > 1:
-            pictures.append(over_training(run, tally, folder))
+            pictures.append(over_training(tally, folder))
     return pictures
 
 
-def learning_curve(run: Run, folder: Path) -> Picture:
-    figure, axis = plt.subplots(figsize=(5.6, 3.8))
-    known = [(line["step"], line["success"]) for line in run["metrics"]
-             if line["success"] is not None]
-    if known:
-        axis.plot(*zip(*known), color=GREY, lw=1.0, label="in training")
-    for mode, style in CURVES.items():
-        if lines := evaluations(run, mode):
-            success = np.array([line["success"] for line in lines])
-            bounds = np.array([[line["success_low"], line["success_high"]] for line in lines])
-            axis.errorbar([line["step"] for line in lines], success, np.abs(bounds.T - success),
-                          **style, marker="o", ms=3, lw=1.4, capsize=2, label=f"held-out, {mode}")
-    axis.set(xlabel="step", ylabel="share of answers that are right", ylim=(0, 1.03),
-             title="Success while training")
-    whole_steps(axis)
-    legend_below(figure, axis, ncols=3)
-    path, caption = save(figure, folder, "learning_curve",
-                         "Share of answers that solve their problem, in training and on held-out "
-                         "problems (with 95% intervals). Greedy answers take the likeliest token "
-                         "at every place")
-    # The page has a slider for the step, and a mark in this picture moves with it. Its style says,
-    # in percent of the picture, where the mark stands at step 0 and how far it moves for a step.
-    box, (low, high) = axis.get_position(), axis.get_xlim()
-    per_step = 100 * box.width / (high - low)
-    at_zero = 100 * box.x0 - low * per_step
-    mark = (f"--zero:{at_zero:.2f}%;--step:{per_step:.4f}%;"
-            f"top:{100 - 100 * box.y1:.2f}%;height:{100 * box.height:.2f}%")
-    return path, caption, mark
-
-
-def over_training(run: Run, tally: Tally, folder: Path) -> Picture:
+def over_training(tally: Tally, folder: Path) -> Picture:
     figure, axis = plt.subplots()
     of_steps = tally.of("kind", "gradient")  # (steps, kinds)
     share = of_steps / np.maximum(of_steps.sum(1, keepdims=True), 1e-300)
     for kind in np.argsort(-share.mean(0)):
         if share[:, kind].max() >= 0.01:
-            axis.plot(run["steps"], share[:, kind], color=COLOURS[kind], lw=1.4, label=KINDS[kind])
+            axis.plot(range(1, 1 + len(share)), share[:, kind], color=COLOURS[kind], lw=1.4,
+                      label=KINDS[kind])
     axis.set(xlabel="step", ylabel="share of the gradient", ylim=(0, None),
              title=f"The largest share goes to {KINDS[share.mean(0).argmax()]} tokens")
     whole_steps(axis)

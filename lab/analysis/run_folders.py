@@ -1,6 +1,4 @@
 """Reading run folders: settings, metrics, evaluations, and which steps have a credit file."""
-import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypedDict
@@ -43,26 +41,6 @@ def existing(name: str | None = None) -> Path:
     newest = max(configs, key=lambda path: path.stat().st_mtime).parent
     print(f"{newest}, the newest run")
     return newest
-
-
-def read_runs(folders: list[str]) -> list[Run]:
-    """The runs in these folders. One that was named wrongly is an error; one that a pattern like
-    runs/* caught is passed over, with a line."""
-    runs, several = [], len(folders) > 1
-    paths = [existing(name) for name in folders or [""]]
-    for folder in {os.path.realpath(path): path for path in paths}.values():
-        if several and not (folder / "config.json").exists():
-            print(f"passed over: {folder} is not a run folder, it has no config.json",
-                  file=sys.stderr)
-            continue
-        run = read_run(folder)
-        if run["metrics"] or run["evaluations"] or run["steps"]:
-            runs.append(run)
-        elif several:
-            print(f"passed over: {folder} has no finished step yet", file=sys.stderr)
-    if not runs:
-        raise UserError(f"none of these is a run folder with a finished step: {', '.join(folders)}")
-    return runs
 
 
 def read_run(folder: str | Path) -> Run:

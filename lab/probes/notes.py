@@ -21,7 +21,7 @@ from lab.analysis import report
 from lab.analysis.arms import arms_of
 from lab.analysis.page import Picture, make_output_folder
 from lab.analysis.plots import COLOURS, GRADIENT_COLOUR, save, whole_steps
-from lab.analysis.run_folders import Run, read_runs
+from lab.analysis.run_folders import Run, existing, read_run
 from lab.analysis.tables import show
 from lab.engine.errors import UserError
 from lab.harness.flags import Flag, read
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> None:
     import mitigations  # noqa: F401  makes known the methods that a run's settings name
     flags = read(argv, "python -m lab notes RUN ... [flags]", __doc__, FLAGS,
                  {"RUN ...": "run folders"})
-    runs = read_runs(flags.run)
+    runs = [read_run(existing(name)) for name in flags.run]
     if len(runs) == 1:
         of_one_run(runs[0], Path(flags.output_dir or runs[0]["folder"] / "analysis"))
         return

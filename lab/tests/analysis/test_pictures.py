@@ -10,7 +10,6 @@ from conftest import credit_columns, write_log
 import analyze as book
 import lab.analysis.program as analyze
 from lab.analysis import page, plots
-from lab.analysis.run_folders import read_run
 
 
 @pytest.fixture
@@ -52,8 +51,8 @@ def test_no_picture_without_content(tmp_path, drawn):
         steps = {step + 1: columns for step in range(max(1, len(metrics)))}
         folder = write_log(tmp_path / name, steps, metrics=metrics)
         drawn.clear()
-        analyze.draw_run(read_run(folder), tally_of(folder), tmp_path)
-        assert set(drawn) == expected
+        pictures = analyze.draw_run(book.Run(folder), tally_of(folder), tmp_path)
+        assert {path.stem for path, _ in pictures} == expected
 
 
 def test_a_picture_shows_the_shares_that_its_sentence_names(tmp_path, drawn):
@@ -100,5 +99,5 @@ def test_kinds_that_never_have_a_hundredth_have_no_curve(tmp_path, drawn):
     steps = {step: credit_columns([4], [0], kind=[0, 2, 3, 4], advantage=advantage)
              for step, advantage in ((1, [120, 79, 1, 0.5]), (2, [120, 70, 10, 0.5]))}
     folder = write_log(tmp_path / "run", steps, metrics=[{"step": 1}])
-    analyze.over_training(read_run(folder), tally_of(folder), tmp_path)
+    analyze.over_training(tally_of(folder), tmp_path)
     assert labels_of(drawn["over_training"].axes[0]) == ["word", "number", "operator"]

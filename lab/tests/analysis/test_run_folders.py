@@ -6,7 +6,7 @@ from conftest import refusal
 from logs import write_run
 from runs import edit_config, lines
 
-from lab.analysis.run_folders import existing, is_done, read_run, read_runs
+from lab.analysis.run_folders import existing, is_done, read_run
 from conftest import cut, write_lines
 
 
@@ -47,14 +47,11 @@ def test_an_evaluation_without_a_mode_or_success_is_told(run, changed):
                          "number")
 
 
-def test_a_folder_that_a_pattern_caught_is_passed_over(run, tmp_path, capsys):
-    (tmp_path / "other").mkdir()
-    assert len(read_runs([str(run), str(tmp_path / "other")])) == 1
-    assert "passed over: " in capsys.readouterr().err
-    assert "none does not exist" in refusal(read_runs, [str(tmp_path / "none")])
+def test_a_run_that_was_typed_wrongly_is_named(tmp_path):
     (tmp_path / "random-grpo-s0").mkdir()
-    said = refusal(read_runs, [str(tmp_path / "random-grpo-s1")])
+    said = refusal(existing, str(tmp_path / "random-grpo-s1"))
     assert said.endswith(f"did you mean {tmp_path / 'random-grpo-s0'}?")
+    assert "is not a run folder" in refusal(read_run, tmp_path / "random-grpo-s0")
 
 
 def test_without_a_name_it_is_the_newest_run_which_is_said(tmp_path, monkeypatch, capsys):

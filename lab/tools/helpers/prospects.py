@@ -210,9 +210,8 @@ Score = Callable[[object, str], dict[str, float]]
 
 def best_blind(problems: Sequence[Answers], others: Sequence[object],
                show: Callable[[object], str], score: Score) -> Blind:
-    """The best rule among the sampled answers, an empty answer, and bare numbers of the problem.
-    Half of the `others`, problems that were not asked, choose it; the other half says what it
-    earns."""
+    """The best rule among the sampled answers. Half of the `others`, problems that were not asked,
+    choose it; the other half says what it earns."""
     rewards: dict[str, list[float]] = {}
     for one in problems:
         for text, reward in zip(one.texts, one.reward):
@@ -221,19 +220,12 @@ def best_blind(problems: Sequence[Answers], others: Sequence[object],
                     reverse=True)
     half = len(others) // 2
     chosen, best = "", -math.inf
-    for rule in [*ranked[:MOST_RULES], "", *bare_numbers(problems[0].problem)]:
+    for rule in ranked[:MOST_RULES]:
         found = mean_scores(rule, others[:half], show, score)
         if found["reward"] > best:
             chosen, best = rule, found["reward"]
     found = mean_scores(chosen, others[half:], show, score)
     return Blind(chosen, found["reward"], found["answer"])
-
-
-def bare_numbers(problem: str) -> list[str]:
-    """Answers that are just a number of the problem, such as its target, bare or in answer tags."""
-    places = range(len(NUMBER.findall(problem)))
-    return [form.format(f"{SPLIT}{place}{SPLIT}") for place in places
-            for form in ("{}", "<answer>{}</answer>")]
 
 
 def mean_scores(rule: str, problems: Sequence[object], show: Callable[[object], str],
