@@ -6,20 +6,18 @@ import subprocess
 import sys
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 import lab.analysis.program as analyze
 from lab.tests.trl import INSTALL
 from conftest import ASKED, ROOT, StateIdea, copied, put_in, refusal, spoken
 from lab.countdown import Problem
-from lab.credit.turns import to_turns, turn_mean
+from lab.credit.turns import turn_mean
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, checked_credit, make
 from lab.engine.errors import UserError
 from lab.engine.extra_forward import with_facts
@@ -32,7 +30,7 @@ from lab.harness.read_record import read_columns, read_credit
 from lab.harness.build import load_policy
 from lab.harness.flags import flags_of
 from lab.harness.settings import make_settings
-from lab.tests.trl import guess_rows, tool_rows
+from lab.tests.trl import guess_rows
 from lab.credit.weightings import rescaled_weight
 from runs import block, copy_project, free_port, lines, program
 from lab.tools import idea
@@ -42,8 +40,7 @@ if find_spec("trl"):
     from datasets import Dataset
     from lab.trl import trl_trainer
     from lab.trl.trl_trainer import CreditGRPOTrainer
-    from transformers import (AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast,
-                              Qwen2Config, Qwen2ForCausalLM, TrainerCallback)
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 else:
     trl, TrainerCallback = None, object
 
@@ -240,98 +237,6 @@ def test_answers_of_several_turns_are_trained_on_as_ours(tmp_path, advantage, ro
     torch.testing.assert_close(own.advantage, (credit * batch.mask)[:, :T], atol=1e-5, rtol=1e-4)
     log_prob = response_log_probs(policy.model, mine, torch.arange(12))
     policy_loss(log_prob, credit, torch.ones_like(credit), batch.mask,
-                int(batch.mask.sum())).backward()
-    assert_same_vector(gradients.kept[0],
-                       {name: p.grad for name, p in policy.model.named_parameters()})
-
-
-def with_tools(folder):
-    """A model of random weights whose tokens are bytes, with the chat template of Qwen2.5, which
-    TRL can read tool calls of; and its tokenizer."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    inside = Tokenizer(models.BPE(vocab={byte: i for i, byte in enumerate(alphabet)}, merges=[]))
-    inside.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    inside.decoder = decoders.ByteLevel()
-    inside.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    inside.add_tokens(["<tool_call>", "</tool_call>"])
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inside, eos_token="<|im_end|>",
-                                        pad_token="<|endoftext|>")
-    templates = Path(trl.__file__).parent / "chat_templates"
-    tokenizer.chat_template = (templates / "qwen2_5.jinja").read_text()
-    tokenizer.save_pretrained(folder)
-    config = Qwen2Config(vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64,
-                         num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-                         max_position_embeddings=2048, eos_token_id=tokenizer.eos_token_id,
-                         pad_token_id=tokenizer.pad_token_id)
-    torch.manual_seed(0)
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    return tokenizer
-
-
-CALL = """<tool_call>
-{"name": "multiply", "arguments": {"a": 2, "b": 3}}
-</tool_call><|im_end|>"""
-TURNS = [[CALL, "It is 7.<|im_end|>", CALL, "no"], ["It is 6.<|im_end|>", CALL],
-         ["So it is 6.<|im_end|>"]]  # of four answers, of the two that called, of the last one
-SAID = """
-<|im_start|>user
-<tool_response>
-6
-</tool_response><|im_end|>
-<|im_start|>assistant
-"""
-
-
-@needs_trl
-@pytest.mark.numerics
-@pytest.mark.parametrize("advantage", [None, "without_luck", turn_mean])
-def test_trls_own_loop_of_tools_is_trained_on_as_ours(tmp_path, advantage, undrawn):
-    """Four answers to one problem: one calls the tool once, one twice, two never. What the tool
-    said has no gradient, and all that the model wrote has the one that we give it."""
-    tokenizer = with_tools(tmp_path / "model")
-    waiting = list(TURNS)
-
-    class Written(CreditGRPOTrainer):
-        def _generate_single_turn(self, *_, **__):
-            return [tokenizer(text)["input_ids"] for text in waiting.pop(0)], None
-
-    gradients = Gradients()
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
-    trainer = Written(
-        model, tools=[tool_rows.multiply], processing_class=tokenizer, advantage=advantage,
-        reward_funcs=lambda completions, **_: [float(one[-1]["content"].endswith(" 6."))
-                                               for one in completions],
-        args=trl.GRPOConfig(
-            output_dir=str(tmp_path / "out"), max_steps=1, per_device_train_batch_size=4,
-            num_generations=4, max_completion_length=600, use_cpu=True, bf16=False, report_to=[],
-            save_strategy="no", disable_tqdm=True, max_grad_norm=0.0, learning_rate=1e-3),
-        callbacks=[gradients], train_dataset=Dataset.from_list(tool_rows.problems[:1]),
-        task="lab.tests.trl.tool_rows", credit=tmp_path / "run")
-    trainer.train()
-    policy = load_policy(make_settings({"model": str(tmp_path / "model"),
-                                        "task": "lab.tests.trl.tool_rows"}))
-    batch = read_credit(tmp_path / "run", 1, policy.tokenizer)
-    calls = [[CALL, "It is 6.<|im_end|>"], ["It is 7.<|im_end|>"],
-             [CALL, CALL, "So it is 6.<|im_end|>"], ["no"]]
-    assert batch.answers == [SAID.join(turns) for turns in calls]
-    for row, turns in enumerate(calls):
-        drawn = [1] * len(tokenizer(turns[0])["input_ids"])
-        for turn in turns[1:]:
-            drawn += [0] * len(tokenizer(SAID)["input_ids"])
-            drawn += [1] * len(tokenizer(turn)["input_ids"])
-        assert batch.mask[row, :len(drawn)].tolist() == drawn
-        assert batch.mask[row].sum() == sum(drawn)
-    assert batch.reward.tolist() == [1, 0, 1, 0] and batch.finished.tolist() == [1, 1, 1, 0]
-    # by hand: the other answers that reach a turn earned 1/3, 2/3, 1/3, 2/3 on average; of the
-    # second turn 1 and 1; of the third there is no other, so that of the second counts
-    by_turn = [[2 / 3, 0], [-2 / 3], [2 / 3, 0, 0], [-2 / 3]]
-    if advantage is None:  # the z-score: 1/2 over the deviation with n - 1
-        by_turn = [[sign * 0.5 / (3 ** -0.5 + 1e-4)] * len(turns)
-                   for sign, turns in zip((1, -1, 1, -1), calls)]
-    wanted = to_turns(by_turn, batch)
-    torch.testing.assert_close(batch.advantage, wanted, atol=1e-5, rtol=1e-4)
-    log_prob = response_log_probs(policy.model, batch, torch.arange(4))
-    policy_loss(log_prob, wanted, torch.ones_like(wanted), batch.mask,
                 int(batch.mask.sum())).backward()
     assert_same_vector(gradients.kept[0],
                        {name: p.grad for name, p in policy.model.named_parameters()})
