@@ -526,8 +526,9 @@ def test_the_command_line(tmp_path, capsys):
 
 @pytest.mark.slow
 def test_a_loss_that_never_ends_is_told(tmp_path):
-    (tmp_path / "my_loss.py").write_text("def loss(logits, batch):\n    while True:\n        pass\n")
-    typed = ["-m", "lab.formula", str(tmp_path / "my_loss.py"), "--seconds", "3", "--json"]
+    path = tmp_path / "my_loss.py"
+    path.write_text("def loss(logits, batch):\n    while True:\n        pass\n")
+    typed = ["-m", "lab.formula", str(path), "--seconds", "3", "--json"]
     done = subprocess.run([sys.executable, *typed], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and "did not end within 3 seconds" in done.stderr
     assert "did not end within 3 seconds" in json.loads(done.stdout)["error"]
