@@ -318,7 +318,7 @@ MODULES = {
     "lab.credit.weightings": "attention_credit inverse_logprob_as_published",
     "lab.credit.learned_importance": "learned_importance", "lab.credit.lambda_grpo": "lambda_grpo",
     "lab.credit.causal_ablation": "causal_ablation", "lab.credit.measured": "oracle",
-    "lab.credit.prefix_tree": "shared_prefix", "lab.credit.hinted": "rlsd",
+    "lab.credit.prefix_tree": "shared_prefix",
     "lab.credit.more_weightings": "low_probability taco planning future_attention covariance "
                                   "negative_only"}
 MODULES_OF_ADVANTAGES = {

@@ -24,8 +24,8 @@ from lab.engine.model import Qwen2
 from qwen2_model import read_config
 
 
-# methods that cut an answer where a reply may follow, or write into its prompt
-OF_ONE_TURN = ("causal_ablation", "deletion", "rlsd")
+# methods that cut an answer where a reply may follow
+OF_ONE_TURN = ("causal_ablation", "deletion")
 
 
 class Parts(NamedTuple):

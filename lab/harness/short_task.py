@@ -15,8 +15,7 @@ from lab.engine.rollouts import Problem
 from lab.engine.tokens import without_end_of_turn
 
 METHODS = ("training_problems", "held_out_problems", "extreme_problems", "prompt_for", "show",
-           "read", "score", "label", "right_steps", "reply", "redraw", "of_model", "hinted_prompt",
-           "true_credit")
+           "read", "score", "label", "right_steps", "reply", "redraw", "of_model", "true_credit")
 USER_TEXT = re.compile(r"<\|im_start\|>user\n(.*?)<\|im_end\|>", re.S)
 
 

@@ -281,7 +281,7 @@ def test_answers_part_where_the_environment_said_something_else(games):
 
 
 @pytest.mark.parametrize("axis, name", [
-    ("mitigation", "causal_ablation"), ("advantage", "deletion"), ("mitigation", "rlsd")])
+    ("mitigation", "causal_ablation"), ("advantage", "deletion")])
 def test_methods_of_one_turn_are_refused(axis, name):
     s = make_settings({"model": str(GUESSER), axis: name})
     assert refusal(refuse_methods_of_one_turn, s, Task()).startswith(

@@ -207,7 +207,7 @@ def test_a_method_with_its_flags_is_trained_beside_masks(tmp_path, monkeypatch, 
 
 @pytest.mark.parametrize("name, part", [
     ("deletion", "reward_of"), ("measured", "tokenizer"), ("attention_credit", "attention"),
-    *((name, "") for name in ("outcome_conditional", "vine", "without_luck", "rlsd", "oracle"))])
+    *((name, "") for name in ("outcome_conditional", "vine", "without_luck", "oracle"))])
 def test_a_method_that_needs_more_than_there_is_says_so(name, part, tmp_path, monkeypatch):
     """It would compute something with empty texts."""
     monkeypatch.chdir(tmp_path)
