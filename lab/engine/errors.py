@@ -92,18 +92,15 @@ def read_text(path: Path) -> str:
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from None
 
 
-def parse_object(text: str, where: object) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    text = read_text(path)
     try:
         content, wrong = json.loads(text), "should hold a JSON object"
     except (ValueError, RecursionError) as error:
         content, wrong = None, f"is not JSON: {error}"
     if not isinstance(content, dict):
-        raise UserError(f"{where} {wrong}")
+        raise UserError(f"{path} {wrong}")
     return content
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    return parse_object(read_text(path), path)
 
 
 def did_you_mean(path: Path) -> str:

@@ -1,15 +1,10 @@
-"""Extra forward passes over a batch: hidden states and attention, for methods that use them; or
-log-prob, entropy and collision, for answers that another program has sampled."""
-from dataclasses import replace
-
+"""An extra forward pass over a batch: hidden states and attention, for methods that use them."""
 import torch
 from torch import Tensor
 
-from lab.engine.errors import refuse_undefined
-from lab.engine.forward import LOGITS_AT_ONCE, lay_out, micro_batches
+from lab.engine.forward import lay_out, micro_batches
 from lab.engine.packing import SharedPrompts, to_rows
 from lab.engine.rollouts import Rollouts
-from lab.engine.sampler import Distribution
 from lab.engine.model import Qwen2
 
 
@@ -64,24 +59,3 @@ def attention_within(shared: SharedPrompts, q: Tensor, k: Tensor) -> Tensor:
             of_answer = weight[..., -end:]  # the keys before are those of the prompt
             attention[block.rows, window, :end] = of_answer
     return attention
-
-
-@torch.no_grad()
-def with_facts(model: Qwen2, rollouts: Rollouts, micro_batch: int) -> Rollouts:
-    """Add log-prob, entropy and collision of each token under this model."""
-    facts = torch.zeros(3, *rollouts.mask.shape, device=rollouts.mask.device)
-    size = max(1, LOGITS_AT_ONCE // model.config.vocab_size)
-    for rows in micro_batches(rollouts, rollouts.rows, micro_batch):
-        ids, shared, predicts = lay_out(rollouts, rows)
-        mask = rollouts.mask[rows]
-        states = model.model(ids, shared.positions, shared)[predicts[mask]]
-        targets = rollouts.ids[rows][mask]
-        parts = []
-        for h, y in zip(states.split(size), targets.split(size)):
-            parts.append(torch.stack(Distribution(model.logits(h)).facts(y)))
-        for fact, values in zip(facts, torch.cat(parts, 1)):  # (B, T), (tokens,)
-            of_rows = torch.zeros_like(fact[rows])
-            of_rows[mask] = values
-            fact[rows] = of_rows
-    refuse_undefined("the model's probabilities are", facts)
-    return replace(rollouts, log_prob=facts[0], entropy=facts[1], collision=facts[2])

@@ -157,7 +157,7 @@ def pick_by_parts(share: Tensor, e: Tensor, sums: Tensor) -> Tensor:
     """The same token as `index_at(share, e.cumsum(-1))`, up to rounding, without the cumulative sum
     over the whole vocabulary (R, V), for which a GPU has only a slow kernel. The vocabulary is cut
     into parts of PART tokens. First the part is found, by the sums (R, parts) of e over the parts,
-    and then the token within this part. The parts' means serve as well as their sums."""
+    and then the token within this part."""
     cumulative = sums.cumsum(-1)                                           # (R, parts)
     part = index_at(share, cumulative)                                     # (R, 1)
     height = share * cumulative[:, -1:]
@@ -166,32 +166,6 @@ def pick_by_parts(share: Tensor, e: Tensor, sums: Tensor) -> Tensor:
     e_in_part = in_parts(e).gather(1, part[..., None].expand(-1, -1, PART)).squeeze(1)
     index = index_at(share_in_part, e_in_part.cumsum(-1))
     return index.add_(part, alpha=PART).clamp(max=e.shape[1] - 1)          # part * PART + index
-
-
-class LongDistribution(Distribution):
-    """The same distribution for a long vocabulary on a GPU, with few passes over it: softmax reads
-    the logits, and only p is kept."""
-
-    def __init__(self, logits: Tensor):
-        self.logits = logits
-        self.p = logits.softmax(-1, dtype=torch.float32)                   # (R, V)
-        # For each part, the mean of p and the sum of (p - mean)^2: a variance divides this sum by
-        # PART - correction, which is 1.
-        self.deviation, self.mean = torch.var_mean(in_parts(self.p), -1, correction=PART - 1)
-
-    def pick(self, uniform: Tensor, temperature: float = 1.0) -> Tensor:
-        if temperature != 1:
-            return LongDistribution(self.logits.float() / temperature).pick(uniform)
-        return pick_by_parts(uniform[:, None], self.p, self.mean).squeeze(1)
-
-    def facts(self, token: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The same three numbers, for a token that was drawn. Its p is clamped, because float32 has
-        no p below e^-87. entr(p) is -p log p."""
-        p = self.p.gather(1, token[:, None]).squeeze(1)
-        # the sum of p^2 over each part: sum of (p - mean)^2 + PART mean^2
-        squares = torch.addcmul(self.deviation, self.mean, self.mean, value=PART)
-        log_prob = p.clamp(min=torch.finfo(p.dtype).tiny).log()
-        return log_prob, torch.special.entr(self.p).sum(-1), squares.sum(-1)
 
 
 def in_parts(p: Tensor) -> Tensor:
@@ -332,11 +306,7 @@ class Decoding:
     def draw(self, logits: Tensor, some: slice, without: Tensor | None) -> None:
         """Draw and record the next token of some rows, from the logits (R, V) of all rows."""
         rows, sampling, logits = self.rows, self.sampling, logits[some]
-        is_long = logits.shape[1] > LONG_VOCABULARY
-        if is_long and without is None and not logits.is_cpu:
-            distribution: Distribution = LongDistribution(logits)
-        else:
-            distribution = Distribution(logits)
+        distribution = Distribution(logits)
         # Without the excluded tokens the others keep their proportions. What is recorded are the
         # facts of the whole distribution.
         drawn_from = distribution

@@ -20,7 +20,6 @@ from lab.countdown import Problem
 from lab.credit.turns import turn_mean
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, checked_credit, make
 from lab.engine.errors import UserError
-from lab.engine.extra_forward import with_facts
 from lab.engine.forward import response_log_probs
 from lab.engine.policy import Forward, derived_seed
 from lab.engine.tokens import THINK
@@ -121,6 +120,20 @@ def trained(policy, out, kind=None, steps=1, resume=None, dropout=0.0, **given):
     return trainer, gradients.kept
 
 
+def with_facts(model, batch):
+    """The batch with what this model says of each token: each answer alone, in one forward pass."""
+    log_prob, entropy, collision = torch.zeros(3, *batch.mask.shape)
+    for row, (group, ids) in enumerate(zip(*batch.groups_and_ids)):
+        prompt, n = batch.prompt_ids[group], len(ids)
+        with torch.no_grad():
+            log_p = model(torch.tensor([prompt + ids]))[0, len(prompt) - 1:-1].log_softmax(-1)
+        log_prob[row, :n] = log_p[range(n), ids]
+        entropy[row, :n] = -(log_p.exp() * log_p).sum(-1)
+        collision[row, :n] = log_p.exp().square().sum(-1)
+    return replace(batch, log_prob=log_prob * batch.mask, entropy=entropy * batch.mask,
+                   collision=collision * batch.mask)
+
+
 def ours(policy, folder, name, flags={}, rescale="mean", loss_norm="token", step=1):
     """Weight and gradient that this lab gives the answers of a TRL run: its own log-probs,
     entropies and weights; TRL's ids, rewards and advantages."""
@@ -128,7 +141,7 @@ def ours(policy, folder, name, flags={}, rescale="mean", loss_norm="token", step
     forward = Forward(model, 64)
     generator = torch.Generator().manual_seed(derived_seed("credit", 0, step))
     batch = read_credit(folder, step, policy.tokenizer, forward=forward, generator=generator)
-    batch = with_facts(model, batch, 64)
+    batch = with_facts(model, batch)
     function = MITIGATIONS[name]
     values = {flag: known.default for flag, known in flags_of(function).items()} | flags
     weight, _ = rescaled_weight(make(function, values, policy), name, batch, policy, rescale)
@@ -274,7 +287,7 @@ def test_a_run_of_trl_is_read_token_by_token(policy, tmp_path, undrawn, capsys):
             task="countdown_task", reward_weights=[1.0, 0.5])
     prompts, texts = seen[0]
     batch = read_credit(folder, 1, policy.tokenizer)
-    told = with_facts(policy.model, batch, 64)
+    told = with_facts(policy.model, batch)
     for name in ("log_prob", "entropy", "collision"):
         torch.testing.assert_close(getattr(batch, name), getattr(told, name), rtol=0, atol=1e-5)
     assert [text.removesuffix("<|im_end|>") for text in batch.answers] == texts
@@ -350,10 +363,10 @@ def test_lora_alone_is_trained_and_the_model_with_it_on_record(policy, tmp_path,
                       f"python {ROOT}/analyze.py {folder}\n") == 1
     assert all("lora" in name for name in gradients[0])
     batch = read_credit(folder, 1, policy.tokenizer)
-    told = with_facts(policy.model, batch, 64)
+    told = with_facts(policy.model, batch)
     torch.testing.assert_close(batch.log_prob, told.log_prob, rtol=0, atol=1e-5)
     later = read_credit(folder, 3, policy.tokenizer)
-    assert (later.log_prob - with_facts(policy.model, later, 64).log_prob).abs().max() > 1e-4
+    assert (later.log_prob - with_facts(policy.model, later).log_prob).abs().max() > 1e-4
     analyze.main([str(folder)])
     assert "The task is not on record." in (folder / "analysis/report.html").read_text()
 
@@ -369,7 +382,7 @@ def test_an_answer_that_trl_leaves_out_is_on_record_with_weight_0(policy, tmp_pa
         batch.mask, torch.from_numpy(weights_on_file(folder)))
     assert 0 < batch.finished.sum() < len(batch.finished)
     assert (batch.length[~batch.finished] == 44).all() and not weight[~batch.finished].any()
-    told = with_facts(policy.model, batch, 64)
+    told = with_facts(policy.model, batch)
     torch.testing.assert_close(batch.log_prob, told.log_prob, rtol=0, atol=1e-5)
     kept = batch.mask & batch.finished[:, None]
     assert weight[kept].mean() == pytest.approx(1.0, abs=1e-5)
