@@ -36,7 +36,8 @@ from lab.engine.forward import response_log_probs
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts
 from lab.harness.flags import Flag
-from lab.probes.common import MODEL_FLAGS, Findings, Progress, policy_from_flags, sample_batch
+from lab.harness.screen import show_status
+from lab.probes.common import MODEL_FLAGS, Findings, policy_from_flags, sample_batch
 
 FLAGS = {
     **MODEL_FLAGS,
@@ -45,10 +46,10 @@ FLAGS = {
 
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
-    policy, progress = policy_from_flags(args), Progress(gradients=1)
+    policy = policy_from_flags(args)
     rollouts = sample_batch(policy, args.questions, args.answers)
     shape = args.questions, args.answers
-    square = squares(policy, rollouts, progress).reshape(shape)
+    square = squares(policy, rollouts).reshape(shape)
     reward = rollouts.reward.double().cpu().numpy().reshape(shape)
     length = rollouts.length.double().cpu().numpy().reshape(shape)
     intro = [f"{policy.folder} gave {args.answers} answers to each of {args.questions} problems. "
@@ -58,11 +59,11 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
                     [others_table(reward, square, length), conditions_table()])
 
 
-def squares(policy: Policy, rollouts: Rollouts, progress: Progress) -> np.ndarray:
+def squares(policy: Policy, rollouts: Rollouts) -> np.ndarray:
     """(B,) |g|^2 of each answer."""
     found, parameters = [], list(policy.model.parameters())
     for b in range(len(rollouts.mask)):
-        progress("gradients", b / len(rollouts.mask))
+        show_status(f"answer {b + 1} of {len(rollouts.mask)}")
         row = torch.tensor([b], device=rollouts.mask.device)
         log_prob = response_log_probs(policy.model, rollouts, row).sum()
         gradient = torch.autograd.grad(log_prob, parameters)
@@ -104,7 +105,7 @@ def others_table(reward: np.ndarray, square: np.ndarray, length: np.ndarray) -> 
     mean_square = {}  # (problems,) with each baseline
     for name, baseline in baselines(reward, square, length).items():
         mean_square[name] = ((reward - baseline) ** 2 * square).mean(1)
-    usual, rows, sentences = mean_square["mean of the others (RLOO)"], [], []
+    usual, rows = mean_square["mean of the others (RLOO)"], []
     for name, own in mean_square.items():
 
         def difference(kept: np.ndarray) -> float:
@@ -112,14 +113,9 @@ def others_table(reward: np.ndarray, square: np.ndarray, length: np.ndarray) -> 
 
         change = jackknife(difference, problem)
         rows.append([name, own.mean(), change])
-        if own is not usual:
-            sentences.append(f"With the baseline '{name}', the mean square of (R - b) g differs by "
-                             f"{change.value:+.1%} (95% interval {change.low:+.1%} to "
-                             f"{change.high:+.1%}) from that with the mean of the other answers to "
-                             "the problem (RLOO).")
     return Table("others", "The mean square E|(R - b) g|^2 with each baseline b",
                  by_row({"baseline": "", "noise": ".3g", "change": "+.1%"}, rows),
-                 "\n".join(sentences), ["The interval is over problems (jackknife)"],
+                 "", ["The interval is over problems (jackknife)"],
                  {"noise": "mean square",
                   "change": f"difference from the mean of the others{WITH_INTERVAL}"})
 
@@ -146,16 +142,13 @@ def conditions_table() -> Table:
             [2.0, 2.0, 0.0, 0.0], [1.0, 0.0, 1.0, 0.0]),
         "the rare one of four is right": ([2.0, 2.0, 2.0, 0.0], [0.0, 0.0, 0.0, 1.0]),
         "the likely one of four is right": ([2.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0])}
-    rows, is_best = [], []
+    rows = []
     for name, (logits, reward) in cases.items():
         b, mean, cost = bandit(logits, reward)
         rows.append([name, b, mean, cost])
-        if abs(b - mean) < 1e-9:
-            is_best.append(name)
     return Table("conditions",
                  "Synthetic cases in which all answers are listed: when is the mean best?",
                  by_row({"world": "", "b*": ".3f", "mean": ".3f", "cost": ".1%"}, rows),
-                 "The mean is best in the cases in which |g|^2 and R do not vary together: "
-                 f"{'; '.join(is_best)}.",
+                 "The mean is best, and costs nothing, where |g|^2 and R do not vary together.",
                  ["g is the gradient at the logits of a softmax over the answers. Cost: by how "
                   "much the mean square is larger with the mean than with b*"], {"world": "case"})

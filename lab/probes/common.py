@@ -10,7 +10,6 @@ things; python -m lab NAME runs it:
 """
 import json
 import shlex
-import sys
 import time
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -139,27 +138,3 @@ def sample_batch(policy: Policy, questions: int, answers: int, step: int = 1,
     generator = torch.Generator().manual_seed(derived_seed("probe credit", seed, step))
     rollouts = replace(rollouts, step=step, generator=generator, forward=policy.extra_forward())
     return replace(rollouts, advantage=grpo(rollouts))
-
-
-class Progress:
-    """Show the share of the work that is done, and the time left, on stderr: in a line that is
-    overwritten, or where there is no terminal in a line every half minute. `parts` are the stages
-    and about how long each takes, in any unit."""
-
-    def __init__(self, **parts: float) -> None:
-        self.parts = parts
-        self.start = self.last_line = time.monotonic()
-
-    def __call__(self, part: str, done: float = 0.0, text: str = "") -> None:
-        now, names = time.monotonic(), list(self.parts)
-        before = sum(self.parts[name] for name in names[:names.index(part)])
-        share = (before + done * self.parts[part]) / sum(self.parts.values())
-        line = f"{share:4.0%}  {text or part}"
-        if share > 0.02:
-            left = (now - self.start) * (1 - share) / share
-            line += f", about {left // 60:.0f} min {left % 60:02.0f} s left"
-        if sys.stderr.isatty():
-            show_status(line)
-        elif now - self.last_line > 30:
-            print(f"  {line}", file=sys.stderr, flush=True)
-            self.last_line = now

@@ -42,7 +42,8 @@ from grpo import gradient_size
 from lab.harness.flags import Flag
 from lab.harness.record import credit_path, provenance, write_credit
 from lab.probes.notes_sums import CLASSES, class_codes
-from lab.probes.common import MODEL_FLAGS, Findings, Progress, policy_from_flags, sample_batch
+from lab.harness.screen import show_status
+from lab.probes.common import MODEL_FLAGS, Findings, policy_from_flags, sample_batch
 from run import append, make_run
 from lab.probes.credit import MeasuredCredit, squared_credit, true_credit
 
@@ -125,11 +126,11 @@ def decided_in_words(rows: list[Row]) -> str:
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
     policy = policy_from_flags(args)
-    progress, end = Progress(problems=1), time.monotonic() + 60 * args.minutes
+    end = time.monotonic() + 60 * args.minutes
     measured: list[MeasuredAnswers] = []
     right: list[float] = []
     for rollouts in problems_of(policy, args.answers):
-        progress("problems", len(measured) / args.problems)
+        show_status(f"{len(measured)} of {args.problems} problems")
         if len(measured) == args.problems or time.monotonic() > end:
             break
         credit = true_credit(policy, rollouts, args.continuations, certain=args.certain)

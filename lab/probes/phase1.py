@@ -45,7 +45,8 @@ from lab.engine.tokens import KINDS, WORD
 from grpo import gradient_size, grpo
 from lab.harness.flags import Flag
 from lab.harness.read_record import credit_steps
-from lab.probes.common import (MODEL_FLAGS, Findings, Progress, policy_from_flags, run_of,
+from lab.harness.screen import show_status
+from lab.probes.common import (MODEL_FLAGS, Findings, policy_from_flags, run_of,
                                sample_batch)
 from lab.probes.notes_sums import CLASSES, FILLER, REASONING, class_codes, t_values
 from lab.engine.model import Qwen2
@@ -70,18 +71,17 @@ TokensByName = Mapping[str, TokenTable]  # phase 1, phase 2 and the controls, by
 @np.errstate(invalid="ignore", divide="ignore")  # of few answers some shares are of nothing: NaN
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
     policy = policy_from_flags(args)
-    progress = Progress(answers=2, phase_1=2, random_text=2, untrained=4)
-    progress("answers")
+    show_status("answers")
     rollouts = sample_batch(policy, args.questions, args.answers)
-    progress("phase_1")
+    show_status("phase 1")
     found = {PHASE_1: phase_one(policy, rollouts)}
     if not len(found[PHASE_1]):
         raise UserError("every answer has a single token, and the last token of an answer predicts "
                         "nothing: phase 1 needs longer answers")
-    progress("random_text")
+    show_status("random text")
     text = random_text(policy, rollouts)
     found[RANDOM_TEXT] = phase_one(policy, text)
-    progress("untrained")
+    show_status("an untrained model")
     forget(policy.model, derived_seed("untrained", args.seed))
     found[UNTRAINED] = phase_one(policy, rollouts)
     found[UNTRAINED_RANDOM] = phase_one(policy, text)
@@ -238,16 +238,10 @@ STATISTICS = {
     "the same at like positions": ratio_at_like_positions}
 SHARES = ("t of the size above 3", "t of the size below 1.5", "abs(t) above 3", "abs(t) below 1.5")
 RATIOS_OF_SIZES = ("early over late", "filler over reasoning", "the same at like positions")
-IN_WORDS = {  # the statistics of which a sentence is made
-    "t of the size above 3": "The share of positions with a t of the size above 3",
-    "abs(t) above 3": "The share of positions with abs(t) above 3",
-    "early over late": "The mean size of early tokens, divided by that of late ones,",
-    "filler over reasoning": "The mean size of filler, divided by that of reasoning,"}
 
 
 def phases_table(found: TokensByName) -> Table:
     rows: list[Row] = []
-    sentences = []
     phase_1, phase_2 = found[PHASE_1], found[PHASE_2]
     for name, statistic in STATISTICS.items():
         published_1, published_2 = PUBLISHED[name]
@@ -259,14 +253,10 @@ def phases_table(found: TokensByName) -> Table:
         of_controls = [float(statistic(found[control])) for control in CONTROLS]
         rows.append([name, published_1, of_phase_1, published_2, float(statistic(phase_2)),
                      *of_controls])
-        if name in IN_WORDS:
-            other = float(statistic(found[RANDOM_TEXT]))
-            sentences.append(f"{IN_WORDS[name]} is {of_phase_1.value:.3g} in phase 1, and "
-                             f"{other:.3g} for random text, in which there is no credit.")
     formats = {"measure": "", "notes 1": "", PHASE_1: ".3g", "notes 2": "",
                PHASE_2: ".3g", **dict.fromkeys(CONTROLS, ".3g")}
     return Table("phases", "Phase 1, phase 2, and controls in which there is no credit",
-                 by_row(formats, rows), "\n".join(sentences),
+                 by_row(formats, rows), "",
                  ["Each position has a t, which is computed over the answers. A row with t has the "
                   "share of the positions of which its name is true, or the mean over positions. "
                   "Early over late and filler over reasoning are ratios of mean sizes. The "

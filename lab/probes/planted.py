@@ -48,7 +48,8 @@ from lab.engine.rollouts import Rollouts
 from lab.engine.tokens import OPERATOR, THINK, WORD
 from grpo import grpo, policy_loss
 from lab.harness.flags import Flag, check_value, flags_of, read, value_of
-from lab.probes.common import COMMON, Findings, Progress
+from lab.harness.screen import show_status
+from lab.probes.common import COMMON, Findings
 from lab.credit.weightings import rescaled_weight
 from lab.engine.model import ModelConfig, Qwen2, rotary
 
@@ -290,26 +291,25 @@ def train(task: Task, start: Start, seed: int, steps: int, rate: float) -> tuple
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
     torch.set_num_threads(args.threads or 1)  # a step is too small for more
-    tasks = separated(args.tasks)
+    tasks = {text: Task.read(text) for text in separated(args.tasks)}
     names = list(dict.fromkeys([PLAIN, TRUE, *separated(args.only)]))
     arms = {name: read_arm(name) for name in names}  # a wrong name is told before the training
-    progress = Progress(**{task: Task.read(task).tokens for task in tasks})
     success: dict[tuple[str, str], Floats] = {}
     pushes: dict[tuple[str, str], Floats] = {}
-    for task in tasks:
-        for number, (name, start) in enumerate(arms.items()):
-            progress(task, number / len(arms), f"{task}: {name}")
+    for text, task in tasks.items():
+        for name, start in arms.items():
+            show_status(f"{text}: {name}")
             runs = []
             for seed in range(args.seed + FIRST_SEED, args.seed + FIRST_SEED + args.seeds):
                 try:
-                    runs.append(train(Task.read(task), start, seed, args.steps, args.rate))
+                    runs.append(train(task, start, seed, args.steps, args.rate))
                 except Exception as error:  # an idea may need what this task does not have
                     raise UserError(
                         f"{name} cannot be measured in these tasks, which have no text, no "
                         f"attention and no continuations: {type(error).__name__}: "
                         f"{' '.join(str(error).split())}") from None
-            success[task, name] = np.array([value for value, _ in runs])
-            pushes[task, name] = np.mean([push for _, push in runs], 0)
+            success[text, name] = np.array([value for value, _ in runs])
+            pushes[text, name] = np.mean([push for _, push in runs], 0)
     intro = (f"Each arm has {args.seeds} seeds, and {args.steps} steps of 8 problems x 8 answers. "
              f"The learning rate is {args.rate:g}.")
     return Findings("Where does credit by token pay?", [intro],

@@ -61,7 +61,8 @@ from lab.engine.rollouts import Rollouts
 from lab.engine.tokens import NUMBER
 from grpo import group_z_score
 from lab.harness.flags import Flag
-from lab.probes.common import MODEL_FLAGS, Findings, Progress, policy_from_flags, sample_batch
+from lab.harness.screen import show_status
+from lab.probes.common import MODEL_FLAGS, Findings, policy_from_flags, sample_batch
 
 GROUP_SIZES = (2, 4, 8, 16)
 COLUMNS_AT_ONCE = 2 ** 15  # of more of them float32 loses the last digits
@@ -88,11 +89,10 @@ FoundRanks = dict[tuple[str, str, int], list[dict[str, float]]]
 
 def measure(args: SimpleNamespace, folder: Path) -> Findings:
     policy, found = policy_from_flags(args), defaultdict(list)
-    progress = Progress(critic=args.critic_batches / 8, problems=args.questions)
-    critic = critic_of(policy, args, progress) if args.critic_batches else None
+    critic = critic_of(policy, args) if args.critic_batches else None
     learned = critic and critic.metrics["explained_variance"]
     for number in range(args.questions):
-        progress("problems", number / args.questions)
+        show_status(f"problem {number + 1} of {args.questions}")
         rollouts = sample_batch(policy, 1, args.answers, step=1 + number)
         if rollouts.advantage.any():
             kinds = token_weights(policy, rollouts, critic)
@@ -114,12 +114,12 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
                     [ranks_by_size(found), ranks_by_advantage(found)])
 
 
-def critic_of(policy: Policy, args: SimpleNamespace, progress: Progress) -> gae:
+def critic_of(policy: Policy, args: SimpleNamespace) -> gae:
     """A critic trained on problems that are not measured. Each measured problem teaches it, too,
     after its advantages were made."""
     critic = gae(policy, gae_lambda=0.95, critic=args.critic)
     for batch in range(args.critic_batches):
-        progress("critic", batch / args.critic_batches)
+        show_status(f"batch {batch + 1} of {args.critic_batches} of the critic")
         critic(sample_batch(policy, 8, args.answers, step=1 + args.questions + batch), policy)
     return critic
 
@@ -277,33 +277,21 @@ def main_size(found: FoundRanks) -> int:
     return max(R for _, _, R in found if R <= MAIN)
 
 
-def in_words(found: Estimate) -> str:
-    """2.08 (1.92 to 2.24): with its 95% interval, if there is more than one problem."""
-    interval = f" ({found.low:.2f} to {found.high:.2f})" if np.isfinite(found.low) else ""
-    return f"{found.value:.2f}{interval}"
-
-
 def ranks_by_size(found: FoundRanks) -> Table:
     """The ranks with the z-score, by the size of the group."""
     sizes, main = sorted({R for _, _, R in found}), main_size(found)
-    rows, sentences = list[Row](), []
+    rows = list[Row]()
     for matrix in "AB":
         for rank in RANKS:
-            of_size = [mean_rank(found, matrix, Z, R, rank) for R in sizes]
-            ones = mean_rank(found, matrix, ONES, main, rank)
             row: Row = [f"{matrix}: {rank}"]
-            for R, estimate in zip(sizes, of_size):
+            for R in sizes:
+                estimate = mean_rank(found, matrix, Z, R, rank)
                 row.append(estimate if R == main else estimate.value)
-            rows.append([*row, ones.value])
-            if rank in ("entropy", "stable"):
-                by_size = ", ".join(f"{in_words(e)} in groups of {R}"
-                                    for R, e in zip(sizes, of_size))
-                sentences.append(f"The {rank} rank of {matrix} is {by_size} answers. With all "
-                                 f"advantages 1 it is {in_words(ones)} in groups of {main}.")
+            rows.append([*row, mean_rank(found, matrix, ONES, main, rank).value])
     formats = {"rank": "", **{f"R={R}": ".2f" for R in sizes}, ONES: ".2f"}
     problems = len(found["A", Z, main])
     return Table("sizes", "The rank of the gradient with z-scores as advantages, by the size R of "
-                 "the group", by_row(formats, rows), "\n".join(sentences),
+                 "the group", by_row(formats, rows), "",
                  ["Numbers are means over the problems whose answers differ in reward, of which "
                   f"there are {problems} at R = {main}. The kinds of rank are explained by python "
                   "-m lab rank --help. A has R rows, so its rank is at most R, and R = 2 "
@@ -315,7 +303,7 @@ def ranks_by_size(found: FoundRanks) -> Table:
 def ranks_by_advantage(found: FoundRanks) -> Table:
     """Entropy and stable rank with every advantage; and by problem the entropy rank minus that with
     the z-score."""
-    R, rows, sentences = main_size(found), list[Row](), []
+    R, rows = main_size(found), list[Row]()
     for arm in dict.fromkeys(arm for _, arm, _ in found):
         row: Row = [arm]
         for matrix in "AB":
@@ -324,10 +312,6 @@ def ranks_by_advantage(found: FoundRanks) -> Table:
             entropy = mean_rank(found, matrix, arm, R, "entropy")
             stable = mean_rank(found, matrix, arm, R, "stable")
             row += [entropy.value, stable.value, change]
-            if arm in (PLANTED, CRITIC) and np.isfinite(change.low):
-                sentences.append(f"With {arm}, the entropy rank of {matrix} differs by "
-                                 f"{change.value:+.2f} (95% interval {change.low:+.2f} to "
-                                 f"{change.high:+.2f}) from that with the z-score.")
         rows.append(row)
     formats, headings = {"advantage": ""}, {}
     for matrix in "AB":
@@ -338,6 +322,6 @@ def ranks_by_advantage(found: FoundRanks) -> Table:
         headings[f"{matrix} change"] = (f"entropy rank of {matrix} minus that with the "
                                         f"z-score{WITH_INTERVAL}")
     return Table("arms", f"Does credit by token raise the rank? Groups of {R} answers",
-                 by_row(formats, rows), "\n".join(sentences),
+                 by_row(formats, rows), "",
                  ["Differences are paired by problem. Each interval is for one comparison, and not "
                   "corrected for their number"], headings)

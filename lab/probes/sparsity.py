@@ -39,7 +39,8 @@ from lab.engine.rollouts import Rollouts
 from lab.harness.read_record import credit_steps, read_columns, run_config
 from lab.harness.record import checkpoint_folders, find_folder
 from lab.harness.flags import Flag
-from lab.probes.common import MODEL_FLAGS, Findings, Progress, policy_from_flags, sample_batch
+from lab.harness.screen import show_status
+from lab.probes.common import MODEL_FLAGS, Findings, policy_from_flags, sample_batch
 
 FLAGS = {
     "run": Flag("runs/none-grpo-s0", "folder of a run that has checkpoints"),
@@ -63,13 +64,12 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
     if args.answers < R:
         raise UserError(f"--answers {args.answers}: the run has groups of {R} answers, and fewer "
                         "answers say nothing of them")
-    progress = Progress(checkpoints=len(models))
     rows: list[Row] = []
     of_groups: list[list[bool]] = []
     of_tokens: list[Sums] = []
     before = 0
-    for number, (step, model) in enumerate(models.items()):
-        progress("checkpoints", number / len(models))
+    for step, model in models.items():
+        show_status(f"checkpoint of step {step}")
         policy = policy_from_flags(SimpleNamespace(**{**vars(args), "model": str(model)}))
         rollouts = sample_batch(policy, args.questions, args.answers)
         success, *others = of_checkpoint(policy, rollouts, R)

@@ -9,7 +9,6 @@ from conftest import gradients, spoken
 from lab.engine.forward import response_log_probs
 from lab.__main__ import main
 from lab.probes.baseline import bandit, baselines, best_baseline, others_table, squares
-from lab.probes.common import Progress
 
 
 def test_the_best_baseline_by_hand_and_by_a_grid():
@@ -51,7 +50,7 @@ def test_estimators_by_hand():
 
 def test_squares_are_those_of_one_backward_pass_each(policy):
     rollouts = spoken(policy)
-    found = squares(policy, rollouts, Progress(gradients=1))
+    found = squares(policy, rollouts)
     for b in (0, 3):
         policy.model.zero_grad()
         response_log_probs(policy.model, rollouts, torch.tensor([b])).sum().backward()
