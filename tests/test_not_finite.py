@@ -77,12 +77,11 @@ def test_a_model_that_is_broken_from_the_start_is_not_evaluated(learner, tmp_pat
 
 @pytest.mark.parametrize("choices, flags, value, words", [
     (MITIGATIONS, ["--mitigation", "mine", "--rescale", "none"], float("nan"),
-     r"--mitigation mine is not finite, .* at \d+ of \d+ tokens, first at token 0 of answer 0, "
-     r"which answers problem 0: there it is nan, usually .* \(tests/.*\.py:\d+\), in step 3"),
+     r"mine \(tests/.*\.py:\d+\) is nan at token 0 of answer 0, usually"),
     (MITIGATIONS, ["--mitigation", "mine", "--rescale", "none"], 3e38,
-     r"--mitigation mine is .* beyond 1e\+12, at .* \(tests/"),
+     "the gradient is not finite, in step 3 .*; the last good checkpoint"),
     (ADVANTAGES, ["--advantage", "mine"], float("inf"),
-     r"--advantage mine is not finite.*, in step 3; the last good ")])
+     r"mine \(tests/.*\.py:\d+\) is inf at token 0 of answer 0, usually")])
 def test_methods_that_break_something_end_the_run(start, tmp_path, monkeypatch, choices, flags,
                                                   value, words):
     def mine(rollouts, *, power: float = 2.0):

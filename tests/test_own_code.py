@@ -13,6 +13,7 @@ import torch
 
 import mitigations
 from conftest import ROOT, StateIdea, hand_made, put_in, refusal
+from lab.credit.weightings import rescaled_weight
 from lab.engine.methods import checked_credit, make, metrics_of
 from lab.harness.settings import make_settings, read_flags
 from lab.harness.tasks import load_task, score_again
@@ -62,8 +63,8 @@ def test_an_idea_that_raises_is_told_by_python_and_leaves_no_folder(monkeypatch,
 
 
 @pytest.mark.parametrize("made_of", [
-    lambda x: 1.0, lambda x: x[:, 0], lambda x: x.T, lambda x: x + 1j, lambda x: x.to("meta"),
-    lambda x: [x.tolist()] * 9, lambda x: x[None], lambda x: None, lambda x: x.to_sparse()])
+    lambda x: 1.0, lambda x: x[:, 0], lambda x: x.T, lambda x: x + 1j,
+    lambda x: [x.tolist()] * 9, lambda x: x[None], lambda x: None])
 def test_what_an_idea_returns_is_checked(rollouts, made_of):
     """And told with the place of the function."""
     def idea(rollouts, policy):
@@ -72,7 +73,7 @@ def test_what_an_idea_returns_is_checked(rollouts, made_of):
     said = refusal(checked_credit, idea, "the weighting mine", rollouts)
     line, shape = idea.__code__.co_firstlineno, tuple(rollouts.mask.shape)
     assert said.startswith(f"the weighting mine (tests/test_own_code.py:{line}) should return a "
-                           f"tensor (B, T) = {shape} of real numbers on cpu, got ")
+                           f"tensor (B, T) = {shape}, got ")
     assert len(said) < 400
 
 
@@ -101,16 +102,11 @@ def test_what_an_idea_changes_in_place_is_its_own_copy(rollouts):
     assert not torch.equal(rollouts.generator.get_state(), state)
 
 
-TOO_LARGE = "is not finite, or beyond 1e+12,"
-
-
-@pytest.mark.parametrize("value, is_weight, words, there", [
-    (float("nan"), False, TOO_LARGE,
-     "nan, usually because of 0 / 0, 0 * log 0 or the mean of no tokens ("),
-    (-float("inf"), False, TOO_LARGE, "-inf, usually because of a division by 0 or of log 0 ("),
-    (1e13, False, TOO_LARGE, "1e+13 ("), (-0.5, True, "is negative", "-0.5 (")])
-def test_a_number_that_may_not_be_is_told_with_its_token_and_its_function(
-        rollouts, value, is_weight, words, there):
+@pytest.mark.parametrize("value, words", [
+    (float("nan"), "is nan at token {t} of answer 4, usually because of 0 / 0"),
+    (-float("inf"), "is -inf at token {t} of answer 4"),
+    (-0.5, "is negative at 2 tokens: credit with a sign stands under @advantage")])
+def test_a_number_that_may_not_be_is_told_with_its_token_and_its_function(rollouts, value, words):
     """Beyond the mask, and as an advantage where it is only negative, it is fine."""
     def idea(batch, policy):
         return torch.where(is_wrong, value, 1.0)
@@ -118,17 +114,15 @@ def test_a_number_that_may_not_be_is_told_with_its_token_and_its_function(
     t = int(rollouts.length.min()) - 1
     is_wrong = torch.zeros_like(rollouts.mask)
     is_wrong[4:, t] = True
-    said = refusal(checked_credit, idea, "the weighting mine", rollouts, None, is_weight)
-    tokens, line = int(rollouts.mask.sum()), idea.__code__.co_firstlineno
-    assert said.startswith(
-        f"the weighting mine {words} at 2 of {tokens} tokens, first at token {t} of answer 4, "
-        f"which answers problem 1: there it is {there}tests/test_own_code.py:{line}")
-    if is_weight:
-        checked_credit(idea, "mine", rollouts, None, is_weight=False)
+    said, line = refusal(rescaled_weight, idea, "mine", rollouts), idea.__code__.co_firstlineno
+    assert said.startswith(f"the weighting mine (tests/test_own_code.py:{line}) "
+                           + words.format(t=t))
+    if value == -0.5:
+        checked_credit(idea, "mine", rollouts)
     is_wrong = ~rollouts.mask
-    checked_credit(idea, "mine", rollouts, None, is_weight)
+    rescaled_weight(idea, "mine", rollouts)
     is_wrong = torch.zeros(1, rollouts.mask.shape[1], dtype=torch.bool)  # (1, T) is for all answers
-    checked_credit(idea, "mine", rollouts, None, is_weight)
+    rescaled_weight(idea, "mine", rollouts)
 
 
 def test_metrics_take_no_place_of_the_loops(said_of):

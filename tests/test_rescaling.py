@@ -49,7 +49,7 @@ def test_weights_that_are_all_zero_become_one_and_it_is_said():
 
 
 def test_a_negative_weight_is_refused():
-    with pytest.raises(UserError, match="weighting by hand is negative at 1 of 3 tokens, first"):
+    with pytest.raises(UserError, match=r"weighting by hand \(.*\) is negative at 1 tokens"):
         weighed(torch.tensor([[1.0, 1], [-1, -1]]), hand_made([[True, True], [True, False]]))
 
 

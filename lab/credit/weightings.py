@@ -7,6 +7,7 @@ from torch import Tensor
 
 from countdown_task import ANSWER, KINDS, TAG, THINK
 from grpo import centred, to_every_token
+from lab.engine.errors import UserError, location_of
 from lab.engine.methods import (WHOLE_ANSWERS, Method, Metrics, advantage, checked_credit,
                                 metrics_of, mitigation)
 from lab.engine.policy import Policy, RunSettings
@@ -84,7 +85,11 @@ def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: Polic
         metrics |= {"weight_factor": 1.0, "weight_max": 0.0, "weight_note": None}
         return torch.zeros_like(rollouts.log_prob), metrics
     note = None
-    weight = checked_credit(chosen, f"the weighting {name}", rollouts, policy, is_weight=True)
+    weight = checked_credit(chosen, f"the weighting {name}", rollouts, policy)
+    if (weight < 0).any():
+        raise UserError(f"the weighting {name} ({location_of(chosen)}) is negative at "
+                        f"{int((weight < 0).sum())} tokens: credit with a sign stands under "
+                        "@advantage (docs/methods.md)")
     if not weight.any():
         weight, note = rollouts.mask.float(), "all weights were 0, so every token gets 1"
     if placebo.startswith("weights"):

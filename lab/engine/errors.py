@@ -24,10 +24,6 @@ class NotFinite(UserError):
     parameter."""
 
 
-class BadCredit(NotFinite):
-    """A weight or an advantage that is not finite."""
-
-
 def refuse_undefined(what: str, *tensors: Tensor) -> None:
     """Raise unless all tensors are finite; `what` may be "the gradient is".
 

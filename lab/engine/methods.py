@@ -17,7 +17,6 @@ samples more, a class, of which a run makes one object:
 """
 import importlib
 import inspect
-import math
 import sys
 from collections import ChainMap, UserDict
 from collections.abc import Callable, Mapping
@@ -34,10 +33,9 @@ from torch import Tensor
 
 import grpo
 import mitigations
-from lab.engine.errors import BadCredit, UserError, location_of
+from lab.engine.errors import UserError, location_of
 from lab.engine.rollouts import Rollouts
-
-LARGEST_CREDIT = 1e12  # with larger numbers the squared gradient could overflow in float32
+from mitigations import checked
 
 Choice = Callable[..., Tensor] | type  # a function or a class below a decorator
 Metrics = dict[str, Any]  # numbers for a line of metrics.jsonl, by name
@@ -182,64 +180,16 @@ def refuse_other_arguments(method: Choice, function: Callable[..., Any], wanted:
                         f"{wanted}: {error}") from None
 
 
-def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: object = None,
-                   is_weight: bool = False) -> Tensor:
-    """Credit (B, T) in float32, without gradient, finite, and 0 beyond the mask.
-
-    `whose` names the method in messages, as "the weighting my_idea". The method gets a copy of the
-    batch, so what it changes in place has no effect elsewhere. It may return a single row or
-    column: (B, 1) is a number for each answer. (B,) is refused, because torch would spread it over
-    T instead of over B.
-    """
-    mask = rollouts.mask
+def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: object = None) -> Tensor:
+    """The credit (B, T) of a method, checked as in the book. `whose` names it in messages, as "the
+    weighting my_idea". It gets a copy of the batch, so what it changes in place has no effect
+    elsewhere."""
     # Two things are not copied: the generator, so that the next method draws other numbers, and
     # the extra forward pass, so that it is made only once for all methods. `deepcopy` finds by its
     # id what it should not copy.
     not_copied = {id(part): part for part in (rollouts.generator, rollouts.forward)}
-    values: Any = chosen(deepcopy(rollouts, not_copied), policy)
-    if not has_shape_of(values, mask):
-        about = " ".join(brief(values).split())[:200]
-        if isinstance(values, Tensor):
-            about = f"a tensor {tuple(values.shape)} of {values.dtype} on {values.device}"
-            if values.layout != torch.strided:
-                about += ", which is sparse: .to_dense() makes such a tensor of it"
-        raise UserError(f"{whose} ({location_of(chosen)}) should return a tensor (B, T) = "
-                        f"{tuple(mask.shape)} of real numbers on {mask.device}, got {about}")
-    credit: Tensor = values.detach().float().expand(mask.shape).masked_fill(~mask, 0.0)
-    too_large = f"{whose} is not finite, or beyond {LARGEST_CREDIT:g},"
-    location = location_of(chosen)
-    is_too_large = ~(credit.abs() <= LARGEST_CREDIT)
-    refuse_tokens(is_too_large, too_large, credit, rollouts, location, BadCredit)
-    if is_weight:
-        refuse_tokens(credit < 0, f"{whose} is negative", credit, rollouts, f"{location}; credit "
-                      "with a sign is an advantage: see docs/methods.md")
-    return credit
-
-
-def has_shape_of(values: Tensor, mask: Tensor) -> bool:
-    """Whether it is a dense tensor of real numbers that has, or can be expanded to, the mask's
-    shape."""
-    if not isinstance(values, Tensor) or values.dim() != 2 or values.is_complex():
-        return False
-    if values.layout != torch.strided:
-        return False
-    (B, T), (rows, columns) = mask.shape, values.shape
-    return rows in (1, B) and columns in (1, T) and values.device == mask.device
-
-
-def refuse_tokens(wrong: Tensor, what: str, credit: Tensor, rollouts: Rollouts, location: str,
-                  kind: type[UserError] = UserError) -> None:
-    if wrong.any():
-        row, t = wrong.nonzero()[0].tolist()
-        value = credit[row, t].item()
-        reason = ""
-        if math.isnan(value):
-            reason = ", usually because of 0 / 0, 0 * log 0 or the mean of no tokens"
-        elif math.isinf(value):
-            reason = ", usually because of a division by 0 or of log 0"
-        raise kind(f"{what} at {int(wrong.sum())} of {int(rollouts.mask.sum())} tokens, first at "
-                   f"token {t} of answer {row}, which answers problem {int(rollouts.group[row])}: "
-                   f"there it is {value:g}{reason} ({location})")
+    values = chosen(deepcopy(rollouts, not_copied), policy)
+    return checked(values, rollouts, f"{whose} ({location_of(chosen)})")
 
 
 def metrics_of(chosen: object) -> Metrics:

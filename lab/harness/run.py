@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from lab.engine.methods import refuse_other_values
-from lab.engine.errors import BadCredit, NotFinite, UserError, location_of, refuse_undefined
+from lab.engine.errors import NotFinite, UserError, location_of, refuse_undefined
 from lab.engine.model_folder import write_model_folder
 from lab.engine.optimizer import rate_of_step
 from lab.credit.weightings import advantage_of, drop_unfinished, rescaled_weight
@@ -132,7 +132,7 @@ class LabRun(Run):
             yield
         except NotFinite as error:
             rate = f" at --learning_rate {self.settings.learning_rate:g}"
-            if isinstance(error, BadCredit) or self.step == 0:  # the rate is not to blame
+            if self.step == 0:  # the rate is not to blame
                 rate = ""
             raise UserError(f"{error}, in step {self.step}{rate}; "
                             f"{self.last_good_model()}") from error
