@@ -9,13 +9,10 @@
     TokenLogProbs    log softmax of single tokens, without the logits of the whole batch at once;
                      LogProbsOfFrozen if the output matrix is not trained, as with --lora
 """
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from lab.engine.fused import has_kernels
 from lab.engine.packing import SharedPrompts, pack, send
@@ -65,8 +62,7 @@ def log_probs_of_each(model: Qwen2, rollouts: Rollouts, rows: Tensor,
         targets_of += [token for token, own in zip(answer, is_own) if own]
     # the indices of tokens in a flattened (rows, T)
     cells = send(drawn.flatten().nonzero().squeeze(1), ids.device)
-    with embedding_by_rows(model):
-        hidden = model.model(ids, shared.positions, shared)     # (N, D)
+    hidden = model.model(ids, shared.positions, shared)         # (N, D)
     states = hidden.index_select(0, predicts.flatten()[cells])  # one for each generated token
     if temperature != 1:
         states = states / temperature  # so the logits, which are linear in them, are divided too
@@ -232,51 +228,6 @@ class LogProbsOfFrozen(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         [direction] = ctx.saved_tensors
         return (gradient[:, None] * direction).to(direction.dtype), None, None
-
-
-class EmbeddingRows(torch.autograd.Function):
-    """The rows of an embedding matrix: (V, D), (N,) -> (N, D). Its gradient is a sparse tensor of
-    the rows that were taken, which autograd adds to the gradient (V, D) of the output matrix if the
-    two are one matrix. torch's own embedding would fill and add V rows, most of them zeros. The
-    numbers are the same, because repeated tokens are added up first, in their order."""
-
-    @staticmethod
-    def forward(ctx: Any, matrix: Tensor, ids: Tensor) -> Tensor:
-        ctx.save_for_backward(ids)
-        ctx.shape = matrix.shape
-        return F.embedding(ids, matrix)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        [ids] = ctx.saved_tensors
-        distinct, row = ids.unique(return_inverse=True)
-        sums = gradient.new_zeros(len(distinct), ctx.shape[1]).index_add_(0, row, gradient)
-        sparse = torch.sparse_coo_tensor(distinct[None], sums, ctx.shape, is_coalesced=True,
-                                         check_invariants=True)
-        return sparse, None
-
-
-@contextmanager
-def embedding_by_rows(model: Qwen2) -> Iterator[None]:
-    """Within it the model takes its embeddings by `EmbeddingRows`, if they are also its output
-    matrix. On a GPU it would have to wait for the distinct tokens."""
-    embeddings = model.model.embed_tokens
-    is_tied = embeddings.weight is model.output_matrix
-    if not is_tied or model.device.type != "cpu":
-        yield
-        return
-
-    def by_rows(module: nn.Embedding, inputs: tuple[Tensor], _: Tensor) -> Tensor:
-        [ids] = inputs
-        rows: Tensor = EmbeddingRows.apply(module.weight, ids)
-        return rows
-
-    # the first hook, so that others see the embeddings that the model goes on with
-    hook = embeddings.register_forward_hook(by_rows, prepend=True)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def token_distribution(hidden: Tensor, matrix: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

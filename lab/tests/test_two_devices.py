@@ -1,5 +1,4 @@
 """Sampling, updates and every method on a device that is only called cuda (devices.py)."""
-from contextlib import nullcontext
 from dataclasses import replace
 from itertools import zip_longest
 from types import SimpleNamespace
@@ -145,10 +144,8 @@ def run(learner, out, *flags):
     ["--eval_every", "1", "--eval_tasks", "4", "--placebo", "advantages"],
     ["--rescale", "gradient", "--mitigation", "random", "--placebo", "weights"]], ids=" ".join)
 def test_a_step_is_that_of_the_cpu(learner, tmp_path, monkeypatch, flags):
-    """If the CPU looks for ended answers as rarely, and adds up the embeddings' gradient as a GPU
-    does: with parameters in bfloat16 that is another sum."""
+    """If the CPU looks for ended answers as rarely."""
     monkeypatch.setitem(sampler.PACE, "cpu", sampler.PACE["cuda"])
-    monkeypatch.setattr("lab.engine.forward.embedding_by_rows", nullcontext)
     expected = run(learner, tmp_path / "cpu", *flags)
     with second_device(monkeypatch):
         found = run(learner, tmp_path / "cuda", "--device", "cuda", *flags)
@@ -170,7 +167,6 @@ def test_every_method_stays_on_its_device(learner, tmp_path, monkeypatch, weight
 def test_several_turns_stay_on_their_device(tmp_path, monkeypatch, name):
     """What an environment wrote is read, and turns get their credit; a step is that of the CPU."""
     monkeypatch.setitem(sampler.PACE, "cpu", sampler.PACE["cuda"])
-    monkeypatch.setattr("lab.engine.forward.embedding_by_rows", nullcontext)
     player, flags = ROOT / "models/guesser", ["--advantage", name]
     expected = run(player, tmp_path / "cpu", *flags)
     with second_device(monkeypatch):

@@ -1,13 +1,12 @@
 """Packed prompts and answers against rows of their own: states, gradients, who sees whom; with a
 prefix that prompts share, and without."""
-from contextlib import contextmanager, nullcontext
-from copy import deepcopy
+from contextlib import contextmanager
 
 import pytest
 import torch
 
-from conftest import copied, hand_made
-from lab.engine import forward, packing
+from conftest import hand_made
+from lab.engine import packing
 from lab.engine.forward import response_log_probs
 from lab.engine.packing import SharedPrompts, common_prefix, pack
 from properties import draw, few, given
@@ -162,28 +161,3 @@ def test_log_probs_and_gradients_are_those_of_each_answer_in_a_row_of_its_own(
     alone = torch.autograd.grad((expected * factor).sum(), parameters)
     for mine, theirs in zip(packed, alone):
         torch.testing.assert_close(mine, theirs, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.parametrize("is_tied", [True, False])
-def test_the_gradient_of_embeddings_is_torchs_own(small_model, rollouts, monkeypatch, is_tied):
-    """To the bit over two micro-batches, in which tokens are repeated, and dense in the end. With
-    an output matrix of its own nothing would make it dense, so there it is torch's."""
-    found = []
-    for way in (forward.embedding_by_rows, lambda model: nullcontext()):
-        monkeypatch.setattr(forward, "embedding_by_rows", way)
-        model = copied(small_model)
-        if not is_tied:
-            model.lm_head = deepcopy(model.model.embed_tokens)
-        for rows in torch.arange(len(rollouts.ids)).chunk(2):
-            forward.response_log_probs(model, rollouts, rows).sum().backward()
-        found.append(model.model.embed_tokens.weight.grad)
-    assert not found[0].is_sparse and torch.equal(*found)
-
-
-def test_embeddings_give_a_gradient_of_the_rows_that_were_taken():
-    """Token 3 was taken twice."""
-    matrix = torch.randn(50, 2, requires_grad=True)
-    taken = forward.EmbeddingRows.apply(matrix, torch.tensor([7, 3, 3]))
-    taken.backward(torch.tensor([[1.0, 2.0], [4.0, 8.0], [16.0, 32.0]]))
-    assert matrix.grad.is_sparse and matrix.grad._indices().tolist() == [[3, 7]]
-    assert matrix.grad._values().tolist() == [[20, 40], [1, 2]]
