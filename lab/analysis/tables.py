@@ -11,8 +11,7 @@ from lab.analysis.statistics import Estimate, Interval
 WIDTH = 100        # of a terminal
 WITH_INTERVAL = " (95% interval)"  # ends the heading of a column of estimates
 LONGEST_WORD = 30  # in a table; a longer one is cut where there is no room
-TOO_FEW_GROUPS = ("Too few groups for a finding: it takes at least six groups in which rewards "
-                  "differ, and the size of their gradients has to be known.")
+NO_FINDING = "Nothing is said of this table, because a number that the sentence needs is undefined."
 UNDEFINED = re.compile(r"(?<!['\w])(nan|inf)(?!['\w])")  # as a number, not as a quoted token
 Cell = str | float | Interval | Estimate | None
 Row = list[Cell]
@@ -32,7 +31,7 @@ class Table:
 
     def __post_init__(self) -> None:
         if UNDEFINED.search(self.finding):
-            self.finding = TOO_FEW_GROUPS
+            self.finding = NO_FINDING
 
     @property
     def rows(self) -> list[tuple[Cell, ...]]:

@@ -14,7 +14,7 @@ from lab.analysis import page as page_file
 from lab.analysis.answers import answers_of
 from lab.analysis.report import task_in_words
 from lab.analysis.run_folders import read_run
-from lab.analysis.tables import TOO_FEW_GROUPS, Table, by_row, shown
+from lab.analysis.tables import NO_FINDING, Table, by_row, shown
 
 
 def test_groups_with_different_rewards_come_first_and_true_credit_is_shown(tmp_path):
@@ -124,5 +124,5 @@ def test_neither_cell_nor_finding_shows_an_undefined_number():
     nan, inf = float("nan"), float("inf")
     columns = {"x": (".1f", [nan, -inf]), "95%": (".1f", [(0.1, inf), (nan, 0.2)])}
     table = Table("t", "T", columns, f"It went from 0.5 to {nan:.2f}.")
-    assert table.cells() == [["-", "-"], ["-", "-"]] and table.finding == TOO_FEW_GROUPS
-    assert Table("t", "T", {}, "after 'nan' and information").finding != TOO_FEW_GROUPS
+    assert table.cells() == [["-", "-"], ["-", "-"]] and table.finding == NO_FINDING
+    assert Table("t", "T", {}, "after 'nan' and information").finding != NO_FINDING
