@@ -182,11 +182,11 @@ def weight_of(view: View, term: Term, formula: Formula) -> Tensor:
     return term.factor * weight[:, None] * where
 
 
-def first_right(candidates: Iterable[Candidate], left_over: Callable[[Candidate], float],
-                enough: float = KNOWN) -> Candidate | None:
-    """The first candidate that leaves less than `enough` over; None if there is none."""
+def first_right(candidates: Iterable[Candidate], left_over: Callable[[Candidate], float]
+                ) -> Candidate | None:
+    """The first candidate that leaves less than KNOWN over; None if there is none."""
     for candidate in candidates:
-        if left_over(candidate) < enough:
+        if left_over(candidate) < KNOWN:
             return candidate
     return None
 

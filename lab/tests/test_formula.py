@@ -15,16 +15,14 @@ import pytest
 import torch
 from conftest import ROOT
 from lab.tests.formula_losses import (LOSSES, clip, entropy_of, k3, log_probs, make, mean,
-                                      misaligned, over_the_std_of_others, token, turns_as_answers,
-                                      z)
+                                      misaligned, over_the_std_of_others, token, z)
 
 from lab.formula import (LossFailed, NotPassed, check, differences, find_formula, judge,
                          of_log_probs, tables)
 from lab.formula.__main__ import main
-from lab.formula.batches import make_case
 from lab.formula.calling import load_loss
 from lab.formula.invariances import INVARIANCES
-from lab.formula.ours import Formula, Term, first_right, ours
+from lab.formula.ours import Formula, Term, ours
 from lab.formula.report import all_clauses, clauses_of, codes, is_said, remarks
 from lab.formula.search import Found
 
@@ -316,13 +314,6 @@ def test_a_size_of_groups_that_is_silently_wrong_is_told():
     assert named(find_formula(loss)) == ["unequal groups"]
 
 
-def test_turns_as_answers_are_seen_in_their_number_alone():
-    case = make_case(30, 3, 5, has_turns=True)
-    assert tables.turns_of(case.batch()).tolist() == [1, 2, 3] * 5
-    found = find_formula(make(turns_as_answers))
-    assert found.understood and named(found) == ["turns"]
-
-
 @pytest.mark.parametrize("name, loss", [
     ("wider padding", lambda logits, batch: make()(
         logits, batch) * (1 + batch.ids.shape[1] / 100)),
@@ -363,8 +354,7 @@ def test_what_is_no_loss_is_refused_in_a_sentence(loss, sentence):
 
 
 def test_what_is_detached_trains_nothing():
-    assert named(find_formula(lambda logits, batch: make()(logits.detach(), batch))) == ["zero"]
-
+    """But for a KL term."""
     def loss(logits, batch):
         log_prob = log_probs(logits, batch)
         r, a = (log_prob - batch.old_log_prob).exp().detach(), z(1, 1e-6)(batch)
@@ -373,13 +363,6 @@ def test_what_is_detached_trains_nothing():
 
     found = find_formula(loss)
     assert found.understood and "kl k3 0.04" in codes(found) and named(found) == ["no reward"]
-
-
-def test_the_first_right_candidate_is_taken():
-    left = {"far": .9, "right": 1e-7, "better": 0.0}
-    assert first_right(left, left.get) == "right"
-    assert first_right(left, left.get, enough=1e-9) == "better"
-    assert first_right(["far"], left.get) is None
 
 
 def test_mistakes_come_first():
