@@ -312,12 +312,7 @@ def update(run: Trainer, rollouts: Rollouts, weight: Tensor) -> tuple[Metrics, d
                         "gradient_norm": None, "sampler_gap": None, "skipped": None}
     columns = {"ratio": torch.ones_like(weight)} if s.epochs > 1 else {}
     if not trained:
-        metrics["skipped"] = ("no token has both a weight and an advantage"
-                              if rollouts.advantage.any() else
-                              "every group's answers had equal rewards")
-        if not rollouts.finished.any():
-            metrics["skipped"] += ", and none was finished within --max_new_tokens"
-        return metrics, columns
+        return metrics | {"skipped": why_skipped(rollouts)}, columns
     reference = frozen_log_probs(run.reference, rollouts, s.micro_batch) if run.reference else None
 
     old = None
@@ -343,6 +338,15 @@ def update(run: Trainer, rollouts: Rollouts, weight: Tensor) -> tuple[Metrics, d
         columns["ratio"][rows] = (now - old)[rows].exp()
         metrics |= metrics_of_ratio(columns["ratio"], rollouts, rows, s)
     return metrics, columns
+
+
+def why_skipped(rollouts: Rollouts) -> str:
+    reason = "every group's answers had equal rewards"
+    if rollouts.advantage.any():
+        reason = "no token has both a weight and an advantage"
+    if not rollouts.finished.any():
+        reason += ", and none was finished within --max_new_tokens"
+    return reason
 
 
 def backward(run: Trainer, rollouts: Rollouts, weight: Tensor, rows: Tensor, old: Tensor | None,

@@ -239,44 +239,10 @@ def tell(steps: list[tuple[str, float, float]]) -> list[str]:
     return lines
 
 
-def draw(steps: list[tuple[str, float, float]], account: list[tuple[float, float]],
-         batch: Rollouts, credit: Tensor, path: Path) -> None:
-    """A game as a staircase of values, what the reward's variance consists of, and what the first
-    turns of a batch get: by GRPO, and without the luck of the replies."""
-    from matplotlib.figure import Figure
-    figure = Figure((13, 3.4), layout="constrained")
-    stairway, bars, turns = figure.subplots(1, 3, width_ratios=(3, 2, 2))
-    plain = (batch.reward - batch.reward.mean()).sort().values
-    turns.bar(range(len(plain)), plain, width=1, color="#999999", label="reward minus its mean")
-    turns.bar(range(len(plain)), credit.sort().values, width=1, color="#1f77b4",
-              label="the same without luck")
-    turns.set(xlabel=f"{len(plain)} games, sorted", title="What a first guess gets")
-    turns.legend(fontsize=8)
-    for x, (name, before, after) in enumerate(steps):
-        colour = "#1f77b4" if name.startswith("guess") else "#999999"
-        stairway.bar(x, after - before, bottom=before, color=colour)
-        stairway.text(x, max(before, after) + 0.02, f"{after - before:+.2f}", ha="center",
-                      fontsize=8)
-    stairway.set(xticks=range(len(steps)), xticklabels=[name for name, _, _ in steps],
-                 ylim=(0, 1.12), ylabel="probability of winning",
-                 title="A game: credit of the guesses (blue), luck of the replies (grey)")
-    total = sum(map(sum, account))
-    for part, (label, colour) in enumerate((("credit of the guesses", "#1f77b4"),
-                                            ("luck of the replies", "#999999"))):
-        shares = [100 * of_turn[part] / total for of_turn in account]
-        bottom = [100 * of_turn[0] / total if part else 0.0 for of_turn in account]
-        bars.bar([f"turn {turn + 1}" for turn in range(len(account))], shares, bottom=bottom,
-                 color=colour, label=f"{label}, {sum(shares):.0f}% in all")
-    bars.set(ylabel="% of the reward's variance", ylim=(0, 65), title="All games: mostly luck")
-    bars.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
-
-
 FLAGS = {
     "pairs": Flag(4, "how many seeds a method is trained with, and plain GRPO beside it", least=2,
                   most=1000),
-    "batches": Flag(100, "from how many batches its gradient is judged", least=10, most=100_000),
-    "picture": Flag(None, "a file for a picture of the game that is told")}
+    "batches": Flag(100, "from how many batches its gradient is judged", least=10, most=100_000)}
 USAGE = "python examples/guess.py [flags of train.py, or of this list]"
 
 
@@ -300,11 +266,9 @@ def main(argv: list[str]) -> None:
         print(f"  turn {turn}   credit of the guess {credit / variance:6.1%}   luck of the reply "
               f"{luck / variance:6.1%}")
     method = make(ADVANTAGES["without_luck"], {}, parts.policy)
-    estimated = method(batch, parts.policy)
+    method(batch, parts.policy)
     print(f"  As far as it can be seen in {len(batch.ids)} games, without the values: luck "
           f"{metrics_of(method)['luck_share']:.1%} (--advantage without_luck)")
-    if own.picture:
-        draw(steps, account, batch, estimated[:, 0], Path(own.picture))
     if (s.mitigation, s.advantage) == ("none", "grpo"):
         print("\nPlain GRPO:")
         learn(s, told="the model wins {:.1%} of all games")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from grpo import clipped_loss, gradient_size, policy_loss
+from grpo import clipped_loss, gradient_size, policy_loss, why_skipped
 from grpo import divergence as k3
 from lab.engine.methods import CLIP_KINDS, Metrics
 from lab.engine.forward import frozen_log_probs, micro_batches, response_log_probs
@@ -115,7 +115,10 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
     columns = {"ratio": ratio} if s.epochs > 1 else {}
     is_trained = has_gradient(mask, scaled_weight * advantage, reference is not None)  # (B,)
     if not is_trained.any():
-        return skipped(rollouts, N), columns
+        # where --drop_unfinished has dropped every answer, no token is left
+        reason = why_skipped(rollouts) if mask.any() else "no answer was finished"
+        return {"N": N, "skipped": reason, "loss": 0.0, "trained_tokens": 0,
+                "gradient_norm": None, "sampler_gap": None}, columns
 
     trained_rows = rollouts.rows[is_trained]
     reference_log_prob = None
@@ -218,19 +221,6 @@ def summary(totals: list[dict[str, float]], N: int, with_ratio: bool) -> Metrics
     if "kl" in last:
         metrics["kl"] = last["kl"] / last["tokens"]
     return metrics
-
-
-def skipped(rollouts: Rollouts, N: int) -> Metrics:
-    """Metrics of a batch without anything to train on, with the reason."""
-    reason = "no token has both a weight and an advantage"
-    if not rollouts.advantage.any():
-        reason = "every group's answers had equal rewards"
-        if not rollouts.finished.any():
-            reason += ", and none was finished within --max_new_tokens"
-    if not rollouts.mask.any():
-        reason = "no answer was finished"
-    return {"N": N, "skipped": reason, "loss": 0.0, "trained_tokens": 0,
-            "gradient_norm": None, "sampler_gap": None}
 
 
 def update_with_change(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tensor,

@@ -139,14 +139,13 @@ def test_a_wrong_token_is_worth_what_it_loses(policy, tree):
 
 
 @pytest.mark.slow
-def test_what_is_printed(capsys, monkeypatch, tmp_path):
+def test_what_is_printed(capsys, monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    picture = tmp_path / "game.png"
-    guess.main(["--steps", "1", "--model", str(ROOT / "models/guesser"), "--picture", str(picture)])
+    guess.main(["--steps", "1", "--model", str(ROOT / "models/guesser")])
     printed = capsys.readouterr().out
     assert "value 0.48" in printed and "\n  end      luck" in printed
     assert "takes the luck out" in printed and "without the values: luck " in printed
-    assert "step   1: the" in printed and picture.stat().st_size > 10_000
+    assert "step   1: the" in printed
     guess.main(["--steps", "1", "--advantage", "rloo", "--pairs", "2", "--batches", "10", "--model",
                 str(ROOT / "models/guesser")])
     printed = capsys.readouterr().out
