@@ -20,7 +20,9 @@ from lab.analysis.run_folders import Run
 from lab.analysis.statistics import Floats
 from lab.analysis.token_table import StepRecord, TokenTable, read_step
 from grpo import group_z_score
+from lab.engine.errors import UserError
 from lab.harness.read_record import read_tokenizer
+from lab.harness.record import credit_path
 from lab.harness.screen import show_status
 
 CLASSES = FILLER, REASONING, STRUCTURE = "filler", "reasoning", "structure"
@@ -43,15 +45,20 @@ class Notes:
         folder, steps, config = run["folder"], run["steps"], run["config"]
         self.is_weighted, self.tokenizer = False, read_tokenizer(folder)
         self.blocks = np.array_split(np.array(steps), min(BLOCKS, len(steps)))
-        self.longest = max(int(read_step(folder, step).answers["length"].max()) for step in steps)
+        # a model can have more tokens than its tokenizer, since embeddings are padded
+        self.longest, ids = 0, 2 * self.tokenizer.get_vocab_size() + 4096
+        for step in steps:
+            record = read_step(folder, step)
+            self.longest = max(self.longest, int(record.answers["length"].max()))
+            if (highest := record.tokens["token_id"].max()) >= ids:
+                raise UserError(f"{credit_path(folder, step)} is damaged: it has a token "
+                                f"{highest}, which the run's tokenizer does not know")
         is_discounted = (config["mitigation"] == "outcome_conditional"
                          and config.get("think_discount") == 0.75)
         self.published = 0.75 if is_discounted else 1.0  # which of the two published runs
         self.is_of_the_notes = is_discounted or config["mitigation"] == "none"
-        # a model can have more tokens than its tokenizer, since embeddings are padded
-        ids, blocks = 2 * self.tokenizer.get_vocab_size() + 4096, len(self.blocks)
         cells = {"all": 1, "reward": 3, "bin": 10, "class": 3, "class by fifth": 15,
-                 "class by block": 3 * blocks, "position": self.longest, "token": ids}
+                 "class by block": 3 * len(self.blocks), "position": self.longest, "token": ids}
         self.of = {name: np.zeros((count, len(MEASURES))) for name, count in cells.items()}
         self.extremes = {unit: [np.inf, -np.inf] for unit in UNITS}
         self.values = {unit: np.zeros(len(VALUES) - 1) for unit in UNITS}

@@ -4,7 +4,7 @@ import statistics
 
 import numpy as np
 import pytest
-from conftest import credit_columns, write_log
+from conftest import credit_columns, refusal, write_log
 from logs import arms_in, by_name, ids_of, make, plain_rows, random_log, rows_in, titles_in
 
 from lab.probes import notes, notes_compared, notes_sums, notes_tables
@@ -244,6 +244,12 @@ def test_pictures_show_what_the_tables_say(log, tmp_path, monkeypatch):
             [r for r in rows if (r["step"], r["class"]) == (step, name)], "contribution"))
             for step in (1, 2, 3)])
     notes.plt.close(kept[0])
+
+
+def test_a_token_that_no_tokenizer_knows_is_refused(tmp_path):
+    columns = credit_columns([3], [0], token_id=np.array([1, 2, 10 ** 6], np.int32))
+    said = refusal(notes_of, write_log(tmp_path / "run", {1: columns}))
+    assert "step_000001.npz is damaged: it has a token 1000000, which" in said
 
 
 def test_expected_against_found(tmp_path):
