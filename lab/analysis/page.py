@@ -1,4 +1,4 @@
-"""The HTML page of a run or a probe: one file that needs no other.
+"""The HTML page of a run: one file that needs no other.
 
 Its parts are beside this file: page.html, page.css, and for answers token by token viewer.html and
 page.js. What a model wrote gets into the page escaped, or as JSON that no script reads as code. The

@@ -1,4 +1,4 @@
-"""A table of results, for the terminal, the page and as JSON."""
+"""A table of results, for the terminal and as JSON."""
 import math
 import re
 import textwrap
