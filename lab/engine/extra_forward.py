@@ -51,11 +51,9 @@ def attention_within(shared: SharedPrompts, q: Tensor, k: Tensor) -> Tensor:
     for block in shared.blocks:
         keys = to_rows(k, block.keys).repeat_interleave(H // k.shape[1], 1)
         queries = to_rows(q, block.indices)
-        for window in block.windows():
-            mask = block.mask(window, torch.float32)
-            score = queries[:, :, window] @ keys[:, :, :mask.shape[-1]].transpose(-1, -2)
-            weight = (score.float() * head_dim ** -0.5 + mask).softmax(-1).mean(1)
-            end = window.stop
-            of_answer = weight[..., -end:]  # the keys before are those of the prompt
-            attention[block.rows, window, :end] = of_answer
+        mask = block.mask(torch.float32)
+        score = queries @ keys.transpose(-1, -2)
+        weight = (score.float() * head_dim ** -0.5 + mask).softmax(-1).mean(1)
+        S = block.indices.shape[1]
+        attention[block.rows, :S, :S] = weight[..., -S:]  # the keys before are those of the prompt
     return attention

@@ -46,10 +46,8 @@ their own. Here one block holds all four answers, b and c first because they are
 
 If no prefix is shared, the whole prompts (Q, P) are causal rows, and there are no rests.
 
-In rows longer than LONG, queries are taken QUERIES at a time. Keys that come after the last of
-these queries are left out, because none of them sees such a key. The results are put back into the
-flat order, without the padding. The gradient is exact: the keys and values of a prompt collect it
-from all its answers, those of the prefix from all prompts.
+The results are put back into the flat order, without the padding. The gradient is exact: the keys
+and values of a prompt collect it from all its answers, those of the prefix from all prompts.
 
 On a GPU, in bfloat16, lab/engine/flash.py takes the place of the padded rows.
 
@@ -66,7 +64,6 @@ from lab.engine.model import attention
 if TYPE_CHECKING:
     from lab.engine.flash import Sequences
 
-LONG, QUERIES = 512, 256  # in rows of more than LONG tokens, QUERIES queries are taken at a time
 # Sharing fewer tokens saves less than its operations cost: on a CPU an update of a tiny model with
 # two prompts takes as long with 16 shared tokens as with none, and 1.08 times as long with 8.
 LEAST_PREFIX = 16
@@ -80,27 +77,19 @@ class Block(NamedTuple):
     indices: Tensor  # (r, S) where the rows' tokens are in the flat sequence
     keys: Tensor     # (r, B + S) where the tokens before them and their own are
     sees: Tensor     # (r, B), or (1, B) for all rows: False if one of the B is padding
-    at_once: int     # how many queries are taken at a time
-
-    def windows(self) -> list[slice]:
-        """The parts into which the queries are cut, `at_once` queries each."""
-        S = self.indices.shape[1]
-        return [slice(start, min(start + self.at_once, S)) for start in range(0, S, self.at_once)]
 
     def to(self, device: torch.device) -> "Block":
-        return Block(send(self.rows, device), send(self.indices, device), send(self.keys, device),
-                     send(self.sees, device), self.at_once)
+        return Block(*(send(part, device) for part in self))
 
-    def mask(self, window: slice, dtype: torch.dtype, heads: int = 1) -> Tensor:
-        """(r or 1, 1, heads * queries, B + end), to be added to the scores: 0 where a query sees a
-        key, -inf elsewhere. Its lines begin at multiples of 16 numbers, as a GPU's kernel needs."""
-        (r, B), start, end = self.sees.shape, window.start, window.stop
-        width = -(-(B + end) // 16) * 16  # rounded up
-        mask = torch.full((r, 1, end - start, width), float("-inf"), dtype=dtype,
-                          device=self.sees.device)
+    def mask(self, dtype: torch.dtype, heads: int = 1) -> Tensor:
+        """(r or 1, 1, heads * S, B + S), to be added to the scores: 0 where a query sees a key, and
+        -inf elsewhere. Its lines begin at multiples of 16 numbers, as a GPU's kernel needs."""
+        (r, B), S = self.sees.shape, self.indices.shape[1]
+        width = -(-(B + S) // 16) * 16  # rounded up
+        mask = torch.full((r, 1, S, width), float("-inf"), dtype=dtype, device=self.sees.device)
         mask[..., :B].masked_fill_(self.sees[:, None, None], 0)
-        mask[..., B:B + end].triu_(start + 1)  # query i sees the row's own tokens 0 to start + i
-        return mask.repeat(1, 1, heads, 1)[..., :B + end]
+        mask[..., B:B + S].triu_(1)  # query i sees the row's own tokens 0 to i
+        return mask.repeat(1, 1, heads, 1)[..., :B + S]
 
 
 class SharedPrompts:
@@ -130,20 +119,20 @@ class SharedPrompts:
         self.blocks = [self.block_of(answers, answer_lengths[answers[-1]])
                        for answers in cut_by_length(answer_lengths, self.ROWS)]
         self.padded_index = self.find_padded_index()  # (N,)
-        self.masks: list[list[Tensor]] = []  # of rests and blocks, made for the first layer
+        self.masks: list[Tensor] = []  # of rests and blocks, made for the first layer
         self.sequences: Sequences | None = None  # instead of these, where `uses_flash`
 
     def block_of_rests(self, rests: Tensor) -> Block:
         Q, longest = rests.shape
         sees = torch.ones(1, self.prefix, dtype=torch.bool)
-        return Block(torch.arange(Q), rests, self.prompts, sees, queries_at_once(longest))
+        return Block(torch.arange(Q), rests, self.prompts, sees)
 
     def block_of(self, numbers: list[int], longest: int) -> Block:
         answers = torch.tensor(numbers)
         prompt = self.prompt_of[answers]
         indices = self.answers[answers, :longest]
         keys = torch.cat([self.prompts[prompt], indices], 1)
-        return Block(answers, indices, keys, self.prompt_mask[prompt], queries_at_once(longest))
+        return Block(answers, indices, keys, self.prompt_mask[prompt])
 
     def to(self, device: torch.device) -> "SharedPrompts":
         for name, value in vars(self).items():
@@ -193,20 +182,12 @@ class SharedPrompts:
         blocks = [*self.rests, *self.blocks]
         if not self.masks:
             heads = q.shape[1] // k.shape[1]
-            for block in blocks:
-                self.masks.append([block.mask(window, q.dtype, heads)
-                                   for window in block.windows()])
+            self.masks = [block.mask(q.dtype, heads) for block in blocks]
         attended = [attention(to_rows(q, self.causal), to_rows(k, self.causal),
                               to_rows(v, self.causal))]
-        for block, masks in zip(blocks, self.masks):
-            queries = to_rows(q, block.indices)
-            keys, values = self.keys_of(block, k), self.keys_of(block, v)
-            parts = []
-            for window, mask in zip(block.windows(), masks):
-                end = mask.shape[-1]  # later keys are not seen
-                parts.append(attention(queries[:, :, window], keys[:, :, :end], values[:, :, :end],
-                                       mask))
-            attended.append(torch.cat(parts, 2) if parts[1:] else parts[0])
+        for block, mask in zip(blocks, self.masks):
+            attended.append(attention(to_rows(q, block.indices), self.keys_of(block, k),
+                                      self.keys_of(block, v), mask))
         end_to_end = torch.cat([rows.transpose(1, 2).flatten(0, 1) for rows in attended])
         return end_to_end.index_select(0, self.padded_index)
 
@@ -276,11 +257,6 @@ def cut_by_length(lengths: list[int], size: int) -> list[list[int]]:
     answers = [answer for answer, length in enumerate(lengths) if length]
     answers.sort(key=lambda answer: lengths[answer])
     return [answers[start:start + size] for start in range(0, len(answers), size)]
-
-
-def queries_at_once(length: int) -> int:
-    """The number of queries that are taken at a time in rows of so many tokens."""
-    return length if length <= LONG else QUERIES
 
 
 def to_rows(x: Tensor, indices: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ def test_the_rests_of_prompts_have_one_mask_for_all_and_answers_one_each():
     """In numbers of (rows, heads, queries of two heads, keys): what a mask takes in memory."""
     shared, shapes = docstring_example(2), []
     for [block] in (shared.rests, shared.blocks):
-        mask = block.mask(*block.windows(), torch.bfloat16, heads=2)
+        mask = block.mask(torch.bfloat16, heads=2)
         shapes.append(tuple(mask.shape))
     assert shapes == [(1, 1, 2 * 3, 5), (4, 1, 2 * 3, 5 + 3)]
 
@@ -60,22 +60,19 @@ def batches(choose):
 
 
 @contextmanager
-def with_constants(**constants):
+def any_prefix():
+    """A prefix of one token is shared, too."""
     with pytest.MonkeyPatch.context() as changed:
-        for name, value in constants.items():
-            changed.setattr(packing, name, value)
+        changed.setattr(packing, "LEAST_PREFIX", 1)
         yield
 
 
-ASKED = dict(long=draw.sampled_from([1, 3, 512]), queries=draw.integers(1, 3))
-
-
-@given(batch=batches(), **ASKED)
-def test_a_block_lets_each_token_see_what_is_before_it_and_nothing_else(batch, long, queries):
+@given(batch=batches())
+def test_a_block_lets_each_token_see_what_is_before_it_and_nothing_else(batch):
     """That is its prompt and its own row up to itself. Each token asks once, in one of the blocks,
     which hold at most ROWS rows of like length."""
     prompts, answers, prompt_of = batch
-    with with_constants(LONG=long, QUERIES=queries, LEAST_PREFIX=1):
+    with any_prefix():
         _, shared = pack(prompts, answers, torch.tensor(prompt_of))
     P = shared.prefix
     rows = [prompts[0][:P], *(prompt[P:] for prompt in prompts), *answers]
@@ -102,15 +99,14 @@ def before_each(context, row):
 def seen_in(block):
     """Each token of a block and what it sees, as both of two heads do. Lines of a mask begin at
     multiples of 16 numbers. A place of 0 is padding."""
-    for window in block.windows():
-        mask = block.mask(window, torch.float32, heads=2)
-        assert mask.stride(2) % 16 == 0
-        one, two = (mask[:, 0] == 0).expand(len(block.rows), -1, -1).chunk(2, 1)
-        assert torch.equal(one, two)
-        for row, places in enumerate(block.indices.tolist()):
-            for sees, place in zip(one[row], places[window], strict=True):
-                if place:
-                    yield place, block.keys[row, :len(sees)][sees].tolist()
+    mask = block.mask(torch.float32, heads=2)
+    assert mask.stride(2) % 16 == 0
+    one, two = (mask[:, 0] == 0).expand(len(block.rows), -1, -1).chunk(2, 1)
+    assert torch.equal(one, two)
+    for row, places in enumerate(block.indices.tolist()):
+        for sees, place in zip(one[row], places, strict=True):
+            if place:
+                yield place, block.keys[row][sees].tolist()
 
 
 @pytest.mark.parametrize("prompts, length", [
@@ -133,9 +129,9 @@ def test_the_prefix_stands_once_in_the_flat_sequence(monkeypatch):
 
 
 @few
-@given(batch=batches(), checkpointing=draw.booleans(), **ASKED)
+@given(batch=batches(), checkpointing=draw.booleans())
 def test_log_probs_and_gradients_are_those_of_each_answer_in_a_row_of_its_own(
-        small_model, batch, checkpointing, long, queries):
+        small_model, batch, checkpointing):
     """The gradient is that of any function of the log-probs: here their products with fixed
     numbers."""
     prompts, answers, prompt_of = batch
@@ -147,7 +143,7 @@ def test_log_probs_and_gradients_are_those_of_each_answer_in_a_row_of_its_own(
     parameters = list(small_model.parameters())
 
     small_model.model.checkpointing = checkpointing
-    with with_constants(LONG=long, QUERIES=queries, LEAST_PREFIX=1):
+    with any_prefix():
         found = response_log_probs(small_model, rollouts, torch.arange(len(answers)))
         packed = torch.autograd.grad((found * factor).sum(), parameters)
     small_model.model.checkpointing = False
