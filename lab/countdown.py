@@ -37,7 +37,6 @@ MAX_NUMBERS = 30  # the most numbers in a problem of a file
 REWARDS = {"graded": f"answer + {FORMAT_WEIGHT} format", "right": "answer",
            "signed": "2 answer - 1"}
 MAX_THINK = 20_000  # the score of the reasoning reads only this many characters of the thinking
-MOST_KNOWN = 100_000  # `held_out_problems` gives up after so many draws without a new problem
 
 ORIGINAL = """<|im_start|>system
 You are a helpful assistant. You first think about the reasoning process in your mind and then \
@@ -122,7 +121,7 @@ class Task(countdown_task.Task):
     def __post_init__(self) -> None:
         problems = []
         if self.data:
-            problems = read_problems(self.data)
+            problems = read_given(self.data, "problems", parse_problem)
         self.to_train = [problem for problem in problems if not is_held_out(problem)]
         tested: dict[Content, Problem] = {}  # without repetitions, so each counts once
         for problem in filter(is_held_out, problems):
@@ -161,19 +160,11 @@ class Task(countdown_task.Task):
         return tuple(int(count) for count in self.numbers.split(","))
 
     def held_out_problems(self, count: int) -> list[Problem]:
-        """Distinct problems, the same in every run; fewer than `count` if no more are found."""
-        rng = random.Random("held out")
+        """Distinct problems, the same in every run; those of a file, if there is one."""
         if self.to_test:
+            rng = random.Random("held out")
             return rng.sample(self.to_test, min(count, len(self.to_test)))
-        problems: dict[Content, Problem] = {}
-        known = 0  # draws since the last new problem, all of which were known
-        for _ in range(20 * count):
-            problem = self.make_problem(rng, held_out=True)
-            known = known + 1 if content_of(problem) in problems else 0
-            problems.setdefault(content_of(problem), problem)
-            if len(problems) == count or known == MOST_KNOWN:
-                break
-        return list(problems.values())
+        return super().held_out_problems(count)
 
     def make_problem(self, rng: random.Random, held_out: bool) -> Problem:
         """A random problem that no prompt shows solved; to train on, it is one of the file."""
@@ -269,13 +260,9 @@ class Task(countdown_task.Task):
 Step = tuple[int, str, int, int]  # x, operator, y and the result
 
 
-def read_problems(name: str) -> list[Problem]:
-    """The problems of a file, JSON lines {"nums": [3, 5, 7], "target": 22}."""
-    return read_given(name, "problems", parse_problem)
-
-
 def parse_problem(line: str, where: str) -> Problem:
-    """The problem in a line of a file; `where` names the line in the message."""
+    """The problem in a line of a file, {"nums": [3, 5, 7], "target": 22}; `where` names the line in
+    the message."""
     try:
         raw = json.loads(line)
         numbers, target = raw["nums"], raw["target"]

@@ -18,8 +18,9 @@ import torch
 import mitigations
 
 from conftest import ROOT, project_files
-from lab.countdown import Problem, Task, evaluates_to, read_problems
+from lab.countdown import Problem, Task, evaluates_to, parse_problem
 from lab.engine.model_folder import read_model_folder
+from lab.harness.record import read_given
 from runs import SHORT, block, blocks, copy_project, printed_by, program
 
 TRAIN = """
@@ -155,7 +156,7 @@ def test_what_a_page_does_with_other_packages_fits_what_a_run_leaves(project, pa
     counts = [json.loads(line)["tokens"] for line in
               (project / "runs/none-grpo-s0/metrics.jsonl").read_text().splitlines()]
     assert [line for line in told if line.startswith("rows ")] == [f"rows {counts[0]}"]
-    problems = read_problems(str(project / "Countdown-Tasks-3to4.jsonl"))
+    problems = read_given(str(project / "Countdown-Tasks-3to4.jsonl"), "problems", parse_problem)
     assert problems == [Problem((44, 19, 35), 98), Problem((3, 7, 5, 9), 24)]
 
 
