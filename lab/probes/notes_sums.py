@@ -125,11 +125,11 @@ class Notes:
         variance = self.mean(partition, f"squared {unit}") - self.mean(partition, unit) ** 2
         return np.asarray(np.sqrt(variance.clip(0) * n / (n - 1)))
 
-    def t(self, unit: str, fewest: int) -> Floats:
-        """(positions,) t of each position that so many answers have."""
+    def t(self, unit: str) -> Floats:
+        """(positions,) t of each position that several answers have."""
         n = self.total("position", "tokens")
         total, square = (self.total("position", name) for name in (unit, f"squared {unit}"))
-        has_enough = n >= fewest
+        has_enough = n > 1
         return t_values(n[has_enough], total[has_enough], square[has_enough])
 
     @property

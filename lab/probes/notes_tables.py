@@ -10,8 +10,6 @@ from lab.analysis.tables import Row, Table, by_row
 from lab.probes.notes_sums import (CLASSES, FILLER, PUBLISHED_SIZES, REASONING, STRUCTURE,
                                    UNDEFINED, UNITS, Notes, class_codes, quantile)
 
-FEWEST_ANSWERS = (2, 30)  # that a position must have for a t: the published number, and enough
-
 # The published figures, and in a few words what each depends on
 CONTRIBUTION = {
     "mean": (0.079, "whether answers with A < 0 are longer or less certain"),
@@ -93,26 +91,21 @@ def signs(notes: Notes) -> Table:
 
 def t_statistics(notes: Notes) -> Table:
     rows: list[Row] = []
-    for fewest in FEWEST_ANSWERS:
-        old, new = abs(notes.t("contribution", fewest)), abs(notes.t("gradient", fewest))
-        at_least = f"{fewest} ({len(old):,} positions)"
-        for name, (no_effect, published) in T_NUMBERS.items():
-            theirs = published if fewest == FEWEST_ANSWERS[0] else None
-            rows.append([at_least, name, t_in_one_number(name, old), theirs, no_effect,
-                         t_in_one_number(name, new)])
-    formats = {"fewest": "", "abs(t)": "", "old": ".3f", "theirs": ".2f", "normal": ".3f",
-               "new": ".3f"}
+    old, new = abs(notes.t("contribution")), abs(notes.t("gradient"))
+    for name, (no_effect, published) in T_NUMBERS.items():
+        rows.append([name, t_in_one_number(name, old), published, no_effect,
+                     t_in_one_number(name, new)])
+    formats = {"abs(t)": "", "old": ".3f", "theirs": ".2f", "normal": ".3f", "new": ".3f"}
     return Table("notes t", "The t of each position in the answer, over all answers of all steps",
                  by_row(formats, rows), "", [
         "The t of a position is the mean over its answers, divided by the standard error of this "
-        "mean. The rows have the share of positions whose abs(t) is above 3, the share below 1.5, "
-        "and the mean of abs(t).",
+        f"mean. Of {len(old):,} positions that several answers have, the rows have the share whose "
+        "abs(t) is above 3, the share below 1.5, and the mean of abs(t).",
         "This table can show that at some positions right answers are more certain or less "
         "certain than wrong ones. It cannot show that a token matters: t grows with the number of "
         "answers, and all tokens of an answer share one advantage. Normal numbers: what random "
         "numbers from a normal distribution would give."],
-        notes.heads | {"fewest": "positions with at least so many answers",
-                       "normal": "normal numbers"})
+        notes.heads | {"normal": "normal numbers"})
 
 
 def t_in_one_number(name: str, t: Floats) -> float:
