@@ -10,8 +10,7 @@ other flags of train.py are for every arm: plain GRPO, the idea and its placebos
 otherwise, each arm is trained with eight seeds, and a run is 60 steps of 8 problems x 8 answers. A
 large model has the settings that train.py gives it, but 24 steps instead of 48. By then plain GRPO
 solves about two thirds of the problems, and later most groups have equal rewards, so that no
-method can differ. Runs of a large model save no model, so a run that is stopped starts again from
-step 1.
+method can differ. A run of a large model that is finished keeps no model.
 
 1. First it prints what the idea does to the gradient in a few batches of the untrained model. With
    --look RUN it says so of a weighting and the recorded tokens of a run instead, shows some of its

@@ -85,22 +85,13 @@ def test_stopped_and_started_again(planned, capfd):
     assert not Runs([shorter], 2).waiting
 
 
-def test_a_run_without_checkpoints_leaves_none_and_is_ended_at_once(planned, capfd):
-    """The finished one before it is kept."""
-    first, second = (replace(planned(seed=seed, steps=steps), keeps_checkpoints=False)
-                     for seed, steps in ((0, 2), (1, 500)))
-    stop_when(lambda: second.steps_made() > 0)
-    with pytest.raises(SystemExit):
-        make_runs([first, second], 1, "the same command")
-    said = capfd.readouterr().out
-    assert "stopped. 1 of 2 runs are finished" in said and "will start again from step 1" in said
-    assert "after this step" not in said and "stopped after" not in second.log.read_text()
-    assert first.is_finished() and not second.is_finished() and second.steps_made() > 0
-    assert not (first.folder / "checkpoints").exists()
-    again = replace(second, steps=second.steps_made() + 1)
+def test_a_run_without_checkpoints_leaves_none(planned):
+    """Once it is finished; and a finished one is left as it is."""
+    first, second = (replace(planned(seed=seed), keeps_checkpoints=False) for seed in range(2))
+    assert make_runs([first], 1, "") == {} and not (first.folder / "checkpoints").exists()
     before = [(path, path.stat().st_mtime_ns) for path in sorted(first.folder.rglob("*"))]
-    runs = Runs([first, again], 1)
-    assert runs.waiting == [again] and runs.make() and again.is_finished()
+    runs = Runs([first, second], 1)
+    assert runs.waiting == [second] and runs.make() and second.is_finished()
     assert [(path, path.stat().st_mtime_ns) for path in sorted(first.folder.rglob("*"))] == before
 
 

@@ -10,9 +10,8 @@
 them whether a finished run is used again.
 
 A planned run is a command of train.py with --continue, so it is made, resumed, or left as it is.
-Everything can be stopped at any moment, and the same command continues. A run that keeps no
-checkpoints is then ended at once, and starts again. A run that another process is writing fails
-with a sentence.
+Everything can be stopped at any moment, and the same command continues. A run that another process
+is writing fails with a sentence.
 """
 import os
 import signal
@@ -30,12 +29,11 @@ from lab.harness.made_of import made_of
 from lab.harness.read_record import missing_steps, run_config, steps_finished
 from lab.harness.record import find_folder
 from lab.harness.resume import differing
-from lab.harness.screen import MESSAGE, StopRequest, say, show_status
+from lab.harness.screen import StopRequest, say, show_status
 from run import lock, remove
 from lab.harness.settings import LabSettings, is_large, make_settings, read_flags
 
 PAUSE = 0.5             # seconds between two looks at the processes
-AT_ONCE = "stopping. A run that is not finished will start again from step 1"
 PROCESSES = Flag(0, "how many runs are made at a time. 0 means one for each core that this program "
                  "may use, but for a large model and on a GPU one",
                  least=0, most=MOST_THREADS)
@@ -54,7 +52,7 @@ class PlannedRun:
     steps: int
     program: tuple[str, ...] = (str(PROJECT / "train.py"),)
     threads: int = 1      # unless its flags say so
-    keeps_checkpoints: bool = True  # if not, it does not write one when it is stopped, either
+    keeps_checkpoints: bool = True  # if not, it has none when it is finished
 
     @property
     def name(self) -> str:
@@ -84,12 +82,6 @@ class PlannedRun:
         path = self.folder / "metrics.jsonl"
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
-    @property
-    def stop_signal(self) -> signal.Signals:
-        """SIGTERM, after which a run finishes its step and writes a checkpoint; SIGKILL for one
-        that keeps no checkpoints, because that of a large model is gigabytes."""
-        return signal.SIGTERM if self.keeps_checkpoints else signal.SIGKILL
-
 
 class Runs:
     """The planned runs, of which `make` makes those that are not finished.
@@ -112,8 +104,7 @@ class Runs:
 
     def make(self) -> bool:
         """Make them. Returns False if it was stopped by Ctrl-C or SIGTERM."""
-        keeps_steps = any(run.keeps_checkpoints for run in self.planned)
-        with StopRequest(MESSAGE if keeps_steps else AT_ONCE) as stop:
+        with StopRequest() as stop:
             try:
                 while (self.waiting or self.running) and not stop.requested:
                     self.start_some()
@@ -121,8 +112,8 @@ class Runs:
                     self.collect()
                     self.show()
             finally:  # none are running unless it was stopped, or something went wrong here
-                for run, process in self.running:
-                    process.send_signal(run.stop_signal)  # once
+                for _, process in self.running:  # each ends its step, and leaves a checkpoint
+                    process.send_signal(signal.SIGTERM)
                 for _, process in self.running:
                     process.wait()
                 show_status("")
@@ -156,7 +147,7 @@ class Runs:
                 continue
             self.running.remove((run, process))
             if run.is_finished():
-                if not run.keeps_checkpoints:  # nor its last model, of which each takes gigabytes
+                if not run.keeps_checkpoints:  # of a large model each takes gigabytes
                     remove(run.folder / "checkpoints")
                 say(f"finished: {run.name} ({self.finished} of {len(self.planned)})"
                     f"{self.time_left()}")
