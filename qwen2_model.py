@@ -17,7 +17,7 @@ Shapes: B rows, L positions, N tokens, D width, H query heads, K key/value heads
 """
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,6 +52,12 @@ class ModelConfig:
     max_position_embeddings: int = 32768
     tie_word_embeddings: bool = False
     eos_token_id: tuple[int, ...] = ()  # the tokens that end an answer
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.type in (int, float) and not (isinstance(value, int | float) and value > 0):
+                raise TypeError(f"{one.name} should not be {value!r:.80}")
 
 
 def rotary(positions: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+import qwen2_model
 from countdown_task import (  # many take these from here
     ANSWER as ANSWER, BRACKET as BRACKET, END as END, END_OF_TURN as END_OF_TURN, KINDS as KINDS,
     NUMBER as NUMBER, OPERATOR as OPERATOR, OTHER as OTHER, SECTIONS as SECTIONS, SPACE as SPACE,
     TAG as TAG, THINK as THINK, WORD as WORD, without_end_of_turn as without_end_of_turn)
-from lab.engine.errors import UserError, read_text
+from lab.engine.errors import UserError
 
 CHATML = ("<|im_start|>", "<|im_end|>")  # around a turn, in every prompt
 USER_TURN = "<|im_start|>user\n"
@@ -23,14 +24,9 @@ def load_tokenizer(folder: str | Path, vocabulary: int | None = None) -> Tokeniz
     tokens must be among them, and the tokens of ChatML, the format of the prompts, must be among
     its own. Without a model `vocabulary` is None: then the tokenizer is only needed to spell what
     was sampled."""
-    path = Path(folder) / "tokenizer.json"
-    text = read_text(path)
-    try:
-        tokenizer = Tokenizer.from_str(text)
-    except Exception as error:  # the library raises bare Exception
-        raise UserError(f"{path} is not a tokenizer file: {error}") from None
+    tokenizer = qwen2_model.load_tokenizer(Path(folder))
     if wrong := next(faults(tokenizer, vocabulary), ""):
-        raise UserError(f"{path}{wrong}")
+        raise UserError(f"{folder}/tokenizer.json{wrong}")
     return tokenizer
 
 

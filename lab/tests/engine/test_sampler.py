@@ -55,15 +55,6 @@ def test_the_example_of_the_docstring(small_model, fed, look_at_every_step, monk
     assert torch.equal(result.tokens, endless.tokens * result.mask)
 
 
-def test_greedy_equals_the_slow_loop(small_model, vocabulary):
-    result = generate(small_model, PROMPTS, max_new_tokens=15, greedy=True, stop_ids=())
-    for prompt, row in zip(PROMPTS, result.tokens):
-        ids = list(prompt)
-        for _ in range(15):
-            ids.append(int(small_model(torch.tensor([ids]))[0, -1].argmax()))
-        assert row.tolist() == ids[len(prompt):]
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_recorded_numbers_are_those_of_temperature_1(small_model, vocabulary, temperature):
     result = generate(small_model, PROMPTS, answers=3, max_new_tokens=12, temperature=temperature,

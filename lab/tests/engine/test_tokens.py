@@ -38,7 +38,7 @@ EMPTY = {"type": "BPE", "vocab": {}, "merges": []}
 
 
 @pytest.mark.parametrize("content, vocabulary, words", [
-    *((text, None, "is not a tokenizer file")
+    *((text, None, "cannot be read")
       for text in ("5", "", '{"version": "1.0"}', "[" * 100_000)),
     ("\udc80", None, "'utf-8' codec"),
     ({"decoder": None}, None, "only byte-level"), ({"added_tokens": []}, 1000, "<|im_start|> is"),
