@@ -97,6 +97,13 @@ def alone(tmp_path_factory):
     return copy_of_the_book(tmp_path_factory.mktemp("alone"))
 
 
+@pytest.fixture(scope="module")
+def two_steps(alone):
+    """A function that makes a copy, of this name, of a run of two steps."""
+    python("train.py", *TINY, "--steps", "2", "--out", "two_steps", cwd=alone)
+    return lambda name: shutil.copytree(alone / "two_steps", alone / name)
+
+
 def test_the_command_loads_the_book_and_neither_the_lab_nor_torchs_compiler(tmp_path):
     said = python("-c", LOADED, "train.py", "--mitigation", "none", *TINY, "--steps", "1",
                   "--out", tmp_path / "run", cwd=ROOT)
@@ -115,16 +122,19 @@ def test_only_one_place_names_the_lab():
 
 
 def test_alone_it_trains_analyses_and_resumes_to_the_bit(alone):
-    python("train.py", "--mitigation", "none", *TINY, "--steps", "5", "--out", "a", cwd=alone)
     python("train.py", "--mitigation", "none", *TINY, "--steps", "3", "--out", "b", cwd=alone)
-    said = python("train.py", "--resume", "b", "--steps", "5", cwd=alone)
-    assert "continuing b after step 3" in said
+    found = typed([(alone, words) for words in (
+        ["train.py", "--mitigation", "none", *TINY, "--steps", "5", "--out", "a"],
+        ["train.py", "--resume", "b", "--steps", "5"], ["train.py", "--resume", "b"],
+        ["analyze.py", "a"])])
+    assert [code for code, _ in found] == [0] * 4
+    for (_, said), words in zip(found, ("done", "continuing b after step 3", "is finished",
+                                        "Where the gradient went"), strict=True):
+        assert words in said
     weights = "checkpoints/step_000005/model.safetensors"
     assert (alone / "a" / weights).read_bytes() == (alone / "b" / weights).read_bytes()
     state = "checkpoints/step_000005/trainer/state.safetensors"
     assert (alone / "a" / state).read_bytes() == (alone / "b" / state).read_bytes()
-    assert "is finished" in python("train.py", "--resume", "b", cwd=alone)
-    assert "Where the gradient went" in python("analyze.py", "a", cwd=alone)
     assert (alone / "a/analysis/report.html").exists()
 
 
@@ -149,9 +159,9 @@ def test_killed_at_any_time_it_goes_on_from_its_last_checkpoint(alone, step):
             f"train.main({[*TINY, '--steps', '6', '--out', 'killed']!r})")
     python("-c", code, cwd=alone, code=9)
     assert len(lines(alone / "killed/metrics.jsonl")) == step
-    said = python("train.py", "--resume", "killed", cwd=alone)
+    (_, said), _ = typed([(alone, ["train.py", "--resume", "killed"]),
+                          (alone, ["train.py", *TINY, "--steps", "6", "--out", "whole"])])
     assert f"continuing killed after step {step - 2}" in said
-    python("train.py", *TINY, "--steps", "6", "--out", "whole", cwd=alone)
     for name in ("model.safetensors", "trainer/state.safetensors"):
         one, other = (alone / run / "checkpoints/step_000006" / name for run in ("killed", "whole"))
         assert one.read_bytes() == other.read_bytes()
@@ -190,8 +200,9 @@ def test_a_checkpoint_is_a_whole_model_also_when_the_first_one_is_gone(alone):
     shutil.copytree(alone / "models/tiny", alone / "mine")
     python("train.py", "--model", "mine", *TINY, "--steps", "2", "--out", "moved", cwd=alone)
     shutil.rmtree(alone / "mine")
-    for steps in "3", "4":
-        python("train.py", "--resume", "moved", "--steps", steps, cwd=alone)
+    found = typed([(alone, ["train.py", "--resume", "moved", "--steps", steps])
+                   for steps in "34"])
+    assert [code for code, _ in found] == [0, 0]
 
 
 DAMAGES = {  # what is written over a file of a run, and what the one line says
@@ -203,11 +214,10 @@ DAMAGES = {  # what is written over a file of a run, and what the one line says
 }
 
 
-def test_a_damaged_run_ends_in_one_sentence(alone):
-    python("train.py", *TINY, "--steps", "2", "--out", "damaged", cwd=alone)
+def test_a_damaged_run_ends_in_one_sentence(alone, two_steps):
     commands = []
     for number, (file, held) in enumerate(DAMAGES):
-        folder = shutil.copytree(alone / "damaged", alone / f"damaged_{number}")
+        folder = two_steps(f"damaged_{number}")
         (folder / file).write_bytes(held)
         commands.append((alone, ["train.py", "--resume", folder.name, "--steps", "3"]))
     for found, sentence in zip(typed(commands), DAMAGES.values(), strict=True):
@@ -225,8 +235,8 @@ def test_a_full_disk_ends_in_one_sentence(alone):
     assert "Traceback" not in said
 
 
-def test_folders_and_files_of_ones_own_may_stand_in_a_run(alone):
-    python("train.py", *TINY, "--steps", "2", "--out", "full", cwd=alone)
+def test_folders_and_files_of_ones_own_may_stand_in_a_run(alone, two_steps):
+    two_steps("full")
     shutil.copytree(alone / "full/checkpoints/step_000002", alone / "full/checkpoints/step_best")
     (alone / "full/credit/mine.npz").write_text("")
     said = python("train.py", "--resume", "full", "--steps", "3", cwd=alone)
@@ -280,18 +290,17 @@ def test_a_run_lies_in_the_project_from_wherever_in_it_the_command_is_typed(tmp_
     assert Settings().folder == Path("runs/none-grpo-s0")
 
 
-def test_a_record_with_a_hole_or_without_its_checkpoints_is_refused(alone):
-    python("train.py", *TINY, "--steps", "4", "--out", "hole", cwd=alone)
-    log = alone / "hole/metrics.jsonl"
-    lines = log.read_text().splitlines(keepends=True)
-    log.write_text("".join(lines[:1] + lines[2:]))
-    said = python("train.py", "--resume", "hole", "--steps", "5", cwd=alone, code=1)
-    assert "does not have one line for each of the steps 1 to 4" in said
-    log.write_text("".join(lines))
-    shutil.rmtree(alone / "hole/checkpoints")
-    said = python("train.py", "--resume", "hole", "--steps", "5", cwd=alone, code=1)
-    assert "4 steps on record, and no checkpoint" in said
-    assert log.read_text() == "".join(lines)
+def test_a_record_with_a_hole_or_without_its_checkpoints_is_refused(alone, two_steps):
+    hole, removed = two_steps("hole") / "metrics.jsonl", two_steps("removed")
+    hole.write_text(hole.read_text().split("\n", 1)[1])
+    shutil.rmtree(removed / "checkpoints")
+    before = (removed / "metrics.jsonl").read_text()
+    found = typed([(alone, ["train.py", "--resume", name, "--steps", "5"])
+                   for name in ("hole", "removed")])
+    for one, sentence in zip(found, ("does not have one line for each of the steps 1 to 2",
+                                     "2 steps on record, and no checkpoint"), strict=True):
+        assert_one_sentence(one, sentence)
+    assert (removed / "metrics.jsonl").read_text() == before
 
 
 WRONG = {  # what is typed, and what the one line says

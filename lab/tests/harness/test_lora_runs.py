@@ -107,12 +107,11 @@ def test_a_resumed_run_needs_the_model_that_it_began_with(learner, tmp_path):
 
 
 def test_a_run_that_has_learned_nothing_yet_goes_on(learner, tmp_path):
-    """All answers to a problem have one token, and are wrong. So no step was made, and AdamW has no
-    state."""
+    """All answers to a problem have one token, and are wrong. So no step was made."""
     run("--model", learner, "--lora", 4, "--steps", 1, "--eval_every", 0, "--max_new_tokens", 1,
         "--out", tmp_path / "x")
     state = load_file(tmp_path / "x/checkpoints/step_000001/trainer/state.safetensors")
-    assert {name.partition(".")[0] for name in state} == {"lora"}
+    assert {name.partition(".")[0] for name, value in state.items() if value.any()} == {"lora"}
     run("--resume", tmp_path / "x", "--steps", 2)
 
 
