@@ -1,6 +1,5 @@
 """The policy: the model with its tokenizer and its task, and how answers are sampled. Weightings
 and advantages get it with each batch, for whatever they need of the model."""
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,10 @@ from torch import Tensor
 
 from lab.engine.errors import refuse_undefined
 from lab.engine.rollouts import Problem, Rollouts, Task, has_turns, score_answers, turns_of
-from lab.engine.sampler import Generation, Seed, generate
+from lab.engine.sampler import Seed, generate
 from lab.engine.tokens import END_OF_TURN, encode_prompt, spelt_by
 from lab.engine.model import Qwen2
+from run import generator_of
 
 if TYPE_CHECKING:
     from lab.engine.turns import Environment  # imported only for a task that replies
@@ -109,23 +109,17 @@ def sample_answers(model: Qwen2, tokenizer: Tokenizer, task: Task[Problem],
     sampled = generate(model, prompts, answers=answers, stop_ids=stop,
                        max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy,
                        seed=seed, reply=reply)
-    return as_rollouts(problems, prompts, answers, sampled)
+    refuse_undefined("the model's probabilities are", sampled.log_prob, sampled.entropy,
+                     sampled.collision)
+    group = torch.arange(len(problems), device=sampled.mask.device).repeat_interleave(answers)
+    return Rollouts(problems, prompts, group, sampled.tokens, sampled.mask, sampled.finished,
+                    sampled.log_prob, sampled.entropy, sampled.collision, written=sampled.written)
 
 
 def encode_prompts(tokenizer: Tokenizer, task: Task[Problem],
                    problems: Sequence[Problem]) -> list[list[int]]:
     return [encode_prompt(tokenizer, task.prompt_for(problem), task.show(problem))
             for problem in problems]
-
-
-def as_rollouts(problems: Sequence[Problem], prompts: list[list[int]], answers: int,
-                sampled: Generation) -> Rollouts:
-    """The batch of what was sampled, with `answers` answers to each problem."""
-    refuse_undefined("the model's probabilities are", sampled.log_prob, sampled.entropy,
-                     sampled.collision)
-    group = torch.arange(len(problems), device=sampled.mask.device).repeat_interleave(answers)
-    return Rollouts(problems, prompts, group, sampled.tokens, sampled.mask, sampled.finished,
-                    sampled.log_prob, sampled.entropy, sampled.collision, written=sampled.written)
 
 
 def environment_of(task: Task[Problem], tokenizer: Tokenizer,
@@ -148,5 +142,5 @@ def stop_ids(model: Qwen2, tokenizer: Tokenizer) -> tuple[int, ...]:
 
 
 def derived_seed(*parts: object) -> int:
-    """A seed for a random generator that depends on these parts alone."""
-    return int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6], "big")
+    """The seed of the book's generator, which depends on these parts alone."""
+    return generator_of(*parts).initial_seed()
