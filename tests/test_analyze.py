@@ -132,14 +132,14 @@ def test_arms_are_compared_in_pairs_up_to_the_last_step_that_all_have(tmp_path):
                      mitigation="none")
              for seed, steps in ((0, [0.1, 0.3]), (1, [0.2, 0.2, 0.9]))]
     other = [written(tmp_path / f"o{seed}", seed, [[0, 0], end], steps, mitigation="random",
-                     made_of={"x": seed})
+                     made_of={"x": seed, "grpo.py": "g", "mitigations.py": seed})
              for seed, end, steps in ((0, [1, 1], [0.2, 0.4]), (1, [1, 0], [0.4, 0.6]),
                                       (7, [0, 0], [0.9, 0.9]))]
     runs = [*other, *plain]
     names = analyze.names_of(runs)
     assert names == ["mitigation random"] * 3 + ["mitigation none"] * 2
     title, _, rows = analyze.comparison(runs, names)
-    assert "up to step 2" in title
+    assert "up to step 2" in title and title.endswith("not all runs were made with the same x")
     held_out, training = (12.71 * spread / 2 for spread in (0.5, 0.2))
     assert rows == [
         ["mitigation random", "3", "50.0%", f"+25.0% ({0.25 - held_out:+.1%} to "
@@ -149,7 +149,8 @@ def test_arms_are_compared_in_pairs_up_to_the_last_step_that_all_have(tmp_path):
     twice = [*runs, written(tmp_path / "again", 1, [[0, 0]], [0.1, 0.1], mitigation="none")]
     assert "are one arm with one seed" in refusal(analyze.comparison, twice, [
         *names, "mitigation none"])
-    assert analyze.comparison([plain[0], other[1]], ["a", "b"])[2][1][3] == "no pairs"
+    title, _, rows = analyze.comparison([plain[0], other[1]], ["a", "b"])
+    assert rows[1][3] == "no pairs" and title.endswith("in training")
 
 
 def test_the_curve_has_the_mean_of_an_arm_and_the_intervals_of_a_single_run(tmp_path, monkeypatch):
