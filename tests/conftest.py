@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pytest
+
 os.environ["HF_HUB_OFFLINE"] = "1"
 # Before torch is imported, and for the programs that a test starts: threads of several processes on
 # the same cores wait for one another, and a test takes ten times as long.
@@ -16,6 +18,15 @@ os.environ["OMP_NUM_THREADS"] = "1"
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 INSTALL = "to run it: pip install -r tests/requirements.txt"  # why a test is skipped
+
+
+def one_of(count, cases):
+    """One of so many cases of a long table; the others are slow tests, which .ci/run runs."""
+    found = []
+    for number, case in enumerate(cases):
+        given = case if isinstance(case, tuple) else (case,)
+        found.append(pytest.param(*given, marks=[pytest.mark.slow] if number % count else []))
+    return found
 
 
 def project_files(pattern, root=ROOT):
@@ -36,7 +47,6 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: item.path.name not in SLOW)
 
 import numpy as np
-import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import LISTED, ROOT, gradients
+from conftest import LISTED, ROOT, gradients, one_of
 
 import grpo
 from lab.engine.update import update
@@ -34,8 +34,8 @@ def judged(choice, **flags):
     return judge(choice, flags, worlds())
 
 
-@pytest.mark.parametrize("name", [
-    name for name in (*ADVANTAGES, *MITIGATIONS) if name in LISTED])
+@pytest.mark.parametrize("name", one_of(6, [
+    name for name in (*ADVANTAGES, *MITIGATIONS) if name in LISTED]))
 def test_a_method_is_what_the_page_says(name):
     """yes; no, and the lowest cosine in these worlds; or why it is not judged. A method of one's
     own that has no row is not judged."""
@@ -86,9 +86,9 @@ def least_of_the_others(rollouts):
     return grpo.to_every_token(reward - torch.tensor(least), rollouts)
 
 
-@pytest.mark.parametrize("broken", [
+@pytest.mark.parametrize("broken", one_of(3, [
     divided_by_length, counts_itself, knows_the_token, pays_the_last_turn, clamps,
-    trains_on_half_of_the_reward])
+    trains_on_half_of_the_reward]))
 def test_a_method_that_is_broken_on_purpose_is_biased(broken):
     assert judged(broken).word == "biased"
 
@@ -103,10 +103,10 @@ def only_the_end_is_paid(method, problems, *given, pays_turns, after=turns.witho
     return sum(paid for paid, goes_on in found if not goes_on), sum(on for _, on in found)
 
 
-@pytest.mark.parametrize("replaced, by, where", [
+@pytest.mark.parametrize("replaced, by, where", one_of(3, [
     (turns.Worth, ("for_others", turns.Worth.at), "two turns"),
     (turns.without_luck, ("after", only_the_end_is_paid), "three turns, each is paid"),
-    (turns, ("tokens_in", lambda reply, policy: 0), "two turns, answers cut off")])
+    (turns, ("tokens_in", lambda reply, policy: 0), "two turns, answers cut off")]))
 def test_without_luck_with_a_mistake_is_biased(monkeypatch, replaced, by, where):
     """With what other answers to the same problem earn, which know its secret; with redrawn
     problems that pay only where they end; and with all replies going on, whether they fit or not.
@@ -116,6 +116,7 @@ def test_without_luck_with_a_mistake_is_biased(monkeypatch, replaced, by, where)
     assert means[where].bias > 0.003, means
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["without_luck", "turn_credit"])
 def test_methods_of_turns_are_unbiased_in_other_worlds(name):
     """In some answers of each seed a long reply has the tokens of a short one and the turn after
@@ -138,11 +139,11 @@ def test_what_draws_or_stops_is_not_judged_and_says_why():
     assert judged(lambda rollouts: rollouts.log_prob * 0.0).word == "it gives no gradient here"
 
 
-@pytest.mark.parametrize("flag, value, word", [
+@pytest.mark.parametrize("flag, value, word", one_of(5, [
     ("loss_norm", "token", "biased"), ("loss_norm", "sequence", "biased"),
     ("drop_unfinished", True, "biased"), ("kl", 0.1, "biased"), ("entropy_bonus", 0.1, "biased"),
     ("placebo", "weights", "unbiased"), ("placebo", "weights_by_position", "biased"),
-    ("rescale", "none", "biased")])
+    ("rescale", "none", "biased")]))
 def test_flags_of_the_loss_are_judged(flag, value, word):
     """With inverse_logprob, whose placebo has the same weight everywhere, or with rloo."""
     name = "inverse_logprob" if flag in ("placebo", "rescale") else "rloo"
@@ -215,7 +216,7 @@ def test_cosine_bias_and_noise_by_hand():
     assert mean == pytest.approx((3 / 5, 4 / 5, 3 / 2, 16 / 9))
 
 
-@pytest.mark.parametrize("seed, G", [(3, 2), (4, 3)])
+@pytest.mark.parametrize("seed, G", one_of(2, [(3, 2), (4, 3)]))
 def test_identities_of_the_page_on_policy_gradient(seed, G):
     """The true credit has the true gradient, its squares add up to the variance of the reward,
     dr_grpo is (G - 1) / G of the gradient, and GRPO's z-score c(p, G) times it."""

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, one_of
 from lab.tests.formula_losses import (LOSSES, clip, entropy_of, k3, log_probs, make, mean,
                                       misaligned, over_the_std_of_others, token, z)
 
@@ -54,13 +54,7 @@ def named(found):
     return [remark.name for remark in remarks(found)]
 
 
-def a_third(names):
-    """The others are slow tests, which .ci/run runs."""
-    return [pytest.param(name, marks=[pytest.mark.slow] if number % 3 else [])
-            for number, name in enumerate(names)]
-
-
-@pytest.mark.parametrize("name", a_third(LOSSES))
+@pytest.mark.parametrize("name", one_of(6, LOSSES))
 def test_every_loss_is_named_as_what_it_is(name):
     """Or it is not understood, if it is one of those that the page lists. What it is said to be, as
     an expectation, is true of it; without a clause for what is wrong or unusual it fails."""
@@ -544,10 +538,10 @@ def test_the_folder_works_alone(tmp_path):
 CODES = (ROOT / "lab/reports/codes.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("report, name", [
+@pytest.mark.parametrize("report, name", one_of(3, [
     ("mlx-lm-lora 55", "nothing"), ("ms-swift 10117", "divided twice"), ("TRL 3021", "micro-batch"),
     ("TRL 5815", "sum for mean and k3"), ("Search-R1 88", "groups mixed"),
-    ("Liger 1088", "hundred times")])
+    ("Liger 1088", "hundred times")]))
 def test_the_page_of_codes_shows_what_is_said_of_a_reported_mistake(report, name):
     row = next(line for line in CODES.splitlines() if f"({report})" in line)
     found = found_of(name)

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import INSTALL, ROOT, hand_made, refusal
+from conftest import INSTALL, ROOT, hand_made, one_of, refusal
 
 import mitigations  # noqa: F401  fills the choices
 import lab.run as train
@@ -389,12 +389,12 @@ def test_a_turn_whose_reward_depends_on_a_later_one_is_refused(policy, games):
     assert "and the first 1 of them alone have [1.0]" in said
 
 
-@pytest.mark.parametrize("flags", [
+@pytest.mark.parametrize("flags", one_of(3, [
     "--task lab.tests.paid_guess --advantage gae --dynamic_sampling 2",
     "", "--lora 4 --epochs 2 --kl 0.1",
     "--mitigation lambda_grpo --drop_unfinished --micro_batch 7",
     "--advantage vine --values_k 2 --values_every 2 --dynamic_sampling 2",
-    "--advantage gae --loss_norm sequence"])
+    "--advantage gae --loss_norm sequence"]))
 def test_stopped_and_resumed_is_as_if_never_stopped(tmp_path, flags):
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     short = ["--questions", "3", "--answers", "4", "--eval_tasks", "8", "--eval_every", "2",
