@@ -93,7 +93,9 @@ class DPO(Run):
         self.beta, self.file = s.keywords["beta"], s.keywords["pairs"]
         super().make_parts()
         self.before = load_model(find(s.model)).requires_grad_(False)
-        lines = Path(self.file).read_text().splitlines() if self.file else []
+        if self.file and not Path(self.file).is_file():  # /dev/zero never ends
+            raise UserError(f"there is no file {self.file}")
+        lines = (Path(self.file).read_bytes().splitlines() or [b""]) if self.file else []
         self.given = [self.read_pair(line, f"{self.file}, line {number}")
                       for number, line in enumerate(lines, 1)]
         self.has_format = not self.given  # nothing is said of the form of a file's answers
@@ -156,16 +158,19 @@ class DPO(Run):
         of_file = {"the file of pairs": digest_of(Path(self.file))} if self.file else {}
         return super().digests(checkpoint, step) | of_file
 
-    def read_pair(self, line: str, where: str) -> Pair:
+    def last_checkpoint(self) -> str:
+        return super().last_checkpoint().replace("train.py", "examples/dpo.py")
+
+    def read_pair(self, line: bytes, where: str) -> Pair:
         """The pair in a line of a file, if the model may be trained on it. `where` names the line.
         """
         try:
             written = json.loads(line)
-            *numbers, target = map(int, written["problem"].replace("make", " ").split())
-            texts = [str(written[key]) for key in ("chosen", "rejected")]
+            first, *others, target = map(int, written["problem"].replace("make", " ").split())
+            texts = ["" + written[key] for key in ("chosen", "rejected")]  # a text and nothing else
         except (ValueError, TypeError, KeyError, AttributeError):
             raise UserError(f"{where}: {EXPECTED}, got {line[:80]!r}") from None
-        problem, limit = Problem(tuple(numbers), target), self.settings.max_new_tokens
+        problem, limit = Problem((first, *others), target), self.settings.max_new_tokens
         text = self.task.prompt_for(problem)
         self.encode(text)
         if is_held_out(problem):
@@ -223,6 +228,8 @@ def main(argv: list[str]) -> None:
     if not any(word.startswith("--resume") for word in argv):
         argv = [*DEFAULTS.split(), *argv]
     settings, is_resumed = read_settings(argv)
+    if settings.advantage != "dpo":
+        raise UserError(f"the advantage {settings.advantage} is one of train.py, and here is dpo")
     settings.out = settings.out or f"runs/dpo-s{settings.seed}"
     carry_out(DPO(settings, is_resumed))
 

@@ -215,6 +215,9 @@ def from_all(given: Json) -> tuple[Json, Json, Json, Json]:
         typed[name] = value_of(name, value, flag) if flag else value
     typed, file = with_module_name(typed), typed.pop("config", None)
     config = {} if file is None else read_json(find_folder(str(file)))
+    if (config | typed).get("advantage") == "dpo":
+        raise UserError("the advantage dpo is that of examples/dpo.py, and python examples/dpo.py "
+                        "--resume RUN goes on with a run of it")
     folder = find_folder(str((config | typed).get("model", LabSettings.model)))
     path = folder / "recipe.json"
     recipe = recipe_in(path)

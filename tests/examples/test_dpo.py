@@ -138,11 +138,13 @@ def test_a_batch_of_pairs_is_the_text_of_the_file(own):
         assert batch.log_prob[row].sum().item() == pytest.approx(expected.item(), rel=1e-4)
 
 
-def test_a_line_that_may_not_be_trained_on_is_refused(own):
+def test_a_line_that_may_not_be_trained_on_is_refused(own, tmp_path):
     """Among them held-out problems, and answers that were given to another prompt."""
     for changed, said in (
             ({"rejected": KeyError}, 'expected {"problem": '), ({"problem": 5}, "expected"),
-            ({"problem": "3 x 7"}, "expected"), ({"problem": "3 5 70000 15"}, "cannot spell the"),
+            ({"problem": "3 x 7"}, "expected"), ({"problem": "15"}, "expected"),
+            ({"chosen": None}, "expected"), ({"rejected": [{"content": BAD}]}, "expected"),
+            ({"problem": "3 5 70000 15"}, "cannot spell the"),
             ({"chosen": "Zebra"}, "which spell"), ({"chosen": ""}, "has 0 tokens"),
             ({"chosen": GOOD * 40}, "of at most 60 (--max_new_tokens)"),
             ({"problem": HELD_OUT}, f"{HELD_OUT} is a held-out problem"),
@@ -150,7 +152,13 @@ def test_a_line_that_may_not_be_trained_on_is_refused(own):
             ({"prompt": " 12 12 11 make 12"}, "its prompt is not the one of 3 5 7")):
         pair = {key: value for key, value in {**PAIR, **changed}.items() if value is not KeyError}
         assert said in refusal(own.read_pair, json.dumps(pair), "pairs.jsonl, line 2"), changed
-    assert "expected" in refusal(own.read_pair, "[1, 2]", "here")
+    for line in (b"[1, 2]", b"", b"\xff"):
+        assert "expected" in refusal(own.read_pair, line, "here")
+    (tmp_path / "empty").touch()
+    for flags, said in ((["--pairs", str(tmp_path / "empty")], "/empty, line 1: expected"),
+                        (["--pairs", "/dev/zero"], "there is no file /dev/zero"),
+                        (["--advantage", "rloo"], "the advantage rloo is one of train.py")):
+        assert said in refusal(dpo.main, ["--out", str(tmp_path / "run"), *flags])
 
 
 def test_the_pairs_of_a_run_give_the_same_step_offline(tmp_path, monkeypatch):
@@ -206,6 +214,7 @@ def test_the_record_is_a_runs_and_a_stopped_run_goes_on(own, tmp_path):
     analyze.main([str(own.folder), "--output_dir", str(tmp_path / "page")])
     page = (tmp_path / "page/report.html").read_text()
     assert "the advantage dpo" in page and "Where the gradient went" in page
+    assert own.last_checkpoint().startswith(f"python examples/dpo.py --resume {own.folder} goes")
     stopped = shutil.copytree(own.folder, tmp_path / "stopped")
     shutil.rmtree(stopped / "checkpoints/step_000002")
     dpo.main(["--resume", str(stopped)])

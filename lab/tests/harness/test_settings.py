@@ -347,7 +347,8 @@ def test_a_flag_of_the_files_method_is_not_that_of_another_with_its_name(own_cho
 @pytest.mark.parametrize("values, words", [
     ({"nonsense": 1}, "c.json has the unknown setting nonsense"),
     ({"task": []}, "--task [] should be a text"), ({"steps": 1.5}, "should be a whole number"),
-    ({"gamma": 0.9}, "c.json has the unknown setting gamma")])
+    ({"gamma": 0.9}, "c.json has the unknown setting gamma"),
+    ({"advantage": "dpo", "pairs": ""}, "python examples/dpo.py --resume RUN goes on with")])
 def test_a_file_may_not_hold_what_is_no_setting(tmp_path, model, values, words):
     config = write(tmp_path / "c.json", values)
     assert words in refusal(settings_of, ["--model", model, "--config", config])
