@@ -76,32 +76,22 @@ def test_a_reward_that_takes_turns_for_a_text_is_told_what_they_are(monkeypatch)
     assert not hasattr(caught.value, "__notes__")
 
 
-@pytest.mark.parametrize("name", ["reply", "redraw"])
-def test_a_game_gets_copies_of_turns_and_may_not_change_its_problem(name):
-    def deed(problem, turns, rng=None):
-        turns[-1] = "changed"
-        problem["n"] += problem["n"] > 3
-        return None
-
-    task = task_of([{"prompt": prompt, "n": n} for n, prompt in enumerate(PROMPTS)],
-                   **{"reply": lambda problem, turns: None, name: deed})
-    method, turns, more = getattr(task, name), ["a"], [0] * (name == "redraw")
-    method({"n": 1}, turns, *more)
-    assert turns == ["a"]
-    assert re.match(rf"{name} \(.*test_tasks.py:\d+\) changes the problem that it is given",
-                    refusal(method, {"n": 5}, turns, *more))
-
-
-@pytest.mark.parametrize("name", ["prompt_for", "show"])
-def test_no_method_may_change_its_problem(name):
-    def deed(problem):
+@pytest.mark.parametrize("name", ["reply", "redraw", "prompt_for", "show"])
+def test_no_method_may_change_its_problem_and_turns_are_copies(name):
+    def deed(problem, turns=(), rng=None):
+        if turns:
+            turns[-1] = "changed"
         problem["n"] += problem["n"] > 30
         return problem["prompt"]
 
     task = task_of([{"prompt": prompt, "n": n} for n, prompt in enumerate(PROMPTS)],
-                   **{name: deed})
-    assert re.match(rf"{name} \(.*\) changes the problem",
-                    refusal(getattr(task, name), {"prompt": "a", "n": 31}))
+                   **{"reply": lambda problem, turns: None, name: deed})
+    turns = ["a"]
+    more = {"reply": [turns], "redraw": [turns, 0]}.get(name, [])
+    getattr(task, name)({"prompt": "a", "n": 1}, *more)
+    assert turns == ["a"]
+    assert re.match(rf"{name} \(.*test_tasks.py:\d+\) changes the problem that it is given",
+                    refusal(getattr(task, name), {"prompt": "a", "n": 31}, *more))
 
 
 def test_a_reward_gets_a_copy_of_the_turns():
@@ -166,81 +156,53 @@ def test_a_function_with_the_name_of_a_method_takes_its_place():
     assert task.prompt_for(problem) == PROMPTS[problem] and task.show(5) == "number 5"
 
 
-@pytest.mark.parametrize("problems", [PROMPTS[:1] * 3, []])
-def test_one_problem_is_too_few(problems):
-    with pytest.raises(UserError, match="^my_task: `problems` has [01] different prompts"):
-        task_of(problems)
+TWINS = [{"prompt": prompt, "number": n} for n, prompt in enumerate(PROMPTS)]
 
 
-def test_two_problems_with_one_prompt_are_refused_unless_they_are_one():
-    """Only one of them would be asked, and nobody could say which."""
-    problems = [{"prompt": prompt, "number": n} for n, prompt in enumerate(PROMPTS)]
-    task_of([*problems, problems[3]])
-    with pytest.raises(UserError, match="^my_task: two of `problems` have .* prompt, 'say 3', and"):
-        task_of([*problems, {**problems[3], "number": 0}])
-
-
-def test_the_task_of_a_module_is_made_once(monkeypatch, tmp_path):
-    monkeypatch.setattr("lab.harness.tasks.PROJECT", tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "whole_task.py").write_text(
-        "problems = ['a', 'b']\ndef reward(problem, text): return 1.0\n")
-    assert load_task("whole_task") is load_task("whole_task")  # its flags are looked up by it
-
-
-CLASS = "import dataclasses\n@dataclasses.dataclass\nclass Task: 0\n"
-
-
-@pytest.mark.parametrize("more", ["", CLASS])
-def test_problems_without_a_reward_are_no_task(monkeypatch, tmp_path, more):
-    """But a class Task may stand beside them."""
-    monkeypatch.setattr("lab.harness.tasks.PROJECT", tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    name = f"half_task{len(more)}"
-    (tmp_path / f"{name}.py").write_text(f"problems = ['a', 'b']\n{more}")
-    if more:
-        assert load_task(name) is sys.modules[name].Task
+@pytest.mark.parametrize("problems, said", [
+    (PROMPTS[:1] * 3, "`problems` has 1 different prompts"),
+    ([], "`problems` has 0 different prompts"), (None, "`problems` should be a list"),
+    ("xxx", "`problems` should be a list"), ({"a": 1}, "`problems` should be a list"),
+    ([1, 2], "the prompt of each of `problems` should be a text"),
+    ([{"text": "a"}, {}], "the prompt of each of `problems` should be a text"),
+    # only one of them would be asked, and nobody could say which
+    ([*TWINS, {**TWINS[3], "number": 0}], "two of `problems` have .* prompt, 'say 3', and"),
+    ([*TWINS, TWINS[3]], None)])
+def test_a_list_that_is_none_of_problems(problems, said):
+    if said:
+        assert re.match(f"my_task: {said}", refusal(task_of, problems))
     else:
-        assert "should have a function `reward(problem, text)`" in refusal(load_task, name)
+        task_of(problems)
 
 
 IMPORTED = "from countdown_task import Task\n"
 REWARD = "def reward(problem, text): return 0.25\n"
+PROBLEMS = "problems = ['a', 'b']\n"
+CLASS = "import dataclasses\n@dataclasses.dataclass\nclass Task: 0\n"
 
 
 @pytest.mark.parametrize("content, said", [
+    (PROBLEMS, "should have a function `reward(problem, text)`"),
+    (PROBLEMS + CLASS, None), (PROBLEMS + IMPORTED + REWARD, None),
+    ("def reward(text): return 1.0\n", "should have a function `reward(problem, text)`"),
+    # it would be trained in the place of the file's own functions
     (IMPORTED + "def reply(problem, turns): return None\n", "is imported from countdown_task"),
     (IMPORTED, "is imported from countdown_task, and is not its own"),
     (CLASS + REWARD, "has both a class Task and a function `reward`")])
-def test_an_imported_task_is_not_that_of_the_file(monkeypatch, tmp_path, content, said):
-    """It would be trained in the place of the file's own functions."""
+def test_what_a_file_needs_to_be_a_task(monkeypatch, tmp_path, content, said):
     monkeypatch.setattr("lab.harness.tasks.PROJECT", tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    name = f"importing{len(content)}"
+    name = f"a_task_of_{len(content)}_letters"
     (tmp_path / f"{name}.py").write_text(content)
-    assert said in refusal(load_task, name)
-
-
-def test_a_reward_beside_an_imported_task_is_trained(monkeypatch, tmp_path):
-    monkeypatch.setattr("lab.harness.tasks.PROJECT", tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "beside_task.py").write_text(f"problems = ['a', 'b']\n{IMPORTED}{REWARD}")
-    assert load_task("beside_task")().score("a", "text")["reward"] == 0.25
-
-
-def test_a_reward_without_the_problem_is_none(monkeypatch, tmp_path):
-    monkeypatch.setattr("lab.harness.tasks.PROJECT", tmp_path)
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "bad_task.py").write_text("def reward(text): return 1.0\n")
-    assert "should have a function `reward(problem, text)`" in refusal(load_task, "bad_task")
-
-
-def test_an_empty_list_of_held_out_problems_is_refused():
-    def held_out_problems(count):
-        return []
-
-    task = CheckedTask(SimpleNamespace(held_out_problems=held_out_problems))
-    assert "should return at least one problem" in refusal(task.held_out_problems, 8)
+    if said:
+        assert said in refusal(load_task, name)
+        return
+    found = load_task(name)
+    assert found is load_task(name)  # its flags are looked up by it
+    if CLASS in content:
+        assert found is sys.modules[name].Task
+    else:
+        assert found().score("a", "text")["reward"] == 0.25
 
 
 def test_a_reward_alone_has_the_problems_of_countdown():
@@ -280,13 +242,6 @@ def test_scores_and_labels_stand_beside_every_weight_and_are_checked(score, labe
         assert "two lists with a number for each of 2" in refusal(task.label, [b"a", b"b"])
 
 
-@pytest.mark.parametrize("problems", [None, 3, "xxx", {"a": 1}, [1, 2], [{"text": "a"}, {}],
-                                      [{"prompt": 5}, {"prompt": 6}]])
-def test_problems_that_are_no_list_of_texts(problems):
-    assert re.match("my_task: (`problems` should be a list|the prompt of each of `problems` should "
-                    "be a text)", refusal(task_of, problems))
-
-
 @pytest.mark.parametrize("name, given, wrong", [
     ("reward", (PROMPTS[0], "a"), [None, "1.0", b"1", (1, 2), {"reward": 1}, math.nan, 1e39,
                                    10 ** 400]),
@@ -294,7 +249,8 @@ def test_problems_that_are_no_list_of_texts(problems):
                              {**GOOD, "reward": b"1"}, {**GOOD, "reward": 10 ** 400}]),
     ("show", ("3 5",), [None, 5]), ("prompt_for", ("3 5",), [None, 5]),
     ("label", ([b"a", b"b"],), [None, 5, [[0, 0]], [0, 0]]),
-    ("training_problems", (0, 1, 8), [None, "1.0", [1, 2]]), ("held_out_problems", (8,), [None])])
+    ("training_problems", (0, 1, 8), [None, "1.0", [1, 2]]),
+    ("held_out_problems", (8,), [None, []])])
 def test_what_a_method_of_a_task_returns_is_told_with_its_name_and_place(name, given, wrong):
     """Also a `return` that was forgotten."""
     for found in wrong:
