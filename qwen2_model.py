@@ -56,8 +56,10 @@ class ModelConfig:
     def __post_init__(self) -> None:
         for one in fields(self):
             value = getattr(self, one.name)
-            if one.type in (int, float) and not (isinstance(value, int | float) and value > 0):
+            if one.type in (int, float) and not (type(value) in (int, one.type) and value > 0):
                 raise TypeError(f"{one.name} should not be {value!r:.80}")
+        if not all(isinstance(token, int) for token in self.eos_token_id):
+            raise TypeError(f"eos_token_id should not be {self.eos_token_id!r:.80}")
 
 
 def rotary(positions: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
@@ -221,7 +223,8 @@ def read_config(folder: Path) -> ModelConfig:
     if kind not in ("qwen2", "qwen3"):
         raise UserError(f"{folder}: model_type {kind!r} is not implemented here")
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}  # older, newer spelling
-    if rope.get("rope_type", "default") != "default" or "type" in rope:
+    if (not isinstance(rope, dict) or rope.get("rope_type", "default") != "default"
+            or "type" in rope):
         raise UserError(f"{folder}: rope scaling is not implemented here")
     for key, known in {"use_sliding_window": False, "hidden_act": "silu", "attention_dropout": 0,
                        "attention_bias": kind == "qwen2", "quantization_config": None}.items():
@@ -231,9 +234,9 @@ def read_config(folder: Path) -> ModelConfig:
     generation = folder / "generation_config.json"
     ends = (read_json(generation) if generation.exists() else raw).get("eos_token_id")
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
-    raw = {**raw, "rope_theta": rope.get("rope_theta") or raw.get("rope_theta", 10000.0),
-           "eos_token_id": tuple(dict.fromkeys(ends))}
     try:
+        raw = {**raw, "rope_theta": rope.get("rope_theta") or raw.get("rope_theta", 10000.0),
+               "eos_token_id": tuple(dict.fromkeys(ends))}
         if raw.get("head_dim") is None:
             raw["head_dim"] = raw["hidden_size"] // raw["num_attention_heads"]
         return ModelConfig(**{name: raw[name] for name in ModelConfig.__dataclass_fields__
@@ -252,11 +255,14 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def load_model(folder: Path) -> Qwen2:
     """The model of a folder, in float32."""
     config, found = read_config(folder), {}
-    files = sorted(folder.glob("model*.safetensors"))
+    files = [*folder.glob("model.safetensors")] or sorted(folder.glob("model-*.safetensors"))
     if not files:
         raise UserError(f"{folder} has no model.safetensors")
     for path in files:
         found.update(read_tensors(path))
+    if config.num_hidden_layers > len(found):  # a million would take hours to make
+        raise UserError(f"{folder} has no {config.num_hidden_layers} layers, for which its "
+                        "config.json asks")
     with torch.device("meta"):  # shapes without numbers: those of the files take their place
         model = Qwen2(config)
     wanted = {name: parameter.shape for name, parameter in model.named_parameters()}

@@ -44,6 +44,11 @@ def test_a_config_that_asks_for_something_else_is_refused_before_memory_is_taken
             ({"head_dim": None, "hidden_size": KeyError}, "KeyError: 'hidden_size'"),
             ({"head_dim": None, "num_attention_heads": 0}, "ZeroDivisionError"),
             ({"hidden_size": "64"}, "hidden_size should not be '64'"),
+            ({"hidden_size": 64.0}, "hidden_size should not be 64.0"),
+            ({"rope_scaling": [4]}, "rope scaling is not"),
+            ({"eos_token_id": ["</s>"]}, "eos_token_id should not be ('</s>',)"),
+            ({"eos_token_id": [[5]]}, "unhashable"),
+            ({"num_hidden_layers": 10 ** 7}, "has no 10000000 layers"),
             ({"rms_norm_eps": None}, "rms_norm_eps should not be None"),
             ({"num_hidden_layers": -1}, "num_hidden_layers should not be -1"),
             ({"vocab_size": 10 ** 9}, "model.embed_tokens.weight is not what its config.json"),
@@ -84,6 +89,7 @@ def test_a_tied_output_matrix_may_be_stored_again_and_a_model_be_saved_over_its_
     """Nothing of what is computed lies in the file that is written."""
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     save_file({OUTPUT: torch.ones(50, 64)}, folder / "model-00002-of-00002.safetensors")
+    shutil.copy(folder / "model-00002-of-00002.safetensors", folder / "model_old.safetensors")
     model = read_model_folder(folder)
     for _ in range(2):
         with torch.no_grad():
