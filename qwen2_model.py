@@ -269,7 +269,8 @@ def load_model(folder: Path) -> Qwen2:
     if config.tie_word_embeddings:
         found.pop("lm_head.weight", None)  # some files store it a second time
     for name in wanted.keys() | found.keys():
-        if name not in found or name not in wanted or found[name].shape != wanted[name]:
+        if (name not in found or found[name].shape != wanted.get(name)
+                or not found[name].is_floating_point()):
             raise UserError(f"{folder}: {name} is not what its config.json asks for")
         found[name] = found[name].float()
         if not found[name].isfinite().all():

@@ -68,6 +68,8 @@ def test_four_kinds_of_finite_numbers_are_read(folder):
         for value in (float("nan"), float("-inf"), 1e300):  # inf in float32
             rewrite(folder, **{NORM: torch.full((64,), value, dtype=torch.float64).to(kind)})
             assert f"{NORM} holds numbers that are not finite" in refusal(load_model, folder)
+    rewrite(folder, **{NORM: torch.ones(64, dtype=torch.int32)})
+    assert f"{NORM} is not what" in refusal(load_model, folder)
 
 
 def test_files_that_are_cut_off_or_missing_are_named(folder):

@@ -27,6 +27,8 @@ OF_ANSWER = ("episode_start", "group", "finished")
 MODES = 2  # lines of evaluations.jsonl for each evaluation: sampled and greedy
 # columns of other lengths
 OF_OTHERS = ("prompt_ids", "prompt_start", "step")
+# entries of config.json that are no settings, which some files here and in analysis/ look into
+ENTRIES = {"made_of": dict, "versions": dict, "changed": list, "finished": int}
 
 
 def run_config(run: Path) -> Json:
@@ -34,6 +36,9 @@ def run_config(run: Path) -> Json:
     config = read_json(path) if path.exists() else {}
     if "mitigation" not in config:
         raise UserError(f"{run} is not a run folder: it has no config.json of a run")
+    for name, kind in ENTRIES.items():
+        if not isinstance(config.get(name, kind()), kind):
+            raise UserError(f"{path}: {name} is {config[name]!r:.80}, and should be another thing")
     return config
 
 
