@@ -18,10 +18,8 @@ from lab.harness.made_of import made_of, with_imports, without_others
 from lab.harness.read_record import missing_steps, read_columns, read_tokenizer
 from lab.harness.settings import make_settings
 from lab.harness.tasks import CheckedTask
-from runs import (SHORT, after_credit_of, assert_same_run, config_of, edit_config, everything,
-                  lines, run)
+from runs import (SHORT, after_credit_of, assert_same_run, config_of, edit_config, lines, run)
 
-STATE = "checkpoints/step_000004/trainer/state.safetensors"
 
 
 def with_lines(chosen, name="metrics.jsonl"):
@@ -62,14 +60,6 @@ def test_a_run_whose_record_lacks_a_step_goes_on_and_says_so(stopped, capsys):
     assert "is not whole: not every one of the steps 1 to 6 has a credit file." in said
     shutil.rmtree(stopped / "credit")  # a user may remove all credit files
     assert list(missing_steps(stopped)) == []
-
-
-def test_a_broken_state_is_refused_and_nothing_is_touched(stopped):
-    (stopped / STATE).write_bytes(b"broken")
-    before = everything(stopped)
-    found = run("--resume", stopped, expect=1).stderr
-    assert "its trainer's state has changed" in found and "\n" not in found
-    assert everything(stopped) == before
 
 
 def test_a_line_of_a_far_step_is_no_long_search(whole, tmp_path):
@@ -341,8 +331,3 @@ def test_a_pipe_and_an_endless_file_are_refused_at_once(stopped):
     (stopped / "config.json").unlink()
     os.mkfifo(stopped / "config.json")
     assert "no regular file" in run("--resume", stopped, expect=1).stderr
-
-
-def test_settings_of_another_shape(stopped):
-    edit_config(stopped, mitigation=[1])
-    assert "--mitigation [1] should be a text" in run("--resume", stopped, expect=1).stderr
