@@ -201,12 +201,15 @@ def checked(values: Any, rollouts: Rollouts, name: str) -> Tensor:
     (B, T). (B,) is refused, because torch would spread it over T instead of B."""
     B, T = rollouts.mask.shape
     if not isinstance(values, Tensor) or values.is_complex() or values.dim() != 2 or any(
-            size not in (1, wanted) for size, wanted in zip(values.shape, (B, T))):
-        found = tuple(values.shape) if isinstance(values, Tensor) else repr(values)[:80]
+            size not in (1, wanted) for size, wanted in zip(values.shape, (B, T))) or (
+            (values.layout, values.device) != (torch.strided, rollouts.mask.device)):
+        found = (f"{tuple(values.shape)} of {values.dtype}, {values.layout}, on {values.device}"
+                 if isinstance(values, Tensor) else repr(values)[:80])
         raise UserError(f"{name} should return a tensor (B, T) = ({B}, {T}), got {found}")
     values = values.detach().float().expand(B, T).masked_fill(~rollouts.mask, 0.0)
-    if not values.isfinite().all():
-        row, t = (~values.isfinite()).nonzero()[0].tolist()
+    is_small = values.abs() <= 1e12  # of larger ones a squared gradient can overflow
+    if not is_small.all():
+        row, t = (~is_small).nonzero()[0].tolist()
         raise UserError(f"{name} is {values[row, t]:g} at token {t} of answer {row}, usually "
                         "because of 0 / 0, 0 * log 0 or the mean of no tokens")
     return values

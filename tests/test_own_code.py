@@ -64,7 +64,8 @@ def test_an_idea_that_raises_is_told_by_python_and_leaves_no_folder(monkeypatch,
 
 @pytest.mark.parametrize("made_of", [
     lambda x: 1.0, lambda x: x[:, 0], lambda x: x.T, lambda x: x + 1j,
-    lambda x: [x.tolist()] * 9, lambda x: x[None], lambda x: None])
+    lambda x: [x.tolist()] * 9, lambda x: x[None], lambda x: None, lambda x: x.to("meta"),
+    lambda x: x.to_sparse()])
 def test_what_an_idea_returns_is_checked(rollouts, made_of):
     """And told with the place of the function."""
     def idea(rollouts, policy):
@@ -104,7 +105,7 @@ def test_what_an_idea_changes_in_place_is_its_own_copy(rollouts):
 
 @pytest.mark.parametrize("value, words", [
     (float("nan"), "is nan at token {t} of answer 4, usually because of 0 / 0"),
-    (-float("inf"), "is -inf at token {t} of answer 4"),
+    (-float("inf"), "is -inf at token {t} of answer 4"), (1e13, "is 1e+13 at token {t} of answer"),
     (-0.5, "is negative at 2 tokens: credit with a sign stands under @advantage")])
 def test_a_number_that_may_not_be_is_told_with_its_token_and_its_function(rollouts, value, words):
     """Beyond the mask, and as an advantage where it is only negative, it is fine."""
