@@ -22,6 +22,12 @@ def test_an_evaluation_without_a_number_is_told(tmp_path, name):
     assert f"line 1: {name} should be a number, and is None" in refusal(read_evaluations, folder)
 
 
+@pytest.mark.parametrize("config", [{"seed": None}, {"mitigation": None}, {"made_of": 5}])
+def test_a_config_that_is_no_runs_is_told(tmp_path, config):
+    folder = write_log(tmp_path / "x", {}, config, metrics=[{"step": 1}])
+    assert "config.json is not that of a run" in refusal(analyze.Run, folder)
+
+
 def test_a_file_that_is_no_credit_file_is_told_in_our_own_words(tmp_path):
     folder = write_log(tmp_path / "x", {1: credit_columns([2], [0])}, metrics=[{"step": 1}])
     path = folder / "credit/step_000001.npz"
