@@ -15,6 +15,7 @@ from lab.countdown import PROMPTS, Task, Wording
 from lab.engine.errors import UserError
 from lab.engine.tokens import KINDS, SECTIONS, encode_prompt, load_tokenizer, token_bytes
 from lab.harness.solved_problems import solutions_of
+from conftest import write_lines
 from properties import cuts, draw, given
 
 TINY = dict(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
@@ -435,8 +436,7 @@ def test_differences_and_quotients_are_shown_with_their_numbers_in_another_order
 
 @pytest.mark.parametrize("form, system", [("full", 1), ("original", 1), ("brief", 0)])
 def test_what_the_system_is_told_stands_once_before_all_turns(form, system):
-    task = Task(prompt=form, examples=3)
-    text = task.prompt_for(PROBLEM)
+    text = Task(prompt=form, examples=3, numbers="2").prompt_for(PROBLEM)
     assert text.count("<|im_start|>system") == system and text.count("<|im_start|>user") == 4
     assert text.startswith("<|im_start|>" + ("system" if system else "user"))
     alone = Task(prompt=form).prompt_for(PROBLEM)
@@ -453,49 +453,40 @@ def test_an_expression_alone_is_an_answer(text, form, right):
     assert task.score(Problem((4, 19), 76), text) == expected
 
 
-def test_examples_of_a_file_come_from_its_training_problems(tmp_path):
-    path = tmp_path / "problems.jsonl"
-    made = Task(**TWO).training_problems(0, 1, 200) + Task(**TWO).held_out_problems(20)
-    path.write_text("".join(json.dumps({"nums": p.numbers, "target": p.target}) + "\n"
-                            for p in made))
-    task = Task(data=str(path), prompt="expression", examples=4)
-    trained = {(tuple(sorted(p.numbers)), p.target) for p in made if not is_held_out(p)}
-    assert len(task.shown) == 4 and task.shown <= trained
-    assert not task.shown & {(tuple(sorted(p.numbers)), p.target) for p in task.to_train}
-
-
-def test_examples_have_few_numbers_also_where_problems_have_many(tmp_path):
-    """Of thirty numbers not all expressions can be tried."""
-    path = tmp_path / "problems.jsonl"
-    many = [{"nums": [1] * 30, "target": target} for target in range(1, 200)]
-    few = [{"nums": [a, b], "target": a + b} for a in range(2, 9) for b in range(2, 9)]
-    path.write_text("".join(json.dumps(one) + "\n" for one in [*many, *few]))
-    [(numbers, target)] = Task(data=str(path), prompt="expression", examples=1).shown
-    assert len(numbers) == 2 and sum(numbers) == target
-
-
 def test_an_operator_that_no_problem_needs_has_no_example():
     """Of 16 and 16 only sum, product and quotient are positive, and the quotient stays as given."""
     task = Task(prompt="expression", **TWO | {"min_number": 16, "max_number": 16})
     assert re.findall(r"\n16 (.) 16<", task.head) == ["+", "*"]
 
 
-def test_examples_that_leave_no_problem_to_train_on_are_told():
-    """Of 6 and 6 are made 12 and 36, which the prompt would show, and 1, which is held out."""
-    with pytest.raises(UserError, match="--examples 4: no problem was found but those that"):
-        Task(prompt="expression", **TWO | {"min_number": 6, "max_number": 6})
+MANY = [{"nums": [1] * 30, "target": target} for target in range(1, 99)]
 
 
-def test_examples_that_cannot_be_found_are_told(tmp_path):
+def test_examples_of_a_file_are_of_its_training_problems_and_have_few_numbers(tmp_path):
+    """Of thirty numbers not all expressions can be tried."""
     path = tmp_path / "problems.jsonl"
-    path.write_text("".join(json.dumps({"nums": [1] * 30, "target": t}) + "\n"
-                            for t in range(1, 99)))
-    with pytest.raises(UserError, match="--examples 2: none of 1,000 .* --examples 0 asks without"):
-        Task(data=str(path), prompt="expression", examples=2)
-    sums = [{"nums": [a, 40], "target": a + 40} for a in range(2, 12)]
-    kept = [one for one in sums if is_held_out(Problem(tuple(one["nums"]), one["target"]))]
-    [trained, *_] = [one for one in sums if one not in kept]
-    path.write_text("".join(json.dumps(one) + "\n" for one in [*kept, trained]))
-    assert kept
-    with pytest.raises(UserError, match="--examples 1: .* has no other problems to train on"):
-        Task(data=str(path), prompt="expression", examples=1)
+    made = Task(**TWO).training_problems(0, 1, 200) + Task(**TWO).held_out_problems(20)
+    write_lines(path, MANY + [{"nums": p.numbers, "target": p.target} for p in made])
+    task = Task(data=str(path), prompt="expression", examples=4)
+    trained = {(tuple(sorted(p.numbers)), p.target) for p in made if not is_held_out(p)}
+    assert len(task.shown) == 4 and task.shown <= trained
+    assert not task.shown & {(tuple(sorted(p.numbers)), p.target) for p in task.to_train}
+
+
+SUMS = [Problem((a, 40), a + 40) for a in range(2, 12)]
+ONE_TO_TRAIN = [{"nums": p.numbers, "target": p.target} for p in (
+    *filter(is_held_out, SUMS), next(p for p in SUMS if not is_held_out(p)))]
+
+
+@pytest.mark.parametrize("problems, examples, said", [
+    (MANY, 2, "none of 1,000 .* --examples 0 asks without"),
+    (ONE_TO_TRAIN, 1, ".* has no other problems to train on"),
+    # of 6 and 6 are made 12 and 36, which the prompt would show, and 1, which is held out
+    (None, 4, "no problem was found but those that")])
+def test_examples_that_leave_no_problem_are_told(tmp_path, problems, examples, said):
+    flags = TWO | {"min_number": 6, "max_number": 6}
+    if problems:
+        write_lines(tmp_path / "problems.jsonl", problems)
+        flags = {"data": str(tmp_path / "problems.jsonl")}
+    with pytest.raises(UserError, match=f"--examples {examples}: {said}"):
+        Task(prompt="expression", **flags | {"examples": examples})

@@ -76,7 +76,7 @@ def ended_by(function):
     (SafetensorError("I/O error: No space left"), "I/O error: No space left"),
     (torch.OutOfMemoryError("CUDA out of memory"), "there is not enough memory"),
     (MemoryError(), "there is not enough memory"),
-    (UserError("bad \x1b[2J name"), r"bad \x1b[2J name"), (KeyboardInterrupt(), "stopped")])
+    (UserError("bad \x1b[2J\nname"), r"bad \x1b[2J name"), (KeyboardInterrupt(), "stopped")])
 def test_what_ends_a_program_is_one_line(error, words):
     def main():
         raise error
