@@ -210,8 +210,9 @@ def checked(values: Any, rollouts: Rollouts, name: str) -> Tensor:
     is_small = values.abs() <= 1e12  # of larger ones a squared gradient can overflow
     if not is_small.all():
         row, t = (~is_small).nonzero()[0].tolist()
-        raise UserError(f"{name} is {values[row, t]:g} at token {t} of answer {row}, usually "
-                        "because of 0 / 0, 0 * log 0 or the mean of no tokens")
+        why = ("usually because of 0 / 0, 0 * log 0 or the mean of no tokens"
+               if not values[row, t].isfinite() else "and at most 1e12 is computed with")
+        raise UserError(f"{name} is {values[row, t]:g} at token {t} of answer {row}, {why}")
     return values
 
 

@@ -7,14 +7,13 @@ import torch
 
 from conftest import (ASKED, INSTALL, OWN, ROOT, SPOKEN, copied, fill_beyond_the_mask,
                       make_weighting, spoken)
-from lab.engine import packing
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, checked_credit, make
 from lab.credit.weightings import rescaled_weight
 
 WEIGHTINGS, CREDITS = (sorted({*choices, *(name for of, name, _ in OWN if of is choices)})
                        for choices in (MITIGATIONS, ADVANTAGES))
-for of_turns in ("turn_credit", "without_luck"):  # lab/tests/credit/test_credit_of_turns.py
-    CREDITS.remove(of_turns)
+# lab/tests/credit/test_credit_of_turns.py; and what examples/dpo.py has registered, if it is loaded
+CREDITS = [name for name in CREDITS if name not in ("turn_credit", "without_luck", "dpo")]
 FLAGS = {"learned_importance": {"importance_warmup": 0}, "oracle": {"oracle_k": 1},
          "measured": {"measured_k": 1, "measured_above": 0.5}, "vine": {"values_k": 1},
          "teacher": {"teacher": str(ROOT / "models/tiny")}}
@@ -87,12 +86,9 @@ def test_what_holds_for_all_weights_also_of_odd_batches(policy, plain, name):
         assert_weights(credit(policy, name, some), name, some.mask)
 
 
-@pytest.mark.parametrize("long", [512, 5])
-def test_hidden_and_attention_are_those_of_a_plain_forward_pass(policy, monkeypatch, long):
+def test_hidden_and_attention_are_those_of_a_plain_forward_pass(policy):
     """hidden[b, t] predicts token t; attention[b, i, j] is what token j received when token i was
-    predicted. Long answers ask in blocks of 2 tokens."""
-    monkeypatch.setattr(packing, "LONG", long)
-    monkeypatch.setattr(packing, "QUERIES", 2)
+    predicted."""
     transformers = pytest.importorskip("transformers", reason=INSTALL)
     referee = transformers.AutoModelForCausalLM.from_pretrained(ROOT / "models/tiny",
                                                                 attn_implementation="eager")

@@ -1,15 +1,20 @@
 """A number that is not finite ends the run with a sentence, and no checkpoint is made of it."""
 import re
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import grpo
+from conftest import refusal
+from grpo import Rollouts, policy_loss
 from lab.engine.policy import Policy
 from lab.credit.critic import Trained
 from lab.engine.methods import ADVANTAGES, MITIGATIONS
 from lab.engine.optimizer import AdamW
+from qwen2_model import load_model
 from runs import assert_same_run, lines, run
 
 
@@ -30,6 +35,14 @@ def spoil(monkeypatch, value, step):
 
 def saved(folder):
     return sorted(path.name for path in folder.glob("checkpoints/*"))
+
+
+def uneven(score):
+    def scored(self, rollouts):
+        rollouts = score(self, rollouts)
+        rollouts.scores["reward"] = torch.tensor([1.1, 0.1, 0.0, 0.0] * 4)
+        return rollouts
+    return scored
 
 
 FLAGS = ["--steps", "4", "--eval_every", "0", "--checkpoint_every", "1"]
@@ -79,7 +92,7 @@ def test_a_model_that_is_broken_from_the_start_is_not_evaluated(learner, tmp_pat
     (MITIGATIONS, ["--mitigation", "mine", "--rescale", "none"], float("nan"),
      r"mine \(tests/.*\.py:\d+\) is nan at token 0 of answer 0, usually"),
     (MITIGATIONS, ["--mitigation", "mine", "--rescale", "none"], 3e38,
-     "the gradient is not finite, in step 3 .*; the last good checkpoint"),
+     r"mine \(tests/.*\.py:\d+\) is 3e\+38 at token 0 of answer 0, and at most 1e12"),
     (ADVANTAGES, ["--advantage", "mine"], float("inf"),
      r"mine \(tests/.*\.py:\d+\) is inf at token 0 of answer 0, usually")])
 def test_methods_that_break_something_end_the_run(start, tmp_path, monkeypatch, choices, flags,
@@ -88,18 +101,29 @@ def test_methods_that_break_something_end_the_run(start, tmp_path, monkeypatch, 
         return torch.full_like(rollouts.log_prob, value if rollouts.step == 3 else 1.0)
 
     monkeypatch.setitem(choices, "mine", mine)
-    spread = torch.tensor([1.1, 0.1, 0.0, 0.0] * 4)
-    score = Policy.score
-
-    def uneven(self, rollouts):
-        rollouts = score(self, rollouts)
-        rollouts.scores["reward"] = spread
-        return rollouts
-    monkeypatch.setattr(Policy, "score", uneven)
+    monkeypatch.setattr(Policy, "score", uneven(Policy.score))
     assert re.search(words, start(*flags))
     assert not (tmp_path / "x/credit/step_000003.npz").exists()
     assert saved(tmp_path / "x") == ["step_000001", "step_000002"]
     assert [line["step"] for line in lines(tmp_path / "x/metrics.jsonl")] == [1, 2]
+
+
+def test_a_gradient_that_is_not_finite_moves_nothing(learner, start, tmp_path, monkeypatch):
+    """In a run of the lab, and in one of the book."""
+    for loss in ("lab.engine.update.policy_loss", "grpo.policy_loss"):
+        monkeypatch.setattr(loss, lambda *given: policy_loss(*given) * float("inf"))
+    monkeypatch.setattr(Policy, "score", uneven(Policy.score))
+    assert "the gradient is not finite, in step 1" in start()
+    model, mask = load_model(learner), torch.ones(2, 3, dtype=torch.bool)
+    ids, log_prob = torch.full((2, 3), 9), torch.zeros(2, 3)
+    batch = Rollouts([0], [[5, 6]], torch.zeros(2, dtype=torch.long), ids, mask, mask[:, 0],
+                     log_prob, log_prob, log_prob, [], [], ids, ids, {}, advantage=log_prob + 1)
+    run = SimpleNamespace(model=model, reference=None, last_checkpoint=lambda: "(where to go on)",
+                          settings=SimpleNamespace(kl=0.0, epochs=1, micro_batch=8,
+                                                   max_grad_norm=1.0),
+                          optimizer=SimpleNamespace(step=lambda: pytest.fail("a step was made")))
+    said = refusal(grpo.update, run, batch, log_prob + 1)
+    assert said.startswith("the gradient is not finite") and said.endswith("(where to go on)")
 
 
 def test_a_state_that_is_not_finite_is_not_saved(start, tmp_path, monkeypatch):
