@@ -189,12 +189,11 @@ def test_an_idea_is_looked_at_there(learner, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize("probe, flags", [
-    ("baseline", []), ("phase1", []),
+    ("baseline", ["--questions", "4"]), ("phase1", ["--questions", "4"]),
     ("decided", ["--continuations", "2", "--problems", "2"]),
-    ("rank", ["--measured_k", "1", "--critic_batches", "1"])])
+    ("rank", ["--questions", "4", "--critic_batches", "1"])])
 def test_probes_are_made_there(learner, tmp_path, monkeypatch, probe, flags):
     monkeypatch.chdir(tmp_path)
     with second_device(monkeypatch):
-        research([probe, "--model", str(learner), "--questions", "4", "--answers", "8", *SMALL,
-                  *flags])
+        research([probe, "--model", str(learner), "--answers", "8", *SMALL, *flags])
     assert (tmp_path / "results" / f"{probe}-s0" / "numbers.json").exists()
