@@ -132,7 +132,7 @@ def test_arms_are_compared_in_pairs_up_to_the_last_step_that_all_have(tmp_path):
                      mitigation="none")
              for seed, steps in ((0, [0.1, 0.3]), (1, [0.2, 0.2, 0.9]))]
     other = [written(tmp_path / f"o{seed}", seed, [[0, 0], end], steps, mitigation="random",
-                     made_of={"x": seed, "grpo.py": "g", "mitigations.py": seed})
+                     made_of={"mitigations.py": seed, "x": seed, "grpo.py": "g"})
              for seed, end, steps in ((0, [1, 1], [0.2, 0.4]), (1, [1, 0], [0.4, 0.6]),
                                       (7, [0, 0], [0.9, 0.9]))]
     runs = [*other, *plain]
