@@ -21,7 +21,6 @@ from lab.harness.tasks import CheckedTask
 from runs import (SHORT, after_credit_of, assert_same_run, config_of, edit_config, lines, run)
 
 
-
 def with_lines(chosen, name="metrics.jsonl"):
     """Replace the lines of a log by the chosen ones, which are counted from 1."""
     def change(run):

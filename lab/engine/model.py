@@ -158,8 +158,6 @@ class Decoder(qwen2_model.Decoder):
         return self.norm(x)
 
 
-
-
 class Qwen2(qwen2_model.Qwen2):
     """The whole model; a Qwen3 if `config.model_type` says so."""
     __call__: Callable[..., Tensor]

@@ -17,6 +17,8 @@ ABOUT_STEPS = (
 ABOUT_DEFAULTS = (
     "The defaults above are those for this model. They come from its folder's recipe.json and from "
     "--config, where there are such files.")
+
+
 def help_about(topic: str, flags: dict[str, Flag], methods: dict[str, Choices],
                usage: str) -> str:
     """The text of --help, which is that of --help all, or of --help NAME, which is about a method.
