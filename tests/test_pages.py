@@ -12,8 +12,9 @@ PAGES = [path for path in project_files("**/*.md") if path.parent.name != "resul
 
 
 def intervals(path):
-    """The value and the two ends of each interval of a file, as they are written there."""
-    return set(INTERVAL.findall(path.read_text(encoding="utf-8")))
+    """The value and the two ends of each interval of a file, as they are written there, also where
+    a line ends within one."""
+    return set(INTERVAL.findall(" ".join(path.read_text(encoding="utf-8").split())))
 
 
 STORED = {interval for path in project_files("lab/results/**/*.txt")

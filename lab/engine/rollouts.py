@@ -34,17 +34,40 @@ OF_TURNS = "of_turns"  # in a score: the reward of each turn, if a task pays tur
 
 
 class Task(Protocol[TaskProblem]):
-    """The methods that a class must have to be named by --task. It may also have `read`,
-    `right_steps`, and `reply` for answers of several turns, whose `score` then gets the texts of
-    the turns (docs/your_own_task.md)."""
+    """The methods that a class must have to be named by --task (docs/your_own_task.md). It may also
+    have
+
+        read(words)                     a problem, of the words that somebody typed for `lab sample`
+        reply(problem, turns)           what an environment writes after a turn of the model, or
+                                        None; `score` then gets the turns in the place of the text
+        redraw(problem, turns, rng)     another problem, whose replies would have been the same
+        right_steps(problem, pieces)    the tokens with which a right step ends
+        of_model(folder)                is called once with the folder of the model, before any
+                                        prompt is made
+    """
     @property
-    def rewarded(self) -> str: ...
+    def rewarded(self) -> str: ...  # a line about the reward, for config.json
+
+    # the problems of a step, which depend on these three numbers alone
     def training_problems(self, seed: int, step: int, count: int) -> list[TaskProblem]: ...
+
+    # the problems of an evaluation, which are never trained on
     def held_out_problems(self, count: int) -> list[TaskProblem]: ...
+
+    # those with the longest prompts and with every number that occurs, which are tried before
+    # training, so that what does not fit is refused at once
     def extreme_problems(self) -> list[TaskProblem]: ...
+
+    # the text that ends where the answer begins
     def prompt_for(self, problem: TaskProblem) -> str: ...
+
+    # the problem in one short line, for people to read
     def show(self, problem: TaskProblem) -> str: ...
+
+    # for any string: `reward`, `format`, `answer` (1 is success), and `reasoning`, for the steps
     def score(self, problem: TaskProblem, text: Any) -> dict[str, Any]: ...
+
+    # the section and the category of each token of an answer, as codes; the tokens come as bytes
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]: ...
 
 
