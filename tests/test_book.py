@@ -1,32 +1,39 @@
 """The files at the root are the whole program: what a reader reads is what runs."""
+import contextlib
 import hashlib
+import io
 import json
+import multiprocessing
 import os
+import resource
+import runpy
 import shutil
-import signal
 import subprocess
 import sys
-import time
+import traceback
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
+import run
+import train
 from conftest import ROOT, refusal
 from golden import ANY, COMMON
 from lab.harness.settings import make_settings
 from run import Settings, recipe_in
-from runs import arrays, lines
+from runs import arrays, lines, program_here
 
 BOOK = ("countdown_task", "qwen2_model", "grpo", "mitigations", "train", "run", "analyze")
 TINY = ["--threads", "1", "--questions", "2", "--answers", "4", "--max_new_tokens", "24",
         "--eval_tasks", "8", "--eval_every", "2", "--checkpoint_every", "2"]
-# run a program as __main__, then print which of the project's modules it has loaded
+# run programs one after the other as __main__, then print which of the project's modules are loaded
 LOADED = """
-import runpy, sys
+import json, runpy, sys
 from pathlib import Path
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
+for sys.argv[:] in json.loads(sys.argv[1]):
+    runpy.run_path(sys.argv[0], run_name="__main__")
 own = [file.stem for m in list(sys.modules.values()) if getattr(m, "__file__", None)
        and (file := Path(m.__file__)).is_relative_to(Path.cwd())
        and not file.is_relative_to(sys.prefix)]  # an environment may lie in the project's folder
@@ -41,17 +48,14 @@ def python(*words, cwd, code=0):
     return done.stdout + done.stderr
 
 
-# type commands one after the other, each with modules of its own; only torch is imported once
-TYPE = """
-import contextlib, io, json, os, runpy, sys, traceback
-found = []
-for folder, words in json.loads(sys.argv[1]):
-    for name in json.loads(sys.argv[2]):
-        sys.modules.pop(name, None)
-    os.chdir(folder)
-    sys.path[0], said, code = folder, io.StringIO(), 0
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        program, sys.argv[:] = list(sys.argv), words
+def typed(folder, *words):
+    """The status and the text of this command, which is typed in this folder: with modules of its
+    own, and in this process, which has imported PyTorch."""
+    said, code, words = io.StringIO(), 0, [*map(str, words)]
+    others = {name: sys.modules.pop(name) for name in BOOK if name in sys.modules}
+    with (contextlib.redirect_stdout(said), contextlib.redirect_stderr(said),
+          contextlib.chdir(folder), patch.object(sys, "argv", words),
+          patch.object(sys, "path", [str(folder), *sys.path])):
         try:
             runpy.run_path(words[0], run_name="__main__")
         except SystemExit as end:
@@ -62,19 +66,10 @@ for folder, words in json.loads(sys.argv[1]):
         except BaseException:
             traceback.print_exc()
             code = 1
-        sys.argv[:] = program
-    found.append([code, said.getvalue()])
-print(json.dumps(found))
-"""
-
-
-def typed(commands):
-    """The status and the text of these commands, each a folder and its words, all typed in one new
-    process."""
-    said = python("-c", TYPE, json.dumps([[str(folder), [*map(str, words)]]
-                                          for folder, words in commands]),
-                  json.dumps(BOOK), cwd=ROOT)
-    return [tuple(one) for one in json.loads(said.splitlines()[-1])]
+    for name in BOOK:
+        sys.modules.pop(name, None)
+    sys.modules.update(others)
+    return code, said.getvalue()
 
 
 def assert_one_sentence(found, sentence):
@@ -100,18 +95,8 @@ def alone(tmp_path_factory):
 @pytest.fixture(scope="module")
 def two_steps(alone):
     """A function that makes a copy, of this name, of a run of two steps."""
-    python("train.py", *TINY, "--steps", "2", "--out", "two_steps", cwd=alone)
+    typed(alone, "train.py", *TINY, "--steps", "2", "--out", "two_steps")
     return lambda name: shutil.copytree(alone / "two_steps", alone / name)
-
-
-def test_the_command_loads_the_book_and_neither_the_lab_nor_torchs_compiler(tmp_path):
-    said = python("-c", LOADED, "train.py", "--mitigation", "none", *TINY, "--steps", "1",
-                  "--out", tmp_path / "run", cwd=ROOT)
-    loaded = said.splitlines()[-1].split()[1:]  # beside train.py itself
-    assert loaded == ["countdown_task", "grpo", "mitigations", "qwen2_model", "run"]
-    said = python("-c", LOADED, "analyze.py", tmp_path / "run", cwd=ROOT)
-    loaded = set(said.splitlines()[-1].split()[1:])
-    assert loaded <= {*BOOK}
 
 
 def test_only_one_place_names_the_lab():
@@ -122,87 +107,82 @@ def test_only_one_place_names_the_lab():
 
 
 def test_alone_it_trains_analyses_and_resumes_to_the_bit(alone):
-    python("train.py", "--mitigation", "none", *TINY, "--steps", "3", "--out", "b", cwd=alone)
-    found = typed([(alone, words) for words in (
-        ["train.py", "--mitigation", "none", *TINY, "--steps", "5", "--out", "a"],
-        ["train.py", "--resume", "b", "--steps", "5"], ["train.py", "--resume", "b"],
-        ["analyze.py", "a"])])
-    assert [code for code, _ in found] == [0] * 4
-    for (_, said), words in zip(found, ("done", "continuing b after step 3", "is finished",
-                                        "Where the gradient went"), strict=True):
+    """And loads nothing but the book: no compiler of torch's, which takes seconds."""
+    commands = (["train.py", "--mitigation", "none", *TINY, "--steps", "3", "--out", "b"],
+                ["train.py", "--mitigation", "none", *TINY, "--steps", "4", "--out", "a"],
+                ["train.py", "--resume", "b", "--steps", "4"], ["train.py", "--resume", "b"],
+                ["analyze.py", "a"])
+    said = python("-c", LOADED, json.dumps(commands), cwd=alone)
+    for words in ("done", "continuing b after step 3", "is finished", "Where the gradient went"):
         assert words in said
-    weights = "checkpoints/step_000005/model.safetensors"
+    assert set(said.splitlines()[-1].split()[1:]) <= {*BOOK}
+    weights = "checkpoints/step_000004/model.safetensors"
     assert (alone / "a" / weights).read_bytes() == (alone / "b" / weights).read_bytes()
-    state = "checkpoints/step_000005/trainer/state.safetensors"
+    state = "checkpoints/step_000004/trainer/state.safetensors"
     assert (alone / "a" / state).read_bytes() == (alone / "b" / state).read_bytes()
     assert (alone / "a/analysis/report.html").exists()
 
 
 def test_without_the_lab_one_sentence_says_so(alone):
-    asked = [["--lora", "1"], ["--advantage", "gae"], ["--task", "examples.guess"],
-             ["--device", "cuda"]]
-    for found in typed([(alone, ["train.py", *words]) for words in asked]):
-        assert_one_sentence(found, "lab/, which is not here")
+    for flag, value in (("--lora", "1"), ("--advantage", "gae"), ("--task", "examples.guess"),
+                        ("--device", "cuda")):
+        assert_one_sentence(typed(alone, "train.py", flag, value), "lab/, which is not here")
+
+
+@pytest.fixture(scope="module")
+def four_steps(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("book") / "whole"
+    train.main([*TINY, "--eval_every", "0", "--steps", "4", "--out", str(folder)])
+    return folder
 
 
 @pytest.mark.parametrize("step", [2, 4])
-def test_killed_at_any_time_it_goes_on_from_its_last_checkpoint(alone, step):
+def test_killed_at_any_time_it_goes_on_from_its_last_checkpoint(four_steps, tmp_path, monkeypatch,
+                                                                capsys, step):
     """Killed while the first checkpoint is written: it begins again. While the second one is
     written, the first one is still there."""
-    for run in ("killed", "whole"):
-        shutil.rmtree(alone / run, ignore_errors=True)
-    code = ("import os, run, train; old = run.save_file\n"
-            "def save_file(state, path):\n"
-            "    old(state, path)\n"
-            f"    if 'step_00000{step}' in str(path): os._exit(9)\n"
-            "run.save_file = save_file\n"
-            f"train.main({[*TINY, '--steps', '6', '--out', 'killed']!r})")
-    python("-c", code, cwd=alone, code=9)
-    assert len(lines(alone / "killed/metrics.jsonl")) == step
-    (_, said), _ = typed([(alone, ["train.py", "--resume", "killed"]),
-                          (alone, ["train.py", *TINY, "--steps", "6", "--out", "whole"])])
-    assert f"continuing killed after step {step - 2}" in said
+    folder, save_file = tmp_path / "killed", run.save_file
+
+    def save_and_end(state, path):
+        save_file(state, path)
+        if f"step_00000{step}" in str(path):
+            os._exit(9)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(run, "save_file", save_and_end)
+        process = multiprocessing.get_context("fork").Process(target=train.main, args=[
+            [*TINY, "--eval_every", "0", "--steps", "4", "--out", str(folder)]])
+        process.start()
+        process.join()
+    assert process.exitcode == 9 and len(lines(folder / "metrics.jsonl")) == step
+    train.main(["--resume", str(folder)])
+    assert f"continuing {folder} after step {step - 2}" in capsys.readouterr().out
     for name in ("model.safetensors", "trainer/state.safetensors"):
-        one, other = (alone / run / "checkpoints/step_000006" / name for run in ("killed", "whole"))
+        one, other = (at / "checkpoints/step_000004" / name for at in (folder, four_steps))
         assert one.read_bytes() == other.read_bytes()
-    steps = [json.loads(line)["step"] for line in
-             (alone / "killed/metrics.jsonl").read_text().splitlines()]
-    assert steps == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in lines(folder / "metrics.jsonl")] == [1, 2, 3, 4]
 
 
-def test_one_process_writes_a_folder(alone):
-    first = subprocess.Popen([sys.executable, "train.py", *TINY, "--steps", "500", "--out", "busy"],
-                             cwd=alone, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-    while not (alone / "busy/metrics.jsonl").exists():
-        assert first.poll() is None
-        time.sleep(0.05)
-    said = python("train.py", "--resume", "busy", cwd=alone, code=1)
-    assert "another process writes to busy" in said
-    first.send_signal(signal.SIGINT)  # Ctrl-C finishes the step, and saves
-    said = first.communicate()[0].decode()
-    assert first.returncode == 130 and "--resume busy goes on from step " in said
-
-
-def test_a_second_run_that_began_in_the_same_moment_harms_nothing(alone):
+def test_a_second_run_that_began_in_the_same_moment_harms_nothing(tmp_path, capsys):
     """Both have found no folder of that name, and only one can make it."""
-    code = ("from run import Run, read_settings; from train import carry_out\n"
-            f"argv = {[*TINY, '--steps', '1', '--out', 'twice']!r}\n"
-            "first, second = Run(*read_settings(argv)), Run(*read_settings(argv))\n"
-            "first.begin()\n"
-            "try: carry_out(second)\n"
-            "except ValueError as error: print(error)")
-    said = python("-c", code, cwd=alone)
-    assert "twice exists already" in said and "continuing" not in said
-    assert (alone / "twice/config.json").exists()
+    argv = [*TINY, "--steps", "1", "--out", str(tmp_path / "twice")]
+    first, second = (run.Run(*run.read_settings(argv)) for _ in range(2))
+    first.begin()
+    assert "twice exists already" in refusal(train.carry_out, second)
+    first.close(False)
+    assert "continuing" not in capsys.readouterr().out
+    assert (tmp_path / "twice/config.json").exists()
 
 
-def test_a_checkpoint_is_a_whole_model_also_when_the_first_one_is_gone(alone):
-    shutil.copytree(alone / "models/tiny", alone / "mine")
-    python("train.py", "--model", "mine", *TINY, "--steps", "2", "--out", "moved", cwd=alone)
-    shutil.rmtree(alone / "mine")
-    found = typed([(alone, ["train.py", "--resume", "moved", "--steps", steps])
-                   for steps in "34"])
-    assert [code for code, _ in found] == [0, 0]
+def test_a_checkpoint_is_a_whole_model_also_when_the_first_one_is_gone(tmp_path):
+    shutil.copytree(ROOT / "models/tiny", tmp_path / "mine")
+    folder = str(tmp_path / "moved")
+    train.main(["--model", str(tmp_path / "mine"), *TINY, "--eval_every", "0", "--steps", "2",
+                "--out", folder])
+    shutil.rmtree(tmp_path / "mine")
+    for steps in "34":
+        train.main(["--resume", folder, "--steps", steps])
+    assert len(lines(tmp_path / "moved/metrics.jsonl")) == 4
 
 
 DAMAGES = {  # what is written over a file of a run, and what the one line says
@@ -215,32 +195,33 @@ DAMAGES = {  # what is written over a file of a run, and what the one line says
 
 
 def test_a_damaged_run_ends_in_one_sentence(alone, two_steps):
-    commands = []
-    for number, (file, held) in enumerate(DAMAGES):
+    for number, ((file, held), sentence) in enumerate(DAMAGES.items()):
         folder = two_steps(f"damaged_{number}")
         (folder / file).write_bytes(held)
-        commands.append((alone, ["train.py", "--resume", folder.name, "--steps", "3"]))
-    for found, sentence in zip(typed(commands), DAMAGES.values(), strict=True):
-        assert_one_sentence(found, sentence)
+        assert_one_sentence(typed(alone, "train.py", "--resume", folder.name, "--steps", "3"),
+                            sentence)
 
 
 def test_a_full_disk_ends_in_one_sentence(alone):
     """No file may be larger than 1 MB here, and a model's is."""
-    code = ("import resource, runpy, sys; sys.argv = sys.argv[1:]\n"
-            "resource.setrlimit(resource.RLIMIT_FSIZE, (2 ** 20, 2 ** 20))\n"
-            "runpy.run_path('train.py', run_name='__main__')")
-    said = python("-c", code, "train.py", *TINY, "--steps", "2", "--eval_every", "0", "--out",
-                  "large", cwd=alone, code=1)
-    assert said.splitlines()[-1].startswith("train.py: ") and "File too large" in said
-    assert "Traceback" not in said
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 ** 20, hard))
+    try:
+        code, said = typed(alone, "train.py", *TINY, "--steps", "2", "--eval_every", "0", "--out",
+                           "large")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert code == 1 and said.splitlines()[-1].startswith("train.py: ")
+    assert "File too large" in said and "Traceback" not in said
 
 
 def test_folders_and_files_of_ones_own_may_stand_in_a_run(alone, two_steps):
     two_steps("full")
     shutil.copytree(alone / "full/checkpoints/step_000002", alone / "full/checkpoints/step_best")
     (alone / "full/credit/mine.npz").write_text("")
-    said = python("train.py", "--resume", "full", "--steps", "3", cwd=alone)
-    assert "continuing full after step 2" in said and (alone / "full/credit/mine.npz").exists()
+    code, said = typed(alone, "train.py", "--resume", "full", "--steps", "3")
+    assert code == 0 and "continuing full after step 2" in said
+    assert (alone / "full/credit/mine.npz").exists()
 
 
 SCORES = {  # what a reward of one's own returns, and what the one line says of it
@@ -254,13 +235,11 @@ SCORES = {  # what a reward of one's own returns, and what the one line says of 
 
 
 def test_a_reward_of_ones_own(tmp_path):
-    commands = []
-    for number, returned in enumerate(SCORES):
+    for number, (returned, sentence) in enumerate(SCORES.items()):
         folder = copy_of_the_book(tmp_path / str(number))
         file = folder / "countdown_task.py"
         file.write_text(file.read_text().replace("return {\"reward\"", f"return {returned}\n#"))
-        commands.append((folder, ["train.py", *TINY, "--steps", "1", "--eval_every", "0"]))
-    for (code, said), sentence in zip(typed(commands), SCORES.values(), strict=True):
+        code, said = typed(folder, "train.py", *TINY, "--steps", "1", "--eval_every", "0")
         assert code == bool(sentence) and "Traceback" not in said
         assert (sentence or "") in said.splitlines()[-1]
 
@@ -295,11 +274,9 @@ def test_a_record_with_a_hole_or_without_its_checkpoints_is_refused(alone, two_s
     hole.write_text(hole.read_text().split("\n", 1)[1])
     shutil.rmtree(removed / "checkpoints")
     before = (removed / "metrics.jsonl").read_text()
-    found = typed([(alone, ["train.py", "--resume", name, "--steps", "5"])
-                   for name in ("hole", "removed")])
-    for one, sentence in zip(found, ("does not have one line for each of the steps 1 to 2",
-                                     "2 steps on record, and no checkpoint"), strict=True):
-        assert_one_sentence(one, sentence)
+    for name, sentence in (("hole", "does not have one line for each of the steps 1 to 2"),
+                           ("removed", "2 steps on record, and no checkpoint")):
+        assert_one_sentence(typed(alone, "train.py", "--resume", name, "--steps", "5"), sentence)
     assert (removed / "metrics.jsonl").read_text() == before
 
 
@@ -330,9 +307,8 @@ WRONG = {  # what is typed, and what the one line says
 def test_a_wrong_command_ends_in_one_sentence_and_leaves_nothing(tmp_path):
     folder = copy_of_the_book(tmp_path)
     before = {path.name for path in folder.iterdir()}
-    commands = [(folder, ["train.py", *words.split()]) for words in WRONG]
-    for found, sentence in zip(typed(commands), WRONG.values(), strict=True):
-        assert_one_sentence(found, sentence)
+    for words, sentence in WRONG.items():
+        assert_one_sentence(typed(folder, "train.py", *words.split()), sentence)
     assert {path.name for path in folder.iterdir()} - {"__pycache__"} == before
 
 
@@ -357,13 +333,11 @@ def test_a_weighting_of_ones_own(tmp_path):
         for number, body in enumerate(MISTAKES):
             file.write(f"\n\n@mitigation\ndef mine_{number}(rollouts, *, strength=1.0) -> Tensor:\n"
                        f'    """My own."""\n    {body}\n')
-    names = [f"mine_{number}" for number in range(len(MISTAKES))]
-    *found, (_, help_text) = typed([
-        *((folder, ["train.py", "--mitigation", name, "--strength", "2", *TINY, "--steps", "1",
-                    "--eval_every", "0", "--out", name]) for name in names),
-        (folder, ["train.py", "--help", "mine_0"])])
-    assert "--strength" in help_text
-    for name, (code, said), sentence in zip(names, found, MISTAKES.values(), strict=True):
+    assert "--strength" in typed(folder, "train.py", "--help", "mine_0")[1]
+    for number, sentence in enumerate(MISTAKES.values()):
+        name = f"mine_{number}"
+        code, said = typed(folder, "train.py", "--mitigation", name, "--strength", "2", *TINY,
+                           "--steps", "1", "--eval_every", "0", "--out", name)
         assert code == bool(sentence) and (folder / name).exists() == (not sentence), said
         if sentence:
             assert sentence in said and said.splitlines()[-1].startswith(f"train.py: {name} (mitig")
@@ -381,50 +355,49 @@ CLASHES = {
 
 def test_names_that_clash(tmp_path):
     """One that is not asked for is in nobody's way, unless it has the name of another."""
-    commands = []
-    for number, code in enumerate(CLASHES):
+    for number, (clash, sentence) in enumerate(CLASHES.items()):
         folder = copy_of_the_book(tmp_path / str(number))
         with open(folder / "mitigations.py", "a") as file:
-            file.write(f"\n\n{code}\n")
-        name = "none" if "none" in code else "mine"
-        commands += [(folder, ["train.py", "--mitigation", name]),
-                     (folder, ["train.py", "--steps", "0", "--eval_every", "0"])]
-    found = typed(commands)
-    for clash, (code, said), (usual, _) in zip(CLASHES, found[::2], found[1::2], strict=True):
-        assert code == 1 and CLASHES[clash] in said and "Traceback" not in said
-        assert usual == ("none" in clash)
+            file.write(f"\n\n{clash}\n")
+        name = "none" if "none" in clash else "mine"
+        code, said = typed(folder, "train.py", "--mitigation", name)
+        assert code == 1 and sentence in said and "Traceback" not in said
+        assert typed(folder, "train.py", "--steps", "0", "--eval_every", "0")[0] == (
+            name == "none")
 
 
-def test_the_first_step_has_the_digits_that_hold_on_any_machine(alone):
+def test_the_first_step_has_the_digits_that_hold_on_any_machine(tmp_path):
     """The same sampled tokens, rewards and labels as the lab's engine, and metrics to rounding."""
-    python("train.py", *COMMON, "--steps", "1", "--out", "digits", cwd=alone)
+    train.main([*map(str, COMMON), "--steps", "1", "--out", str(tmp_path / "digits")])
     known = json.loads(ANY.read_text())["default"]
-    credit = arrays(alone / "digits/credit/step_000001.npz")
+    credit = arrays(tmp_path / "digits/credit/step_000001.npz")
     for name in known["columns"]:
         data = np.ascontiguousarray(credit[name]).tobytes()
         assert hashlib.sha256(data).hexdigest()[:12] == known["columns"][name], name
-    [line] = lines(alone / "digits/metrics.jsonl")
+    [line] = lines(tmp_path / "digits/metrics.jsonl")
     for name in ("reward", "success", "loss", "gradient_norm", "entropy", "collision", "length"):
         assert line[name] == pytest.approx(known["metrics"][name], rel=2e-3), name
 
 
-def test_a_change_is_measured_in_the_first_step_every_so_many_and_in_the_last(alone):
-    python("train.py", *TINY, "--eval_every", "0", "--steps", "4", "--change_every", "2", "--out",
-           "measured", cwd=alone)
-    has_change = ["change" in arrays(alone / f"measured/credit/step_{step:06d}.npz")
+def test_a_change_is_measured_in_the_first_step_every_so_many_and_in_the_last(tmp_path):
+    train.main([*TINY, "--eval_every", "0", "--steps", "4", "--change_every", "2", "--out",
+                str(tmp_path / "measured")])
+    has_change = ["change" in arrays(tmp_path / f"measured/credit/step_{step:06d}.npz")
                   for step in (1, 2, 3, 4)]
     assert has_change == [True, False, True, True]
 
 
-def test_a_step_in_which_no_answer_ended_says_so(alone):
-    said = python("train.py", *TINY, "--max_new_tokens", 5, "--steps", 1, "--eval_every", 0,
-                  "--out", "cut_off", cwd=alone)
+def test_a_step_in_which_no_answer_ended_says_so(tmp_path, capsys):
+    train.main([*TINY, "--max_new_tokens", "5", "--steps", "1", "--eval_every", "0", "--out",
+                str(tmp_path / "cut_off")])
+    said = capsys.readouterr().out
     assert "equal rewards, and none was finished within --max_new_tokens" in said
 
 
-def test_the_lab_takes_over_what_is_not_in_the_book(tmp_path):
-    said = python("train.py", *TINY[:6], "--steps", "1", "--eval_every", "0", "--lora", "2",
-                  "--out", tmp_path / "x", cwd=ROOT)
+def test_the_lab_takes_over_what_is_not_in_the_book(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "train", train)  # a program that runs puts itself there
+    said = program_here(ROOT / "train.py", *TINY[:6], "--steps", "1", "--eval_every", "0", "--lora",
+                        "2", "--out", tmp_path / "x")
     assert "LoRA of rank 2" in said
     # a misspelt flag finds the right one of the larger list
-    assert "lora" in python("train.py", "--lroa", "2", cwd=ROOT, code=1)
+    assert "lora" in program_here(ROOT / "train.py", "--lroa", "2", expect=1)
