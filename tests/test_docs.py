@@ -86,26 +86,13 @@ for name, code in json.loads(sys.argv[1]).items():
 @pytest.fixture(scope="module")
 def pasted(project, folder_of):
     """What the blocks of the pages print that are pasted into a file, by name; all in one
-    process. The derivative is asked of a token that has an advantage here."""
-    b, step = with_advantage(folder_of["plain"])
-    derivative = block("docs/one_group.md", "read_credit")
-    derivative = derivative.replace("[15, 7]", f"[{b}, 0]").replace("(run, 1, ", f"(run, {step}, ")
+    process."""
     tables = [block("docs/a_run.md", "read_tokens"),
               block("docs/real_models.md", "read_parquet")]
     codes = {"asked": ASK, "z-score": block("docs/policy_gradient.md", "z_score"),
-             "derivative": derivative, "tables": STAND_INS + "\n".join(tables) + TOLD}
+             "tables": STAND_INS + "\n".join(tables) + TOLD}
     printed = printed_by(project, EACH, json.dumps(codes))
     return dict(re.findall(r"^PASTED (\S+)\n(.*?)(?=^PASTED|\Z)", printed, flags=re.M | re.S))
-
-
-def with_advantage(run) -> tuple[int, int]:
-    """An answer with an advantage, and its step."""
-    for step in (1, 2, 3):
-        with np.load(run / f"credit/step_{step:06d}.npz") as credit:
-            of_answers = credit["advantage"][credit["episode_start"]]
-        if of_answers.any():
-            return int(of_answers.nonzero()[0][0]), step
-    pytest.fail("no step has an answer with an advantage")
 
 
 @pytest.mark.slow
@@ -158,18 +145,6 @@ def test_what_a_page_does_with_other_packages_fits_what_a_run_leaves(project, pa
     assert [line for line in told if line.startswith("rows ")] == [f"rows {counts[0]}"]
     problems = read_given(str(project / "Countdown-Tasks-3to4.jsonl"), "problems", parse_problem)
     assert problems == [Problem((44, 19, 35), 98), Problem((3, 7, 5, 9), 24)]
-
-
-def test_the_derivative_of_one_token_follows_from_the_record(pasted, folder_of):
-    """-weight * advantage / N; two weightings."""
-    b, step = with_advantage(folder_of["plain"])
-    with np.load(folder_of["plain"] / f"credit/step_{step:06d}.npz") as credit:
-        advantage, starts = credit["advantage"], credit["episode_start"]
-    slope = -advantage[starts[b]] / len(advantage)
-    rows = [list(map(float, re.findall(r"-?\d\.\d+(?:e-\d+)?", line)))
-            for line in pasted["derivative"].splitlines()]
-    assert rows[0] == pytest.approx([1, slope], rel=1e-3)
-    assert rows[1][0] != 1 and rows[1][1] == pytest.approx(slope * rows[1][0], rel=1e-3)
 
 
 def test_the_other_candidates_of_a_page_are_the_models(folder_of):
