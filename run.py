@@ -53,6 +53,7 @@ AXES: dict[str, dict[str, Any]] = {  # what is chosen by name, and may have flag
 NOT_SETTINGS = {"versions", "held_out_problems", "model_config"}
 # what a resumed run may change, because it decides nothing that was computed so far
 CHANGEABLE = {"steps", "threads", "checkpoint_every"}
+TYPES = {int: "a whole number", float: "a finite number", str: "a text", bool: "yes or no"}
 
 
 @dataclass
@@ -613,16 +614,18 @@ def flags_of(owner: Any) -> dict[str, tuple[Any, type, dict[str, Any]]]:
 
 def checked_value(name: str, value: Any, wanted: Any, limits: dict[str, Any]) -> Any:
     """The value of a flag, also one from a file, if it has the right type and keeps the limits."""
-    value = float(value) if wanted is float and type(value) is int else value
+    if wanted is float and type(value) is int and abs(value) < 1e300:
+        value = float(value)
     if type(value) is not wanted or wanted is float and not math.isfinite(value):
-        raise UserError(f"--{name} {value!r}: expected a finite {wanted.__name__}")
+        raise UserError(f"--{name} {value!r:.80}: should be {TYPES[wanted]}")
     if value not in limits.get("choices", [value]):
-        raise Unknown(f"--{name} {value!r}: choose from {', '.join(limits['choices'])}")
+        raise Unknown(f"--{name} {value!r:.80}: choose from {', '.join(limits['choices'])}"
+                      f"{did_you_mean(value, limits['choices'])}")
     keeps: dict[str, Any] = {"least": operator.ge, "above": operator.gt, "most": operator.le}
     for limit, is_kept in keeps.items():
         if limit in limits and not is_kept(value, limits[limit]):
             word = "above" if limit == "above" else f"at {limit}"
-            raise UserError(f"--{name} {value}: should be {word} {limits[limit]}")
+            raise UserError(f"--{name} {value!r:.80}: should be {word} {limits[limit]}")
     return value
 
 

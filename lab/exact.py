@@ -39,8 +39,8 @@ from torch import Tensor
 from lab.credit import causal_ablation, measured, monte_carlo, turns
 from lab.credit.entropy_bonus import entropy_bonus
 from lab.engine.errors import UserError
-from lab.engine.methods import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, WHOLE_ANSWERS, Choice,
-                                Method, make)
+from lab.engine.methods import (MITIGATIONS, NEVER_RESCALED, WHOLE_ANSWERS, Choice, Method, make,
+                                method_of)
 from lab.engine.policy import Policy
 from lab.engine.rollouts import OF_TURNS, Rollouts, score_answers
 from lab.engine.update import divergence, length_scaling, rescaling
@@ -55,7 +55,7 @@ from lab.credit.weightings import drop_unfinished
 Tokens = tuple[int, ...]
 SPELLING = {"1": 0, "x": 1, "<answer>": 2}
 PROMPT = SPELLING["x"]
-FLAGS = {name: replace(flags_of(LabSettings)[name], requires=None, otherwise=None) for name in (
+FLAGS = {name: flags_of(LabSettings)[name] for name in (
     "loss_norm", "drop_unfinished", "rescale", "placebo", "entropy_bonus", "kl", "kl_kind")}
 FLAGS["loss_norm"] = replace(FLAGS["loss_norm"], default="constant")
 EXACT = 1e-4  # a smaller bias is rounding
@@ -422,26 +422,19 @@ def in_words(name: str, verdict: Verdict) -> str:
             f"{mean.bias:.0%} of its length points elsewhere, and more answers do not mend that.")
 
 
-def choice_of(name: str) -> Choice:
-    if name not in {**ADVANTAGES.data, **MITIGATIONS.data}:
-        raise UserError(f"there is no weighting and no advantage {name}: is its function in "
-                        "mitigations.py, below @mitigation or @advantage?")
-    return MITIGATIONS[name] if name in MITIGATIONS else ADVANTAGES[name]
-
-
 def main(argv: list[str]) -> None:
     others: dict[str, Any] = {}
     known = {**FLAGS, "seed": Flag(3, "seed of the rewards, the replies and the model")}
     args = read(argv, "python -m lab exact NAME [flags]", __doc__, known, {
         "NAME": "a weighting or an advantage, with its own flags"}, others)
-    choice = choice_of(args.name)
+    choice = method_of(args.name)
     own = flags_of(choice)
     for name in others.keys() - own.keys():
         raise unknown_argument(f"--{name}", [*own, *known])
     worlds = {about: World(kind, {name: getattr(args, name) for name in FLAGS}, args.seed)
               for about, kind in WORLDS.items()}
     verdict = judge(choice, {name: settle(others, own)[name] for name in others}, worlds)
-    plain = judge(choice_of("grpo"), {}, worlds).means
+    plain = judge(method_of("grpo"), {}, worlds).means
     print(f"{'':36s}{'cosine':>8s}{'bias':>8s}{'length':>8s}{'noise':>8s}")
     for about, mean in verdict.means.items():
         row = f"{about:36s}{mean.cosine:8.4f}{mean.bias:8.3f}{mean.length:8.2f}"

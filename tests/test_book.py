@@ -186,7 +186,7 @@ def test_a_checkpoint_is_a_whole_model_also_when_the_first_one_is_gone(tmp_path)
 
 
 DAMAGES = {  # what is written over a file of a run, and what the one line says
-    ("config.json", b'{"mitigation": null}'): "--mitigation None: expected a finite str",
+    ("config.json", b'{"mitigation": null}'): "--mitigation None: should be a text",
     ("config.json", b'{"mitigation": ["none"]}'): "--mitigation \"['none']\": choose from",
     ("metrics.jsonl", b'{"step": 1}\n{"st\n'): "metrics.jsonl, line 2 is damaged",
     ("checkpoints/step_000002/model.safetensors", b"cut"): "model.safetensors cannot be read",
@@ -288,7 +288,7 @@ WRONG = {  # what is typed, and what the one line says
     "--lroa 3": "unknown flag --lroa",
     "--stpes 3": "Did you mean steps?",
     "--steps 2.5": "argument --steps: invalid int value: '2.5'",
-    "--learning_rate nan": "expected a finite float",
+    "--learning_rate nan": "should be a finite number",
     "--learning-rate 0": "should be above 0",
     "--rescale max": "choose from mean, none",
     "--clip_low 0.1": "need --epochs above 1",

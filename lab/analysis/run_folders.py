@@ -1,5 +1,6 @@
 """Reading run folders: settings, metrics, evaluations, and which steps have a credit file."""
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TypedDict
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from lab.engine.methods import METHODS
 from lab.engine.errors import UserError, did_you_mean
-from lab.harness.flags import TYPE_NAMES, Flag, flags_of, has_type
+from lab.harness.flags import Flag, check_value, flags_of
 from lab.harness.step_lines import METRICS
 from lab.harness.read_record import credit_steps, is_complete, read_columns, run_config
 from lab.harness.record import Json, read_lines
@@ -57,10 +58,11 @@ def refuse_other_types(folder: Path, config: Json) -> None:
     has edited. A user may have changed the type of a method's own flag since the run was made."""
     flags_of_run = flags_of_methods(config)
     for name, flag in OPTIONS.items():
-        value = config.get(name, flag.default)
-        if name not in flags_of_run and value is not flag.default and not has_type(value, flag):
-            raise UserError(f"{folder / 'config.json'}: {name} is {value!r:.80}, and should be "
-                            f"{TYPE_NAMES[flag.type]}")
+        if name not in flags_of_run and name in config:
+            try:  # a method may have gone since
+                check_value(name, config[name], replace(flag, choices=()))
+            except UserError as error:
+                raise UserError(f"{folder / 'config.json'}: {error}") from None
 
 
 def read_metrics(folder: Path) -> list[Json]:

@@ -9,8 +9,9 @@ from lab.engine.methods import advantage
 from lab.engine.rollouts import Rollouts, double
 from grpo import centred, gradient_size, group_mean, group_z_score, to_every_token
 from lab.engine.update import over_group
-from lab.harness.flags import Count, Share
+from lab.harness.flags import Count
 from lab.harness.screen import say
+from mitigations import Share
 
 
 @advantage

@@ -7,7 +7,8 @@ from torch import Tensor
 from lab.engine.methods import mitigation
 from lab.engine.rollouts import Rollouts
 from lab.engine.tokens import THINK, WORD
-from lab.harness.flags import Count, Positive, Share
+from lab.harness.flags import Count
+from mitigations import Positive, Share
 
 TAIL_DAMPING = 0.9  # of taco: the most that is taken off a weight. All runs here had this number
 POSITIVE_WEIGHT = 0.1  # of negative_only: the paper's small number for what worked

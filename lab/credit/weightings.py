@@ -13,7 +13,7 @@ from lab.engine.methods import (WHOLE_ANSWERS, Method, Metrics, advantage, check
 from lab.engine.policy import Policy, RunSettings
 from lab.engine.rollouts import Rollouts
 from lab.engine.update import rescaling
-from lab.harness.flags import NotNegative, Positive
+from mitigations import NotNegative, Positive
 from run import generator_of
 
 

@@ -36,6 +36,7 @@ import mitigations
 from lab.engine.errors import UserError, location_of
 from lab.engine.rollouts import Rollouts
 from mitigations import checked
+from run import did_you_mean
 
 Choice = Callable[..., Tensor] | type  # a function or a class below a decorator
 Metrics = dict[str, Any]  # numbers for a line of metrics.jsonl, by name
@@ -94,8 +95,17 @@ WHOLE_ANSWERS = {"grpo", "dr_grpo", "rloo", "batch_mean"}
 
 
 def axis_of(name: str) -> str:
-    """The flag that chooses the method of this name; an empty text if there is none."""
-    return next((axis for axis, choices in METHODS.items() if name in choices), "")
+    """mitigation or advantage: the flag that chooses the method of this name."""
+    for axis, choices in METHODS.items():
+        if name in choices:
+            return axis
+    hint = without_decorator(name) or did_you_mean(name, [*MITIGATIONS, *ADVANTAGES]) or (
+        ". Is its function in mitigations.py, below @mitigation or @advantage?")
+    raise UserError(f"{name:.80} is neither a weighting nor an advantage{hint}")
+
+
+def method_of(name: str) -> Choice:
+    return METHODS[axis_of(name)][name]
 
 
 def without_decorator(name: str) -> str:
@@ -104,7 +114,7 @@ def without_decorator(name: str) -> str:
     for module in {*map(module_of, (MITIGATIONS | ADVANTAGES).data.values()), "mitigations"}:
         function = getattr(sys.modules.get(module), name, None)
         if inspect.isfunction(function) and function.__module__ == module:
-            return (f"The function {name} ({location_of(function)}) has no @mitigation or "
+            return (f". The function {name} ({location_of(function)}) has no @mitigation or "
                     "@advantage above it.")
     return ""
 

@@ -5,35 +5,29 @@ read their command lines.
     weightings           def my_idea(rollouts, *, strength: Positive = 1.0)
     programs             FLAGS = {"answers": Flag(8, "answers in a group", least=2)}
 
-Everything about a flag is said where it is declared, and nowhere else. A command line is read once,
-in two steps: `words_of` splits it into the texts of its flags, for which no flag has to be known,
-and `settle` makes values of the texts. So which flags there are may follow from what was typed, as
-those of a weighting do.
+Everything about a flag is said where it is declared, and nowhere else. run.py checks its values.
+A command line is read once, in two steps: `words_of` splits it into the texts of its flags, for
+which no flag has to be known, and `settle` makes values of the texts. So which flags there are may
+follow from what was typed, as those of a weighting do.
 """
+import argparse
 import dataclasses
-import difflib
 import inspect
 import math
-import os
 import re
-import shutil
-import sys
-import textwrap
 import typing
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from types import SimpleNamespace
 
-from lab.engine.methods import Choices, axis_of, without_decorator
+import run
 from lab.engine.errors import UserError, location_of
 
 # a test of the values of all flags, and the words that a message says if it is not passed
 Requirement = tuple[Callable[[typing.Any], bool], str]
 Values = Mapping[str, typing.Any]                       # the value of each flag, by its name
-TYPE_NAMES = {int: "a whole number", float: "a number", bool: "yes or no", str: "a text"}
 MOST_THREADS = 1024
-LARGEST = 10 ** 9  # a number above this is a mistake, so help need not name the limit
 
 
 @dataclass(frozen=True)
@@ -46,7 +40,7 @@ class Flag:
     # which values are allowed
     least: float = 0         # these three are limits of a number
     above: float = -math.inf
-    most: float = LARGEST
+    most: float = 10 ** 9    # a larger number is a mistake
     choices: Collection[str] = ()
     kind: type | None = None  # the type of the values, if it is not the type of the default
 
@@ -54,26 +48,11 @@ class Flag:
     requires: Requirement | None = None                         # None: it always has an effect
     otherwise: Callable[[typing.Any], object] | None = None     # None: the value is the default
 
-    # where the help shows it
-    topic: str = ""    # the heading above it
-    metavar: str = ""  # the word for its value, if it is not the type
-
     @property
     def type(self) -> type:
         if self.kind:
             return self.kind
         return str if self.default is None else type(self.default)
-
-    def limits(self, most: float = math.inf) -> str:
-        """The limits in words; not the upper one if it is no smaller than `most`."""
-        limits = []
-        if self.above > -math.inf:
-            limits.append(f"above {self.above}")
-        elif self.least > -math.inf:
-            limits.append(f"at least {self.least}")
-        if self.most < most:
-            limits.append(f"at most {self.most}")
-        return " and ".join(limits)
 
     def help(self) -> str:
         """The flag in the help: what it means (one | another; default one; needs --other above 0)
@@ -94,12 +73,7 @@ class Flag:
         return self.otherwise(SimpleNamespace(**values)) if self.otherwise else self.default
 
 
-# Types of the keyword parameters of a weighting or an advantage, whose signature has the defaults.
-Range = partial(Flag, None)
-NotNegative = typing.Annotated[float, Range()]
-Positive = typing.Annotated[float, Range(above=0)]
-Share = typing.Annotated[float, Range(most=1)]
-Percent = typing.Annotated[float, Range(most=100)]
+Range = partial(Flag, None)  # the limits of a keyword parameter, whose signature has the default
 Count = typing.Annotated[int, Range(least=1)]
 CountOrNone = typing.Annotated[int, Range()]
 LearningRate = typing.Annotated[float, Range(above=0, most=10)]
@@ -108,92 +82,52 @@ LearningRate = typing.Annotated[float, Range(above=0, most=10)]
 @cache  # a comparison of runs calls it a hundred thousand times
 def flags_of(owner: typing.Any) -> dict[str, Flag]:
     """The options of a dataclass; the keyword-only parameters of a method, which may be a class."""
+    flags = {}
     if dataclasses.is_dataclass(owner):
-        flags = {one.name: flag_of(one) for one in dataclasses.fields(owner) if one.metadata}
-        hints = typing.get_type_hints(owner)
-    else:
-        function = owner.__init__ if inspect.isclass(owner) else owner
-        flags = {}
-        for name, one in inspect.signature(function).parameters.items():
-            if one.kind is one.KEYWORD_ONLY:
-                flags[name] = Flag(one.default, least=-math.inf)
-            elif one.default is not one.empty:  # it would keep this value, whatever is typed
-                raise UserError(f"{name} of {owner.__name__} ({location_of(owner)}) is no flag, "
-                                "because only arguments after a * become flags: write "
-                                f"`(..., *, {name})`")
-        hints = typing.get_type_hints(function, include_extras=True)
-    return {name: as_flag(owner, name, flag, hints.get(name)) for name, flag in flags.items()}
+        for name, (default, kind, limits) in run.flags_of(owner).items():
+            flags[name] = Flag(default, limits.pop("help"), kind=kind, **limits)
+        return flags
+    function = owner.__init__ if inspect.isclass(owner) else owner
+    hints = typing.get_type_hints(function, include_extras=True)
+    for name, one in inspect.signature(function).parameters.items():
+        if one.kind is one.KEYWORD_ONLY:
+            hint = hints.get(name, type(one.default))
+            flags[name] = flag_of(owner, name, one.default, hint)
+        elif one.default is not one.empty:  # it would keep this value, whatever is typed
+            raise UserError(f"{name} of {owner.__name__} ({location_of(owner)}) is no flag, "
+                            "because only arguments after a * become flags: write "
+                            f"`(..., *, {name})`")
+    return flags
 
 
-def flag_of(one: dataclasses.Field[typing.Any]) -> Flag:
-    """The flag of a field that countdown_task.option declares; its limits may be any of Flag's."""
-    limits = dict(one.metadata)
-    return Flag(one.default, limits.pop("help"), **limits)
-
-
-def as_flag(owner: typing.Any, name: str, flag: Flag, hint: object) -> Flag:
-    """The flag with the type of its hint: float, float | None, or Annotated[float, Flag(...)],
-    where the annotated flag has the limits."""
-    parts = typing.get_args(hint) or (hint,)
-    kind = next((part for part in parts if isinstance(part, type) and part in TYPE_NAMES), None)
-    if (kind or type(flag.default)) not in TYPE_NAMES or flag.default is inspect.Parameter.empty:
+def flag_of(owner: typing.Any, name: str, default: object, hint: typing.Any) -> Flag:
+    """The flag of a parameter, whose hint is a type, or Annotated[type, limits] with its limits as
+    a Flag or, as the book writes them, as a dict."""
+    kind, limits = hint, Range(least=-math.inf)
+    if hasattr(hint, "__metadata__"):
+        kind, limits, *_ = typing.get_args(hint)
+    if kind not in (int, float, bool, str) or default is inspect.Parameter.empty:
         raise UserError(f"{name} of {owner.__name__} ({location_of(owner)}) becomes a flag, so it "
                         "needs a default, and a type that is int, float, bool or str")
-    declared = next((part for part in parts if isinstance(part, Flag)), flag)
-    for limits in parts:
-        if isinstance(limits, dict):  # as the book writes them
-            declared = Range(**limits)
-    return replace(declared, default=flag.default, kind=kind)
+    limits = Range(**limits) if isinstance(limits, dict) else limits
+    return replace(limits, default=default, kind=kind)
 
 
-def check_values(values: Values, flags: Mapping[str, Flag]) -> None:
-    for name, flag in flags.items():
-        check_value(name, values[name], flag)
-
-
-def check_value(name: str, value: typing.Any, flag: Flag) -> None:
-    """Refuse a value of another type, one out of range, and one that is none of the choices."""
-    if wrong := fault_of_value(value, flag):
-        raise UserError(f"--{name} {wrong}")
-
-
-def fault_of_value(value: typing.Any, flag: Flag) -> str:
-    """A clause about what is wrong with a value, to stand after the flag's name; an empty text if
-    nothing is."""
+def check_value(name: str, value: typing.Any, flag: Flag) -> typing.Any:
+    """The value, if it is of the flag's type, within its limits, and one of its choices; a whole
+    number becomes one with a point where that is the type."""
     if value is None and flag.default is None:
-        return ""
-    if not has_type(value, flag):
-        way_out = ""
-        if flag.type is int and not (flag.kind or flag.text):  # a parameter without type: power=1
-            way_out = f", because its default is {flag.default}: write {flag.default}.0 there"
-        if flag.type is bool and value in ("yes", "no"):  # in a file: typed words are read as bool
-            way_out = ", which in a file is true or false"
-        wanted = f"be {TYPE_NAMES[flag.type]}{way_out}"
-        if flag.type is str and isinstance(value, str):
-            wanted = "not be empty"
-        return f"{value!r:.80} should {wanted}"
-    if flag.choices and value not in flag.choices:
-        is_method = isinstance(flag.choices, Choices)
-        if is_method and (axis := axis_of(value)):
-            return f"{value} is a{'n' * (axis == 'advantage')} --{axis}"
-        hint = without_decorator(value) if is_method else ""
-        near = difflib.get_close_matches(value.lower(), flag.choices, 1)
-        if near and not hint:
-            hint = f"Did you mean {near[0]}?"
-        return f"{value:.80} is not one of: {', '.join(flag.choices)}. {hint}"
-    is_number = flag.type in (int, float)
-    if is_number and not (flag.above < value and flag.least <= value <= flag.most):
-        most = LARGEST if value <= LARGEST else math.inf
-        return f"{value} should be {flag.limits(most)}"
-    return ""
-
-
-def has_type(value: typing.Any, flag: Flag) -> bool:
-    """Whether a value is of the flag's type, where a whole number will do for a float."""
-    if flag.type is str:
-        return isinstance(value, str) and (value.strip() != "" or flag.default == "")
-    is_kind = type(value) is flag.type or (type(value) is int and flag.type is float)
-    return is_kind and -math.inf < value < math.inf
+        return None
+    limits: dict[str, typing.Any] = {}
+    if flag.choices:
+        limits["choices"] = flag.choices
+    elif flag.type in (int, float):
+        limits["most"] = flag.most
+        is_above = flag.above > -math.inf
+        limits["above" if is_above else "least"] = flag.above if is_above else flag.least
+    elif isinstance(value, str) and not value.strip() and flag.default != "":
+        raise UserError(f"--{name} {value!r}: should not be empty")
+    return run.checked_value(name, value, flag.type, limits)
 
 
 def settle(given: Values, flags: Mapping[str, Flag], usual: Values = {}) -> dict[str, typing.Any]:
@@ -209,9 +143,7 @@ def settle(given: Values, flags: Mapping[str, Flag], usual: Values = {}) -> dict
         value = usual.get(name, flag.default)
         if name in given:
             value = value_of(name, given[name], flag)
-        check_value(name, value, flag)
-        is_whole = type(value) is int and flag.type is float
-        values[name] = float(value) if is_whole else value
+        values[name] = check_value(name, value, flag)
     for name, flag in flags.items():
         if flag.requires and not flag.has_effect(values):
             wanted, values[name] = values[name], flag.value_without_effect(values)
@@ -265,9 +197,8 @@ def is_flag(word: str) -> bool:
 def unknown_argument(word: str, flags: Collection[str], hint: str = "--help lists the flags"
                      ) -> UserError:
     """The error of a word that is no flag of the program, with the nearest one."""
-    near = difflib.get_close_matches(word, [f"--{name}" for name in flags], 1, cutoff=0.75)
-    question = f", did you mean {near[0]}?" if near else ""
-    return UserError(f"unknown argument {word:.200}{question} ({hint})")
+    near = run.did_you_mean(word.strip("-"), flags)
+    return UserError(f"unknown argument {word:.200}{near} ({hint})")
 
 
 def read(argv: Sequence[str], usage: str, about: str | None, flags: Mapping[str, Flag],
@@ -282,7 +213,7 @@ def read(argv: Sequence[str], usage: str, about: str | None, flags: Mapping[str,
     """
     words, texts = words_of(argv)
     if "help" in texts:
-        print_text(help_text(usage, about, flags, places))
+        run.say(help_text(usage, about, flags, places))
         raise SystemExit(0)
     found, words = in_places(words, places)
     known = {name: text for name, text in texts.items() if name in flags}
@@ -316,41 +247,14 @@ def in_places(words: list[str], places: Mapping[str, str]
     return found, words
 
 
-def print_text(text: str) -> None:
-    """Print a text that may be read in part, as in `--help | head`: that is no error."""
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the rest goes nowhere
-
-
-INDENT = 24  # of the explanations in a help text
-
-
 def help_text(usage: str, about: str | None, flags: Mapping[str, Flag],
               places: Mapping[str, str] = {}, end: str = "") -> str:
-    """The text of --help: the words and the flags of a program, each below the heading of its
-    topic."""
-    topics: dict[str, list[tuple[str, str]]] = {"words": list(places.items()), "flags": []}
+    """The text of --help: the words and the flags of a program."""
+    parser = argparse.ArgumentParser(usage=usage, description=about, epilog=end, add_help=False,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    for place, text in places.items():
+        parser.add_argument(place, help=text)
     for name, flag in flags.items():
-        kind = flag.metavar or flag.type.__name__.upper()
-        head = f"--{name} [{kind}]" if flag.type is bool else f"--{name} {kind}"
-        topics.setdefault(flag.topic or "flags", []).append((head, flag.help()))
-    lines = [f"usage: {usage}"]
-    if about:
-        lines += ["", about.strip()]
-    for topic, entries in topics.items():
-        if entries:
-            lines += ["", f"{topic}:"]
-        for head, text in entries:
-            lines += explained(f"  {head}", text)
-    return "\n".join([*lines, "", end] if end else lines)
-
-
-def explained(head: str, text: str) -> list[str]:
-    """The lines of a flag in a help text. A long head has a line of its own."""
-    width = shutil.get_terminal_size().columns - 2
-    lines = textwrap.wrap(text, width, initial_indent=" " * INDENT, subsequent_indent=" " * INDENT)
-    if len(head) > INDENT - 2 or not lines:
-        return [head, *lines]
-    return [head.ljust(INDENT) + lines[0].lstrip(), *lines[1:]]
+        parser.add_argument(f"--{name}", metavar=flag.type.__name__,
+                            help=flag.help().replace("%", "%%"))
+    return parser.format_help().rstrip()

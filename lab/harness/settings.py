@@ -4,19 +4,21 @@ Defaults < the model folder's recipe.json < --config < what was typed. The task,
 the advantage bring flags of their own: `keywords` holds their values.
 """
 import inspect
+import textwrap
 import typing
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from lab.engine.methods import ADVANTAGES, CLIP_KINDS, METHODS, MITIGATIONS, NEVER_RESCALED
+from lab.engine.methods import (ADVANTAGES, CLIP_KINDS, METHODS, MITIGATIONS, NEVER_RESCALED,
+                                axis_of)
 from lab.engine.errors import UserError, location_of, read_json
 from countdown_task import option
-from lab.harness.flags import (Flag, Requirement, check_value, flags_of, print_text, settle,
+from lab.harness.flags import (Flag, Requirement, check_value, flags_of, help_text, settle,
                                unknown_argument, value_of, words_of)
 from lab.harness.record import Json, find_folder
 from lab.harness.tasks import load_task, with_module_name
-from run import Settings, recipe_in
+from run import Settings, recipe_in, say
 
 MODES = ("sampled", "greedy")  # the answers of an evaluation
 PLACEBOS = ("none", "weights", "weights_by_kind", "weights_by_position",
@@ -44,23 +46,10 @@ ON_A_GPU: Requirement = (lambda s: s.device.startswith("cuda"), "--device cuda")
 # task was ruined in which others learn (docs/real_models.md).
 LORA_RATE, LORA_RATE_OF_LARGE = (4.0, 1e-3), (25.0, 5e-5)
 
-USAGE = "python train.py [flags]"
 HINT = "--help all lists the flags"  # the end of a message about an unknown one
 # what a resumed run may change: the book's, and what says how a run is computed or recorded
 CHANGEABLE = ("steps", "device", "checkpointing", "deterministic", "threads", "micro_batch",
               "change_every", "noise_parts", "track", "checkpoint_every")
-TOPICS = {  # the headings of the help, and the flags below each
-    "model and machine": "model device dtype checkpointing deterministic threads",
-    "problems": "task", "spreading credit over tokens": "mitigation rescale placebo",
-    "from reward to advantage": "advantage",
-    "loss": "loss_norm epochs clip_low clip_high clip_kind entropy_bonus kl kl_kind "
-            "drop_unfinished",
-    "training": "steps questions answers max_new_tokens temperature learning_rate lora "
-                "weight_decay warmup_steps decay dynamic_sampling micro_batch max_grad_norm seed",
-    "evaluations, record and checkpoints": "eval_every eval_tasks change_every noise_parts track "
-                                           "checkpoint_every out"}
-CONTINUING = "continuing a run"
-OWN_FLAGS = "flags of the chosen task, weighting and advantage"
 
 
 @dataclass
@@ -154,23 +143,18 @@ REQUIRED: dict[str, Requirement] = {
     "eval_tasks": EVALUATED}
 OTHERWISE: dict[str, typing.Callable[[typing.Any], object]] = {
     "rescale": lambda s: "none" if s.mitigation in NEVER_RESCALED else "mean"}
-OPTIONS: dict[str, Flag] = {}
-for topic, names in TOPICS.items():
-    for name in names.split():
-        OPTIONS[name] = replace(flags_of(LabSettings)[name], topic=topic,
-                                requires=REQUIRED.get(name), otherwise=OTHERWISE.get(name))
+OPTIONS = {name: replace(flag, requires=REQUIRED.get(name), otherwise=OTHERWISE.get(name))
+           for name, flag in flags_of(LabSettings).items()}
 DEFAULTS = {name: flag.default for name, flag in OPTIONS.items()}
 # flags that are read with the settings, but are no settings
 CONTINUE = {
     "resume": Flag(None, "continue the run in this folder. --steps may be changed, and so may "
                          "flags that say how a run is computed or recorded: "
-                         f"{', '.join(name for name in CHANGEABLE if name != 'steps')}",
-                   topic=CONTINUING, metavar="RUN"),
+                         f"{', '.join(name for name in CHANGEABLE if name != 'steps')}"),
     "continue": Flag(False, "resume the run if its folder exists and has the same settings. A "
-                            "finished run is left as it is", topic=CONTINUING),
+                            "finished run is left as it is"),
     "config": Flag(None, "take the settings from a run's config.json. Flags that are typed "
-                         "override them",
-                   topic=CONTINUING, metavar="FILE")}
+                         "override them")}
 NOT_KEYWORDS = (  # words of command lines, the tools' too, which no method may have as a flag
     *CONTINUE, "help", "step", "show", "seeds", "processes", "runs")
 
@@ -266,8 +250,12 @@ def is_or_extends(owner: typing.Any, other: typing.Any) -> bool:
 
 def owner_of(axis: str, name: str) -> typing.Any:
     """The task, the weighting or the advantage of this name."""
-    check_value(axis, name, OPTIONS[axis])
-    return METHODS[axis][name] if axis in METHODS else load_task(name)
+    check_value(axis, name, replace(OPTIONS[axis], choices=()))
+    if axis not in METHODS:
+        return load_task(name)
+    if (other := axis_of(name)) != axis:
+        raise UserError(f"--{axis} {name} is a{'n' * (other == 'advantage')} --{other}")
+    return METHODS[axis][name]
 
 
 def owners(values: Json) -> Json:
@@ -294,10 +282,11 @@ def all_flags(here: Json) -> dict[str, Flag]:
 
 def unknown_flag(name: str, flags: set[str], here: Json, chosen: Json) -> UserError:
     """The error of a flag that the run does not have: it may be another method's, or misspelt."""
-    from lab.harness.help import about_unknown
     hint = HINT + "".join(own_flags_of(here[axis]) for axis in METHODS)
-    if said := about_unknown(name, chosen):
-        return UserError(f"{said} ({hint})")
+    for axis, choices in METHODS.items():
+        if found := [owner for owner in choices if name in flags_of(choices[owner])]:
+            return UserError(f"--{name} belongs to {' and '.join(found)}, but --{axis} is "
+                             f"{chosen[axis]} ({hint})")
     return unknown_argument(f"--{name}", flags | CONTINUE.keys() - {name}, hint)
 
 
@@ -308,16 +297,36 @@ def own_flags_of(method: typing.Any) -> str:
 
 
 def print_help(given: Json) -> None:
-    """Print what --help asks for, where the defaults are those for this model."""
-    from lab.harness.help import help_about
+    """Print what --help asks for: one method, or all flags, with the defaults for this model."""
     topic = given.pop("help")
+    for axis, choices in METHODS.items():
+        if topic in choices:
+            method = choices[topic]
+            return say(help_text(f"python train.py --{axis} {topic} [flags]",
+                                 inspect.getdoc(method), flags_of(method)))
+    if topic not in (True, "all"):
+        raise UserError(f"--help {topic}: there is no method of this name. --help all lists the "
+                        "methods")
     if "resume" in given:
         run = value_of("resume", given.pop("resume"), CONTINUE["resume"])
         given["config"] = Path(str(run)) / "config.json"
     _, recipe, config, here = from_all(given)
     flags = {}
     for name, flag in all_flags(here).items():
-        flags[name] = replace(flag, default=(recipe | config).get(name, flag.default),
-                              topic=flag.topic or OWN_FLAGS)
-    topic = "" if topic is True else topic
-    print_text(help_about(topic, flags | CONTINUE, METHODS, USAGE))
+        flags[name] = replace(flag, default=(recipe | config).get(name, flag.default))
+    about = "Train a language model with GRPO, and record each token's advantage and weight."
+    say(help_text("python train.py [flags]", about, flags | CONTINUE, end=about_methods()))
+
+
+def about_methods() -> str:
+    """The end of the help: each weighting and advantage, its flags, and what it does."""
+    lines = []
+    for axis, choices in METHODS.items():
+        lines.append(f"choices of --{axis}, each with its own flags (--help NAME says more of "
+                     "one):")
+        for name in choices:
+            flags = "".join(f" --{flag}" for flag in flags_of(choices[name]))
+            text = " ".join((inspect.getdoc(choices[name]) or "").split("\n\n")[0].split())
+            lines.append(textwrap.fill(f"{name}{flags}: {text}", 99, initial_indent="  ",
+                                       subsequent_indent=" " * 6))
+    return "\n".join(lines)

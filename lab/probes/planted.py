@@ -41,7 +41,8 @@ from torch import Tensor
 import mitigations  # noqa: F401  it fills the lists of choices
 from lab.analysis.statistics import Floats, holm, mean_over
 from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row
-from lab.engine.methods import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, checked_credit, make
+from lab.engine.methods import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, checked_credit, make,
+                                method_of)
 from lab.engine.errors import UserError
 from lab.engine.policy import derived_seed
 from lab.engine.rollouts import Rollouts
@@ -244,26 +245,18 @@ def method(name: str, flags: dict) -> Start:
 
 def read_arm(text: str) -> Start:
     """The arm that is typed as `my_idea --strength 2`, or by a name alone."""
-    name, *typed = text.split(" --")
-    chosen = MITIGATIONS.get(name) or ADVANTAGES.get(name)
-    if chosen is not None:
-        words = []
-        for flag in typed:
-            words += f"--{flag}".split(maxsplit=1)
-        args = read(words, f"python -m lab planted --only {name}", None, flags_of(chosen))
-        return method(name, args.typed)
-    if typed:
-        raise UserError(f"--only {text}: {name} has no flags")
-    word, _, number = name.rpartition(" ")
-    if word == "mask":
-        weight = value_of(f"only {name}:", number, MASK_WEIGHT)
-        check_value(f"only {name}:", weight, MASK_WEIGHT)
-        return mask_of(float(weight))
     known = {PLAIN: plain_grpo, TRUE: true_credit}
-    if name not in known:
-        raise UserError(f"there is no weighting and no advantage {name}: is its function in "
-                        "mitigations.py, below @mitigation or @advantage?")
-    return known[name]
+    if text in known:
+        return known[text]
+    if text.startswith("mask "):
+        weight = value_of("only", text.removeprefix("mask "), MASK_WEIGHT)
+        return mask_of(check_value(f"only {text}", weight, MASK_WEIGHT))
+    name, *typed = text.split(" --")
+    words = []
+    for flag in typed:
+        words += f"--{flag}".split(maxsplit=1)
+    flags = flags_of(method_of(name))
+    return method(name, read(words, f"python -m lab planted --only {name}", None, flags).typed)
 
 
 def train(task: Task, start: Start, seed: int, steps: int, rate: float) -> tuple[float, Floats]:

@@ -14,10 +14,9 @@ from conftest import LISTED, ROOT, gradients, one_of
 import grpo
 from lab.engine.update import update
 from lab.credit import turns
-from lab.engine.methods import ADVANTAGES, MITIGATIONS
+from lab.engine.methods import ADVANTAGES, MITIGATIONS, method_of
 from lab import __main__ as overview
-from lab.exact import (PROMPT, WORLDS, Kind, World, batch_of, choice_of, coefficient, compared,
-                       judge)
+from lab.exact import (PROMPT, WORLDS, Kind, World, batch_of, coefficient, compared, judge)
 from lab.credit.weightings import rescaled_weight
 from lab.credit.weightings import with_advantage
 
@@ -39,7 +38,7 @@ def judged(choice, **flags):
 def test_a_method_is_what_the_page_says(name):
     """yes; no, and the lowest cosine in these worlds; or why it is not judged. A method of one's
     own that has no row is not judged."""
-    verdict = judged(choice_of(name))
+    verdict = judged(method_of(name))
     word, _, number = COLUMN[name].partition(", ")
     assert word.partition(":")[0] == {"unbiased": "yes", "biased": "no"}.get(
         verdict.word, "not judged"), verdict
@@ -123,7 +122,7 @@ def test_methods_of_turns_are_unbiased_in_other_worlds(name):
     it, or the beginning of this turn."""
     of_turns = {about: World(kind, seed=0) for about, kind in WORLDS.items() if kind.turns > 1}
     of_turns["long turns"] = World(Kind(turns=2, problems=3, limit=4, vocabulary=2), seed=2)
-    verdict = judge(choice_of(name), {}, of_turns)
+    verdict = judge(method_of(name), {}, of_turns)
     assert verdict.word == "unbiased" and not verdict.stops, verdict
 
 
@@ -147,7 +146,7 @@ def test_what_draws_or_stops_is_not_judged_and_says_why():
 def test_flags_of_the_loss_are_judged(flag, value, word):
     """With inverse_logprob, whose placebo has the same weight everywhere, or with rloo."""
     name = "inverse_logprob" if flag in ("placebo", "rescale") else "rloo"
-    assert judge(choice_of(name), {}, worlds(**{flag: value})).word == word
+    assert judge(method_of(name), {}, worlds(**{flag: value})).word == word
 
 
 @pytest.mark.parametrize("size, beside", [(2, 2), (3, 2)])
@@ -191,15 +190,15 @@ def test_a_step_of_training_has_the_coefficients_that_are_judged(monkeypatch, na
     world = World(WORLDS["two turns, answers cut off"], {"kl": 0.1, "entropy_bonus": 0.2})
     model, s = world.policy.model, world.policy.settings
     batch = batch_of(world.rollouts, [[0, 2, 5, 6], [9, 10, 13]])
-    coefficients = coefficient(choice_of(name), {}, batch, world.policy, 0)
+    coefficients = coefficient(method_of(name), {}, batch, world.policy, 0)
     rows = [torch.tensor([[PROMPT, *ids[:-1]]]) for ids in batch.ids.tolist()]
     log_prob = torch.cat([model(row).log_softmax(2) for row in rows]).gather(
         2, batch.ids[..., None]).squeeze(2)
     (-coefficients * log_prob * batch.mask).sum().backward()
     judged_gradient = gradients(model)
-    spread = choice_of("rloo" if name in MITIGATIONS else name)
+    spread = method_of("rloo" if name in MITIGATIONS else name)
     rollouts = with_advantage(batch, lambda rollouts, _: spread(rollouts), world.policy, s, 1)
-    weigh = choice_of(name if name in MITIGATIONS else "none")
+    weigh = method_of(name if name in MITIGATIONS else "none")
     weight, _ = rescaled_weight(lambda rollouts, _: weigh(rollouts), name, rollouts)
     uniform = copy.deepcopy(model)
     for parameter in uniform.parameters():

@@ -37,14 +37,13 @@ import json
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from lab.engine.methods import ADVANTAGES, METHODS, MITIGATIONS, WHOLE_ANSWERS, without_decorator
+from lab.engine.methods import METHODS, WHOLE_ANSWERS, axis_of
 from lab.engine.errors import UserError
 from lab.harness.flags import Flag, flags_of, read
 from lab.harness.made_of import made_of
@@ -63,7 +62,7 @@ FLAGS = {
                      "trained again on as many new ones",
                   least=2, most=1000),
     "look": Flag(None, "a run folder. The weights that the idea would have given the recorded "
-                       "tokens of a step are shown, and nothing is trained", metavar="RUN"),
+                       "tokens of a step are shown, and nothing is trained"),
     "step": Flag(None, "the step of --look. By default it is the last one", kind=int,
                  requires=(lambda values: values.look is not None, "--look")),
     "placebos": Flag("any,kind", "which placebos are trained. any: all tokens of a batch exchange "
@@ -88,6 +87,9 @@ def main(argv: list[str]) -> None:
     own = read(argv, "python -m lab idea NAME [flags of NAME, of train.py, or of this list]",
                __doc__, FLAGS, {"NAME": "a weighting or an advantage. It comes first. `python "
                                 "train.py --help NAME` describes it and its flags"}, others=typed)
+    if own.name in PLAIN:
+        raise UserError(f"{own.name} is plain GRPO, with which an idea is compared: give another "
+                        "name")
     if own.look is not None:
         axis_of(own.name)  # or says that there is no such idea
         unused = {name: value for name, value in own.typed.items() if name not in ("look", "step")}
@@ -220,22 +222,6 @@ def placebos_of(name: str, typed: str) -> list[str]:
             raise UserError(f"--placebos {typed}: {placebo!r} is none of any, kind and position")
     own_flags(axis_of(name), name)  # imports its module, whose decorator fills WHOLE_ANSWERS
     return ["any"] if name in WHOLE_ANSWERS else list(dict.fromkeys(chosen))
-
-
-def axis_of(name: str) -> str:
-    """mitigation or advantage: the flag that the idea is a choice of."""
-    if name in PLAIN:
-        raise UserError(f"{name} is plain GRPO, with which an idea is compared: give another name")
-    for axis, choices in METHODS.items():
-        if name in choices:
-            return axis
-    hint = ". Is its function in mitigations.py, below @mitigation or @advantage?"
-    near = get_close_matches(name, [*MITIGATIONS, *ADVANTAGES], 1)
-    if near:
-        hint = f"; did you mean {near[0]}?"
-    if said := without_decorator(name):
-        hint = f". {said}"
-    raise UserError(f"{name} is neither a weighting nor an advantage{hint}")
 
 
 def as_typed(flags: dict) -> list[str]:

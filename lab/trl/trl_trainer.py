@@ -44,7 +44,7 @@ from grpo import to_every_token
 from lab.harness.read_record import run_config
 from lab.harness.record import credit_path, provenance, write_credit
 from lab.harness.screen import python_command, say
-from lab.harness.flags import Flag, check_value, check_values, flags_of
+from lab.harness.flags import Flag, check_value, flags_of
 from lab.credit.weightings import rescaled_weight
 from run import append, forget_after, make_run
 from train import means_of
@@ -486,7 +486,8 @@ def flag_values(function, given: dict) -> dict:
             raise UserError(f"mitigation_flags: {function.__name__} has no flag {name}, it has "
                             f"{', '.join(flags) or 'none'}")
     values = {name: given.get(name, flag.default) for name, flag in flags.items()}
-    check_values(values, flags)
+    for name, flag in flags.items():
+        check_value(name, values[name], flag)
     return values
 
 

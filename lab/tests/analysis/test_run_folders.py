@@ -65,9 +65,9 @@ def test_without_a_name_it_is_the_newest_run_which_is_said(tmp_path, monkeypatch
 
 
 @pytest.mark.parametrize("name, value, words", [
-    ("steps", "many", "steps is 'many', and should be a whole number"),
-    ("learning_rate", None, "learning_rate is None, and should be a number"),
-    ("task", 7, "task is 7, and should be a text"),
+    ("steps", "many", "--steps 'many': should be a whole number"),
+    ("learning_rate", None, "--learning_rate None: should be a finite number"),
+    ("task", 7, "--task 7: should be a text"),
     ("made_of", None, "made_of is None, and should be another thing"),
     ("changed", "grpo.py", "changed is 'grpo.py', and should be another thing")])
 def test_a_config_that_was_edited_wrongly_is_named(run, name, value, words):

@@ -116,7 +116,7 @@ def test_a_run_that_has_learned_nothing_yet_goes_on(learner, tmp_path):
 
 
 @pytest.mark.parametrize("flags, words", [
-    (["--lora", -1], "--lora -1 should be at least 0"),
+    (["--lora", -1], "--lora -1: should be at least 0"),
     (["--lora", 1000], "--lora 1000: the smallest side of this model's matrices is"),
     (["--lora", 4, "--advantage", "gae", "--critic", "trunk"], "--critic trunk copies")])
 def test_what_cannot_work_is_refused(learner, tmp_path, flags, words):

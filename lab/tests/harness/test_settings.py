@@ -18,9 +18,10 @@ from lab.engine.methods import ADVANTAGES, CLIP_KINDS, MITIGATIONS, Choices, mit
 from lab.harness import flags
 from lab.harness.build import unpaid_parts
 from countdown_task import option
-from lab.harness.flags import Flag, Positive, Range, check_value, flags_of, settle, words_of
+from lab.harness.flags import Flag, Range, check_value, flags_of, settle, words_of
 from lab.harness.settings import OPTIONS, LabSettings, make_settings, read_flags
 from lab.tools import warmup
+from mitigations import Positive
 
 LARGEST_LAST = "examples.largest_last"
 COUNTDOWN = {"max_number": 15, "steps": 7, "questions": 5}  # a recipe
@@ -29,20 +30,21 @@ ABSENT = object()
 
 
 @pytest.mark.parametrize("flag, value, words", [
-    (Flag(8, "a text"), 1.5, "--n 1.5 should be a whole number"),
-    (Flag(8), 0.5, "--n 0.5 should be a whole number, because its default is 8: write 8.0 there"),
-    (Flag(0.5), float("nan"), "--n nan should be a number"),
-    (Flag(8, "a text"), "7" * 9999, f"--n '{'7' * 79} should be a whole number"),
-    (Flag(False), 1, "--n 1 should be yes or no"),
-    (Flag(False), "yes", "--n 'yes' should be yes or no, which in a file is true or false"),
-    (Flag(8, least=2), 1, "--n 1 should be at least 2"),
-    (Flag(8, least=2), 10 ** 9 + 1, "--n 1000000001 should be at least 2 and at most 1000000000"),
-    (Flag(0.5, above=0), 0, "--n 0 should be above 0"),
-    (Flag(0.5, least=0, most=1), 1.25, "--n 1.25 should be at least 0 and at most 1"),
+    (Flag(8), 1.5, "--n 1.5: should be a whole number"),
+    (Flag(8), "7" * 9999, f"--n '{'7' * 79}: should be a whole number"),
+    (Flag(0.5), float("nan"), "--n nan: should be a finite number"),
+    (Flag(0.5), 10 ** 400, f"--n 1{'0' * 79}: should be a finite number"),
+    (Flag(False), 1, "--n 1: should be yes or no"), (Flag(8), True, "--n True: should be"),
+    (Flag("a"), " ", "--n ' ': should not be empty"),
+    (Flag(None), "", "--n '': should not be empty"),
+    (Flag(8, least=2), 1, "--n 1: should be at least 2"), (Flag(8), -1, "should be at least 0"),
+    (Flag(8), 10 ** 9 + 1, "--n 1000000001: should be at most 1000000000"),
+    (Flag(0.5, above=0), -1, "--n -1.0: should be above 0"),
+    (Flag(0.5, most=1), 1.25, "--n 1.25: should be at most 1"),
     (Flag("a", choices=("mean", "gradient", "none")), "non",
-     "--n non is not one of: mean, gradient, none. Did you mean none?")])
+     "--n 'non': choose from mean, gradient, none. Did you mean none?")])
 def test_a_value_that_does_not_fit_is_refused(flag, value, words):
-    assert refusal(check_value, "n", value, flag) == words
+    assert words in refusal(check_value, "n", value, flag)
 
 
 FLAGS = {"new_tokens": Flag(8, "how many"), "fast": Flag(False), "out": Flag(None),
@@ -82,13 +84,13 @@ def test_words_stand_between_flags():
 
 
 @pytest.mark.parametrize("argv, words", [
-    ("--fast perhaps", "--fast 'perhaps' should be yes or no"),
-    ("--new_tokens 1.5", "--new_tokens '1.5' should be a whole number"),
+    ("--fast perhaps", "--fast 'perhaps': should be yes or no"),
+    ("--new_tokens 1.5", "--new_tokens '1.5': should be a whole number"),
     # not taken as short for --new_tokens; half of the letters of --fast are not near
-    ("--new-token=3", "unknown argument --new_token, did you mean --new_tokens? (--help lists "
-     "the flags)"),
+    ("--new-token=3", "unknown argument --new_token. Did you mean new_tokens? (--help lists the "
+     "flags)"),
     ("--fuss", "unknown argument --fuss (--help lists the flags)"),
-    ("--halp", "unknown argument --halp, did you mean --help? (--help lists the flags)"),
+    ("--halp", "unknown argument --halp. Did you mean help? (--help lists the flags)"),
     ("a", "unknown argument a (--help lists the flags)"), ("--out", "--out needs a value"),
     ("--out=--", "--out=--: -- is no value of a flag")])  # elsewhere it ends the flags
 def test_what_was_typed_wrong_is_told(argv, words):
@@ -96,31 +98,26 @@ def test_what_was_typed_wrong_is_told(argv, words):
 
 
 def test_the_help_of_a_program(monkeypatch, capsys):
-    """A long head has a line of its own, and a flag stands below the heading of its topic."""
-    monkeypatch.setenv("COLUMNS", "46")
-    declared = {**FLAGS, "a_name_of_some_length": Flag(2, "words that go on in a second line"),
-                "other": Flag(None, "this", topic="files", metavar="FILE")}
+    monkeypatch.setenv("COLUMNS", "50")
+    declared = {**FLAGS, "a_name_of_some_length": Flag(2, "words that go on in a second line, 50%")}
     with pytest.raises(SystemExit):
         flags.read(["--help"], "it RUN", "About it.", declared, {"RUN": "a folder"})
     assert capsys.readouterr().out == """usage: it RUN
 
 About it.
 
-words:
+positional arguments:
   RUN                   a folder
 
-flags:
-  --new_tokens INT      how many (default 8)
-  --fast [BOOL]
-  --out STR
-  --rate FLOAT          (default 0.5)
-  --a_name_of_some_length INT
-                        words that go on in
-                        a second line
+options:
+  --new_tokens int      how many (default 8)
+  --fast bool
+  --out str
+  --rate float          (default 0.5)
+  --a_name_of_some_length int
+                        words that go on in a
+                        second line, 50%
                         (default 2)
-
-files:
-  --other FILE          this
 """
 
 
@@ -131,7 +128,7 @@ Whole = typing.Annotated[float, Flag(9.0, "with a text", most=1)]
 class Fields:
     count: int = option(3, "how many", least=2)
     data: str | None = option(None, "a file")
-    rate: float = option(1, "an int by its default, a float by its type")
+    rate: float = option(1.0, "a number")
     hidden: int = 5
 
 
@@ -143,11 +140,11 @@ def one(rollouts, *, strength: Positive = 2, part: Whole = 0.5, plain=3,
 def test_fields_and_keyword_only_parameters_are_flags():
     assert flags_of(Fields) == {
         "count": Flag(3, "how many", least=2, kind=int), "data": Flag(None, "a file", kind=str),
-        "rate": Flag(1, "an int by its default, a float by its type", kind=float)}
+        "rate": Flag(1.0, "a number", kind=float)}
     assert flags_of(one) == {
         "strength": Flag(2, kind=float, above=0),
         "part": Flag(0.5, "with a text", kind=float, most=1),  # its own default counts
-        "plain": Flag(3, least=-math.inf), "low": Flag(4, kind=int, least=1)}
+        "plain": Flag(3, kind=int, least=-math.inf), "low": Flag(4, kind=int, least=1)}
 
 
 @pytest.mark.parametrize("function", [
@@ -280,13 +277,13 @@ def test_a_flag_of_the_files_method_is_not_that_of_another_with_its_name(own_cho
 
 @pytest.mark.parametrize("recipe, config, typed, words", [
     ({}, {"nonsense": 1}, "", "c.json has the unknown setting nonsense"),
-    ({}, {"task": []}, "", "--task [] should be a text"),
+    ({}, {"task": []}, "", "--task []: should be a text"),
     ({}, {"steps": 1.5}, "", "should be a whole number"),
     ({}, {"gamma": 0.9}, "", "c.json has the unknown setting gamma"),
     ({}, {"advantage": "dpo", "pairs": ""}, "", "python examples/dpo.py --resume RUN goes on with"),
     # a value is checked before it is used, even if what was typed replaces it
-    ({"learning_rate": None}, {}, "--lora 4", "--learning_rate None should be a number"),
-    ({"mitigation": ["none"]}, {}, "--mitigation none", "--mitigation ['none'] should be a text")])
+    ({"learning_rate": None}, {}, "--lora 4", "--learning_rate None: should be a finite number"),
+    ({"mitigation": ["none"]}, {}, "--mitigation none", "--mitigation ['none']: should be a text")])
 def test_what_a_file_may_not_hold(tmp_path, recipe, config, typed, words):
     write(tmp_path / "recipe.json", recipe)
     config = write(tmp_path / "c.json", config)
@@ -372,30 +369,29 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
     printed = help_of("all")
     assert help_of() == printed
     assert all(f"\n  --{name} " in printed for name in flags_of(LabSettings) | flags_of(Task))
-    for topic in {flag.topic for flag in OPTIONS.values()}:
-        assert printed.count(f"\n{topic}:\n") == 1
     assert "\n  late --power: Words below, 100%.\n" in printed
     for name in (*MITIGATIONS, *ADVANTAGES):
         assert re.search(f"\n  {name}[: ]", printed), name
     text = " ".join(printed.split())
     for name, value in (("questions", 5), ("steps", 8), ("answers", 8)):  # recipe, file, default
         assert re.search(rf"--{name} \w+ [^()]*\(default {value}[;)]", text), name
-    assert help_of("late") == ("--mitigation late\n\nWords below, 100%.\n\nMore of them.\n\n"
-                               "  --power (a number, above 0; default 2.0)\n")
+    assert help_of("late") == (
+        "usage: python train.py --mitigation late [flags]\n\nWords below, 100%.\n\nMore of them."
+        "\n\noptions:\n  --power float  (default 2.0)\n")
     assert "--help latex: there is no method" in refusal(read_flags, ["--help", "latex"])
     assert "--resume needs a value" == refusal(read_flags, ["--help", "--resume"])
 
 
 @pytest.mark.parametrize("argv, said", [
     ("--mitigation entropy_maskin", "Did you mean entropy_masking?"),
-    ("--count 5", "unknown argument --count"), ("--model=", "--model '' should not be empty"),
+    ("--count 5", "unknown argument --count"), ("--model=", "--model '': should not be empty"),
     ("--config=", "cannot read .: Is a directory"), ("--config", "--config needs a value"),
-    ("--confg x", "unknown argument --confg, did you mean --config?"),
+    ("--confg x", "unknown argument --confg. Did you mean config?"),
     ("--task my_tsk", "there is no such file"), ("--task ../my_task", "there is no such file"),
     ("--task my_tsk.py", "there is no such file"),
     (f"--task {json.__file__}", "there is no such file"),
     ("--task examples.own_reward --reward_form right", "unknown argument --reward_form"),
-    ("--mitigation entropy_masking --mask_percentile 120", "120.0 should be at least 0 and at "),
+    ("--mitigation entropy_masking --mask_percentile 120", "120.0: should be at most 100"),
     ("--mitigation inverse_logprob_as_published --rescale mean",
      "--rescale has no effect without a --mitigation whose weights are rescaled"),
     ("--placebo weights",
