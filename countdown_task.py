@@ -9,7 +9,7 @@ This file holds the problems, the prompt, the reward and its parts, and two labe
 generated token: the section of the answer that it is in, and its category (`kind`: word, number,
 ...). Training uses only the class `Task`. The reward is `Task.score`, four lines.
 
-What a model wrote is never executed. `value_of` reads its syntax tree, accepts numbers, four
+Text from a model is never executed. `value_of` reads its syntax tree, accepts numbers, four
 operators and a minus sign, and computes with exact fractions. Text that is too long is refused
 before it is parsed.
 """
@@ -65,7 +65,7 @@ class Problem:
 
 @dataclass
 class Task:
-    """The problems, and what an answer to one of them earns. The fields are flags of train.py."""
+    """The problems, and the reward of an answer. The fields are flags of train.py."""
     prompt: str = option("full", "wording of the prompt", choices=tuple(PROMPTS))
     numbers: str = option("3,4", "how many numbers a problem has", choices=("2", "3", "4", "3,4"))
     min_number: int = option(1, "smallest number of a problem", least=1)
@@ -132,9 +132,9 @@ class Task:
             section    think . . . . . .   .    other . . . . . . . . . . .   answer  other . . . .
             kind       num  op   num  br.  num  tag . . . . . . . . . . . .   num     tag       end
 
-        The think section is what stands before the first </think> or <answer>, and the answer
-        section what stands between <answer> and </answer>. A token that touches a tag is of kind
-        tag: tokenizers cut "<think>" into "<", "think" and ">", and may join ">" with a newline.
+        The think section is the text before the first </think> or <answer>, and the answer section
+        is the text between <answer> and </answer>. A token that touches a tag is of kind tag:
+        tokenizers cut "<think>" into "<", "think" and ">", and may join ">" with a newline.
         """
         text = "".join(pieces)
         section_of = [OTHER] * len(text)  # of each character
@@ -172,9 +172,9 @@ def kind_of(piece: str) -> int:
 
 @lru_cache(maxsize=4096)
 def reachable(numbers: tuple[int, ...], max_result: int) -> frozenset[int]:
-    """Every value that can be made from all of the (sorted) numbers, found by trying all ways, with
-    positive whole numbers of at most `max_result` in between. Of 2 3 it is {1, 5, 6}; of 2 3 7 it
-    is what can be made of 1 7, of 5 7, of 6 7, and of what the other pairs of the three give."""
+    """Every value that can be made from all of the (sorted) numbers, found by trying all ways.
+    Intermediate results are positive whole numbers of at most `max_result`. From 2 3 come 1, 5 and
+    6. From 2 3 7 come all values from 1 7, 5 7 and 6 7, and likewise for the other two pairs."""
     if len(numbers) == 1:
         return frozenset(numbers)
     values: set[int] = set()

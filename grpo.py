@@ -13,22 +13,22 @@ Four answers to one problem, of which the first is right:
     reward       1.1    0.1    0.1    0.1       mean 0.35, std 0.433
     advantage  +1.73  -0.58  -0.58  -0.58       at each token of the answer
 
-Had all four the same reward, all advantages would be 0: such a group teaches nothing.
+If all four had the same reward, all advantages would be 0. Such a group teaches nothing.
 
-Start at `policy_loss`, which says why this loss is the right one. No method changes it; what
-changes is what goes into it. Advantages and weights are computed for the whole batch before it is
-cut into micro-batches, so --micro_batch changes nothing but rounding. `update` is the step.
+Start at `policy_loss`, which says why this loss is right. Methods change its inputs, and never the
+loss itself. Advantages and weights are computed for the whole batch before it is cut into
+micro-batches, so --micro_batch changes nothing but rounding. `update` is the step.
 
 Everything per token is a tensor (B, T): B answers, and T positions, at most --max_new_tokens. Index
 t is the t-th generated token. Only the forward pass needs another index, because token t is
 predicted at the token before it: `log_probs` makes this shift, and nothing else does.
 
-Left out of GRPO as published; the first two come back with a flag:
+Four parts of the published GRPO are left out. Flags bring back the first two:
 
     ratio and clipping   a batch is trained on once, so the ratio of new to old probability is
                          exactly 1 and clipping would do nothing; --epochs above 1 brings both back
     the KL term          --kl above 0 adds it, and a frozen copy of the initial model
-    1 / length           here every token of the batch counts the same; in the paper every answer
+    1 / length           here every token of the batch counts the same, in the paper every answer
     the reward model     a program checks the answer, so no reward has to be learned
 """
 from collections.abc import Callable, Iterable, Sequence
@@ -84,7 +84,7 @@ class Rollouts:
 
 Method = Callable[..., Tensor]  # rollouts -> (B, T)
 ADVANTAGES: dict[str, Method] = {}
-TWICE: set[str] = set()  # names that two functions have, for which a run is refused
+TWICE: set[str] = set()  # names that two functions have; a run refuses them
 
 
 def advantage(function: Method) -> Method:
@@ -93,8 +93,7 @@ def advantage(function: Method) -> Method:
 
 
 def add_choice(choices: dict[str, Method], function: Method) -> Method:
-    """A second `def grpo` would silently replace the first; in a notebook that is what is wanted.
-    """
+    """A second `def grpo` would silently replace the first. Only in a notebook is this wanted."""
     name = function.__name__
     if name in choices and function.__module__ != "__main__":
         TWICE.add(name)
@@ -111,8 +110,8 @@ def grpo(rollouts: Rollouts) -> Tensor:
 
 @advantage
 def dr_grpo(rollouts: Rollouts) -> Tensor:
-    """The reward minus the group's mean (arXiv 2503.20783). It is not divided by the group's
-    standard deviation, because that makes problems with nearly equal rewards count more."""
+    """The reward minus the group's mean (arXiv 2503.20783). There is no division by the
+    standard deviation, because it makes problems with nearly equal rewards count more."""
     return to_every_token(centred(rollouts.reward, rollouts.group), rollouts)
 
 
@@ -168,15 +167,15 @@ def policy_loss(log_prob: Tensor, advantage: Tensor, weight: Tensor, mask: Tenso
       2. Its gradient is the sum of (gradient of probability) * reward.
       3. The gradient of a probability is probability * (gradient of log-prob). So the gradient of
          the expected reward is the sum of probability * (gradient of log-prob) * reward.
-      4. A sum of probability * something is the mean of that something over sampled answers. So the
-         mean of (gradient of log-prob) * reward over our answers estimates it.
+      4. A sum of probability * something is the mean of this something over sampled answers. So
+         the mean of (gradient of log-prob) * reward over our answers estimates the gradient.
       5. The advantage takes the place of the reward. Subtracting the same number from all rewards
-         of a problem changes no mean, because probabilities sum to 1, so that the mean of their
-         gradients is 0; but the estimate varies less (docs/policy_gradient.md).
+         of a problem changes no mean, because probabilities sum to 1, and so their gradients sum
+         to 0. But the estimate varies less (docs/policy_gradient.md).
 
-    The loss has a minus, because an optimizer makes it smaller, and the reward should be larger.
-    But its value says nothing: only the gradient counts, and only at the model that sampled these
-    answers. After the step they are no longer its samples, so each step samples new ones.
+    The loss has a minus, because an optimizer makes the loss smaller, and the reward should grow.
+    The value of the loss says nothing. Only its gradient counts, and only at the model that sampled
+    these answers. After the step the model is another one, so each step samples new answers.
     """
     return -(weight * advantage * log_prob * mask).sum() / N
 
@@ -185,9 +184,9 @@ def clipped_loss(log_prob: Tensor, old: Tensor, advantage: Tensor, weight: Tenso
                  N: int, low: float, high: float) -> Tensor:
     """For --epochs: the loss of PPO (1707.06347), with a wider upper bound as in DAPO (2503.14476).
 
-    From the second update on, the answers are no longer samples of the model. The ratio of its
-    probability to that of the model which sampled, `old`, corrects for this, and once it has gone
-    beyond its bounds in the direction of the advantage, the token has no gradient any more. Where
+    From the second update on, the answers are no longer samples of the model. This is corrected by
+    the ratio of the token's probability now to its probability when it was sampled (`old`). Once
+    the ratio has passed a bound in the direction of the advantage, the token has no gradient. Where
     the ratio is 1, the gradient is that of `policy_loss`."""
     ratio = (log_prob - old).exp()
     clipped = ratio.clamp(1 - low, 1 + high)
@@ -219,9 +218,9 @@ def log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
     """(rows, T): the log-probs of these answers' tokens, with gradient; 0 beyond the answer. `rows`
     ascend.
 
-    Problems are computed one by one. The state at a token predicts the next one, so the one at the
-    prompt's last token belongs to the answer's first, and an answer's last token is left out: it
-    predicts nothing. For a prompt p q with answers x y z and u v:
+    Problems are computed one by one. The state at a token predicts the next token. So the state at
+    the prompt's last token predicts the answer's first token, and the answer's last token is left
+    out, because it predicts nothing. For a prompt p q with answers x y z and u v:
 
         computed   p   q   x y   u _      the prompt once, then all answers, of one length
         predicts       x   y z
@@ -260,10 +259,10 @@ class AdamW:
         learning rate * (mean of its gradients) / (root of the mean of their squares + epsilon)
 
     so by about the learning rate where the gradients of many steps agree, and by less where they
-    are noise. Each step multiplies both means by 0.9 and 0.999 before it adds its own part. They
-    begin at 0, so after n steps they are too small by the factor `known`. They are kept from step
-    to step, so the optimizer is made once: one that is made anew knows a single gradient, which
-    divided by its own size is +1 or -1, and moves all parameters equally far."""
+    are noise. Each step multiplies both means by 0.9 and 0.999 before it adds its own part. Both
+    begin at 0, so after n steps they are too small by the factor `known`. An optimizer is made once
+    and keeps its means. A new one would know a single gradient, which divided by its own size is +1
+    or -1, and would move all parameters equally far."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], learning_rate: float,
                  weight_decay: float = 0.0):
@@ -288,7 +287,7 @@ class AdamW:
 
 
 class Trainer(Protocol):
-    """What an update needs of a run (run.py)."""
+    """The parts of a run that an update needs (run.py)."""
     settings: Any
     model: Qwen2
     reference: Qwen2 | None  # the model that the KL term compares with
@@ -354,8 +353,8 @@ def backward(run: Trainer, rollouts: Rollouts, weight: Tensor, rows: Tensor, old
     """Compute the gradient of the loss, as many answers at a time as memory allows. Returns the
     log-probs (B, T) as they are now, and sums for the metrics.
 
-    `old` are the log-probs of the first update from this batch. The sampler's differ from them by
-    rounding: with the sampler's no ratio would be exactly 1."""
+    `old` are the log-probs at the first update from this batch. The log-probs of the sampler differ
+    from them by rounding, so with those no ratio would be exactly 1."""
     s, N = run.settings, int(rollouts.mask.sum())
     now, sums = torch.zeros_like(weight), {"loss": 0.0, "kl": 0.0}
     for part in rows.split(s.micro_batch):
@@ -372,8 +371,8 @@ def backward(run: Trainer, rollouts: Rollouts, weight: Tensor, rows: Tensor, old
             kl = (divergence(log_prob, reference[part]) * mask).sum()
             loss = loss + s.kl * kl / N
             sums["kl"] += kl.item()
-        # This adds to the gradient that is there. The sum over micro-batches is the gradient of the
-        # whole loss, because each is divided by the same N.
+        # This adds to the gradient so far. The sum over micro-batches is the gradient of the whole
+        # loss, because each part is divided by the same N.
         loss.backward()
         sums["loss"] += loss.item()
     return now, sums
@@ -391,9 +390,9 @@ def metrics_of_ratio(ratio: Tensor, rollouts: Rollouts, rows: Tensor, s: Any) ->
 def update_with_change(run: Trainer, rollouts: Rollouts, weight: Tensor
                        ) -> tuple[Metrics, dict[str, Tensor]]:
     """Call `update`, and add the column `change`: each token's log-prob after the update minus
-    before, at the same prefix. All answers share the model's parameters, so each answer's term of
-    the loss moves all of them, those without a gradient of their own, too. This costs one forward
-    pass before the update and one after."""
+    before, at the same prefix. All answers share the model's parameters, so the term of one answer
+    moves every answer, also those without a gradient of their own. This costs one forward pass
+    before the update and one after."""
     before = frozen_log_probs(run.model, rollouts, run.settings.micro_batch)
     metrics, columns = update(run, rollouts, weight)
     after = frozen_log_probs(run.model, rollouts, run.settings.micro_batch)

@@ -2,7 +2,7 @@
 
     loss = - sum( weight * advantage * log_prob ) / N
 
-A weighting is also called a mitigation: it is a way around giving all tokens of an answer the same
+A weighting is also called a mitigation. It mitigates that all tokens of an answer get the same
 advantage, whether they earned it or not.
 
 A function under the decorator becomes a choice of `--mitigation`. Its keyword-only parameters
@@ -21,10 +21,10 @@ become flags, their types say which values are allowed, and its docstring is the
                       (the texts)
     for the batch     problems, step, generator (for random numbers)
 
-The weight of padding is ignored. `rescaled_weight` below turns the returned weights into those of
-the loss: with a mean of 1 over the batch, unless --rescale says otherwise. Weights may not be
-negative. A function whose values may be negative is an advantage, and stands under @advantage
-(grpo.py) instead. A number for each answer, (B,), becomes (B, 1) by value[:, None].
+The weight of padding is ignored. `rescaled_weight` below multiplies the returned weights, so that
+their mean over the batch is 1, unless --rescale says otherwise. Weights may not be negative. A
+function whose values may be negative is an advantage: put it under @advantage (grpo.py) instead.
+A number for each answer, (B,), becomes (B, 1) by value[:, None].
 
 An answer is everything that was generated; its answer section is the part between <answer> and
 </answer>.
@@ -113,8 +113,8 @@ def entropy_weighted(rollouts: Rollouts, *, entropy_temp: Positive = 1.0) -> Ten
 @mitigation
 def entropy_masking(rollouts: Rollouts, *, mask_percentile: Percent = 80.0) -> Tensor:
     """The weight is 1 where the entropy is at or above this percentile of the batch, and 0
-    elsewhere (arXiv 2506.01939). The paper does not rescale the weights, which is --rescale none
-    here."""
+    elsewhere (arXiv 2506.01939). The paper does not rescale the weights; --rescale none does as
+    the paper."""
     entropy = rollouts.entropy.double()
     threshold = float(np.percentile(entropy[rollouts.mask].cpu().numpy(), mask_percentile))
     return (entropy >= threshold).to(rollouts.entropy)
@@ -147,7 +147,7 @@ def by_kind(rollouts: Rollouts, *, word_weight: NotNegative = 0.5,
 @mitigation
 def random(rollouts: Rollouts) -> Tensor:
     """Random weights, from the exponential distribution with mean 1, whose standard deviation is 1,
-    too. They belong to no method, so a run with them shows what uneven weights alone do."""
+    too. They belong to no method, so such a run shows the effect of uneven weights alone."""
     # numpy draws, with a seed from the batch's generator
     seed = int(torch.randint(2 ** 62, (1,), generator=rollouts.generator))
     noise = np.random.default_rng(seed).exponential(1.0, rollouts.mask.shape)
@@ -156,11 +156,11 @@ def random(rollouts: Rollouts) -> Tensor:
 
 def credit_of(function: Method, rollouts: Rollouts, is_asked_twice: bool = False, /,
               **keywords: Any) -> Tensor:
-    """What a weighting or an advantage returns, checked: (B, T), finite, and 0 beyond the mask. If
-    it is asked twice with the same random numbers, it should return the same: otherwise a run could
-    be neither repeated nor resumed.
+    """The values of a weighting or an advantage, checked: (B, T), finite, and 0 beyond the mask. A
+    second call with the same random numbers should return the same values. Otherwise a run could be
+    neither repeated nor resumed.
 
-    The function gets a copy of the batch, so what it changes in place has no effect elsewhere; only
+    The function gets a copy of the batch, so its changes in place have no effect elsewhere. Only
     the random generator is the batch's own, so that the next method draws other numbers."""
     state, found = rollouts.generator.get_state(), []
     for _ in range(1 + is_asked_twice):
@@ -189,8 +189,8 @@ def errors_of(function: Callable[..., Any]) -> Iterator[None]:
 
 
 def place_of(function: Callable[..., Any], lines: Sequence[int | None] = ()) -> str:
-    """A function with its file and line, as "my_idea (mitigations.py:57)". If an error went through
-    several `lines`, it is the last one."""
+    """A function with its file and line, as "my_idea (mitigations.py:57)". If an error passed
+    several `lines`, the last one is named."""
     file = Path(inspect.getsourcefile(function) or "").name
     line = lines[-1] if lines else inspect.getsourcelines(function)[1]
     return f"{function.__name__} ({file}:{line})"
@@ -222,8 +222,8 @@ def rescaled_weight(weight: Tensor, rollouts: Rollouts, rescale_to: str, name: s
 
     With --rescale mean, all weights are multiplied by the number c that gives them a mean of 1: of
     the weights .5 .5 1 1 the mean is .75, so c is 1.33, and the loss gets .67 .67 1.33 1.33. So a
-    weighting shifts the step from some tokens to others, and does not change the learning rate by
-    the way. With --rescale none, c is 1.
+    weighting shifts the step from some tokens to others, and does not also change the learning
+    rate. With --rescale none, c is 1.
     """
     note = None
     if (weight < 0).any():

@@ -2,16 +2,16 @@
 values.
 
 The modules have the names of the published safetensors files, so a checkpoint loads key by key, and
-one that is written here opens in `transformers`. All is float32 on a CPU. Left out on purpose: rope
+a checkpoint from here opens in `transformers`. All is float32 on a CPU. Left out on purpose: rope
 scaling, sliding windows, dropout and mixtures of experts; a folder that needs one is refused.
 
 Everything but attention treats each token alone, so tokens may come in any shape: as rows (B, L),
-or as all answers end to end (N,). Only one function knows which tokens see each other. It is passed
-in as `attend`:
+or as all answers end to end (N,). Only one function knows which tokens see each other. It is the
+argument `attend`:
 
     causal        each token sees its own row up to itself
     Cache.attend  sampling: one new token in each row sees all before it
-    grpo.py       training: a prompt is there once, and all its answers see it
+    grpo.py       training: a prompt is computed once, and all its answers see it
 
 Shapes: B rows, L positions, N tokens, D width, H query heads, K key/value heads, V vocabulary.
 """
@@ -38,7 +38,7 @@ class UserError(ValueError):
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The part of `config.json` that decides what is computed."""
+    """The part of `config.json` that the computation depends on."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -210,7 +210,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Read config.json, and refuse what this file does not compute."""
+    """Read config.json, and refuse a model that this file does not compute."""
     if not folder.is_dir():
         raise UserError(f"there is no model folder {folder}. To get a model of Qwen: hf download "
                         f"Qwen/{folder.name} --local-dir models/{folder.name}")
@@ -304,7 +304,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 @lru_cache(maxsize=200_000)
 def spelling(tokenizer: Tokenizer, token: int) -> str:
-    """The text of one token. Part of a character, which a token can be, is spelt as \\ufffd."""
+    """The text of one token. A token that is a part of a character is spelt as \\ufffd."""
     return tokenizer.decode([token], skip_special_tokens=False)
 
 
@@ -320,8 +320,8 @@ class Sampled(NamedTuple):
 
 
 class Cache:
-    """The keys and values of all earlier tokens. A token's hidden state depends on the tokens
-    before it through nothing else, so each step computes the newest token of each row alone:
+    """The keys and values of all earlier tokens. A token's hidden state depends on earlier tokens
+    only through these, so each step computes the newest token of each row alone:
 
         prefill   the prompts, once each                keys and values of P tokens
         step 1    token 0 of each answer, position P    of P + 1
@@ -341,12 +341,12 @@ class Cache:
         self.end = self.P                                   # slots in use
 
     def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Keep the prompts, which are padded on the right: no token sees what comes after it."""
+        """Keep the prompts. They are padded on the right, because no token sees later ones."""
         self.kept[layer] = [k, v]
         return attention(q, k, v)
 
     def open_slot(self) -> None:
-        """Make room for a token in each row, twice as much when there is none left."""
+        """Make room for a token in each row. If no slot is left, double the slots."""
         slots = self.kept[0][0].shape[1]
         self.end += 1
         if self.end > slots:
@@ -387,7 +387,7 @@ def generate(model: Qwen2, prompts: list[list[int]], answers: int, max_new_token
         ids[number, :len(prompt)] = torch.tensor(prompt)
     cache = Cache(lengths)
     hidden = model.model(ids, torch.arange(ids.shape[1]), cache.prefill)
-    # each prompt is computed once, and from here on there is a row for each of its answers
+    # each prompt was computed once; from here on each answer has a row
     prompt_of = torch.arange(len(prompts)).repeat_interleave(answers)
     cache.take(prompt_of)
     hidden = hidden[prompt_of, cache.lengths - 1]                            # (B, D)

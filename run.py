@@ -1,5 +1,5 @@
-"""A run: its settings and their flags, its parts, its folder, its checkpoints, and what it prints.
-train.py is the loop, and nothing in this file decides what is learned.
+"""A run: its settings and their flags, its parts, its folder, its checkpoints, and its output.
+train.py is the loop, and nothing in this file decides what the model learns.
 
     runs/none-grpo-s0/
         config.json, tokenizer.json   the settings; the texts of the tokens
@@ -9,8 +9,8 @@ train.py is the loop, and nothing in this file decides what is learned.
         credit/step_000001.npz        the numbers of every token of a step
         checkpoints/step_000025/      a model's folder; the newest two have trainer/
 
-Every file is written whole or not at all, so a run can be killed at any time. The lab has a run of
-its own, with other parts for the same loop.
+Every file is written whole or not at all, so a run can be killed at any time. The lab has its own
+run, with other parts for the same loop.
 """
 import argparse
 import difflib
@@ -47,11 +47,11 @@ from qwen2_model import (UserError, generate, load_model, load_tokenizer, read_j
                          read_tensors, save_model, spelling)
 
 HERE = Path(__file__).resolve().parent
-AXES: dict[str, dict[str, Any]] = {  # what is chosen by name, and may have flags of its own
+AXES: dict[str, dict[str, Any]] = {  # choices by name, which may have flags of their own
     "task": {"countdown_task": Task}, "mitigation": MITIGATIONS, "advantage": ADVANTAGES}
-# what config.json holds beside the settings
+# entries of config.json that are no settings
 NOT_SETTINGS = {"versions", "held_out_problems", "model_config"}
-# what a resumed run may change, because it decides nothing that was computed so far
+# settings that a resumed run may change, because no number so far depends on them
 CHANGEABLE = {"steps", "threads", "checkpoint_every"}
 TYPES = {int: "a whole number", float: "a finite number", str: "a text", bool: "yes or no"}
 
@@ -112,7 +112,7 @@ class Settings:
 
 
 class Run:
-    """A run, of which `done` steps are on record, up to `checkpoint`."""
+    """A run. Its first `done` steps are recorded, up to `checkpoint`."""
     has_format = True  # the task scores the format of an answer
     changeable = CHANGEABLE
 
@@ -148,7 +148,7 @@ class Run:
             say(f"{run} is finished: a larger --steps continues it")
 
     def make_parts(self) -> None:
-        """Make what a step uses. The parts of a resumed run get back their state."""
+        """Make the parts that a step uses. In a resumed run they get back their state."""
         s, checkpoint = self.settings, self.checkpoint
         self.task: Any = Task(**s.keywords_of(Task))
         self.source = checkpoint or find(s.model)
@@ -246,7 +246,7 @@ class Run:
         return (update_with_change if is_measured else update)(self, rollouts, weight)
 
     def state(self) -> dict[str, Tensor]:
-        """What a resumed run has to get back beside the model: the state of the optimizer."""
+        """The state of the optimizer, which a resumed run needs in addition to the model."""
         found = {"step": torch.tensor(self.optimizer.steps)}
         for name, mean, square in zip(self.trained, self.optimizer.mean, self.optimizer.square):
             found |= {f"exp_avg.{name}": mean, f"exp_avg_sq.{name}": square}
@@ -258,8 +258,8 @@ class Run:
         self.optimizer.steps = int(found["step"])
 
     def save(self, step: int) -> None:
-        """Write a model's folder, with the trainer's state below it. The states of older
-        checkpoints are removed when this one stands, and not earlier."""
+        """Write a model's folder, with the trainer's state in it. Only when it is complete are the
+        states of older checkpoints removed."""
         with whole(self.folder / "checkpoints" / f"step_{step:06d}") as path:
             self.write_model(path)
             (path / "trainer").mkdir()
@@ -269,7 +269,7 @@ class Run:
             shutil.rmtree(old / "trainer")
 
     def digests(self, checkpoint: Path, step: int) -> dict[str, str]:
-        """Hashes of all that a checkpoint belongs to."""
+        """Hashes of everything that has to match a checkpoint."""
         s, task = self.settings, self.task
         problems = [*task.training_problems(s.seed, step, s.questions),
                     *(task.held_out_problems(s.eval_tasks) if s.eval_every else [])]
@@ -338,8 +338,8 @@ class Run:
         os.write(1, b"\nstopping after this step; Ctrl-C again stops at once\n")
 
     def close(self, failed: bool) -> None:
-        """Unlock the folder. If a new run failed in its first step, its folder is removed, so that
-        it is not in the way of the next attempt."""
+        """Unlock the folder. If a new run failed in its first step, remove its folder, so that the
+        next attempt can have its name."""
         for number, handler in self.handlers.items():
             signal.signal(number, handler)
         if self.is_new and self.locked and failed and not (self.folder / "metrics.jsonl").exists():
@@ -447,7 +447,7 @@ def digest_of(what: object) -> str:
 
 
 def printable(text: str) -> str:
-    """A text without what could steer a terminal: it may have been written by a model."""
+    """A text without characters that could steer a terminal: a model may have written it."""
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
@@ -563,7 +563,7 @@ def refuse_holes(run: Path, done: int) -> None:
 
 
 def forget_after(run: Path, step: int) -> None:
-    """Remove what a stopped run wrote after its last checkpoint: it will be written again."""
+    """Remove everything that a stopped run wrote after its last checkpoint."""
     for log in filter(Path.exists, (run / "metrics.jsonl", run / "evaluations.jsonl")):
         kept = [line for line in read_lines(log) if step and line["step"] <= step]
         with whole(log) as path:
@@ -613,7 +613,7 @@ def flags_of(owner: Any) -> dict[str, tuple[Any, type, dict[str, Any]]]:
 
 
 def checked_value(name: str, value: Any, wanted: Any, limits: dict[str, Any]) -> Any:
-    """The value of a flag, also one from a file, if it has the right type and keeps the limits."""
+    """The value of a flag, typed or from a file, if it has the right type and keeps the limits."""
     if wanted is float and type(value) is int and abs(value) < 1e300:
         value = float(value)
     if type(value) is not wanted or wanted is float and not math.isfinite(value):

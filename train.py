@@ -13,15 +13,15 @@ Read `train` from top to bottom. Where the numbers of token 17 of answer 3 are c
     the loss           grpo.py: update, policy_loss
     its gradient       grpo.py: log_probs
 
-What stands around the step, and why:
+The parts around the step, and their reasons:
 
     evaluation      answers to held-out problems, because the rewards of a batch are partly luck and
                     the problems change from step to step
     a record        advantage, weight and log-prob of each token in a file, because questions come
                     up after the training
-    resuming        checkpoints, and random numbers that follow from the step alone, because a run
-                    that is killed should go on as if nothing had happened: on the same CPU it
-                    samples, bit for bit, what it would have sampled
+    resuming        checkpoints, and random numbers that follow from the step alone, because a
+                    killed run should go on as if nothing had happened: on the same CPU it samples
+                    the same tokens, bit for bit
     micro-batches   because the answers to all problems of a step do not fit into memory at once
 
 Everything is computed in float32 on a CPU. Other devices, types, tasks and methods are in lab/.
@@ -66,8 +66,8 @@ def train(run: Run) -> None:
         weight, of_weight = run.weigh(rollouts)                                          # (B, T)
         clock.mark("credit")
 
-        # Make tokens with a positive advantage more probable, the others less. Every few steps,
-        # also measure the change of each token.
+        # Make tokens with a positive advantage more probable, and the others less probable. Every
+        # few steps, also measure the change of each token.
         is_measured = s.change_every and ((step - 1) % s.change_every == 0 or step == s.steps)
         metrics, columns = run.update(rollouts, weight, bool(is_measured))
         clock.mark("update")
@@ -167,7 +167,7 @@ def carry_out(run: Run) -> None:
 def main(argv: list[str]) -> None:
     try:
         run = Run(*read_settings(argv))
-    except Unknown as unknown:  # what is not in these files may be in the lab
+    except Unknown as unknown:  # the lab may know it
         if not (HERE / "lab" / "run.py").exists():
             raise UserError(f"{unknown}. More is in lab/, which is not here") from None
         from lab.run import main as beyond
@@ -176,7 +176,7 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.modules["train"] = sys.modules["__main__"]  # for whoever imports train while it runs
+    sys.modules["train"] = sys.modules["__main__"]  # for code that imports train while it runs
     try:
         main(sys.argv[1:])
     except (UserError, OSError, SafetensorError) as error:  # a full disk raises the last two

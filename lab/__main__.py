@@ -26,7 +26,7 @@ COMMANDS = {
     "Did I write the loss right?": {"formula": "formula.__main__"},
     "Where is credit, and what is it worth to know?": {
         name: f"probes.{name}" for name in ("planted", "decided")},
-    "What of the notes that the project began from?": {
+    "Which claims of the earlier notes hold?": {
         name: f"probes.{name}" for name in ("notes", "phase1", "rank", "sparsity", "baseline")}}
 RETIRED = {  # a command that is gone, and the commit in which it last stood
     **dict.fromkeys(("board", "real_board", "real_controls", "later", "price", "scoreboard",
