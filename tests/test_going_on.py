@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import load_file
 
 import lab.run as train
+import run as book
 from conftest import write_lines
 from lab.countdown import Task
 from lab.engine.tokens import load_tokenizer
-from lab.harness import run as start
 from lab.harness.run import LabRun
 from lab.harness.settings import CHANGEABLE, OPTIONS
 from runs import (WHOLE, after_credit_of, arrays, assert_same_run, config_of, edit_config,
-                  everything, lines, run)
+                  everything, run)
 
 
 TWO_STEPS = ["--steps", "2", "--eval_every", "0"]
@@ -114,37 +114,6 @@ def test_what_a_run_is_cannot_be_changed(stopped):
     assert everything(stopped) == before
 
 
-def test_more_steps_change_the_rates_of_those_that_are_made(learner, tmp_path, monkeypatch):
-    """Of 4 steps the rates are 4/5, 3/5, ... of the whole; of 6 steps the last two are 2/7, 1/7."""
-    rates, update = [], start.update
-
-    def update_and_note(model, optimizer, *others):
-        rates.append(optimizer.learning_rate / 1e-3)
-        return update(model, optimizer, *others)
-
-    monkeypatch.setattr("lab.harness.run.update", update_and_note)
-    run("--model", learner, "--out", tmp_path / "x", "--steps", 4, "--decay", "linear",
-        "--change_every", 0, "--eval_every", 0)
-    said = run("--resume", tmp_path / "x", "--steps", 6).stdout
-    assert rates == pytest.approx([4 / 5, 3 / 5, 2 / 5, 1 / 5, 2 / 7, 1 / 7])
-    recorded = [line["learning_rate"] / 1e-3 for line in lines(tmp_path / "x/metrics.jsonl")]
-    assert recorded == rates
-    assert "The 4 steps that are made had the rates of a run of 4 steps" in said
-
-
-def test_as_many_steps_change_no_rates(learner, tmp_path):
-    run("--model", learner, "--out", tmp_path / "x", *TWO_STEPS, "--checkpoint_every", 1,
-        "--decay", "linear")
-    shutil.rmtree(tmp_path / "x/checkpoints/step_000002")
-    assert "the learning rate now falls" not in run("--resume", tmp_path / "x").stdout
-
-
-def test_a_warm_up_that_is_longer_than_the_run_is_told(learner, tmp_path):
-    said = run("--model", learner, "--out", tmp_path / "x", "--steps", 1, "--warmup_steps", 2,
-               "--change_every", 0, "--eval_every", 0).stdout
-    assert "its learning rate never reaches" in said
-
-
 def test_a_checkpoint_that_lost_its_trainer_is_made_again(whole, finished):
     """To the same bytes: the run goes on from the one before."""
     last = "checkpoints/step_000006/model.safetensors"
@@ -197,7 +166,7 @@ def test_killed_after_its_model_is_left_a_run_is_finished(learner, tmp_path, mon
     """Although its config does not say so yet. More steps cannot be asked for, as before."""
     folder, flags = tmp_path / "x", [*TWO_STEPS, "--checkpoint_every", 0]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(start, "change_config", interrupt)
+        patch.setattr("lab.harness.run.change_config", interrupt)
         run("--model", learner, "--out", folder, *flags)
     before = everything(folder)
     for argv in (["--model", learner, "--out", folder, *flags, "--continue"], ["--resume", folder]):
@@ -243,14 +212,14 @@ def test_problems_of_a_file_are_trained_on(learner, tmp_path):
 
 def test_of_two_starts_at_once_one_is_told(whole, learner, tmp_path, monkeypatch):
     """The other one comes when this one has looked, but not begun to write."""
-    argv, make_run = ["--model", learner, "--out", tmp_path / "x", *WHOLE], start.make_run
+    argv, make_run = ["--model", learner, "--out", tmp_path / "x", *WHOLE], book.make_run
 
     def make_later(*given):
-        monkeypatch.setattr(start, "make_run", make_run)
+        monkeypatch.setattr(book, "make_run", make_run)
         run(*argv)
         return make_run(*given)
 
-    monkeypatch.setattr(start, "make_run", make_later)
+    monkeypatch.setattr(book, "make_run", make_later)
     assert "exists already" in run(*argv, expect=1).stderr
     assert_same_run(whole, tmp_path / "x")
     assert [path.name for path in tmp_path.iterdir()] == ["x"]

@@ -19,8 +19,7 @@ DOORS = {  # files that talk to other tools, and what only they may import
     "lab.engine.kernels": {"triton"},
     "lab.trl.trl_trainer": {"trl", "transformers", "accelerate"},
     "lab.formula.adapters": {"trl"},
-    "lab.harness.chat_template": {"jinja2"},  # torch requires it
-    "lab.harness.track": {"trackio", "wandb"}}
+    "lab.harness.chat_template": {"jinja2"}}  # torch requires it
 
 
 def module_name(path):

@@ -192,18 +192,14 @@ def pick_device(name: str) -> torch.device:
     recorded."""
     kind, _, number = name.partition(":")
     wrong = ""
-    if not re.fullmatch("cpu|mps|cuda(:[0-9]+)?", name):
-        wrong = "only cpu, cuda, cuda:N and mps are implemented"
-    elif kind == "mps" and not torch.backends.mps.is_available():
-        wrong = "PyTorch sees no Apple GPU here"
+    if not re.fullmatch("cpu|cuda(:[0-9]+)?", name):
+        wrong = "only cpu, cuda and cuda:N are implemented"
     elif kind == "cuda" and int(number or 0) >= torch.cuda.device_count():
         wrong = (f"PyTorch sees {torch.cuda.device_count()} CUDA devices here. --device cpu "
                  "computes without one")
     if wrong:
         raise UserError(f"--device {name}: {wrong}")
-    if kind == "mps":
-        say("--device mps: this program was never run on an Apple GPU. --device cpu is tested")
-    elif kind == "cuda":
+    if kind == "cuda":
         torch.cuda.set_device(int(number or 0))
         # cuDNN plans for half a second for every new shape, and shapes change every few tokens
         torch.backends.cuda.enable_cudnn_sdp(False)

@@ -53,10 +53,6 @@ def say_what_differs(s: LabSettings, before: Json, changed: list[str], done: int
         more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
         say(f"changed since the {done} steps were made: {', '.join(changed[:SHOWN])}{more}. So "
             "what follows may not be what a run that was never stopped gives")
-    if s.decay != "none" and s.steps != before["steps"]:
-        say(f"the learning rate now falls until step {s.steps}. The {done} steps that are made had "
-            f"the rates of a run of {before['steps']} steps, so a run of {s.steps} steps that was "
-            "never stopped would give other numbers")
     torch_before = before.get("versions", {}).get("torch")
     if torch_before not in (None, torch.__version__):
         say(f"the {done} steps that are made had torch {torch_before}, and this is "

@@ -11,7 +11,7 @@
 import inspect
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ import torch
 from lab.engine.methods import refuse_other_values
 from lab.engine.errors import NotFinite, UserError, location_of, refuse_undefined
 from lab.engine.model_folder import write_model_folder
-from lab.engine.optimizer import rate_of_step
 from lab.credit.weightings import advantage_of, drop_unfinished, rescaled_weight
 from lab.engine.policy import derived_seed
 from lab.engine.rollouts import Problem, Rollouts, has_format
@@ -34,7 +33,7 @@ from lab.harness.record import Json, change_config, credit_path, provenance, wri
 from lab.harness.screen import python_command, say
 from lab.harness.settings import CHANGEABLE, CONTINUE, LabSettings, make_settings, read_flags
 from lab.harness.tasks import score_again
-from run import Run, checkpoints, make_run, remove, whole
+from run import Run, checkpoints, remove, whole
 
 COPIED_FILES = (  # from the folder of the model into every checkpoint
     "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "merges.txt",
@@ -79,8 +78,7 @@ class LabRun(Run):
         self.after_step: Callable[[], None] = lambda: None  # for a large model: returns memory
         self.drawn: Json = {}  # what dynamic sampling drew beyond the batch, in the last step
         self.copied_files: dict[str, bytes] = {}  # files of the model's folder, by name
-        self.tracker: Callable[[Json, int], object] | None = None  # --track
-        self.cleanup = ExitStack()
+        self.curves: Any = None  # --track
         super().__init__(settings, is_resumed)
 
     def where_to_go_on(self) -> None:
@@ -117,9 +115,8 @@ class LabRun(Run):
                 keep_memory()
             self.after_step = FreedMemory().after_step
         if s.track != "none":
-            from lab.harness.track import tracking
-            self.tracker = self.cleanup.enter_context(tracking(
-                s.track, self.folder, self.done, s.to_json()))
+            from lab.harness.track import Curves
+            self.curves = Curves(self.folder, self.done)
         if s.eval_every:  # the task remembers them, and refuses to train on one
             self.task.held_out_problems(s.eval_tasks)
 
@@ -210,18 +207,12 @@ class LabRun(Run):
             "made_of": made_of(self.settings)}
 
     def make_folder(self) -> None:
-        s, model = self.settings, self.model
-        size = sum(parameter.numel() for parameter in model.parameters())
-        trained = sum(parameter.numel() for parameter in self.trained.values())
-        of_lora = ""
+        s, trained = self.settings, sum(one.numel() for one in self.trained.values())
         if s.lora:
-            of_lora = f" (LoRA of rank {s.lora} trains {trained / 1e6:.2f} million of them)"
-        count = torch.get_num_threads()
-        threads = "1 thread" if count == 1 else f"{count} threads"
-        say(f"{s.model}: {size / 1e6:.2f} million parameters{of_lora} on {s.device} in {s.dtype}, "
-            f"{threads}; {s.questions} problems x {s.answers} answers a step; writing to "
-            f"{s.folder}")
-        make_run(self.folder, self.config(), self.source / "tokenizer.json")
+            say(f"LoRA of rank {s.lora} trains {trained / 1e6:.2f} million parameters")
+        if (s.device, s.dtype) != ("cpu", "float32"):
+            say(f"computing on {s.device} in {s.dtype}")
+        super().make_folder()
 
     def is_here(self) -> bool:
         """Whether the folder still has its name, and no other one has taken it: the lock lies in
@@ -236,7 +227,8 @@ class LabRun(Run):
                             "it was moved, --resume and its new name continue the run")
 
     def close(self, failed: bool) -> None:
-        self.cleanup.close()
+        if self.curves:
+            self.curves.close()
         super().close(failed and self.is_here())
 
     def last_good_model(self) -> str:
@@ -246,17 +238,6 @@ class LabRun(Run):
             return "there is no checkpoint before it"
         return (f"the last good checkpoint is {found[max(found)]}, from which --model begins a new "
                 "run")
-
-    def steps(self) -> Iterator[int]:
-        s = self.settings
-        if self.done < s.steps < s.warmup_steps:
-            say(f"--warmup_steps {s.warmup_steps}: the run ends before, so its learning rate never "
-                f"reaches {s.learning_rate:g}")
-        for step in super().steps():
-            if s.warmup_steps or s.decay != "none":
-                self.optimizer.learning_rate = rate_of_step(step, s.steps, s.learning_rate,
-                                                            s.warmup_steps, s.decay)
-            yield step
 
     def record(self, rollouts: Any, weight: torch.Tensor, columns: dict[str, torch.Tensor]
                ) -> None:
@@ -280,19 +261,15 @@ class LabRun(Run):
             line["rollout_tokens_per_second"] = sampled / line["rollout_seconds"]
         self.refuse_other_folder()
         super().log(line)
-        self.track(line, "train")
+        if self.curves:
+            self.curves.add(line, "train")
         self.after_step()
 
     def log_evaluation(self, line: Json, seconds: float) -> None:
         self.refuse_other_folder()
         super().log_evaluation(line, seconds)
-        self.track(line, f"held_out/{line['mode']}")
-
-    def track(self, line: Json, prefix: str) -> None:
-        """Send the numbers of a line to the program that --track names."""
-        if self.tracker:
-            from lab.harness.track import numbers_of
-            self.tracker(numbers_of(line, prefix), line["step"])
+        if self.curves:
+            self.curves.add(line, f"held_out/{line['mode']}")
 
     def state(self) -> dict[str, torch.Tensor]:
         return {name: tensor.detach().cpu().contiguous()

@@ -18,9 +18,10 @@ import torch
 from safetensors import SafetensorError
 
 from lab.engine.errors import PROJECT, UserError
+from run import printable
 
 BOLD, GREEN, RED = "1", "1;32", "1;31"
-MESSAGE = "stopping after this step (Ctrl-C again stops at once, at the last checkpoint)"
+MESSAGE = b"\nstopping after this step (Ctrl-C again stops at once, at the last checkpoint)\n"
 # the files at the top of the project that a user does not write his own code into
 PROGRAMS = ("train.py", "analyze.py", "grpo.py", "qwen2_model.py")
 
@@ -36,14 +37,14 @@ def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: 
         sys.exit(f"{name}: {interrupted}" if interrupted else 130)
     except BrokenPipeError as error:  # as in `python -m lab follow RUN | head`
         if place_in_users_code(error.__traceback__):
-            sys.exit(f"{name}: {visible(sentence_about(error))}")
+            sys.exit(f"{name}: {printable(sentence_about(error))}")
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what is left to print goes nowhere
         sys.exit(f"{name}: nothing reads its output any more; {interrupted}" if interrupted else 1)
     except (Exception, SystemExit) as error:
         sentence = sentence_about(error)
         if not sentence or (sys.flags.dev_mode and not isinstance(error, UserError)):
             raise
-        sys.exit(f"{name}: {visible(sentence)}")
+        sys.exit(f"{name}: {printable(sentence)}")
 
 
 def place_in_users_code(trace: TracebackType | None) -> str:
@@ -107,9 +108,6 @@ class StopRequest:
     process."""
     requested = False
 
-    def __init__(self, message: str = MESSAGE):
-        self.message = message
-
     def __enter__(self) -> "StopRequest":
         self.handlers_before = {name: signal.signal(name, self.handle)
                                 for name in (signal.SIGINT, signal.SIGTERM)}
@@ -122,19 +120,8 @@ class StopRequest:
     def handle(self, *_: object) -> None:
         if self.requested:
             raise KeyboardInterrupt
-        write_from_handler(f"\n{self.message}\n")
         self.requested = True
-
-
-def write_from_handler(text: str) -> None:
-    """Write a text to stdout from a signal handler. It may have interrupted a print, so it writes
-    past the buffer of print, unless stdout is no file, as in a notebook."""
-    try:
-        descriptor = sys.stdout.fileno()
-    except (AttributeError, OSError, ValueError):
-        sys.stdout.write(text)
-    else:
-        os.write(descriptor, text.encode())
+        os.write(1, MESSAGE)  # past Python's buffer, because a print may have been interrupted
 
 
 class Visible:
@@ -146,7 +133,7 @@ class Visible:
             stream.reconfigure(errors="backslashreplace")  # no character ends a run
 
     def write(self, text: str) -> int:
-        return self.stream.write(visible(text))
+        return self.stream.write(printable(text))
 
     def close(self) -> None:
         raise RuntimeError("the output of the program cannot be closed")
@@ -155,17 +142,8 @@ class Visible:
         return getattr(self.stream, name)
 
 
-def visible(text: str) -> str:
-    """The text with control characters written out, as \\x1b; new lines and tabs stay."""
-    shown = []
-    for character in text:
-        is_shown = character.isprintable() or character in "\n\t"
-        shown.append(character if is_shown else character.encode("unicode_escape").decode())
-    return "".join(shown)
-
-
 def put(line: str, stream: TextIO | None = None, end: str = "\n") -> None:
-    """Print a line with our own escape sequences. What a model wrote has to go through `visible`
+    """Print a line with our own escape sequences. What a model wrote has to go through `printable`
     before."""
     stream = stream or sys.stdout
     print(line, file=getattr(stream, "stream", stream), end=end, flush=True)
@@ -174,14 +152,14 @@ def put(line: str, stream: TextIO | None = None, end: str = "\n") -> None:
 def say(text: str, mark: str = "") -> None:
     """Print a line at once. `mark`, which may be coloured, is put before it."""
     show_status("")
-    put(mark + visible(text))
+    put(mark + printable(text))
 
 
 def show_status(text: str) -> None:
     """Show a line that the next one overwrites, at a terminal only. An empty text clears it."""
     if sys.stderr.isatty():
         clear = "\r\033[K"
-        put(f"{clear}  {visible(text[:90])}\r" if text else clear, sys.stderr, end="")
+        put(f"{clear}  {printable(text[:90])}\r" if text else clear, sys.stderr, end="")
 
 
 def has_colour() -> bool:

@@ -26,7 +26,8 @@ PLACEBOS = ("none", "weights", "weights_by_kind", "weights_by_position",
 LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for a step
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "versions", "git_commit", "model_config", "reward", "ranks", "notes", "held_out_problems",
-    "columns_temperature", "made_of", "changed", "finished", "trained_parameters")
+    "columns_temperature", "made_of", "changed", "finished", "trained_parameters",
+    "warmup_steps", "decay")  # the last two, "ranks" and "notes" are of earlier versions
 # when a setting has an effect
 KL: Requirement = (lambda s: s.kl > 0, "--kl above 0")
 REUSED: Requirement = (lambda s: s.epochs > 1, "--epochs above 1")
@@ -67,7 +68,7 @@ class LabSettings(Settings):
         "with weights of 1. none: the weights stay as they are",
         choices=("mean", "gradient", "none"))
     device: str = option(
-        "cpu", "device to compute on: cpu, cuda, cuda:N, or mps, which was never tried")
+        "cpu", "device to compute on: cpu, cuda or cuda:N")
     dtype: str = option(
         "float32", "type of the numbers to compute with. The parameters stay float32",
         choices=("float32", "bfloat16"))
@@ -110,11 +111,6 @@ class LabSettings(Settings):
         f"third fewer operations. The default learning rate is {LORA_RATE[0]:g} times as high "
         f"and at most {LORA_RATE[1]:g}, of a large model {LORA_RATE_OF_LARGE[0]:g} times and at "
         f"most {LORA_RATE_OF_LARGE[1]:g}. 0 trains every parameter")
-    warmup_steps: int = option(
-        0, "the learning rate rises in equal parts over so many steps")
-    decay: str = option(
-        "none", "how the learning rate falls after that, nearly to 0 in the last step",
-        choices=("none", "linear", "cosine"))
     dynamic_sampling: int = option(
         1, "draw at most so many batches of problems for a step, until there are enough groups "
         "whose answers have different rewards. The record is of the groups that were kept, and so "
@@ -125,9 +121,8 @@ class LabSettings(Settings):
         "much their gradients differ: gradient_noise in metrics.jsonl. `lab page` says how much of "
         "a step is noise. This changes rounding, and nothing else; 0 means never")
     track: str = option(
-        "none", "show the run's curves while it goes, in one of these programs. tensorboard and "
-        "wandb write into the run's folder, trackio into a folder of its own. None sends anything "
-        "anywhere: wandb works offline", choices=("none", "tensorboard", "trackio", "wandb"))
+        "none", "show the run's curves while it goes, in TensorBoard", choices=(
+            "none", "tensorboard"))
     typed: Json = field(default_factory=dict, compare=False)     # the values that were given
     unnamed: typing.ClassVar = {*METHODS, "seed", "out", *CHANGEABLE} - {"steps"}
     defaults: Json = field(default_factory=dict, compare=False)  # those of the model's recipe.json

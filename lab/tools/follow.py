@@ -36,11 +36,12 @@ from lab.analysis.token_table import StepRecord, read_step
 from lab.engine.errors import UserError
 from lab.engine.tokens import KINDS, SECTIONS
 from lab.harness.read_record import read_tokenizer, sampling_models
-from lab.harness.screen import (BOLD, has_colour, put, say, styled, visible)
+from lab.harness.screen import (BOLD, has_colour, put, say, styled)
 from lab.harness.flags import Flag, read
 from lab.tools.helpers.terminal import legend, one_line, shaded
 from lab.tools.helpers.token import (FEWEST_CONTINUATIONS, MOST_CONTINUATIONS, check_exists,
                                      in_short, likeliest_others, measure_credit, where_kept)
+from run import printable
 
 SHOWN = 2           # problems, without --answer
 FLAGS = {
@@ -187,7 +188,7 @@ def show_answer(answer: ShownAnswer) -> None:
 
 
 def show_token(answer: ShownAnswer, t: int) -> None:
-    texts = list(map(visible, answer["texts"]))
+    texts = list(map(printable, answer["texts"]))
     marked = styled(texts[t], BOLD) if has_colour() else f"[{texts[t]}]"
     put(f"\n{''.join(texts[:t])}{marked}{''.join(texts[t + 1:])}\n")
     print(f"token {t}, {answer['texts'][t]!r}, of the kind {KINDS[answer['kind'][t]]}, in the "
@@ -212,7 +213,7 @@ def print_account(run: Run, answer: ShownAnswer, t: int) -> None:
 
 
 def print_stage(label: str, text: str, function: str) -> None:
-    first, *others = textwrap.wrap(visible(text), WIDTH, break_long_words=False,
+    first, *others = textwrap.wrap(printable(text), WIDTH, break_long_words=False,
                                    break_on_hyphens=False)
     print(f"{label:10} {first:{WIDTH}} {function}".rstrip())
     for line in others:

@@ -19,9 +19,10 @@ from lab.harness.flags import Flag, read
 from lab.harness.tasks import make_task
 from lab.harness.build import load_policy
 from lab.harness.record import checkpoint_folders, find_folder
-from lab.harness.screen import BOLD, put, right_or_wrong, styled, visible
+from lab.harness.screen import BOLD, put, right_or_wrong, styled
 from lab.harness.settings import OPTIONS, LabSettings, make_settings, settings_of_run
 from lab.tools.helpers.terminal import legend, shaded
+from run import printable
 
 SHADES = ((0.1, "48;5;26;38;5;231"), (0.5, "48;5;75;38;5;16"), (0.9, "48;5;153;38;5;16"),
           (float("inf"), ""))
@@ -33,7 +34,7 @@ FLAGS = {
                    requires=(lambda values: values.answers == 1, "one answer of each model")),
     "task": Flag(None, "the task that the problem belongs to. By default it is that of the "
                        "run, or of the recipe.json of the model"),
-    "device": Flag("cpu", "device to compute on: cpu, cuda, cuda:N, or mps, which was never tried")}
+    "device": Flag("cpu", "device to compute on: cpu, cuda or cuda:N")}
 # settings that a model which is only asked does not need
 WITHOUT_TRAINING = {name: OPTIONS[name].default for name in (
     "mitigation", "advantage", "placebo", "kl", "deterministic")}
@@ -50,11 +51,11 @@ def main(argv: list[str]) -> None:
     how = f"sampled at temperature {settings.temperature:g} with seed {flags.seed}"
     if flags.greedy:
         how = "greedy: each token is the likeliest"
-    put(visible(f"{folder}: answers are {how}"))
+    put(printable(f"{folder}: answers are {how}"))
     at = "" if settings.temperature == 1 else " at temperature 1"
     marks = legend(SHADES) or f"in brackets after the token, if it is below {MARKED_BELOW:.0%}"
     put(f"the probability of each token{at}: {marks}\n")
-    put(styled(visible(next(iter(policies.values())).task.show(problem)), BOLD))
+    put(styled(printable(next(iter(policies.values())).task.show(problem)), BOLD))
     seed, widest = derived_seed("sample", flags.seed), max(map(len, policies))
     for title, policy in policies.items():
         print_answers(f"{title:{widest}}", policy.ask([problem], flags.answers, seed,
@@ -103,7 +104,7 @@ def is_run(folder: Path) -> bool:
 
 def print_answers(title: str, rollouts: Rollouts) -> None:
     right = rollouts.scores["answer"] > 0
-    put(f"\n{styled(visible(title), BOLD)}   {int(right.sum())} of {len(right)} right")
+    put(f"\n{styled(printable(title), BOLD)}   {int(right.sum())} of {len(right)} right")
     for b, texts in enumerate(rollouts.texts):
         cut_off = "" if rollouts.finished[b] else ", cut off"
         put(f"\n  {right_or_wrong(right[b])}   reward {rollouts.reward[b]:.2f}   "

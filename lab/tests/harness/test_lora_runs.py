@@ -27,7 +27,7 @@ def added(learner, tmp_path_factory):
     """A run that was never stopped."""
     folder = tmp_path_factory.mktemp("lora") / "run"
     printed = run("--model", learner, "--out", folder, *FLAGS).stdout
-    assert "(LoRA of rank 4 trains 0.0" in printed and "million of them)" in printed
+    assert "LoRA of rank 4 trains 0.0" in printed
     return folder
 
 

@@ -21,7 +21,7 @@ from run import Run
 from train import means_of
 from lab.engine.errors import UserError
 from lab.harness import screen
-from lab.harness.screen import StopRequest, Visible, run_as_program, visible
+from lab.harness.screen import StopRequest, Visible, run_as_program
 
 python = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
 
@@ -29,8 +29,7 @@ python = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
 def test_what_a_model_wrote_cannot_steer_the_terminal():
     stream = io.StringIO()
     print("\x1b[31mred\x07\x9b2J\u202eleft\ttab\nline", file=Visible(stream))
-    assert stream.getvalue() == "\\x1b[31mred\\x07\\x9b2J\\u202eleft\ttab\nline\n"
-    assert visible("a\rb\x00é漢") == "a\\rb\\x00é漢"
+    assert stream.getvalue() == "?[31mred??2J?left?tab\nline\n"
     latin = io.TextIOWrapper(io.BytesIO(), "latin-1")
     print("é漢", file=Visible(latin), flush=True)  # a terminal that has not all characters
     assert latin.buffer.getvalue() == b"\xe9\\u6f22\n"
@@ -77,7 +76,7 @@ def ended_by(function):
     (SafetensorError("I/O error: No space left"), "I/O error: No space left"),
     (torch.OutOfMemoryError("CUDA out of memory"), "there is not enough memory"),
     (MemoryError(), "there is not enough memory"),
-    (UserError("bad \x1b[2J\nname"), r"bad \x1b[2J name"), (KeyboardInterrupt(), "stopped")])
+    (UserError("bad \x1b[2J\nname"), "bad ?[2J name"), (KeyboardInterrupt(), "stopped")])
 def test_what_ends_a_program_is_one_line(error, words):
     def main():
         raise error
@@ -140,14 +139,6 @@ def test_ctrl_c_asks_once_and_ends_twice(capfd):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)
     assert signal.getsignal(signal.SIGINT) == before
-
-
-def test_ctrl_c_is_answered_where_stdout_has_no_descriptor():
-    """In a notebook, or under `redirect_stdout`."""
-    with contextlib.redirect_stdout(io.StringIO()) as printed, StopRequest("stopping"):
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(0.01)
-    assert printed.getvalue() == "\nstopping\n"
 
 
 BEFORE_TORCH = """
@@ -246,4 +237,4 @@ def test_a_status_cannot_steer_the_terminal(monkeypatch):
     """It names folders, and problems of a task."""
     monkeypatch.setattr(sys, "stderr", Terminal())
     screen.show_status("a\x1b[2J: step 3")
-    assert sys.stderr.getvalue() == "\r\033[K  a\\x1b[2J: step 3\r"
+    assert sys.stderr.getvalue() == "\r\033[K  a?[2J: step 3\r"

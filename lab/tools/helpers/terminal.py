@@ -5,7 +5,8 @@
 """
 import textwrap
 
-from lab.harness.screen import has_colour, styled, visible
+from lab.harness.screen import has_colour, styled
+from run import printable
 
 # A token whose number is below the limit gets this style, in numbers of ANSI escape sequences: 48;5
 # is the colour behind the text and 38;5 the one in it, of a terminal's 256.
@@ -18,7 +19,7 @@ def shaded(texts: list[str], numbers: list[float | None], shades: Shades, mark) 
     grey. A terminal without colours gets `mark(number)` after the token instead, before its line
     break if it has one. Control characters are written out."""
     result = ""
-    for text, number in zip(map(visible, texts), numbers):
+    for text, number in zip(map(printable, texts), numbers):
         body = text.rstrip("\n")
         if number is None:
             result += (styled(body, GREY) if has_colour() else body) + text[len(body):]
