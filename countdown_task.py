@@ -9,7 +9,7 @@ This file holds the problems, the prompt, the reward and its parts, and two labe
 generated token: the section of the answer that it is in, and its category (`kind`: word, number,
 ...). Training uses only the class `Task`. The reward is `Task.score`, four lines.
 
-Text from a model is never executed. `value_of` reads its syntax tree, accepts numbers, four
+Text from a model is never executed. `value_of` reads the text's syntax tree, accepts numbers, four
 operators and a minus sign, and computes with exact fractions. Text that is too long is refused
 before it is parsed.
 """

@@ -88,12 +88,12 @@ TWICE: set[str] = set()  # names that two functions have; a run refuses them
 
 
 def advantage(function: Method) -> Method:
-    """Make a function a choice of --advantage: credit (B, T), with a sign."""
+    """Offer a function as an --advantage: values (B, T), which may be negative."""
     return add_choice(ADVANTAGES, function)
 
 
 def add_choice(choices: dict[str, Method], function: Method) -> Method:
-    """A second `def grpo` would silently replace the first. Only in a notebook is this wanted."""
+    """A second `def grpo` would silently replace the first. This is wanted only in a notebook."""
     name = function.__name__
     if name in choices and function.__module__ != "__main__":
         TWICE.add(name)
@@ -169,9 +169,9 @@ def policy_loss(log_prob: Tensor, advantage: Tensor, weight: Tensor, mask: Tenso
          the expected reward is the sum of probability * (gradient of log-prob) * reward.
       4. A sum of probability * something is the mean of this something over sampled answers. So
          the mean of (gradient of log-prob) * reward over our answers estimates the gradient.
-      5. The advantage takes the place of the reward. Subtracting the same number from all rewards
-         of a problem changes no mean, because probabilities sum to 1, and so their gradients sum
-         to 0. But the estimate varies less (docs/policy_gradient.md).
+      5. The advantage takes the place of the reward. Subtracting one number from all rewards of a
+         problem does not change the mean gradient, because probabilities sum to 1, and so their
+         gradients sum to 0. But the estimate varies less (docs/policy_gradient.md).
 
     The loss has a minus, because an optimizer makes the loss smaller, and the reward should grow.
     The value of the loss says nothing. Only its gradient counts, and only at the model that sampled
@@ -259,10 +259,10 @@ class AdamW:
         learning rate * (mean of its gradients) / (root of the mean of their squares + epsilon)
 
     so by about the learning rate where the gradients of many steps agree, and by less where they
-    are noise. Each step multiplies both means by 0.9 and 0.999 before it adds its own part. Both
-    begin at 0, so after n steps they are too small by the factor `known`. An optimizer is made once
-    and keeps its means. A new one would know a single gradient, which divided by its own size is +1
-    or -1, and would move all parameters equally far."""
+    are noise. A step multiplies the first mean by 0.9 and the second by 0.999, and adds its part.
+    Both begin at 0, so at first they are too small, by the factors `known`. An optimizer is made
+    once and keeps its means. A new one would know a single gradient. Divided by its own size this
+    is +1 or -1, so all parameters would move equally far."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], learning_rate: float,
                  weight_decay: float = 0.0):
@@ -300,8 +300,8 @@ def update(run: Trainer, rollouts: Rollouts, weight: Tensor) -> tuple[Metrics, d
     """Train the model on the whole batch: one step of the optimizer, or with --epochs several.
     Returns metrics, and columns (B, T) for the credit file.
 
-    Answers without a gradient are not computed. If no answer has one, the step is skipped, because
-    AdamW would move the parameters by its mean of earlier gradients."""
+    Answers without a gradient are left out. If none is left, the step is skipped, because AdamW
+    would move the parameters by its mean of earlier gradients."""
     s = run.settings
     # the answers that have a gradient at some token; with the KL term all have one
     has_gradient = (weight * rollouts.advantage != 0) | (s.kl > 0)                   # (B, T)
@@ -379,7 +379,7 @@ def backward(run: Trainer, rollouts: Rollouts, weight: Tensor, rows: Tensor, old
 
 
 def metrics_of_ratio(ratio: Tensor, rollouts: Rollouts, rows: Tensor, s: Any) -> Metrics:
-    """For --epochs: a token is clipped if its ratio is beyond the bound of its advantage's sign."""
+    """For --epochs: clipped is a ratio above its bound if A > 0, and below its bound if A < 0."""
     A, mask = rollouts.advantage, rollouts.mask
     beyond = torch.where(A > 0, ratio > 1 + s.clip_high, ratio < 1 - s.clip_low) & (A != 0) & mask
     count = int(mask[rows].sum())

@@ -43,10 +43,10 @@ from torch import Tensor
 
 from countdown_task import NUMBER, OPERATOR, THINK, WORD
 from grpo import (Method, Metrics, Rollouts, add_choice, advantage,  # noqa: F401  advantage is for
-                  gradient_size)                                     # an idea with a sign
+                  gradient_size)                                     # values that may be negative
 from qwen2_model import UserError
 
-# types of the keywords: the number and its limits
+# types of the keyword parameters: numbers with their limits
 NotNegative = Annotated[float, {"least": 0}]
 Positive = Annotated[float, {"above": 0}]
 Share = Annotated[float, {"least": 0, "most": 1}]

@@ -157,7 +157,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """The embeddings and the layers, without the output matrix: `model.` in the published names."""
+    """The embeddings and the layers, without the output matrix. Published names begin `model.`"""
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -309,8 +309,8 @@ def spelling(tokenizer: Tokenizer, token: int) -> str:
 
 
 class Sampled(NamedTuple):
-    """Answers as they were drawn: index t is the t-th new token. Log-prob, entropy -sum p log p and
-    collision sum p^2 are those of the position. Beyond the mask everything is 0."""
+    """Answers as they were drawn: index t is the t-th new token. Each position has a log-prob, an
+    entropy (-sum p log p) and a collision (sum p^2). Beyond the mask everything is 0."""
     ids: Tensor        # (B, T) int64
     mask: Tensor       # (B, T) bool: the token belongs to the answer, its stop token included
     finished: Tensor   # (B,) bool: the answer ended with a stop token, not at the limit
@@ -420,7 +420,7 @@ def draw(logits: Tensor, uniform: Tensor, greedy: bool) -> tuple[Tensor, Tensor]
     """A token for each row of logits (R, V), and (3, R) its log-prob, entropy and collision.
 
     A token of probability p covers a piece of length p of the line from 0 to 1. The row's random
-    number lies on one piece, and that token is drawn. Below, p is e / Z, and log p is z - log Z."""
+    number falls into one token's piece: draw that token. Below, p is e / Z, log p is z - log Z."""
     z = logits - logits.amax(-1, keepdim=True)
     e = z.exp()
     Z = e.sum(-1)

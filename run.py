@@ -126,7 +126,7 @@ class Run:
         self.checkpoint: Path | None = None
         self.is_finished = False
         if is_resumed:
-            self.locked = lock(self.folder)  # before anything in it is read
+            self.locked = lock(self.folder)  # lock the folder before reading it
             self.where_to_go_on()
             refuse_holes(self.folder, self.done)
         if not self.is_finished:
@@ -181,8 +181,8 @@ class Run:
             self.encode(prompt)
 
     def method(self, function: Callable[..., Tensor]) -> Callable[[Rollouts], Tensor]:
-        """A weighting or an advantage, with the values of its flags. It is called twice in the
-        first two steps and at checkpoints."""
+        """A weighting or an advantage, with the values of its flags. It is called twice in each
+        of the first two steps and at each checkpoint."""
         s, keywords = self.settings, self.settings.keywords_of(function)
 
         def credit(rollouts: Rollouts) -> Tensor:
@@ -334,7 +334,7 @@ class Run:
         if self.stopping:
             raise KeyboardInterrupt
         self.stopping = True
-        # past Python's buffer, because a print may have been interrupted
+        # `print` may fail here, if Ctrl-C interrupted another `print`
         os.write(1, b"\nstopping after this step; Ctrl-C again stops at once\n")
 
     def close(self, failed: bool) -> None:
@@ -385,7 +385,7 @@ class Run:
 
     def end(self) -> None:
         took, memory = time.monotonic() - self.start, peak_memory() / 1e9
-        self.stopping &= self.step < self.settings.steps  # after the last one it has ended
+        self.stopping &= self.step < self.settings.steps  # a finished run was not stopped early
         say(self.last_checkpoint() if self.stopping else f"done. Everything is in {self.folder}")
         if len(self.evaluations) > 1:
             before, after = self.evaluations[0], self.evaluations[-1]
@@ -583,7 +583,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def from_here(name: str) -> Path:
-    """A path in this project, as it is typed in one of its folders; elsewhere the name itself."""
+    """The path to a file of this project from the current folder; outside it, the name itself."""
     is_inside = Path.cwd().is_relative_to(HERE)
     return Path(os.path.relpath(HERE / name)) if is_inside else Path(name)
 
@@ -659,7 +659,7 @@ def flags_known(chosen: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 def parse(argv: list[str], flags: dict[str, Any], saved: dict[str, Any], about: str = ""
           ) -> tuple[dict[str, Any], list[str], str]:
-    """The typed values of these flags, the words that are none of them, and the help."""
+    """The values of these flags in argv, the rest of argv, and the text of the help."""
     parser = Parser(description="Train a model with GRPO.", add_help=False, allow_abbrev=False,
                     epilog=about, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, (default, of_flag, limits) in flags.items():

@@ -59,8 +59,8 @@ def train(run: Run) -> None:
         rollouts = run.batch(step)
         clock.mark("rollout")
 
-        # How good was each token, and how much does it count? Both are computed for the whole
-        # batch, and the loss multiplies them.
+        # How good was each token, and how much does it count? Advantage and weight are computed for
+        # the whole batch, and the loss uses their product.
         rollouts = replace(rollouts, step=step, generator=generator_of("credit", s.seed, step))
         rollouts = replace(rollouts, advantage=run.advantage(rollouts))                  # (B, T)
         weight, of_weight = run.weigh(rollouts)                                          # (B, T)
