@@ -1,5 +1,6 @@
 """Small models and run folders that the tests share; nothing here is downloaded."""
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -57,6 +58,7 @@ import lab.credit.weightings  # noqa: F401  fills the lists of choices
 from grpo import grpo
 from lab.harness.build import load_policy
 from lab.engine.model import ModelConfig, Qwen2
+from lab.harness import made_of
 from lab.harness.flags import check_value, flags_of
 from lab.engine.errors import UserError
 from lab.engine.policy import Forward
@@ -77,6 +79,12 @@ if torch.backends.cpu.get_cpu_capability() != "AVX512":
     # Attention in bfloat16 takes oneDNN's matrix products where the CPU has AMX, and fails unless
     # torch's own kernels use AVX512. ATEN_CPU_CAPABILITY lowers only torch's: lower oneDNN's, too.
     os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX2"
+
+imports_of = made_of.imports_of
+known_imports = functools.cache(lambda path, *places: [*imports_of(path)])
+# Every run asks what the project's files import, and no test changes these.
+made_of.imports_of = lambda path: (known_imports(path, os.getcwd(), *sys.path)
+                                   if ROOT in path.parents else imports_of(path))
 
 SMALL = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2)

@@ -40,7 +40,8 @@ SETTINGS = SimpleNamespace(
     noise_parts=0)
 
 
-@pytest.fixture(scope="module", params=SHAPES)
+@pytest.fixture(scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] if "million" in
+                                               name else []) for name in SHAPES])
 def folder(request, tmp_path_factory):
     """A model with random weights, large enough that its logits differ. The wider the model, the
     smaller they are: otherwise each layer would multiply the rounding of the one before it."""

@@ -223,15 +223,6 @@ def shifted_back(logits, batch):
     return -token(log_p * z(1, 1e-4)(batch), batch.mask[:, :-1], batch)
 
 
-def over_the_std_of_others(batch):
-    """The mean and the std of the other answers; not divided where the others are equal."""
-    def of_group(r):
-        others = torch.stack([torch.cat([r[:i], r[i + 1:]]) for i in range(len(r))])
-        std = others.std(1) if len(r) > 2 else torch.zeros_like(r)
-        return (r - others.mean(1)) / torch.where(std > 0, std + 1e-6, 1.0)
-    return by_group(batch, of_group)
-
-
 def whitened_as_openrlhf(batch):
     a, length = mean(batch)[:, 0], batch.mask.sum(1)
     a = a - (a * length).sum() / length.sum()
@@ -262,11 +253,6 @@ def by_probability(log_prob, batch, a):
     moved = log_prob.exp() - batch.old_log_prob.exp()
     is_out = torch.where(a > 0, moved > .2, moved < -.2)
     return (log_prob - batch.old_log_prob).exp() * a * ~is_out
-
-
-def whitened_over_answers(batch):
-    a = mean(batch)
-    return (a - a.mean()) / (a.std() + 1e-8)
 
 
 def inverted(batch):
@@ -450,9 +436,6 @@ LOSSES = {
     "hundred times": (make(factor=100.0), PLAIN, "times 100"),
     "highest entropy": (highest_entropy,
                         {"highest entropy 0.2 of batch", "mean", "token", "understood"}),
-    "nemo-rl": (make(over_the_std_of_others, objective=clip(.2, .2)),
-                {"minus leave one out over n-1 of others 1e-06", "token", "clip 0.2 0.2",
-                 "understood"}),
     "openrlhf": (make(whitened_as_openrlhf),
                  {"mean over tokens n 1e-08 root", "token", "understood"}, "dead pushed"),
     "dynamic sampling": (dynamic_sampling,
@@ -472,8 +455,6 @@ LOSSES = {
                          "kl constant over width of a row"),
     "entropy weight undetached": (entropy_weight(False),
                                   {"understood"}, "weight entropy undetached"),
-    "whitened over answers": (make(whitened_over_answers),
-                              {"mean whitened n-1 1e-08", "understood"}),
     "mask inverted": (make(mask=inverted),
                       {"no middle", "understood"}, "mask inverted", "prompt", "padding", "no first",
                       "no end", "replies", "no first of turn", "no last of turn"),
@@ -506,19 +487,11 @@ LOSSES = {
     "until padding": (make(mask=until_padding), PLAIN, "pad is end"),
     "refuses equal rewards": (make(refusing_equal_rewards), PLAIN, "dead raises"),
     "odd batch": (without_last_of_an_odd_batch, set(), "order of rows", "micro-batches"),
-    "epsilon": (make(z(1, .0123)), {"z n-1 0.0123", "understood"}),
-    "limit": (make(lambda batch: z(1, 1e-4)(batch).clamp(-3.5, 3.5)),
-              {"z n-1 0.0001 limit 3.5", "understood"}),
     "limit of a mean": (make(lambda batch: mean(batch).clamp(-4, 4)),
                         {"mean limit 4", "understood"}),
     "any temperature": (make(temperature=.77), PLAIN, "temperature 0.77"),
-    "truncated": (by_sampler(lambda s, mask: s.exp().clamp(max=2)),
-                  {"tis 2", "clip 0.2 0.2", "token", "understood"}),
-    "icepop by sampler": (by_sampler(lambda s, mask: s.exp() * ((s.exp() >= .5) & (s.exp() <= 5))),
-                          {"icepop 0.5 5", "understood"}),
     "of answers": (by_sampler(lambda s, mask: (s * mask).sum(1, keepdim=True).exp().clamp(max=3)),
                    {"tis of answer 3", "understood"}),
-    "decoupled": (by_sampler(lambda s, mask: s.exp()), {"decoupled", "understood"}),
     "upside down": (by_sampler(lambda s, mask: (-s).exp().clamp(max=2)),
                     {"inverse tis 0.5 none", "understood"}, "inverse tis"),
     "sampler for old": (make(objective=clip_to_sampler),

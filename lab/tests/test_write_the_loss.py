@@ -5,10 +5,10 @@ import importlib.util
 import pytest
 import torch
 
-from conftest import ROOT
+from conftest import ROOT, one_of
 from examples.write_the_loss import right
 from lab.formula.exercise import PARTS, check
-from runs import program
+from runs import program_here
 
 FILE = ROOT / "examples/write_the_loss.py"
 PAGE = (ROOT / "docs/exercises.md").read_text(encoding="utf-8")
@@ -89,7 +89,7 @@ def changed(part, old, new):
 
 
 def test_unsolved_the_file_says_what_is_not_written_yet():
-    said = program(ROOT, FILE, expect=1)
+    said = program_here(FILE, expect=1)
     assert said.endswith("not written yet: part 1\n") and "Traceback" not in said
 
 
@@ -113,7 +113,7 @@ def test_the_first_part_can_be_checked_alone(screen_of):
     assert said.endswith("not written yet: part 2\n")
 
 
-@pytest.mark.parametrize("mistake", MISTAKES)
+@pytest.mark.parametrize("mistake", one_of(4, MISTAKES))
 def test_a_typical_mistake_is_named(mistake, screen_of):
     told = " ".join(MISTAKES[mistake][1].split())
     for part, old, new in TYPICAL[mistake]:
@@ -133,26 +133,26 @@ def test_what_is_no_loss_or_no_typical_mistake_is_told(body, told, screen_of):
     assert not passed and told in said
 
 
-@pytest.mark.parametrize("part, old, new", [
+@pytest.mark.parametrize("part, old, new", one_of(3, [
     (1, PLAIN, PLAIN.replace("objective * mask", "objective.double() * mask")),
     (1, PLAIN, PLAIN.replace("(objective * mask)", "objective[mask.bool()]")),
     (2, RATIO, "log_prob.exp() / old.exp()"),
     (2, SMALLER, "torch.where(advantage > 0, torch.minimum(ratio, clipped), torch.maximum(ratio, "
                  "clipped)) * advantage"),
-    (2, MINIMUM, "-torch.maximum(-ratio * advantage, -")])
+    (2, MINIMUM, "-torch.maximum(-ratio * advantage, -")]))
 def test_what_is_right_in_other_words_passes(part, old, new, screen_of):
     passed, said = screen_of(*changed(part, old, new))
     assert passed, said
 
 
-@pytest.mark.parametrize("old, new, part", [  # a dual clip and others are wrong only far from 1
+@pytest.mark.parametrize("old, new, part", one_of(3, [  # a dual clip, say, is wrong far from 1
     (SMALLER, SMALLER[:-1].replace("torch.minimum(", "torch.maximum(torch.minimum(")
      + "), torch.where(advantage < 0, 3 * advantage, -torch.inf))", 2),
     (RATIO, "(log_prob - old).clamp(max=3).exp()", 2),
     (RATIO, "(log_prob - old).clamp(min=-3).exp()", 2),
     (TERM, TERM.replace("advantage", "advantage.clamp(max=10)"), 1),
     (TERM, TERM.replace("advantage", "advantage.clamp(min=-10)"), 1),
-    (TERM, TERM.replace("weight", "weight.clamp(max=8)"), 1)])
+    (TERM, TERM.replace("weight", "weight.clamp(max=8)"), 1)]))
 def test_a_bound_too_much_is_found(old, new, part, screen_of):
     passed, said = screen_of(*changed(part, old, new))
     assert not passed and said.count("right  the same gradient") == part - 1, said

@@ -1,5 +1,6 @@
 """The game whose credit is computed: values by plain recursion, the account, the true gradient."""
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -28,32 +29,39 @@ def settings(advantage):
     return make_settings({"model": str(ROOT / "models/guesser"), "advantage": advantage})
 
 
-def value_of(policy, secret, history=(), tries=3):
-    """The chance to win from here, by the rules, for one who knows the secret: a model that is
-    asked once for each history and each guess."""
-    task, tokenizer = Task(), policy.tokenizer
-    text = task.prompt_for(Game(1, "")) + "".join(f" {g}<|im_end|>{reply}" for g, reply in history)
-    chance = 0.0
-    for number in range(1, 8):
-        ids = tokenizer.encode(f"{text} {number}").ids
+@pytest.fixture(scope="module")
+def chance_of(policy):
+    """How likely a number is as the next turn, by a model that is asked once for each."""
+    @cache
+    def chance_of(text, number):
+        ids = policy.tokenizer.encode(f"{text} {number}").ids
         with torch.no_grad():
             p = policy.model(torch.tensor([ids]))[0, -2:].softmax(-1)
-        p = float(p[0, ids[-1]] * p[1, tokenizer.token_to_id("<|im_end|>")])
+        return float(p[0, ids[-1]] * p[1, policy.tokenizer.token_to_id("<|im_end|>")])
+    return chance_of
+
+
+def value_of(chance_of, secret, history=(), tries=3):
+    """The chance to win from here, by the rules, for one who knows the secret."""
+    told = "".join(f" {guess}<|im_end|>{reply}" for guess, reply in history)
+    text, chance = Task().prompt_for(Game(1, "")) + told, 0.0
+    for number in range(1, 8):
+        p = chance_of(text, number)
         if number == secret:
             chance += p
         elif tries > 1:
             reply = BIG if number > secret else SMALL
-            chance += p * value_of(policy, secret, (*history, (number, reply)), tries - 1)
+            chance += p * value_of(chance_of, secret, (*history, (number, reply)), tries - 1)
     return chance
 
 
-def test_values_by_plain_recursion(policy, tree):
+def test_values_by_plain_recursion(chance_of, tree):
     """There are 115 histories. The value of the beginning is the mean over the secrets; that of a
     history is the mean over those that are still possible."""
     assert [len(level.histories) for level in tree.levels] == [1, 12, 102]
-    with_secret = [value_of(policy, secret) for secret in range(1, 8)]
+    with_secret = [value_of(chance_of, secret) for secret in range(1, 8)]
     assert float(tree.success) == pytest.approx(sum(with_secret) / 7, abs=1e-5)
-    after = [value_of(policy, secret, ((5, BIG),), 2) for secret in range(1, 5)]
+    after = [value_of(chance_of, secret, ((5, BIG),), 2) for secret in range(1, 5)]
     here = tree.levels[1].histories.index(((4, True),))
     assert float(tree.levels[1].V[here]) == pytest.approx(sum(after) / 4, abs=1e-5)
     assert tree.levels[1].possible[here].tolist() == [0.25] * 4 + [0.0] * 3

@@ -2,6 +2,7 @@
 import re
 
 import numpy as np
+import pytest
 
 import lab.run as train
 from conftest import ROOT
@@ -52,6 +53,7 @@ def test_a_step_is_the_first_one_of_training_gradient_for_gradient(tmp_path, mon
     np.testing.assert_allclose(shown, expected, rtol=0, atol=0.001)
 
 
+@pytest.mark.slow
 def test_any_model_can_be_asked_from_any_folder(bare_model, tmp_path):
     """One that knows nothing solves nothing, and is told so: nothing changes."""
     printed = program(tmp_path, FILE, bare_model, 2)

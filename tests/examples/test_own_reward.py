@@ -15,10 +15,10 @@ def test_an_example_that_is_no_program_says_how_it_is_started(name):
         runpy.run_path(str(ROOT / f"examples/{name}.py"), run_name="__main__")
 
 
-def test_no_line_and_no_table_has_a_column_for_a_format(tmp_path, capsys):
+def test_no_line_and_no_table_has_a_column_for_a_format(tmp_path, capsys, undrawn):
     folder = tmp_path / "run"
-    printed = run("--task", "examples.own_reward", "--questions", "8", "--answers", "8", "--steps",
-                  "1", "--eval_tasks", "20", "--out", folder).stdout
+    printed = run("--task", "examples.own_reward", "--questions", "2", "--answers", "4", "--steps",
+                  "1", "--eval_tasks", "8", "--out", folder).stdout
     analyze.main([str(folder)])
     printed += capsys.readouterr().out
     assert "success" in printed and "format" not in printed

@@ -120,7 +120,8 @@ def slow_turns(model, prompts, starts, limits, uniform, stops, reply):
     return answers
 
 
-@pytest.mark.parametrize("limits", [[90] * 31 + [70] * 3, [90 - 2 * row for row in range(34)]])
+@pytest.mark.parametrize("limits", one_of(2, [[90] * 31 + [70] * 3,
+                                              [90 - 2 * row for row in range(34)]]))
 @pytest.mark.parametrize("pace", one_of(3, [
     (Pace(16, 128, 4, 256, 128),), (None,), (Pace(1, 1, 8, 3, 1),)]))
 def test_turns_equal_the_slow_loop(small_model, monkeypatch, pace, limits):

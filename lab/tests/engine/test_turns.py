@@ -389,7 +389,7 @@ def test_a_turn_whose_reward_depends_on_a_later_one_is_refused(policy, games):
     assert "and the first 1 of them alone have [1.0]" in said
 
 
-@pytest.mark.parametrize("flags", one_of(3, [
+@pytest.mark.parametrize("flags", one_of(6, [
     "--task lab.tests.paid_guess --advantage gae --dynamic_sampling 2",
     "", "--lora 4 --epochs 2 --kl 0.1",
     "--mitigation lambda_grpo --drop_unfinished --micro_batch 7",

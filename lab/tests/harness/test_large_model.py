@@ -109,6 +109,7 @@ def test_memory_goes_back_above_a_tenth_more_than_a_step_needs(monkeypatch):
     assert found == [0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 1, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="of glibc alone")
 def test_memory_that_is_kept_stays_until_it_is_returned():
     """Of 64 MB that are no longer used: what the process still has, as usual, kept, and returned

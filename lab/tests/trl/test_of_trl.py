@@ -13,6 +13,7 @@ def advantage(batch):
     return ((groups - groups.mean(1, keepdim=True)) / spread).flatten()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags, words", [
     ({"loss_type": "dapo"}, {"z n-1 0.0001", "token", "clip 0.2 0.2", "no kl", "understood"}),
     ({"loss_type": "dr_grpo"}, {"z n-1 0.0001", "constant 512", "understood"}),
