@@ -132,10 +132,11 @@ def eight_cores(monkeypatch, is_large):
     monkeypatch.setattr(planned_runs, "usable_cores", lambda: 8)
 
 
-def test_a_failed_arm_is_left_and_the_others_are_made(planned, capfd):
-    """What train.py itself says at its end is the reason."""
-    bad = [planned("bad", seed, more="--model nowhere", program=ROOT / "train.py")
-           for seed in range(2)]
+def test_a_failed_arm_is_left_and_the_others_are_made(planned, tmp_path, capfd):
+    """What the program itself says at its end is the reason."""
+    program = tmp_path / "program.py"
+    program.write_text("import sys; sys.exit('train.py: there is no model folder nowhere')\n")
+    bad = [planned("bad", seed, program=program) for seed in range(2)]
     failed = make_runs([*bad, planned()], 1, "")
     assert list(failed) == ["bad"] and failed["bad"].startswith("bad-s0: train.py: ")
     assert "nowhere" in failed["bad"] and not bad[1].log.exists() and planned().is_finished()

@@ -185,11 +185,12 @@ def test_it_samples_each_problem_and_says_a_word(capsys, monkeypatch):
         asked.append((len(problems), seed))
         return usual(policy, problems, answers, seed, greedy)
 
+    monkeypatch.setattr(preflight, "NOT_ASKED", 30)
     monkeypatch.setattr(preflight.Policy, "ask", counted)
     monkeypatch.setattr(preflight, "find", lambda policy, s, sampled: (
         found.extend(sampled) or find(policy, s, sampled)))
     preflight.main(["--problems", "6", "--answers", "8", "--questions", "4", "--group", "4",
-                    "--threads", "1"])
+                    "--threads", "1", "--max_new_tokens", "64"])
     assert [count for count, _ in asked] == [2, 2, 2]  # 16 answers, as an update has
     assert len({seed for _, seed in asked}) == 3
     assert len({one.problem for one in found}) == 6

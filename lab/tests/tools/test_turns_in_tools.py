@@ -72,7 +72,7 @@ def test_a_game_is_played_for_a_person(capsys, monkeypatch):
         "<38;5;245> big</><1>.</>")
 
 
-def test_what_turns_are_paid_is_on_the_page_and_in_preflight(tmp_path, capsys):
+def test_what_turns_are_paid_is_on_the_page_and_in_preflight(tmp_path, capsys, undrawn):
     """The price of a guess, at the end of each turn that no right one ends."""
     flags = ["--model", GUESSER, "--task", "lab.tests.paid_guess", "--questions", "2"]
     train.train_beyond([*flags, "--steps", "1", "--answers", "4", "--eval_every", "0",
