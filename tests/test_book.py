@@ -3,7 +3,6 @@ import contextlib
 import hashlib
 import io
 import json
-import multiprocessing
 import os
 import resource
 import runpy
@@ -17,7 +16,6 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-import run
 import train
 from conftest import ROOT, refusal
 from golden import ANY, COMMON
@@ -129,51 +127,6 @@ def test_without_the_lab_one_sentence_says_so(alone):
         assert_one_sentence(typed(alone, "train.py", flag, value), "lab/, which is not here")
 
 
-@pytest.fixture(scope="module")
-def four_steps(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("book") / "whole"
-    train.main([*TINY, "--eval_every", "0", "--steps", "4", "--out", str(folder)])
-    return folder
-
-
-@pytest.mark.parametrize("step", [2, 4])
-def test_killed_at_any_time_it_goes_on_from_its_last_checkpoint(four_steps, tmp_path, monkeypatch,
-                                                                capsys, step):
-    """Killed while the first checkpoint is written: it begins again. While the second one is
-    written, the first one is still there."""
-    folder, save_file = tmp_path / "killed", run.save_file
-
-    def save_and_end(state, path):
-        save_file(state, path)
-        if f"step_00000{step}" in str(path):
-            os._exit(9)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(run, "save_file", save_and_end)
-        process = multiprocessing.get_context("fork").Process(target=train.main, args=[
-            [*TINY, "--eval_every", "0", "--steps", "4", "--out", str(folder)]])
-        process.start()
-        process.join()
-    assert process.exitcode == 9 and len(lines(folder / "metrics.jsonl")) == step
-    train.main(["--resume", str(folder)])
-    assert f"continuing {folder} after step {step - 2}" in capsys.readouterr().out
-    for name in ("model.safetensors", "trainer/state.safetensors"):
-        one, other = (at / "checkpoints/step_000004" / name for at in (folder, four_steps))
-        assert one.read_bytes() == other.read_bytes()
-    assert [line["step"] for line in lines(folder / "metrics.jsonl")] == [1, 2, 3, 4]
-
-
-def test_a_second_run_that_began_in_the_same_moment_harms_nothing(tmp_path, capsys):
-    """Both have found no folder of that name, and only one can make it."""
-    argv = [*TINY, "--steps", "1", "--out", str(tmp_path / "twice")]
-    first, second = (run.Run(*run.read_settings(argv)) for _ in range(2))
-    first.begin()
-    assert "twice exists already" in refusal(train.carry_out, second)
-    first.close(False)
-    assert "continuing" not in capsys.readouterr().out
-    assert (tmp_path / "twice/config.json").exists()
-
-
 def test_a_checkpoint_is_a_whole_model_also_when_the_first_one_is_gone(tmp_path):
     shutil.copytree(ROOT / "models/tiny", tmp_path / "mine")
     folder = str(tmp_path / "moved")
@@ -213,15 +166,6 @@ def test_a_full_disk_ends_in_one_sentence(alone):
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert code == 1 and said.splitlines()[-1].startswith("train.py: ")
     assert "File too large" in said and "Traceback" not in said
-
-
-def test_folders_and_files_of_ones_own_may_stand_in_a_run(alone, two_steps):
-    two_steps("full")
-    shutil.copytree(alone / "full/checkpoints/step_000002", alone / "full/checkpoints/step_best")
-    (alone / "full/credit/mine.npz").write_text("")
-    code, said = typed(alone, "train.py", "--resume", "full", "--steps", "3")
-    assert code == 0 and "continuing full after step 2" in said
-    assert (alone / "full/credit/mine.npz").exists()
 
 
 SCORES = {  # what a reward of one's own returns, and what the one line says of it
@@ -267,17 +211,6 @@ def test_a_run_lies_in_the_project_from_wherever_in_it_the_command_is_typed(tmp_
     assert Settings().folder == Path("runs/none-grpo-s0")
     monkeypatch.chdir(tmp_path)
     assert Settings().folder == Path("runs/none-grpo-s0")
-
-
-def test_a_record_with_a_hole_or_without_its_checkpoints_is_refused(alone, two_steps):
-    hole, removed = two_steps("hole") / "metrics.jsonl", two_steps("removed")
-    hole.write_text(hole.read_text().split("\n", 1)[1])
-    shutil.rmtree(removed / "checkpoints")
-    before = (removed / "metrics.jsonl").read_text()
-    for name, sentence in (("hole", "does not have one line for each of the steps 1 to 2"),
-                           ("removed", "2 steps on record, and no checkpoint")):
-        assert_one_sentence(typed(alone, "train.py", "--resume", name, "--steps", "5"), sentence)
-    assert (removed / "metrics.jsonl").read_text() == before
 
 
 WRONG = {  # what is typed, and what the one line says
@@ -377,14 +310,6 @@ def test_the_first_step_has_the_digits_that_hold_on_any_machine(tmp_path):
     [line] = lines(tmp_path / "digits/metrics.jsonl")
     for name in ("reward", "success", "loss", "gradient_norm", "entropy", "collision", "length"):
         assert line[name] == pytest.approx(known["metrics"][name], rel=2e-3), name
-
-
-def test_a_change_is_measured_in_the_first_step_every_so_many_and_in_the_last(tmp_path):
-    train.main([*TINY, "--eval_every", "0", "--steps", "4", "--change_every", "2", "--out",
-                str(tmp_path / "measured")])
-    has_change = ["change" in arrays(tmp_path / f"measured/credit/step_{step:06d}.npz")
-                  for step in (1, 2, 3, 4)]
-    assert has_change == [True, False, True, True]
 
 
 def test_a_step_in_which_no_answer_ended_says_so(tmp_path, capsys):
