@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import INSTALL, ROOT, hand_made, one_of, refusal
+from conftest import ROOT, hand_made, one_of, refusal
 
 import mitigations  # noqa: F401  fills the choices
 import lab.run as train
@@ -17,7 +17,6 @@ from lab.credit.monte_carlo import prefix_values
 from lab.credit.prefix_tree import paths
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, make
 from lab.engine.dynamic import joined
-from lab.engine.forward import response_log_probs
 from lab.engine.optimizer import AdamW
 from lab.engine.rollouts import score_answers, turns_of
 from lab.engine.turns import Environment
@@ -62,25 +61,6 @@ def test_the_environment_has_written_what_it_replies(policy, games):
     won = [turn == f" {GAMES[g].secret}" for turn, g in zip(last, games.group.tolist())]
     assert games.reward.tolist() == [float(one) for one in won] and games.finished.all()
     assert 0 < sum(won) < len(won)
-
-
-def test_log_probs_of_the_models_tokens_are_those_of_transformers(games, policy):
-    """In float64; at what the environment wrote they are 0, in the sampler and in training."""
-    transformers = pytest.importorskip("transformers", reason=INSTALL)
-    referee = transformers.AutoModelForCausalLM.from_pretrained(GUESSER, dtype=torch.float64)
-    with torch.no_grad():
-        found = response_log_probs(policy.model, games, games.rows)
-    _, answers = games.groups_and_ids
-    for row, ids in enumerate(answers):
-        prompt = games.prompt_ids[int(games.group[row])]
-        with torch.no_grad():
-            logits = referee(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1:-1]
-        expected = logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None]).squeeze(1)
-        expected = expected * games.mask[row, :len(ids)]
-        for log_prob in (games.log_prob, found):
-            torch.testing.assert_close(log_prob[row, :len(ids)].double(), expected, atol=1e-4,
-                                       rtol=0)
-            assert not log_prob[row][~games.mask[row]].any()
 
 
 def test_a_step_is_that_of_the_formula_over_the_models_tokens(games):
