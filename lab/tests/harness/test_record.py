@@ -8,9 +8,9 @@ import torch
 
 from conftest import credit_columns, hand_made, refusal
 from lab.engine.errors import PROJECT, UserError, read_json
-from lab.harness.read_record import credit_steps, read_columns
+from lab.harness.read_record import read_columns
 from lab.harness.record import credit_path, find_folder, new_folder, read_lines, write_credit
-from run import append, forget_after, lock, whole
+from run import append, whole
 
 
 def test_a_folder_appears_when_it_is_whole(tmp_path):
@@ -88,16 +88,6 @@ def test_a_shipped_folder_is_found_from_anywhere_and_a_folder_of_ones_own_comes_
     assert str(find_folder("models/tiny")) == "models/tiny"
 
 
-def test_a_lock_follows_its_folder(tmp_path):
-    folder, elsewhere = tmp_path / "x", tmp_path / "y"
-    folder.mkdir()
-    held = lock(folder)
-    folder.rename(elsewhere)
-    assert "another process writes to" in refusal(lock, elsewhere)
-    held.close()
-    lock(elsewhere).close()
-
-
 @pytest.fixture
 def written(tmp_path):
     """A run's folder with the credit files of two steps."""
@@ -118,27 +108,11 @@ def test_whoever_adds_columns_finds_them_again(written):
                      "weight": np.float32}
 
 
-def test_names_that_people_gave_do_not_count(written):
-    for name in ("step_000003.npz.bak", "step_000002 (copy).npz", "step_000001_old.npz"):
-        (written / "credit" / name).touch()
-    assert credit_steps(written) == [1, 2] and credit_steps(written / "no run") == []
-
-
 @pytest.mark.parametrize("kept", [0, -100])
 def test_a_damaged_credit_file_is_named(written, kept):
     path = credit_path(written, 1)
     path.write_bytes(path.read_bytes()[:kept])
     assert refusal(read_columns, written, 1).startswith(f"cannot read {path}: ")
-
-
-def test_what_is_past_the_checkpoint_is_forgotten(tmp_path):
-    (tmp_path / "credit").mkdir()
-    for step in (1, 2, 3, 10):
-        append(tmp_path / "metrics.jsonl", {"step": step})
-        credit_path(tmp_path, step).touch()
-    forget_after(tmp_path, 2)
-    assert credit_steps(tmp_path) == [1, 2]
-    assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1}, {"step": 2}]
 
 
 DAMAGES = {
