@@ -28,12 +28,6 @@ COMMANDS = {
         name: f"probes.{name}" for name in ("planted", "decided")},
     "Which claims of the earlier notes hold?": {
         name: f"probes.{name}" for name in ("notes", "phase1", "rank", "sparsity", "baseline")}}
-RETIRED = {  # a command that is gone, and the commit in which it last stood
-    **dict.fromkeys(("board", "real_board", "real_controls", "later", "price", "scoreboard",
-                     "large", "law", "change", "group", "failure", "excerpt", "cards",
-                     "recompute"), "f19f84f4"),
-    **dict.fromkeys(("card", "signal", "dial"), "d04ab972"),
-    **dict.fromkeys(("publish", "show", "preview"), "fb5ac697")}
 MODULES = {name: f"lab.{file}" for chapter in COMMANDS.values()
            for name, file in chapter.items()}
 READ_ONLY = ("To read and to copy:\n"
@@ -47,11 +41,9 @@ def main(argv: list[str]) -> None:
     if name in ("-h", "--help"):
         print(overview())
         return
-    if name in RETIRED:
-        raise UserError(f"{name} last stood in commit {RETIRED[name]}. lab/LOG.md says what it "
-                        "found, how to repeat it, and which command is nearest to it today")
     if name not in MODULES:
-        raise UserError(f"there is no command {name}, only {', '.join(MODULES)}")
+        raise UserError(f"there is no command {name}, only {', '.join(MODULES)}. lab/LOG.md says "
+                        "what came of others, and in which commit one last stood")
     module = import_module(MODULES[name])
     if hasattr(module, "measure"):
         run_probe(name, module.__doc__, module.FLAGS, module.measure, flags)
