@@ -1,10 +1,9 @@
 """The errors that people see as a sentence instead of a traceback.
 
-Beside them are functions that find what such a sentence says: where a user's function is defined,
-and what is wrong with a JSON file.
+Beside them are functions that find what such a sentence says, such as where a user's function is
+defined.
 """
 import inspect
-import json
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.utils import get_total_norm
 
-from qwen2_model import UserError as UserError  # many take it from here
+from qwen2_model import UserError as UserError, read_json as read_json  # taken from here
 
 PROJECT = Path(__file__).resolve().parents[2]  # the folder of the six files
 LARGEST_SCORE = 1e12  # the squares of such rewards, in float32, are still finite
@@ -86,17 +85,6 @@ def read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"cannot read {path}: {getattr(error, 'strerror', error)}") from None
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    text = read_text(path)
-    try:
-        content, wrong = json.loads(text), "should hold a JSON object"
-    except (ValueError, RecursionError) as error:
-        content, wrong = None, f"is not JSON: {error}"
-    if not isinstance(content, dict):
-        raise UserError(f"{path} {wrong}")
-    return content
 
 
 def did_you_mean(path: Path) -> str:
