@@ -198,12 +198,12 @@ class Qwen2(nn.Module):
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file():  # a pipe waits for ever, /dev/zero never ends
+        raise UserError(f"{path} is no regular file")
     try:
         found = json.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise UserError(f"there is no {path}") from None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}") from None
     if not isinstance(found, dict):

@@ -7,7 +7,8 @@ import torch
 
 from conftest import (ASKED, INSTALL, OWN, ROOT, SPOKEN, copied, fill_beyond_the_mask,
                       make_weighting, spoken)
-from lab.engine.methods import ADVANTAGES, MITIGATIONS, NEVER_RESCALED, checked_credit, make
+from lab.engine.methods import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, WHOLE_ANSWERS,
+                                checked_credit, make)
 from lab.credit.weightings import rescaled_weight
 
 WEIGHTINGS, CREDITS = (sorted({*choices, *(name for of, name, _ in OWN if of is choices)})
@@ -54,6 +55,8 @@ def test_what_holds_for_every_method(policy, plain, name):
         value.requires_grad_()
     found = credit(policy, name, rollouts)
     assert torch.equal(found, plain(name)) and found.isfinite().all() and not found.requires_grad
+    if name in WHOLE_ANSWERS:
+        assert torch.equal(found, found[:, :1] * rollouts.mask)
     for parameter, earlier in zip(policy.model.parameters(), before.parameters()):
         assert torch.equal(parameter, earlier) and parameter.grad is None
     junk = spoken(policy)

@@ -163,7 +163,7 @@ def helper(x):
 def mine(rollouts):
     return helper(rollouts)
 
-@mitigation(rescaled=False)
+@mitigation
 def other(rollouts):
     return used(rollouts)
 

@@ -35,7 +35,7 @@ def optimal_token_baseline(rollouts: Rollouts, *, zero_tail: bool = True) -> Ten
     return (reward - baseline) * rollouts.mask
 
 
-@advantage(whole_answers=True)
+@advantage
 def opo(rollouts: Rollouts) -> Tensor:
     """The reward minus the group's mean reward, in which each answer counts with its length (arXiv
     2505.23585). The baseline with the least variance counts each answer with its squared gradient;
@@ -50,7 +50,7 @@ def opo(rollouts: Rollouts) -> Tensor:
     return to_every_token(advantage_of_answer.to(rollouts.reward.device), rollouts)
 
 
-@advantage(whole_answers=True)
+@advantage
 def maxrl(rollouts: Rollouts) -> Tensor:
     """(reward - mean) / mean of the group (arXiv 2602.02710), for rewards of 0 and 1. It is 0 where
     the mean is 0. A problem that is solved rarely counts more than with any of the others: a group
@@ -66,7 +66,7 @@ def maxrl(rollouts: Rollouts) -> Tensor:
     return to_every_token(torch.where(mean > 0, difference / mean, 0.0), rollouts)
 
 
-@advantage(whole_answers=True)
+@advantage
 def pass_at_k(rollouts: Rollouts, *, pass_k: Count = 2) -> Tensor:
     """Pass@k training (arXiv 2508.10751): every set of `pass_k` answers of a group earns 1 if one
     of them is right, and the z-score of this reward goes to its answers. An answer gets the mean
@@ -95,7 +95,7 @@ def pass_at_k(rollouts: Rollouts, *, pass_k: Count = 2) -> Tensor:
     return to_every_token(found, rollouts)
 
 
-@advantage(whole_answers=True)
+@advantage
 def quantile_baseline(rollouts: Rollouts, *, quantile: Share = 0.4) -> Tensor:
     """(reward - Q) / (std + 0.0001), where Q is the `quantile` of the group's rewards in place of
     their mean (arXiv 2509.22611). As in the authors' code, Q lies between two neighbouring rewards
@@ -110,7 +110,7 @@ def quantile_baseline(rollouts: Rollouts, *, quantile: Share = 0.4) -> Tensor:
     return to_every_token(z_score - baseline, rollouts)
 
 
-@advantage(whole_answers=True)
+@advantage
 def gdpo(rollouts: Rollouts, *, parts_as_paid: bool = False) -> Tensor:
     """Each part of the reward is standardised in the group by itself, and their sum is standardised
     over the batch (arXiv 2601.05242, as in verl). So a part that differs little counts as much as

@@ -17,7 +17,7 @@ from mitigations import NotNegative, Positive
 from run import generator_of
 
 
-@mitigation(rescaled=False)
+@mitigation
 def inverse_logprob_as_published(rollouts: Rollouts, *, epsilon: Positive = 0.1) -> Tensor:
     """The weight is epsilon / (|log p| + epsilon)^2, and it is never rescaled. It has the gradient
     that inverse_logprob would have if the gradient also flowed through the weight.

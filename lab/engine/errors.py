@@ -114,13 +114,19 @@ ARGUMENTS = {  # of a task's methods
     "reply": "problem, turns", "redraw": "problem, turns, rng"}
 
 
+def refuse_call(whose: Any, function: Callable[..., Any], wanted: str, *given: object,
+                **flags: object) -> None:
+    """Raise if a user's function cannot be called with these arguments."""
+    try:
+        inspect.signature(function).bind(*given, **flags)
+    except TypeError as error:
+        raise UserError(f"{whose.__name__} ({location_of(whose)}) should take the arguments "
+                        f"{wanted}: {error}") from None
+
+
 def refuse_other_arguments(task: object) -> None:
     """Raise if a method of a task, or a function that stands for one, takes other arguments."""
     for name, arguments in ARGUMENTS.items():
         method = getattr(task, name, None)
         if inspect.isfunction(method) or inspect.ismethod(method):
-            try:
-                inspect.signature(method).bind(*filter(None, arguments.split(", ")))
-            except TypeError as error:
-                raise UserError(f"{method.__name__} ({location_of(method)}) should take "
-                                f"({arguments}): {error}") from None
+            refuse_call(method, method, f"({arguments})", *filter(None, arguments.split(", ")))

@@ -26,14 +26,14 @@ from dataclasses import replace
 from functools import wraps
 from io import StringIO
 from reprlib import repr as brief
-from typing import Any, Protocol, TypeVar, cast, overload
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 
 import grpo
 import mitigations
-from lab.engine.errors import UserError, location_of
+from lab.engine.errors import UserError, location_of, refuse_call
 from lab.engine.rollouts import Rollouts
 from mitigations import checked
 from run import did_you_mean
@@ -89,9 +89,10 @@ def module_of(choice: str | Choice) -> str:
 MITIGATIONS, ADVANTAGES = Choices(mitigations.MITIGATIONS), Choices(grpo.ADVANTAGES)
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}  # by the flag that chooses one
 CLIP_KINDS = Choices()  # of --clip_kind: functions with the arguments of grpo.policy_loss
-NEVER_RESCALED: set[str] = set()  # weightings whose scale matters
+NEVER_RESCALED = {"inverse_logprob_as_published"}  # weightings whose scale matters
 # advantages that give every token of an answer the same number
-WHOLE_ANSWERS = {"grpo", "dr_grpo", "rloo", "batch_mean"}
+WHOLE_ANSWERS = {"grpo", "dr_grpo", "rloo", "batch_mean", "opo", "maxrl", "pass_at_k",
+                 "quantile_baseline", "gdpo"}
 
 
 def axis_of(name: str) -> str:
@@ -119,48 +120,28 @@ def without_decorator(name: str) -> str:
     return ""
 
 
-@overload
-def mitigation(function: Same) -> Same: ...
-@overload
-def mitigation(*, rescaled: bool) -> Callable[[Same], Same]: ...
-def mitigation(function: Choice | None = None, *, rescaled: bool = True) -> object:
+def mitigation(function: Same) -> Same:
     """Make a function or class a choice of --mitigation: weights (B, T), not negative."""
-    return add_to(MITIGATIONS, function, NEVER_RESCALED, not rescaled)
+    MITIGATIONS[function.__name__] = function
+    return function
 
 
-@overload
-def advantage(function: Same) -> Same: ...
-@overload
-def advantage(*, whole_answers: bool) -> Callable[[Same], Same]: ...
-def advantage(function: Choice | None = None, *, whole_answers: bool = False) -> object:
+def advantage(function: Same) -> Same:
     """Make a function or class a choice of --advantage: credit (B, T), with a sign."""
-    return add_to(ADVANTAGES, function, WHOLE_ANSWERS, whole_answers)
-
-
-def add_to(choices: Choices, function: Choice | None, marked: set[str], is_marked: bool) -> object:
-    """Add a function to the choices. Without one, as in @mitigation(rescaled=False), return the
-    decorator that will."""
-    if function is None:
-        return lambda function: add_to(choices, function, marked, is_marked)
-    name = function.__name__
-    choices[name] = function
-    if is_marked:
-        marked.add(name)
-    else:
-        marked.discard(name)  # a notebook's cell may be run again, with another decorator
+    ADVANTAGES[function.__name__] = function
     return function
 
 
 def make(function: Choice, values: Mapping[str, Any], policy: object) -> Method:
     """Make a method, (rollouts, policy) -> (B, T), of a choice and the values of its flags."""
     if not isinstance(function, type):
-        refuse_other_arguments(function, function, "(rollouts, *, flags)", None, **values)
+        refuse_call(function, function, "(rollouts, *, flags)", None, **values)
         return wraps(function)(lambda rollouts, policy: function(rollouts, **values))
-    refuse_other_arguments(function, function, "(self, policy, *, flags) in __init__", policy,
+    refuse_call(function, function, "(self, policy, *, flags) in __init__", policy,
                            **values)
     made: Method = function(policy, **values)
     call = made if callable(made) else lambda: None  # without __call__ it takes no arguments
-    refuse_other_arguments(function, call, "(self, rollouts, policy) in __call__", None, policy)
+    refuse_call(function, call, "(self, rollouts, policy) in __call__", None, policy)
     if wrong := fault_of_state(made):  # at the first checkpoint it would be too late
         raise UserError(f"{function.__name__} ({location_of(function)}) {wrong}")
     return made
@@ -178,16 +159,6 @@ def fault_of_state(made: Method) -> str:
             return (f"should return dense tensors by name from state_dict, but {name} is "
                     f"{value!r:.80}")
     return ""
-
-
-def refuse_other_arguments(method: Choice, function: Callable[..., Any], wanted: str,
-                           *given: object, **flags: object) -> None:
-    """Raise if a user's method cannot be called with these arguments."""
-    try:
-        inspect.signature(function).bind(*given, **flags)
-    except TypeError as error:
-        raise UserError(f"{method.__name__} ({location_of(method)}) should take the arguments "
-                        f"{wanted}: {error}") from None
 
 
 def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: object = None) -> Tensor:

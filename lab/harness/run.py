@@ -43,11 +43,14 @@ COPIED_FILES = (  # from the folder of the model into every checkpoint
 def open_lab_run(argv: list[str]) -> "LabRun":
     """The run that a command line asks for."""
     given = read_flags(argv)
+    unchangeable = given.keys() - {"resume", "continue", *CHANGEABLE}
     how = settle({name: given.pop(name) for name in CONTINUE if name in given}, CONTINUE)
     resume, config = how["resume"], how["config"]
     if resume:
         from lab.harness.read_record import run_config
-        refuse_unchangeable({**given, "config": config} if config else given)
+        if unchangeable:
+            raise UserError(f"--{min(unchangeable)} cannot be changed in a resumed run, only "
+                            f"{', '.join(CHANGEABLE)}")
         run_config(Path(resume))  # refuses a folder that is none of a run
         config, given["out"] = Path(resume) / "config.json", resume
     if config:
@@ -58,13 +61,6 @@ def open_lab_run(argv: list[str]) -> "LabRun":
         from lab.harness.resume import refuse_other
         refuse_other(settings, how["continue"])
     return LabRun(settings, exists, may_begin_again=not resume)
-
-
-def refuse_unchangeable(given: Json) -> None:
-    for name in sorted(given.keys() - {*CHANGEABLE}):
-        others = ", ".join(f"--{flag}" for flag in CHANGEABLE if flag != "steps")
-        raise UserError(f"--{name} cannot be changed in a resumed run. Only --steps can, and the "
-                        f"flags that say how a run is computed or recorded: {others}")
 
 
 class LabRun(Run):

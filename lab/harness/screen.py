@@ -149,10 +149,10 @@ def put(line: str, stream: TextIO | None = None, end: str = "\n") -> None:
     print(line, file=getattr(stream, "stream", stream), end=end, flush=True)
 
 
-def say(text: str, mark: str = "") -> None:
-    """Print a line at once. `mark`, which may be coloured, is put before it."""
+def say(text: str) -> None:
+    """Print a line at once."""
     show_status("")
-    put(mark + printable(text))
+    put(printable(text))
 
 
 def show_status(text: str) -> None:

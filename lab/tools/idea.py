@@ -220,7 +220,6 @@ def placebos_of(name: str, typed: str) -> list[str]:
     for placebo in chosen:
         if placebo not in PLACEBOS["mitigation"]:
             raise UserError(f"--placebos {typed}: {placebo!r} is none of any, kind and position")
-    own_flags(axis_of(name), name)  # imports its module, whose decorator fills WHOLE_ANSWERS
     return ["any"] if name in WHOLE_ANSWERS else list(dict.fromkeys(chosen))
 
 

@@ -385,7 +385,7 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
 @pytest.mark.parametrize("argv, said", [
     ("--mitigation entropy_maskin", "Did you mean entropy_masking?"),
     ("--count 5", "unknown argument --count"), ("--model=", "--model '': should not be empty"),
-    ("--config=", "cannot read .: Is a directory"), ("--config", "--config needs a value"),
+    ("--config=", ". is no regular file"), ("--config", "--config needs a value"),
     ("--confg x", "unknown argument --confg. Did you mean config?"),
     ("--task my_tsk", "there is no such file"), ("--task ../my_task", "there is no such file"),
     ("--task my_tsk.py", "there is no such file"),

@@ -109,7 +109,7 @@ def test_a_reward_gets_a_copy_of_the_turns():
     ("label", lambda pieces, more: 0, "pieces"),
     ("training_problems", lambda seed, step: 0, "seed, step, count")])
 def test_a_method_with_other_arguments_is_told_with_its_place(name, method, arguments):
-    assert re.search(rf"\(lab/tests/harness/test_tasks.py:\d+\) should take \({arguments}\): ",
+    assert re.search(rf"test_tasks.py:\d+\) should take the arguments \({arguments}\): ",
                      refusal(lambda: task_of(PROMPTS, **{name: method})))
 
 
