@@ -31,6 +31,7 @@ found is usual, and 1 otherwise. With --same-as it is 0 if both losses have the 
 if not __package__:
     raise SystemExit("start it with: python -m lab.formula")
 import argparse
+import json
 import os
 import sys
 import textwrap
@@ -49,47 +50,56 @@ def main(argv: list[str]) -> int:
     """Print what is said of a loss, and return the exit status."""
     torch.set_num_threads(1)
     flags = parser().parse_args(argv)
+    flags.screen = sys.stdout  # while a user's loss runs, sys.stdout is another one
     limit = Timer(flags.seconds, end_of_time, [flags])
     limit.daemon = True
     limit.start()
     try:
-        status, said = compared(flags) if flags.same_as else examined(flags)
+        status, said, data = compared(flags) if flags.same_as else examined(flags)
     except (LossFailed, ValueError) as error:
         return cannot_examine(flags, str(error))
     finally:
         limit.cancel()
+    if flags.json:
+        made = json.dumps({"file": flags.FILE, "status": status, **data})  # JSON has no infinity
+        print(json.dumps(json.loads(made, parse_constant=lambda name: None), indent=1))
+        return status
     print(f"{flags.FILE}, read off its gradient\n")
     for sentence in said:
         print(textwrap.fill(sentence, 100, subsequent_indent="  "))
     return status
 
 
-def examined(flags: argparse.Namespace) -> tuple[int, list[str]]:
-    """The status and the sentences of one loss."""
+def examined(flags: argparse.Namespace) -> tuple[int, list[str], dict[str, object]]:
+    """The status, sentences and data of one loss."""
     if flags.expect is not None:
         clauses_of(flags.expect)  # a mistake in it is told before the search
     found = find_formula(load_loss(Path(flags.FILE), flags.function))
     verdict = judge(found, flags.expect)
-    return verdict.status, verdict.in_words()
+    return verdict.status, verdict.in_words(), verdict.as_json()
 
 
-def compared(flags: argparse.Namespace) -> tuple[int, list[str]]:
+def compared(flags: argparse.Namespace) -> tuple[int, list[str], dict[str, object]]:
     """The same of two losses that should have one gradient."""
     if flags.expect is not None:
         raise ValueError("--same-as compares two losses, and takes no --expect")
     losses = [load_loss(Path(path), flags.function) for path in (flags.FILE, flags.same_as)]
     shares = differences(*losses)
     different = {name: share for name, share in shares.items() if share >= KNOWN}
+    data: dict[str, object] = {"differs": shares}
     if different:
         said = f"Another gradient than {flags.same_as}: it differs by {worst_of(different, 99)}."
-        return FAILED, [said]
+        return FAILED, [said], data
     size = max(max(shares.values()), 1e-16)
     return PASSED, [f"The same gradient as {flags.same_as} on {len(shares)} kinds of batches, to "
-                    f"{size:.0e} of its size."]
+                    f"{size:.0e} of its size."], data
 
 
 def cannot_examine(flags: argparse.Namespace, why: str) -> int:
     print(f"{__package__}: the loss of {flags.FILE} cannot be examined: {why}", file=sys.stderr)
+    if flags.json:
+        print(json.dumps({"file": flags.FILE, "status": UNKNOWN, "error": why}, indent=1),
+              file=flags.screen, flush=True)
     return UNKNOWN
 
 
@@ -109,6 +119,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--same-as", metavar="OTHER.py", help="compare the gradient with that of the "
                       "loss in another file")
     made.add_argument("--function", default="loss", help="name of the function in the file")
+    made.add_argument("--json", action="store_true", help="print JSON")
     made.add_argument("--seconds", type=float, default=600.0, help="limit of time; by default 600")
     return made
 

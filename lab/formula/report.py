@@ -280,6 +280,15 @@ class Verdict:
                         f'would see it: --expect "{clauses}"')
         return said
 
+    def as_json(self) -> dict[str, object]:
+        seen, found = remarks(self.found), self.found
+        return {"status": self.status, "understood": found.understood,
+                "mistakes": [remark._asdict() for remark in seen if remark.is_mistake],
+                "unusual": [remark._asdict() for remark in seen if not remark.is_mistake],
+                "codes": codes(found), "clauses": all_clauses(found), "missing": self.missing,
+                "unexpected": self.unexpected, "unexplained": found.unexplained,
+                "differs": found.differs, "refused": found.refused, "sentences": self.in_words()}
+
 
 def worst_of(shares: dict[str, float], most: int) -> str:
     """The kinds of batches that differ most, and by how much."""

@@ -1,6 +1,7 @@
 """What a loss optimises: right and wrong losses are named as what they are, and a check fails where
 it should."""
 import importlib
+import json
 import math
 import re
 import shutil
@@ -505,23 +506,29 @@ def test_the_command_line(tmp_path, capsys):
         assert main([good, *more]) == 2 and said in capsys.readouterr().err
     assert main([str(tmp_path / "none.py")]) == 2
     assert "there is no Python file" in capsys.readouterr().err
-    assert main([bad]) == 1
-    assert "Mistakes: 1.\n1. [sign reversed] " in capsys.readouterr().out
+    assert main([bad, "--json"]) == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["status"] == 1 and said["understood"]
+    assert [remark["name"] for remark in said["mistakes"]] == ["sign reversed"]
+    assert main([good, "--json", "--function", "absent"]) == 2
+    assert "has no function" in json.loads(capsys.readouterr().out)["error"]
     assert main([bad, "--expect", "z n-1 1e-6, token, no ratio, sign reversed"]) == 0
     capsys.readouterr()
     assert main([good, "--same-as", good]) == 0
     assert "The same gradient as" in capsys.readouterr().out
-    assert main([good, "--same-as", str(tmp_path / "dead.py")]) == 1
-    assert "more than 200% with groups with equal rewards" in capsys.readouterr().out
+    assert main([good, "--same-as", str(tmp_path / "dead.py"), "--json"]) == 1
+    differs = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)["differs"]
+    assert differs["groups with equal rewards"] is None
 
 
 @pytest.mark.slow
 def test_a_loss_that_never_ends_is_told(tmp_path):
     path = tmp_path / "my_loss.py"
     path.write_text("def loss(logits, batch):\n    while True:\n        pass\n")
-    typed = ["-m", "lab.formula", str(path), "--seconds", "3"]
+    typed = ["-m", "lab.formula", str(path), "--seconds", "3", "--json"]
     done = subprocess.run([sys.executable, *typed], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2 and "did not end within 3 seconds" in done.stderr
+    assert "did not end within 3 seconds" in json.loads(done.stdout)["error"]
 
 
 @pytest.mark.parametrize("text, said", [
