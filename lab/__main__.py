@@ -24,7 +24,7 @@ COMMANDS = {
         "idea": "tools.idea", "experiment": "experiments"},
     "Is a method right on average, and how noisy?": {"exact": "exact"},
     "Did I write the loss right?": {"formula": "formula.__main__"},
-    "Where is credit, and what is it worth to know?": {
+    "Which tokens have credit, and does knowing the credit help?": {
         name: f"probes.{name}" for name in ("planted", "decided")},
     "Which claims of the earlier notes hold?": {
         name: f"probes.{name}" for name in ("notes", "phase1", "rank", "sparsity", "baseline")}}

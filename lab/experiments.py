@@ -1,7 +1,6 @@
 """An experiment: your own table of arms, each trained with several seeds, and compared.
 
-    python -m lab experiment my_plan.json --dry_run       # list the runs that are missing
-    python -m lab experiment my_plan.json                 # make them, then compare them
+    python -m lab experiment my_plan.json                 # make the runs, then compare them
     python -m lab experiment notes_1                      # a plan of lab/plans
 
 A plan is a file like this one:
@@ -18,10 +17,10 @@ one after the last. Runs of two arms with the same seed get the same problems, a
 The runs are made seed by seed. So all arms have the same seeds whenever the time is out, and the
 same command goes on. A run's folder is ARM-sSEED.
 
-Each arm is compared with the first one, or with the first that --arms names, by the mean success of
-all answers sampled in training, for pairs of runs. The interval is Student's over the pairs, and p
-has Holm's correction for all arms of the table. A control, such as twice the problems, is an arm
-like any other. `python analyze.py runs/PLAN/*` has the curves and the held-out success of the arms.
+Each arm is compared with the first one by the mean success of all answers sampled in training, for
+pairs of runs. The interval is Student's over the pairs, and p has Holm's correction for all arms of
+the table. A control, such as twice the problems, is an arm like any other. `python analyze.py
+runs/PLAN/*` has the curves and the held-out success of the arms.
 """
 import re
 from dataclasses import dataclass
@@ -41,12 +40,10 @@ from lab.tools.helpers.runs import (PROCESSES, Arms, Experiment, Key, PlannedRun
 PLANS = PROJECT / "lab/plans"
 OF_THE_PLAN = ("--seed", "--steps", "--out", "--resume", "--continue")  # no arm may have these
 FLAGS = {
-    "arms": Flag("", "the arms to make, separated by commas. By default they are all"),
     "seeds": Flag(0, "number of seeds of each arm. 0 means those of the plan", most=1000),
     "flags": Flag("", 'further flags of train.py for all runs, such as "--device cuda"'),
     "runs": Flag("runs", "folder in which the runs are kept, in a folder of the plan's name"),
-    "processes": PROCESSES,
-    "dry_run": Flag(False, "list the runs that are missing, and start none")}
+    "processes": PROCESSES}
 
 
 @dataclass(frozen=True)
@@ -59,11 +56,11 @@ class Plan:
     arms: dict[str, str]  # flags of train.py
     common: str = ""
 
-    def keys(self, wanted: list[str], count: int = 0) -> list[Key]:
-        """The runs of these arms, seed by seed."""
+    def keys(self, count: int = 0) -> list[Key]:
+        """The runs, seed by seed."""
         first, stop = self.seeds
         seeds = range(first, first + count if count else stop)
-        return [(arm, seed) for seed in seeds for arm in wanted]
+        return [(arm, seed) for seed in seeds for arm in self.arms]
 
     def flags_of(self, arm: str, more: str = "") -> list[str]:
         return [*self.common.split(), *self.arms[arm].split(), *more.split()]
@@ -74,19 +71,17 @@ def main(argv: list[str]) -> None:
         "PLAN": f"a file as above, or the name of one of lab/plans: {', '.join(names_of_plans())}"})
     plan = read_plan(args.plan)
     experiment = Experiment(partial(planned_run, plan, args))
-    wanted = wanted_arms(plan, args.arms)
-    keys = plan.keys(wanted, args.seeds)
+    keys = plan.keys(args.seeds)
     failed = make(plan, experiment, keys, args, python_command("-m", "lab", "experiment", *argv))
-    if not args.dry_run:
-        compare(plan, wanted, experiment.arms(keys), len(keys))
+    compare(plan, experiment.arms(keys), len(keys))
     if failed:
         raise UserError("; ".join(f"{arm} failed: {reason}" for arm, reason in failed.items()))
 
 
-def compare(plan: Plan, wanted: list[str], arms: Arms, planned: int) -> None:
+def compare(plan: Plan, arms: Arms, planned: int) -> None:
     """Print the gain of each arm over the first one, from the runs that are finished."""
-    baseline, *others = wanted
-    family = {name: arms.get(name, {}) for name in wanted}
+    baseline, *others = plan.arms
+    family = {name: arms.get(name, {}) for name in plan.arms}
     if not any(family[name].keys() & family[baseline].keys() for name in others):
         raise UserError(f"{plan.name} has no finished pair of runs yet, of {baseline} and of "
                         "another arm with the same seed")
@@ -163,15 +158,6 @@ def refuse_bad_arms(plan: Plan, arms: list[str], more: str) -> None:
             raise UserError(f"{plan.name}: {arm} has the settings of {same}, so nothing differs")
 
 
-def wanted_arms(plan: Plan, typed: str) -> list[str]:
-    """The arms that --arms names, in this order; all if it names none."""
-    wanted = [name.strip() for name in typed.split(",")] if typed else list(plan.arms)
-    for name in wanted:
-        if name not in plan.arms:
-            raise UserError(f"--arms: there is no arm {name!r}, only {', '.join(plan.arms)}")
-    return wanted
-
-
 # ------------------------------------------------------------------- the runs
 
 
@@ -185,14 +171,10 @@ def planned_run(plan: Plan, args: SimpleNamespace, arm: str, seed: int) -> Plann
 
 def make(plan: Plan, experiment: Experiment, keys: list[Key], args: SimpleNamespace,
          command: str) -> dict[str, str]:
-    """Train what is missing; with --dry_run, list it. Returns the arms that failed."""
+    """Train what is missing. Returns the arms that failed."""
     missing = experiment.missing(keys)
     refuse_bad_arms(plan, list(dict.fromkeys(run.arm for run in missing)), args.flags)
     say(f"{len(keys) - len(missing)} of {len(keys)} runs are finished")
-    if args.dry_run:
-        for run in missing:
-            print(f"  {run.folder}\n    {python_command(*run.command)}")
-        return {}
     if not missing:
         return {}
     processes, threads = side_by_side(kinds_of(missing), args.processes)

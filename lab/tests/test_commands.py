@@ -127,7 +127,6 @@ TINY = ROOT / "models/tiny"
     ("page nowhere", "does not exist"), ("page RUN RUN", "unknown argument"),
     ("page TINY", "tiny is not a run folder"),
     ("experiment bord.json", "there is no file bord.json, and no plan of lab/plans has this name"),
-    ("experiment notes_1 --arms gae", "no arm 'gae', only "),
     ("planted --only mask@abc", "--only mask abc 'abc': should be a finite number"),
     ("planted --only by_kind,mask@-1", "--only mask -1 -1.0: should be at least 0"),
     ("planted --only nothing", "nothing is neither a weighting nor an adv"),
