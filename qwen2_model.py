@@ -202,8 +202,8 @@ def read_json(path: Path) -> dict[str, Any]:
         raise UserError(f"{path} is no regular file")
     try:
         found = json.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise UserError(f"there is no {path}") from None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not JSON: {error}") from None
     if not isinstance(found, dict):

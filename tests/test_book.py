@@ -231,7 +231,7 @@ WRONG = {  # what is typed, and what the one line says
     "--model nowhere": "there is no model folder nowhere",
     "--model models": "Model folders in it: models/tiny",
     "--resume models/tiny": "is not the folder of a run",
-    "--resume nowhere": "there is no nowhere/config.json",
+    "--resume nowhere": "cannot read nowhere/config.json: No such file",
     "--mitigation none --think_discount 0.3": "unknown flag --think_discount",
     "--seed -1": "should be at least 0",
 }

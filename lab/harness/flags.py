@@ -255,6 +255,6 @@ def help_text(usage: str, about: str | None, flags: Mapping[str, Flag],
     for place, text in places.items():
         parser.add_argument(place, help=text)
     for name, flag in flags.items():
-        parser.add_argument(f"--{name}", metavar=flag.type.__name__,
-                            help=flag.help().replace("%", "%%"))
+        kind = "[yes|no]" if flag.type is bool else flag.type.__name__
+        parser.add_argument(f"--{name}", metavar=kind, help=flag.help().replace("%", "%%"))
     return parser.format_help().rstrip()

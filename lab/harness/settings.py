@@ -26,8 +26,8 @@ PLACEBOS = ("none", "weights", "weights_by_kind", "weights_by_position",
 LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for a step
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "versions", "git_commit", "model_config", "reward", "ranks", "notes", "held_out_problems",
-    "columns_temperature", "made_of", "changed", "finished", "trained_parameters",
-    "warmup_steps", "decay")  # the last two, "ranks" and "notes" are of earlier versions
+    "columns_temperature", "made_of", "changed", "finished", "trained_parameters")
+GONE = {"warmup_steps": 0, "decay": "none"}  # settings of earlier runs, and their defaults
 # when a setting has an effect
 KL: Requirement = (lambda s: s.kl > 0, "--kl above 0")
 REUSED: Requirement = (lambda s: s.epochs > 1, "--epochs above 1")
@@ -223,6 +223,8 @@ def known_values(path: object, values: Json, here: Json) -> Json:
     """The values of a file that are settings of this run; an error if one is a setting of no run.
     Flags of a task, a weighting or an advantage that the run does not have are left out."""
     flags, may_have_more = all_flags(here), False
+    values = {name: value for name, value in values.items()
+              if name not in GONE or value != GONE[name]}
     of_others: set[str] = set()
     for axis, owner in here.items():
         name = values.get(axis, DEFAULTS[axis])
@@ -248,7 +250,8 @@ def owner_of(axis: str, name: str) -> typing.Any:
     check_value(axis, name, replace(OPTIONS[axis], choices=()))
     if axis not in METHODS:
         return load_task(name)
-    if (other := axis_of(name)) != axis:
+    if name not in METHODS[axis]:
+        other = axis_of(name)  # or says that there is none
         raise UserError(f"--{axis} {name} is a{'n' * (other == 'advantage')} --{other}")
     return METHODS[axis][name]
 

@@ -111,7 +111,7 @@ positional arguments:
 
 options:
   --new_tokens int      how many (default 8)
-  --fast bool
+  --fast [yes|no]
   --out str
   --rate float          (default 0.5)
   --a_name_of_some_length int
@@ -239,7 +239,8 @@ def settings_of(argv: list[str]):
     # this program cannot know the flags of a method that was removed
     ({}, {"mitigation": "removed", "its_flag": 3, "steps": 4}, "--mitigation none",
      dict(steps=4, its_flag=ABSENT)),
-    ({}, {"kl": 1, "git_commit": None, "ranks": 2}, "", dict(kl=1.0, ranks=ABSENT))])
+    ({}, {"kl": 1, "git_commit": None, "ranks": 2, "decay": "none"}, "",
+     dict(kl=1.0, ranks=ABSENT, decay=ABSENT))])
 def test_where_a_value_comes_from(tmp_path, recipe, config, argv, expected):
     write(tmp_path / "recipe.json", recipe)
     config = write(tmp_path / "c.json", config)
@@ -277,6 +278,7 @@ def test_a_flag_of_the_files_method_is_not_that_of_another_with_its_name(own_cho
 
 @pytest.mark.parametrize("recipe, config, typed, words", [
     ({}, {"nonsense": 1}, "", "c.json has the unknown setting nonsense"),
+    ({}, {"decay": "linear"}, "", "c.json has the unknown setting decay"),
     ({}, {"task": []}, "", "--task []: should be a text"),
     ({}, {"steps": 1.5}, "", "should be a whole number"),
     ({}, {"gamma": 0.9}, "", "c.json has the unknown setting gamma"),
