@@ -47,12 +47,15 @@ SHOWN = 2           # problems, without --answer
 FLAGS = {
     "step": Flag(None, "which step. By default it is the last", kind=int),
     "answer": Flag(None, "which answer of the step", kind=int),
-    "token": Flag(None, "which token of the answer", kind=int),
+    "token": Flag(None, "which token of the answer", kind=int,
+                  requires=(lambda values: values.answer is not None, "--answer")),
     "credit": Flag(None, "also measure the token's credit: sample so many continuations of the "
                          "answer before the token, as many after it, and compare their rewards",
-                   kind=int, least=FEWEST_CONTINUATIONS, most=MOST_CONTINUATIONS),
+                   kind=int, least=FEWEST_CONTINUATIONS, most=MOST_CONTINUATIONS,
+                   requires=(lambda values: values.token is not None, "--token")),
     "show": Flag(None, f"number of problems to show. By default it is {SHOWN}. Those whose answers "
-                       "differ in reward come first", kind=int, least=1)}
+                       "differ in reward come first", kind=int, least=1,
+                 requires=(lambda values: values.answer is None, "several answers"))}
 SHADES = ((0.05, ""), (0.2, "48;5;195;38;5;0"), (0.4, "48;5;153;38;5;0"), (0.7, "48;5;75;38;5;16"),
           (float("inf"), "48;5;26;38;5;231"))
 WIDTH = 70          # of a line of arithmetic
@@ -73,7 +76,6 @@ def main(argv: list[str]) -> None:
     answers = len(record.answers["group"])
     title = (f"{folder}, step {step}: {answers} answers to {len(record.prompts)} problems, "
              f"{len(record.tokens)} tokens")
-    refuse_alone(flags)
     models = sampling_models(folder, str(run["config"].get("model", "")))
     if flags.credit:
         refuse_unfit_for_credit(run, record, models)
@@ -109,16 +111,6 @@ def follow_token(run: Run, model: str | None, record: StepRecord, tokenizer: Tok
     print(f"\n{textwrap.fill(in_short(answer, t, credit), 100)}")
     show_token(answer, t)
     print_account(run, answer, t)
-
-
-def refuse_alone(flags: SimpleNamespace) -> None:
-    """Refuse a flag that would have no effect without another, or beside it."""
-    if flags.show is not None and flags.answer is not None:
-        raise UserError("--show says how many problems are shown, and --answer shows one answer")
-    if flags.token is not None and flags.answer is None:
-        raise UserError(f"--token {flags.token} needs --answer, the answer that the token is in")
-    if flags.credit and flags.token is None:
-        raise UserError("--credit needs --token, the token whose credit is measured")
 
 
 def refuse_unfit_for_credit(run: Run, record: StepRecord, models: dict[int, str]) -> None:

@@ -13,9 +13,7 @@ whoever does not read the replies gets no gradient to read them.
 """
 if __name__ == "__main__":
     raise SystemExit("start it with: python -m lab guesser")
-import json
 import random
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,13 +21,11 @@ import torch
 from tokenizers import Tokenizer
 
 from lab.engine.errors import PROJECT
-from lab.engine.model_folder import write_model_folder
 from lab.engine.tokens import load_tokenizer
 from examples.guess import Game, Task
 from lab.harness.flags import read
 from lab.harness.record import Json, new_folder
-from lab.engine.model import ModelConfig, Qwen2
-from lab.tools.warmup import all_parameters
+from lab.tools.warmup import SIZES, all_parameters, make_model, save
 
 STEPS, GAMES, LISTENS = 250, 64, 0.5
 RECIPE = {"task": "examples.guess", "questions": 8, "answers": 16, "max_new_tokens": 16,
@@ -77,10 +73,7 @@ def make_player(folder: Path, prompt: str, game: Callable[[], Parts], recipe: Js
     """Train a small model on games of a teacher, and write its folder. `game` plays one."""
     tokenizer = load_tokenizer(PROJECT / "models/tiny")
     torch.manual_seed(0)
-    model = Qwen2(ModelConfig(
-        vocab_size=tokenizer.get_vocab_size(), hidden_size=64, intermediate_size=192,
-        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=32,
-        max_position_embeddings=1024, tie_word_embeddings=True, eos_token_id=(2,)))
+    model = make_model(tokenizer.get_vocab_size(), *SIZES["small"])
     update = all_parameters(model)
     prompt_ids = tokenizer.encode(prompt).ids
     length = len(prompt_ids) + recipe["max_new_tokens"]
@@ -95,10 +88,7 @@ def make_player(folder: Path, prompt: str, game: Callable[[], Parts], recipe: Js
         update(min(1, 2 * (1 - step / STEPS)))  # the rate falls in the second half
         if step % 50 == 0:
             print(f"step {step}, loss {loss:.3f}", flush=True)
-    write_model_folder(model, folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(PROJECT / "models/tiny" / name, folder / name)
-    (folder / "recipe.json").write_text(json.dumps(recipe, indent=2) + "\n", encoding="utf-8")
+    save(folder, model, tokenizer, recipe)
 
 
 def main(argv: list[str]) -> None:

@@ -42,7 +42,8 @@ from lab.tools.helpers.demonstrations import TASK, batches, make_tokenizer
 
 SIZES = {"small": (2, 64), "medium": (3, 128), "large": (4, 192)}  # blocks, hidden size
 FLAGS = {
-    "size": Flag("medium", "size of a new model. That of models/tiny is medium", choices=SIZES),
+    "size": Flag("medium", "size of a new model. That of models/tiny is medium", choices=SIZES,
+                 requires=(lambda values: values.start is None, "a new model")),
     "start": Flag(None, "folder of a model to start from, instead of a new one of --size. It is "
                         "one that this program has made, or a real one"),
     "rate": Flag(5e-5, "learning rate of a real model", above=0, most=10),
@@ -79,9 +80,6 @@ def main(argv: list[str]) -> None:
     is_real = tokenizer.to_str() != make_tokenizer().to_str()
     if is_real:
         flags = SimpleNamespace(**{**vars(flags), **REAL_FLAGS, **flags.typed})
-    if start and "size" in flags.typed:
-        raise UserError(f"--size {flags.size} has no effect, because the model of {start} has its "
-                        "own size")
     if "rate" in flags.typed and not is_real:
         raise UserError(f"--rate {flags.rate} has no effect, because only a real model is trained "
                         "with it")

@@ -191,7 +191,7 @@ def test_a_model_that_was_not_kept_is_not_asked(recorded, batch, follow_it, tmp_
     capsys.readouterr()
     said = refusal(follow_it, *argv, "--credit", 10)
     assert said.endswith("sampled step 3, and it was not kept. It was kept for --step 1 or 2")
-    assert "--answer shows one answer" in refusal(follow_it, *argv, "--show", 1)
+    assert "--show has no effect without several answers" in refusal(follow_it, *argv, "--show", 1)
     assert not capsys.readouterr().out  # it is refused before anything is printed
 
 
