@@ -1,6 +1,5 @@
 """Run folders that the tests of analysis are made on: any numbers, and known effects."""
 import re
-import statistics
 
 import numpy as np
 from conftest import ROOT, credit_columns, evaluation, write_log
@@ -66,10 +65,6 @@ def plain_rows(folder, files):
 def titles_in(printed):
     """Of the tables that were printed."""
     return re.findall("^## (.+)$", printed, re.M)
-
-
-def mean_of(rows, name):
-    return statistics.fmean(r[name] for r in rows) if rows else None
 
 
 def by_name(tables):

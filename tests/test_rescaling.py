@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from conftest import hand_made
-from lab.engine.errors import UserError
 from lab.credit.weightings import rescaled_weight, shuffled
 
 
@@ -46,11 +45,6 @@ def test_weights_that_are_all_zero_become_one_and_it_is_said():
     weight, said = weighed(torch.zeros(2, 2), rollouts)
     assert torch.equal(weight, rollouts.mask.float())
     assert "all weights were 0" in said["weight_note"]
-
-
-def test_a_negative_weight_is_refused():
-    with pytest.raises(UserError, match=r"weighting by hand \(.*\) is negative at 1 tokens"):
-        weighed(torch.tensor([[1.0, 1], [-1, -1]]), hand_made([[True, True], [True, False]]))
 
 
 def test_what_is_odd_beyond_the_mask_does_not_matter_and_one_number_an_answer_is_enough():

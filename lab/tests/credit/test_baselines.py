@@ -118,10 +118,11 @@ def test_each_paid_part_is_standardised_by_itself():
 
 
 def test_parts_count_as_much_as_they_are_paid_if_asked():
-    """z-scores: of the answer 1.732 and three times -0.577, of the format 1, 1, -1, -1, which count
-    a tenth: the sums are 1.832, -0.477, -0.677, -0.677, and their mean is 0."""
-    parts = dict(answer=[1.0, 0.0, 0.0, 0.0], format=[1.0, 1.0, 0.0, 0.0], reasoning=[0.0] * 4)
-    rollouts = batch([1] * 4, [1.1, 0.1, 0.0, 0.0], **parts)
+    """z-scores: of the answer 1.7321 and three times -0.5774, of the format 1.5076, 0.3015 and
+    twice -0.9045, which count a tenth: the sums are 1.8828, -0.5472 and twice -0.6678, and their
+    mean is 0."""
+    parts = dict(answer=[1.0, 0.0, 0.0, 0.0], format=[1.0, 0.5, 0.0, 0.0], reasoning=[0.0] * 4)
+    rollouts = batch([1] * 4, [1.1, 0.05, 0.0, 0.0], **parts)
     found = gdpo(rollouts, parts_as_paid=True)[:, 0]
-    assert (found * 1.832 / found[0]).tolist() == pytest.approx([1.832, -0.477, -0.677, -0.677],
-                                                                rel=2e-3)
+    assert (found * 1.8828 / found[0]).tolist() == pytest.approx([1.8828, -0.5472, -0.6678,
+                                                                  -0.6678], rel=2e-3)
