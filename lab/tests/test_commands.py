@@ -104,7 +104,7 @@ TINY = ROOT / "models/tiny"
     ("idea entropy_ratio --look RUN --seeds 3", "--seeds has no effect with --look"),
     ("idea entropy_ratio --step 3", "--step has no effect without --look"),
     ("idea", "are required: NAME"),
-    ("idea by_kind --placebos any,word", "'word' is none of any, kind and position"),
+    ("idea by_kind --placebos any,word", "--placebos 'any,word': choose from any,kind, any"),
     ("idea no_such", "no_such is neither a weighting nor an advantage. Is its function in mitig"),
     ("idea none", "none is plain GRPO, with which an idea is compared"),
     ("idea by_kin", "by_kin is neither a weighting nor an advantage. Did you mean by_kind?"),

@@ -35,7 +35,6 @@ if __name__ == "__main__":
 import hashlib
 import json
 import shlex
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -67,14 +66,12 @@ FLAGS = {
                  requires=(lambda values: values.look is not None, "--look")),
     "placebos": Flag("any,kind", "which placebos are trained. any: all tokens of a batch exchange "
                                  "their weights, or those of a group their advantages. kind: "
-                                 "only tokens of one category do. position: only tokens that are "
-                                 "equally far from the beginning of their answers do"),
+                                 "only tokens of one category do", choices=("any,kind", "any")),
     "processes": PROCESSES,
     "runs": Flag("runs/ideas", "folder in which the runs are kept")}
 PLACEBOS = {  # the value of --placebo, by the axis of the idea
-    "mitigation": {"any": "weights", "kind": "weights_by_kind", "position": "weights_by_position"},
-    "advantage": {"any": "advantages", "kind": "advantages_by_kind",
-                  "position": "advantages_by_position"}}
+    "mitigation": {"any": "weights", "kind": "weights_by_kind"},
+    "advantage": {"any": "advantages", "kind": "advantages_by_kind"}}
 PLAIN = ("none", "grpo")
 USUAL = {"questions": 8, "answers": 8, "steps": 60, "threads": 1}
 NO_MODELS = {"checkpoint_every": 0}  # of a large one each has gigabytes
@@ -134,9 +131,9 @@ class Idea:
 
     def __init__(self, name: str, typed: Json, own: SimpleNamespace, command: str):
         self.name, self.own, self.command, self.typed = name, own, command, typed
-        self.axis, flags = arms_of(name, typed, placebos_of(name, own.placebos))
+        self.axis, flags = arms_of(name, typed, own.placebos)
         labels = {"plain": "plain", "idea": name, "any": f"{name}-placebo",
-                  "kind": f"{name}-placebo-kind", "position": f"{name}-placebo-position"}
+                  "kind": f"{name}-placebo-kind"}
         runs = Path(own.runs)
         self.arms = {arm: Arm(labels[arm], of_arm, runs) for arm, of_arm in flags.items()}
 
@@ -181,9 +178,9 @@ def usual_settings(given: dict) -> dict:
     return USUAL | NO_MODELS
 
 
-def arms_of(name: str, typed: Json, placebos: Sequence[str] = ("any", "kind")
-            ) -> tuple[str, dict[str, Json]]:
-    """The axis of the idea, and the flags of train.py of each arm."""
+def arms_of(name: str, typed: Json, placebos: str = "any,kind") -> tuple[str, dict[str, Json]]:
+    """The axis of the idea, and the flags of train.py of each arm. An advantage that is the same
+    for all tokens of an answer has one placebo, whose answers are shuffled."""
     axis = axis_of(name)
     for flag in typed:
         if flag == axis:
@@ -203,7 +200,7 @@ def arms_of(name: str, typed: Json, placebos: Sequence[str] = ("any", "kind")
                         "success in training says little where problems are repeated. "
                         "--eval_tasks 100 makes the evaluation short")
     arms = {"plain": common, "idea": common | of_idea}
-    for placebo in placebos:
+    for placebo in ["any"] if name in WHOLE_ANSWERS else placebos.split(","):
         arms[placebo] = arms["idea"] | {"placebo": PLACEBOS[axis][placebo]}
     return axis, arms
 
@@ -211,16 +208,6 @@ def arms_of(name: str, typed: Json, placebos: Sequence[str] = ("any", "kind")
 def own_flags(axis: str, name: str) -> tuple[str, ...]:
     """The flags that are for the idea alone."""
     return axis, "rescale", *flags_of(METHODS[axis][name])
-
-
-def placebos_of(name: str, typed: str) -> list[str]:
-    """The placebos that --placebos names. An advantage that is the same for all tokens of an answer
-    has one, whose answers are shuffled."""
-    chosen = typed.split(",")
-    for placebo in chosen:
-        if placebo not in PLACEBOS["mitigation"]:
-            raise UserError(f"--placebos {typed}: {placebo!r} is none of any, kind and position")
-    return ["any"] if name in WHOLE_ANSWERS else list(dict.fromkeys(chosen))
 
 
 def as_typed(flags: dict) -> list[str]:

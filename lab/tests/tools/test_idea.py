@@ -11,19 +11,14 @@ from runs import lines, train_here
 from lab.tools.helpers import runs as planned_runs
 from lab.harness.settings import LARGE
 from lab.tools import idea
-from lab.tools.idea import arms_of, main, placebos_of
+from lab.tools.idea import arms_of, main
 
 SMALL = ["--questions", "2", "--answers", "4", "--steps", "2", "--eval_tasks", "4",
          "--max_new_tokens", "32", "--seeds", "2", "--processes", "2"]
 
 
-def arms(name, of_training, placebos="any,kind"):
-    """The axis and the arms of an idea, with these flags of train.py."""
-    return arms_of(name, of_training, placebos_of(name, placebos))
-
-
 def test_the_arms_of_a_weighting_and_of_an_advantage():
-    axis, of_kind = arms("by_kind", {"word_weight": "0.1", "steps": "20", "rescale": "none"})
+    axis, of_kind = arms_of("by_kind", {"word_weight": "0.1", "steps": "20", "rescale": "none"})
     plain, own = of_kind["plain"], {"mitigation": "by_kind", "word_weight": 0.1, "rescale": "none"}
     assert axis == "mitigation" and plain == {
         "questions": 8, "answers": 8, "steps": 20, "threads": 1, "eval_every": 20,
@@ -31,13 +26,13 @@ def test_the_arms_of_a_weighting_and_of_an_advantage():
     assert of_kind == {"plain": plain, "idea": plain | own,
                        "any": plain | own | {"placebo": "weights"},
                        "kind": plain | own | {"placebo": "weights_by_kind"}}
-    axis, of_span = arms("span", {"eval_every": "9", "mitigation": "taco"}, placebos="position,any")
+    axis, of_span = arms_of("span", {"eval_every": "9", "mitigation": "taco"}, "any")
     assert axis == "advantage" and of_span["plain"]["eval_every"] == 9
     assert of_span["plain"]["mitigation"] == "taco" and "advantage" not in of_span["plain"]
     assert of_span["any"]["placebo"] == "advantages" and of_span["idea"]["advantage"] == "span"
-    assert of_span["position"]["placebo"] == "advantages_by_position" and "kind" not in of_span
+    assert "kind" not in of_span
     for name in ("rloo", "maxrl"):  # answers have no kind
-        assert [*arms(name, {})[1]] == ["plain", "idea", "any"]
+        assert [*arms_of(name, {})[1]] == ["plain", "idea", "any"]
 
 
 def large_folder(folder):
@@ -52,18 +47,18 @@ def test_a_large_model_keeps_its_recipe_and_leaves_no_model(tmp_path):
     number."""
     typed = {"model": str(large_folder(tmp_path))}
     (tmp_path / "recipe.json").write_text('{"steps": 9}')
-    _, of_arm = arms("by_kind", typed)
+    _, of_arm = arms_of("by_kind", typed)
     assert of_arm["plain"] == {"checkpoint_every": 0, "model": str(tmp_path), "steps": 4,
                              "eval_every": 4}
-    _, of_arm = arms("by_kind", typed | {"steps": "7", "checkpoint_every": "3"})
+    _, of_arm = arms_of("by_kind", typed | {"steps": "7", "checkpoint_every": "3"})
     assert (of_arm["idea"]["steps"], of_arm["idea"]["eval_every"]) == (7, 7)
     assert of_arm["idea"]["checkpoint_every"] == 3
-    on_gpu = arms("by_kind", typed | {"device": "cuda"})[1]["plain"]
+    on_gpu = arms_of("by_kind", typed | {"device": "cuda"})[1]["plain"]
     assert on_gpu == of_arm["plain"] | {"device": "cuda", "steps": 4, "eval_every": 4,
                                       "checkpoint_every": 0}
     (tmp_path / "recipe.json").write_text('{"eval_tasks": 9}')  # its own, which names no steps
-    assert arms("by_kind", typed)[1]["plain"]["steps"] == 20
-    _, of_arm = arms("by_kind", typed | {"device": "cuda"})
+    assert arms_of("by_kind", typed)[1]["plain"]["steps"] == 20
+    _, of_arm = arms_of("by_kind", typed | {"device": "cuda"})
     assert of_arm["plain"]["steps"] == 60 and of_arm["plain"]["threads"] == 1
     assert of_arm["plain"]["checkpoint_every"] == 0
 

@@ -1,6 +1,6 @@
 """The verdict on an idea, from paired runs: a sentence first, then a table, then more sentences.
 
-Runs are given as look[arm][seed]. The arms are plain, idea, and the placebos: any, kind, position.
+Runs are given as look[arm][seed]. The arms are plain, idea, and the placebos: any, kind.
 There may be a second look. By the rule of all experiments (lab/analysis/gains.py) an idea that is
 better on the first seeds is tested again on new ones, and it is called ahead if it is better there,
 too. The p-value is corrected for all tries on the same runs of plain GRPO
@@ -23,10 +23,8 @@ from lab.harness.screen import say
 from lab.tools.helpers.runs import Arms
 from lab.tools.helpers.tries import Try, Tries
 
-OTHERS = {"plain": "plain GRPO", "any": "its placebo", "kind": "its placebo within kinds",
-          "position": "its placebo within positions"}
-CHOICES = {"any": "its choice of {}", "kind": "its choice among {} of the same category",
-           "position": "its choice among {} at the same position"}
+OTHERS = {"plain": "plain GRPO", "any": "its placebo", "kind": "its placebo within kinds"}
+CHOICES = {"any": "its choice of {}", "kind": "its choice among {} of the same category"}
 
 
 class Verdict:
