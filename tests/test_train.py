@@ -180,9 +180,9 @@ def test_a_loop_can_be_started_again(learner, tmp_path, monkeypatch):
     (tmp_path / "notes").mkdir()
     on = f"continue it with --resume {shlex.quote(str(folder))}"
     for more, said in (
-            (["--learning_rate", "0.5"], "with learning_rate 0.001 instead of 0.5: name another"),
-            (["--temperature", "0.3"], "with temperature 1.0 instead of 0.3: name another"),
-            (["--steps", "6"], "with steps 3 instead of 6: name another"),
+            (["--learning_rate", "0.5"], "with --learning_rate 0.001 instead of 0.5: name another"),
+            (["--temperature", "0.3"], "with --temperature 1.0 instead of 0.3: name another"),
+            (["--steps", "6"], "with --steps 3 instead of 6: name another"),
             (["--out", str(tmp_path / "notes")], "notes is not a run folder")):
         assert said in run(*flags, *more, expect=1).stderr
     assert f"exists already: {on}, or name another folder" in run(*flags[:-1], expect=1).stderr

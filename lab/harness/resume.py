@@ -1,6 +1,6 @@
 """Resuming a run: whether it is the one that is meant, and what has changed since. This file
 is imported if the folder of a run exists."""
-import shlex
+from pathlib import Path
 
 import torch
 
@@ -14,17 +14,13 @@ from lab.harness.settings import CHANGEABLE, LabSettings
 SHOWN = 5  # names of changed files
 
 
-def refuse_other(s: LabSettings, may_continue: bool) -> None:
-    """Raise an error unless the run in this folder has these settings, and may be continued."""
-    config = run_config(s.folder)
-    may_differ = {"out", *CHANGEABLE} - {"steps"}
+def refuse_other(folder: Path, s: LabSettings, may_differ: set[str], way_out: str) -> None:
+    """Raise an error unless the run in this folder has these settings."""
+    config = run_config(folder)
     for name, value in s.to_json().items():
         if name not in may_differ and config.get(name, value) != value:
-            raise UserError(f"{s.folder} exists already, and was made with {name} {config[name]} "
-                            f"instead of {value}: name another folder with --out")
-    if not may_continue:
-        raise UserError(f"{s.folder} exists already: continue it with --resume "
-                        f"{shlex.quote(str(s.folder))}, or name another folder with --out")
+            raise UserError(f"{folder} was made with --{name} {config[name]} instead of {value}: "
+                            f"{way_out}")
 
 
 def changed_config(s: LabSettings, done: int) -> Json:

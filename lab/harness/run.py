@@ -10,6 +10,7 @@
 """
 import inspect
 import os
+import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -57,9 +58,13 @@ def open_lab_run(argv: list[str]) -> "LabRun":
         given["config"] = config
     settings = make_settings(given)
     exists = settings.folder.exists()
-    if exists and not resume:
+    if exists and how["continue"]:
         from lab.harness.resume import refuse_other
-        refuse_other(settings, how["continue"])
+        refuse_other(settings.folder, settings, {"out", *CHANGEABLE} - {"steps"},
+                     "name another folder with --out")
+    elif exists and not resume:
+        raise UserError(f"{settings.folder} exists already: continue it with --resume "
+                        f"{shlex.quote(str(settings.folder))}, or name another folder with --out")
     return LabRun(settings, exists, may_begin_again=not resume)
 
 

@@ -185,7 +185,7 @@ def test_a_run_is_used_again_when_it_is_finished(run):
 
 
 @pytest.mark.parametrize("changed, said", [
-    ({"threads": 2}, "has --threads 2, not 1: remove it, and the run is made again"),
+    ({"threads": 2}, "with --threads 2 instead of 1: remove it, and the run is made again"),
     ({"made_of": {"grpo.py": "0" * 64}}, "is an earlier run, and since then "),
     ({"checkpoint_every": 7}, None)])  # it changes no number
 def test_a_run_that_is_not_what_the_plan_says_is_refused(run, changed, said):

@@ -28,7 +28,7 @@ from lab.harness.flags import MOST_THREADS, Flag
 from lab.harness.made_of import made_of
 from lab.harness.read_record import missing_steps, run_config, steps_finished
 from lab.harness.record import find_folder
-from lab.harness.resume import differing
+from lab.harness.resume import differing, refuse_other
 from lab.harness.screen import StopRequest, say, show_status
 from run import lock, remove
 from lab.harness.settings import LabSettings, is_large, make_settings, read_flags
@@ -239,22 +239,11 @@ def finished_run(planned: PlannedRun) -> Run | None:
     """The run of this plan, if it is finished; one that is not what the plan says is an error."""
     if not planned.is_finished():
         return None
-    run = read_run(planned.folder)
-    refuse_other_settings(planned, run)
+    run, wanted = read_run(planned.folder), settings_of(planned)
+    may_differ = WITHOUT_EFFECT if wanted.threads else {*WITHOUT_EFFECT, "threads"}  # 0: any
+    refuse_other(planned.folder, wanted, may_differ, "remove it, and the run is made again")
     refuse_changed(planned)
     return run
-
-
-def refuse_other_settings(planned: PlannedRun, run: Run) -> None:
-    """Refuse a run whose settings are not those of the plan: its folder's name says which run it
-    should be, its settings which it is."""
-    wanted, config = settings_of(planned).to_json(), run["config"]
-    passed_over = WITHOUT_EFFECT if wanted["threads"] else {*WITHOUT_EFFECT, "threads"}  # 0: any
-    for name in wanted.keys() - passed_over:
-        value = config.get(name)
-        if value != wanted[name]:
-            raise UserError(f"{planned.folder} has --{name} {value}, not {wanted[name]}: remove "
-                            "it, and the run is made again")
 
 
 def refuse_changed(planned: PlannedRun) -> None:
