@@ -11,7 +11,7 @@ from lab.formula.exercise import PARTS, check
 from runs import program_here
 
 FILE = ROOT / "examples/write_the_loss.py"
-PAGE = (ROOT / "docs/exercises.md").read_text(encoding="utf-8")
+PAGE = " ".join((ROOT / "docs/exercises.md").read_text(encoding="utf-8").split())
 MISTAKES = PARTS[2][1]
 STUBS = ('    raise NotImplementedError("part 1")\n', '    raise NotImplementedError("part 2")\n')
 FIRST = '''    objective = weight * advantage * log_prob
@@ -101,10 +101,8 @@ def test_the_labs_own_function_and_a_readers_pass(screen_of):
     assert screen_of(own) == (True, said)
 
 
-def test_the_page_shows_what_is_told_about_a_mistake(screen_of):
-    _, said = screen_of(*changed(2, SMALLER, "torch.minimum(ratio, clipped) * advantage"))
-    assert said.partition("\n\nPart 2")[2].partition("\n\nMend it")[0] in PAGE
-    assert f"which of {len(MISTAKES)} mistakes has your gradient" in " ".join(PAGE.split())
+def test_the_page_says_how_many_mistakes_are_known():
+    assert f"{len(MISTAKES)} known mistakes" in PAGE
 
 
 def test_the_first_part_can_be_checked_alone(screen_of):
