@@ -62,10 +62,9 @@ def paragraphs(texts: list[str], kind: str = "") -> str:
     return "".join([f"{start}{escape(text)}</p>" for text in texts])
 
 
-def folded(title: str, body: list[str], level: int = 2) -> str:
+def folded(title: str, body: list[str]) -> str:
     """A section that opens on a click or a key."""
-    heading = f"<h{level}>{escape(title)}</h{level}>"
-    return f"<details><summary>{heading}</summary>{''.join(body)}</details>"
+    return f"<details><summary><h2>{escape(title)}</h2></summary>{''.join(body)}</details>"
 
 
 def section_of(table: Table) -> str:

@@ -85,8 +85,8 @@ def test_a_picture_shows_the_shares_that_its_sentence_names(tmp_path, drawn):
 def test_the_page_has_the_colours_of_the_pictures():
     style = page.part("page.css")
     found = dict(re.findall(r"--(\w+): (\d+,\d+,\d+);", style))
-    expected = {"up": plots.BLUE, "down": plots.ORANGE, "gradient": plots.GRADIENT_COLOUR,
-                "unsure": plots.COLOURS[4], "neutral": plots.GREY}
+    expected = {"up": plots.COLOURS[0], "down": plots.COLOURS[1], "gradient": plots.GRADIENT_COLOUR,
+                "unsure": plots.COLOURS[4], "neutral": plots.COLOURS[7]}
     in_hex = {name: f"#{bytes(map(int, text.split(','))).hex()}" for name, text in found.items()}
     assert in_hex == expected
     meanings = [*expected.values(), plots.PUSH_COLOUR, plots.CHANGE_COLOUR]
