@@ -478,14 +478,14 @@ def test_a_state_goes_on_where_it_was(policy, tmp_path, monkeypatch):
 
 @needs_trl
 @pytest.mark.parametrize("given, said", [
-    ({"mitigation": "entropy_ration"}, "entropy_ration is not one of"),
+    ({"mitigation": "entropy_ration"}, "'entropy_ration': choose from none"),
     ({"mitigation": "entropy_ratio", "mitigation_flags": {"beta": 1}},
      "entropy_ratio has no flag beta, it has entropy_beta"),
     ({"mitigation": "entropy_ratio", "importance_sampling_level": "sequence"}, "need 'token'"),
     ({"mitigation": "causal_ablation"}, "needs train.py"),
     ({"mitigation": "attention_credit"}, "no attention. A weighting that uses it needs train.py"),
     ({"mitigation": lambda rollouts: -rollouts.log_prob.abs()}, "is negative"),
-    ({"rescale": "sum"}, "sum is not one of")])
+    ({"rescale": "sum"}, "'sum': choose from mean")])
 def test_what_cannot_be_is_refused_in_a_sentence(policy, tmp_path, given, said):
     with pytest.raises(UserError, match=re.escape(said)):
         trained(policy, tmp_path, **given)
