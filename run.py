@@ -356,7 +356,7 @@ class Run:
         s, step = self.settings, self.step
         line["learning_rate"] = self.optimizer.learning_rate
         append(self.folder / "metrics.jsonl", line)
-        left = (time.monotonic() - self.start) / (step - self.done) * (s.steps - step)
+        left = round((time.monotonic() - self.start) / (step - self.done) * (s.steps - step))
         if step % 20 == 1 or step == self.done + 1:
             say(f"    step  reward  success{'  format' * self.has_format}  length  finished"
                 "  entropy  grad norm  tokens/s      left")
@@ -365,7 +365,7 @@ class Run:
         say(f"{step:4d}/{s.steps:<4d}{line['reward']:7.3f}{line['success']:9.1%}{form}"
             f"{line['length']:8.1f}{line['finished']:10.1%}{line['entropy']:9.3f}  "
             f"{'  skipped' if norm is None else f'{norm:9.3f}'}"
-            f"{line['tokens'] / line['seconds']:10.0f}{left / 60:7.0f}:{left % 60:02.0f}")
+            f"{line['tokens'] / line['seconds']:10.0f}{left // 60:7d}:{left % 60:02d}")
         skipped = line["skipped"] and f"no update: {line['skipped']}"
         if note := skipped or line["weight_note"]:
             say(f"          {note}")
@@ -384,7 +384,7 @@ class Run:
                 say(f"  {'right' if shown['answer'] else 'wrong'}  {text[:300]}")
 
     def end(self) -> None:
-        took, memory = time.monotonic() - self.start, peak_memory() / 1e9
+        took, memory = round(time.monotonic() - self.start), peak_memory() / 1e9
         self.stopping &= self.step < self.settings.steps  # a finished run was not stopped early
         say(self.last_checkpoint() if self.stopping else f"done. Everything is in {self.folder}")
         if len(self.evaluations) > 1:
@@ -393,7 +393,7 @@ class Run:
                 f"{before['success_high']:.1%}) -> {after['success']:.1%} "
                 f"({after['success_low']:.1%} to {after['success_high']:.1%}) of "
                 f"{len(after['answer']):,} held-out problems")
-        say(f"  {took // 60:.0f} min {took % 60:02.0f} s, {memory:.2f} GB of memory\n"
+        say(f"  {took // 60} min {took % 60:02d} s, {memory:.2f} GB of memory\n"
             f"python {from_here('analyze.py')} {self.folder}  makes tables, pictures and a page")
 
 

@@ -183,6 +183,21 @@ def test_a_bar_that_rounding_leaves_below_0_is_drawn(tmp_path):
     analyze.learning_curve([run], ["a"], tmp_path / "curve.png")
 
 
+def test_of_several_folders_those_that_are_no_runs_are_left_out(tmp_path, capsys):
+    """As of runs/*, in which there are also folders with runs, and models."""
+    (tmp_path / "ideas").mkdir()
+    (tmp_path / "player").mkdir()
+    (tmp_path / "player/config.json").write_text("{}")
+    for seed in (0, 1):
+        written(tmp_path / f"{seed}", seed, [[0, 0], [1, 0]], [0.2, 0.4])
+    analyze.main([str(path) for path in sorted(tmp_path.iterdir())])
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"left out, because it is no run: {tmp_path / 'ideas'}\n"
+                              f"left out, because it is no run: {tmp_path / 'player'}\n")
+    assert (tmp_path / "comparison/report.html").exists()
+    assert "is no run" not in refusal(analyze.main, [str(tmp_path / "0"), str(tmp_path / "none")])
+
+
 def test_the_page_shades_an_answer_and_the_text_has_the_tables(folder, capsys):
     """Of the answer with the largest advantage; the largest push is as dark as can be."""
     folder, _ = folder

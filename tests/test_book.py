@@ -11,6 +11,7 @@ import subprocess
 import sys
 import traceback
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import numpy as np
@@ -20,7 +21,7 @@ import train
 from conftest import ROOT, refusal
 from golden import ANY, COMMON
 from lab.harness.settings import make_settings
-from run import Settings, recipe_in
+from run import Run, Settings, recipe_in
 from runs import arrays, lines, program_here
 
 BOOK = ("countdown_task", "qwen2_model", "grpo", "mitigations", "train", "run", "analyze")
@@ -326,3 +327,15 @@ def test_the_lab_takes_over_what_is_not_in_the_book(tmp_path, monkeypatch):
     assert "LoRA of rank 2" in said
     # a misspelt flag finds the right one of the larger list
     assert "lora" in program_here(ROOT / "train.py", "--lroa", "2", expect=1)
+
+
+def test_the_time_that_is_left_has_minutes_and_seconds(monkeypatch, tmp_path, capsys):
+    """After 46 seconds two of six steps are done, so 92 seconds are left."""
+    run = SimpleNamespace(settings=SimpleNamespace(steps=6), step=2, done=0, start=0.0,
+                          has_format=True, folder=tmp_path, optimizer=SimpleNamespace(
+                              learning_rate=0.1))
+    numbers = {name: 0.5 for name in ("reward", "reward_format", "success", "length", "finished",
+                                      "entropy", "gradient_norm", "seconds")}
+    monkeypatch.setattr("run.time.monotonic", lambda: 46.2)
+    Run.log(run, {"step": 2, "tokens": 8, "skipped": None, "weight_note": None, **numbers})
+    assert capsys.readouterr().out.endswith(" 1:32\n")

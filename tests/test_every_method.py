@@ -10,6 +10,7 @@ from conftest import (ASKED, INSTALL, OWN, ROOT, SPOKEN, copied, fill_beyond_the
 from lab.engine.methods import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, WHOLE_ANSWERS,
                                 checked_credit, make)
 from lab.credit.weightings import rescaled_weight
+from runs import program
 
 WEIGHTINGS, CREDITS = (sorted({*choices, *(name for of, name, _ in OWN if of is choices)})
                        for choices in (MITIGATIONS, ADVANTAGES))
@@ -37,6 +38,22 @@ def own():
     yield
     for choices, name, _ in OWN:
         del choices.data[name]
+
+
+@pytest.mark.slow
+def test_a_method_that_a_user_added_is_in_no_other_tests_way():
+    """It is tested with the methods, and the other tests see those of the project alone."""
+    code = """if True:
+        import sys
+        sys.path[:0] = sys.argv[1:]
+        import mitigations
+        def my_idea(rollouts): return rollouts.entropy
+        my_idea.__module__ = "mitigations"
+        mitigations.mitigation(my_idea)
+        import conftest
+        assert [name for _, name, _ in conftest.OWN] == ["my_idea"]
+        assert "my_idea" not in mitigations.MITIGATIONS"""
+    program(ROOT, "-c", code, ROOT, ROOT / "tests")
 
 
 @pytest.fixture(scope="module")

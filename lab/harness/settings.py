@@ -17,7 +17,7 @@ from countdown_task import option
 from lab.harness.flags import (Flag, Requirement, check_value, flags_of, help_text, settle,
                                unknown_argument, value_of, words_of)
 from lab.harness.record import Json, find_folder
-from lab.harness.tasks import load_task, with_module_name
+from lab.harness.tasks import file_of_task, load_task, with_module_name
 from run import Settings, recipe_in, say
 
 MODES = ("sampled", "greedy")  # the answers of an evaluation
@@ -302,6 +302,10 @@ def print_help(given: Json) -> None:
             method = choices[topic]
             return say(help_text(f"python train.py --{axis} {topic} [flags]",
                                  inspect.getdoc(method), flags_of(method)))
+    if file_of_task(str(topic)).is_file():
+        task = load_task(str(topic))
+        return say(help_text(f"python train.py --task {topic} [flags]", inspect.getdoc(task),
+                             flags_of(task)))
     if topic not in (True, "all"):
         raise UserError(f"--help {topic}: there is no method of this name. --help all lists the "
                         "methods")
