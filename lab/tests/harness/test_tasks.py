@@ -291,6 +291,16 @@ def test_rewards_of_turns_that_fit_no_turns_are_refused(reward, turns, said):
     assert said in refusal(guesses(reward).score, "", turns)
 
 
+def test_the_reward_is_named_whose_list_has_another_length(monkeypatch):
+    def prize(problem, turns):
+        return [1.0]
+
+    task = guesses(prize)
+    monkeypatch.setitem(sys.modules, "my_task", task.task.module)
+    assert refusal(task.score, "", ["a", "b"]).startswith(
+        "prize (lab/tests/harness/test_tasks.py:")
+
+
 def test_a_task_pays_all_answers_in_one_way():
     task = guesses(lambda problem, turns: 1 if len(turns) > 1 else [1])
     task.score("", ["a"])
