@@ -605,9 +605,10 @@ def flags_of(owner: Any) -> dict[str, tuple[Any, type, dict[str, Any]]]:
             hint = type(one.default) if one.annotation is one.empty else one.annotation
             of_flag, limits = (typing.get_args(hint) if hasattr(hint, "__metadata__")
                                else (hint, {}))  # Annotated[type, limits], or a type
-            if one.default is one.empty or of_flag not in (int, float, str):
+            is_known = of_flag in (int, float, str) and isinstance(limits, dict)
+            if one.default is one.empty or not is_known:
                 raise UserError(f"the keyword {name} of {place_of(owner)} should be a whole "
-                                "number, a number or a text, with a default")
+                                "number, a number or a text, with a default, and limits in a dict")
             found[name] = one.default, of_flag, {"help": f"of {owner.__name__}", **limits}
     return found
 

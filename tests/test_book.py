@@ -284,6 +284,7 @@ CLASHES = {
     "@mitigation\ndef mine(rollouts, *, help=1.0):\n    return 1": "a keyword help",
     "@mitigation\ndef mine(rollouts, *, versions='a'):\n    return 1": "a keyword versions",
     "@mitigation\ndef mine(rollouts, *, x: float | None = None):\n    return 1": "a default",
+    "@mitigation\ndef mine(rollouts, *, x: Annotated[int, ''] = 1):\n    return 1": "a dict",
     "@mitigation\ndef mine(rollouts, *, strength):\n    return 1": "with a default"}
 
 

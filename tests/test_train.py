@@ -153,12 +153,14 @@ def test_names_that_people_gave_are_left_alone(whole, tmp_path):
     folder, best = shutil.copytree(whole, tmp_path / "x"), tmp_path / "x/checkpoints/step_6_best"
     (folder / "checkpoints/step_000006").rename(best)
     (folder / "checkpoints/step_000006").mkdir()
-    notes = [folder / "credit/step_notes.txt", folder / "credit/step_000006.txt"]
+    notes = [folder / "credit" / name for name in (
+        "step_notes.txt", "step_000006.txt", "step_000006_old.npz", "step_000006 (copy).npz")]
     for path in notes:
         path.write_text("mine")
     run("--resume", folder)
     assert all(path.exists() for path in [*notes, best / "trainer"])
-    best.rename(tmp_path / "best")
+    for path in (*notes, best):
+        path.rename(tmp_path / path.name)
     assert_same_run(whole, folder)
 
 

@@ -106,7 +106,8 @@ def flag_of(owner: typing.Any, name: str, default: object, hint: typing.Any) -> 
     kind, limits = hint, Range(least=-math.inf)
     if hasattr(hint, "__metadata__"):
         kind, limits, *_ = typing.get_args(hint)
-    if kind not in (int, float, bool, str) or default is inspect.Parameter.empty:
+    is_known = kind in (int, float, bool, str) and isinstance(limits, (dict, Flag))
+    if not is_known or default is inspect.Parameter.empty:
         raise UserError(f"{name} of {owner.__name__} ({location_of(owner)}) becomes a flag, so it "
                         "needs a default, and a type that is int, float, bool or str")
     limits = Range(**limits) if isinstance(limits, dict) else limits

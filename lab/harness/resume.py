@@ -9,7 +9,7 @@ from lab.harness.made_of import made_of
 from lab.harness.read_record import missing_steps, run_config
 from lab.harness.record import Json
 from lab.harness.screen import say
-from lab.harness.settings import CHANGEABLE, LabSettings
+from lab.harness.settings import CHANGEABLE, DEFAULTS, LabSettings
 
 SHOWN = 5  # names of changed files
 
@@ -18,8 +18,9 @@ def refuse_other(folder: Path, s: LabSettings, may_differ: set[str], way_out: st
     """Raise an error unless the run in this folder has these settings."""
     config = run_config(folder)
     for name, value in s.to_json().items():
-        if name not in may_differ and config.get(name, value) != value:
-            raise UserError(f"{folder} was made with --{name} {config[name]} instead of {value}: "
+        before = config.get(name, DEFAULTS.get(name, value))  # earlier versions had fewer
+        if name not in may_differ and before != value:
+            raise UserError(f"{folder} was made with --{name} {before} instead of {value}: "
                             f"{way_out}")
 
 

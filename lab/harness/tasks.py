@@ -189,7 +189,9 @@ class CheckedTask:
                             "answers, and a number for others. It should be one of them for all")
         self.pays_turns = pays_turns
         module = sys.modules.get(type(self.task).__module__)  # whose function an error names
-        own = getattr(module, "score", getattr(module, "reward", self.task.score))
+        own = getattr(module, "reward", None)
+        if not (inspect.isfunction(own) and inspect.ismethod(self.task.score)):
+            own = self.task.score
         return with_sum(score, text, own) if pays_turns else score
 
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:

@@ -147,13 +147,18 @@ def test_fields_and_keyword_only_parameters_are_flags():
         "plain": Flag(3, kind=int, least=-math.inf), "low": Flag(4, kind=int, least=1)}
 
 
+def with_a_text(rollouts, *, power: typing.Annotated[float, "how much"] = 1.0):
+    """Annotated with a text instead of limits."""
+
+
 @pytest.mark.parametrize("function", [
     lambda rollouts, *, power: 0, lambda rollouts, *, power=[3]: 0,
-    lambda rollouts, *, power=None: 0])
+    lambda rollouts, *, power=None: 0, with_a_text])
 def test_a_parameter_that_cannot_be_a_flag_is_refused(function):
     place = f"(lab/tests/harness/test_settings.py:{function.__code__.co_firstlineno})"
     said = refusal(flags_of, function)
-    assert said.startswith(f"power of <lambda> {place} becomes a flag, so it needs a default, ")
+    assert said.startswith(f"power of {function.__name__} {place} becomes a flag, so it "
+                           "needs a default, ")
 
 
 def test_every_number_has_bounds_and_its_defaults_lie_within():

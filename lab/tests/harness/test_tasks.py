@@ -301,6 +301,16 @@ def test_the_reward_is_named_whose_list_has_another_length(monkeypatch):
         "prize (lab/tests/harness/test_tasks.py:")
 
 
+def test_the_score_of_a_class_is_named_whatever_else_has_its_name(monkeypatch):
+    class Task:
+        def score(self, problem, text):
+            return dict(reward=[1.0], format=0.0, answer=0.0, reasoning=0.0)
+
+    monkeypatch.setitem(sys.modules, Task.__module__, SimpleNamespace(reward=1.0, score=refusal))
+    assert refusal(CheckedTask(Task()).score, "", ["a", "b"]).startswith(
+        "score (lab/tests/harness/test_tasks.py:")
+
+
 def test_a_task_pays_all_answers_in_one_way():
     task = guesses(lambda problem, turns: 1 if len(turns) > 1 else [1])
     task.score("", ["a"])

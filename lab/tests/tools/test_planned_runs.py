@@ -1,4 +1,5 @@
 """Runs side by side: made, stopped and gone on with, waited for, failed; and used again."""
+import json
 import os
 import signal
 import threading
@@ -196,6 +197,15 @@ def test_a_run_that_is_not_what_the_plan_says_is_refused(run, changed, said):
         assert finished_run(run) is not None
         (run.folder / "metrics.jsonl").write_text('{"step": 2, "success": 0.5}\n')
         assert "metrics.jsonl does not have one line for each" in refusal(finished_run, run)
+
+
+def test_a_setting_that_an_earlier_version_did_not_have_had_its_default(run):
+    write_run(run)
+    path = run.folder / "config.json"
+    path.write_text(path.read_text().replace('"kl": 0.0, ', ""))
+    assert "kl" not in json.loads(path.read_text()) and finished_run(run) is not None
+    run.flags.extend(["--kl", "0.5"])
+    assert "was made with --kl 0.0 instead of 0.5" in refusal(finished_run, run)
 
 
 def test_each_folder_is_read_once(monkeypatch):
