@@ -30,7 +30,7 @@ import sys
 import time
 import typing
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -334,8 +334,9 @@ class Run:
         if self.stopping:
             raise KeyboardInterrupt
         self.stopping = True
-        # `print` may fail here, if Ctrl-C interrupted another `print`
-        os.write(1, b"\nstopping after this step; Ctrl-C again stops at once\n")
+        # `print` may fail here, if Ctrl-C interrupted another `print`; Ctrl-C also ends a reader
+        with suppress(OSError):
+            os.write(1, b"\nstopping after this step; Ctrl-C again stops at once\n")
 
     def close(self, failed: bool) -> None:
         """Unlock the folder. If a new run failed in its first step, remove its folder, so that the

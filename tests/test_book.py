@@ -12,7 +12,7 @@ import sys
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import patch
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -21,7 +21,7 @@ import train
 from conftest import ROOT, refusal
 from golden import ANY, COMMON
 from lab.harness.settings import make_settings
-from run import Run, Settings, recipe_in
+from run import Run, Settings, read_settings, recipe_in
 from runs import arrays, lines, program_here
 
 BOOK = ("countdown_task", "qwen2_model", "grpo", "mitigations", "train", "run", "analyze")
@@ -126,6 +126,26 @@ def test_without_the_lab_one_sentence_says_so(alone):
     for flag, value in (("--lora", "1"), ("--advantage", "gae"), ("--task", "examples.guess"),
                         ("--device", "cuda")):
         assert_one_sentence(typed(alone, "train.py", flag, value), "lab/, which is not here")
+
+
+def test_a_second_run_that_began_in_the_same_moment_harms_nothing(tmp_path):
+    """Both have found no folder of that name, and only one can make it."""
+    argv = [*TINY, "--steps", "1", "--out", str(tmp_path / "twice")]
+    first, second = Run(*read_settings(argv)), Run(*read_settings(argv))
+    first.begin()
+    assert "twice exists already" in refusal(train.carry_out, second)
+    assert (tmp_path / "twice/config.json").exists()
+    first.close(failed=True)  # its own folder
+    assert not (tmp_path / "twice").exists()
+
+
+def test_ctrl_c_is_heard_also_when_it_has_ended_the_program_that_reads(monkeypatch):
+    """As in `python train.py | tee log`."""
+    run = SimpleNamespace(stopping=False)
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "write", Mock(side_effect=BrokenPipeError))
+        Run.interrupt(run)
+    assert run.stopping
 
 
 def test_a_checkpoint_is_a_whole_model_also_when_the_first_one_is_gone(tmp_path):
