@@ -16,6 +16,7 @@ from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 import train
 from conftest import ROOT, refusal
@@ -332,6 +333,17 @@ def test_the_first_step_has_the_digits_that_hold_on_any_machine(tmp_path):
     [line] = lines(tmp_path / "digits/metrics.jsonl")
     for name in ("reward", "success", "loss", "gradient_norm", "entropy", "collision", "length"):
         assert line[name] == pytest.approx(known["metrics"][name], rel=2e-3), name
+
+
+def test_a_model_whose_probabilities_are_not_finite_is_not_trained(tmp_path):
+    broken = shutil.copytree(ROOT / "models/tiny", tmp_path / "broken") / "model.safetensors"
+    tensors = load_file(broken)
+    tensors["model.norm.weight"][:] = 3e38
+    save_file(tensors, broken)
+    assert "probabilities are not finite" in refusal(train.main, [
+        "--model", str(broken.parent), *TINY, "--eval_every", "0", "--steps", "1", "--out",
+        str(tmp_path / "run")])
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_step_in_which_no_answer_ended_says_so(tmp_path, capsys):

@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -121,7 +122,8 @@ class StopRequest:
         if self.requested:
             raise KeyboardInterrupt
         self.requested = True
-        os.write(1, MESSAGE)  # past Python's buffer, because a print may have been interrupted
+        with suppress(OSError):  # Ctrl-C also ends a program that reads
+            os.write(1, MESSAGE)  # past Python's buffer, because a print may have been interrupted
 
 
 class Visible:

@@ -8,9 +8,9 @@ import torch
 
 from conftest import credit_columns, hand_made, refusal
 from lab.engine.errors import PROJECT, UserError, read_json
-from lab.harness.read_record import read_columns
+from lab.harness.read_record import credit_steps, read_columns
 from lab.harness.record import credit_path, find_folder, new_folder, read_lines, write_credit
-from run import append, whole
+from run import append, forget_after, whole
 
 
 def test_a_folder_appears_when_it_is_whole(tmp_path):
@@ -57,6 +57,7 @@ def test_a_last_line_that_is_cut_off_is_left_out(tmp_path, text, lines):
 
 @pytest.mark.parametrize("read, text, words", [
     (read_json, b"[1]", "x should hold an object"), (read_json, b"{", "x is not JSON"),
+    (read_json, b"\xef\xbb\xbf[1]", "x should hold an object"),  # as some editors begin a file
     (read_json, b"[" * 10 ** 5, "x is not JSON"), (read_json, b"\xff", "x is not JSON"),
     (read_json, None, "cannot read .*x: No such file"),
     (read_lines, b'{"step": 1}\n{"step": \n{"step": 3}\n', "x, line 2 is damaged"),
@@ -114,6 +115,16 @@ def test_a_damaged_credit_file_is_named(written, kept):
     path = credit_path(written, 1)
     path.write_bytes(path.read_bytes()[:kept])
     assert refusal(read_columns, written, 1).startswith(f"cannot read {path}: ")
+
+
+def test_what_is_past_the_checkpoint_is_forgotten(tmp_path):
+    (tmp_path / "credit").mkdir()
+    for step in (1, 2, 3, 10):
+        append(tmp_path / "metrics.jsonl", {"step": step})
+        credit_path(tmp_path, step).touch()
+    forget_after(tmp_path, 2)
+    assert credit_steps(tmp_path) == [1, 2]
+    assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1}, {"step": 2}]
 
 
 DAMAGES = {

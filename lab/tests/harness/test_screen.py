@@ -11,6 +11,7 @@ import sys
 import time
 from functools import partial
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -139,6 +140,14 @@ def test_ctrl_c_asks_once_and_ends_twice(capfd):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)
     assert signal.getsignal(signal.SIGINT) == before
+
+
+def test_ctrl_c_is_heard_when_nobody_reads(monkeypatch):
+    stop = StopRequest()
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "write", Mock(side_effect=BrokenPipeError))
+        stop.handle()
+    assert stop.requested
 
 
 BEFORE_TORCH = """
