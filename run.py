@@ -609,7 +609,7 @@ def flags_of(owner: Any) -> dict[str, tuple[Any, type, dict[str, Any]]]:
             is_known = of_flag in (int, float, str) and isinstance(limits, dict)
             if one.default is one.empty or not is_known:
                 raise UserError(f"the keyword {name} of {place_of(owner)} should be a whole "
-                                "number, a number or a text, with a default, and limits in a dict")
+                                "number, a number or a text with a default. Its limits are a dict")
             found[name] = one.default, of_flag, {"help": f"of {owner.__name__}", **limits}
     return found
 

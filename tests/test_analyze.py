@@ -195,7 +195,8 @@ def test_of_several_folders_those_that_are_no_runs_are_left_out(tmp_path, capsys
     assert printed.startswith(f"left out, because it is no run: {tmp_path / 'ideas'}\n"
                               f"left out, because it is no run: {tmp_path / 'player'}\n")
     assert (tmp_path / "comparison/report.html").exists()
-    assert "is no run" not in refusal(analyze.main, [str(tmp_path / "0"), str(tmp_path / "none")])
+    assert f"cannot read {tmp_path / 'none'}" in refusal(
+        analyze.main, [str(tmp_path / "0"), str(tmp_path / "none")])
 
 
 def test_the_page_shades_an_answer_and_the_text_has_the_tables(folder, capsys):

@@ -47,12 +47,12 @@ def test_a_method_that_a_user_added_is_in_no_other_tests_way():
         import sys
         sys.path[:0] = sys.argv[1:]
         import mitigations
-        def my_idea(rollouts): return rollouts.entropy
-        my_idea.__module__ = "mitigations"
-        mitigations.mitigation(my_idea)
+        def idea_of_a_user(rollouts): return rollouts.entropy
+        idea_of_a_user.__module__ = "mitigations"
+        mitigations.mitigation(idea_of_a_user)
         import conftest
-        assert [name for _, name, _ in conftest.OWN] == ["my_idea"]
-        assert "my_idea" not in mitigations.MITIGATIONS"""
+        assert "idea_of_a_user" in {name for _, name, _ in conftest.OWN}
+        assert mitigations.MITIGATIONS.keys() <= conftest.LISTED"""
     program(ROOT, "-c", code, ROOT, ROOT / "tests")
 
 

@@ -188,10 +188,12 @@ class CheckedTask:
             raise UserError(f"the reward of --task {type(self.task).__module__} is a list for some "
                             "answers, and a number for others. It should be one of them for all")
         self.pays_turns = pays_turns
-        module = sys.modules.get(type(self.task).__module__)  # whose function an error names
-        own = getattr(module, "reward", None)
-        if not (inspect.isfunction(own) and inspect.ismethod(self.task.score)):
-            own = self.task.score
+        # The score of a file with no more than a `reward` is a method of ours. An error names the
+        # user's own function: that `reward`, or a `score` that the file has, too.
+        own = self.task.score
+        reward = getattr(sys.modules.get(type(self.task).__module__), "reward", None)
+        if inspect.ismethod(own) and inspect.isfunction(reward):
+            own = reward
         return with_sum(score, text, own) if pays_turns else score
 
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:

@@ -250,7 +250,7 @@ def read_arm(text: str) -> Start:
         return known[text]
     if text.startswith("mask "):
         weight = value_of("only", text.removeprefix("mask "), MASK_WEIGHT)
-        return mask_of(check_value(f"only {text}", weight, MASK_WEIGHT))
+        return mask_of(check_value("only mask", weight, MASK_WEIGHT))
     name, *typed = text.split(" --")
     words = []
     for flag in typed:
