@@ -57,5 +57,5 @@ def right() -> Loss:
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # from any folder
-    from lab.formula.exercise import check
+    from lab.exercise import check
     sys.exit(0 if check(of_both(policy_loss, clipped_loss), right()) else 1)

@@ -41,7 +41,7 @@ from threading import Timer
 import torch
 
 from .calling import LossFailed, load_loss
-from .ours import KNOWN
+from .formula import KNOWN
 from .report import FAILED, PASSED, UNKNOWN, clauses_of, judge, worst_of
 from .search import differences, find_formula
 

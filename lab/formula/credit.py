@@ -16,8 +16,8 @@ from torch import Tensor
 
 from .batches import (Batch, Case, mirrored, one_is_another, stretched, with_a_dead_group,
                       with_other_reward)
-from .ours import KNOWN, Formula, advantage_of, first_right, tidy, view_of
-from .tables import CENTRES, COUNTS, FINISHES, GROUPS, LENGTHS, SCALES
+from .formula import KNOWN, Formula, advantage_of, first_right, tidy, view_of
+from .terms import CENTRES, COUNTS, FINISHES, GROUPS, LENGTHS, SCALES
 
 USUAL = (("mean", "n {}"), ("mean", "n-1 {}"), ("mean", "none"), ("raw", "none"),
          ("leave one out", "none"))  # baselines and scales that are tried first

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .batches import Case, Lens, make_case, with_other_reward
-from .ours import left_of
+from .formula import left_of
 
 Gradient = Callable[[Case], Tensor]
 

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from .calling import Loss
 from .invariances import INVARIANCES
-from .ours import Formula, Term
+from .formula import Formula, Term
 from .search import DEAD, MAY_BE_REFUSED, TURNS, UNEQUAL, Found, find_formula
-from .tables import (ANSWER, COUNTS, GROUPS, OF_TURNS, PLACES, RATIOS, SAMPLERS, SCALES,
+from .terms import (ANSWER, COUNTS, GROUPS, OF_TURNS, PLACES, RATIOS, SAMPLERS, SCALES,
                      TERMS)
 
 PASSED, FAILED, UNKNOWN = 0, 1, 2  # the exit status

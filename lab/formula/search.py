@@ -33,9 +33,9 @@ from .batches import (Case, Lens, make_case, one_is_another, stretched,
 from .calling import Examined, Loss, LossFailed, LossNotFinite
 from .credit import find_credit
 from .invariances import INVARIANCES, case_to_change
-from .ours import KNOWN, Formula, Term, first_right, gradient_of, left_of, tidy, view_of
-from .ratios import find_ratio, find_sampler
-from .tables import CHOICES, COUNTS, OF_TURNS, PLACES, REFERENCES, SHAPES, TERMS, kinds
+from .formula import KNOWN, Formula, Term, first_right, gradient_of, left_of, tidy, view_of
+from .curves import find_ratio, find_sampler
+from .terms import CHOICES, COUNTS, OF_TURNS, PLACES, REFERENCES, SHAPES, TERMS, kinds
 
 ROUNDING = 1e-9  # a gradient that is smaller may be rounding, and counts as none
 SHIFTS = (1, 0, 2, -1)

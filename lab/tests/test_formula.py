@@ -24,7 +24,7 @@ from lab.formula.__main__ import main
 from lab.formula.batches import Lens
 from lab.formula.calling import Examined, load_loss
 from lab.formula.invariances import INVARIANCES, case_to_change
-from lab.formula.ours import Formula, Term, ours
+from lab.formula.formula import Formula, Term, ours
 from lab.formula.report import all_clauses, clauses_of, codes, is_said, remarks
 from lab.formula.search import Found
 

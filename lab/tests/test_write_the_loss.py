@@ -7,7 +7,7 @@ import torch
 
 from conftest import ROOT, one_of
 from examples.write_the_loss import right
-from lab.formula.exercise import PARTS, check
+from lab.exercise import PARTS, check
 from runs import program_here
 
 FILE = ROOT / "examples/write_the_loss.py"

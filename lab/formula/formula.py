@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .batches import Batch, Case, Lens
-from .tables import (ANSWER, CENTRES, CHOICES, COUNTS, FINISHES, GROUPS, LENGTHS, PLACES, RATIOS,
+from .terms import (ANSWER, CENTRES, CHOICES, COUNTS, FINISHES, GROUPS, LENGTHS, PLACES, RATIOS,
                      REFERENCES, SAMPLERS, SCALES, SHAPES, TERMS, kinds)
 
 KNOWN = 1e-6  # a formula that leaves less of a gradient over is right, relative to its norm

@@ -4,7 +4,7 @@ A line is a name and a function. Two texts may stand beside it: what is wrong wi
 hardly ever meant, and what is unusual, if it is sometimes meant. A {} in a name is the place of a
 number, such as an epsilon, which the search solves for.
 
-The loss that `ours.py` makes of one entry of each is
+The loss that `formula.py` makes of one entry of each is
 
     - sum over tokens of  weight * shape * sampler * objective(ratio, advantage)
     + KL terms - entropy bonus
@@ -16,7 +16,7 @@ The loss that `ours.py` makes of one entry of each is
     objective = RATIOS, KL terms and the entropy = TERMS
 
 Rewards and advantages are (B,), what is per token (B, L). `view` is how the loss reads the logits
-(ours.View), `n` the number of tokens of each answer, and `e` the number in a name.
+(formula.View), `n` the number of tokens of each answer, and `e` the number in a name.
 """
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

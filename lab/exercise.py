@@ -13,12 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .adapters import log_probs, z_score
-from .batches import Batch, make_case
-from .calling import Examined, Loss, LossFailed
-from .ours import KNOWN, first_right, left_of
-from .report import worst_of
-from .search import differences
+from .formula.adapters import log_probs, z_score
+from .formula.batches import Batch, make_case
+from .formula.calling import Examined, Loss, LossFailed
+from .formula.formula import KNOWN, first_right, left_of
+from .formula.report import worst_of
+from .formula.search import differences
 
 RIGHT_BOUNDS = (0.2, 0.28)
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from .batches import Case, stretched
 from .calling import LossFailed
-from .ours import Formula, first_right, gradient_of, left_by, tidy, view_of
-from .tables import RATIOS, SAMPLERS
+from .formula import Formula, first_right, gradient_of, left_by, tidy, view_of
+from .terms import RATIOS, SAMPLERS
 
 FINE = [1 + sign * 1e-5 * 2 ** k for k in range(14) for sign in (1, -1)]
 GRID = sorted({1.0, *FINE, *torch.linspace(-4.0, 4.0, 81).double().exp().tolist()})
