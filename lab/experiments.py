@@ -70,6 +70,7 @@ def main(argv: list[str]) -> None:
     args = read(argv, "python -m lab experiment PLAN [flags]", __doc__, FLAGS, {
         "PLAN": f"a file as above, or the name of one of lab/plans: {', '.join(names_of_plans())}"})
     plan = read_plan(args.plan)
+    refuse_flags_of_the_plan(plan, args.flags.split())
     experiment = Experiment(partial(planned_run, plan, args))
     keys = plan.keys(args.seeds)
     failed = make(plan, experiment, keys, args, python_command("-m", "lab", "experiment", *argv))
@@ -132,9 +133,20 @@ def refuse_mistakes(plan: Plan, path: str) -> None:
         if not re.fullmatch(r"[\w .=-]+", name) or not isinstance(flags, str):
             raise UserError(f"{path}: {name!r:.80} should be letters, digits, spaces and . = _ - "
                             "alone, because it names folders, and its flags a text")
-        for flag in OF_THE_PLAN:
-            if any(word.partition("=")[0] == flag for word in plan.flags_of(name)):
-                raise UserError(f"{path}: {name} has {flag}, which the plan gives to every run")
+        if given := [flag for flag in OF_THE_PLAN if has_flag(plan.flags_of(name), flag)]:
+            raise UserError(f"{path}: {name} has {given[0]}, which the plan gives to every run")
+
+
+def refuse_flags_of_the_plan(plan: Plan, typed: list[str]) -> None:
+    """End in an error where --flags has what the plan says: it would be overruled silently."""
+    for flag in OF_THE_PLAN:
+        if has_flag(typed, flag):
+            raise UserError(f"--flags has {flag}, which the plan {plan.name} gives to every run: "
+                            "change it in a copy of the plan, and name that file")
+
+
+def has_flag(words: list[str], flag: str) -> bool:
+    return any(word.partition("=")[0] == flag for word in words)
 
 
 def is_range(seeds: object) -> bool:

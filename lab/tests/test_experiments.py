@@ -92,6 +92,20 @@ def test_a_plan_with_a_mistake_is_told_so_in_a_sentence(folder, changed, said):
         main(["experiment", written(folder, **changed)])
 
 
+def test_flags_that_the_plan_would_overrule_are_refused(folder):
+    for flags in ("--steps 2", "--advantage rloo --seed=7"):
+        with pytest.raises(UserError, match="the plan notes_1 gives to every run: change it in"):
+            main(["experiment", "notes_1", "--flags", flags])
+
+
+def test_the_experiments_of_the_notes_are_theirs():
+    """100 steps of 8 x 8 answers, evaluated at every tenth step on 128 problems."""
+    for number in (1, 2, 3):
+        plan = read_plan(f"notes_{number}")
+        assert plan.steps == 100
+        assert "--questions 8 --answers 8 --eval_every 10 --eval_tasks 128 " in plan.common
+
+
 @pytest.mark.parametrize("name", experiments.names_of_plans())
 def test_every_arm_of_our_plans_can_be_trained(name):
     """train.py takes the flags of each arm, and no two are the same. No real model is read."""
