@@ -171,7 +171,7 @@ def policy_loss(log_prob: Tensor, advantage: Tensor, weight: Tensor, mask: Tenso
          the mean of (gradient of log-prob) * reward over our answers estimates the gradient.
       5. The advantage takes the place of the reward. Subtracting one number from all rewards of a
          problem does not change the mean gradient, because probabilities sum to 1, and so their
-         gradients sum to 0. But the estimate varies less (docs/policy_gradient.md).
+         gradients sum to 0. But the estimate varies less (docs/reference/policy_gradient.md).
 
     The loss has a minus, because an optimizer makes the loss smaller, and the reward should grow.
     The value of the loss says nothing. Only its gradient counts, and only at the model that sampled

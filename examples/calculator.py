@@ -12,7 +12,8 @@ Any other turn ends the answer. Four solved problems stand in the prompt, so tha
 never seen this game knows its form. Nothing that the model wrote is executed: `read_expression`
 parses it, and carries out its operators one by one.
 
-It takes its problems from Countdown, and is another example of a task in a class (docs/turns.md).
+It takes its problems from Countdown, and is another example of a task in a class
+(docs/reference/turns.md).
 """
 if __name__ == "__main__":
     raise SystemExit("start it with: python train.py --task examples.calculator --model FOLDER")

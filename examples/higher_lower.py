@@ -5,7 +5,7 @@
 
 After a guess the environment says whether the number is higher or lower. The number is in the
 problem and not in the prompt, so all games begin alike, and to win is partly luck. This is a whole
-task: `problems`, `reply`, `reward` and `show` (docs/turns.md).
+task: `problems`, `reply`, `reward` and `show` (docs/reference/turns.md).
 """
 if __name__ == "__main__":
     raise SystemExit("start it with: python train.py --task examples.higher_lower --model FOLDER")

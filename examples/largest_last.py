@@ -9,8 +9,8 @@ the tiny model, which writes expressions, can be trained on it as it is:
 
     python train.py --task examples.largest_last --steps 30
 
-The same task in a few lines, without flags, is in docs/your_own_task.md. For one of your own with
-flags copy this file to my_task.py beside train.py and change what the methods do.
+The same task in a few lines, without flags, is in docs/reference/your_own_task.md. For one of your
+own with flags copy this file to my_task.py beside train.py and change what the methods do.
 """
 if __name__ == "__main__":
     raise SystemExit("start it with: python train.py --task examples.largest_last")

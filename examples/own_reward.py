@@ -6,7 +6,8 @@
     " first try 12 / 3 = 4, 4 + 7 = 11 yes!</think>\\n<answer> ( 12 / 3 ) + 7</answer>"    -> 1.0
 
 For one of your own copy this file to my_task.py beside train.py, change what is rewarded, and train
-with --task my_task. How to bring problems of your own as well is in docs/your_own_task.md.
+with --task my_task. How to bring problems of your own as well is in
+docs/reference/your_own_task.md.
 """
 if __name__ == "__main__":
     raise SystemExit("start it with: python train.py --task examples.own_reward")

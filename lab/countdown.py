@@ -9,7 +9,7 @@ With --prompt expression there is no thinking: the answer is "3 * 5 + 7<|im_end|
 
 The problems, the two parts of the reward, the safe reader of expressions and the labels of tokens
 are those of countdown_task.py. A task of your own is another file with another `Task`
-(docs/your_own_task.md).
+(docs/reference/your_own_task.md).
 """
 if __name__ == "__main__":
     raise SystemExit("start it with: python train.py --mitigation none")

@@ -70,7 +70,8 @@ from lab.tools.helpers.demonstrations import make_tokenizer
 
 # The tests are of the project's own methods. What a user has added to them is tested for what it
 # returns (test_every_method.py), and is in no other test's way.
-LISTED = set(re.findall(r"^\| `(\w+)` \|", (ROOT / "docs/methods.md").read_text("utf-8"), re.M))
+LISTED = set(re.findall(r"^\| `(\w+)` \|",
+                        (ROOT / "docs/reference/methods.md").read_text("utf-8"), re.M))
 OWN = [(choices, name, known.pop(name)) for choices in (MITIGATIONS, ADVANTAGES)
        for known in choices.data.maps  # the lab's, and the book's
        for name in known.keys() - LISTED

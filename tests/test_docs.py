@@ -42,11 +42,11 @@ def project(tmp_path_factory):
     """A copy of the program with a task, an advantage and a weighting of the pages; and runs
     of it, all in one process, the plain one under the name that the pages use."""
     folder = copy_project(tmp_path_factory.mktemp("copy"), "models", "docs", "examples")
-    (folder / "my_task.py").write_text("\n".join(blocks("docs/your_own_task.md")))
+    (folder / "my_task.py").write_text("\n".join(blocks("docs/reference/your_own_task.md")))
     with open(folder / "mitigations.py", "a") as source:
         source.write("\n\n" + block("README.md", "def my_idea")
-                     + "\n\n" + block("docs/your_own_idea.md", "def my_credit")
-                     + "\n\n" + block("docs/your_own_idea.md", "class close_call"))
+                     + "\n\n" + block("docs/reference/your_own_idea.md", "def my_credit")
+                     + "\n\n" + block("docs/reference/your_own_idea.md", "class close_call"))
     commands = [[*SHORT, "--steps", "1", *flags] for flags in RUNS.values()]
     (folder / "printed").write_text(program(folder, "-c", TRAIN, json.dumps(commands)))
     return folder
@@ -87,8 +87,8 @@ for name, code in json.loads(sys.argv[1]).items():
 def pasted(project, folder_of):
     """What the blocks of the pages print that are pasted into a file, by name; all in one
     process."""
-    tables = [block("docs/a_run.md", "read_tokens"),
-              block("docs/real_models.md", "read_parquet")]
+    tables = [block("docs/reference/a_run.md", "read_tokens"),
+              block("docs/reference/real_models.md", "read_parquet")]
     codes = {"asked": ASK, "tables": STAND_INS + "\n".join(tables) + TOLD}
     printed = printed_by(project, EACH, json.dumps(codes))
     return dict(re.findall(r"^PASTED (\S+)\n(.*?)(?=^PASTED|\Z)", printed, flags=re.M | re.S))
@@ -119,7 +119,7 @@ def test_an_advantage_of_ones_own_is_one_function(folder_of):
 
 def test_the_z_score_by_hand(capsys):
     """12 of 16 right: +0.577 and, as epsilon is 1e-4 and not 0, -1.732 in three digits."""
-    exec(block("docs/policy_gradient.md", "z_score"), {})
+    exec(block("docs/reference/policy_gradient.md", "z_score"), {})
     assert capsys.readouterr().out == "+0.577 -1.732\n"
 
 
@@ -174,7 +174,7 @@ def test_every_command_of_a_page_is_taken(project):
         (project / "runs" / name).symlink_to(project / "runs/none-grpo-s0")
     (project / "my_loss.py").write_text((ROOT / "examples/a_loss.py").read_text())
     (project / "problems.jsonl").write_text('{"nums": [3, 5, 7], "target": 22}\n')
-    pages = [ROOT / "README.md", *project_files("docs/*.md")]
+    pages = [ROOT / "README.md", *project_files("docs/**/*.md")]
     typed = [shlex.split(command.replace("$seed", "0"), comments=True)
              for page in pages for command in
              re.findall(r"^ *python (train\.py .*?|-m lab .*?)(?: > | \|\| |$)",
@@ -322,7 +322,7 @@ def all_pages():
 
 
 def test_what_guesses_would_solve():
-    """All 192 expressions of each of the 250 problems of docs/a_run.md are tried. A guess
+    """All 192 expressions of each of the 250 problems of docs/reference/a_run.md are tried. A guess
     is any of them with equal probability, and guesses are independent."""
     task = Task(prompt="short", numbers="3", min_number=1, max_number=15, max_result=150)
     right = []
@@ -334,7 +334,7 @@ def test_what_guesses_would_solve():
         found = [evaluates_to(text, problem.numbers, problem.target) for text in written]
         right.append(sum(found) / len(found))
     one_try, many_tries = np.mean(right), np.mean(1 - (1 - np.array(right)) ** 32)
-    page = " ".join((ROOT / "docs/a_run.md").read_text().split())
+    page = " ".join((ROOT / "docs/reference/a_run.md").read_text().split())
     assert f"one of the {len(written)} expressions" in page
     said = f"solves {one_try:.1%} of these problems with one try, and {many_tries:.0%} with 32"
     assert said in page

@@ -1,5 +1,5 @@
-"""The list of docs/how_a_run_fails.md: it names numbers that a run has, and mistakes that are made
-here on purpose show what it says."""
+"""The list of docs/reference/how_a_run_fails.md: it names numbers that a run has, and mistakes
+that are made here on purpose show what it says."""
 import inspect
 import re
 from unittest.mock import patch
@@ -16,7 +16,7 @@ from runs import SHORT, arrays, lines, run
 
 pytestmark = pytest.mark.slow
 
-PAGE = (ROOT / "docs/how_a_run_fails.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/reference/how_a_run_fails.md").read_text(encoding="utf-8")
 SECTION = PAGE.partition("## From the symptom to the mistake")[2].partition("\n## ")[0]
 ROWS = re.findall(r"^(\d+)\. \*\*(.+?)\*\*", SECTION, flags=re.M | re.S)  # number, symptom
 OLD_IS_NEW = "            if epoch == 0:\n", "            if True:\n"  # grpo.py, row 11

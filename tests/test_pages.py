@@ -29,6 +29,6 @@ def test_every_interval_of_a_page_stands_in_a_stored_result(page):
 
 
 def test_the_last_line_of_a_run_is_that_of_its_stored_transcript():
-    text = (ROOT / "docs/real_models.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/reference/real_models.md").read_text(encoding="utf-8")
     [line] = re.findall(r"^  .* \(95% interval .* held-out problems, .*$", text, flags=re.M)
     assert line in (ROOT / "lab/results/real_run.txt").read_text(encoding="utf-8").splitlines()

@@ -86,7 +86,7 @@ def about_noise(run: Run) -> list[str]:
 
 
 def say_what_went_wrong(folder: Path) -> None:
-    """Print in a line which mistakes of docs/how_a_run_fails.md the run's metrics show."""
+    """Print in a line which mistakes of docs/reference/how_a_run_fails.md the metrics show."""
     if (folder / "metrics.jsonl").is_file() and (verdict := in_short(read_log(folder))):
         say(f"{verdict} The numbers: {python_command('-m', 'lab', 'diagnose', folder)}")
 

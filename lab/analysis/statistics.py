@@ -3,7 +3,7 @@
 Tokens of an answer share one advantage, and the advantages of a group sum to zero. So the group is
 the unit that varies independently, not the token. Across runs it is the seed. Student's t also
 takes the values of these units for normal. Where they are skewed, its intervals are too sure of
-themselves (docs/your_own_idea.md).
+themselves (docs/reference/your_own_idea.md).
 """
 import math
 from collections.abc import Callable, Collection

@@ -148,7 +148,7 @@ def refuse_without_replies(name: str, policy: Policy) -> None:
     s = policy.settings
     if not hasattr(policy.task, "reply"):
         raise UserError(f"--advantage {name} needs answers of several turns, and --task {s.task} "
-                        "has no method reply (docs/turns.md)")
+                        "has no method reply (docs/reference/turns.md)")
     if s.dynamic_sampling > 1:
         raise UserError(f"--advantage {name} draws problems as training does, and with "
                         "--dynamic_sampling the batch has others: those whose answers differ")
@@ -394,7 +394,7 @@ def mt_grpo(rollouts: Rollouts) -> Tensor:
     GRPO.)
 
     It is biased: going on to a turn in which other answers earn more than this one is punished, and
-    nothing pays for having reached it (docs/turns.md)."""
+    nothing pays for having reached it (docs/reference/turns.md)."""
     last = rollouts.turn.amax(1)
     total = torch.zeros_like(rollouts.log_prob)
     for d in range(int(last.max()) + 1):

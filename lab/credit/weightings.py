@@ -89,7 +89,7 @@ def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: Polic
     if (weight < 0).any():
         raise UserError(f"the weighting {name} ({location_of(chosen)}) is negative at "
                         f"{int((weight < 0).sum())} tokens: credit with a sign stands under "
-                        "@advantage (docs/methods.md)")
+                        "@advantage (docs/reference/methods.md)")
     if not weight.any():
         weight, note = rollouts.mask.float(), "all weights were 0, so every token gets 1"
     if placebo.startswith("weights"):

@@ -34,8 +34,8 @@ OF_TURNS = "of_turns"  # in a score: the reward of each turn, if a task pays tur
 
 
 class Task(Protocol[TaskProblem]):
-    """The methods that a class must have to be named by --task (docs/your_own_task.md). It may also
-    have
+    """The methods that a class must have to be named by --task
+    (docs/reference/your_own_task.md). It may also have
 
         read(words)                     a problem, of the words that somebody typed for `lab sample`
         reply(problem, turns)           what an environment writes after a turn of the model, or

@@ -1,5 +1,6 @@
 """The files of a run, as run.py writes them and lab/harness/read_record.py reads them, and what a
-run beyond the book writes beside that. docs/a_run.md lists the columns of a credit file."""
+run beyond the book writes beside that. docs/reference/a_run.md lists the columns of a credit
+file."""
 import hashlib
 import json
 import platform

@@ -44,7 +44,7 @@ ON_A_GPU: Requirement = (lambda s: s.device.startswith("cuda"), "--device cuda")
 # With --lora the default learning rate is so many times that of all parameters, and at most the
 # second number: for a small model, and for a large one. A small step of A and B moves a matrix less
 # than an equal step of all its numbers, and the less the wider it is. Above the second number a
-# task was ruined in which others learn (docs/real_models.md).
+# task was ruined in which others learn (docs/reference/real_models.md).
 LORA_RATE, LORA_RATE_OF_LARGE = (4.0, 1e-3), (25.0, 5e-5)
 
 HINT = "--help all lists the flags"  # the end of a message about an unknown one

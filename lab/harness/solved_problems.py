@@ -50,7 +50,7 @@ def solved_problem(task: Any, rng: random.Random,
                    last_sign: str) -> tuple[Any, "Solution"] | None:
     """A problem to train on, with a solution whose last step has this operator. For - and / the
     solution has the numbers in another order than the problem, because a model that saw no such
-    example did not try other orders (docs/how_a_run_fails.md)."""
+    example did not try other orders (docs/reference/how_a_run_fails.md)."""
     for _ in range(1000):
         problem = task.make_problem(rng, held_out=False)
         if len(problem.numbers) > MAX_SOLVED:

@@ -59,7 +59,8 @@ def load_task(name: str) -> type:
                     if inspect.isclass(task) else "")
         raise UserError(f"--task {name}: this module should have a function "
                         "`reward(problem, text)`, and `problems` if they are not those of "
-                        f"Countdown; or else a dataclass Task (docs/your_own_task.md){imported}")
+                        "Countdown; or else a dataclass Task (docs/reference/your_own_task.md)"
+                        f"{imported}")
     from lab.harness.short_task import countdown_with_reward, short_task
     if hasattr(module, "problems"):
         return short_task(module)
@@ -181,7 +182,7 @@ class CheckedTask:
         except (AttributeError, TypeError) as error:
             if not is_text(text):
                 error.add_note("In a task that has `reply`, a reward gets a list with the text of "
-                               "each turn (docs/turns.md)")
+                               "each turn (docs/reference/turns.md)")
             raise
         pays_turns = are_rewards(score["reward"])
         if self.pays_turns not in (None, pays_turns):
@@ -200,7 +201,7 @@ class CheckedTask:
         labels: tuple[list[int], list[int]] = result_of(
             self.task.label, f"two lists with a number for each of {len(pieces)} tokens: its "
             f"section, from 0 to {len(SECTIONS) - 1}, and its kind, from 0 to "
-            f"{len(KINDS) - 1} (docs/your_own_task.md)",
+            f"{len(KINDS) - 1} (docs/reference/your_own_task.md)",
             lambda labels: are_labels(labels, len(pieces)), pieces)
         return labels
 
@@ -265,7 +266,7 @@ def score_again(rollouts: Rollouts, task: Task[Problem], name: str,
     """
     if all_rows and environment and not rollouts.finished.any():
         say(f"--task {name}: every answer of this step was cut off at --max_new_tokens. Does its "
-            "reply never return None? (docs/turns.md)")
+            "reply never return None? (docs/reference/turns.md)")
     groups, ids = rollouts.groups_and_ids
     for row in range(len(groups)) if all_rows else {0, rollouts.step % len(groups)}:
         problem = rollouts.problems[groups[row]]

@@ -20,7 +20,7 @@ from lab.exact import (PROMPT, WORLDS, Kind, World, batch_of, coefficient, compa
 from lab.credit.weightings import rescaled_weight
 from lab.credit.weightings import with_advantage
 
-PAGE = (ROOT / "docs/methods.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs/reference/methods.md").read_text(encoding="utf-8")
 COLUMN = dict(re.findall(r"^\| `(\w+)` \|.*\| (yes|no, .*|not judged.*) \|$", PAGE, re.M))
 
 

@@ -4,8 +4,8 @@
     python -m lab diagnose checkpoint-500        # a folder with TRL's trainer_state.json
     python -m lab diagnose log.jsonl             # JSON lines, CSV as of W&B, what verl prints
 
-It says which rows of docs/how_a_run_fails.md the metrics show, with the numbers, and which single
-run would decide. TRL, verl, OpenRLHF, slime and prime-rl are read under their names.
+It says which rows of docs/reference/how_a_run_fails.md the metrics show, with the numbers, and
+which single run would decide. TRL, verl, OpenRLHF, slime and prime-rl are read under their names.
 
 The exit status is 0 if nothing was found, 1 if a mistake was, and 2 if the log cannot be read or
 has too few steps. Nothing is written.

@@ -17,8 +17,8 @@ Answers and tokens are counted from 0, as in the file and on the page of `lab pa
 "others" has the likeliest other tokens at this position. They come from the model that sampled the
 step, if it was kept. The line "term" has the token's term of the loss. The line "gradient" has two
 numbers: the gradient's size at the logits, by which tokens are compared here and on the page, and
-what is left of it in the loss, which divides by N. docs/symbols.md says what A, c, w, m, N and s
-are. Nothing is written.
+what is left of it in the loss, which divides by N. docs/reference/symbols.md says what A, c, w, m,
+N and s are. Nothing is written.
 """
 if __name__ == "__main__":
     raise SystemExit("start it with: python -m lab follow")
@@ -119,7 +119,7 @@ def refuse_unfit_for_credit(run: Run, record: StepRecord, models: dict[int, str]
     step = record.step
     if not record.written["own"].all():
         raise UserError("--credit is measured in answers of one turn alone, and in these an "
-                        "environment replies (docs/turns.md)")
+                        "environment replies (docs/reference/turns.md)")
     if not task_of(run["config"]):
         raise UserError(f"--credit: the task of {run['folder']} is not there, which would score "
                         "the continuations")

@@ -196,11 +196,11 @@ def reason(found: Findings) -> str:
     """Why the verdict is this one."""
     if found.word == CANNOT:
         return (f"in a step {found.living:.2f} groups have answers with different rewards. Rows 3, "
-                "4 and 7 of docs/how_a_run_fails.md say what to try.")
+                "4 and 7 of docs/reference/how_a_run_fails.md say what to try.")
     if found.word == FORM:
         return ("the rewards of a group differ, but hardly ever because one answer is right and "
                 "another wrong, or being right is not paid. Rows 3 and 9 of "
-                "docs/how_a_run_fails.md say what to try.")
+                "docs/reference/how_a_run_fails.md say what to try.")
     if found.word == HOLE:
         return (f"{one_answer(found)}, which is the same for every problem, earns "
                 f"{found.blind.reward:.2f}, nearly as much as the best sampled answers or more. "

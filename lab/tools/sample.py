@@ -87,7 +87,7 @@ def problem_of(settings: LabSettings, words: list[str]) -> Any:
     task = make_task(settings.task, settings.keywords)
     if not hasattr(task, "read"):
         raise UserError(f"{settings.task} cannot read a problem: its class Task has no method "
-                        "`read` (docs/your_own_task.md)")
+                        "`read` (docs/reference/your_own_task.md)")
     return task.read(" ".join(words).split())
 
 

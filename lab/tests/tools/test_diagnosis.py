@@ -62,7 +62,7 @@ def held_out(*rewards, reward=rising(0.3, 0.02)):
 
 
 CLIPPED = dict(ratio_mean=1.4, clipped_share=0.5)
-# the rows of docs/how_a_run_fails.md, and the log
+# the rows of docs/reference/how_a_run_fails.md, and the log
 LOGS = {
     "healthy": ([], ours()),
     "sampler": ([1], ours(sampler_gap=until(20, 0.12, 1e-6))),
@@ -356,5 +356,6 @@ def test_the_command_has_a_status(tmp_path, path, capsys):
         write_lines(path, lines)
         assert diagnose.main([str(path)]) == status
         assert in_a_line in in_short(read_log(path))
-    assert "7 of docs/how_a_run_fails.md). Seen: finished is 0.25 in every step" in " ".join(
-        capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "7 of docs/reference/how_a_run_fails.md). Seen: " in printed
+    assert "Seen: finished is 0.25 in every step" in printed

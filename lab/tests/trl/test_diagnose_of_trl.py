@@ -8,7 +8,7 @@ from lab.tools.helpers.diagnosis import faults_of, filled, in_words
 from lab.tools.helpers.log import read_log
 
 LOGS = Path(__file__).parent / "trl_logs"
-ROWS = {  # the row of docs/how_a_run_fails.md, 0 if it has none, and what is said
+ROWS = {  # the row of docs/reference/how_a_run_fails.md, 0 if it has none, and what is said
     "healthy": ([], "None of 21 signs"),
     "destroyed": ([6], "far too high"),
     "dead": ([3], "equal_groups is 1 in every step"),

@@ -1,10 +1,10 @@
 """Which fault a run shows, by the metrics of its steps: ours, or the log of another trainer.
 
 Each row of CHECKS below looks for one fault, at the end of a log as at its start: its row in the
-list of docs/how_a_run_fails.md, what it most often is, the metrics that show it, and the run that
-would decide. What the evidence says is the same for all: each of these metrics, from the first
-fifth of the steps to the last. A log says less than a run of this project: what it does not have is
-not looked for, and the answer names it.
+list of docs/reference/how_a_run_fails.md, what it most often is, the metrics that show it, and the
+run that would decide. What the evidence says is the same for all: each of these metrics, from the
+first fifth of the steps to the last. A log says less than a run of this project: what it does not
+have is not looked for, and the answer names it.
 
 Most rows are signs, each a metric and what it shows: any_of(clipped=lambda share: share.end > 0.3).
 What takes more than that is a function that returns the metrics.
@@ -227,7 +227,7 @@ def later_updates_grow(log: Log) -> list[str]:
 
 
 class Check(NamedTuple):
-    row: int      # of the list in docs/how_a_run_fails.md; 0 if it is not there
+    row: int      # of the list in docs/reference/how_a_run_fails.md; 0 if it is not there
     what: str     # what it most often is
     seen: Seen
     decide: str   # the run that would decide
@@ -304,7 +304,8 @@ class Fault:
         return self.check.row
 
     def in_words(self) -> str:
-        row = f"row {self.row} of docs/how_a_run_fails.md" if self.row else "no row has it"
+        page = "docs/reference/how_a_run_fails.md"
+        row = f"row {self.row} of {page}" if self.row else "no row has it"
         return (f"{self.check.what} ({row}). Seen: {self.evidence}. The run that would decide: "
                 f"{self.check.decide}.")
 
