@@ -362,7 +362,12 @@ class Cache:
         """Store the newest token's key and value (B, 1, K, head_dim), and let it see the row."""
         keys, values = self.kept[layer]
         keys[:, self.end - 1:self.end], values[:, self.end - 1:self.end] = k, v
-        return attention(q, keys[:, :self.end], values[:, :self.end], self.mask[..., :self.end])
+        keys, values = keys[:, :self.end].transpose(1, 2), values[:, :self.end].transpose(1, 2)
+        # The H / K query heads of a key head stand as rows of one query, because enable_gqa would
+        # copy keys and values once for each query head.
+        rows = q[:, 0].unflatten(1, (k.shape[2], -1))                 # (B, K, H / K, head_dim)
+        out = F.scaled_dot_product_attention(rows, keys, values, self.mask[..., :self.end])
+        return out.flatten(1, 2)[:, None]                             # (B, 1, H, head_dim)
 
     def take(self, rows: Tensor) -> None:
         """Go on with these rows alone; a row may be taken several times."""
