@@ -1,8 +1,10 @@
-"""An interval of a page stands in a stored result, digit by digit."""
+"""An interval of a page stands in a stored result, or follows from stored numbers; and a page's
+verdict is the stored one."""
 import re
 
 import pytest
 from conftest import ROOT, project_files
+from stored import stored_gain
 
 NUMBER = r"([+-]?\d+(?:\.\d+)?)%?"
 # +2.8 (+1.8 to +3.8), or 50.4%, 95% interval 47.9% to 53.0%
@@ -17,8 +19,14 @@ def intervals(path):
     return set(INTERVAL.findall(" ".join(path.read_text(encoding="utf-8").split())))
 
 
-STORED = {interval for path in project_files("lab/results/**/*.txt")
+COMPUTED = [  # stored runs, an arm, and the arm that it is compared with
+    ("real_board_brief_8_gpu", "by_kind without words", "its placebo"),
+    ("real_board_brief_8_gpu", "equal_gradient", "random"),
+    ("real_board_brief_8_gpu", "inverse_logprob", "random"),
+    ("lora/held_out", "rank 1", "all"), ("lora/held_out", "rank 8", "all")]
+STORED = {interval for kind in ("txt", "json") for path in project_files(f"lab/results/**/*.{kind}")
           for interval in intervals(path)}
+STORED |= {INTERVAL.findall(stored_gain(*pair))[0] for pair in COMPUTED}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -13,6 +13,7 @@ from lab import experiments
 from lab.__main__ import main
 from lab.experiments import Plan, read_plan
 from runs import train_here
+from stored import stored_arms
 
 BATCH = "--questions 2 --answers 4 --max_new_tokens 24 --eval_every 0 --checkpoint_every 0"
 GIVEN = {"question": "Is it better?", "common": f"{BATCH} --threads 1", "steps": 1,
@@ -121,14 +122,8 @@ def test_every_arm_of_our_plans_can_be_trained(name):
     ("board", "none"), ("later", "none"), ("real_board_expression", "none"),
     ("real_board_brief_8_gpu", "none"), ("lora_48", "all")])
 def test_stored_gains_are_computed_again_from_the_numbers_of_each_seed(name, baseline):
-    """Programs that are gone printed them. A run is the answers in a step, the seconds, and the
-    right answers of each step."""
-    stored = json.loads((ROOT / f"lab/results/{name}.json").read_text())["values"]["runs"]
-    arms = {}
-    for run, (answers, _, right) in stored.items():
-        arm, _, seed = run.rpartition("-s")
-        metrics = [{"success": int(count) / answers} for count in right.split()]
-        arms.setdefault(arm, {})[int(seed)] = {"metrics": metrics}
+    """Programs that are gone printed them."""
+    arms = stored_arms(name)
     printed = (ROOT / f"lab/results/{name}.txt").read_text(encoding="utf-8")
     found = gains(over_baseline(arms, baseline))
     assert len(found) > 1
