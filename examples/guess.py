@@ -38,7 +38,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from lab.analysis.statistics import student_quantile
+from analyze import percentile
 from lab.engine.errors import UserError
 from lab.engine.methods import ADVANTAGES, make, metrics_of
 from lab.engine.policy import Policy, derived_seed
@@ -292,7 +292,7 @@ def beside_grpo(s: LabSettings, plain: LabSettings, pairs: int, batches: int, me
         gains.append(one - other)
         print(f"  seed {seed}   {name} {one:.1%}   plain GRPO {other:.1%}", flush=True)
     found = torch.tensor(gains)
-    reach = student_quantile(0.975, len(gains) - 1) * float(found.std()) / len(gains) ** 0.5
+    reach = percentile(len(gains) - 1) * float(found.std()) / len(gains) ** 0.5
     mean = float(found.mean())
     print(f"{name} minus plain GRPO: {100 * mean:+.1f} points ({100 * (mean - reach):+.1f} to "
           f"{100 * (mean + reach):+.1f}, 95% interval of {len(gains)} pairs)")

@@ -1,12 +1,13 @@
 """Run folders that the tests of analysis are made on: any numbers, and known effects."""
 import re
+from pathlib import Path
 
 import numpy as np
 from conftest import ROOT, credit_columns, evaluation, write_log
 from tokenizers import Tokenizer
 
 from lab.analysis.arms import arms_of
-from lab.analysis.run_folders import read_run
+from lab.analysis.run_folders import Run, read_run
 from lab.engine.tokens import load_tokenizer
 
 ITEMS = 200
@@ -94,6 +95,15 @@ def make(tmp_path, arms, seeds=5, spread=0.02, rng=None):
             run = write_run(tmp_path / f"{name}-s{seed}", drawn, seed, rng=rng, **config)
             folders.append(str(run))
     return folders
+
+
+def recorded(metrics=(), evaluations=(), config=(), credit=()):
+    """A run as it is read, without a folder."""
+    run = object.__new__(Run)
+    run.metrics, run.evaluations = list(metrics), list(evaluations)
+    run.config, run.credit, run.folder = dict(config), dict(credit), Path("runs/x")
+    run.last_step = len(run.metrics)
+    return run
 
 
 def arms_in(folders, baseline=None):

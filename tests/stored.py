@@ -4,6 +4,7 @@ import json
 from conftest import ROOT
 from lab.analysis.gains import gain_over
 from lab.analysis.tables import shown
+from logs import recorded
 
 
 def stored_arms(name):
@@ -19,7 +20,7 @@ def stored_arms(name):
             answers, _, right = found
             success = [int(count) / answers for count in right.split()]
         metrics = [{"success": of_step} for of_step in success]
-        arms.setdefault(arm, {})[int(seed)] = {"metrics": metrics}
+        arms.setdefault(arm, {})[int(seed)] = recorded(metrics)
     return arms
 
 

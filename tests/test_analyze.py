@@ -1,15 +1,18 @@
-"""analyze.py at the root: its sums are those of plain loops over the tokens, and its intervals and
-comparisons are worked out by hand."""
+"""analyze.py at the root: its sums are those of plain loops over the tokens, and its intervals are
+worked out by hand."""
 import math
 import re
+import runpy
+import sys
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
 import analyze
 import train
-from conftest import credit_columns, evaluation, refusal, write_lines, write_log
-from lab.analysis.statistics import mean_over, student_quantile
+from conftest import ROOT, credit_columns, evaluation, refusal, write_lines, write_log
+from lab.analysis.statistics import mean_over
 from logs import plain_rows, random_log
 
 CELL_OF = {"kind": lambda row: row["kind"], "section": lambda row: row["section"],
@@ -71,19 +74,20 @@ def test_a_row_of_a_table_by_hand(tmp_path):
     """Two steps of three words and a number each, of p = 1/2 of two, so s is 0.7071, and A = 1;
     weights 1, and the number's is 3 in the first step and 5 in the second. So words have 3 of 6
     and 3 of 8 times 0.7071: 6/14 in all. Their distances from that are 3/7 and -3/7, and t of one
-    degree of freedom is 12.71: half of the interval is 12.71 sqrt(2 * 2 * 9/49) / 14."""
+    degree of freedom is 12.706: half of the interval is 12.706 sqrt(2 * 2 * 9/49) / 14, so it would
+    end beyond 0 and 1, where no share lies."""
     files = {step: credit_columns([4], [0], kind=[0, 0, 0, 2], weight=[1, 1, 1, weight],
                                   advantage=[1] * 4, change=[0.1, 0.1, 0.4, -0.6])
              for step, weight in ((1, 3), (2, 5))}
     run = analyze.Run(write_log(tmp_path / "run", files, metrics=[{"step": 1, "success": 0}]))
     title, headings, [word, number] = analyze.Tally(run).table("kind")
-    half = 12.71 * (4 * 9 / 49) ** 0.5 / 14
-    assert word == ["word", "75.0%", "42.9%", f"{6 / 14 - half:.1%} to {6 / 14 + half:.1%}",
+    assert 12.706 * (4 * 9 / 49) ** 0.5 / 14 > 4 / 7
+    assert word == ["word", "75.0%", "42.9%", "0.0% to 100.0%",
                     "1.000", "0.707", word[6], "42.9%", "50.0%", "+0.2000"]
     assert (number[0], number[2], number[9]) == ("number", "57.1%", "-0.6000")
     assert len(headings) == 10 and "by kind" in title
     assert analyze.ratio(np.array([1.0, 3]), np.array([2.0, 4])) == pytest.approx(
-        (4 / 6, 12.71 * 2 / 3 / 6))
+        (4 / 6, 12.7062 * 2 / 3 / 6), rel=1e-5)
     assert math.isnan(analyze.ratio(np.ones(1), np.ones(1))[1])
 
 
@@ -91,20 +95,18 @@ def test_what_an_environment_wrote_is_left_out(tmp_path):
     """The third of four tokens, also of the columns that have one number an answer."""
     columns = credit_columns([4, 2], [0, 0], own=[1, 1, 0, 1, 1, 1])
     folder = write_log(tmp_path / "run", {1: columns}, metrics=[{"step": 1, "success": 0}])
-    tokens = analyze.tokens_of(folder / "credit/step_000001.npz")
-    assert tokens["answer"].tolist() == [0, 0, 0, 1, 1] and len(tokens["reward"]) == 2
+    columns = analyze.columns_in(folder / "credit/step_000001.npz")
+    tokens = analyze.tokens_of(columns)
+    assert tokens["answer"].tolist() == [0, 0, 0, 1, 1] and "reward" not in tokens
     assert tokens["place"][:3].tolist() == [1 / 6, 3 / 6, 5 / 6]
+    assert analyze.tokens_of(columns, written=True)["answer"].tolist() == [0, 0, 0, 0, 1, 1]
 
 
-def test_intervals_are_students_to_the_digits_of_a_table():
-    for freedom in (*range(1, 31), 40, 60, 61, 500):
-        exact = student_quantile(0.975, freedom)
-        assert 0.975 * exact < analyze.percentile(freedom) < 1.05 * exact, freedom
+def test_the_interval_of_a_mean_is_that_of_the_lab():
     values = np.array([0.1, 0.4, 0.2, 0.7, 0.3])
-    mean, half = analyze.mean_interval(values)
     known = mean_over(values)
-    assert (mean, half) == pytest.approx((known.value, known.high - known.value), rel=2e-3)
-    assert math.isnan(analyze.mean_interval(values[:1])[1])
+    assert analyze.ratio(values, np.ones(5)) == pytest.approx(
+        (known.value, known.high - known.value))
 
 
 def written(folder, seed, ends, trained, **config):
@@ -116,62 +118,55 @@ def written(folder, seed, ends, trained, **config):
 
 
 def test_the_gain_of_a_run_by_hand(tmp_path):
-    """Differences 1 0 0 0 1 0 0 0: mean 0.25, sample deviation 0.4629; t of seven is 2.36."""
+    """Differences 1 0 0 0 1 0 0 0: mean 0.25, sample deviation 0.4629; t of seven is 2.3646."""
     run = written(tmp_path / "run", 0, [[0, 1, 0, 1, 0, 0, 0, 0], [1, 1, 0, 1, 1, 0, 0, 0]], [0.5])
     _, _, [row] = analyze.gains(run)
-    half = 2.36 * (1.5 / 7) ** 0.5 / 8 ** 0.5
+    half = 2.3646 * (1.5 / 7) ** 0.5 / 8 ** 0.5
     assert row == ["sampled", "8", "25.0%", "50.0%",
                    f"+25.0% ({0.25 - half:+.1%} to {0.25 + half:+.1%})", "9"]
 
 
-def test_arms_are_compared_in_pairs_up_to_the_last_step_that_all_have(tmp_path):
-    """One run has a third step, which does not count, nor does its third evaluation. In training
-    the pairs differ by 0.1 and 0.3, held out by 0.5 and 0; t of one is 12.71. Seed 7 has no pair.
-    """
-    plain = [written(tmp_path / f"p{seed}", seed, [[0, 0], [1, 0], [1, 1]][:2 + seed], steps,
-                     mitigation="none")
-             for seed, steps in ((0, [0.1, 0.3]), (1, [0.2, 0.2, 0.9]))]
-    other = [written(tmp_path / f"o{seed}", seed, [[0, 0], end], steps, mitigation="random",
-                     made_of={"mitigations.py": seed, "x": seed, "grpo.py": "g"})
-             for seed, end, steps in ((0, [1, 1], [0.2, 0.4]), (1, [1, 0], [0.4, 0.6]),
-                                      (7, [0, 0], [0.9, 0.9]))]
-    runs = [*other, *plain]
-    names = analyze.names_of(runs)
-    assert names == ["mitigation random"] * 3 + ["mitigation none"] * 2
-    title, _, rows = analyze.comparison(runs, names)
-    assert "up to step 2" in title and title.endswith("not all runs were made with the same x")
-    held_out, training = (12.71 * spread / 2 for spread in (0.5, 0.2))
-    assert rows == [
-        ["mitigation random", "3", "50.0%", f"+25.0% ({0.25 - held_out:+.1%} to "
-         f"{0.25 + held_out:+.1%})", "56.7%",
-         f"+20.0% ({0.2 - training:+.1%} to {0.2 + training:+.1%})"],
-        ["mitigation none", "2", "50.0%", "baseline", "20.0%", "baseline"]]
-    twice = [*runs, written(tmp_path / "again", 1, [[0, 0]], [0.1, 0.1], mitigation="none")]
-    assert "are one arm with one seed" in refusal(analyze.comparison, twice, [
-        *names, "mitigation none"])
-    title, _, rows = analyze.comparison([plain[0], other[1]], ["a", "b"])
-    assert rows[1][3] == "no pairs" and title.endswith("in training")
-    plain[0].evaluations = []
-    assert analyze.comparison([plain[0], other[0]], ["a", "b"])[2][1][3] == "no pairs"
+def test_of_several_runs_there_is_a_row_each_and_no_word_of_arms(tmp_path, capsys):
+    """The last evaluation with its interval, and the mean of the steps whose success is known."""
+    written(tmp_path / "a", 0, [[0, 0], [1, 0]], [0.1, None, 0.3])
+    written(tmp_path / "b", 1, [], [0.5])
+    analyze.main([str(tmp_path / "a"), str(tmp_path / "b")])
+    printed = capsys.readouterr().out
+    rows = [re.split("  +", line) for line in printed.splitlines() if line[:3] in ("a  ", "b  ")]
+    assert rows == [["a", "3", "50.0% (0.0% to 100.0%)", "20.0%"], ["b", "1", "50.0%"]]
+    assert "mitigation" not in printed and not (tmp_path / "comparison").exists()
 
 
-def test_the_curve_has_the_mean_of_an_arm_and_the_intervals_of_a_single_run(tmp_path, monkeypatch):
-    """Thin lines are the training of each run."""
+def test_the_curve_has_training_and_held_out_success_with_its_intervals(tmp_path, monkeypatch):
     kept = []
-    monkeypatch.setattr(analyze.plt, "close", kept.append)
-    runs = [written(tmp_path / f"{seed}", seed, [[0, 0], end], [0.2 * seed, 0.4])
-            for seed, end in enumerate(([1, 1], [1, 0]))]
-    analyze.learning_curve(runs, ["a", "a"], tmp_path / "curve.png")
-    for run in runs:
-        analyze.learning_curve([run], ["a"], tmp_path / "curve.png")
-    drawn = [[line.get_xydata().tolist() for line in figure.axes[0].lines
-              if line.get_linestyle() != "None"] for figure in kept]
-    thin = [[[1, 0], [2, 0.4]], [[1, 0.2], [2, 0.4]]]
-    assert drawn == [[*thin, [[0, 0], [2, 0.75]]], [thin[0], [[0, 0], [2, 1]]],
-                     [thin[1], [[0, 0], [2, 0.5]]]]
-    bars = [[bar.get_segments() for bar in figure.axes[0].collections] for figure in kept]
-    ends = [(line["success_low"], line["success_high"]) for line in runs[1].evaluated()]
-    assert bars[0] == [] and np.array(bars[2])[0, :, :, 1] == pytest.approx(np.array(ends))
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: kept.append(figure))
+    run = written(tmp_path / "run", 1, [[0, 0], [1, 0]], [0.2, 0.4])
+    analyze.learning_curve(run, tmp_path / "curve.png")
+    [axis] = kept[0].axes
+    drawn = [line.get_xydata().tolist() for line in axis.lines if line.get_linestyle() != "None"]
+    assert drawn == [[[1, 0.2], [2, 0.4]], [[0, 0], [2, 0.5]]]
+    [bars] = axis.collections
+    ends = [(line["success_low"], line["success_high"]) for line in run.evaluated()]
+    assert np.array(bars.get_segments())[:, :, 1] == pytest.approx(np.array(ends))
+
+
+def test_without_matplotlib_there_are_the_tables_and_a_sentence(folder, monkeypatch, capsys):
+    """The import fails where a module is None."""
+    folder, _ = folder
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    monkeypatch.setattr(sys, "argv", ["analyze.py", str(folder)])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(ROOT / "analyze.py"), run_name="__main__")
+    assert "The curve needs it: pip install matplotlib" in str(ended.value.code)
+    assert "Where the gradient went, by place" in capsys.readouterr().out
+
+
+def test_without_arguments_it_says_in_a_few_lines_what_it_shows(capsys):
+    analyze.main([])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 12 and "python analyze.py runs/none-grpo-s0" in lines[2]
+    for name in ("gradient", "push", "change"):
+        assert any(line.startswith(f"    {name} ") for line in lines), name
 
 
 def test_a_bar_that_rounding_leaves_below_0_is_drawn(tmp_path):
@@ -180,7 +175,7 @@ def test_a_bar_that_rounding_leaves_below_0_is_drawn(tmp_path):
     for line in run.evaluations:
         line["success_low"], line["success_high"] = train.wilson_interval(4, 4)
     assert run.evaluations[0]["success_high"] < 1
-    analyze.learning_curve([run], ["a"], tmp_path / "curve.png")
+    analyze.learning_curve(run, tmp_path / "curve.png")
 
 
 def test_of_several_folders_those_that_are_no_runs_are_left_out(tmp_path, capsys):
@@ -194,8 +189,7 @@ def test_of_several_folders_those_that_are_no_runs_are_left_out(tmp_path, capsys
     printed = capsys.readouterr().out
     assert printed.startswith(f"left out, because it is no run: {tmp_path / 'ideas'}\n"
                               f"left out, because it is no run: {tmp_path / 'player'}\n")
-    assert (tmp_path / "comparison/report.html").exists()
-    assert f"cannot read {tmp_path / 'none'}" in refusal(
+    assert f"{tmp_path / 'none'} is not a run folder" in refusal(
         analyze.main, [str(tmp_path / "0"), str(tmp_path / "none")])
 
 
@@ -206,7 +200,9 @@ def test_the_page_shades_an_answer_and_the_text_has_the_tables(folder, capsys):
     printed = capsys.readouterr().out
     page = (folder / "analysis/report.html").read_text()
     assert all(f"by {name}: " in text for name in CELL_OF for text in (printed, page))
-    tokens = analyze.tokens_of(folder / "credit/step_000001.npz")
+    assert page.count("<h1>run</h1>") == 1 and all(f"\n    {name} " in page for name in (
+        "gradient", "push", "change"))
+    tokens = analyze.tokens_of(analyze.columns_in(folder / "credit/step_000001.npz"))
     answer = tokens["answer"][tokens["advantage"].argmax()]
     shades = [float(one) for one in re.findall(r"rgb\([\d ]+/([\d.]+)\)", page)]
     expected = []

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import lab.run as train
-from lab.harness.read_record import read_columns
+from lab.analysis.run_folders import read_columns
 from runs import SHORT, assert_same_run, lines
 
 pytestmark = pytest.mark.slow

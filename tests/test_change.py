@@ -9,7 +9,7 @@ import torch
 
 from conftest import copied, hand_made
 from lab.engine.update import update_with_change
-from lab.harness.read_record import read_columns
+from lab.analysis.run_folders import read_columns
 from lab.engine.model import ModelConfig, Qwen2
 from runs import lines, run, timeless
 from test_grpo import row_log_probs, settings

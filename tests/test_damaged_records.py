@@ -8,35 +8,104 @@ import pytest
 import analyze
 import run as book
 from conftest import credit_columns, evaluation, refusal, write_log
-from lab.analysis.run_folders import read_evaluations
+from lab.analysis.run_folders import read_columns, read_run
+from qwen2_model import UserError
 from lab.engine.optimizer import AdamW
 from lab.harness.build import Parts
-from lab.harness.read_record import read_columns
 
 
-@pytest.mark.parametrize("name", ["success_low", "success_high", "length_mean"])
-def test_an_evaluation_without_a_number_is_told(tmp_path, name):
-    line = evaluation(0, [1, 0])
-    folder = write_log(tmp_path / "x", {}, evaluations=[line | {name: None}])
-    assert "lacks numbers for success, success_low" in refusal(analyze.Run, folder)
-    assert f"line 1: {name} should be a number, and is None" in refusal(read_evaluations, folder)
+LINE, END = {"step": 1, "success": 0.5}, evaluation(2, [1, 0])
+GREEDY = evaluation(2, [1, 0], "greedy")
+# metrics, evaluations, and what is said of them; by both readers, if not by the lab's alone
+OF_BOTH = [
+    ([LINE, LINE], [], "metrics.jsonl is damaged: a step stands there twice, or after a later one"),
+    ([LINE | {"step": 3}, LINE], [], "metrics.jsonl is damaged: a step stands there twice"),
+    ([LINE | {"success": "half"}], [], "metrics.jsonl, line 1 is damaged: success is 'half'"),
+    *(([LINE], [END | {name: None}], f"evaluations.jsonl, line 1 is damaged: {name} is None")
+      for name in ("success", "success_low", "success_high", "length_mean", "mode", "answer")),
+    *(([LINE], [END, GREEDY | {"answer": answer}], "evaluations.jsonl, line 2 is damaged: answer "
+       f"is {answer!r}") for answer in ([1], "ab", ["a", "b"], {}, []))]
+OF_THE_LAB = [
+    ([LINE | {"gradient_norm": "large"}], [], "metrics.jsonl, line 1 is damaged: gradient_norm is"),
+    ([LINE], [END | {"format_mean": None}], "evaluations.jsonl, line 1 is damaged: format_mean is"),
+    ([LINE], [END | {"shown": 5}], "evaluations.jsonl, line 1 is damaged: shown is 5"),
+    ([LINE], [END, END], "line 2 is damaged: step 2 stands there twice, or after a later one"),
+    ([LINE], [END, GREEDY, evaluation(0, [1, 0])], "line 3 is damaged: step 0 stands there twice")]
 
 
-@pytest.mark.parametrize("config", [{"seed": None}, {"mitigation": None}, {"made_of": 5}])
+@pytest.mark.parametrize("metrics, evaluations, said", OF_BOTH + OF_THE_LAB)
+def test_a_damaged_line_is_told(tmp_path, metrics, evaluations, said):
+    folder = write_log(tmp_path / "x", {}, {}, metrics, evaluations)
+    assert said in refusal(read_run, folder)
+    if (metrics, evaluations, said) in OF_BOTH:
+        assert said in refusal(analyze.Run, folder)
+
+
+@pytest.mark.parametrize("config", [{"seed": None}, {"mitigation": None}])
 def test_a_config_that_is_no_runs_is_told(tmp_path, config):
     folder = write_log(tmp_path / "x", {}, config, metrics=[{"step": 1}])
-    assert "config.json is not that of a run" in refusal(analyze.Run, folder)
+    assert "is not a run folder: it has no config.json of a run" in refusal(analyze.Run, folder)
+    without_steps = write_log(tmp_path / "y", {}, {"steps": None}, metrics=[{"step": 1}])
+    assert "config.json is damaged: steps is None" in refusal(read_run, without_steps)
+
+
+# changed columns of a file of two tokens, where None is one that is missing
+COLUMNS_OF_BOTH = [
+    ({"step": np.array([2])}, "its step is [2], so it was copied or renamed"),
+    ({"weight": None}, "it has no column weight"),
+    ({"entropy": np.zeros(1)}, "its column entropy is float64 (1,) instead of 2 numbers"),
+    ({"entropy": np.zeros((2, 1))}, "its column entropy is float64 (2, 1) instead of 2 numbers"),
+    ({"entropy": np.array(0.5)}, "its column entropy is float64 () instead of 2 numbers"),
+    ({"entropy": np.array(["a", "b"])}, "its column entropy is <U1 (2,) instead of 2 numbers"),
+    ({"kind": np.array([0.5, 0])}, "its column kind is float64 (2,) instead of 2 numbers"),
+    ({"kind": np.array([0, 99])}, "its column kind should have numbers from 0 to 6"),
+    ({"section": np.array([0, -1])}, "its column section should have numbers from 0 to 2"),
+    ({"episode_start": np.array([1])}, "its answers do not begin one after the other"),
+    ({"episode_start": np.array([0, 2]), "group": np.array([0, 0]), "finished": np.ones(2),
+      **{f"reward{part}": np.ones(2) for part in ("", "_format", "_answer", "_reasoning")}},
+     "its answers do not begin one after the other"),
+    ({"reward_format": np.ones(3)}, "its column reward_format is float64 (3,) instead of 1")]
+COLUMNS_OF_THE_LAB = [
+    ({"own": np.zeros(2, bool)}, "its column own says that the model wrote no token"),
+    ({"prompt_ids": None}, "it has no column prompt_ids"),
+    ({"prompt_ids": np.zeros(2)}, "its column prompt_ids is float64 (2,)"),
+    ({"prompt_start": np.array([5])}, "its prompts do not begin one after the other"),
+    ({"group": np.array([3])}, "its column group names problems beyond its 1 prompts")]
+
+
+@pytest.mark.parametrize("changed, said", COLUMNS_OF_BOTH + COLUMNS_OF_THE_LAB)
+def test_a_damaged_credit_file_is_told(tmp_path, changed, said):
+    columns = {name: values for name, values in (credit_columns([2], [0]) | changed).items()
+               if values is not None}
+    folder = write_log(tmp_path / "x", {1: columns}, metrics=[{"step": 1}])
+    assert said in refusal(read_columns, folder, 1)
+    if (changed, said) in COLUMNS_OF_BOTH:
+        assert said in refusal(analyze.Tally, analyze.Run(folder))
+
+
+def test_a_bit_that_turned_is_told_or_changes_a_number(tmp_path):
+    """Wherever it stands: in the archive's directory, in a header, in what is compressed."""
+    folder = write_log(tmp_path / "x", {1: credit_columns([2], [0])}, metrics=[{"step": 1}])
+    path = folder / "credit/step_000001.npz"
+    whole, told = path.read_bytes(), 0
+    for place in np.random.default_rng(0).integers(0, len(whole), 200):
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 16]) + whole[place + 1:])
+        try:
+            analyze.Tally(analyze.Run(folder))
+        except UserError:
+            told += 1
+    assert told > 20
 
 
 def test_a_file_that_is_no_credit_file_is_told_in_our_own_words(tmp_path):
     folder = write_log(tmp_path / "x", {1: credit_columns([2], [0])}, metrics=[{"step": 1}])
     path = folder / "credit/step_000001.npz"
     path.write_bytes(b"no numbers")
-    for said in (refusal(analyze.tokens_of, path), refusal(read_columns, folder, 1)):
+    for said in (refusal(analyze.columns_in, path), refusal(read_columns, folder, 1)):
         assert "damaged, or no credit file" in said and "pickle" not in said
-    columns = credit_columns([2], [0], own=np.zeros(2)) | {"own": np.zeros(2, bool)}
-    np.savez(path, **columns)
-    assert "own says that the model wrote no token" in refusal(read_columns, folder, 1)
+    path.unlink()
+    path.mkdir()
+    assert f"{path} is no regular file" in refusal(analyze.columns_in, path)
 
 
 def test_a_methods_state_that_lacks_a_tensor_is_told():

@@ -19,7 +19,7 @@ from grpo import batch_mean, dr_grpo, group_z_score, rloo
 from lab.engine.update import update
 from lab.credit.weightings import span
 from properties import draw, given
-from lab.harness.read_record import read_credit
+from lab.analysis.run_folders import read_credit
 from lab.harness.record import write_credit
 
 

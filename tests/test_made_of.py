@@ -15,7 +15,8 @@ from lab.engine.errors import UserError
 from lab.harness import made_of as files
 from lab.harness import record
 from lab.harness.made_of import made_of, with_imports, without_others
-from lab.harness.read_record import missing_steps, read_columns, read_tokenizer
+from lab.analysis.run_folders import read_columns, read_tokenizer
+from lab.harness.read_record import missing_steps
 from lab.harness.settings import make_settings
 from lab.harness.tasks import CheckedTask
 from runs import (SHORT, after_credit_of, assert_same_run, config_of, edit_config, lines, run)

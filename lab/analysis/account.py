@@ -17,8 +17,9 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
+from analyze import tokens_of
 from lab.analysis.run_folders import task_of
-from lab.analysis.token_table import StepRecord, TokenTable, read_step
+from lab.analysis.token_table import StepRecord, TokenTable
 from lab.credit.monte_carlo import continuation_rewards
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, Choices
 from lab.engine.forward import TokenLogProbs
@@ -126,7 +127,7 @@ def loss_stages(s: SimpleNamespace) -> list[Stage]:
          where(TokenLogProbs.backward)),
         ("push", "A c w s^2 = [[advantage]] x [[weight]] x [[s]]^2 = [[push]]: what this term "
                  "alone would do to log p, to first order, in a gradient step at the logits with "
-                 "the rate 1", where(read_step)),
+                 "the rate 1", where(tokens_of)),
         # what the optimizer makes of the gradient of the whole batch
         ("clipping", "[[clipping]]", where(clip_and_step)),
         ("AdamW", "it divides each parameter's gradient by the usual size of that gradient, which "

@@ -7,10 +7,9 @@ from tokenizers import Tokenizer
 
 from lab.analysis.account import (Numbers, Stage, Value, numbers_of, only_of_own, rounded,
                                   stages)
-from lab.analysis.run_folders import Run
+from lab.analysis.run_folders import Run, read_columns, read_tokenizer
 from lab.analysis.token_table import StepRecord, read_step
 from lab.engine.tokens import token_bytes, without_earlier_turns
-from lab.harness.read_record import has_column, read_tokenizer
 from lab.harness.record import Json
 
 PER_PAGE, STEPS = 10_000, 21  # tokens of training answers on a page, and steps they are from
@@ -61,9 +60,9 @@ def answers_of(run: Run, most_tokens: int = PER_PAGE) -> list[ShownAnswer]:
     It takes as many answers of a step as fit, and never fewer than two. Groups whose rewards differ
     come first.
     """
-    folder, lines, tokenizer = run["folder"], metrics_by_step(run), read_tokenizer(run["folder"])
-    with_change = [step for step in run["steps"] if has_column(folder, step, "change")]
-    steps = with_change or run["steps"]
+    folder, lines, tokenizer = run.folder, metrics_by_step(run), read_tokenizer(run.folder)
+    with_change = [step for step in run.steps if "change" in read_columns(folder, step)]
+    steps = with_change or run.steps
     chosen = {steps[index] for index in set(map(round, np.linspace(0, len(steps) - 1, STEPS)))}
     found: list[ShownAnswer] = []
     for step in sorted(chosen):
@@ -73,8 +72,8 @@ def answers_of(run: Run, most_tokens: int = PER_PAGE) -> list[ShownAnswer]:
         length_so_far = np.cumsum(record.answers["length"][order])
         room = most_tokens // len(chosen)
         for b in order[:max(2, int((length_so_far <= room).sum()))].tolist():
-            found.append(answer_of(record, tokenizer, run["config"], lines.get(step), b))
-    found[0]["stages"] = stages(run["config"])
+            found.append(answer_of(record, tokenizer, run.config, lines.get(step), b))
+    found[0]["stages"] = stages(run.config)
     return with_the_same_values(found)
 
 
@@ -89,7 +88,7 @@ def with_the_same_values(answers: list[ShownAnswer]) -> list[ShownAnswer]:
 
 
 def metrics_by_step(run: Run) -> dict[int, Json]:
-    return {line["step"]: line for line in run["metrics"]}
+    return {line["step"]: line for line in run.metrics}
 
 
 def groups_in_order(group: np.ndarray, reward: np.ndarray) -> list[np.ndarray]:

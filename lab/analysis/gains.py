@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lab.analysis.run_folders import Run, evaluations, share_seen_before
+from lab.analysis.run_folders import Run, share_seen_before
 from lab.analysis.statistics import Estimate, Floats, holm, mean_over, paired_difference
 from lab.analysis.tables import WITH_INTERVAL, Columns, Row, Table, shown
 from lab.harness.record import Json
@@ -92,13 +92,13 @@ def called(first: Gain, again: Gain | None = None) -> str:
 
 def doubt_about_training(runs: list[Run]) -> str:
     """The reason why success in training says little about these runs; empty if there is none."""
-    configs = [run["config"] for run in runs]
+    configs = [run.config for run in runs]
     if any(config.get("pairs") for config in configs):
         return "the answers of training were not sampled from the policy"
     if any(config.get("dynamic_sampling", 1) > 1 for config in configs):
         return "--dynamic_sampling has chosen the answers on record by their rewards"
     # Runs that are compared have the same data, steps and problems in a step, so one tells of all.
-    recorded = next((run for run in runs if run["steps"]), None)
+    recorded = next((run for run in runs if run.steps), None)
     repeated = share_seen_before(recorded) if recorded else 0.0
     if repeated > MOST_REPEATED:
         return (f"{repeated:.0%} of the problems of training had come before, so an answer may "
@@ -192,7 +192,7 @@ def gain_table(name: str, title: str, found: Mapping[str, Gain], over: str) -> T
 def difference_in_training(mine: Run, theirs: Run) -> Floats | None:
     """(1,) how much more success one run has than another with the same problems; None if that is
     not known."""
-    if not mine["metrics"] or len(mine["metrics"]) != len(theirs["metrics"]):
+    if not mine.metrics or len(mine.metrics) != len(theirs.metrics):
         return None
     difference = mean_success(mine) - mean_success(theirs)
     return np.array([difference]) if np.isfinite(difference) else None
@@ -209,18 +209,18 @@ def difference_at_the_end(mine: Run, theirs: Run, mode: str) -> Floats | None:
 
 def mean_success(run: Run) -> float:
     """The success of all answers of the training; every step has as many."""
-    return float(success_by_step(run).mean()) if run["metrics"] else np.nan
+    return float(success_by_step(run).mean()) if run.metrics else np.nan
 
 
 def success_by_step(run: Run) -> Floats:
     """(steps,) the share of a batch's answers that are right."""
-    return np.array([line["success"] for line in run["metrics"]], float)
+    return np.array([line["success"] for line in run.metrics], float)
 
 
 def final_lines(runs: Collection[Run], mode: str) -> list[Json]:
     """The evaluations after the last step, of the runs that have one."""
     lines = []
     for run in runs:
-        last_step = run["config"]["steps"]
-        lines += [line for line in evaluations(run, mode) if line["step"] == last_step]
+        last_step = run.config["steps"]
+        lines += [line for line in run.evaluated(mode) if line["step"] == last_step]
     return lines

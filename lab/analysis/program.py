@@ -2,8 +2,8 @@
 
     python -m lab page runs/none-grpo-s0
 
-It needs no model. Its tables are those that `python analyze.py RUN` prints, which also compares
-several runs. Pictures and the page report.html are written into --output_dir.
+It needs no model. Its tables are those that `python analyze.py RUN` prints. Pictures and the page
+report.html are written into --output_dir.
 """
 # The order of this file:
 #
@@ -26,11 +26,10 @@ from lab.analysis.page import (Picture, figure_of, folded, make_output_folder, p
                                section_of, viewer, write_page)
 from lab.analysis.plots import (CHANGE_COLOUR, COLOURS, GRADIENT_COLOUR, PUSH_COLOUR, TOKENS_COLOUR,
                                 legend_below, save, whole_steps)
-from lab.analysis.run_folders import Run, existing, read_run
+from lab.analysis.run_folders import Run, existing, read_columns, read_run, read_tokenizer
 from lab.engine.tokens import KINDS
 from lab.gradient_noise import in_words, noise_share
 from lab.harness.flags import Flag, read
-from lab.harness.read_record import read_tokenizer
 from lab.harness.record import Json
 from lab.harness.screen import python_command, say, show_status
 from lab.tools.helpers.diagnosis import in_short
@@ -53,31 +52,30 @@ def main(argv: list[str]) -> None:
     flags = read(argv, "python -m lab page [RUN] [flags]", __doc__, FLAGS,
                  {"[RUN]": "a run folder. By default it is the newest in runs/"})
     run = read_run(existing(flags.run))
-    known = analyze.Run(run["folder"])
     show_status("sums over the credit files")
-    tally = Tally(known) if known.credit else None
-    answers = answers_of(run) if known.credit else []
-    folder = Path(flags.output_dir or run["folder"] / "analysis")
+    tally = Tally(run) if run.credit else None
+    answers = answers_of(run) if run.credit else []
+    folder = Path(flags.output_dir or run.folder / "analysis")
     make_output_folder(folder)  # now it is known that there is something to write
     show_status("pictures and page")
     sentences = [*report.opening(run), *about_noise(run)]
-    body = [paragraphs([report.task_in_words(run["config"])]), paragraphs(sentences, "lead"),
+    body = [paragraphs([report.task_in_words(run.config)]), paragraphs(sentences, "lead"),
             paragraphs([report.describe(run)], "note"),
-            *body_of(known, tally, tables_of(known, tally), folder)]
+            *body_of(run, tally, tables_of(run, tally), folder)]
     write_page(folder / "report.html", report.title_of(run), body, answers, shown_evaluations(run))
     show_status("")
     for sentence in sentences:
         say(textwrap.fill(sentence, 100))
-    say_what_went_wrong(run["folder"])
+    say_what_went_wrong(run.folder)
     if tally:
         say("To follow one token through a step: "
-            f"{python_command('-m', 'lab', 'follow', run['folder'])}")
+            f"{python_command('-m', 'lab', 'follow', run.folder)}")
     say(f"The page is {folder / 'report.html'}. Its pictures lie beside it.")
 
 
 def about_noise(run: Run) -> list[str]:
     """How much of the gradient was noise, if the run has measured that."""
-    noise, length = ([line.get(name) for line in run["metrics"]]
+    noise, length = ([line.get(name) for line in run.metrics]
                      for name in ("gradient_noise", "gradient_norm"))
     if not any(noise):
         return []
@@ -100,22 +98,22 @@ def shown_evaluations(run: Run) -> list[Json]:
     return found
 
 
-def tables_of(run: analyze.Run, tally: Tally | None) -> list[Table]:
+def tables_of(run: Run, tally: Tally | None) -> list[Table]:
     """The tables that analyze.py prints of a run, without those of one row: a task need not label
     its tokens, and then all of them are of one kind."""
-    tables = [table for table in [analyze.gains(run)] if table[2]]
+    tables = [table for table in [analyze.gains(run)] if table.rows]
     if tally:
-        tables += [table for name in tally.cells if len((table := tally.table(name))[2]) > 1]
+        tables += [table for name in tally.cells if len((table := tally.table(name)).rows) > 1]
         tables.append(forks(run))
     return tables
 
 
-def forks(run: analyze.Run) -> Table:
+def forks(run: Run) -> Table:
     """The ten items of the vocabulary at which the model was least certain what to write, and the
     ten at which it was most certain; of those that make up one token of 2,000."""
     sums: dict[int, list[float]] = {}  # by token id: how often, entropy, size of the gradient
-    for path in run.credit:
-        tokens = analyze.tokens_of(path)
+    for step in run.steps:
+        tokens = analyze.tokens_of(read_columns(run.folder, step))
         ids, which = np.unique(tokens["token_id"], return_inverse=True)
         columns = [np.bincount(which, tokens[name]) for name in ("one", "entropy", "gradient")]
         for number, *values in zip(ids.tolist(), *columns):
@@ -128,14 +126,14 @@ def forks(run: analyze.Run) -> Table:
         for entropy, number, count, gradient in chosen:
             text = tokenizer.decode([number], skip_special_tokens=False)
             rows.append([word, repr(text), f"{count:,.0f}", f"{entropy:.3f}", f"{gradient:.4f}"])
-    return ("Where the model was least certain what to write (forking), and most certain "
-            "(following)", ["", "token", "count", "mean entropy", "mean abs(A) w s"], rows)
+    return Table("Where the model was least certain what to write (forking), and most certain "
+                 "(following)", ["", "token", "count", "mean entropy", "mean abs(A) w s"], rows)
 
 
 # ------------------------------------------------------------------- the page and its pictures
 
 
-def body_of(run: analyze.Run, tally: Tally | None, tables: list[Table], folder: Path) -> list[str]:
+def body_of(run: Run, tally: Tally | None, tables: list[Table], folder: Path) -> list[str]:
     """The body of the page: the run step by step, two pictures of where its gradient went and what
     its steps changed, and below them, folded, the tables."""
     figures = {picture[0].stem: figure_of(*picture) for picture in draw_run(run, tally, folder)}
@@ -152,10 +150,10 @@ def body_of(run: analyze.Run, tally: Tally | None, tables: list[Table], folder: 
     return [*body, folded("The tables behind these pictures", [legend, over_training, *sections])]
 
 
-def draw_run(run: analyze.Run, tally: Tally | None, folder: Path) -> list[Picture]:
+def draw_run(run: Run, tally: Tally | None, folder: Path) -> list[Picture]:
     pictures: list[Picture] = []
     if max(len(run.metrics), len(run.evaluated())) > 1:
-        path = analyze.learning_curve([run], ["sampled answers"], folder / "learning_curve.png")
+        path = analyze.learning_curve(run, folder / "learning_curve.png")
         pictures.append((path, "Share of answers that solve their problem, in training and on "
                          "held-out problems (with 95% intervals)"))
     kinds = np.count_nonzero(tally.share("kind", "one")) if tally else 0

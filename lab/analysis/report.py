@@ -1,7 +1,7 @@
 """The sentences on the page of a run: what was trained, and how it went."""
 from collections.abc import Mapping
 
-from lab.analysis.run_folders import PLAIN_SETTINGS, Run, evaluations, is_done, steps_done, task_of
+from lab.analysis.run_folders import PLAIN_SETTINGS, Run, is_done, task_of
 from lab.harness.read_record import missing_steps
 from lab.harness.record import Json
 
@@ -21,10 +21,10 @@ def task_name(config: Mapping[str, object]) -> str:
 
 def opening(run: Run) -> list[str]:
     """Sentences about the run: the notes that its config.json has, and how it went."""
-    sentences = [*map(str, run["config"].get("notes", [])), *changes_of(run)]
+    sentences = [*map(str, run.config.get("notes", [])), *changes_of(run)]
     if not is_done(run):
-        sentences.append(f"This run is not finished: step {steps_done(run)} of "
-                         f"{run['config']['steps']} so far.")
+        sentences.append(f"This run is not finished: step {run.last_step} of "
+                         f"{run.config['steps']} so far.")
     lines = main_evaluations(run)
     if len(lines) > 1:
         first, last = lines[0], lines[-1]
@@ -35,7 +35,7 @@ def opening(run: Run) -> list[str]:
             f"{answers} solved {solved_in_words(first)} of "
             f"{len(first['answer']):,} held-out problems at step {first['step']}, and "
             f"{solved_in_words(last)} at step {last['step']}.")
-    if not run["steps"]:
+    if not run.steps:
         sentences.append("There are no credit files, so nothing is known about single tokens.")
     return sentences
 
@@ -43,11 +43,11 @@ def opening(run: Run) -> list[str]:
 def changes_of(run: Run) -> list[str]:
     """A sentence for what a run's record lacks, and for each time that it went on with changed
     files."""
-    name = run["folder"].name
+    name = run.folder.name
     missing = [f"The record of {name} is not whole: {what}."
-               for what in missing_steps(run["folder"])]
+               for what in missing_steps(run.folder)]
     return missing + [f"{name} went on after step {one['after_step']} with changed files: "
-                      f"{', '.join(one['files'])}." for one in run["config"].get("changed", [])]
+                      f"{', '.join(one['files'])}." for one in run.config.get("changed", [])]
 
 
 def solved_in_words(line: Json) -> str:
@@ -57,16 +57,16 @@ def solved_in_words(line: Json) -> str:
 
 
 def main_evaluations(run: Run) -> list[Json]:
-    return evaluations(run, "sampled") or evaluations(run, "greedy")
+    return run.evaluated("sampled") or run.evaluated("greedy")
 
 
 def describe(run: Run) -> str:
     """Sentences that say what was trained, and how."""
-    config = run["config"]
+    config = run.config
     model = config.get("model", "an unknown model")
     method = (f"the weighting {config['mitigation']} and the advantage "
               f"{config.get('advantage', 'grpo')}")
-    text = f"{run['folder']} trained {model} with {method}, seed {config.get('seed', 0)}."
+    text = f"{run.folder} trained {model} with {method}, seed {config.get('seed', 0)}."
     sampled, on_record = config.get("temperature", 1), config.get("columns_temperature", 1)
     if not sampled == on_record == 1:
         joint = "and" if sampled == on_record else "but"
@@ -77,7 +77,7 @@ def describe(run: Run) -> str:
 
 def title_of(run: Run) -> str:
     """Plain GRPO on Countdown, 100 steps, seed 0"""
-    config = run["config"]
+    config = run.config
     words = []
     for axis, plain in PLAIN_SETTINGS.items():
         name = config.get(axis, plain)
@@ -87,5 +87,5 @@ def title_of(run: Run) -> str:
     of_task = f" on {task_name(config)}" if "task" in config else ""
     count = f"{config['steps']} steps"
     if not is_done(run):
-        count = f"{steps_done(run)} of {count}"
+        count = f"{run.last_step} of {count}"
     return f"{method[0].upper()}{method[1:]}{of_task}, {count}, seed {config.get('seed', 0)}"

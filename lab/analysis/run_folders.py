@@ -1,29 +1,71 @@
-"""Reading run folders: settings, metrics, evaluations, and which steps have a credit file."""
-from collections.abc import Mapping
+"""Run folders, read: the record that analyze.py reads, with checks of what the lab reads besides,
+and a step's credit file as columns or as a whole batch.
+
+Each reader checks what it reads. So the checks of the book's numbers stand in analyze.py, and those
+of all else here.
+"""
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict
+from typing import Any
 
 import numpy as np
+import tokenizers
+import torch
 
+import analyze
 from lab.engine.methods import METHODS
 from lab.engine.errors import UserError, did_you_mean
+from lab.engine.rollouts import UNSET, Forward, Problem, Rollouts
+from lab.engine.tokens import load_tokenizer, token_bytes
 from lab.harness.flags import Flag, check_value, flags_of
 from lab.harness.step_lines import METRICS
-from lab.harness.read_record import credit_steps, is_complete, read_columns, run_config
-from lab.harness.record import Json, read_lines
+from lab.harness.read_record import credit_steps, is_complete, run_config
+from lab.harness.record import PART, Json, checkpoint_folders, credit_path, digest_of
 from lab.harness.tasks import load_task
-from lab.harness.settings import MODES, OPTIONS
+from lab.harness.settings import OPTIONS
+from run import is_number
 
 PLAIN_SETTINGS = {"mitigation": "none", "advantage": "grpo", "placebo": "none"}
+TEXTS = {"weight_note", "skipped"}  # metrics that are sentences
+OF_EVALUATIONS = ("format_mean", "finished_mean")  # numbers that analyze.py does not read
 
 
-class Run(TypedDict):
-    folder: Path
-    config: Json
-    steps: list[int]  # with a credit file
-    metrics: list[Json]
-    evaluations: list[Json]
+class Run(analyze.Run):
+    """A run of the book or of the lab. A metric that a line lacks is None."""
+
+    def __init__(self, folder: str | Path):
+        folder = Path(folder)
+        refuse_other_types(folder, run_config(folder))
+        super().__init__(folder)
+        self.metrics = [dict.fromkeys(METRICS) | line for line in self.metrics]
+
+    @property
+    def steps(self) -> list[int]:
+        """Those that have a credit file."""
+        return sorted(self.credit)
+
+    def damages(self) -> Iterator[str]:
+        yield from super().damages()
+        if not is_number(self.config.get("steps")):
+            yield f"config.json is damaged: steps is {self.config.get('steps')!r:.80}"
+        for number, line in enumerate(self.metrics, 1):
+            for name in METRICS.keys() - TEXTS:
+                if line.get(name) is not None and not is_number(line[name]):
+                    yield (f"metrics.jsonl, line {number} is damaged: {name} is "
+                           f"{line[name]!r:.80}")
+        before = -1, 0
+        for number, line in enumerate(self.evaluations, 1):
+            where = f"evaluations.jsonl, line {number} is damaged:"
+            for name in OF_EVALUATIONS:
+                if not is_number(line.get(name)):
+                    yield f"{where} {name} is {line.get(name)!r:.80}"
+            if not isinstance(line.get("shown"), list):
+                yield f"{where} shown is {line.get('shown')!r:.80}"
+            place = line["step"], analyze.MODES.index(line["mode"])
+            if place <= before:
+                yield f"{where} step {line['step']} stands there twice, or after a later one"
+            before = place
 
 
 def existing(name: str | None = None) -> Path:
@@ -45,12 +87,7 @@ def existing(name: str | None = None) -> Path:
 
 
 def read_run(folder: str | Path) -> Run:
-    folder = Path(folder)
-    config = run_config(folder)
-    refuse_other_types(folder, config)
-    return {"folder": folder, "config": config, "steps": credit_steps(folder),
-            "metrics": read_metrics(folder),
-            "evaluations": read_evaluations(folder)}
+    return Run(folder)
 
 
 def refuse_other_types(folder: Path, config: Json) -> None:
@@ -65,59 +102,21 @@ def refuse_other_types(folder: Path, config: Json) -> None:
                 raise UserError(f"{folder / 'config.json'}: {error}") from None
 
 
-def read_metrics(folder: Path) -> list[Json]:
-    """The lines of metrics.jsonl; a metric that a line lacks is None."""
-    return [dict.fromkeys(METRICS) | line for line in read_lines(folder / "metrics.jsonl")]
-
-
-NUMBERS = ("success_low", "success_high", "format_mean", "finished_mean", "length_mean")
-
-
-def read_evaluations(folder: Path) -> list[Json]:
-    """The lines of evaluations.jsonl, whose answers are compared problem by problem."""
-    path = folder / "evaluations.jsonl"
-    lines = read_lines(path)
-    for number, line in enumerate(lines, 1):
-        answers = line.get("answer")
-        if not isinstance(answers, list) or len(answers) != len(lines[0]["answer"]) or not all(
-                isinstance(answer, int | float) for answer in answers):
-            raise UserError(f"{path}, line {number}: answer should be a list with a number for "
-                            "each held-out problem, the same ones in every line")
-        if line.get("mode") not in MODES or not isinstance(line.get("success"), int | float):
-            raise UserError(f"{path}, line {number}: mode should be {' or '.join(MODES)}, and "
-                            "success a number")
-        for name in NUMBERS:
-            if not isinstance(line.get(name), int | float):
-                raise UserError(f"{path}, line {number}: {name} should be a number, and is "
-                                f"{line.get(name)!r:.80}")
-    return lines
-
-
-def evaluations(run: Run, mode: str) -> list[Json]:
-    """The evaluations that were `sampled` or `greedy`, in the order of their steps."""
-    lines = [line for line in run["evaluations"] if line["mode"] == mode]
-    return sorted(lines, key=lambda line: line["step"])
-
-
 def share_seen_before(run: Run) -> float:
     """The share of the training problems that the model had seen before, by their prompts in the
     credit files. A few may repeat by luck, many where a list of problems is read again. Problems
     that all have one prompt, as games with a secret, differ in something else: none is repeated."""
     prompts: list[bytes] = []
-    for step in run["steps"]:
-        columns = read_columns(run["folder"], step)
+    for step in run.steps:
+        columns = read_columns(run.folder, step)
         ends = columns["prompt_start"][1:]
         prompts += [ids.tobytes() for ids in np.split(columns["prompt_ids"], ends)]
     different = len(set(prompts))
     return 1 - different / len(prompts) if different > 1 else 0.0
 
 
-def steps_done(run: Run) -> int:
-    return max((line["step"] for line in run["metrics"]), default=0)
-
-
 def is_done(run: Run) -> bool:
-    return is_complete(run["config"], run["metrics"], run["evaluations"])
+    return is_complete(run.config, run.metrics, run.evaluations)
 
 
 def task_of(config: Mapping[str, object]) -> type | None:
@@ -139,3 +138,81 @@ def flags_of_methods(config: Mapping[str, object]) -> dict[str, Flag]:
         if name in choices:
             flags |= flags_of(choices[name])
     return flags
+
+
+def read_columns(run: Path, step: int) -> dict[str, np.ndarray]:
+    """The columns of a step's credit file. Those of an earlier version do not say their step."""
+    path = credit_path(run, step)
+    columns = analyze.columns_in(path)
+    for wrong in damages_of_prompts(columns):
+        raise UserError(f"{path} is damaged: {wrong}")
+    return columns
+
+
+def damages_of_prompts(columns: Mapping[str, np.ndarray]) -> Iterator[str]:
+    """What is wrong with the columns that analyze.py does not read."""
+    if "own" in columns and not columns["own"].any():
+        yield "its column own says that the model wrote no token"
+    for name in ("prompt_ids", "prompt_start"):
+        if name not in columns:
+            yield f"it has no column {name}"
+        if columns[name].ndim != 1 or columns[name].dtype.kind not in "iu":
+            yield f"its column {name} is {columns[name].dtype} {columns[name].shape}"
+    starts, end = columns["prompt_start"], len(columns["prompt_ids"])
+    if not len(starts) or starts[0] or (np.diff([*starts, end]) < 0).any():
+        yield "its prompts do not begin one after the other"
+    if not {*columns["group"].tolist()} <= {*range(len(starts))}:
+        yield f"its column group names problems beyond its {len(starts)} prompts"
+
+
+def read_credit(run: Path, step: int, tokenizer: tokenizers.Tokenizer,
+                problems: Sequence[Problem] = (), forward: Forward | None = None,
+                generator: torch.Generator | None = None) -> Rollouts:
+    """The batch of a step. A file has no problems, no model and no random numbers; a caller that
+    needs them passes them."""
+    columns = {name: torch.from_numpy(values) for name, values in read_columns(run, step).items()}
+    tokens = columns["episode_start"].new_tensor([len(columns["token_id"])])
+    lengths = torch.diff(columns["episode_start"], append=tokens)
+    written = torch.arange(int(lengths.max()))[None] < lengths[:, None]
+
+    def frame(name: str) -> torch.Tensor:
+        values = columns[name]
+        return torch.zeros(written.shape, dtype=values.dtype).masked_scatter(written, values)
+
+    texts, answers = [], []
+    for ids in columns["token_id"].split(lengths.tolist()):
+        pieces = token_bytes(tokenizer, ids.tolist())
+        texts.append([piece.decode(errors="replace") for piece in pieces])
+        answers.append(b"".join(pieces).decode(errors="replace"))
+    prompts = columns["prompt_ids"].tensor_split(columns["prompt_start"][1:].long())
+    scores = {name.removeprefix(PART): values for name, values in columns.items()
+              if name.startswith("reward")}
+    names = ("log_prob", "entropy", "collision", "section", "kind", "advantage")
+    frames: dict[str, Any] = {name: frame(name) for name in names}
+    frames["true_credit"] = frame("true_credit") if "true_credit" in columns else UNSET
+    frames["of_turns"] = frame("paid") if "paid" in columns else UNSET
+    mask = frame("own") if "own" in columns else written
+    return Rollouts(
+        problems=problems, prompt_ids=[prompt.tolist() for prompt in prompts],
+        group=columns["group"].long(), ids=frame("token_id").long(), mask=mask, written=written,
+        finished=columns["finished"], step=step, forward=forward,
+        generator=generator or torch.Generator(), answers=answers, texts=texts, scores=scores,
+        **frames)
+
+
+def read_tokenizer(run: Path) -> tokenizers.Tokenizer:
+    """The tokenizer of a run, which is that of the model that it began with."""
+    path, known = Path(run) / "tokenizer.json", run_config(run).get("made_of")
+    if known and path.is_file() and digest_of(path) not in known.values():
+        raise UserError(f"{path} is not the tokenizer that the run was made with: its tokens would "
+                        "be shown as other words")
+    return load_tokenizer(run)
+
+
+def sampling_models(run: Path, first: str) -> dict[int, str]:
+    """For each step that has a credit file, the folder of the model that sampled it. Steps whose
+    model was not kept are left out. `first` is the model that the run began with."""
+    after = {0: first}  # the model after each step
+    for step, folder in checkpoint_folders(run).items():
+        after[step] = str(folder)
+    return {step: after[step - 1] for step in credit_steps(run) if step - 1 in after}

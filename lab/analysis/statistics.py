@@ -8,10 +8,11 @@ themselves (docs/reference/your_own_idea.md).
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from analyze import percentile, student
 
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
@@ -30,21 +31,6 @@ class Estimate:
         return self.low, self.high
 
 
-@lru_cache(maxsize=32)  # a table has 1.6 MB
-def student(df: float) -> tuple[Floats, Floats]:
-    """Student's t as a table: t = sqrt(df) tan(angle), the angle has density cos(angle)^(df - 1).
-    Beyond 10,000 degrees of freedom it is the normal distribution."""
-    angle = np.linspace(-np.pi / 2, np.pi / 2, 100_001)
-    density = np.cos(angle).clip(0) ** (min(df, 10_000) - 1)
-    below = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
-    return angle, below / below[-1]
-
-
-def student_quantile(probability: float, df: float) -> float:
-    angle, below = student(df)
-    return float(np.sqrt(min(df, 10_000)) * np.tan(np.interp(probability, below, angle)))
-
-
 def two_sided_p(t: float, df: float) -> float:
     """The two-sided p-value of t. It is never 0: beyond the end of the table of `student` the
     distribution goes on."""
@@ -58,7 +44,7 @@ def estimate(value: float, error: float, df: float) -> Estimate:
     """The estimate of a value with this standard error, which has df degrees of freedom."""
     if not np.isfinite(value) or not np.isfinite(error) or df < 1:
         return Estimate(value)
-    reach = student_quantile(0.975, df) * error
+    reach = percentile(df) * error
     p = two_sided_p(value / error, df) if error > 0 else float(value == 0)
     return Estimate(value, value - reach, value + reach, p)
 

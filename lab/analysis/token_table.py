@@ -19,10 +19,11 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from grpo import gradient_size
-from lab.harness.read_record import OF_ANSWER, OF_OTHERS, read_columns
+from analyze import OF_ANSWERS, tokens_of
+from lab.analysis.run_folders import read_columns
 
-CODES = ("token_id", "kind", "section")  # the columns of tokens that are whole numbers
+# the columns of tokens that are whole numbers
+CODES = ("token_id", "kind", "section", "answer", "position", "length")
 NUMBERED = ("problem", "answer")  # where tables are joined, these numbers go on in the next one
 
 
@@ -115,41 +116,29 @@ def read_tokens(run: Path, step: int) -> TokenTable:
 
 
 def read_step(run: Path, step: int) -> StepRecord:
-    """The record of a step. Its tokens have further columns, which follow from those on disk:
-
-        s              norm(onehot - p), the size of the gradient of log p at the logits
-        gradient       A w s, with the sign of the advantage
-        abs gradient   abs(A) w s, the gradient's size at the logits
-        push           A w s^2, what the token's own term of the loss would do to its log p
-        own            whether the model drew it, and not an environment
+    """The record of a step. Its tokens have the columns on disk and those that `analyze.tokens_of`
+    adds to them, with two differences: each has the number of its problem, and A w s stands there
+    twice, as `gradient` with the sign of the advantage, and as `abs gradient` without.
 
     The length of an answer is the number of its tokens that the model drew.
     """
     columns = read_columns(run, step)
     answers = {}
     for name, values in columns.items():
-        if name in OF_ANSWER or name.startswith("reward"):
+        if name in OF_ANSWERS or name.startswith("reward"):
             answers[name] = values
-    starts, count = columns["episode_start"], len(columns["token_id"])
-    own = columns.get("own", np.ones(count)) > 0
-    answer = np.repeat(np.arange(len(starts)), np.diff(np.append(starts, count)))
+    of_tokens = {}
+    for name, values in tokens_of(columns, written=True).items():
+        if name == "own":
+            of_tokens[name] = values
+        elif name != "one":
+            of_tokens[name] = values.astype(np.int64 if name in CODES else np.float64)
+    own, answer = of_tokens["own"], of_tokens["answer"]
     answers["group"] = answers["group"].astype(np.int64)
-    answers["length"] = np.bincount(answer, own, len(starts)).astype(np.int64)
-    before: np.ndarray = np.cumsum(own) - own  # how many of the model's come before, in the file
-    of_tokens = {
-        "problem": answers["group"][answer],
-        "answer": answer,
-        "position": before - before[starts[answer]],
-        "length": answers["length"][answer],
-        "own": own}
-    for name in columns.keys() - answers.keys() - {*OF_OTHERS, "own"}:
-        of_tokens[name] = columns[name].astype(np.int64 if name in CODES else np.float64)
-    log_prob = torch.from_numpy(of_tokens["log_prob"])
-    collision = torch.from_numpy(of_tokens["collision"])
-    of_tokens["s"] = gradient_size(log_prob, collision).numpy()
-    of_tokens["gradient"] = of_tokens["advantage"] * (of_tokens["weight"] * of_tokens["s"])
-    of_tokens["abs gradient"] = np.abs(of_tokens["gradient"])
-    of_tokens["push"] = of_tokens["gradient"] * of_tokens["s"]
+    answers["length"] = np.bincount(answer, own, len(answers["group"])).astype(np.int64)
+    of_tokens["problem"] = answers["group"][answer]
+    of_tokens["abs gradient"] = of_tokens["gradient"]
+    of_tokens["gradient"] = np.sign(of_tokens["advantage"]) * of_tokens["gradient"]
     prompts = np.split(columns["prompt_ids"], columns["prompt_start"][1:])
     written = TokenTable(of_tokens)
     return StepRecord(step, written.where(own), written, answers, prompts)

@@ -47,15 +47,15 @@ def main(argv: list[str]) -> None:
                  {"RUN ...": "run folders"})
     runs = [read_run(existing(name)) for name in flags.run]
     if len(runs) == 1:
-        of_one_run(runs[0], Path(flags.output_dir or runs[0]["folder"] / "analysis"))
+        of_one_run(runs[0], Path(flags.output_dir or runs[0].folder / "analysis"))
         return
     print_tables([f"These are {len(runs)} runs."],
                  notes_tables_of_arms(arms_of(runs, flags.baseline)))
 
 
 def of_one_run(run: Run, folder: Path) -> None:
-    if not run["steps"]:
-        raise UserError(f"{run['folder']} has no credit files, which hold its tokens")
+    if not run.steps:
+        raise UserError(f"{run.folder} has no credit files, which hold its tokens")
     notes = Notes(run)
     print_tables([report.describe(run)], notes_tables(notes))
     if notes.cloud.any():  # some log p is known

@@ -32,7 +32,7 @@ def notes_tables_of_arms(arms: Mapping[str, Arm]) -> list[Table]:
     table, and the shares of the classes."""
     known: Sums = {}
     for name, arm in arms.items():
-        sums = [Notes(run) for run in arm.values() if run["steps"]]
+        sums = [Notes(run) for run in arm.values() if run.steps]
         if sums:
             known[name] = sums
     return [expected_and_found(arms), size_by_class(known), shares_by_class(known)]
@@ -43,13 +43,13 @@ def expected_and_found(arms: Mapping[str, Arm]) -> Table:
     baseline = next(iter(arms))
     found = gains(over_baseline(arms, baseline))
     for name, arm in arms.items():
-        weighting = str(next(iter(arm.values()))["config"]["mitigation"])
+        weighting = str(next(iter(arm.values())).config["mitigation"])
         theirs, words = EXPECTED.get(weighting, (None, ""))
         gain = found.get(name)
         success, norms, peaks = [], [], []
         for run in arm.values():
             success.append(mean_success(run))
-            of_run = [line["gradient_norm"] for line in run["metrics"]]
+            of_run = [line["gradient_norm"] for line in run.metrics]
             norms += of_run
             if positive := [norm for norm in of_run if norm]:
                 peaks.append(float(max(positive) / np.median(positive)))

@@ -16,12 +16,11 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from lab.analysis.run_folders import Run
+from lab.analysis.run_folders import Run, read_tokenizer
 from lab.analysis.statistics import Floats
 from lab.analysis.token_table import StepRecord, TokenTable, read_step
 from grpo import group_z_score
 from lab.engine.errors import UserError
-from lab.harness.read_record import read_tokenizer
 from lab.harness.record import credit_path
 from lab.harness.screen import show_status
 
@@ -42,7 +41,7 @@ class Notes:
     """Sums over a run's tokens, with one step in memory at a time: of[partition][cell, measure]."""
 
     def __init__(self, run: Run):
-        folder, steps, config = run["folder"], run["steps"], run["config"]
+        folder, steps, config = run.folder, run.steps, run.config
         self.is_weighted, self.tokenizer = False, read_tokenizer(folder)
         self.blocks = np.array_split(np.array(steps), min(BLOCKS, len(steps)))
         # a model can have more tokens than its tokenizer, since embeddings are padded

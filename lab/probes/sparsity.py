@@ -36,7 +36,8 @@ from lab.engine.errors import UserError
 from lab.engine.forward import micro_batches, response_log_probs
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts
-from lab.harness.read_record import credit_steps, read_columns, run_config
+from lab.analysis.run_folders import read_columns
+from lab.harness.read_record import credit_steps, run_config
 from lab.harness.record import checkpoint_folders, find_folder
 from lab.harness.flags import Flag
 from lab.harness.screen import show_status

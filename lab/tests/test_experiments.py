@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from conftest import ROOT
+from logs import recorded
 from lab.analysis.gains import gains, over_baseline
 from lab.analysis.tables import shown
 from lab.engine.errors import UserError
@@ -54,7 +55,7 @@ def test_runs_are_made_seed_by_seed():
 
 def run_of(*right):
     """A run of 10 answers in a step, so many of them right."""
-    return {"metrics": [{"success": count / 10} for count in right]}
+    return recorded([{"success": count / 10} for count in right])
 
 
 def test_a_gain_is_over_the_first_arm_by_hand(capsys):

@@ -30,12 +30,12 @@ from tokenizers import Tokenizer
 
 from lab.analysis.account import Value, stages, with_numbers
 from lab.analysis.answers import ShownAnswer, answer_of, groups_in_order, metrics_by_step
-from lab.analysis.run_folders import Run, existing, read_run, task_of
+from lab.analysis.run_folders import (Run, existing, read_run, read_tokenizer, sampling_models,
+                                      task_of)
 from lab.analysis.tables import Table, by_row
 from lab.analysis.token_table import StepRecord, read_step
 from lab.engine.errors import UserError
 from lab.engine.tokens import KINDS, SECTIONS
-from lab.harness.read_record import read_tokenizer, sampling_models
 from lab.harness.screen import (BOLD, has_colour, put, say, styled)
 from lab.harness.flags import Flag, read
 from lab.tools.helpers.terminal import legend, one_line, shaded
@@ -67,7 +67,7 @@ def main(argv: list[str]) -> None:
     flags = read(argv, usage, __doc__, FLAGS,
                  {"[RUN]": "a run folder. By default it is the newest in runs/"})
     run = read_run(existing(flags.run))
-    folder, steps = run["folder"], run["steps"]
+    folder, steps = run.folder, run.steps
     if not steps:
         raise UserError(f"{folder} has no credit files yet")
     step = steps[-1] if flags.step is None else flags.step
@@ -76,7 +76,7 @@ def main(argv: list[str]) -> None:
     answers = len(record.answers["group"])
     title = (f"{folder}, step {step}: {answers} answers to {len(record.prompts)} problems, "
              f"{len(record.tokens)} tokens")
-    models = sampling_models(folder, str(run["config"].get("model", "")))
+    models = sampling_models(folder, str(run.config.get("model", "")))
     if flags.credit:
         refuse_unfit_for_credit(run, record, models)
     if flags.answer is None:
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> None:
         return show_problems(record, tokenizer, flags.show or SHOWN)
     check_exists("answer", flags.answer, range(answers), f"step {step}")
     line = metrics_by_step(run).get(step, {})
-    answer = answer_of(record, tokenizer, run["config"], line, flags.answer)
+    answer = answer_of(record, tokenizer, run.config, line, flags.answer)
     if flags.token is not None:
         check_exists("token", flags.token, range(len(answer["texts"])), f"answer {flags.answer}")
         if not answer.get("own", [True] * len(answer["texts"]))[flags.token]:
@@ -94,7 +94,7 @@ def main(argv: list[str]) -> None:
     if flags.token is None:
         return show_answer(answer)
     follow_token(run, models.get(step), record, tokenizer, answer, flags)
-    if not flags.credit and task_of(run["config"]) and "own" not in answer:
+    if not flags.credit and task_of(run.config) and "own" not in answer:
         say_what_else(step, models)
 
 
@@ -106,7 +106,7 @@ def follow_token(run: Run, model: str | None, record: StepRecord, tokenizer: Tok
     others = likeliest_others(run, model, record, tokenizer, flags.answer, t)
     add_in_words(answer, "others", t, others)
     if flags.credit and model:
-        credit = measure_credit(run["folder"], model, record.step, flags.answer, t, flags.credit)
+        credit = measure_credit(run.folder, model, record.step, flags.answer, t, flags.credit)
         add_in_words(answer, "credit in words", t, credit.in_words())
     print(f"\n{textwrap.fill(in_short(answer, t, credit), 100)}")
     show_token(answer, t)
@@ -120,8 +120,8 @@ def refuse_unfit_for_credit(run: Run, record: StepRecord, models: dict[int, str]
     if not record.written["own"].all():
         raise UserError("--credit is measured in answers of one turn alone, and in these an "
                         "environment replies (docs/reference/turns.md)")
-    if not task_of(run["config"]):
-        raise UserError(f"--credit: the task of {run['folder']} is not there, which would score "
+    if not task_of(run.config):
+        raise UserError(f"--credit: the task of {run.folder} is not there, which would score "
                         "the continuations")
     if step not in models:
         raise UserError(f"--credit needs the model that sampled step {step}, and it was not kept. "
@@ -196,7 +196,7 @@ def add_in_words(answer: ShownAnswer, name: str, t: int, words: str) -> None:
 
 def print_account(run: Run, answer: ShownAnswer, t: int) -> None:
     """Print the stages of token t, from its reward to its change."""
-    for label, text, function in with_numbers(stages(run["config"]), answer, t):
+    for label, text, function in with_numbers(stages(run.config), answer, t):
         print_stage(label, text, function)
     if "change" not in answer["values"]:
         print_stage("change", "not measured in this step; --change_every says in which it is", "")

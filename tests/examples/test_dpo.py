@@ -13,7 +13,7 @@ import lab.analysis.program as analyze
 from conftest import ROOT, SPOKEN, gradients, hand_made, refusal
 from countdown_task import Problem
 from examples import dpo
-from lab.harness.read_record import read_columns
+from lab.analysis.run_folders import read_columns
 from qwen2_model import load_model
 from run import Run, read_settings
 from runs import gradients_of_steps, lines, program_here

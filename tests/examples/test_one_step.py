@@ -7,7 +7,7 @@ import pytest
 import lab.run as train
 from conftest import ROOT
 from examples.one_step import SHOWN_TOKENS, one_step
-from lab.harness.read_record import read_columns
+from lab.analysis.run_folders import read_columns
 from runs import gradients_of_steps, program, program_here
 
 FILE, TINY = ROOT / "examples/one_step.py", ROOT / "models" / "tiny"

@@ -3,6 +3,7 @@ import numpy as np
 import pytest
 
 from conftest import credit_columns, write_log
+from logs import recorded
 from lab.analysis.gains import (AT_THE_END, NOT_SEEN, Gain, called, doubt_about_training, gain_over,
                                 gains, room_left)
 from lab.analysis.run_folders import read_run, share_seen_before
@@ -13,8 +14,7 @@ def run_of(*success, evaluations=()):
     """A run with this success at its steps. `evaluations`: mode, step, answers."""
     lines = [{"mode": mode, "step": step, "answer": answers}
              for mode, step, answers in evaluations]
-    return {"metrics": [{"success": share} for share in success], "evaluations": lines,
-            "config": {"steps": 2}}
+    return recorded([{"success": share} for share in success], lines, {"steps": 2})
 
 
 def arm_of(*means):
@@ -121,14 +121,14 @@ def test_problems_that_are_asked_again_are_counted(tmp_path):
              for step, (first, second) in enumerate([(5, 6), (6, 7), (5, 5)], 1)}
     run = read_run(write_log(tmp_path / "run", steps))
     assert share_seen_before(run) == pytest.approx(3 / 6)
-    without_record = {**run, "steps": []}  # its problems are not known, but they were the same
+    without_record = recorded(config=run.config)  # its problems are not known, but the same
     assert doubt_about_training([without_record, run]).startswith("50% of the problems")
     assert doubt_about_training([without_record]) == ""
     game = {step: credit_columns([2, 2], [0, 1], prompt_ids=[5, 9, 5, 9]) for step in (1, 2)}
     assert share_seen_before(read_run(write_log(tmp_path / "game", game))) == 0
     for config, why in (({"pairs": "x.jsonl"}, "not sampled from the policy"),
                         ({"dynamic_sampling": 4}, "has chosen the answers on record")):
-        assert why in doubt_about_training([{**without_record, "config": config}])
+        assert why in doubt_about_training([recorded(config=config)])
 
 
 def test_the_one_rule_for_ahead_and_behind():

@@ -17,7 +17,7 @@ def test_the_baseline_is_plain_grpo_or_the_one_that_is_named(folders):
     arms = arms_in(folders)
     plain, random = "mitigation none placebo none", "mitigation random placebo none"
     assert [*arms] == [plain, random, "mitigation none placebo weights"]
-    assert [run["folder"].name for run in arms[plain].values()] == ["c", "d"]
+    assert [run.folder.name for run in arms[plain].values()] == ["c", "d"]
     assert [*arms_in(folders, random)][0] == random
     assert refusal(arms_in, folders, "nobody").startswith(
         f"--baseline nobody is none of the arms: {random}, ")

@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 from conftest import credit_columns, evaluation, write_lines, write_log
-from logs import ids_of, plain_rows, random_log
+from logs import ids_of, plain_rows, random_log, recorded
 
 import analyze as book
 import lab.analysis.program as analyze
@@ -62,7 +62,7 @@ def test_the_page_has_the_tables_that_analyze_prints(tmp_path, capsys):
 
 
 def forks_of(folder):
-    return analyze.forks(book.Run(folder))[2]
+    return analyze.forks(read_run(folder))[2]
 
 
 def test_forking_and_following_tokens(tmp_path):
@@ -201,5 +201,5 @@ def test_the_heading_says_what_the_run_is(tmp_path, known, steps, said):
      "computed at temperature 0.8.")])
 def test_the_temperature_is_that_which_the_columns_are_at(known, said):
     """Whoever writes a record says it; without a word it is 1."""
-    text = report.describe({"folder": "x", "config": {"mitigation": "none", **known}})
+    text = report.describe(recorded(config={"mitigation": "none", **known}))
     assert text.endswith(said) and ("temperature" in text) == bool(said)

@@ -24,7 +24,7 @@ from examples.guess import Game, Task
 from examples.histories import BIG, SMALL
 from lab.engine.update import update
 from lab.harness.build import load_policy, refuse_methods_of_one_turn
-from lab.harness.read_record import read_columns, read_credit
+from lab.analysis.run_folders import read_columns, read_credit
 from lab.harness.record import write_credit
 from lab.harness.settings import make_settings
 from lab.harness.short_task import short_task

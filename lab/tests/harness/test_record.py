@@ -8,7 +8,8 @@ import torch
 
 from conftest import credit_columns, hand_made, refusal
 from lab.engine.errors import PROJECT, UserError, read_json
-from lab.harness.read_record import credit_steps, read_columns
+from lab.analysis.run_folders import read_columns
+from lab.harness.read_record import credit_steps
 from lab.harness.record import credit_path, find_folder, new_folder, read_lines, write_credit
 from run import append, forget_after, whole
 

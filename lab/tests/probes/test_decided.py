@@ -9,7 +9,7 @@ from lab.analysis.token_table import TokenTable
 from conftest import ROOT, hand_made
 from lab.__main__ import main
 from lab.engine.errors import UserError
-from lab.harness.read_record import read_columns
+from lab.analysis.run_folders import read_columns
 from lab.probes import decided
 from lab.probes.common import run_probe
 from lab.probes.credit import MeasuredCredit

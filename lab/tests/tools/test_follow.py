@@ -19,7 +19,8 @@ from lab.engine.model_folder import read_model_folder, write_model_folder
 from lab.engine.tokens import load_tokenizer
 from grpo import gradient_size, group_mean, group_z_score, policy_loss
 from lab.engine.update import length_scaling, rescaling
-from lab.harness.read_record import read_credit, run_config
+from lab.analysis.run_folders import read_credit
+from lab.harness.read_record import run_config
 from mitigations import outcome_conditional
 from lab.tools import follow
 from lab.tools.helpers.token import likeliest_others, where_kept
@@ -243,7 +244,7 @@ def test_what_else_could_stand_there_is_at_the_temperature_of_the_record(recorde
     tokenizer = load_tokenizer(recorded)
     sampled_by = str(recorded / f"checkpoints/step_{STEP - 1:06d}")
     usual = likeliest_others(run, sampled_by, record, tokenizer, 0, 0)
-    run["config"]["columns_temperature"] = 0.1
+    run.config["columns_temperature"] = 0.1
     other = likeliest_others(run, sampled_by, record, tokenizer, 0, 0)
     assert "another model" in other
     model = read_model_folder(sampled_by)

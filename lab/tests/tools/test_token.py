@@ -15,7 +15,7 @@ from lab.engine.policy import stop_ids
 from lab.engine.sampler import generate
 from lab.engine.tokens import KINDS, load_tokenizer
 from lab.harness.build import load_policy
-from lab.harness.read_record import read_credit
+from lab.analysis.run_folders import read_credit
 from lab.harness.settings import make_settings
 from lab.tools import follow
 from lab.tools.helpers import token

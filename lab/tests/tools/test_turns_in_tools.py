@@ -25,7 +25,7 @@ def played(tmp_path_factory):
 def test_a_page_shows_replies_and_knows_no_number_of_them(played, capsys, undrawn):
     run, record = read_run(played), read_step(played, 2)
     b = next(b for b in range(8) if not record.tokens_of(b)["own"].all())
-    answer = answer_of(record, load_tokenizer(played), run["config"], run["metrics"][1], b)
+    answer = answer_of(record, load_tokenizer(played), run.config, run.metrics[1], b)
     assert "".join(answer["texts"]).count("<|im_end|>") > 1
     of_replies = [t for t, own in enumerate(answer["own"]) if not own]
     for values in (*answer["values"].values(), answer["account"]["p"], answer["account"]["term"]):
@@ -78,7 +78,7 @@ def test_what_turns_are_paid_is_on_the_page_and_in_preflight(tmp_path, capsys, u
     train.train_beyond([*flags, "--steps", "1", "--answers", "4", "--eval_every", "0",
                         "--advantage", "without_luck", "--out", str(tmp_path / "run")])
     run, record = read_run(tmp_path / "run"), read_step(tmp_path / "run", 1)
-    answer = answer_of(record, load_tokenizer(tmp_path / "run"), run["config"], run["metrics"][0],
+    answer = answer_of(record, load_tokenizer(tmp_path / "run"), run.config, run.metrics[0],
                        0)
     assert [text for text, paid in zip(answer["texts"], answer["paid"]) if paid] == [
         "<|im_end|>"] * answer["texts"].count("<|im_end|>")

@@ -1,6 +1,7 @@
 """What is said of paired runs, by hand."""
 import pytest
 from conftest import refusal
+from logs import recorded
 
 import mitigations  # noqa: F401  fills the lists of choices
 from lab.tools.helpers.tries import Tries, Try
@@ -19,8 +20,8 @@ def runs_with(gains, start=0, base=0.3, ends=None, of_kind=None):
         norm = {"plain": 0.5, "idea": 0.8}.get(arm, 1.0)
         lines = [{"success": success, "gradient_norm": norm}, {"success": success,
                                                                "gradient_norm": None}]
-        return {"metrics": lines, "evaluations": [end] if ends else [], "folder": f"runs/{arm}",
-                "steps": [], "config": {"steps": 2, "learning_rate": 0.001, "git_commit": "abc"}}
+        return recorded(lines, [end] if ends else [],
+                        {"steps": 2, "learning_rate": 0.001, "git_commit": "abc"})
     arms = {"plain": [base] * len(gains), "any": [base + 0.01] * len(gains),
             "idea": [base + gain for gain in gains]}
     if of_kind:
@@ -208,7 +209,7 @@ def test_a_gain_with_greedy_answers_stands_beside_that_with_sampled_ones():
     verdict = ended(OPEN, plain=ALL, idea=HALF, placebo=ALL)
     for arm in verdict.looks[0].values():
         for run in arm.values():
-            run["evaluations"].append({"step": 2, "mode": "greedy", "success": 1, "answer": ALL})
+            run.evaluations.append({"step": 2, "mode": "greedy", "success": 1, "answer": ALL})
     row = verdict.table().to_json()["rows"][0]
     assert row["training"]["low"] < 0 < row["training"]["high"]  # which hides nothing
     assert row["end"]["value"] == pytest.approx(-0.5075) and row["end"]["high"] < 0

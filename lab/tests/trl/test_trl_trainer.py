@@ -25,7 +25,7 @@ from lab.engine.policy import Forward, derived_seed
 from lab.engine.tokens import THINK
 from lab.engine.update import length_scaling
 from grpo import policy_loss
-from lab.harness.read_record import read_columns, read_credit
+from lab.analysis.run_folders import read_columns, read_credit
 from lab.harness.build import load_policy
 from lab.harness.flags import flags_of
 from lab.harness.settings import make_settings

@@ -27,7 +27,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from lab.analysis.answers import ShownAnswer
-from lab.analysis.run_folders import Run
+from lab.analysis.run_folders import Run, read_credit, read_tokenizer
 from lab.analysis.token_table import StepRecord
 from lab.credit.monte_carlo import continuation_rewards
 from lab.engine.errors import UserError
@@ -36,7 +36,6 @@ from lab.engine.policy import Policy, derived_seed, encode_prompts
 from lab.engine.rollouts import Rollouts, double
 from lab.engine.tokens import KINDS, token_bytes
 from lab.harness.build import load_policy
-from lab.harness.read_record import read_credit, read_tokenizer
 from lab.harness.record import Json, find_folder
 from lab.harness.screen import show_status
 from lab.harness.settings import settings_of_run
@@ -93,7 +92,7 @@ def likeliest_others(run: Run, sampled_by: str | None, record: StepRecord, token
                 "kept")
     try:
         folder = find_folder(sampled_by)
-        log_prob = log_probs_at(t, b, read_model_folder(folder), record, run["config"], folder)
+        log_prob = log_probs_at(t, b, read_model_folder(folder), record, run.config, folder)
     except UserError as error:
         return f"not known: {error}"
     tokens, p = record.tokens_of(b), log_prob.exp()

@@ -171,7 +171,7 @@ class Verdict:
         """That all arms had one learning rate, and how large the idea's gradient is beside plain
         GRPO's."""
         look = self.looks[-1]
-        rate = next(iter(look["plain"].values()))["config"]["learning_rate"]
+        rate = next(iter(look["plain"].values())).config["learning_rate"]
         norms = [mean_norm(look[arm]) for arm in ("idea", "plain")]
         if not min(norms) > 0:
             return f"All arms had plain GRPO's learning rate, {rate:g}."
@@ -205,7 +205,7 @@ class Verdict:
 def mean_norm(runs: dict[int, Run]) -> float:
     """The mean norm of the gradient before clipping, over the steps of these runs that had one; nan
     if none had."""
-    norms = [line.get("gradient_norm") for run in runs.values() for line in run["metrics"]]
+    norms = [line.get("gradient_norm") for run in runs.values() for line in run.metrics]
     known = [norm for norm in norms if norm]
     return float(np.mean(known)) if known else float("nan")
 

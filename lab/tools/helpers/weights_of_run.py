@@ -11,7 +11,7 @@ import torch
 
 from grpo import gradient_size
 from lab.analysis.answers import groups_in_order
-from lab.analysis.run_folders import existing
+from lab.analysis.run_folders import existing, read_credit, read_tokenizer
 from lab.credit.weightings import drop_unfinished, rescaled_weight
 from lab.engine.errors import UserError
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, make
@@ -19,7 +19,7 @@ from lab.engine.policy import derived_seed
 from lab.engine.rollouts import Rollouts
 from lab.engine.tokens import token_bytes, without_earlier_turns
 from lab.harness.flags import flags_of
-from lab.harness.read_record import credit_steps, read_credit, read_tokenizer
+from lab.harness.read_record import credit_steps
 from lab.harness.record import Json
 from lab.harness.screen import put
 from lab.harness.settings import LabSettings, settings_of_run
