@@ -18,10 +18,9 @@ COMMANDS = {
     "Will it learn?": {
         **{name: f"tools.{name}" for name in ("preflight", "warmup", "guesser")}},
     "What happened in a run?": {
-        "page": "analysis.program",
-        **{name: f"tools.{name}" for name in ("follow", "sample", "pass_at_k", "diagnose")}},
+        name: f"tools.{name}" for name in ("page", "follow", "sample", "pass_at_k", "diagnose")},
     "Is my own idea better?": {
-        "idea": "tools.idea", "experiment": "experiments"},
+        name: f"tools.{name}" for name in ("idea", "experiment")},
     "Is a method right on average, and how noisy?": {"exact": "exact"},
     "Did I write the loss right?": {"formula": "formula.__main__"},
     "Which tokens have credit, and does knowing the credit help?": {

@@ -66,7 +66,7 @@ from lab.engine.rollouts import Rollouts, score_answers
 from lab.engine.sampler import generate
 from lab.harness.settings import make_settings
 from lab.engine.tokens import ANSWER, NUMBER, byte_alphabet, encode_prompt
-from lab.tools.helpers.demonstrations import make_tokenizer
+from lab.tools.demonstrations import make_tokenizer
 
 # The tests are of the project's own methods. What a user has added to them is tested for what it
 # returns (test_every_method.py), and is in no other test's way.

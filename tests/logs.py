@@ -6,7 +6,7 @@ import numpy as np
 from conftest import ROOT, credit_columns, evaluation, write_log
 from tokenizers import Tokenizer
 
-from lab.analysis.arms import arms_of
+from lab.analysis.comparison import arms_of
 from lab.analysis.run_folders import Run, read_run
 from lab.engine.tokens import load_tokenizer
 

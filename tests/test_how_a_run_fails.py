@@ -11,7 +11,7 @@ import lab.engine.update as grpo
 from conftest import ROOT
 from lab.harness import run as harness_run
 from lab.harness.step_lines import METRICS
-from lab.tools.helpers.diagnosis import CHECKS
+from lab.tools.diagnose import CHECKS
 from runs import SHORT, arrays, lines, run
 
 pytestmark = pytest.mark.slow

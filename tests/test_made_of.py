@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import cut, refusal
 
-import lab.analysis.program as analyze
+import lab.tools.page as analyze
 from lab.countdown import Task
 from lab.engine.errors import UserError
 from lab.harness import made_of as files
@@ -19,7 +19,7 @@ from lab.analysis.run_folders import read_columns, read_tokenizer
 from lab.harness.read_record import missing_steps
 from lab.harness.settings import make_settings
 from lab.harness.tasks import CheckedTask
-from runs import (SHORT, after_credit_of, assert_same_run, config_of, edit_config, lines, run)
+from runs import SHORT, after_credit_of, assert_same_run, config_of, edit_config, lines, run
 
 
 def with_lines(chosen, name="metrics.jsonl"):

@@ -77,7 +77,7 @@ def test_a_step_is_trained_and_analysed_on_a_machine_unlike_ours(elsewhere):
 
 ASKED = """
 from lab.harness import memory
-from lab.tools.helpers import runs
+from lab.tools import planned_runs as runs
 print(runs.usable_cores() >= 1)
 memory.keep_memory()
 memory.return_memory()

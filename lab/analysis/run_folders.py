@@ -86,6 +86,12 @@ def existing(name: str | None = None) -> Path:
     return newest
 
 
+def check_exists(name: str, value: int, known: Sequence[int], whose: object) -> None:
+    """Refuse a step, an answer or a token that does not exist."""
+    if value not in known:
+        raise UserError(f"--{name} {value}: {whose} has {name}s {known[0]} to {known[-1]}")
+
+
 def read_run(folder: str | Path) -> Run:
     return Run(folder)
 

@@ -18,8 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 
 from lab.analysis import report
-from lab.analysis.arms import arms_of
-from lab.analysis.page import Picture, make_output_folder
+from lab.analysis.comparison import arms_of
+from lab.analysis.html_page import Picture, make_output_folder
 from lab.analysis.plots import COLOURS, GRADIENT_COLOUR, save, whole_steps
 from lab.analysis.run_folders import Run, existing, read_run
 from lab.analysis.tables import show

@@ -4,11 +4,10 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from lab.analysis.gains import Arm, Gain, final_lines, gains, mean_success, over_baseline
+from lab.analysis.comparison import Arm, Gain, final_lines, gains, mean_success, over_baseline
 from lab.analysis.statistics import Floats, mean_over
 from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row
-from lab.probes.notes_sums import (FILLER, PUBLISHED_SIZES, REASONING, UNDEFINED, UNITS,
-                                   Notes)
+from lab.probes.notes_sums import FILLER, PUBLISHED_SIZES, REASONING, UNDEFINED, UNITS, Notes
 
 BROKEN = 0.0, ("expected: equal credit, perhaps instability; seen: broken at step 60, norm 0.6 to "
                "0.7")

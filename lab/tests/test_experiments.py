@@ -7,12 +7,12 @@ import pytest
 
 from conftest import ROOT
 from logs import recorded
-from lab.analysis.gains import gains, over_baseline
+from lab.analysis.comparison import gains, over_baseline
 from lab.analysis.tables import shown
 from lab.engine.errors import UserError
-from lab import experiments
+from lab.tools import experiment as experiments
 from lab.__main__ import main
-from lab.experiments import Plan, read_plan
+from lab.tools.experiment import Plan, read_plan
 from runs import train_here
 from stored import stored_arms
 
@@ -35,7 +35,7 @@ def written(folder, **changed):
 
 @pytest.mark.slow
 def test_a_plan_is_trained_once_then_used_again_and_compared(folder, capsys, monkeypatch):
-    monkeypatch.setattr("lab.tools.helpers.runs.Runs.start", train_here)
+    monkeypatch.setattr("lab.tools.planned_runs.Runs.start", train_here)
     plan = written(folder, arms=GIVEN["arms"] | {"twice": "--questions 4"})
     main(["experiment", plan, "--processes", "1"])
     said = capsys.readouterr().out

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from lab.analysis import program
+from lab.tools import page as program
 from lab.engine.methods import ADVANTAGES
 from lab.exact import WORLDS, World
-from lab.gradient_noise import (PartNorms, in_words, noise_of, noise_share, parts_of, share_with)
+from lab.gradient_noise import PartNorms, in_words, noise_of, noise_share, parts_of, share_with
 from runs import lines, run
 
 

@@ -21,8 +21,7 @@ from lab.harness.flags import words_of
 from lab.harness.settings import make_settings
 from lab.__main__ import main as research
 from runs import lines
-from lab.tools.helpers.look import look
-from lab.tools.idea import arms_of
+from lab.tools.idea import arms_of, look
 from lab.run import train_beyond as main
 
 pytestmark = pytest.mark.slow

@@ -13,12 +13,371 @@ has too few steps. Nothing is written.
 if __name__ == "__main__":
     raise SystemExit("start it with: python -m lab diagnose")
 import sys
+import textwrap
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
 
 from lab.engine.errors import UserError
 from lab.harness.flags import read
-from lab.tools.helpers.diagnosis import faults_of, filled, in_words
-from lab.tools.helpers.log import FEWEST, read_log
+from lab.tools.logs import FEWEST, NAMES, Log, Metric, is_for_being_right, read_log
+
+# Each row of CHECKS below looks for one fault, at the end of a log as at its start: its row in the
+# list of docs/reference/how_a_run_fails.md, what it most often is, the metrics that show it, and
+# the run that would decide. What the evidence says is the same for all: each of these metrics, from
+# the first fifth of the steps to the last. A log says less than a run of this project: what it does
+# not have is not looked for, and the answer names it.
+#
+# Most rows are signs, each a metric and what it shows: any_of(clipped=lambda x: x.end > 0.3). What
+# takes more than that is a function that returns the metrics.
+
+LENGTH_ALONE = 0.9  # a correlation: runs with a reward for length had 0.92 to 0.99, others 0.81
+Sign = Callable[[Metric], bool]  # what one metric shows
+Seen = Callable[[Log], list[str]]  # the metrics that show a fault; none of them if it is not there
+
+
+def any_of(**signs: Sign) -> Seen:
+    """Those of these metrics that show their sign."""
+    return lambda log: [name for name, sign in signs.items() if sign(log[name])]
+
+
+def all_of(**signs: Sign) -> Seen:
+    """These metrics, if all of them show their signs."""
+    return lambda log: [*signs] if all(sign(log[name]) for name, sign in signs.items()) else []
+
+
+def is_broken(metric: Metric) -> bool:
+    return metric.broken > 0
+
+
+def breaks_twice(metric: Metric) -> bool:
+    """One infinite gradient is what float16 has when its scale is too large."""
+    return metric.broken > 1
+
+
+def grew(times: float, least: float = 1e-12) -> Sign:
+    """Whether it has become so many times as large as in the first two steps, and not in a single
+    step of the last ones. What begins at 0, as a KL does, is compared with `least`."""
+    def sign(metric: Metric) -> bool:
+        limit = times * max(metric.first, least)
+        return metric.end > limit and int((metric.last > limit).sum()) > 1
+    return sign
+
+
+def fell_below_half(metric: Metric) -> bool:
+    """Whether a share that began above a half ends below it."""
+    return metric.end < 0.5 < metric.values[0]
+
+
+def trains_nothing(log: Log) -> list[str]:
+    """The rate or every gradient is 0, although groups had different rewards."""
+    if log["learning_rate"].always(0):
+        return ["learning_rate"]
+    equal = log["equal_groups"]
+    differs = equal.start < 1 if equal.is_known else not log["reward"].always()
+    return ["gradient_norm"] if log["gradient_norm"].always(0) and differs else []
+
+
+def learned(log: Log) -> bool:
+    """Whether the run has gained: its last third lies above the first, or, where all was learned in
+    a few steps, its end lies half a spread above the first two."""
+    paid = log[log.paid]
+    return paid.rises or paid.end - paid.first > log["spread"].start / 2
+
+
+def solved(log: Log) -> bool:
+    """Whether the problems are solved at the end. Without a success all that is known is a gain,
+    of a third of a spread at least."""
+    paid, spread = log[log.paid], log["spread"]
+    if log["success"].is_known:
+        return paid.end > 0.75
+    is_small = spread.is_known and paid.end - paid.first < spread.start / 3
+    return learned(log) and not is_small
+
+
+def one_answer(log: Log) -> list[str]:
+    """The entropy is gone and so are the differences between rewards, but not because the problems
+    are solved."""
+    entropy, equal, spread = log["entropy"], log["equal_groups"], log["spread"]
+    is_low = entropy.end < min(0.02, entropy.start / 5)
+    dead = equal.end > 0.75
+    if spread.is_known:
+        dead = dead or spread.end < 0.05 * max(spread.start, 1e-9)
+    elif not equal.is_known:
+        dead = is_low and not learned(log)  # the entropy alone has to show it
+    collapsed = is_low or entropy.end < entropy.start / 3 and not learned(log)
+    if solved(log) or not (collapsed and dead) or log["finished"].end <= 0.5:
+        return []
+    return [name for name in ("entropy", "equal_groups", "spread") if log[name].is_known]
+
+
+def destroyed(log: Log) -> list[str]:
+    """What the first two steps had, the end has not, and a second sign excludes that the problems
+    became harder. Beside such a loss a smaller growth is a sign than by itself (`ASTRAY`). While
+    the reward rises, a success that falls is the fault of another row."""
+    paid = log[log.paid]
+    is_lost = paid.first > 0 and paid.end < paid.first / 4 and not log["reward"].rises
+    signs = any_of(gradient_norm=grew(2), entropy=grew(1.5), kl=grew(10, least=0.1),
+                   finished=fell_below_half,
+                   equal_groups=lambda share: share.end > 0.95 and share.first < 0.8,
+                   length=lambda length: length.end < length.first / 5)(log)
+    return [log.paid, *signs] if is_lost and signs else []
+
+
+ASTRAY = any_of(gradient_norm=grew(8), entropy=grew(3), kl=grew(15, least=0.1),
+                finished=fell_below_half)
+
+
+def falls(log: Log) -> list[str]:
+    """Two thirds of the reward are lost, or it falls and held-out problems fall with it: harder
+    problems would not do that. While the reward rises, a success that falls is the fault of another
+    row (`paid_for_something_else`)."""
+    if log["reward"].rises:
+        return []
+    held_out = log["held_out"]
+    is_held_out = held_out.is_known and held_out.values[-1] < 0.8 * held_out.values[0]
+    half_a_spread = log["spread"].start / 2 if log["spread"].is_known else 0.0
+    for name in ("success", "reward"):
+        metric = log[name]
+        is_much = metric.start - metric.end > max(2 / 3 * abs(metric.start), half_a_spread)
+        if metric.falls and (is_held_out or is_much):
+            return [name, "held_out"] if is_held_out else [name]
+    return []
+
+
+cut_off = any_of(finished=lambda share: share.start < 0.5)
+too_easy = all_of(success=lambda share: share.first > 0.75,
+                  equal_groups=lambda share: share.first > 0.7)
+
+
+def never_right(log: Log) -> list[str]:
+    """No answer was right; or the part of the reward that is for being right is never paid."""
+    if cut_off(log):
+        return []  # what was cut off cannot be right
+    if log["success"].always(0):
+        return ["success"]
+    return [name for name in log.parts if is_for_being_right(name) and log[name].always(0)]
+
+
+def dead_groups(log: Log) -> list[str]:
+    """Most groups have equal rewards from the start, for no reason that another row has, and not
+    because the problems were solved in a few steps."""
+    if cut_off(log) or too_easy(log) or solved(log):
+        return []
+    equal = log["equal_groups"]
+    if equal.start > 0.7 and equal.mean > 0.7:
+        return ["equal_groups", "reward"]
+    return ["reward"] if log["reward"].always() and not log["equal_groups"].is_known else []
+
+
+def paid_for_something_else(log: Log) -> list[str]:
+    """The reward rises and success does not, or by less than a quarter of that; or one part of the
+    reward rises and another does not, although it could. A quarter of a spread is no such rise."""
+    reward, success = log["reward"], log["success"]
+    gain = reward.end - reward.start
+    if not reward.rises or gain < log["spread"].start / 4:
+        return []
+    rising = [name for name in log.parts if log[name].rises]
+    if success.is_known:
+        is_less = not success.rises and success.end - success.start < gain / 4
+        return ["reward", "success", *rising] if is_less else []
+    flat = [name for name in log.parts if log[name].values.any() and not log[name].rises
+            and log[name].end < 0.9]
+    return rising + flat if rising and flat and not any(map(is_for_being_right, rising)) else []
+
+
+def paid_for_length(log: Log) -> list[str]:
+    """The length has become another one, and the reward has gained nothing; or reward and length
+    change together from step to step. (Over a whole run both may rise without a connection, as
+    where a model learns to think longer.)"""
+    reward, length = log["reward"], log["length"]
+    is_other = length.end > 3 * length.start or length.end < length.start / 5
+    if is_other and log[log.paid].end <= log[log.paid].start:
+        return ["length"]
+    if not len(reward.values) == len(length.values) >= 10 or not reward.rises:
+        return []
+    changes = np.diff(reward.values), np.diff(length.values)
+    if min(change.std() for change in changes) < 1e-9:
+        return []
+    is_joint = abs(float(np.corrcoef(*changes)[0, 1])) > LENGTH_ALONE
+    return ["reward", "length"] if is_joint else []
+
+
+def fewer_turns(metric: Metric) -> bool:
+    """Whether more than half of the turns after the first are lost, or of the calls of a tool."""
+    least = 1.0 if metric.first > 1 else 0.0
+    return metric.end - least < (metric.first - least) / 2 and metric.falls and metric.first > 0.2
+
+
+def blind(log: Log) -> list[str]:
+    """The answers to a problem become alike and sure while the problems are not solved, and the
+    reward jumps from step to step as it finds other problems."""
+    paid, equal, entropy = log[log.paid], log["equal_groups"], log["entropy"]
+    third = len(paid.values) // 3
+    is_alike = equal.end > max(0.6, equal.start + 0.3) and entropy.end < entropy.start / 4
+    if third < 4 or not is_alike or not 0.05 < paid.end < 0.75:
+        return []
+    early, late = (float(np.abs(np.diff(values)).mean()) for values in (
+        paid.values[:third], paid.values[-third:]))
+    # with few problems in a step success jumps from the start: then three quarters of the groups
+    jumps = late > 0.15 and (late > 1.5 * early or equal.end >= 0.75)
+    return [log.paid, "equal_groups"] if jumps else []
+
+
+def by_heart(log: Log) -> list[str]:
+    """Training rises, held-out problems do not, and the two are far apart."""
+    paid, held_out = log[log.paid], log["held_out"]
+    if log.config.get("dynamic_sampling", 1) > 1 or not paid.rises or not held_out.is_known:
+        return []
+    first, last = held_out.values[0], held_out.values[-1]
+    return [log.paid, "held_out"] if last < first + 0.02 and paid.end > last + 0.15 else []
+
+
+def later_updates_grow(log: Log) -> list[str]:
+    """The last update with a batch has a much larger gradient than the first."""
+    found = log["gradient_norm_last"].end > 5 * log["gradient_norm"].end
+    return ["gradient_norm", "gradient_norm_last"] if found else []
+
+
+class Check(NamedTuple):
+    row: int      # of the list in docs/reference/how_a_run_fails.md; 0 if it is not there
+    what: str     # what it most often is
+    seen: Seen
+    decide: str   # the run that would decide
+    is_cause: bool = False  # the faults below would follow from it
+
+
+TENTH = "the same run with a tenth of the learning rate"
+OTHER_LOG_PROBS = ("one step at temperature 1, with the sampler's weights compared to the "
+                   "trainer's")
+CHECKS = (
+    Check(0, "The reward function returns what is no number", any_of(reward=is_broken),
+          "the reward function alone, on the answers of such a step", True),
+    Check(6, "The loss or a weight is not finite, and the model is destroyed",
+          any_of(loss=breaks_twice, gradient_norm=breaks_twice, kl=breaks_twice), TENTH, True),
+    Check(0, "Nothing is trained: the rate is 0, or the loss is detached or multiplied by 0",
+          trains_nothing, "print the rate of a step; then python -m lab.formula on the loss, of "
+          "which one backward pass shows it", True),
+    Check(1, "Sampling and training compute different log-probs, by more than rounding (0.002)",
+          any_of(gap=lambda gap: gap.start > 0.01 or gap.end > 0.01), OTHER_LOG_PROBS),
+    Check(1, "Sampling and training compute different log-probs, by more than another engine in "
+             "bfloat16 (0.013)",
+          any_of(gap_of_engines=lambda gap: gap.start > 0.025 or gap.end > 0.025),
+          OTHER_LOG_PROBS),
+    Check(17, "The answers ignore the problem: one for all is right where it happens to be",
+          blind, "read answers to different problems; python -m lab preflight names the best "
+          "blind answer", True),
+    Check(5, "The learning rate is too high, and the model writes one answer for all", one_answer,
+          "the same run with a fifth of the learning rate; and read answers to different problems",
+          True),
+    Check(6, "The learning rate is far too high, and the model is destroyed", destroyed, TENTH,
+          True),
+    Check(7, "The limit of new tokens is too small, or the model does not know how to end, as one "
+             "whose prompts lack its chat template: trainers apply it to lists of messages alone",
+          cut_off, "one step with twice the limit; and print one prompt as the model gets it"),
+    Check(3, "The problems are too hard, so at most the form is learned", never_right,
+          "easier problems, or the same run after a cold start (python -m lab warmup)", True),
+    Check(4, "The problems are too easy, and nothing is left to learn", too_easy,
+          "the same run with harder problems"),
+    Check(3, "The problems are too hard or too easy, or the groups too small", dead_groups,
+          "python -m lab preflight: it says which size of group would have different rewards"),
+    Check(6, "The model goes astray: the rate is too high, or nothing holds it", ASTRAY, TENTH,
+          True),
+    Check(9, "The reward pays for something else than you may want", paid_for_something_else,
+          "the same run with the reward of being right alone"),
+    Check(9, "The reward may pay for the length of an answer", paid_for_length,
+          "read ten answers of the last steps; and ask python -m lab preflight what an answer "
+          "that ignores the problem earns"),
+    Check(18, "The agent stops using its tool, or ends after a turn", any_of(turns=fewer_turns),
+          "read ten answers of the last steps; and pay an answer that used the tool, or check "
+          "whether its replies are trained on (python -m lab.formula)"),
+    Check(8, "There are few different problems, and the model learns them by heart", by_heart,
+          "the same run with more different problems"),
+    Check(11, "The old log-probs are computed anew in each pass",
+          all_of(ratio=lambda ratio: ratio.always(1), clipped=lambda share: share.always(0)),
+          "print the ratio of the second pass over one batch"),
+    Check(13, "The updates after the first have no clipped ratio", later_updates_grow,
+          "the same run with one update for each batch"),
+    Check(12, "The passes over a batch move the model too far",
+          any_of(clipped=lambda share: share.end > 0.3),
+          "the first step with a tenth of the learning rate"))
+LAST = Check(  # said only if no other fault was seen: a cause that is rare
+    10, "The reward falls, and nothing else in this log says why: the learning rate is too high, "
+        "or the sign of the loss is wrong, or advantages belong to other answers", falls,
+    f"first {TENTH}, and then python -m lab.formula on the loss")
+
+
+@dataclass(frozen=True)
+class Fault:
+    check: Check
+    evidence: str
+
+    @property
+    def row(self) -> int:
+        return self.check.row
+
+    def in_words(self) -> str:
+        page = "docs/reference/how_a_run_fails.md"
+        row = f"row {self.row} of {page}" if self.row else "no row has it"
+        return (f"{self.check.what} ({row}). Seen: {self.evidence}. The run that would decide: "
+                f"{self.check.decide}.")
+
+
+def faults_of(log: Log) -> list[Fault]:
+    """The faults of a run. What follows from one that is a cause is left out."""
+    found: list[Fault] = []
+    for check in (*CHECKS, LAST):
+        names = check.seen(log)
+        if names and not (check is LAST and found):
+            found.append(Fault(check, ", ".join(map(log.way, names))))
+            if check.is_cause:
+                break
+    return found
+
+
+def in_short(log: Log) -> str:
+    """The verdict in a line; an empty text if there are too few steps for one."""
+    if log.steps < FEWEST:
+        return ""
+    found = faults_of(log)
+    if not found:
+        return f"Mistakes in the training: none seen, of {len(CHECKS) + 1} that are looked for."
+    return "Mistakes in the training: " + "; ".join(fault.check.what for fault in found) + "."
+
+
+def looked_at(log: Log) -> tuple[list[str], list[str]]:
+    """The metrics that the log has, and the main ones that it has not."""
+    looked = [name for name in NAMES if (log[name].is_known or log[name].broken)
+              and name != "cut_off"]
+    absent = [name for name in ("reward", "equal_groups", "entropy", "length", "finished",
+                                "gradient_norm", "loss", "kl") if name not in looked]
+    return looked, absent
+
+
+def in_words(log: Log, found: list[Fault]) -> list[str]:
+    """The faults that a log shows, or how its reward went, and what was looked at."""
+    if log.steps < FEWEST:
+        return [f"With fewer than {FEWEST} steps nothing can be said."]
+    said = [fault.in_words() for fault in found]
+    reward = log["reward"]
+    way = f"from {reward.start:.3g} to {reward.end:.3g}"
+    none_seen = f"None of {len(CHECKS) + 1} signs of a mistake is seen"
+    if not found and reward.falls:
+        said.append(f"{none_seen}. The reward falls, {way}. If the problems "
+                    f"have not become harder: {LAST.decide}.")
+    elif not found:
+        rises = "rises" if reward.rises else "does not rise by more than its noise"
+        said.append(f"{none_seen}. The reward {rises}, {way}.")
+    looked, absent = looked_at(log)
+    return [*said, f"Looked at: {', '.join(looked)}."
+            + (f" Not in this log: {', '.join(absent)}." if absent else "")]
+
+
+def filled(parts: list[str]) -> str:
+    return "\n\n".join(textwrap.fill(part, 100) for part in parts)
 
 
 def main(argv: list[str]) -> int:

@@ -35,26 +35,30 @@ if __name__ == "__main__":
 import hashlib
 import json
 import shlex
-from dataclasses import dataclass
+import textwrap
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from lab.engine.methods import METHODS, WHOLE_ANSWERS, axis_of
+from grpo import gradient_size
+from lab.analysis.verdict import Tries, Verdict
+from lab.analysis.weights import about_gradient, differs_within, look_at_run
+from lab.credit.weightings import drop_unfinished, rescaled_weight, with_advantage
 from lab.engine.errors import UserError
+from lab.engine.methods import METHODS, WHOLE_ANSWERS, axis_of
+from lab.engine.policy import Policy, derived_seed
+from lab.engine.rollouts import Rollouts, double
+from lab.harness.build import load_policy, make_advantage, make_weighting
 from lab.harness.flags import Flag, flags_of, read
 from lab.harness.made_of import made_of
 from lab.harness.memory import return_memory
 from lab.harness.record import Json, find_folder
-from lab.harness.screen import python_command, say
+from lab.harness.screen import python_command, say, show_status
 from lab.harness.settings import CHANGEABLE, LabSettings, is_large, make_settings
-from lab.tools.helpers.look import look
-from lab.tools.helpers.runs import PROCESSES, Arms, Experiment, PlannedRun, side_by_side
-from lab.tools.helpers.tries import Tries
-from lab.tools.helpers.verdict import Verdict
-from lab.tools.helpers.weights_of_run import look_at_run
+from lab.tools.planned_runs import PROCESSES, Arms, Experiment, PlannedRun, side_by_side
 
 FLAGS = {
     "seeds": Flag(8, "number of seeds of each arm. If the idea is better on them, all arms are "
@@ -75,6 +79,7 @@ PLACEBOS = {  # the value of --placebo, by the axis of the idea
 PLAIN = ("none", "grpo")
 USUAL = {"questions": 8, "answers": 8, "steps": 60, "threads": 1}
 NO_MODELS = {"checkpoint_every": 0}  # of a large one each has gigabytes
+BATCHES = 4  # of the untrained model that are looked at first
 STEPS_OF_LARGE = 20  # on a CPU, where its recipe names none
 NOT_TAKEN = ("seed", "out", "placebo", "resume", "continue", "config")  # flags of train.py
 
@@ -227,3 +232,43 @@ def digest(s: LabSettings) -> str:
                 if name not in ("seed", "out", *CHANGEABLE)}
     known = json.dumps([settings, made_of(s)], sort_keys=True)
     return hashlib.sha256(known.encode()).hexdigest()[:8]
+
+
+def look(name: str, plain: LabSettings, idea: LabSettings, is_weighting: bool) -> None:
+    """Print what the idea does to the tokens of a few batches of the untrained model."""
+    policy, found, notes, by_token = load_policy(plain), [], set(), False
+    of_plain, of_idea = ((make_advantage(s, policy), make_weighting(s, policy))
+                         for s in (plain, idea))
+    count = 1 if policy.model.is_large else BATCHES
+    for step in range(1, count + 1):
+        show_status(f"a look at the untrained model, batch {step} of {count}")
+        batch = sample(policy, plain, step)
+        usual, _, _ = credited(batch, of_plain, policy, plain, step)
+        mine, weight, metrics = credited(batch, of_idea, replace(policy, settings=idea), idea, step)
+        if metrics["weight_note"]:
+            notes.add(metrics["weight_note"])
+        by_token |= differs_within(weight, mine.mask)
+        s = gradient_size(batch.log_prob, batch.collision)
+        as_returned = weight / (metrics["weight_factor"] or 1)
+        frames = (mine.kind, s, usual.advantage, mine.advantage, weight, as_returned)
+        found.append([double(frame[mine.mask]) for frame in frames])
+    kind, *columns, as_returned = (torch.cat(parts).numpy() for parts in zip(*found))
+    say(f"{name} compared with plain GRPO, for {count * len(batch.mask)} answers "
+        f"({len(kind)} tokens) of the untrained model:")
+    lines = about_gradient(is_weighting, kind.astype(int), *columns, by_token, as_returned)
+    for line in [*lines, *notes]:
+        say(textwrap.fill(f"  {line}", 100, subsequent_indent="    "))
+
+
+def sample(policy: Policy, s: LabSettings, step: int) -> Rollouts:
+    problems = policy.task.training_problems(s.seed, step, s.questions)
+    return policy.ask(problems, s.answers, derived_seed("train", s.seed, step))
+
+
+def credited(batch: Rollouts, methods: tuple, policy: Policy, s: LabSettings, step: int) -> tuple:
+    """The batch and its weights (B, T), as a step of training makes them; and their metrics."""
+    advantage, weighting = methods
+    rollouts = with_advantage(batch, advantage, policy, s, step)
+    rollouts = drop_unfinished(rollouts) if s.drop_unfinished else rollouts
+    weight, metrics = rescaled_weight(weighting, s.mitigation, rollouts, policy, s.rescale)
+    return rollouts, weight, metrics

@@ -33,8 +33,7 @@ from lab.harness.build import load_policy
 from lab.harness.flags import Flag, read
 from lab.harness.screen import show_status
 from lab.harness.settings import LabSettings, make_settings
-from lab.tools.helpers.prospects import (CANNOT, FORM, HOLE, Answers, Findings, best_blind,
-                                         shown_rule)
+from lab.tools.prospects import CANNOT, FORM, HOLE, Answers, Findings, best_blind, shown_rule
 
 FEWEST_PROBLEMS = 4
 NOT_ASKED = 400     # problems that no model is asked, to try answers on that ignore the problem

@@ -4,7 +4,7 @@
     python -m lab warmup --size large --out models/tiny-large    # 2.9 times as many parameters
     python -m lab warmup --start models/Qwen2.5-0.5B-Instruct --right --out models/warm
 
-The demonstrations are made in lab/tools/helpers/demonstrations.py; this file trains, evaluates and
+The demonstrations are made in lab/tools/demonstrations.py; this file trains, evaluates and
 saves. Matrices are trained with Muon (Jordan et al. 2024), all other parameters with Adam. The
 result is a model folder like any other; its recipe.json has the settings that suit the model in
 `python train.py`.
@@ -38,7 +38,7 @@ from lab.harness.flags import MOST_THREADS, Flag, read
 from lab.engine.policy import sample_answers
 from lab.engine.rollouts import score_answers
 from lab.engine.model import ModelConfig, Qwen2
-from lab.tools.helpers.demonstrations import TASK, batches, make_tokenizer
+from lab.tools.demonstrations import TASK, batches, make_tokenizer
 
 SIZES = {"small": (2, 64), "medium": (3, 128), "large": (4, 192)}  # blocks, hidden size
 FLAGS = {

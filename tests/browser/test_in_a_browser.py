@@ -9,7 +9,7 @@ import pytest
 from conftest import INSTALL, ROOT, credit_columns, evaluation, write_log
 from tokenizers import AddedToken, Tokenizer
 
-import lab.analysis.program as analyze
+import lab.tools.page as analyze
 from lab.analysis.account import with_numbers
 from lab.analysis.answers import answers_of
 from lab.analysis.run_folders import read_run

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import lab.analysis.program as analyze
+import lab.tools.page as analyze
 from conftest import ROOT, SPOKEN, gradients, hand_made, refusal
 from countdown_task import Problem
 from examples import dpo

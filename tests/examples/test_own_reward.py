@@ -3,7 +3,7 @@ import runpy
 
 import pytest
 
-import lab.analysis.program as analyze
+import lab.tools.page as analyze
 from runs import ROOT, run
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from conftest import credit_columns, evaluation, write_log
 
-import lab.analysis.program as analyze
+import lab.tools.page as analyze
 from lab.analysis import page as page_file
 from lab.analysis.answers import answers_of
 from lab.analysis.report import task_in_words

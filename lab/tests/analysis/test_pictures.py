@@ -8,8 +8,9 @@ from matplotlib.colors import to_hex
 from conftest import credit_columns, write_log
 
 import analyze as book
-import lab.analysis.program as analyze
-from lab.analysis import page, plots
+import lab.tools.page as analyze
+from lab.analysis import plots
+from lab.analysis import html_page as page
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from conftest import credit_columns, evaluation, write_lines, write_log
 from logs import ids_of, plain_rows, random_log, recorded
 
 import analyze as book
-import lab.analysis.program as analyze
+import lab.tools.page as analyze
 from lab.analysis import answers, report
 from lab.analysis.run_folders import read_run
 from run import whole

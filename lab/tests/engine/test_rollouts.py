@@ -9,7 +9,7 @@ from conftest import hand_made
 from lab.engine.errors import UserError
 from lab.harness.tasks import CheckedTask
 from lab.engine.rollouts import score_answers
-from lab.tools.helpers.demonstrations import make_tokenizer
+from lab.tools.demonstrations import make_tokenizer
 
 FINE = {"reward": 1.5, "format": 0.5, "answer": 1.0, "reasoning": 0.0}
 TOKENIZER = make_tokenizer()

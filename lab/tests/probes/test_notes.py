@@ -10,7 +10,7 @@ from logs import arms_in, by_name, ids_of, make, plain_rows, random_log, rows_in
 from lab.probes import notes, notes_compared, notes_sums, notes_tables
 from lab.__main__ import main
 from lab.analysis.run_folders import read_run
-from lab.analysis.gains import Gain
+from lab.analysis.comparison import Gain
 from lab.analysis.statistics import Estimate
 
 UNITS = {"contribution": "old", "gradient": "new"}

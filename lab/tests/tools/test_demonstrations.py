@@ -6,9 +6,9 @@ import pytest
 
 from countdown_task import Problem
 from lab.engine.tokens import encode_prompt
-from lab.tools.helpers import demonstrations as teacher
-from lab.tools.helpers.demonstrations import (HIT, TASK, candidates, preference, demonstration,
-                                              draw, make_example, make_tokenizer)
+from lab.tools import demonstrations as teacher
+from lab.tools.demonstrations import (HIT, TASK, candidates, preference, demonstration, draw,
+                                      make_example, make_tokenizer)
 from lab.tools.warmup import RECIPE
 
 

@@ -9,8 +9,8 @@ import pytest
 from conftest import refusal, write_lines
 
 from lab.tools import diagnose
-from lab.tools.helpers.diagnosis import faults_of, filled, in_short, in_words
-from lab.tools.helpers.log import Metric, read_log
+from lab.tools.diagnose import faults_of, filled, in_short, in_words
+from lab.tools.logs import Metric, read_log
 
 STEPS = range(1, 31)
 NAN = float("nan")

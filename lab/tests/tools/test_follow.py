@@ -23,7 +23,7 @@ from lab.analysis.run_folders import read_credit
 from lab.harness.read_record import run_config
 from mitigations import outcome_conditional
 from lab.tools import follow
-from lab.tools.helpers.token import likeliest_others, where_kept
+from lab.tools.follow import likeliest_others, where_kept
 
 NUMBER = r"-?\d+\.?\d*(?:e[-+]?\d+)?"
 STEP = 3

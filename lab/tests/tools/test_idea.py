@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from runs import lines, train_here
 
-from lab.tools.helpers import runs as planned_runs
+from lab.tools import planned_runs
 from lab.harness.settings import LARGE
 from lab.tools import idea
 from lab.tools.idea import arms_of, main
@@ -73,7 +73,7 @@ def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp
         planned.append(runs)
         raise SystemExit(f"{processes} at a time")
 
-    monkeypatch.setattr("lab.tools.helpers.runs.make_runs", keep)
+    monkeypatch.setattr("lab.tools.planned_runs.make_runs", keep)
     for module in (idea, planned_runs):
         monkeypatch.setattr(module, "is_large", lambda folder: True)
     monkeypatch.setattr(planned_runs, "usable_cores", lambda: 8)
@@ -93,7 +93,7 @@ def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp
 def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd):
     """Four arms of two seeds; the next idea uses plain GRPO's again, and is counted."""
     argv = ["--model", str(learner), *SMALL, "--runs", str(tmp_path / "my ideas")]
-    monkeypatch.setattr("lab.tools.helpers.runs.Runs.start", train_here)
+    monkeypatch.setattr("lab.tools.planned_runs.Runs.start", train_here)
     freed = []
     monkeypatch.setattr(idea, "return_memory", lambda: freed.append(list(tmp_path.rglob("*"))))
     main(["by_kind", "--word_weight", "0.1", *argv])

@@ -9,7 +9,8 @@ from conftest import ROOT
 from lab.engine.tokens import NUMBER, THINK, WORD
 from lab.harness.build import load_policy, make_advantage, make_weighting
 from lab.harness.settings import make_settings
-from lab.tools.helpers.look import about_gradient, credited, differs_within, look, sample
+from lab.analysis.weights import about_gradient, differs_within
+from lab.tools.idea import credited, look, sample
 
 KIND, ONES = np.array([WORD] * 8 + [NUMBER] * 2), np.ones(10)
 

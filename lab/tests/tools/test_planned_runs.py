@@ -11,8 +11,8 @@ import pytest
 
 from conftest import ROOT, refusal, write_log
 from lab.harness.made_of import made_of
-from lab.tools.helpers import runs as planned_runs
-from lab.tools.helpers.runs import (Experiment, PlannedRun, Runs, finished_run, kinds_of, make_runs,
+from lab.tools import planned_runs
+from lab.tools.planned_runs import (Experiment, PlannedRun, Runs, finished_run, kinds_of, make_runs,
                                     settings_of, side_by_side)
 
 TRAIN = """

@@ -9,9 +9,9 @@ from conftest import refusal
 import lab.countdown as countdown_task
 from lab.countdown import Problem
 from lab.tools import preflight
-from lab.tools.helpers.prospects import (CANNOT, FORM, HOLE, LEARNS, Answers, Findings, apply_rule,
-                                         best_blind, chance_of_equal, pays_success, rule_of,
-                                         share_of_form, shown_rule)
+from lab.tools.prospects import (CANNOT, FORM, HOLE, LEARNS, Answers, Findings, apply_rule,
+                                 best_blind, chance_of_equal, pays_success, rule_of, share_of_form,
+                                 shown_rule)
 
 
 @pytest.mark.parametrize("values, size", [

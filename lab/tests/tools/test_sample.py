@@ -11,7 +11,7 @@ from lab.harness.settings import make_settings
 from runs import everything
 from examples import largest_last
 from lab.tools import sample
-from lab.tools.helpers import terminal
+from lab.analysis import shading as terminal
 
 TINY = str(ROOT / "models/tiny")
 

@@ -18,9 +18,9 @@ from lab.harness.build import load_policy
 from lab.analysis.run_folders import read_credit
 from lab.harness.settings import make_settings
 from lab.tools import follow
-from lab.tools.helpers import token
-from lab.tools.helpers.token import (CreditOfToken, credit_interval, in_short, likeliest_others,
-                                     measure_credit)
+from lab.tools import follow as token
+from lab.tools.follow import (CreditOfToken, credit_interval, in_short, likeliest_others,
+                              measure_credit)
 
 STEP, K = 1, 400
 

@@ -2,14 +2,14 @@
 import pytest
 from conftest import ROOT, refusal
 
-import lab.analysis.program as analyze
+import lab.tools.page as analyze
 import lab.run as train
 from lab.analysis.answers import answer_of
 from lab.analysis.run_folders import read_run
 from lab.analysis.token_table import read_step
 from lab.engine.tokens import load_tokenizer
 from lab.tools import follow, idea, preflight, sample
-from lab.tools.helpers import terminal
+from lab.analysis import shading as terminal
 
 GUESSER = str(ROOT / "models/guesser")
 

@@ -4,8 +4,7 @@ from conftest import refusal
 from logs import recorded
 
 import mitigations  # noqa: F401  fills the lists of choices
-from lab.tools.helpers.tries import Tries, Try
-from lab.tools.helpers.verdict import Verdict
+from lab.analysis.verdict import Tries, Try, Verdict
 
 
 def runs_with(gains, start=0, base=0.3, ends=None, of_kind=None):
@@ -159,7 +158,7 @@ def test_ahead_is_said_after_a_second_look_alone():
 
 
 def test_where_held_out_success_is_the_primary_metric_it_is_said_once(monkeypatch):
-    monkeypatch.setattr("lab.tools.helpers.verdict.doubt_about_training", lambda runs: "a reason")
+    monkeypatch.setattr("lab.analysis.verdict.doubt_about_training", lambda runs: "a reason")
     verdict = ended(OPEN, plain=ALL, idea=HALF, placebo=ALL)
     [said] = verdict.answer()
     assert said.startswith("my_idea is behind plain GRPO: -50.8 (")

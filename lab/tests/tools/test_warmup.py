@@ -12,7 +12,7 @@ from lab.engine.errors import UserError
 from lab.engine.model_folder import read_model_folder
 from lab.engine.tokens import load_tokenizer
 from lab.tools import warmup
-from lab.tools.helpers.demonstrations import make_example, make_tokenizer
+from lab.tools.demonstrations import make_example, make_tokenizer
 from lab.tools.warmup import orthogonal
 
 TINY = ROOT / "models" / "tiny"

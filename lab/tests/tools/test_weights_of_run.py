@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lab.tools import idea
-from lab.tools.helpers import weights_of_run
+from lab.analysis import weights as weights_of_run
 import lab.run as train
 from conftest import credit_columns, refusal, write_log
 from lab.harness.settings import make_settings

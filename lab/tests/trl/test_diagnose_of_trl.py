@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lab.tools.helpers.diagnosis import faults_of, filled, in_words
-from lab.tools.helpers.log import read_log
+from lab.tools.diagnose import faults_of, filled, in_words
+from lab.tools.logs import read_log
 
 LOGS = Path(__file__).parent / "trl_logs"
 ROWS = {  # the row of docs/reference/how_a_run_fails.md, 0 if it has none, and what is said

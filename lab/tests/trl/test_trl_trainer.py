@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-import lab.analysis.program as analyze
+import lab.tools.page as analyze
 from lab.tests.trl import INSTALL
 from conftest import ASKED, ROOT, StateIdea, copied, put_in, refusal, spoken
 from lab.countdown import Problem

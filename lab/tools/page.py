@@ -5,12 +5,14 @@
 It needs no model. Its tables are those that `python analyze.py RUN` prints. Pictures and the page
 report.html are written into --output_dir.
 """
+if __name__ == "__main__":
+    raise SystemExit("start it with: python -m lab page")
 # The order of this file:
 #
 # 1. Read the run: settings, metrics, evaluations (lab/analysis/run_folders.py).
 # 2. Let analyze.py sum up the tokens of its credit files, and choose answers that the page shows
 #    token by token (lab/analysis/answers.py).
-# 3. Make the pictures, and write the page (lab/analysis/page.py).
+# 3. Make the pictures, and write the page (lab/analysis/html_page.py).
 import textwrap
 from pathlib import Path
 
@@ -22,8 +24,8 @@ import analyze
 from analyze import Table, Tally
 from lab.analysis import report
 from lab.analysis.answers import answers_of
-from lab.analysis.page import (Picture, figure_of, folded, make_output_folder, paragraphs,
-                               section_of, viewer, write_page)
+from lab.analysis.html_page import (Picture, figure_of, folded, make_output_folder, paragraphs,
+                                    section_of, viewer, write_page)
 from lab.analysis.plots import (CHANGE_COLOUR, COLOURS, GRADIENT_COLOUR, PUSH_COLOUR, TOKENS_COLOUR,
                                 legend_below, save, whole_steps)
 from lab.analysis.run_folders import Run, existing, read_columns, read_run, read_tokenizer
@@ -32,8 +34,8 @@ from lab.gradient_noise import in_words, noise_share
 from lab.harness.flags import Flag, read
 from lab.harness.record import Json
 from lab.harness.screen import python_command, say, show_status
-from lab.tools.helpers.diagnosis import in_short
-from lab.tools.helpers.log import read_log
+from lab.tools.diagnose import in_short
+from lab.tools.logs import read_log
 
 RARE = 0.001  # share of the tokens: a kind that is rarer has no bars
 LEGEND = (

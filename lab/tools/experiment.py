@@ -22,19 +22,21 @@ pairs of runs. The interval is Student's over the pairs, and p has Holm's correc
 the table. A control, such as twice the problems, is an arm like any other. `python analyze.py
 runs/PLAN/*` has the curves and the held-out success of the arms.
 """
+if __name__ == "__main__":
+    raise SystemExit("start it with: python -m lab experiment")
 import re
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from lab.analysis.gains import gain_table, gains, over_baseline
+from lab.analysis.comparison import gain_table, gains, over_baseline
 from lab.analysis.tables import show_in_short
 from lab.engine.errors import PROJECT, UserError, read_json
 from lab.harness.flags import Flag, read, words_of
 from lab.harness.screen import python_command, say
 from lab.harness.settings import make_settings, read_flags
-from lab.tools.helpers.runs import (PROCESSES, Arms, Experiment, Key, PlannedRun, kinds_of,
+from lab.tools.planned_runs import (PROCESSES, Arms, Experiment, Key, PlannedRun, kinds_of,
                                     side_by_side)
 
 PLANS = PROJECT / "lab/plans"

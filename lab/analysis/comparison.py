@@ -16,14 +16,17 @@ seeds. It is *behind* if it is worse: one look is enough (`called`).
 Success in training is the mean over all answers that training sampled: it counts each of them. Held
 out success at the end is that of the last policy, on problems that no run trained on.
 """
-from collections.abc import Collection, Mapping
+import json
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lab.analysis.run_folders import Run, share_seen_before
+from lab.analysis.run_folders import PLAIN_SETTINGS, Run, share_seen_before
 from lab.analysis.statistics import Estimate, Floats, holm, mean_over, paired_difference
 from lab.analysis.tables import WITH_INTERVAL, Columns, Row, Table, shown
+from lab.engine.errors import UserError
 from lab.harness.record import Json
 
 IN_TRAINING, AT_THE_END = MEASURES = ("success in training", "held-out success at the end")
@@ -36,6 +39,7 @@ MOST_REPEATED = 0.1  # share of the training problems that had come before
 SAME = 1e-12        # success that differs by less differs by rounding alone
 
 Arm = Mapping[int, Run]  # the runs of one arm, by seed
+Arms = Mapping[str, Arm]
 
 
 @dataclass(frozen=True)
@@ -224,3 +228,41 @@ def final_lines(runs: Collection[Run], mode: str) -> list[Json]:
         last_step = run.config["steps"]
         lines += [line for line in run.evaluated(mode) if line["step"] == last_step]
     return lines
+
+
+# settings in which runs of one arm may differ
+NOT_OF_ARM = {"seed", "out", "threads", "versions", "checkpoint_every", "change_every",
+              "eval_every", "micro_batch", "model_config", "columns_temperature",
+              "trained_parameters", "made_of", "git_commit", "changed", "finished",
+              "held_out_problems"}
+
+
+def names_of(runs: Sequence[Run]) -> list[str]:
+    """A name for the arm of each run: the settings in which the arms differ."""
+    known = [{name: value for name, value in run.config.items() if name not in NOT_OF_ARM}
+             for run in runs]
+    differing = [name for name in sorted(set().union(*known))
+                 if len({json.dumps(config[name]) for config in known if name in config}) > 1]
+    return [" ".join(f"{name} {config[name]}" for name in differing if name in config) or "all runs"
+            for config in known]
+
+
+def arms_of(runs: Sequence[Run], baseline: str | None = None) -> dict[str, dict[int, Run]]:
+    """The runs by arm and seed. The first arm is the one that the others are compared with: the one
+    that is named, or plain GRPO."""
+    arms: dict[str, dict[int, Run]] = defaultdict(dict)
+    for run, name in zip(runs, names_of(runs)):
+        other = arms[name].setdefault(run.config["seed"], run)
+        if other is not run:
+            raise UserError(f"{other.folder} and {run.folder} are one arm with one seed: "
+                            "name one")
+    if baseline and baseline not in arms:
+        raise UserError(f"--baseline {baseline} is none of the arms: {', '.join(arms)}")
+    plain = [name for name, arm in arms.items() if is_plain(arm)]
+    first = baseline or (plain or list(arms))[0]
+    return {first: arms.pop(first), **arms}
+
+
+def is_plain(arm: Arm) -> bool:
+    config = next(iter(arm.values())).config
+    return all(config.get(name, value) == value for name, value in PLAIN_SETTINGS.items())

@@ -4,7 +4,7 @@
     keys = [("none", 0), ("span", 0), ("none", 1), ("span", 1)]
     failed = experiment.make(keys, command, 2)  # train what is missing, two runs at a time
     arms = experiment.arms(keys)                # arms["span"][0] is a finished run
-    gains(over_baseline(arms, "none"))          # lab/analysis/gains.py: in pairs with the same seed
+    gains(over_baseline(arms, "none"))          # in pairs (lab/analysis/comparison.py)
 
 `lab idea` and `python -m lab experiment` are such experiments. `finished_run` decides for all of
 them whether a finished run is used again.

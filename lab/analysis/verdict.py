@@ -1,30 +1,75 @@
 """The verdict on an idea, from paired runs: a sentence first, then a table, then more sentences.
 
 Runs are given as look[arm][seed]. The arms are plain, idea, and the placebos: any, kind.
-There may be a second look. By the rule of all experiments (lab/analysis/gains.py) an idea that is
-better on the first seeds is tested again on new ones, and it is called ahead if it is better there,
-too. The p-value is corrected for all tries on the same runs of plain GRPO
-(lab/tools/helpers/tries.py).
+There may be a second look. By the rule of all experiments (lab/analysis/comparison.py) an idea that
+is better on the first seeds is tested again on new ones, and it is called ahead if it is better
+there, too.
+
+Whoever tries many ideas finds one that is better by luck. So each comparison with plain GRPO is
+written down beside plain GRPO's runs, in tries.json, and the p-value of a verdict is corrected for
+all of them by Holm's method. The same idea on other seeds is another try, because whoever adds
+seeds until the verdict pleases tries more than once.
 """
+import json
 import textwrap
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
-from lab.analysis.gains import (AHEAD, AT_THE_END, BEHIND, BETTER, GREEDY_AT_THE_END, IN_TRAINING,
-                                NOT_SEEN, Gain, called, doubt_about_training, gain_over, gains,
-                                room_left)
+from lab.analysis.comparison import (AHEAD, AT_THE_END, BEHIND, BETTER, GREEDY_AT_THE_END,
+                                     IN_TRAINING, NOT_SEEN, Arms, Gain, called,
+                                     doubt_about_training, gain_over, gains, room_left)
 from lab.analysis.run_folders import Run
 from lab.analysis.statistics import Estimate, holm
 from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
+from lab.engine.errors import UserError, read_json
 from lab.engine.methods import WHOLE_ANSWERS
+from lab.harness.record import replace_text
 from lab.harness.screen import say
-from lab.tools.helpers.runs import Arms
-from lab.tools.helpers.tries import Try, Tries
 
 OTHERS = {"plain": "plain GRPO", "any": "its placebo", "kind": "its placebo within kinds"}
 CHOICES = {"any": "its choice of {}", "kind": "its choice among {} of the same category"}
+
+
+@dataclass(frozen=True)
+class Try:
+    """A comparison of an idea with plain GRPO."""
+    idea: str          # with its flags
+    seeds: list[int]
+    p: float | None    # not corrected; None if there were too few pairs for a test
+
+    def __str__(self) -> str:
+        return f"{self.idea} ({len(self.seeds)} seeds)"
+
+
+class Tries:
+    """The tries on some runs of plain GRPO. Without a path they are not kept, and there are no
+    others."""
+
+    def __init__(self, idea: str = "", digest: str = "", path: Path | None = None):
+        self.idea, self.digest, self.path = idea, digest, path
+
+    def add(self, seeds: tuple[int, ...], p: float) -> list[Try]:
+        """Write down a try of this idea, and return the other tries that share runs of plain GRPO
+        with it. `digest` tells ideas apart whose settings differ."""
+        if self.path is None:
+            return []
+        known = read_json(self.path) if self.path.exists() else {}
+        own = f"{self.digest} on seeds {' '.join(map(str, seeds))}"
+        known[own] = asdict(Try(self.idea, list(seeds), p if p == p else None))
+        replace_text(self.path, json.dumps(known, indent=1) + "\n")
+        others = []
+        for key, value in known.items():
+            try:
+                one = Try(**value)
+            except TypeError:
+                raise UserError(f"{self.path}: {key} is no try, which has an idea, seeds and a p"
+                                ) from None
+            if key != own and set(one.seeds) & set(seeds):
+                others.append(one)
+        return others
 
 
 class Verdict:

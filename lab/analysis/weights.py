@@ -1,7 +1,13 @@
-"""The weights that a weighting would have given the recorded tokens of a run (lab idea --look).
+"""What do these weights do to these tokens? Sentences about a batch, sampled or recorded; and the
+weights that a weighting would have given the recorded tokens of a run (`lab idea --look`).
 
-Nothing is trained or written, and no model is loaded. So a weighting that needs hidden states,
-attention or further samples is refused: `lab idea` first describes its weights in a few batches.
+The gradient's size at the logits is abs(A) w s for each token (grpo.gradient_size). So it is said
+which kinds of token get more of the gradient than in plain GRPO, and how much of all weight the
+heaviest tokens have.
+
+For --look nothing is trained or written, and no model is loaded. So a weighting that needs hidden
+states, attention or further samples is refused: `lab idea` first describes its weights in a few
+batches.
 """
 import inspect
 from pathlib import Path
@@ -11,23 +17,25 @@ import torch
 
 from grpo import gradient_size
 from lab.analysis.answers import groups_in_order
-from lab.analysis.run_folders import existing, read_credit, read_tokenizer
+from lab.analysis.run_folders import check_exists, existing, read_credit, read_tokenizer
+from lab.analysis.shading import legend, one_line, shaded
+from lab.analysis.shares import shares_by
 from lab.credit.weightings import drop_unfinished, rescaled_weight
 from lab.engine.errors import UserError
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, make
 from lab.engine.policy import derived_seed
 from lab.engine.rollouts import Rollouts
-from lab.engine.tokens import token_bytes, without_earlier_turns
+from lab.engine.tokens import KINDS, token_bytes, without_earlier_turns
 from lab.harness.flags import flags_of
 from lab.harness.read_record import credit_steps
 from lab.harness.record import Json
 from lab.harness.screen import put
 from lab.harness.settings import LabSettings, settings_of_run
-from lab.tools.helpers.look import about_gradient, differs_within
-from lab.tools.helpers.terminal import legend, one_line, shaded
-from lab.tools.helpers.token import check_exists
 
 SHOWN = 4  # answers
+TENTH = 0.1
+ROUNDING = 1e-5  # weights that differ by no more than this share are equal
+RARE = 0.005  # share of the gradient: a kind of token that has less is left out
 SHADES = ((0.25, "48;5;255;38;5;0"), (0.5, "48;5;254;38;5;0"), (0.8, "48;5;195;38;5;0"),
           (1.25, "48;5;153;38;5;0"), (2.0, "48;5;111;38;5;0"), (4.0, "48;5;32;38;5;15"),
           (float("inf"), "48;5;18;38;5;15"))
@@ -104,3 +112,68 @@ def show_answers(rollouts: Rollouts, weight: torch.Tensor, tokenizer, answers: l
         print(f"\nanswer {b}, reward {rollouts.reward[b]:.2f}, advantage {span}, to {asked}")
         put(shaded(rollouts.texts[b], weight[b, :length].tolist(), SHADES,
                    lambda number: f"[{number:.2f}]"))
+
+
+def differs_within(weight: torch.Tensor, mask: torch.Tensor) -> bool:
+    """Whether some answer's tokens have different weights."""
+    return bool(((weight != weight[:, :1]) & mask).any())
+
+
+def share_gains(mine: np.ndarray, plain: np.ndarray) -> str:
+    """word 1.50, number 0.67: by which factor each kind's share has grown, the largest first."""
+    gains = {KINDS[k]: mine[k] / plain[k] for k in np.flatnonzero(plain > RARE)}
+    largest_first = sorted(gains.items(), key=lambda item: -item[1])
+    return ", ".join(f"{name} {gain:.2f}" for name, gain in largest_first)
+
+
+def about_gradient(is_weighting: bool, kind: np.ndarray, s: np.ndarray, usual: np.ndarray,
+                   advantage: np.ndarray, weight: np.ndarray,
+                   tells_tokens_apart: bool = True,
+                   as_returned: np.ndarray | None = None) -> list[str]:
+    """Lines about some tokens, (n,) each: their kind, s, plain GRPO's advantage, and the idea's
+    advantage and weight. `as_returned` are the weights before they were rescaled, if the tokens
+    come from several batches: each batch has another factor, and with it equal weights would no
+    longer be equal."""
+    size, usual_size = np.abs(advantage * weight * s), np.abs(usual * s)
+    gains = share_gains(shares_by(kind, size, len(KINDS)), shares_by(kind, usual_size, len(KINDS)))
+    amount = weight if is_weighting else np.abs(advantage)
+    order = amount if as_returned is None or not is_weighting else as_returned
+    heaviest = amount[is_heaviest(order)]
+    share = in_percent(len(heaviest) / len(amount))
+    of_all = heaviest.sum() / max(amount.sum(), 1e-30)
+    heaviest_tokens, sum_of_all = f"the heaviest {share} of the tokens", "all weight"
+    if not is_weighting:
+        heaviest_tokens = f"the {share} of the tokens with the largest advantages"
+        sum_of_all = "the sum of abs(A)"
+    if not usual_size.any():
+        return ["no token has a gradient in plain GRPO, because all its advantages are 0: there is "
+                "nothing to compare with"]
+    lines = [f"each kind's share of the gradient, divided by its share in plain GRPO: {gains}",
+             f"{heaviest_tokens} have {in_percent(of_all)} of {sum_of_all}"]
+    if len(heaviest) == len(amount):
+        lines[1] = "all tokens have the same share of " + sum_of_all
+    if not is_weighting:
+        both = (advantage != 0) & (usual != 0)
+        turned = np.mean((advantage * usual)[both] < 0) if both.any() else 0.0
+        return [*lines, "the sign of the new advantage differs from that of plain GRPO's at "
+                        f"{turned:.0%} of the tokens where neither is 0"]
+    if not tells_tokens_apart:
+        return [*lines, "all tokens of an answer have the same weight, so no credit is moved "
+                        "between them"]
+    return lines
+
+
+def is_heaviest(weight: np.ndarray) -> np.ndarray:
+    """(n,) bool: about a tenth of the tokens, the heaviest. Those that have the same weight as the
+    last of the tenth stay together: they are all in, or all out if that comes closer to a tenth,
+    as it does where few tokens are lifted above all others."""
+    of_last = np.sort(weight)[::-1][max(1, round(TENTH * len(weight))) - 1]
+    with_equals = np.asarray(weight >= of_last * (1 - ROUNDING))
+    without_equals = np.asarray(weight > of_last * (1 + ROUNDING))
+    is_closer = TENTH - without_equals.mean() < with_equals.mean() - TENTH
+    return without_equals if without_equals.any() and is_closer else with_equals
+
+
+def in_percent(share: float) -> str:
+    """A share below one percent has a digit more: it is not 0."""
+    return f"{share:.1%}" if 0 < share < 0.01 else f"{share:.0%}"

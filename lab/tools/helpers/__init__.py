@@ -1,1 +1,0 @@
-"""What the tools stand on, for who changes one. Nothing here is started from a terminal."""
