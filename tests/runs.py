@@ -9,7 +9,8 @@ import shutil
 import socket
 import subprocess
 import sys
-from contextlib import redirect_stderr, redirect_stdout
+from concurrent.futures import Future
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import patch
@@ -45,10 +46,26 @@ def run(*argv, expect=0):
     return SimpleNamespace(stdout=out.getvalue(), stderr=errors.getvalue())
 
 
-def train_here(runs, run):
-    """In the place of Runs.start: in this process, which has imported PyTorch."""
-    train.train_beyond(run.command[1:])
-    runs.running.append((run, SimpleNamespace(poll=lambda: 0)))
+def make_here(monkeypatch):
+    """Planned runs are made in this process, which has imported PyTorch, one after the other."""
+    def start(run, threads):
+        train.train_beyond(run.command[1:])
+        return SimpleNamespace(wait=lambda: 0)
+
+    class Pool(nullcontext):
+        def __enter__(self):
+            return self
+
+        def submit(self, function, run):
+            done = Future()
+            done.set_result(function(run))
+            return done
+
+        def shutdown(self, **_):
+            pass
+
+    monkeypatch.setattr("lab.tools.planned_runs.PlannedRun.start", start)
+    monkeypatch.setattr("lab.tools.planned_runs.ThreadPoolExecutor", Pool)
 
 
 def after_credit_of(step, monkeypatch, deed):

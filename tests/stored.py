@@ -2,7 +2,7 @@
 import json
 
 from conftest import ROOT
-from lab.analysis.gains import gain_over
+from lab.analysis.comparison import gain_over
 from lab.analysis.tables import shown
 from logs import recorded
 

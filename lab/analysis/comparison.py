@@ -1,8 +1,10 @@
-"""One arm's gain over another: success over pairs of runs, its interval, its p, and a verdict.
+"""Runs as arms, compared: which runs are one arm, what may be compared, the gain of one arm over
+another, and the verdict. `lab idea`, `lab experiment`, `lab compare` and `lab notes` share it.
 
+    arms = arms_of(runs)                                    # by the settings in which runs differ
     found = gains({"my_idea": (arms["my_idea"], arms["none"])})
-    found["my_idea"].estimate    # the mean over seeds, with its 95% interval
-    found["my_idea"].verdict     # better, worse, or no difference seen
+    found["my_idea"].estimate                               # the mean over seeds, with its interval
+    found["my_idea"].verdict                                # better, worse, or no difference seen
 
 An arm is a set of runs, one for each seed. Two runs with the same seed get the same problems at
 every step, so runs are paired by seed: problems that are easy or hard for both arms cancel in the
@@ -19,14 +21,16 @@ out success at the end is that of the last policy, on problems that no run train
 import json
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from lab.analysis.run_folders import PLAIN_SETTINGS, Run, share_seen_before
 from lab.analysis.statistics import Estimate, Floats, holm, mean_over, paired_difference
-from lab.analysis.tables import WITH_INTERVAL, Columns, Row, Table, shown
+from lab.analysis.tables import WITH_INTERVAL, Cell, Table, shown
 from lab.engine.errors import UserError
+from lab.harness.read_record import missing_steps
 from lab.harness.record import Json
 
 IN_TRAINING, AT_THE_END = MEASURES = ("success in training", "held-out success at the end")
@@ -40,6 +44,123 @@ SAME = 1e-12        # success that differs by less differs by rounding alone
 
 Arm = Mapping[int, Run]  # the runs of one arm, by seed
 Arms = Mapping[str, Arm]
+
+
+# ------------------------------------------------------------------- what may be compared
+
+
+# settings in which runs of one arm may differ. With more --steps the same steps come first, and
+# arms are compared at steps that all have.
+NOT_OF_ARM = {"seed", "out", "threads", "versions", "checkpoint_every", "change_every",
+              "eval_every", "micro_batch", "model_config", "columns_temperature",
+              "trained_parameters", "made_of", "functions", "git_commit", "changed", "finished",
+              "held_out_problems", "steps"}
+
+
+def names_of(runs: Sequence[Run]) -> list[str]:
+    """A name for the arm of each run: the settings in which the arms differ."""
+    known = [{name: value for name, value in run.config.items() if name not in NOT_OF_ARM}
+             for run in runs]
+    differing = [name for name in sorted(set().union(*known))
+                 if len({json.dumps(config[name]) for config in known if name in config}) > 1]
+    return [" ".join(f"{name} {config[name]}" for name in differing if name in config) or "all runs"
+            for config in known]
+
+
+def arms_of(runs: Sequence[Run], baseline: str | None = None) -> dict[str, dict[int, Run]]:
+    """The runs by arm and seed. The first arm is the one that the others are compared with: the one
+    that is named, or plain GRPO."""
+    arms: dict[str, dict[int, Run]] = defaultdict(dict)
+    for run, name in zip(runs, names_of(runs)):
+        other = arms[name].setdefault(run.config["seed"], run)
+        if other is not run:
+            raise UserError(f"{other.folder} and {run.folder} are one arm with one seed: name one")
+        refuse_other_version(next(iter(arms[name].values())), run)
+    if baseline and baseline not in arms:
+        raise UserError(f"--baseline {baseline} is none of the arms: {', '.join(arms)}")
+    plain = [name for name, arm in arms.items() if is_plain(arm)]
+    first = baseline or (plain or list(arms))[0]
+    return {first: arms.pop(first), **arms}
+
+
+def is_plain(arm: Arm) -> bool:
+    config = next(iter(arm.values())).config
+    return all(config.get(name, value) == value for name, value in PLAIN_SETTINGS.items())
+
+
+def refuse_other_version(first: Run, run: Run) -> None:
+    """Refuse two versions of a weighting or an advantage as one arm. A run of the lab has the
+    digest of mitigations.py without the functions that it does not use."""
+    for axis, file in (("mitigation", "mitigations.py"), ("advantage", "")):
+        digests = [(one.config.get("functions", {}).get(axis), one.config.get("made_of", {}).get(
+            file)) for one in (first, run)]
+        if any(None not in known and len({*known}) > 1 for known in zip(*digests)):
+            name = run.config.get(axis, PLAIN_SETTINGS[axis])
+            raise UserError(f"{run.folder} was made with another version of {name} than "
+                            f"{first.folder}, so they are not one arm: compare runs of one version")
+
+
+def same_part(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
+    """The runs up to the newest step that all of them have, with their evaluations up to the newest
+    one that all have; and sentences about what is compared. A record with a hole is refused."""
+    for run in runs:
+        for hole in missing_steps(run.folder):
+            raise UserError(f"the record of {run.folder} is not whole: {hole}. So it cannot be "
+                            "compared")
+    shortest = min(runs, key=lambda run: run.last_step)
+    step, held_out, notes = shortest.last_step, evaluated_by_all(runs), []
+    where = f"{len(runs)} runs are compared up to step {step}"
+    if any(run.last_step > step for run in runs):
+        where += f", the last one of {shortest.folder}"
+    if not have_same_problems(runs):
+        held_out = 0
+        notes.append("Held-out success is not compared, because the problems are not known to be "
+                     "the same")
+    elif held_out:
+        where += f", and held-out success after step {held_out}"
+    else:
+        notes.append("Held-out success is not compared, because there is no evaluation after a "
+                     "step that all of them have")
+    if changed := changed_between(runs):
+        notes.append(f"Not all runs were made with the same {', '.join(changed)}")
+    parts = []
+    for run in runs:
+        part = copy(run)
+        part.metrics = [line for line in run.metrics if line["step"] <= step]
+        part.evaluations = [line for line in run.evaluations if line["step"] <= held_out]
+        part.last_step = step
+        parts.append(part)
+    return parts, [where, *notes]
+
+
+def evaluated_by_all(runs: Sequence[Run]) -> int:
+    """The newest step after which all runs were evaluated; 0 if there is none."""
+    steps = [{line["step"] for line in run.evaluated()} for run in runs]
+    return max(set.intersection(*steps), default=0)
+
+
+def have_same_problems(runs: Sequence[Run]) -> bool:
+    """By the digest of each run's held-out problems; an older run has only those that an evaluation
+    shows."""
+    known = [run.config.get("held_out_problems", [one["problem"] for one in line["shown"]])
+             for run in runs for line in run.evaluations[:1]]
+    return all(one == known[0] for one in known)
+
+
+def changed_between(runs: Sequence[Run], most: int = 3) -> list[str]:
+    """The files, and the functions by name, of which not all runs had the same version. Runs with
+    another weighting have another mitigations.py."""
+    digests: dict[str, set[str]] = defaultdict(set)
+    for run in runs:
+        for file, digest in run.config.get("made_of", {}).items():
+            if file != "mitigations.py":
+                digests[file].add(digest)
+        for axis, digest in run.config.get("functions", {}).items():
+            digests[str(run.config.get(axis, PLAIN_SETTINGS.get(axis)))].add(digest)
+    return [name for name, known in sorted(digests.items()) if len(known) > 1][:most]
+
+
+# ------------------------------------------------------------------- gains
 
 
 @dataclass(frozen=True)
@@ -172,25 +293,36 @@ def over_baseline(arms: Mapping[str, Arm], baseline: str) -> dict[str, tuple[Arm
     return {name: (arm, arms[baseline]) for name, arm in arms.items() if name != baseline}
 
 
-def gain_table(name: str, title: str, found: Mapping[str, Gain], over: str) -> Table:
-    """A row for each arm: pairs, gain, p, and the verdict."""
-    pairs: Row = []
-    estimates: Row = []
-    p: Row = []
-    words: Row = []
-    for gain in found.values():
-        pairs.append(gain.pairs)
-        estimates.append(gain.estimate)
-        p.append(gain.p)
-        words.append(gain.verdict)
-    columns: Columns = {
-        "arm": ("", list(found)),
-        "pairs": ("d", pairs),
-        "gain": ("points", estimates),
-        "p": ("p", p),
-        "verdict": ("", words)}
-    headings = {"gain": f"gain over {over}{WITH_INTERVAL}", "p": "p, Holm's correction"}
-    return Table(name, title, columns, headings=headings)
+def gain_table(arms: Arms, measure: str = IN_TRAINING) -> Table:
+    """A row for each arm, of which the first is the baseline. The number of pairs, p and the
+    verdict are those of the measure. Of a measure that no run has there are no columns."""
+    baseline, *_ = arms
+    columns: dict[str, tuple[str, list[Cell]]] = {
+        "arm": ("", [*arms]), "runs": ("d", [len(arm) for arm in arms.values()])}
+    headings = {"p": "p, Holm's correction"}
+    for which, short in ((IN_TRAINING, "training"), (AT_THE_END, "held out")):
+        means = [mean_of(arm, which) for arm in arms.values()]
+        if np.isfinite(means).any():
+            found = gains(over_baseline(arms, baseline), which)
+            columns[short] = (".1%", [*means])
+            columns[f"gain, {short}"] = ("points", [
+                found[name].estimate if name in found else None for name in arms])
+            headings[f"gain, {short}"] = f"gain{WITH_INTERVAL}"
+    tested = gains(over_baseline(arms, baseline), measure)
+    columns |= {
+        "pairs": ("d", [tested[name].pairs if name in tested else None for name in arms]),
+        "p": ("p", [tested[name].p if name in tested else None for name in arms]),
+        "verdict": ("", [tested[name].verdict if name in tested else "baseline" for name in arms])}
+    return Table("gains", f"The gain of each arm over {baseline}, in percentage points; p and "
+                 f"verdict are of the {measure}", columns, headings=headings)
+
+
+def mean_of(arm: Arm, measure: str) -> float:
+    """The mean over the runs of an arm that have it."""
+    runs = [*arm.values()]
+    if measure == IN_TRAINING:
+        return mean_over([mean_success(run) for run in runs]).value
+    return mean_over([line["success"] for line in final_lines(runs, "sampled")]).value
 
 
 def difference_in_training(mine: Run, theirs: Run) -> Floats | None:
@@ -205,7 +337,7 @@ def difference_in_training(mine: Run, theirs: Run) -> Floats | None:
 def difference_at_the_end(mine: Run, theirs: Run, mode: str) -> Floats | None:
     """(problems,) the difference in each held-out problem, after the last step."""
     my_end, their_end = final_lines([mine], mode), final_lines([theirs], mode)
-    if not my_end or not their_end:
+    if not my_end or not their_end or my_end[0]["step"] != their_end[0]["step"]:
         return None
     my_answers = np.array(my_end[0]["answer"], float)
     return np.asarray(my_answers - np.array(their_end[0]["answer"], float))
@@ -222,47 +354,5 @@ def success_by_step(run: Run) -> Floats:
 
 
 def final_lines(runs: Collection[Run], mode: str) -> list[Json]:
-    """The evaluations after the last step, of the runs that have one."""
-    lines = []
-    for run in runs:
-        last_step = run.config["steps"]
-        lines += [line for line in run.evaluated(mode) if line["step"] == last_step]
-    return lines
-
-
-# settings in which runs of one arm may differ
-NOT_OF_ARM = {"seed", "out", "threads", "versions", "checkpoint_every", "change_every",
-              "eval_every", "micro_batch", "model_config", "columns_temperature",
-              "trained_parameters", "made_of", "git_commit", "changed", "finished",
-              "held_out_problems"}
-
-
-def names_of(runs: Sequence[Run]) -> list[str]:
-    """A name for the arm of each run: the settings in which the arms differ."""
-    known = [{name: value for name, value in run.config.items() if name not in NOT_OF_ARM}
-             for run in runs]
-    differing = [name for name in sorted(set().union(*known))
-                 if len({json.dumps(config[name]) for config in known if name in config}) > 1]
-    return [" ".join(f"{name} {config[name]}" for name in differing if name in config) or "all runs"
-            for config in known]
-
-
-def arms_of(runs: Sequence[Run], baseline: str | None = None) -> dict[str, dict[int, Run]]:
-    """The runs by arm and seed. The first arm is the one that the others are compared with: the one
-    that is named, or plain GRPO."""
-    arms: dict[str, dict[int, Run]] = defaultdict(dict)
-    for run, name in zip(runs, names_of(runs)):
-        other = arms[name].setdefault(run.config["seed"], run)
-        if other is not run:
-            raise UserError(f"{other.folder} and {run.folder} are one arm with one seed: "
-                            "name one")
-    if baseline and baseline not in arms:
-        raise UserError(f"--baseline {baseline} is none of the arms: {', '.join(arms)}")
-    plain = [name for name, arm in arms.items() if is_plain(arm)]
-    first = baseline or (plain or list(arms))[0]
-    return {first: arms.pop(first), **arms}
-
-
-def is_plain(arm: Arm) -> bool:
-    config = next(iter(arm.values())).config
-    return all(config.get(name, value) == value for name, value in PLAIN_SETTINGS.items())
+    """The evaluations after the last step on record, of the runs that have one."""
+    return [line for run in runs for line in run.evaluated(mode)[-1:] if line["step"] > 0]

@@ -19,10 +19,10 @@ import torch
 from lab.credit.weightings import rescaled_weight, with_advantage
 from lab.engine.forward import micro_batches, response_log_probs
 from lab.engine.update import length_scaling
-from lab.experiments import read_plan
 from lab.harness.build import load_policy, make_advantage, make_weighting
 from lab.harness.settings import make_settings, read_flags
-from lab.tools.helpers.look import sample
+from lab.tools.experiment import read_plan
+from lab.tools.idea import sample
 
 # Arms of the leaderboard with plain GRPO's rate, and what they gained there, in points. The slope
 # of the prediction is fitted to them by least squares.

@@ -15,8 +15,8 @@ from runs import assert_programs_say_how_to_start, says
 FLAGS = {name: vars(importlib.import_module(file)).get("FLAGS", {})
          for name, file in overview.MODULES.items()}
 PLACES = {"follow": ["RUN"], "sample": ["RUN", "PROBLEM"], "pass_at_k": ["RUN"], "idea": ["rloo"],
-          "experiment": ["PLAN"], "notes": ["RUN"], "exact": ["rloo"], "diagnose": ["LOG"],
-          "guesser": ["FOLDER"]}
+          "compare": ["RUN"], "experiment": ["PLAN"], "notes": ["RUN"], "exact": ["rloo"],
+          "diagnose": ["LOG"], "guesser": ["FOLDER"]}
 
 
 @pytest.fixture(autouse=True)

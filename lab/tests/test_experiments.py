@@ -2,6 +2,7 @@
 import json
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from lab.engine.errors import UserError
 from lab.tools import experiment as experiments
 from lab.__main__ import main
 from lab.tools.experiment import Plan, read_plan
-from runs import train_here
+from runs import make_here
 from stored import stored_arms
 
 BATCH = "--questions 2 --answers 4 --max_new_tokens 24 --eval_every 0 --checkpoint_every 0"
@@ -35,7 +36,7 @@ def written(folder, **changed):
 
 @pytest.mark.slow
 def test_a_plan_is_trained_once_then_used_again_and_compared(folder, capsys, monkeypatch):
-    monkeypatch.setattr("lab.tools.planned_runs.Runs.start", train_here)
+    make_here(monkeypatch)
     plan = written(folder, arms=GIVEN["arms"] | {"twice": "--questions 4"})
     main(["experiment", plan, "--processes", "1"])
     said = capsys.readouterr().out
@@ -49,8 +50,10 @@ def test_a_plan_is_trained_once_then_used_again_and_compared(folder, capsys, mon
 
 def test_runs_are_made_seed_by_seed():
     plan = Plan("mine", steps=1, **{name: GIVEN[name] for name in ("question", "seeds", "arms")})
-    assert plan.keys() == [("none", 0), ("rloo", 0), ("none", 1), ("rloo", 1)]
-    assert plan.keys(3) == [*plan.keys(), ("none", 2), ("rloo", 2)]
+    for seeds, last in ((0, 2), (3, 3)):
+        found = plan.runs(SimpleNamespace(seeds=seeds, flags="", runs="runs"))
+        assert [(run.arm, run.seed) for run in found] == [
+            (arm, seed) for seed in range(last) for arm in ("none", "rloo")]
 
 
 def run_of(*right):
@@ -116,7 +119,7 @@ def test_every_arm_of_our_plans_can_be_trained(name):
     if "--model" in common:
         del common[common.index("--model"):common.index("--model") + 2]
     plan = replace(plan, common=" ".join(common).replace("--device cuda", ""))
-    experiments.refuse_bad_arms(plan, list(plan.arms), "")
+    experiments.settings_of_arms(plan, "")
 
 
 @pytest.mark.parametrize("name, baseline", [

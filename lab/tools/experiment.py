@@ -19,25 +19,23 @@ same command goes on. A run's folder is ARM-sSEED.
 
 Each arm is compared with the first one by the mean success of all answers sampled in training, for
 pairs of runs. The interval is Student's over the pairs, and p has Holm's correction for all arms of
-the table. A control, such as twice the problems, is an arm like any other. `python analyze.py
-runs/PLAN/*` has the curves and the held-out success of the arms.
+the table. A control, such as twice the problems, is an arm like any other. `python -m lab compare
+runs/PLAN/*` draws the curves of the arms.
 """
 if __name__ == "__main__":
     raise SystemExit("start it with: python -m lab experiment")
 import re
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
-from lab.analysis.comparison import gain_table, gains, over_baseline
+from lab.analysis.comparison import Arms, gain_table
 from lab.analysis.tables import show_in_short
 from lab.engine.errors import PROJECT, UserError, read_json
 from lab.harness.flags import Flag, read, words_of
 from lab.harness.screen import python_command, say
-from lab.harness.settings import make_settings, read_flags
-from lab.tools.planned_runs import (PROCESSES, Arms, Experiment, Key, PlannedRun, kinds_of,
-                                    side_by_side)
+from lab.harness.settings import LabSettings, make_settings, read_flags
+from lab.tools.planned_runs import PROCESSES, PlannedRun, finished, make_runs, side_by_side
 
 PLANS = PROJECT / "lab/plans"
 OF_THE_PLAN = ("--seed", "--steps", "--out", "--resume", "--continue")  # no arm may have these
@@ -58,14 +56,22 @@ class Plan:
     arms: dict[str, str]  # flags of train.py
     common: str = ""
 
-    def keys(self, count: int = 0) -> list[Key]:
-        """The runs, seed by seed."""
-        first, stop = self.seeds
-        seeds = range(first, first + count if count else stop)
-        return [(arm, seed) for seed in seeds for arm in self.arms]
-
     def flags_of(self, arm: str, more: str = "") -> list[str]:
         return [*self.common.split(), *self.arms[arm].split(), *more.split()]
+
+    def runs(self, args: SimpleNamespace) -> list[PlannedRun]:
+        """Seed by seed."""
+        first, stop = self.seeds
+        found = []
+        for seed in range(first, first + args.seeds if args.seeds else stop):
+            for arm in self.arms:
+                name = arm.replace("--", "").replace(" ", "-")
+                flags = self.flags_of(arm, args.flags)
+                _, texts = words_of(flags)
+                keeps = texts.get("checkpoint_every", "0") != "0"
+                found.append(PlannedRun(arm, seed, Path(args.runs) / self.name / f"{name}-s{seed}",
+                                        flags, self.steps, keeps_checkpoints=keeps))
+        return found
 
 
 def main(argv: list[str]) -> None:
@@ -73,10 +79,11 @@ def main(argv: list[str]) -> None:
         "PLAN": f"a file as above, or the name of one of lab/plans: {', '.join(names_of_plans())}"})
     plan = read_plan(args.plan)
     refuse_flags_of_the_plan(plan, args.flags.split())
-    experiment = Experiment(partial(planned_run, plan, args))
-    keys = plan.keys(args.seeds)
-    failed = make(plan, experiment, keys, args, python_command("-m", "lab", "experiment", *argv))
-    compare(plan, experiment.arms(keys), len(keys))
+    planned = plan.runs(args)
+    kinds = settings_of_arms(plan, args.flags)
+    failed = make_runs(planned, python_command("-m", "lab", "experiment", *argv),
+                       *side_by_side(kinds, args.processes))
+    compare(plan, finished(planned), len(planned))
     if failed:
         raise UserError("; ".join(f"{arm} failed: {reason}" for arm, reason in failed.items()))
 
@@ -90,9 +97,7 @@ def compare(plan: Plan, arms: Arms, planned: int) -> None:
                         "another arm with the same seed")
     count = sum(map(len, arms.values()))
     say(f"{plan.question}\n{count} of {planned} runs are finished, each of {plan.steps} steps")
-    table = gain_table("gains", "Success in training: the gain of each arm, in percentage points",
-                       gains(over_baseline(family, baseline)), f"the arm {baseline}")
-    show_in_short([], [table])
+    show_in_short([], [gain_table(family)])
 
 
 # ------------------------------------------------------------------- the plan
@@ -158,38 +163,17 @@ def is_range(seeds: object) -> bool:
     return all(isinstance(seed, int) for seed in seeds) and 0 <= seeds[0] < seeds[1]
 
 
-def refuse_bad_arms(plan: Plan, arms: list[str], more: str) -> None:
-    """End in an error where train.py does not take an arm's flags, or where two arms are the
-    same."""
+def settings_of_arms(plan: Plan, more: str) -> list[LabSettings]:
+    """The settings of each arm. It is an error if train.py does not take an arm's flags, or if two
+    arms are the same."""
     known: dict[str, str] = {}
-    for arm in arms:
+    found = []
+    for arm in plan.arms:
         try:
-            settings = make_settings(read_flags(plan.flags_of(arm, more)))
+            found.append(make_settings(read_flags(plan.flags_of(arm, more))))
         except UserError as error:
             raise UserError(f"{plan.name}, {arm}: {error}") from None
-        same = known.setdefault(repr(settings.to_json()), arm)
+        same = known.setdefault(repr(found[-1].to_json()), arm)
         if same != arm:
             raise UserError(f"{plan.name}: {arm} has the settings of {same}, so nothing differs")
-
-
-# ------------------------------------------------------------------- the runs
-
-
-def planned_run(plan: Plan, args: SimpleNamespace, arm: str, seed: int) -> PlannedRun:
-    name = arm.replace("--", "").replace(" ", "-")
-    flags = plan.flags_of(arm, args.flags)
-    _, texts = words_of(flags)
-    return PlannedRun(arm, seed, Path(args.runs) / plan.name / f"{name}-s{seed}", flags, plan.steps,
-                      keeps_checkpoints=texts.get("checkpoint_every", "0") != "0")
-
-
-def make(plan: Plan, experiment: Experiment, keys: list[Key], args: SimpleNamespace,
-         command: str) -> dict[str, str]:
-    """Train what is missing. Returns the arms that failed."""
-    missing = experiment.missing(keys)
-    refuse_bad_arms(plan, list(dict.fromkeys(run.arm for run in missing)), args.flags)
-    say(f"{len(keys) - len(missing)} of {len(keys)} runs are finished")
-    if not missing:
-        return {}
-    processes, threads = side_by_side(kinds_of(missing), args.processes)
-    return experiment.make([(run.arm, run.seed) for run in missing], command, processes, threads)
+    return found

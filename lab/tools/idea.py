@@ -44,6 +44,7 @@ from typing import Any
 import torch
 
 from grpo import gradient_size
+from lab.analysis.comparison import Arms
 from lab.analysis.verdict import Tries, Verdict
 from lab.analysis.weights import about_gradient, differs_within, look_at_run
 from lab.credit.weightings import drop_unfinished, rescaled_weight, with_advantage
@@ -58,7 +59,7 @@ from lab.harness.memory import return_memory
 from lab.harness.record import Json, find_folder
 from lab.harness.screen import python_command, say, show_status
 from lab.harness.settings import CHANGEABLE, LabSettings, is_large, make_settings
-from lab.tools.planned_runs import PROCESSES, Arms, Experiment, PlannedRun, side_by_side
+from lab.tools.planned_runs import PROCESSES, PlannedRun, finished, make_runs, side_by_side
 
 FLAGS = {
     "seeds": Flag(8, "number of seeds of each arm. If the idea is better on them, all arms are "
@@ -111,7 +112,7 @@ def main(argv: list[str]) -> None:
     say("")
     runs = " ".join(f"{shlex.quote(str(arm.folder))}/s*/" for arm in idea.arms.values())
     say(f"To repeat all of it: {command}")
-    say(f"For the curves of all runs: python analyze.py {runs}")
+    say(f"For the curves of all runs: {python_command('-m', 'lab', 'compare')} {runs}")
 
 
 @dataclass
@@ -145,14 +146,13 @@ class Idea:
     def runs_of(self, seeds: range) -> Arms:
         """The runs of each arm by seed; those that are missing are trained, all arms of a seed
         before the next seed."""
-        experiment = Experiment(lambda arm, seed: self.arms[arm].planned_run(seed))
-        keys = [(arm, seed) for seed in seeds for arm in self.arms]
+        planned = [arm.planned_run(seed) for seed in seeds for arm in self.arms.values()]
         kinds = [self.arms["plain"].settings, self.arms["idea"].settings]
-        processes, threads = side_by_side(kinds, self.own.processes)
-        failed = experiment.make(keys, self.command, processes, threads)
+        failed = make_runs(planned, self.command, *side_by_side(kinds, self.own.processes))
         if failed:
             raise UserError("; ".join(failed.values()))
-        return experiment.arms(keys)
+        found = finished(planned)
+        return {key: found[arm.label] for key, arm in self.arms.items()}
 
     def first_look(self) -> None:
         """Print what the idea does to the gradient of the untrained model."""

@@ -10,7 +10,7 @@ import pytest
 from conftest import credit_columns, evaluation, write_log
 
 import lab.tools.page as analyze
-from lab.analysis import page as page_file
+from lab.analysis import html_page as page_file
 from lab.analysis.answers import answers_of
 from lab.analysis.report import task_in_words
 from lab.analysis.run_folders import read_run

@@ -6,7 +6,7 @@ from glob import glob
 from pathlib import Path
 
 import pytest
-from runs import lines, train_here
+from runs import lines, make_here
 
 from lab.tools import planned_runs
 from lab.harness.settings import LARGE
@@ -69,11 +69,11 @@ def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp
     """Whether one is made at a time or eight, they are the same runs."""
     planned, settings = [], ["--model", str(learner), "--seeds", "2", "--runs", str(tmp_path)]
 
-    def keep(runs, processes, *_, **__):
-        planned.append(runs)
+    def keep(runs, command, processes, threads):
+        planned.append((runs, threads))
         raise SystemExit(f"{processes} at a time")
 
-    monkeypatch.setattr("lab.tools.planned_runs.make_runs", keep)
+    monkeypatch.setattr(idea, "make_runs", keep)
     for module in (idea, planned_runs):
         monkeypatch.setattr(module, "is_large", lambda folder: True)
     monkeypatch.setattr(planned_runs, "usable_cores", lambda: 8)
@@ -81,19 +81,19 @@ def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp
         with pytest.raises(SystemExit, match=f"{processes} at a time"):
             main(["by_kind", *settings, "--processes", str(processes)])
     alone, together = planned
-    assert [run.folder for run in alone] == [run.folder for run in together]
-    assert {run.threads for run in alone} == {8} and {run.threads for run in together} == {1}
-    assert not any(run.keeps_checkpoints for run in alone + together)
+    assert [run.folder for run in alone[0]] == [run.folder for run in together[0]]
+    assert (alone[1], together[1]) == (8, 1)
+    assert not any(run.keeps_checkpoints for run in alone[0] + together[0])
     with pytest.raises(SystemExit):
         main(["by_kind", *settings, "--checkpoint_every", "3"])
-    assert all(run.keeps_checkpoints for run in planned[-1])
+    assert all(run.keeps_checkpoints for run in planned[-1][0])
 
 
 @pytest.mark.slow
 def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd):
     """Four arms of two seeds; the next idea uses plain GRPO's again, and is counted."""
     argv = ["--model", str(learner), *SMALL, "--runs", str(tmp_path / "my ideas")]
-    monkeypatch.setattr("lab.tools.planned_runs.Runs.start", train_here)
+    make_here(monkeypatch)
     freed = []
     monkeypatch.setattr(idea, "return_memory", lambda: freed.append(list(tmp_path.rglob("*"))))
     main(["by_kind", "--word_weight", "0.1", *argv])
@@ -106,7 +106,7 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
     assert "greedy" in said
     folders = sorted(path.name.rpartition("-")[0] for path in (tmp_path / "my ideas").iterdir())
     assert folders == ["by_kind", "by_kind-placebo", "by_kind-placebo-kind", "plain"]
-    [typed] = re.findall("all runs: python analyze.py (.*)", said)
+    [typed] = re.findall("all runs: python -m lab compare (.*)", said)
     found = [list(map(Path, glob(pattern))) for pattern in shlex.split(typed)]
     assert [[run.name for run in arm] for arm in map(sorted, found)] == 4 * [["s0", "s1"]]
     for folder in (tmp_path / "my ideas").iterdir():

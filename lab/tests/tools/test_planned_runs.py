@@ -12,8 +12,8 @@ import pytest
 from conftest import ROOT, refusal, write_log
 from lab.harness.made_of import made_of
 from lab.tools import planned_runs
-from lab.tools.planned_runs import (Experiment, PlannedRun, Runs, finished_run, kinds_of, make_runs,
-                                    settings_of, side_by_side)
+from lab.tools.planned_runs import (PlannedRun, finished, finished_run, make_runs, side_by_side,
+                                    time_left)
 
 TRAIN = """
 # As train.py, without a model: a line for each step, and on SIGTERM the end after this step.
@@ -73,7 +73,7 @@ def test_stopped_and_started_again(planned, capfd):
     first, second = planned(steps=500), planned(seed=1)
     stop_when(lambda: first.steps_made() > 0)
     with pytest.raises(SystemExit) as ended:
-        make_runs([first, second], 1, "the same command")
+        make_runs([first, second], "the same command", 1)
     assert ended.value.code == 130
     said = capfd.readouterr().out
     assert "stopped. 0 of 2 runs are finished. Continue with: the same command" in said
@@ -81,30 +81,26 @@ def test_stopped_and_started_again(planned, capfd):
     assert f"stopped after step {done}" in first.log.read_text()
     assert 0 < done < 500 and not first.is_finished() and not second.folder.exists()
     shorter = replace(first, steps=done + 1)
-    assert make_runs([shorter], 2, "") == {} and shorter.is_finished()
+    assert make_runs([shorter], "", 2) == {} and shorter.is_finished()
     assert f"continuing after step {done}" in first.log.read_text()
-    assert not Runs([shorter], 2).waiting
+    assert make_runs([shorter], "", 2) == {}
+    assert "0 of 1 runs have to be made" in capfd.readouterr().out
 
 
 def test_a_run_without_checkpoints_leaves_none(planned):
     """Once it is finished; and a finished one is left as it is."""
     first, second = (replace(planned(seed=seed), keeps_checkpoints=False) for seed in range(2))
-    assert make_runs([first], 1, "") == {} and not (first.folder / "checkpoints").exists()
+    assert make_runs([first], "", 1) == {} and not (first.folder / "checkpoints").exists()
     before = [(path, path.stat().st_mtime_ns) for path in sorted(first.folder.rglob("*"))]
-    runs = Runs([first, second], 1)
-    assert runs.waiting == [second] and runs.make() and second.is_finished()
+    assert make_runs([first, second], "", 1) == {} and second.is_finished()
     assert [(path, path.stat().st_mtime_ns) for path in sorted(first.folder.rglob("*"))] == before
 
 
-def test_the_time_left_is_that_of_the_runs_made_here(planned, monkeypatch):
-    """One of five was finished before, and one more in 200 seconds; three are left."""
-    runs = [planned(seed=seed) for seed in range(5)]
-    monkeypatch.setattr(PlannedRun, "is_finished", lambda run: run.seed == 0)
-    made = Runs(runs, 1)
-    monkeypatch.setattr(planned_runs.time, "time", lambda: made.started_at + 200)
-    assert made.time_left() == ""
-    made.waiting = made.waiting[1:]
-    assert made.time_left() == ", about 10 min left"
+def test_the_time_left_is_that_of_the_runs_made_here(monkeypatch):
+    """One was made in 200 seconds, and three are left."""
+    monkeypatch.setattr(planned_runs.time, "time", lambda: 1200)
+    assert time_left(1000, 1, 3) == ", about 10 min left"
+    assert time_left(1000, 0, 4) == time_left(1000, 4, 0) == ""
 
 
 def test_a_run_has_the_threads_that_are_planned(planned, tmp_path):
@@ -112,7 +108,7 @@ def test_a_run_has_the_threads_that_are_planned(planned, tmp_path):
     program.write_text("import os; print(os.environ['OMP_NUM_THREADS'])\n")
     run = planned(program=program)
     for threads in (1, 3):
-        Runs([replace(run, threads=threads)], 1).make()
+        make_runs([run], "", 1, threads)
     assert run.log.read_text().split() == ["1", "3"]
 
 
@@ -121,11 +117,11 @@ def test_the_run_that_needs_most_decides_how_many_are_made_at_a_time(planned, mo
     """
     eight_cores(monkeypatch, is_large=False)
     runs = [planned(seed=0), planned(seed=1), planned("gpu", more="--device cuda")]
-    assert side_by_side(kinds_of(runs[:2]), 0) == (8, 1)
-    assert side_by_side(kinds_of(runs), 0) == (1, 1)
+    assert side_by_side([run.settings for run in runs[:2]], 0) == (8, 1)
+    assert side_by_side([run.settings for run in runs], 0) == (1, 1)
     eight_cores(monkeypatch, is_large=True)  # these share the cores
-    assert side_by_side(kinds_of(runs[:2]), 0) == (1, 8)
-    assert side_by_side(kinds_of(runs[:2]), 3) == (3, 2)  # as it was typed
+    assert side_by_side([run.settings for run in runs[:2]], 0) == (1, 8)
+    assert side_by_side([run.settings for run in runs[:2]], 3) == (3, 2)  # as it was typed
 
 
 def eight_cores(monkeypatch, is_large):
@@ -138,7 +134,7 @@ def test_a_failed_arm_is_left_and_the_others_are_made(planned, tmp_path, capfd):
     program = tmp_path / "program.py"
     program.write_text("import sys; sys.exit('train.py: there is no model folder nowhere')\n")
     bad = [planned("bad", seed, program=program) for seed in range(2)]
-    failed = make_runs([*bad, planned()], 1, "")
+    failed = make_runs([*bad, planned()], "", 1)
     assert list(failed) == ["bad"] and failed["bad"].startswith("bad-s0: train.py: ")
     assert "nowhere" in failed["bad"] and not bad[1].log.exists() and planned().is_finished()
     assert "finished: none-s0" in capfd.readouterr().out
@@ -149,7 +145,7 @@ def test_a_run_that_the_system_killed_says_so(planned, tmp_path):
     program = tmp_path / "program.py"
     program.write_text("import os; print('step 1', flush=True); os.kill(os.getpid(), 9)\n")
     run = planned(program=program)
-    reason = make_runs([run], 1, "")["none"]
+    reason = make_runs([run], "", 1)["none"]
     assert "it was killed. The system does that when there is not enough memory" in reason
     assert f"(log: {run.log})" in reason
 
@@ -165,7 +161,7 @@ METRICS = [{"step": 1, "success": 0.5}, {"step": 2, "success": 0.25}]
 
 def write_run(run, **changed):
     """A finished run without checkpoints."""
-    settings = settings_of(run)
+    settings = run.settings
     config = {**settings.to_json(), "made_of": made_of(settings), "finished": 2, **changed}
     write_log(run.folder, {}, config, METRICS)
 
@@ -173,7 +169,7 @@ def write_run(run, **changed):
 def test_a_run_is_used_again_when_it_is_finished(run):
     assert finished_run(run) is None
     write_run(run)
-    assert [line["success"] for line in finished_run(run)["metrics"]] == [0.5, 0.25]
+    assert [line["success"] for line in finished_run(run).metrics] == [0.5, 0.25]
     path = run.folder / "config.json"
     path.write_text(path.read_text().replace('"finished": 2', '"finished": 1'))
     assert finished_run(run) is None
@@ -214,21 +210,7 @@ def test_a_setting_that_an_earlier_version_did_not_have_had_its_default(run):
     assert "was made with --kl 0.0 instead of 0.5" in refusal(finished_run, run)
 
 
-def test_each_folder_is_read_once(monkeypatch):
-    read = []
-
-    def finished(planned):
-        read.append(planned.name)
-        return {0: "of a folder", 1: "of a folder"}.get(planned.seed)
-
-    monkeypatch.setattr(planned_runs, "finished_run", finished)
-    monkeypatch.setattr(planned_runs, "make_runs", lambda planned, *_: planned)
-    experiment = Experiment(lambda arm, seed: PlannedRun(arm, seed, Path("x"), [], 60))
-    keys = [("none", seed) for seed in range(3)]
-    for _ in range(2):
-        assert experiment.arms(keys) == {"none": {0: "of a folder", 1: "of a folder"}}
-    assert read == ["none-s0", "none-s1", "none-s2", "none-s2"]
-    assert [run.name for run in experiment.missing(keys)] == ["none-s2"]
-    made = experiment.make(keys, "command", 2, 3)
-    assert [(run.name, run.threads) for run in made] == [("none-s0", 3), ("none-s1", 3),
-                                                          ("none-s2", 3)]
+def test_finished_runs_are_found_by_arm_and_seed(monkeypatch):
+    monkeypatch.setattr(planned_runs, "finished_run", lambda run: run.seed < 2 and "of a folder")
+    planned = [PlannedRun("none", seed, Path("x"), [], 60) for seed in range(3)]
+    assert finished(planned) == {"none": {0: "of a folder", 1: "of a folder"}}

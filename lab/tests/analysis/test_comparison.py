@@ -33,7 +33,7 @@ def test_at_the_end_counts_the_sampled_evaluation_after_the_last_step():
     """The others would give differences of 0 and of 1."""
     plain = run_of(evaluations=[("sampled", 0, [1, 1, 1, 1]), ("greedy", 2, [0, 0, 0, 0]),
                                 ("sampled", 2, [1, 0, 0, 0])])
-    mine = run_of(evaluations=[("sampled", 2, [1, 1, 1, 0]), ("sampled", 0, [1, 1, 1, 1]),
+    mine = run_of(evaluations=[("sampled", 0, [1, 1, 1, 1]), ("sampled", 2, [1, 1, 1, 0]),
                                ("greedy", 2, [1, 1, 1, 1])])
     found = gain_over({0: mine}, {0: plain}, AT_THE_END)
     assert found.estimate.value == pytest.approx(2 / 4)

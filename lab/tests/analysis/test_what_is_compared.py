@@ -1,0 +1,149 @@
+"""Which runs are one arm, which arm is the baseline, and what is not compared."""
+import pytest
+from conftest import evaluation, refusal, write_log
+from logs import arms_in, rows_in, write_run
+
+from lab.analysis.comparison import AT_THE_END, arms_of, gain_table, same_part
+from lab.analysis.run_folders import read_run
+from lab.tools import compare
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return [write_run(tmp_path / name, 0.5, seed, mitigation=weighting, placebo=placebo)
+            for name, seed, weighting, placebo in (
+                ("a", 0, "random", "none"), ("b", 0, "none", "weights"), ("c", 0, "none", "none"),
+                ("d", 1, "none", "none"))]
+
+
+def test_the_baseline_is_plain_grpo_or_the_one_that_is_named(folders):
+    """A placebo is not plain."""
+    arms = arms_in(folders)
+    plain, random = "mitigation none placebo none", "mitigation random placebo none"
+    assert [*arms] == [plain, random, "mitigation none placebo weights"]
+    assert [run.folder.name for run in arms[plain].values()] == ["c", "d"]
+    assert [*arms_in(folders, random)][0] == random
+    assert refusal(arms_in, folders, "nobody").startswith(
+        f"--baseline nobody is none of the arms: {random}, ")
+
+
+def test_one_arm_with_one_seed_twice_is_refused(folders, tmp_path):
+    """Also if one of them has more steps: its first ones are those of the other."""
+    twin = write_run(tmp_path / "twin", 0.5, 1, steps=12, mitigation="none", placebo="none")
+    assert refusal(arms_in, [*folders, twin]) == (
+        f"{folders[3]} and {twin} are one arm with one seed: name one")
+
+
+def written(folder, seed, ends, trained, **config):
+    """A run of these settings: right answers of the evaluations after the steps 0, 2 and 3, success
+    of the steps."""
+    evaluations = [evaluation(step, answer) for step, answer in zip((0, 2, 3), ends)]
+    metrics = [{"step": step, "success": one} for step, one in enumerate(trained, 1)]
+    return read_run(write_log(folder, {}, {"seed": seed, **config}, metrics, evaluations))
+
+
+def test_arms_are_compared_in_pairs_up_to_the_newest_step_that_all_have(tmp_path):
+    """One run has a third step, which does not count, nor does its third evaluation. In training
+    the pairs differ by 0.1 and 0.3, held out by 0.5 and 0; t of one is 12.706. Seed 7 has no pair.
+    """
+    plain = [written(tmp_path / f"p{seed}", seed, [[0, 0], [1, 0], [1, 1]][:2 + seed], steps,
+                     steps=len(steps))
+             for seed, steps in ((0, [0.1, 0.3]), (1, [0.2, 0.2, 0.9]))]
+    other = [written(tmp_path / f"o{seed}", seed, [[0, 0], end], steps, mitigation="random",
+                     made_of={"x": seed, "grpo.py": "g"})
+             for seed, end, steps in ((0, [1, 1], [0.2, 0.4]), (1, [1, 0], [0.4, 0.6]),
+                                      (7, [0, 0], [0.9, 0.9]))]
+    parts, said = same_part([*other, *plain])
+    assert said == ["5 runs are compared up to step 2, the last one of "
+                    f"{tmp_path / 'o0'}, and held-out success after step 2",
+                    "Not all runs were made with the same x"]
+    assert {line["step"] for run in parts for line in run.evaluations} == {0, 2}
+    none, mine = rows_in(gain_table(arms_of(parts), AT_THE_END))
+    assert (none["arm"], none["verdict"], none["training"]) == ("mitigation none", "baseline",
+                                                                pytest.approx(0.2))
+    assert (mine["runs"], mine["pairs"], mine["held out"]) == (3, 2, pytest.approx(0.5))
+    for column, mean, spread in (("training", 0.2, 0.2), ("held out", 0.25, 0.5)):
+        low, high = mean - 12.706 * spread / 2, mean + 12.706 * spread / 2
+        assert [mine[f"gain, {column}"][name] for name in ("value", "low", "high")
+                ] == pytest.approx([mean, low, high], rel=1e-4)
+    plain[0].evaluations = []
+    parts, said = same_part([plain[0], other[0]])
+    assert "because there is no evaluation after a step that all of them have" in said[1]
+    assert "held out" not in rows_in(gain_table(arms_of(parts)))[1]
+
+
+def test_equal_runs_of_which_one_is_longer_do_not_differ(tmp_path):
+    """The longer one was evaluated after other steps, too. It has another setting, so that they are
+    two arms."""
+    short = written(tmp_path / "a", 0, [[0, 0], [1, 0]], [0.1, 0.3], steps=2, kl=0.0)
+    lines = [evaluation(step, answer) for step, answer in ((0, [0, 0]), (1, [1, 1]), (2, [1, 0]))]
+    long = read_run(write_log(tmp_path / "b", {}, {"steps": 4, "kl": 0.5}, [
+        {"step": step, "success": one} for step, one in enumerate([0.1, 0.3, 0.8, 0.9], 1)],
+        [*lines, evaluation(4, [1, 1])]))
+    row = rows_in(gain_table(arms_of(same_part([short, long])[0])))[1]
+    assert row["gain, training"]["value"] == row["gain, held out"]["value"] == 0
+
+
+MINE = {"mitigation": "my_idea", "advantage": "grpo", "kl": 0.0}
+VERSIONS = [  # two entries of config.json, and the function of which they are two versions
+    ({"functions": {"mitigation": 1}}, {"functions": {"mitigation": 2}}, "my_idea"),
+    ({"functions": {"advantage": 1}}, {"functions": {"advantage": 2}}, "grpo"),
+    ({"made_of": {"mitigations.py": 1}}, {"made_of": {"mitigations.py": 2}}, "my_idea")]
+
+
+@pytest.mark.parametrize("one, other, function", VERSIONS)
+def test_two_versions_of_a_function_are_not_one_arm(tmp_path, one, other, function):
+    """Of two arms each may have its own, which is said if both have the function."""
+    runs = [written(tmp_path / str(seed), seed, [], [0.1], **MINE, **entry)
+            for seed, entry in enumerate((one, one, other))]
+    arms_of(runs[:2])
+    assert (f"{runs[2].folder} was made with another version of {function} than {runs[0].folder}"
+            in refusal(arms_of, runs))
+    with_other_setting = written(tmp_path / "3", 2, [], [0.1], **MINE | {"kl": 0.5}, **other)
+    both = [*runs[:2], with_other_setting]
+    assert len(arms_of(both)) == 2
+    is_named = any(note.endswith(f"the same {function}") for note in same_part(both)[1])
+    assert is_named == ("functions" in one)
+
+
+def test_a_record_with_a_hole_is_not_compared(tmp_path):
+    runs = [written(tmp_path / str(seed), seed, [], [0.1] * 4) for seed in (0, 1)]
+    path = runs[1].folder / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([*lines[:1], *lines[3:]]))
+    assert refusal(same_part, runs) == (
+        f"the record of {runs[1].folder} is not whole: metrics.jsonl does not have one line for "
+        "each of the steps 1 to 4, in order. So it cannot be compared")
+
+
+@pytest.mark.parametrize("known, is_same", [
+    (dict(digests="aa"), True), (dict(digests="ab"), False), (dict(digests="aa", shown="ab"), True),
+    ({}, True), (dict(shown="ab"), False), (dict(digests=["a", None]), False)])
+def test_runs_with_other_problems_are_not_compared_on_them(tmp_path, known, is_same):
+    """By their digest, or by what an evaluation shows, where a run has none."""
+    runs = []
+    for number in range(2):
+        lines = [evaluation(step, [0, step > 0]) | {
+            "shown": [{"problem": known.get("shown", "aa")[number]}]} for step in (0, 1)]
+        config = {"mitigation": ["none", "random"][number],
+                  "held_out_problems": known.get("digests", [None, None])[number]}
+        runs.append(read_run(write_log(tmp_path / str(number), {}, config, [
+            {"step": 1, "success": 0.25}], lines)))
+    parts, said = same_part(runs)
+    assert any("problems are not known to be the same" in note for note in said) is not is_same
+    row = rows_in(gain_table(arms_of(parts)))[1]
+    assert ("held out" in row) == is_same and row["gain, training"]["value"] == 0
+
+
+def test_the_command_leaves_out_what_is_no_run_and_draws_the_arms(tmp_path, capsys):
+    (tmp_path / "ideas").mkdir()
+    for seed in (0, 1):
+        for name, right in (("none", [1, 0]), ("random", [1, 1])):
+            written(tmp_path / f"{name}-{seed}", seed, [[0, 0], right], [0.2, 0.4 + 0.1 * seed],
+                    mitigation=name)
+    compare.main([str(path) for path in sorted(tmp_path.iterdir())])
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"left out, because it is no run: {tmp_path / 'ideas'}\n4 runs are c")
+    assert "up to step 2, and held-out success after step 2." in printed
+    assert (tmp_path / "comparison/learning_curve.png").exists()
+    assert "at least two runs" in refusal(compare.main, [str(tmp_path / "none-0")])

@@ -1,0 +1,94 @@
+"""Which of these runs' methods is better? Runs that differ in nothing but their seed are one arm.
+
+    python -m lab compare runs/*
+    python -m lab compare runs/* --baseline "mitigation random"
+
+Each arm is compared with plain GRPO, or with the arm that is named, in pairs of runs with the same
+seed: in training up to the newest step that all runs have, and on held-out problems at the newest
+evaluation that all have. The p-values have Holm's correction for all arms of the table, and the
+verdict is that of `lab idea` after one look: what it calls better may still be luck, which new
+seeds show.
+
+Refused are two versions of a function as one arm, two runs of one arm with one seed, and a record
+with a damaged line or a hole. If other files differ, or the held-out problems, that is said. The
+curves are drawn into --output_dir.
+"""
+if __name__ == "__main__":
+    raise SystemExit("start it with: python -m lab compare")
+import textwrap
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from lab.analysis.comparison import (AT_THE_END, IN_TRAINING, Arms, arms_of, doubt_about_training,
+                                     gain_table, same_part)
+from lab.analysis.html_page import make_output_folder
+from lab.analysis.plots import COLOURS, legend_below, save, whole_steps
+from lab.analysis.run_folders import Run, existing, read_run
+from lab.engine.errors import UserError
+from lab.harness.flags import Flag, read
+from lab.harness.screen import say
+
+FLAGS = {
+    "baseline": Flag(None, "the arm that the others are compared with, by its name in the table. "
+                           "By default it is plain GRPO, or the first arm"),
+    "output_dir": Flag(None, "folder for the picture. By default it is comparison/ beside the "
+                             "first run")}
+
+
+def main(argv: list[str]) -> None:
+    flags = read(argv, "python -m lab compare RUN RUN ... [flags]", __doc__, FLAGS,
+                 {"RUN ...": "run folders; other folders are left out"})
+    runs = runs_in([existing(name) for name in flags.run])
+    parts, notes = same_part(runs)
+    arms = arms_of(parts, flags.baseline)
+    measure = IN_TRAINING
+    if doubt := doubt_about_training(runs):
+        measure = AT_THE_END
+        notes.append(f"The verdict is on held-out success, because {doubt}")
+    for note in notes:
+        say(textwrap.fill(f"{note}.", 100))
+    table = gain_table(arms, measure)
+    say(f"\n{textwrap.fill(table.title, 100)}:\n{table.to_text()}\n")
+    folder = Path(flags.output_dir or runs[0].folder.parent / "comparison")
+    make_output_folder(folder)
+    picture, _ = draw(arms_of(runs, next(iter(arms))), folder)
+    say(f"The curves: {picture}")
+
+
+def runs_in(folders: list[Path]) -> list[Run]:
+    """The runs of these folders, at least two. runs/* also has folders that are no runs."""
+    found = []
+    for folder in folders:
+        if any(folder.glob("*.jsonl")):
+            found.append(read_run(folder))
+        else:
+            say(f"left out, because it is no run: {folder}")
+    if len(found) < 2:
+        raise UserError("it takes at least two runs to compare. python analyze.py RUN shows one")
+    return found
+
+
+def draw(arms: Arms, folder: Path) -> tuple[Path, str]:
+    """Success in training, thin, of each run; and the mean of each arm on held-out problems, at the
+    steps after which all its runs were evaluated."""
+    figure, axis = plt.subplots()
+    for number, (name, arm) in enumerate(arms.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        by_step: dict[int, list[float]] = {}
+        for run in arm.values():
+            success = np.array([line["success"] for line in run.metrics], float)
+            axis.plot([line["step"] for line in run.metrics], success, color=colour, lw=0.7,
+                      alpha=0.35)
+            for line in run.evaluated():
+                by_step.setdefault(line["step"], []).append(line["success"])
+        of_all = {step: np.mean(known) for step, known in sorted(by_step.items())
+                  if len(known) == len(arm)}
+        axis.plot([*of_all], [*of_all.values()], color=colour, marker="o", ms=3,
+                  label=f"{name} ({len(arm)} runs)")
+    axis.set(xlabel="step", ylabel="share of right answers", ylim=(0, 1),
+             title="Success on held-out problems (thin: in training)")
+    whole_steps(axis)
+    legend_below(figure, axis, ncols=1)
+    return save(figure, folder, "learning_curve", "Success of each arm")
