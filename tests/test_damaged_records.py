@@ -33,11 +33,15 @@ OF_THE_LAB = [
     ([LINE], [END, GREEDY, evaluation(0, [1, 0])], "line 3 is damaged: step 0 stands there twice")]
 
 
-@pytest.mark.parametrize("metrics, evaluations, said", OF_BOTH + OF_THE_LAB)
-def test_a_damaged_line_is_told(tmp_path, metrics, evaluations, said):
+def by_reader(of_both, of_the_lab):
+    return [(*case, True) for case in of_both] + [(*case, False) for case in of_the_lab]
+
+
+@pytest.mark.parametrize("metrics, evaluations, said, of_both", by_reader(OF_BOTH, OF_THE_LAB))
+def test_a_damaged_line_is_told(tmp_path, metrics, evaluations, said, of_both):
     folder = write_log(tmp_path / "x", {}, {}, metrics, evaluations)
     assert said in refusal(read_run, folder)
-    if (metrics, evaluations, said) in OF_BOTH:
+    if of_both:
         assert said in refusal(analyze.Run, folder)
 
 
@@ -73,13 +77,13 @@ COLUMNS_OF_THE_LAB = [
     ({"group": np.array([3])}, "its column group names problems beyond its 1 prompts")]
 
 
-@pytest.mark.parametrize("changed, said", COLUMNS_OF_BOTH + COLUMNS_OF_THE_LAB)
-def test_a_damaged_credit_file_is_told(tmp_path, changed, said):
+@pytest.mark.parametrize("changed, said, of_both", by_reader(COLUMNS_OF_BOTH, COLUMNS_OF_THE_LAB))
+def test_a_damaged_credit_file_is_told(tmp_path, changed, said, of_both):
     columns = {name: values for name, values in (credit_columns([2], [0]) | changed).items()
                if values is not None}
     folder = write_log(tmp_path / "x", {1: columns}, metrics=[{"step": 1}])
     assert said in refusal(read_columns, folder, 1)
-    if (changed, said) in COLUMNS_OF_BOTH:
+    if of_both:
         assert said in refusal(analyze.Tally, analyze.Run(folder))
 
 

@@ -248,7 +248,7 @@ def test_every_cell_of_the_notebook_runs_from_its_folder(project):
     assert printed.count("done. Everything is in") == 1  # the others are trained quietly
     assert printed.count(" of 8 held-out problems") == 6
     assert "standard deviation 0." in printed and "weight 1.00   s " in printed
-    assert "(one pair)" in printed and "after step 2" in printed
+    assert "one seed: no verdict" in printed and "after step 2" in printed
     assert f"pictures {len(re.findall(r'shown_', ''.join(code)))}" in printed
     plain, paid = re.findall(r"^reward \d.*tokens$", printed, flags=re.M)
     assert plain == paid  # the same answer, because only the weights differ

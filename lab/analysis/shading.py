@@ -4,6 +4,7 @@
     -> first[47%] 7 * 3[46%] = 21 wrong[37%]
 """
 import textwrap
+from collections.abc import Callable, Sequence
 
 from lab.harness.screen import has_colour, styled
 from run import printable
@@ -14,7 +15,8 @@ Shades = tuple[tuple[float, str], ...]
 GREY = "38;5;245"  # of what an environment wrote
 
 
-def shaded(texts: list[str], numbers: list[float | None], shades: Shades, mark) -> str:
+def shaded(texts: list[str], numbers: Sequence[float | None], shades: Shades,
+           mark: Callable[[float], str]) -> str:
     """The tokens, each in the colour of its number; what an environment wrote has none, and is
     grey. A terminal without colours gets `mark(number)` after the token instead, before its line
     break if it has one. Control characters are written out."""

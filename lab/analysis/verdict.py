@@ -19,9 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from lab.analysis.comparison import (AHEAD, AT_THE_END, BEHIND, BETTER, GREEDY_AT_THE_END,
-                                     IN_TRAINING, NOT_SEEN, Arms, Gain, called,
+                                     IN_TRAINING, NOT_SEEN, Arm, Arms, Gain, called,
                                      doubt_about_training, gain_over, gains, room_left)
-from lab.analysis.run_folders import Run
 from lab.analysis.statistics import Estimate, holm
 from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
 from lab.engine.errors import UserError, read_json
@@ -247,7 +246,7 @@ class Verdict:
         return found
 
 
-def mean_norm(runs: dict[int, Run]) -> float:
+def mean_norm(runs: Arm) -> float:
     """The mean norm of the gradient before clipping, over the steps of these runs that had one; nan
     if none had."""
     norms = [line.get("gradient_norm") for run in runs.values() for line in run.metrics]

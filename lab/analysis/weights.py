@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 
 from grpo import gradient_size
 from lab.analysis.answers import groups_in_order
@@ -71,13 +72,14 @@ def look_at_run(name: str, run: str, step: int | None, typed: Json) -> None:
 
 def about_weights(rollouts: Rollouts, weight: torch.Tensor) -> list[str]:
     """Lines about what these weights do to the gradient of recorded tokens."""
-    s = gradient_size(rollouts.log_prob, rollouts.collision)
-    kind, *columns = (frame[rollouts.mask].numpy() for frame in (
-        rollouts.kind, s, rollouts.advantage, rollouts.advantage, weight))
-    return about_gradient(True, kind, *columns, differs_within(weight, rollouts.mask))
+    size = gradient_size(rollouts.log_prob, rollouts.collision)
+    kind, s, advantage, given = (frame[rollouts.mask].numpy() for frame in (
+        rollouts.kind, size, rollouts.advantage, weight))
+    return about_gradient(True, kind, s, advantage, advantage, given,
+                          differs_within(weight, rollouts.mask))
 
 
-def weighed(folder: Path, step: int, s: LabSettings) -> tuple[Rollouts, torch.Tensor, dict]:
+def weighed(folder: Path, step: int, s: LabSettings) -> tuple[Rollouts, torch.Tensor, Json]:
     """The batch of a step, its weights (B, T) as training would have made them, and the metrics."""
     weighting = MITIGATIONS[s.mitigation]
     if inspect.isclass(weighting):
@@ -90,7 +92,7 @@ def weighed(folder: Path, step: int, s: LabSettings) -> tuple[Rollouts, torch.Te
     return rollouts, *rescaled_weight(method, s.mitigation, batch, None, s.rescale)
 
 
-def headline(folder: Path, rollouts: Rollouts, s: LabSettings, metrics: dict) -> str:
+def headline(folder: Path, rollouts: Rollouts, s: LabSettings, metrics: Json) -> str:
     """Step 100 of runs/none-grpo-s0 has 256 answers and 12345 tokens. The weights of ..."""
     flags = s.keywords_of(MITIGATIONS[s.mitigation])
     typed = "".join(f" --{name} {value}" for name, value in flags.items())
@@ -101,7 +103,8 @@ def headline(folder: Path, rollouts: Rollouts, s: LabSettings, metrics: dict) ->
             f"(--rescale {s.rescale}){note}.")
 
 
-def show_answers(rollouts: Rollouts, weight: torch.Tensor, tokenizer, answers: list[int]) -> None:
+def show_answers(rollouts: Rollouts, weight: torch.Tensor, tokenizer: Tokenizer,
+                 answers: list[int]) -> None:
     put(f"\nthe weight of each token: {legend(SHADES) or 'it stands in brackets after the token'}")
     for b in answers:
         length = len(rollouts.texts[b])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import credit_columns, hand_made, refusal
+from conftest import hand_made, refusal
 from lab.engine.errors import PROJECT, UserError, read_json
 from lab.analysis.run_folders import read_columns
 from lab.harness.read_record import credit_steps
@@ -126,24 +126,3 @@ def test_what_is_past_the_checkpoint_is_forgotten(tmp_path):
     forget_after(tmp_path, 2)
     assert credit_steps(tmp_path) == [1, 2]
     assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1}, {"step": 2}]
-
-
-DAMAGES = {
-    "is missing": (lambda columns: columns.pop("entropy"), "no column entropy"),
-    "is shorter": (lambda columns: columns.update(weight=columns["weight"][:-1]),
-                   "column weight has 4 values instead of 5"),
-    "of answers": (lambda columns: columns.update(reward=np.zeros(3, np.float32)),
-                   "column reward has 3 values instead of 2")}
-
-
-@pytest.mark.parametrize("name", DAMAGES)
-def test_a_damaged_credit_file_is_refused_with_its_column(name, tmp_path):
-    damage, said = DAMAGES[name]
-    columns = credit_columns([3, 2], [0, 0])
-    path = credit_path(tmp_path, 1)
-    path.parent.mkdir()
-    np.savez(path, **columns)
-    read_columns(tmp_path, 1)
-    damage(columns)
-    np.savez(path, **columns)
-    assert said in refusal(read_columns, tmp_path, 1)
