@@ -263,7 +263,7 @@ def test_the_file_of_another_step_and_another_tokenizer_are_told(whole, tmp_path
     with np.load(path) as file:
         columns = {**file, "step": np.array([], int)}
     np.savez_compressed(path, **columns)
-    assert "step_000002.npz is damaged: its step is none" in refusal(read_columns, folder, 2)
+    assert "step_000002.npz is damaged: its step is []" in refusal(read_columns, folder, 2)
     with open(folder / "tokenizer.json", "a") as file:
         file.write("\n")
     assert "is not the tokenizer that the run was made with" in refusal(read_tokenizer, folder)
