@@ -13,12 +13,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .formula.adapters import log_probs, z_score
-from .formula.batches import Batch, make_case
-from .formula.calling import Examined, Loss, LossFailed
-from .formula.formula import KNOWN, first_right, left_of
-from .formula.report import worst_of
-from .formula.search import differences
+from lab.formula.adapters import log_probs, z_score
+from lab.formula.batches import Batch, make_case
+from lab.formula.calling import Examined, Loss, LossFailed
+from lab.formula.formula import KNOWN, best_of, left_of
+from lab.formula.report import worst_of
+from lab.formula.search import differences
 
 RIGHT_BOUNDS = (0.2, 0.28)
 
@@ -180,8 +180,8 @@ def check(written: Callable[..., Tensor], right: Callable[..., Tensor]) -> bool:
             except LossFailed:  # neither has a gradient
                 return 0.0
 
-        name = first_right(mistakes, left_over)
-        told = f"Probably wrong: {mistakes[name][1]}" if name else (
+        name, left = best_of(mistakes, left_over)
+        told = f"Probably wrong: {mistakes[name][1]}" if left < KNOWN else (
             "No typical mistake has this gradient. Work out one token by hand, and compare it with "
             "what your function computes for this token.")
         print("\n" + fill(told, 88) + "\n\nMend it, and type the command again.")

@@ -23,10 +23,11 @@ MY_LOSS.py has one function:
     batch.total                   answer tokens of the whole batch, if these rows are a micro-batch
     batch.end_id, batch.pad_id
 
-It prints mistakes first, then what is unusual, then what holds. The exit status is 0 if the loss is
-understood and nothing wrong or unusual was seen, 1 if something was, and 2 if the loss cannot be
-examined or is not understood. With --expect it is 0 if every clause is true and whatever else was
-found is usual, and 1 otherwise. With --same-as it is 0 if both losses have the same gradient.
+It prints the formula first, or what is sure, the nearest formula and a token where it differs. Then
+come mistakes, and what is unusual. The exit status is 0 if the loss is understood and nothing wrong
+or unusual was seen, 1 if something was, and 2 if the loss cannot be examined or is not understood.
+With --expect it is 0 if every clause is true and whatever else was found is usual, and 1 otherwise.
+With --same-as it is 0 if both losses have the same gradient.
 """
 if not __package__:
     raise SystemExit("start it with: python -m lab.formula")
@@ -42,8 +43,12 @@ import torch
 
 from .calling import LossFailed, load_loss
 from .formula import KNOWN
-from .report import FAILED, PASSED, UNKNOWN, clauses_of, judge, worst_of
+from .report import FAILED, PASSED, UNKNOWN, clauses_of, judge, with_z, worst_of
 from .search import differences, find_formula
+from .terms import (CENTRES, CHOICES, COUNTS, FINISHES, LENGTHS, OLDS, RATIOS, REFERENCES, SAMPLERS,
+                    SCALES, SHAPES, TERMS, TOKENS)
+
+EXIT = os._exit  # while a user's loss runs, os._exit is another one, too
 
 
 def main(argv: list[str]) -> int:
@@ -105,12 +110,20 @@ def cannot_examine(flags: argparse.Namespace, why: str) -> int:
 
 def end_of_time(flags: argparse.Namespace) -> None:
     """End this program, although the loss still runs."""
-    os._exit(cannot_examine(flags, f"it did not end within {flags.seconds:g} seconds (--seconds)"))
+    EXIT(cannot_examine(flags, f"it did not end within {flags.seconds:g} seconds (--seconds)"))
 
 
 def parser() -> argparse.ArgumentParser:
     usage = (__doc__ or "").replace("lab.formula", __package__)
+    z_scores = [with_z(("mean", code)) for code in SCALES if code]
+    parts = {"advantage": [*CENTRES, *z_scores], "its end": FINISHES, "equal weight": COUNTS,
+             "divisor": LENGTHS, "tokens": [*TOKENS, *CHOICES, *SHAPES], "ratio": [*RATIOS, *OLDS],
+             "sampler": SAMPLERS, "without reward": TERMS, "its reference": REFERENCES}
+    clauses = "\n".join(textwrap.fill(f"{part}: {', '.join(filter(None, codes))}", 100,
+                                      initial_indent="  ", subsequent_indent="      ")
+                        for part, codes in parts.items())
     made = argparse.ArgumentParser(f"python -m {__package__}", description=usage,
+                                   epilog=f"Clauses, with braces for numbers:\n{clauses}",
                                    formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("FILE", help="a file with a function loss(logits, batch)")
     made.add_argument("--expect", help="all that has to hold, with commas between the clauses, "

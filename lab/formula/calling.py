@@ -5,11 +5,12 @@ casts to shorter floats. Nothing else of this package calls the user's code.
 """
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
 
 import torch
@@ -19,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from .batches import Batch, Case
 
 Loss = Callable[[Tensor, Batch], Tensor]
+CALLS = 512  # a loss that is another one only after more calls than these is not refused
 SHORT = {"float": torch.float32, "bfloat16": torch.bfloat16, "half": torch.float16}
 
 
@@ -57,6 +59,8 @@ class Examined:
     def __init__(self, loss: Loss):
         refuse_arguments(loss)
         self.loss, self.dtype, self.in_float64 = loss, torch.float64, True
+        self.calls = 0
+        self.first: Tensor | None = None  # gradient of the first batch
 
     def choose_dtype(self, case: Case) -> None:
         """Take float64, also where the loss casts to less; or what the loss does not refuse."""
@@ -71,13 +75,22 @@ class Examined:
         raise first_error
 
     def refuse_what_changes(self, case: Case, other: Case) -> None:
-        """Refuse a loss that gives another gradient when another batch came between."""
-        first = self.gradient(case)
+        """Refuse a loss that gives another gradient when other batches came between."""
+        self.first = self.gradient(case) if self.first is None else self.first
         self.gradient(other)
-        if not torch.equal(first, self.gradient(case)):
-            raise LossFailed("the same batch gives another gradient in the second call: it draws "
+        if not torch.equal(self.first, self.gradient(case)):
+            raise LossFailed("the same batch gives another gradient in a later call: it draws "
                              "random numbers, or it remembers earlier calls, as a running mean of "
-                             "the rewards does")
+                             "the rewards does, or the number of its calls")
+
+    def call_until_it_may_change(self, case: Case) -> None:
+        """Call the loss until it was called as often as one that counts its calls may need. What it
+        returns or raises does not matter here."""
+        logits, batch = case.logits.to(self.dtype), case.batch(self.dtype)
+        while self.calls < CALLS:
+            self.calls += 1
+            with suppress(LossFailed), torch.no_grad(), of_the_user():
+                self.loss(logits, batch)
 
     def gradient(self, case: Case) -> Tensor:
         """The gradient (B, L, V) in float64. It is refused if it is not finite."""
@@ -85,10 +98,8 @@ class Examined:
         value = self.value(logits, case.batch(self.dtype))
         if not value.requires_grad:  # everything is detached, so nothing is trained
             return torch.zeros_like(case.logits)
-        try:
+        with of_the_user("of what it returned, backward() raised"):
             value.backward()
-        except Exception as error:
-            raise failed("of what it returned, backward() raised", error) from error
         grad = torch.zeros_like(logits) if logits.grad is None else logits.grad
         if not torch.isfinite(grad).all():
             raise LossNotFinite("its gradient is not finite on a batch with unequal rewards")
@@ -106,6 +117,7 @@ class Examined:
 
     def returned(self, logits: Tensor, batch: Batch) -> object:
         """What the loss returns. What it prints goes to stderr."""
+        self.calls += 1
         usual = torch.get_default_dtype()
         try:
             with warnings.catch_warnings(), of_the_user():
@@ -120,18 +132,22 @@ class Examined:
 
 
 @contextmanager
-def of_the_user() -> Iterator[None]:
+def of_the_user(said: str = "it raised") -> Iterator[None]:
     """Within it the user's code runs: what it prints goes to stderr, and what it raises becomes a
-    LossFailed. It may not leave by sys.exit, which would end this program with any status."""
+    LossFailed. It may not leave by sys.exit or os._exit, which would end this program with any
+    status."""
+    leave, os._exit = os._exit, sys.exit
     try:
         with redirect_stdout(sys.stderr):
             yield
     except LossFailed:
         raise
     except SystemExit:
-        raise LossFailed("it calls sys.exit, which would end this program") from None
+        raise LossFailed("it calls sys.exit or os._exit, which would end this program") from None
     except Exception as error:
-        raise failed("it raised", error) from error
+        raise failed(said, error) from error
+    finally:
+        os._exit = leave
 
 
 def refuse_arguments(loss: Loss) -> None:

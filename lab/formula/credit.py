@@ -1,7 +1,7 @@
 """Which advantage and which counting have these pushes, and with which numbers?
 
 The push of an answer is advantage * weight, so the difference between two batches that differ in
-their rewards alone is A w - A' w'. The advantages of the tables are tried one after the other, each
+their rewards alone is A w - A' w'. The advantages of the table are tried one after the other, each
 with all weights at once. The numbers in them are solved for before: how an advantage shrinks with
 its rewards says its epsilon, and how far it rises beside one that is small says its limit.
 """
@@ -16,21 +16,22 @@ from torch import Tensor
 
 from .batches import (Batch, Case, mirrored, one_is_another, stretched, with_a_dead_group,
                       with_other_reward)
-from .formula import KNOWN, Formula, advantage_of, first_right, tidy, view_of
-from .terms import CENTRES, COUNTS, FINISHES, GROUPS, LENGTHS, SCALES
+from .formula import KNOWN, MUCH_BETTER, Formula, advantage_of, best_of, tidy, view_of, weights
+from .terms import CENTRES, COUNTS, FINISHES, GROUPS, LENGTHS, SCALES, Setting
 
-USUAL = (("mean", "n {}"), ("mean", "n-1 {}"), ("mean", "none"), ("raw", "none"),
-         ("leave one out", "none"))  # baselines and scales that are tried first
+USUAL = (("mean", "over n {e}"), ("mean", "over n-1 {e}"), ("mean", ""), ("raw", ""),
+         ("leave one out", ""))  # baselines and scales that are tried first
+PLAIN = ("token", "answer", "constant {N}")  # countings that are no reason for anything odd
 COMMON = (1e-4, 1e-6, 1e-8)  # epsilons where another division hides how the advantage shrinks
 SIZES = (1.0, 1e-2, 1e-4, 1e-7)  # by which rewards shrink
 
 
 def find_credit(search: Any) -> None:
-    """The advantage and the counting, if those of the tables explain all pushes."""
+    """The advantage and the counting: those that explain all pushes, or most of them."""
     credit = Credit(search)
-    chosen = first_right(credit.advantages(), lambda one: credit.fit(one)[1])
-    if chosen:
-        search.settle("credit", credit.fit(chosen)[0])
+    best, left = best_of(credit.advantages(), lambda one: credit.fit(one)[1], len(USUAL))
+    if best:
+        search.settle("credit", credit.fit(best)[0], left)
 
 
 def rewarded(search: Any) -> list[Case]:
@@ -53,21 +54,25 @@ class Credit:
 
     def __init__(self, search: Any):
         self.search, self.start = search, search.formula
-        self.start = replace(self.start, rows=self.rows_of_micro_batches())
+        size = self.rows_of_micro_batches()
         cases = rewarded(search)
         views = [view_of(case, self.start) for case in cases]
-        lengths = ["", *(length for length in LENGTHS if any(
-            not torch.equal(view.lengths(length), view.lengths("")) for view in views))]
-        self.ways = [(count, length) for count in COUNTS for length in lengths
-                     if self.start.rows > 1 or "{}" not in count]
+        lengths = [length for length in LENGTHS if not length or any(
+            not torch.equal(view.lengths(length), view.lengths("")) for view in views)]
+        self.ways = [(Setting(count, (size,) if "{" in count else ()), length) for length in lengths
+                     for count in COUNTS if size > 1 or "{rows}" not in count]
+        self.ways = [(count._replace(numbers=(1.0,)) if "{N}" in count.code else count, length)
+                     for count, length in self.ways]
+        self.plain = [way for way, (count, length) in enumerate(self.ways)
+                      if count.code in PLAIN and not length]
         self.pairs = []  # of each pair: the two batches, their weights, the numbers
         for case in cases:
             other = with_other_reward(case)
             number = self.measured(case, other)
             if number is not None:
-                size = float(number.norm()) or 1.0
-                sides = [(one.batch(), self.weights(one) / size) for one in (case, other)]
-                self.pairs.append((*sides, number / size))
+                norm = float(number.norm()) or 1.0
+                sides = [(one.batch(), self.weights(one) / norm) for one in (case, other)]
+                self.pairs.append((*sides, number / norm))
         one = search.case(34, 1, 8, equal_lengths=True)
         self.shrunk = self.batches_and_advantages([stretched(one, size) for size in SIZES])
         right, _ = one_is_another(search.case(51, 1, 200, equal_lengths=True))
@@ -76,8 +81,7 @@ class Credit:
     def weights(self, case: Case) -> Tensor:
         """(ways, B) the weights of the answers that have a number."""
         view = view_of(case, self.start)
-        found = [COUNTS[count](view.lengths(length), view.batch, self.start.rows)
-                 for count, length in self.ways]
+        found = [weights(view, count, view.lengths(length)) for count, length in self.ways]
         return torch.stack(found) * view.trained.any(1)
 
     def measured(self, case: Case, other: Case) -> Tensor | None:
@@ -106,8 +110,8 @@ class Credit:
         differs = (number.abs() / number[0].abs() - 1).abs() > KNOWN
         return int(differs.nonzero()[0]) if differs.any() else 1
 
-    def epsilon(self, formula: Formula, name: str) -> float:
-        """The number of this name with which the advantage shrinks with its rewards as measured."""
+    def epsilon(self, formula: Formula, part: str) -> float:
+        """The number of this part with which the advantage shrinks with its rewards as measured."""
         if len(self.shrunk) < 2:
             return 0.0
         (first, of_first), *others = self.shrunk
@@ -116,7 +120,7 @@ class Credit:
         batch, wanted = min(found, key=lambda one: abs(abs(one[1]) - .5))
 
         def shrinks_by(exponent: float) -> float:
-            made = replace(formula, **{name: 10 ** exponent})
+            made = formula.given(**{part: Setting(getattr(formula, part).code, (10 ** exponent,))})
             advantages = [advantage_of(one, made)[row] for one in (batch, first)]
             return float(advantages[0] / advantages[1])
 
@@ -126,7 +130,7 @@ class Credit:
         for _ in range(45):
             middle = (low + high) / 2
             low, high = (middle, high) if shrinks_by(middle) > wanted else (low, middle)
-        return tidy_coarsely(10 ** low)
+        return tidy(10 ** low, 4, 1e-5)
 
     def limit(self, formula: Formula) -> float | None:
         """Where the advantage of one right answer among 200 ends, if it does."""
@@ -134,35 +138,37 @@ class Credit:
             plain = advantage_of(batch, formula)
             seen = float(number[7] / number[0] * plain[0])
             if 0 < seen < .999999 * float(plain[7]):
-                return tidy_coarsely(seen)
+                return tidy(seen, 4, 1e-5)
         return None
 
     def advantages(self) -> Iterator[Formula]:
         """The advantages in the order in which they are tried: the usual ones first."""
-        usual = [replace(self.start, centre=centre, scale=scale) for centre, scale in USUAL]
-        for formula in usual:
-            yield self.with_epsilon(formula)
-        for finish, formula in product([name for name in FINISHES if name], usual):
-            if finish.startswith("limit"):
+        usual = [self.start.given(centre=centre, scale=scale) for centre, scale in USUAL]
+        yield from map(self.with_epsilon, usual)
+        for finish, formula in product([code for code in FINISHES if code], usual):
+            made = formula.given(finish=finish)
+            if finish.startswith(("limit", "only")):
                 formula = self.with_epsilon(formula)
-                limit = self.limit(formula)
+                limit = self.limit(formula) if "{" in finish else 0.0
                 if limit is not None:
-                    yield replace(formula, finish=finish, finish_number=limit)
-            elif "{}" in formula.scale:
-                yield from (replace(formula, finish=finish, epsilon=epsilon) for epsilon in COMMON)
-            elif not (finish.startswith("whitened") and formula.centre == "raw"):
-                formula = replace(formula, finish=finish)
-                yield replace(formula, finish_number=self.epsilon(formula, "finish_number"))
+                    yield formula.given(finish=Setting(finish, (limit,) * ("{" in finish)))
+            elif formula.scale.code:
+                for epsilon in COMMON:
+                    yield made.given(scale=Setting(formula.scale.code, (epsilon,)),
+                                     finish=Setting(finish, (1e-8,)))
+            elif not (finish.startswith("whitened") and formula.centre.code == "raw"):
+                yield made.given(finish=Setting(finish, (self.epsilon(made, "finish"),)))
         for centre, scale, groups in product(CENTRES, SCALES, GROUPS):
-            yield self.with_epsilon(replace(self.start, centre=centre, scale=scale, groups=groups))
+            yield self.with_epsilon(self.start.given(centre=centre, scale=scale, groups=groups))
 
     def with_epsilon(self, formula: Formula) -> Formula:
-        number = self.epsilon(formula, "epsilon") if "{}" in formula.scale else 0.0
-        return replace(formula, epsilon=number)
+        code = formula.scale.code
+        return formula.given(scale=Setting(code, (self.epsilon(formula, "scale"),))
+                             ) if code else formula
 
     def fit(self, formula: Formula) -> tuple[Formula, float]:
         """The advantage with the first counting that leaves nothing over, or the one that leaves
-        least, and the largest share of a pair that is left."""
+        least, and the largest share of a pair that is left; on average, if it is not KNOWN."""
         columns = [advantage_of(first, formula) * of_first
                    - advantage_of(second, formula) * of_second               # (ways, B)
                    for (first, of_first), (second, of_second), _ in self.pairs]
@@ -170,19 +176,16 @@ class Credit:
         along = sum(column @ number for column, number in zip(columns, numbers))
         factor = along / sum(column.square().sum(1) for column in columns).clamp(min=1e-300)
         left = torch.stack([(factor[:, None] * column - number).norm(dim=1)
-                            for column, number in zip(columns, numbers)]).amax(0)
-        left = left.nan_to_num(torch.inf, torch.inf)                         # (ways,)
-        right = (left < KNOWN).nonzero().flatten().tolist()
-        way = right[0] if right else int(left.argmin())
-        count, length = self.ways[way]
-        return replace(formula, count=count, length=length,
-                       factor=tidy(float(factor[way]))), float(left[way])
-
-
-def tidy_coarsely(number: float) -> float:
-    """The number with few digits that is nearest, if it is within a thousandth."""
-    for digits in range(1, 5):
-        short = float(f"{number:.{digits}g}")
-        if abs(short / number - 1) < 1e-5:
-            return short
-    return number
+                            for column, number in zip(columns, numbers)]).nan_to_num(1e9, 1e9)
+        worst, mean = left.amax(0), left.mean(0)                              # (ways,)
+        right = (worst < KNOWN).nonzero().flatten().tolist()
+        way = right[0] if right else int(mean.argmin())
+        plain = min(self.plain, key=mean.__getitem__)
+        if not right and mean[way] > MUCH_BETTER * mean[plain]:
+            way = plain
+        share = float(worst[way]) if right else max(KNOWN, float(mean[way]))
+        (count, length), factor = self.ways[way], tidy(float(factor[way]))
+        if "{N}" in count.code and factor:  # its number is the factor
+            count, factor = Setting(count.code, (abs(1 / factor),)), math.copysign(1.0, factor)
+        return replace(formula, count=count, length=Setting(length), factor=factor,
+                       is_reversed=factor < 0), share

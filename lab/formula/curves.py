@@ -1,13 +1,14 @@
-"""How does the push depend on the ratio of new and old probability, and on that of old and sampler?
+"""How does the push depend on the ratio of new and old probability, on that of old and sampler, and
+on that of reference and new?
 
-The ratios of one answer's tokens are moved at a time, over a grid from e^-4 to e^4, for good
-answers and for bad ones. Where the response stops to be proportional, or constant, or 0, lies a
-bound. Each line of the table is tried with these bounds, on batches in which all ratios differ.
+The ratios of one answer's tokens are moved at a time, for good answers and for bad ones. Where the
+ratio is almost 1 the push is a power of it, and where it stops to be that lies a bound. Each row of
+the table is tried with these bounds, on batches in which all ratios differ.
 """
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import groupby
+from itertools import product
 from typing import Any
 
 import torch
@@ -15,105 +16,74 @@ from torch import Tensor
 
 from .batches import Case, stretched
 from .calling import LossFailed
-from .formula import Formula, first_right, gradient_of, left_by, tidy, view_of
-from .terms import RATIOS, SAMPLERS
+from .formula import KNOWN, Formula, best_of, gradient_of, left_of, tidy, view_of
+from .terms import BOUNDS, RATIOS, SAMPLERS, Setting, slots
 
-FINE = [1 + sign * 1e-5 * 2 ** k for k in range(14) for sign in (1, -1)]
-GRID = sorted({1.0, *FINE, *torch.linspace(-4.0, 4.0, 81).double().exp().tolist()})
-PROBED = 6  # tokens of each answer of Curves.case
-TRIES = 8  # at a time, while a bound is looked for: one for each answer
+FARTHEST, NEAREST = 4.0, 1e-6  # logarithms of ratios that are tried
 # The rewards of four answers in two batches, whose mean is 0. The first two answers are probed: in
 # the first batch the one is good and the other bad, and in the second one neither is.
 REWARDS_OF_FOUR = (1.0, -1.0, 0.0, 0.0), (0.0, 0.0, 1.0, -1.0)
-MOST = 8  # where more bounds are seen, each token has its own, and none is one of the ratio
 
 
 class Curves:
     """The response of a loss to a ratio: its push divided by that at a ratio of 1. `moves` is the
-    field of a case that has the logarithm of the ratio."""
+    field of a case that has the logarithm of the ratio. Of a KL, the push itself."""
 
-    def __init__(self, search: Any, moves: str):
-        self.search, self.moves = search, moves
-        case = search.case(33, 8, 4, equal_lengths=True)
+    def __init__(self, search: Any, moves: str, is_kl: bool = False):
+        self.search, self.moves, self.is_kl = search, moves, is_kl
+        self.case = search.case(33, 8, 4, equal_lengths=True)
         row = torch.arange(32)
         place = (row + row // 4 + row // 8) % 4
-        self.case, self.other = (case.with_reward(torch.tensor(rewards).double()[place])
-                                 for rewards in REWARDS_OF_FOUR)
-        self.still = search.push(self.case, self.other)
-        usable = view_of(case, search.formula).trained & case.mask
-        usable &= self.still.abs() > 1e-7 * self.still.abs().max()
-        self.slots = {sign: [(b, int(usable[b].nonzero()[0])) for b in range(32)
-                             if place[b] == of and usable[b].any()]
-                      for sign, of in ((1, 0), (-1, 1))}
+        self.pair = [self.case.with_reward(torch.tensor(rewards).double()[place])
+                     for rewards in REWARDS_OF_FOUR]
+        usable = view_of(self.case, search.formula).trained & self.case.mask
+        self.still = self.moved(self.case.log_ratio)
+        if not is_kl:
+            usable &= self.still.abs() > 1e-7 * self.still.abs().max()
+        self.slots = [[(b, int(usable[b].nonzero()[0])) for b in range(32)
+                       if place[b] == sign and usable[b].any()] for sign in (0, 1)]
 
-    def curve(self, sign: int, values: list[float]) -> list[float]:
-        """The response of answers of this sign to these ratios."""
-        slots, found = self.slots[sign], []
-        for first in range(0, len(values) if slots else 0, max(1, len(slots))):
-            log_ratio = torch.zeros_like(self.still)
-            part = list(zip(slots, values[first:]))
-            for (b, _), value in part:
-                log_ratio[b] = math.log(value)
-            pair = [replace(case, **{self.moves: log_ratio}) for case in (self.case, self.other)]
-            moved = self.search.push(*pair)
-            found += [float(moved[slot] / self.still[slot]) for slot, _ in part]
-        return found
+    def moved(self, logarithm: Tensor) -> Tensor:
+        """(B, L) the pushes with these ratios."""
+        if self.is_kl:
+            return self.search.push_of_rest(replace(self.case, **{self.moves: logarithm}))
+        return self.search.push(*[replace(case, **{self.moves: logarithm}) for case in self.pair])
 
-    def bounds(self, sign: int, values: list[float]) -> Iterator[float]:
-        """The ratios at which the response changes its form."""
-        for first, last, power in lawful_runs(values):
-            for inside, outside in ((first, first - 1), (last, last + 1)):
-                if 0 <= outside < len(GRID):
-                    yield self.end_of_law(sign, GRID[inside], values[inside], power, GRID[outside])
+    def response(self, sign: int, logarithms: list[float]) -> list[float]:
+        """That of good or of bad answers, of which there are eight, to as many ratios."""
+        moved, logarithm = self.slots[sign][:len(logarithms)], torch.zeros_like(self.still)
+        for (b, _), value in zip(moved, logarithms):
+            logarithm[b] = value
+        push = self.moved(logarithm)
+        return [float(push[slot] if self.is_kl else push[slot] / self.still[slot])
+                for slot in moved]
 
-    def end_of_law(self, sign: int, inside: float, value: float, power: float,
-                   outside: float) -> float:
-        """The ratio between two others at which the response stops to be value * ratio^power."""
-        start = inside
-        for _ in range(14):
-            tries = [inside + (outside - inside) * (k + 1) / (TRIES + 1) for k in range(TRIES)]
-            wanted = [value * (ratio / start) ** power for ratio in tries]
-            holds = [abs(a - b) <= 1e-7 * max(abs(b), 1e-9)
-                     for a, b in zip(self.curve(sign, tries), wanted)]
-            last = holds.index(False) if False in holds else TRIES
-            ends = [inside, *tries, outside]
-            inside, outside = ends[last], ends[last + 1]
-            if abs(outside - inside) < 1e-10 * inside:
-                break
-        return snapped((inside + outside) / 2)
+    def end_of_law(self, sign: int, farthest: float) -> tuple[float, float | None]:
+        """The power of the ratio that the response is where the ratio is almost 1, and the ratio at
+        which it stops to be that; None if it never does. A KL stops where its push is 0."""
+        near, far = math.copysign(.1 if self.is_kl else NEAREST, farthest), farthest
+        [first] = self.response(sign, [near])
+        power = 0.0 if self.is_kl or first <= 0 else round(math.log(first) / near, 6)
+        count = len(self.slots[sign])
+        while abs(far - near) > 1e-11:
+            tries = [near + (far - near) * k / count for k in range(1, count + 1)]
+            values = self.response(sign, tries)
+            holds = [abs(value) > 1e-4 * abs(first) if self.is_kl else abs(
+                value / math.exp(power * one) - 1) < 1e-7 for one, value in zip(tries, values)]
+            if all(holds):
+                return power, None
+            last = holds.index(False)
+            near, far = [near, *tries][last], tries[last]
+        return power, float(f"{snapped(math.exp(far)):.9g}")
 
     def points(self) -> list[float] | None:
-        """All bounds; None if no ratio changes the response."""
-        found, is_flat = set(), True
-        for sign in (1, -1):
-            values = self.curve(sign, GRID)
-            is_flat &= all(abs(value - 1) < 1e-9 for value in values)
-            found.update(float(f"{point:.9g}") for point in self.bounds(sign, values)
-                         if point > 1e-12) if values else None
-        return None if is_flat else sorted(found) if len(found) <= MOST else []
-
-
-def lawful_runs(values: list[float]) -> list[tuple[int, int, float]]:
-    """(first, last, power) of the stretches of the grid where the response is proportional to a
-    power of the ratio: 1, 0, or -1; or where it is 0."""
-    found, first = [], 0
-    for law, intervals in groupby(map(law_between, GRID, GRID[1:], values, values[1:])):
-        last = first + len(list(intervals))
-        if law is not None and last > first + 1:
-            found.append((first, last, 0.0 if math.isinf(law) else law))
-        first = last
-    return found
-
-
-def law_between(ratio: float, next_ratio: float, value: float, next_value: float) -> float | None:
-    """The power between two points of the grid, if it is a whole number; infinite if both values
-    are 0."""
-    if abs(value) < 1e-11 and abs(next_value) < 1e-11:
-        return math.inf
-    if value * next_value <= 0:
-        return None
-    power = math.log(next_value / value) / math.log(next_ratio / ratio)
-    return float(round(power)) if abs(power - round(power)) < 1e-3 else None
+        """The ratios at which the response changes its form; None if no ratio changes it."""
+        signs = [sign for sign in (0, 1) if len(self.slots[sign]) > 1]
+        found = [self.end_of_law(sign, farthest) for sign in signs
+                 for farthest in (-FARTHEST, FARTHEST)]
+        points = {point for _, point in found if point is not None}
+        is_flat = signs and not points and not any(power for power, _ in found)
+        return None if is_flat else sorted(points)
 
 
 def snapped(value: float) -> float:
@@ -121,68 +91,84 @@ def snapped(value: float) -> float:
 
 
 def find_ratio(search: Any) -> None:
-    """The objective and its bounds, if one is right."""
-    changes = changes_of(search, 0.0) if search.knows("credit") else []
-    try:
-        points = Curves(search, "log_ratio").points()
-    except LossFailed:
-        return
-    start = search.formula
-    if points is None:
-        return search.settle("ratio", replace(start, ratio="no ratio"))
-    if changes:
-        fits = (at_its_slope(start, replace(start, ratio=name, bounds=bounds), search.case(33))
-                for name in sorted(RATIOS, key=lambda name: count_of_bounds(RATIOS[name].function))
-                for bounds in bounds_for(name, RATIOS[name].function, points))
-        search.settle("ratio", first_right(fits, lambda formula: left_by(formula, changes)))
+    """The objective and its bounds. A loss without a ratio to the old model may have one to the
+    reference."""
+    search.settle("ratio", search.formula.given(ratio="no ratio"), KNOWN)
+    for old, moves in (("", "log_ratio"), ("reference for old", "log_reference")):
+        try:
+            points = Curves(search, moves).points()
+        except LossFailed:
+            return
+        if points is not None:
+            points = [1 / point for point in points] if old else points  # it is new over reference
+            formula, left = best_of(with_bounds(search.formula.given(old=old), "ratio", points,
+                                                search.case(33)), left_by(changes_of(search, 0.0)))
+            if left < KNOWN or not old:
+                return search.settle("ratio", formula, left)
+    search.formula = replace(search.formula, sure=search.formula.sure | {"ratio"})
 
 
 def find_sampler(search: Any) -> None:
     """The correction for the engine that sampled, if one is right."""
-    changes = changes_of(search, 1.0) if search.knows("credit", "ratio") else []
-    start = search.formula
-    if not changes:
-        return
-    if left_by(start, changes) < 1e-6:
-        return search.settle("sampler", start)
-    points = Curves(search, "log_sampler").points() or []
-    fits = (replace(start, sampler=name, limits=limits) for name in SAMPLERS if name
-            for limits in bounds_for(name, SAMPLERS[name].function, points))
-    search.settle("sampler", first_right(fits, lambda formula: left_by(formula, changes)))
+    start, left = search.formula, left_by(changes_of(search, 1.0))
+    if not search.knows("credit", "ratio") or left(start) < KNOWN:
+        return search.settle("sampler", start, left(start))
+    try:
+        points = Curves(search, "log_sampler").points() or []
+    except LossFailed:
+        points = []
+    fits = [start, start.given(old="sampler for old"), *with_bounds(start, "sampler", points)]
+    search.settle("sampler", *best_of(fits, left))
 
 
 def changes_of(search: Any, sampler: float) -> list[tuple[Case, Case, Tensor]]:
     """Batches in which all ratios differ, with rewards from -1 to 1, so that a raw reward is
     negative, too; none if the loss refuses one of them."""
-    cases = [stretched(search.case(seed).moved(seed, size, sampler=far * sampler), 2, -1)
+    cases = [stretched(search.case(seed).moved(seed, size, size, far * sampler), 2, -1)
              for seed, size, far in ((34, .3, .2), (35, 1.2, 1), (36, .05, 4), (37, 4.0, .6))]
     pairs = [(case, case.with_reward(case.reward.roll(1))) for case in cases]
     found = [(case, other, search.tried(search.change, case, other)) for case, other in pairs]
     return [] if any(gradient is None for _, _, gradient in found) else found
 
 
-def count_of_bounds(line: object) -> int:
-    return line.__code__.co_argcount - 1
+def left_by(changes: list[tuple[Case, Case, Tensor]]) -> Callable[[Formula], float]:
+    """A function that says what share a formula's policy loss leaves over of the change between two
+    cases, of which only the rewards differ: the first that is too large, or else the largest."""
+    def left(formula: Formula) -> float:
+        plain, worst = replace(formula, terms=()), 0.0 if changes else math.inf
+        for case, other, gradient in changes:
+            explained = gradient_of(plain, case) - gradient_of(plain, other)
+            worst = max(worst, left_of(gradient, explained))
+            if worst > KNOWN:
+                break
+        return worst
+    return left
 
 
-def bounds_for(name: str, line: object, points: list[float]) -> list[tuple[float, ...]]:
-    """All choices of a line's bounds among those that were seen, or none."""
-    count = count_of_bounds(line)
-    if name.startswith("summed") or name.endswith("of answer"):
-        points = [snapped(point ** PROBED) for point in points]
-    lows, highs = [*points, -math.inf], [*points, math.inf]
-    if count == 2:
-        return [(low, high) for low in lows for high in highs if low < high and (
-            math.isfinite(low) or math.isfinite(high))]
-    if count == 3:
-        return [(low, high, most) for low in lows for high in highs for most in points
-                if low < high < most or math.isinf(high) and low < most]
-    return [()]
+def with_bounds(start: Formula, part: str, points: list[float], on_policy: Case | None = None
+                ) -> Iterator[Formula]:
+    """The formula with each row of this part, and with all bounds that were seen."""
+    before = gradient_of(start, on_policy) if on_policy else None
+    for code in RATIOS if part == "ratio" else SAMPLERS:
+        for numbers in numbers_for(slots(code), points):
+            formula = start.given(**{part: Setting(code, numbers)})
+            yield at_its_slope(formula, on_policy, before) if on_policy else formula
 
 
-def at_its_slope(start: Formula, formula: Formula, on_policy: Case) -> Formula:
+def numbers_for(names: list[str], points: list[float]) -> Iterator[tuple[float, ...]]:
+    """All choices of a row's bounds among those that were seen, or none of one side."""
+    for chosen in product([*points, None], repeat=len(names)):
+        numbers = [-math.inf if point is None and name.startswith(("least", "inverse_least"))
+                   else math.inf if point is None else BOUNDS[name](point)
+                   for name, point in zip(names, chosen)]
+        edges = [1 - number if "low" in name else 1 + number if "high" in name else number
+                 for name, number in zip(names, numbers) if math.isfinite(number)]
+        if bool(edges) == bool(names) and all(a < b for a, b in zip(edges, edges[1:])):
+            yield tuple(snapped(number) if math.isfinite(number) else number for number in numbers)
+
+
+def at_its_slope(formula: Formula, on_policy: Case, before: Tensor) -> Formula:
     """The formula with a factor that leaves its gradient where the ratio is 1 as it was, since the
     factor was measured there: an objective that is clamped below 1 has another slope than 1."""
-    before = gradient_of(start, on_policy)
     slope = float((gradient_of(formula, on_policy) * before).sum() / before.square().sum())
     return replace(formula, factor=tidy(formula.factor / slope)) if slope else formula

@@ -1,4 +1,4 @@
-"""The one loss whose settings are the tables: `ours(logits, batch, formula)`.
+"""The one loss whose settings are the rows of the table: `ours(logits, batch, formula)`.
 
 It is written as a user's loss is, from the logits and the batch, so its gradient comes from
 autograd and needs no theory. A formula that was found is believed only where this function has the
@@ -14,58 +14,63 @@ import torch
 from torch import Tensor
 
 from .batches import Batch, Case, Lens
-from .terms import (ANSWER, CENTRES, CHOICES, COUNTS, FINISHES, GROUPS, LENGTHS, PLACES, RATIOS,
-                     REFERENCES, SAMPLERS, SCALES, SHAPES, TERMS, kinds)
+from .terms import (CENTRES, CHOICES, COUNTS, FINISHES, GROUPS, LENGTHS, OLDS, OWN, PLACES,
+                    RATIOS, REFERENCES, SAMPLERS, SCALES, SHAPES, TERMS, TOKENS, Setting)
 
 KNOWN = 1e-6  # a formula that leaves less of a gradient over is right, relative to its norm
+MUCH_BETTER = 1 / 3  # of what plain settings leave over, an odd one may leave at most this
 Candidate = TypeVar("Candidate")
 
 
 @dataclass(frozen=True)
 class Term:
-    """A KL term or an entropy bonus: what it is, how its tokens count, where it stands, and how
-    many times it is taken."""
-    kind: str
-    count: str
+    """A KL term or an entropy bonus: what it is and how many times it is taken, how its tokens
+    count, and where it stands."""
+    setting: Setting
+    count: Setting
     place: str
-    factor: float
     reference: str = ""
-    counts_own: bool = False   # its own tokens are the length, and not those of the answer
+    length: str = ""           # of LENGTHS, or OWN: its own tokens are counted
 
     @property
-    def is_entropy(self) -> bool:
-        return self.kind == "entropy"
+    def name(self) -> str:
+        return "entropy" if self.setting.code.startswith("entropy") else "kl"
+
+    def times(self, factor: float) -> "Term":
+        return replace(self, setting=Setting(self.setting.code,
+                                             (factor, *self.setting.numbers[1:])))
 
 
 @dataclass(frozen=True)
 class Formula:
-    """The settings of `ours`: names of lines of the tables, and their numbers."""
+    """The settings of `ours`: rows of the table, with their numbers."""
     lens: Lens = Lens()
-    kinds: frozenset[str] = ANSWER    # kinds of tokens that are trained
-    choice: str = ""                  # of these, only where CHOICES says so
-    share: float = 0.0                # the number of the choice
-    groups: str = ""
-    centre: str = "mean"
-    scale: str = "none"
-    epsilon: float = 0.0
-    finish: str = ""
-    finish_number: float = 1e-8
-    count: str = "token"
-    rows: int = 1                     # of a micro-batch, if the counting has one
-    length: str = ""
+    odd: frozenset[str] = frozenset()  # kinds of TOKENS that are trained or not as they should not
+    choice: Setting = Setting("")      # of those that are trained, only where CHOICES says so
+    groups: Setting = Setting("")
+    centre: Setting = Setting("mean")
+    scale: Setting = Setting("")
+    finish: Setting = Setting("")
+    count: Setting = Setting("token")
+    length: Setting = Setting("")
     factor: float = 1.0
-    shape: str = ""
+    is_reversed: bool = False          # good answers are made less probable
+    shape: Setting = Setting("")
     is_detached: bool = True
-    late: int = 0                     # old log-probs are taken from so many places before
-    ratio: str = "no ratio"
-    bounds: tuple[float, ...] = ()
-    sampler: str = ""
-    limits: tuple[float, ...] = ()    # the bounds of the sampler's correction
+    late: int = 0                      # old log-probs are taken from so many places before
+    old: Setting = Setting("")
+    ratio: Setting = Setting("no ratio")
+    sampler: Setting = Setting("")
     terms: tuple[Term, ...] = ()
     sure: frozenset[str] = field(default_factory=frozenset)  # questions that have an exact answer
 
+    def given(self, **changed: object) -> "Formula":
+        """The formula with other settings: a code, or a code and its numbers."""
+        return replace(self, **{name: Setting(value) if isinstance(value, str) else value
+                                for name, value in changed.items()})
 
-class View(SimpleNamespace):
+
+class View:
     """What a loss sees through its lens, per token (B, L), and which tokens a formula trains."""
 
     def __init__(self, logits: Tensor, batch: Batch, formula: Formula):
@@ -75,17 +80,28 @@ class View(SimpleNamespace):
         log_q = lens.distribution(logits)
         self.entropy = -(log_q.exp() * log_q).sum(-1)
         self.readable = lens.to_tokens(torch.ones(batch.ids.shape)) > 0
+        self.see_places(batch)
+        self.trained = torch.zeros_like(self.inside)
+        for code, row in TOKENS.items():
+            if code.startswith("no ") != (code in formula.odd):
+                self.trained = self.trained | row.function(self)
+        choice = formula.choice
+        self.trained = self.trained & CHOICES[choice.code].function(self, *choice.numbers)
+
+    def see_places(self, batch: Batch) -> None:
+        """The words of which TOKENS are made."""
         self.place = torch.arange(batch.ids.shape[1])[None]
-        self.trained = torch.zeros_like(batch.ids, dtype=torch.bool)
-        for kind, where in kinds(self).items():
-            if kind in formula.kinds:
-                self.trained = self.trained | where
-        if formula.choice:
-            self.trained = self.trained & CHOICES[formula.choice](self, formula.share)
+        self.inside = batch.mask > 0
+        self.start = batch.prompt_length[:, None]
+        self.last = torch.where(self.inside, self.place, 0).amax(1, keepdim=True)
+        self.has_end = batch.ids.gather(1, self.last) == batch.end_id
+        self.span = (self.place >= self.start) & (self.place <= self.last)
+        self.gap = self.span & ~self.inside
+        self.after, self.before = self.inside.roll(1, 1), self.inside.roll(-1, 1)
 
     def lengths(self, length: str) -> Tensor:
         """(B,) how many tokens of each row are counted."""
-        return LENGTHS[length](self).sum(1).to(self.logits.dtype)
+        return LENGTHS[length].function(self).to(self.logits.dtype)
 
 
 def view_of(case: Case, formula: Formula) -> View:
@@ -97,10 +113,11 @@ def ours(logits: Tensor, batch: Batch, formula: Formula) -> Tensor:
     view = View(logits, batch, formula)
     total = -policy(view, formula)
     for term in formula.terms:
+        factor, *numbers = term.setting.numbers
         d = REFERENCES[term.reference](batch) - view.log_prob
         ratio = (view.log_prob - batch.old_log_prob).exp()
-        value = TERMS[term.kind](d, ratio, view.entropy)
-        total = total + (weight_of(view, term, formula) * value).sum()
+        value = TERMS[term.setting.code].function(d, ratio, view.entropy, *numbers)
+        total = total + factor * (weight_of(view, term) * value).sum()
     return total
 
 
@@ -117,87 +134,86 @@ def left_of(wanted: Tensor, explained: Tensor) -> float:
     return math.inf if math.isnan(share) else share
 
 
-def left_by(formula: Formula, changes: list[tuple[Case, Case, Tensor]]) -> float:
-    """The largest share that the policy loss of the formula leaves over of the change between two
-    cases, of which only the rewards differ; or the first one that is too large."""
-    plain, worst = replace(formula, terms=()), 0.0
-    for case, other, gradient in changes:
-        explained = gradient_of(plain, case) - gradient_of(plain, other)
-        worst = max(worst, left_of(gradient, explained))
-        if worst > KNOWN:
-            break
-    return worst
-
-
 def policy(view: View, formula: Formula) -> Tensor:
     """The sum over tokens of weight * shape * sampler * objective."""
     if not formula.factor:
         return (view.logits * 0).sum()
-    batch = view.batch
-    n = view.lengths(formula.length)
-    weight = (formula.factor * COUNTS[formula.count](n, batch, formula.rows))[:, None]
-    x = seen_by_ratio(view, formula, advantage_of(batch, formula)[:, None])
-    objective = RATIOS[formula.ratio](x, *formula.bounds) * SAMPLERS[formula.sampler](
-        x, *formula.limits)
-    shape = SHAPES[formula.shape](view)
+    weight = formula.factor * weights(view, formula.count, view.lengths(formula.length.code))
+    x = seen_by_ratio(view, formula, advantage_of(view.batch, formula)[:, None])
+    objective = RATIOS[formula.ratio.code].function(x, *formula.ratio.numbers)
+    correction = SAMPLERS[formula.sampler.code].function(x, *formula.sampler.numbers)
+    shape = SHAPES[formula.shape.code].function(view)
     shape = shape.detach() if formula.is_detached else shape
     # where nothing is trained stands 0, and not 0 times what may be infinite there
-    return torch.where(view.trained, weight * shape * objective, 0.0).sum()
+    return torch.where(view.trained, weight[:, None] * shape * correction * objective, 0.0).sum()
+
+
+def weights(view: View, count: Setting, n: Tensor) -> Tensor:
+    """(B,) the weight of a token of each answer."""
+    return COUNTS[count.code].function(n, view.batch, *(count.numbers or (1.0,)))
 
 
 def advantage_of(batch: Batch, formula: Formula) -> Tensor:
     """(B,) the advantage. Where it is 0 / 0 stands 0."""
     reward, n = batch.reward, (batch.mask > 0).sum(1).to(batch.reward.dtype)
-    label, copies = GROUPS[formula.groups](batch)
+    label, copies = GROUPS[formula.groups.code].function(batch)
     row = torch.arange(len(reward))
     row = row if copies is None else row.repeat_interleave(copies)
     r, label = reward[row], label[row]
-    centred = r - CENTRES[formula.centre](r, label, n[row])
-    value = (centred / SCALES[formula.scale](r, label, formula.epsilon)).nan_to_num(0.0)
-    value = torch.empty_like(reward).index_copy(0, row, value)
-    return FINISHES[formula.finish](value, n, formula.finish_number).nan_to_num(0.0)
+    centred = r - CENTRES[formula.centre.code].function(r, label, n[row])
+    scale, finish = formula.scale, formula.finish
+    scaled = centred / SCALES[scale.code].function(r, label, *(scale.numbers or (0.0,)))
+    value = torch.empty_like(reward).index_copy(0, row, scaled.nan_to_num(0.0))
+    return FINISHES[finish.code].function(value, n, *(finish.numbers or (0.0,))).nan_to_num(0.0)
 
 
 def seen_by_ratio(view: View, formula: Formula, advantage: Tensor) -> SimpleNamespace:
     """The names that RATIOS and SAMPLERS use."""
-    batch, inside = view.batch, view.batch.mask > 0
-    old = batch.old_log_prob.roll(formula.late, 1)
-    d = view.log_prob - (batch.sampler_log_prob if formula.sampler == "sampler for old" else old)
+    batch, inside = view.batch, view.inside
+    d = view.log_prob - OLDS[formula.old.code].function(batch).roll(formula.late, 1)
     n = inside.sum(1, keepdim=True).to(d.dtype)
 
     def mean_of(value: Tensor) -> Tensor:
         return torch.where(inside, value, 0.0).sum(1, keepdim=True) / n
 
-    w = old - batch.sampler_log_prob
+    w = batch.old_log_prob.roll(formula.late, 1) - batch.sampler_log_prob
     return SimpleNamespace(d=d, mean=mean_of(d), sum=n * mean_of(d), n=n, mean_of=mean_of,
                            log_p=view.log_prob, A=advantage, w=w.exp(), w_mean=mean_of(w).exp(),
                            w_sum=(n * mean_of(w)).exp())
 
 
-def weight_of(view: View, term: Term, formula: Formula) -> Tensor:
+def weight_of(view: View, term: Term) -> Tensor:
     """(B, L) the weight of each token in a KL term or an entropy bonus."""
-    where = PLACES[term.place](view).expand(view.log_prob.shape)
-    n = where.sum(1).to(view.logits.dtype) if term.counts_own else view.lengths("")
-    weight = COUNTS[term.count](n, view.batch, formula.rows)
-    return term.factor * weight[:, None] * where
+    where = PLACES[term.place].function(view).expand(view.log_prob.shape)
+    n = where.sum(1).to(view.logits.dtype) if term.length == OWN else view.lengths(term.length)
+    return weights(view, term.count, n)[:, None] * where
 
 
-def first_right(candidates: Iterable[Candidate], left_over: Callable[[Candidate], float]
-                ) -> Candidate | None:
-    """The first candidate that leaves less than KNOWN over; None if there is none."""
-    for candidate in candidates:
-        if left_over(candidate) < KNOWN:
-            return candidate
-    return None
+def best_of(candidates: Iterable[Candidate], left_over: Callable[[Candidate], float],
+            plain: int = 0) -> tuple[Candidate | None, float]:
+    """The first candidate that leaves less than KNOWN over, or that which leaves least, and what it
+    leaves; None if each leaves infinitely much. Where none is right, one that is not among the
+    first, `plain` ones has to be much better than these, because whoever reads its name takes it
+    for the reason."""
+    best, least = None, math.inf
+    plainest = best, least
+    for number, candidate in enumerate(candidates, 1):
+        left = left_over(candidate)
+        if left < least:
+            best, least = candidate, left
+        if least < KNOWN:
+            return best, least
+        if number == plain:
+            plainest = best, least
+    return plainest if least > MUCH_BETTER * plainest[1] else (best, least)
 
 
-def tidy(factor: float) -> float:
+def tidy(number: float, digits: int = 6, within: float = 3e-7) -> float:
     """The number, or one with few digits, or the inverse of one, that is as good as equal to it."""
-    for digits in range(1, 7 if factor else 0):
-        short = float(f"{factor:.{digits}g}")
-        if abs(short / factor - 1) < 3e-7:
-            return short
-        inverse = 1 / float(f"{1 / factor:.{digits}g}")
-        if abs(inverse / factor - 1) < 3e-7:
-            return inverse
-    return factor
+    for count in range(1, digits + 1 if number else 0):
+        short = float(f"{number:.{count}g}")
+        inverse = 1 / float(f"{1 / number:.{count}g}")
+        for near in (short, inverse):
+            if abs(near / number - 1) < within:
+                return near
+    return number

@@ -17,13 +17,16 @@ that differ in their rewards alone has no KL term and no entropy in it. Of it is
     sampler      and as the engine that sampled differs from the old model
     terms        what stays without the reward: a KL, an entropy
 
-Each question is a list of candidates, and the first that leaves less than a millionth over is
-taken. What was found is believed only if it gives the gradient of batches that had no part in
-choosing it, to a millionth of its size.
+Each question is a list of candidates. The first that leaves less than a millionth over is sure, and
+where none does, that which leaves least is part of the nearest formula. What was found is believed
+only if it gives the gradient of batches that had no part in choosing it, to a millionth of its
+size.
 """
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -32,27 +35,36 @@ from .batches import (Case, Lens, make_case, one_is_another, stretched,
                       with_a_dead_group, with_other_reward)
 from .calling import Examined, Loss, LossFailed, LossNotFinite
 from .credit import find_credit
+from .curves import Curves, find_ratio, find_sampler, numbers_for
+from .formula import (KNOWN, Formula, Term, advantage_of, best_of, gradient_of, left_of, tidy,
+                      view_of, weight_of)
 from .invariances import INVARIANCES, case_to_change
-from .formula import KNOWN, Formula, Term, first_right, gradient_of, left_of, tidy, view_of
-from .curves import find_ratio, find_sampler
-from .terms import CHOICES, COUNTS, OF_TURNS, PLACES, REFERENCES, SHAPES, TERMS, kinds
+from .terms import (COUNTS, OF_TURNS, OWN, PLACES, REFERENCES, SHAPES, TERMS, TOKENS, Setting,
+                    slots)
 
 ROUNDING = 1e-9  # a gradient that is smaller may be rounding, and counts as none
 SHIFTS = (1, 0, 2, -1)
+ORDINARY = "ordinary batches"
+NEAR = .3  # a formula is near if it leaves less than this of the gradients of these batches:
+NEAR_ON = (ORDINARY, "answers of up to 60 tokens", "answers of up to 200 tokens",
+           "a group of 200 answers", "ratios")
 DEAD, UNEQUAL, TURNS = ("groups with equal rewards", "groups of unequal size",
                         "replies of an environment")
 MAY_BE_REFUSED = (UNEQUAL, TURNS)
+NEEDED = {"credit": {"shape"}, "ratio": {"credit"}, "sampler": {"credit", "ratio"}}
 
 
 @dataclass
 class Found:
-    """A formula, and what is known of it."""
+    """A formula, and what is known of it. Where it is not understood, it is the nearest one."""
     formula: Formula = Formula()
     is_zero: bool = False
     has_reward: bool = True            # whether a push depends on the reward
     dead_is_nan: bool = False          # groups with equal rewards give 0 / 0
     unexplained: float = 1.0           # the largest share of the gradient of a new batch
     differs: dict[str, float] = field(default_factory=dict)  # by kind of batch, where it is not so
+    is_near: bool = False              # where it is not understood: most of it is explained
+    token: str = ""                    # where the nearest formula differs
     refused: list[str] = field(default_factory=list)    # kinds of batches that the loss refuses
     asks_turns: bool = True            # False where what a loss does with replies has no name
     changed: list[str] = field(default_factory=list)    # names of INVARIANCES that do not hold
@@ -78,6 +90,8 @@ def differences(loss: Loss, other: Loss) -> dict[str, float]:
     part = replace(make_case(60).moved(61, .3, .3), whole=200.0)
     found = [(name, [search.tried(search.gradient, case) for search in searches])
              for name, case in [*searches[0].new_batches(), ("a part of a larger batch", part)]]
+    for search in searches:
+        search.refuse_what_changes()
     largest = max([float(one.norm()) for _, pair in found for one in pair if one is not None],
                   default=0.0)
     if not largest:
@@ -150,12 +164,17 @@ class Search:
     def knows(self, *questions: str) -> bool:
         return set(questions) <= self.formula.sure
 
-    def settle(self, question: str, formula: Formula | None) -> None:
+    def settle(self, question: str, formula: Formula | None, left: float) -> None:
+        """Take the best formula. The answer is sure if nothing is left over, and if the questions
+        before it have sure answers."""
         if formula is not None:
-            self.formula = replace(formula, sure=self.formula.sure | {question})
+            is_sure = left < KNOWN and self.knows(*NEEDED.get(question, ()))
+            self.formula = replace(formula, sure=self.formula.sure | {question} if is_sure
+                                   else self.formula.sure)
 
     def look(self) -> None:
-        base = self.prepare()
+        self.prepare()
+        base = make_case(1)
         cases = base, base.moved(5, .1, .3), base.with_reward((base.reward > .5).double())
         if all(self.gradient(case).abs().max() < ROUNDING for case in cases):
             self.found.is_zero = True
@@ -164,8 +183,7 @@ class Search:
         self.found.has_reward = bool(self.support(self.case(3)).any())
         if self.found.has_reward:
             self.find_shape()
-            if self.knows("shape"):
-                find_credit(self)
+            find_credit(self)
             find_ratio(self)
             find_sampler(self)
         else:
@@ -173,14 +191,18 @@ class Search:
         self.find_terms()
         self.prove()
         self.ask_invariances()
+        self.examined.call_until_it_may_change(make_case(1, 2, 2))
+        self.refuse_what_changes()
         self.found.formula, self.found.asks_turns = self.formula, self.asks_turns
 
-    def prepare(self) -> Case:
+    def prepare(self) -> None:
         """Choose how the loss is called, and refuse what is none."""
-        base = make_case(1)
-        self.examined.choose_dtype(base)
-        self.examined.refuse_what_changes(base, make_case(2))
-        return base
+        self.examined.choose_dtype(make_case(1))
+        self.refuse_what_changes()
+
+    def refuse_what_changes(self) -> None:
+        """Refuse a loss that has become another one since it was called with this batch."""
+        self.examined.refuse_what_changes(make_case(1).moved(5, .8, .8, .8), make_case(2))
 
     def find_lens(self, case: Case) -> None:
         change = self.change(case, with_other_reward(case))
@@ -188,9 +210,9 @@ class Search:
             change = self.gradient(case)
         lenses = (Lens(temperature, shift) for shift in SHIFTS
                   for temperature in (1.0, temperature_of(change, case, shift)))
-        lens = first_right(lenses, lambda lens: pushes(change, case, lens)[1])
-        if lens:
-            self.settle("lens", replace(self.formula, lens=lens))
+        lens, left = best_of(lenses, lambda lens: pushes(change, case, lens)[1])
+        if left < KNOWN:
+            self.settle("lens", replace(self.formula, lens=lens), left)
 
     def support(self, case: Case) -> Tensor:
         """(B, L) where a push depends on the reward, whichever the rewards are."""
@@ -217,92 +239,124 @@ class Search:
 
     def choose_tokens(self, cases: list[Case], supports: list[Tensor]) -> bool:
         views = [view_of(case, self.formula) for case in cases]
-        present = {kind for view, has in zip(views, supports)
-                   for kind, where in kinds(view).items() if (where & has).any()}
-        if not self.asks_turns:
-            present |= OF_TURNS
-        self.formula = replace(self.formula, kinds=frozenset(present), choice="")
-        inside = view_of(cases[0], self.formula).trained
-        share = float((supports[0] & inside).sum() / inside.sum().clamp(min=1))
-        choices = [replace(self.formula, choice=choice, share=float(f"{share:.{digits}g}"))
-                   for choice in CHOICES for digits in ((1, 2, 3) if "{}" in choice else (1,))]
+        odd = {code for code, row in TOKENS.items() if code.startswith("no ") != any(
+            (row.function(view) & has).any() for view, has in zip(views, supports))}
+        odd = frozenset(odd if self.asks_turns else odd - OF_TURNS)
+        plain = replace(self.formula, odd=odd, choice=Setting(""))
+        inside = [view_of(case, plain).trained for case in cases]
+        share = float((supports[0] & inside[0]).sum() / inside[0].sum().clamp(min=1))
+        choices = [plain, replace(plain, odd=odd - {"no cut"}, choice=Setting("no unfinished"))]
+        choices += [plain.given(choice=Setting("highest entropy {share} of batch",
+                                               (float(f"{share:.{digits}g}"),)))
+                    for digits in (1, 2, 3)]
 
         def wrongly_kept(formula: Formula) -> float:
             """The number of tokens that are trained without a push, or have one untrained."""
-            return float(sum((view_of(case, formula).trained != has & view_of(
-                case, self.formula).trained).sum() for case, has in zip(cases, supports)))
+            return float(sum((view_of(case, formula).trained != has & where).sum()
+                             for case, has, where in zip(cases, supports, inside)))
 
-        chosen = first_right(choices, wrongly_kept)
-        self.settle("tokens", chosen)
-        return chosen is not None
+        chosen, left = best_of(choices, wrongly_kept)
+        self.settle("tokens", chosen, left)
+        return left < KNOWN
 
     def find_shape(self) -> None:
         """How the tokens of an answer differ; or, where none of the known shapes is right, whether
         the old log-probs are those of a neighbouring token."""
-        for late in (0, 1, -1):
+        for late in (0, 1, -1, 0):
             self.formula = replace(self.formula, late=late)
             self.find_tokens()
             case = self.case(21)
             push = self.push(case, with_other_reward(case))
-            shapes = [replace(self.formula, shape=shape, is_detached=is_detached)
+            shapes = [self.formula.given(shape=shape, is_detached=is_detached)
                       for shape in SHAPES for is_detached in (True, False) if shape or is_detached]
-            shape = first_right(shapes[:1] if late else shapes, lambda formula: unevenness(
-                push / self.unit(formula, case), view_of(case, formula).trained))
-            if shape:
-                return self.settle("shape", shape)
-        self.formula = replace(self.formula, late=0)
-        self.find_tokens()
+            shape, left = best_of(shapes[:1] if late else shapes, lambda formula: unevenness(
+                push / self.unit(formula, case), view_of(case, formula).trained), plain=1)
+            if left < KNOWN:
+                break
+        self.settle("shape", shape, left)
 
     def unit(self, formula: Formula, case: Case) -> Tensor:
         """(B, L) the push of each token if all advantages and weights were 1."""
-        plain = replace(formula, centre="raw", scale="none", groups="", finish="", count="sum",
-                        factor=1.0)
+        plain = formula.given(centre="raw", scale="", groups="", finish="", count="sum", factor=1.0)
         ones = case.with_reward(torch.ones_like(case.reward))
         return pushes(gradient_of(plain, ones), ones, formula.lens)[0]
 
     def find_terms(self) -> None:
         """An entropy bonus, and KL terms: their estimators, references, counts and places."""
-        kls = [kind for kind in TERMS if kind != "entropy"]
-        counts = sorted(COUNTS, key=lambda count: count != self.formula.count)
-        is_part = self.formula.kinds != Formula.kinds or self.formula.choice
-        for names, ratio, far, sampler in ((["entropy"], 0.0, 0.0, 0.0), (kls, .3, 4.0, .6)):
+        for is_kl, ratio, far, sampler in ((False, 0.0, 0.0, 0.0), (True, .3, 4.0, .6)):
             cases = [self.case(71).moved(71, ratio, far, sampler),
                      self.case(72, 3, 3, longest=6, spare=3).moved(72, ratio, far, sampler)]
             cases += [self.case(73, has_turns=True).moved(73, ratio, far, sampler)
                       ] * self.asks_turns
-            rests = [self.without_policy(case) for case in cases]
+            rests = [self.tried(self.without_policy, case) for case in cases]
             if any(rest is None or rest.norm() < ROUNDING for rest in rests):
                 continue
-            terms = (Term(kind, count, place, 1.0, reference, own)
-                     for reference in (REFERENCES if names is kls else [""])
-                     for count in counts for place in PLACES for kind in names
-                     for own in ((False, True) if is_part else (False,)))
 
-            def fit(term: Term) -> tuple[float, float]:
-                """The factor of the term, and what it leaves over."""
-                alone, factor, left = replace(self.formula, factor=0.0, terms=(term,)), 0.0, 0.0
-                for case, rest in zip(cases, rests):
-                    unit = gradient_of(alone, case).nan_to_num(0.0)
-                    factor = factor or float((unit * rest).sum() / unit.square().sum())
-                    left = max(left, left_of(rest, factor * unit))
-                    if left > KNOWN:
-                        break
-                return factor, left
-
-            term = first_right(terms, lambda term: fit(term)[1])
-            if term:
-                term = replace(term, factor=tidy(fit(term)[0]))
+            term, factor, left = self.best_term(self.terms(is_kl), cases, rests)
+            if left < KNOWN:
+                term = term.times(tidy(factor))
                 self.formula = replace(self.formula, terms=(*self.formula.terms, term))
 
-    def without_policy(self, case: Case) -> Tensor | None:
+    def best_term(self, terms: Iterable[Term], cases: list[Case], rests: list[Tensor]
+                  ) -> tuple[Term, float, float]:
+        """The term that leaves least of what is left, its factor, and the share. The gradient of a
+        term is that of its value at all places, times the weights of the places."""
+        nothing, lens = replace(self.formula, factor=0.0, terms=()), self.formula.lens
+        views = [view_of(case, self.formula) for case in cases]
+
+        @cache
+        def value(number: int, setting: Setting, reference: str) -> Tensor:
+            everywhere = Term(setting, Setting("sum"), "all", reference)
+            return gradient_of(replace(nothing, terms=(everywhere,)), cases[number]).nan_to_num(0.0)
+
+        @cache
+        def weight(number: int, count: Setting, place: str, length: str) -> Tensor:
+            term = Term(Setting(""), count, place, "", length)
+            return lens.to_places(weight_of(views[number], term))[..., None]
+
+        def fit(term: Term) -> tuple[float, float]:
+            factor, left = 0.0, 0.0
+            for number, rest in enumerate(rests):
+                unit = value(number, term.setting, term.reference) * weight(
+                    number, term.count, term.place, term.length)
+                factor = factor or float((unit * rest).sum() / unit.square().sum())
+                left = max(left, left_of(rest, factor * unit))
+                if left > KNOWN:
+                    break
+            return factor, left
+
+        term, left = best_of(terms, lambda term: fit(term)[1])
+        return term, fit(term)[0] if term else 0.0, left
+
+    def terms(self, is_kl: bool) -> Iterator[Term]:
+        """All KL terms or entropies with a factor of 1. The bound of a KL is looked for last."""
+        codes = [code for code in TERMS if code.startswith("kl") == is_kl]
+        counts = [Setting(code, (1.0,) * ("{" in code)) for code in COUNTS if "{rows}" not in code]
+        counts.sort(key=lambda count: count.code != self.formula.count.code)
+        is_part = self.formula.odd or self.formula.choice.code
+        lengths = ["", OWN] if is_part else [""]
+        for has_bound in (False, True) if is_kl else (False,):
+            points = (Curves(self, "log_reference", is_kl=True).points() or []) if has_bound else []
+            settings = [Setting(code, (1.0, *numbers)) for code in codes
+                        for numbers in numbers_for(slots(code)[1:], points)
+                        if len(numbers) == has_bound]
+            for reference, count, place, setting in product(
+                    REFERENCES if is_kl and not has_bound else [""], counts, PLACES, settings):
+                more = [" (with prompt)"] if place == "prompt and answer" else []
+                yield from (Term(setting, count, place, reference, length)
+                            for length in lengths + more)
+
+    def without_policy(self, case: Case) -> Tensor:
         """The gradient without what is explained already. If no policy loss was found, it is the
         gradient that equal rewards leave."""
         formula = self.formula
         if self.found.has_reward and not self.knows("credit"):
             case = case.with_reward(torch.zeros_like(case.reward))
             formula = replace(formula, factor=0.0)
-        whole = self.tried(self.gradient, case)
-        return None if whole is None else whole - gradient_of(formula, case)
+        return self.gradient(case) - gradient_of(formula, case)
+
+    def push_of_rest(self, case: Case) -> Tensor:
+        return pushes(self.without_policy(case), case, self.formula.lens)[0]
 
     def prove(self) -> None:
         """Compare the whole formula with the gradient of batches that chose nothing."""
@@ -313,12 +367,29 @@ class Search:
                 self.found.refused.append(name)
                 self.found.dead_is_nan |= name == DEAD and isinstance(self.why, LossNotFinite)
                 continue
-            share = left_of(wanted, gradient_of(self.formula, case))
+            explained = gradient_of(self.formula, case)
+            share = left_of(wanted, explained)
             if share >= KNOWN:
                 self.found.differs[name] = max(share, self.found.differs.get(name, 0.0))
+                self.found.token = self.found.token or self.token_that_differs(
+                    name, case, wanted, explained)
             if name not in MAY_BE_REFUSED:  # these have a name of their own
                 worst = max(worst, share)
         self.found.unexplained = worst
+        self.found.is_near = all(self.found.differs.get(name, 0.0) < NEAR for name in NEAR_ON)
+
+    def token_that_differs(self, name: str, case: Case, wanted: Tensor, explained: Tensor) -> str:
+        """The token whose push differs most from that of the formula, in words."""
+        lens, batch = self.formula.lens, case.batch()
+        theirs, nearest = (pushes(gradient, case, lens)[0] for gradient in (wanted, explained))
+        row, place = divmod(int((theirs - nearest).abs().argmax()), theirs.shape[1])
+        number = place - int(case.prompt_length[row]) + 1
+        ratio = (lens.log_probs(case.logits, case.ids) - batch.old_log_prob)[row, place].exp()
+        where = (f"token {number} of answer {row + 1}" if case.mask[row, place] else
+                 "a token of the prompt" if number < 1 else "a token outside the mask")
+        return (f"{name}: {where} (reward {case.reward[row]:.3g}, ratio {ratio:.3g}, advantage "
+                f"{advantage_of(batch, self.formula)[row]:.3g} by the formula) is pushed by "
+                f"{theirs[row, place]:+.3g}, and by {nearest[row, place] + 0:+.3g} in the formula")
 
     def ask_invariances(self) -> None:
         """Changes of a batch that leave a right loss as it is. One that the formula explains is
@@ -336,7 +407,7 @@ class Search:
     def new_batches(self) -> list[tuple[str, Case]]:
         turns = [self.case(55, has_turns=True), self.case(56, 3, 5, has_turns=True)]
         found = {
-            "ordinary batches": [self.case(41), self.case(42, 3)],
+            ORDINARY: [self.case(41), self.case(42, 3)],
             "rows with more padding": [self.case(48, 3, spare=4)],
             "rows without padding": [self.case(49, prompts=(3, 3), spare=0)],
             "six groups": [self.case(50, 6)],

@@ -1,50 +1,72 @@
-"""The design space of GRPO, as tables. A new idea of a paper is one line here.
+"""The design space of GRPO, as one table. A new idea of a paper is one line here.
 
-A line is a name and a function. Two texts may stand beside it: what is wrong with it, if it is
-hardly ever meant, and what is unusual, if it is sometimes meant. A {} in a name is the place of a
-number, such as an epsilon, which the search solves for.
+A row is a code, such as `clip {low} {high}`, and one line of torch. The code is what is printed and
+what an expectation is written in. In braces stand the numbers that the search solves for; their
+names say how (BOUNDS, credit.py). Two sentences may follow: what is wrong with the row, if it is
+hardly ever meant, and what is unusual, if it is sometimes meant. The loss made of one row of each
+part is (formula.py):
 
-The loss that `formula.py` makes of one entry of each is
+    - sum over tokens of  weight * shape * sampler * objective(ratio, advantage)  + KLs - entropy
 
-    - sum over tokens of  weight * shape * sampler * objective(ratio, advantage)
-    + KL terms - entropy bonus
+    advantage = finish((reward - centre) / scale), among the rows that are compared
+    weight    = factor * count, at the tokens that are trained: those of the answers without what
+                is `odd`, and where `choice` keeps them
 
-    advantage = finish((reward - CENTRES) / SCALES), among the rows that GROUPS compares
-    weight    = factor * COUNTS, at the tokens of KINDS that CHOICES keeps
-    shape     = SHAPES, how the tokens of one answer differ
-    sampler   = SAMPLERS, the correction for the engine that sampled
-    objective = RATIOS, KL terms and the entropy = TERMS
-
-Rewards and advantages are (B,), what is per token (B, L). `view` is how the loss reads the logits
-(formula.View), `n` the number of tokens of each answer, and `e` the number in a name.
+Rewards and advantages are (B,), what is per token (B, L). `v` is how the loss reads the logits
+(formula.View), `n` the number of tokens of each answer, and `e` the number of a code.
 """
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import math
+import re
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .batches import Batch
 
+PROBED = 6  # tokens of the answers whose ratios are moved (curves.py)
 
-@dataclass(frozen=True)
-class Line:
-    """A line of a table."""
+
+class Row(NamedTuple):
     function: Callable[..., Tensor]
-    mistake: str = ""
-    unusual: str = ""
-
-    def __call__(self, *given: object) -> Tensor:
-        return self.function(*given)
+    wrong: str = ""
+    unusual: str | Callable[..., str] = ""  # a sentence, or what makes one of the row's numbers
 
 
-def lines(table: Mapping[str, Callable[..., Tensor] | tuple]) -> dict[str, Line]:
-    """A table whose lines are functions, or (function, mistake, unusual)."""
-    made = {}
-    for name, line in table.items():
-        made[name] = Line(*line) if isinstance(line, tuple) else Line(line)
-    return made
+def rows(table: dict[str, Callable[..., Tensor] | tuple]) -> dict[str, Row]:
+    return {code: Row(*(row if isinstance(row, tuple) else (row,))) for code, row in table.items()}
+
+
+class Setting(NamedTuple):
+    """A row's code, and its numbers."""
+    code: str
+    numbers: tuple[float, ...] = ()
+
+    def __str__(self) -> str:
+        numbers = iter(self.numbers)
+        return re.sub(r"{\w+}", lambda _: shown(next(numbers)), self.code)
+
+
+def shown(number: float) -> str:
+    return "none" if math.isinf(number) else f"{number:.6g}"
+
+
+def slots(code: str) -> list[str]:
+    return re.findall(r"{(\w+)}", code)
+
+
+# the number of a bound, if the response to a ratio r changes its form there; without a bound it is
+# infinite. The ratio of a whole answer is the product of those of its PROBED tokens
+BOUNDS = {
+    "low": lambda r: 1 - r, "high": lambda r: r - 1, "least": lambda r: r, "most": lambda r: r,
+    "log_low": lambda r: -math.log(r), "log_high": math.log,
+    "inverse_low": lambda r: 1 - 1 / r, "inverse_high": lambda r: 1 / r - 1,
+    "inverse_least": lambda r: 1 / r, "inverse_most": lambda r: 1 / r,
+    "low_of_answer": lambda r: 1 - r ** PROBED, "high_of_answer": lambda r: r ** PROBED - 1,
+    "least_of_answer": lambda r: r ** PROBED, "most_of_answer": lambda r: r ** PROBED,
+    "k3": lambda r: r - math.log(r) - 1}
 
 
 def sums(value: Tensor, label: Tensor) -> Tensor:
@@ -69,65 +91,63 @@ def mean_of_others(r: Tensor, label: Tensor) -> Tensor:
     return (sums(r, label) - r) / (sums(torch.ones_like(r), label) - 1)
 
 
-def over_tokens(advantage: Tensor, n: Tensor, correction: int, e: float,
-                is_least: bool = False) -> Tensor:
-    """Minus the mean over all tokens, divided by their std (REINFORCE++). The number is added to
-    the variance, or is the least that it may be."""
-    centred = advantage - (advantage * n).sum() / n.sum()
-    variance = (centred.square() * n).sum() / (n.sum() - correction)
-    return centred / (variance.clamp(min=e) if is_least else variance + e).sqrt()
-
-
-def std_of_others(r: Tensor, label: Tensor, epsilon: float) -> Tensor:
+def std_of_others(r: Tensor, label: Tensor, e: float) -> Tensor:
     """(B,) the std over n - 1 of the other answers of each row's group plus epsilon; 1, which
     divides nothing, where they are equal (NeMo-RL)."""
     others = sums(torch.ones_like(r), label) - 1
     squares = (sums(r.square(), label) - r.square()) / others
     variance = (squares - mean_of_others(r, label).square()) * others / (others - 1)
     std = variance.sqrt().nan_to_num(0.0, posinf=0.0)
-    return torch.where(std > 0, std + epsilon, 1.0)
+    return torch.where(std > 0, std + e, 1.0)
 
 
-def whitened(advantage: Tensor, correction: int, e: float) -> Tensor:
-    return (advantage - advantage.mean()) / (advantage.std(correction=correction) + e)
+def over_tokens(A: Tensor, n: Tensor, correction: int) -> tuple[Tensor, Tensor]:
+    """The advantage minus its mean over all tokens, and its variance over them (REINFORCE++)."""
+    centred = A - (A * n).sum() / n.sum()
+    return centred, (centred.square() * n).sum() / (n.sum() - correction)
 
 
-BATCH = ("An answer is compared with those of the whole batch, and not with those of its group "
-         "alone.")
-GROUPS = lines({  # the rows that are compared with each other: labels, and copies of each row
+def of_tokens(correction: int, function: Callable[[Tensor, Tensor, float], Tensor]) -> Callable:
+    return lambda A, n, e: function(*over_tokens(A, n, correction), e)
+
+
+BATCH = "An answer is compared with those of the whole batch, and not with its group's alone."
+GROUPS = rows({  # the rows that are compared with each other: labels, and copies of each row
     "": lambda batch: (batch.group, None),
-    "batch ": (lambda batch: (torch.zeros_like(batch.group), None), "", BATCH),
-    "turns ": (lambda batch: (batch.group, turns_of(batch)),
-               "Turns are taken for answers: an answer counts once for each of its turns in the "
-               "mean of its group.")})
-
-CENTRES = lines({  # taken off the reward r
+    "batch": (lambda batch: (torch.zeros_like(batch.group), None), "", BATCH),
+    "turns": (lambda batch: (batch.group, turns_of(batch)),
+              "Turns are taken for answers: an answer counts once for each of its turns in the "
+              "mean of its group.")})
+CENTRES = rows({  # taken off the reward r
     "mean": lambda r, label, n: mean_of(r, label),
     "raw": lambda r, label, n: torch.zeros_like(r),
     "leave one out": lambda r, label, n: mean_of_others(r, label),
     "by length": lambda r, label, n: sums(r * n, label) / sums(n, label)})  # OPO
-
-SCALES = lines({  # what it is divided by
-    "none": lambda r, label, e: torch.ones_like(r),
-    "n {}": lambda r, label, e: std_of(r, label, 0) + e,
-    "n-1 {}": lambda r, label, e: std_of(r, label, 1) + e,
-    "n {} root": lambda r, label, e: (variance_of(r, label, 0) + e).sqrt(),
-    "n-1 {} root": lambda r, label, e: (variance_of(r, label, 1) + e).sqrt(),
-    "n {} max": lambda r, label, e: std_of(r, label, 0).clamp(min=e),
-    "n-1 {} max": lambda r, label, e: std_of(r, label, 1).clamp(min=e),
-    "n-1 of others {}": lambda r, label, e: std_of_others(r, label, e),
-    "batch n {}": (lambda r, label, e: r.std(correction=0) + e, "", BATCH),
-    "batch n-1 {}": (lambda r, label, e: r.std() + e, "", BATCH),
-    "mean {}": lambda r, label, e: mean_of(r, label) + e})  # MaxRL
-
-FINISHES = lines({  # what is done with the advantage A
+SCALES = rows({  # what it is divided by
+    "": lambda r, label, e: torch.ones_like(r),
+    "over n {e}": lambda r, label, e: std_of(r, label, 0) + e,
+    "over n-1 {e}": lambda r, label, e: std_of(r, label, 1) + e,
+    "over n {e} root": lambda r, label, e: (variance_of(r, label, 0) + e).sqrt(),
+    "over n-1 {e} root": lambda r, label, e: (variance_of(r, label, 1) + e).sqrt(),
+    "over n {e} max": lambda r, label, e: std_of(r, label, 0).clamp(min=e),
+    "over n-1 {e} max": lambda r, label, e: std_of(r, label, 1).clamp(min=e),
+    "over n-1 of others {e}": lambda r, label, e: std_of_others(r, label, e),
+    "over batch n {e}": (lambda r, label, e: r.std(correction=0) + e, "", BATCH),
+    "over batch n-1 {e}": (lambda r, label, e: r.std() + e, "", BATCH),
+    "over mean {e}": lambda r, label, e: mean_of(r, label) + e})  # MaxRL
+FINISHES = rows({  # what is done with the advantage A
     "": lambda A, n, e: A,
-    "limit {}": lambda A, n, e: A.clamp(-e, e),
-    "whitened n-1 {}": lambda A, n, e: whitened(A, 1, e),  # over all answers
-    "whitened n {}": lambda A, n, e: whitened(A, 0, e),
-    "over tokens n-1 {} root": lambda A, n, e: over_tokens(A, n, 1, e),
-    "over tokens n {} root": lambda A, n, e: over_tokens(A, n, 0, e),  # OpenRLHF
-    "over tokens n {} max": lambda A, n, e: over_tokens(A, n, 0, e, is_least=True)})
+    "limit {e}": lambda A, n, e: A.clamp(-e, e),
+    "only positive": (lambda A, n, e: A.clamp(min=0), "",
+                      "Answers with a negative advantage are not trained."),
+    "only negative": (lambda A, n, e: A.clamp(max=0), "",
+                      "Answers with a positive advantage are not trained. A clamp without the 1, "
+                      "as of the ratio from -0.2 to 0.2, does so."),
+    "whitened n-1 {e}": lambda A, n, e: (A - A.mean()) / (A.std() + e),  # over all answers
+    "whitened n {e}": lambda A, n, e: (A - A.mean()) / (A.std(correction=0) + e),
+    "over tokens n-1 {e} root": of_tokens(1, lambda A, variance, e: A / (variance + e).sqrt()),
+    "over tokens n {e} root": of_tokens(0, lambda A, variance, e: A / (variance + e).sqrt()),
+    "over tokens n {e} max": of_tokens(0, lambda A, variance, e: A / variance.clamp(min=e).sqrt())})
 
 
 def turns_of(batch: Batch) -> Tensor:
@@ -141,22 +161,10 @@ def live(batch: Batch) -> Tensor:
     return (variance_of(batch.reward, batch.group, 0) > 1e-18).to(batch.reward.dtype)
 
 
-def last_place(batch: Batch) -> Tensor:
-    """(B,) the place of the last token of each answer."""
-    place = torch.arange(batch.ids.shape[1])
-    return torch.where(batch.mask > 0, place, 0).amax(1)
-
-
-def ended(batch: Batch) -> Tensor:
-    """(B,) 1 where the answer ends with the end token."""
-    last = last_place(batch)
-    return (batch.ids.gather(1, last[:, None])[:, 0] == batch.end_id).to(batch.reward.dtype)
-
-
-def micro_batch(n: Tensor, batch: Batch, rows: int) -> Tensor:
+def micro_batch(n: Tensor, batch: Batch, size: float) -> Tensor:
     """Each part of the batch is averaged over its tokens, and the parts are averaged."""
-    part = torch.arange(len(n)) // rows
-    return 1 / sums(n, part) / -(-len(n) // rows)
+    part = torch.arange(len(n)) // int(size)
+    return 1 / sums(n, part) / -(-len(n) // int(size))
 
 
 def one(n: Tensor) -> Tensor:
@@ -166,12 +174,12 @@ def one(n: Tensor) -> Tensor:
 TWICE = "The number of answers divides twice."
 PADDING = ("The divisor counts padding: an answer counts less in a batch that is wider (the mean "
            "is over all places, and not over those of the mask).")
-COUNTS = lines({  # (B,) the weight of a token
+COUNTS = rows({  # (B,) the weight of a token
     "token": lambda n, batch, e: one(n) / n.sum(),
     "answer": lambda n, batch, e: 1 / n / len(n),
     "group": lambda n, batch, e: 1 / sums(n, batch.group) / len(batch.group.unique()),
     "sum": lambda n, batch, e: one(n),
-    "constant": lambda n, batch, e: one(n) / len(n),
+    "constant {N}": lambda n, batch, e: one(n) / len(n) / e,
     "answer multiplied by the number of answers": lambda n, batch, e: 1 / n,
     "answer divided by the number of answers": (lambda n, batch, e: 1 / n / len(n) ** 2, TWICE),
     "token divided by the number of answers": (
@@ -180,86 +188,85 @@ COUNTS = lines({  # (B,) the weight of a token
     "constant over width of a row": (lambda n, batch, e: one(n) / batch.ids.numel(), PADDING),
     "constant over width less one": (
         lambda n, batch, e: one(n) / len(n) / (batch.ids.shape[1] - 1), PADDING),
-    "token (with prompt)": lambda n, batch, e: one(n) / (batch.ids != batch.pad_id).sum(),
     "live token": lambda n, batch, e: one(n) / (n * live(batch)).sum().clamp(min=1),  # DAPO
-    "micro-batch {}": (micro_batch, "",
-                       "A token counts more in a micro-batch with fewer tokens: the size of "
-                       "micro-batches changes the gradient.")})
-LENGTHS = {  # (B, L) the tokens that are counted
-    "": lambda view: view.batch.mask > 0,
-    " (trained)": lambda view: view.trained,
-    " (with replies)": lambda view: (view.place >= view.batch.prompt_length[:, None]) & (
-        view.place <= last_place(view.batch)[:, None])}
+    "micro-batch {rows}": (micro_batch, "",
+                           "A token counts more in a micro-batch with fewer tokens: the size of "
+                           "micro-batches changes the gradient.")})
+LENGTHS = rows({  # (B,) how many tokens of each row are counted
+    "": lambda v: v.inside.sum(1),
+    " (trained)": lambda v: v.trained.sum(1),
+    " (with replies)": (lambda v: v.span.sum(1), "The divisor counts what an environment wrote."),
+    " (with prompt)": (lambda v: (v.batch.ids != v.batch.pad_id).sum(1), "",
+                       "The divisor counts the prompt, too."),
+    " plus prompt": (lambda v: v.inside.sum(1) + v.start[:, 0], "",
+                     "The divisor counts the prompt, too."),
+    " less one": (lambda v: v.inside.sum(1) - 1, "",
+                  "The divisor is one token less than an answer has.")})
+
+# (B, L) bool for each kind of token. A code with "no" is that of tokens which a right loss trains.
+# `cut` is the last token of an answer without an end. What an environment wrote is a reply
+TOKENS = rows({
+    "no middle": lambda v: v.inside & v.after & v.before & (v.place > v.start) & (v.place < v.last),
+    "no cut": lambda v: (v.place == v.last) & ~v.has_end,
+    "prompt": (lambda v: (v.place < v.start - 1) & v.readable, "The prompt is trained."),
+    "last of prompt": (lambda v: (v.place == v.start - 1) & v.readable, "The last token of the "
+                       "prompt is trained: a mask begins one place early."),
+    "padding": (lambda v: (v.place > v.last + 1) & v.readable, "The padding is trained."),
+    "first of padding": (lambda v: (v.place == v.last + 1) & v.readable, "The first token of the "
+                         "padding is trained: a mask ends one place late."),
+    "no first": (lambda v: v.place == v.start, "The first token of an answer is not trained."),
+    "no end": (lambda v: (v.place == v.last) & v.has_end,
+               "The token that ends an answer is not trained."),
+    "replies": (lambda v: v.gap & ~v.after & ~v.before, "What an environment wrote within an answer"
+                " is trained, although batch.mask leaves it out. With several turns this is a "
+                "mistake."),
+    "first of reply": (lambda v: v.gap & v.after,
+                       "The first token of a reply of the environment is trained."),
+    "last of reply": (lambda v: v.gap & v.before,
+                      "The last token of a reply of the environment is trained."),
+    "no first of turn": (lambda v: v.inside & ~v.after & (v.place > v.start),
+                         "The first token of every later turn is not trained."),
+    "no last of turn": (lambda v: v.inside & ~v.before & (v.place < v.last),
+                        "The last token of every earlier turn is not trained.")})
+OF_TURNS = {"no first of turn", "no last of turn"}
 
 
-def kinds(view: SimpleNamespace) -> dict[str, Tensor]:
-    """(B, L) bool for each kind of token; `cut` is the last one of an answer without an end. What
-    an environment wrote is a reply, and what follows it a turn."""
-    batch, place = view.batch, view.place
-    start, last = batch.prompt_length[:, None], last_place(batch)[:, None]
-    inside, has_end = batch.mask > 0, ended(batch)[:, None] > 0
-    gap = ~inside & (place > start) & (place < last)
-    after_own, before_own = inside.roll(1, 1), inside.roll(-1, 1)
-    found = {"prompt": (place < start - 1) & view.readable,
-             "prompt_last": (place == start - 1) & view.readable,
-             "first": place == start,
-             "end": (place == last) & has_end, "cut": (place == last) & ~has_end,
-             "turn_first": inside & ~after_own & (place > start),
-             "turn_last": inside & ~before_own & (place < last),
-             "reply_first": gap & after_own, "reply_last": gap & before_own,
-             "reply_middle": gap & ~after_own & ~before_own,
-             "padding_first": (place == last + 1) & view.readable,
-             "padding_rest": (place > last + 1) & view.readable}
-    edges = torch.stack([found[name] for name in ("first", "end", "cut", "turn_first",
-                                                  "turn_last")]).any(0)
-    return found | {"middle": inside & ~edges}
-
-
-OF_TURNS = frozenset({"turn_first", "turn_last"})
-ANSWER = frozenset({"first", "middle", "end", "cut"}) | OF_TURNS
-
-
-def has_high_entropy(view: SimpleNamespace, share: float) -> Tensor:
+def has_high_entropy(v: SimpleNamespace, share: float) -> Tensor:
     """Where the entropy is among this share of the highest of all answers' tokens, as
     torch.quantile counts."""
-    inside = view.batch.mask > 0
-    below = torch.full_like(view.entropy, -1.0)  # the share of tokens that have less
-    below[inside] = view.entropy[inside].argsort().argsort() / (inside.sum().double() - 1)
+    below = torch.full_like(v.entropy, -1.0)  # the share of tokens that have less
+    below[v.inside] = v.entropy[v.inside].argsort().argsort() / (v.inside.sum().double() - 1)
     return below >= 1 - share - 1e-12
 
 
-CHOICES = lines({  # (B, L) bool: of these kinds only where it is so
-    "": lambda view, e: torch.ones_like(view.place, dtype=torch.bool),
-    "no unfinished": lambda view, e: ended(view.batch)[:, None] > 0,
-    "highest entropy {} of batch": has_high_entropy})
-
-SHAPES = lines({  # how an answer's tokens differ
-    "": lambda view: torch.ones_like(view.log_prob),
-    "weight p": lambda view: view.log_prob.exp(),
-    "weight 1-p": lambda view: 1 - view.log_prob.exp(),
-    "weight -log p": lambda view: -view.log_prob,
-    "weight entropy": lambda view: view.entropy,
-    "weight 1/(|log p|+0.1)": lambda view: 1 / (view.log_prob.abs() + .1)})
+CHOICES = rows({  # (B, L) bool: of these kinds only where it is so
+    "": lambda v: torch.ones_like(v.inside),
+    "no unfinished": lambda v: v.has_end,
+    "highest entropy {share} of batch": has_high_entropy})
+SHAPES = rows({  # how an answer's tokens differ
+    "": lambda v: torch.ones_like(v.log_prob),
+    "weight p": (lambda v: v.log_prob.exp(), "", "A token counts in proportion to its probability, "
+                 "as where the logarithm is missing."),
+    "weight 1-p": lambda v: 1 - v.log_prob.exp(),
+    "weight -log p": lambda v: -v.log_prob,
+    "weight entropy": lambda v: v.entropy,
+    "weight 1/(|log p|+0.1)": lambda v: 1 / (v.log_prob.abs() + .1)})
 
 
 # x.d (B, L) is the log-ratio of a token, x.mean and x.sum that of its answer, x.log_p the token's
-# log-prob, x.A the advantage.
+# log-prob, x.A the advantage. Bounds are distances from 1, but for that of a dual clip.
 def ppo(r: Tensor, x: SimpleNamespace, low: float, high: float) -> Tensor:
-    return torch.minimum(r * x.A, r.clamp(low, high) * x.A)
+    return torch.minimum(r * x.A, r.clamp(1 - low, 1 + high) * x.A)
 
 
 def dual(r: Tensor, x: SimpleNamespace, low: float, high: float, most: float) -> Tensor:
     """Bad answers have no gradient above a third bound (arXiv 1912.09729)."""
-    value = ppo(r, x, low, high)
-    return torch.where(x.A < 0, torch.maximum(value, most * x.A), value)
+    return torch.where(x.A < 0, torch.maximum(ppo(r, x, low, high), most * x.A),
+                       ppo(r, x, low, high))
 
 
 def wrong_side(r: Tensor, x: SimpleNamespace, low: float, high: float) -> Tensor:
-    return torch.maximum(r * x.A, r.clamp(low, high) * x.A)
-
-
-def detached(weight: Tensor, x: SimpleNamespace) -> Tensor:
-    return weight.detach() * x.A * x.log_p
+    return torch.maximum(r * x.A, r.clamp(1 - low, 1 + high) * x.A)
 
 
 def sapo(x: SimpleNamespace) -> Tensor:
@@ -269,10 +276,9 @@ def sapo(x: SimpleNamespace) -> Tensor:
 
 
 def of_clipped_mean(x: SimpleNamespace, low: float, high: float) -> Tensor:
-    """GMPO: the geometric mean of ratios that are clipped one by one."""
+    """GMPO: the geometric mean of ratios whose logarithms are clipped one by one."""
     sign = x.A.sign()
-    clipped = torch.minimum(sign * x.d, sign * x.d.clamp(log_of(low), log_of(high))) * sign
-    return x.mean_of(clipped).exp() * x.A
+    return x.mean_of(torch.minimum(sign * x.d, sign * x.d.clamp(-low, high)) * sign).exp() * x.A
 
 
 def by_probability(x: SimpleNamespace) -> Tensor:
@@ -286,11 +292,22 @@ def vespo(x: SimpleNamespace) -> Tensor:
     """Soft weights of whole answers, with its paper's powers."""
     w = x.sum.exp()
     weight = torch.where(x.A >= 0, w ** 2 * (3 - 3 * w).exp(), w ** 3 * (2 - 2 * w).exp())
-    return detached(weight, x)
+    return weight.detach() * x.A * x.log_p
 
 
-def log_of(bound: float) -> float:
-    return float(torch.tensor(bound, dtype=torch.float64).log())
+OLDS = rows({  # what the new log-probs are compared with
+    "": lambda batch: batch.old_log_prob,
+    "sampler for old": lambda batch: batch.sampler_log_prob,
+    "reference for old": (lambda batch: batch.reference_log_prob, "The ratio is that to the "
+                          "reference model, and not to the model that sampled.")})
+def odd_bounds(low: float, high: float, *more: float) -> str:
+    """What is unusual about the bounds of a clip."""
+    if math.isinf(low) != math.isinf(high):
+        return "The clip has one bound alone."
+    if .5 < low < 1:
+        return "The lower bound is far below 1: a clip of 0.2 has the lower bound 0.8."
+    return ("The ratio may fall further than it may rise: are the bounds exchanged?"
+            if high + 1e-4 < low < .5 else "")
 
 
 UPSIDE_DOWN = "The ratio is upside down: old over new."
@@ -299,24 +316,34 @@ WRONG_SIDE = ("The clip is on the wrong side: the larger of both terms is taken 
 NO_MINIMUM = ("Outside the bounds there is no gradient, whichever the sign, as in IcePop. In PPO "
               "the minimum is missing then, and a bad answer that became likely stays.")
 SUMMED = "The log-ratio of an answer is summed over its tokens, and GSPO has their mean."
-RATIOS = lines({  # (x, bounds ...) -> the objective, to be increased
+RATIOS = rows({  # (x, bounds ...) -> the objective, to be increased
     "no ratio": lambda x: x.log_p * x.A,
     "ratio": lambda x: x.d.exp() * x.A,
-    "clip": lambda x, low, high: ppo(x.d.exp(), x, low, high),
-    "clip dual": lambda x, low, high, most: dual(x.d.exp(), x, low, high, most),
-    "clip wrong side": (lambda x, low, high: wrong_side(x.d.exp(), x, low, high), WRONG_SIDE),
-    "mask": (lambda x, low, high: x.d.exp().clamp(low, high) * x.A, "", NO_MINIMUM),
-    "cispo": lambda x, low, high: detached(x.d.exp().clamp(low, high), x),
     "sapo 1 1.05": sapo,
     "dppo 0.2": by_probability,
     "gspo ratio": lambda x: x.mean.exp() * x.A,
-    "gspo clip": lambda x, low, high: ppo(x.mean.exp(), x, low, high),
-    "gspo clip dual": lambda x, low, high, most: dual(x.mean.exp(), x, low, high, most),
-    "gmpo clip": of_clipped_mean,
     "vespo 2 3 3 2": vespo,
     "summed ratio": (lambda x: x.sum.exp() / x.n * x.A, "", SUMMED),
-    "summed clip": (lambda x, low, high: ppo(x.sum.exp(), x, low, high) / x.n, "", SUMMED),
-    "inverse ratio": (lambda x: -(-x.d).exp() * x.A, UPSIDE_DOWN)})
+    "inverse ratio": (lambda x: (-x.d).exp() * x.A, UPSIDE_DOWN),
+    "clip {low} {high}": (lambda x, *bounds: ppo(x.d.exp(), x, *bounds), "", odd_bounds),
+    "clip wrong side {low} {high}": (lambda x, *bounds: wrong_side(x.d.exp(), x, *bounds),
+                                     WRONG_SIDE, odd_bounds),
+    "mask {low} {high}": (lambda x, low, high: x.d.exp().clamp(1 - low, 1 + high) * x.A, "",
+                          NO_MINIMUM),
+    "cispo {low} {high}": (
+        lambda x, low, high: x.d.exp().clamp(1 - low, 1 + high).detach() * x.A * x.log_p, "",
+        lambda low, high: "The weight is at most a number below 1, so hardly a token's ratio "
+                          "counts." if high < 0 else ""),
+    "gspo clip {low} {high}": (lambda x, *bounds: ppo(x.mean.exp(), x, *bounds), "", odd_bounds),
+    "gmpo clip {log_low} {log_high}": of_clipped_mean,
+    "summed clip {low_of_answer} {high_of_answer}": (
+        lambda x, *bounds: ppo(x.sum.exp(), x, *bounds) / x.n, "", SUMMED),
+    "inverse clip {inverse_low} {inverse_high}": (
+        lambda x, *bounds: ppo((-x.d).exp(), x, *bounds), UPSIDE_DOWN, odd_bounds),
+    "clip {low} {high} dual {most}": (lambda x, *bounds: dual(x.d.exp(), x, *bounds), "",
+                                      odd_bounds),
+    "gspo clip {low} {high} dual {most}": (lambda x, *bounds: dual(x.mean.exp(), x, *bounds), "",
+                                           odd_bounds)})
 
 
 def only_within(w: Tensor, low: float, high: float) -> Tensor:
@@ -325,49 +352,61 @@ def only_within(w: Tensor, low: float, high: float) -> Tensor:
 
 # w (B, L) is the probability of a token under the old model over that of the sampler, or the same
 # of whole answers. Truncated importance sampling, IcePop (TRL's masks), and decoupled losses.
-SAMPLERS = lines({
+SAMPLERS = rows({
     "": lambda x: torch.ones_like(x.w),
-    "sampler for old": lambda x: torch.ones_like(x.w),  # the ratio is that to the sampler
     "decoupled": lambda x: x.w,
-    "tis": lambda x, low, high: x.w.clamp(low, high),
-    "icepop": lambda x, low, high: only_within(x.w, low, high),
-    "tis of answer": lambda x, low, high: x.w_sum.clamp(low, high),
-    "icepop of answer": lambda x, low, high: only_within(x.w_sum, low, high),
-    "tis of mean": lambda x, low, high: x.w_mean.clamp(low, high),
-    "icepop of mean": lambda x, low, high: only_within(x.w_mean, low, high),
-    "inverse tis": (lambda x, low, high: (1 / x.w).clamp(1 / high, 1 / low),
-                    "The correction for the sampler is upside down: sampler over old.")})
+    "tis {least} {most}": lambda x, low, high: x.w.clamp(low, high),
+    "icepop {least} {most}": lambda x, low, high: only_within(x.w, low, high),
+    "tis of answer {least_of_answer} {most_of_answer}": lambda x, low, high: (
+        x.w_sum.clamp(low, high)),
+    "icepop of answer {least_of_answer} {most_of_answer}": lambda x, low, high: (
+        only_within(x.w_sum, low, high)),
+    "tis of mean {least} {most}": lambda x, low, high: x.w_mean.clamp(low, high),
+    "icepop of mean {least} {most}": lambda x, low, high: only_within(x.w_mean, low, high),
+    "inverse tis {inverse_least} {inverse_most}": (
+        lambda x, low, high: (1 / x.w).clamp(low, high),
+        "The correction for the sampler is upside down: sampler over old.")})
 
 
 def k3(d: Tensor) -> Tensor:
     return d.exp() - d - 1
 
 
-TERMS = lines({  # of d = reference - log p, of the ratio and of the entropy h
-    "entropy": lambda d, r, h: -h,
-    "k1": (lambda d, r, h: -d,
-           "The KL is k1 in the loss: its gradient pushes all tokens down alike, and its mean is "
-           "0."),
-    "k2": lambda d, r, h: d.square() / 2,
-    "k3": lambda d, r, h: k3(d),
-    "k3 exchanged": (lambda d, r, h: k3(-d),
-                     "In the k3 the policy and the reference are exchanged."),
-    "k3 with ratio": lambda d, r, h: r * k3(d),
-    "k1 with ratio": lambda d, r, h: -r * d,
+TERMS = rows({  # of d = reference - log p, of the ratio and of the entropy h
+    "entropy {factor}": lambda d, r, h: -h,
+    "kl k1 {factor}": (lambda d, r, h: -d,
+                       "The KL is k1 in the loss: its gradient pushes all tokens down alike, and "
+                       "its mean is 0."),
+    "kl k2 {factor}": lambda d, r, h: d.square() / 2,
+    "kl k3 {factor}": lambda d, r, h: k3(d),
+    "kl k3 exchanged {factor}": (lambda d, r, h: k3(-d),
+                                 "In the k3 the policy and the reference are exchanged."),
+    "kl k3 sign {factor}": (lambda d, r, h: d.exp() + d - 1,
+                            "The k3 has a wrong sign: it is exp(d) - d - 1 of d = reference - log "
+                            "p, and one d has the other sign."),
+    "kl k3 {factor} with ratio": lambda d, r, h: r * k3(d),
+    "kl k1 {factor} with ratio": lambda d, r, h: -r * d,
+    "kl k3 {factor} below {k3}": lambda d, r, h, most: k3(d).clamp(max=most),  # verl: 10
     # NeMo-RL's k3, times a ratio that is 1 and has a gradient: together they have that of k2
-    "k2 where k3 is below 10": lambda d, r, h: torch.where(k3(d) < 10, d.square() / 2, 0.0)})
-
+    "kl k2 {factor} where k3 is below {k3}": lambda d, r, h, most: torch.where(
+        k3(d) < most, d.square() / 2, 0.0)})
 REFERENCES = {  # the log-probs that a KL compares with
     "": lambda batch: batch.reference_log_prob,
     " to old": lambda batch: batch.old_log_prob,
     " to sampler": lambda batch: batch.sampler_log_prob}
-
 OUTSIDE = "It stands outside the answers, too."
-PLACES = lines({  # where a term without reward stands
-    "trained": lambda view: view.trained,
-    "answer": LENGTHS[""],
-    "answer with replies": (LENGTHS[" (with replies)"], OUTSIDE),
-    "prompt and answer": (lambda view: (view.batch.ids != view.batch.pad_id) & view.readable,
-                          OUTSIDE),
-    "answer and padding": (lambda view: view.place >= view.batch.prompt_length[:, None], OUTSIDE),
-    "all": (lambda view: view.readable.expand_as(view.batch.mask), OUTSIDE)})
+OWN = " of its own"  # a term's own tokens are counted
+PLACES = rows({  # where a term without reward stands
+    "trained": lambda v: v.trained,
+    "answer": lambda v: v.inside,
+    "answer with replies": (lambda v: v.span, OUTSIDE),
+    "prompt and answer": (lambda v: (v.batch.ids != v.batch.pad_id) & v.readable, OUTSIDE),
+    "answer and padding": (lambda v: v.place >= v.start, OUTSIDE),
+    "all": (lambda v: v.readable.expand_as(v.inside), OUTSIDE)})
+
+TABLE = {"groups": GROUPS, "centre": CENTRES, "scale": SCALES, "finish": FINISHES, "count": COUNTS,
+         "length": LENGTHS, "choice": CHOICES, "shape": SHAPES, "old": OLDS, "ratio": RATIOS,
+         "sampler": SAMPLERS}
+QUESTIONS = {  # of the search, and the parts of the table that answer them
+    "credit": ("groups", "centre", "scale", "finish", "count", "length"), "tokens": ("choice",),
+    "shape": ("shape",), "ratio": ("ratio",), "sampler": ("old", "sampler")}

@@ -3,6 +3,7 @@ it should."""
 import importlib
 import json
 import math
+import os
 import re
 import shutil
 import subprocess
@@ -19,14 +20,16 @@ from lab.tests.formula_losses import (LOSSES, clip, entropy_of, k3, log_probs, m
                                       token, z)
 
 from lab.formula import (LossFailed, NotPassed, check, differences, find_formula, judge,
-                         of_log_probs, tables)
+                         of_log_probs, terms)
 from lab.formula.__main__ import main
 from lab.formula.batches import Lens
 from lab.formula.calling import Examined, load_loss
+from lab.formula.clauses import FORMER, clauses_of, is_said, known, parsed
+from lab.formula.formula import Formula, Term, View, ours
 from lab.formula.invariances import INVARIANCES, case_to_change
-from lab.formula.formula import Formula, Term, ours
-from lab.formula.report import all_clauses, clauses_of, codes, is_said, remarks
+from lab.formula.report import all_clauses, codes, remarks
 from lab.formula.search import Found
+from lab.formula.terms import Setting, slots
 
 FILE = """
 import torch
@@ -71,7 +74,9 @@ def test_every_loss_is_named_as_what_it_is(name):
     assert any("Nothing was expected" in line for line in verdict.in_words()) == (
         verdict.status == 0)
     clauses = all_clauses(found)
-    assert f'What holds of it: "{", ".join(clauses)}"' in verdict.in_words()
+    [first, *_] = verdict.in_words()
+    assert first == f'Understood: "{", ".join(clauses)}"' or not found.understood
+    assert found.understood or first.startswith(("Nearest: ", "Not understood. ", "Nothing is"))
     assert judge(found, ", ".join(clauses)).status == 0
     for one in wrong:
         rest = [clause for clause in clauses if not is_said(clause, one)] or ["token"]
@@ -82,134 +87,150 @@ def numbers(*values):
     return torch.tensor(values, dtype=torch.float64)
 
 
+def values_of(rows, *given):
+    """The first number of each row of a part of the table."""
+    return {code: float(row.function(*given).flatten()[0]) for code, row in rows.items()}
+
+
 def test_advantages_by_hand():
     """Rewards 1 2 3 6 of one group: mean 3, variance 14 / 4 or 14 / 3. The others of the first are
     2 3 6, with the mean 11 / 3 and the variance 13 / 3. By lengths of 1 to 4 the mean is 38 / 10.
     """
     r, label, n = numbers(1, 2, 3, 6), torch.zeros(4, dtype=torch.int64), numbers(1, 2, 3, 4)
-    first = {"mean": 3, "raw": 0, "leave one out": 11 / 3, "by length": 3.8}
-    assert {name: float(line(r, label, n)[0]) for name, line in tables.CENTRES.items()} == (
-        pytest.approx(first))
+    assert values_of(terms.CENTRES, r, label, n) == pytest.approx(
+        {"mean": 3, "raw": 0, "leave one out": 11 / 3, "by length": 3.8})
     std, of_sample = 3.5 ** .5, (14 / 3) ** .5
-    scales = {"none": 1, "n {}": std + .5, "n-1 {}": of_sample + .5, "n {} root": 2,
-              "n-1 {} root": (14 / 3 + .5) ** .5, "n {} max": std, "n-1 {} max": of_sample,
-              "n-1 of others {}": (13 / 3) ** .5 + .5, "batch n {}": std + .5,
-              "batch n-1 {}": of_sample + .5, "mean {}": 3.5}
-    assert {name: float(line(r, label, .5).flatten()[0])
-            for name, line in tables.SCALES.items()} == pytest.approx(scales)
-    odd = tables.SCALES["n-1 of others {}"](numbers(1, 1, 1, 3), label, .5)  # equal for the last
+    assert values_of(terms.SCALES, r, label, .5) == pytest.approx({
+        "": 1, "over n {e}": std + .5, "over n-1 {e}": of_sample + .5, "over n {e} root": 2,
+        "over n-1 {e} root": (14 / 3 + .5) ** .5, "over n {e} max": std,
+        "over n-1 {e} max": of_sample, "over n-1 of others {e}": (13 / 3) ** .5 + .5,
+        "over batch n {e}": std + .5, "over batch n-1 {e}": of_sample + .5, "over mean {e}": 3.5})
+    odd = terms.std_of_others(numbers(1, 1, 1, 3), label, .5)  # equal for the last
     assert odd.tolist() == pytest.approx([(4 / 3) ** .5 + .5] * 3 + [1])
-    assert tables.SCALES["n {} max"](r, label, 2.5)[0] == 2.5
+    assert terms.SCALES["over n {e} max"].function(r, label, 2.5)[0] == 2.5
 
 
 def test_finished_advantages_by_hand():
     """Over tokens, of which the answers have 1, 2, 3 and 4, the mean of -2 -1 0 3 is 8 / 10, and
     the sum of squares 7.84 + 2 * 3.24 + 3 * 0.64 + 4 * 4.84 = 35.6."""
     A, n = numbers(-2, -1, 0, 3), numbers(1, 2, 3, 4)
-    for name, number, last in (("limit {}", 1, 1), ("limit {}", 5, 3),
-                               ("whitened n {}", .5, 3 / (3.5 ** .5 + .5)),
-                               ("whitened n-1 {}", .5, 3 / ((14 / 3) ** .5 + .5)),
-                               ("over tokens n {} root", .5, 2.2 / 4.06 ** .5),
-                               ("over tokens n {} max", .5, 2.2 / 3.56 ** .5),
-                               ("over tokens n-1 {} root", 0, 2.2 / (35.6 / 9) ** .5)):
-        assert float(tables.FINISHES[name](A, n, number)[-1]) == pytest.approx(last), name
-    assert tables.FINISHES["limit {}"](A, n, 1).tolist() == [-1, -1, 0, 1]
+    for code, number, first, last in (
+            ("limit {e}", 1, -1, 1), ("limit {e}", 5, -2, 3), ("only positive", 0, 0, 3),
+            ("only negative", 0, -2, 0),
+            ("whitened n {e}", .5, -2 / (3.5 ** .5 + .5), 3 / (3.5 ** .5 + .5)),
+            ("whitened n-1 {e}", .5, -2 / ((14 / 3) ** .5 + .5), 3 / ((14 / 3) ** .5 + .5)),
+            ("over tokens n {e} root", .5, -2.8 / 4.06 ** .5, 2.2 / 4.06 ** .5),
+            ("over tokens n {e} max", .5, -2.8 / 3.56 ** .5, 2.2 / 3.56 ** .5),
+            ("over tokens n-1 {e} root", 0, -2.8 / (35.6 / 9) ** .5, 2.2 / (35.6 / 9) ** .5)):
+        value = terms.FINISHES[code].function(A, n, number).tolist()
+        assert (value[0], value[-1]) == pytest.approx((first, last)), code
 
 
 def test_countings_by_hand():
-    """Two groups of two answers, with 1 2 3 4 tokens in rows of 8; each prompt has 2. The rewards
-    of the first group are equal, the third answer has none, and the last two ended."""
-    n = numbers(1, 2, 3, 4)
-    ids = torch.tensor([[1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 0, 0, 0],
-                        [1, 1, 1, 1, 9, 0, 0, 0], [1, 1, 1, 1, 1, 9, 0, 0]])
-    mask = ((torch.arange(8) >= 2) & (ids > 0)).double()
-    batch = SimpleNamespace(ids=ids, mask=mask, prompt_length=torch.full((4,), 2), end_id=9,
-                            pad_id=0, reward=numbers(1, 1, 0, 1), group=torch.tensor([0, 0, 1, 1]))
-    last = {"token": 1 / 10, "answer": 1 / 16, "group": 1 / 14, "sum": 1, "constant": 1 / 4,
-            "answer multiplied by the number of answers": 1 / 4,
-            "answer divided by the number of answers": 1 / 64,
-            "token divided by the number of answers": 1 / 40,
-            "constant over longest answer": 1 / 16, "constant over width of a row": 1 / 32,
-            "constant over width less one": 1 / 28, "token (with prompt)": 1 / 18,
-            "live token": 1 / 7, "micro-batch {}": 1 / 8}
-    assert {name: float(line(n, batch, 3)[-1]) for name, line in tables.COUNTS.items()} == (
-        pytest.approx(last))
-    assert tables.ended(batch).tolist() == [0, 0, 1, 1]
+    """Two groups of two answers, with 4 3 2 1 tokens in rows of 8; each prompt has 2. The rewards
+    of the second group are equal. A micro-batch has three rows, and 9 tokens."""
+    ids = torch.ones(4, 8, dtype=torch.int64)
+    batch = SimpleNamespace(ids=ids, reward=numbers(0, 1, 1, 1), group=torch.tensor([0, 0, 1, 1]))
+    assert {code: float(row.function(numbers(4, 3, 2, 1), batch, 3)[0])
+            for code, row in terms.COUNTS.items()} == pytest.approx({
+        "token": 1 / 10, "answer": 1 / 16, "group": 1 / 14, "sum": 1, "constant {N}": 1 / 12,
+        "answer multiplied by the number of answers": 1 / 4,
+        "answer divided by the number of answers": 1 / 64,
+        "token divided by the number of answers": 1 / 40,
+        "constant over longest answer": 1 / 16, "constant over width of a row": 1 / 32,
+        "constant over width less one": 1 / 28, "live token": 1 / 7, "micro-batch {rows}": 1 / 18})
 
 
 def test_terms_by_hand():
     """Of a reference that is twice as likely as the policy, d = log 2 = 0.693147, a ratio of 3 and
     an entropy of 0.5. A k3 is 2 - d - 1, and 1 / 2 + d - 1 the other way round."""
     d, ratio, entropy = numbers(math.log(2)), numbers(3), numbers(.5)
-    values = {"entropy": -.5, "k1": -.693147, "k2": .240227, "k3": .306853,
-              "k3 exchanged": .193147, "k3 with ratio": .920558, "k1 with ratio": -2.079442,
-              "k2 where k3 is below 10": .240227}
-    assert {name: float(line(d, ratio, entropy)) for name, line in tables.TERMS.items()} == (
-        pytest.approx(values, abs=1e-6))
-    # of a d of 3 the k3 is 16.1
-    assert float(tables.TERMS["k2 where k3 is below 10"](numbers(3), ratio, entropy)) == 0
+    bounds = {code: [.3] * (len(slots(code)) - 1) for code in terms.TERMS}
+    assert {code: float(row.function(d, ratio, entropy, *bounds[code]))
+            for code, row in terms.TERMS.items()} == pytest.approx({
+        "entropy {factor}": -.5, "kl k1 {factor}": -.693147, "kl k2 {factor}": .240227,
+        "kl k3 {factor}": .306853, "kl k3 exchanged {factor}": .193147,
+        "kl k3 sign {factor}": 1.693147, "kl k3 {factor} with ratio": .920558,
+        "kl k1 {factor} with ratio": -2.079442, "kl k3 {factor} below {k3}": .3,
+        "kl k2 {factor} where k3 is below {k3}": 0}, abs=1e-6)
 
 
 def test_tokens_of_turns_by_hand():
-    """Two tokens of a prompt, a turn of two, a reply of three, a turn of two with the end, and two
-    places of padding."""
-    mask = torch.tensor([[0, 0, 1, 1, 0, 0, 0, 1, 1, 0, 0]]).double()
-    batch = SimpleNamespace(mask=mask, prompt_length=torch.tensor([2]), end_id=9, reward=mask,
-                            ids=torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1, 9, 0, 0]]))
-    view = SimpleNamespace(batch=batch, place=torch.arange(11)[None], readable=mask > -1)
-    places = {name: where[0].nonzero().flatten().tolist()
-              for name, where in tables.kinds(view).items()}
-    assert places == {"prompt": [0], "prompt_last": [1], "first": [2], "middle": [],
-                      "turn_last": [3], "reply_first": [4], "reply_middle": [5], "reply_last": [6],
-                      "turn_first": [7], "end": [8], "cut": [], "padding_first": [9],
-                      "padding_rest": [10]}
-    assert tables.turns_of(batch).tolist() == [2]
+    """Two tokens of a prompt, a turn of three, a reply of three, a turn of two with the end, and
+    two places of padding."""
+    mask = torch.tensor([[0, 0, 1, 1, 1, 0, 0, 0, 1, 1, 0, 0]]).double()
+    batch = SimpleNamespace(mask=mask, prompt_length=torch.tensor([2]), end_id=9,
+                            ids=torch.tensor([[1, 1, 1, 1, 1, 1, 1, 1, 1, 9, 0, 0]]))
+    view = View.__new__(View)
+    view.readable = mask > -1
+    view.see_places(batch)
+    places = {code: row.function(view)[0].nonzero().flatten().tolist()
+              for code, row in terms.TOKENS.items()}
+    assert places == {"prompt": [0], "last of prompt": [1], "no first": [2], "no middle": [3],
+                      "no last of turn": [4], "first of reply": [5], "replies": [6],
+                      "last of reply": [7], "no first of turn": [8], "no end": [9], "no cut": [],
+                      "first of padding": [10], "padding": [11]}
+    assert terms.turns_of(batch).tolist() == [2]
+    view.batch, view.trained, batch.pad_id = batch, view.inside, 0
+    assert {code: int(row.function(view)) for code, row in terms.LENGTHS.items()} == {
+        "": 5, " (trained)": 5, " (with replies)": 8, " (with prompt)": 10, " plus prompt": 7,
+        " less one": 4}
 
 
 def test_corrections_for_a_sampler_by_hand():
     """Old over sampler is 0.5, 2 and 8, and 4 for the answer as a whole."""
     x = SimpleNamespace(w=numbers(.5, 2, 8), w_sum=numbers(4), w_mean=numbers(4))
-    for name, bounds, values in (("", (), [1, 1, 1]), ("decoupled", (), [.5, 2, 8]),
-                                 ("tis", (1, 3), [1, 2, 3]), ("icepop", (.6, 7), [0, 2, 0]),
-                                 ("tis of answer", (0, 3), [3]), ("icepop of answer", (0, 3), [0]),
-                                 ("tis of mean", (0, 5), [4]), ("icepop of mean", (0, 5), [4]),
-                                 ("inverse tis", (1, 4), [1, .5, .25])):
-        assert tables.SAMPLERS[name](x, *bounds).tolist() == values, name
+    found = {parsed(code)[0]: row.function(x, *(.6, 3)[:len(slots(code))]).tolist()
+             for code, row in terms.SAMPLERS.items()}
+    assert found == {"": [1, 1, 1], "decoupled": [.5, 2, 8], "tis": [.6, 2, 3],
+                     "icepop": [0, 2, 0], "tis of answer": [3], "icepop of answer": [0],
+                     "tis of mean": [3], "icepop of mean": [0], "inverse tis": [2, .6, .6]}
+
+
+SIZES = {"low": .2, "high": .25, "most": 3.0, "least": .5, "e": 2e-3, "N": 3.0, "rows": 3,
+         "share": .2, "factor": .04, "k3": 3.0}
+
+
+def setting(code):
+    """A row with some numbers, such as the search may find."""
+    return Setting(code, tuple(SIZES[name.removesuffix("_of_answer").removeprefix(
+        "inverse_").removeprefix("log_")] for name in slots(code)))
 
 
 def round_trips():
-    """Formulas that have, all together, every line of every table."""
-    ways = [{"ratio": name, "bounds": (.8, 1.25, 3.0)[:line.function.__code__.co_argcount - 1]}
-            for name, line in tables.RATIOS.items()]
-    ways += [{"shape": shape} for shape in tables.SHAPES]
-    ways += [{"sampler": name, "ratio": "clip", "bounds": (.8, 1.25),
-              "limits": (.5, 3.0)[:line.function.__code__.co_argcount - 1]}
-             for name, line in tables.SAMPLERS.items() if name]
-    advantages = [{"finish": name, "scale": "none" if "over" in name else "n-1 {}",
-                   "finish_number": 2.5 if "limit" in name else 1e-8} for name in tables.FINISHES]
-    advantages += [{"groups": name} for name in tables.GROUPS]
-    advantages += [{"scale": name, "epsilon": 2e-3 * (name != "none"),
-                    "centre": "mean" if "batch" in name else centre}
-                   for name, centre in zip(tables.SCALES, cycle(tables.CENTRES))]
-    kls = [("entropy", ""), *product([*tables.TERMS][1:], tables.REFERENCES)]
-    kls = [(kind, reference) for kind, reference in kls if kind != "k1" or not reference]
-    places = [name for name in tables.PLACES if name != "answer"]  # here it is what is trained
-    counts = [name for name in tables.COUNTS if "live" not in name and "{}" not in name]
-    terms = [(Term(kl, count, place, .04, reference),) for (kl, reference), place, count in zip(
-        [*kls, *kls], cycle(places), counts)]
-    for way, advantage, count, term in zip(cycle(ways), advantages * 2, cycle(tables.COUNTS),
-                                           [*terms, *[()] * len(advantages)]):
-        is_even = "over" in advantage.get("finish", "") or advantage.get("centre") == "by length"
-        if not ("{}" in count and is_even):  # their advantages have other sizes
-            yield Formula(**{"scale": "n-1 {}", "epsilon": 1e-4, **advantage, **way}, count=count,
-                          rows=3, terms=term)
+    """Formulas that have, all together, every row of every part of the table."""
+    ways = [{"ratio": setting(code)} for code in terms.RATIOS]
+    ways += [{"shape": setting(code)} for code in terms.SHAPES]
+    ways += [{"sampler": setting(code), "ratio": setting("clip {low} {high}")}
+             for code in terms.SAMPLERS if code]
+    advantages = [{"finish": Setting(code, (2.5 if "limit" in code else 1e-8,) * len(slots(code))),
+                   "scale": Setting("") if "over" in code else Setting("over n-1 {e}", (1e-4,))}
+                  for code in terms.FINISHES if "only" not in code]
+    advantages += [{"groups": setting(code)} for code in terms.GROUPS]
+    advantages += [{"scale": setting(code),
+                    "centre": Setting("mean" if "batch" in code else centre)}
+                   for code, centre in zip(terms.SCALES, cycle(terms.CENTRES))]
+    kls = [("entropy {factor}", ""), *product([*terms.TERMS][1:], terms.REFERENCES)]
+    kls = [(kl, reference) for kl, reference in kls if not reference or "k1 {factor}" not in kl
+           and "k3}" not in kl]
+    places = [code for code in terms.PLACES if code != "answer"]  # here it is what is trained
+    counts = [code for code in terms.COUNTS if "live" not in code and "{" not in code]
+    every = [(Term(setting(kl), Setting(count), place, reference),)
+             for (kl, reference), place, count in zip([*kls, *kls], cycle(places), counts)]
+    for way, advantage, count, term in zip(cycle(ways), advantages * 2, cycle(terms.COUNTS),
+                                           [*every, *[()] * len(advantages)]):
+        is_even = "over" in str(advantage.get("finish", "")) or "by length" in advantage.get(
+            "centre", "")
+        if not ("rows" in count and is_even):  # their advantages have other sizes
+            yield Formula(**{"scale": Setting("over n-1 {e}", (1e-4,)), **advantage, **way},
+                          count=setting(count), terms=term)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("formula", list(round_trips()), ids=lambda formula: (
-    f"{formula.ratio} {formula.shape} {formula.sampler} {formula.centre} {formula.scale} "
-    f"{formula.finish} {formula.count} {[(term.kind, term.place) for term in formula.terms]}"))
-def test_a_loss_made_of_lines_is_found_as_these_lines(formula):
+@pytest.mark.parametrize("formula", list(round_trips()), ids=lambda formula: " ".join(map(str, (
+    formula.ratio, formula.shape, formula.sampler, formula.centre, formula.scale, formula.finish,
+    formula.count, *(f"{term.setting} {term.place}" for term in formula.terms)))))
+def test_a_loss_made_of_rows_is_found_as_these_rows(formula):
     found = find_formula(lambda logits, batch: ours(logits, batch, formula))
     questions = frozenset({"credit", "shape", "ratio", "sampler"})
     wanted = Found(replace(formula, sure=questions), unexplained=0.0)
@@ -222,46 +243,127 @@ def to_four_digits(found):
 
 
 def found_as(*sure, **settings):
-    return Found(Formula(sure=frozenset(sure), **settings), unexplained=0.0)
+    return Found(replace(Formula().given(**settings), sure=frozenset(sure)), unexplained=0.0)
+
+
+def clipped(code, *numbers):
+    return {"ratio": Setting(code, numbers)}
 
 
 @pytest.mark.parametrize("question, settings, said", [
     ("credit", {"count": "token divided by the number of answers"}, "The number of answers"),
-    ("credit", {"groups": "batch "}, "An answer is compared with those of the whole"),
+    ("credit", {"groups": "batch"}, "An answer is compared with those of the whole"),
     ("credit", {"choice": "no unfinished"}, "Answers without an end are not trained, and count"),
-    ("ratio", {"ratio": "clip wrong side", "bounds": (.8, 1.2)}, "The clip is on the wrong"),
-    ("ratio", {"ratio": "mask", "bounds": (.8, 1.2)}, "Outside the bounds there is no"),
-    ("ratio", {"ratio": "clip", "bounds": (.2, 1.2)}, "The lower bound is far below 1"),
-    ("ratio", {"ratio": "clip", "bounds": (.72, 1.2)}, "The ratio may fall further than it"),
-    ("ratio", {"ratio": "clip", "bounds": (-math.inf, 1.2)}, "The clip has one bound alone"),
+    ("ratio", clipped("clip wrong side {low} {high}", .2, .2), "The clip is on the wrong"),
+    ("ratio", clipped("mask {low} {high}", .2, .2), "Outside the bounds there is no"),
+    ("ratio", clipped("clip {low} {high}", .8, .2), "The lower bound is far below 1"),
+    ("ratio", clipped("clip {low} {high}", .28, .2), "The ratio may fall further than it"),
+    ("ratio", clipped("clip {low} {high}", math.inf, .2), "The clip has one bound alone"),
     ("ratio", {"ratio": "inverse ratio"}, "The ratio is upside down")])
 def test_a_setting_is_told_if_the_question_has_an_answer(question, settings, said):
     [first, *_] = remarks(found_as(question, **settings))
     assert first.sentence.startswith(said) and remarks(found_as(**settings)) == []
-    assert remarks(found_as("ratio", ratio="clip", bounds=(.8, 1.28))) == []
+    assert remarks(found_as("ratio", **clipped("clip {low} {high}", .2, .28))) == []
+
+
+K3 = Setting("kl k3 {factor}", (.04,))
 
 
 @pytest.mark.parametrize("term, settings, code, mistake", [
-    (("k3", "answer", "answer"), {}, "kl k3 0.04 answer", []),
-    (("k3", "token", "trained", .04, " to old"), {}, "kl k3 0.04 to old", []),
-    (("k3", "token", "answer"), {"kinds": tables.ANSWER - {"end"}}, "kl k3 0.04 on answers", []),
-    (("k3", "constant over width of a row", "answer"), {},
-     "kl k3 0.04 constant over width of a row", ["kl constant over width of a row"]),
-    (("entropy", "sum", "all"), {"count": "sum"}, "entropy 0.04", ["entropy elsewhere"])])
+    ((K3, "answer", "answer"), {}, "kl k3 0.04 answer", []),
+    ((K3, "token", "trained", " to old"), {}, "kl k3 0.04 to old", []),
+    ((K3, "token", "answer"), {"odd": frozenset({"no end"})}, "kl k3 0.04 on answers", []),
+    ((K3, "constant over width of a row", "answer"), {},
+     "kl k3 0.04 constant over width of a row", ["kl k3 constant over width of a row"]),
+    ((Setting("entropy {factor}", (.04,)), "sum", "all"), {"count": "sum"}, "entropy 0.04",
+     ["entropy elsewhere"])])
 def test_a_term_says_its_counting_and_place_where_they_are_not_those_of_the_policy_loss(
         term, settings, code, mistake):
-    found = found_as(terms=(Term(*(*term, .04)[:max(4, len(term))]),), **settings)
+    kind, count, *rest = term
+    found = found_as(terms=(Term(kind, Setting(count), *rest),), **settings)
     assert code in codes(found) and named(found) == mistake
 
 
 def test_a_term_of_the_wrong_sign_passes_only_by_its_name():
     """A clause without a number does not name it, nor one with the number."""
-    for kind, clause in (("k3", "kl k3"), ("entropy", "entropy")):
-        found = found_as(terms=(Term(kind, "token", "answer", -.05),))
-        name = f"{clause.split()[0]} reversed"
-        for said, status in ((clause, 1), (f"{clause} -0.05", 1), (f"{clause}, {name}", 0)):
+    for kind in ("kl k3", "entropy"):
+        term = Term(Setting(kind + " {factor}", (-.05,)), Setting("token"), "answer")
+        found, name = found_as(terms=(term,)), f"{kind.split()[0]} reversed"
+        for said, status in ((kind, 1), (f"{kind} -0.05", 1), (f"{kind}, {name}", 0)):
             assert judge(found, said).status == status
         assert judge(found).status == 1
+
+
+@pytest.mark.parametrize("code, clause, is_so", [
+    ("kl k3 0.04 with ratio", "kl k3 with ratio 0.04", True),
+    ("kl k3 0.04 with ratio", "0.04 with ratio kl k3", True),
+    ("icepop 5", "icepop none 5", True), ("icepop 5", "icepop 0.5 5", False),
+    ("icepop 0.5 5", "icepop 5", False),
+    ("clip 0.2 0.28", "clip 0.20001 0.28", True), ("clip 0.2 0.28", "clip 0.2 0.2", False),
+    ("clip 0.2 0.28", "clip 0.2", True), ("clip 0.2 0.28 dual 3", "clip 0.2 0.28", False),
+    ("clip 0.2 0.28 dual 3", "dual 3 clip 0.2 0.28", True),
+    ("clip 0.2 0.28 dual 3", "dual 0.2 clip 0.28 3", False),
+    ("z n-1 0.0001 limit 5", "n-1 z limit 5", True), ("z n-1 0.0001", "z n-1 eps=1e-4", True),
+    ("batch z n-1 0.0001", "z batch n-1 1e-4", False),
+    ("kl k3 0.001 below 10", "kl k3 0.001", True), ("kl k3 0.001 below 5", "kl k3", False),
+    ("kl k3 0.001 below 10 to old", "kl k3 0.001 to old", True),
+    ("kl k3 0.001 below 10", "kl k3 0.001 below 12", False)])
+def test_a_clause_is_read_as_it_is_meant(code, clause, is_so):
+    """Its words in any order that says which clause it is, its numbers beside any word."""
+    assert is_said(code, *clauses_of(clause)) == is_so
+
+
+@pytest.mark.parametrize("code, clause", [  # what is printed now, and was printed before
+    ("z batch n-1 0.0001", "minus mean over batch n-1 0.0001"),
+    ("z n-1 of others 1e-06", "minus mean over n-1 of others 1e-06"),
+    ("leave one out over n-1 of others 1e-06", "minus leave one out over n-1 of others 1e-06"),
+    ("gmpo clip 0.4 0.4", "gmpo clip 0.32968 0.491825"), ("inverse tis 2", "inverse tis 0.5 none"),
+    ("kl k2 0.01 where k3 is below 10", "kl k2 where k3 is below 10 0.01")])
+def test_a_clause_that_was_printed_before_names_the_same_setting(code, clause):
+    assert is_said(code, *clauses_of(clause)) and is_said(code, code)
+    assert not is_said(code.replace("1", "3").replace("2", "5").replace("0.4", "0.3"),
+                       *clauses_of(clause))
+
+
+@pytest.mark.parametrize("wrong, said", [
+    ("tokens", "no clause is called 'tokens'. Near it: token;"),
+    ("gspo", "no clause is called 'gspo'. Near it: gspo clip {low} {high}; gspo ratio;"),
+    ("kl 0.04", "no clause is called 'kl 0.04'. Near it: kl k1 {factor}; kl k2 {factor}; kl k3"),
+    ("icepop answer 3", "no clause is called 'icepop answer 3'. Near it: icepop of answer {"),
+    ("leave-one-out", "no clause has the word 'leave-one-out'. Near it: leave one out;"),
+    ("entropie 0.01", "no clause has the word 'entropie'. Near it: entropy {factor};"),
+    ("z n-1 batch", "no clause is called 'z n-1 batch'. Near it: "),
+    ("qwertz", "no clause has the word 'qwertz'. --help lists all clauses"),
+    ("clip 0.2 0.2 3", "'clip 0.2 0.2 3' has more numbers than the clause `clip {low} {high}`"),
+    (",", "the expectation names no clause")])
+def test_what_is_no_clause_is_refused_with_those_near_it(wrong, said):
+    with pytest.raises(ValueError) as error:
+        clauses_of(f"z n-1 1e-4, {wrong}" if wrong != "," else wrong)
+    assert str(error.value).startswith(said)
+
+
+@pytest.mark.parametrize("former, settings", [  # names that were printed before in brackets
+    ("batch", {"groups": "batch"}), ("turns", {"groups": "turns"}),
+    ("batch n-1", {"scale": Setting("over batch n-1 {e}", (1e-4,))}),
+    ("batch n", {"scale": Setting("over batch n {e}", (1e-4,))}),
+    ("whitened again", {"scale": Setting("over n {e}", (1e-4,)),
+                        "finish": Setting("whitened n {e}", (1e-8,))}),
+    ("dead pushed", {"finish": Setting("over tokens n {e} max", (1e-8,))}),
+    ("counts replies", {"length": " (with replies)"}),
+    ("unfinished counted", {"choice": "no unfinished"}), ("no cut", {"choice": "no unfinished"}),
+    ("kl answer", {"terms": (Term(Setting("kl k3 {factor}", (.04,)), Setting("answer"), "answer"),)
+                   })])
+def test_a_name_that_was_printed_before_is_true_of_the_same_losses(former, settings):
+    found = found_as("credit", "tokens", **settings)
+    assert former in FORMER and judge(found, former).missing == []
+    assert judge(found_as("credit", "tokens"), former).missing == [former]
+
+
+def test_the_page_shows_clauses_that_are_known():
+    [page] = ROOT.glob("docs/**/formula.md")
+    table = [line for line in page.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
+    shown = re.findall(r"`([^`]+)`", "".join(table))
+    assert len(shown) > 30 and {parsed(code)[0] for code in shown} <= known().keys()
 
 
 def but(**changed):
@@ -340,6 +442,12 @@ def test_micro_batches_may_count_by_themselves_or_be_given_the_count_of_the_whol
     assert [name for name, share in shares.items() if share > 1e-6] == ["a part of a larger batch"]
 
 
+def from_call(number):
+    """A loss that is twice as large from this call on."""
+    calls = iter(range(10 ** 6))
+    return lambda logits, batch: make()(logits, batch) * (1 + (next(calls) >= number))
+
+
 @pytest.mark.parametrize("loss, sentence", [
     (lambda logits, batch: 1.0, "it returned a float, and a loss is a tensor with one number"),
     (lambda logits, batch: None, "it returned nothing, and a loss is"),
@@ -350,6 +458,8 @@ def test_micro_batches_may_count_by_themselves_or_be_given_the_count_of_the_whol
      "lab.formula calls loss(logits, batch), such as examples/a_loss.py, and this function has the "
      "arguments (log_prob, advantage, weight). `of_log_probs` makes a loss"),
     (lambda logits, batch: sys.exit(0), "it calls sys.exit"),
+    (lambda logits, batch: os._exit(0), "it calls sys.exit or os._exit"),
+    (from_call(400), "it remembers earlier calls"),
     (lambda logits, batch: logits[99], "it raised IndexError: index 99 is out of bounds for "
      "dimension 0 with size 16 (test_formula.py, line ")])
 def test_what_is_no_loss_is_refused_in_a_sentence(loss, sentence):
@@ -372,8 +482,17 @@ def test_what_is_detached_trains_nothing():
 
 def test_mistakes_come_first():
     said = judge(found_of("shift and sign")).in_words()
-    assert said[0] == "Mistakes: 2."
-    assert said[1].startswith("1. [sign reversed] ") and said[2].startswith("2. [shift 0] ")
+    assert said[0].startswith("Understood: ") and said[2] == "Mistakes: 2."
+    assert said[3].startswith("1. [sign reversed] ") and said[4].startswith("2. [shift 0] ")
+
+
+def test_what_is_not_understood_has_a_nearest_formula_and_a_token_where_it_differs():
+    said = judge(found_of("kl in the reward")).in_words()
+    assert said[0].startswith('Nearest: "z n-1 0.0001, token, ')
+    assert said[1].startswith("The loss is not understood: this formula leaves, of the gradient, ")
+    assert re.match(r"Where it differs, in [\w ]+: token \d+ of answer \d+ \(reward", said[2])
+    assert said[3].startswith('Sure is: "z n-1 0.0001, token')
+    assert not any(line.startswith("Mistakes") for line in said)
 
 
 GOOD = make(z(1, 1e-4), token, clip(.2, .28))
@@ -387,20 +506,19 @@ def test_an_expectation_holds_as_a_whole():
             (EXPECTED, [], []), (f"{EXPECTED}, no kl, temperature 1, end, understood", [], []),
             ("z n-1, token, clip", [], []),  # a number that is left out may be any
             ("z n-1 1e-4, token", [], ["clip 0.2 0.28"]),
-            ("z n 1e-4, token, clip 0.2 0.2", ["z n 0.0001", "clip 0.2 0.2"],
-             ["z n-1 0.0001", "clip 0.2 0.28"]),
-            (f"{EXPECTED}, tokens", ["tokens"], [])):
+            ("z n 1e-4, token, clip 0.2 0.2", ["z n 1e-4", "clip 0.2 0.2"],
+             ["z n-1 0.0001", "clip 0.2 0.28"])):
         verdict = judge(found, clauses)
         assert (verdict.missing, verdict.unexpected) == (missing, unexpected)
         assert verdict.status == bool(missing + unexpected)
     with pytest.raises(ValueError, match="names no clause"):
         judge(found, ",")
-    assert clauses_of("z  n-1 1E-4 ,token") == ["z n-1 0.0001", "token"]
     # numbers alone may be left out
-    dual = found_as("ratio", ratio="clip dual", bounds=(.8, 1.2, 3.0))
+    dual = found_as("ratio", **clipped("clip {low} {high} dual {most}", .2, .2, 3.0))
     assert judge(dual, "clip 0.2 0.2").status == 1
     assert judge(dual, "clip 0.2 0.2 dual 3").status == 0
-    found = found_as("credit", scale="n {}", epsilon=1e-4, finish="whitened n {}")
+    found = found_as("credit", scale=Setting("over n {e}", (1e-4,)),
+                     finish=Setting("whitened n {e}", (1e-8,)))
     assert "z n 0.0001 whitened n 1e-08" in judge(found, "z n 1e-4, token").unexpected
 
 
@@ -551,7 +669,7 @@ def test_the_folder_works_alone(tmp_path, monkeypatch, capsys):
         monkeypatch.setitem(sys.modules, path.stem, None)  # to import it is an error
     alone = importlib.import_module("grpo_formula.__main__")
     assert alone.main([str(tmp_path / "my_loss.py"), "--expect", "z n-1, token, no ratio"]) == 0
-    assert capsys.readouterr().out.count("Mistakes: none seen.") == 1
+    assert capsys.readouterr().out.count("Mistakes: none.") == 1
     with pytest.raises(SystemExit):
         alone.main(["--help"])
     helped = capsys.readouterr().out

@@ -1,0 +1,198 @@
+"""An expectation is written in clauses, and a clause names a code of the table (terms.py).
+
+    z n-1 1e-4, token, clip 0.2 0.28, kl k3 with ratio 0.04
+
+A clause has the words of a code and its numbers. The words may stand in another order, as long as
+only one code has them. A number belongs to the word before it, or else to the first place that has
+none. Numbers that are left out may be any.
+"""
+import math
+import re
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from functools import cache
+from itertools import product
+from typing import Any
+
+from .mistakes import UNUSUAL, WRONG
+from .terms import (CENTRES, CHOICES, COUNTS, FINISHES, GROUPS, LENGTHS, OLDS, OWN, RATIOS,
+                    REFERENCES, SAMPLERS, SCALES, SHAPES, TERMS, TOKENS)
+
+USUAL = frozenset({"end", "no kl", "no entropy", "temperature 1", "shift 1", "understood"})
+LEAST_TOLD = 10  # a KL may be cut here or above without a clause, as in verl and in NeMo-RL
+Numbers = tuple[float | None, ...]  # None where a number is left out
+# Names that were printed before for what a code says by itself now, and when they are true
+FORMER: dict[str, Callable[[Any], bool]] = {
+    "batch": lambda formula: formula.groups.code == "batch",
+    "turns": lambda formula: formula.groups.code == "turns",
+    "batch n": lambda formula: formula.scale.code.startswith("over batch n "),
+    "batch n-1": lambda formula: formula.scale.code.startswith("over batch n-1"),
+    "whitened again": lambda formula: is_whitened(formula) and formula.scale.code != "",
+    "dead pushed": lambda formula: (formula.finish.code.startswith("over") and not (
+        formula.scale.code or formula.groups.code) and formula.centre.code != "raw"),
+    "counts replies": lambda formula: formula.length.code == " (with replies)",
+    "unfinished counted": lambda formula: formula.choice.code == "no unfinished",
+    "no cut": lambda formula: formula.choice.code == "no unfinished",
+    **{f"{name} {count}".removesuffix(" {N}"): lambda formula, name=name, count=count: any(
+        (term.name, term.count.code) == (name, count) for term in formula.terms)
+       for name in ("kl", "entropy") for count in COUNTS}}
+
+
+def is_whitened(formula: Any) -> bool:
+    return formula.finish.code.startswith(("whitened", "over tokens"))
+
+
+def with_z(parts: Iterable[str]) -> str:
+    """The words of an advantage. Minus the mean and over a std is called `z`."""
+    return re.sub(r"mean over (batch )?n(?!\w)", r"z \1n", " ".join(filter(None, parts)))
+
+
+@cache
+def codes_of_table() -> list[str]:
+    """All codes of settings that can be printed."""
+    made = [with_z(parts) for parts in product(GROUPS, CENTRES, SCALES, FINISHES)]
+    made += [count + length for count, length in product(COUNTS, LENGTHS)]
+    made += [f"{shape} undetached" for shape in SHAPES if shape]
+    for codes in (TOKENS, CHOICES, SHAPES, OLDS, RATIOS, SAMPLERS):
+        made += filter(None, codes)
+    return made + ["".join(parts) for parts in product(
+        TERMS, REFERENCES, ("", *(f" {count.removesuffix(' {N}')}" for count in COUNTS)),
+        ("", OWN, " (with prompt)"), ("", " on answers"))]
+
+
+@cache
+def known() -> dict[str, str]:
+    """The words of all clauses, and the code that has these words."""
+    names = *WRONG, *UNUSUAL, *USUAL, *FORMER, "not understood", "temperature {T}"
+    return {words_of(code): code for code in (*codes_of_table(), *names)}
+
+
+@cache
+def in_any_order() -> dict[tuple[str, ...], list[str]]:
+    """The codes that have the same words."""
+    found: dict[tuple[str, ...], list[str]] = {}
+    for words in known():
+        found.setdefault(tuple(sorted(words.split())), []).append(words)
+    return found
+
+
+def number_in(word: str) -> float | None:
+    """The number that a word is, if it is one; `none` is a bound that is not there."""
+    try:
+        return math.inf if word == "none" else None if word == "nan" else float(word)
+    except ValueError:
+        return None
+
+
+def words_of(code: str) -> str:
+    """A code without its numbers and their names in braces."""
+    return " ".join(word for word in code.split()
+                    if number_in(word) is None and not word.startswith("{"))
+
+
+def words_before_numbers(code: str) -> list[str]:
+    """For each number of a code the word that stands before it."""
+    found, before = [], ""
+    for word in code.split():
+        if number_in(word) is None and not word.startswith("{"):
+            before = word
+        else:
+            found.append(before)
+    return found
+
+
+@cache
+def parsed(said: str) -> tuple[str, Numbers]:
+    """The words of a code or a clause in the order of the table, and its numbers."""
+    words = words_of(said)
+    same = in_any_order().get(tuple(sorted(words.split())), [])
+    if words not in known() and len(same) == 1:
+        words = same[0]
+    values = [value for value in map(number_in, said.split()) if value is not None]
+    places = words_before_numbers(known().get(words, said))
+    numbers: list[float | None] = [None] * len(places)
+    rest = []
+    for before, value in zip(words_before_numbers(said), values):
+        own = [k for k, word in enumerate(places) if word == before and numbers[k] is None]
+        if own:
+            numbers[own[0]] = value
+        else:
+            rest.append(value)
+    for value in rest:
+        if None in numbers:
+            numbers[numbers.index(None)] = value
+    if known().get(words) in SAMPLERS and len(values) == 1 and len(places) == 2:
+        numbers = [math.inf, *values]  # without a lower bound
+    return words, tuple(numbers)
+
+
+def clauses_of(expected: str) -> list[str]:
+    """The clauses of an expectation, which has commas between them. What is no clause is refused
+    with those near it."""
+    found = []
+    for said in expected.split(","):
+        clause = " ".join(re.sub(r"\b(eps|epsilon)\b|=", " ", said).split())
+        clause = with_z([clause.removeprefix("minus ")])
+        if clause:
+            refuse_unknown(clause)
+            found.append(clause)
+    if not found:
+        raise ValueError("the expectation names no clause, such as: z n-1 1e-4, token, "
+                         "clip 0.2 0.28")
+    return found
+
+
+def refuse_unknown(clause: str) -> None:
+    words, numbers = parsed(clause)
+    if words in known():
+        if len(words_before_numbers(clause)) > len(numbers):
+            raise ValueError(f"{clause!r} has more numbers than the clause `{known()[words]}`")
+        return
+    vocabulary = {word for code in known() for word in code.split()}
+    strange = [word for word in words.split() if word not in vocabulary]
+    said = f"has the word {strange[0]!r}" if strange else f"is called {clause!r}"
+    near = neighbours(words)
+    raise ValueError(f"no clause {said}. " + (f"Near it: {'; '.join(near)}" if near else
+                                              "--help lists all clauses"))
+
+
+def neighbours(words: str) -> list[str]:
+    """Three codes of the table that are written alike, or have most of these words and few others.
+    """
+    codes = {words_of(code): code for code in codes_of_table()}
+    vocabulary = sorted({word for code in codes for word in code.split()})
+    parts = [part for word in words.split()
+             for part in ([word] if word in vocabulary else word.split("-"))]
+    meant = {near for part in parts for near in get_close_matches(part, vocabulary, 1)}
+    others = {code: len(meant ^ set(code.split())) for code in codes if meant & set(code.split())}
+    alike = get_close_matches(words, codes, 1, .8)
+    alike += sorted(others, key=lambda code: (others[code], code))[:3]
+    return [codes[code] for code in dict.fromkeys(alike)][:3]
+
+
+def is_said(code: str, clause: str) -> bool:
+    """Whether a clause has this code. A bound of a KL may be left out, if it is wide."""
+    if "below" not in clause:
+        code = re.sub(r" (where k3 is )?below (\S+)", lambda found: (
+            "" if float(found[2]) >= LEAST_TOLD else found[0]), code)
+    (words, numbers), (wanted, given) = parsed(code), parsed(clause)
+    return words == wanted and (agree(numbers, given) or agree(numbers, as_before(words, given)))
+
+
+def agree(numbers: Numbers, given: Numbers) -> bool:
+    return len(numbers) == len(given) and all(
+        other is None or one == other or math.isclose(one or 0.0, other, rel_tol=1e-4)
+        for one, other in zip(numbers, given))
+
+
+def as_before(words: str, given: Numbers) -> Numbers:
+    """The numbers of a clause whose numbers had another meaning before. The bounds of GMPO were
+    those of the ratio, and these of one log-ratio up and down have the product 1."""
+    if None in given or len(given) != 2:
+        return given
+    low, high = given
+    if words == "gmpo clip" and low < 1 and math.isclose((1 - low) * (1 + high), 1, rel_tol=1e-4):
+        return -math.log(1 - low), math.log(1 + high)
+    if words == "inverse tis" and 0 < low < high:  # they were those of old over sampler
+        return math.inf if math.isinf(high) else 1 / high, 1 / low
+    return given
