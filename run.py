@@ -13,6 +13,7 @@ Every file is written whole or not at all, so a run can be killed at any time. T
 run, with other parts for the same loop.
 """
 import argparse
+import ast
 import difflib
 import fcntl
 import hashlib
@@ -27,6 +28,7 @@ import shlex
 import shutil
 import signal
 import sys
+import textwrap
 import time
 import typing
 from collections.abc import Callable, Iterable, Iterator
@@ -50,7 +52,7 @@ HERE = Path(__file__).resolve().parent
 AXES: dict[str, dict[str, Any]] = {  # choices by name, which may have flags of their own
     "task": {"countdown_task": Task}, "mitigation": MITIGATIONS, "advantage": ADVANTAGES}
 # entries of config.json that are no settings
-NOT_SETTINGS = {"versions", "held_out_problems", "model_config"}
+NOT_SETTINGS = {"versions", "held_out_problems", "functions", "model_config"}
 # settings that a resumed run may change, because no number so far depends on them
 CHANGEABLE = {"steps", "threads", "checkpoint_every"}
 TYPES = {int: "a whole number", float: "a finite number", str: "a text", bool: "yes or no"}
@@ -321,8 +323,15 @@ class Run:
             "held_out_problems": digest_of(
                 [self.task.show(problem) for problem in self.task.held_out_problems(s.eval_tasks)]
             ) if s.eval_every else None,
+            "functions": self.functions(AXES),
             "model_config": asdict(self.model.config),
             "versions": {"torch": torch.__version__, "numpy": np.__version__}}
+
+    def functions(self, axes: Any) -> dict[str, str]:
+        """Digests of the chosen functions, so that runs of two versions are not compared as one."""
+        chosen = {axis: getattr(self.settings, axis) for axis in ("mitigation", "advantage")}
+        return {axis: digest_of(source_of(axes[axis][name])) for axis, name in chosen.items()
+                if name in axes[axis]}
 
     def make_folder(self) -> None:
         s, size = self.settings, sum(parameter.numel() for parameter in self.model.parameters())
@@ -445,6 +454,24 @@ def digest_of(what: object) -> str:
         with open(what, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()[:12]
     return hashlib.sha256(repr(what).encode(errors="surrogatepass")).hexdigest()[:12]
+
+
+def source_of(function: Callable[..., Any]) -> dict[str, str]:
+    """The text of a function without comments, and of the functions, numbers and texts of its file
+    that it names."""
+    known, found, waiting = vars(sys.modules[function.__module__]), dict[str, str](), [function]
+    for one in waiting:
+        with suppress(OSError):  # it was typed at a prompt
+            tree = ast.parse(textwrap.dedent(inspect.getsource(one)))
+            found[one.__name__] = ast.unparse(tree)
+            for name in {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}:
+                value = known.get(name)
+                is_code = inspect.isfunction(value) or inspect.isclass(value)
+                if is_code and value.__module__ == function.__module__ and name not in found:
+                    waiting.append(value)
+                elif isinstance(value, (int, float, str)):
+                    found[name] = repr(value)
+    return dict(sorted(found.items()))
 
 
 def printable(text: str) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from lab.engine.methods import refuse_other_values
+from lab.engine.methods import METHODS, refuse_other_values
 from lab.engine.errors import NotFinite, UserError, location_of, refuse_undefined
 from lab.engine.model_folder import write_model_folder
 from lab.credit.weightings import advantage_of, drop_unfinished, rescaled_weight
@@ -205,7 +205,7 @@ class LabRun(Run):
         return super().config() | provenance() | {
             "threads": torch.get_num_threads(), "reward": self.task.rewarded,
             "trained_parameters": sum(one.numel() for one in self.trained.values()),
-            "made_of": made_of(self.settings)}
+            "made_of": made_of(self.settings), "functions": self.functions(METHODS)}
 
     def make_folder(self) -> None:
         s, trained = self.settings, sum(one.numel() for one in self.trained.values())

@@ -26,7 +26,7 @@ PLACEBOS = ("none", "weights", "weights_by_kind", "weights_by_position",
 LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for a step
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "versions", "git_commit", "model_config", "reward", "ranks", "notes", "held_out_problems",
-    "columns_temperature", "made_of", "changed", "finished", "trained_parameters")
+    "functions", "columns_temperature", "made_of", "changed", "finished", "trained_parameters")
 GONE = {"warmup_steps": 0, "decay": "none"}  # settings of earlier runs, and their defaults
 # when a setting has an effect
 KL: Requirement = (lambda s: s.kl > 0, "--kl above 0")

@@ -1,4 +1,7 @@
 """Which runs are one arm, which arm is the baseline, and what is not compared."""
+import importlib
+import sys
+
 import pytest
 from conftest import evaluation, refusal, write_log
 from logs import arms_in, rows_in, write_run
@@ -6,6 +9,7 @@ from logs import arms_in, rows_in, write_run
 from lab.analysis.comparison import AT_THE_END, arms_of, gain_table, same_part
 from lab.analysis.run_folders import read_run
 from lab.tools import compare
+from run import source_of
 
 
 @pytest.fixture
@@ -104,6 +108,37 @@ def test_two_versions_of_a_function_are_not_one_arm(tmp_path, one, other, functi
     assert len(arms_of(both)) == 2
     is_named = any(note.endswith(f"the same {function}") for note in same_part(both)[1])
     assert is_named == ("functions" in one)
+
+
+IDEA = """
+STRENGTH = 2
+def helper(x):
+    return x + 1
+def unused(x):
+    return x
+class State:
+    def of(self, x):
+        return helper(x)
+def my_idea(rollouts):
+    # a comment
+    return [helper(STRENGTH * x) for x in rollouts], State
+"""
+
+
+@pytest.mark.parametrize("before, after, is_other", [
+    ("STRENGTH = 2", "STRENGTH = 3", True), ("x + 1", "x + 2", True), ("# a comment", "#", False),
+    ("[helper", "[2 * helper", True), ("return helper(x)", "return x", True),
+    ("    return x\nclass", "    return -x\nclass", False)])
+def test_a_version_is_the_function_and_what_it_names_in_its_file(tmp_path, monkeypatch, before,
+                                                                 after, is_other):
+    """Wherever it names it, as in a list. Comments are no part of it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    found = []
+    for number, text in enumerate((IDEA, IDEA.replace(before, after))):
+        (tmp_path / f"idea{number}.py").write_text(text)
+        found.append(source_of(importlib.import_module(f"idea{number}").my_idea))
+        del sys.modules[f"idea{number}"]
+    assert text != IDEA and (found[0] != found[1]) == is_other
 
 
 def test_a_record_with_a_hole_is_not_compared(tmp_path):
