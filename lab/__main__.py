@@ -26,7 +26,7 @@ COMMANDS = {
     "Which tokens have credit, and does knowing the credit help?": {
         name: f"probes.{name}" for name in ("planted", "decided")},
     "Which claims of the earlier notes hold?": {
-        name: f"probes.{name}" for name in ("notes", "phase1", "rank", "sparsity", "baseline")}}
+        name: f"probes.{name}" for name in ("claims", "notes")}}
 MODULES = {name: f"lab.{file}" for chapter in COMMANDS.values()
            for name, file in chapter.items()}
 READ_ONLY = ("To read and to copy:\n"

@@ -41,7 +41,7 @@ from lab.engine.tokens import KINDS, SECTIONS
 from grpo import gradient_size
 from lab.harness.flags import Flag
 from lab.harness.record import credit_path, provenance, write_credit
-from lab.probes.notes_sums import CLASSES, class_codes
+from lab.probes.classes import CLASSES, class_codes
 from lab.harness.screen import show_status
 from lab.probes.common import MODEL_FLAGS, Findings, policy_from_flags, sample_batch
 from run import append, make_run

@@ -1,137 +1,78 @@
-"""Has GRPO's gradient rank 2?
+"""The ranks of a group's gradient, with any advantages.
 
-    python -m lab rank
-    python -m lab rank --model path/to/Qwen2.5-0.5B --questions 1 --answers 8
-
-It has been claimed that advantages which sum to zero give the gradient an intrinsic rank of about
-2, whatever the size R of the group, and that token rewards would raise this rank, as a critic or
-another baseline might. The claim defines neither the matrix nor the rank. So two matrices are
-measured:
+The paper says that advantages which sum to zero give the gradient an effective rank of about 2, but
+neither of which matrix nor which rank. So two matrices are measured:
 
     A   a matrix with a row for each of the R answers, and a column for each parameter. Row i is
         answer i's part of the gradient, sum_t A_it grad log p(y_it)
     B   the gradient of the whole group with respect to one weight matrix, that of mlp.up_proj in
         the middle layer
 
-Five ranks are computed from the singular values s_1 >= s_2 >= ... of each:
+and of each, five ranks from its singular values s_1 >= s_2 >= ...:
 
-    threshold   how many of them are above a hundredth of s_1
-    90%, 99%    how many of them make up 90% or 99% of the sum of s^2
     entropy     exp(-sum q log q), where q = s / sum s (Roy and Vetterli 2007)
     stable      sum s^2 / s_1^2
-
-The advantages are those of a group of the first R answers: the z-score, and as controls
-
-    shuffled     the z-scores of other answers
-    random sum   random normal numbers that sum to zero and do not depend on the rewards
-    all equal    1 for every answer, which is supervised fine-tuning on all of them
-    no baseline  the reward itself
-    by token     a number of its own for each token: a random normal number; or planted rewards.
-                 There each number token has the reward 1, and a token gets the sum of the rewards
-                 that follow it, minus the group's mean at its position
-    a critic     --advantage gae with lambda 0.95, whose critic was first trained on
-                 --critic_batches batches of 8 other problems
+    90%, 99%    how many of them make up 90% or 99% of the sum of s^2
+    threshold   how many of them are above a hundredth of s_1
 
 Part of the question needs no measurement. To multiply a row by a number other than 0 does not
 change the rank, so advantages that sum to zero do not lower the rank of A. They only make the sum
 of the rows a combination of R - 1 differences. If there are only two distinct rewards, this sum is
-a multiple of one vector: the mean of the right answers minus the mean of the wrong ones. And a
-vector has no rank. The advantages rloo and dr_grpo are the z-score times a number, so they have the
-same ranks.
+a multiple of one vector, the mean of the right answers minus that of the wrong ones, and a vector
+has no rank.
 
 The ranks of A are computed from its Gram matrix (R x R, in float32, summed in float64). Gradients
-are kept for one part of the parameters at a time, so that they take at most 4 GiB. Each part needs
-a pass over all answers of its own. Groups whose rewards are all equal are left out.
+are kept for one part of the parameters at a time, so that they take at most 4 GiB, and each part
+needs a pass over all answers of its own.
 """
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 
+from grpo import group_z_score
 from lab.analysis.statistics import Estimate, mean_over
-from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from lab.credit.critic import gae
-from lab.engine.errors import UserError
 from lab.engine.forward import response_log_probs
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts
 from lab.engine.tokens import NUMBER
-from grpo import group_z_score
-from lab.harness.flags import Flag
 from lab.harness.screen import show_status
-from lab.probes.common import MODEL_FLAGS, Findings, policy_from_flags, sample_batch
+from lab.probes.common import sample_batch
 
-GROUP_SIZES = (2, 4, 8, 16)
+GROUP_SIZES = (2, 4, 8)
+ANSWERS = max(GROUP_SIZES)
 COLUMNS_AT_ONCE = 2 ** 15  # of more of them float32 loses the last digits
-FLAGS = {
-    **MODEL_FLAGS,
-    "questions": Flag(12, "number of problems, each with matrices of its own", least=1,
-                      most=10_000),
-    "answers": Flag(16, "answers to each problem. Groups are the first 2, 4, 8 and 16 of them",
-                    least=2, most=1000),
-    "critic_batches": Flag(16, "batches that the critic is first trained on; 0 leaves this arm out",
-                           least=0, most=10_000),
-    "critic": Flag("head",
-                   "the critic. head: linear in the hidden state. trunk: a network of its own",
-                   choices=("head", "trunk"),
-                   requires=(lambda s: s.critic_batches > 0, "--critic_batches above 0"))}
 MEMORY = 2 ** 32  # bytes for gradients
-RANDOM, NO_BASELINE = "random by token", "no baseline"
-MAIN = 8  # the group size at which advantages are compared
-Z, ONES, PLANTED, CRITIC = "z-score", "all equal", "planted rewards by token", "a critic (gae)"
+Z, SHUFFLED, RANDOM_SUM, NO_BASELINE, ONES = OF_ANSWERS = (
+    "z-score", "shuffled", "random sum", "no baseline", "all equal")
+PLANTED, RANDOM, CRITIC = "planted rewards by token", "random by token", "a critic (gae)"
 Kinds = dict[str, torch.Tensor]  # by the way in which tokens are weighted
 # (matrix, advantage, R): the ranks for each problem
 FoundRanks = dict[tuple[str, str, int], list[dict[str, float]]]
 
 
-def measure(args: SimpleNamespace, folder: Path) -> Findings:
-    policy, found = policy_from_flags(args), defaultdict(list)
-    critic = critic_of(policy, args) if args.critic_batches else None
-    learned = critic and critic.metrics["explained_variance"]
-    for number in range(args.questions):
-        show_status(f"problem {number + 1} of {args.questions}")
-        rollouts = sample_batch(policy, 1, args.answers, step=1 + number)
+def found_ranks(policy: Policy, problems: int, critic: gae | None = None) -> FoundRanks:
+    """The ranks of some problems with 8 answers each. Groups are the first 2, 4 and 8 of them, and
+    those whose rewards are all equal are left out."""
+    found: FoundRanks = defaultdict(list)
+    for number in range(problems):
+        show_status(f"ranks: problem {number + 1} of {problems}")
+        rollouts = sample_batch(policy, 1, ANSWERS, step=1 + number)
         if rollouts.advantage.any():
-            kinds = token_weights(policy, rollouts, critic)
-            grams, rows = gradients_of_answers(policy, rollouts, kinds)
-            add_ranks(rollouts, grams, rows, found)
-    if not found:
-        raise UserError("all answers to the same problem have equal rewards. More --questions or "
-                        "--answers may help")
-    parts = part_count(policy, kinds, args.answers)
-    intro = [f"{policy.folder} gave {args.answers} answers to each of {args.questions} problems. "
-             f"The gradients took {parts} passes over the answers, each with {len(kinds)} backward "
-             "passes for an answer.",
-             "Row i of A is answer i's part of the gradient. B is the group's gradient of "
-             f"mlp.up_proj in layer {middle_layer(policy)}."]
-    if critic:
-        intro.append(f"In the last batch that it learned from, the critic ({args.critic}) "
-                     f"explained {learned:.2f} of the variance of its targets.")
-    return Findings("Has GRPO's gradient rank 2?", intro,
-                    [ranks_by_size(found), ranks_by_advantage(found)])
+            kinds = token_weights(rollouts)
+            if critic:
+                kinds[CRITIC] = critic(rollouts, policy)
+            add_ranks(rollouts, *gradients_of_answers(policy, rollouts, kinds), found)
+    return found
 
 
-def critic_of(policy: Policy, args: SimpleNamespace) -> gae:
-    """A critic trained on problems that are not measured. Each measured problem teaches it, too,
-    after its advantages were made."""
-    critic = gae(policy, gae_lambda=0.95, critic=args.critic)
-    for batch in range(args.critic_batches):
-        show_status(f"batch {batch + 1} of {args.critic_batches} of the critic")
-        critic(sample_batch(policy, 8, args.answers, step=1 + args.questions + batch), policy)
-    return critic
-
-
-def token_weights(policy: Policy, rollouts: Rollouts, critic: gae | None = None) -> Kinds:
-    """(B, T) each: what tokens are weighted by, 1 or a credit of their own."""
+def token_weights(rollouts: Rollouts) -> Kinds:
+    """(B, T) each: what tokens are weighted by, 1 or a number of their own."""
     noise = torch.randn(rollouts.mask.shape, generator=rollouts.generator)
-    kinds = {ONES: rollouts.mask.float(), PLANTED: planted(rollouts),
-             RANDOM: noise.to(rollouts.mask.device) * rollouts.mask}
-    if critic:
-        kinds[CRITIC] = critic(rollouts, policy)
-    return kinds
+    return {ONES: rollouts.mask.float(), PLANTED: planted(rollouts),
+            RANDOM: noise.to(rollouts.mask.device) * rollouts.mask}
 
 
 def planted(rollouts: Rollouts) -> torch.Tensor:
@@ -228,8 +169,8 @@ def advantages_of(rollouts: Rollouts, R: int) -> Kinds:
     order = torch.randperm(R, generator=rollouts.generator)
     return {
         Z: z,
-        "shuffled": z[order],
-        "random sum": drawn - drawn.mean(),
+        SHUFFLED: z[order],
+        RANDOM_SUM: drawn - drawn.mean(),
         NO_BASELINE: rollouts.reward[:R].cpu().double(),
         ONES: torch.ones(R, dtype=torch.float64)}
 
@@ -271,57 +212,3 @@ RANKS: dict[str, Callable[[torch.Tensor], float]] = {  # of singular values, the
 def mean_rank(found: FoundRanks, matrix: str, arm: str, R: int, rank: str) -> Estimate:
     of_problems = found.get((matrix, arm, R), [])
     return mean_over([ranks[rank] for ranks in of_problems])
-
-
-def main_size(found: FoundRanks) -> int:
-    return max(R for _, _, R in found if R <= MAIN)
-
-
-def ranks_by_size(found: FoundRanks) -> Table:
-    """The ranks with the z-score, by the size of the group."""
-    sizes, main = sorted({R for _, _, R in found}), main_size(found)
-    rows = list[Row]()
-    for matrix in "AB":
-        for rank in RANKS:
-            row: Row = [f"{matrix}: {rank}"]
-            for R in sizes:
-                estimate = mean_rank(found, matrix, Z, R, rank)
-                row.append(estimate if R == main else estimate.value)
-            rows.append([*row, mean_rank(found, matrix, ONES, main, rank).value])
-    formats = {"rank": "", **{f"R={R}": ".2f" for R in sizes}, ONES: ".2f"}
-    problems = len(found["A", Z, main])
-    return Table("sizes", "The rank of the gradient with z-scores as advantages, by the size R of "
-                 "the group", by_row(formats, rows), "",
-                 ["Numbers are means over the problems whose answers differ in reward, of which "
-                  f"there are {problems} at R = {main}. The kinds of rank are explained by python "
-                  "-m lab rank --help. A has R rows, so its rank is at most R, and R = 2 "
-                  "shows nothing about it"],
-                 {"rank": "matrix and rank", f"R={main}": f"R={main}{WITH_INTERVAL}",
-                  ONES: f"all advantages equal, R={main}"})
-
-
-def ranks_by_advantage(found: FoundRanks) -> Table:
-    """Entropy and stable rank with every advantage; and by problem the entropy rank minus that with
-    the z-score."""
-    R, rows = main_size(found), list[Row]()
-    for arm in dict.fromkeys(arm for _, arm, _ in found):
-        row: Row = [arm]
-        for matrix in "AB":
-            pairs = zip(found[matrix, arm, R], found[matrix, Z, R])
-            change = mean_over([one["entropy"] - z["entropy"] for one, z in pairs])
-            entropy = mean_rank(found, matrix, arm, R, "entropy")
-            stable = mean_rank(found, matrix, arm, R, "stable")
-            row += [entropy.value, stable.value, change]
-        rows.append(row)
-    formats, headings = {"advantage": ""}, {}
-    for matrix in "AB":
-        headings[f"{matrix} entropy"] = f"entropy rank of {matrix}"
-        headings[f"{matrix} stable"] = f"stable rank of {matrix}"
-        formats |= {f"{matrix} entropy": ".2f", f"{matrix} stable": ".2f",
-                    f"{matrix} change": "+.2f"}
-        headings[f"{matrix} change"] = (f"entropy rank of {matrix} minus that with the "
-                                        f"z-score{WITH_INTERVAL}")
-    return Table("arms", f"Does credit by token raise the rank? Groups of {R} answers",
-                 by_row(formats, rows), "",
-                 ["Differences are paired by problem. Each interval is for one comparison, and not "
-                  "corrected for their number"], headings)

@@ -15,8 +15,8 @@ from runs import assert_programs_say_how_to_start, says
 FLAGS = {name: vars(importlib.import_module(file)).get("FLAGS", {})
          for name, file in overview.MODULES.items()}
 PLACES = {"follow": ["RUN"], "sample": ["RUN", "PROBLEM"], "pass_at_k": ["RUN"], "idea": ["rloo"],
-          "compare": ["RUN"], "experiment": ["PLAN"], "notes": ["RUN"], "exact": ["rloo"],
-          "diagnose": ["LOG"], "guesser": ["FOLDER"]}
+          "compare": ["RUN"], "experiment": ["PLAN"], "notes": ["RUN"], "claims": ["RUN"],
+          "exact": ["rloo"], "diagnose": ["LOG"], "guesser": ["FOLDER"]}
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +95,6 @@ TINY = ROOT / "models/tiny"
 
 @pytest.mark.parametrize("typed, said", [
     # a flag that would be read and ignored; the same flag where it has an effect is taken
-    ("rank --critic_batches 0 --critic trunk", "--critic has no effect without --critic_batches"),
     ("preflight --out x", "--out has no effect, because nothing is trained or written"),
     ("preflight --answers 8 --group 9", "groups of 9 answers are planned"),
     ("idea gtpo --look RUN", "gtpo is an advantage, and --look shows weights"),

@@ -187,12 +187,12 @@ def test_an_idea_is_looked_at_there(learner, monkeypatch, capsys):
     assert "each kind's share" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("probe, flags", [
-    ("baseline", ["--questions", "4"]), ("phase1", ["--questions", "4"]),
-    ("decided", ["--continuations", "2", "--problems", "2"]),
-    ("rank", ["--questions", "4", "--critic_batches", "1"])])
-def test_probes_are_made_there(learner, tmp_path, monkeypatch, probe, flags):
+def test_probes_are_made_there(learner, whole, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     with second_device(monkeypatch):
-        research([probe, "--model", str(learner), "--answers", "8", *SMALL, *flags])
-    assert (tmp_path / "results" / f"{probe}-s0" / "numbers.json").exists()
+        research(["decided", "--model", str(learner), "--answers", "8", *SMALL,
+                  "--continuations", "2", "--problems", "2"])
+        research(["claims", str(whole), "--device", "cuda", "--problems", "3",
+                  "--only", "phase,rank_2,mean_is_best,value_is_hard,sparser"])
+    assert (tmp_path / "results" / "decided-s0" / "numbers.json").exists()
+    assert "rank_2" in capsys.readouterr().out

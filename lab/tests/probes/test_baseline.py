@@ -1,14 +1,12 @@
-"""The best baseline by hand and by a grid, squares of gradients, a run."""
-import json
-
+"""The best baseline by hand and by a grid, and squares of gradients."""
 import numpy as np
 import pytest
 import torch
 from conftest import gradients, spoken
 
 from lab.engine.forward import response_log_probs
-from lab.__main__ import main
-from lab.probes.baseline import bandit, baselines, best_baseline, others_table, squares
+from lab.probes.baseline import (BATCH_MEAN, BEST, BY_LENGTH, MEAN, NONE, bandit, baselines,
+                                 best_baseline, squares)
 
 
 def test_the_best_baseline_by_hand_and_by_a_grid():
@@ -32,20 +30,12 @@ def test_estimators_by_hand():
     """From the other answers. Rewards 0 1 1 have lengths 1 1 2 and |g|^2 1 2 3; and 0 0 3."""
     reward = np.array([[0.0, 1, 1], [0, 0, 3]])
     square, length = np.array([[1.0, 2, 3]] * 2), np.array([[1.0, 1, 2]] * 2)
-    found = {name.split()[0]: values[0].tolist() for name, values in
-             baselines(reward, square, length).items()}
-    assert found["none"] == [0] * 3
-    others, by_length, by_square = ([1, 0.5, 0.5], [1, 2 / 3, 0.5], [1, 3 / 4, 2 / 3])
-    assert found["by"] == pytest.approx(by_square)
-    all_found = list(baselines(reward, square, length).values())
-    assert all_found[0][0].tolist() == pytest.approx(others)
-    assert all_found[2][0].tolist() == pytest.approx(by_length)
-    assert all_found[4].tolist() == [[1.0] * 3, [pytest.approx(2 / 3)] * 3]
-    table = others_table(reward, square, length)
-    noise = dict(zip([row[0] for row in table.rows], [row[1] for row in table.rows]))
-    first = (1 * 1 + 0.25 * 2 + 0.25 * 3) / 3
-    second = (1.5 ** 2 * 1 + 1.5 ** 2 * 2 + 9 * 3) / 3
-    assert noise["mean of the others (RLOO)"] == pytest.approx((first + second) / 2)
+    found = baselines(reward, square, length)
+    assert found[NONE][0].tolist() == [0] * 3
+    assert found[MEAN][0].tolist() == pytest.approx([1, 0.5, 0.5])
+    assert found[BY_LENGTH][0].tolist() == pytest.approx([1, 2 / 3, 0.5])
+    assert found[BEST][0].tolist() == pytest.approx([1, 3 / 4, 2 / 3])
+    assert found[BATCH_MEAN].tolist() == [[1.0] * 3, [pytest.approx(2 / 3)] * 3]
 
 
 def test_squares_are_those_of_one_backward_pass_each(policy):
@@ -56,15 +46,6 @@ def test_squares_are_those_of_one_backward_pass_each(policy):
         response_log_probs(policy.model, rollouts, torch.tensor([b])).sum().backward()
         assert found[b] == pytest.approx(gradients(policy.model).double().square().sum().item(),
                                          rel=1e-4)
+    tripled = squares(policy, rollouts, 3 * rollouts.mask.float())
+    assert tripled == pytest.approx(9 * found, rel=1e-4)
     policy.model.zero_grad(set_to_none=True)
-
-
-def test_a_run(tmp_path, learner, capsys):
-    main(["baseline", "--threads", "1", "--questions", "4", "--answers", "4", "--max_new_tokens",
-          "10", "--model", str(learner), "--out", str(tmp_path / "x")])
-    others, conditions = json.loads((tmp_path / "x/numbers.json").read_text())["tables"]
-    assert {row["baseline"] for row in others["rows"]} >= {
-        "none", "mean of the others (RLOO)", "by length (OPO)", "by |g|^2 (b*)",
-        "mean of other problems (batch mean)"}
-    assert sum(abs(row["cost"]) < 1e-9 for row in conditions["rows"]) == 4
-    capsys.readouterr()

@@ -1,23 +1,24 @@
 """The earlier experiment's tables: every number again from the tokens one by one, and small ones by
 hand."""
 import statistics
+from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import credit_columns, refusal, write_log
-from logs import arms_in, by_name, ids_of, make, plain_rows, random_log, rows_in, titles_in
+from logs import by_name, ids_of, make, plain_rows, random_log, rows_in, titles_in
 
-from lab.probes import notes, notes_compared, notes_sums, notes_tables
 from lab.__main__ import main
 from lab.analysis.run_folders import read_run
-from lab.analysis.comparison import Gain
-from lab.analysis.statistics import Estimate
+from lab.probes import notes
+from lab.probes.classes import class_of, t_of_positions
+from lab.probes.run_tokens import RunTokens
 
 UNITS = {"contribution": "old", "gradient": "new"}
 
 
 def notes_of(folder):
-    return notes_sums.Notes(read_run(folder))
+    return RunTokens(read_run(folder))
 
 
 def with_the_notes_columns(rows):
@@ -25,7 +26,7 @@ def with_the_notes_columns(rows):
     top = (longest - 1) / longest
     for row in rows:
         row["contribution"] = row["advantage"] * row["weight"] * row["log_prob"]
-        row["class"] = notes_sums.class_of(row["text"])
+        row["class"] = class_of(row["text"])
         at = row["position"] / row["length"]
         for name, count in (("bin", 10), ("fifth", 5)):  # (low, high] of each; the first has low
             row[name] = next(b for b in range(count) if at <= top * (b + 1) / count + 1e-12)
@@ -43,7 +44,7 @@ def log(tmp_path_factory):
         np.savez_compressed(folder / f"credit/step_{step:06d}.npz", **columns)
     rows = with_the_notes_columns(plain_rows(folder, files))
     found = notes_of(folder)
-    return rows, found, by_name(notes_tables.notes_tables(found))
+    return rows, found, by_name(notes.notes_tables(found))
 
 
 def sizes(rows, name):
@@ -64,7 +65,7 @@ def close(values):
     ("plus that", "filler"), (" ", "filler"), (".", "filler"), ("-/=", "reasoning"),
     ("Times", "filler"), ("2 + 3", "reasoning"), ("<think>a", "filler")])
 def test_classes_by_the_notes_regular_expressions(text, name):
-    assert notes_sums.class_of(text) == name
+    assert class_of(text) == name
 
 
 def test_contribution(log):
@@ -94,7 +95,7 @@ def t_by_position(rows, unit):
     for place in range(max(row["length"] for row in rows)):
         values = np.array([row[unit] for row in rows if row["position"] == place])
         if len(values) > 1:
-            spread = values.std()
+            spread = values.std(ddof=1)
             found.append(abs(values.mean() / spread * len(values) ** 0.5) if spread > 1e-9 else 0.0)
     return np.array(found)
 
@@ -107,17 +108,13 @@ def test_t_of_positions(log):
             [(t > 3).mean(), (t < 1.5).mean(), t.mean()])
 
 
-def test_t_by_hand(tmp_path):
-    """Contributions 1, 3 at place 0: mean 2, population sd 1, t = 2 sqrt 2; a single answer at
-    place 1 has none. Of 2 and 2 the spread is 0, so is t."""
-    columns = credit_columns([2, 1], [0, 0], log_prob=[-1, -5, -3], advantage=[-1, -1, -1],
-                             collision=[0.5] * 3)
-    t = notes_of(write_log(tmp_path / "a", {1: columns})).t("contribution")
-    assert t == close([2 * 2 ** 0.5])
-    # ten of 0.1 have no spread either, though by their rounded sums the variance is 5e-18
-    ten = [10, 0.9999999999999999, 0.10000000000000003]
-    n, total, square = np.array([[2, 4, 10], [3, 15, 75], ten, [2, 0, 0]]).T
-    assert notes_sums.t_values(n, total, square) == close([2 * 2 ** 0.5, 0, 0, 0])
+def test_t_by_hand():
+    """Position 0: 1 and 3, so the mean is 2, its standard error sqrt 2 / sqrt 2 = 1, and t is 2. At
+    position 1 there is one answer and no t; at 2 there is no spread, so t is 0. Ten of 0.1 have no
+    spread either, though by rounding the variance of their sums is not 0."""
+    position = np.array([0, 0, 1, 2, 2, *[3] * 10])
+    values = np.array([1.0, 3, 7, 2, 2, *[0.1] * 10])
+    assert t_of_positions(position, values) == close([2, 0, 0])
 
 
 def test_bins_of_position(log):
@@ -150,16 +147,6 @@ def test_early_over_late(log):
             [first / last, early / late])
 
 
-def test_quantiles_of_counts_are_those_of_numpy():
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        counts = rng.integers(0, 4, 9)
-        counts[4] += 1
-        for share in (0.2, 0.8, 0.33):
-            assert notes_sums.quantile(counts, share) == pytest.approx(
-                np.quantile(np.repeat(np.arange(9), counts), share))
-
-
 def test_classes(log):
     rows, _, tables = log
     assert [row["class"] for row in tables["notes classes"]] == ["filler"] * 4 + ["reasoning"] * 4
@@ -184,7 +171,7 @@ def test_classes_by_position(log):
     ahead = [sum(mean_at(rows, f, "filler", unit) > mean_at(rows, f, "reasoning", unit)
                  for f in range(5)) for unit in UNITS]
     with np.errstate(invalid="ignore"):
-        finding = notes_tables.classes_by_fifth(found).finding
+        finding = notes.classes_by_fifth(found).finding
     assert f"in {ahead[0]} of 5 bins, and measured by A w s in {ahead[1]}." in finding
 
 
@@ -209,18 +196,28 @@ def test_top_tokens(log):
 def test_the_unit_says_whether_a_weight_is_in_it(tmp_path):
     plain, weighted = (write_log(tmp_path / f"{w}", {1: credit_columns([2], [0], weight=[w, w])})
                        for w in (1, 0.5))
-    assert notes_of(plain).heads["old"] == "A log p"
-    assert notes_of(weighted).heads["old"] == "A w log p"
+    assert notes.headings(notes_of(plain))["old"] == "A log p"
+    assert notes.headings(notes_of(weighted))["old"] == "A w log p"
     assert notes_of(weighted).mean("all", "contribution") == close([0.5 * np.log(0.5)])
 
 
-def test_the_discounted_run_has_the_notes_figures_of_theirs(tmp_path):
+def test_beside_a_discounted_run_stand_the_figures_of_theirs_alone(tmp_path):
+    """The notes published sizes of their run with weight 0.75, but neither its log p nor its t."""
     config = {"mitigation": "outcome_conditional", "think_discount": 0.75}
     folder, _ = random_log(tmp_path / "run", **config)
-    with np.errstate(invalid="ignore"):
-        rows = rows_in(notes_tables.classes(notes_of(folder)))
-    assert {row["class"]: row["theirs"] for row in rows if row[""] == "mean absolute"} == {
-        "filler": 0.348, "reasoning": 0.247}
+    tables = by_name(notes.notes_tables(notes_of(folder)))
+    sizes_of = {row["class"]: row["theirs"] for row in tables["notes classes"]
+                if row[""] == "mean absolute"}
+    assert sizes_of == {"filler": 0.348, "reasoning": 0.247}
+    early = [row["theirs"] for row in tables["notes early"]]
+    assert early == [None, pytest.approx(1 / 3)]
+    others = [row["theirs"] for name in ("contribution", "sign", "t")
+              for row in tables[f"notes {name}"]]
+    others += [row["notes' size"] for row in tables["notes bins"]]
+    others += [row["notes' lp"] for row in tables["notes classes by position"]]
+    assert set(others) == {None}
+    [summary] = tables["notes summary"]
+    assert (summary["their end"], summary["theirs"]) == (0.12, pytest.approx(0.348 / 0.247))
 
 
 def test_pictures_show_what_the_tables_say(log, tmp_path, monkeypatch):
@@ -249,62 +246,44 @@ def test_a_token_that_no_tokenizer_knows_is_refused(tmp_path):
     assert "step_000001.npz is damaged: it has a token 1000000, which" in said
 
 
-def test_expected_against_found(tmp_path):
-    """Success rises evenly from a tenth to all of `success`: 0.55 times that on average."""
-    arms = {"a": (0.5, {}), "b": (0.2, {"mitigation": "inverse_logprob"}),
-            "c": (0.5, {"mitigation": "random"})}
-    of_arms = arms_in(make(tmp_path, arms, seeds=3))
-    tables = by_name(notes_compared.notes_tables_of_arms(of_arms))
-    plain, inverse, random = tables["notes expected"]
-    assert plain["speed"] == pytest.approx(0.55 * 0.5, abs=0.03)
-    assert inverse["gain"]["value"] == close(inverse["speed"] - plain["speed"])
-    assert (inverse["theirs"], inverse["look"], random["theirs"], random["look"]) == (
-        0.0, "same", None, "")
-    # of norms 0.1 to 1 the largest is 1, and the median 0.55
-    assert plain["norm"] == close(0.55) and plain["peak"] == close(1 / 0.55)
-    assert plain["end"] == pytest.approx(0.5, abs=0.1)
-    assert [row["arm"] for row in tables["notes summary"]] == [
-        "mitigation none", "mitigation inverse_logprob", "mitigation random"]
-
-
-@pytest.mark.parametrize("low, high, theirs, said", [
-    (-3, -1, 0.12, "same"), (1, 3, 0.12, "other"), (-1, 3, 0.12, "not seen"),
-    (-3, -1, None, ""), (np.nan, np.nan, 0.12, "")])
-def test_an_interval_that_holds_0_has_seen_nothing(low, high, theirs, said):
-    gain = Gain((0, 1), Estimate((low + high) / 2, low, high))
-    assert notes_compared.as_they_saw(gain, theirs) == said
-
-
-def test_summary_and_shares_are_of_the_credit_files(tmp_path):
-    """Filler ' and' with A log p -2 and 3 tokens, reasoning ' 7' with -1 and 1 token."""
+def test_the_summary_by_hand(tmp_path):
+    """Filler ' and' with A log p -2 and 3 tokens, reasoning ' 7' with -1 and 1 token. The notes'
+    plain run had 15% and a ratio of 1.31; of a weighting that they did not try nothing is known."""
     filler, reasoning = (ids_of(text)[0] for text in (" and", " 7"))
     columns = credit_columns([4], [0], token_id=[filler] * 3 + [reasoning],
                              log_prob=[-2, -2, -2, -1], collision=np.full(4, 0.5))
-    found = {"none": [notes_of(write_log(tmp_path / "run", {1: columns}))]}
-    with np.errstate(invalid="ignore"):
-        [row] = rows_in(notes_compared.size_by_class(found))
+    runs = [write_log(tmp_path / name, {1: columns}, {"mitigation": name})
+            for name in ("none", "random")]
+    plain, random = rows_in(notes.summary([notes_of(run) for run in runs]))
     s = [(1.5 - 2 * np.exp(log_prob)) ** 0.5 for log_prob in (-2, -1)]
-    assert list(row.values()) == ["none", *map(pytest.approx, (2, 1, 2, 0.333 / 0.254)),
-                                  *map(pytest.approx, (*s, s[0] / s[1]))]
-    [row] = rows_in(notes_compared.shares_by_class(found))
-    of_s = 3 * s[0] / (3 * s[0] + s[1])
-    assert list(row.values())[1:] == close([3 / 4, 1 / 4, 6 / 7, 1 / 7, of_s, 1 - of_s])
+    assert (plain["filler"], plain["reasoning"], plain["ratio"], plain["new"]) == (
+        *map(pytest.approx, (2, 1, 2, s[0] / s[1])),)
+    assert (plain["their end"], plain["theirs"]) == (0.15, pytest.approx(0.333 / 0.254))
+    assert (random["their end"], random["theirs"]) == (None, None)
+
+
+def test_the_change_is_measured_at_some_steps_only(tmp_path):
+    """Whichever step comes first: where it was not measured it is not known."""
+    with_change, without = (credit_columns([2], [0], **more) for more in (
+        {"change": [0.5, -0.5]}, {}))
+    for number, files in enumerate(({1: with_change, 2: without}, {1: without, 2: with_change})):
+        change = notes_of(write_log(tmp_path / f"{number}", files))["change"]
+        assert np.nansum(np.abs(change)) == 1 and np.isnan(change).sum() == 2
 
 
 def test_the_command_prints_the_tables_and_draws_the_pictures(tmp_path, capsys):
     folder, _ = random_log(tmp_path / "run")
     main(["notes", str(folder)])
     printed = capsys.readouterr().out
-    found = notes_sums.Notes(read_run(folder))
-    tables = notes_tables.notes_tables(found)
+    tables = notes.notes_tables(notes_of(folder))
     assert titles_in(printed) == [table.title for table in tables]
     assert {table.name for table in tables} == {f"notes {name}" for name in (
         "contribution", "sign", "t", "bins", "early", "classes", "classes by position",
-        "top tokens")}
+        "top tokens", "summary")}
     assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 100
     assert (folder / "analysis/notes.png").exists()
-    folders = make(tmp_path, {"a": (0.5, {}), "b": (0.2, {"mitigation": "random"})}, seeds=2)
+    folders = make(tmp_path, {"a": (0.5, {}), "b": (0.2, {"mitigation": "random"})}, seeds=1)
     main(["notes", *map(str, folders)])
-    tables = notes_compared.notes_tables_of_arms(arms_in(folders))
-    assert titles_in(capsys.readouterr().out) == [table.title for table in tables]
-    assert {"notes expected", "notes summary", "notes shares"} <= {table.name for table in tables}
+    printed = capsys.readouterr().out
+    assert titles_in(printed) == [tables[-1].title]
+    assert all(Path(folder).name in printed for folder in folders)

@@ -1,5 +1,4 @@
-"""Ranks by hand, matrices A and B against explicit ones, a whole run."""
-import json
+"""Ranks by hand, matrices A and B against explicit ones, and the claims that they decide."""
 import math
 from collections import defaultdict
 from types import SimpleNamespace
@@ -9,16 +8,15 @@ import torch
 from conftest import gradients as explicit
 from conftest import hand_made, spoken
 
-from lab.engine.errors import UserError
 from lab.engine.forward import response_log_probs
 from lab.engine.tokens import NUMBER, WORD
-from lab.__main__ import main
 from lab.probes import rank
-from lab.probes.common import flags_of_model
+from lab.probes.claim_rules import trained_critic
+from lab.probes.claims_of_rank import STABLE, beside_z_score
 from lab.probes.rank import (
     CRITIC, NO_BASELINE, ONES, PLANTED, Z, add_ranks, advantages_of, energy_rank,
-    gradients_of_answers, gram, parameter_parts, part_count, planted, ranks_by_advantage,
-    ranks_by_size, ranks_of)
+    found_ranks, gradients_of_answers, gram, mean_rank, parameter_parts, part_count, planted,
+    ranks_of)
 
 
 def test_the_definitions_by_hand():
@@ -60,21 +58,18 @@ def test_planted_rewards_by_hand():
 
 
 def test_a_critic_has_learned_from_other_problems(policy, monkeypatch):
-    """Problems 1 and 2 are measured. A reward of 1 for every answer: V grows from 0, so of the last
-    token, where A = R - V, less than 1 is left."""
+    """A reward of 1 for every answer: V grows from 0, so of the last token, where A = R - V, less
+    than 1 is left."""
     rollouts, steps = spoken(policy, scores={"reward": torch.ones(6)}), []
 
     def sample(policy, questions, answers, step):
         steps.append(step)
         return rollouts
-    monkeypatch.setattr(rank, "sample_batch", sample)
-    args = SimpleNamespace(questions=2, answers=3, critic_batches=4, critic="trunk")
-    critic = rank.critic_of(policy, args)
-    assert steps == [3, 4, 5, 6]
-    credit = rank.token_weights(policy, rollouts, critic)[CRITIC]
+    monkeypatch.setattr("lab.probes.claim_rules.sample_batch", sample)
+    credit = trained_critic(policy, None)(rollouts, policy)
+    assert len(steps) == len(set(steps)) == 8 and min(steps) > 100  # claims ask steps 1 to 100
     last = credit[torch.arange(6), rollouts.length - 1]
-    assert (last < 0.5).all() and not credit[~rollouts.mask].any()
-    assert CRITIC not in rank.token_weights(policy, rollouts)
+    assert (last < 0.9).all() and not credit[~rollouts.mask].any()
 
 
 @pytest.mark.parametrize("memory", [2 ** 32, 10 ** 7])
@@ -104,44 +99,31 @@ def test_what_is_measured_is_what_one_would_write_down(policy, memory, monkeypat
     assert [id(p) for part in parts for p in part] == list(map(id, policy.model.parameters()))
 
 
-def test_groups_without_spread_are_left_out_and_tables_say_what_is_there():
+def test_groups_without_spread_are_left_out_and_differences_are_paired():
     """Gradients at right angles, of size 1: A has as many dimensions as answers; planted rewards
     double every row, which changes no rank. The first two rewards are equal."""
-    reward = torch.tensor([0.0, 0.0, 1.0, 1.0])
-    batch, found = hand_made([[True]] * 4, scores={"reward": reward}), defaultdict(list)
-    eye = torch.eye(4, dtype=torch.float64)
-    rows = dict.fromkeys((ONES, PLANTED, CRITIC), torch.eye(4)[:, None])
-    alike = torch.ones(4, 4, dtype=torch.float64)  # a critic that makes all rows one
-    add_ranks(batch, {ONES: eye, PLANTED: 4 * eye, CRITIC: alike}, rows, found)
-    add_ranks(batch, {ONES: eye, PLANTED: 4 * eye, CRITIC: alike}, rows, found)
+    reward = torch.tensor([0.0, 0.0, 1.0, 1.0] * 2)
+    batch, found = hand_made([[True]] * 8, scores={"reward": reward}), defaultdict(list)
+    eye = torch.eye(8, dtype=torch.float64)
+    rows = dict.fromkeys((ONES, PLANTED, CRITIC), torch.eye(8)[:, None])
+    alike = torch.ones(8, 8, dtype=torch.float64)  # a critic that makes all rows one
+    for _ in range(2):
+        add_ranks(batch, {ONES: eye, PLANTED: 4 * eye, CRITIC: alike}, rows, found)
     assert ("A", Z, 2) not in found
     assert found["A", Z, 4][0]["entropy"] == pytest.approx(4)
-    assert found["B", Z, 4][0]["entropy"] == pytest.approx(1)  # one row
-    sizes = {row[0]: row[1].value for row in ranks_by_size(found).rows}
-    assert sizes["A: stable"] == pytest.approx(4) and sizes["B: stable"] == pytest.approx(1)
-    arms = {row[0]: row for row in ranks_by_advantage(found).rows}
-    assert arms[PLANTED][3].value == pytest.approx(0) and arms[ONES][1] == pytest.approx(4)
-    change = arms[CRITIC][3]
-    assert (change.value, change.low, change.high) == pytest.approx((-3, -3, -3))
+    assert mean_rank(found, "A", Z, 8, "stable").value == pytest.approx(8)
+    assert mean_rank(found, "B", Z, 8, "stable").value == pytest.approx(1)  # one row
+    seen = SimpleNamespace(of_model=lambda measure: found)
+    assert beside_z_score(seen, PLANTED, STABLE).value == pytest.approx(0)
+    change = beside_z_score(seen, CRITIC, ("", "A", "entropy"))
+    assert (change.value, change.low, change.high) == pytest.approx((-7, -7, -7))
 
 
-def test_another_task_may_be_asked_about():
-    flags = {name: flag.default for name, flag in rank.FLAGS.items()}
-    asked = flags_of_model(SimpleNamespace(**flags | {"task": "examples.own_reward"}))
-    assert asked["task"] == "examples.own_reward"
-    assert "task" not in flags_of_model(SimpleNamespace(**flags))
-
-
-def test_a_run(tmp_path, learner, capsys):
-    usual = ["rank", "--threads", "1", "--model", str(learner)]
-    main([*usual, "--questions", "3", "--answers", "8", "--critic_batches", "1", "--out",
-          str(tmp_path / "x")])
-    result = json.loads((tmp_path / "x/numbers.json").read_text())
-    sizes, arms = result["tables"]
-    assert {row["advantage"] for row in arms["rows"]} >= {Z, ONES, PLANTED, CRITIC}
-    of_8 = [row["R=8"]["value"] for row in sizes["rows"] if row["rank"].startswith("A")]
-    assert of_8 and all(1 <= rank <= 8.001 for rank in of_8)
-    capsys.readouterr()
-    with pytest.raises(UserError, match="equal rewards"):
-        main([*usual, "--questions", "1", "--answers", "2", "--max_new_tokens", "1", "--out",
-              str(tmp_path / "y")])
+def test_the_ranks_of_a_model(policy):
+    """With every advantage, of the problems whose answers differ in reward; a critic only if there
+    is one."""
+    found = found_ranks(policy, 6)
+    assert CRITIC not in {arm for _, arm, _ in found}
+    entropy = [one["entropy"] for one in found["A", Z, 8]]
+    assert entropy and all(1 <= rank <= 8.001 for rank in entropy)
+    assert len(found["A", Z, 8]) == len(found["B", PLANTED, 8])

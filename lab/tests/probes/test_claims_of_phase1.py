@@ -1,5 +1,4 @@
-"""The gradient at the embeddings against a second way to compute it; statistics by hand; a run."""
-import json
+"""Phase 1: the gradient at the embeddings, computed in a second way; statistics by hand."""
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -7,18 +6,17 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import copied, credit_columns, spoken, write_log
+from conftest import spoken
 
-from lab.engine.errors import UserError
 from lab.engine.model import Qwen2, rotary
 from qwen2_model import causal
-from lab.__main__ import main
-from lab.probes.common import run_of
 from lab.analysis.token_table import TokenTable
 from lab.analysis.statistics import jackknife
-from lab.probes.phase1 import (class_ratio, first_over_last_fifth, forget, jackknife_of_log,
-                               phase_one, phase_two, random_text, ratio_at_like_positions,
-                               t_by_position)
+from lab.probes.claim_rules import CannotBeSeen
+from lab.probes.claims_of_phase1 import (class_ratio, first_over_last_fifth, fresh,
+                                         jackknife_of_log, phase_one, phases, random_text,
+                                         ratio_at_like_positions, t_of)
+from lab.probes.common import sample_batch
 
 
 def gradient_by_hand(model, batch, b):
@@ -60,10 +58,10 @@ def tokens_of(size, fifth=None, **known):
 
 
 def test_t_by_hand():
-    """One t a position, over answers. Position 0: 1 and 3, t = 2 / (1 / sqrt 2); position 1: -10
-    and -12, t = 11 sqrt 2; position 2 has one answer and no t; at 3 there is no spread."""
+    """Position 0: 1 and 3, so t = 2 / 1. Position 1: -10 and -12, t = 11. Position 2 has one answer
+    and no t, and at 3 there is no spread: one of three is above 3, and one below 1.5."""
     tokens = tokens_of([1.0, -10, 9, 3, -12, 4, 4], position=[0, 1, 2, 0, 1, 3, 3])
-    assert t_by_position(tokens).tolist() == pytest.approx([2 * 2 ** 0.5, 11 * 2 ** 0.5, 0])
+    assert t_of(tokens) == pytest.approx([1 / 3, 1 / 3, 13 / 3])
 
 
 def test_ratios_by_hand():
@@ -96,64 +94,36 @@ def test_the_interval_of_a_ratio_is_that_of_its_logarithm():
     assert plain.low < 0 < ratio_of_sizes.low
 
 
-def test_phase_2_is_a_log_p_of_all_steps(policy, tmp_path):
-    """Two steps of two answers, of 2 and 1 tokens; problems and answers are counted through."""
-    columns = credit_columns([2, 1], [0, 1], advantage=[1, 1, -2], log_prob=[-1, -2, -3])
-    run = write_log(tmp_path / "run", {1: columns, 2: columns})
-    tokens = phase_two(run, policy)
-    assert tokens["signed"].tolist() == [-1, -2, 6] * 2
-    assert tokens["size"].tolist() == [1, 2, 6] * 2
-    assert tokens["problem"].tolist() == tokens["answer"].tolist() == [0, 0, 1, 2, 2, 3]
-    assert tokens["position"].tolist() == [0, 1, 0] * 2
-    assert tokens.part_of_answer(5).tolist() == [1, 3, 2] * 2  # the middles of its tokens
-    checkpoint = run / "checkpoints/step_000002"
-    checkpoint.mkdir(parents=True)
-    assert run_of(checkpoint) == run and run_of(run) is None
-
-
 def test_controls_keep_what_they_should(policy):
     """Fresh weights are those that a new model begins with."""
-    batch, model, state = spoken(policy), copied(policy.model), torch.get_rng_state()
-    forget(model, 1)
+    batch, state = spoken(policy), torch.get_rng_state()
+    model = fresh(policy.model, 1)
     assert torch.equal(torch.get_rng_state(), state)
-    torch.manual_seed(1)
-    new = Qwen2(model.config)
-    torch.manual_seed(1)
-    new.draw_parameters()
-    assert all(map(torch.equal, model.parameters(), new.parameters()))
+    assert not any(map(torch.equal, (p for p in model.parameters() if p.dim() == 2),
+                       (p for p in policy.model.parameters() if p.dim() == 2)))
+    again = fresh(policy.model, 1)
+    assert isinstance(model, Qwen2) and all(map(torch.equal, model.parameters(),
+                                                again.parameters()))
     text = random_text(policy, batch)
     assert torch.equal(text.mask, batch.mask) and not text.ids[~text.mask].any()
     assert text.ids.unique().numel() > 50
 
 
-@pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_answers_of_which_some_measures_know_nothing(tmp_path, learner, capsys, undrawn):
-    """Three tokens have no last fifth, and no reward: in the table stands "-", and no warning."""
-    main(["phase1", "--questions", "2", "--answers", "2", "--threads", "1",
-          "--max_new_tokens", "3", "--out", str(tmp_path / "x"), "--model", str(learner)])
-    phases, flaws = json.loads((tmp_path / "x/numbers.json").read_text())["tables"]
-    assert {row["found"] for row in flaws["rows"]} & {None}
-    assert "nan" not in capsys.readouterr().out
+def test_the_controls_are_of_the_same_answers(policy):
+    """They are of each token but the last. The terms of the loss count down to 1."""
+    found = phases(policy, SimpleNamespace(problems=2))
+    assert len({len(tokens) for tokens in found.values()}) == 1
+    terms = found["loss terms"]
+    assert (terms["size"] == terms["length"] - 1 - terms["position"]).all()
+    s = found["gradient"]["size"]
+    assert sorted(s) != sorted(found["shuffled"]["size"]) or not s.any()
 
 
-@pytest.mark.filterwarnings("error::RuntimeWarning")
-def test_answers_of_one_token_have_no_phase_1(tmp_path):
-    with pytest.raises(UserError, match="every answer has a single token"):
-        main(["phase1", "--questions", "2", "--answers", "2", "--threads", "1",
-              "--max_new_tokens", "1", "--out", str(tmp_path / "x")])
-    assert not (tmp_path / "x").exists()
-
-
-def test_a_run(tmp_path, learner, capsys):
-    main(["phase1", "--questions", "6", "--answers", "3", "--threads", "1",
-          "--max_new_tokens", "12", "--out", str(tmp_path / "x"), "--model", str(learner)])
-    result = json.loads((tmp_path / "x/numbers.json").read_text())
-    phases, flaws = result["tables"]
-    rows = {row["measure"]: row for row in phases["rows"]}
-    assert rows["early over late"]["phase 1"]["value"] > 0
-    assert rows["early over late"]["loss terms"] > rows["early over late"]["random text"]
-    named = " ".join(row["flaw"] for row in flaws["rows"])
-    assert all(flaw in named for flaw in (
-        "wrong gradient", "position", "share of positions above 3", "after the fact",
-        "crude classes"))
-    assert "phase 1" in capsys.readouterr().out
+def test_answers_of_one_token_have_no_phase_1(policy, monkeypatch):
+    one = sample_batch(policy, 2, 2)
+    mask = one.mask.clone()
+    mask[:, 1:] = False
+    monkeypatch.setattr("lab.probes.claims_of_phase1.sample_batch",
+                        lambda *_: replace(one, mask=mask, written=mask))
+    with pytest.raises(CannotBeSeen, match="every answer has a single token"):
+        phases(policy, SimpleNamespace(problems=2))

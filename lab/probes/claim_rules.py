@@ -1,0 +1,377 @@
+"""What a claim is: a sentence of the notes, their figure, and a function that looks at runs.
+
+    @claim(1, "Early tokens get more gradient than late ones", "1.6", "lab notes RUN")
+    def early_over_late(seen: Evidence) -> Found:
+        \"""What to believe, in a sentence or two.\"""
+        return seen.ratio_of_sizes(early, late)
+
+`python -m lab claims RUN` calls each function. A function raises `CannotBeSeen` with the reason if
+the runs do not have what it needs. Figures of tokens have intervals over the run's problems, and
+figures of a model have intervals over the problems that it was asked.
+"""
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from lab.analysis.run_folders import Run
+from lab.analysis.shares import jackknife_of_sums, share_of
+from lab.analysis.statistics import Estimate, Floats, estimate, mean_over
+from lab.analysis.tables import Cell, shown
+from lab.credit.critic import gae
+from lab.engine.errors import PROJECT, read_json
+from lab.engine.policy import Policy
+from lab.harness.read_record import run_config
+from lab.harness.record import checkpoint_folders, find_folder
+from lab.probes.classes import CLASSES, FILLER, REASONING
+from lab.harness.screen import show_status
+from lab.probes.common import policy_from_flags, sample_batch
+from lab.probes.run_tokens import UNITS, RunTokens
+
+HOLDS, ARITHMETIC, ONE_READING, NOT, NOT_SEEN, CANNOT = VERDICTS = (
+    "holds", "by arithmetic", "in one reading", "does not", "no difference seen",
+    "cannot be seen here")
+NOTES = {1: "the analysis of credit in GRPO", 2: "the four mitigations",
+         3: "the paper on sparsity and rank (arXiv 2606.29238)", 4: "PPO and GRPO"}
+CRITIC_BATCHES = 8  # that a critic is trained on, of 8 problems x 8 answers each
+BY_CHANCE = 0.025  # how often an interval of 95% lies on the side of a claim that is not true
+
+
+class Threshold(NamedTuple):
+    number: float
+    reason: str
+
+
+# Where a claim gives no number of its own, its verdict needs one. These were chosen by judgement.
+THRESHOLDS = {
+    "the reason": Threshold(0.8, "what explains less than four fifths is not the reason alone"),
+    "no reason": Threshold(0.2, "what explains less than a fifth is hardly a reason"),
+    "grows with answers": Threshold(2, "t grows with the root of the answers: fourfold for "
+                                       "sixteen times as many, so half of that is clear"),
+    "rank 2 from": Threshold(1.5, "a rank is about 2 if it rounds to 2"),
+    "rank 2 to": Threshold(2.5, "a rank is about 2 if it rounds to 2"),
+    "rank well above": Threshold(1, "well above 2 is at least one more"),
+    "follows credit": Threshold(0.5, "a correlation of 0.5 shares a quarter of the variance"),
+    "costs a model": Threshold(0.5, "half a step more is the forward and backward pass of a model "
+                                    "beside the sampling"),
+    "best baseline": Threshold(-0.1, "a tenth of the noise is what a batch larger by a tenth "
+                                     "removes"),
+    "push is the change": Threshold(0.9, "a correlation of 0.9 leaves a fifth unexplained"),
+    "as good": Threshold(0.01, "one point of success is less than any weighting's published "
+                               "difference"),
+    "crude": Threshold(0.1, "one token in ten in the wrong class"),
+    "long answer": Threshold(500, "the notes' number of tokens"),
+    "large model": Threshold(8e9, "the notes' smallest model, in parameters")}
+
+
+class CannotBeSeen(Exception):
+    """These runs do not have what the claim is about."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A verdict, and the numbers that it follows from, each with its name. A name says after the
+    number what it is of. A value may be a pair of the number and its format."""
+    verdict: str
+    numbers: Mapping[str, Cell | tuple[Cell, str]]
+    spec: str = ".2f"
+    by_interval: bool = False  # whether chance alone could have made it hold
+
+    @property
+    def figure(self) -> str:
+        words = []
+        for name, (value, spec) in self.with_formats():
+            words.append(f"{shown(value, spec)} {name}".strip())
+        return "; ".join(words)
+
+    def with_formats(self) -> list[tuple[str, tuple[Cell, str]]]:
+        pairs = []
+        for name, value in self.numbers.items():
+            has_format = isinstance(value, tuple)
+            pairs.append((name, value if has_format else (value, self.spec)))
+        return pairs
+
+
+@dataclass(frozen=True)
+class Claim:
+    note: int
+    sentence: str
+    published: str
+    more: str  # the command or the page that says more
+    look: Callable[["Evidence"], Found]
+    is_stored: bool
+
+    @property
+    def name(self) -> str:
+        return self.look.__name__
+
+    @property
+    def why(self) -> str:
+        return " ".join(str(self.look.__doc__).split())
+
+
+CLAIMS: list[Claim] = []
+Rule = Callable[[Estimate], str]
+
+
+def claim(note: int, sentence: str, published: str, more: str, stored: bool = False) -> Callable:
+    """`stored`: it is judged by an experiment whose numbers are in lab/results."""
+    def add(look: Callable) -> Callable:
+        CLAIMS.append(Claim(note, sentence, published, more, look, stored))
+        return look
+    return add
+
+
+# ------------------------------------------------------------------- rules
+
+
+def above(least: float) -> Rule:
+    """Holds if the whole interval lies above, and does not hold if all of it lies below."""
+    def verdict(x: Estimate) -> str:
+        if not np.isfinite(x.low):
+            raise CannotBeSeen("too few such tokens or problems for an interval")
+        return HOLDS if x.low > least else NOT if x.high < least else NOT_SEEN
+    return verdict
+
+
+def below(most: float) -> Rule:
+    opposite = above(-most)
+    return lambda x: opposite(Estimate(-x.value, -x.high, -x.low))
+
+
+def together(verdicts: Sequence[str]) -> str:
+    """The verdict of several measures. A claim that holds by some of them alone holds in one
+    reading. If it holds by none, the verdict is that of most."""
+    if len(set(verdicts)) == 1:
+        return verdicts[0]
+    if HOLDS in verdicts:
+        return ONE_READING
+    return NOT if verdicts.count(NOT) > len(verdicts) / 2 else NOT_SEEN
+
+
+def decided(rule: Rule, numbers: Mapping[str, Estimate], spec: str = ".2f",
+            **more: Cell | tuple[Cell, str]) -> Found:
+    """By the intervals of all these numbers; `more` is printed beside them."""
+    verdict = together([rule(x) for x in numbers.values()])
+    beside = {name.replace("_", " "): value for name, value in more.items()}
+    return Found(verdict, {**numbers, **beside}, spec, by_interval=True)
+
+
+# ------------------------------------------------------------------- intervals over problems
+
+
+def over_problems(problem: np.ndarray, columns: Sequence[np.ndarray],
+                  statistic: Callable[..., float], log: bool = False) -> Estimate:
+    """A statistic of the sums of some columns (n,), with its interval over problems. `log`: the
+    interval is computed for the logarithm, so that that of a ratio of sizes lies above 0."""
+    def of_sums(sums: np.ndarray) -> float:
+        value = statistic(*sums)
+        return float(np.log(value) if log else value)
+    x = jackknife_of_sums(problem, columns, of_sums)
+    return Estimate(*np.exp([x.value, x.low, x.high]).tolist()) if log else x
+
+
+def mean_ratio(problem: np.ndarray, values: np.ndarray, mine: np.ndarray, theirs: np.ndarray
+               ) -> Estimate:
+    """The mean of the values over the tokens of one mask, divided by that over another's."""
+    return over_problems(problem, [values * mine, mine, values * theirs, theirs],
+                         lambda a, n, b, m: (a / n) / (b / m), log=True)
+
+
+def mean_difference(problem: np.ndarray, values: np.ndarray, mine: np.ndarray, theirs: np.ndarray
+                    ) -> Estimate:
+    return over_problems(problem, [values * mine, mine, values * theirs, theirs],
+                         lambda a, n, b, m: a / n - b / m)
+
+
+def correlation(problem: np.ndarray, x: np.ndarray, y: np.ndarray) -> Estimate:
+    def statistic(n: float, x: float, y: float, xx: float, yy: float, xy: float) -> float:
+        spread = (xx / n - (x / n) ** 2) * (yy / n - (y / n) ** 2)
+        return (xy / n - x * y / n ** 2) / spread ** 0.5
+    return over_problems(problem, [np.ones_like(x), x, y, x * x, y * y, x * y], statistic)
+
+
+def difference_of_means(mine: ArrayLike, theirs: ArrayLike) -> Estimate:
+    """The mean of independent numbers minus that of others, by their standard errors."""
+    a, b = np.array(mine, float), np.array(theirs, float)
+    if min(len(a), len(b)) < 2:
+        raise CannotBeSeen(f"only {len(a)} and {len(b)} numbers to compare")
+    error = np.sqrt(a.var(ddof=1) / len(a) + b.var(ddof=1) / len(b))
+    return estimate(float(a.mean() - b.mean()), float(error), len(a) + len(b) - 2)
+
+
+# ------------------------------------------------------------------- what is known of the runs
+
+
+class Evidence:
+    """The runs, and what is computed from them once. `run` is the first one; the others are there
+    for claims about weightings. `seen["log_prob"]` is a column of the first run's tokens (n,)."""
+
+    def __init__(self, runs: Sequence[Run], problems: int = 16, device: str = "cpu"):
+        self.run, self.others = runs[0], list(runs[1:])
+        self.problems, self.device = problems, device  # that a model is asked, and where
+        self.known: dict[tuple[str, int], Any] = {}
+
+    @cached_property
+    def tokens(self) -> RunTokens:
+        return tokens_of(self.run)
+
+    def __getitem__(self, column: str) -> np.ndarray:
+        return self.tokens[column]
+
+    def is_of(self, name: str) -> np.ndarray:
+        """(n,) bool: the tokens of a class."""
+        return np.asarray(self.tokens.cells["class"] == CLASSES.index(name))
+
+    def filler_and_reasoning(self) -> tuple[np.ndarray, np.ndarray]:
+        """(n,) bool each: the tokens of the two classes."""
+        filler, reasoning = self.is_of(FILLER), self.is_of(REASONING)
+        if not filler.any() or not reasoning.any():
+            raise CannotBeSeen("this run's tokens are all of one class")
+        return filler, reasoning
+
+    def most_entropy(self) -> np.ndarray:
+        """(n,) bool: the fifth of the tokens with the most entropy."""
+        top = self["entropy"] >= np.quantile(self["entropy"], 0.8)
+        if top.all():
+            raise CannotBeSeen("all tokens have the same entropy")
+        return np.asarray(top)
+
+    def ratio_of_sizes(self, mine: np.ndarray, theirs: np.ndarray,
+                       **more: Cell | tuple[Cell, str]) -> Found:
+        """Whether one mask's tokens are larger than another's, in both units."""
+        ratios = [mean_ratio(self["problem"], self[f"abs {unit}"], mine, theirs) for unit in UNITS]
+        return decided(above(1), dict(zip(("by A log p", "by the gradient"), ratios)), **more)
+
+    def share(self, inside: np.ndarray) -> Estimate:
+        """The share of the gradient's size that falls to the tokens of a mask."""
+        return share_of(self.tokens.table, inside, self["abs gradient"])
+
+    def arm(self, *weightings: str) -> Run:
+        """The first run that has one of these weightings."""
+        for run in (self.run, *self.others):
+            if run.config["mitigation"] in weightings:
+                return run
+        raise CannotBeSeen(f"needs a run with --mitigation {weightings[0]}")
+
+    def of_model(self, measure: Callable[[Policy, "Evidence"], Any],
+                 policy: Policy | None = None) -> Any:
+        """What a function measures of a model, measured once; by default of the last model."""
+        policy = policy or self.model
+        key = measure.__name__, id(policy)
+        if key not in self.known:
+            self.known[key] = measure(policy, self)
+        return self.known[key]
+
+    @cached_property
+    def models(self) -> dict[int, Policy]:
+        """The first and the last model of the run, by step."""
+        kept = checkpoint_folders(self.run.folder)
+        if not kept:
+            raise CannotBeSeen("this run has no checkpoint")
+        start = find_folder(str(run_config(self.run.folder)["model"]))
+        paths = {0: start} if (start / "config.json").exists() else {}
+        paths[max(kept)] = kept[max(kept)]
+        return {step: policy_from_flags(SimpleNamespace(
+            model=str(path), max_new_tokens=0, device=self.device, task=None, threads=1, seed=0))
+            for step, path in paths.items()}
+
+    @property
+    def model(self) -> Policy:
+        """The last one."""
+        return self.models[max(self.models)]
+
+    @property
+    def has_models(self) -> bool:
+        return len(checkpoint_folders(self.run.folder)) > 0 and len(self.models) > 1
+
+    def before_and_after(self) -> tuple[Policy, Policy]:
+        if len(self.models) < 2:
+            raise CannotBeSeen("the model that this run began with is not here")
+        first, last = self.models.values()
+        return first, last
+
+    def ends(self) -> tuple[np.ndarray, np.ndarray]:
+        """(n,) bool each: the tokens of the first and of the last fifth of the recorded steps."""
+        step, count = self["step"], len(self.tokens.steps)
+        if count < 5:
+            raise CannotBeSeen(f"{count} recorded steps have no beginning and no end")
+        return step < count // 5, step >= count - count // 5
+
+    def metric(self, name: str) -> list[np.ndarray]:
+        """A number of each step, in the first and in the last fifth of the steps."""
+        values = [line[name] for line in self.run.metrics if line[name] is not None]
+        fifth = len(values) // 5
+        if fifth < 2:
+            raise CannotBeSeen(f"{len(values)} steps have no beginning and no end")
+        return [np.array(values[:fifth], float), np.array(values[-fifth:], float)]
+
+
+def trained_critic(policy: Policy, seen: Evidence) -> gae:
+    """A linear critic, trained on problems that no claim asks it about."""
+    critic = gae(policy)
+    for batch in range(CRITIC_BATCHES):
+        show_status(f"critic: batch {batch + 1} of {CRITIC_BATCHES}")
+        critic(sample_batch(policy, 8, 8, step=201 + batch), policy)
+    return critic
+
+
+@cache
+def tokens_of_folder(folder: str) -> RunTokens:
+    from lab.analysis.run_folders import read_run
+    return RunTokens(read_run(folder))
+
+
+def tokens_of(run: Run) -> RunTokens:
+    if not run.steps:
+        raise CannotBeSeen("this run has no credit files, which hold its tokens")
+    return tokens_of_folder(str(run.folder))
+
+
+# ------------------------------------------------------------------- stored experiments
+
+
+TINY, REAL, REAL_SHORT, LATER = BOARDS = (
+    "board", "real_board_brief_8_gpu", "real_board_expression", "later")
+NAMES = dict(zip(BOARDS, ("on tiny", "on real that thinks first", "on real without thinking",
+                          "on tiny")))
+
+
+@cache
+def stored_results(name: str) -> dict[str, Any]:
+    """A file of lab/results."""
+    return read_json(PROJECT / "lab" / "results" / f"{name}.json")
+
+
+def success_by_seed(board: str, arm: str) -> dict[str, Floats]:
+    """(steps,) the success of each step in training, of each seed of an arm."""
+    found = {}
+    for name, (answers, _, right) in stored_results(board)["values"]["runs"].items():
+        of_arm, _, seed = name.rpartition("-s")
+        if of_arm == arm:
+            found[seed] = np.array(right.split(), float) / answers
+    return found
+
+
+def stored_gain(board: str, arm: str, over: str = "none") -> Estimate:
+    """The gain of an arm over another one, by default plain GRPO, in mean success in training."""
+    theirs = success_by_seed(board, over)
+    return mean_over([success.mean() - theirs[seed].mean()
+                      for seed, success in success_by_seed(board, arm).items() if seed in theirs])
+
+
+def gains(arm: str, rule: Rule, boards: Sequence[str] = (TINY,), **more: Cell | tuple[Cell, str]
+          ) -> Found:
+    """By the gains of an arm on the stored boards, because one run decides nothing about a
+    weighting."""
+    numbers = {f"points {NAMES[board]}": stored_gain(board, arm) for board in boards}
+    return decided(rule, numbers, "points", **more)
+
+
+def stored(experiment: str, name: str) -> Estimate:
+    """A number with its interval of an experiment without runs."""
+    return Estimate(*stored_results("claims")[experiment]["values"][name])

@@ -1,0 +1,270 @@
+"""The analysis note's claims about phase 1, its own first attempt. For each answer of a trained
+model it took the gradient of the cross-entropy with respect to the embeddings of its tokens, g_j =
+d loss / d embedding_j, and it took the size of g_j for the credit of token j.
+
+It is measured at the run's last model, on four answers to each problem, beside controls without
+credit: random text (answers of the same lengths with tokens drawn evenly), and the same answers by
+an untrained model. If phase 1 measured credit, its pattern would vanish there. The notes did not
+say from which number they computed t. Here it is the size of g, which is never negative, and beside
+it the mean of g over its dimensions, which has a sign. The last token of an answer predicts nothing
+and is left out.
+"""
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from grpo import gradient_size, grpo
+from lab.analysis.shares import share_of
+from lab.analysis.statistics import Estimate, jackknife, within
+from lab.analysis.token_table import TokenTable, table_of_frames
+from lab.engine.forward import lay_out, log_probs_of_each, micro_batches
+from lab.engine.model import Qwen2
+from lab.engine.policy import Policy, derived_seed
+from lab.engine.rollouts import Rollouts
+from lab.engine.tokens import WORD
+from lab.probes.claim_rules import (HOLDS, NOT, NOT_SEEN, ONE_READING, THRESHOLDS, CannotBeSeen,
+                                    Evidence, Found, above, claim, decided)
+from lab.probes.classes import CLASSES, FILLER, REASONING, class_codes, t_of_positions
+from lab.probes.common import sample_batch
+from lab.probes.notes import t_numbers
+
+FIFTHS = 5
+MORE = "lab/results/phase1.txt"
+
+
+@claim(1, "Phase 1 measured the wrong gradient: that of cross-entropy does not see the reward",
+       "fatal flaw", MORE)
+def phase_1_ignores_rewards(seen: Evidence) -> Found:
+    """How much of GRPO's gradient changes if the rewards are shuffled, as a share of its size. The
+    gradient of phase 1 does not contain the reward, so nothing of it changes."""
+    of = seen.of_model(phases)
+    changed = np.abs(of["shuffled"]["signed"] - of["gradient"]["signed"]).sum()
+    size = of["gradient"]["size"].sum()
+    if not size:
+        raise CannotBeSeen("all answers to the same problem have equal rewards")
+    return Found(HOLDS, {"of GRPO's gradient": changed / size, "of phase 1": (0.0, ".0f")})
+
+
+@claim(1, "Phase 1's high t is so by construction, and says nothing of importance",
+       "0.83 above 3; 0.019 below 1.5", MORE)
+def high_t_by_construction(seen: Evidence) -> Found:
+    """Holds if random text, which earned nothing, has as many positions above 3. The reason is not
+    the notes': a size is never negative, so its mean is far from 0. With a sign few are above
+    3."""
+    of = seen.of_model(phases)
+    x = jackknife(lambda kept: t_of(of["phase 1"].where(kept), "size")[0],
+                  of["phase 1"]["problem"])
+    random = t_of(of["random text"], "size")[0]
+    return Found(HOLDS if random >= x.low else NOT, {
+        "above 3": within(x, 0, 1), "below 1.5": t_of(of["phase 1"], "size")[1],
+        "above 3 in random text": random, "above 3 with a sign": t_of(of["phase 1"])[0]},
+        by_interval=True)
+
+
+@claim(1, "In phase 1 early tokens get 4 times as much, because more terms of the loss reach them",
+       "4", MORE)
+def early_by_loss_terms(seen: Evidence) -> Found:
+    """Random text of the same lengths has as many terms of the loss at each position. So it would
+    have the same ratio if they were the reason."""
+    of = seen.of_model(phases)
+    x = jackknife_of_log(lambda kept: first_over_last_fifth(of["phase 1"].where(kept)),
+                         of["phase 1"]["problem"])
+    is_more = above(1)(x)
+    controls = {name: first_over_last_fifth(of[name]) for name in ("random text", "loss terms")}
+    is_reason = controls["random text"] > x.low
+    return Found(is_more if is_reason or is_more != HOLDS else ONE_READING, {
+        "times": x, "in random text": controls["random text"],
+        "from the number of terms alone": controls["loss terms"]}, ".1f", by_interval=True)
+
+
+@claim(1, "The position dominates in phase 1: its pattern needs no trained model", "fatal flaw",
+       MORE)
+def untrained_shows_it_too(seen: Evidence) -> Found:
+    """The same answers, and random text, by a model with fresh weights, which knows nothing. Its
+    early tokens get more, too, where the control is above 1."""
+    of = seen.of_model(phases)
+    names = "untrained", "untrained, random text"
+    early = [jackknife_of_log(lambda kept, name=name: first_over_last_fifth(of[name].where(kept)),
+                              of[name]["problem"]) for name in names]
+    trained = first_over_last_fifth(of["phase 1"])
+    return decided(above(1), {"untrained": early[0], "and random text": early[1]}, ".1f",
+                   trained=trained, filler_over_reasoning_untrained=(
+                       class_ratio(of["untrained"]), ".2f"))
+
+
+@claim(1, "In phase 1 filler's 1.75 is early over late in disguise", "1.75", MORE)
+def filler_in_disguise(seen: Evidence) -> Found:
+    """Holds if filler has more, and clearly less of it where both classes are counted alike in each
+    fifth of the answer."""
+    tokens = seen.of_model(phases)["phase 1"]
+
+    def estimated(statistic: Callable[[TokenTable], float]) -> Estimate:
+        return jackknife_of_log(lambda kept: statistic(tokens.where(kept)), tokens["problem"])
+
+    raw, like = estimated(class_ratio), estimated(ratio_at_like_positions)
+    part = estimated(lambda some: class_ratio(some) / ratio_at_like_positions(some))
+    verdict = NOT if raw.high < 1 or like.low > 1 else NOT_SEEN
+    if raw.low > 1 and part.low > 1:
+        verdict = HOLDS
+    return Found(verdict, {"times": raw, "at like positions": like}, by_interval=True)
+
+
+@claim(1, "An analysis after training misses what training weighs", "", MORE)
+def after_the_fact(seen: Evidence) -> Found:
+    """The share of phase 1's sizes that lies in answers from which training learns nothing, because
+    their advantage is 0."""
+    of = seen.of_model(phases)
+    x = share_of(of["phase 1"], of["gradient"]["size"] == 0, of["phase 1"]["size"])
+    return Found(HOLDS if x.value > 0 else NOT_SEEN, {"": x}, ".0%")
+
+
+@claim(1, "The classes of tokens are crude", "", "lab notes RUN")
+def classes_are_crude(seen: Evidence) -> Found:
+    """The share of filler that is no word, but a piece of a tag, a space, a bracket or an end."""
+    filler = seen.is_of(FILLER)
+    x = share_of(seen.tokens.table.where(filler), seen["kind"][filler] != WORD,
+                 np.ones(filler.sum()))
+    return decided(above(THRESHOLDS["crude"].number), {"of filler": x}, ".1%")
+
+
+@claim(1, "Measured correctly, phase 2 finds the opposite of phase 1: other shares of high t, and "
+          "early over late reversed",
+       "t above 3: 0.83; 0.20, below 1.5: 0.019; 0.39, early over late 4; 1.6, filler 1.75; 1.31",
+       "lab notes RUN")
+def phase_2_is_the_opposite(seen: Evidence) -> Found:
+    """Phase 1 beside phase 2, which is A log p over all steps. In the notes, too, early tokens have
+    more in both, so nothing is reversed; and t of a size cannot be compared with t of a signed
+    number."""
+    phase_1, record = seen.of_model(phases)["phase 1"], seen.tokens
+    size = record["abs contribution"]
+    phase_2 = TokenTable({"size": size, "class": record.cells["class"], "answer": record["answer"],
+                          "problem": record["problem"], "position": record["position"],
+                          "length": record["length"], "signed": record["contribution"]})
+    early = [first_over_last_fifth(phase) for phase in (phase_1, phase_2)]
+    numbers = {}
+    for name, phase, column, fifths in (("phase 1", phase_1, "size", early[0]),
+                                        ("phase 2", phase_2, "signed", early[1])):
+        high, low, _ = t_of(phase, column)
+        numbers |= {f"above 3 in {name}": high, f"below 1.5 in {name}": low,
+                    f"early over late in {name}": fifths,
+                    f"filler over reasoning in {name}": class_ratio(phase)}
+    return Found(HOLDS if (early[0] > 1) != (early[1] > 1) else NOT, numbers)
+
+
+# ------------------------------------------------------------------- what phase 1 measured
+
+
+@np.errstate(invalid="ignore", divide="ignore")  # of few answers some shares are of nothing: NaN
+def phases(policy: Policy, seen: Evidence) -> dict[str, TokenTable]:
+    """Phase 1, its controls, and GRPO's gradient of the same answers."""
+    rollouts = sample_batch(policy, seen.problems, 4)
+    text = random_text(policy, rollouts)
+    untrained = replace(policy, model=fresh(policy.model, policy.settings.seed))
+    s = gradient_size(rollouts.log_prob.double(), rollouts.collision.double())
+    positions = torch.arange(rollouts.mask.shape[1], device=rollouts.mask.device)
+    found = {
+        "phase 1": phase_one(policy, rollouts),
+        "random text": phase_one(policy, text),
+        "untrained": phase_one(untrained, rollouts),
+        "untrained, random text": phase_one(untrained, text),
+        "loss terms": sizes_of(policy, rollouts, rollouts.length[:, None] - 1 - positions),
+        "gradient": sizes_of(policy, rollouts, rollouts.advantage * s),
+        "shuffled": sizes_of(policy, rollouts, shuffled_advantages(rollouts) * s)}
+    if not len(found["phase 1"]):
+        raise CannotBeSeen("every answer has a single token, and the last one predicts nothing")
+    return found
+
+
+def phase_one(policy: Policy, rollouts: Rollouts) -> TokenTable:
+    """The gradient of each answer's mean cross-entropy at its tokens' embeddings: the mean over its
+    dimensions, and its norm."""
+    size, signed = torch.zeros(2, *rollouts.mask.shape, device=rollouts.mask.device)
+    seen: dict[str, torch.Tensor] = {}
+    hook = policy.model.model.embed_tokens.register_forward_hook(
+        lambda module, inputs, output: seen.update(embeddings=output))
+    for rows in micro_batches(rollouts, rollouts.rows, policy.settings.micro_batch):
+        log_prob = log_probs_of_each(policy.model, rollouts, rows)
+        loss = -(log_prob.sum(1) / rollouts.length[rows]).sum()
+        gradient, = torch.autograd.grad(loss, seen["embeddings"])
+        _, _, predicts = lay_out(rollouts, rows)
+        g = gradient.float()[predicts.roll(-1, 1)]  # token t stands where t + 1 is predicted
+        size[rows], signed[rows] = g.norm(dim=-1), g.mean(-1)
+    hook.remove()
+    return sizes_of(policy, rollouts, signed, size)
+
+
+def sizes_of(policy: Policy, rollouts: Rollouts, signed: torch.Tensor,
+             size: torch.Tensor | None = None) -> TokenTable:
+    """A number (B, T) of each token with its sign, and its size: abs if no other is given. Without
+    the last token of each answer."""
+    size = signed.abs() if size is None else size
+    tokens = table_of_frames(rollouts.mask, rollouts.group, {
+        "token_id": rollouts.ids, "signed": signed.double(), "size": size.double()})
+    tokens = tokens.where(tokens["position"] < tokens["length"] - 1)
+    return tokens.having({"class": class_codes(policy.tokenizer, tokens["token_id"])})
+
+
+def shuffled_advantages(rollouts: Rollouts) -> torch.Tensor:
+    """GRPO's advantages (B, T) of rewards that are shuffled over all answers."""
+    order = torch.randperm(len(rollouts.reward), generator=rollouts.generator)
+    scores = {name: value[order.to(value.device)] for name, value in rollouts.scores.items()}
+    return grpo(replace(rollouts, scores=scores))
+
+
+def fresh(model: Qwen2, seed: int) -> Qwen2:
+    """The same model with weights drawn anew."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derived_seed("untrained", seed))
+        new = Qwen2(model.config)
+    return new.to(model.device)
+
+
+def random_text(policy: Policy, rollouts: Rollouts) -> Rollouts:
+    """Answers of the same lengths to the same problems, their tokens drawn evenly."""
+    ids = torch.randint(policy.tokenizer.get_vocab_size(), rollouts.ids.shape,
+                        generator=rollouts.generator)
+    return replace(rollouts, ids=ids.to(rollouts.ids.device) * rollouts.mask)
+
+
+def t_of(tokens: TokenTable, column: str = "signed") -> list[float]:
+    """The share of positions with abs(t) above 3, the share below 1.5, and the mean."""
+    return t_numbers(np.abs(t_of_positions(tokens["position"], tokens[column])))
+
+
+def mean_of(values: np.ndarray) -> float:
+    """The mean, or NaN where there is none, as in a fifth of very short answers."""
+    return float(values.mean()) if len(values) else math.nan
+
+
+def class_ratio(tokens: TokenTable) -> float:
+    """The mean size of filler over that of reasoning."""
+    filler, reasoning = (mean_of(tokens["size"][tokens["class"] == CLASSES.index(name)])
+                         for name in (FILLER, REASONING))
+    return filler / reasoning if reasoning else math.nan
+
+
+def ratio_at_like_positions(tokens: TokenTable) -> float:
+    """The same, with every fifth of the answers counted the same for both classes."""
+    fifth, means = tokens.part_of_answer(FIFTHS), []
+    for name in (FILLER, REASONING):
+        inside = tokens["class"] == CLASSES.index(name)
+        means.append(sum(mean_of(tokens["size"][inside & (fifth == number)])
+                         for number in range(FIFTHS)))
+    return means[0] / means[1] if means[1] else math.nan
+
+
+def first_over_last_fifth(tokens: TokenTable) -> float:
+    fifth = tokens.part_of_answer(FIFTHS)
+    first, last = (mean_of(tokens["size"][fifth == number]) for number in (0, FIFTHS - 1))
+    return first / last if last else math.nan
+
+
+def jackknife_of_log(statistic: Callable[[np.ndarray], float], problem: np.ndarray) -> Estimate:
+    """The estimate of a positive statistic, such as a ratio of sizes. Its interval is computed for
+    its logarithm, so all of it is above 0."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        x = jackknife(lambda kept: float(np.log(statistic(kept))), problem)
+    return Estimate(*np.exp([x.value, x.low, x.high]).tolist())

@@ -1,0 +1,233 @@
+"""The claims of the note on PPO and GRPO: through what credit comes, and what a critic is worth."""
+import numpy as np
+import torch
+
+from lab.analysis.statistics import Estimate, Floats, mean_over
+from lab.engine.policy import Policy
+from lab.probes.baseline import squares
+from lab.probes.claim_rules import (ARITHMETIC, HOLDS, LATER, NOT, NOT_SEEN, ONE_READING,
+                                    THRESHOLDS, TINY, CannotBeSeen, Evidence, Found, above, claim,
+                                    decided, difference_of_means, gains, mean_ratio, over_problems,
+                                    stored, stored_gain, stored_results, success_by_seed,
+                                    together, trained_critic)
+from lab.probes.common import sample_batch
+from lab.probes.planted import Task, plain_grpo, train, true_credit
+
+POLICY_GRADIENT = "docs/reference/policy_gradient.md"
+BOARD = "lab/reports/board.md"
+
+
+@claim(4, "The reward does not say that token 47 mattered and token 150 did not", "token 47; 150",
+       "lab planted --tasks 200/19")
+def token_47(seen: Evidence) -> Found:
+    """In a task whose truth is planted, plain GRPO pushes a token that decides and one that does
+    not alike. True credit does not push the second. Four trainings of ten steps."""
+    task, pushes = Task(200, 19), {}
+    for name, start in (("by plain GRPO", plain_grpo), ("by true credit", true_credit)):
+        push = np.mean([train(task, start, seed, 10, 1e-2)[1] for seed in range(4)], 0)
+        pushes |= {f"on token 47 {name}": push[47], f"on token 150 {name}": push[150]}
+    return Found(HOLDS if pushes["on token 150 by plain GRPO"] > 0 else NOT, pushes, ".4f")
+
+
+@claim(4, "Credit comes through PPO's ratio, which differs by token", "", POLICY_GRADIENT)
+def through_the_ratio(seen: Evidence) -> Found:
+    """With one update from a batch the ratio is 1 at every token, so nothing comes through it. What
+    differs by token is the gradient of its log-prob."""
+    gaps = [line["sampler_gap"] for line in seen.run.metrics if line["sampler_gap"] is not None]
+    if not gaps:
+        raise CannotBeSeen("this run has no record of the ratio")
+    epochs = seen.run.config.get("epochs", 1)
+    return Found(NOT if epochs == 1 else ONE_READING, {
+        "update from each batch": (epochs, "d"),
+        "is the largest mean distance of the first ratio from 1": (max(gaps), ".0e")})
+
+
+@claim(4, "Tokens of which the policy is unsure get larger gradients", "", POLICY_GRADIENT)
+def unsure_tokens(seen: Evidence) -> Found:
+    """The mean squared length of log p's gradient at the logits is 1 - sum p^2. Here: the fifth
+    with the most entropy over all others."""
+    top = seen.most_entropy()
+    return decided(above(1), {"times as large": mean_ratio(seen["problem"], seen["s"] ** 2, top,
+                                                           ~top)}, ".1f")
+
+
+@claim(4, "If 12 of 16 answers are right, the 4 wrong ones get strongly negative advantages",
+       "4 of 16", f"{POLICY_GRADIENT}#what-does-the-z-score-do")
+def rarer_outcome(seen: Evidence) -> Found:
+    """-1.73, and the right ones +0.58, by arithmetic. Where 4 of 16 are right, these get +1.73. In
+    this run: abs(A) of the rarer sign in a group over that of the other."""
+    first = np.unique(seen["answer"], return_index=True)[1]
+    problem, advantage = seen["problem"][first], seen["advantage"][first]
+    right, wrong = np.bincount(problem, advantage > 0), np.bincount(problem, advantage < 0)
+    rarer = np.where((right < wrong)[problem], advantage > 0, advantage < 0)
+    used = ((right != wrong) & (right > 0) & (wrong > 0))[problem]
+    if not used.any():
+        raise CannotBeSeen("in no group one of the signs is rarer")
+    x = mean_ratio(problem[used], np.abs(advantage[used]), rarer[used], ~rarer[used])
+    return Found(ARITHMETIC, {"times as large": x}, ".1f")
+
+
+@claim(4, "Over many problems the group comparison finds the tokens that matter", "",
+       "lab/reports/change.md", stored=True)
+def finds_tokens(seen: Evidence) -> Found:
+    """The correlation of a step's change with the true credit on tiny. For spellings, which are
+    the same token over all answers, a step before training changes what their credit says; for
+    single tokens hardly."""
+    rows = {f"{of}, step {step}": stored("change", f"step {step}, AdamW's first, {of}")
+            for of in ("spellings", "tokens") for step in (1, 51, 101)}
+    least = THRESHOLDS["follows credit"].number
+    follows = [x.low > least for x in rows.values()]
+    return Found(HOLDS if all(follows) else ONE_READING if any(follows) else NOT, rows, "+.2f",
+                 by_interval=True)
+
+
+# ------------------------------------------------------------------- the critic
+
+
+@claim(4, "PPO's value function is hard to train", "", "lab/credit/critic.py")
+def value_is_hard(seen: Evidence) -> Found:
+    """The share of the rewards' variance that a linear critic explains after eight batches, at the
+    last model. A critic that knew the true values would explain so much on the untrained tiny
+    model."""
+    explained = seen.of_model(critic_beside_mean)["explained"]
+    perfect = stored("scoreboard_24", "a perfect critic explains")
+    return Found(HOLDS if explained.high < perfect.low else
+                 NOT if explained.low > perfect.high else NOT_SEEN,
+                 {"by the critic": explained, "by true values (stored, tiny)": perfect},
+                 by_interval=True)
+
+
+@claim(4, "So a critic's advantages by token are noisier than GRPO's by answer", "",
+       "lab exact gae")
+def critic_is_noisier(seen: Evidence) -> Found:
+    """By how much the mean square of an answer's gradient changes if the critic's value of each
+    prefix is subtracted (lambda 1) in place of the mean of the other answers. Both have the same
+    expectation, so the difference is noise. The critic is the one above."""
+    found = seen.of_model(critic_beside_mean)
+    x = over_problems(np.arange(len(found["critic"])), [found["critic"], found["mean"]],
+                      lambda mine, usual: mine / usual - 1)
+    return decided(above(0), {"noise": x}, "+.1%")
+
+
+def critic_beside_mean(policy: Policy, seen: Evidence) -> dict[str, Floats | Estimate]:
+    """Of 16 answers to each problem: (problems,) the mean square of the gradient with the critic's
+    advantages, and with the mean of the others subtracted; and what the critic explains."""
+    shape = seen.problems, 16
+    rollouts = sample_batch(policy, *shape, step=100)
+    advantage = seen.of_model(trained_critic)(rollouts, policy)  # R - V before each token
+    with_critic = squares(policy, rollouts, advantage).reshape(shape)
+    plain, reward = squares(policy, rollouts).reshape(shape), numbers_of(rollouts.reward)
+    others = (reward.reshape(shape).sum(1, keepdims=True) - reward.reshape(shape)) / 15
+    length, a = numbers_of(rollouts.length), numbers_of(advantage)
+
+    def explained(n: float, a: float, aa: float, r: float, rr: float) -> float:
+        return 1 - (aa / n - (a / n) ** 2) / (rr / n - (r / n) ** 2)
+    of_tokens = [length, a.sum(1), (a ** 2).sum(1), reward * length, reward ** 2 * length]
+    return {"critic": with_critic.mean(1),
+            "mean": ((reward.reshape(shape) - others) ** 2 * plain).mean(1),
+            "explained": over_problems(numbers_of(rollouts.group).astype(int), of_tokens,
+                                       explained)}
+
+
+def numbers_of(x: torch.Tensor) -> Floats:
+    return np.asarray(x.double().cpu().numpy())
+
+
+@claim(4, "With rewards at the end alone, a step's error by TD is the critic's own prediction",
+       "by definition", "lab/credit/critic.py")
+def td_errors(seen: Evidence) -> Found:
+    """delta_t = r_t + V(t + 1) - V(t), and r_t is 0 before the last token. Summed with lambda 1 all
+    of the critic but its first value cancels: so lambda says how much of it is believed."""
+    length = np.mean([line["length"] for line in seen.run.metrics])
+    return Found(ARITHMETIC, {"of a mean answer's errors": 1 - 1 / length}, ".0%")
+
+
+@claim(4, "The fallback, one advantage minus the batch's mean, throws away what time tells",
+       "R - b for all t", BOARD, stored=True)
+def fallback(seen: Evidence) -> Found:
+    """`batch_mean` is this fallback. It learns as `gae` does, so what it throws away is not seen to
+    be worth anything here."""
+    return decided(above(0), {"points of gae over it": stored_gain(TINY, "gae", "batch_mean")},
+                   "points")
+
+
+@claim(4, "GRPO is often more stable than PPO", "", BOARD, stored=True)
+def more_stable(seen: Evidence) -> Found:
+    """The distance of a seed's success in the last third of the training from its arm's mean, with
+    a critic minus without, in points."""
+    def spread(arm: str) -> Floats:
+        late = np.array([run[-len(run) // 3:].mean()
+                         for run in success_by_seed(TINY, arm).values()])
+        return np.abs(late - late.mean())
+    plain = spread("none")
+    return decided(above(0), {
+        "with a critic": difference_of_means(spread("gae"), plain),
+        "with layers of its own": difference_of_means(spread("gae-trunk"), plain)}, "points",
+        without=(plain.mean(), "size"))
+
+
+@claim(4, "A critic costs as much as another model, and GRPO has none", "4 models in memory",
+       "lab/credit/critic.py", stored=True)
+def critic_costs(seen: Evidence) -> Found:
+    """Processor seconds of a step, as a multiple of plain GRPO's. A linear critic on the policy's
+    hidden states is nearly free, one with layers of its own is not, and they gain alike."""
+    costs = {}
+    for arm, name in (("gae", "a linear critic"), ("gae-trunk", "layers of its own")):
+        costs[f"times with {name}"] = seconds_of(arm) / seconds_of("none")
+    more = costs["times with layers of its own"] - 1
+    return Found(ONE_READING if more > THRESHOLDS["costs a model"].number else NOT, {
+        **costs, "points with a linear critic": (stored_gain(TINY, "gae"), "points"),
+        "points with layers of its own": (stored_gain(TINY, "gae-trunk"), "points")})
+
+
+def seconds_of(arm: str) -> float:
+    """The median of an arm's processor seconds a step, over its seeds."""
+    runs = stored_results(TINY)["values"]["runs"]
+    return float(np.median([seconds for name, (_, seconds, _) in runs.items()
+                            if name.rpartition("-s")[0] == arm]))
+
+
+@claim(4, "RLOO, also without a critic, is as good", "", BOARD, stored=True)
+def rloo(seen: Evidence) -> Found:
+    """The interval lies within one point, so a larger difference is excluded."""
+    x, most = stored_gain(TINY, "rloo"), THRESHOLDS["as good"].number
+    return Found(HOLDS if -most < x.low and x.high < most else NOT_SEEN,
+                 {"points over plain GRPO": x}, "points", by_interval=True)
+
+
+@claim(4, "Credit by token becomes important when answers are very long", "500 tokens",
+       "lab planted --tasks '50/19, 200/19, 800/19'")
+def long_answers(seen: Evidence) -> Found:
+    """Where the truth is planted, the share of deciding tokens counts, and not the length."""
+    length = np.mean([line["length"] for line in seen.run.metrics])
+    raise CannotBeSeen(f"answers of {length:.0f} tokens, and more than "
+                       f"{THRESHOLDS['long answer'].number:g} are meant")
+
+
+@claim(4, "Process rewards give dense signals that help", "", BOARD, stored=True)
+def process_rewards(seen: Evidence) -> Found:
+    """0.2 for each right step, with a critic, over plain GRPO. It loses: it pays for steps, and
+    not for the answer."""
+    return gains("gae --process_reward 0.2", above(0), (LATER,))
+
+
+@claim(4, "DPO learns offline, from pairs", "", "examples/dpo.py", stored=True)
+def dpo(seen: Evidence) -> Found:
+    """Held-out success after 30 steps on stored pairs minus that before, at plain GRPO's learning
+    rate and at a fifth of it. Sampling its own pairs it learns, too, and plain GRPO learns more."""
+    numbers = {}
+    for arm, name in (("offline", "offline"), ("fifth", "offline at a fifth of the rate"),
+                      ("dpo", "with pairs of its own"), ("grpo", "plain GRPO")):
+        runs = stored_results("claims")["dpo"]["values"]
+        numbers[f"points {name}"] = mean_over([end - start for run, (start, end) in runs.items()
+                                               if run.rpartition("-s")[0] == arm])
+    verdicts = [above(0)(numbers[f"points offline{rate}"])
+                for rate in ("", " at a fifth of the rate")]
+    return Found(together(verdicts), numbers, "points", by_interval=True)
+
+
+@claim(4, "PPO remains relevant where the reward is a judgement: tone, style, open-ended text", "",
+       "docs/reference/your_own_task.md")
+def open_ended(seen: Evidence) -> Found:
+    """No task here has a reward model, so nothing is known about such text."""
+    raise CannotBeSeen("needs a task whose reward is a judgement")

@@ -1,0 +1,252 @@
+"""The claims of the paper: one advantage for all tokens makes the gradient sparse, gives it rank 2,
+and makes the group's mean the best baseline. Sparsity is seen in the record, and the rest at the
+run's first and last model: rank.py and baseline.py beside this file have the definitions."""
+from math import comb
+
+import numpy as np
+import torch
+
+from lab.analysis.statistics import Estimate, Floats, mean_over
+from lab.engine.forward import micro_batches, response_log_probs
+from lab.engine.policy import Policy
+from lab.engine.rollouts import Rollouts
+from lab.probes.baseline import BEST, MEAN, bandit, baselines, squares
+from lab.probes.claim_rules import (ARITHMETIC, HOLDS, NOT, ONE_READING, REAL, REAL_SHORT,
+                                    THRESHOLDS, CannotBeSeen, Evidence, Found, above, below, claim,
+                                    decided, difference_of_means, mean_difference, over_problems,
+                                    stored_gain, together, trained_critic)
+from lab.probes.common import sample_batch
+from lab.probes.rank import (CRITIC, GROUP_SIZES, NO_BASELINE, ONES, PLANTED, RANDOM, RANDOM_SUM,
+                             RANKS, SHUFFLED, Z, FoundRanks, found_ranks, mean_rank)
+
+CONFIDENT = 0.99
+STABLE, ENTROPY, OVER_ANSWERS = (  # name, matrix and kind of rank
+    ("stable, one matrix", "B", "stable"), ("entropy, one matrix", "B", "entropy"),
+    ("entropy, over answers", "A", "entropy"))
+MORE = "lab/probes/rank.py"
+
+
+@claim(3, "The gradient becomes sparser over training", "", "lab/results/sparsity.txt")
+def becomes_sparser(seen: Evidence) -> Found:
+    """Four measures. The first three say how much gradient is left: groups without spread, tokens
+    with p > 0.99, and the mean of 1 - sum p^2, in the last fifth of the steps minus the first.
+    Hoyer's sparsity of the gradient over the parameters is that of the last and the first model."""
+    problem, (first, last) = seen["problem"], seen.ends()
+    groups = difference_of_means(without_spread(seen, last), without_spread(seen, first))
+    sure = mean_difference(problem, (np.exp(seen["log_prob"]) > CONFIDENT) * 1.0, last, first)
+    left = mean_difference(problem, 1 - seen["collision"], last, first)
+    numbers: dict[str, object] = {"groups without spread": groups, "tokens with p > 0.99": sure,
+                                  "1 - sum p^2": left}
+    verdicts = [above(0)(groups), above(0)(sure), below(0)(left)]
+    if seen.has_models:
+        before, after = (seen.of_model(hoyer_of_policy, model) for model in seen.before_and_after())
+        numbers |= {"Hoyer at first": before, "at the end": after}
+        verdicts.append(HOLDS if after > before else NOT)
+    signed = {name: (x, "+.3f" if isinstance(x, Estimate) else ".3f")
+              for name, x in numbers.items()}
+    return Found(together(verdicts), signed, by_interval=True)
+
+
+def without_spread(seen: Evidence, inside: np.ndarray) -> Floats:
+    """(problems,) 1 where all answers have the same advantage, of the problems of some tokens."""
+    problem = np.unique(seen["problem"][inside], return_inverse=True)[1]
+    signal = np.bincount(problem, seen["advantage"][inside] != 0)
+    return (signal == 0).astype(float)
+
+
+def hoyer_of_policy(policy: Policy, seen: Evidence) -> float:
+    return hoyer_of_gradient(policy, sample_batch(policy, seen.problems, 8))
+
+
+def hoyer_of_gradient(policy: Policy, rollouts: Rollouts) -> float:
+    """Hoyer's sparsity of the gradient of sum_t A_t log p at all parameters; undefined where it is
+    0."""
+    parameters = list(policy.model.parameters())
+    for parameter in parameters:
+        parameter.grad = None
+    for rows in micro_batches(rollouts, rollouts.rows, policy.settings.micro_batch):
+        log_prob = response_log_probs(policy.model, rollouts, rows)
+        (rollouts.advantage[rows] * log_prob).sum().backward()
+    return hoyer([p.grad for p in parameters if p.grad is not None])
+
+
+def hoyer(parts: list[torch.Tensor]) -> float:
+    """Hoyer's sparsity (2004), (sqrt n - l1 / l2) / (sqrt n - 1): 0 where all n numbers are equal
+    in size, 1 where all but one are 0, about 0.2 for Gaussian ones."""
+    n = sum(part.numel() for part in parts)
+    l1 = sum(part.abs().sum(dtype=torch.float64).item() for part in parts)
+    l2 = sum(part.double().square().sum().item() for part in parts) ** 0.5
+    if not l2:
+        return float("nan")
+    return (n ** 0.5 - l1 / l2) / (n ** 0.5 - 1)
+
+
+# ------------------------------------------------------------------- rank
+
+
+@claim(3, "The gradient's effective rank is about 2, whatever the group's size", "2 at R = 2, 4, 8",
+       MORE)
+def rank_2(seen: Evidence) -> Found:
+    """The paper does not say of which matrix, nor which rank. Of two matrices and five ranks, at R
+    = 2, 4 and 8: those that are about 2 at each of them are counted. A matrix with a row for each
+    answer has at most R."""
+    found, numbers, near = seen.of_model(ranks), dict[str, tuple[str, str]](), 0
+    least, most = THRESHOLDS["rank 2 from"].number, THRESHOLDS["rank 2 to"].number
+    for matrix, name in (("B", "one matrix"), ("A", "over answers")):
+        for kind in RANKS:
+            of_sizes = [mean_rank(found, matrix, Z, R, kind) for R in GROUP_SIZES]
+            near += all(least < x.value < most for x in of_sizes)
+            values = ", ".join(f"{x.value:.2f}" for x in of_sizes)
+            interval = "{:.2f} to {:.2f}".format(*of_sizes[-1].interval)
+            numbers[f"{kind}, {name}"] = (f"{values} ({interval})", "")
+    verdict = HOLDS if near == len(numbers) else ONE_READING if near else NOT
+    return Found(verdict, {f"of {len(numbers)} ranks": (near, "d"), **numbers})
+
+
+@claim(3, "The rank is 2 because advantages sum to zero", "intrinsic", MORE)
+def rank_by_zero_sum(seen: Evidence) -> Found:
+    """If that were the reason, the rank would be well above if all advantages were 1, which do not
+    sum to zero. To multiply a row by a number changes no rank."""
+    return decided(above(THRESHOLDS["rank well above"].number), {
+        "with all advantages 1, stable, one matrix": beside_z_score(seen, ONES, STABLE)}, "+.2f")
+
+
+@claim(3, "Rewards by token would raise the rank well above 2", "would settle it", MORE)
+def rank_by_token(seen: Evidence) -> Found:
+    """Planted rewards, which pay each number token, and random numbers by token. The paper names
+    this as the test that would settle its claim."""
+    return decided(above(THRESHOLDS["rank well above"].number), {
+        f"{arm}, {of[0]}": beside_z_score(seen, arm, of)
+        for arm in (PLANTED, RANDOM) for of in (STABLE, OVER_ANSWERS)}, "+.2f")
+
+
+@claim(3, "A critic or another baseline would raise the rank", "could restore it", MORE)
+def rank_by_critic(seen: Evidence) -> Found:
+    """A linear critic that was trained on eight batches, and no baseline at all."""
+    return decided(above(0), {f"{arm}, {of[0]}": beside_z_score(seen, arm, of)
+                              for arm in (CRITIC, NO_BASELINE) for of in (STABLE, OVER_ANSWERS)},
+                   "+.2f")
+
+
+@claim(3, "Other estimators whose advantages sum to zero share the rank", "may generalize", MORE)
+def rank_of_other_estimators(seen: Evidence) -> Found:
+    """RLOO and Dr. GRPO are the z-score times one number, so they have the same ranks. Z-scores of
+    other answers, and random numbers that sum to zero, change it little."""
+    return Found(ARITHMETIC, {f"{arm}, {STABLE[0]}": beside_z_score(seen, arm, STABLE)
+                              for arm in (SHUFFLED, RANDOM_SUM)}, "+.2f")
+
+
+@claim(3, "The rank collapses over training", "title", MORE)
+def rank_collapses(seen: Evidence) -> Found:
+    """Of eight answers, at the run's last model minus its first. Ranks fall while a model learns,
+    and the entropy ranks stay far above 2."""
+    numbers, at_first = {}, {}
+    for name, matrix, kind in (STABLE, ENTROPY, OVER_ANSWERS):
+        before, after = ([one[kind] for one in seen.of_model(ranks, model)[matrix, Z, 8]]
+                         for model in seen.before_and_after())
+        numbers[name] = difference_of_means(after, before)
+        at_first[f"from, {name}"] = (float(np.mean(before)), ".2f")
+    return decided(below(0), numbers, "+.2f", **at_first)
+
+
+def ranks(policy: Policy, seen: Evidence) -> FoundRanks:
+    """Of the last model with a critic's advantages, too."""
+    critic = seen.of_model(trained_critic) if policy is seen.model else None
+    found = found_ranks(policy, seen.problems, critic)
+    if not found:
+        raise CannotBeSeen("no group of eight answers differs in reward")
+    return found
+
+
+def beside_z_score(seen: Evidence, arm: str, of: tuple[str, str, str]) -> Estimate:
+    """The rank with an advantage minus that with the z-score, paired by problem."""
+    found, (_, matrix, kind) = seen.of_model(ranks), of
+    return mean_over([one[kind] - z[kind]
+                      for one, z in zip(found[matrix, arm, 8], found[matrix, Z, 8])])
+
+
+# ------------------------------------------------------------------- the baseline
+
+
+@claim(3, "The group's mean is the best baseline", "optimal under conditions",
+       "lab/probes/baseline.py")
+def mean_is_best(seen: Evidence) -> Found:
+    """By how much the mean square of the gradient changes if b*, the best baseline from the other
+    answers, is subtracted in place of their mean; and if others are. The mean is nearly best before
+    a training, and less so after it."""
+    first, last = (seen.of_model(squares_by_baseline, model) for model in seen.before_and_after())
+    best = {"at first with b*": beside_the_mean(first, BEST),
+            "at the end with b*": beside_the_mean(last, BEST)}
+    verdicts = []
+    for x in best.values():
+        is_worse = x.high < THRESHOLDS["best baseline"].number
+        verdicts.append(NOT if is_worse else ONE_READING if x.high < 0 else HOLDS)
+    others = {f"at the end with {name}": beside_the_mean(last, name)
+              for name in last if name not in (MEAN, BEST)}
+    return Found(together(verdicts), {**best, **others}, "+.1%", by_interval=True)
+
+
+@claim(3, "There are conditions under which the mean is the best baseline", "derived",
+       "lab/probes/baseline.py")
+def mean_is_best_where(seen: Evidence) -> Found:
+    """Exactly where the gradient's squared length does not vary with the reward. Of two answers,
+    one of them right with probability p, only p = 1/2 is such a case. The figure is by how much
+    more noise the mean leaves than b*."""
+    costs = {}
+    for p in (0.5, 0.25, 0.1):
+        costs[f"at p = {p:g}"] = bandit([np.log(p / (1 - p)), 0.0], [1.0, 0.0])[2]
+    return Found(ARITHMETIC, costs, ".0%")
+
+
+def squares_by_baseline(policy: Policy, seen: Evidence) -> dict[str, Floats]:
+    """(problems,) the mean square of (R - b) g with each baseline, of 16 answers to each."""
+    shape = seen.problems, 16
+    rollouts = sample_batch(policy, *shape)
+    square = squares(policy, rollouts).reshape(shape)
+    reward, length = (x.double().cpu().numpy().reshape(shape)
+                      for x in (rollouts.reward, rollouts.length))
+    return {name: ((reward - b) ** 2 * square).mean(1)
+            for name, b in baselines(reward, square, length).items()}
+
+
+def beside_the_mean(found: dict[str, Floats], name: str) -> Estimate:
+    return over_problems(np.arange(len(found[name])), [found[name], found[MEAN]],
+                         lambda own, usual: own / usual - 1)
+
+
+# ------------------------------------------------------------------- the derivation
+
+
+@claim(3, "GRPO follows from the policy-gradient theorem", "derived",
+       "docs/reference/policy_gradient.md")
+def from_the_theorem(seen: Evidence) -> Found:
+    """The mean can be subtracted; since it contains the answer's own reward, it makes the gradient
+    smaller by 1 / G. To divide by the standard deviation is no part of the theorem: it gives
+    problems with a success of p different weights. These are for this run's G."""
+    G = seen.run.config.get("answers")
+    if not G:
+        raise CannotBeSeen("the size of this run's groups is not on record")
+    return Found(ONE_READING, {"for the mean alone": 1 - 1 / G,
+                               "of a z-score at p = 0.02": weight_of_problem(0.02, G),
+                               "at p = 0.5": weight_of_problem(0.5, G)})
+
+
+def weight_of_problem(p: float, G: int) -> float:
+    """c(p, G): the expected gradient of a group with z-scores is c times that of p. With K of the
+    other G - 1 answers right, c = E sqrt((G - 1 - K) / (K + 1)) + E sqrt(K / (G - K))."""
+    total = 0.0
+    for K in range(G):
+        chance = comb(G - 1, K) * p ** K * (1 - p) ** (G - 1 - K)
+        total += chance * (((G - 1 - K) / (K + 1)) ** 0.5 + (K / (G - K)) ** 0.5)
+    return total
+
+
+@claim(3, "One advantage for all tokens is the bottleneck of reasoning in many steps", "",
+       "docs/reference/turns.md, lab/reports/real_board.md", stored=True)
+def bottleneck(seen: Evidence) -> Found:
+    """If it were, measured credit would gain more than four times as many answers, whose gain is
+    about ten points. In one game of three turns, where luck is most of the reward's variance,
+    credit by turn does gain much."""
+    numbers = {f"points more by credit, {name}": stored_gain(board, "measured 16", "four times")
+               for board, name in ((REAL, "thinking first"), (REAL_SHORT, "without thinking"))}
+    return decided(above(0), numbers, "points")

@@ -1,0 +1,343 @@
+"""The claims about weightings of tokens, of the analysis note and of the note on four mitigations.
+
+Whether a weighting gains needs many seeds, so these verdicts are those of stored experiments. What
+a weighting does to the sizes of tokens is seen in a run of it, or by weighting this run's tokens.
+"""
+import ast
+import inspect
+from collections.abc import Callable
+
+import numpy as np
+
+from lab.analysis.comparison import mean_success
+from lab.analysis.statistics import Estimate, mean_over
+from lab.analysis.tables import Cell
+from lab.engine.methods import ADVANTAGES, MITIGATIONS
+from lab.engine.tokens import ANSWER
+from lab.probes.claim_rules import (ARITHMETIC, HOLDS, LATER, NOT, NOT_SEEN, ONE_READING, REAL,
+                                    REAL_SHORT, TINY, CannotBeSeen, Evidence, Found, above, below,
+                                    claim, decided, gains, mean_ratio, over_problems, stored,
+                                    stored_gain, stored_results, together, tokens_of)
+from lab.probes.classes import CLASSES, FILLER, REASONING
+from lab.probes.run_tokens import UNITS, RunTokens
+
+BOARDS = "lab/reports/board.md, lab/reports/real_board.md"
+ALL_BOARDS = TINY, REAL, REAL_SHORT
+BY_INDEX = ("scoreboard_24", "scoreboard_24_1", "scoreboard_24_2", "scoreboard_20_steps")
+
+
+def pair(seen: Evidence, *weightings: str) -> dict[str, tuple[Cell, str]]:
+    """The difference in success of a run with one of these weightings and a plain run with the same
+    seed. One pair decides nothing, so it only stands beside a verdict."""
+    try:
+        mine, plain = seen.arm(*weightings), seen.arm("none")
+    except CannotBeSeen:
+        return {}
+    if mine.config["seed"] != plain.config["seed"]:
+        return {}
+    return {"points in this pair": (mean_success(mine) - mean_success(plain), "points")}
+
+
+def class_ratio(tokens: RunTokens, unit: str) -> Estimate:
+    filler, reasoning = (tokens.cells["class"] == CLASSES.index(name)
+                         for name in (FILLER, REASONING))
+    return mean_ratio(tokens["problem"], tokens[f"abs {unit}"], filler, reasoning)
+
+
+@claim(1, "Less weight on the thinking hurts (the notes' experiment 1)", "12% in place of 15%",
+       "lab experiment notes_1", stored=True)
+def discount_hurts(seen: Evidence) -> Found:
+    """With weight 0.5. The notes' 12% and 15% of 128 problems differ by z = 0.74, and one blind
+    answer solves 12.5% of such problems."""
+    return decided(below(0), {
+        "points on tiny": stored_gain(TINY, "outcome_conditional"),
+        "points on real that thinks first": stored_gain(REAL, "outcome_conditional 0.5")},
+        "points", **pair(seen, "outcome_conditional"))
+
+
+@claim(1, "With 0.75 on the thinking, filler gets 41% more, in place of 31%", "1.41; 1.31",
+       "lab notes RUN RUN2")
+def discount_and_filler(seen: Evidence) -> Found:
+    """The terms contain the weight, and the two runs wrote other texts. So a larger ratio would not
+    say that credit moved."""
+    mine, plain = tokens_of(seen.arm("outcome_conditional")), tokens_of(seen.arm("none"))
+    numbers = {}
+    for unit, name in zip(UNITS, ("by A w log p", "by the gradient")):
+        numbers |= {name: class_ratio(mine, unit), f"plain {name}": class_ratio(plain, unit)}
+    verdicts = []
+    for x, y in ((0, 1), (2, 3)):
+        a, b = list(numbers.values())[x], list(numbers.values())[y]
+        verdicts.append(HOLDS if a.low > b.high else NOT if a.high < b.low else NOT_SEEN)
+    return Found(together(verdicts), {"weight on the thinking": discount_of(mine), **numbers},
+                 by_interval=True)
+
+
+@claim(1, "With 0.75 on the thinking the position effect flips: late tokens get 3 times as much",
+       "early over late 1/3", "lab notes RUN RUN2")
+def discount_and_position(seen: Evidence) -> Found:
+    """The notes' own table of that run has 0.386 early and 0.235 late. The 3 comes from another
+    definition, by absolute positions, where only long answers have late tokens."""
+    tokens = tokens_of(seen.arm("outcome_conditional"))
+    tenth, problem, size = tokens.cells["bin"], tokens["problem"], tokens["abs contribution"]
+    return decided(below(1), {
+        "early over late": mean_ratio(problem, size, tenth == 0, tenth == 9),
+        "by absolute position": mean_ratio(problem, size, *tokens.ends())},
+        weight_on_the_thinking=discount_of(tokens))
+
+
+def discount_of(tokens: RunTokens) -> float:
+    return float(tokens.run.config.get("think_discount", np.nan))
+
+
+@claim(2, "A discount on the thinking gives more credit to the answer", "expected",
+       "lab notes RUN RUN2")
+def discount_moves_gradient(seen: Evidence) -> Found:
+    """The answer's share of the gradient, plain, and with 0.5 on all other tokens of this run. It
+    is more gradient by arithmetic, and whether it is credit is another question."""
+    inside = seen["section"] == ANSWER
+    size = seen["abs gradient"]
+    weighted = over_problems(seen["problem"], [size * inside, size * np.where(inside, 1, 0.5)],
+                             lambda mine, whole: mine / whole)
+    return Found(ARITHMETIC, {"plain": seen.share(inside), "weighted": weighted}, ".1%")
+
+
+@claim(1, "Inverse log-prob weighting (0.1) breaks training (experiment 2; also note 2)",
+       "0% at step 60", "lab experiment notes_2", stored=True)
+def inverse_breaks(seen: Evidence) -> Found:
+    """It does harm on a real model that thinks first, mostly by leaving it unsure: greedy answers
+    lose little. Where the real model writes the answer alone, no loss is seen. It never fell to
+    0%."""
+    return gains("inverse_logprob", below(0), ALL_BOARDS,
+                 **pair(seen, "inverse_logprob", "inverse_logprob_as_published"))
+
+
+@claim(1, "So the log-prob signal is essential", "",
+       "lab/reports/claims.md#one-forgotten-detach", stored=True)
+def log_prob_is_essential(seen: Evidence) -> Found:
+    """It does not follow. A detach was forgotten, so unsure tokens hardly counted: another
+    weighting was trained than the one described. `equal_gradient` equalises the gradients without
+    log p, and it loses nothing that is seen where the real model does not think first."""
+    numbers = {"points as published, tiny": stored_gain(TINY, "inverse_logprob_as_published"),
+               "points as described, tiny": stored_gain(TINY, "inverse_logprob")}
+    for board, name in zip(ALL_BOARDS, ("tiny", "real that thinks first", "real without thinking")):
+        numbers[f"points of equal_gradient, {name}"] = stored_gain(board, "equal_gradient")
+    return Found(NOT, numbers, "points", by_interval=True)
+
+
+@claim(1, "The gradient's norm collapsed, a sign of the break", "0.6 to 0.7 in place of 2 to 3",
+       "lab notes RUN RUN2")
+def small_norm_breaks(seen: Evidence) -> Found:
+    """The norm does fall with this weighting. But AdamW divides by the gradient's size, so the norm
+    says nothing of success."""
+    names = "inverse_logprob", "inverse_logprob_as_published"
+    norms = [np.mean([line["gradient_norm"] or 0 for line in run.metrics])
+             for run in (seen.arm(*names), seen.arm("none"))]
+    return Found(ONE_READING if norms[0] < norms[1] else NOT, {
+        "with it": (norms[0], ".3f"), "plain": (norms[1], ".3f"), **pair(seen, *names)})
+
+
+@claim(2, "Inverse log-prob weights equalise the gradient across token types", "expected",
+       "lab/results/inverse.txt")
+def inverse_equalises(seen: Evidence) -> Found:
+    """The standard deviation of the sizes over their mean, with 1 / (abs(log p) + 0.1) on this
+    run's tokens, over that of plain sizes. They become more equal, and stay far from equal, because
+    a sure token has next to no gradient."""
+    used, weight = seen["advantage"] != 0, 1 / (np.abs(seen["log_prob"]) + 0.1)
+    ratios = {}
+    for unit, name in zip(UNITS, ("by A log p", "by the gradient")):
+        size = seen[f"abs {unit}"][used]
+        weighted = size * weight[used]
+        ratios[name] = over_problems(
+            seen["problem"][used], [np.ones(used.sum()), size, size ** 2, weighted, weighted ** 2],
+            lambda n, a, aa, b, bb: variation(n, b, bb) / variation(n, a, aa), log=True)
+    return decided(below(1), ratios)
+
+
+def variation(n: float, total: float, squares: float) -> float:
+    """The standard deviation over the mean."""
+    return (squares / n - (total / n) ** 2) ** 0.5 / (total / n)
+
+
+@claim(1, "Filler's gradient is not wasteful: reducing it hurts", "", BOARDS, stored=True)
+def less_filler_hurts(seen: Evidence) -> Found:
+    """Without the gradient of words, the real model that thinks first learns much less, also less
+    than with the same weights at other tokens. On tiny no loss is seen."""
+    return decided(below(0), {
+        "points with less weight on words, tiny": stored_gain(TINY, "by_kind"),
+        "points with none, tiny": stored_gain(LATER, "by_kind --word_weight 0"),
+        "points with none, real that thinks first": stored_gain(REAL, "by_kind without words")},
+        "points")
+
+
+@claim(1, "Filler in the thinking helps to learn the format", "",
+       "lab/results/real/filler_and_form.txt", stored=True)
+def filler_and_format(seen: Evidence) -> Found:
+    """The mean format in steps 6 to 10 without the gradient of words, minus that with it, in three
+    pairs of a real model."""
+    runs = stored_results("claims")["filler_and_form"]["values"]
+    x = mean_over([np.mean(runs[f"without words-s{seed}"][5:]) - np.mean(runs[f"plain-s{seed}"][5:])
+                   for seed in range(3)])
+    return decided(below(0), {"without words": x}, "+.3f")
+
+
+# ------------------------------------------------------------------- what finds the tokens
+
+
+def index(method: str) -> dict[str, tuple[Estimate, str]]:
+    """How well a method finds the tokens that decide, on four samples of tiny's answers: 1 if its
+    largest weight is at the token that decides everything, and 0 if the two are unrelated."""
+    return {f"index in sample {number}": (stored(name, f"index of {method}"), "+.2f")
+            for number, name in enumerate(BY_INDEX, 1)}
+
+
+def finds(method: str) -> list[str]:
+    return [above(0)(x) for x, _ in index(method).values()]
+
+
+@claim(1, "Attention from the answer tells which tokens matter (experiment 3; also note 2)",
+       "not run", "lab experiment notes_3", stored=True)
+def attention(seen: Evidence) -> Found:
+    """It finds the deciding tokens a little, on three samples of four, and no gain is seen."""
+    gain = gains("attention_credit", above(0), ALL_BOARDS, **index("attention_credit"),
+                 **pair(seen, "attention_credit"))
+    return Found(together([gain.verdict, *finds("attention_credit")]), gain.numbers, gain.spec,
+                 by_interval=True)
+
+
+@claim(1, "Entropy tells which tokens matter (GTPO)", "", "lab/reports/decided.md", stored=True)
+def entropy_finds_them(seen: Evidence) -> Found:
+    """Tokens of low entropy decide nothing, so entropy finds where something is decided. But the
+    tenth with the most entropy is mostly words, and decides no more than its share."""
+    tops = {f"of the reward is decided by its top tenth in sample {number}": (
+        stored(name, "top tenth of entropy_weighted"), ".1%")
+        for number, name in enumerate(BY_INDEX, 1)}
+    verdicts = [above(0.1)(x) for x, _ in tops.values()]
+    return Found(together([*finds("entropy_weighted"), *verdicts]),
+                 {**index("entropy_weighted"), **tops}, by_interval=True)
+
+
+@claim(1, "A learned importance (lambda-GRPO) can learn which tokens matter", "", BOARDS,
+       stored=True)
+def learned_importance(seen: Evidence) -> Found:
+    """A small network on the hidden states gains nothing that is seen. What was published as
+    lambda-GRPO (2510.06870) learns one number about lengths, and no network about tokens."""
+    return gains("learned_importance", above(0))
+
+
+@claim(1, "Ablation measures causal importance directly", "", BOARDS, stored=True)
+def ablation(seen: Evidence) -> Found:
+    """A text without one token is a text that the model would not have written. Continuations with
+    another token (`measured`) do measure it."""
+    numbers = index("causal_ablation")
+    return Found(together(finds("causal_ablation")), {
+        **numbers, "points by deletion, tiny": (stored_gain(TINY, "deletion"), "points"),
+        "index of measured": (stored(BY_INDEX[0], "index of measured"), "+.2f")}, by_interval=True)
+
+
+@claim(1, "Decomposed rewards give natural credit", "", BOARDS, stored=True)
+def decomposed_rewards(seen: Evidence) -> Found:
+    """Each part of the reward given to its own span of the answer (`span`). It is credit for
+    another goal: the answer's reward does not reach the thinking that led to it."""
+    return gains("span", above(0))
+
+
+@claim(1, "Normalising by token (DAPO) in place of by answer changes what is learned", "", BOARDS,
+       stored=True)
+def token_normalisation(seen: Evidence) -> Found:
+    """By answer, minus by token, which is the default here."""
+    return gains("none --loss_norm sequence", below(0), (LATER,))
+
+
+@claim(1, "Implementation is of low, medium or high complexity",
+       "entropy, discount, inverse log-prob low; attention, decomposed rewards, learned medium; "
+       "ablation high", "docs/reference/methods.md#how-much-work-is-a-way-to-spread-credit")
+def complexity(seen: Evidence) -> Found:
+    """Lines of code, counted alike for each: without docstrings and comments, and with what the
+    function calls in its own file. All are short here, because the model's states, attention and
+    continuations stand ready."""
+    lines = {}
+    for level, names in EXPECTED_WORK.items():
+        for name in names:
+            lines[f"{name}, {level}"] = lines_of(ADVANTAGES.get(name) or MITIGATIONS[name])
+    low, medium, high = ([lines[f"{name}, {level}"] for name in names]
+                         for level, names in EXPECTED_WORK.items())
+    is_in_order = max(low) < min(medium) and max(medium) < min(high)
+    return Found(HOLDS if is_in_order else ONE_READING if max(low) < min(high) else NOT, lines, "d")
+
+
+EXPECTED_WORK = {"low": ("entropy_ratio", "outcome_conditional", "inverse_logprob"),
+                 "medium": ("attention_credit", "span", "learned_importance"),
+                 "high": ("causal_ablation",)}
+
+
+def lines_of(method: Callable) -> int:
+    """The lines of code of a function or class and of what it names in its own file."""
+    source = inspect.getsource(inspect.getmodule(method))
+    nodes = {node.name: node for node in ast.parse(source).body
+             if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    counted, left = set[int](), [method.__name__]
+    while left:
+        node = nodes.pop(left.pop(), None)
+        if node:
+            counted |= code_lines(node)
+            left += [name.id for name in ast.walk(node) if isinstance(name, ast.Name)]
+    return len(counted)
+
+
+def code_lines(node: ast.FunctionDef | ast.ClassDef) -> set[int]:
+    """The numbers of the lines on which something of a definition stands, without docstrings."""
+    found: set[int] = set()
+    for part in ast.walk(node):
+        is_text = isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant)
+        if isinstance(part, ast.stmt) and not is_text:
+            last = part.body[0].lineno - 1 if hasattr(part, "body") else part.end_lineno
+            found |= set(range(part.lineno, max(part.lineno, last) + 1))
+    return found
+
+
+# ------------------------------------------------------------------- forking tokens
+
+
+@claim(2, "Forking tokens, of high entropy, drive learning", "+11 at 32B", BOARDS, stored=True)
+def forking_tokens(seen: Evidence) -> Found:
+    """More weight on them gains nothing here, and loses on tiny: its unsure tokens are words that
+    were drawn at random."""
+    return gains("entropy_weighted", above(0), ALL_BOARDS, **pair(seen, "entropy_weighted"))
+
+
+@claim(2, "A hard entropy mask makes the gradient explode, because such tokens have the lowest "
+          "log p", "explodes", "lab notes RUN RUN2")
+def hard_mask_explodes(seen: Evidence) -> Found:
+    """They have the lowest log p. But the gradient's length is bounded by s, so the norm grows by a
+    factor, and clipping holds it. The factor is that of this run's sizes if a fifth of the tokens
+    has all the weight."""
+    top = seen.most_entropy()
+    grows = mean_ratio(seen["problem"], seen["abs gradient"], top, np.ones_like(top))
+    numbers = {"times the size": grows, "log p in the top fifth": seen["log_prob"][top].mean(),
+               "below": seen["log_prob"][~top].mean()}
+    others = {run.config["mitigation"]: run for run in (seen.run, *seen.others)}
+    for name, arm in (("norm with the mask", "entropy_masking"), ("norm without", "none")):
+        if "entropy_masking" in others and arm in others:
+            norms = [line["gradient_norm"] or 0 for line in others[arm].metrics]
+            numbers |= {name: np.mean(norms), f"at most, {name}": max(norms)}
+    return Found(ONE_READING if grows.low > 1 else NOT, numbers, by_interval=True)
+
+
+@claim(2, "Gains of forking tokens grow with size: 32B +11, 14B +5, 8B 0", "+11; +5; 0", BOARDS,
+       stored=True)
+def gains_grow_with_size(seen: Evidence) -> Found:
+    """From tiny's 0.6 million parameters to half a billion, losses become smaller, with the paper's
+    hard mask as with soft weights; a gain is not seen."""
+    figures = ", ".join(f"{stored_gain(board, 'entropy_masking').value * 100:+.1f}"
+                        for board in (TINY, REAL, REAL_SHORT))
+    raise CannotBeSeen(f"needs models of 8 to 32 billion parameters; stored: {figures} points of "
+                       "the hard mask on tiny, on real that thinks first and without thinking")
+
+
+@claim(1, "Credit by token improves sample efficiency (the notes' new hypothesis)", "hypothesis",
+       BOARDS, stored=True)
+def credit_by_token(seen: Evidence) -> Found:
+    """Credit measured by continuations gains on tiny if only trained answers count, at eight times
+    plain GRPO's cost. On real nothing is seen. In one game of three turns credit by turn gains much
+    (docs/reference/turns.md)."""
+    return gains("measured", above(0), ALL_BOARDS)

@@ -1,0 +1,108 @@
+"""All tokens of a run in one table in memory, and the cells into which the notes cut them.
+
+    tokens = RunTokens(run)
+    tokens["log_prob"]                            # (n,) of all tokens of all steps
+    tokens.mean("class", "abs contribution")      # (3,) of filler, reasoning and structure
+
+A token takes about 150 bytes. The contribution A w log p is what the notes took for a token's
+gradient. The size of the gradient at the logits is abs(A) w s.
+"""
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer
+
+from grpo import group_z_score
+from lab.analysis.run_folders import Run, read_tokenizer
+from lab.analysis.statistics import Floats
+from lab.analysis.token_table import StepRecord, TokenTable, joined_tables, read_step
+from lab.engine.errors import UserError
+from lab.harness.record import credit_path
+from lab.harness.screen import show_status
+from lab.probes.classes import class_codes
+
+UNITS = ("contribution", "gradient")  # A w log p, A w s
+COLUMNS = ("problem", "answer", "position", "length", "token_id", "kind", "section", "log_prob",
+           "entropy", "collision", "advantage", "weight", "s", "gradient", "abs gradient", "push")
+
+
+class RunTokens:
+    def __init__(self, run: Run):
+        self.run, self.tokenizer = run, read_tokenizer(run.folder)
+        self.steps = run.steps
+        if not self.steps:
+            raise UserError(f"{run['folder']} has no credit files, which hold its tokens")
+        self.table = joined_tables([self.of_step(number) for number in range(len(self.steps))])
+        show_status("")
+        self.longest = int(self["length"].max())
+        self.ids, of_token = np.unique(self["token_id"], return_inverse=True)
+        of_class = class_codes(self.tokenizer, self.ids)[of_token]
+        self.cells = {"all": np.zeros_like(of_class), "sign": 1 + self["sign"], "class": of_class,
+                      "bin": self.bins(10), "class by fifth": 5 * of_class + self.bins(5),
+                      "class by step": 3 * self["step"] + of_class, "token": of_token}
+        self.count = {"all": 1, "sign": 3, "class": 3, "bin": 10, "class by fifth": 15,
+                      "class by step": 3 * len(self.steps), "token": len(self.ids)}
+
+    def __getitem__(self, column: str) -> np.ndarray:
+        return self.table[column]
+
+    def of_step(self, number: int) -> TokenTable:
+        """The tokens of a step, all with the same columns: the change is measured at some steps
+        only, and elsewhere it is nan."""
+        folder, step = self.run.folder, self.steps[number]
+        show_status(f"{folder.name}: step {step}")
+        record = read_step(folder, step)
+        tokens = record.tokens
+        refuse_unknown_tokens(folder, step, tokens, self.tokenizer)
+        contribution = tokens["advantage"] * tokens["weight"] * tokens["log_prob"]
+        has_change = "change" in tokens
+        kept = {name: tokens[name] for name in COLUMNS}
+        return TokenTable({
+            **kept,
+            "change": tokens["change"] if has_change else np.full(len(tokens), np.nan),
+            "contribution": contribution,
+            "abs contribution": np.abs(contribution),
+            "sign": signs_of_rewards(record)[tokens["answer"]],
+            "step": np.full(len(tokens), number),
+            "tokens": np.ones(len(tokens))})
+
+    def bins(self, count: int) -> np.ndarray:
+        """(n,) the published bin of each token. Unlike in TokenTable.part_of_answer, the last bin
+        ends at the largest t / length of the run, and a token on an edge belongs to the bin before
+        it."""
+        edges = np.linspace(0, (self.longest - 1) / self.longest, count + 1)[1:-1]
+        return np.asarray(np.searchsorted(edges, self["position"] / self["length"]))
+
+    def total(self, partition: str, measure: str = "tokens") -> Floats:
+        return np.bincount(self.cells[partition], self[measure], self.count[partition])
+
+    def mean(self, partition: str, measure: str) -> Floats:
+        return self.total(partition, measure) / self.total(partition)
+
+    def sizes(self, partition: str) -> list[Floats]:
+        """The mean size of each cell in both UNITS."""
+        return [self.mean(partition, f"abs {unit}") for unit in UNITS]
+
+    def ends(self) -> tuple[np.ndarray, np.ndarray]:
+        """The notes' other definition of early and late: the tokens (n,) below the 20% quantile of
+        all positions, and those above the 80% quantile."""
+        low, high = np.quantile(self["position"], (0.2, 0.8))
+        return self["position"] < low, self["position"] > high
+
+
+def refuse_unknown_tokens(folder: Path, step: int, tokens: TokenTable, tokenizer: Tokenizer
+                          ) -> None:
+    """A model can have more tokens than its tokenizer, since embeddings are padded."""
+    highest = int(tokens["token_id"].max(initial=0))
+    if highest >= 2 * tokenizer.get_vocab_size() + 4096:
+        raise UserError(f"{credit_path(folder, step)} is damaged: it has a token {highest}, which "
+                        "the run's tokenizer does not know")
+
+
+def signs_of_rewards(record: StepRecord) -> np.ndarray:
+    """(answers,) the sign of the normalised reward: 1, or -1 where it is 0 or less, as the earlier
+    experiment counted it; 0 where it is not known."""
+    reward, group = record.answers["reward"], record.answers["group"]
+    z = group_z_score(torch.from_numpy(reward), torch.from_numpy(group)).numpy()
+    return np.where(np.isnan(z), 0, np.where(z > 0, 1, -1))

@@ -1,0 +1,329 @@
+"""Claims: their rules, their figures again from the tokens one by one, and what a run lacks."""
+import json
+import re
+import statistics
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import credit_columns, refusal, write_log
+from logs import ids_of, make, plain_rows, random_log
+
+from lab.__main__ import main
+from lab.analysis.run_folders import read_run
+from lab.analysis.statistics import Estimate
+from lab.analysis.tables import shown
+from lab.engine.errors import PROJECT
+from lab.probes import claims
+from lab.probes.claim_rules import (ARITHMETIC, CANNOT, CLAIMS, HOLDS, LATER, NOT, NOT_SEEN, NOTES,
+                                    ONE_READING, REAL, REAL_SHORT, THRESHOLDS, TINY, CannotBeSeen,
+                                    Evidence, Found, above, below, correlation, decided,
+                                    mean_difference, mean_ratio, stored, stored_gain,
+                                    stored_results, together)
+from lab.probes.claims_of_rank import hoyer, weight_of_problem
+from lab.probes.claims_of_weightings import lines_of
+
+BY_NAME = {claim.name: claim for claim in CLAIMS}
+STEP = {"success": 0.5, "length": 9.0, "gradient_norm": 0.2}
+
+
+def found_in(folder, name, *others):
+    return claims.judged(BY_NAME[name], Evidence([read_run(run) for run in (folder, *others)]))
+
+
+def test_every_claim_has_a_sentence_a_note_and_a_page_that_exists():
+    assert {claim.note for claim in CLAIMS} == set(NOTES) and len(BY_NAME) == len(CLAIMS) >= 63
+    for claim in CLAIMS:
+        assert claim.sentence[0].isupper() and claim.why.endswith((".", ")")) and claim.more
+        for word in re.findall(r"[\w/.]+\.(?:md|txt|py|json)\b", f"{claim.more} {claim.why}"):
+            assert (PROJECT / word).exists(), word
+    for claim in CLAIMS:
+        for command in re.findall(r"lab (\w+)", claim.more):
+            assert command in ("notes", "decided", "planted", "exact", "preflight", "experiment")
+    assert all(reason for _, reason in THRESHOLDS.values())
+
+
+# ------------------------------------------------------------------- rules
+
+
+@pytest.mark.parametrize("low, high, verdict", [
+    (1.1, 2, HOLDS), (0.5, 0.9, NOT), (0.9, 2, NOT_SEEN)])
+def test_a_verdict_is_by_the_whole_interval(low, high, verdict):
+    x = Estimate((low + high) / 2, low, high)
+    assert above(1)(x) == verdict
+    assert below(-1)(Estimate(-x.value, -high, -low)) == verdict
+    with pytest.raises(CannotBeSeen, match="too few"):
+        above(1)(Estimate(2.0))
+
+
+def test_what_holds_by_one_measure_alone_holds_in_one_reading():
+    assert together([NOT, NOT, NOT_SEEN]) == NOT and together([NOT, NOT_SEEN]) == NOT_SEEN
+    assert together([NOT, NOT_SEEN, NOT_SEEN]) == NOT_SEEN
+    assert together([HOLDS, NOT, NOT]) == ONE_READING and together([HOLDS] * 3) == HOLDS
+    more, less = Estimate(2, 1.5, 2.5), Estimate(0.5, 0.4, 0.6)
+    both = decided(above(1), {"by a": more, "by b": less}, ".1f", of_all=(3, "d"))
+    assert both.verdict == ONE_READING and both.by_interval
+    assert both.figure == "2.0 (1.5 to 2.5) by a; 0.5 (0.4 to 0.6) by b; 3 of all"
+
+
+def test_intervals_leave_out_one_problem_after_the_other():
+    """Against the plain jackknife: 4 problems have 3 degrees of freedom, and t is 3.182."""
+    rng = np.random.default_rng(0)
+    problem, x, y = np.repeat([3, 5, 8, 9], 5), rng.random(20), rng.random(20)
+    mine = rng.random(20) < 0.5
+    for found, statistic, is_log in (
+            (mean_ratio(problem, x, mine, ~mine), lambda k: np.log(
+                x[k & mine].mean() / x[k & ~mine].mean()), True),
+            (mean_difference(problem, x, mine, ~mine), lambda k: (
+                x[k & mine].mean() - x[k & ~mine].mean()), False),
+            (correlation(problem, x, y), lambda k: np.corrcoef(x[k], y[k])[0, 1], False)):
+        without = [statistic(problem != number) for number in (3, 5, 8, 9)]
+        half = 3.182446 * (3 / 4 * np.square(np.subtract(without, np.mean(without))).sum()) ** 0.5
+        ends = np.array([0, -half, half]) + statistic(np.ones(20, bool))
+        expected = np.exp(ends) if is_log else ends
+        assert [found.value, found.low, found.high] == pytest.approx(expected, rel=1e-3)
+
+
+def test_the_command_says_what_chance_alone_would_give():
+    """Of 40 claims that go by an interval, one holds by chance: 2.5%. Stored ones do not count."""
+    live, kept = BY_NAME["early_over_late"], BY_NAME["rloo"]
+    found = {number: Found(HOLDS, {}, by_interval=True) for number in range(40)}
+    found = {type("Claim", (), {"is_stored": False})(): one for one in found.values()}
+    found[kept] = Found(HOLDS, {}, by_interval=True)
+    found[live] = Found(ARITHMETIC, {})
+    *counts, chance = claims.summary(found)
+    assert "40 claims go by intervals" in chance and "about 1.0 would" in chance
+    assert counts == ["41 claims are judged on this run: 40 holds, 1 by arithmetic.",
+                      "1 claims are judged on stored experiments: 1 holds."]
+
+
+# ------------------------------------------------------------------- stored experiments
+
+
+@pytest.mark.parametrize("board, arm, over", [
+    (TINY, "measured", "none"), (TINY, "outcome_conditional", "none"), (TINY, "gae", "batch_mean"),
+    (REAL, "inverse_logprob", "none"), (REAL, "measured 16", "four times"),
+    (REAL_SHORT, "equal_gradient", "none"), (LATER, "gae --process_reward 0.2", "none")])
+def test_a_stored_gain_is_recomputed_from_each_answer(board, arm, over):
+    """Student's t over the pairs, by the statistics module."""
+    runs = json.loads((PROJECT / f"lab/results/{board}.json").read_text())["values"]["runs"]
+    gains = []
+    for name, (answers, _, right) in runs.items():
+        seed = name.rpartition("-s")[2]
+        if name == f"{arm}-s{seed}" and f"{over}-s{seed}" in runs:
+            counts, theirs = (list(map(int, one[2].split())) for one in (
+                runs[name], runs[f"{over}-s{seed}"]))
+            gains.append((statistics.mean(counts) - statistics.mean(theirs) * answers / runs[
+                f"{over}-s{seed}"][0]) / answers)
+    t = {6: 2.5706, 8: 2.3646, 12: 2.2010}[len(gains)]
+    half = t * statistics.stdev(gains) / len(gains) ** 0.5
+    mean = statistics.mean(gains)
+    found = stored_gain(board, arm, over)
+    assert (found.value, found.low, found.high) == pytest.approx((mean, mean - half, mean + half),
+                                                                 abs=1e-4)
+
+
+@pytest.mark.parametrize("board, page", [(TINY, "board.txt"), (REAL, "real_board_brief_8_gpu.txt"),
+                                         (REAL_SHORT, "real_board_expression.txt")])
+def test_a_stored_gain_is_what_its_experiment_printed(board, page):
+    printed = (PROJECT / "lab/results" / page).read_text("utf-8")
+    for arm in ("measured", "attention_credit", "inverse_logprob", "entropy_masking"):
+        assert shown(stored_gain(board, arm), "points") in printed
+
+
+def test_other_stored_numbers_are_what_their_experiments_printed():
+    """Each number of claims.json stands in the output of its command, rounded."""
+    for experiment, known in stored_results("claims").items():
+        if experiment == "dpo":
+            continue
+        path = {"filler_and_form": "real/filler_and_form"}.get(experiment, experiment)
+        printed = (PROJECT / f"lab/results/{path}.txt").read_text("utf-8")
+        words = " ".join(printed.split())
+        for name, numbers in known["values"].items():
+            if experiment == "filler_and_form":
+                arm, _, seed = name.rpartition("-s")
+                assert re.search(rf"{seed} {arm} {' '.join(f'{x:.2f}' for x in numbers)} ", words)
+                continue
+            is_signed = "index" in name or experiment == "change"
+            spec = "+.2f" if is_signed else ".2f" if "perfect" in name else ".1%"
+            if max(map(abs, numbers)) > 1e-9:
+                assert shown(stored(experiment, name), spec) in words, name
+
+
+def test_the_claim_on_filler_and_format_by_hand():
+    found = found_in_nothing("filler_and_format")
+    runs = stored_results("claims")["filler_and_form"]["values"]
+    gains = [statistics.mean(runs[f"without words-s{seed}"][5:]) - statistics.mean(
+        runs[f"plain-s{seed}"][5:]) for seed in range(3)]
+    half = 4.302653 * statistics.stdev(gains) / 3 ** 0.5
+    mean = statistics.mean(gains)
+    assert found.figure.startswith(f"{mean:+.3f} ({mean - half:+.3f} to {mean + half:+.3f})")
+    assert found.verdict == NOT_SEEN
+
+
+def found_in_nothing(name):
+    """A claim that looks at no run."""
+    return claims.judged(BY_NAME[name], Evidence([None]))
+
+
+def test_every_stored_claim_is_judged_without_a_token(tmp_path):
+    """Only the runs' weightings are asked, for the pair beside the verdict."""
+    run = write_log(tmp_path / "run", {}, {"eval_every": 0}, [{"step": 1, **STEP}])
+    for claim in CLAIMS:
+        if claim.is_stored:
+            found = claims.judged(claim, Evidence([read_run(run)]))
+            assert found.figure and "no credit files" not in found.figure
+
+
+# ------------------------------------------------------------------- figures of a run
+
+
+def test_filler_and_reasoning_by_hand(tmp_path):
+    """Filler ' and' with log p -2 and reasoning ' 7' with -1, in two problems: 2 and 1."""
+    filler, reasoning = (ids_of(text)[0] for text in (" and", " 7"))
+    columns = credit_columns([4, 4], [0, 1], token_id=[filler, filler, filler, reasoning] * 2,
+                             log_prob=[-2, -2, -2, -1] * 2, collision=np.full(8, 0.5))
+    run = write_log(tmp_path / "run", {1: columns})
+    s = [(1.5 - 2 * np.exp(log_prob)) ** 0.5 for log_prob in (-2, -1)]
+    found = found_in(run, "filler_over_reasoning")
+    of_s = f"{s[0] / s[1]:.2f}"
+    assert found.figure == (f"2.00 (2.00 to 2.00) by A log p; {of_s} ({of_s} to {of_s}) by the "
+                            "gradient; 2.000 of filler; 1.000 of reasoning; 75% of the tokens are "
+                            "filler")
+    assert found.verdict == HOLDS
+    assert found_in(run, "sureness_explains_it").figure.startswith("1.00 ")
+    assert found_in(run, "one_advantage").verdict == ARITHMETIC
+    assert found_in(run, "less_sure_of_filler").figure.startswith("-1.000")
+    # places 1/8, 3/8 and 5/8 are filler's: a half earlier than 7/8
+    assert found_in(run, "filler_comes_early").figure.startswith("-0.500")
+
+
+def test_figures_of_tokens_by_plain_python(tmp_path):
+    """Contribution, t and both definitions of early over late, from the tokens one by one."""
+    folder, files = random_log(tmp_path / "run", groups=20, longest=12)
+    rows = plain_rows(folder, files)
+    for row in rows:
+        row["value"] = row["advantage"] * row["weight"] * row["log_prob"]
+    values, places = [row["value"] for row in rows], [row["position"] for row in rows]
+    assert found_in(folder, "contribution_is_the_gradient").figure.startswith(
+        f"{statistics.mean(values):.3f} mean; {statistics.stdev(values):.3f} std; "
+        f"{statistics.mean(map(abs, values)):.3f} mean size; {min(values):.1f} to "
+        f"{max(values):.1f} range; 0% of the tokens have the gradient's sign")
+    low, high = np.quantile(places, [0.2, 0.8])
+    early, late = ([abs(row["value"]) for row in rows if inside(row["position"])] for inside in (
+        lambda place: place < low, lambda place: place > high))
+    assert found_in(folder, "early_over_late_positions").figure.startswith(
+        f"{statistics.mean(early) / statistics.mean(late):.2f} (")
+    t = []
+    for place in range(max(places) + 1):
+        at = [row["value"] for row in rows if row["position"] == place]
+        if len(at) > 1:
+            t.append(abs(statistics.mean(at)) / (statistics.stdev(at) / len(at) ** 0.5))
+    assert found_in(folder, "t_says_how_much_it_varies").figure.startswith(
+        f"{np.mean(np.array(t) > 3):.2f} above 3; {np.mean(np.array(t) < 1.5):.2f} below 1.5; "
+        f"{np.mean(t):.2f} on average; ")
+
+
+def test_the_rarer_outcome_by_hand(tmp_path):
+    """One of four right: sqrt 3 against 1 / sqrt 3, so 3 times as large, in two problems."""
+    z = [3 ** 0.5, *[-(3 ** -0.5)] * 3]
+    columns = credit_columns([1] * 8, np.repeat([0, 1], 4), advantage=np.array(z * 2))
+    found = found_in(write_log(tmp_path / "run", {1: columns}), "rarer_outcome")
+    assert found.figure == "3.0 (3.0 to 3.0) times as large"
+
+
+def test_hoyers_sparsity_and_the_weight_of_a_problem_by_hand():
+    """c(p, G) is 2.57 and 1.86 at G = 8. Of two answers that differ the z-scores are 1 and -1: a
+    right one has 1 with probability 1 - p, a wrong one -1 with p, so c is 1 - p + p = 1."""
+    assert hoyer([torch.tensor([0.0, 0.0]), torch.tensor([-2.0, 0.0])]) == pytest.approx(1)
+    assert hoyer([torch.full((9,), -0.5)]) == pytest.approx(0)
+    two = (2 ** 0.5 - 7 / 5) / (2 ** 0.5 - 1)
+    assert hoyer([torch.tensor([3.0]), torch.tensor([-4.0])]) == pytest.approx(two)
+    assert np.isnan(hoyer([torch.zeros(3)]))
+    assert [round(weight_of_problem(p, 8), 2) for p in (0.02, 0.5)] == [2.57, 1.86]
+    assert weight_of_problem(0.3, 2) == pytest.approx(1)
+
+
+def counted(x):
+    """This text is no code."""
+    # nor is this
+
+    def inner(y):
+        return helper(
+            y)
+    return inner(x)
+
+
+def helper(y):
+    return y
+
+
+def test_lines_of_code_are_counted_alike():
+    """def, inner def, return in two lines, return; and the two lines of what it calls."""
+    assert lines_of(counted) == 7 and lines_of(helper) == 2
+
+
+# ------------------------------------------------------------------- what a run lacks
+
+
+def test_what_a_run_lacks_is_said(tmp_path):
+    folder, _ = random_log(tmp_path / "run")
+    for name, reason in (("phase_1_ignores_rewards", "this run has no checkpoint"),
+                         ("discount_and_filler", "--mitigation outcome_conditional"),
+                         ("gains_grow_with_size", "8 to 32 billion"),
+                         ("becomes_sparser", "no beginning and no end"),
+                         ("concise", "no beginning and no end"),
+                         ("only_log_prob", "did not measure the change")):
+        found = found_in(folder, name)
+        assert found.verdict == CANNOT and reason in found.figure
+    without = write_log(tmp_path / "without", {})
+    assert found_in(without, "early_over_late").figure.startswith("this run has no credit files")
+
+
+def test_a_second_run_is_where_the_claims_about_its_weighting_look(tmp_path):
+    plain, other = make(tmp_path, {"a": (0.5, {}), "b": (0.2, {
+        "mitigation": "outcome_conditional", "think_discount": 0.75})}, seeds=1)
+    lines = [[json.loads(line)["success"] for line in (Path(run) / "metrics.jsonl").open()]
+             for run in (plain, other)]
+    gain = statistics.mean(lines[1]) - statistics.mean(lines[0])
+    alone, pair = (found_in(plain, "discount_hurts", *more).figure for more in ((), (other,)))
+    assert pair == f"{alone}; {100 * gain:+.1f} points in this pair"
+    assert "0.75 weight on the thinking" in found_in(plain, "discount_and_filler", other).figure
+
+
+def test_what_is_no_run_is_refused_in_a_sentence(tmp_path):
+    with_steps, _ = random_log(tmp_path / "run")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "trainer_state.json").write_text("{}")
+    damaged = write_log(tmp_path / "damaged", {1: credit_columns([2], [0])}, {},
+                        [{"step": 1, **STEP}])
+    (damaged / "credit/step_000001.npz").write_bytes(b"PK")
+    for folder, said in ((tmp_path / "nothing", "does not exist"), (other, "is not a run folder"),
+                         (with_steps, "has no steps, so"), (damaged, "cannot read")):
+        assert said in refusal(main, ["claims", str(folder), "--only", "early"]), said
+
+
+def test_the_command_prints_every_claim_with_its_verdict(whole, capsys):
+    """On a run with its checkpoints, of a model that knows nothing."""
+    run = str(whole)
+    main(["claims", run, "--problems", "3"])
+    printed = capsys.readouterr().out
+    for claim in CLAIMS:
+        assert f"- {claim.name}. " in printed
+    assert max(len(line) for line in printed.splitlines() if run not in line) <= 100
+    assert "uncorrected for their number" in " ".join(printed.split())
+    main(["claims", run, "--only", "one_advantage, sparser", "--problems", "3", "--json"])
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["name"] for line in lines] == ["one_advantage", "becomes_sparser"]
+    assert lines[0]["verdict"] == ARITHMETIC and lines[0]["numbers"] == {
+        "is the largest difference within an answer": 0.0}
+    assert "no claim has such a name" in refusal(main, ["claims", run, "--only", "luck"])
+
+
+def test_a_run_with_one_answer_and_one_kind_of_token_ends_no_claim_in_an_error(tmp_path, capsys):
+    run, = make(tmp_path, {"a": (0.5, {})}, seeds=1)
+    main(["claims", run])
+    printed = capsys.readouterr().out
+    assert "all of one class" in printed and "nan" not in printed
