@@ -3,9 +3,14 @@
     python -m lab diagnose runs/none-grpo-s0     # a run of this project
     python -m lab diagnose checkpoint-500        # a folder with TRL's trainer_state.json
     python -m lab diagnose log.jsonl             # JSON lines, CSV as of W&B, what verl prints
+    python -m lab diagnose log.csv --column reward=score,length=tokens
 
 It says which rows of docs/reference/how_a_run_fails.md the metrics show, with the numbers, and
-which single run would decide. TRL, verl, OpenRLHF, slime and prime-rl are read under their names.
+which single run would decide. TRL, verl, OpenRLHF, slime, prime-rl, nanochat and GRPO-Zero are read
+under their names.
+
+A log says less than a run of this project. So it is said how many of the signs could be looked for,
+and which columns were not read. --column names the column of a metric that has another name.
 
 The exit status is 0 if nothing was found, 1 if a mistake was, and 2 if the log cannot be read or
 has too few steps. Nothing is written.
@@ -22,8 +27,9 @@ from typing import NamedTuple
 import numpy as np
 
 from lab.engine.errors import UserError
-from lab.harness.flags import read
-from lab.tools.logs import FEWEST, NAMES, Log, Metric, is_for_being_right, read_log
+from lab.harness.flags import Flag, read
+from lab.tools.logs import (FEWEST, HELD_OUT, NAMES, Log, Metric, is_for_being_right, plain_name,
+                            read_log)
 
 # Each row of CHECKS below looks for one fault, at the end of a log as at its start: its row in the
 # list of docs/reference/how_a_run_fails.md, what it most often is, the metrics that show it, and
@@ -34,19 +40,41 @@ from lab.tools.logs import FEWEST, NAMES, Log, Metric, is_for_being_right, read_
 # Most rows are signs, each a metric and what it shows: any_of(clipped=lambda x: x.end > 0.3). What
 # takes more than that is a function that returns the metrics.
 
+FLAGS = {"column": Flag("", "the column of a metric that has another name in this log, as "
+                            "reward=score; several with commas between them")}
 LENGTH_ALONE = 0.9  # a correlation: runs with a reward for length had 0.92 to 0.99, others 0.81
 Sign = Callable[[Metric], bool]  # what one metric shows
-Seen = Callable[[Log], list[str]]  # the metrics that show a fault; none of them if it is not there
+
+
+class Seen(NamedTuple):
+    """The metrics of a log that show a fault, none of them if it is not there; and whether the log
+    has what it takes to look for it."""
+    metrics_of: Callable[[Log], list[str]]
+    can_look: Callable[[Log], bool]
+
+    def __call__(self, log: Log) -> list[str]:
+        return self.metrics_of(log)
 
 
 def any_of(**signs: Sign) -> Seen:
     """Those of these metrics that show their sign."""
-    return lambda log: [name for name, sign in signs.items() if sign(log[name])]
+    return needs_one(*signs)(lambda log: [name for name, sign in signs.items() if sign(log[name])])
 
 
 def all_of(**signs: Sign) -> Seen:
     """These metrics, if all of them show their signs."""
-    return lambda log: [*signs] if all(sign(log[name]) for name, sign in signs.items()) else []
+    return needs(*signs)(lambda log: [*signs] if all(
+        sign(log[name]) for name, sign in signs.items()) else [])
+
+
+def needs(*names: str) -> Callable[[Callable[[Log], list[str]]], Seen]:
+    """A fault that can be looked for if the log has all of these metrics."""
+    return lambda function: Seen(function, lambda log: all(log.has(name) for name in names))
+
+
+def needs_one(*names: str) -> Callable[[Callable[[Log], list[str]]], Seen]:
+    """A fault that can be looked for if the log has one of these metrics or more."""
+    return lambda function: Seen(function, lambda log: any(log.has(name) for name in names))
 
 
 def is_broken(metric: Metric) -> bool:
@@ -72,6 +100,7 @@ def fell_below_half(metric: Metric) -> bool:
     return metric.end < 0.5 < metric.values[0]
 
 
+@needs_one("learning_rate", "gradient_norm")
 def trains_nothing(log: Log) -> list[str]:
     """The rate or every gradient is 0, although groups had different rewards."""
     if log["learning_rate"].always(0):
@@ -98,6 +127,7 @@ def solved(log: Log) -> bool:
     return learned(log) and not is_small
 
 
+@needs("entropy")
 def one_answer(log: Log) -> list[str]:
     """The entropy is gone and so are the differences between rewards, but not because the problems
     are solved."""
@@ -114,6 +144,7 @@ def one_answer(log: Log) -> list[str]:
     return [name for name in ("entropy", "equal_groups", "spread") if log[name].is_known]
 
 
+@needs_one("gradient_norm", "entropy", "kl", "finished", "equal_groups", "length")
 def destroyed(log: Log) -> list[str]:
     """What the first two steps had, the end has not, and a second sign excludes that the problems
     became harder. Beside such a loss a smaller growth is a sign than by itself (`ASTRAY`). While
@@ -131,20 +162,21 @@ ASTRAY = any_of(gradient_norm=grew(8), entropy=grew(3), kl=grew(15, least=0.1),
                 finished=fell_below_half)
 
 
+@needs("reward")
 def falls(log: Log) -> list[str]:
     """Two thirds of the reward are lost, or it falls and held-out problems fall with it: harder
     problems would not do that. While the reward rises, a success that falls is the fault of another
     row (`paid_for_something_else`)."""
     if log["reward"].rises:
         return []
-    held_out = log["held_out"]
-    is_held_out = held_out.is_known and held_out.values[-1] < 0.8 * held_out.values[0]
+    fell = [name for name in HELD_OUT if log[name].is_known
+            and log[name].values[-1] < 0.8 * log[name].values[0]]
     half_a_spread = log["spread"].start / 2 if log["spread"].is_known else 0.0
     for name in ("success", "reward"):
         metric = log[name]
         is_much = metric.start - metric.end > max(2 / 3 * abs(metric.start), half_a_spread)
-        if metric.falls and (is_held_out or is_much):
-            return [name, "held_out"] if is_held_out else [name]
+        if metric.falls and (fell or is_much):
+            return [name, *fell]
     return []
 
 
@@ -162,6 +194,11 @@ def never_right(log: Log) -> list[str]:
     return [name for name in log.parts if is_for_being_right(name) and log[name].always(0)]
 
 
+NEVER_RIGHT = Seen(never_right, lambda log: log.has("success") or any(
+    map(is_for_being_right, log.parts)))
+
+
+@needs("reward")
 def dead_groups(log: Log) -> list[str]:
     """Most groups have equal rewards from the start, for no reason that another row has, and not
     because the problems were solved in a few steps."""
@@ -189,6 +226,11 @@ def paid_for_something_else(log: Log) -> list[str]:
     return rising + flat if rising and flat and not any(map(is_for_being_right, rising)) else []
 
 
+PAID_FOR_SOMETHING_ELSE = Seen(paid_for_something_else, lambda log: log.has("success") or len(
+    log.parts) > 1)
+
+
+@needs("length")
 def paid_for_length(log: Log) -> list[str]:
     """The length has become another one, and the reward has gained nothing; or reward and length
     change together from step to step. (Over a whole run both may rise without a connection, as
@@ -212,6 +254,7 @@ def fewer_turns(metric: Metric) -> bool:
     return metric.end - least < (metric.first - least) / 2 and metric.falls and metric.first > 0.2
 
 
+@needs("equal_groups", "entropy")
 def blind(log: Log) -> list[str]:
     """The answers to a problem become alike and sure while the problems are not solved, and the
     reward jumps from step to step as it finds other problems."""
@@ -227,15 +270,22 @@ def blind(log: Log) -> list[str]:
     return [log.paid, "equal_groups"] if jumps else []
 
 
+@needs_one("held_out", "held_out_success")
 def by_heart(log: Log) -> list[str]:
-    """Training rises, held-out problems do not, and the two are far apart."""
-    paid, held_out = log[log.paid], log["held_out"]
-    if log.config.get("dynamic_sampling", 1) > 1 or not paid.rises or not held_out.is_known:
+    """Training rises, held-out problems do not, and the two are far apart: success beside success,
+    and reward beside reward, because a second part of the reward would hide what is lost."""
+    if log.config.get("dynamic_sampling", 1) > 1:
         return []
-    first, last = held_out.values[0], held_out.values[-1]
-    return [log.paid, "held_out"] if last < first + 0.02 and paid.end > last + 0.15 else []
+    for name, held_out in ((log.paid, "held_out_success"), ("reward", "held_out")):
+        trained, asked = log[name], log[held_out]
+        if trained.rises and asked.is_known:
+            first, last, unit = asked.values[0], asked.values[-1], max(1.0, abs(trained.end))
+            if last < first + 0.02 * unit and trained.end > last + 0.15 * unit:
+                return [name, held_out]
+    return []
 
 
+@needs("gradient_norm", "gradient_norm_last")
 def later_updates_grow(log: Log) -> list[str]:
     """The last update with a batch has a much larger gradient than the first."""
     found = log["gradient_norm_last"].end > 5 * log["gradient_norm"].end
@@ -278,7 +328,7 @@ CHECKS = (
     Check(7, "The limit of new tokens is too small, or the model does not know how to end, as one "
              "whose prompts lack its chat template: trainers apply it to lists of messages alone",
           cut_off, "one step with twice the limit; and print one prompt as the model gets it"),
-    Check(3, "The problems are too hard, so at most the form is learned", never_right,
+    Check(3, "The problems are too hard, so at most the form is learned", NEVER_RIGHT,
           "easier problems, or the same run after a cold start (python -m lab warmup)", True),
     Check(4, "The problems are too easy, and nothing is left to learn", too_easy,
           "the same run with harder problems"),
@@ -286,7 +336,8 @@ CHECKS = (
           "python -m lab preflight: it says which size of group would have different rewards"),
     Check(6, "The model goes astray: the rate is too high, or nothing holds it", ASTRAY, TENTH,
           True),
-    Check(9, "The reward pays for something else than you may want", paid_for_something_else,
+    Check(9, "The reward pays for something else than you may want",
+          PAID_FOR_SOMETHING_ELSE,
           "the same run with the reward of being right alone"),
     Check(9, "The reward may pay for the length of an answer", paid_for_length,
           "read ten answers of the last steps; and ask python -m lab preflight what an answer "
@@ -338,13 +389,21 @@ def faults_of(log: Log) -> list[Fault]:
     return found
 
 
+def signs_looked_for(log: Log) -> str:
+    """12 of 21 signs of a mistake"""
+    every = (*CHECKS, LAST)
+    count = sum(check.seen.can_look(log) for check in every)
+    return f"{count} of {len(every)} signs of a mistake"
+
+
 def in_short(log: Log) -> str:
     """The verdict in a line; an empty text if there are too few steps for one."""
     if log.steps < FEWEST:
         return ""
     found = faults_of(log)
     if not found:
-        return f"Mistakes in the training: none seen, of {len(CHECKS) + 1} that are looked for."
+        return (f"Mistakes in the training: none seen. {signs_looked_for(log)} could be looked "
+                "for.")
     return "Mistakes in the training: " + "; ".join(fault.check.what for fault in found) + "."
 
 
@@ -364,7 +423,7 @@ def in_words(log: Log, found: list[Fault]) -> list[str]:
     said = [fault.in_words() for fault in found]
     reward = log["reward"]
     way = f"from {reward.start:.3g} to {reward.end:.3g}"
-    none_seen = f"None of {len(CHECKS) + 1} signs of a mistake is seen"
+    none_seen = f"{signs_looked_for(log)} could be looked for, and none is seen"
     if not found and reward.falls:
         said.append(f"{none_seen}. The reward falls, {way}. If the problems "
                     f"have not become harder: {LAST.decide}.")
@@ -372,20 +431,36 @@ def in_words(log: Log, found: list[Fault]) -> list[str]:
         rises = "rises" if reward.rises else "does not rise by more than its noise"
         said.append(f"{none_seen}. The reward {rises}, {way}.")
     looked, absent = looked_at(log)
-    return [*said, f"Looked at: {', '.join(looked)}."
-            + (f" Not in this log: {', '.join(absent)}." if absent else "")]
+    last = f"Looked at: {', '.join(looked)}."
+    if absent:
+        last += f" Not in this log: {', '.join(absent)}."
+    if log.unread and not log.config:  # our own lines have much more than the signs need
+        last += f" Not read: {', '.join(log.unread)}."
+    return [*said, last]
 
 
 def filled(parts: list[str]) -> str:
     return "\n\n".join(textwrap.fill(part, 100) for part in parts)
 
 
+def chosen_columns(typed: str) -> dict[str, str]:
+    """reward=score,length=tokens -> {"reward": "score", "length": "tokens"}"""
+    chosen = {}
+    for pair in filter(None, typed.split(",")):
+        name, _, column = pair.partition("=")
+        if name.strip() not in NAMES or not column.strip():
+            raise UserError(f"--column {pair}: should be NAME=COLUMN, where NAME is one of "
+                            f"{', '.join(NAMES)}")
+        chosen[name.strip()] = plain_name(column)
+    return chosen
+
+
 def main(argv: list[str]) -> int:
     """Print what the log shows, and return the exit status."""
-    flags = read(argv, "python -m lab diagnose LOG", __doc__, {}, {
+    flags = read(argv, "python -m lab diagnose LOG [--column NAME=COLUMN]", __doc__, FLAGS, {
         "LOG": "a run folder, or the log of another trainer"})
     try:
-        log = read_log(Path(flags.log))
+        log = read_log(Path(flags.log), chosen_columns(flags.column))
     except UserError as error:
         print(f"diagnose: {error}", file=sys.stderr)
         return 2

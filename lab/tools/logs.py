@@ -20,20 +20,21 @@ from lab.harness.read_record import run_config
 from lab.harness.record import read_lines
 
 LARGEST_FILE = 200e6  # bytes of a log
-# Our name of a metric, and patterns for those of TRL (unsloth and ms-swift write the same), verl
-# b178a3cd, OpenRLHF 3c3be623, slime 624b824a, prime-rl 559b4477 and nanochat. A leading "train/" is
-# left out.
+# Our name of a metric, and patterns for those of TRL (ms-swift writes the same, and unsloth with
+# blanks around /), verl b178a3cd, OpenRLHF 3c3be623, slime 624b824a, prime-rl 559b4477, nanochat
+# and GRPO-Zero. A leading "train/" is left out.
 NAMES = {
     "reward": ("reward", "critic/rewards/mean", "critic/score/mean", "rollout/raw_reward",
-               "agg/all/[^/]+/reward/mean", "Average reward"),
-    "success": ("success",),
+               "agg/all/[^/]+/reward/mean", "Average reward", "mean_reward"),
+    "success": ("success", "(train )?success_rate", "success_rate/train"),
     "equal_groups": ("groups_without_spread", "frac_reward_zero_std"),
     "spread": ("reward_std", "group_reward_std"),
     "entropy": ("entropy", "entropy/mean", "actor/entropy", "actor/entropy_loss", "entropy_loss",
                 "entropy/all/mean"),
     "length": ("length", "completions/mean_length", "completion_length", "response_length/mean",
                "response_length", "rollout/response_len/mean",
-               "agg/all/[^/]+/num_output_tokens/mean", "Average sequence length"),
+               "agg/all/[^/]+/num_output_tokens/mean", "Average sequence length",
+               "mean_response_len"),
     "turns": ("turns", "num_turns/mean", "tools/call_frequency"),
     "finished": ("finished",),
     "cut_off": ("completions/clipped_ratio", "response_length/clip_ratio", "response_clip_ratio",
@@ -51,12 +52,18 @@ NAMES = {
     "clipped": ("clipped_share", "clip_ratio/region_mean", "actor/pg_clipfrac", "ppo_clip_ratio",
                 "pg_clipfrac"),
     "learning_rate": ("learning_rate", "actor/lr", "actor_lr", "lr-pg_0", "optim/lr"),
-    "held_out": ("eval_reward", "eval/reward", "val-core/.+/(acc|reward)/mean@.+",
-                 "(eval/)?eval_.+_pass1", "eval/.+/all/.+/avg@.+")}
+    "held_out": ("eval_reward", "eval/reward", "val-core/.+/reward/mean@.+",
+                 "eval/.+/all/.+/avg@.+"),
+    "held_out_success": ("val-core/.+/acc/mean@.+", "(eval/)?eval_.+_pass1",
+                         "(eval|val|test)[/_ ](accuracy|acc|success|success_rate)",
+                         "success_rate/eval", "Eval success rate")}
+HELD_OUT = ("held_out", "held_out_success")  # of some steps only
 PART = re.compile("rewards/([^/]+)(?:/mean)?")  # of a reward function of TRL
 STEP = ("step", "Step", "global_step", "_step", "training/global_step", "trainer/global_step")
 BEING_RIGHT = re.compile("acc|correct|right|solve|exact|answer|math")  # in a part's name
-PRINTED = re.compile(r"\b[Ss]tep[: ]\s*(\d+)(?:/\d+)? [-|] (.*)")  # by verl, and by nanochat
+# by verl, nanochat and GRPO-Zero, and by the last one after an evaluation
+PRINTED = re.compile(r"\b[Ss]tep[: ]\s*(\d+)(?:/\d+)?(?: [-|]|,) (.*)")
+EVALUATED = re.compile(r"(Eval success rate): ([\d.]+)")
 FEWEST = 5  # steps from which on something can be said
 
 
@@ -94,29 +101,43 @@ class Metric:
 
 
 class Log:
-    """The metrics of a run: log["entropy"] is a Metric."""
+    """The metrics of a run: log["entropy"] is a Metric. `held_out` is success on held-out problems,
+    of a run of ours. `chosen` has the names of columns by ours, where somebody has typed them."""
 
-    def __init__(self, lines: list[dict[str, Any]], held_out: list[float], config: dict[str, Any],
-                 path: Path):
+    def __init__(self, lines: list[dict[str, Any]], config: dict[str, Any], path: Path,
+                 held_out: list[float] | None = None, chosen: dict[str, str] = {}):
         self.config, self.path = config, path
-        columns = {name: column_of(lines, aliases) for name, aliases in NAMES.items()}
-        parts = {found[1]: key for line in lines for key in line if (found := PART.fullmatch(key))}
-        self.parts = sorted(parts)
-        columns |= {name: column_of(lines, (key,)) for name, key in parts.items()}
+        self.parts, read = [], set(STEP)
+        columns: dict[str, np.ndarray] = {}
+        for name in NAMES:
+            key, columns[name] = column_of(lines, names_of(name, chosen))
+            read.add(key)
+        for key in keys_of(lines):
+            if found := PART.fullmatch(key):
+                read.add(key)
+                self.parts.append(found[1])
+                columns[found[1]] = column_of(lines, (key,))[1]
+        self.unread = [key for key in keys_of(lines)
+                       if key not in read and column_of(lines, (key,))[1].size]
         self.steps = len(columns["reward"])
         if not len(columns["finished"]):
             columns["finished"] = 1 - columns["cut_off"]
-        for_being_right = [name for name in parts if is_for_being_right(name)]
+        for_being_right = [name for name in self.parts if is_for_being_right(name)]
         if not len(columns["success"]) and len(for_being_right) == 1:
             of_part = columns[for_being_right[0]]
             if len(of_part) and of_part.min() >= 0 and of_part.max() <= 1:
                 columns["success"] = of_part
-        self.metrics = {name: Metric(column) for name, column in columns.items()}
-        self.metrics["held_out"] = Metric(np.array(held_out, float), fewest=2)
+        if held_out is not None:
+            columns["held_out_success"] = np.array(held_out, float)
+        self.metrics = {name: Metric(column, fewest=2 if name in HELD_OUT else FEWEST)
+                        for name, column in columns.items()}
         self.paid = "success" if self["success"].is_known else "reward"
 
     def __getitem__(self, name: str) -> Metric:
         return self.metrics[name]
+
+    def has(self, name: str) -> bool:
+        return self[name].is_known or self[name].broken > 0
 
     def way(self, name: str) -> str:
         """What a metric did, as evidence."""
@@ -132,16 +153,25 @@ def is_for_being_right(part: str) -> bool:
     return BEING_RIGHT.search(part.lower()) is not None
 
 
-def column_of(lines: list[dict[str, Any]], aliases: tuple[str, ...]) -> np.ndarray:
-    """The numbers under the first of these names that the lines have."""
-    keys = sorted({key for line in lines for key in line})
+def names_of(name: str, chosen: dict[str, str]) -> tuple[str, ...]:
+    """The names that a metric may have: the chosen one alone, or those of other trainers."""
+    return (re.escape(chosen[name]),) if name in chosen else NAMES[name]
+
+
+def keys_of(lines: list[dict[str, Any]]) -> list[str]:
+    return sorted({key for line in lines for key in line})
+
+
+def column_of(lines: list[dict[str, Any]], aliases: tuple[str, ...]) -> tuple[str, np.ndarray]:
+    """The first of these names under which the lines have numbers, and the numbers."""
+    keys = keys_of(lines)
     for alias in aliases:
         for name in [alias] if alias in keys else keys:
             if name == alias or re.fullmatch(alias, name):
                 values = [line[name] for line in lines if is_number(line.get(name))]
                 if values:
-                    return np.array(values, float)
-    return np.array([])
+                    return name, np.array(values, float)
+    return "", np.array([])
 
 
 def is_number(value: Any) -> bool:
@@ -155,7 +185,7 @@ def rose(values: np.ndarray) -> bool:
     return float(late.mean() - early.mean()) > max(2 * error, 1e-9)
 
 
-def read_log(path: Path) -> Log:
+def read_log(path: Path, chosen: dict[str, str] = {}) -> Log:
     """The log of a run folder of this project, or of a file or folder of another trainer."""
     if not path.exists():
         raise UserError(f"there is no run or log {path}")
@@ -164,20 +194,30 @@ def read_log(path: Path) -> Log:
         held_out = [line["success"] for line in
                     (read_lines(evaluations) if evaluations.exists() else [])
                     if line.get("mode") == "sampled" and is_number(line.get("success"))]
-        return Log(read_lines(path / "metrics.jsonl"), held_out, config, path)
+        return Log(read_lines(path / "metrics.jsonl"), config, path, held_out, chosen)
     file = log_file_in(path) if path.is_dir() else path
     if file.stat().st_size > LARGEST_FILE:
         raise UserError(f"{file} has {file.stat().st_size / 1e6:.0f} MB: a log of metrics has less")
-    found = by_step([{key.removeprefix("train/"): number_in(value) for key, value in line.items()}
-                     for line in lines_of_text(file)])
-    if not column_of(found, NAMES["reward"]).size:
-        columns = ", ".join(dict.fromkeys(key for line in found for key in line))
+    rewards = (chosen["reward"],) if "reward" in chosen else NAMES["reward"]
+    found = by_step([{plain_name(key): number_in(value) for key, value in line.items()}
+                     for line in lines_of_text(file, rewards)])
+    columns = ", ".join(dict.fromkeys(key for line in found for key in line))
+    for name, key in chosen.items():
+        if not column_of(found, names_of(name, chosen))[1].size:
+            raise UserError(f"--column {name}={key}: {file} has no numbers under {key}, only under "
+                            f"{columns[:400] or 'none'}")
+    if not column_of(found, names_of("reward", chosen))[1].size:
         raise UserError(
             f"{file} has no line with a reward: expected a run of this project, trainer_state.json "
-            "of TRL, JSON, lines of JSON or of what TRL, verl or nanochat print, CSV, or a table. "
-            f"A reward has one of the names {', '.join(NAMES['reward'][:4])}; this file has "
-            f"{columns[:200] or 'no numbers'}")
-    return Log(found, column_of(found, NAMES["held_out"]).tolist(), {}, file)
+            "of TRL, JSON, lines of JSON or of what TRL, verl, nanochat or GRPO-Zero print, CSV, "
+            f"or a table. A reward has one of the names {', '.join(NAMES['reward'][:4])}, or the "
+            f"one that --column reward=NAME says; this file has {columns[:200] or 'no numbers'}")
+    return Log(found, {}, file, chosen=chosen)
+
+
+def plain_name(key: Any) -> str:
+    """A column's name as TRL writes it: unsloth's *completions / clipped_ratio* has blanks."""
+    return re.sub(r"\s*/\s*", "/", str(key).strip()).removeprefix("train/")
 
 
 def by_step(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -213,7 +253,7 @@ def log_file_in(folder: Path) -> Path:
     return (states or logs)[-1]
 
 
-def lines_of_text(file: Path) -> list[dict[str, Any]]:
+def lines_of_text(file: Path, rewards: tuple[str, ...]) -> list[dict[str, Any]]:
     """The metrics in a file: trainer_state.json, a JSON array, JSON lines, what trainers print, CSV
     or a table. verl's JSON lines have them under "data"."""
     text = read_text(file)
@@ -225,24 +265,28 @@ def lines_of_text(file: Path) -> list[dict[str, Any]]:
     if isinstance(whole, list):
         return [line for line in whole if isinstance(line, dict)]
     found = []
+    # a dictionary may be broken over lines
+    text = re.sub(r"\{\s*['\"][^{}]*\}", lambda one: " ".join(one[0].split()), text)
     for line in re.split("[\r\n]+", text):  # a text in JSON may have other ends of a line
         one = parsed(line)
         if isinstance(one, dict) and isinstance(one.get("data"), dict):
             one = one["data"]
         if one is None and (printed := PRINTED.search(line)):
             one = of_console(printed[1], printed[2])
+        elif one is None and (evaluated := EVALUATED.search(line)):
+            one = {evaluated[1]: float(evaluated[2])}
         elif one is None and "{'" in line:
             one = of_dictionary(line[line.index("{'"):])
         if isinstance(one, dict):
             found.append(one)
-    return found or of_table(text)
+    return found or of_table(text, rewards)
 
 
 def of_console(step: str, text: str) -> dict[str, Any]:
     """The metrics of one step: *actor/grad_norm:0.31 - critic/score/mean:np.float64(0.5)*, or
-    *Average reward: 0.5 | Average sequence length: 120*."""
+    *Average reward: 0.5 | Average sequence length: 120*, or *mean_reward: 0.5, grad_norm: 0.3*."""
     found: dict[str, Any] = {"step": float(step)}
-    for part in re.split(r" [-|] ", text):
+    for part in re.split(r" [-|] |, ", text):
         name, _, value = part.strip().rpartition(":")
         number = number_in(without_numpy(value))
         if name and is_number(number):
@@ -265,28 +309,52 @@ def without_numpy(text: str) -> str:
     return re.sub(r"np\.\w+\(([^()]*)\)", r"\1", text)
 
 
-def of_table(text: str) -> list[dict[str, Any]]:
-    """The numbers of CSV, or of a notebook's table, whose columns stand between | or tabs. A name
-    may have that of its run before it, as in W&B's *my run - train/reward*."""
+def of_table(text: str, rewards: tuple[str, ...]) -> list[dict[str, Any]]:
+    """The numbers of CSV, or of a notebook's table, whose columns stand between |, tabs, semicolons
+    or several blanks. Lines above the headings are left out. A name may have that of its run before
+    it, as in W&B's *my run - train/reward*."""
     rows = [line.strip().strip("|") for line in text.replace("\0", "").splitlines()]
     rows = [line for line in rows if line.strip("|-: ")]
-    head = rows[0] if rows else ""
-    mark = next((mark for mark in ("|", "\t") if mark in head), ",")
+    is_head = [any(metric_in(name) in rewards for name in cells_of(row)) for row in rows]
+    rows = rows[is_head.index(True) if True in is_head else 0:]
     csv.field_size_limit(int(LARGEST_FILE))
+    mark = mark_of(rows[0]) if rows else ","
     found, runs = [], set()
-    for row in csv.DictReader(rows, delimiter=mark):
+    for row in csv.DictReader([with_marks(row, mark) for row in rows], delimiter=mark):
         numbers = {}
         for name, value in row.items():
+            if mark == ";" and isinstance(value, str):  # where a comma stands before decimals
+                value = re.sub(r"^\s*(-?\d+),(\d+)\s*$", r"\1.\2", value)
             number = number_in(value)
             if is_number(number):
-                run, _, metric = str(name).strip().rpartition(" - ")
-                runs.add(run) if metric.removeprefix("train/") in NAMES["reward"] else None
+                metric = metric_in(str(name))
+                runs.add(str(name).rpartition(" - ")[0]) if metric in rewards else None
                 numbers[metric] = number
         found.append(numbers)
     if len(runs) > 1:
         raise UserError(f"the table has the rewards of several runs: {', '.join(sorted(runs))}. "
                         "Export one of them")
     return found
+
+
+def metric_in(heading: str) -> str:
+    """The name of a metric, without the run's name before it."""
+    return plain_name(heading.strip().strip('"').rpartition(" - ")[2])
+
+
+def mark_of(head: str) -> str:
+    """What stands between the columns of a table."""
+    known = next((mark for mark in ("|", "\t", ";", ",") if mark in head), "")
+    return known or ("\t" if re.search(r"\S {2,}\S", head) else ",")
+
+
+def with_marks(row: str, mark: str) -> str:
+    return row if mark in row or mark != "\t" else re.sub(" {2,}", "\t", row)
+
+
+def cells_of(row: str) -> list[str]:
+    mark = mark_of(row)
+    return with_marks(row, mark).split(mark)
 
 
 def number_in(value: Any) -> Any:

@@ -217,7 +217,7 @@ def test_what_is_said(path):
     for lines, words in (
             (trl(reward=0.3, equal=0.2, length=rising(0, 1))[:20], "length went from 2.5 to 18.5"),
             (LOGS["not finite"][1], "Seen: loss is not finite in 21 of 30 steps."),
-            (ours(), "None of 21 signs of a mistake"), (ours(), "The reward rises"),
+            (ours(), "15 of 21 signs of a mistake could be looked for, and none is seen. The rew"),
             (ours()[:5], "The reward rises"), (ours()[:4], "nothing can be said"),
             (LOGS["half is lost"][1], "If the problems have not become harder"),
             (trl(reward=lambda step: 0.3 + 0.2 * (step % 2) + 0.001 * step),
@@ -270,7 +270,7 @@ def test_where_a_log_may_stand(tmp_path):
         (tmp_path / "metrics.jsonl").read_text().replace("{", '{"note": "a\u2028b", '), "utf-8")
     write_lines(tmp_path / "evaluations.jsonl", [{"step": 0, "mode": "sampled"}] * 2)
     (tmp_path / "config.json").write_text('{"mitigation": "none"}')
-    assert "None of" in said_of(tmp_path)
+    assert "could be looked for, and none is seen" in said_of(tmp_path)
     write_lines(tmp_path / "evaluations.jsonl", [
         {"step": step, "mode": mode, "success": success}
         for step in (0, 30) for mode, success in (("sampled", 0.2), ("greedy", 0.3 + step / 60))])
@@ -293,6 +293,19 @@ PASTED = {  # what people paste, of the same run
                               "sequence length: 46" for one in LINES),
     "backwards.csv": "step,reward\n" + "\n".join(
         f"{one['step']},{one['reward']}" for one in reversed(LINES)),
+    "semicolons.csv": "step;reward;text\n" + "\n".join(
+        f"{one['step']};{str(one['reward']).replace('.', ',')};no, not 0,5" for one in LINES),
+    "unsloth.txt": " [30/30 05:11, Epoch 0/1]\nStep\tLoss\treward\tcompletions / mean_length\n"
+    + "\n".join(f"{one['step']}\t0.1\t{one['reward']}\t46" for one in LINES),
+    "blanks.txt": "Step   Training Loss   reward\n" + "\n".join(
+        f"{one['step']:4}   0.100000        {one['reward']:.6f}" for one in LINES),
+    "broken dictionaries.txt": "\n".join(
+        str(one).replace(", ", ",\n ") for one in LINES),
+    "grpo_zero.txt": "\n".join(
+        f"\rStep {one['step']}, mean_reward: {one['reward']}, train success_rate: "
+        f"{one['success']}, grad_norm: 0.20, duration: 9.10, num_finished_episodes: 64, "
+        "mean_response_len: 46.00, entropy: 0.35"
+        for one in LINES),
     "restarted.csv": "step,reward\n" + "\n".join(
         f"{one['step']},{one['reward']}" for one in LINES[:20] + LINES[10:]),
     "missing.csv": "step,reward,grad_norm\n" + "\n".join(
@@ -310,6 +323,57 @@ def test_what_people_paste_is_read(name, tmp_path):
     log = read_log(tmp_path / name)
     assert log["reward"].values.tolist() == pytest.approx([one["reward"] for one in LINES])
     assert faults_of(log) == [] and log["reward"].broken == log["gradient_norm"].broken == 0
+
+
+SICK = {  # the row of the list, and what people paste
+    "unsloth, cut off": (7, "Step\treward\tcompletions / clipped_ratio\n" + "\n".join(
+        f"{step}\t0.1\t0.9" for step in STEPS)),
+    "unsloth, paid twice": (9, "Step\treward\trewards / form / mean\trewards / correct / mean\n"
+                            + "\n".join(f"{step}\t{0.3 + step / 40}\t{0.1 + step / 40}\t0.2"
+                                        for step in STEPS)),
+    "unsloth, never right": (3, "Step\treward\trewards / correct / mean\n" + "\n".join(
+        f"{step}\t0.1\t0.0" for step in STEPS)),
+    "GRPO-Zero, by heart": (8, "\n".join(
+        f"\rStep {step}, mean_reward: {0.4 + step / 40}, train success_rate: {0.2 + step / 40}\n"
+        "\rEval success rate: 0.20       " for step in STEPS))}
+
+
+@pytest.mark.parametrize("name", SICK)
+def test_what_is_wrong_is_seen_in_what_people_paste(name, tmp_path):
+    row, text = SICK[name]
+    (tmp_path / "log.txt").write_text(text)
+    assert rows_of(tmp_path / "log.txt") == [row]
+
+
+def test_held_out_reward_is_compared_with_reward_and_success_with_success(path):
+    """Of two parts of a reward, correctness is learned by heart, and the form is right from the
+    start. The sum on held-out problems, 1.27, lies above correctness."""
+    learned = rising(0.35, 0.02)
+    lines = trl(reward=lambda step: 1 + learned(step), part_correctness=learned, part_form=1.0)
+    evaluations = [{"eval_reward": 1.33}, {"eval_reward": 1.27}]
+    write_lines(path, [evaluations[0], *lines, evaluations[1]])
+    log = read_log(path)
+    assert log.paid == "success" and rows_of(path) == [8]
+    assert "held_out went from 1.33 to 1.27. The run that" in said_of(path)
+    write_lines(path, [evaluations[0], *lines, {"eval_reward": 1.8}])
+    assert rows_of(path) == []
+
+
+def test_a_column_can_be_named_and_what_is_not_read_is_listed(tmp_path, capsys):
+    file = tmp_path / "log.csv"
+    file.write_text("step,my_score,mine (x),other\n" + "\n".join(
+        f"{one['step']},{one['reward']},46,{one['step']}" for one in LINES))
+    assert diagnose.main([str(file)]) == 2
+    assert "the one that --column reward=NAME says" in capsys.readouterr().err
+    assert diagnose.main([str(file), "--column", "reward=my_score,length=mine (x)"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "5 of 21 signs of a mistake could be looked for" in said
+    assert "Looked at: reward, length." in said and said.endswith("Not read: other.")
+    for typed, words in (("reward=none", "has no numbers under none, only under step, my_score"),
+                         ("rewards=my_score", "NAME is one of reward, success"),
+                         ("reward", "should be NAME=COLUMN")):
+        assert diagnose.main([str(file), "--column", typed]) == 2
+        assert words in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize("text", ["nan", "NaN", "inf", "-inf", "np.float64(nan)", "Infinity"])
@@ -332,7 +396,7 @@ def test_what_is_no_number_is_seen_however_it_is_printed(tmp_path, text):
 
 @pytest.mark.parametrize("name, text, words", [
     ("log.txt", "", "no line with a reward"), ("log.txt", "[" * 100_000, "no line with a reward"),
-    ("log.csv", "step,mean_reward\n1,0.5\n", "this file has step, mean_reward"),
+    ("log.csv", "step,my_reward\n1,0.5\n", "this file has step, my_reward"),
     ("log.csv", "Step,good - train/reward,dead - train/reward\n1,0.5,0\n",
      "several runs: dead, good"),
     ("trainer_state.json", '{"log_history": [{"reward": 0.5}, {"rew', "perhaps it was cut"),
