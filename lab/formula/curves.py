@@ -16,10 +16,12 @@ from torch import Tensor
 
 from .batches import Case, stretched
 from .calling import LossFailed
+from .credit import COMMON, USUAL
 from .formula import KNOWN, Formula, best_of, gradient_of, left_of, tidy, view_of
 from .terms import BOUNDS, RATIOS, SAMPLERS, Setting, slots
 
 FARTHEST, NEAREST = 4.0, 1e-6  # logarithms of ratios that are tried
+CLAMPED = (0.2, 0.2), (0.2, 0.28), (0.1, 0.1)  # bounds that are tried of ratio times advantage
 # The rewards of four answers in two batches, whose mean is 0. The first two answers are probed: in
 # the first batch the one is good and the other bad, and in the second one neither is.
 REWARDS_OF_FOUR = (1.0, -1.0, 0.0, 0.0), (0.0, 0.0, 1.0, -1.0)
@@ -108,6 +110,23 @@ def find_ratio(search: Any) -> None:
     search.formula = replace(search.formula, sure=search.formula.sure | {"ratio"})
 
 
+def find_clamped_product(search: Any) -> None:
+    """Where ratio times advantage is clamped, an advantage says whether an answer is trained, so no
+    credit has these pushes. The usual advantages and bounds are tried."""
+    if search.knows("credit") or not search.knows("shape"):
+        return
+    advantages = [{"centre": centre, "scale": Setting(scale, (epsilon,) * len(slots(scale)))}
+                  for centre, scale in USUAL for epsilon in (COMMON if scale else COMMON[:1])]
+    fits = (search.formula.given(**advantage, count=count, length="", factor=1.0,
+                                 ratio=Setting(code, bounds), is_reversed=False)
+            for advantage in advantages for count in ("token", "answer")
+            for code in RATIOS if "product" in code for bounds in CLAMPED)
+    formula, left = best_of(fits, left_by(changes_of(search, 0.0)))
+    if left < KNOWN:
+        search.settle("credit", formula, left)
+        search.settle("ratio", search.formula, left)
+
+
 def find_sampler(search: Any) -> None:
     """The correction for the engine that sampled, if one is right."""
     start, left = search.formula, left_by(changes_of(search, 1.0))
@@ -150,6 +169,8 @@ def with_bounds(start: Formula, part: str, points: list[float], on_policy: Case 
     """The formula with each row of this part, and with all bounds that were seen."""
     before = gradient_of(start, on_policy) if on_policy else None
     for code in RATIOS if part == "ratio" else SAMPLERS:
+        if "product" in code:
+            continue
         for numbers in numbers_for(slots(code), points):
             formula = start.given(**{part: Setting(code, numbers)})
             yield at_its_slope(formula, on_policy, before) if on_policy else formula

@@ -62,6 +62,7 @@ class Formula:
     ratio: Setting = Setting("no ratio")
     sampler: Setting = Setting("")
     terms: tuple[Term, ...] = ()
+    guesses: tuple[Term, ...] = ()     # terms of the nearest formula that are not sure
     sure: frozenset[str] = field(default_factory=frozenset)  # questions that have an exact answer
 
     def given(self, **changed: object) -> "Formula":
@@ -112,11 +113,12 @@ def ours(logits: Tensor, batch: Batch, formula: Formula) -> Tensor:
     """The loss that has these settings."""
     view = View(logits, batch, formula)
     total = -policy(view, formula)
-    for term in formula.terms:
+    for term in (*formula.terms, *formula.guesses):
         factor, *numbers = term.setting.numbers
-        d = REFERENCES[term.reference](batch) - view.log_prob
-        ratio = (view.log_prob - batch.old_log_prob).exp()
-        value = TERMS[term.setting.code].function(d, ratio, view.entropy, *numbers)
+        x = SimpleNamespace(d=REFERENCES[term.reference](batch) - view.log_prob,
+                            ratio=(view.log_prob - batch.old_log_prob).exp(),
+                            log_p=view.log_prob, entropy=view.entropy)
+        value = TERMS[term.setting.code].function(x, *numbers)
         total = total + factor * (weight_of(view, term) * value).sum()
     return total
 

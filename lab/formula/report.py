@@ -237,7 +237,8 @@ def worst_of(shares: dict[str, float], most: int) -> str:
 
 def nearest(found: Found) -> list[str]:
     """The whole formula, its unsure settings included, with numbers of three digits."""
-    formula = replace(found.formula, sure=frozenset({*QUESTIONS, "lens"}))
+    formula = replace(found.formula, sure=frozenset({*QUESTIONS, "lens"}),
+                      terms=(*found.formula.terms, *found.formula.guesses))
     return [re.sub(r"\d+\.\d{4,}", lambda number: f"{float(number[0]):.3g}", code)
             for code in codes_of(formula, found.has_reward) if code not in USUAL]
 

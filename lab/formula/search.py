@@ -35,7 +35,7 @@ from .batches import (Case, Lens, make_case, one_is_another, stretched,
                       with_a_dead_group, with_other_reward)
 from .calling import Examined, Loss, LossFailed, LossNotFinite
 from .credit import find_credit
-from .curves import Curves, find_ratio, find_sampler, numbers_for
+from .curves import Curves, find_clamped_product, find_ratio, find_sampler, numbers_for
 from .formula import (KNOWN, Formula, Term, advantage_of, best_of, gradient_of, left_of, tidy,
                       view_of, weight_of)
 from .invariances import INVARIANCES, case_to_change
@@ -45,6 +45,7 @@ from .terms import (COUNTS, OF_TURNS, OWN, PLACES, REFERENCES, SHAPES, TERMS, TO
 ROUNDING = 1e-9  # a gradient that is smaller may be rounding, and counts as none
 SHIFTS = (1, 0, 2, -1)
 ORDINARY = "ordinary batches"
+HELPS = .5  # a term is part of the nearest formula if it leaves less than this of the rest
 NEAR = .3  # a formula is near if it leaves less than this of the gradients of these batches:
 NEAR_ON = (ORDINARY, "answers of up to 60 tokens", "answers of up to 200 tokens",
            "a group of 200 answers", "ratios")
@@ -185,6 +186,7 @@ class Search:
             self.find_shape()
             find_credit(self)
             find_ratio(self)
+            find_clamped_product(self)
             find_sampler(self)
         else:
             self.formula = replace(self.formula, factor=0.0)
@@ -255,7 +257,7 @@ class Search:
             return float(sum((view_of(case, formula).trained != has & where).sum()
                              for case, has, where in zip(cases, supports, inside)))
 
-        chosen, left = best_of(choices, wrongly_kept)
+        chosen, left = best_of(choices, wrongly_kept, plain=1)
         self.settle("tokens", chosen, left)
         return left < KNOWN
 
@@ -296,6 +298,8 @@ class Search:
             if left < KNOWN:
                 term = term.times(tidy(factor))
                 self.formula = replace(self.formula, terms=(*self.formula.terms, term))
+            elif left < HELPS:
+                self.formula = replace(self.formula, guesses=(term.times(factor),))
 
     def best_term(self, terms: Iterable[Term], cases: list[Case], rests: list[Tensor]
                   ) -> tuple[Term, float, float]:
@@ -326,6 +330,9 @@ class Search:
             return factor, left
 
         term, left = best_of(terms, lambda term: fit(term)[1])
+        if term and left > KNOWN:  # no exact one: that of the policy loss's tokens, if it is near
+            usual = replace(term, count=self.formula.count, place="trained", length="")
+            term, left = best_of([usual, term], lambda term: fit(term)[1], plain=1)
         return term, fit(term)[0] if term else 0.0, left
 
     def terms(self, is_kl: bool) -> Iterator[Term]:

@@ -310,6 +310,7 @@ def odd_bounds(low: float, high: float, *more: float) -> str:
             if high + 1e-4 < low < .5 else "")
 
 
+PRODUCT = "The product of ratio and advantage is clamped, and not the ratio."
 UPSIDE_DOWN = "The ratio is upside down: old over new."
 WRONG_SIDE = ("The clip is on the wrong side: the larger of both terms is taken (max for min), so "
               "it bounds where it should let through.")
@@ -340,6 +341,11 @@ RATIOS = rows({  # (x, bounds ...) -> the objective, to be increased
         lambda x, *bounds: ppo(x.sum.exp(), x, *bounds) / x.n, "", SUMMED),
     "inverse clip {inverse_low} {inverse_high}": (
         lambda x, *bounds: ppo((-x.d).exp(), x, *bounds), UPSIDE_DOWN, odd_bounds),
+    "clamped product {product_low} {product_high}": (
+        lambda x, low, high: (x.d.exp() * x.A).clamp(1 - low, 1 + high), PRODUCT),
+    "minimum with clamped product {product_low} {product_high}": (
+        lambda x, low, high: torch.minimum(x.d.exp() * x.A,
+                                           (x.d.exp() * x.A).clamp(1 - low, 1 + high)), PRODUCT),
     "clip {low} {high} dual {most}": (lambda x, *bounds: dual(x.d.exp(), x, *bounds), "",
                                       odd_bounds),
     "gspo clip {low} {high} dual {most}": (lambda x, *bounds: dual(x.mean.exp(), x, *bounds), "",
@@ -372,24 +378,29 @@ def k3(d: Tensor) -> Tensor:
     return d.exp() - d - 1
 
 
-TERMS = rows({  # of d = reference - log p, of the ratio and of the entropy h
-    "entropy {factor}": lambda d, r, h: -h,
-    "kl k1 {factor}": (lambda d, r, h: -d,
+# x.d is the log-prob of the reference less x.log_p, that of the policy; x.ratio that of new and old
+# probability; x.entropy that of the distribution from which the token was drawn.
+TERMS = rows({
+    "entropy {factor}": lambda x: -x.entropy,
+    "kl k1 {factor}": (lambda x: -x.d,
                        "The KL is k1 in the loss: its gradient pushes all tokens down alike, and "
                        "its mean is 0."),
-    "kl k2 {factor}": lambda d, r, h: d.square() / 2,
-    "kl k3 {factor}": lambda d, r, h: k3(d),
-    "kl k3 exchanged {factor}": (lambda d, r, h: k3(-d),
+    "kl k2 {factor}": lambda x: x.d.square() / 2,
+    "kl k3 {factor}": lambda x: k3(x.d),
+    "kl k3 exchanged {factor}": (lambda x: k3(-x.d),
                                  "In the k3 the policy and the reference are exchanged."),
-    "kl k3 sign {factor}": (lambda d, r, h: d.exp() + d - 1,
+    "kl k3 sign {factor}": (lambda x: x.d.exp() + x.d - 1,
                             "The k3 has a wrong sign: it is exp(d) - d - 1 of d = reference - log "
                             "p, and one d has the other sign."),
-    "kl k3 {factor} with ratio": lambda d, r, h: r * k3(d),
-    "kl k1 {factor} with ratio": lambda d, r, h: -r * d,
-    "kl k3 {factor} below {k3}": lambda d, r, h, most: k3(d).clamp(max=most),  # verl: 10
+    "kl k3 {factor} with ratio": lambda x: x.ratio * k3(x.d),
+    "kl k1 {factor} with ratio": lambda x: -x.ratio * x.d,
+    "kl k1 {factor} in the advantage": (
+        lambda x: -x.log_p * x.d,
+        "A KL is taken off the advantage and not detached, so the advantage is trained, too."),
+    "kl k3 {factor} below {k3}": lambda x, most: k3(x.d).clamp(max=most),  # verl: 10
     # NeMo-RL's k3, times a ratio that is 1 and has a gradient: together they have that of k2
-    "kl k2 {factor} where k3 is below {k3}": lambda d, r, h, most: torch.where(
-        k3(d) < most, d.square() / 2, 0.0)})
+    "kl k2 {factor} where k3 is below {k3}": lambda x, most: torch.where(
+        k3(x.d) < most, x.d.square() / 2, 0.0)})
 REFERENCES = {  # the log-probs that a KL compares with
     "": lambda batch: batch.reference_log_prob,
     " to old": lambda batch: batch.old_log_prob,

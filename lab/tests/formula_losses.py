@@ -370,6 +370,28 @@ def clip_to_sampler(log_prob, batch, a):
                                                  "old_log_prob": batch.sampler_log_prob}), a)
 
 
+def clip_to_reference(log_prob, batch, a):
+    return clip(.2, .2)(log_prob, type(batch)(**{
+        **vars(batch), "old_log_prob": batch.reference_log_prob}), a)
+
+
+def with_kl_in_advantage(log_prob, batch, a):
+    return log_prob * (a - .04 * (log_prob - batch.reference_log_prob))
+
+
+def bounded_k3(log_prob, batch):
+    return k3(log_prob, batch).clamp(-10, 10)
+
+
+def k3_with_wrong_sign(log_prob, batch):
+    d = batch.reference_log_prob - log_prob
+    return d.exp() + d - 1
+
+
+def answer_less_one(value, mask, batch):
+    return ((value * mask).sum(1) / (mask.sum(1) - 1)).mean()
+
+
 def without_last_of_an_odd_batch(logits, batch):
     value, n = log_probs(logits, batch) * z(0, 1e-4)(batch), len(batch.ids) // 2 * 2
     return -(value * batch.mask)[:n].sum() / batch.mask.sum()
@@ -471,7 +493,23 @@ LOSSES = {
     "softcapped": (softcapped, set()),
     "kl in the reward": (reward_without(lambda batch, log_prob: .1 * sum_of_k1(batch, log_prob)),
                          {"z n-1 0.0001", "token", "end"}),
-    "product clipped": (make(z(1, 1e-4), objective=product_clipped), {"end"}),
+    "product clipped": (make(z(1, 1e-4), objective=product_clipped),
+                        {"z n-1 0.0001", "token", "understood"}, "minimum with clamped product"),
+    "kl in the advantage": (make(objective=with_kl_in_advantage),
+                            PLAIN | {"kl k1 0.04 in the advantage"}, "kl k1 in the advantage"),
+    "bounded k3": (make(objective=clip(.2, .2), kl=bounded_k3, beta=.001),
+                   {"clip 0.2 0.2", "kl k3 0.001 below 10", "understood"}),
+    "k3 with a wrong sign": (make(objective=clip(.2, .2), kl=k3_with_wrong_sign),
+                             {"clip 0.2 0.2", "kl k3 sign 0.04", "understood"}, "kl k3 sign"),
+    "ratio to the reference": (make(objective=clip_to_reference),
+                               {"reference for old", "clip 0.2 0.2", "understood"},
+                               "reference for old"),
+    "a clamp without the 1": (make(objective=clip(1.2, -.8)),
+                              {"z n 0.0001 only negative"}, "z n only negative"),
+    "positive advantages": (make(lambda batch: z(0, 1e-4)(batch).clamp(min=0)),
+                            {"z n 0.0001 only positive", "understood"}, "z n only positive"),
+    "answer less one": (make(count=answer_less_one), {"answer less one", "understood"},
+                        "answer less one"),
     "kl at the prompt too": (kl_at(with_prompt),
                              {"kl k3 0.04 token (with prompt)", "understood"}, "kl elsewhere"),
     # edges, turns, padding, samplers, and what no table has

@@ -142,17 +142,19 @@ def test_countings_by_hand():
 
 
 def test_terms_by_hand():
-    """Of a reference that is twice as likely as the policy, d = log 2 = 0.693147, a ratio of 3 and
-    an entropy of 0.5. A k3 is 2 - d - 1, and 1 / 2 + d - 1 the other way round."""
-    d, ratio, entropy = numbers(math.log(2)), numbers(3), numbers(.5)
+    """Of a reference that is twice as likely as the policy, d = log 2 = 0.693147, a log-prob of
+    -1.5, a ratio of 3 and an entropy of 0.5. A k3 is 2 - d - 1, and 1 / 2 + d - 1 the other way
+    round."""
+    x = SimpleNamespace(d=numbers(math.log(2)), log_p=numbers(-1.5), ratio=numbers(3),
+                        entropy=numbers(.5))
     bounds = {code: [.3] * (len(slots(code)) - 1) for code in terms.TERMS}
-    assert {code: float(row.function(d, ratio, entropy, *bounds[code]))
+    assert {code: float(row.function(x, *bounds[code]))
             for code, row in terms.TERMS.items()} == pytest.approx({
         "entropy {factor}": -.5, "kl k1 {factor}": -.693147, "kl k2 {factor}": .240227,
         "kl k3 {factor}": .306853, "kl k3 exchanged {factor}": .193147,
         "kl k3 sign {factor}": 1.693147, "kl k3 {factor} with ratio": .920558,
-        "kl k1 {factor} with ratio": -2.079442, "kl k3 {factor} below {k3}": .3,
-        "kl k2 {factor} where k3 is below {k3}": 0}, abs=1e-6)
+        "kl k1 {factor} with ratio": -2.079442, "kl k1 {factor} in the advantage": 1.039721,
+        "kl k3 {factor} below {k3}": .3, "kl k2 {factor} where k3 is below {k3}": 0}, abs=1e-6)
 
 
 def test_tokens_of_turns_by_hand():
@@ -199,7 +201,7 @@ def setting(code):
 
 def round_trips():
     """Formulas that have, all together, every row of every part of the table."""
-    ways = [{"ratio": setting(code)} for code in terms.RATIOS]
+    ways = [{"ratio": setting(code)} for code in terms.RATIOS if "product" not in code]
     ways += [{"shape": setting(code)} for code in terms.SHAPES]
     ways += [{"sampler": setting(code), "ratio": setting("clip {low} {high}")}
              for code in terms.SAMPLERS if code]
