@@ -16,7 +16,7 @@ OWN_PACKAGES = ("lab", "examples")
 UNPICKLERS = {"pickle", "marshal", "shelve", "dill", "joblib"}
 INSTALLED = {"torch", "safetensors", "tokenizers", "numpy", "matplotlib"}
 DOORS = {  # files that talk to other tools, and what only they may import
-    "lab.engine.kernels": {"triton"},
+    "lab.gpu.kernels": {"triton"},
     "lab.trl.trl_trainer": {"trl", "transformers", "accelerate"},
     "lab.formula.adapters": {"trl"},
     "lab.harness.chat_template": {"jinja2"}}  # torch requires it

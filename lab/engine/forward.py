@@ -69,7 +69,7 @@ def log_probs_of_each(model: Qwen2, rollouts: Rollouts, rows: Tensor,
     targets = send(torch.tensor(targets_of, dtype=torch.long), ids.device)
     log_prob: Tensor
     if has_kernels(states.dtype, states.device):
-        from lab.engine.kernels import LogProbsByKernels
+        from lab.gpu.kernels import LogProbsByKernels
         log_prob = LogProbsByKernels.apply(states, model.output_matrix, targets)
     elif not model.output_matrix.requires_grad:  # --lora, or a model that is not trained
         log_prob = LogProbsOfFrozen.apply(states, model.output_matrix, targets)

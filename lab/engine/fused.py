@@ -18,7 +18,7 @@ matrix and weight. A small update could change this product without changing the
 the model, and so change what is sampled but not what is trained. The results are those of the
 model, apart from rounding.
 
-On a GPU, in bfloat16, `token_states` of lab/engine/kernels.py computes a token step with these
+On a GPU, in bfloat16, `token_states` of lab/gpu/kernels.py computes a token step with these
 matrices in place of `hidden`.
 
 If the hidden states have PACKED numbers or more, a CPU multiplies with matrices in oneDNN's own
@@ -245,7 +245,7 @@ def once_if_frozen(matrix: Tensor, lay_out: Callable[[Tensor], Tensor]) -> Tenso
 
 @cache
 def has_kernels(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether lab/engine/kernels.py computes token steps and losses there: on CUDA, in bfloat16, if
+    """Whether lab/gpu/kernels.py computes token steps and losses there: on CUDA, in bfloat16, if
     Triton is installed."""
     return (device.type == "cuda" and dtype == torch.bfloat16
             and find_spec("triton") is not None)

@@ -49,10 +49,10 @@ If no prefix is shared, the whole prompts (Q, P) are causal rows, and there are 
 The results are put back into the flat order, without the padding. The gradient is exact: the keys
 and values of a prompt collect it from all its answers, those of the prefix from all prompts.
 
-On a GPU, in bfloat16, lab/engine/flash.py takes the place of the padded rows.
+On a GPU, in bfloat16, lab/gpu/flash.py takes the place of the padded rows.
 
 The sampler does not use this file for its answers: there a prompt is shared token by token, by
-blocks of rows (lab/engine/cache.py).
+blocks of rows (lab/gpu/cache.py).
 """
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -62,7 +62,7 @@ from torch import Tensor
 from lab.engine.model import attention
 
 if TYPE_CHECKING:
-    from lab.engine.flash import Sequences
+    from lab.gpu.flash import Sequences
 
 # Sharing fewer tokens saves less than its operations cost: on a CPU an update of a tiny model with
 # two prompts takes as long with 16 shared tokens as with none, and 1.08 times as long with 8.
@@ -175,7 +175,7 @@ class SharedPrompts:
         """(N, H, head_dim): attention over flat queries, keys and values (N, heads, head_dim)."""
         if uses_flash(q):
             if self.sequences is None:
-                from lab.engine.flash import Sequences
+                from lab.gpu.flash import Sequences
                 prefix, device = self.prefix, q.device
                 self.sequences = Sequences(prefix, *self.lengths, lambda x: send(x, device))
             return self.sequences(q, k, v)
@@ -217,7 +217,7 @@ def common_prefix(prompts: list[list[int]]) -> int:
 
 
 def uses_flash(q: Tensor) -> bool:
-    """Whether one call of flash attention computes all (lab/engine/flash.py). It has to be
+    """Whether one call of flash attention computes all (lab/gpu/flash.py). It has to be
     bfloat16."""
     return q.is_cuda and q.dtype == torch.bfloat16
 

@@ -17,7 +17,7 @@ and 3 continue r. Row 1 draws the stop token as its token 1. V is the vocabulary
                               1 1 1 1
                               1 1 1 1
 
-Step t feeds token t - 1 and samples token t. lab/engine/cache.py says which tokens a fed token
+Step t feeds token t - 1 and samples token t. lab/gpu/cache.py says which tokens a fed token
 sees. Stop tokens are looked for every 4 steps on a CPU, and finished rows are dropped once they are
 an eighth of all. On CUDA it is every 16 steps, and a quarter of all. Until then finished rows are
 decoded with the others, and what they draw is cut off afterwards.
@@ -38,7 +38,7 @@ A row that has ended its turn waits until half of the rows are done or wait. The
 them are read, each in one piece as a prompt is. From then on all that a row has read is its prompt
 (`go_on`), so what follows is again the sampling of answers of one turn.
 
-On a GPU a step is recorded as a CUDA graph and replayed (lab/engine/cuda_graph.py). So within a
+On a GPU a step is recorded as a CUDA graph and replayed (lab/gpu/cuda_graph.py). So within a
 step no shape and no decision may depend on what was sampled, and tensors are changed in place. On a
 CPU the step is simply called.
 """
@@ -51,7 +51,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lab.engine.cache import FIRST_SLOTS, Cache, fill_blocks, rows_of_block
+from lab.gpu.cache import FIRST_SLOTS, Cache, fill_blocks, rows_of_block
 from lab.engine.errors import UserError
 from lab.engine.fused import FusedQwen2
 from lab.engine.packing import pack, send, to_rows
@@ -77,7 +77,7 @@ class Pace(NamedTuple):
     slots: int   # the cache begins with room for so many tokens and grows, as most answers end far
     #              below the limit
     blocks: int  # rows share a block of the cache only if there are at least so many blocks. On an
-    #              H200, with lab/engine/kernels.py, 64 rows were fastest with a block each, 256 and
+    #              H200, with lab/gpu/kernels.py, 64 rows were fastest with a block each, 256 and
     #              1,024 rows with a block for two
 
 
@@ -281,7 +281,7 @@ class Decoding:
         rows.position += 1
         self.cache.open_slot()
         if self.model.has_kernels:
-            from lab.engine.kernels import token_states
+            from lab.gpu.kernels import token_states
             hidden = token_states(self.model, rows.token, rows.position, rows.seen, self.cache)
         else:
             hidden = self.model.hidden(rows.token, rows.position, self.cache.attend)
@@ -292,7 +292,7 @@ class Decoding:
         logits = self.model.logits(hidden)  # (R, V)
         R, V = logits.shape
         if self.model.has_kernels and without is None:
-            from lab.engine import kernels
+            from lab.gpu import kernels
             rows, sampling = self.rows, self.sampling
             kernels.draw(logits, self.uniform, self.line, rows.answer, rows.token, self.tokens,
                          self.facts, sampling.temperature, sampling.greedy)
@@ -355,7 +355,7 @@ def step_until_done(decoding: Decoding, longest: int) -> int:
     also when enough of them are done. Returns how many tokens each row has."""
     cache, device, pace = decoding.cache, decoding.line.device, decoding.pace
     if device.type == "cuda":
-        from lab.engine.cuda_graph import Recording
+        from lab.gpu.cuda_graph import Recording
     recording: Recording | None = None
     step = decoding.step
     window = 0  # the steps read this many slots
@@ -394,7 +394,7 @@ def stream_of(device: torch.device) -> AbstractContextManager[None]:
     """A context in which CUDA's steps can be recorded; elsewhere it does nothing."""
     if device.type != "cuda":
         return nullcontext()
-    from lab.engine.cuda_graph import ready_to_record
+    from lab.gpu.cuda_graph import ready_to_record
     return ready_to_record(device)
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from lab.engine import cuda_graph
+from lab.gpu import cuda_graph
 from lab.engine.sampler import Decoding
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)

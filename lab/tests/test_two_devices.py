@@ -33,7 +33,7 @@ OF_TURNS = {"turn_credit", "without_luck"}
 @pytest.fixture(autouse=True)
 def both_round_alike(monkeypatch):
     """A GPU widens no product, so this CPU does not either. Prompts that begin with the same token
-    share it. There is no flash attention on a CPU (lab/tests/engine/test_flash.py)."""
+    share it. There is no flash attention on a CPU (lab/tests/gpu/test_flash.py)."""
     monkeypatch.setattr("lab.engine.packing.uses_flash", lambda q: False)
     monkeypatch.setattr("lab.engine.model.has_bfloat16", lambda: True)
     monkeypatch.setattr("lab.engine.packing.LEAST_PREFIX", 1)

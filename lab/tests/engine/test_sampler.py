@@ -3,7 +3,8 @@ import pytest
 import torch
 
 from conftest import one_of
-from lab.engine import cache, packing, sampler
+from lab.engine import packing, sampler
+from lab.gpu import cache
 from lab.engine.errors import UserError
 from lab.engine.fused import FusedQwen2
 from lab.engine.sampler import (Distribution, Pace, Sampling, Start, begin, generate, index_at)

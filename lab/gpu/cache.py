@@ -29,7 +29,7 @@ With a larger G a prompt is read less often. But each query then has a score for
 slot, and G - 1 of these are masked. So G falls while the answers grow (`rows_of_block`). Rows may
 also continue from within a prompt; then they see only its first tokens.
 
-On a GPU, in bfloat16, lab/engine/kernels.py computes this attention without the mask.
+On a GPU, in bfloat16, lab/gpu/kernels.py computes this attention without the mask.
 
 When rows are dropped or the slots run out, the remaining rows are arranged again (`arrange`).
 """
@@ -54,7 +54,7 @@ class Cache:
 
     def __init__(self, config: ModelConfig, dtype: torch.dtype, longest_prompt: int,
                  has_mask: bool = True):
-        """`has_mask` is False if lab/engine/kernels.py computes the attention of the steps, because
+        """`has_mask` is False if lab/gpu/kernels.py computes the attention of the steps, because
         its kernels know what a row sees."""
         self.has_mask = has_mask
         self.heads = config.num_attention_heads // config.num_key_value_heads  # for each key head

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lab.engine import cache
-from lab.engine.cache import Cache, fill_blocks, rows_of_block
+from lab.gpu import cache
+from lab.gpu.cache import Cache, fill_blocks, rows_of_block
 from properties import draw, given
 
 

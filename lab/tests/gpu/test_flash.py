@@ -4,7 +4,8 @@ have."""
 import pytest
 import torch
 
-from lab.engine import flash, packing
+from lab.engine import packing
+from lab.gpu import flash
 from lab.engine.packing import pack
 from lab.engine.model import attention
 

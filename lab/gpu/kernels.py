@@ -40,7 +40,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lab.engine.cache import Cache
+from lab.gpu.cache import Cache
 from lab.engine.fused import FusedQwen2
 from lab.engine.model import linear
 
@@ -124,7 +124,7 @@ def attend_kernel(qkv, norm, cos_sin, position, seen, columns, stored, out, sums
                   SIZE: tl.constexpr, TILE: tl.constexpr, NORMED: tl.constexpr,
                   ALONE: tl.constexpr):
     """The queries that a program has, and the keys they see, with G = 2 rows in a block and two
-    query heads for each key head (as in lab/engine/cache.py; | is where its own part of the keys
+    query heads for each key head (as in lab/gpu/cache.py; | is where its own part of the keys
     ends):
 
                           prompt     slot 0 | slot 1  the open slot

@@ -2,7 +2,7 @@
 computed in float32, because the interpreter rounds to bfloat16 in another way than a GPU does.
 
     pip install --no-deps --target FOLDER triton==3.6.0 numpy==2.2.6
-    TRITON_INTERPRET=1 PYTHONPATH=FOLDER python -m pytest lab/tests/engine/test_kernels.py
+    TRITON_INTERPRET=1 PYTHONPATH=FOLDER python -m pytest lab/tests/gpu/test_kernels.py
 """
 import math
 import os
@@ -17,8 +17,9 @@ if os.environ.get("TRITON_INTERPRET") != "1":
                 allow_module_level=True)
 pytest.importorskip("triton")
 
-from lab.engine import forward, fused, kernels, sampler  # noqa: E402
-from lab.engine.cache import Cache  # noqa: E402
+from lab.engine import forward, fused, sampler  # noqa: E402
+from lab.gpu import kernels  # noqa: E402
+from lab.gpu.cache import Cache  # noqa: E402
 from lab.engine.forward import TokenLogProbs  # noqa: E402
 from lab.engine.sampler import Distribution, Start, generate  # noqa: E402
 from lab.engine.model import Qwen2, rotary, rotate  # noqa: E402
