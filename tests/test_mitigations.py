@@ -10,7 +10,6 @@ from grpo import gradient_size
 from lab.credit.weightings import rescaled_weight
 
 HALF, LOG_2, LOG_3 = math.log(0.5), math.log(2), math.log(3)
-FAR = -(3 + math.log(10))  # with entropy 1 and strictness 0.1, taco's r = -log p - 1 - log 10 = 2
 UP_TO_10 = {"entropy": list(range(11))}
 
 
@@ -39,13 +38,7 @@ def raw(name, rollouts, **own):
     ("entropy_masking", {"mask_percentile": 100.0}, UP_TO_10, [0] * 10 + [1]),
     ("low_probability", {"probability_share": 0.2}, {"log_prob": [HALF, 0, -30]}, [0.9, 1, 0.8]),
     ("low_probability", {"probability_share": 0.0}, {"log_prob": [HALF, 0, -30]}, [1, 1, 1]),
-    ("negative_only", {}, {"advantage": [0.7, -0.7, 0]}, [0.1, 1, 0.1]),
-    # 1 - 0.9 (1 - exp(-2)); not where r is below 0, and not where the answer is blamed
-    ("taco", {"tail_strictness": 0.1},
-     {"log_prob": [FAR, FAR, FAR, -1], "entropy": [1.0] * 4, "advantage": [0.7, -0.7, 0, 0.7]},
-     [1 - 0.9 * (1 - math.exp(-2)), 1, 1, 1]),
-    ("taco", {"tail_strictness": 0.1},  # r = 2.5: even less likely
-     {"log_prob": [FAR], "entropy": [0.5], "advantage": [0.7]}, [1 - 0.9 * (1 - math.exp(-2.5))])])
+    ("negative_only", {}, {"advantage": [0.7, -0.7, 0]}, [0.1, 1, 0.1])])
 def test_weights_by_hand(name, own, known, weight):
     rollouts = one_row(**{key: [float(x) for x in values] for key, values in known.items()})
     assert raw(name, rollouts, **own)[0].tolist() == pytest.approx(weight, rel=1e-5, abs=1e-7)
@@ -107,54 +100,9 @@ KINDS = [WORD, WORD, SPACE, NUMBER, OPERATOR, BRACKET, TAG, NUMBER, WORD, WORD]
 @pytest.mark.parametrize("name, own, advantage, weight", [
     ("by_kind", {"word_weight": 0.25, "number_weight": 2.0}, 0.7,
      [0.25, 0.25, 1, 2, 2, 1, 1, 1, 1, 0.25]),
-    ("by_kind", {"word_weight": 1.0, "number_weight": 0.0}, 0.7, [1, 1, 1, 0, 0, 1, 1, 1, 1, 1]),
-    # words are praised more and blamed less
-    ("planning", {"planning_boost": 0.25}, 0.7, [1.25, 1.25, 1, 1, 1, 1, 1, 1, 1, 1.25]),
-    ("planning", {"planning_boost": 0.25}, -0.7, [0.75, 0.75, 1, 1, 1, 1, 1, 1, 1, 0.75]),
-    ("planning", {"planning_boost": 0.25}, 0.0, [1] * 10)])
+    ("by_kind", {"word_weight": 1.0, "number_weight": 0.0}, 0.7, [1, 1, 1, 0, 0, 1, 1, 1, 1, 1])])
 def test_kinds_of_tokens_are_told_apart_inside_the_think_section(name, own, advantage, weight):
     section, kind = torch.tensor([[SECTIONS], [KINDS]], dtype=torch.uint8)
     rollouts = hand_made([[True] * 10], texts=[TEXTS], section=section, kind=kind,
                          advantage=torch.full((1, 10), advantage))
     assert raw(name, rollouts, **own).tolist() == [weight]
-
-
-def test_future_attention_by_hand():
-    """Four tokens, a window of 1: token 0 receives attention from 2 and 3, token 1 from 3. Tokens 2
-    and 3 have no tokens far enough behind them, so they get 1. Attention from near tokens does not
-    count. The second answer has three tokens: its token 0 receives attention only from token 2."""
-    attention = torch.zeros(2, 4, 4)
-    attention[:, 1, 0] = attention[:, 2, 1] = attention[0, 3, 2] = 0.9  # near
-    attention[:, 2, 0], attention[0, 3, :2] = 0.5, 0.1
-    mask = [[True] * 4, [True, True, True, False]]
-    rollouts = looking(hand_made(mask), attention=attention)
-    weight = raw("future_attention", rollouts, future_window=1)  # 0.3 and 0.1, mean 0.2
-    torch.testing.assert_close(weight, torch.tensor([[1.5, 0.5, 1, 1], [1, 1, 1, 0]]))
-    assert raw("future_attention", rollouts, future_window=3).tolist() == [[1] * 4, [1, 1, 1, 0]]
-
-
-PRODUCTS = [1.0, 2.0, 3.0, 5.0, 6.0, -8.5, -8.5]  # of (log p - mean) and (advantage - mean)
-
-
-def with_products(**known):
-    """Advantages are 3 + 1 and 3 - 1, one each for every product, so the mean of log-probs is -3
-    and that of advantages 3. What is beyond the mask is junk."""
-    junk = torch.full((2, 1), -1000.0)
-    log_prob = torch.tensor([PRODUCTS, [-product for product in PRODUCTS]]) - 3
-    advantage = torch.tensor([[4.0] * 7, [2.0] * 7])
-    return hand_made([[True] * 7 + [False]] * 2, log_prob=torch.cat([log_prob, junk], 1),
-                     advantage=torch.cat([advantage, junk], 1), **known)
-
-
-@pytest.mark.parametrize("share, left_out", [(0.0, 1), (0.15, 2), (0.22, 3), (1.0, 4)])
-def test_covariance_leaves_out_a_share_of_all_tokens_and_at_least_one(share, left_out):
-    """Of 14 tokens 4 lie strictly within the band from 1 to 5. Which of them are drawn depends on
-    the generator."""
-    drawn = set()
-    for seed in range(20):
-        rollouts = with_products(generator=torch.Generator().manual_seed(seed))
-        weight = raw("covariance", rollouts, covariance_share=share)
-        places = ((weight == 0) & rollouts.mask).nonzero().tolist()
-        assert len(places) == left_out
-        drawn |= set(map(tuple, places))
-    assert drawn == {(0, 1), (0, 2), (1, 1), (1, 2)}

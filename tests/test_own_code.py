@@ -322,7 +322,7 @@ def test_a_forgotten_decorator_is_named(monkeypatch):
 @pytest.mark.parametrize("axis, name, other", [
     ("mitigation", "rloo", "an --advantage"), ("mitigation", "gae", "an --advantage"),
     ("mitigation", "span", "an --advantage"), ("advantage", "entropy_masking", "a --mitigation"),
-    ("advantage", "taco", "a --mitigation"), ("advantage", "none", "a --mitigation")])
+    ("advantage", "random", "a --mitigation"), ("advantage", "none", "a --mitigation")])
 def test_a_method_of_the_other_flag_is_told_so(axis, name, other):
     assert refusal(settings_of, [f"--{axis}", name]) == f"--{axis} {name} is {other}"
 

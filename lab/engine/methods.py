@@ -250,8 +250,7 @@ MODULES = {
     "lab.credit.learned_importance": "learned_importance", "lab.credit.lambda_grpo": "lambda_grpo",
     "lab.credit.causal_ablation": "causal_ablation", "lab.credit.measured": "oracle",
     "lab.credit.prefix_tree": "shared_prefix",
-    "lab.credit.more_weightings": "low_probability taco planning future_attention covariance "
-                                  "negative_only"}
+    "lab.credit.more_weightings": "low_probability negative_only"}
 MODULES_OF_ADVANTAGES = {
     "lab.credit.weightings": "span", "lab.credit.monte_carlo": "vine",
     "lab.credit.causal_ablation": "deletion", "lab.credit.measured": "measured",

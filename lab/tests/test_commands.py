@@ -109,7 +109,7 @@ TINY = ROOT / "models/tiny"
     ("idea by_kin", "by_kin is neither a weighting nor an advantage. Did you mean by_kind?"),
     ("idea by_kind --seed 3", "--seed cannot be given to this program"),
     ("idea by_kind --seds 3", "unknown argument --seds. Did you mean seeds? ("),
-    ("idea by_kind --mitigation taco", "--mitigation cannot be given: by_kind"),
+    ("idea by_kind --mitigation random", "--mitigation cannot be given: by_kind"),
     ("idea by_kind --eval_every 0", "the verdict needs the evaluation at the end"),
     ("follow TINY", "tiny is not a run folder: it has no config.json of a run"),
     ("follow RUN --step 9", "run has steps 1 to 3"),

@@ -213,7 +213,7 @@ def squeezed(rollouts):
 
 OF_PLACES = {"turn_mean", "mt_grpo", "gigpo",  # where a turn begins
              "prefix_tree", "shared_prefix",  # what the environment wrote is a part of the path
-             "attention_credit", "future_attention"}  # and of what can be looked at
+             "attention_credit"}  # and of what can be looked at
 
 
 def functions():

@@ -26,9 +26,9 @@ def test_the_arms_of_a_weighting_and_of_an_advantage():
     assert of_kind == {"plain": plain, "idea": plain | own,
                        "any": plain | own | {"placebo": "weights"},
                        "kind": plain | own | {"placebo": "weights_by_kind"}}
-    axis, of_span = arms_of("span", {"eval_every": "9", "mitigation": "taco"}, "any")
+    axis, of_span = arms_of("span", {"eval_every": "9", "mitigation": "random"}, "any")
     assert axis == "advantage" and of_span["plain"]["eval_every"] == 9
-    assert of_span["plain"]["mitigation"] == "taco" and "advantage" not in of_span["plain"]
+    assert of_span["plain"]["mitigation"] == "random" and "advantage" not in of_span["plain"]
     assert of_span["any"]["placebo"] == "advantages" and of_span["idea"]["advantage"] == "span"
     assert "kind" not in of_span
     for name in ("rloo", "maxrl"):  # answers have no kind

@@ -174,7 +174,6 @@ def weights_on_file(folder, step=1):
     ("equal_gradient", {}, {"loss_type": "dr_grpo"}, "constant"),
     ("equal_gradient", {}, {"rescale": "gradient"}, "token"),
     ("outcome_conditional", {}, {}, "token"), ("by_kind", {}, {}, "token"),
-    ("covariance", {"covariance_share": 0.1}, {}, "token"),
     ("inverse_logprob_as_published", {}, {}, "token"),
     ("learned_importance", {"importance_warmup": 0}, {}, "token")])
 def test_the_gradient_is_ours_on_the_same_batch(policy, tmp_path, name, flags, more, norm):
