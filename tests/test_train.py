@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 import lab.run as train
 from conftest import ROOT, hand_made, refusal, spoken
 from lab.engine.policy import derived_seed, sample_answers
-from lab.engine.sampler import begin
+from lab.engine.sampler import sample
 from lab.credit.weightings import with_advantage
 from lab.engine.update import update
 from lab.harness.run import LabRun
@@ -233,9 +233,9 @@ def drawn(monkeypatch):
 
     def noted(model, prompts, starts, limits, uniform, *more):
         drawn.append(uniform)
-        return begin(model, prompts, starts, limits, uniform, *more)
+        return sample(model, prompts, starts, limits, uniform, *more)
 
-    monkeypatch.setattr("lab.engine.sampler.begin", noted)
+    monkeypatch.setattr("lab.engine.sampler.sample", noted)
     return drawn
 
 

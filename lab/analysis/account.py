@@ -22,9 +22,9 @@ from lab.analysis.run_folders import task_of
 from lab.analysis.token_table import StepRecord, TokenTable
 from lab.credit.monte_carlo import continuation_rewards
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, Choices
-from lab.engine.forward import TokenLogProbs
+from lab.engine.forward import token_log_probs
 from lab.engine.optimizer import AdamW, clip_and_step
-from lab.engine.sampler import Distribution
+from lab.engine.sampler import draw
 from grpo import centred, gradient_size, group_mean, group_z_score, policy_loss
 from lab.engine.update import length_scaling, rescaling, update_with_change
 from lab.harness.record import PART, Json
@@ -70,10 +70,10 @@ def sampling_stages(s: SimpleNamespace, task: type | None) -> list[Stage]:
     reward = getattr(s, "reward", "reward")
     return [("rewards", "of the [[answers]] answers to this problem, [[rewards]]", score),
             ("p", "its probability: exp(log p) = exp([[log-prob]]) = [[p]]",
-             where(Distribution.facts)),
+             where(draw)),
             ("others", "[[others]]", "qwen2_model.py: Qwen2.logits"),
             ("entropy", "-sum p log p = [[entropy]], summed over all tokens that could stand here",
-             where(Distribution.facts)),
+             where(draw)),
             ("reward", f"{reward} = [[reward]], where [[parts]]", score)]
 
 
@@ -124,7 +124,7 @@ def loss_stages(s: SimpleNamespace) -> list[Stage]:
         ("gradient", "its size at the logits is abs(A) c w s = abs([[advantage]]) x [[weight]] x "
                      "[[s]] = [[gradient size]]. The loss takes m / N of it, which is "
                      "[[gradient size]] x [[m]] / [[N]] = [[gradient]]",
-         where(TokenLogProbs.backward)),
+         where(token_log_probs)),
         ("push", "A c w s^2 = [[advantage]] x [[weight]] x [[s]]^2 = [[push]]: what this term "
                  "alone would do to log p, to first order, in a gradient step at the logits with "
                  "the rate 1", where(tokens_of)),

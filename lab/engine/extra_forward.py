@@ -43,17 +43,10 @@ def look_at(model: Qwen2, rollouts: Rollouts, rows: Tensor, results: dict[str, T
 
 def attention_within(shared: SharedPrompts, q: Tensor, k: Tensor) -> Tensor:
     """(R, S, S): [r, i, j] is the attention that token i of answer r pays to its token j, averaged
-    over heads; 0 if j > i and beyond the answer's length. It is computed here again, because the
-    kernel that `shared` calls does not return it."""
-    R, longest = shared.answers.shape
-    _, H, head_dim = q.shape
-    attention = torch.zeros(R, longest, longest, device=q.device)
-    for block in shared.blocks:
-        keys = to_rows(k, block.keys).repeat_interleave(H // k.shape[1], 1)
-        queries = to_rows(q, block.indices)
-        mask = block.mask(torch.float32)
-        score = queries @ keys.transpose(-1, -2)
-        weight = (score.float() * head_dim ** -0.5 + mask).softmax(-1).mean(1)
-        S = block.indices.shape[1]
-        attention[block.rows, :S, :S] = weight[..., -S:]  # the keys before are those of the prompt
-    return attention
+    over heads; 0 if j > i. Beyond the answer's length the numbers mean nothing. It is computed here
+    again, because the kernel that `shared` calls does not return it."""
+    keys = to_rows(k, shared.keys).repeat_interleave(q.shape[1] // k.shape[1], 1)
+    score = to_rows(q, shared.answers) @ keys.transpose(-1, -2)
+    mask = shared.make_mask(torch.float32)
+    weight: Tensor = (score.float() * q.shape[2] ** -0.5 + mask).softmax(-1).mean(1)
+    return weight[..., shared.prompts.shape[1]:]  # the keys before are those of the prompt

@@ -2,81 +2,36 @@
 
 `response_log_probs` is all that the loss needs of the model. It uses, in this order:
 
-    first_of_equals  so that equal answers to a problem are computed once
     lay_out          puts the tokens into one flat sequence and says which index predicts token t
     SharedPrompts    (packing.py) the attention, in which answers to a problem share its prompt, and
                      prompts share the tokens that all of them begin with
-    TokenLogProbs    log softmax of single tokens, without the logits of the whole batch at once;
-                     LogProbsOfFrozen if the output matrix is not trained, as with --lora
+    token_log_probs  log softmax of single tokens, without the logits of the whole batch at once
 """
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
-from lab.engine.fused import has_kernels
-from lab.engine.packing import SharedPrompts, pack, send
+from lab.engine.packing import SharedPrompts, pack
 from lab.engine.rollouts import Rollouts
 from lab.engine.model import Qwen2, linear
 
-LOGITS_AT_ONCE = 2 ** 27  # the most logits at a time in float32; in bfloat16 twice as many
+LOGITS_AT_ONCE = 2 ** 27  # the most logits at a time
 LOGITS_OF_FROZEN = 2 ** 24  # the most if the output matrix is frozen, in either type
 
 
 def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor,
                        temperature: float = 1.0) -> Tensor:
     """(rows, T): the log-probs of these rows' tokens, with gradient; 0 outside the mask."""
-    distinct, number = first_of_equals(rollouts, rows)
-    computed = log_probs_of_each(model, rollouts, distinct, temperature)  # (distinct, T)
-    return computed.index_select(0, send(number, rollouts.ids.device))
-
-
-def first_of_equals(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows without repetitions, because equal answers to the same problem have equal log-probs.
-    The second tensor (rows,) has for each row the index of its equal among the first. Both are on
-    the CPU.
-
-        problems 0 0 0 1, answers x x y x, rows 4 5 6 7      distinct 4 6 7, number 0 0 1 2
-    """
-    group_of, tokens = rollouts.groups_and_ids
-    distinct: dict[tuple[int, ...], int] = {}  # the first row of each answer
-    answers = []
-    for row in rows.tolist():  # the CPU waits for the GPU here, in every micro-batch
-        answer = (group_of[row], *tokens[row])
-        answers.append(answer)
-        distinct.setdefault(answer, row)
-    number_of = {answer: number for number, answer in enumerate(distinct)}
-    first_rows = torch.tensor(list(distinct.values()), dtype=torch.long)
-    numbers = torch.tensor([number_of[answer] for answer in answers], dtype=torch.long)
-    return first_rows, numbers
-
-
-def log_probs_of_each(model: Qwen2, rollouts: Rollouts, rows: Tensor,
-                      temperature: float = 1.0) -> Tensor:
-    """The same as `response_log_probs`, but equal rows are computed several times."""
     ids, shared, predicts = lay_out(rollouts, rows)
-    _, tokens = rollouts.groups_and_ids
-    drawn = rollouts.drawn[rows.cpu()]  # what an environment wrote has no log-prob
-    targets_of: list[int] = []
-    for answer, is_own in zip((tokens[row] for row in rows.tolist()), drawn.tolist()):
-        targets_of += [token for token, own in zip(answer, is_own) if own]
-    # the indices of tokens in a flattened (rows, T)
-    cells = send(drawn.flatten().nonzero().squeeze(1), ids.device)
-    hidden = model.model(ids, shared.positions, shared)         # (N, D)
-    states = hidden.index_select(0, predicts.flatten()[cells])  # one for each generated token
+    hidden = model.model(ids, shared.positions, shared)  # (N, D)
+    mask = rollouts.mask[rows]  # what an environment wrote has no log-prob
+    states = hidden.index_select(0, predicts[mask])      # one for each generated token
     if temperature != 1:
         states = states / temperature  # so the logits, which are linear in them, are divided too
-    targets = send(torch.tensor(targets_of, dtype=torch.long), ids.device)
-    log_prob: Tensor
-    if has_kernels(states.dtype, states.device):
-        from lab.gpu.kernels import LogProbsByKernels
-        log_prob = LogProbsByKernels.apply(states, model.output_matrix, targets)
-    elif not model.output_matrix.requires_grad:  # --lora, or a model that is not trained
-        log_prob = LogProbsOfFrozen.apply(states, model.output_matrix, targets)
-    else:
-        log_prob = TokenLogProbs.apply(states, model.output_matrix, targets)
-    flat = log_prob.new_zeros(predicts.numel()).index_copy(0, cells, log_prob)
-    return flat.view_as(predicts)
+    found = token_log_probs(states, model.output_matrix, rollouts.ids[rows][mask])
+    return found.new_zeros(mask.shape).masked_scatter(mask, found)
 
 
 @torch.no_grad()
@@ -99,7 +54,6 @@ def lay_out(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, SharedPrompts, Te
 
         prompt a b c, answer x y z       ids a b c x y,  predicts 2 3 4
     """
-    device = rollouts.ids.device
     group_of, tokens = rollouts.groups_and_ids
     numbers = rows.tolist()
     groups = [group_of[row] for row in numbers]
@@ -111,98 +65,48 @@ def lay_out(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, SharedPrompts, Te
     predicts = torch.zeros(len(numbers), rollouts.ids.shape[1], dtype=torch.long)
     predicts[:, 0] = shared.prompts[prompt_of, last[prompt_of]]
     predicts[:, 1:1 + shared.answers.shape[1]] = shared.answers
-    return send(ids, device), shared.to(device), send(predicts, device)
+    device = rollouts.ids.device
+    return ids.to(device), shared.to(device), predicts.to(device)
 
 
 def micro_batches(rollouts: Rollouts, rows: Tensor, size: int) -> list[Tensor]:
     """Cut the rows into parts of `size` that fit into memory, with the answers to a problem side by
     side. The part with most tokens comes first, because the others then fit into the memory that it
-    has taken. (Equal answers are counted as if each were computed.)
-
-    On a GPU neighbouring parts are joined, because a GPU needs as many kernels for few tokens as
-    for many. A joined part has no more tokens, prompts included, than `size` answers of full
-    length.
-    """
+    has taken."""
     group_of, tokens = rollouts.groups_and_ids
-    numbers = rows.tolist()
 
-    def count_tokens(part: slice) -> int:
-        groups = {group_of[row] for row in numbers[part]}
-        of_prompts = sum(len(rollouts.prompt_ids[group]) for group in groups)
-        of_answers = sum(len(tokens[row]) for row in numbers[part])
-        return of_prompts + of_answers
+    def count_tokens(part: Tensor) -> int:
+        of_prompts = sum(len(rollouts.prompt_ids[group])
+                         for group in {group_of[row] for row in part.tolist()})
+        return of_prompts + sum(len(tokens[row]) for row in part.tolist())
 
-    most = size * rollouts.ids.shape[1] if rows.device.type == "cuda" else 0
-    parts: list[slice] = []
-    for start in range(0, len(numbers), size):
-        part = slice(start, start + size)
-        if parts:
-            joined = slice(parts[-1].start, part.stop)
-            if count_tokens(joined) <= most:
-                parts[-1] = joined
-                continue
-        parts.append(part)
-    parts.sort(key=count_tokens, reverse=True)
-    return [rows[part] for part in parts]
+    return sorted(rows.split(size), key=count_tokens, reverse=True) if len(rows) else []
 
 
-class TokenLogProbs(torch.autograd.Function):
-    """log softmax(W h)_y of n tokens: (n, D), (V, D), (n,) -> (n,).
-
-    The gradient at the logits is g (onehot(y) - p), so p (n, V) is saved for the backward pass. If
-    it has more than LOGITS_AT_ONCE numbers, it is not saved but computed again in the backward
-    pass, in chunks of tokens.
+def token_log_probs(hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
+    """log softmax(W h)_y of n tokens: (n, D), (V, D), (n,) -> (n,). If the logits have more than
+    LOGITS_AT_ONCE numbers, they are computed in chunks of tokens, and again in the backward pass.
     """
+    if not matrix.requires_grad:  # --lora, or a model that is not trained
+        log_prob: Tensor = LogProbsOfFrozen.apply(hidden, matrix, targets)
+        return log_prob
+    matrix, chunk = matrix.to(hidden.dtype), max(1, LOGITS_AT_ONCE // len(matrix))
+    if len(hidden) <= chunk:
+        return chosen_log_softmax(hidden, matrix, targets)
+    return torch.cat([checkpoint(chosen_log_softmax, h, matrix, y, use_reentrant=False)
+                      for h, y in zip(hidden.split(chunk), targets.split(chunk))])
 
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
-        cast, ctx.matrix_dtype = matrix.to(hidden.dtype), matrix.dtype
-        bytes_of_a_row = hidden.element_size() * len(matrix)  # of the logits of a token
-        ctx.chunk = max(1, 4 * LOGITS_AT_ONCE // bytes_of_a_row)
-        if len(hidden) <= ctx.chunk:
-            log_prob, p = token_distribution(hidden, cast, targets)
-            ctx.save_for_backward(hidden, cast, targets, p)
-            return log_prob
-        ctx.save_for_backward(hidden, cast, targets)
-        parts = []
-        for h, y in zip(hidden.split(ctx.chunk), targets.split(ctx.chunk)):
-            log_p = linear(h, cast).log_softmax(-1, dtype=torch.float32)
-            parts.append(log_p.gather(1, y[:, None]))
-            del log_p  # before the next chunk takes memory
-        return torch.cat(parts).squeeze(1)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        hidden, cast, targets, *kept = ctx.saved_tensors
-        at_hidden: list[Tensor] = []
-        at_matrix: Tensor | None = None
-        parts = zip(hidden.split(ctx.chunk), targets.split(ctx.chunk), gradient.split(ctx.chunk))
-        for h, y, g in parts:
-            p = kept[0] if kept else linear(h, cast).softmax(-1, dtype=torch.float32)
-            # The gradient at the logits is -g p, and at the target g more. It is computed in
-            # float32 and written in h's type; not into p, which another backward pass may need.
-            rows = torch.arange(len(y), device=y.device)
-            at_target = p[rows, y] * -g + g
-            at_logits = torch.mul(p, -g[:, None], out=torch.empty_like(p, dtype=h.dtype))
-            # not by `scatter_`, which copies all of a matrix in bfloat16
-            at_logits[rows, y] = at_target.to(h.dtype)
-            at_hidden.append(linear(at_logits, cast.T))
-            if ctx.needs_input_grad[1]:  # it does not if the matrix is frozen
-                product = linear(at_logits.T, h.T)
-                if at_matrix is None:
-                    at_matrix = product.to(ctx.matrix_dtype)
-                else:
-                    at_matrix.add_(product)
-                del product
-            del p, at_logits  # before the next chunk takes memory
-        return torch.cat(at_hidden), at_matrix, None
+def chosen_log_softmax(hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
+    log_p = linear(hidden, matrix).log_softmax(-1, dtype=torch.float32)
+    return log_p.gather(1, targets[:, None])[:, 0]
 
 
 class LogProbsOfFrozen(torch.autograd.Function):
-    """The same as TokenLogProbs for a matrix that is not trained.
+    """The same for a matrix that is not trained.
 
-    The gradient at a hidden state is then g W^T (onehot(y) - p), a number times a vector that is
-    known in the forward pass. So this vector (n, D) is computed there and saved, in chunks of
+    The gradient at a hidden state is g W^T (onehot(y) - p), a number times a vector that is known
+    in the forward pass. So this vector (n, D) is computed there and saved, in chunks of
     tokens, and p (n, V) is neither saved nor computed again.
     """
 

@@ -1,4 +1,4 @@
-"""The cache of the sampler: the keys and values of all earlier tokens, and the attention to them.
+"""The cache of the GPU's sampler: keys and values of all earlier tokens, and the attention to them.
 
 Rows that answer the same prompt are put into blocks of G rows, which share one copy of the prompt.
 (In training, lab/engine/packing.py shares a prompt between whole answers, with a gradient.)
@@ -29,7 +29,7 @@ With a larger G a prompt is read less often. But each query then has a score for
 slot, and G - 1 of these are masked. So G falls while the answers grow (`rows_of_block`). Rows may
 also continue from within a prompt; then they see only its first tokens.
 
-On a GPU, in bfloat16, lab/gpu/kernels.py computes this attention without the mask.
+In bfloat16 lab/gpu/kernels.py computes this attention without the mask.
 
 When rows are dropped or the slots run out, the remaining rows are arranged again (`arrange`).
 """
@@ -39,7 +39,6 @@ from torch import Tensor
 
 from qwen2_model import ModelConfig
 
-FIRST_SLOTS = 64  # room that the cache begins with on a CPU; most answers end far below the limit
 # Blocks of G pay while G^2 slots / P is below this; measured on a CPU with the heads of models/tiny
 # and prompts of 40 to 360 tokens.
 BREAK_EVEN = 24
@@ -71,15 +70,6 @@ class Cache:
         answers prompt[r]."""
         of_blocks = new[prompt[::self.G]]
         self.stored.append(F.pad(of_blocks, (0, 0, 0, self.slots * self.G)))
-
-    def indices(self, rows: Tensor, seen: Tensor, length: int) -> tuple[Tensor, Tensor]:
-        """Where a layer has what these rows have read: blocks (R, 1) and indices (R, length), first
-        of the tokens of its prompt that a row has `seen`, then of its slots."""
-        place = torch.arange(length, device=seen.device)
-        slot = self.P + (place - seen[:, None]) * self.G + rows[:, None] % self.G
-        index = torch.where(place < seen[:, None], place, slot)
-        # beyond what a row has read there is no slot, and nobody looks there
-        return rows[:, None] // self.G, index.clamp(max=self.P + self.slots * self.G - 1)
 
     def arrange(self, rows: Tensor, seen: Tensor, G: int, slots: int, written: int) -> None:
         """Rearrange the rows: the new row r is the present row rows[r]. Blocks have G rows and room

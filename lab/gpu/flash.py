@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lab.engine.packing import SharedPrompts
+
 
 def attention_of_sequences(q: Tensor, k: Tensor, v: Tensor, cut: "Sequences") -> Tensor:
     """Queries (N, H, head_dim), and for each sequence its keys and values: (N, H, head_dim)."""
@@ -105,3 +107,29 @@ class TakeKeys(torch.autograd.Function):
             total = (gradient[places] * factor).sum(1)  # in float32, as the factor is
             result.index_copy_(0, tokens, total.to(gradient.dtype))
         return result, None, None, None
+
+
+def send(x: Tensor, device: torch.device) -> Tensor:
+    """Send a tensor from the CPU to the device. With CUDA it is first put into page-locked memory,
+    from which a GPU reads it later by itself, so that the CPU does not wait."""
+    if device.type != "cuda":
+        return x.to(device)
+    return x.pin_memory().to(device, non_blocking=True)
+
+
+class FlashPrompts(SharedPrompts):
+    """The engine's attention over prompts and answers. On a GPU, in bfloat16, one call of flash
+    attention takes the place of the padded rows."""
+    sequences: Sequences | None = None
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        if not uses_flash(q):
+            return super().__call__(layer, q, k, v)
+        if self.sequences is None:
+            self.sequences = Sequences(self.prefix, *self.lengths, lambda x: send(x, q.device))
+        return self.sequences(q, k, v)
+
+
+def uses_flash(q: Tensor) -> bool:
+    """Whether there is a kernel of flash attention. It has to be bfloat16."""
+    return q.is_cuda and q.dtype == torch.bfloat16

@@ -1,6 +1,6 @@
 """Kernels for a GPU, in Triton: what torch's operations would read and write several times, each of
 these reads once and writes once. They are loaded only on CUDA, in bfloat16, and if Triton is there
-(torch for Linux brings it). Without them lab/engine/fused.py, cache.py and sampler.py call torch.
+(torch for Linux brings it). Without them model.py, cache.py and sampler.py of this room call torch.
 
 A Triton kernel is a Python function for one *program*. A launch starts a grid of programs, which do
 not know of each other. Each computes with tiles: `tl.arange` makes the indices of a tile, `tl.load`
@@ -32,7 +32,7 @@ Sums are float32. What training rounds to bfloat16 is rounded here, too, so that
 samples is the one that is trained. Nothing is added with atomics, so each run adds in the same
 order.
 """
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -40,9 +40,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from lab.gpu.cache import Cache
-from lab.engine.fused import FusedQwen2
 from lab.engine.model import linear
+from lab.gpu.cache import Cache
+from lab.gpu.model import ModelOnGPU
 
 BELOW_ALL = tl.constexpr(-1e30)  # a score below all others, but finite: -inf - -inf is undefined
 # Measured on an H200. The keys are cut into parts as long as there are fewer programs than this,
@@ -388,9 +388,9 @@ def logit_gradient(logits: Tensor, normaliser: Tensor, target: Tensor, gradient:
 
 
 class LogProbsByKernels(torch.autograd.Function):
-    """What `TokenLogProbs` computes (lab/engine/forward.py), with two kernels, each of which reads
-    the logits once. The logits are kept as they are for the backward pass, in bfloat16; if they
-    would take more than LOGIT_BYTES, they are computed again, in chunks of tokens."""
+    """What `token_log_probs` of lab/engine/forward.py computes, with two kernels, each of which
+    reads the logits once. The logits are kept as they are for the backward pass, in bfloat16; if
+    they would take more than LOGIT_BYTES, they are computed again, in chunks of tokens."""
 
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
@@ -428,19 +428,18 @@ class LogProbsByKernels(torch.autograd.Function):
         return torch.cat(at_hidden), at_matrix, None
 
 
-def token_states(model: FusedQwen2, ids: Tensor, positions: Tensor, seen: Tensor,
+def token_states(model: ModelOnGPU, ids: Tensor, positions: Tensor, seen: Tensor,
                  cache: Cache) -> Tensor:
-    """`FusedQwen2.hidden` of a token step: (R,) ids and positions -> (R, D). Row r sees the first
+    """`hidden` of the model in a token step: (R,) ids and positions -> (R, D). Row r sees the first
     seen[r] tokens of its prompt."""
     config, eps, dtype = model.config, model.config.rms_norm_eps, model.dtype
     H, K = config.num_attention_heads, config.num_key_value_heads
     x = F.embedding(ids, model.embeddings).to(model.wide)
     for number, layer in enumerate(model.layers):
-        before, after = cast(list[Tensor], layer.norms)  # in bfloat16 a layer has both
-        qkv = model.product(norm(x, before, eps, dtype), layer.qkv, layer.qkv_bias)
+        qkv = model.product(norm(x, layer.before, eps, dtype), layer.qkv)
         attended = attend(cache, number, qkv, layer.qk_norm, eps, model.cos_sin, positions, seen,
                           H, K)
         x = model.add_product(x, attended, layer.o)
-        gate_up = model.product(norm(x, after, eps, dtype), layer.gate_up)
+        gate_up = model.product(norm(x, layer.after, eps, dtype), layer.gate_up)
         x = model.add_product(x, silu_times_up(gate_up), layer.down)
     return norm(x, model.norm, eps, dtype)

@@ -175,6 +175,8 @@ def device_of(s: LabSettings) -> torch.device:
     device = pick_device(s.device)
     if device.type == "cuda":
         compute_the_same_every_time(s.deterministic)
+        from lab.gpu import install
+        install()
     return device
 
 

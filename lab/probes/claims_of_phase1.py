@@ -20,7 +20,7 @@ from grpo import gradient_size, grpo
 from lab.analysis.shares import share_of
 from lab.analysis.statistics import Estimate, jackknife, within
 from lab.analysis.token_table import TokenTable, table_of_frames
-from lab.engine.forward import lay_out, log_probs_of_each, micro_batches
+from lab.engine.forward import lay_out, micro_batches, response_log_probs
 from lab.engine.model import Qwen2
 from lab.engine.policy import Policy, derived_seed
 from lab.engine.rollouts import Rollouts
@@ -186,7 +186,7 @@ def phase_one(policy: Policy, rollouts: Rollouts) -> TokenTable:
     hook = policy.model.model.embed_tokens.register_forward_hook(
         lambda module, inputs, output: seen.update(embeddings=output))
     for rows in micro_batches(rollouts, rollouts.rows, policy.settings.micro_batch):
-        log_prob = log_probs_of_each(policy.model, rollouts, rows)
+        log_prob = response_log_probs(policy.model, rollouts, rows)
         loss = -(log_prob.sum(1) / rollouts.length[rows]).sum()
         gradient, = torch.autograd.grad(loss, seen["embeddings"])
         _, _, predicts = lay_out(rollouts, rows)

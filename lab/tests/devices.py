@@ -8,7 +8,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from lab.gpu import cuda_graph
-from lab.engine.sampler import Decoding
+from lab.gpu.sampler import Decoding
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 MOVES = ("copy_", "to", "type_as", "__setitem__", "__deepcopy__")  # or may see both
@@ -16,7 +16,6 @@ WAITS = ("item", "tolist", "cpu", "numpy", "nonzero", "__bool__", "__int__", "__
          "__index__", "unique", "unique_consecutive", "masked_select", "equal", "isin",
          "pin_memory", "tensor")
 recorded = []  # something while a step is recorded or replayed
-waits = []     # every operation that waited for a number
 
 
 class OnGPU(torch.Tensor):
@@ -58,14 +57,14 @@ def refuse_two_devices(name, given):
     assert name != "numpy", "numpy reads a GPU's tensor"
 
 
-def note_waits(name, args, crosses, leaves):
+def refuse_waits(name, args, crosses, leaves):
     """Whoever reads a number, picks by a mask or moves a tensor waits. A recorded step may not."""
+    if not recorded:
+        return
     masks = [x for x in tree_leaves(args[1:]) if isinstance(x, torch.Tensor)]
     by_mask = name == "__getitem__" and any(x.dtype == torch.bool for x in masks)
-    if name in WAITS and name != "pin_memory" or by_mask or crosses or leaves:
-        waits.append(name)
     is_free = name not in WAITS and not (by_mask or crosses or leaves)
-    assert not recorded or is_free, f"a recorded step waits in {name}"
+    assert is_free, f"a recorded step waits in {name}"
 
 
 class TwoDevices(TorchFunctionMode):
@@ -85,7 +84,7 @@ class TwoDevices(TorchFunctionMode):
         if there or moved:
             assert kwargs.get("generator") is None, f"{name} draws with a generator of the CPU"
             crosses = moved and not there and not kwargs.get("non_blocking")
-            note_waits(name, args, crosses and any_tensor(given), there and left)
+            refuse_waits(name, args, crosses and any_tensor(given), there and left)
         if name == "pin_memory":
             return args[0]
         args, kwargs = tree_map(lambda x: CPU if is_gpu(x) else x, (args, kwargs))
@@ -107,7 +106,7 @@ class TwoDevices(TorchFunctionMode):
 def places(decoding):
     """Where the tensors lie that a step reads or writes, and what it looks at."""
     tensors = {}
-    for part in (decoding, decoding.rows, decoding.cache, decoding.sampling):
+    for part in (decoding, decoding.rows, decoding.cache):
         tensors |= {name: value for name, value in vars(part).items()
                     if isinstance(value, torch.Tensor)}
     tensors |= {f"layer {layer}": x for layer, x in enumerate(decoding.cache.stored)}

@@ -1,21 +1,16 @@
 """Sampling, updates and every method on a device that is only called cuda (devices.py)."""
-from dataclasses import replace
 from itertools import zip_longest
-from types import SimpleNamespace
 
 import pytest
 import torch
 
 import mitigations  # noqa: F401  fills the lists of choices
-from lab.tests import devices
 from lab.tests.devices import OnGPU, second_device
-from conftest import ROOT, copied, hand_made
-from lab.engine import sampler
+from conftest import ROOT, copied
+from lab.engine import forward, packing, sampler
 from lab.engine.methods import ADVANTAGES, MITIGATIONS
-from lab.engine.forward import micro_batches
-from lab.engine.optimizer import AdamW
 from lab.engine.sampler import Start, generate
-from lab.engine.update import update
+from lab.gpu import sampler as gpu_sampler
 from lab.harness.build import pick_device
 from lab.harness.flags import words_of
 from lab.harness.settings import make_settings
@@ -33,8 +28,12 @@ OF_TURNS = {"turn_credit", "without_luck"}
 @pytest.fixture(autouse=True)
 def both_round_alike(monkeypatch):
     """A GPU widens no product, so this CPU does not either. Prompts that begin with the same token
-    share it. There is no flash attention on a CPU (lab/tests/gpu/test_flash.py)."""
-    monkeypatch.setattr("lab.engine.packing.uses_flash", lambda q: False)
+    share it. There is no flash attention on a CPU (lab/tests/gpu/test_flash.py). What a run on the
+    second device puts in the place of the engine's functions is taken back after the test."""
+    for module, name in ((sampler, "sample"), (packing, "SharedPrompts"),
+                         (forward, "token_log_probs")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    monkeypatch.setattr("lab.gpu.flash.uses_flash", lambda q: False)
     monkeypatch.setattr("lab.engine.model.has_bfloat16", lambda: True)
     monkeypatch.setattr("lab.engine.packing.LEAST_PREFIX", 1)
 
@@ -55,13 +54,16 @@ def moved(model):
     dict(max_new_tokens=[9, 40, 2], starts=[Start(0, 3), Start(0, 2, 7), Start(1, 2)]),
     dict(answers=5, max_new_tokens=70, stop_ids=(2, 4, 9, 17, 30, 31, 32),
          reply=lambda row, ids, drawn: [row, 5, 6] if len(ids) < 30 + row else None)])
+@pytest.mark.parametrize("room", ["lab/gpu", "the engine's alone"])
 @pytest.mark.parametrize("dtype, vocabulary", [(torch.float32, "short"), (torch.bfloat16, "long")])
-def test_what_is_sampled_is_that_of_the_cpu(small_model, monkeypatch, request_, dtype, vocabulary):
+def test_what_is_sampled_is_that_of_the_cpu(small_model, monkeypatch, request_, dtype, vocabulary,
+                                            room):
     if vocabulary == "long":
-        monkeypatch.setattr(sampler, "LONG_VOCABULARY", 0)
-        monkeypatch.setattr(sampler, "PART", 8)
+        monkeypatch.setattr(gpu_sampler, "LONG_VOCABULARY", 0)
+        monkeypatch.setattr(gpu_sampler, "PART", 8)
     own = moved(small_model).compute_in(dtype)
-    monkeypatch.setitem(sampler.PACE, "cpu", sampler.PACE["cuda"])
+    if room == "lab/gpu":
+        monkeypatch.setattr(sampler, "sample", gpu_sampler.sample_on_gpu)
     expected = generate(copied(small_model).compute_in(dtype), PROMPTS, seed=3, **request_)
     with second_device(monkeypatch):
         found = generate(own, PROMPTS, seed=3, **request_)
@@ -92,45 +94,6 @@ def test_a_gpu_computes_the_same_every_time_if_that_is_wanted(learner, tmp_path,
     assert environment == ({"CUBLAS_WORKSPACE_CONFIG": ":4096:8"} if wanted else {})
 
 
-def test_short_answers_share_a_micro_batch(monkeypatch):
-    """Answers of 3, 2, 1, 6, 1 and 2 of at most 6 tokens; a prompt has 2. All of them are 21
-    tokens, and four full answers would be 24."""
-    lengths = torch.tensor([3, 2, 1, 6, 1, 2])
-    batch = hand_made(torch.arange(6) < lengths[:, None], group=torch.arange(6) // 2,
-                      prompt_ids=[[5, 6]] * 3)
-
-    def parts(batch, size):
-        return [part.tolist() for part in micro_batches(batch, batch.rows, size)]
-
-    assert parts(batch, 1) == [[3], [0], [1], [5], [2], [4]]
-    with second_device(monkeypatch):
-        there = batch.to("cuda")
-        assert parts(there, 1) == [[3], [0], [4, 5], [1], [2]]
-        assert parts(there, 2) == [[2, 3], [0, 1], [4, 5]]
-        assert parts(there, 3) == [[3, 4, 5], [0, 1, 2]]
-        assert parts(there, 4) == [[0, 1, 2, 3, 4, 5]]
-
-
-def test_an_update_waits_once_in_a_micro_batch(small_model, rollouts, monkeypatch):
-    """For which rows it has. Three rows have credit: with micro_batch 1 these are two more
-    micro-batches, as the prompts are too long to join them."""
-    waits, rollouts = [], replace(rollouts, prompt_ids=[[5] * 14] * 2)
-    for micro_batch in (1, 3):
-        own = moved(small_model)
-        for parameter in own.parameters():
-            parameter.requires_grad_()
-        s = SimpleNamespace(micro_batch=micro_batch, max_grad_norm=1.0, epochs=1, kl=0.0,
-                            noise_parts=0,
-                            loss_norm="token", max_new_tokens=14, clip_low=0.2, clip_high=0.28,
-                            clip_kind="ppo", temperature=1.0)
-        with second_device(monkeypatch):
-            batch = rollouts.to("cuda")
-            devices.waits.clear()
-            update(own, AdamW(own.parameters(), 1e-3), batch, batch.mask.float(), s)
-        waits.append(len(devices.waits))
-    assert waits[0] - waits[1] == 2 and waits[1] < 25  # however many parameters there are
-
-
 def run(learner, out, *flags):
     main(["--model", str(learner), "--out", str(out), "--steps", "1", "--eval_every", "0",
           "--max_new_tokens", "24", "--questions", "2", "--answers", "4", "--micro_batch", "3",
@@ -143,8 +106,8 @@ def run(learner, out, *flags):
     ["--eval_every", "1", "--eval_tasks", "4", "--placebo", "advantages"],
     ["--rescale", "gradient", "--mitigation", "random", "--placebo", "weights"]], ids=" ".join)
 def test_a_step_is_that_of_the_cpu(learner, tmp_path, monkeypatch, flags):
-    """If the CPU looks for ended answers as rarely."""
-    monkeypatch.setitem(sampler.PACE, "cpu", sampler.PACE["cuda"])
+    """If both sample as a GPU does."""
+    monkeypatch.setattr(sampler, "sample", gpu_sampler.sample_on_gpu)
     expected = run(learner, tmp_path / "cpu", *flags)
     with second_device(monkeypatch):
         found = run(learner, tmp_path / "cuda", "--device", "cuda", *flags)
@@ -165,7 +128,7 @@ def test_every_method_stays_on_its_device(learner, tmp_path, monkeypatch, weight
 @pytest.mark.parametrize("name", ["turn_credit", "without_luck", "gigpo"])
 def test_several_turns_stay_on_their_device(tmp_path, monkeypatch, name):
     """What an environment wrote is read, and turns get their credit; a step is that of the CPU."""
-    monkeypatch.setitem(sampler.PACE, "cpu", sampler.PACE["cuda"])
+    monkeypatch.setattr(sampler, "sample", gpu_sampler.sample_on_gpu)
     player, flags = ROOT / "models/guesser", ["--advantage", name]
     expected = run(player, tmp_path / "cpu", *flags)
     with second_device(monkeypatch):

@@ -95,7 +95,7 @@ def test_what_it_keeps_is_in_the_type_of_its_products(monkeypatch, kept, kind):
     model = make_model(model_type=kind).compute_in(torch.bfloat16)
     fused = FusedQwen2(model, longest=5)
     layer = fused.layers[0]
-    for matrix, _ in (layer.qkv, layer.o, layer.gate_up, layer.down, fused.output):
+    for matrix, *_ in (layer.qkv, layer.o, layer.gate_up, layer.down, fused.output):
         assert matrix.dtype == kept and not matrix.requires_grad
         assert torch.equal(matrix, matrix.bfloat16().to(kept))
     exact, logits = logits_of(copied(model).compute_in(torch.float32), fused)

@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from conftest import INSTALL, SMALL, copied, refusal
 from lab.engine.adapter import write_lora_folder
-from lab.engine.forward import LogProbsOfFrozen, TokenLogProbs
+from lab.engine.forward import token_log_probs
 from lab.engine.lora import (add_lora, additions, keep_less, keep_rounded,
                              largest_rank, rank_of)
 from lab.engine.model_folder import read_model_folder, write_model_folder
@@ -79,9 +79,9 @@ def test_log_probs_of_a_frozen_matrix_are_those_of_one_that_is_trained(dtype, ga
     hidden, matrix = torch.randn(10, 16).to(dtype), torch.randn(50, 16).to(dtype)
     targets, gradient = torch.randint(50, (10,)), torch.randn(10)
     found = []
-    for one in (LogProbsOfFrozen, TokenLogProbs):
+    for is_trained in (False, True):
         states = hidden.clone().requires_grad_()
-        log_prob = one.apply(states, matrix, targets)
+        log_prob = token_log_probs(states, matrix.requires_grad_(is_trained), targets)
         log_prob.backward(gradient)
         found.append((log_prob, states.grad))
     torch.testing.assert_close(found[0][0], found[1][0])

@@ -36,13 +36,8 @@ def test_who_sees_whom_is_what_the_docstring_draws(prefix):
     torch.testing.assert_close(shared(0, zeros, zeros, one_hot), expected)
 
 
-def test_the_rests_of_prompts_have_one_mask_for_all_and_answers_one_each():
-    """In numbers of (rows, heads, queries of two heads, keys): what a mask takes in memory."""
-    shared, shapes = docstring_example(2), []
-    for [block] in (shared.rests, shared.blocks):
-        mask = block.mask(torch.bfloat16, heads=2)
-        shapes.append(tuple(mask.shape))
-    assert shapes == [(1, 1, 2 * 3, 5), (4, 1, 2 * 3, 5 + 3)]
+def test_a_mask_has_a_line_for_each_query_of_each_head():
+    assert docstring_example(2).make_mask(torch.bfloat16, heads=2).shape == (4, 1, 2 * 3, 5 + 3)
 
 
 @draw.composite
@@ -68,45 +63,32 @@ def any_prefix():
 
 
 @given(batch=batches())
-def test_a_block_lets_each_token_see_what_is_before_it_and_nothing_else(batch):
-    """That is its prompt and its own row up to itself. Each token asks once, in one of the blocks,
-    which hold at most ROWS rows of like length."""
+def test_each_token_sees_what_is_before_it_and_nothing_else(batch):
+    """That is its prompt and its own row up to itself: with equal scores and one-hot values, its
+    result is 1/n at each of the n tokens that it sees."""
     prompts, answers, prompt_of = batch
     with any_prefix():
         _, shared = pack(prompts, answers, torch.tensor(prompt_of))
     P = shared.prefix
-    rows = [prompts[0][:P], *(prompt[P:] for prompt in prompts), *answers]
-    places = iter(range(sum(map(len, rows))))
-    prefix, *others = [[next(places) for _ in row] for row in rows]
+    places = iter(range(len(shared.positions)))
+    prefix, *others = [[next(places) for _ in row] for row in (
+        prompts[0][:P], *(prompt[P:] for prompt in prompts), *answers)]
     rests, of_answers = others[:len(prompts)], others[len(prompts):]
-    before = {}
-    for rest in rests if P else ():
+    before = before_each([], prefix)
+    for rest in rests:
         before |= before_each(prefix, rest)
     for row, prompt in zip(of_answers, prompt_of):
         before |= before_each(prefix + rests[prompt], row)
-    seen = [one for block in [*shared.rests, *shared.blocks] for one in seen_in(block)]
-    assert dict(seen) == before and len(seen) == len(before)
-    lengths = [[len(answers[row]) for row in block.rows] for block in shared.blocks]
-    assert sum(lengths, []) == sorted(map(len, answers))
-    assert all(len(block) <= SharedPrompts.ROWS for block in lengths)
+    N = len(shared.positions)
+    zeros, one_hot = torch.zeros(N, 1, N), torch.eye(N)[:, None]
+    found = shared(0, zeros, zeros, one_hot)[:, 0]
+    assert {token: row.nonzero()[:, 0].tolist() for token, row in enumerate(found)} == {
+        token: sorted(seen) for token, seen in before.items()}
 
 
 def before_each(context, row):
     """What each token of a row may see."""
     return {token: context + row[:number + 1] for number, token in enumerate(row)}
-
-
-def seen_in(block):
-    """Each token of a block and what it sees, as both of two heads do. Lines of a mask begin at
-    multiples of 16 numbers. A place of 0 is padding."""
-    mask = block.mask(torch.float32, heads=2)
-    assert mask.stride(2) % 16 == 0
-    one, two = (mask[:, 0] == 0).expand(len(block.rows), -1, -1).chunk(2, 1)
-    assert torch.equal(one, two)
-    for row, places in enumerate(block.indices.tolist()):
-        for sees, place in zip(one[row], places, strict=True):
-            if place:
-                yield place, block.keys[row][sees].tolist()
 
 
 @pytest.mark.parametrize("prompts, length", [

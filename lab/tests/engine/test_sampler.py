@@ -4,13 +4,13 @@ import torch
 
 from conftest import one_of
 from lab.engine import packing, sampler
-from lab.gpu import cache
 from lab.engine.errors import UserError
 from lab.engine.fused import FusedQwen2
-from lab.engine.sampler import (Distribution, Pace, Sampling, Start, begin, generate, index_at)
+from lab.engine.sampler import Sampling, Start, draw, generate
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [14]]
 MANY_STOPS = (2, 4, 9, 17, 30)
+USUAL = Sampling(torch.tensor(MANY_STOPS), temperature=1.0, greedy=False)
 
 
 @pytest.fixture
@@ -26,18 +26,12 @@ def fed(monkeypatch):
     return passes
 
 
-@pytest.fixture
-def look_at_every_step(monkeypatch):
-    """Rows may leave after any step."""
-    monkeypatch.setitem(sampler.PACE, "cpu", Pace(1, 1, 8, 3, 1))
-
-
 def assert_close(generation, expected, rows=slice(None)):
     for name, values in vars(expected).items():
         torch.testing.assert_close(vars(generation)[name][rows], values[rows], atol=1e-5, rtol=0)
 
 
-def test_the_example_of_the_docstring(small_model, fed, look_at_every_step, monkeypatch):
+def test_the_example_of_the_docstring(small_model, fed, monkeypatch):
     """What is fed in every step, and at which positions. Row 1 draws a stop token as token 1."""
     monkeypatch.setattr(packing, "LEAST_PREFIX", 2)
     p, r = [5, 6, 7], [5, 6, 8, 9, 10]
@@ -110,7 +104,7 @@ def slow_turns(model, prompts, starts, limits, uniform, stops, reply):
                 logits = model(torch.tensor([read]))[:, -1]
             if not ids and start.without >= 0:
                 logits[:, start.without] = float("-inf")
-            ids.append(int(Distribution(logits).pick(uniform[row, len(ids)][None])))
+            ids.append(int(draw(logits, uniform[row, len(ids)][None], USUAL, None)[0]))
             drawn.append(True)
             if ids[-1] in stops:
                 written = reply(row, list(ids), list(drawn))
@@ -123,13 +117,8 @@ def slow_turns(model, prompts, starts, limits, uniform, stops, reply):
 
 @pytest.mark.parametrize("limits", one_of(2, [[90] * 31 + [70] * 3,
                                               [90 - 2 * row for row in range(34)]]))
-@pytest.mark.parametrize("pace", one_of(3, [
-    (Pace(16, 128, 4, 256, 128),), (None,), (Pace(1, 1, 8, 3, 1),)]))
-def test_turns_equal_the_slow_loop(small_model, monkeypatch, pace, limits):
-    """Replies of 1 to 25 tokens at any time, also beyond the limit, and one of no token. The 31
-    rows of one prompt fill blocks of 4, and one row is a copy."""
-    if pace:
-        monkeypatch.setitem(sampler.PACE, "cpu", pace)
+def test_turns_equal_the_slow_loop(small_model, limits):
+    """Replies of 1 to 25 tokens at any time, also beyond the limit, and one of no token."""
     prompts = [[5, 6, 7], [8, 9, 10, 11, 12, 13]]
     starts = [Start(0, 3)] * 31 + [Start(1, 4), Start(1, 2, 7), Start(1, 6)]
 
@@ -156,35 +145,26 @@ def test_turns_equal_the_slow_loop(small_model, monkeypatch, pace, limits):
         own = torch.tensor(drawn)
         expected_facts = (exact.log_prob(torch.tensor(ids)), exact.entropy(),
                           exact.probs.square().sum(-1))
-        for values, wanted in zip(found.facts[:, row], expected_facts):
+        recorded = (found.log_prob[row], found.entropy[row], found.collision[row])
+        for values, wanted in zip(recorded, expected_facts):
             torch.testing.assert_close(values[:len(ids)], wanted * own, atol=1e-4, rtol=0)
             assert not values[len(ids):].any()
 
 
-def test_a_reply_is_read_in_one_piece(small_model, fed):
-    """One pass for two replies, each with the token before it; what follows is drawn from it."""
+def test_a_reply_takes_the_place_of_what_would_be_drawn(small_model, fed):
+    """Both rows read a token in each step, and what follows a reply is drawn from it."""
     replies = {0: [20, 21, 22], 1: [23]}
     result = generate(small_model, [[5, 6, 7], [8, 9]], max_new_tokens=[6, 4], stop_ids=range(50),
                       reply=lambda row, ids, drawn: replies[row] if len(ids) < 3 else None)
-    one, other = (int(token) for token in result.tokens[:, 0])
-    assert fed[1] == ([one, 20, 21, 22, other, 23], [3, 4, 5, 6, 2, 3])
-    assert len(fed) == 2 and result.written.sum(1).tolist() == [5, 3]
+    one, other = result.tokens.tolist()
+    assert one[1:4] == [20, 21, 22] and other[1] == 23
+    assert fed[1:3] == [([one[0], other[0]], [3, 2]), ([20, 23], [4, 3])]
+    assert len(fed) == 5 and result.written.sum(1).tolist() == [5, 3]
 
 
-def test_rows_at_their_limit_leave_the_batch(small_model, fed, look_at_every_step):
+def test_rows_at_their_limit_leave_the_batch(small_model, fed):
     generate(small_model, PROMPTS, max_new_tokens=[3, 6, 6], stop_ids=())
     assert [len(ids) for ids, _ in fed] == [3 + 6 + 1, 3, 3, 2, 2, 2]
-
-
-def test_a_copy_is_done_and_writes_into_a_column_of_its_own(small_model):
-    """31 answers to one prompt make 8 blocks of 4."""
-    sampling = Sampling(torch.tensor([2]), 1.0, False)
-    with torch.no_grad():
-        decoding = begin(FusedQwen2(small_model, 20), [[5, 6, 7]], [Start(0, 3)] * 31,
-                         torch.ones(31, dtype=torch.long), torch.rand(31, 1), sampling, False)
-    assert decoding.cache.G == 4
-    assert decoding.rows.answer.tolist() == list(range(32))
-    assert decoding.rows.done.nonzero().flatten().tolist() == [31]
 
 
 def test_own_seed_and_nothing_else(small_model):
@@ -220,69 +200,31 @@ def test_the_answers_to_a_prompt_do_not_depend_on_the_other_prompts(small_model)
         torch.testing.assert_close(values, vars(whole)[name][:12], atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("pace", [
-    (1, 1, 8, 3, 1), (3, 3, 2, 5, 1), (2, 7, 4, 64, 8), (8, 8, 8, 9, 1), (100, 100, 8, 100, 100)])
-def test_steps_of_a_fixed_size_give_the_same_answers(small_model, monkeypatch, pace):
-    """As on a GPU: many steps look at the same slots, some of them not written yet, and rows leave
-    only between them. The blocks of the cache are as large as they can be."""
-    request = dict(answers=8, max_new_tokens=[25, 11, 25], seed=3, stop_ids=MANY_STOPS)
-    usual = generate(small_model, PROMPTS, **request)
-    monkeypatch.setitem(sampler.PACE, "cpu", Pace(*pace))
-    monkeypatch.setattr(cache, "BREAK_EVEN", 10 ** 6)
-    assert len(set(usual.mask.sum(1).tolist())) > 3
-    assert_close(generate(small_model, PROMPTS, **request), usual)
-
-
 @pytest.fixture(params=["short", "long"])
 def vocabulary(request, monkeypatch):
-    """Both ways to sample from a vocabulary, of 50 tokens in parts of 8."""
+    """Both ways to draw: all rows at once, or a few at a time."""
     if request.param == "long":
         monkeypatch.setattr(sampler, "LONG_VOCABULARY", 0)
-        monkeypatch.setattr(sampler, "PART", 8)
 
 
 def test_the_distribution_by_float64():
     logits = 30 * torch.randn(6, 50, generator=torch.Generator().manual_seed(0))
     logits[5] = -100.0
     logits[4, 4], logits[5, 7] = -200.0, 100.0
-    token = torch.tensor([0, 1, 2, 3, 4, 7])
     exact = logits.double().log_softmax(-1)
-    log_prob, entropy, collision = (x.double() for x in Distribution(logits).facts(token))
-    exact_log_prob = exact.gather(1, token[:, None]).squeeze(1)
+    token, facts = draw(logits, torch.full((6,), 0.3), USUAL, None)
+    log_prob, entropy, collision = facts.double()
     exact_entropy = -(exact.exp() * exact).sum(1)
-    torch.testing.assert_close(log_prob, exact_log_prob, atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(log_prob, exact.gather(1, token[:, None])[:, 0], atol=1e-5, rtol=0)
     torch.testing.assert_close(entropy, exact_entropy, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(collision, exact.exp().square().sum(1), atol=1e-6, rtol=0)
 
 
-@pytest.mark.parametrize("long", [4, 5])
-def test_no_random_number_draws_a_token_without_probability(long, monkeypatch):
-    """Of 5 tokens at once, or first a part of 2: token 4 begins the third part."""
-    monkeypatch.setattr(sampler, "LONG_VOCABULARY", long)
-    monkeypatch.setattr(sampler, "PART", 2)
+def test_no_random_number_draws_a_token_without_probability():
     never = float("-inf")
     logits = torch.tensor([[never, 0.0, never, 0.0, never]]).expand(4, -1)
     uniform = torch.tensor([0.0, 0.4999, 0.5, 1 - 2 ** -24])
-    assert Distribution(logits).pick(uniform).tolist() == [1, 1, 3, 3]
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-def test_the_way_through_a_long_vocabulary_draws_the_same_tokens(temperature, monkeypatch):
-    monkeypatch.setattr(sampler, "PART", 8)
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(100, 50, generator=generator)
-    uniform = torch.rand(100, generator=generator)
-    found = []
-    for long in (4096, 0):
-        monkeypatch.setattr(sampler, "LONG_VOCABULARY", long)
-        found.append(Distribution(logits).pick(uniform, temperature))
-    tokens, others = found
-    assert torch.equal(tokens, others) and len(tokens.unique()) > 20
-
-
-def test_the_whole_is_above_every_height():
-    """A share within a part is rounded, and can be 1."""
-    assert index_at(torch.ones(1, 1), torch.tensor([[0.0, 1.9, 1.9]])).tolist() == [[1]]
+    assert draw(logits, uniform, USUAL, None)[0].tolist() == [1, 1, 3, 3]
 
 
 def test_an_answer_beyond_the_models_positions_is_refused(small_model):

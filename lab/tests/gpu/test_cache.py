@@ -1,4 +1,4 @@
-"""The layout of the sampler's cache by hand; what is computed on it is in test_sampler.py."""
+"""The layout of the sampler's cache by hand; what is computed on it is in test_gpu_sampler.py."""
 from types import SimpleNamespace
 
 import pytest

@@ -46,9 +46,11 @@ def test_sequences_are_the_padded_rows(prompts, answers, prompt_of, monkeypatch)
         return torch.autograd.grad((result * factor).sum(), inputs)
 
     expected = shared(0, *inputs)
-    monkeypatch.setattr(packing, "uses_flash", lambda q: True)
+    monkeypatch.setattr(flash, "uses_flash", lambda q: True)
     monkeypatch.setattr(flash, "attention_of_sequences", by_loop)
-    found = shared(0, *inputs)
+    monkeypatch.setattr(packing, "SharedPrompts", flash.FlashPrompts)
+    _, on_gpu = pack(prompts, answers, torch.tensor(prompt_of, dtype=torch.long))
+    found = on_gpu(0, *inputs)
     torch.testing.assert_close(found, expected)
     # keys that several sequences have are added in float32
     torch.testing.assert_close(gradients(found), gradients(expected), rtol=1e-6, atol=1e-6)

@@ -17,12 +17,15 @@ if os.environ.get("TRITON_INTERPRET") != "1":
                 allow_module_level=True)
 pytest.importorskip("triton")
 
-from lab.engine import forward, fused, sampler  # noqa: E402
-from lab.gpu import kernels  # noqa: E402
-from lab.gpu.cache import Cache  # noqa: E402
-from lab.engine.forward import TokenLogProbs  # noqa: E402
-from lab.engine.sampler import Distribution, Start, generate  # noqa: E402
+from lab import gpu  # noqa: E402
+from lab.engine import sampler  # noqa: E402
+from lab.engine.forward import response_log_probs, token_log_probs  # noqa: E402
 from lab.engine.model import Qwen2, rotary, rotate  # noqa: E402
+from lab.engine.sampler import Start, generate  # noqa: E402
+from lab.gpu import kernels  # noqa: E402
+from lab.gpu import model as model_on_gpu  # noqa: E402
+from lab.gpu import sampler as gpu_sampler  # noqa: E402
+from lab.gpu.cache import Cache  # noqa: E402
 
 FLOAT = torch.float32
 close = torch.testing.assert_close
@@ -95,7 +98,7 @@ def test_draw(monkeypatch, temperature, greedy):
     token, tokens = torch.zeros(R, dtype=torch.long), torch.zeros(2 * (R + 1), dtype=torch.long)
     facts = torch.zeros(2 * (R + 1), 3)
     kernels.draw(logits, uniform, line, answer, token, tokens, facts, temperature, greedy)
-    expected = Distribution(logits)
+    expected = gpu_sampler.Distribution(logits)
     cell = line + answer
     picked = logits.argmax(-1) if greedy else expected.pick(uniform[cell], temperature)
     assert token.tolist() == picked.tolist() == tokens[cell].tolist()
@@ -124,10 +127,10 @@ def test_log_probs(monkeypatch, kept):
     targets, factor = torch.randint(0, 70, (7,)), torch.randn(7)
 
     def of(function):
-        log_prob = function.apply(hidden, matrix, targets)
+        log_prob = function(hidden, matrix, targets)
         return log_prob, *torch.autograd.grad((log_prob * factor).sum(), [hidden, matrix])
 
-    for found, expected in zip(of(kernels.LogProbsByKernels), of(TokenLogProbs)):
+    for found, expected in zip(of(kernels.LogProbsByKernels.apply), of(token_log_probs)):
         close(found, expected, atol=1e-5, rtol=1e-5)
 
 
@@ -141,19 +144,21 @@ def test_answers_are_those_of_torch(small_model, monkeypatch, reply):
     prompts = [[5, 6, 8], [8, 9]]
     expected = generate(model, prompts, **request)
     assert (expected.written & ~expected.mask).any() == (reply is not None)
-    monkeypatch.setattr(fused, "has_kernels", lambda dtype, device: True)
+    monkeypatch.setattr(model_on_gpu, "has_kernels", lambda dtype, device: True)
     monkeypatch.setattr(kernels, "VOCABULARY_PART", 32)
-    monkeypatch.setattr(sampler, "PACE", {"cpu": sampler.Pace(1, 1, 4, 2, 1)})
+    monkeypatch.setattr(gpu_sampler, "PACE", gpu_sampler.Pace(1, 1, 4, 2, 1))
+    monkeypatch.setattr(sampler, "sample", gpu_sampler.sample_on_gpu)
     found = generate(model, prompts, **request)
     for name, values in vars(expected).items():
         close(vars(found)[name], values, atol=1e-5, rtol=1e-5)
 
 
 def test_the_forward_pass_uses_them(small_model, rollouts, monkeypatch):
-    """`log_probs_of_each` calls the kernels where `has_kernels` says so."""
-    monkeypatch.setattr(forward, "has_kernels", lambda dtype, device: True)
+    """`token_log_probs` of lab/gpu calls the kernels where `has_kernels` says so."""
+    monkeypatch.setattr(model_on_gpu, "has_kernels", lambda dtype, device: True)
+    monkeypatch.setattr("lab.engine.forward.token_log_probs", gpu.token_log_probs)
     called = []
     monkeypatch.setattr(kernels, "LogProbsByKernels", type("Watched", (), {
         "apply": lambda *inputs: called.append(inputs) or torch.zeros(len(inputs[2]))}))
-    forward.log_probs_of_each(small_model, rollouts, torch.tensor([0, 1]))
+    response_log_probs(small_model, rollouts, torch.tensor([0, 1]))
     assert len(called) == 1

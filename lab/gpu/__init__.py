@@ -1,0 +1,44 @@
+"""What a GPU computes in another way than lab/engine, because it is faster there: kernels in
+Triton, flash attention, and a token step that is recorded once and replayed. No line of lab/engine
+names this room. Without it `--device cuda` computes with the engine's functions, in plain torch.
+
+`install` puts three functions of this room in the place of the engine's, for the whole process.
+Each of them looks at its arguments, and calls the engine's function for a model that is not on a
+GPU. Only lab/harness/build.py calls it, for --device cuda.
+"""
+from torch import Tensor
+
+import lab.engine.forward
+import lab.engine.packing
+import lab.engine.sampler
+from lab.engine.model import Qwen2
+from lab.engine.sampler import Generation, Reply, Sampling, Start
+
+plain_sample = lab.engine.sampler.sample
+plain_log_probs = lab.engine.forward.token_log_probs
+
+
+def install() -> None:
+    from lab.gpu.flash import FlashPrompts
+    lab.engine.sampler.sample = sample
+    lab.engine.forward.token_log_probs = token_log_probs
+    lab.engine.packing.SharedPrompts = FlashPrompts  # type: ignore[misc]
+
+
+def sample(model: Qwen2, prompts: list[list[int]], starts: list[Start], limit: Tensor,
+           uniform: Tensor, sampling: Sampling, reply: Reply | None) -> Generation:
+    """In the place of `sample` in lab/engine/sampler.py."""
+    if model.device.type != "cuda":
+        return plain_sample(model, prompts, starts, limit, uniform, sampling, reply)
+    from lab.gpu.sampler import sample_on_gpu
+    return sample_on_gpu(model, prompts, starts, limit, uniform, sampling, reply)
+
+
+def token_log_probs(hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
+    """In the place of `token_log_probs` in lab/engine/forward.py."""
+    from lab.gpu.model import has_kernels
+    if not has_kernels(hidden.dtype, hidden.device):
+        return plain_log_probs(hidden, matrix, targets)
+    from lab.gpu.kernels import LogProbsByKernels
+    log_prob: Tensor = LogProbsByKernels.apply(hidden, matrix, targets)
+    return log_prob
