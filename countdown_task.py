@@ -7,7 +7,8 @@ and parentheses.
 
 This file holds the problems, the prompt, the reward and its parts, and two labels of every
 generated token: the section of the answer that it is in, and its category (`kind`: word, number,
-...). Training uses only the class `Task`. The reward is `Task.score`, four lines.
+...). Training uses only the class `Task`. The reward is `Task.score`, four lines. `python
+countdown_task.py` shows the rewards of three answers.
 
 Text from a model is never executed. `value_of` reads the text's syntax tree, accepts numbers, four
 operators and a minus sign, and computes with exact fractions. Text that is too long is refused
@@ -20,10 +21,9 @@ import operator
 import random
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
 
 # Codes of the two labels of a token, as credit files store them.
 OTHER, THINK, ANSWER = range(3)
@@ -35,7 +35,7 @@ END_OF_TURN = ("<|im_end|>", "<|endoftext|>")
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 FORMAT_WEIGHT = 0.1
 MAX_CHARACTERS, MAX_PARENTHESES = 400, 30
-PROMPTS = {
+PROMPTS = {  # " 3" with its space is one token, and "3" another: every number has a space before it
     "short": """<|im_start|>user
  {spaced} make {target}<|im_end|>
 <|im_start|>assistant
@@ -52,11 +52,6 @@ Let me work this out.
 <think>"""}
 
 
-def option(default: Any, about: str, **limits: Any) -> Any:
-    """A field that is a flag of train.py. Limits: least, above, most, choices."""
-    return field(default=default, metadata={"help": about, **limits})
-
-
 @dataclass(frozen=True)
 class Problem:
     numbers: tuple[int, ...]
@@ -65,14 +60,14 @@ class Problem:
 
 @dataclass
 class Task:
-    """The problems, and the reward of an answer. The fields are flags of train.py."""
-    prompt: str = option("full", "wording of the prompt", choices=tuple(PROMPTS))
-    numbers: str = option("3,4", "how many numbers a problem has", choices=("2", "3", "4", "3,4"))
-    min_number: int = option(1, "smallest number of a problem", least=1)
-    max_number: int = option(99, "largest number of a problem", least=1)
-    max_target: int = option(99, "largest target", least=1)
-    max_result: int = option(10_000, "a problem has a solution whose intermediate results are at "
-                             "most this", least=1)
+    """The problems, and the reward of an answer. The fields are flags of train.py, and their
+    comments are the help."""
+    prompt: str = "full"      # wording of the prompt
+    numbers: str = "3,4"      # how many numbers a problem has
+    min_number: int = 1       # smallest number of a problem
+    max_number: int = 99      # largest number of a problem
+    max_target: int = 99      # largest target
+    max_result: int = 10_000  # a problem has a solution without intermediate results above this
 
     def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
         """The problems of a step. They depend on seed and step alone, so a resumed run gets the
@@ -94,9 +89,6 @@ class Task:
     def make_problem(self, rng: random.Random, held_out: bool) -> Problem:
         """A random problem that has a solution, held out or not."""
         counts = [int(count) for count in self.numbers.split(",")]
-        if self.min_number > self.max_number:
-            raise ValueError(f"--min_number {self.min_number} is above --max_number "
-                             f"{self.max_number}")
         for _ in range(10_000):
             count = rng.choice(counts)
             numbers = [rng.randint(self.min_number, self.max_number) for _ in range(count)]
@@ -234,11 +226,9 @@ OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = 
 
 def evaluates_to(expression: str | None, numbers: Iterable[int], target: int) -> bool:
     """Whether the expression uses every number exactly once and is exactly equal to the target."""
-    if expression is None or len(expression) > MAX_CHARACTERS:
-        return False
-    if sorted(re.findall("[0-9]+", expression)) != sorted(map(str, numbers)):
-        return False
-    return read_expression(expression) == target
+    return (expression is not None
+            and sorted(re.findall("[0-9]+", expression)) == sorted(map(str, numbers))
+            and read_expression(expression) == target)
 
 
 def read_expression(text: str) -> Fraction | None:
@@ -264,3 +254,17 @@ def value_of(node: ast.expr) -> Fraction:
         case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
             return OPERATORS[type(op)](value_of(left), value_of(right))
     raise SyntaxError("neither a number, nor one of four operators, nor a minus sign")
+
+
+def show() -> None:
+    """A problem, three answers, and their rewards."""
+    task, problem = Task(), Problem((3, 5, 7), 22)
+    print(f"{task.show(problem)}    reward = {FORMAT_WEIGHT} format + answer")
+    for text in (" 3 * 5 = 15, 15 + 7 = 22</think>\n<answer>(3 * 5) + 7</answer>",
+                 " 3 * 5 = 15, 15 + 7 = 22</think>\n<answer>3 + 5 + 7</answer>",
+                 " I do not know"):
+        print(f"{task.score(problem, text)}  {text!r}")
+
+
+if __name__ == "__main__":
+    show()

@@ -15,30 +15,34 @@ Four answers to one problem, of which the first is right:
 
 If all four had the same reward, all advantages would be 0. Such a group teaches nothing.
 
-Start at `policy_loss`, which says why this loss is right. Methods change its inputs, and never the
-loss itself. Advantages and weights are computed for the whole batch before it is cut into
-micro-batches, so --micro_batch changes nothing but rounding. `update` is the step.
-
-Everything per token is a tensor (B, T): B answers, and T positions, at most --max_new_tokens. Index
-t is the t-th generated token. Only the forward pass needs another index, because token t is
-predicted at the token before it: `log_probs` makes this shift, and nothing else does.
-
-Four parts of the published GRPO are left out. Flags bring back the first two:
+From top to bottom: a batch and how it is made, `sample`; its advantages; the loss and why it is
+right, `policy_loss`; the step, `update`; and the two parts of the published GRPO that a flag brings
+back. `python grpo.py` shows all of it on four answers to one problem.
 
     ratio and clipping   a batch is trained on once, so the ratio of new to old probability is
                          exactly 1 and clipping would do nothing; --epochs above 1 brings both back
     the KL term          --kl above 0 adds it, and a frozen copy of the initial model
-    1 / length           here every token of the batch counts the same, in the paper every answer
-    the reward model     a program checks the answer, so no reward has to be learned
+
+Two more parts are left out: the factor 1 / length (here every token of the batch counts the same,
+in the paper every answer), and the reward model (a program checks the answer).
+
+Everything per token is a tensor (B, T): B answers, and T positions, at most --max_new_tokens. Index
+t is the t-th generated token. The model predicts it at the token before: `log_probs` makes this
+shift, and nothing else does.
 """
+import copy
+import hashlib
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from qwen2_model import Qwen2, UserError, attention
+from qwen2_model import Qwen2, UserError, generate, spelling
 
 Metrics = dict[str, Any]
 
@@ -82,21 +86,69 @@ class Rollouts:
         return self.mask.sum(1)
 
 
-Method = Callable[..., Tensor]  # rollouts -> (B, T)
-ADVANTAGES: dict[str, Method] = {}
-TWICE: set[str] = set()  # names that two functions have; a run refuses them
+# --------------------------------------------------------------------------------------- the batch
+def sample(run: Any, problems: Sequence[Any], answers: int, generator: torch.Generator,
+           greedy: bool = False) -> Rollouts:
+    """Sample answers to each problem, score them, and label their tokens. `run` has the model, its
+    tokenizer and the task (train.py)."""
+    prompts = [run.encode(run.task.prompt_for(problem)) for problem in problems]
+    drawn = generate(run.model, prompts, answers, run.settings.max_new_tokens, run.stop, generator,
+                     greedy)
+    if not drawn.log_prob.isfinite().all():
+        raise UserError(f"the model's probabilities are not finite. {run.last_checkpoint()}")
+    # answers to the first problem come first: 0 0 ... 1 1 ...
+    group = torch.arange(len(problems)).repeat_interleave(answers)                   # (B,)
+    section, kind = torch.zeros(2, *drawn.mask.shape, dtype=torch.uint8)             # (B, T)
+    texts, written, scores = [], [], []
+    for row, length in enumerate(drawn.mask.sum(1).tolist()):
+        ids = drawn.ids[row, :length].tolist()
+        texts.append([spelling(run.tokenizer, token) for token in ids])
+        written.append(run.tokenizer.decode(ids, skip_special_tokens=False))
+        scores.append(run.task.score(problems[row // answers], written[row]))
+        codes = torch.tensor(run.task.label(texts[row]), dtype=torch.uint8)
+        section[row, :length], kind[row, :length] = codes
+    return Rollouts(problems, prompts, group, **drawn._asdict(), texts=texts, answers=written,
+                    section=section, kind=kind, scores=columns_of(scores))
+
+
+def columns_of(scores: list[dict[str, float]]) -> dict[str, Tensor]:
+    """(B,) the reward of each answer, and each of its parts."""
+    for score in scores:
+        is_whole = (isinstance(score, dict) and {"reward", "format", "answer"} <= score.keys()
+                    and all(isinstance(value, (int, float)) for value in score.values()))
+        if not (is_whole and score.keys() == scores[0].keys() and 0 <= score["answer"] <= 1
+                and all(map(math.isfinite, score.values()))):
+            raise UserError("Task.score should return a dict with a finite number for reward, "
+                            "format and answer (from 0 to 1), the same names each time, and not "
+                            f"{score!r:.200}")
+    return {part: torch.tensor([float(score[part]) for score in scores]) for part in scores[0]}
+
+
+def generator_of(*parts: object) -> torch.Generator:
+    """A random generator whose seed depends on these parts alone."""
+    seed = int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6], "big")
+    return torch.Generator().manual_seed(seed)
+
+
+# ---------------------------------------------------------------------------------- the advantages
+Method = Callable[..., Tensor]      # rollouts -> (B, T)
+ADVANTAGES: dict[str, Method] = {}  # the choices of --advantage
+
+
+def advantages(run: Any, rollouts: Rollouts) -> Tensor:
+    """(B, T): what the function that --advantage names makes of the batch."""
+    return values_of(ADVANTAGES[run.settings.advantage], run, rollouts)
 
 
 def advantage(function: Method) -> Method:
-    """Offer a function as an --advantage: values (B, T), which may be negative."""
+    """Make a function a choice of --advantage: values (B, T), which may be negative."""
     return add_choice(ADVANTAGES, function)
 
 
 def add_choice(choices: dict[str, Method], function: Method) -> Method:
-    """A second `def grpo` would silently replace the first. This is wanted only in a notebook."""
     name = function.__name__
-    if name in choices and function.__module__ != "__main__":
-        TWICE.add(name)
+    if name in choices and function.__module__ != "__main__":  # in a notebook it is wanted
+        raise UserError(f"there are two functions {name}: one needs another name")
     choices[name] = function
     return function
 
@@ -157,6 +209,42 @@ def to_every_token(value: Tensor, rollouts: Rollouts) -> Tensor:
     return value[:, None] * rollouts.mask
 
 
+def values_of(function: Method, run: Any, rollouts: Rollouts) -> Tensor:
+    """The values (B, T) of an advantage or a weighting, called with its flags. It gets a copy of
+    the batch, so what it changes in place has no effect elsewhere; only the random generator is the
+    batch's own, so that the next function draws other numbers."""
+    batch = copy.deepcopy(rollouts, {id(rollouts.generator): rollouts.generator})
+    values = function(batch, **run.settings.keywords_of(function))
+    return checked(values, rollouts, place_of(function))
+
+
+def checked(values: Any, rollouts: Rollouts, name: str) -> Tensor:
+    """Refuse values that are not finite or not (B, T). (B, 1), a number for each answer, becomes
+    (B, T). (B,) is refused, because torch would spread it over T instead of B."""
+    B, T = rollouts.mask.shape
+    if not isinstance(values, Tensor) or values.is_complex() or values.dim() != 2 or any(
+            size not in (1, wanted) for size, wanted in zip(values.shape, (B, T))) or (
+            (values.layout, values.device) != (torch.strided, rollouts.mask.device)):
+        found = (f"{tuple(values.shape)} of {values.dtype}, {values.layout}, on {values.device}"
+                 if isinstance(values, Tensor) else repr(values)[:80])
+        raise UserError(f"{name} should return a tensor (B, T) = ({B}, {T}), got {found}")
+    credit: Tensor = values.detach().float().expand(B, T).masked_fill(~rollouts.mask, 0.0)
+    is_small = credit.abs() <= 1e12  # of larger ones a squared gradient can overflow
+    if not is_small.all():
+        row, t = (~is_small).nonzero()[0].tolist()
+        why = ("usually because of 0 / 0, 0 * log 0 or the mean of no tokens"
+               if not credit[row, t].isfinite() else "and at most 1e12 is computed with")
+        raise UserError(f"{name} is {credit[row, t]:g} at token {t} of answer {row}, {why}")
+    return credit
+
+
+def place_of(function: Any) -> str:
+    """A function with its file and line, as "my_idea (mitigations.py:57)"."""
+    code = function.__code__
+    return f"{function.__name__} ({Path(code.co_filename).name}:{code.co_firstlineno})"
+
+
+# ---------------------------------------------------------------------------------------- the loss
 def policy_loss(log_prob: Tensor, advantage: Tensor, weight: Tensor, mask: Tensor, N: int
                 ) -> Tensor:
     """The formula at the top of this file, for some answers. Tensors are (answers, T).
@@ -171,7 +259,10 @@ def policy_loss(log_prob: Tensor, advantage: Tensor, weight: Tensor, mask: Tenso
          the mean of (gradient of log-prob) * reward over our answers estimates the gradient.
       5. The advantage takes the place of the reward. Subtracting one number from all rewards of a
          problem does not change the mean gradient, because probabilities sum to 1, and so their
-         gradients sum to 0. But the estimate varies less (docs/reference/policy_gradient.md).
+         gradients sum to 0. But the estimate varies less. The mean of a group of G answers is not
+         one number for all of them, because it contains the answer's own reward. What it takes
+         off is 1/G of the gradient: on average the step is the right one times 1 - 1/G
+         (docs/reference/policy_gradient.md).
 
     The loss has a minus, because an optimizer makes the loss smaller, and the reward should grow.
     The value of the loss says nothing. Only its gradient counts, and only at the model that sampled
@@ -180,77 +271,116 @@ def policy_loss(log_prob: Tensor, advantage: Tensor, weight: Tensor, mask: Tenso
     return -(weight * advantage * log_prob * mask).sum() / N
 
 
-def clipped_loss(log_prob: Tensor, old: Tensor, advantage: Tensor, weight: Tensor, mask: Tensor,
-                 N: int, low: float, high: float) -> Tensor:
-    """For --epochs: the loss of PPO (1707.06347), with a wider upper bound as in DAPO (2503.14476).
-
-    From the second update on, the answers are no longer samples of the model. This is corrected by
-    the ratio of the token's probability now to its probability when it was sampled (`old`). Once
-    the ratio has passed a bound in the direction of the advantage, the token has no gradient. Where
-    the ratio is 1, the gradient is that of `policy_loss`."""
-    ratio = (log_prob - old).exp()
-    clipped = ratio.clamp(1 - low, 1 + high)
-    return -(weight * torch.minimum(ratio * advantage, clipped * advantage) * mask).sum() / N
-
-
-def divergence(log_prob: Tensor, reference: Tensor) -> Tensor:
-    """For --kl: KL(policy || reference) at each position, estimated from the token that was sampled
-    there: exp(d) - d - 1, d = reference - log_prob (k3 of Schulman, "Approximating KL divergence").
-    """
-    d = reference - log_prob
-    return d.exp() - d - 1
-
-
-def gradient_size(log_prob: Tensor, collision: Tensor) -> Tensor:
-    """s = norm(onehot - p) = sqrt(1 - 2 p_y + sum p^2): the length of the gradient that the
-    log-prob of a token y has with respect to the logits. This gradient is onehot - p, where p are
-    the probabilities of all tokens. `collision` is sum p^2.
-
-    When p_y is near 1, the formula subtracts numbers that are nearly equal, and few right digits
-    are left. So the result is clamped to its exact range [1 - p_y, sqrt2 (1 - p_y)].
-    """
-    rest = -torch.expm1(log_prob)  # 1 - p_y
-    square = 1 - 2 * log_prob.exp() + collision
-    return square.clamp(rest.square(), 2 * rest.square()).sqrt()
-
-
 def log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
-    """(rows, T): the log-probs of these answers' tokens, with gradient; 0 beyond the answer. `rows`
-    ascend.
+    """(rows, T): the log-probs of these answers' tokens, with gradient; 0 beyond the answer.
 
-    Problems are computed one by one. The state at a token predicts the next token. So the state at
-    the prompt's last token predicts the answer's first token, and the answer's last token is left
-    out, because it predicts nothing. For a prompt p q with answers x y z and u v:
+    The state at a token predicts the next one. So the state at the prompt's last token predicts the
+    answer's first token, and the answer's last token is left out, because it predicts nothing:
 
-        computed   p   q   x y   u _      the prompt once, then all answers, of one length
-        predicts       x   y z
-                       u         v _
+        computed    p q x y        prompt p q, answer x y z
+        predicts      x y z
     """
-    result = []
-    for problem in rollouts.group[rows].unique().tolist():
-        own = rows[rollouts.group[rows] == problem]
-        G, T = len(own), int(rollouts.length[own].max())
-        answers, inside = rollouts.ids[own, :T], rollouts.mask[own, :T]              # (G, T)
-        prompt = torch.tensor(rollouts.prompt_ids[problem])                          # (P,)
-        P = len(prompt)
-        computed = torch.cat([prompt, answers[:, :-1].flatten()])           # (P + G (T - 1),)
-        positions = torch.cat([torch.arange(P), torch.arange(P, P + T - 1).repeat(G)])
+    ids, mask, length = rollouts.ids[rows], rollouts.mask[rows], rollouts.length[rows]
+    prompts = [torch.tensor(rollouts.prompt_ids[g]) for g in rollouts.group[rows].tolist()]
+    computed = nn.utils.rnn.pad_sequence(  # on the right, where no token of a row sees the padding
+        [torch.cat([prompt, answer[:n - 1]]) for prompt, answer, n in zip(prompts, ids, length)],
+        batch_first=True)                                                            # (rows, L)
+    position = torch.arange(computed.shape[1])
+    first = torch.tensor([len(prompt) - 1 for prompt in prompts])[:, None]
+    predicts = (position >= first) & (position < first + length[:, None])            # (rows, L)
+    states = model.model(computed, position)[predicts]                               # (tokens, D)
+    log_p = model.logits(states).log_softmax(-1)                                     # (tokens, V)
+    result = torch.zeros(mask.shape)
+    result[mask] = log_p.gather(1, ids[mask][:, None])[:, 0]
+    return result
 
-        def behind_prompt(x: Tensor) -> Tensor:
-            """Each answer behind its prompt: (P + G (T - 1), ...) -> (G, P + T - 1, ...)."""
-            own_prompt = x[:P].expand(G, *x[:P].shape)
-            return torch.cat([own_prompt, x[P:].unflatten(0, (G, T - 1))], 1)
 
-        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            seen = attention(behind_prompt(q), behind_prompt(k), behind_prompt(v))
-            return torch.cat([seen[0, :P], seen[:, P:].flatten(0, 1)])
+@torch.no_grad()
+def frozen_log_probs(model: Qwen2, rollouts: Rollouts, micro_batch: int) -> Tensor:
+    """(B, T): the log-probs of all tokens, without gradient."""
+    rows = torch.arange(len(rollouts.ids)).split(micro_batch)
+    return torch.cat([log_probs(model, rollouts, part) for part in rows])
 
-        states = behind_prompt(model.model(computed, positions, attend))[:, P - 1:]  # (G, T, D)
-        log_p = model.logits(states[inside]).log_softmax(-1)                # (tokens, V)
-        found = torch.zeros(rollouts.ids[own].shape)
-        found[:, :T][inside] = log_p.gather(1, answers[inside][:, None])[:, 0]
-        result.append(found)
-    return torch.cat(result)
+
+# ---------------------------------------------------------------------------------------- the step
+def update(run: Any, rollouts: Rollouts, weight: Tensor, is_measured: bool = False
+           ) -> tuple[Metrics, dict[str, Tensor]]:
+    """Train the model on the whole batch: one step of the optimizer, or with --epochs several.
+    Returns metrics, and columns (B, T) for the credit file.
+
+    Answers without a gradient are left out. If none is left, the step is skipped, because AdamW
+    would move the parameters by its mean of earlier gradients.
+
+    If `is_measured`, a column is the change: each token's log-prob after the update minus before,
+    at the same prefix. All answers share the model's parameters, so the term of one answer moves
+    every answer, also those without a gradient of their own. This costs two forward passes."""
+    s, model, mask = run.settings, run.model, rollouts.mask
+    # the answers that have a gradient at some token; with the KL term all have one
+    has_gradient = (weight * rollouts.advantage != 0) | (s.kl > 0)                   # (B, T)
+    rows = (has_gradient & mask).any(1).nonzero()[:, 0]
+    N, trained = int(mask.sum()), int(mask[rows].sum())
+    metrics: Metrics = {"N": N, "trained_tokens": trained, "loss": 0.0, "gradient_norm": None,
+                        "sampler_gap": None, "skipped": None if trained else why_skipped(rollouts)}
+    columns = {"ratio": torch.ones_like(weight)} if s.epochs > 1 else {}
+    before = frozen_log_probs(model, rollouts, s.micro_batch) if is_measured else 0.0
+    reference = frozen_log_probs(run.reference, rollouts, s.micro_batch) if s.kl else None
+    old = torch.zeros_like(weight)  # the log-probs at the first update
+
+    for epoch in range(s.epochs if trained else 0):
+        model.zero_grad()
+        loss_sum = kl_sum = 0.0
+        for part in rows.split(s.micro_batch):  # as many answers at a time as memory allows
+            log_prob = log_probs(model, rollouts, part)                              # (part, T)
+            if epoch == 0:
+                old[part] = log_prob.detach()
+            inputs = rollouts.advantage[part], weight[part], mask[part], N
+            if s.epochs == 1:
+                loss = policy_loss(log_prob, *inputs)
+            else:
+                loss = clipped_loss(log_prob, old[part], *inputs, s.clip_low, s.clip_high)
+                columns["ratio"][part] = (log_prob.detach() - old[part]).exp()
+            if reference is not None:
+                kl = (divergence(log_prob, reference[part]) * mask[part]).sum()
+                loss = loss + s.kl * kl / N
+                kl_sum += kl.item()
+            # This adds to the gradient so far. The sum over micro-batches is the gradient of the
+            # whole loss, because each part is divided by the same N.
+            loss.backward()
+            loss_sum += loss.item()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), s.max_grad_norm or float("inf"))
+        if not norm.isfinite():
+            raise UserError("the gradient is not finite: a smaller --learning_rate may help. "
+                            f"{run.last_checkpoint()}")
+        if epoch == 0:
+            metrics |= {"loss": loss_sum, "gradient_norm": float(norm),
+                        "sampler_gap": sampler_gap(old[rows], rollouts.log_prob[rows], trained)}
+            metrics |= {"kl": kl_sum / trained} if s.kl else {}
+        run.optimizer.step()
+    if s.epochs > 1 and trained:
+        metrics |= metrics_of_ratio(columns["ratio"], rollouts, rows, s)
+    if is_measured:
+        columns["change"] = frozen_log_probs(model, rollouts, s.micro_batch) - before
+    return metrics, columns
+
+
+def sampler_gap(log_prob: Tensor, sampled: Tensor, tokens: int) -> float:
+    """By how much the log-probs of update and sampler differ, for each token. Both compute the
+    same, so this is rounding. If a state is read one position too late, no error is raised, but
+    this gap is large."""
+    gap = float((log_prob - sampled).abs().sum()) / tokens
+    if gap > 0.01:
+        raise UserError(f"log-probs of sampler and update differ by {gap:.2g} a token: one of the "
+                        "two is wrong")
+    return gap
+
+
+def why_skipped(rollouts: Rollouts) -> str:
+    reason = "every group's answers had equal rewards"
+    if rollouts.advantage.any():
+        reason = "no token has both a weight and an advantage"
+    if not rollouts.finished.any():
+        reason += ", and none was finished within --max_new_tokens"
+    return reason
 
 
 class AdamW:
@@ -286,96 +416,23 @@ class AdamW:
             p.addcdiv_(mean, root, value=-self.learning_rate / known)
 
 
-class Trainer(Protocol):
-    """The parts of a run that an update needs (run.py)."""
-    settings: Any
-    model: Qwen2
-    reference: Qwen2 | None  # the model that the KL term compares with
-    optimizer: AdamW
+# -------------------------------------------------------------------------- what a flag brings back
+def clipped_loss(log_prob: Tensor, old: Tensor, advantage: Tensor, weight: Tensor, mask: Tensor,
+                 N: int, low: float, high: float) -> Tensor:
+    """For --epochs: the loss of PPO (1707.06347), with a wider upper bound as in DAPO (2503.14476).
 
-    def last_checkpoint(self) -> str: ...
+    From the second update on, the answers are no longer samples of the model. The ratio of a
+    token's probability now to its probability when it was sampled (`old`) corrects the draw of this
+    token alone. Its prefix and the tokens after it are still those that the old model sampled.
+    Take answers of two tokens, each 0 or 1, with the reward 1 if both are 1. When the probability
+    of a 1 rises from .5 to .8, the mean reward rises from .25 to .64, but the mean of ratio *
+    reward, with the ratio of the first token, is .25 * .8 / .5 = .40.
 
-
-def update(run: Trainer, rollouts: Rollouts, weight: Tensor) -> tuple[Metrics, dict[str, Tensor]]:
-    """Train the model on the whole batch: one step of the optimizer, or with --epochs several.
-    Returns metrics, and columns (B, T) for the credit file.
-
-    Answers without a gradient are left out. If none is left, the step is skipped, because AdamW
-    would move the parameters by its mean of earlier gradients."""
-    s = run.settings
-    # the answers that have a gradient at some token; with the KL term all have one
-    has_gradient = (weight * rollouts.advantage != 0) | (s.kl > 0)                   # (B, T)
-    rows = (has_gradient & rollouts.mask).any(1).nonzero()[:, 0]
-    trained = int(rollouts.mask[rows].sum())
-    metrics: Metrics = {"N": int(rollouts.mask.sum()), "trained_tokens": trained, "loss": 0.0,
-                        "gradient_norm": None, "sampler_gap": None, "skipped": None}
-    columns = {"ratio": torch.ones_like(weight)} if s.epochs > 1 else {}
-    if not trained:
-        return metrics | {"skipped": why_skipped(rollouts)}, columns
-    reference = frozen_log_probs(run.reference, rollouts, s.micro_batch) if run.reference else None
-
-    old = None
-    for epoch in range(s.epochs):
-        run.model.zero_grad()
-        now, sums = backward(run, rollouts, weight, rows, old, reference)            # (B, T)
-        norm = nn.utils.clip_grad_norm_(run.model.parameters(), s.max_grad_norm or float("inf"))
-        if not norm.isfinite():
-            raise UserError("the gradient is not finite: a smaller --learning_rate may help. "
-                            f"{run.last_checkpoint()}")
-        if old is None:
-            old = now
-            # Sampler and update have computed the same log-probs, and differ by rounding alone. If
-            # a state is read one position too late, no error is raised, but this gap is large.
-            gap = float((now - rollouts.log_prob)[rows].abs().sum()) / trained
-            if gap > 0.01:
-                raise UserError(f"log-probs of sampler and update differ by {gap:.2g} a token: one "
-                                "of the two is wrong")
-            metrics |= {"loss": sums["loss"], "gradient_norm": float(norm), "sampler_gap": gap}
-            metrics |= {"kl": sums["kl"] / trained} if s.kl else {}
-        run.optimizer.step()
-    if old is not None and s.epochs > 1:
-        columns["ratio"][rows] = (now - old)[rows].exp()
-        metrics |= metrics_of_ratio(columns["ratio"], rollouts, rows, s)
-    return metrics, columns
-
-
-def why_skipped(rollouts: Rollouts) -> str:
-    reason = "every group's answers had equal rewards"
-    if rollouts.advantage.any():
-        reason = "no token has both a weight and an advantage"
-    if not rollouts.finished.any():
-        reason += ", and none was finished within --max_new_tokens"
-    return reason
-
-
-def backward(run: Trainer, rollouts: Rollouts, weight: Tensor, rows: Tensor, old: Tensor | None,
-             reference: Tensor | None) -> tuple[Tensor, dict[str, float]]:
-    """Compute the gradient of the loss, as many answers at a time as memory allows. Returns the
-    log-probs (B, T) as they are now, and sums for the metrics.
-
-    `old` are the log-probs at the first update from this batch. The log-probs of the sampler differ
-    from them by rounding, so with those no ratio would be exactly 1."""
-    s, N = run.settings, int(rollouts.mask.sum())
-    now, sums = torch.zeros_like(weight), {"loss": 0.0, "kl": 0.0}
-    for part in rows.split(s.micro_batch):
-        log_prob = log_probs(run.model, rollouts, part)                              # (part, T)
-        now[part] = log_prob.detach()
-        mask = rollouts.mask[part]
-        inputs = rollouts.advantage[part], weight[part], mask, N
-        if s.epochs == 1:
-            loss = policy_loss(log_prob, *inputs)
-        else:
-            before = now[part] if old is None else old[part]
-            loss = clipped_loss(log_prob, before, *inputs, s.clip_low, s.clip_high)
-        if reference is not None:
-            kl = (divergence(log_prob, reference[part]) * mask).sum()
-            loss = loss + s.kl * kl / N
-            sums["kl"] += kl.item()
-        # This adds to the gradient so far. The sum over micro-batches is the gradient of the whole
-        # loss, because each part is divided by the same N.
-        loss.backward()
-        sums["loss"] += loss.item()
-    return now, sums
+    Once the ratio has passed a bound in the direction of the advantage, the token has no gradient.
+    Where the ratio is 1, the gradient is that of `policy_loss`."""
+    ratio = (log_prob - old).exp()
+    clipped = ratio.clamp(1 - low, 1 + high)
+    return -(weight * torch.minimum(ratio * advantage, clipped * advantage) * mask).sum() / N
 
 
 def metrics_of_ratio(ratio: Tensor, rollouts: Rollouts, rows: Tensor, s: Any) -> Metrics:
@@ -387,20 +444,54 @@ def metrics_of_ratio(ratio: Tensor, rollouts: Rollouts, rows: Tensor, s: Any) ->
             "clipped_share": float(beyond.sum()) / count}
 
 
-def update_with_change(run: Trainer, rollouts: Rollouts, weight: Tensor
-                       ) -> tuple[Metrics, dict[str, Tensor]]:
-    """Call `update`, and add the column `change`: each token's log-prob after the update minus
-    before, at the same prefix. All answers share the model's parameters, so the term of one answer
-    moves every answer, also those without a gradient of their own. This costs one forward pass
-    before the update and one after."""
-    before = frozen_log_probs(run.model, rollouts, run.settings.micro_batch)
-    metrics, columns = update(run, rollouts, weight)
-    after = frozen_log_probs(run.model, rollouts, run.settings.micro_batch)
-    return metrics, columns | {"change": after - before}
+def divergence(log_prob: Tensor, reference: Tensor) -> Tensor:
+    """For --kl: KL(policy || reference) at each position, estimated from the token that was sampled
+    there: exp(d) - d - 1, d = reference - log_prob (k3 of Schulman, "Approximating KL divergence").
+
+    Its value is right on average. Its gradient, on average, is that of the KL with the two models
+    exchanged, KL(reference || policy), for the prefixes as they are: that a step also changes which
+    prefixes are reached is left out.
+    """
+    d = reference - log_prob
+    return d.exp() - d - 1
 
 
-@torch.no_grad()
-def frozen_log_probs(model: Qwen2, rollouts: Rollouts, micro_batch: int) -> Tensor:
-    """(B, T): the log-probs of all tokens, without gradient."""
-    rows = torch.arange(len(rollouts.ids)).split(micro_batch)
-    return torch.cat([log_probs(model, rollouts, part) for part in rows])
+# ----------------------------------------------------------------------- what a token has in a step
+def gradient_size(log_prob: Tensor, collision: Tensor) -> Tensor:
+    """s = norm(onehot - p) = sqrt(1 - 2 p_y + sum p^2): the length of the gradient that the
+    log-prob of a token y has with respect to the logits. This gradient is onehot - p, where p are
+    the probabilities of all tokens. `collision` is sum p^2.
+
+    When p_y is near 1, the formula subtracts numbers that are nearly equal, and few right digits
+    are left. So the result is clamped to its exact range [1 - p_y, sqrt2 (1 - p_y)].
+    """
+    rest = -torch.expm1(log_prob)  # 1 - p_y
+    square = 1 - 2 * log_prob.exp() + collision
+    return square.clamp(rest.square(), 2 * rest.square()).sqrt()
+
+
+# ---------------------------------------------------------------------------------- python grpo.py
+def show() -> None:
+    """Four answers of models/tiny to a problem: their rewards and advantages, and the log-prob of
+    each before and after one update on them."""
+    from countdown_task import END_OF_TURN, Problem, Task
+    from qwen2_model import load_model, load_tokenizer
+    folder = Path(__file__).parent / "models/tiny"
+    model, tokenizer = load_model(folder), load_tokenizer(folder)
+    settings = SimpleNamespace(max_new_tokens=128, micro_batch=4, epochs=1, kl=0, max_grad_norm=1)
+    run = SimpleNamespace(  # what `sample` and `update` need; a training takes it from run.py
+        settings=settings, model=model, tokenizer=tokenizer, task=Task("short"),
+        optimizer=AdamW(model.parameters(), 2.5e-4), stop=[tokenizer.token_to_id(END_OF_TURN[0])],
+        encode=lambda prompt: tokenizer.encode(prompt, add_special_tokens=False).ids)
+    rollouts = sample(run, [Problem((3, 5, 7), 22)], 4, generator_of("four answers"))
+    rollouts.advantage = grpo(rollouts)                                              # (4, T)
+    _, columns = update(run, rollouts, torch.ones_like(rollouts.log_prob), is_measured=True)
+    print("reward  advantage  log-prob before  after   answer")
+    before, after = rollouts.log_prob.sum(1), (rollouts.log_prob + columns["change"]).sum(1)
+    for row, answer in enumerate(rollouts.answers):
+        print(f"{rollouts.reward[row]:6.2f} {rollouts.advantage[row, 0]:+10.2f} {before[row]:16.2f}"
+              f" {after[row]:7.2f}  {answer[-50:]!r}")
+
+
+if __name__ == "__main__":
+    show()

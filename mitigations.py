@@ -5,11 +5,11 @@
 A weighting is also called a mitigation. It mitigates that all tokens of an answer get the same
 advantage, whether they earned it or not.
 
-A function under the decorator becomes a choice of `--mitigation`. Its keyword-only parameters
-become flags, their types say which values are allowed, and its docstring is the help:
+A function under the decorator becomes a choice of `--mitigation`, its keyword-only parameters
+become flags, and its docstring is the help:
 
     @mitigation
-    def my_idea(rollouts: Rollouts, *, strength: Positive = 1.0) -> Tensor:
+    def my_idea(rollouts: Rollouts, *, strength: float = 1.0) -> Tensor:
         \"\"\"One line that becomes the help text.\"\"\"
         return 1 + strength * rollouts.entropy        # (B, T)
 
@@ -21,38 +21,27 @@ become flags, their types say which values are allowed, and its docstring is the
                       (the texts)
     for the batch     problems, step, generator (for random numbers)
 
-The weight of padding is ignored. `rescaled_weight` below multiplies the returned weights, so that
-their mean over the batch is 1, unless --rescale says otherwise. Weights may not be negative. A
-function whose values may be negative is an advantage: put it under @advantage (grpo.py) instead.
-A number for each answer, (B,), becomes (B, 1) by value[:, None].
+A number for each answer, (B,), becomes (B, 1) by value[:, None]. The weight of padding is ignored.
+`weights` at the end gives the weights of a batch a mean of 1, unless --rescale says otherwise.
+Weights may not be negative. A function whose values may be is an advantage: put it under
+@advantage, here or in grpo.py. `python mitigations.py` shows the weights of each on one answer.
 
 An answer is everything that was generated; its answer section is the part between <answer> and
 </answer>.
 """
-import copy
-import inspect
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Annotated, Any
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from countdown_task import NUMBER, OPERATOR, THINK, WORD
-from grpo import (Method, Metrics, Rollouts, add_choice, advantage,  # noqa: F401  advantage is for
-                  gradient_size)                                     # values that may be negative
+from grpo import Method, Metrics, Rollouts, add_choice, gradient_size, place_of, values_of
+from grpo import advantage as advantage  # for values that may be negative
 from qwen2_model import UserError
 
-# types of the keyword parameters: numbers with their limits
-NotNegative = Annotated[float, {"least": 0}]
-Positive = Annotated[float, {"above": 0}]
-Share = Annotated[float, {"least": 0, "most": 1}]
-Percent = Annotated[float, {"least": 0, "most": 100}]
-
-MITIGATIONS: dict[str, Method] = {}
+MITIGATIONS: dict[str, Method] = {}  # the choices of --mitigation
 
 
 def mitigation(function: Method) -> Method:
@@ -67,7 +56,7 @@ def none(rollouts: Rollouts) -> Tensor:
 
 
 @mitigation
-def outcome_conditional(rollouts: Rollouts, *, think_discount: Share = 0.5) -> Tensor:
+def outcome_conditional(rollouts: Rollouts, *, think_discount: float = 0.5) -> Tensor:
     """The weight is 1 after `<answer>`, and `think_discount` before it. If an answer lacks this
     tag, all its tokens get `think_discount`. Like all weights, they are then rescaled (--rescale).
     """
@@ -89,21 +78,21 @@ def tokens_until(texts: list[str], tag: str) -> int:
 
 
 @mitigation
-def inverse_logprob(rollouts: Rollouts, *, epsilon: Positive = 0.1) -> Tensor:
+def inverse_logprob(rollouts: Rollouts, *, epsilon: float = 0.1) -> Tensor:
     """The weight is 1 / (|log p| + epsilon), so the tokens that the model was surest of get the
     largest weights. It divides by |log p|, which is not the size of a token's gradient."""
     return 1 / (rollouts.log_prob.abs() + epsilon)
 
 
 @mitigation
-def equal_gradient(rollouts: Rollouts, *, epsilon: Positive = 0.1) -> Tensor:
+def equal_gradient(rollouts: Rollouts, *, epsilon: float = 0.1) -> Tensor:
     """The weight is 1 / (s + epsilon), where s = norm(onehot - p) is the norm of the gradient of
     log p at the logits. So the gradients of all tokens become about equally large."""
     return 1 / (gradient_size(rollouts.log_prob, rollouts.collision) + epsilon)
 
 
 @mitigation
-def entropy_weighted(rollouts: Rollouts, *, entropy_temp: Positive = 1.0) -> Tensor:
+def entropy_weighted(rollouts: Rollouts, *, entropy_temp: float = 1.0) -> Tensor:
     """The weight is softmax(entropy / entropy_temp) over the batch's tokens, times their number.
     Tokens of high entropy, where the answer could go on in several ways, weigh more."""
     score = (rollouts.entropy / entropy_temp).masked_fill(~rollouts.mask, float("-inf"))
@@ -111,7 +100,7 @@ def entropy_weighted(rollouts: Rollouts, *, entropy_temp: Positive = 1.0) -> Ten
 
 
 @mitigation
-def entropy_masking(rollouts: Rollouts, *, mask_percentile: Percent = 80.0) -> Tensor:
+def entropy_masking(rollouts: Rollouts, *, mask_percentile: float = 80.0) -> Tensor:
     """The weight is 1 where the entropy is at or above this percentile of the batch, and 0
     elsewhere (arXiv 2506.01939). The paper does not rescale the weights; --rescale none does as
     the paper."""
@@ -121,7 +110,7 @@ def entropy_masking(rollouts: Rollouts, *, mask_percentile: Percent = 80.0) -> T
 
 
 @mitigation
-def entropy_ratio(rollouts: Rollouts, *, entropy_beta: NotNegative = 1.0) -> Tensor:
+def entropy_ratio(rollouts: Rollouts, *, entropy_beta: float = 1.0) -> Tensor:
     """The weight is max(0, 1 + entropy_beta * (entropy / mean entropy - 1)). The mean is over the
     tokens of the batch, so tokens of more than average entropy weigh more. The idea is from GTPO
     (arXiv 2508.04349)."""
@@ -131,8 +120,8 @@ def entropy_ratio(rollouts: Rollouts, *, entropy_beta: NotNegative = 1.0) -> Ten
 
 
 @mitigation
-def by_kind(rollouts: Rollouts, *, word_weight: NotNegative = 0.5,
-            number_weight: NotNegative = 1.0) -> Tensor:
+def by_kind(rollouts: Rollouts, *, word_weight: float = 0.5,
+            number_weight: float = 1.0) -> Tensor:
     """In the think section, words (filler) get word_weight, and numbers and operators (reasoning)
     get number_weight. All other tokens get 1."""
     in_think = rollouts.section == THINK
@@ -154,83 +143,44 @@ def random(rollouts: Rollouts) -> Tensor:
     return torch.tensor(noise, dtype=torch.float32, device=rollouts.mask.device)
 
 
-def credit_of(function: Method, rollouts: Rollouts, is_asked_twice: bool = False, /,
-              **keywords: Any) -> Tensor:
-    """The values of a weighting or an advantage, checked: (B, T), finite, and 0 beyond the mask. A
-    second call with the same random numbers should return the same values. Otherwise a run could be
-    neither repeated nor resumed.
-
-    The function gets a copy of the batch, so its changes in place have no effect elsewhere. Only
-    the random generator is the batch's own, so that the next method draws other numbers."""
-    state, found = rollouts.generator.get_state(), []
-    for _ in range(1 + is_asked_twice):
-        rollouts.generator.set_state(state)
-        batch = copy.deepcopy(rollouts, {id(rollouts.generator): rollouts.generator})
-        with errors_of(function):
-            values = function(batch, **keywords)
-        found.append(checked(values, rollouts, place_of(function)))
-    if not torch.equal(found[0], found[-1]):
-        raise UserError(f"{place_of(function)} was asked twice about the same batch, and returned "
-                        "other values: it keeps something from call to call, which a resumed run "
-                        "would forget, or draws random numbers not from rollouts.generator")
-    return found[0]
-
-
-@contextmanager
-def errors_of(function: Callable[..., Any]) -> Iterator[None]:
-    """Report an error in a user's own function with the line that raised it."""
-    try:
-        yield
-    except Exception as error:
-        file = inspect.getsourcefile(function)
-        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__)
-                 if frame.filename == file]
-        raise UserError(f"{place_of(function, lines)}: {type(error).__name__}: {error}") from error
-
-
-def place_of(function: Callable[..., Any], lines: Sequence[int | None] = ()) -> str:
-    """A function with its file and line, as "my_idea (mitigations.py:57)". If an error passed
-    several `lines`, the last one is named."""
-    file = Path(inspect.getsourcefile(function) or "").name
-    line = lines[-1] if lines else inspect.getsourcelines(function)[1]
-    return f"{function.__name__} ({file}:{line})"
-
-
-def checked(values: Any, rollouts: Rollouts, name: str) -> Tensor:
-    """Refuse values that are not finite or not (B, T). (B, 1), a number for each answer, becomes
-    (B, T). (B,) is refused, because torch would spread it over T instead of B."""
-    B, T = rollouts.mask.shape
-    if not isinstance(values, Tensor) or values.is_complex() or values.dim() != 2 or any(
-            size not in (1, wanted) for size, wanted in zip(values.shape, (B, T))) or (
-            (values.layout, values.device) != (torch.strided, rollouts.mask.device)):
-        found = (f"{tuple(values.shape)} of {values.dtype}, {values.layout}, on {values.device}"
-                 if isinstance(values, Tensor) else repr(values)[:80])
-        raise UserError(f"{name} should return a tensor (B, T) = ({B}, {T}), got {found}")
-    values = values.detach().float().expand(B, T).masked_fill(~rollouts.mask, 0.0)
-    is_small = values.abs() <= 1e12  # of larger ones a squared gradient can overflow
-    if not is_small.all():
-        row, t = (~is_small).nonzero()[0].tolist()
-        why = ("usually because of 0 / 0, 0 * log 0 or the mean of no tokens"
-               if not values[row, t].isfinite() else "and at most 1e12 is computed with")
-        raise UserError(f"{name} is {values[row, t]:g} at token {t} of answer {row}, {why}")
-    return values
-
-
-def rescaled_weight(weight: Tensor, rollouts: Rollouts, rescale_to: str, name: str
-                    ) -> tuple[Tensor, Metrics]:
-    """The weights (B, T) that the loss uses and the credit file stores, and metrics about them.
-
-    With --rescale mean, all weights are multiplied by the number c that gives them a mean of 1: of
-    the weights .5 .5 1 1 the mean is .75, so c is 1.33, and the loss gets .67 .67 1.33 1.33. So a
-    weighting shifts the step from some tokens to others, and does not also change the learning
-    rate. With --rescale none, c is 1.
-    """
-    note = None
+def weights(run: Any, rollouts: Rollouts) -> tuple[Tensor, Metrics]:
+    """The weights (B, T) that the loss uses, those of --mitigation, and metrics about them. With
+    --rescale mean all weights of the batch are multiplied by the number c that gives them a mean of
+    1: .5 .5 1 1 becomes .67 .67 1.33 1.33. So a weighting shifts the step from some tokens to
+    others, and does not also change the learning rate. With --rescale none, c is 1."""
+    function, note = MITIGATIONS[run.settings.mitigation], None
+    weight = values_of(function, run, rollouts)
     if (weight < 0).any():
-        raise UserError(f"{name} is negative at {int((weight < 0).sum())} tokens: credit with a "
-                        "sign stands under @advantage")
-    if not weight.any():
+        raise UserError(f"{place_of(function)} is negative at {int((weight < 0).sum())} tokens: "
+                        "credit with a sign stands under @advantage")
+    if not (weight > 1e-30).any():  # 1 / the sum of smaller ones can overflow
         weight, note = rollouts.mask.float(), "all weights were 0, so every token gets 1"
-    c = rollouts.mask.sum().item() / weight.double().sum().item() if rescale_to == "mean" else 1.0
+    c = 1.0
+    if run.settings.rescale == "mean":
+        c = rollouts.mask.sum().item() / weight.double().sum().item()
     weight = weight * c
     return weight, {"weight_factor": c, "weight_max": weight.max().item(), "weight_note": note}
+
+
+def show() -> None:
+    """The rescaled weights of each choice on one answer; those of `none` are all 1. At each of its
+    tokens the model had two possibilities, and p is the probability of the one that it took."""
+    from countdown_task import Task
+    texts = [" so", " 3", " *", " 5", "</think>", "<answer>", "3*5", "</answer>"]
+    p = torch.tensor([[0.4, 0.6, 0.7, 0.9, 0.8, 0.99, 0.95, 0.99]])
+    (section,), (kind,) = ([torch.tensor(codes)] for codes in Task().label(texts))
+    rollouts = Rollouts(
+        [None], [[0]], torch.tensor([0]), ids=torch.ones(1, 8), mask=torch.ones(1, 8).bool(),
+        finished=torch.tensor([True]), log_prob=p.log(), collision=p ** 2 + (1 - p) ** 2,
+        entropy=-p * p.log() - (1 - p) * (1 - p).log(), texts=[texts], answers=["".join(texts)],
+        section=section[None], kind=kind[None], scores={"reward": torch.ones(1)})
+    print(" " * 19 + "".join(f"{text.strip():>10}" for text in texts))
+    print("probability".ljust(19) + "".join(f"{x:10.2f}" for x in p[0]))
+    for name in [*MITIGATIONS][1:]:
+        settings = SimpleNamespace(mitigation=name, rescale="mean", keywords_of=lambda _: {})
+        weight, _ = weights(SimpleNamespace(settings=settings), rollouts)
+        print(f"{name:19}" + "".join(f"{w:10.2f}" for w in weight[0]))
+
+
+if __name__ == "__main__":
+    show()

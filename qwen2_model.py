@@ -1,23 +1,24 @@
 """Qwen2, Qwen2.5 and Qwen3 (dense) written out by hand, and a sampler with a cache of keys and
-values.
+values. `python qwen2_model.py` shows an answer of models/tiny, token by token.
 
 The modules have the names of the published safetensors files, so a checkpoint loads key by key, and
 a checkpoint from here opens in `transformers`. All is float32 on a CPU. Left out on purpose: rope
 scaling, sliding windows, dropout and mixtures of experts; a folder that needs one is refused.
 
-Everything but attention treats each token alone, so tokens may come in any shape: as rows (B, L),
-or as all answers end to end (N,). Only one function knows which tokens see each other. It is the
-argument `attend`:
+From top to bottom: the model; its folder; the cache; the sampler, `generate`.
 
-    causal        each token sees its own row up to itself
-    Cache.attend  sampling: one new token in each row sees all before it
-    grpo.py       training: a prompt is computed once, and all its answers see it
+Everything but attention treats each token alone. Which tokens see each other is decided by one
+function, which every layer is given as the argument `attend`:
 
-Shapes: B rows, L positions, N tokens, D width, H query heads, K key/value heads, V vocabulary.
+    causal          each token sees its own row up to itself: rows (B, L), as in a textbook
+    Cache.prefill   sampling: the same, and the keys and values are kept
+    Cache.attend    sampling: one new token in each row sees all before it
+
+Shapes: B rows, L positions, D width, H query heads, K key/value heads, V vocabulary.
 """
 import json
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,11 +30,11 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q, k, v
+Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]  # layer, q, k, v -> what each token saw
 
 
 class UserError(ValueError):
-    """A mistake of the person at the keyboard: the programs print it as one line."""
+    """A mistake of the person at the keyboard: train.py prints it as one line."""
 
 
 @dataclass(frozen=True)
@@ -53,14 +54,6 @@ class ModelConfig:
     tie_word_embeddings: bool = False
     eos_token_id: tuple[int, ...] = ()  # the tokens that end an answer
 
-    def __post_init__(self) -> None:
-        for one in fields(self):
-            value = getattr(self, one.name)
-            if one.type in (int, float) and not (type(value) in (int, one.type) and value > 0):
-                raise TypeError(f"{one.name} should not be {value!r:.80}")
-        if not all(isinstance(token, int) for token in self.eos_token_id):
-            raise TypeError(f"eos_token_id should not be {self.eos_token_id!r:.80}")
-
 
 def rotary(positions: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
     """Cosine and sine of position times frequency (2104.09864), each (..., 1, head_dim)."""
@@ -79,8 +72,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Softmax attention over rows (B, L, heads, head_dim). The mask (of 0 and -inf) is added to the
-    scores; without one, every token sees its own row up to itself."""
+    """softmax(q k^T / sqrt(head_dim) + mask) v, for each head, over rows (B, L, heads, head_dim).
+    The mask is 0 where a token may look, and -inf elsewhere; without one, every token sees its own
+    row up to itself."""
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=True)
     return out.transpose(1, 2)
@@ -114,6 +108,8 @@ class Attention(nn.Module):
         self.k_proj = nn.Linear(D, K * config.head_dim, bias=is_qwen2)
         self.v_proj = nn.Linear(D, K * config.head_dim, bias=is_qwen2)
         self.o_proj = nn.Linear(H * config.head_dim, D, bias=False)
+        self.q_norm: nn.Module = nn.Identity()
+        self.k_norm: nn.Module = nn.Identity()
         if not is_qwen2:  # Qwen3 drops the biases and normalises queries and keys instead
             self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
             self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
@@ -122,9 +118,7 @@ class Attention(nn.Module):
         q = self.q_proj(x).unflatten(-1, (-1, self.head_dim))  # (..., H, head_dim)
         k = self.k_proj(x).unflatten(-1, (-1, self.head_dim))  # (..., K, head_dim)
         v = self.v_proj(x).unflatten(-1, (-1, self.head_dim))
-        if hasattr(self, "q_norm"):
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        q, k = rotate(self.q_norm(q), cos, sin), rotate(self.k_norm(k), cos, sin)
         return self.o_proj(attend(self.layer, q, k, v).flatten(-2))
 
 
@@ -162,7 +156,7 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig):
         super().__init__()
         self.config = config
-        # nn.Embedding's own way to draw these imports torch's compiler: a second at every start
+        # nn.Embedding's own way to draw these imports torch's compiler, which takes seconds
         embedding = torch.randn(config.vocab_size, config.hidden_size)
         self.embed_tokens = nn.Embedding.from_pretrained(embedding, freeze=False)
         self.layers = nn.ModuleList(Block(config, i) for i in range(config.num_hidden_layers))
@@ -194,12 +188,18 @@ class Qwen2(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., D) -> (..., V). With a large vocabulary, pass only the positions you need."""
-        return F.linear(hidden, (self.lm_head or self.model.embed_tokens).weight)
+        output = self.model.embed_tokens if self.lm_head is None else self.lm_head
+        return F.linear(hidden, output.weight)
+
+
+# ------------------------------------------------------------------------------ a model's folder
+def refuse_pipe(path: Path) -> None:
+    if path.exists() and not path.is_file():  # a pipe waits for ever, /dev/zero never ends
+        raise UserError(f"{path} is no regular file")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    if path.exists() and not path.is_file():  # a pipe waits for ever, /dev/zero never ends
-        raise UserError(f"{path} is no regular file")
+    refuse_pipe(path)
     try:
         found = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -212,42 +212,35 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_config(folder: Path) -> ModelConfig:
-    """Read config.json, and refuse a model that this file does not compute."""
-    if not folder.is_dir():
-        raise UserError(f"there is no model folder {folder}. To get a model of Qwen: hf download "
-                        f"Qwen/{folder.name} --local-dir models/{folder.name}")
+    """Read config.json. A model that would be computed wrongly, and silently so, is refused."""
     if not (folder / "config.json").exists():
-        inside = ", ".join(sorted(str(path.parent) for path in folder.glob("*/config.json")))
-        raise UserError(f"{folder} is no model folder: it has no config.json. Model folders in it: "
-                        f"{inside or 'none'}")
+        raise UserError(f"{folder} is no model folder: it has no config.json. To get a model of "
+                        f"Qwen: hf download Qwen/{folder.name} --local-dir models/{folder.name}")
     raw = read_json(folder / "config.json")
-    kind = raw.get("model_type")
-    if kind not in ("qwen2", "qwen3"):
-        raise UserError(f"{folder}: model_type {kind!r} is not implemented here")
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}  # older, newer spelling
-    if (not isinstance(rope, dict) or rope.get("rope_type", "default") != "default"
-            or "type" in rope):
-        raise UserError(f"{folder}: rope scaling is not implemented here")
-    for key, known in {"use_sliding_window": False, "hidden_act": "silu", "attention_dropout": 0,
-                       "attention_bias": kind == "qwen2", "quantization_config": None}.items():
-        if raw.get(key) and raw[key] != known:
-            raise UserError(f"{folder}: {key} {raw[key]!r} is not implemented here")
+    is_scaled = "type" in rope or rope.get("rope_type", "default") != "default"
+    kind = raw.get("model_type")
+    computed = {"hidden_act": ("silu",), "attention_bias": (kind == "qwen2",),
+                "use_sliding_window": (), "attention_dropout": (), "quantization_config": ()}
+    wrong = [f"{key} {raw[key]!r}" for key, known in computed.items()
+             if raw.get(key) and raw[key] not in known]
+    wrong += ["rope scaling"] * is_scaled
+    if wrong or kind not in ("qwen2", "qwen3"):
+        reason = wrong[0] if wrong else f"model_type {kind!r}"
+        raise UserError(f"{folder}: {reason} is not implemented here")
     # an instruct model lists more of the tokens that end an answer in its generation_config.json
     generation = folder / "generation_config.json"
     ends = (read_json(generation) if generation.exists() else raw).get("eos_token_id")
     ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
-    try:
-        raw = {**raw, "rope_theta": rope.get("rope_theta") or raw.get("rope_theta", 10000.0),
-               "eos_token_id": tuple(dict.fromkeys(ends))}
-        if raw.get("head_dim") is None:
-            raw["head_dim"] = raw["hidden_size"] // raw["num_attention_heads"]
-        return ModelConfig(**{name: raw[name] for name in ModelConfig.__dataclass_fields__
-                              if name in raw})
-    except (TypeError, KeyError, ZeroDivisionError) as error:
-        raise UserError(f"{folder}/config.json: {type(error).__name__}: {error}") from None
+    raw["eos_token_id"] = tuple(dict.fromkeys(ends))
+    raw["rope_theta"] = rope.get("rope_theta") or raw.get("rope_theta", 10000.0)
+    raw["head_dim"] = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
+    return ModelConfig(**{name: raw[name] for name in ModelConfig.__dataclass_fields__
+                          if raw.get(name) is not None})
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
+    refuse_pipe(path)
     try:
         return load_file(path)
     except SafetensorError as error:
@@ -256,22 +249,19 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def load_model(folder: Path) -> Qwen2:
     """The model of a folder, in float32."""
-    config, found = read_config(folder), {}
+    config, found = read_config(folder), dict[str, Tensor]()
     files = [*folder.glob("model.safetensors")] or sorted(folder.glob("model-*.safetensors"))
     if not files:
         raise UserError(f"{folder} has no model.safetensors")
     for path in files:
-        found.update(read_tensors(path))
-    if config.num_hidden_layers > len(found):  # a million would take hours to make
-        raise UserError(f"{folder} has no {config.num_hidden_layers} layers, for which its "
-                        "config.json asks")
+        found |= read_tensors(path)
     with torch.device("meta"):  # shapes without numbers: those of the files take their place
         model = Qwen2(config)
-    wanted = {name: parameter.shape for name, parameter in model.named_parameters()}
     if config.tie_word_embeddings:
-        found.pop("lm_head.weight", None)  # some files store it a second time
-    for name in wanted.keys() | found.keys():
-        if (name not in found or found[name].shape != wanted.get(name)
+        found.pop("lm_head.weight", None)  # some files store the embeddings a second time
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    for name in sorted({*shapes, *found}):
+        if (name not in found or found[name].shape != shapes.get(name)
                 or not found[name].is_floating_point()):
             raise UserError(f"{folder}: {name} is not what its config.json asks for")
         found[name] = found[name].float()
@@ -288,16 +278,25 @@ def save_model(model: Qwen2, folder: Path) -> None:
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 
-def save_config(config: ModelConfig, folder: Path, dtype: torch.dtype = torch.float32) -> None:
-    name = "Qwen3ForCausalLM" if config.model_type == "qwen3" else "Qwen2ForCausalLM"
-    values = {"architectures": [name], **asdict(config), "hidden_act": "silu"}
-    for key in ("dtype", "torch_dtype"):  # newer, older spelling
-        values[key] = str(dtype).removeprefix("torch.")
+def save_config(config: ModelConfig, folder: Path, dtype: str = "float32") -> None:
+    name = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[config.model_type]
+    values = {"architectures": [name], **asdict(config), "hidden_act": "silu",
+              "dtype": dtype, "torch_dtype": dtype}  # newer, older spelling
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n")
 
 
+def small_files(folder: Path) -> dict[str, bytes]:
+    """What a model's folder has beside its config and its weights, such as the tokenizer and a chat
+    template. It is read at once, because the folder may be a checkpoint that is removed later."""
+    others = ("config.json", "model.safetensors.index.json")
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())
+            if path.is_file() and path.name not in others and path.stat().st_size < 5e7
+            and path.suffix not in (".safetensors", ".bin", ".pt", ".pth", ".gguf")}
+
+
 def load_tokenizer(folder: Path) -> Tokenizer:
+    refuse_pipe(folder / "tokenizer.json")
     try:
         return Tokenizer.from_str((folder / "tokenizer.json").read_text(encoding="utf-8"))
     except Exception as error:  # the library raises bare Exception
@@ -310,6 +309,7 @@ def spelling(tokenizer: Tokenizer, token: int) -> str:
     return tokenizer.decode([token], skip_special_tokens=False)
 
 
+# ------------------------------------------------------------------------------------ the sampler
 class Sampled(NamedTuple):
     """Answers as they were drawn: index t is the t-th new token. Each position has a log-prob, an
     entropy (-sum p log p) and a collision (sum p^2). Beyond the mask everything is 0."""
@@ -337,26 +337,19 @@ class Cache:
         answers x y and u v             s _ _ u v ...
     """
 
-    def __init__(self, lengths: Tensor):
-        self.lengths, self.P = lengths, int(lengths.max())  # of the prompts
-        self.kept: dict[int, list[Tensor]] = {}             # layer -> [keys, values]
-        self.end = self.P                                   # slots in use
+    def __init__(self, lengths: Tensor, max_new_tokens: int):
+        self.P, self.room = int(lengths.max()), max_new_tokens
+        self.end = self.P                                          # slots in use
+        self.kept: dict[int, tuple[Tensor, Tensor]] = {}           # layer -> keys, values
+        slot = torch.arange(self.P + max_new_tokens)
+        is_seen = (slot < lengths[:, None]) | (slot >= self.P)
+        self.mask = torch.where(is_seen, 0.0, float("-inf"))[:, None, None]  # (B, 1, 1, slots)
 
     def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Keep the prompts. They are padded on the right, because no token sees later ones."""
-        self.kept[layer] = [k, v]
+        new = (0, 0, 0, 0, 0, self.room)  # slots
+        self.kept[layer] = F.pad(k, new), F.pad(v, new)
         return attention(q, k, v)
-
-    def open_slot(self) -> None:
-        """Make room for a token in each row. If no slot is left, double the slots."""
-        slots = self.kept[0][0].shape[1]
-        self.end += 1
-        if self.end > slots:
-            for pair in self.kept.values():
-                pair[:] = [F.pad(x, (0, 0, 0, 0, 0, max(slots, 32))) for x in pair]
-            slot = torch.arange(self.kept[0][0].shape[1])
-            is_seen = (slot < self.lengths[:, None]) | (slot >= self.P)
-            self.mask = torch.where(is_seen, 0.0, float("-inf"))[:, None, None]  # (B, 1, 1, slots)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Store the newest token's key and value (B, 1, K, head_dim), and let it see the row."""
@@ -371,11 +364,9 @@ class Cache:
 
     def take(self, rows: Tensor) -> None:
         """Go on with these rows alone; a row may be taken several times."""
-        self.lengths = self.lengths[rows]
-        for pair in self.kept.values():
-            pair[:] = [x[rows] for x in pair]
-        if self.end > self.P:
-            self.mask = self.mask[rows]
+        self.mask = self.mask[rows]
+        self.kept = {layer: (keys[rows], values[rows])
+                     for layer, (keys, values) in self.kept.items()}
 
 
 @torch.no_grad()
@@ -392,13 +383,14 @@ def generate(model: Qwen2, prompts: list[list[int]], answers: int, max_new_token
     ids = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.long)
     for number, prompt in enumerate(prompts):
         ids[number, :len(prompt)] = torch.tensor(prompt)
-    cache = Cache(lengths)
+    cache = Cache(lengths, max_new_tokens)
     hidden = model.model(ids, torch.arange(ids.shape[1]), cache.prefill)
     # each prompt was computed once; from here on each answer has a row
     prompt_of = torch.arange(len(prompts)).repeat_interleave(answers)
     cache.take(prompt_of)
-    hidden = hidden[prompt_of, cache.lengths - 1]                            # (B, D)
-    row = torch.arange(B)                                     # of the result
+    lengths = lengths[prompt_of]
+    hidden = hidden[prompt_of, lengths - 1]                                  # (B, D)
+    row = torch.arange(B)                          # the answers that are still growing
     result = torch.zeros(B, max_new_tokens, dtype=torch.long)
     mask = torch.zeros_like(result, dtype=torch.bool)
     facts = torch.zeros(3, B, max_new_tokens)
@@ -412,15 +404,13 @@ def generate(model: Qwen2, prompts: list[list[int]], answers: int, max_new_token
         if 8 * int(done.sum()) >= len(done):  # once an eighth of the rows has ended, drop them
             stay = (~done).nonzero()[:, 0]
             cache.take(stay)
-            row, token, done = row[stay], token[stay], done[stay]
-        cache.open_slot()
-        positions = (cache.lengths + t)[:, None]                             # (rows, 1)
-        hidden = model.model(token[:, None], positions, cache.attend)[:, 0]
+            row, token, done, lengths = row[stay], token[stay], done[stay], lengths[stay]
+        cache.end += 1
+        hidden = model.model(token[:, None], (lengths + t)[:, None], cache.attend)[:, 0]
+    mask = mask[:, :int(mask.sum(1).max())]
+    result, facts = result[:, :mask.shape[1]] * mask, facts[..., :mask.shape[1]] * mask
     finished = (torch.isin(result, stop_ids) & mask).any(1)
-    T = int(mask.sum(1).max())
-    mask = mask[:, :T].clone()
-    log_prob, entropy, collision = facts[..., :T] * mask
-    return Sampled(result[:, :T] * mask, mask, finished, log_prob, entropy, collision)
+    return Sampled(result, mask, finished, *facts)
 
 
 def draw(logits: Tensor, uniform: Tensor, greedy: bool) -> tuple[Tensor, Tensor]:
@@ -441,3 +431,22 @@ def draw(logits: Tensor, uniform: Tensor, greedy: bool) -> tuple[Tensor, Tensor]
     log_prob = z.gather(1, token[:, None])[:, 0] - Z.log()
     entropy = Z.log() - torch.linalg.vecdot(e, z) / Z  # -sum p log p = sum p (log Z - z)
     return token, torch.stack([log_prob, entropy, torch.linalg.vecdot(e, e) / Z.square()])
+
+
+# ------------------------------------------------------------------------- python qwen2_model.py
+def show() -> None:
+    """An answer of models/tiny: each token with its probability when it was drawn."""
+    folder = Path(__file__).parent / "models/tiny"
+    model, tokenizer = load_model(folder), load_tokenizer(folder)
+    prompt = "<|im_start|>user\n 3 5 7 make 22<|im_end|>\n<|im_start|>assistant\n<think>"
+    drawn = generate(model, [tokenizer.encode(prompt).ids], 1, 54, model.config.eos_token_id,
+                     torch.Generator().manual_seed(2))
+    print(repr(prompt))
+    shown = [f"{spelling(tokenizer, int(token))!r} {p:.3f}"
+             for token, p in zip(drawn.ids[0], drawn.log_prob[0].exp())]
+    for start in range(0, len(shown), 6):
+        print("".join(f"{text:>16}" for text in shown[start:start + 6]))
+
+
+if __name__ == "__main__":
+    show()

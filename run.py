@@ -1,5 +1,5 @@
-"""A run: its settings and their flags, its parts, its folder, its checkpoints, and its output.
-train.py is the loop, and nothing in this file decides what the model learns.
+"""What a run is beside its loop: its flags, its folder, its checkpoints and its output. Nothing in
+this file decides what the model learns: that is in train.py and the four files it names.
 
     runs/none-grpo-s0/
         config.json, tokenizer.json   the settings; the texts of the tokens
@@ -10,30 +10,28 @@ train.py is the loop, and nothing in this file decides what the model learns.
         checkpoints/step_000025/      a model's folder; the newest two have trainer/
 
 Every file is written whole or not at all, so a run can be killed at any time. The lab has its own
-run, with other parts for the same loop.
+run, with other parts for the same loop. `python run.py` lists the flags.
 """
-import argparse
 import ast
 import difflib
-import fcntl
 import hashlib
 import inspect
 import json
 import math
-import operator
 import os
 import re
-import resource
 import shlex
 import shutil
 import signal
+import sqlite3
 import sys
 import textwrap
 import time
 import typing
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -42,81 +40,234 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from countdown_task import END_OF_TURN, Problem, Task, option
-from grpo import ADVANTAGES, TWICE, AdamW, Metrics, Rollouts, update, update_with_change
-from mitigations import MITIGATIONS, credit_of, errors_of, place_of, rescaled_weight
-from qwen2_model import (UserError, generate, load_model, load_tokenizer, read_json,
-                         read_tensors, save_model, spelling)
+from countdown_task import END_OF_TURN, PROMPTS, Task
+from grpo import ADVANTAGES, AdamW, Rollouts, advantages, place_of, sample, update
+from mitigations import MITIGATIONS, weights
+from qwen2_model import (UserError, load_model, load_tokenizer, read_json, read_tensors,
+                         refuse_pipe, save_model, small_files)
 
 HERE = Path(__file__).resolve().parent
-AXES: dict[str, dict[str, Any]] = {  # choices by name, which may have flags of their own
-    "task": {"countdown_task": Task}, "mitigation": MITIGATIONS, "advantage": ADVANTAGES}
-# entries of config.json that are no settings
-NOT_SETTINGS = {"versions", "held_out_problems", "functions", "model_config"}
-# settings that a resumed run may change, because no number so far depends on them
-CHANGEABLE = {"steps", "threads", "checkpoint_every"}
-TYPES = {int: "a whole number", float: "a finite number", str: "a text", bool: "yes or no"}
 
 
+# ------------------------------------------------------------------------------------- the settings
 @dataclass
 class Settings:
-    """Each field is a flag. Defaults < the model folder's recipe.json < what was typed."""
-    model: str = option("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model")
-    task: str = option("countdown_task", "the problems and the reward")
-    mitigation: str = option("none", "the weighting: how much each token counts")
-    advantage: str = option("grpo", "how advantages are computed from rewards")
-    rescale: str = option("mean", "mean: the weights of a batch are multiplied by one number, so "
-                          "that their mean is 1. none: they are not", choices=("mean", "none"))
-    epochs: int = option(1, "updates from each batch, all with the same advantages", least=1)
-    clip_low: float = option(0.2, "with --epochs: clip the ratio at 1 minus this", least=0, most=1)
-    clip_high: float = option(0.28, "with --epochs: clip the ratio at 1 plus this", least=0)
-    kl: float = option(0.0, "coefficient of the KL divergence from the initial model", least=0)
-    steps: int = option(100, "steps of training. With 0 the model is only evaluated", least=0)
-    questions: int = option(8, "problems in each step", least=1)
-    answers: int = option(8, "answers to each problem", least=2)
-    max_new_tokens: int = option(512, "the most tokens of an answer", least=1)
-    learning_rate: float = option(5e-6, "learning rate of AdamW", above=0, most=10)
-    weight_decay: float = option(0.0, "weight decay of AdamW", least=0)
-    micro_batch: int = option(8, "answers that an update computes at a time. This changes memory, "
-                              "speed and rounding, and nothing else", least=1)
-    max_grad_norm: float = option(1.0, "larger gradients are scaled down to this norm; 0 means "
-                                  "never", least=0)
-    seed: int = option(0, "seed of the training problems and of sampling", least=0)
-    eval_every: int = option(25, "steps between two evaluations; 0 means never", least=0)
-    eval_tasks: int = option(500, "held-out problems in an evaluation", least=1)
-    change_every: int = option(10, "steps between two measurements of each token's change, its "
-                               "log-prob after the step minus before; 0 means never", least=0)
-    checkpoint_every: int = option(25, "steps between two checkpoints; 0 means only at the end",
-                                   least=0)
-    threads: int = option(0, "CPU threads; 0 means one for every 64 hidden units", least=0,
-                          most=1024)
-    out: str | None = option(None, "folder of the run, by default runs/<its flags>-s<seed>")
+    """Each field is a flag, and its comment is the help. Defaults < recipe.json in the folder of
+    the model < what was typed."""
+    model: str = "models/tiny"     # folder of a Qwen2, Qwen2.5 or Qwen3 model
+    task: str = "countdown_task"   # the problems and the reward
+    mitigation: str = "none"       # the weighting: how much each token counts
+    advantage: str = "grpo"        # how advantages are computed from rewards
+    rescale: str = "mean"          # mean: a batch's weights get a mean of 1. none: they do not
+    epochs: int = 1                # updates from each batch, all with the same advantages
+    clip_low: float = 0.2          # with --epochs: clip the ratio at 1 minus this
+    clip_high: float = 0.28        # with --epochs: clip the ratio at 1 plus this
+    kl: float = 0.0                # coefficient of the KL divergence from the initial model
+    steps: int = 100               # steps of training. With 0 the model is only evaluated
+    questions: int = 8             # problems in each step
+    answers: int = 8               # answers to each problem
+    max_new_tokens: int = 512      # the most tokens of an answer
+    learning_rate: float = 5e-6    # learning rate of AdamW
+    weight_decay: float = 0.0      # weight decay of AdamW
+    micro_batch: int = 8           # answers in memory at a time; changes nothing but rounding
+    max_grad_norm: float = 1.0     # larger gradients are scaled down to this norm; 0 means never
+    seed: int = 0                  # seed of the training problems and of sampling
+    eval_every: int = 25           # steps between two evaluations; 0 means never
+    eval_tasks: int = 500          # held-out problems in an evaluation
+    change_every: int = 10         # steps between measurements of the tokens' change; 0 means never
+    checkpoint_every: int = 25     # steps between two checkpoints; 0 means only at the end
+    threads: int = 0               # CPU threads; 0 means one for every 64 hidden units
+    out: str = ""                  # folder of the run, by default runs/<its flags>-s<seed>
     keywords: dict[str, Any] = field(default_factory=dict)  # of task, weighting and advantage
     typed: dict[str, Any] = field(default_factory=dict)     # the flags that were typed
-    unnamed: typing.ClassVar = {"mitigation", "advantage", "seed", "micro_batch", "change_every",
-                                *CHANGEABLE} - {"steps"}  # not in the name of a folder
+    unnamed: typing.ClassVar = {"mitigation", "advantage", "seed", "out", "micro_batch", "threads",
+                                "change_every", "checkpoint_every"}  # not in the folder's name
 
     @property
     def folder(self) -> Path:
         """The same command names the same folder: runs/none-grpo-learning_rate0.001-s0."""
-        if self.out:
-            return Path(self.out)
         flags = [("" if name in ("model", "task") else name) + Path(str(value)).name
                  for name, value in self.typed.items() if name not in self.unnamed]
         name = "-".join([self.mitigation, self.advantage, *flags, f"s{self.seed}"])
-        return from_here("runs") / re.sub(r"[^\w.+-]", "_", name)
+        return Path(self.out or from_here("runs") / re.sub(r"[^\w.+-]", "_", name))
 
     def keywords_of(self, function: Any) -> dict[str, Any]:
         return {name: self.keywords[name] for name in flags_of(function)}
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in flags_of(type(self))} | self.keywords
+        return {one.name: getattr(self, one.name) for one in fields(self)
+                if type(one.default) in KINDS} | self.keywords
 
 
+METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}  # they have flags of their own
+CHOICES: dict[str, Iterable[str]] = {
+    "task": ("countdown_task",), **METHODS,
+    "rescale": ("mean", "none"), "prompt": PROMPTS, "numbers": ("2", "3", "4", "3,4")}
+LEAST = {"answers": 2} | dict.fromkeys((  # no setting is below 0, and these not below
+    "epochs", "questions", "max_new_tokens", "micro_batch", "eval_tasks", "min_number",
+    "max_number", "max_target", "max_result"), 1)
+# settings that a resumed run may change, because no number so far depends on them
+CHANGEABLE = {"steps", "threads", "checkpoint_every"}
+# further entries of config.json
+NOT_SETTINGS = {"versions", "held_out_problems", "functions", "model_config"}
+KINDS = {int: "a whole number", float: "a finite number", str: "a text", bool: "yes or no"}
+
+
+class Unknown(UserError):
+    """A flag, a setting, a task or a method that is not in these files."""
+
+
+def words_of(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """A command line: the words that belong to no flag, and the texts of the flags. The text is the
+    next word, or what follows the sign in --steps=30; of a flag without a text it is True."""
+    words, texts, rest = [], dict[str, Any](), list(argv)
+    while rest:
+        word = rest.pop(0)
+        if not is_flag(word):
+            words.append(word)
+            continue
+        name, sign, text = word.partition("=")
+        if not sign and rest and not is_flag(rest[0]):
+            sign, text = "=", rest.pop(0)
+        if text == "--":
+            raise UserError(f"{word}: -- is no value of a flag")
+        name = "help" if name == "-h" else name.removeprefix("--").replace("-", "_")
+        texts[name] = text if sign else True
+    return words, texts
+
+
+def is_flag(word: str) -> bool:
+    """Whether a word is --steps, --steps=30 or -h. What has a blank in its name is a value."""
+    return re.match("-h$|--[^ =]+(=|$)", word) is not None
+
+
+def flags_of(owner: Any) -> dict[str, tuple[Any, str]]:
+    """The flags of a dataclass (its fields, with their comments) or of a function (its keyword-only
+    parameters): the default and the help of each."""
+    if is_dataclass(owner):
+        source = inspect.getsource(owner)  # type: ignore[arg-type]
+        about = dict(re.findall(r"\n    (\w+): .*?  # (.*)", source))
+        return {one.name: (one.default, about.get(one.name, ""))
+                for one in fields(owner) if type(one.default) in KINDS}
+    found = {name: (one.default, f"of {owner.__name__}")
+             for name, one in inspect.signature(owner).parameters.items()
+             if one.kind is one.KEYWORD_ONLY}
+    for name, (default, _) in found.items():
+        if type(default) not in KINDS:
+            raise UserError(f"the keyword {name} of {place_of(owner)} needs a default that is a "
+                            "whole number, a number or a text")
+    return found
+
+
+def checked_value(name: str, given: Any, kind: type, least: float = -math.inf,
+                  choices: Iterable[str] = ()) -> Any:
+    """The value of a flag, typed or from a file, if it is of this type and allowed."""
+    value: Any = given
+    if isinstance(given, str) and kind is bool:
+        value = {"yes": True, "true": True, "no": False, "false": False}.get(given.lower(), given)
+    elif isinstance(given, str) or kind is float and type(given) is int:
+        with suppress(ValueError, OverflowError):
+            value = kind(given)
+    if type(value) is not kind or kind is float and not math.isfinite(value):
+        raise UserError(f"--{name} {given!r:.80}: should be {KINDS[kind]}")
+    if choices and value not in choices:
+        raise Unknown(f"--{name} {value!r:.80}: choose from {', '.join(choices)}"
+                      f"{did_you_mean(value, choices)}")
+    if kind in (int, float) and not least <= value <= 1e12:
+        limit = f"least {least}" if value < least else "most 1e12"
+        raise UserError(f"--{name} {value!r:.80}: should be at {limit}")
+    return value
+
+
+def did_you_mean(word: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f". Did you mean {close[0]}?" if close else ""
+
+
+def read_settings(argv: list[str]) -> tuple[Settings, bool]:
+    """The settings of a command line, and whether it resumes a run."""
+    words, typed = words_of(argv)
+    for name, text in typed.items():  # also an empty variable of a shell: --resume "$RUN"
+        if text == "" or text is True and name in ("resume", *flags_of(Settings)):
+            raise UserError(f"--{name} needs a value")
+    resume = typed.pop("resume", "")
+    given = saved_settings(resume, str(typed.get("model", Settings.model))) | typed
+    flags = flags_here(given)
+    if "help" in given:
+        say(help_of(flags, given))
+        raise SystemExit(0)
+    for name in [*words, *given.keys() - {*flags, *NOT_SETTINGS}]:
+        raise Unknown(f"unknown flag or setting {name}{did_you_mean(name, flags)} "
+                      "(--help lists them)")
+    if resume and (wrong := typed.keys() - CHANGEABLE):
+        raise UserError(f"--{min(wrong)} cannot be changed in a resumed run")
+    own, values = flags_of(Settings), {}
+    for name, (default, _) in flags.items():
+        least = LEAST.get(name, 0 if name in own else -math.inf)
+        values[name] = checked_value(name, given.get(name, default), type(default), least,
+                                     CHOICES.get(name, ()))
+    typed = {name: value for name, value in values.items() if name in typed}
+    keywords = {name: values.pop(name) for name in flags if name not in own}
+    return Settings(**values | {"out": resume or values["out"]}, keywords=keywords,
+                    typed=typed), bool(resume)
+
+
+def saved_settings(resume: str, model: str) -> dict[str, Any]:
+    """The settings of the run that is resumed, or those that suit the model."""
+    if not resume:
+        return recipe_in(find(model) / "recipe.json")
+    saved = read_json(Path(resume) / "config.json")
+    if "mitigation" not in saved:
+        raise UserError(f"{resume} is not the folder of a run")
+    saved.pop("out", None)  # the folder may have been moved
+    return saved
+
+
+def recipe_in(file: Path) -> dict[str, Any]:
+    """The settings that suit a model. They may name neither a model nor a run's folder."""
+    recipe = read_json(file) if file.exists() else {}
+    if wrong := recipe.keys() & {"model", "out"}:
+        raise UserError(f"{file} sets {min(wrong)}, which the recipe of a model may not")
+    return recipe
+
+
+def flags_here(given: dict[str, Any]) -> dict[str, tuple[Any, str]]:
+    """The flags that there are: they depend on the weighting and the advantage."""
+    flags = flags_of(Settings) | flags_of(Task)
+    for axis, choices in METHODS.items():
+        if given.get("help") in choices:  # --help my_idea
+            given[axis] = given["help"]
+        name = checked_value(axis, given.get(axis, getattr(Settings, axis)), str, choices=choices)
+        own = flags_of(choices[name])
+        if taken := own.keys() & {*flags, *NOT_SETTINGS, "help", "resume"}:
+            raise UserError(f"{name} has a keyword {min(taken)}, but this name is taken: rename it")
+        flags |= own
+    return flags
+
+
+def help_of(flags: dict[str, tuple[Any, str]], given: dict[str, Any]) -> str:
+    """The text of --help: the flags with their values here, and what the chosen methods do."""
+    lines = ["Train a model with GRPO. --resume RUN continues the run in this folder, and may "
+             f"change {', '.join(sorted(CHANGEABLE))}. --help NAME also has the flags of this "
+             "weighting or advantage.\n"]
+    for name, (default, about) in flags.items():
+        start = f"  --{name:16} {given.get(name, default)!s:14}  "
+        about += "".join(f" | {choice}" for choice in CHOICES.get(name, ()))
+        lines.append(textwrap.fill(about, 99, initial_indent=start, subsequent_indent=" " * 35))
+    for axis, choices in METHODS.items():
+        name = given.get(axis, getattr(Settings, axis))
+        text = " ".join((choices[name].__doc__ or "").split())
+        lines.append("\n" + textwrap.fill(f"{name}: {text}", 99))
+    return "\n".join(lines)
+
+
+# ------------------------------------------------------------------------------------------ the run
 class Run:
     """A run. Its first `done` steps are recorded, up to `checkpoint`."""
+    # the stages of a step in train.py; the lab's run has others
+    sample, advantages, weights, update = sample, advantages, weights, update
+    methods: Any = METHODS
     has_format = True  # the task scores the format of an answer
-    changeable = CHANGEABLE
 
     def __init__(self, settings: Settings, is_resumed: bool = False):
         self.settings, self.folder, self.is_new = settings, settings.folder, not is_resumed
@@ -124,15 +275,22 @@ class Run:
         self.stopping = False                        # after this step, because of Ctrl-C
         self.evaluations: list[dict[str, Any]] = []  # of sampled answers, for the last line
         self.handlers: dict[int, Any] = {}           # of Ctrl-C, before this run
-        self.locked: typing.IO[str] | None = None
+        self.locked: sqlite3.Connection | None = None
         self.checkpoint: Path | None = None
         self.is_finished = False
         if is_resumed:
             self.locked = lock(self.folder)  # lock the folder before reading it
-            self.where_to_go_on()
-            refuse_holes(self.folder, self.done)
-        if not self.is_finished:
-            self.make_parts()
+        elif self.folder.exists():
+            raise UserError(f"{self.folder} exists already: continue it with --resume "
+                            f"{self.folder}, or name another folder with --out")
+        try:
+            if is_resumed:
+                self.where_to_go_on()
+            if not self.is_finished:
+                self.make_parts()
+        except Exception:
+            self.close(failed=False)
+            raise
 
     def where_to_go_on(self) -> None:
         """Find the newest checkpoint. Only a run that was stopped before its first checkpoint
@@ -145,86 +303,29 @@ class Run:
         every = read_json(run / "config.json").get("checkpoint_every", 0)
         if not self.done and (is_removed and made or made > every):
             raise UserError(f"{run} has {made} steps on record, and no checkpoint to go on from")
-        self.is_finished = self.done >= self.settings.steps > 0
+        self.is_finished = self.done > 0 and self.done >= self.settings.steps
         if self.is_finished:
             say(f"{run} is finished: a larger --steps continues it")
 
     def make_parts(self) -> None:
         """Make the parts that a step uses. In a resumed run they get back their state."""
-        s, checkpoint = self.settings, self.checkpoint
+        s = self.settings
         self.task: Any = Task(**s.keywords_of(Task))
-        self.source = checkpoint or find(s.model)
+        self.source = self.checkpoint or find(s.model)
         self.model: Any = load_model(self.source)
+        self.copied_files = small_files(self.source)
         self.tokenizer = load_tokenizer(self.source)
         ends = [self.tokenizer.token_to_id(token) for token in END_OF_TURN]
         self.stop = tuple({*self.model.config.eos_token_id, *filter(None, ends)})
         self.reference = load_model(find(s.model)).requires_grad_(False) if s.kl else None
-        self.trained = {name: parameter for name, parameter in self.model.named_parameters()
-                        if parameter.requires_grad}
+        self.trained = dict(self.model.named_parameters())
         self.optimizer: Any = AdamW(self.trained.values(), s.learning_rate, s.weight_decay)
-        self.advantage = self.method(ADVANTAGES[s.advantage])    # rollouts -> (B, T)
-        self.weighting = self.method(MITIGATIONS[s.mitigation])  # rollouts -> (B, T)
         torch.set_num_threads(s.threads or min(torch.get_num_threads(), max(
             1, self.model.config.hidden_size // 64)))
-        self.look_at_prompts()
-        if checkpoint:
-            self.put_back(self.read_state(checkpoint))
-
-    def look_at_prompts(self) -> None:
-        """Refuse problems that cannot be asked, before the run has a folder."""
-        s = self.settings
-        try:
-            problems = self.task.training_problems(s.seed, 1, s.questions)
-        except ValueError as error:
-            raise UserError(str(error)) from None
-        for problem in problems:
-            with errors_of(self.task.prompt_for):
-                prompt = self.task.prompt_for(problem)
-            self.encode(prompt)
-
-    def method(self, function: Callable[..., Tensor]) -> Callable[[Rollouts], Tensor]:
-        """A weighting or an advantage, with the values of its flags. It is called twice in each
-        of the first two steps and at each checkpoint."""
-        s, keywords = self.settings, self.settings.keywords_of(function)
-
-        def credit(rollouts: Rollouts) -> Tensor:
-            is_saved = s.checkpoint_every and rollouts.step % s.checkpoint_every == 0
-            return credit_of(function, rollouts, bool(is_saved or rollouts.step <= self.done + 2),
-                             **keywords)
-        return credit
-
-    def steps(self) -> Iterator[int]:
-        for self.step in range(self.done + 1, self.settings.steps + 1):
-            yield self.step
-
-    def batch(self, step: int) -> Rollouts:
-        """New problems and new answers to them, with their rewards."""
-        s = self.settings
-        problems = self.task.training_problems(s.seed, step, s.questions)
-        return self.ask(problems, s.answers, generator_of("train", s.seed, step))
-
-    def ask(self, problems: list[Problem], answers: int, generator: torch.Generator,
-            greedy: bool = False) -> Rollouts:
-        """Sample answers to each problem, score them, and label their tokens."""
-        prompts = [self.encode(self.task.prompt_for(problem)) for problem in problems]
-        sampled = generate(self.model, prompts, answers, self.settings.max_new_tokens, self.stop,
-                           generator, greedy)
-        if not sampled.log_prob.isfinite().all():
-            raise UserError(f"the model's probabilities are not finite. {self.last_checkpoint()}")
-        # answers to the first problem come first: 0 0 ... 1 1 ...
-        group = torch.arange(len(problems)).repeat_interleave(answers)               # (B,)
-        section, kind = torch.zeros(2, *sampled.mask.shape, dtype=torch.uint8)       # (B, T)
-        texts, answered, scores = [], [], []
-        for row, length in enumerate(sampled.mask.sum(1).tolist()):
-            ids = sampled.ids[row, :length].tolist()
-            texts.append([spelling(self.tokenizer, token) for token in ids])
-            answered.append(self.tokenizer.decode(ids, skip_special_tokens=False))
-            with errors_of(self.task.score):
-                scores.append(self.task.score(problems[row // answers], answered[row]))
-            codes = torch.tensor(self.task.label(texts[row]), dtype=torch.uint8)
-            section[row, :length], kind[row, :length] = codes
-        return Rollouts(problems, prompts, group, **sampled._asdict(), texts=texts,
-                        answers=answered, section=section, kind=kind, scores=columns_of(scores))
+        for problem in self.task.training_problems(s.seed, 1, s.questions):
+            self.encode(self.task.prompt_for(problem))  # refused before the run has a folder
+        if self.checkpoint:
+            self.put_back(self.read_state(self.checkpoint))
 
     def encode(self, prompt: str) -> list[int]:
         s, most = self.settings, self.model.config.max_position_embeddings
@@ -237,72 +338,11 @@ class Run:
                             f"and a prompt has {len(ids)}")
         return ids
 
-    def weigh(self, rollouts: Rollouts) -> tuple[Tensor, Metrics]:
-        """The weight (B, T) of each token in the loss."""
-        s = self.settings
-        return rescaled_weight(self.weighting(rollouts), rollouts, s.rescale,
-                               place_of(MITIGATIONS[s.mitigation]))
+    @cached_property
+    def held_out(self) -> list[Any]:
+        return list(self.task.held_out_problems(self.settings.eval_tasks))
 
-    def update(self, rollouts: Rollouts, weight: Tensor, is_measured: bool
-               ) -> tuple[Metrics, dict[str, Tensor]]:
-        return (update_with_change if is_measured else update)(self, rollouts, weight)
-
-    def state(self) -> dict[str, Tensor]:
-        """The state of the optimizer, which a resumed run needs in addition to the model."""
-        found = {"step": torch.tensor(self.optimizer.steps)}
-        for name, mean, square in zip(self.trained, self.optimizer.mean, self.optimizer.square):
-            found |= {f"exp_avg.{name}": mean, f"exp_avg_sq.{name}": square}
-        return found
-
-    def put_back(self, found: dict[str, Tensor]) -> None:
-        for name, own in self.state().items():
-            own.copy_(found[name])
-        self.optimizer.steps = int(found["step"])
-
-    def save(self, step: int) -> None:
-        """Write a model's folder, with the trainer's state in it. Only when it is complete are the
-        states of older checkpoints removed."""
-        with whole(self.folder / "checkpoints" / f"step_{step:06d}") as path:
-            self.write_model(path)
-            (path / "trainer").mkdir()
-            save_file(self.state(), path / "trainer" / "state.safetensors")
-            (path / "trainer" / "state.json").write_text(json.dumps(self.digests(path, step)))
-        for old in [*checkpoints(self.folder).values()][:-2]:
-            shutil.rmtree(old / "trainer")
-
-    def digests(self, checkpoint: Path, step: int) -> dict[str, str]:
-        """Hashes of everything that has to match a checkpoint."""
-        s, task = self.settings, self.task
-        problems = [*task.training_problems(s.seed, step, s.questions),
-                    *(task.held_out_problems(s.eval_tasks) if s.eval_every else [])]
-        settings = {name: value for name, value in s.to_json().items()
-                    if name not in {"out", *self.changeable}}
-        return {"its number": str(step), "a setting in config.json": digest_of(settings),
-                "the task's choice of problems": digest_of(
-                    [(task.prompt_for(problem), task.show(problem)) for problem in problems]),
-                "its model": digest_of(checkpoint / "model.safetensors"),
-                "its trainer's state": digest_of(checkpoint / "trainer" / "state.safetensors")}
-
-    def read_state(self, checkpoint: Path) -> dict[str, Tensor]:
-        known = read_json(checkpoint / "trainer" / "state.json")
-        for what, digest in self.digests(checkpoint, self.done).items():
-            if known.get(what) != digest:
-                raise UserError(f"{checkpoint}: {what} has changed since this checkpoint was made, "
-                                "so the run cannot go on from it")
-        return read_tensors(checkpoint / "trainer" / "state.safetensors")
-
-    def write_model(self, path: Path) -> None:
-        save_model(self.model, path)
-        for name in ("tokenizer.json", "tokenizer_config.json", "recipe.json"):
-            if (self.source / name).exists():
-                shutil.copyfile(self.source / name, path / name)
-
-    def last_checkpoint(self) -> str:
-        if found := checkpoints(self.folder):
-            return (f"python train.py --resume {shlex.quote(str(self.folder))} goes on from step "
-                    f"{max(found)}")
-        return "there is no checkpoint to go on from"
-
+    # --------------------------------------------------------------- its folder and its checkpoints
     def begin(self) -> None:
         """Make the folder of a new run, or go back to the last checkpoint of an old one. From now
         on Ctrl-C waits for the end of a step."""
@@ -318,20 +358,15 @@ class Run:
                          for number in (signal.SIGINT, signal.SIGTERM)}
 
     def config(self) -> dict[str, Any]:
+        """config.json: the settings, and digests by which runs are told apart that should not be
+        compared: of the held-out problems, and of the text of the chosen functions."""
         s = self.settings
+        shown = [self.task.show(problem) for problem in self.held_out] if s.eval_every else None
+        functions = {axis: digest_of(source_of(choices[getattr(s, axis)]))
+                     for axis, choices in self.methods.items()}
         return s.to_json() | {
-            "held_out_problems": digest_of(
-                [self.task.show(problem) for problem in self.task.held_out_problems(s.eval_tasks)]
-            ) if s.eval_every else None,
-            "functions": self.functions(AXES),
-            "model_config": asdict(self.model.config),
+            "held_out_problems": digest_of(shown) if shown else None, "functions": functions,
             "versions": {"torch": torch.__version__, "numpy": np.__version__}}
-
-    def functions(self, axes: Any) -> dict[str, str]:
-        """Digests of the chosen functions, so that runs of two versions are not compared as one."""
-        chosen = {axis: getattr(self.settings, axis) for axis in ("mitigation", "advantage")}
-        return {axis: digest_of(source_of(axes[axis][name])) for axis, name in chosen.items()
-                if name in axes[axis]}
 
     def make_folder(self) -> None:
         s, size = self.settings, sum(parameter.numel() for parameter in self.model.parameters())
@@ -357,27 +392,68 @@ class Run:
         if self.locked:
             self.locked.close()
 
+    def state(self) -> dict[str, Tensor]:
+        """The state of the optimizer, which a resumed run needs in addition to the model."""
+        found = {"step": torch.tensor(self.optimizer.steps)}
+        for name, mean, square in zip(self.trained, self.optimizer.mean, self.optimizer.square):
+            found |= {f"exp_avg.{name}": mean, f"exp_avg_sq.{name}": square}
+        return found
+
+    def read_state(self, checkpoint: Path) -> dict[str, Tensor]:
+        return read_tensors(checkpoint / "trainer" / "state.safetensors")
+
+    def put_back(self, found: dict[str, Tensor]) -> None:
+        for name, own in self.state().items():
+            own.copy_(found[name])
+        self.optimizer.steps = int(found["step"])
+
+    def save(self, step: int) -> None:
+        """Write a model's folder, with the trainer's state in it. Only when it is complete are the
+        states of older checkpoints removed."""
+        if not all(one.isfinite().all() for one in self.trained.values()):
+            raise UserError("the model has numbers that are not finite: a smaller --learning_rate "
+                            f"may help. {self.last_checkpoint()}")
+        with whole(self.folder / "checkpoints" / f"step_{step:06d}") as path:
+            self.write_model(path)
+            self.write_state(path / "trainer", step)
+        for old in [*checkpoints(self.folder).values()][:-2]:
+            shutil.rmtree(old / "trainer")
+
+    def write_model(self, path: Path) -> None:
+        save_model(self.model, path)
+        for name, content in self.copied_files.items():
+            (path / name).write_bytes(content)
+
+    def write_state(self, path: Path, step: int) -> None:
+        path.mkdir()
+        save_file(self.state(), path / "state.safetensors")
+
+    def last_checkpoint(self) -> str:
+        if found := checkpoints(self.folder):
+            return (f"python train.py --resume {shlex.quote(str(self.folder))} goes on from step "
+                    f"{max(found)}")
+        return "there is no checkpoint to go on from"
+
+    # ------------------------------------------------------------------ its record and its output
     def record(self, rollouts: Rollouts, weight: Tensor, columns: dict[str, Tensor]) -> None:
         write_credit(self.folder / "credit" / f"step_{rollouts.step:06d}.npz", rollouts, weight,
                      columns)
 
     def log(self, line: dict[str, Any]) -> None:
         """Write a line of metrics.jsonl, and print one."""
-        s, step = self.settings, self.step
-        line["learning_rate"] = self.optimizer.learning_rate
-        append(self.folder / "metrics.jsonl", line)
+        s, step, norm = self.settings, self.step, line["gradient_norm"]
+        append(self.folder / "metrics.jsonl", line | {
+            "learning_rate": self.optimizer.learning_rate})
         left = round((time.monotonic() - self.start) / (step - self.done) * (s.steps - step))
         if step % 20 == 1 or step == self.done + 1:
             say(f"    step  reward  success{'  format' * self.has_format}  length  finished"
                 "  entropy  grad norm  tokens/s      left")
-        norm = line["gradient_norm"]
         form = f"{line['reward_format']:8.2f}" if self.has_format else ""
         say(f"{step:4d}/{s.steps:<4d}{line['reward']:7.3f}{line['success']:9.1%}{form}"
             f"{line['length']:8.1f}{line['finished']:10.1%}{line['entropy']:9.3f}  "
             f"{'  skipped' if norm is None else f'{norm:9.3f}'}"
             f"{line['tokens'] / line['seconds']:10.0f}{left // 60:7d}:{left % 60:02d}")
-        skipped = line["skipped"] and f"no update: {line['skipped']}"
-        if note := skipped or line["weight_note"]:
+        if note := line["skipped"] and f"no update: {line['skipped']}" or line["weight_note"]:
             say(f"          {note}")
 
     def log_evaluation(self, line: dict[str, Any], seconds: float) -> None:
@@ -394,65 +470,18 @@ class Run:
                 say(f"  {'right' if shown['answer'] else 'wrong'}  {text[:300]}")
 
     def end(self) -> None:
-        took, memory = round(time.monotonic() - self.start), peak_memory() / 1e9
+        took = round(time.monotonic() - self.start)
         self.stopping &= self.step < self.settings.steps  # a finished run was not stopped early
         say(self.last_checkpoint() if self.stopping else f"done. Everything is in {self.folder}")
         if len(self.evaluations) > 1:
-            before, after = self.evaluations[0], self.evaluations[-1]
-            say(f"  {before['success']:.1%} (95% interval {before['success_low']:.1%} to "
-                f"{before['success_high']:.1%}) -> {after['success']:.1%} "
-                f"({after['success_low']:.1%} to {after['success_high']:.1%}) of "
-                f"{len(after['answer']):,} held-out problems")
-        say(f"  {took // 60} min {took % 60:02d} s, {memory:.2f} GB of memory\n"
+            say("  {} -> {} of the held-out problems".format(*(
+                f"{line['success']:.1%} ({line['success_low']:.1%} to {line['success_high']:.1%})"
+                for line in (self.evaluations[0], self.evaluations[-1]))))
+        say(f"  {took // 60} min {took % 60:02d} s\n"
             f"python {from_here('analyze.py')} {self.folder}  makes tables, pictures and a page")
 
 
-class Clock:
-    """The clock of a step; `mark` ends a stage."""
-
-    def __init__(self) -> None:
-        self.begin = self.last = time.perf_counter()
-        self.stages = dict[str, float]()
-
-    def mark(self, stage: str) -> None:
-        now = time.perf_counter()
-        self.stages[f"{stage}_seconds"], self.last = now - self.last, now
-
-    def metrics(self, tokens: int) -> Metrics:
-        return {**self.stages, "seconds": time.perf_counter() - self.begin,
-                "rollout_tokens_per_second": tokens / self.stages["rollout_seconds"],
-                "peak_memory_bytes": peak_memory()}
-
-
-def columns_of(scores: list[dict[str, float]]) -> dict[str, Tensor]:
-    """(B,) the reward of each answer, and each of its parts."""
-    for score in scores:
-        if (not isinstance(score, dict) or not {"reward", "format", "answer"} <= score.keys()
-                or score.keys() != scores[0].keys() or not all(map(is_number, score.values()))):
-            raise UserError(f"Task.score should return a dict with a finite number for reward, "
-                            f"format and answer, the same names each time, and not {score!r}")
-    return {part: torch.tensor([float(score[part]) for score in scores]) for part in scores[0]}
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
-
-
-def peak_memory() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def generator_of(*parts: object) -> torch.Generator:
-    """A random generator whose seed depends on these parts alone."""
-    seed = int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6], "big")
-    return torch.Generator().manual_seed(seed)
-
-
 def digest_of(what: object) -> str:
-    """A short hash of an object's text, or of a file's content."""
-    if isinstance(what, Path):
-        with open(what, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()[:12]
     return hashlib.sha256(repr(what).encode(errors="surrogatepass")).hexdigest()[:12]
 
 
@@ -486,18 +515,18 @@ def say(text: str) -> None:
         sys.stdout = open(os.devnull, "w")
 
 
+# ------------------------------------------------------------------------------- files and folders
 def write_credit(path: Path, rollouts: Rollouts, weight: Tensor, columns: dict[str, Tensor]
                  ) -> None:
     """Write the numbers of a step: columns with a number for each token, answer after answer
     (`episode_start` says where one begins), for each answer, or for each problem."""
-    found: dict[str, np.ndarray] = {}
-    for name, values in {"token_id": rollouts.ids, "log_prob": rollouts.log_prob,
-                         "entropy": rollouts.entropy, "collision": rollouts.collision,
-                         "weight": weight, "advantage": rollouts.advantage, **columns,
-                         "section": rollouts.section, "kind": rollouts.kind}.items():
-        found[name] = values[rollouts.mask].numpy()
-    for part, score in rollouts.scores.items():
-        found[part if part == "reward" else f"reward_{part}"] = score.numpy()
+    of_tokens = {"token_id": rollouts.ids, "log_prob": rollouts.log_prob, "weight": weight,
+                 "entropy": rollouts.entropy, "collision": rollouts.collision,
+                 "advantage": rollouts.advantage, **columns, "section": rollouts.section,
+                 "kind": rollouts.kind}
+    found = {name: values[rollouts.mask].numpy() for name, values in of_tokens.items()}
+    found |= {part if part == "reward" else f"reward_{part}": score.numpy()
+              for part, score in rollouts.scores.items()}
     lengths, prompts = rollouts.length.tolist(), rollouts.prompt_ids
     found |= {"episode_start": np.cumsum([0, *lengths[:-1]]), "group": rollouts.group.numpy(),
               "finished": rollouts.finished.numpy(), "prompt_ids": np.concatenate(prompts),
@@ -522,7 +551,10 @@ def whole(path: Path) -> Iterator[Path]:
 
 
 def remove(path: Path) -> None:
-    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def make_run(folder: Path, config: dict[str, Any], tokenizer: Path) -> None:
@@ -536,6 +568,22 @@ def make_run(folder: Path, config: dict[str, Any], tokenizer: Path) -> None:
         shutil.copyfile(tokenizer, path / "tokenizer.json")
 
 
+def lock(folder: Path) -> sqlite3.Connection:
+    """Keep other processes out of the folder until this one closes what is returned, or ends. It is
+    the lock of an empty SQLite file, which every system has and releases also after kill -9. A file
+    with the number of its process would stay, and another process can get this number."""
+    opened = sqlite3.connect(folder / "lock", timeout=0, isolation_level=None)
+    try:
+        opened.execute("PRAGMA journal_mode=OFF")  # no second file
+        opened.execute("BEGIN EXCLUSIVE")
+    except sqlite3.DatabaseError as error:
+        opened.close()
+        is_locked = error.sqlite_errorcode == sqlite3.SQLITE_BUSY
+        raise UserError(f"another process writes to {folder}" if is_locked
+                        else f"cannot lock {folder / 'lock'}: {error}") from None
+    return opened
+
+
 def append(path: Path, line: dict[str, Any]) -> None:
     known = {name: None if isinstance(value, float) and not math.isfinite(value) else value
              for name, value in line.items()}
@@ -543,32 +591,13 @@ def append(path: Path, line: dict[str, Any]) -> None:
         file.write(json.dumps(known, allow_nan=False) + "\n")
 
 
-def lock(folder: Path) -> typing.IO[str]:
-    """Keep other processes out of the folder until this one ends."""
-    file = open(folder / "lock", "w")
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise UserError(f"another process writes to {folder}") from None
-    return file
-
-
-def of_steps(paths: Iterable[Path]) -> dict[int, Path]:
-    """Files or folders by their step, without those of other names, such as step_6_best."""
-    return {int(path.stem[5:]): path for path in sorted(paths)
-            if re.fullmatch("step_[0-9]+", path.stem)}
-
-
-def checkpoints(run: Path) -> dict[int, Path]:
-    """The checkpoints from which a run can go on."""
-    return {step: path for step, path in of_steps(run.glob("checkpoints/*")).items()
-            if all((path / name).exists() for name in ("config.json", "trainer/state.safetensors"))}
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a log, without a last one that a kill cut off."""
-    if path.exists() and not path.is_file():  # a pipe waits for ever, /dev/zero never ends
-        raise UserError(f"{path} is no regular file")
+    refuse_pipe(path)
     texts = path.read_text(errors="replace").split("\n")[:-1] if path.exists() else []
     found = []
     for number, text in enumerate(texts, 1):
@@ -583,11 +612,17 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     return found
 
 
-def refuse_holes(run: Path, done: int) -> None:
-    steps = [line["step"] for line in read_lines(run / "metrics.jsonl") if line["step"] <= done]
-    if steps != [*range(1, done + 1)]:
-        raise UserError(f"{run}/metrics.jsonl does not have one line for each of the steps 1 to "
-                        f"{done}, in order")
+def of_steps(paths: Iterable[Path]) -> dict[int, Path]:
+    """Credit files or checkpoints by their step, without those of other names, such as a backup
+    step_000006.best."""
+    return {int(path.name[5:].removesuffix(".npz")): path for path in sorted(paths)
+            if re.fullmatch(r"step_[0-9]+(\.npz)?", path.name)}
+
+
+def checkpoints(run: Path) -> dict[int, Path]:
+    """The checkpoints from which a run can go on."""
+    return {step: path for step, path in of_steps(run.glob("checkpoints/*")).items()
+            if all((path / name).exists() for name in ("config.json", "trainer/state.safetensors"))}
 
 
 def forget_after(run: Path, step: int) -> None:
@@ -601,15 +636,6 @@ def forget_after(run: Path, step: int) -> None:
         remove(path)
 
 
-class Unknown(UserError):
-    """A flag, a setting, a task or a method that is not in these files."""
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> typing.NoReturn:
-        raise UserError(message)
-
-
 def from_here(name: str) -> Path:
     """The path to a file of this project from the current folder; outside it, the name itself."""
     is_inside = Path.cwd().is_relative_to(HERE)
@@ -621,144 +647,5 @@ def find(name: str) -> Path:
     return HERE / name if (HERE / name).exists() and not Path(name).exists() else Path(name)
 
 
-def flags_of(owner: Any) -> dict[str, tuple[Any, type, dict[str, Any]]]:
-    """The flags of a dataclass (its options), or of a method (its keyword-only parameters): for
-    each name the default, the type and its limits."""
-    if is_dataclass(owner):
-        return {one.name: (one.default, str if one.default is None else type(one.default),
-                           dict(one.metadata)) for one in fields(owner) if one.metadata}
-    found = {}
-    for name, one in inspect.signature(owner).parameters.items():
-        if one.kind is one.KEYWORD_ONLY:
-            hint = type(one.default) if one.annotation is one.empty else one.annotation
-            of_flag, limits = (typing.get_args(hint) if hasattr(hint, "__metadata__")
-                               else (hint, {}))  # Annotated[type, limits], or a type
-            is_known = of_flag in (int, float, str) and isinstance(limits, dict)
-            if one.default is one.empty or not is_known:
-                raise UserError(f"the keyword {name} of {place_of(owner)} should be a whole "
-                                "number, a number or a text with a default. Its limits are a dict")
-            found[name] = one.default, of_flag, {"help": f"of {owner.__name__}", **limits}
-    return found
-
-
-def checked_value(name: str, value: Any, wanted: Any, limits: dict[str, Any]) -> Any:
-    """The value of a flag, typed or from a file, if it has the right type and keeps the limits."""
-    if wanted is float and type(value) is int and abs(value) < 1e300:
-        value = float(value)
-    if type(value) is not wanted or wanted is float and not math.isfinite(value):
-        raise UserError(f"--{name} {value!r:.80}: should be {TYPES[wanted]}")
-    if value not in limits.get("choices", [value]):
-        raise Unknown(f"--{name} {value!r:.80}: choose from {', '.join(limits['choices'])}"
-                      f"{did_you_mean(value, limits['choices'])}")
-    keeps: dict[str, Any] = {"least": operator.ge, "above": operator.gt, "most": operator.le}
-    for limit, is_kept in keeps.items():
-        if limit in limits and not is_kept(value, limits[limit]):
-            word = "above" if limit == "above" else f"at {limit}"
-            raise UserError(f"--{name} {value!r:.80}: should be {word} {limits[limit]}")
-    return value
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f". Did you mean {close[0]}?" if close else ""
-
-
-def flags_known(chosen: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """All flags, with those of the chosen task, weighting and advantage; and their docstrings."""
-    flags, about = flags_of(Settings), ""
-    for axis, choices in AXES.items():
-        name = str(chosen.get(axis) or getattr(Settings, axis))
-        if name not in choices:
-            where = [f", which is an --{other}" for other in AXES if name in AXES[other]]
-            raise Unknown(f"--{axis} {name!r}{''.join(where)}: choose from {', '.join(choices)}"
-                          f"{did_you_mean(name, choices)}")
-        if inspect.isclass(choices[name]) and choices[name] is not Task:
-            raise Unknown(f"{name} is a class, as methods with a state are")
-        if name in TWICE:
-            raise UserError(f"there are two functions {name} for --{axis}: one needs another name")
-        own = flags_of(choices[name])
-        if twice := own.keys() & {*flags, *NOT_SETTINGS, "help", "resume"}:
-            raise UserError(f"{name} has a keyword {min(twice)}, but this name is taken: "
-                            "rename it")
-        flags[axis][2]["help"] += f". One of {', '.join(choices)}; --help NAME shows its flags"
-        about += f"{name}: {' '.join((choices[name].__doc__ or '').split())}\n\n"
-        flags |= own
-    return flags, about
-
-
-def parse(argv: list[str], flags: dict[str, Any], saved: dict[str, Any], about: str = ""
-          ) -> tuple[dict[str, Any], list[str], str]:
-    """The values of these flags in argv, the rest of argv, and the text of the help."""
-    parser = Parser(description="Train a model with GRPO.", add_help=False, allow_abbrev=False,
-                    epilog=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for name, (default, of_flag, limits) in flags.items():
-        text = f"{limits['help']} ({saved.get(name, default)})".replace("%", "%%")
-        parser.add_argument(f"--{name}", type=of_flag, metavar=of_flag.__name__, help=text)
-    parser.add_argument("--resume", metavar="RUN", help="continue the run in this folder from its "
-                        f"last checkpoint; {', '.join(sorted(CHANGEABLE))} may be changed")
-    parser.add_argument("--help", "-h", nargs="?", metavar="NAME", const="", help="this text; with "
-                        "the name of a task, a weighting or an advantage also its flags")
-    known, unknown = parser.parse_known_args(argv)
-    typed = {name: value for name, value in vars(known).items() if value is not None}
-    return typed, unknown, parser.format_help()
-
-
-def recipe_in(file: Path) -> dict[str, Any]:
-    """The settings that suit a model. They may name neither a model nor a run's folder."""
-    recipe = read_json(file) if file.exists() else {}
-    if wrong := recipe.keys() & {"model", "out"}:
-        raise UserError(f"{file} sets {min(wrong)}, which the recipe of a model may not")
-    return recipe
-
-
-def read_settings(argv: list[str]) -> tuple[Settings, bool]:
-    """The settings of a command line, and whether it resumes a run."""
-    argv = [re.sub("^--[a-z-]+", lambda found: "--" + found[0][2:].replace("-", "_"), word)
-            for word in argv]
-    chosen, *_ = parse(argv, flags_of(Settings), {})  # these decide which flags there are
-    if name := chosen.get("help"):
-        chosen |= {axis: name for axis in AXES if name in AXES[axis]} or {"mitigation": name}
-    if resume := chosen.get("resume"):
-        file = Path(resume) / "config.json"
-        saved = read_json(file)
-        if "mitigation" not in saved:
-            raise UserError(f"{resume} is not the folder of a run")
-    else:
-        file = find(chosen.get("model", Settings.model)) / "recipe.json"  # what suits the model
-        saved = recipe_in(file)
-    flags, about = flags_known(saved | chosen)
-    if beyond := saved.keys() - flags.keys() - NOT_SETTINGS:
-        raise Unknown(f"{file} has a setting {min(beyond)}, which is none of these: "
-                      f"{', '.join(flags)}{did_you_mean(min(beyond), flags)}")
-    typed, unknown, about_flags = parse(argv, flags, saved, about)
-    if unknown:
-        raise Unknown(f"unknown flag {unknown[0]}{did_you_mean(unknown[0].strip('-'), flags)} "
-                      "(--help lists them)")
-    if "help" in typed:
-        say(about_flags)
-        raise SystemExit(0)
-    typed.pop("resume", None)
-    if resume and (wrong := typed.keys() - CHANGEABLE):
-        raise UserError(f"--{min(wrong)} cannot be changed in a resumed run")
-    settings = make_settings(typed, saved, flags)
-    if resume:
-        settings.out = resume
-    elif settings.folder.exists():
-        raise UserError(f"{settings.folder} exists already: continue it with --resume "
-                        f"{settings.folder}, or name another folder with --out")
-    return settings, bool(resume)
-
-
-def make_settings(typed: dict[str, Any], saved: dict[str, Any], flags: dict[str, Any]
-                  ) -> Settings:
-    """The settings: a typed value comes before one on file, and that before the default."""
-    values: dict[str, Any] = {}
-    for name, (default, of_flag, limits) in flags.items():
-        given = typed.get(name, saved.get(name, default))
-        values[name] = (None if given is None and default is None
-                        else checked_value(name, given, of_flag, limits))
-    typed = {name: values[name] for name in typed}
-    if typed.keys() & {"clip_low", "clip_high"} and values["epochs"] == 1:
-        raise UserError("--clip_low and --clip_high need --epochs above 1")
-    own = {name: values.pop(name) for name in flags_of(Settings)}
-    return Settings(**own, keywords=values, typed=typed)
+if __name__ == "__main__":
+    print(f"{__doc__}\nThe flags are those of train.py: python train.py --help")

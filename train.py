@@ -4,78 +4,76 @@ record the step; evaluate and save a checkpoint when that is due.
     python train.py --mitigation none
     python train.py --resume runs/none-grpo-s0
 
-Read `train` from top to bottom. Where the numbers of token 17 of answer 3 are computed:
+Read `train` first. Where the numbers of token 17 of answer 3 are computed:
 
-    ids[3, 17]         qwen2_model.py: generate
-    reward[3]          run.py: Run.ask; countdown_task.py: Task.score
-    advantage[3, 17]   grpo.py: grpo
-    weight[3, 17]      mitigations.py: none, rescaled_weight
+    ids[3, 17]         grpo.py: sample; qwen2_model.py: generate
+    reward[3]          countdown_task.py: Task.score
+    advantage[3, 17]   grpo.py: advantages, grpo
+    weight[3, 17]      mitigations.py: weights, none
     the loss           grpo.py: update, policy_loss
     its gradient       grpo.py: log_probs
 
-The parts around the step, and their reasons:
-
-    evaluation      answers to held-out problems, because the rewards of a batch are partly luck and
-                    the problems change from step to step
-    a record        advantage, weight and log-prob of each token in a file, because questions come
-                    up after the training
-    resuming        checkpoints, and random numbers that follow from the step alone, because a
-                    killed run should go on as if nothing had happened: on the same CPU it samples
-                    the same tokens, bit for bit
-    micro-batches   because the answers to all problems of a step do not fit into memory at once
-
-Everything is computed in float32 on a CPU. Other devices, types, tasks and methods are in lab/.
+All random numbers of a step follow from the seed and the step alone. So a run that was killed goes
+on from its checkpoint as if nothing had happened: on the same CPU it samples the same tokens, bit
+for bit. Everything is computed in float32 on a CPU. Other devices, types, tasks and methods are in
+lab/.
 """
 import math
 import os
 import sys
 import time
-from dataclasses import replace
+import traceback
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # new memory for tensors in larger pages
 
 try:
-    import torch  # noqa: F401
     from safetensors import SafetensorError
+
+    from grpo import Metrics, Rollouts, generator_of
+    from qwen2_model import UserError
+    from run import HERE, Run, Unknown, printable, read_settings
 except ModuleNotFoundError as error:
     sys.exit(f"train.py: {error}. To install what it needs: pip install -r requirements.txt")
-
-from grpo import Metrics, Rollouts
-from qwen2_model import UserError
-from run import HERE, Clock, Run, Unknown, generator_of, printable, read_settings
+except ValueError as error:  # two functions of one name
+    sys.exit(f"train.py: {error}")
 
 OF_ONE_SEED = 256  # this many held-out problems in a row share one random seed
 
 
 def train(run: Run) -> None:
+    """`run` holds the settings, the model, its optimizer, the tokenizer and the task. What a step
+    does with them are functions of grpo.py and mitigations.py: sample, advantages, weights and
+    update. The rest of `run` (record, log, save) is the folder that it writes."""
     s = run.settings
     if run.done == 0 and s.eval_every:
         evaluate(run, 0)
-    for step in run.steps():
-        clock = Clock()
+    for step in range(run.done + 1, s.steps + 1):
+        run.step, clock = step, [time.perf_counter()]
 
         # New problems and new answers: the last step's answers are samples of an older model.
-        rollouts = run.batch(step)
-        clock.mark("rollout")
+        problems = run.task.training_problems(s.seed, step, s.questions)
+        rollouts = run.sample(problems, s.answers, generator_of("train", s.seed, step))
+        clock.append(time.perf_counter())
 
-        # How good was each token, and how much does it count? Advantage and weight are computed for
-        # the whole batch, and the loss uses their product.
-        rollouts = replace(rollouts, step=step, generator=generator_of("credit", s.seed, step))
-        rollouts = replace(rollouts, advantage=run.advantage(rollouts))                  # (B, T)
-        weight, of_weight = run.weigh(rollouts)                                          # (B, T)
-        clock.mark("credit")
+        # How good was each token, and how much does it count? Both are computed for the whole
+        # batch, before it is cut into micro-batches. The loss uses their product.
+        rollouts.step, rollouts.generator = step, generator_of("credit", s.seed, step)
+        rollouts.advantage = run.advantages(rollouts)                                # (B, T)
+        weight, of_weight = run.weights(rollouts)                                    # (B, T)
+        clock.append(time.perf_counter())
 
         # Make tokens with a positive advantage more probable, and the others less probable. Every
         # few steps, also measure the change of each token.
         is_measured = s.change_every and ((step - 1) % s.change_every == 0 or step == s.steps)
         metrics, columns = run.update(rollouts, weight, bool(is_measured))
-        clock.mark("update")
+        clock.append(time.perf_counter())
 
         run.record(rollouts, weight, columns)
-        clock.mark("record")
+        clock.append(time.perf_counter())
         means = means_of(rollouts)
-        run.log({"step": step} | means | of_weight | metrics | clock.metrics(means["tokens"]))
+        run.log({"step": step} | means | of_weight | metrics | seconds_of(clock, means["tokens"]))
 
         is_last = step == s.steps or run.stopping
         if s.eval_every and (step % s.eval_every == 0 or step == s.steps):
@@ -99,8 +97,16 @@ def means_of(rollouts: Rollouts) -> Metrics:
             "collision": rollouts.collision.sum().item() / tokens}
 
 
+def seconds_of(clock: list[float], tokens: int) -> Metrics:
+    stages = ("rollout_seconds", "credit_seconds", "update_seconds", "record_seconds")
+    took = {stage: end - begin for stage, begin, end in zip(stages, clock, clock[1:])}
+    return {**took, "seconds": clock[-1] - clock[0],
+            "rollout_tokens_per_second": tokens / took["rollout_seconds"]}
+
+
 def evaluate(run: Run, step: int) -> None:
-    """Answer every held-out problem, first with a sampled answer, then with a greedy one."""
+    """Answer every held-out problem, first with a sampled answer, then with a greedy one: the
+    rewards of a batch are partly luck, and its problems change from step to step."""
     for mode in ("sampled", "greedy"):
         begin = time.perf_counter()
         line = answer_held_out(run, step, mode)
@@ -110,16 +116,14 @@ def evaluate(run: Run, step: int) -> None:
 def answer_held_out(run: Run, step: int, mode: str) -> dict[str, Any]:
     """The line of evaluations.jsonl. The random numbers of a problem follow from its index, so they
     are the same at every step, for every --seed and for every size of a batch."""
-    s = run.settings
-    problems = run.task.held_out_problems(s.eval_tasks)
-    at_a_time = s.questions * s.answers  # as in a training batch
+    problems, at_a_time = run.held_out, run.settings.questions * run.settings.answers
     found: dict[str, list[float]] = {"answer": [], "format": [], "length": [], "finished": []}
     shown: list[dict[str, Any]] = []
     for start in range(0, len(problems), OF_ONE_SEED):
         generator = generator_of("evaluation", start)
         of_seed = problems[start:start + OF_ONE_SEED]
         for first in range(0, len(of_seed), at_a_time):
-            part = run.ask(of_seed[first:first + at_a_time], 1, generator, mode == "greedy")
+            part = run.sample(of_seed[first:first + at_a_time], 1, generator, mode == "greedy")
             known = part.scores | {"length": part.length, "finished": part.finished}
             for name, values in found.items():
                 values += known[name].double().tolist()
@@ -175,6 +179,18 @@ def main(argv: list[str]) -> None:
     carry_out(run)
 
 
+def in_own_function(error: Exception) -> str:
+    """The line about an error in a file that people edit: "my_idea (mitigations.py:57): ..."; empty
+    if it is none of theirs."""
+    own = {str(HERE / name) for name in ("mitigations.py", "countdown_task.py")}
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in own]
+    if not frames:
+        return ""
+    last = frames[-1]
+    place = f"{last.name} ({Path(last.filename).name}:{last.lineno})"
+    return f"{place}: {type(error).__name__}: {error}"
+
+
 if __name__ == "__main__":
     sys.modules["train"] = sys.modules["__main__"]  # for code that imports train while it runs
     try:
@@ -183,3 +199,7 @@ if __name__ == "__main__":
         sys.exit(printable(f"train.py: {' '.join(str(error).split())}"))
     except KeyboardInterrupt:
         sys.exit("\ntrain.py: stopped; --resume and the run's folder go on from its checkpoint")
+    except Exception as error:
+        if not (line := in_own_function(error)):
+            raise
+        sys.exit(printable(f"train.py: {' '.join(line.split())}"))

@@ -22,7 +22,7 @@ from typing import Any
 
 from countdown_task import Problem, evaluates_to, read_expression
 from lab import countdown
-from countdown_task import option
+from lab.harness.flags import option
 
 CALLS = 4
 USER, MODEL, END = "<|im_start|>user\n", "<|im_start|>assistant\n", "<|im_end|>\n"

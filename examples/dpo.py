@@ -44,6 +44,7 @@ What it adds: a second model in memory. Like GRPO it has no credit for single to
 import json
 import random
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -57,8 +58,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from countdown_task import Problem, is_held_out
-from grpo import Metrics, Rollouts, advantage, frozen_log_probs, to_every_token
-from mitigations import Positive
+from grpo import Metrics, Rollouts, advantage, frozen_log_probs, sample, to_every_token
 from qwen2_model import UserError, load_model, spelling
 from run import Run, append, digest_of, find, read_lines, read_settings, say
 from train import carry_out
@@ -69,10 +69,10 @@ EXPECTED = 'expected {"problem": "3 5 7 make 15", "chosen": "...", "rejected": "
 
 
 @advantage
-def dpo(rollouts: Rollouts, *, beta: Positive = 0.1, pairs: str = "") -> Tensor:
+def dpo(rollouts: Rollouts, *, beta: float = 0.1, pairs: str = "") -> Tensor:
     """Pairs of answers (DPO). With a smaller `beta` the model may move further from the reference.
     `pairs` is a file with a line of JSON for each pair; without it they are sampled."""
-    raise NotImplementedError  # it needs a second model, so `DPO.of_pairs` takes its place
+    raise NotImplementedError  # it needs a second model, so `DPO.advantages` takes its place
 
 
 class Pair(NamedTuple):
@@ -91,24 +91,24 @@ class DPO(Run):
     def make_parts(self) -> None:
         s = self.settings
         self.beta, self.file = s.keywords["beta"], s.keywords["pairs"]
-        super().make_parts()
-        self.before = load_model(find(s.model)).requires_grad_(False)
         if self.file and not Path(self.file).is_file():  # /dev/zero never ends
             raise UserError(f"there is no file {self.file}")
+        super().make_parts()
+        self.before = load_model(find(s.model)).requires_grad_(False)
         lines = (Path(self.file).read_bytes().splitlines() or [b""]) if self.file else []
         self.given = [self.read_pair(line, f"{self.file}, line {number}")
                       for number, line in enumerate(lines, 1)]
         self.has_format = not self.given  # nothing is said of the form of a file's answers
-        self.advantage = self.of_pairs
 
-    def batch(self, step: int) -> Rollouts:
-        s = self.settings
-        if not self.given:
-            return super().batch(step)
-        rng = random.Random(f"pairs {s.seed} {step}")
+    def sample(self, problems: Sequence[Problem], answers: int, generator: torch.Generator,
+               greedy: bool | None = None) -> Rollouts:
+        s, is_training = self.settings, greedy is None
+        if not (self.given and is_training):
+            return sample(self, problems, answers, generator, bool(greedy))
+        rng = random.Random(f"pairs {s.seed} {self.step}")
         return self.batch_of(rng.sample(self.given, min(s.questions, len(self.given))))
 
-    def of_pairs(self, rollouts: Rollouts) -> Tensor:
+    def advantages(self, rollouts: Rollouts) -> Tensor:
         """(B, T): the advantage at the top of this file; 0 in answers that are in no pair."""
         better, worse = best_and_worst(rollouts).unbind(1)                           # (pairs,)
         log_pi, log_ref = (frozen_log_probs(model, rollouts, self.settings.micro_batch)
@@ -124,7 +124,7 @@ class DPO(Run):
             self.told["pairs_in_order"] = (margin > 0).float().mean().item()
         return to_every_token(advantage, rollouts)
 
-    def update(self, rollouts: Rollouts, weight: Tensor, is_measured: bool
+    def update(self, rollouts: Rollouts, weight: Tensor, is_measured: bool = False
                ) -> tuple[Metrics, dict[str, Tensor]]:
         metrics, columns = super().update(rollouts, weight, is_measured)
         return metrics | self.told, columns
@@ -154,9 +154,17 @@ class DPO(Run):
         for line in kept:
             append(file, line)
 
-    def digests(self, checkpoint: Path, step: int) -> dict[str, str]:
-        of_file = {"the file of pairs": digest_of(Path(self.file))} if self.file else {}
-        return super().digests(checkpoint, step) | of_file
+    def write_state(self, path: Path, step: int) -> None:
+        super().write_state(path, step)
+        if self.file:
+            (path / "pairs").write_text(digest_of(Path(self.file).read_bytes()))
+
+    def read_state(self, checkpoint: Path) -> dict[str, Tensor]:
+        known = checkpoint / "trainer" / "pairs"
+        if self.file and known.read_text() != digest_of(Path(self.file).read_bytes()):
+            raise UserError(f"{checkpoint}: the file of pairs has changed since this checkpoint "
+                            "was made, so the run cannot go on from it")
+        return super().read_state(checkpoint)
 
     def last_checkpoint(self) -> str:
         return super().last_checkpoint().replace("train.py", "examples/dpo.py")

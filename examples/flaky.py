@@ -41,7 +41,7 @@ from lab.engine.errors import UserError
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts
 from lab.harness.build import build
-from countdown_task import option
+from lab.harness.flags import option
 from lab.harness.flags import read
 from lab.harness.record import new_folder
 from lab.harness.settings import make_settings

@@ -45,7 +45,7 @@ from lab.engine.policy import Policy, derived_seed
 from lab.engine.rollouts import Rollouts
 from examples.histories import BIG, SMALL, Tree, estimated_gradient, gradient_of_success
 from lab.engine.update import update
-from countdown_task import option
+from lab.harness.flags import option
 from lab.harness.flags import Flag, read
 from lab.harness.build import Parts, build
 from lab.harness.screen import python_command

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from countdown_task import Problem
 from lab import countdown
-from countdown_task import option
+from lab.harness.flags import option
 
 
 @dataclass

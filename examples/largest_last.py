@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from countdown_task import between
 from lab.countdown import annotate, read_numbers
-from countdown_task import option
+from lab.harness.flags import option
 
 PROMPT = "<|im_start|>user\n{numbers} make {total}<|im_end|>\n<|im_start|>assistant\n<think>"
 FORMAT_WEIGHT = 0.1

@@ -26,9 +26,8 @@ import torch
 from torch import Tensor
 
 from countdown_task import END_OF_TURN, Task
-from grpo import AdamW, Rollouts, group_z_score, log_probs, policy_loss
+from grpo import AdamW, Rollouts, generator_of, group_z_score, log_probs, policy_loss
 from qwen2_model import Qwen2, UserError, generate, load_model, load_tokenizer, read_json, spelling
-from run import generator_of
 
 ANSWERS = 16
 SEED = 0

@@ -36,7 +36,7 @@ from countdown_task import kind_of
 from lab.engine.errors import UserError
 from lab.engine.tokens import ANSWER, END, NUMBER, OTHER, SPACE, THINK, WORD, without_end_of_turn
 from lab.harness.chat_template import Message, chat_template, prompt_of
-from countdown_task import option
+from lab.harness.flags import option
 from lab.harness.record import read_given
 
 MARK, BOX = "####", "\\boxed{"

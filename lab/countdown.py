@@ -30,7 +30,7 @@ from countdown_task import (ANSWER, END, FORMAT_WEIGHT, OTHER, Problem, between,
 from lab.engine.errors import UserError
 from lab.engine.tokens import USER_TURN
 from lab.harness.record import read_given
-from countdown_task import option
+from lab.harness.flags import OF_BOOK, option
 
 MAX_NUMBER = 999_999_999  # the score of the reasoning reads numbers of at most nine digits
 MAX_NUMBERS = 30  # the most numbers in a problem of a file
@@ -83,9 +83,9 @@ GENERATED: tuple[Callable[["Task"], bool], str] = (
 
 def of_book(name: str, **more: Any) -> Any:
     """A flag of the book's task; `more` is what this task says of it in addition."""
-    plain = countdown_task.Task.__dataclass_fields__[name]
-    told = {**plain.metadata, **more}
-    return option(plain.default, told.pop("help"), **told)
+    flag = OF_BOOK[name]
+    return option(flag.default, **{"text": flag.text, "least": flag.least,
+                                   "choices": flag.choices, **more})
 
 
 Content = tuple[tuple[int, ...], int]  # sorted numbers and target: the same for any order
@@ -95,7 +95,7 @@ Content = tuple[tuple[int, ...], int]  # sorted numbers and target: the same for
 class Task(countdown_task.Task):
     """The Countdown task, with the methods that training calls. Its fields are flags of `train.py`.
     """
-    prompt: str = of_book("prompt", choices=PROMPTS, help="wording of the prompt. original is that "
+    prompt: str = of_book("prompt", choices=PROMPTS, text="wording of the prompt. original is that "
                           "of GRPO-Zero. expression asks for the expression alone, without any "
                           "thinking")
     numbers: str = of_book("numbers", requires=GENERATED)

@@ -12,8 +12,7 @@ import torch
 from conftest import StateIdea, put_in, refusal
 from lab.credit.critic import Trained
 from lab.engine.methods import make, refuse_other_values
-from mitigations import credit_of
-from run import Run
+from lab.harness.kept import Kept
 from runs import SHORT, lines, run
 
 
@@ -63,13 +62,6 @@ def in_two_steps(ask, rollouts):
 
 @pytest.mark.parametrize("form", FUNCTIONS)
 def test_a_function_that_keeps_or_draws_is_told_in_its_first_two_steps(form, rollouts):
-    """In the book, and in the lab."""
-    idea = FUNCTIONS[form]()
-    said = refusal(in_two_steps, lambda batch: credit_of(idea, batch, True), rollouts)
-    assert "(test_asked_twice.py:" in said and said.endswith(
-        ") was asked twice about the same batch, and returned other values: it keeps something "
-        "from call to call, which a resumed run would forget, or draws random numbers not from "
-        "rollouts.generator")
     method = make(FUNCTIONS[form](), {}, None)
 
     def step(batch):
@@ -185,9 +177,6 @@ def test_random_numbers_may_come_from_the_batch(rollouts):
             torch.manual_seed(int(torch.randint(9, (1,), generator=batch.generator)))
             return torch.rand(batch.mask.shape)
 
-    state = rollouts.generator.get_state()
-    credit_of(mine, rollouts, True)
-    assert not torch.equal(rollouts.generator.get_state(), state)  # the next method draws others
     refuse_other_values(make(mine, {}, None), lambda: make(mine, {}, None), "mine", rollouts, None)
 
 
@@ -207,18 +196,78 @@ def test_a_method_that_samples_is_asked_about_the_first_problem(policy, rollouts
     assert asked == [6, 3, 3] * 2
 
 
-def test_the_book_asks_in_its_first_two_steps_and_at_checkpoints(rollouts):
-    steps = []
+SEEN, MEAN, MEMO = set(), [0.0], {}
 
-    def idea(batch):
-        steps.append(batch.step)
-        return batch.entropy
 
-    settings = SimpleNamespace(checkpoint_every=6, keywords_of=lambda function: {})
-    method = Run.method(SimpleNamespace(settings=settings, done=2), idea)
-    for step in range(3, 10):
-        method(replace(rollouts, step=step, forward=None))
-    assert steps == [3, 3, 4, 4, 5, 6, 6, 7, 8, 9]
+def moved(rollouts, seen, mean):
+    """A running mean that takes each step once, so that asking twice about one step shows nothing.
+    """
+    if rollouts.step not in seen:
+        seen.add(rollouts.step)
+        mean[0] = 0.9 * mean[0] + 0.1 * float(rollouts.entropy.sum())
+    return 1 + rollouts.entropy * mean[0]
+
+
+def of_globals(rollouts):
+    return moved(rollouts, SEEN, MEAN)
+
+
+def of_closure():
+    seen, mean = set(), [0.0]
+    return lambda rollouts: moved(rollouts, seen, mean)
+
+
+def of_a_number():
+    last, value = 0, 0.0
+
+    def idea(rollouts):
+        nonlocal last, value
+        if rollouts.step != last:
+            last, value = rollouts.step, value + float(rollouts.entropy.sum())
+        return 1 + rollouts.entropy * value
+    return idea
+
+
+def of_attribute():
+    def idea(rollouts):
+        return moved(rollouts, idea.seen, idea.mean)
+    idea.seen, idea.mean = set(), [0.0]
+    return idea
+
+
+def remembering(rollouts):
+    """The memory only saves time: what it holds follows from the batch."""
+    total = float(rollouts.entropy.sum())
+    if total not in MEMO:
+        MEMO[total] = total ** 0.5
+    return 1 + rollouts.entropy * MEMO[total]
+
+
+@pytest.mark.parametrize("made, is_refused", [
+    (lambda: of_globals, True), (of_closure, True), (of_a_number, True), (of_attribute, True),
+    (lambda: remembering, False)])
+def test_a_function_is_compared_with_what_it_is_after_a_resume(made, is_refused, rollouts):
+    function = made()
+    method, kept = make(function, {}, None), Kept(function)
+
+    def step(batch):
+        refuse_other_values(method, lambda: kept.forgetting(method), "--mitigation mine", batch,
+                            None)
+        method(batch, None)
+    step(replace(rollouts, step=1))
+    second = replace(rollouts, step=2, entropy=rollouts.entropy * 2)
+    if is_refused:
+        assert "which a resumed run would forget" in refusal(step, second)
+    else:
+        before = dict(MEMO)
+        step(second)
+        assert before.items() <= MEMO.items()  # what it had is put back
+
+
+def test_a_run_notices_what_a_function_keeps_once_a_step(monkeypatch, tmp_path):
+    put_in(monkeypatch, of_closure(), "mine")
+    said = run(*SHORT, "--out", tmp_path / "x", "--mitigation", "mine", expect=1).stderr
+    assert "would forget" in said and len(lines(tmp_path / "x/metrics.jsonl")) == 1
 
 
 class Late(Idea):

@@ -1,9 +1,11 @@
 """The files at the root are the whole program: what a reader reads is what runs."""
+import ast
 import contextlib
 import hashlib
 import io
 import json
 import os
+import re
 import resource
 import runpy
 import shutil
@@ -22,7 +24,7 @@ import train
 from conftest import ROOT, refusal
 from golden import ANY, COMMON
 from lab.harness.settings import make_settings
-from run import Run, Settings, read_settings, recipe_in
+from run import Run, Settings, lock, read_settings, recipe_in
 from runs import arrays, lines, program_here
 
 BOOK = ("countdown_task", "qwen2_model", "grpo", "mitigations", "train", "run", "analyze")
@@ -123,6 +125,49 @@ def test_alone_it_trains_analyses_and_resumes_to_the_bit(alone):
     assert (alone / "a/analysis/report.html").exists()
 
 
+def shown(alone, name):
+    """What a file of the book shows of its concept when it is run as a program."""
+    code, said = typed(alone, name)
+    assert code == 0 and 1 < len(said.splitlines()) <= 10, said
+    return said.splitlines()
+
+
+def test_the_task_shows_a_problem_and_the_rewards_of_a_right_and_a_wrong_answer(alone):
+    problem, right, wrong, _ = shown(alone, "countdown_task.py")
+    assert problem.startswith("3 5 7 make 22")
+    assert "'reward': 1.1," in right and "'reward': 0.1," in wrong
+
+
+def test_the_model_shows_an_answer_token_by_token_with_its_probability(alone):
+    prompt, *tokens = shown(alone, "qwen2_model.py")
+    assert "3 5 7 make 22" in prompt
+    found = re.findall(r"('[^']*') (\d\.\d{3})", "".join(tokens))
+    assert "answer" in "".join(ast.literal_eval(text) for text, _ in found)
+    assert len(found) > 20 and all(0 < float(p) <= 1 for _, p in found)
+
+
+def test_grpo_shows_four_rewards_their_advantages_and_what_an_update_does(alone):
+    """The advantages are worked out again from the rewards that it prints."""
+    _, *answers = shown(alone, "grpo.py")
+    reward, advantage, before, after = np.array([line.split()[:4] for line in answers], float).T
+    assert len(answers) == 4
+    expected = (reward - reward.mean()) / (reward.std() + 1e-4)
+    assert np.abs(advantage - expected).max() < 0.01
+    assert (before < 0).all() and (before != after).all()
+
+
+def test_the_weightings_show_their_weights_on_one_answer_with_a_mean_of_1(alone):
+    tokens, _, *rows = shown(alone, "mitigations.py")
+    assert "<answer>" in tokens and [row.split()[0] for row in rows][0] == "outcome_conditional"
+    weights = np.array([row.split()[1:] for row in rows], float)
+    assert np.abs(weights.mean(1) - 1).max() < 0.01
+
+
+def test_run_shows_what_a_run_leaves_behind_and_where_its_flags_are(alone):
+    code, said = typed(alone, "run.py")
+    assert code == 0 and "metrics.jsonl" in said and "python train.py --help" in said
+
+
 def test_without_the_lab_one_sentence_says_so(alone):
     for flag, value in (("--lora", "1"), ("--advantage", "gae"), ("--task", "examples.guess"),
                         ("--device", "cuda")):
@@ -150,7 +195,15 @@ def test_ctrl_c_is_heard_also_when_it_has_ended_the_program_that_reads(monkeypat
 
 
 def test_a_checkpoint_is_a_whole_model_also_when_the_first_one_is_gone(tmp_path):
+    """It has every small file of the first one, but none of its weights or the list of them."""
+    small = {name: f"{name} of mine".encode() for name in
+             ("chat_template.jinja", "vocab.json", "LICENSE")}
+    small["generation_config.json"] = b'{"eos_token_id": 1}'
     shutil.copytree(ROOT / "models/tiny", tmp_path / "mine")
+    for name, content in small.items():
+        (tmp_path / "mine" / name).write_bytes(content)
+    for name in ("model.safetensors.index.json", "pytorch_model.bin"):
+        (tmp_path / "mine" / name).write_text("{}")
     folder = str(tmp_path / "moved")
     train.main(["--model", str(tmp_path / "mine"), *TINY, "--eval_every", "0", "--steps", "2",
                 "--out", folder])
@@ -158,14 +211,74 @@ def test_a_checkpoint_is_a_whole_model_also_when_the_first_one_is_gone(tmp_path)
     for steps in "34":
         train.main(["--resume", folder, "--steps", steps])
     assert len(lines(tmp_path / "moved/metrics.jsonl")) == 4
+    last = tmp_path / "moved/checkpoints/step_000004"
+    assert {name: (last / name).read_bytes() for name in small} == small
+    assert not {*last.glob("*.index.json"), *last.glob("*.bin")}
+
+
+def test_a_backup_of_a_checkpoint_is_none_and_stays(tmp_path):
+    folder = tmp_path / "run"
+    train.main([*TINY, "--eval_every", "0", "--steps", "2", "--out", str(folder)])
+    made = folder / "checkpoints/step_000002"
+    for name in ("step_000002.best", "step_000009.keep", "step_000001.npz"):
+        shutil.copytree(made, made.with_name(name))
+    train.main(["--resume", str(folder), "--steps", "6", "--checkpoint_every", "1"])
+    kept = {path.parent.name for path in folder.glob("checkpoints/*/trainer")}
+    assert {"step_000002.best", "step_000009.keep", "step_000005", "step_000006"} <= kept
+    assert "step_000002" not in kept
+
+
+def test_a_model_that_is_not_finite_any_more_is_not_saved(tmp_path):
+    run = Run(*read_settings([*TINY, "--out", str(tmp_path / "run")]))
+    run.begin()
+    run.model.model.embed_tokens.weight.data[-1] = float("nan")
+    said = refusal(run.save, 1)
+    run.close(failed=False)
+    assert "numbers that are not finite" in said and "no checkpoint to go on from" in said
+    assert not [*tmp_path.glob("run/checkpoints/*")]
+
+
+LOCKER = """
+import sys, time
+from pathlib import Path
+from run import lock
+opened = lock(Path(sys.argv[1]))
+print("locked", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_lock_ends_with_its_process_however_that_ends(tmp_path):
+    """kill -9 leaves nothing behind that would have to be removed."""
+    for _ in range(2):
+        process = subprocess.Popen([sys.executable, "-c", LOCKER, tmp_path], cwd=ROOT,
+                                   stdout=subprocess.PIPE, text=True)
+        assert process.stdout.readline() == "locked\n"
+        assert "another process writes to" in refusal(lock, tmp_path)
+        process.kill()
+        process.communicate()
+    opened = lock(tmp_path)
+    assert "another process writes to" in refusal(lock, tmp_path)  # also of one process
+    opened.close()
+    lock(tmp_path).close()
+    (tmp_path / "lock").write_text("no lock of ours, and long enough to be read" * 30)
+    assert "cannot lock" in refusal(lock, tmp_path)
+
+
+def test_it_needs_neither_fcntl_nor_resource(alone):
+    """Which Windows does not have."""
+    blocked = ("import runpy, sys; sys.modules |= dict.fromkeys(['fcntl', 'resource']); "
+               "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')")
+    said = python("-c", blocked, "train.py", *TINY, "--steps", "1", "--out", "blocked", cwd=alone)
+    assert "done" in said
 
 
 DAMAGES = {  # what is written over a file of a run, and what the one line says
     ("config.json", b'{"mitigation": null}'): "--mitigation None: should be a text",
-    ("config.json", b'{"mitigation": ["none"]}'): "--mitigation \"['none']\": choose from",
+    ("config.json", b'{"mitigation": ["none"]}'): "--mitigation ['none']: should be a text",
     ("metrics.jsonl", b'{"step": 1}\n{"st\n'): "metrics.jsonl, line 2 is damaged",
     ("checkpoints/step_000002/model.safetensors", b"cut"): "model.safetensors cannot be read",
-    ("checkpoints/step_000002/trainer/state.safetensors", b""): "its trainer's state has changed",
+    ("checkpoints/step_000002/trainer/state.safetensors", b""): "state.safetensors cannot be read",
 }
 
 
@@ -236,26 +349,29 @@ def test_a_run_lies_in_the_project_from_wherever_in_it_the_command_is_typed(tmp_
 
 
 WRONG = {  # what is typed, and what the one line says
-    "--mitigation": "argument --mitigation: expected one argument",
+    "--mitigation": "--mitigation needs a value",
     "--mitigation nne": "Did you mean none?",
-    "--mitigation rloo": "which is an --advantage",
-    "--advantage none": "which is an --mitigation",
-    "--lroa 3": "unknown flag --lroa",
+    "--mitigation rloo": "choose from none, outcome_conditional",
+    "--advantage none": "choose from grpo, dr_grpo",
+    "--lroa 3": "unknown flag or setting lroa",
     "--stpes 3": "Did you mean steps?",
-    "--steps 2.5": "argument --steps: invalid int value: '2.5'",
+    "--steps 2.5": "should be a whole number",
     "--learning_rate nan": "should be a finite number",
-    "--learning-rate 0": "should be above 0",
+    "--learning-rate -1": "should be at least 0",
     "--rescale max": "choose from mean, none",
-    "--clip_low 0.1": "need --epochs above 1",
-    "--min_number 9 --max_number 3": "--min_number 9 is above --max_number 3",
+    "--min_number 9 --max_number 3": "(countdown_task.py:",
     "--max_number 5000": "cannot spell the prompt",
     "--max_new_tokens 5000": "the model takes 1024 tokens",
-    "--model nowhere": "there is no model folder nowhere",
-    "--model models": "Model folders in it: models/tiny",
+    "--model nowhere": "nowhere is no model folder",
+    "--model models": "models is no model folder",
     "--resume models/tiny": "is not the folder of a run",
     "--resume nowhere": "cannot read nowhere/config.json: No such file",
-    "--mitigation none --think_discount 0.3": "unknown flag --think_discount",
+    "--mitigation none --think_discount 0.3": "unknown flag or setting think_discount",
     "--seed -1": "should be at least 0",
+    "--resume=": "--resume needs a value",
+    "--resume": "--resume needs a value",
+    "--out=": "--out needs a value",
+    "--steps " + "9" * 400: "should be at most",
 }
 
 
@@ -305,8 +421,7 @@ CLASHES = {
     "@mitigation\ndef mine(rollouts, *, help=1.0):\n    return 1": "a keyword help",
     "@mitigation\ndef mine(rollouts, *, versions='a'):\n    return 1": "a keyword versions",
     "@mitigation\ndef mine(rollouts, *, x: float | None = None):\n    return 1": "a default",
-    "@mitigation\ndef mine(rollouts, *, x: Annotated[int, ''] = 1):\n    return 1": "a dict",
-    "@mitigation\ndef mine(rollouts, *, strength):\n    return 1": "with a default"}
+    "@mitigation\ndef mine(rollouts, *, strength):\n    return 1": "needs a default"}
 
 
 def test_names_that_clash(tmp_path):

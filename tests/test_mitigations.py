@@ -1,12 +1,15 @@
 """Each weighting by hand, on a few tokens."""
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+import mitigations
 from conftest import hand_made, looking, make_weighting, one_row
 from lab.engine.tokens import ANSWER, BRACKET, NUMBER, OPERATOR, OTHER, SPACE, TAG, THINK, WORD
-from grpo import gradient_size
+from grpo import gradient_size, values_of
 from lab.credit.weightings import rescaled_weight
 
 HALF, LOG_2, LOG_3 = math.log(0.5), math.log(2), math.log(3)
@@ -106,3 +109,29 @@ def test_kinds_of_tokens_are_told_apart_inside_the_think_section(name, own, adva
     rollouts = hand_made([[True] * 10], texts=[TEXTS], section=section, kind=kind,
                          advantage=torch.full((1, 10), advantage))
     assert raw(name, rollouts, **own).tolist() == [weight]
+
+
+def test_a_function_gets_a_copy_of_the_batch_and_its_generator(rollouts):
+    """What it changes in place has no effect elsewhere; the next function draws other numbers."""
+    def mine(batch):
+        batch.entropy.fill_(9.0)
+        batch.scores["reward"] += 1
+        return torch.rand(batch.mask.shape, generator=batch.generator)
+
+    run = SimpleNamespace(settings=SimpleNamespace(keywords_of=lambda function: {}))
+    rollouts = replace(rollouts, forward=None)
+    entropy, reward = rollouts.entropy.clone(), rollouts.reward.clone()
+    first, second = (values_of(mine, run, rollouts) for _ in range(2))
+    assert torch.equal(rollouts.entropy, entropy) and torch.equal(rollouts.reward, reward)
+    assert not torch.equal(first, second) and not first[~rollouts.mask].any()
+
+
+def test_weights_so_small_that_nothing_can_rescale_them_count_as_none(rollouts, monkeypatch):
+    """1 / their sum is more than float32 holds."""
+    monkeypatch.setitem(mitigations.MITIGATIONS, "tiny",
+                        lambda batch: torch.full_like(batch.entropy, 1e-45))
+    settings = SimpleNamespace(mitigation="tiny", rescale="mean", keywords_of=lambda function: {})
+    weight, said = mitigations.weights(SimpleNamespace(settings=settings),
+                                       replace(rollouts, forward=None))
+    assert torch.equal(weight, rollouts.mask.float())
+    assert "all weights were 0" in said["weight_note"]

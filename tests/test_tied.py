@@ -12,6 +12,7 @@ import grpo
 import lab.countdown
 import qwen2_model
 from conftest import ROOT
+from grpo import generator_of
 from lab.engine.forward import response_log_probs
 from lab.engine.lora import add_lora, additions, keep_less, keep_rounded
 from lab.engine.model_folder import read_model_folder
@@ -19,7 +20,6 @@ from lab.engine.optimizer import AdamW as FusedAdamW
 from lab.engine.rollouts import Rollouts
 from lab.engine.sampler import generate as fast_generate
 from lab.engine.update import update as update_of_lab
-from run import generator_of
 
 SIZES = dict(vocab_size=60, hidden_size=48, intermediate_size=80, num_hidden_layers=2,
              num_attention_heads=4, num_key_value_heads=2, head_dim=12, eos_token_id=(2, 23, 41),

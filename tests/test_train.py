@@ -276,9 +276,9 @@ def test_what_is_kept_of_a_few_answers_to_held_out_problems():
                          answers=[f"{n} 0" for n in rows],
                          scores={"answer": first, "format": first})
 
-    task = SimpleNamespace(held_out_problems=lambda most: problems, show=str)
-    settings = SimpleNamespace(eval_tasks=5, questions=1, answers=2)
-    asked = SimpleNamespace(task=task, ask=ask, settings=settings)
+    settings = SimpleNamespace(questions=1, answers=2)
+    asked = SimpleNamespace(task=SimpleNamespace(show=str), sample=ask, settings=settings,
+                            held_out=problems)
     shown = answer_held_out(asked, 0, "sampled")["shown"]
     assert shown == [{"problem": problems[n], "text": f"{n} 0", "answer": 1,
                       "texts": ["x"] * (n + 1), "log_prob": [round(-n / 3, 4)] * (n + 1)}

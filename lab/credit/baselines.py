@@ -11,7 +11,7 @@ from grpo import centred, gradient_size, group_mean, group_z_score, to_every_tok
 from lab.engine.update import over_group
 from lab.harness.flags import Count
 from lab.harness.screen import say
-from mitigations import Share
+from lab.harness.flags import Share
 
 
 @advantage

@@ -6,15 +6,14 @@ import torch
 from torch import Tensor
 
 from countdown_task import ANSWER, KINDS, TAG, THINK
-from grpo import centred, to_every_token
+from grpo import centred, generator_of, to_every_token
 from lab.engine.errors import UserError, location_of
 from lab.engine.methods import (WHOLE_ANSWERS, Method, Metrics, advantage, checked_credit,
                                 metrics_of, mitigation)
 from lab.engine.policy import Policy, RunSettings
 from lab.engine.rollouts import Rollouts
 from lab.engine.update import rescaling
-from mitigations import NotNegative, Positive
-from run import generator_of
+from lab.harness.flags import NotNegative, Positive
 
 
 @mitigation

@@ -73,10 +73,11 @@ class FusedQwen2:
 
     def fuse_layer(self, layer: Block) -> FusedLayer:
         attention, mlp, norm = layer.self_attn, layer.mlp, None
-        if hasattr(attention, "q_norm"):
+        q_norm, k_norm = attention.q_norm, attention.k_norm
+        if isinstance(q_norm, RMSNorm) and isinstance(k_norm, RMSNorm):
             H, K = self.config.num_attention_heads, self.config.num_key_value_heads
-            norm = torch.cat([self.weight_of(attention.q_norm).expand(H, -1),
-                              self.weight_of(attention.k_norm).expand(K, -1)])
+            norm = torch.cat([self.weight_of(q_norm).expand(H, -1),
+                              self.weight_of(k_norm).expand(K, -1)])
         return FusedLayer(
             self.weight_of(layer.input_layernorm),
             self.fuse(attention.q_proj, attention.k_proj, attention.v_proj), norm,

@@ -5,10 +5,10 @@ A function under a decorator becomes a choice, its keyword-only parameters becom
 docstring becomes the help. A choice is either a function of the batch or, if it keeps a state or
 samples more, a class, of which a run makes one object:
 
-    def my_idea(rollouts: Rollouts, *, strength: Positive = 1.0) -> Tensor   # (B, T)
+    def my_idea(rollouts: Rollouts, *, strength: float = 1.0) -> Tensor   # (B, T)
 
     class my_idea:
-        def __init__(self, policy: Policy, *, strength: Positive = 1.0)
+        def __init__(self, policy: Policy, *, strength: float = 1.0)
         def __call__(self, rollouts: Rollouts, policy: Policy) -> Tensor     # (B, T)
 
         def state_dict(self) -> tensors by name     # these two if it has a state
@@ -35,7 +35,7 @@ import grpo
 import mitigations
 from lab.engine.errors import UserError, location_of, refuse_call
 from lab.engine.rollouts import Rollouts
-from mitigations import checked
+from grpo import checked
 from run import did_you_mean
 
 Choice = Callable[..., Tensor] | type  # a function or a class below a decorator

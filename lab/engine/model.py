@@ -105,8 +105,7 @@ class Attention(qwen2_model.Attention):
         q = self.q_proj(x).unflatten(-1, shape)  # (..., H, head_dim)
         k = self.k_proj(x).unflatten(-1, shape)  # (..., K, head_dim)
         v = self.v_proj(x).unflatten(-1, shape)
-        if hasattr(self, "q_norm"):
-            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = self.q_norm(q), self.k_norm(k)
         sizes = [q.shape[-2], k.shape[-2]]
         turned = rotate(torch.cat([q, k], -2), cos, sin)  # together, with half the operations
         turned = turned.type_as(v)  # cos and sin are in float32 at least

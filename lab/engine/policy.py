@@ -14,7 +14,7 @@ from lab.engine.rollouts import Problem, Rollouts, Task, has_turns, score_answer
 from lab.engine.sampler import Seed, generate
 from lab.engine.tokens import END_OF_TURN, encode_prompt, spelt_by
 from lab.engine.model import Qwen2
-from run import generator_of
+from grpo import generator_of
 
 if TYPE_CHECKING:
     from lab.engine.turns import Environment  # imported only for a task that replies

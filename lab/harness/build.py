@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, Method, make
 from lab.engine.errors import UserError
-from lab.engine.model_folder import read_model_folder
+from lab.engine.model_folder import read_config, read_model_folder
 from lab.engine.optimizer import AdamW, trained_parameters
 from lab.engine.policy import Policy, derived_seed, encode_prompts
 from lab.engine.rollouts import Rollouts, has_turns
@@ -21,7 +21,6 @@ from lab.harness.screen import say
 from lab.harness.settings import LabSettings
 from lab.harness.tasks import CheckedTask, make_task
 from lab.engine.model import Qwen2
-from qwen2_model import read_config
 
 
 # methods that cut an answer where a reply may follow

@@ -22,12 +22,19 @@ from functools import cache, partial
 from types import SimpleNamespace
 
 import run
+from countdown_task import Task
 from lab.engine.errors import UserError, location_of
+from run import words_of
 
 # a test of the values of all flags, and the words that a message says if it is not passed
 Requirement = tuple[Callable[[typing.Any], bool], str]
 Values = Mapping[str, typing.Any]                       # the value of each flag, by its name
 MOST_THREADS = 1024
+
+
+def option(default: typing.Any, text: str, **limits: typing.Any) -> typing.Any:
+    """A field of a dataclass that is a flag, with what a `Flag` says of it."""
+    return dataclasses.field(default=default, metadata={"text": text, **limits})
 
 
 @dataclass(frozen=True)
@@ -76,16 +83,36 @@ class Flag:
 Range = partial(Flag, None)  # the limits of a keyword parameter, whose signature has the default
 Count = typing.Annotated[int, Range(least=1)]
 CountOrNone = typing.Annotated[int, Range()]
+# limits of the book's flags beyond its own, which are "at least"; of a weighting's after its name
+LIMITS: dict[str, dict[str, typing.Any]] = {
+    "learning_rate": {"above": 0, "most": 10}, "clip_low": {"most": 1},
+    "threads": {"most": MOST_THREADS},
+    "outcome_conditional.think_discount": {"least": 0, "most": 1},
+    "inverse_logprob.epsilon": {"above": 0}, "equal_gradient.epsilon": {"above": 0},
+    "entropy_weighted.entropy_temp": {"above": 0}, "entropy_ratio.entropy_beta": {"least": 0},
+    "entropy_masking.mask_percentile": {"least": 0, "most": 100},
+    "by_kind.word_weight": {"least": 0}, "by_kind.number_weight": {"least": 0}}
+OF_BOOK = {name: replace(Flag(default, text, run.LEAST.get(name, 0),
+                              choices=run.CHOICES.get(name, ())), **LIMITS.get(name, {}))
+           for owner in (run.Settings, Task)
+           for name, (default, text) in run.flags_of(owner).items()}
+NotNegative = typing.Annotated[float, Range(least=0)]
+Positive = typing.Annotated[float, Range(above=0)]
+Share = typing.Annotated[float, Range(least=0, most=1)]
 LearningRate = typing.Annotated[float, Range(above=0, most=10)]
 
 
 @cache  # a comparison of runs calls it a hundred thousand times
 def flags_of(owner: typing.Any) -> dict[str, Flag]:
     """The options of a dataclass; the keyword-only parameters of a method, which may be a class."""
-    flags = {}
+    flags: dict[str, Flag] = {}
     if dataclasses.is_dataclass(owner):
-        for name, (default, kind, limits) in run.flags_of(owner).items():
-            flags[name] = Flag(default, limits.pop("help"), kind=kind, **limits)
+        is_of_book = {run.Settings, Task} & {*inspect.getmro(typing.cast(type, owner))}
+        for field in dataclasses.fields(owner):
+            if field.metadata:
+                flags[field.name] = Flag(field.default, **field.metadata)
+            elif field.name in OF_BOOK and is_of_book:
+                flags[field.name] = OF_BOOK[field.name]
         return flags
     function = owner.__init__ if inspect.isclass(owner) else owner
     hints = typing.get_type_hints(function, include_extras=True)
@@ -111,24 +138,24 @@ def flag_of(owner: typing.Any, name: str, default: object, hint: typing.Any) -> 
         raise UserError(f"{name} of {owner.__name__} ({location_of(owner)}) becomes a flag, so it "
                         "needs a default, and a type that is int, float, bool or str")
     limits = Range(**limits) if isinstance(limits, dict) else limits
+    if (own := f"{owner.__name__}.{name}") in LIMITS and owner.__module__ == "mitigations":
+        limits = replace(limits, **LIMITS[own])
     return replace(limits, default=default, kind=kind)
 
 
 def check_value(name: str, value: typing.Any, flag: Flag) -> typing.Any:
     """The value, if it is of the flag's type, within its limits, and one of its choices; a whole
     number becomes one with a point where that is the type."""
-    if value is None and flag.default is None:
-        return None
-    limits: dict[str, typing.Any] = {}
-    if flag.choices:
-        limits["choices"] = flag.choices
-    elif flag.type in (int, float):
-        limits["most"] = flag.most
-        is_above = flag.above > -math.inf
-        limits["above" if is_above else "least"] = flag.above if is_above else flag.least
-    elif isinstance(value, str) and not value.strip() and flag.default != "":
+    if value is None and flag.default in (None, ""):  # "" where earlier versions had None
+        return flag.default
+    if isinstance(value, str) and not value.strip() and flag.default != "":
         raise UserError(f"--{name} {value!r}: should not be empty")
-    return run.checked_value(name, value, flag.type, limits)
+    least = flag.least if flag.above == -math.inf and not flag.choices else -math.inf
+    value = run.checked_value(name, value, flag.type, least, flag.choices)
+    if flag.type in (int, float) and not flag.above < value <= flag.most:
+        raise UserError(f"--{name} {value!r:.80}: should be " + (
+            f"at most {flag.most}" if value > flag.most else f"above {flag.above}"))
+    return value
 
 
 def settle(given: Values, flags: Mapping[str, Flag], usual: Values = {}) -> dict[str, typing.Any]:
@@ -166,33 +193,6 @@ def value_of(name: str, given: object, flag: Flag) -> object:
         return flag.type(given)
     except ValueError:
         return given
-
-
-def words_of(argv: Sequence[str]) -> tuple[list[str], dict[str, typing.Any]]:
-    """Split a command line into the words that belong to no flag and the texts of the flags by
-    name. The text is the next word, or what follows the sign in --steps=30. A flag that has no text
-    gets True. --max-new-tokens is the flag max_new_tokens."""
-    words: list[str] = []
-    texts: dict[str, typing.Any] = {}
-    rest = list(argv)
-    while rest:
-        word = rest.pop(0)
-        if not is_flag(word):
-            words.append(word)
-            continue
-        name, sign, text = word.partition("=")
-        if not sign and rest and not is_flag(rest[0]):
-            sign, text = "=", rest.pop(0)
-        if text == "--":
-            raise UserError(f"{word}: -- is no value of a flag")
-        name = "help" if name == "-h" else name.removeprefix("--").replace("-", "_")
-        texts[name] = text if sign else True
-    return words, texts
-
-
-def is_flag(word: str) -> bool:
-    """Whether a word is --steps, --steps=30 or -h. What has a blank in its name is a value."""
-    return word == "-h" or re.match("--[^ =]+(=|$)", word) is not None
 
 
 def unknown_argument(word: str, flags: Collection[str], hint: str = "--help lists the flags"

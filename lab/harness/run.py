@@ -2,43 +2,45 @@
 
     part of run.Run        plain                      here
     make_parts             the tiny model, float32    lab/harness/build.py: devices, LoRA, --task
-    batch, ask             qwen2_model.generate       lab/engine/sampler.py, with replies
-    advantage, weigh       a function of the batch    also a class with a state, placebos, --rescale
+    sample                 grpo.sample                lab/engine/sampler.py, with replies
+    advantages, weights    a function of the batch    also a class with a state, placebos, --rescale
     update                 grpo.update                lab/engine/update.py
     where_to_go_on         a checkpoint               also what has changed since
+    write_state            the optimizer              also digests of all that has to match it
     record, log, save      a run's folder             the same folder, with more in it
 """
 import inspect
+import json
 import os
+import resource
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+import run as book
 from lab.engine.methods import METHODS, refuse_other_values
-from lab.engine.errors import NotFinite, UserError, location_of, refuse_undefined
+from lab.engine.errors import NotFinite, UserError, location_of, read_json, refuse_undefined
 from lab.engine.model_folder import write_model_folder
 from lab.credit.weightings import advantage_of, drop_unfinished, rescaled_weight
-from lab.engine.policy import derived_seed
 from lab.engine.rollouts import Problem, Rollouts, has_format
 from lab.engine.update import update, update_with_change
 from lab.harness.flags import settle
 from lab.harness.build import build, make_advantage, make_weighting
+from lab.harness.kept import Kept
 from lab.harness.made_of import made_of
 from lab.harness.step_lines import with_all_metrics
-from lab.harness.record import Json, change_config, credit_path, provenance, write_credit
+from lab.harness.record import (Json, change_config, credit_path, digest_of, provenance,
+                                read_lines, write_credit)
 from lab.harness.screen import python_command, say
 from lab.harness.settings import CHANGEABLE, CONTINUE, LabSettings, make_settings, read_flags
 from lab.harness.tasks import score_again
+from qwen2_model import small_files
 from run import Run, checkpoints, remove, whole
-
-COPIED_FILES = (  # from the folder of the model into every checkpoint
-    "tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "vocab.json", "merges.txt",
-    "special_tokens_map.json", "added_tokens.json", "generation_config.json", "recipe.json")
 
 
 def open_lab_run(argv: list[str]) -> "LabRun":
@@ -70,7 +72,7 @@ def open_lab_run(argv: list[str]) -> "LabRun":
 
 class LabRun(Run):
     settings: LabSettings
-    changeable = {*CHANGEABLE}
+    methods = METHODS
     scores_agree = True  # so far, when answers were scored twice
 
     def __init__(self, settings: LabSettings, is_resumed: bool = False,
@@ -78,7 +80,7 @@ class LabRun(Run):
         self.may_begin_again = may_begin_again
         self.after_step: Callable[[], None] = lambda: None  # for a large model: returns memory
         self.drawn: Json = {}  # what dynamic sampling drew beyond the batch, in the last step
-        self.copied_files: dict[str, bytes] = {}  # files of the model's folder, by name
+        self.lock_file: os.stat_result | None = None
         self.curves: Any = None  # --track
         super().__init__(settings, is_resumed)
 
@@ -92,23 +94,28 @@ class LabRun(Run):
                 return say(f"{self.folder} is finished. It kept nothing to continue it from")
             if self.may_begin_again:
                 return
+        lines = read_lines(self.folder / "metrics.jsonl")
         super().where_to_go_on()
+        steps = [line["step"] for line in lines if line["step"] <= self.done]
+        if steps != [*range(1, self.done + 1)]:
+            raise UserError(f"{self.folder}/metrics.jsonl does not have one line for each of the "
+                            f"steps 1 to {self.done}, in order")
 
     def make_parts(self) -> None:
         parts = build(self.settings, self.checkpoint, self.drawn)
         policy, self.parts, self.policy = parts.policy, parts, parts.policy
         self.task, self.model, self.source = policy.task, policy.model, policy.folder
         self.optimizer, self.trained = parts.optimizer, parts.parameters
-        self.advantage, self.has_format = self.checked_advantage, has_format(policy.task)
-        # read now, because a user may remove the folder meanwhile: it can be an old checkpoint
-        for name in COPIED_FILES:
-            if (policy.folder / name).exists():
-                self.copied_files[name] = (policy.folder / name).read_bytes()
+        self.has_format = has_format(policy.task)
+        self.kept = {axis: Kept(inspect.unwrap(method)) for axis, method in parts.methods.items()
+                     if inspect.isfunction(method)}
+        self.copied_files = small_files(policy.folder)
         if self.checkpoint:
             parts.put_back(self.read_state(self.checkpoint))
 
     def begin(self) -> None:
         super().begin()
+        self.lock_file = (self.folder / "lock").stat()
         s, model = self.settings, self.model
         if model.is_large:
             from lab.harness.memory import FreedMemory, keep_memory, should_keep_memory
@@ -135,26 +142,23 @@ class LabRun(Run):
             raise UserError(f"{error}, in step {self.step}{rate}; "
                             f"{self.last_good_model()}") from error
 
-    def batch(self, step: int) -> Rollouts:
-        s = self.settings
+    def sample(self, problems: Sequence[Problem], answers: int, generator: torch.Generator,
+               greedy: bool | None = None) -> Rollouts:
+        """For training, or, if it is said whether greedily, for an evaluation, which samples at
+        temperature 1, whatever training does."""
+        at_one = replace(self.policy, settings=replace(self.settings, temperature=1.0))
         with self.explained():
-            problems = self.task.training_problems(s.seed, step, s.questions)
-            rollouts = self.parts.sample(problems, s.answers, derived_seed("train", s.seed, step))
+            if greedy is not None:
+                return at_one.ask(problems, answers, generator, greedy)
+            rollouts = self.parts.sample(problems, answers, generator.initial_seed())
             rollouts = self.policy.score(rollouts)
         return replace(rollouts, forward=self.policy.extra_forward())
 
-    def ask(self, problems: Sequence[Problem], answers: int, generator: torch.Generator,
-            greedy: bool = False) -> Rollouts:
-        """For an evaluation, which samples at temperature 1, whatever training does."""
-        at_one = replace(self.policy, settings=replace(self.settings, temperature=1.0))
-        with self.explained():
-            return at_one.ask(problems, answers, generator, greedy)
-
-    def checked_advantage(self, rollouts: Any) -> torch.Tensor:
+    def advantages(self, rollouts: Any) -> torch.Tensor:
         with self.asked_again("advantage", rollouts):
             return advantage_of(self.parts.advantage_method, self.settings, rollouts, self.policy)
 
-    def weigh(self, rollouts: Any) -> tuple[torch.Tensor, Json]:
+    def weights(self, rollouts: Any) -> tuple[torch.Tensor, Json]:
         s, batch = self.settings, self.trained_on(rollouts)
         with self.asked_again("mitigation", batch):
             return rescaled_weight(self.parts.weighting, s.mitigation, batch, self.policy,
@@ -170,9 +174,14 @@ class LabRun(Run):
         is_due, is_function = is_saved or self.step <= self.done + 2, inspect.isfunction(chosen)
 
         def ask() -> None:
-            refuse_other_values(
-                chosen, lambda: chosen if policy.model.is_large else make_another(s, policy),
-                f"--{axis} {getattr(s, axis)}", rollouts, policy)
+            """Of a function also without what it has kept since the start, as a resumed run has it.
+            """
+            others = [lambda: chosen if policy.model.is_large else make_another(s, policy)]
+            if is_function:
+                others.append(lambda: self.kept[axis].forgetting(chosen))
+            for another in others:
+                refuse_other_values(chosen, another, f"--{axis} {getattr(s, axis)}", rollouts,
+                                    policy)
 
         def size() -> float:
             return sum(float(p.detach().sum(dtype=torch.float64)) for p in self.model.parameters())
@@ -191,7 +200,7 @@ class LabRun(Run):
     def trained_on(self, rollouts: Rollouts) -> Rollouts:
         return drop_unfinished(rollouts) if self.settings.drop_unfinished else rollouts
 
-    def update(self, rollouts: Any, weight: torch.Tensor, is_measured: bool
+    def update(self, rollouts: Any, weight: torch.Tensor, is_measured: bool = False
                ) -> tuple[Json, dict[str, torch.Tensor]]:
         update_now = update_with_change if is_measured else update
         with self.explained():
@@ -203,9 +212,10 @@ class LabRun(Run):
             from lab.harness.resume import changed_config
             return changed_config(self.settings, self.done)
         return super().config() | provenance() | {
+            "model_config": asdict(self.model.config),
             "threads": torch.get_num_threads(), "reward": self.task.rewarded,
             "trained_parameters": sum(one.numel() for one in self.trained.values()),
-            "made_of": made_of(self.settings), "functions": self.functions(METHODS)}
+            "made_of": made_of(self.settings)}
 
     def make_folder(self) -> None:
         s, trained = self.settings, sum(one.numel() for one in self.trained.values())
@@ -219,8 +229,8 @@ class LabRun(Run):
         """Whether the folder still has its name, and no other one has taken it: the lock lies in
         the folder, and is moved with it."""
         path = self.folder / "lock"
-        return self.locked is not None and path.exists() and os.path.samestat(
-            path.stat(), os.fstat(self.locked.fileno()))
+        return self.lock_file is not None and path.exists() and os.path.samestat(
+            path.stat(), self.lock_file)
 
     def refuse_other_folder(self) -> None:
         if not self.is_here():
@@ -253,6 +263,8 @@ class LabRun(Run):
 
     def log(self, line: Json) -> None:
         line = with_all_metrics(line, self.parts.advantage_method, self.parts.weighting)
+        line["learning_rate"] = self.optimizer.learning_rate
+        line["peak_memory_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         if self.model.device.type == "cuda":
             line["peak_memory_bytes"] = torch.cuda.max_memory_allocated(self.model.device)
         for name, count in self.drawn.items():
@@ -276,6 +288,34 @@ class LabRun(Run):
         return {name: tensor.detach().cpu().contiguous()
                 for name, tensor in self.parts.state().items()}
 
+    def digests(self, checkpoint: Path, step: int) -> dict[str, str]:
+        """Hashes of everything that has to match a checkpoint."""
+        s, task = self.settings, self.task
+        problems = [*task.training_problems(s.seed, step, s.questions),
+                    *(task.held_out_problems(s.eval_tasks) if s.eval_every else [])]
+        settings = {name: value for name, value in s.to_json().items()
+                    if name not in {"out", *CHANGEABLE}}
+        return {"its number": str(step), "a setting in config.json": book.digest_of(settings),
+                "the task's choice of problems": book.digest_of(
+                    [(task.prompt_for(problem), task.show(problem)) for problem in problems]),
+                "its model": digest_of(checkpoint / "model.safetensors"),
+                "its trainer's state": digest_of(checkpoint / "trainer" / "state.safetensors")}
+
+    def read_state(self, checkpoint: Path) -> dict[str, torch.Tensor]:
+        path = checkpoint / "trainer" / "state.json"
+        if not path.exists() and "made_of" not in read_json(self.folder / "config.json"):
+            return super().read_state(checkpoint)  # a run of the book keeps no digests
+        known = read_json(path)
+        for what, digest in self.digests(checkpoint, self.done).items():
+            if known.get(what) != digest:
+                raise UserError(f"{checkpoint}: {what} has changed since this checkpoint was made, "
+                                "so the run cannot go on from it")
+        return super().read_state(checkpoint)
+
+    def write_state(self, path: Path, step: int) -> None:
+        super().write_state(path, step)
+        (path / "state.json").write_text(json.dumps(self.digests(path.parent, step)))
+
     def save(self, step: int) -> None:
         """With --checkpoint_every 0 the model is written at the end, alone."""
         if step == self.settings.steps and not self.settings.checkpoint_every:
@@ -287,6 +327,7 @@ class LabRun(Run):
                                if value.is_floating_point()))
         self.refuse_other_folder()
         super().save(step)
+
 
     def write_model(self, folder: Path, parameters: Mapping[str, torch.Tensor] | None = None
                     ) -> None:

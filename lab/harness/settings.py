@@ -10,15 +10,14 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from lab.engine.methods import (ADVANTAGES, CLIP_KINDS, METHODS, MITIGATIONS, NEVER_RESCALED,
+from lab.engine.methods import (CLIP_KINDS, METHODS, NEVER_RESCALED,
                                 axis_of)
 from lab.engine.errors import UserError, location_of, read_json
-from countdown_task import option
-from lab.harness.flags import (Flag, Requirement, check_value, flags_of, help_text, settle,
-                               unknown_argument, value_of, words_of)
+from lab.harness.flags import (Flag, Requirement, check_value, flags_of, help_text, option,
+                               settle, unknown_argument, value_of)
 from lab.harness.record import Json, find_folder
 from lab.harness.tasks import file_of_task, load_task, with_module_name
-from run import Settings, recipe_in, say
+from run import Settings, recipe_in, say, words_of
 
 MODES = ("sampled", "greedy")  # the answers of an evaluation
 PLACEBOS = ("none", "weights", "weights_by_kind", "weights_by_position",
@@ -55,13 +54,7 @@ CHANGEABLE = ("steps", "device", "checkpointing", "deterministic", "threads", "m
 
 @dataclass
 class LabSettings(Settings):
-    """The settings of a run beyond the book. The first three are the book's, with more choices."""
-    mitigation: str = option(
-        "none", "the weighting: how the advantage of an answer is spread over its tokens. The "
-        "choices are listed below", choices=MITIGATIONS)
-    advantage: str = option(
-        "grpo", "how advantages are computed from rewards. The choices are listed below",
-        choices=ADVANTAGES)
+    """The settings of a run beyond the book. The first one is the book's, with one more choice."""
     rescale: str = option(
         "mean", "the number by which all weights of a batch are multiplied. mean: their mean "
         "becomes 1. gradient: the sum of the sizes of the tokens' gradients becomes what it is "
@@ -140,6 +133,8 @@ OTHERWISE: dict[str, typing.Callable[[typing.Any], object]] = {
     "rescale": lambda s: "none" if s.mitigation in NEVER_RESCALED else "mean"}
 OPTIONS = {name: replace(flag, requires=REQUIRED.get(name), otherwise=OTHERWISE.get(name))
            for name, flag in flags_of(LabSettings).items()}
+OPTIONS |= {name: replace(OPTIONS[name], choices=METHODS.get(name, ()))
+            for name in ("task", "mitigation", "advantage")}  # more than those of the book
 DEFAULTS = {name: flag.default for name, flag in OPTIONS.items()}
 # flags that are read with the settings, but are no settings
 CONTINUE = {

@@ -19,7 +19,6 @@ if __name__ == "__main__":
     raise SystemExit("start it with: python -m lab warmup")
 import json
 import random
-import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,12 +32,12 @@ from lab.engine.errors import UserError
 from lab.engine.model_folder import read_model_folder, write_model_folder
 from lab.engine.tokens import load_tokenizer
 from lab.harness.record import find_folder, new_folder
-from lab.harness.run import COPIED_FILES
 from lab.harness.flags import MOST_THREADS, Flag, read
 from lab.engine.policy import sample_answers
 from lab.engine.rollouts import score_answers
 from lab.engine.model import ModelConfig, Qwen2
 from lab.tools.demonstrations import TASK, batches, make_tokenizer
+from qwen2_model import small_files
 
 SIZES = {"small": (2, 64), "medium": (3, 128), "large": (4, 192)}  # blocks, hidden size
 FLAGS = {
@@ -212,6 +211,6 @@ def save(folder: Path, model: Qwen2, tokenizer: Tokenizer, recipe: dict,
         text = json.dumps(content, indent=2) + "\n"
         (folder / f"{name}.json").write_text(text, encoding="utf-8")
     if source:
-        for name in {*COPIED_FILES} - {"recipe.json"}:
-            if (source / name).exists():
-                shutil.copyfile(source / name, folder / name)
+        for name, content in small_files(source).items():
+            if name not in ("recipe.json", "README.md"):
+                (folder / name).write_bytes(content)
