@@ -1,64 +1,63 @@
-"""Is a method right on average, and how noisy is it? Computed where all answers are listed.
+"""Is a method right on average, and how noisy is it? Computed where all batches are listed.
 
-    python -m lab exact my_idea --strength 10    # a weighting or an advantage: seconds
-    python -m lab exact rloo --loss_norm token   # with a flag of the loss
+    python -m lab exact my_idea                  # a weighting or an advantage, with its flags
+    python -m lab exact rloo gae measured        # several
+    python -m lab exact my_file.py:my_function   # anybody's advantage: see `foreign`
+    python -m lab exact --all --json             # all methods, in some minutes
 
-A world has a Qwen2 of a few hundred parameters, hidden problems, random rewards and replies. Its
-answers have so few tokens that all are listed, and all groups of answers to a problem, beside fixed
-answers to another one. So what a method does on average is a sum, and no estimate:
+In a small world (lab/worlds.py) all batches are listed with their probabilities. Each goes through
+the functions of a training step up to the loss. So what a method does on average is a sum:
 
-    truth     the gradient of the expected reward at the logits of all prefixes
-    mean      the gradient of the loss there, averaged over all groups
-    cosine    between the two. 1 is the right direction
+    truth     the gradient of the expected reward at the logits of all beginnings of answers
+    mean      the gradient of minus the loss there, averaged over all batches
+    cosine    between the two. 1 is the right direction, and below 0 the reward falls
     bias      the part of the mean that is not along the truth, as a share of the mean's length
-    length    of the mean along the truth, divided by the truth's: the learning rate mends it
     noise     the variance of a batch's gradient over its squared length along the truth, divided
               by plain GRPO's: so many times the batches have the same precision
 
+Of several worlds the lowest cosine, the largest bias, and the median and largest noise are shown.
+The exit status is 1 if a method is biased or has the wrong sign, and 2 if it cannot be judged; with
+--all it is 0. Mistakes in groups of more than four answers, beyond ten tokens, or at other steps of
+training than 2, 30 and 1000 are not seen.
+
 An advantage has weights of 1 here, a weighting has the advantage rloo, and the loss is divided by a
-constant. What is sampled or shuffled is replaced by its mean. What a method trains, such as a
-critic, is set to 2, which is wrong. A method that draws random numbers is not judged. --kl and
---entropy_bonus have another goal than the reward, and that counts as bias.
+constant. What is sampled, such as continuations, is replaced by its mean. A critic learns from all
+batches once, and then stays as it is.
 """
-import itertools
+import json
 import math
 import random
 import textwrap
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from statistics import median
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
-from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 
-from lab.credit import causal_ablation, measured, monte_carlo, turns
-from lab.credit.entropy_bonus import entropy_bonus
+from grpo import grpo, policy_loss, rloo
+from lab.credit.weightings import drop_unfinished, rescaled_weight
 from lab.engine.errors import UserError
-from lab.engine.methods import (MITIGATIONS, NEVER_RESCALED, WHOLE_ANSWERS, Choice, Method, make,
-                                method_of)
-from lab.engine.policy import Policy
-from lab.engine.rollouts import OF_TURNS, Rollouts, score_answers
-from lab.engine.update import divergence, length_scaling, rescaling
-from grpo import policy_loss, rloo
+from lab.engine.methods import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, Choice, checked_credit,
+                                copied_state, make, method_of)
+from lab.engine.rollouts import Rollouts
+from lab.engine.update import length_scaling
+from lab.formula.calling import LossFailed, failed, load_loss
 from lab.harness.build import OF_ONE_TURN
 from lab.harness.flags import Flag, flags_of, read, settle, unknown_argument
 from lab.harness.settings import LabSettings
-from lab.credit.weightings import cells_of
-from lab.engine.model import ModelConfig, Qwen2
-from lab.credit.weightings import drop_unfinished
+from lab.worlds import LETTERS, Batch, World, worlds_of
 
-Tokens = tuple[int, ...]
-SPELLING = {"1": 0, "x": 1, "<answer>": 2}
-PROMPT = SPELLING["x"]
-FLAGS = {name: flags_of(LabSettings)[name] for name in (
-    "loss_norm", "drop_unfinished", "rescale", "placebo", "entropy_bonus", "kl", "kl_kind")}
-FLAGS["loss_norm"] = replace(FLAGS["loss_norm"], default="constant")
-EXACT = 1e-4  # a smaller bias is rounding
+ROUNDING = 1e-6  # a smaller part of a typical gradient is rounding
+RIGHT, BIASED, WRONG_SIGN, NOT_JUDGED = "right", "biased", "wrong sign", "cannot be judged"
+OF_LOSS = {name: flags_of(LabSettings)[name] for name in (
+    "loss_norm", "drop_unfinished", "rescale")}
+OF_LOSS["loss_norm"] = replace(OF_LOSS["loss_norm"], default="constant")
+FLAGS = OF_LOSS | {
+    "seeds": Flag(3, "worlds of each kind", least=1, most=100),
+    "all": Flag(False, "judge all methods"), "json": Flag(False, "print JSON")}
 # flags with which a method does something in answers of few tokens
 SUITED: dict[str, dict[str, Any]] = {
     "measured": {"measured_above": 0.0}, "turn_credit": {"continuations": 6},
@@ -67,377 +66,223 @@ SUITED: dict[str, dict[str, Any]] = {
     "pass_at_k": {"pass_k": 1}, "causal_ablation": {"ablate_every": 1}}
 
 
-class Kind(NamedTuple):
-    """What a world is like. Groups of `size` answers are listed, beside a group of `beside`."""
-    turns: int = 1
-    problems: int = 1
-    graded: bool = True                # rewards have four values, and not two
-    limit: int = 3                     # max_new_tokens
-    stop: tuple[int, ...] = (0,)       # tokens that end a turn
-    vocabulary: int = 3
-    size: int = 2
-    beside: int = 2
-    pays: bool = False                 # each turn, and not the answer as a whole
-
-
-WORLDS = {
-    "one turn, rewards 0 and 1": Kind(graded=False),
-    "one turn, rewards of four values": Kind(),
-    "one turn, several problems": Kind(problems=3, limit=2),
-    "two turns": Kind(turns=2, problems=3, limit=4, stop=(0, 1, 2)),
-    "three turns": Kind(turns=3, problems=3, limit=7, stop=(0, 1), vocabulary=2),
-    "three turns, each is paid": Kind(turns=3, problems=3, limit=7, stop=(0, 1), vocabulary=2,
-                                      pays=True),
-    "two turns, answers cut off": Kind(turns=2, problems=3, stop=(0, 1)),
-    "two turns, groups of 3 and 2": Kind(turns=2, problems=3, limit=4, stop=(0, 1), vocabulary=2,
-                                         size=3),
-    "two turns, a group of one": Kind(turns=2, problems=3, limit=4, stop=(0, 1, 2), size=1,
-                                      beside=3)}
-
-
-class Answer(NamedTuple):
-    problem: int
-    ids: Tokens
-    drawn: tuple[bool, ...]            # by the model; the others are of replies
-    finished: bool
-    chance: float                      # among the answers to its problem
-
-
 class Mean(NamedTuple):
     """What a method does on average in a world."""
+    world: str             # its kind
     cosine: float
     bias: float
-    length: float                      # 0: it gives no gradient
-    noise: float                       # variance over the squared length along the truth
-
-
-# All that depends on how the engine is built is in the functions up to `coefficient`.
-
-def policy_of(task: object, kind: Kind, seed: int, settings: dict[str, Any]) -> Policy:
-    """A random policy, whose distributions differ from prefix to prefix."""
-    model = Qwen2(ModelConfig(
-        vocab_size=kind.vocabulary, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
-        head_dim=8, num_attention_heads=1, num_key_value_heads=1, eos_token_id=kind.stop))
-    generator = torch.Generator().manual_seed(seed)
-    for part in model.parameters():
-        mean = float(part.dim() == 1)  # those of a norm are 1, and not 0
-        torch.nn.init.normal_(part, mean=mean, std=0.6, generator=generator)
-    spelling = {text: number for text, number in SPELLING.items() if number < kind.vocabulary}
-    tokenizer = Tokenizer(models.BPE(vocab=spelling, merges=[]))
-    tokenizer.decoder = decoders.ByteLevel()
-    s = LabSettings(model="world", task="world", questions=kind.problems, answers=kind.size,
-                 max_new_tokens=kind.limit, **{"loss_norm": "constant", **settings})
-    return Policy(model, tokenizer, task, s, Path())
-
-
-@torch.no_grad()
-def next_logits(policy: Policy, ids: Tokens) -> Tensor:
-    """Rounded, so that prefixes with equal distributions have equal entropies on every CPU."""
-    logits = policy.model(torch.tensor([[PROMPT, *ids]]))[0, -1]
-    return logits.double().round(decimals=4)
-
-
-def rollouts_of(policy: Policy, answers: list[Answer], log_p: Tensor) -> Rollouts:
-    """These answers, scored; `log_p` (B, T, V) has the distributions of their tokens."""
-    T, groups = log_p.shape[1], range(answers[-1].problem + 1)
-    ids = padded([answer.ids for answer in answers], T)
-    mask = padded([answer.drawn for answer in answers], T).bool()
-    written = padded([[1] * len(answer.ids) for answer in answers], T).bool()
-    log_prob, p = log_p.gather(2, ids[..., None]).squeeze(2), log_p.exp()
-    columns = torch.stack([log_prob, -(p * log_p).sum(2), p.square().sum(2)]).float() * mask
-    finished = torch.tensor([answer.finished for answer in answers])
-    batch = Rollouts(groups, [[PROMPT] for _ in groups],
-                     torch.tensor([answer.problem for answer in answers]), ids, mask, finished,
-                     *columns, written=written)
-    return score_answers(batch, policy.tokenizer, policy.task)
-
-
-def padded(rows: list, T: int) -> Tensor:
-    return torch.tensor([[*row, *[0] * (T - len(row))] for row in rows])
-
-
-def batch_of(rollouts: Rollouts, groups: list[list[int]]) -> Rollouts:
-    """A batch whose groups are these rows, those of a group answers to one problem."""
-    sizes = torch.tensor([len(rows) for rows in groups])
-    problems = [int(rollouts.group[rows[0]]) for rows in groups]
-    return replace(rollouts.of_rows(torch.tensor([row for rows in groups for row in rows])),
-                   group=torch.arange(len(groups)).repeat_interleave(sizes), problems=problems,
-                   prompt_ids=[[PROMPT] for _ in groups], step=2)
-
-
-def coefficient(choice: Choice, flags: dict[str, Any], batch: Rollouts, policy: Policy, seed: int
-                ) -> Tensor:
-    """(B, T): by what the loss multiplies the gradient of each token's log-prob, as a step of
-    train.py has it. To the reference model of --kl all tokens are equally likely."""
-    s, name, method = policy.settings, choice.__name__, make(choice, flags, policy)
-    for part in vars(method).values() if isinstance(choice, type) else ():
-        for parameter in part.module.parameters() if hasattr(part, "module") else ():
-            torch.nn.init.constant_(parameter, 2.0)  # whatever it has learned
-    batch = replace(batch, generator=torch.Generator().manual_seed(seed),
-                    forward=policy.extra_forward())
-    is_weighting = MITIGATIONS.get(name) is choice
-    spread = make(rloo, {}, policy) if is_weighting else method
-    values = numbers_of(spread, batch, policy) + s.entropy_bonus * entropy_bonus(batch)
-    if s.placebo.startswith("advantages"):
-        values = mean_of_shuffles(values, batch, s.placebo, spread is not method or
-                                  name in WHOLE_ANSWERS)
-    batch = replace(batch, advantage=values)
-    batch = drop_unfinished(batch) if s.drop_unfinished else batch
-    weight = batch.mask.float()
-    if is_weighting and weight.any():
-        weight = numbers_of(method, batch, policy)
-        weight = weight if weight.any() else batch.mask.float()
-        if s.placebo.startswith("weights"):
-            weight = mean_of_shuffles(weight, batch, s.placebo)
-        weight = weight * rescaling(weight, batch, "none" if name in NEVER_RESCALED else s.rescale)
-    N = batch.length.sum().clamp(min=1)
-    scale = length_scaling(batch.length, s.loss_norm, s.max_new_tokens)
-    log_prob = batch.log_prob.double().requires_grad_()
-    loss = policy_loss(log_prob, batch.advantage.double(), weight * scale, batch.mask, float(N))
-    if s.kl:
-        reference = torch.full_like(log_prob, -math.log(policy.model.config.vocab_size))
-        kl = divergence(log_prob, reference, s.kl_kind)
-        loss = loss + s.kl * (scale * kl * batch.mask).sum() / N
-    return -torch.autograd.grad(loss, log_prob)[0].detach()
-
-
-def numbers_of(method: Method, batch: Rollouts, policy: Policy) -> Tensor:
-    """(B, T): what a method returns, without the checks of a step, which take most of its time."""
-    values = method(batch, policy).detach().float().expand(batch.mask.shape)
-    values = values.masked_fill(~batch.mask, 0.0)
-    if not values.isfinite().all():
-        raise UserError("it is not finite here")
-    return values
-
-
-def mean_of_shuffles(value: Tensor, batch: Rollouts, placebo: str, whole_answers: bool = False
-                     ) -> Tensor:
-    """The mean over all orders in which --placebo can put these values (B, T)."""
-    cells, mean = cells_of("advantages" if whole_answers else placebo, batch), value.clone()
-    counted = batch.begins_turn & (batch.turn == 0) if whole_answers else batch.mask
-    for cell in cells.unique():
-        inside = (cells == cell) & batch.mask
-        if inside.any():
-            mean[inside] = value[(cells == cell) & counted].mean()
-    return mean
-
-
-class WorldTask:
-    """What an answer earns, and what the environment replies, are random numbers that follow from
-    the problem and the answer."""
-
-    def __init__(self, kind: Kind, seed: int):
-        self.kind, self.seed, self.count = kind, seed, 0
-        if kind.turns > 1:
-            self.reply, self.redraw = self.own_reply, self.own_redraw
-
-    def prompt_for(self, problem: int) -> str:
-        return "x"
-
-    show = prompt_for
-
-    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
-        return ([1 + (piece == b"<answer>") for piece in pieces],
-                [2 * (piece == b"1") for piece in pieces])
-
-    def score(self, problem: int, text: Any) -> dict[str, Any]:
-        if not self.kind.pays:
-            return self.score_of(problem, text)
-        # that of a turn follows from it and the turns before it
-        of_turns = [self.score_of(problem, text[:d + 1])["reward"] for d in range(len(text))]
-        return {**self.score_of(problem, text), "reward": sum(of_turns), OF_TURNS: of_turns}
-
-    def score_of(self, problem: int, text: object) -> dict[str, float]:
-        draw = random.Random(f"reward {self.seed} {problem} {text}")
-        right, neat = float(draw.random() < 0.4), float(draw.random() < 0.5)
-        return {"reward": right + 0.3 * neat * self.kind.graded, "answer": right, "format": neat,
-                "reasoning": draw.random()}
-
-    def own_reply(self, problem: int, turns: list[str]) -> str | None:
-        draw = random.Random(f"reply {self.seed} {problem} {turns}")
-        return None if len(turns) == self.kind.turns else draw.choice((None, "1", "x", "xx"))
-
-    def own_redraw(self, problem: int, turns: list[str], rng: object) -> int:
-        """The problems that fit, in turn: in six calls each of them comes equally often."""
-        fit = [other for other in range(self.kind.problems)
-               if all(self.own_reply(other, turns[:d]) == self.own_reply(problem, turns[:d])
-                      for d in range(1, len(turns) + 1))]
-        self.count += 1
-        return fit[self.count % len(fit)]
-
-
-class World:
-    """A task, its policy, and all answers to each of its problems."""
-
-    def __init__(self, kind: Kind, settings: dict[str, Any] | None = None, seed: int = 3):
-        self.kind = kind
-        self.policy = policy_of(WorldTask(kind, seed), kind, seed, settings or {})
-        self.next: dict[Tokens, Tensor] = {}  # of each prefix the log-probs (V,)
-        self.answers = [answer for problem in range(kind.problems)
-                        for answer in self.continued(problem, (), (), 1.0)]
-        self.log_p = torch.stack(list(self.next.values()))  # (prefixes, V)
-        number = {prefix: place for place, prefix in enumerate(self.next)}
-        # (n, T) which prefix each token follows; those of replies count nowhere
-        self.places = padded([[number.get(answer.ids[:t], 0) for t in range(len(answer.ids))]
-                              for answer in self.answers], kind.limit)
-        self.rollouts = rollouts_of(self.policy, self.answers, self.log_p[self.places])
-        self.chances = torch.tensor([answer.chance for answer in self.answers]).double()
-
-    def continued(self, problem: int, ids: Tokens, drawn: tuple[bool, ...], chance: float
-                  ) -> Iterator[Answer]:
-        """All answers that begin so, as the sampler would go on."""
-        if len(ids) == self.kind.limit:
-            yield Answer(problem, ids, drawn, False, chance)
-            return
-        if ids not in self.next:
-            self.next[ids] = next_logits(self.policy, ids).log_softmax(0)
-        for token, p in enumerate(self.next[ids].exp().tolist()):
-            more, own, reply = (*ids, token), (*drawn, True), Tokens()
-            if token in self.kind.stop:
-                environment, written = self.policy.environment, None
-                if environment:
-                    written = environment.reply(problem, list(more), list(own))
-                if written is None:
-                    yield Answer(problem, more, own, True, chance * p)
-                    continue
-                reply = tuple(written[:self.kind.limit - len(more)])
-            yield from self.continued(problem, more + reply, own + (False,) * len(reply),
-                                      chance * p)
-
-    def value(self, problem: int, prefix: Tokens, without: int = -1) -> float:
-        """The mean reward of the answers that begin so, and go on without this token."""
-        chances, total = 0.0, 0.0
-        for answer, reward in zip(self.answers, self.rollouts.reward.tolist()):
-            rest = answer.ids[len(prefix):]
-            begins_so = answer.problem == problem and answer.ids[:len(prefix)] == prefix
-            if begins_so and (not rest or rest[0] != without):
-                chances, total = chances + answer.chance, total + answer.chance * reward
-        return total / chances
-
-    def gradients(self, which: Tensor, coefficients: Tensor) -> Tensor:
-        """(M, prefixes * V): sum of coefficient * (onehot - p), the gradient at all logits, of M
-        groups of answers (M, n) with coefficients (M, n, T)."""
-        places, ids = self.places[which].flatten(1), self.rollouts.ids[which].flatten(1)
-        values = (coefficients * self.rollouts.mask[which]).double().flatten(1)
-        at_prefix = torch.zeros(len(which), len(self.log_p)).double().scatter_add(1, places, values)
-        result = (-at_prefix[..., None] * self.log_p.exp()).flatten(1)
-        return result.scatter_add(1, places * self.kind.vocabulary + ids, values)
-
-    @property
-    def truth(self) -> Tensor:
-        reward = self.rollouts.reward[:, None, None].expand(-1, 1, self.kind.limit)
-        each = self.gradients(torch.arange(len(self.answers))[:, None], reward)
-        return self.chances @ each / self.kind.problems
-
-    def estimates(self, choice: Choice, flags: dict[str, Any] = {}, seed: int = 0
-                  ) -> tuple[Tensor, Tensor]:
-        """The probability (M,) of each group, and the gradient (M, prefixes * V) that a method
-        makes of it, beside the fixed group."""
-        n, B = self.kind.size, self.kind.size + self.kind.beside
-        of_problem = [(self.rollouts.group == problem).nonzero()[:, 0].tolist()
-                      for problem in range(self.kind.problems)]
-        fixed = of_problem[-1][::2][:self.kind.beside]
-        groups = [rows for answers in of_problem
-                  for rows in itertools.combinations_with_replacement(answers, n)]
-        chances, coefficients = [], []
-        for rows in groups:
-            with self.exact_values():
-                found = coefficient(choice, flags, batch_of(self.rollouts, [rows, fixed]),
-                                    self.policy, seed)
-            # the loss is divided by B * limit, and this gradient by the group's answers
-            coefficients.append(found[:n] * B * self.kind.limit / n)
-            orders = math.factorial(n) / math.prod(map(math.factorial, Counter(rows).values()))
-            chances.append(orders * self.chances[list(rows)].prod() / self.kind.problems)
-        return torch.stack(chances), self.gradients(torch.tensor(groups), torch.stack(coefficients))
-
-    @contextmanager
-    def exact_values(self) -> Iterator[None]:
-        """Within it all continuations have their exact mean as their reward."""
-        def exact(policy: Policy, rollouts: Rollouts, prefixes: list[monte_carlo.Prefix], k: int,
-                  progress: object = None, without: list[int] | None = None) -> tuple[Tensor, Any]:
-            others = without or [-1] * len(prefixes)
-            values = [self.value(rollouts.problems[group], ids, other)
-                      for (group, ids), other in zip(prefixes, others)]
-            return torch.tensor(values)[:, None].expand(-1, k).clone(), {}
-
-        with ExitStack() as stack:
-            for module in (monte_carlo, measured, causal_ablation, turns):
-                stack.enter_context(mock.patch.object(module, "continuation_rewards", exact))
-            yield
-
-
-def compared(chances: Tensor, gradients: Tensor, truth: Tensor) -> Mean:
-    """What estimates (M, P) with these chances (M,) are on average, beside the truth (P,)."""
-    mean = chances @ gradients
-    size, along = mean.norm().item(), (mean @ truth / truth.norm()).item()
-    if size < EXACT * truth.norm().item():
-        return Mean(math.nan, 0.0, 0.0, math.inf)
-    across = (mean - along * truth / truth.norm()).norm().item()
-    variance = (chances @ (gradients - mean).square().sum(1)).item()
-    return Mean(along / size, across / size, along / truth.norm().item(),
-                variance / along ** 2 if along > 0 else math.inf)
+    length: float          # of the mean along the truth, divided by the truth's
+    noise: float
+    batches: int           # that were listed
+    difference: str = ""   # where the mean is most wrong, in words
 
 
 class Verdict(NamedTuple):
-    word: str                          # unbiased, biased, or why it is not judged
-    means: dict[str, Mean]             # by world, where it gives a gradient
-    stops: dict[str, str]              # why it gives none in other worlds
+    word: str
+    why: str               # sentences about it
+    means: list[Mean]      # of all worlds
 
 
-def judge(choice: Choice, flags: dict[str, Any], worlds: dict[str, World]) -> Verdict:
-    """Biased is what is biased in one world."""
-    name, means, stops = choice.__name__, {}, {}
+def gradients(world: World, choice: Choice, flags: Mapping[str, Any], batches: Iterable[Batch],
+              seed: int = 0) -> Tensor:
+    """(M, P): the gradient of minus the loss at all logits, for each batch."""
+    method: Any = make(choice, flags, world.policy)
+    learns, found = hasattr(method, "state_dict"), []
+    with world.exact_values():
+        for groups in world.batches() if learns else ():
+            gradient(world, choice, method, groups, 0)
+        state = copied_state(method)
+        for groups in batches:
+            if learns:
+                method.load_state_dict(state)
+            elif isinstance(choice, type):  # it forgets the batch before
+                method = make(choice, flags, world.policy)
+            found.append(gradient(world, choice, method, groups, seed))
+    return torch.stack(found)
+
+
+def gradient(world: World, choice: Choice, method: Any, groups: Batch, seed: int) -> Tensor:
+    """(P,): as a step of training has it."""
+    name, s, policy = choice.__name__, world.policy.settings, world.policy
+    is_weighting = MITIGATIONS.data.get(name) is choice
+    batch = replace(world.batch(groups), generator=torch.Generator().manual_seed(seed),
+                    forward=policy.extra_forward())
+    values = rloo(batch) if is_weighting else checked_credit(method, f"the advantage {name}", batch,
+                                                             policy)
+    batch = replace(batch, advantage=values)
+    batch = drop_unfinished(batch) if s.drop_unfinished else batch
+    weight = batch.mask.float()
+    if is_weighting:
+        rescale = "none" if name in NEVER_RESCALED else s.rescale
+        weight, _ = rescaled_weight(method, name, batch, policy, rescale)
+    weight = weight * length_scaling(batch.length, s.loss_norm, s.max_new_tokens)
+    loss = policy_loss(world.log_prob[[*sum(groups, ())]], values.double(), weight.double(),
+                       batch.mask, int(batch.length.sum().clamp(min=1)))
+    [at_logits] = torch.autograd.grad(loss, world.logits, retain_graph=True)
+    # the loss is divided by answers * max_new_tokens, and the truth is that of one answer
+    return -at_logits.flatten() * world.kind.limit
+
+
+def compared(world: World, batches: Mapping[Batch, float], found: Tensor) -> Mean:
+    """What the gradients (M, P) of all batches are on average, beside the truth."""
+    chance, scale = torch.tensor([*batches.values()]).double(), float(world.truth.norm())
+    mean, truth = chance @ found, world.truth / scale
+    size, along = float(mean.norm()), float(mean @ truth)
+    typical = float(chance @ found.square().sum(1)) ** 0.5
+    if size <= ROUNDING * typical:
+        return Mean(world.about, 0.0, 1.0, 0.0, math.inf, len(found))
+    across = float((mean - along * truth).norm())
+    bias = across / size if across > ROUNDING * typical else 0.0
+    noise = float(chance @ (found - mean).square().sum(1)) / along ** 2 if along > 0 else math.inf
+    as_long = mean * scale / along if along > 0 else mean
+    most = int((as_long - world.truth).abs().argmax())
+    row, token = divmod(most, len(LETTERS))
+    begun = "".join(LETTERS[one] for one in [*world.beginnings][row][1])
+    difference = (f"{LETTERS[token]} {f'behind {begun}' if begun else 'at the start'} is pushed by "
+                  f"{as_long[most]:+.4f}, and {world.truth[most]:+.4f} would be right")
+    return Mean(world.about, along / size, bias, along / scale, noise, len(found), difference)
+
+
+def judged(world: World, choice: Choice, flags: Mapping[str, Any]) -> Mean:
+    """If the order of answers or groups matters to a method, all orders are listed. Whether it
+    does, and whether a method draws random numbers, is seen in the most varied batches."""
+    batches, shuffle, shuffled = world.batches(), random.Random(0), []
+    listed = [*batches]
+    varied = sorted(range(len(listed)), key=lambda n: len({*sum(listed[n], ())}))[-20:]
+    found, some = gradients(world, choice, flags, batches), [listed[n] for n in varied]
+    if not found[varied].equal(gradients(world, choice, flags, some, seed=1)):
+        raise UserError("it draws random numbers, or it remembers earlier batches")
+    for groups in some:
+        alike = len({*map(len, groups)}) == 1
+        order = shuffle.sample(groups, len(groups)) if alike else groups
+        shuffled.append(tuple(tuple(shuffle.sample(rows, len(rows))) for rows in order))
+    if not found[varied].allclose(gradients(world, choice, flags, shuffled), rtol=0, atol=1e-5):
+        batches = world.batches(ordered=True)
+        found = gradients(world, choice, flags, batches)
+    return compared(world, batches, found)
+
+
+def judge(choice: Choice, flags: Mapping[str, Any], worlds: list[World],
+          plain: dict[World, float]) -> Verdict:
+    """`plain` keeps the noise of plain GRPO in each world."""
+    name, means, refusals, failures = choice.__name__, [], [], []
     flags = {**SUITED.get(name, {}), **flags}
-    for about, world in worlds.items():
+    for world in worlds:
         try:
             if name in OF_ONE_TURN and world.kind.turns > 1:
                 raise UserError("it takes answers of one turn")
-            chances, gradients = world.estimates(choice, flags)
-            if not means and not gradients.equal(world.estimates(choice, flags, seed=1)[1]):
-                return Verdict("it draws random numbers", {}, {})
-        except Exception as error:  # a user's idea may need what these worlds lack
-            stops[about] = " ".join(str(error).split()) or type(error).__name__
+            make(choice, flags, world.policy)
+        except UserError as error:  # it is not made for such a task, and says so
+            refusals.append(f"{world.about}. {error}")
             continue
-        mean = compared(chances, gradients, world.truth)
-        if mean.length:
-            means[about] = mean
-        else:
-            stops[about] = "it gives no gradient here"
+        try:
+            mean = judged(world, choice, flags)
+        except Exception as error:  # of a function that may be wrong
+            reason = f" {error}" if isinstance(error, UserError) else str(failed("", error))
+            failures.append(f"{world.about}.{reason}")
+            continue
+        if world not in plain:
+            batches = world.batches()
+            plain[world] = compared(world, batches, gradients(world, grpo, {}, batches)).noise
+        means.append(mean._replace(noise=mean.noise / plain[world]))
+    word, why = in_words(name, means, bool(failures))
+    for does, reasons in (("fails in", failures), ("is not made for", refusals)):
+        if reasons:
+            why += f" It {does} {len(reasons)} of {len(worlds)} worlds, first: {reasons[0]}"
+    return Verdict(word, why, means)
+
+
+def in_words(name: str, means: list[Mean], fails: bool) -> tuple[str, str]:
+    """The word, and a sentence."""
+    wrong = [mean for mean in means if mean.bias or mean.length <= 0]
     if not means:
-        return Verdict(next(iter(stops.values())), means, stops)
-    is_biased = any(mean.bias > EXACT for mean in means.values())
-    return Verdict("biased" if is_biased else "unbiased", means, stops)
+        return NOT_JUDGED, f"{name} ran in no world."
+    if all(mean.length == 0 for mean in means):
+        return NOT_JUDGED, f"{name} gives no gradient in {len(means)} worlds."
+    if not wrong:
+        return NOT_JUDGED if fails else RIGHT, f"{name} is right on average in {len(means)} worlds."
+    worst = min(wrong, key=lambda mean: mean.cosine)
+    where = f"in {len(wrong)} of {len(means)} worlds, most in: {worst.world}. There"
+    if not worst.bias or all(mean.length < 0 for mean in means):
+        return WRONG_SIGN, (f"{name} has the wrong sign {where} its mean gradient points against "
+                            "the true one, so the reward falls.")
+    return BIASED, (f"{name} is biased {where} the cosine of its mean gradient with the true one "
+                    f"is {worst.cosine:.6f}: {worst.difference}. More answers do not mend that.")
 
 
-def in_words(name: str, verdict: Verdict) -> str:
-    if verdict.word not in ("unbiased", "biased"):
-        return f"{name} is not judged: {verdict.word}."
-    if verdict.word == "unbiased":
-        return f"{name} is right on average in all {len(verdict.means)} worlds in which it runs."
-    worst, mean = min(verdict.means.items(), key=lambda one: one[1].cosine)
-    count = sum(mean.bias > EXACT for mean in verdict.means.values())
-    return (f"{name} is biased in {count} of {len(verdict.means)} worlds, most in: {worst}. "
-            f"There its mean gradient has a cosine of {mean.cosine:.4f} with the true one, so "
-            f"{mean.bias:.0%} of its length points elsewhere, and more answers do not mend that.")
+def foreign(where: str) -> Choice:
+    """The function of FILE:function, anybody's advantage:
+
+        f(rewards (B,), mask (B, T), group (B,)) -> (B,) or (B, T)
+
+    `mask` is True at the policy's tokens, so each turn is a run of True. Answers to one problem
+    stand side by side, and have the same `group`. examples/foreign_advantages.py brings functions
+    of TRL, verl and AgentCreditBench into this form."""
+    file, _, name = where.rpartition(":")
+    try:
+        function: Any = load_loss(Path(file), name)
+    except LossFailed as error:
+        raise UserError(str(error)) from None
+
+    def called(rollouts: Rollouts) -> Tensor:
+        given = rollouts.reward, rollouts.mask, rollouts.group
+        values = torch.as_tensor(function(*(one.clone() for one in given)))
+        if values.shape not in (given[0].shape, given[1].shape):
+            raise UserError(f"{name} returned the shape {tuple(values.shape)}, for a mask of the "
+                            f"shape {tuple(given[1].shape)}")
+        return values[:, None] if values.dim() == 1 else values
+
+    called.__name__ = name
+    return called
 
 
-def main(argv: list[str]) -> None:
+def summary(means: list[Mean]) -> dict[str, float]:
+    _, cosine, bias, length, noise, batches, _ = zip(*means)
+    return {"cosine": min(cosine), "bias": max(bias), "length": min(length), "noise": median(noise),
+            "noise_most": max(noise), "worlds": len(means), "batches": sum(batches)}
+
+
+def show(verdicts: Mapping[str, Verdict]) -> None:
+    """A table of methods, or of the kinds of worlds of one method; and sentences."""
+    rows = [(name, means, word) for name, (word, _, means) in verdicts.items()]
+    if len(rows) == 1:
+        means = rows[0][1]
+        rows = [(about, [mean for mean in means if mean.world == about], "")
+                for about in dict.fromkeys(mean.world for mean in means)]
+    print(f"{'':34s}{'cosine':>9s}{'bias':>9s}{'noise':>8s}{'largest':>9s}{'batches':>9s}")
+    for label, means, word in rows:
+        form = "{cosine:9.4f}{bias:9.5f}{noise:8.2f}{noise_most:9.2f}{batches:9d}"
+        numbers = form.format(**summary(means)) if means else " " * 44
+        print(f"{label:34s}{numbers}  {word}".rstrip())
+    for word, why, _ in verdicts.values():
+        print(f"\n{textwrap.fill(f'{word.upper()}: {why}', 100)}")
+
+
+def as_json(verdicts: Mapping[str, Verdict]) -> str:
+    found = [{"method": name, "word": word, "why": why, **(summary(means) if means else {}),
+              "of_worlds": [mean._asdict() for mean in means]}
+             for name, (word, why, means) in verdicts.items()]
+    return json.dumps(found, indent=1).replace(" Infinity", " null")  # which JSON does not have
+
+
+def main(argv: list[str]) -> int:
     others: dict[str, Any] = {}
-    known = {**FLAGS, "seed": Flag(3, "seed of the rewards, the replies and the model")}
-    args = read(argv, "python -m lab exact NAME [flags]", __doc__, known, {
-        "NAME": "a weighting or an advantage, with its own flags"}, others)
-    choice = method_of(args.name)
-    own = flags_of(choice)
-    for name in others.keys() - own.keys():
-        raise unknown_argument(f"--{name}", [*own, *known])
-    worlds = {about: World(kind, {name: getattr(args, name) for name in FLAGS}, args.seed)
-              for about, kind in WORLDS.items()}
-    verdict = judge(choice, {name: settle(others, own)[name] for name in others}, worlds)
-    plain = judge(method_of("grpo"), {}, worlds).means
-    print(f"{'':36s}{'cosine':>8s}{'bias':>8s}{'length':>8s}{'noise':>8s}")
-    for about, mean in verdict.means.items():
-        row = f"{about:36s}{mean.cosine:8.4f}{mean.bias:8.3f}{mean.length:8.2f}"
-        print(row + (f"{mean.noise / plain[about].noise:8.2f}" if about in plain else ""))
-    for about, why in verdict.stops.items():
-        print(f"{about:36s}  {why:.62s}")
-    print("\n" + textwrap.fill(in_words(args.name, verdict), 100))
+    args = read(argv, "python -m lab exact NAME [NAME ...] [flags]", __doc__, FLAGS, {
+        "[NAME ...]": "weightings or advantages, with their flags, or FILE.py:function"}, others)
+    if bool(args.name) == args.all:
+        raise UserError("exact needs the names of methods, or --all")
+    choices = {name: foreign(name) if ":" in name else method_of(name)
+               for name in args.name or (*ADVANTAGES, *MITIGATIONS)}
+    own = {} if args.all else {flag: about for choice in choices.values()
+                               for flag, about in flags_of(choice).items()}
+    for flag in others.keys() - own.keys():
+        raise unknown_argument(f"--{flag}", [*own, *FLAGS])
+    values = settle(others, own)
+    worlds = worlds_of({name: getattr(args, name) for name in OF_LOSS}, args.seeds)
+    plain, verdicts = dict[World, float](), {}
+    for name, choice in choices.items():
+        typed = {flag: values[flag] for flag in others.keys() & flags_of(choice).keys()}
+        verdicts[name] = judge(choice, typed, worlds, plain)
+    print(as_json(verdicts)) if args.json else show(verdicts)
+    words = {verdict.word for verdict in verdicts.values()}
+    return 0 if args.all or words == {RIGHT} else 2 if words <= {RIGHT, NOT_JUDGED} else 1

@@ -8,8 +8,8 @@ import torch
 
 from lab.tools import page as program
 from lab.engine.methods import ADVANTAGES
-from lab.exact import WORLDS, World
 from lab.gradient_noise import PartNorms, in_words, noise_of, noise_share, parts_of, share_with
+from lab.tests.listed import Kind, World
 from runs import lines, run
 
 
@@ -21,13 +21,14 @@ def test_noise_by_hand():
     assert noise_of([1.0, 1.0], 4.0 + 1e-9) == 0.0
 
 
-@pytest.mark.parametrize("name, where, k", [
-    ("grpo", "two turns", 2), ("rloo", "three turns", 2),
-    ("turn_mean", "two turns, a group of one", 3)])
-def test_noise_and_signal_are_unbiased(name, where, k):
+@pytest.mark.parametrize("name, kind, k", [
+    ("grpo", Kind(turns=2, problems=3, limit=4, stop=(0, 1, 2)), 2),
+    ("rloo", Kind(turns=3, problems=3, limit=7, stop=(0, 1), vocabulary=2), 2),
+    ("turn_mean", Kind(turns=2, problems=3, limit=4, stop=(0, 1, 2), size=1), 3)])
+def test_noise_and_signal_are_unbiased(name, kind, k):
     """All batches of k groups, of which each is a random answer to a random problem: the mean
     estimates are the variance of the batch's gradient, and the squared length of its mean."""
-    chances, gradients = World(WORLDS[where]).estimates(ADVANTAGES[name])
+    chances, gradients = World(kind).estimates(ADVANTAGES[name])
     mean = chances @ gradients
     variance = float(chances @ (gradients - mean).square().sum(1)) / k
     noise = signal = 0.0

@@ -10,8 +10,8 @@ from lab.credit.measured import chain, probability_of_others
 from lab.credit.measured import measured as measured_advantage
 from lab.engine.errors import UserError
 from lab.probes.credit import squared_credit, true_credit
-from lab.exact import Kind, World
-from lab.tests.test_exact import credit_of
+from lab.tests.listed import Kind, World
+from lab.tests.test_identities import credit_of
 
 
 @pytest.fixture(scope="module")

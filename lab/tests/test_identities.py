@@ -1,0 +1,79 @@
+"""Identities of theory, and what the format is worth to a z-score, where all answers are listed."""
+import itertools
+import math
+import re
+
+import pytest
+import torch
+from conftest import ROOT, one_of
+
+import grpo
+from lab.engine.methods import ADVANTAGES
+from lab.tests.listed import Kind, World
+
+
+@pytest.mark.parametrize("seed, G", one_of(2, [(3, 2), (4, 3)]))
+def test_identities_of_the_page_on_policy_gradient(seed, G):
+    """The true credit has the true gradient, its squares add up to the variance of the reward,
+    dr_grpo is (G - 1) / G of the gradient, and GRPO's z-score c(p, G) times it."""
+    world = World(Kind(graded=False, size=G), seed=seed)
+    chance, rollouts = world.chances, world.rollouts
+    J, credit = world.value(0, ()), credit_of(world)
+    each = world.gradients(torch.arange(len(chance))[:, None], credit[:, None])
+    torch.testing.assert_close(chance @ each, world.truth, rtol=1e-5, atol=1e-8)
+    assert (chance @ credit.square().sum(1)).item() == pytest.approx(J * (1 - J), rel=1e-5)
+    for name, factor in (("rloo", 1.0), ("dr_grpo", (G - 1) / G), ("grpo", z_score_factor(J, G))):
+        chances, found = world.estimates(ADVANTAGES[name])
+        torch.testing.assert_close(chances @ found, factor * world.truth, rtol=1e-4, atol=1e-8)
+    collision = rollouts.collision.double()
+    s = grpo.gradient_size(rollouts.log_prob.double(), collision)
+    left = chance @ (s.square() * rollouts.mask).sum(1)
+    right = chance @ ((1 - collision) * rollouts.mask).sum(1)
+    assert left.item() == pytest.approx(right.item(), rel=1e-5)
+
+
+def credit_of(world):
+    """(n, T): V after each token minus V before it."""
+    credit = torch.zeros(world.rollouts.mask.shape, dtype=torch.double)
+    for row, answer in enumerate(world.answers):
+        for t in range(len(answer.ids)):
+            credit[row, t] = world.value(0, answer.ids[:t + 1]) - world.value(0, answer.ids[:t])
+    return credit
+
+
+def z_score_factor(p, G, epsilon=1e-4):
+    """The mean advantage of a right answer minus that of a wrong one, where K of the others are
+    right. Without epsilon it is E sqrt((G-1-K)/(K+1)) + E sqrt(K/(G-K))."""
+    total = 0.0
+    for K in range(G):
+        chance = math.comb(G - 1, K) * p ** K * (1 - p) ** (G - 1 - K)
+        if_right, if_wrong = (K + 1) / G, K / G
+        up = (1 - if_right) / (math.sqrt(if_right * (1 - if_right)) + epsilon)
+        down = if_wrong / (math.sqrt(if_wrong * (1 - if_wrong)) + epsilon)
+        total += chance * (up + down)
+    return total
+
+
+def test_what_the_format_is_worth_to_a_z_score():
+    """The table of lab/reports/noise.md: mean z-scores over all groups."""
+    page = (ROOT / "lab/reports/noise.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| ([\d.]+) ([\d.]+) ([\d.]+) \| ([\d.]+) \|$", page, re.M)
+    assert len(rows) == 4
+    for size, *numbers, worth in rows:
+        of = mean_z_scores(int(size), list(map(float, numbers)), [0.0, 0.1, 1.1])
+        assert (of[1] - of[0]) / (of[2] - of[1]) == pytest.approx(float(worth), abs=0.005)
+
+
+def mean_z_scores(G, chances, rewards):
+    """Of an answer with each of the rewards, whose G - 1 others have them with these chances."""
+    total = torch.zeros(len(rewards)).double()
+    for counts in itertools.product(range(G), repeat=len(rewards)):
+        if sum(counts) != G - 1:
+            continue
+        ways = math.factorial(G - 1) / math.prod(map(math.factorial, counts))
+        chance = ways * math.prod(p ** count for p, count in zip(chances, counts))
+        for kind, reward in enumerate(rewards):
+            group = [reward] + [r for r, count in zip(rewards, counts) for _ in range(count)]
+            z = grpo.group_z_score(torch.tensor(group), torch.zeros(G, dtype=torch.long))
+            total[kind] += chance * z[0]
+    return total.tolist()

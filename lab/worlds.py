@@ -1,0 +1,249 @@
+"""Small worlds for `lab exact`: a task, a policy, all answers, and all batches of answers.
+
+These are all answers to a problem of the world "one turn, three rewards", where A is the tag
+<answer> and a point ends a turn:
+
+    7.   xA7.   xx.        the policy draws 7 or x at first, and A or x after an x
+
+A token that is alone possible has probability 1 and no gradient, so long answers can be few.
+Rewards, replies and the policy's logits are random numbers that follow from a seed.
+"""
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import cache, cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+from unittest import mock
+
+import torch
+from tokenizers import Tokenizer, decoders, models
+from torch import Tensor
+
+from lab.countdown import annotate
+from lab.credit import causal_ablation, measured, monte_carlo, turns
+from lab.engine import methods
+from lab.engine.errors import location_of
+from lab.engine.model import ModelConfig, Qwen2
+from lab.engine.policy import Policy
+from lab.engine.rollouts import OF_TURNS, Rollouts, score_answers
+from lab.harness.settings import LabSettings
+
+Numbers = tuple[int, ...]
+Batch = tuple[Numbers, ...]  # the numbers of the answers of each group
+LETTERS = ".x7A!"            # one for each token
+SPELLING = {"<|im_end|>": 0, "x": 1, "7": 2, "<answer>": 3, "!": 4}
+STEPS = (2, 30, 1000)        # of training, at which the worlds are
+
+
+class Kind(NamedTuple):
+    """What a world is like. There are several turns if there are replies."""
+    texts: str                             # all that the policy can write in a turn
+    rewards: tuple[float, ...]
+    sizes: tuple[int, ...] = (2, 2)        # of the groups of a batch
+    problems: int = 2                      # with prompts of their own; with replies it is a secret
+    limit: int = 4                         # max_new_tokens
+    turns: int = 1                         # at most. A turn that ends with ! is the last one
+    replies: tuple[str | None, ...] = ()
+    pays: bool = False                     # each turn, and not the answer as a whole
+
+
+TWO, THREE = (0.0, 1.0), (0.0, 0.3, 1.3)
+WORLDS = {
+    "three groups, two rewards": Kind("7. xA7.", TWO, sizes=(2, 2, 2), problems=3),
+    "one turn, three rewards": Kind("7. xA7. xx.", THREE),
+    "groups of 4 and 2": Kind("7. xA7. xx.", THREE, sizes=(4, 2)),
+    "up to 10 tokens, or cut off": Kind("7. xxxA7xxx. xxxA7xxx7. xxxA7xxx77.", THREE, limit=10),
+    "two turns with luck": Kind("7. xx.", TWO, limit=5, turns=2, replies=(None, "7", "x")),
+    # each token ends a turn, so a long reply may look like a short one and the turn after it
+    "three turns, each is paid": Kind("! 7", TWO, limit=6, turns=3, replies=("7", "77"), pays=True),
+    "turns cut off, groups of 3 and 2": Kind("! 7", THREE, sizes=(3, 2), problems=1, limit=4,
+                                             turns=3, replies=("7", "77"))}
+
+
+def worlds_of(settings: Mapping[str, Any], seeds: int) -> list["World"]:
+    """So many worlds of each kind. Worlds in which hardly anything can be learned are left out."""
+    found = []
+    for place, about in enumerate(WORLDS):
+        worlds = (World(about, settings, seed) for seed in itertools.count())
+        telling = itertools.islice((w for w in worlds if w.truth.norm() > 0.03), seeds)
+        for number, world in enumerate(telling):
+            world.step = STEPS[(place + number) % len(STEPS)]
+            found.append(world)
+    return found
+
+
+class WorldTask:
+    """Rewards and replies are random, and follow from the seed, the problem and the answer."""
+
+    def __init__(self, kind: Kind, seed: int):
+        self.kind, self.seed, self.asked = kind, seed, 0
+        if kind.replies:
+            self.reply, self.redraw = self.own_reply, self.own_redraw
+
+    def prompt_for(self, problem: int) -> str:
+        return "x" if self.kind.replies else "x" * (1 + problem)
+
+    show = prompt_for
+
+    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
+        return annotate(pieces)
+
+    def score(self, problem: int, text: Any) -> dict[str, Any]:
+        # what a turn earns follows from it and the turns before it
+        paid_for = [text[:d + 1] for d in range(len(text))] if self.kind.pays else [text]
+        paid = [self.draw("reward", problem, one).choice(self.kind.rewards) for one in paid_for]
+        parts = {"reward": sum(paid), "answer": float(paid[-1] >= 1),
+                 "format": float(paid[-1] > 0), "reasoning": 0.0}
+        return {**parts, OF_TURNS: paid} if self.kind.pays else parts
+
+    def own_reply(self, problem: int, turns: list[str]) -> str | None:
+        is_last = len(turns) == self.kind.turns or turns[-1] == "!"
+        return None if is_last else self.draw("reply", problem, turns).choice(self.kind.replies)
+
+    def own_redraw(self, problem: int, turns: list[str], rng: object) -> int:
+        """The problems that fit, in turn: in six calls each of them comes equally often."""
+        fit = [other for other in range(self.kind.problems)
+               if all(self.own_reply(other, turns[:d]) == self.own_reply(problem, turns[:d])
+                      for d in range(1, len(turns) + 1))]
+        self.asked += 1
+        return fit[self.asked % len(fit)]
+
+    def draw(self, what: str, problem: int, text: object) -> random.Random:
+        return random.Random(f"{what} {self.seed} {problem} {text}")
+
+
+class Answer(NamedTuple):
+    problem: int
+    ids: Numbers
+    drawn: Numbers  # 1 for each token of the policy, and 0 for those of replies
+    finished: bool
+
+
+class World:
+    """The policy is a table of logits, with a row for each beginning of an answer. There is also a
+    Qwen2, for methods that ask for hidden states, but it has no say in what is drawn."""
+
+    def __init__(self, about: str, settings: Mapping[str, Any] = {}, seed: int = 0):
+        self.about, self.kind, self.step = about, WORLDS[about], STEPS[0]
+        self.task, kind = WorldTask(self.kind, seed), self.kind
+        generator = torch.Generator().manual_seed(seed)
+        tokenizer = Tokenizer(models.BPE(vocab=SPELLING, merges=[]))
+        tokenizer.decoder = decoders.ByteLevel()
+        stop = {LETTERS.index(text[-1]) for text in kind.texts.split()}
+        model = Qwen2(ModelConfig(vocab_size=len(LETTERS), hidden_size=8, intermediate_size=8,
+                                  num_hidden_layers=1, head_dim=8, num_attention_heads=1,
+                                  num_key_value_heads=1, eos_token_id=tuple(stop)))
+        for part in model.parameters():  # those of a norm are about 1, and not 0
+            torch.nn.init.normal_(part, float(part.dim() == 1), 0.6, generator=generator)
+        s = LabSettings(model="world", task="world", questions=len(kind.sizes), answers=2,
+                        max_new_tokens=kind.limit, **{"loss_norm": "constant", **settings})
+        self.policy = Policy(model, tokenizer, self.task, s, Path())
+        self.answers = [*dict.fromkeys(answer for problem in range(kind.problems)
+                                       for answer in self.continued(problem))]
+        self.draw_policy(generator)
+
+    def continued(self, problem: int, begun: str = "", drawn: Numbers = (),
+                  turns: tuple[str, ...] = ()) -> Iterator[Answer]:
+        """All answers that begin so. Several are equal where the limit cuts them off."""
+        for turn in self.kind.texts.split():
+            text, own, so_far = begun + turn, drawn + (1,) * len(turn), (*turns, turn.strip("."))
+            reply = self.task.own_reply(problem, [*so_far])
+            if reply is not None:
+                yield from self.continued(problem, text + reply, own + (0,) * len(reply), so_far)
+            else:
+                limit, ids = self.kind.limit, tuple(map(LETTERS.index, text))
+                yield Answer(problem, ids[:limit], own[:limit], len(ids) <= limit)
+
+    def draw_policy(self, generator: torch.Generator) -> None:
+        """The logits, the probabilities of all answers, and the answers as a batch."""
+        self.beginnings: dict[tuple[str, Numbers], int] = {}  # the row of each
+        columns = []
+        for problem, ids, drawn, _ in self.answers:
+            keys = [(self.task.prompt_for(problem), ids[:t]) for t in range(len(ids))]
+            rows = [self.beginnings.setdefault(key, len(self.beginnings)) if own else 0
+                    for key, own in zip(keys, drawn)]
+            columns.append([[*column, *[0] * (self.kind.limit - len(ids))]
+                            for column in (ids, drawn, rows, [1] * len(ids))])
+        ids, drawn, rows, written = torch.tensor(columns).unbind(1)               # (n, T) each
+        mask, possible = drawn.bool(), torch.zeros(len(self.beginnings), len(LETTERS)).bool()
+        possible[rows[mask], ids[mask]] = True
+        logits = torch.randn(possible.shape, generator=generator).double()
+        self.logits = logits.masked_fill(~possible, -1e4).requires_grad_()
+        log_p = self.logits.log_softmax(1)[rows]                                  # (n, T, V)
+        self.log_prob = log_p.gather(2, ids[..., None])[..., 0] * mask            # (n, T)
+        self.chance = self.log_prob.sum(1).exp()  # (n,) among the answers to its problem
+        p, log_p = log_p.detach().exp(), log_p.detach()
+        of_tokens = torch.stack([self.log_prob.detach(), -(p * log_p).sum(2), p.square().sum(2)])
+        problem, _, _, finished = zip(*self.answers)
+        prompts = [[1] * len(self.task.prompt_for(one)) for one in range(self.kind.problems)]
+        batch = Rollouts(range(len(prompts)), prompts, torch.tensor(problem), ids, mask,
+                         torch.tensor(finished), *(of_tokens * mask).float(),
+                         written=written.bool())
+        self.rollouts = score_answers(batch, self.policy.tokenizer, self.task)
+
+    @cached_property
+    def truth(self) -> Tensor:
+        """(P,): the gradient of the expected reward at all logits."""
+        expected = (self.chance * self.rollouts.reward).sum() / self.kind.problems
+        return torch.autograd.grad(expected, self.logits, retain_graph=True)[0].flatten()
+
+    def batches(self, ordered: bool = False) -> dict[Batch, float]:
+        """The probabilities of all batches. If they are `ordered`, answers, and groups of one size,
+        stand in all orders, and else only in one."""
+        kind, chances = self.kind, self.chance.tolist()
+        count, alike = len(kind.sizes), len({*kind.sizes}) == 1
+        of_sizes: list[dict[Numbers, float]] = [Counter() for _ in kind.sizes]
+        for number, problem in itertools.product(range(count), range(kind.problems)):
+            own = [row for row, answer in enumerate(self.answers) if answer.problem == problem]
+            for rows in itertools.product(own, repeat=kind.sizes[number]):
+                chance = math.prod(chances[row] for row in rows) / kind.problems
+                of_sizes[number][rows if ordered else tuple(sorted(rows))] += chance
+        found: dict[Batch, float] = Counter()
+        for chosen in itertools.product(*of_sizes):
+            distinct = len({self.answers[rows[0]].problem for rows in chosen}) == count
+            chance = math.prod(groups[rows] for groups, rows in zip(of_sizes, chosen))
+            if not kind.replies:  # problems with prompts of their own are drawn without replacement
+                chance *= distinct * kind.problems ** count / math.perm(kind.problems, count)
+            if chance:
+                found[chosen if ordered or not alike else tuple(sorted(chosen))] += chance
+        return found
+
+    @cache
+    def batch(self, groups: Batch) -> Rollouts:
+        """These answers as a step of training has them."""
+        group = [number for number, rows in enumerate(groups) for _ in rows]
+        problems = [self.answers[rows[0]].problem for rows in groups]
+        prompts = [self.rollouts.prompt_ids[problem] for problem in problems]
+        return replace(self.rollouts.of_rows(torch.tensor(sum(groups, ()))), problems=problems,
+                       group=torch.tensor(group), prompt_ids=prompts, step=self.step)
+
+    def value(self, problem: int, prefix: Numbers, without: int = -1) -> float:
+        """The mean reward of the answers that begin so and go on without this token, or 0."""
+        rows = [row for row, (of_problem, ids, *_) in enumerate(self.answers)
+                if of_problem == problem and ids[:len(prefix)] == prefix
+                and ids[len(prefix):][:1] != (without,)]
+        chance = self.chance[rows].detach()
+        return float(chance @ self.rollouts.reward[rows].double() / chance.sum()) if rows else 0.0
+
+    @contextmanager
+    def exact_values(self) -> Iterator[None]:
+        """Within it all continuations have their exact mean as their reward."""
+        def exact(policy: Policy, rollouts: Rollouts, prefixes: Sequence[monte_carlo.Prefix],
+                  k: int, progress: object = None, without: Any = None) -> tuple[Tensor, Any]:
+            values = [self.value(rollouts.problems[group], ids, other) for (group, ids), other
+                      in zip(prefixes, without or [-1] * len(prefixes))]
+            return torch.tensor(values)[:, None].expand(-1, k).clone(), {}
+
+        with ExitStack() as stack:
+            # what checks a method in training would take most of the time here
+            stack.enter_context(mock.patch.object(methods, "location_of", cache(location_of)))
+            stack.enter_context(mock.patch.object(
+                methods, "deepcopy", lambda batch, _: batch.with_each(Tensor.clone)))
+            for module in (monte_carlo, measured, causal_ablation, turns):
+                stack.enter_context(mock.patch.object(module, "continuation_rewards", exact))
+            yield
