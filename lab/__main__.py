@@ -29,10 +29,6 @@ COMMANDS = {
         name: f"probes.{name}" for name in ("claims", "notes")}}
 MODULES = {name: f"lab.{file}" for chapter in COMMANDS.values()
            for name, file in chapter.items()}
-READ_ONLY = ("To read and to copy:\n"
-             "    python examples/one_step.py    one step of GRPO, from top to bottom\n"
-             "    python examples/dpo.py         train.py with pairs of answers: DPO\n"
-             "    python train.py --task examples.largest_last    a second task")
 
 
 def main(argv: list[str]) -> None:
@@ -56,7 +52,7 @@ def overview() -> str:
     for heading, chapter in COMMANDS.items():
         lines = [about(name, file) for name, file in chapter.items()]
         parts.append("\n".join([heading, *lines]))
-    return "\n\n".join([*parts, READ_ONLY])
+    return "\n\n".join(parts)
 
 
 def about(name: str, file: str) -> str:

@@ -12,20 +12,27 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 
+import countdown_task
+import grpo
+import mitigations
+import qwen2_model
 from analyze import tokens_of
+from grpo import centred, gradient_size, group_mean, group_z_score, policy_loss
+from lab import countdown
 from lab.analysis.run_folders import task_of
 from lab.analysis.token_table import StepRecord, TokenTable
 from lab.credit.monte_carlo import continuation_rewards
+from lab.credit.weightings import drop_unfinished
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, Choices
 from lab.engine.forward import token_log_probs
 from lab.engine.optimizer import AdamW, clip_and_step
 from lab.engine.sampler import draw
-from grpo import centred, gradient_size, group_mean, group_z_score, policy_loss
 from lab.engine.update import length_scaling, rescaling, update_with_change
 from lab.harness.record import PART, Json
 from lab.harness.flags import flags_of
@@ -41,6 +48,16 @@ LENGTHS = {  # --loss_norm: the factor of an answer's length
     "sequence": "m = N / (trained answers x tokens of this one) = [[N]] / ([[trained]] x "
                 "[[tokens]]) = [[m]]",
     "constant": "m = N / (answers x max_new_tokens) = [[N]] / ([[batch]] x [[most]]) = [[m]]"}
+# functions of the lab, and those that a run of the book has in their place
+PLAIN: tuple[tuple[Callable[..., object], Callable[..., object]], ...] = (
+    (countdown.Task.score, countdown_task.Task.score),
+    (draw, qwen2_model.generate),
+    (rescaling, mitigations.weights),
+    (length_scaling, policy_loss),
+    (token_log_probs, grpo.update),
+    (clip_and_step, grpo.update),
+    (AdamW.step, grpo.AdamW.step),
+    (update_with_change, grpo.update))
 NOT_TRAINED = "cut off by the limit, so it is not trained on (--drop_unfinished)"
 ONE_UPDATE = ("of new to old probability: 1 in the only update with this batch, so PPO's clipped "
               "ratio has the gradient of log p (--epochs 1)")
@@ -53,7 +70,7 @@ Numbers = dict[str, Value | list[Value]]  # a list has one for each token
 
 def stages(config: Mapping[str, object]) -> list[Stage]:
     s = with_default_settings(config)
-    return [
+    found = [
         *sampling_stages(s, task_of(config)),
         *advantage_stages(s),
         *weight_stages(s),
@@ -63,6 +80,10 @@ def stages(config: Mapping[str, object]) -> list[Stage]:
         ("credit", "[[credit in words]]", where(continuation_rewards)),
         ("rank", "of the answer's [[tokens]] tokens it is number [[rank]] by the size of its "
                  "gradient at the logits, the largest first", where(ranks))]
+    if "device" in config:  # a setting of the lab
+        return found
+    of_book = {where(twin): where(plain) for twin, plain in PLAIN}
+    return [(label, text, of_book.get(function, function)) for label, text, function in found]
 
 
 def sampling_stages(s: SimpleNamespace, task: type | None) -> list[Stage]:
@@ -71,7 +92,7 @@ def sampling_stages(s: SimpleNamespace, task: type | None) -> list[Stage]:
     return [("rewards", "of the [[answers]] answers to this problem, [[rewards]]", score),
             ("p", "its probability: exp(log p) = exp([[log-prob]]) = [[p]]",
              where(draw)),
-            ("others", "[[others]]", "qwen2_model.py: Qwen2.logits"),
+            ("others", "[[others]]", where(qwen2_model.Qwen2.logits)),
             ("entropy", "-sum p log p = [[entropy]], summed over all tokens that could stand here",
              where(draw)),
             ("reward", f"{reward} = [[reward]], where [[parts]]", score)]
@@ -92,7 +113,7 @@ def advantage_stages(s: SimpleNamespace) -> list[Stage]:
              where(group_z_score) if function else ""),
             ("advantage", f"A = {formula} = [[computed]]", computed_by),
             ("advantage", f"A = [[advantage]][[recorded]], {recorded}", recorded_by),
-            ("dropped", "[[dropped]]", "train.py: drop_unfinished")]
+            ("dropped", "[[dropped]]", where(drop_unfinished))]
 
 
 def weight_stages(s: SimpleNamespace) -> list[Stage]:
@@ -140,8 +161,11 @@ def with_default_settings(config: Mapping[str, object]) -> SimpleNamespace:
 
 
 def where(function: Callable[..., object]) -> str:
-    """grpo.py: group_z_score"""
-    return f"{function.__module__.replace('.', '/')}.py: {function.__qualname__}"
+    """grpo.py:147 group_z_score"""
+    line = ""
+    with suppress(OSError, TypeError):  # it was typed at a prompt
+        line = str(inspect.getsourcelines(function)[1])
+    return f"{function.__module__.replace('.', '/')}.py:{line} {function.__qualname__}"
 
 
 def chosen(axis: str, choices: Choices, s: SimpleNamespace) -> tuple[str, str]:

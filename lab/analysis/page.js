@@ -172,8 +172,8 @@ function show(step) {
     $('answers-title').textContent = `Training answers of step ${shownStep}, token by token`;
 }
 
-// report.html#step=50 goes to the stop that is nearest to step 50, and
-// report.html#step=1&answer=5&token=22 to a token.
+// page.html#step=50 goes to the stop that is nearest to step 50, and
+// page.html#step=1&answer=5&token=22 to a token.
 function showAddress() {
   const wanted = /^#step=(\d+)(?:&answer=(\d+)(?:&token=(\d+))?)?$/.exec(location.hash);
   if (!wanted) return;

@@ -2,8 +2,8 @@
 
     python -m lab page runs/none-grpo-s0
 
-It needs no model. Its tables are those that `python analyze.py RUN` prints. Pictures and the page
-report.html are written into --output_dir.
+It needs no model. Its tables are those that `python analyze.py RUN` prints. page.html and its
+pictures are written into --output_dir.
 """
 if __name__ == "__main__":
     raise SystemExit("start it with: python -m lab page")
@@ -45,7 +45,7 @@ LEGEND = (
     "do not count. The push of a token, A w s^2, is what its own term of the loss would do to its "
     "log-prob, if nothing else moved it. Its change is the log-prob after the step minus before, "
     "at the same prefix.")
-FLAGS = {"output_dir": Flag(None, "folder for the pictures and report.html. By default it is "
+FLAGS = {"output_dir": Flag(None, "folder for the pictures and page.html. By default it is "
                             "analysis/ in the run")}
 
 
@@ -64,7 +64,7 @@ def main(argv: list[str]) -> None:
     body = [paragraphs([report.task_in_words(run.config)]), paragraphs(sentences, "lead"),
             paragraphs([report.describe(run)], "note"),
             *body_of(run, tally, tables_of(run, tally), folder)]
-    write_page(folder / "report.html", report.title_of(run), body, answers, shown_evaluations(run))
+    write_page(folder / "page.html", report.title_of(run), body, answers, shown_evaluations(run))
     show_status("")
     for sentence in sentences:
         say(textwrap.fill(sentence, 100))
@@ -72,7 +72,7 @@ def main(argv: list[str]) -> None:
     if tally:
         say("To follow one token through a step: "
             f"{python_command('-m', 'lab', 'follow', run.folder)}")
-    say(f"The page is {folder / 'report.html'}. Its pictures lie beside it.")
+    say(f"The page is {folder / 'page.html'}. Its pictures lie beside it.")
 
 
 def about_noise(run: Run) -> list[str]:

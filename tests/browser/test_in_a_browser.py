@@ -56,7 +56,7 @@ def hostile_run(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def run_page(hostile_run):
-    return hostile_run / "analysis/report.html"
+    return hostile_run / "analysis/page.html"
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +180,7 @@ def test_what_a_model_wrote_is_text_and_nothing_else(run_page, visit):
 def test_the_page_puts_the_same_numbers_in_as_the_command_does(recorded, tmp_path, visit):
     number = r"-?\d+(?:\.\d+)?(?:e-?\d+)?"
     analyze.main([str(recorded), "--output_dir", str(tmp_path)])
-    page = visit(tmp_path / "report.html")
+    page = visit(tmp_path / "page.html")
     answers = page.evaluate("answers")
     assert answers[0]["stages"] and len({answer["step"] for answer in answers}) > 1
     of_page = page.evaluate("""answers.map(answer => answer.texts.map((_, t) =>

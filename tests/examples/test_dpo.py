@@ -212,7 +212,7 @@ def test_a_step_without_pairs_moves_nothing(tmp_path, monkeypatch):
 
 def test_the_record_is_a_runs_and_a_stopped_run_goes_on(own, tmp_path):
     analyze.main([str(own.folder), "--output_dir", str(tmp_path / "page")])
-    page = (tmp_path / "page/report.html").read_text()
+    page = (tmp_path / "page/page.html").read_text()
     assert "the advantage dpo" in page and "Where the gradient went" in page
     assert own.last_checkpoint().startswith(f"python examples/dpo.py --resume {own.folder} goes")
     stopped = shutil.copytree(own.folder, tmp_path / "stopped")

@@ -22,4 +22,4 @@ def test_no_line_and_no_table_has_a_column_for_a_format(tmp_path, capsys, undraw
     analyze.main([str(folder)])
     printed += capsys.readouterr().out
     assert "success" in printed and "format" not in printed
-    assert ">format<" not in (folder / "analysis/report.html").read_text()
+    assert ">format<" not in (folder / "analysis/page.html").read_text()

@@ -49,7 +49,7 @@ def test_the_page_has_every_evaluation_with_its_answers_to_a_few_problems(tmp_pa
     greedy = {**evaluation(10, [1, 1], "greedy"), "shown": shown("x<y", **sure)}
     folder = write_log(tmp_path / "run", {}, evaluations=[*lines, greedy])
     analyze.main([str(folder)])
-    known = data_of((folder / "analysis/report.html").read_text())
+    known = data_of((folder / "analysis/page.html").read_text())
     assert known == ([], [{name: line[name] for name in ("step", "mode", "success", "shown")}
                           for line in (lines[0], lines[2])])
 

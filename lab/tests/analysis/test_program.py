@@ -19,7 +19,7 @@ ONE = [{"step": 1, "success": 0.5}]
 
 
 def page_of(folder):
-    return (folder / "analysis/report.html").read_text()
+    return (folder / "analysis/page.html").read_text()
 
 
 def test_a_run_without_credit_files_has_its_gains_alone(tmp_path, capsys):
@@ -48,7 +48,7 @@ def test_the_page_has_the_tables_that_analyze_prints(tmp_path, capsys):
     folder, _ = random_log(tmp_path / "run", steps=12, groups=4)
     write_lines(folder / "metrics.jsonl", ONE)
     analyze.main([str(folder), "--output_dir", str(tmp_path / "out")])
-    page = html.unescape((tmp_path / "out/report.html").read_text())
+    page = html.unescape((tmp_path / "out/page.html").read_text())
     capsys.readouterr()
     book.main([str(folder)])
     titles = re.findall(r"^(.*):$", capsys.readouterr().out, re.M)
@@ -103,8 +103,8 @@ def test_a_screen_says_what_the_run_did_and_the_page_goes_from_there_to_tables(t
         {**evaluation(3, [1, 1]), "success_low": 0.3, "success_high": 0.954}])
     analyze.main([str(folder)])
     printed = capsys.readouterr().out
-    assert "report.html" in printed and f"python -m lab follow {folder}" in printed
-    page = (folder / "analysis/report.html").read_text()
+    assert "page.html" in printed and f"python -m lab follow {folder}" in printed
+    page = (folder / "analysis/page.html").read_text()
     page = re.sub(r"data:image/png;base64,[^\"]*", "", page)
     said = ("not finished: step 3 of 4 so far",
             "Sampled answers solved 50.0% (95% interval 0.0% to 100.0%) of 2 held-out problems at "
@@ -138,7 +138,7 @@ def test_what_a_killed_analysis_left_behind_is_removed_by_the_next(tmp_path):
     write_lines(folder / "metrics.jsonl", ONE)
     output = tmp_path / "output"
     output.mkdir()
-    with pytest.raises(ZeroDivisionError), whole(output / "report.html") as unfinished:
+    with pytest.raises(ZeroDivisionError), whole(output / "page.html") as unfinished:
         1 / 0
     left, mine = unfinished, unfinished.with_name(".page.0123abcd.tmp")
     others = output / ".notes.tmp", output / "x.0123abcd.tmp"
@@ -147,7 +147,7 @@ def test_what_a_killed_analysis_left_behind_is_removed_by_the_next(tmp_path):
     for path in (left, *others):
         os.utime(path, (0, 0))
     analyze.main([str(folder), "--output_dir", str(output)])
-    assert (output / "report.html").exists() and not left.exists()
+    assert (output / "page.html").exists() and not left.exists()
     assert all(path.exists() for path in (mine, *others))
 
 
@@ -157,7 +157,7 @@ def test_the_page_holds_the_answers_and_refers_to_nothing_outside(tmp_path, monk
     write_lines(folder / "metrics.jsonl", ONE)
     monkeypatch.setattr(answers, "STEPS", 2)
     analyze.main([str(folder)])
-    page = (folder / "analysis/report.html").read_text()
+    page = (folder / "analysis/page.html").read_text()
     words = re.sub(r"data:image/png;base64,[^\"]*", "", page)
     assert set(re.findall(r"\bsrc=..", words)) == {'src=""'}  # pictures, without their data
     assert not re.search(r"<(link|iframe|object|embed|base|form)\b", words)

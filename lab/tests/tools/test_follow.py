@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import credit_columns, refusal, write_log
+from conftest import ROOT, credit_columns, refusal, write_log
 
-from lab.analysis.account import NOT_TRAINED, numbers_of_step
+from lab.analysis.account import NOT_TRAINED, numbers_of_step, stages
 from lab.analysis.answers import metrics_by_step
 from lab.analysis.run_folders import read_run
 from lab.analysis.token_table import read_step
@@ -101,7 +101,7 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
                            "advantage", "weight", "rescaling", "loss norm", "term", "ratio", "s",
                            "gradient", "push", "clipping", "AdamW", "change", "rank"]
     for _, place in lines.values():
-        path, names = place.split(": ")
+        path, _, names = re.split(":| ", place)
         module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
         assert callable(operator.attrgetter(names)(module))
     settings = run_config(recorded)
@@ -295,3 +295,23 @@ def test_a_step_whose_change_was_not_measured_says_so(recorded, follow_it, step,
     """It is measured in the first step and in the last one."""
     said = follow_it(recorded, "--step", step, "--answer", 0, "--token", 0)
     assert ("change     not measured in this step; --change_every" in said) != is_measured
+
+
+@pytest.mark.parametrize("config, files", [
+    ({}, {"analyze.py", "countdown_task.py", "grpo.py", "mitigations.py", "qwen2_model.py"}),
+    ({"device": "cpu"}, {"lab/countdown.py", "lab/engine/sampler.py", "lab/engine/update.py"})])
+def test_the_functions_are_those_that_ran_with_their_lines(config, files):
+    """Those of the book where a run has no setting of the lab. At each line the function begins."""
+    found = [function for *_, function in stages({
+        "mitigation": "none", "advantage": "grpo", "task": "countdown_task", **config}) if function]
+    named = {function.partition(":")[0] for function in found}
+    assert files <= named
+    if not config:  # what reads a record, and what the lab measures anew
+        of_lab = {name for name in named - files}
+        assert of_lab == {"lab/analysis/account.py", "lab/credit/monte_carlo.py",
+                          "lab/credit/weightings.py"}
+    for function in found:
+        file, line, name = re.match(r"(.+):(\d+) (.+)", function).groups()
+        lines = (ROOT / file).read_text().splitlines()[int(line) - 1:]
+        first = next(line for line in lines if not line.lstrip().startswith("@"))
+        assert re.search(rf"(def|class) {name.rpartition('.')[2]}\b", first), function

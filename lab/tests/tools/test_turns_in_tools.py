@@ -32,7 +32,7 @@ def test_a_page_shows_replies_and_knows_no_number_of_them(played, capsys, undraw
         assert all((values[t] is None) == (t in of_replies) for t in range(len(values)))
     assert answer["account"]["tokens"] == sum(answer["own"])
     analyze.main([str(played)])
-    page = (played / "analysis/report.html").read_text()
+    page = (played / "analysis/page.html").read_text()
     assert "written by the environment" in page and '"own":' in page.replace(" ", "")
     assert "--credit" not in capsys.readouterr().out
 
@@ -84,7 +84,7 @@ def test_what_turns_are_paid_is_on_the_page_and_in_preflight(tmp_path, capsys, u
         "<|im_end|>"] * answer["texts"].count("<|im_end|>")
     assert sum(paid or 0 for paid in answer["paid"]) == answer["reward"]
     analyze.main([str(tmp_path / "run")])
-    assert '"paid":[' in (tmp_path / "run/analysis/report.html").read_text()
+    assert '"paid":[' in (tmp_path / "run/analysis/page.html").read_text()
     capsys.readouterr()
     preflight.main([*flags, "--problems", "4", "--answers", "16"])
     printed = " ".join(capsys.readouterr().out.split())

@@ -307,7 +307,7 @@ def test_a_run_of_trl_is_read_token_by_token(policy, tmp_path, undrawn, capsys):
     n = len(section)
     assert batch.section[0, :n].tolist() == section and batch.kind[0, :n].tolist() == kind
     analyze.main([str(folder)])
-    assert "Where the gradient went" in (folder / "analysis/report.html").read_text()
+    assert "Where the gradient went" in (folder / "analysis/page.html").read_text()
     idea.main(["entropy_ratio", "--look", str(folder)])
     assert "12 answers" in capsys.readouterr().out
 
@@ -324,7 +324,7 @@ def test_the_record_is_at_trls_temperature_and_says_so(policy, tmp_path, undrawn
     wanted = (logits / 0.5).log_softmax(-1).gather(1, ids[:, None]).squeeze(1)
     torch.testing.assert_close(batch.log_prob[0, :n], wanted, rtol=0, atol=1e-5)
     analyze.main([str(folder)])
-    page = (folder / "analysis/report.html").read_text()
+    page = (folder / "analysis/page.html").read_text()
     assert "log p, entropy and s were computed at temperature 0.5" in page
 
 
@@ -367,7 +367,7 @@ def test_lora_alone_is_trained_and_the_model_with_it_on_record(policy, tmp_path,
     later = read_credit(folder, 3, policy.tokenizer)
     assert (later.log_prob - with_facts(policy.model, later).log_prob).abs().max() > 1e-4
     analyze.main([str(folder)])
-    assert "The task is not on record." in (folder / "analysis/report.html").read_text()
+    assert "The task is not on record." in (folder / "analysis/page.html").read_text()
 
 
 @needs_trl
