@@ -4,7 +4,8 @@ import re
 
 import pytest
 from conftest import ROOT, project_files
-from stored import stored_gain
+from lab.analysis.gains import mean_success
+from stored import stored_arms, stored_gain
 
 NUMBER = r"([+-]?\d+(?:\.\d+)?)%?"
 # +2.8 (+1.8 to +3.8), or 50.4%, 95% interval 47.9% to 53.0%
@@ -23,7 +24,8 @@ COMPUTED = [  # stored runs, an arm, and the arm that it is compared with
     ("real_board_brief_8_gpu", "by_kind without words", "its placebo"),
     ("real_board_brief_8_gpu", "equal_gradient", "random"),
     ("real_board_brief_8_gpu", "inverse_logprob", "random"),
-    ("lora/held_out", "rank 1", "all"), ("lora/held_out", "rank 8", "all")]
+    ("lora/held_out", "rank 1", "all"), ("lora/held_out", "rank 8", "all"),
+    ("turns/guess", "without_luck", "grpo"), ("turns/guess", "turn_credit", "grpo")]
 STORED = {interval for kind in ("txt", "json") for path in project_files(f"lab/results/**/*.{kind}")
           for interval in intervals(path)}
 STORED |= {INTERVAL.findall(stored_gain(*pair))[0] for pair in COMPUTED}
@@ -34,6 +36,52 @@ def test_every_interval_of_a_page_stands_in_a_stored_result(page):
     """So a digit that is changed on one side alone is noticed. That it stands beside the right name
     is not."""
     assert not sorted(intervals(page) - STORED)
+
+
+@pytest.mark.parametrize("page", ["docs/reference/turns.md", "lab/reports/turns.md"])
+def test_a_row_of_the_game_follows_from_the_value_of_each_seed(page):
+    rows = [line for line in (ROOT / page).read_text(encoding="utf-8").splitlines()
+            if line.startswith("|")]
+    for arm, runs in stored_arms("turns/guess").items():
+        [row] = [row for row in rows if f"(`{arm}`)" in row]
+        wins = [mean_success(run) for run in runs.values()]
+        assert f"| {sum(wins) / len(wins):.0%} |" in row
+        assert arm == "grpo" or stored_gain("turns/guess", arm, "grpo") in row
+
+
+TINY, ALONE, THINKING = "board", "real_board_expression", "real_board_brief_8_gpu"
+METHODS = "docs/reference/methods.md"
+NOT_SEEN = "no difference seen"
+
+
+@pytest.mark.parametrize("page, words, table, arms, verdict", [
+    ("lab/README.md", "The control `measured` is ahead", TINY, "measured", "ahead"),
+    ("lab/README.md", "On the real model `measured` gains nothing that was seen", ALONE, "measured",
+     NOT_SEEN),
+    ("lab/README.md", "`equal_gradient` and both forms of `inverse_logprob` were 14 to 27 points "
+     "behind", THINKING, "equal_gradient inverse_logprob inverse_logprob_as_published", "worse"),
+    ("lab/README.md", "Where it writes the answer alone no difference is seen", ALONE,
+     "equal_gradient inverse_logprob inverse_logprob_as_published", NOT_SEEN),
+    ("lab/README.md", "On the real model no difference is seen", THINKING,
+     "entropy_weighted entropy_masking", NOT_SEEN),
+    ("lab/reports/board.md", "**The control is ahead.**", TINY, "measured none-16x8 none-32x8",
+     "ahead"),
+    ("lab/reports/board.md", "Four methods and `random` are behind", TINY,
+     "entropy_weighted entropy_ratio random entropy_masking span", "behind"),
+    ("lab/reports/decided.md", "`entropy_weighted` is behind", TINY, "entropy_weighted", "behind"),
+    (METHODS, "`measured` is [*ahead*]", TINY, "measured", "ahead"),
+    (METHODS, "`--mitigation entropy_ratio` | 5 | 1.0 | behind |", TINY, "entropy_ratio", "behind"),
+    (METHODS, "| 1.2 | no difference seen |", TINY, "learned_importance attention_credit",
+     NOT_SEEN),
+    (METHODS, "`span` is behind", TINY, "span", "behind"),
+    (METHODS, "`--mitigation outcome_conditional` | 6 | 1.0 | no difference seen |", TINY,
+     "outcome_conditional", NOT_SEEN)])
+def test_a_verdict_of_a_page_is_the_stored_one(page, words, table, arms, verdict):
+    assert words in " ".join((ROOT / page).read_text(encoding="utf-8").split())
+    printed = (ROOT / f"lab/results/{table}.txt").read_text(encoding="utf-8")
+    for arm in arms.split():
+        first = next(line for line in printed.splitlines() if line.startswith(f"| {arm} "))
+        assert first.split("|")[-2].strip() == verdict
 
 
 def test_the_last_line_of_a_run_is_that_of_its_stored_transcript():
