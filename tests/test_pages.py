@@ -4,7 +4,7 @@ import re
 
 import pytest
 from conftest import ROOT, project_files
-from lab.analysis.gains import mean_success
+from lab.analysis.comparison import mean_success
 from stored import stored_arms, stored_gain
 
 NUMBER = r"([+-]?\d+(?:\.\d+)?)%?"
