@@ -25,7 +25,8 @@ COMPUTED = [  # stored runs, an arm, and the arm that it is compared with
     ("real_board_brief_8_gpu", "equal_gradient", "random"),
     ("real_board_brief_8_gpu", "inverse_logprob", "random"),
     ("lora/held_out", "rank 1", "all"), ("lora/held_out", "rank 8", "all"),
-    ("turns/guess", "without_luck", "grpo"), ("turns/guess", "turn_credit", "grpo")]
+    ("turns/guess", "without_luck", "grpo"), ("turns/guess", "grpo --questions 32", "grpo"),
+    ("turns/guess", "turn_credit", "grpo")]
 STORED = {interval for kind in ("txt", "json") for path in project_files(f"lab/results/**/*.{kind}")
           for interval in intervals(path)}
 STORED |= {INTERVAL.findall(stored_gain(*pair))[0] for pair in COMPUTED}
