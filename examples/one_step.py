@@ -9,9 +9,9 @@ It takes every part from the files at the root, writes no file, and says what ha
 is the one that `python train.py --questions 1 --answers 16` computes in its first step; a test
 compares the two. The group is that of README's table, but there fifteen other problems are trained
 on with it: here the minus of *8 - 2* rises by 0.18, and there it falls by 0.024
-(docs/one_group.md). It takes 16 bytes of memory a parameter (the weights, their gradient, AdamW's
-two means), and more for the logits and for what the backward pass needs. train.py repeats such
-steps, and its first lines say what it adds to them, and why.
+(docs/course/7_why_did_the_minus_fall.md). It takes 16 bytes of memory a parameter (the weights,
+their gradient, AdamW's two means), and more for the logits and for what the backward pass needs.
+train.py repeats such steps, and its first lines say what it adds to them, and why.
 """
 import argparse
 import sys

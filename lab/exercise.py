@@ -1,18 +1,20 @@
-"""Is the `policy_loss` that a reader has written the right one? examples/write_the_loss.py asks.
+"""Are the five functions that a reader has written the right ones? examples/write_the_loss.py asks.
 
-Both functions are given the same tensors, made of the batches on which two losses are compared.
-For each typical mistake there is the loss that somebody gets who makes it, which is the right one
-with other arguments, and what is told about it. The first that has the reader's gradient is told.
+The reader's function and the right one are given the same tensors. Parts 1, 2 and 4 compare what
+the functions return, and parts 3 and 5, the losses, compare gradients, on the batches on which two
+losses are compared. For each typical mistake there is what somebody gets who makes it, and what is
+told about it. The first that fits what the reader's function gives is told.
 """
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from textwrap import fill
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from grpo import clipped_loss, group_mean, group_z_score, policy_loss
 from lab.formula.adapters import log_probs, z_score
 from lab.formula.batches import Batch, make_case
 from lab.formula.calling import Examined, Loss, LossFailed
@@ -20,7 +22,10 @@ from lab.formula.formula import KNOWN, best_of, left_of
 from lab.formula.report import worst_of
 from lab.formula.search import differences
 
+Function = Callable[..., Tensor]
+
 RIGHT_BOUNDS = (0.2, 0.28)
+CLOSE = 1e-4  # values that differ by less are the same
 
 
 class Given(NamedTuple):
@@ -87,7 +92,7 @@ MISTAKES = {  # of both parts: the loss with this mistake, and what is told abou
         "batch: only with it do the gradients of all parts add up to that of the batch.")}
 MISTAKES_OF_THE_RATIO = {
     "old_is_ignored": (lambda right, b: right(b, old=None),
-        "The ratio. Yours has the gradient of part 1, as if `old` were ignored, or as if you "
+        "The ratio. Yours has the gradient of part 3, as if `old` were ignored, or as if you "
         "compared log_prob with itself. Here the ratio exp(log_prob - old) takes the place of "
         "log_prob."),
     "ratio_upside_down": (lambda right, b: right(b, log_prob=b.old, old=b.log_prob),
@@ -124,18 +129,111 @@ MISTAKES_OF_THE_RATIO = {
         "The bounds. Your lower bound is 1 - clip[1], and it should be 1 - clip[0]."),
     "fixed_bounds": (lambda right, b: right(b, clip=RIGHT_BOUNDS),
         "The bounds. Yours are always 0.8 and 1.28. Use the argument `clip`.")}
-PARTS = {1: ("one update with a batch", MISTAKES),
-         2: ("several updates, with the ratio", MISTAKES | MISTAKES_OF_THE_RATIO)}
+LOSSES = {"policy_loss": MISTAKES, "clipped_loss": MISTAKES | MISTAKES_OF_THE_RATIO}
 
 
-def loss_of(function: Callable[[Given], Tensor], part: int) -> Loss:
+def right(log_prob: Tensor, advantage: Tensor, weight: Tensor, mask: Tensor, total: float,
+          old: Tensor | None, clip: tuple[float, float]) -> Tensor:
+    """The two losses of grpo.py: the second one where there are old log-probs."""
+    if old is None:
+        return policy_loss(log_prob, advantage, weight, mask, total)
+    return clipped_loss(log_prob, old, advantage, weight, mask, total, *clip)
+
+
+class Blank(NamedTuple):
+    """A function that is judged by what it returns."""
+    right: Function
+    arguments: list[tuple[Any, ...]]
+    mistakes: list[tuple[Function, str]]
+
+
+def spread(reward: Tensor, group: Tensor) -> Tensor:
+    """The standard deviation of each answer's group."""
+    return group_mean((reward - group_mean(reward, group)).square(), group).sqrt()
+
+
+def deviation(reward: Tensor, group: Tensor) -> Tensor:
+    return reward - group_mean(reward, group)
+
+
+def sampled(logits: Tensor, ids: Tensor) -> Tensor:
+    """The log-probs of ids by the logits at the same places."""
+    return logits.log_softmax(-1).gather(-1, ids[..., None])[..., 0]
+
+
+def stepped(parameter: Tensor, gradient: Tensor, learning_rate: float, max_norm: float) -> Tensor:
+    return parameter - learning_rate * gradient * min(1.0, max_norm / float(gradient.norm()))
+
+
+ADVANTAGES = Blank(
+    group_z_score,
+    [(torch.tensor([1.1, 0.1, 0.1, 0.1, 0.0, 0.5, 0.5, 1.1, 0.1]),
+      torch.tensor([0, 0, 1, 0, 0, 2, 2, 1, 1]))],
+    [(lambda reward, group: (reward - reward.mean()) / (reward.std(correction=0) + 1e-4),
+      "The group. You compare each answer with the whole batch. Take the mean and the standard "
+      "deviation over the answers that have the same number in `group`."),
+     (lambda reward, group: deviation(reward, group),
+      "The standard deviation. It is missing."),
+     (lambda reward, group: reward / (spread(reward, group) + 1e-4),
+      "The mean. It is missing, so no answer is pushed down."),
+     (lambda reward, group: deviation(reward, group) / (spread(reward, group).square() + 1e-4),
+      "The standard deviation. You divide by the variance, which is its square."),
+     (lambda reward, group: deviation(reward, group) / (
+         spread(reward, group) * (group.bincount() / (group.bincount() - 1))[group].sqrt() + 1e-4),
+      "The standard deviation. Yours divides by the number of answers minus 1, as torch.std does "
+      "unless it is told correction=0."),
+     (lambda reward, group: deviation(reward, group) / spread(reward, group),
+      "The 0.0001. It is missing, so a group of equal rewards gives 0 / 0.")])
+LOG_PROBS = Blank(
+    lambda logits, ids: sampled(logits[:, :-1], ids[:, 1:]),
+    [(torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0)),
+      torch.tensor([[0, 3, 5, 1, 6], [2, 2, 4, 0, 5]]))],
+    [(lambda logits, ids: sampled(logits[:, 1:], ids[:, 1:]),
+      "The shift. The logits at a token are computed after reading it, so they predict the next "
+      "token. For the token at position t take the logits at t - 1."),
+     (lambda logits, ids: sampled(logits[:, :-1], ids[:, :-1]),
+      "The shift. You ask the right logits for the wrong tokens: those at t - 1 predict the token "
+      "at t."),
+     (lambda logits, ids: sampled(logits[:, :-1], ids[:, 1:]).exp(),
+      "The logarithm. Yours are probabilities."),
+     (lambda logits, ids: logits[:, :-1].gather(-1, ids[:, 1:, None])[..., 0],
+      "The softmax. Yours are logits. Take log_softmax over the last dimension first."),
+     (lambda logits, ids: logits[:, :-1].log_softmax(-1).amax(-1),
+      "The token. You take the likeliest token. Take the one that stands in `ids`.")])
+STEP = Blank(
+    stepped,
+    [(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), 0.1, 1.0),
+     (torch.tensor([1.0, 2.0]), torch.tensor([0.3, 0.4]), 0.1, 1.0)],
+    [(lambda parameter, gradient, rate, max_norm: 2 * parameter - stepped(
+        parameter, gradient, rate, max_norm),
+      "The sign. The loss should become smaller, so go against its gradient."),
+     (lambda parameter, gradient, rate, max_norm: parameter - rate * gradient,
+      "The limit. A gradient that is longer than max_norm is shortened to this length."),
+     (lambda parameter, gradient, rate, max_norm:
+         parameter - rate * gradient * max_norm / gradient.norm(),
+      "The limit. You also lengthen a gradient that is shorter than max_norm."),
+     (lambda parameter, gradient, rate, max_norm:
+         parameter - rate * gradient.clamp(-max_norm, max_norm),
+      "The limit. You limit each number alone, which changes the gradient's direction. Shorten the "
+      "whole vector."),
+     (lambda parameter, gradient, rate, max_norm: stepped(parameter, gradient, 1.0, max_norm),
+      "The learning rate. It is missing.")])
+BLANKS = {"advantages": ADVANTAGES, "log_prob_of": LOG_PROBS, "stepped": STEP}
+PARTS = {"advantages": "the advantage of each answer",
+         "log_prob_of": "the log-probability of each token",
+         "policy_loss": "the loss, for one update with a batch",
+         "stepped": "the step",
+         "clipped_loss": "the loss for several updates, with the ratio"}
+
+
+def loss_of(function: Callable[[Given], Tensor], with_old: bool) -> Loss:
     """The loss of a batch that a function of policy_loss's arguments makes."""
     def loss(logits: Tensor, batch: Batch) -> Tensor:
         log_prob, mask = log_probs(logits, batch), batch.mask[:, 1:] > 0
         advantage = z_score(batch)[:, None].expand_as(log_prob).clone()
         weight = .5 + batch.ids[:, 1:].to(log_prob.dtype)  # any numbers, up to 10.5
         clip = RIGHT_BOUNDS if len(batch.group.unique()) != 3 else (0.1, 0.4)
-        old = torch.where(mask, batch.old_log_prob[:, 1:], -1.0) if part == 2 else None
+        old = torch.where(mask, batch.old_log_prob[:, 1:], -1.0) if with_old else None
         given = Given(log_prob, advantage, weight, mask, float(batch.total), old, clip)
         before = {name: value.clone() for name, value in given._asdict().items()
                   if isinstance(value, Tensor)}
@@ -148,43 +246,89 @@ def loss_of(function: Callable[[Given], Tensor], part: int) -> Loss:
     return loss
 
 
-def check(written: Callable[..., Tensor], right: Callable[..., Tensor]) -> bool:
-    """Print of each part whether the written function has the gradient of the right one, and if it
-    has not, what is probably wrong. Returns whether both parts have."""
+def check(written: Mapping[str, Any]) -> bool:
+    """Print of each part whether the written function is right, and if it is not, what is probably
+    wrong. Ends with the first that is not. Returns whether all are right."""
+    for number, (name, title) in enumerate(PARTS.items(), 1):
+        print(f"\nPart {number}: {title}")
+        try:
+            wrong = (wrong_values(written[name], BLANKS[name]) if name in BLANKS
+                     else wrong_gradient(written[name], name))
+        except NotImplementedError as error:
+            print(f"  not written yet: {error}")
+            return False
+        except LossFailed as error:
+            print(f"  WRONG  {error}")
+            return False
+        if wrong:
+            print("\n" + fill(wrong, 88) + "\n\nMend it, and type the command again.")
+            return False
+    print("\nAll five are right. Now compare your text with the project's.")
+    return True
+
+
+def wrong_values(function: Function, blank: Blank) -> str:
+    """What is probably wrong with a function that is judged by what it returns; empty if it is
+    right."""
+    def differ(one: Function, other: Function) -> bool:
+        return any(not torch.allclose(one(*a).double(), other(*a).double(), atol=CLOSE, rtol=0,
+                                      equal_nan=True) for a in blank.arguments)
+
+    for a in blank.arguments:
+        found, expected = function(*a), blank.right(*a)
+        if not isinstance(found, Tensor) or found.shape != expected.shape:
+            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            print(f"  WRONG  it returned {shape}, and should return a tensor of shape "
+                  f"{tuple(expected.shape)}")
+            return "Compare the shapes in the function's first line."
+    if not differ(function, blank.right):
+        print("  right  the same numbers")
+        return ""
+    print("  WRONG  the numbers differ")
+    for mistake, told in blank.mistakes:
+        if not differ(function, mistake):
+            return f"Probably wrong: {told}"
+    return "No typical mistake gives these numbers. Work out one of them by hand."
+
+
+def wrong_gradient(function: Function, name: str) -> str:
+    """What is probably wrong with a loss; empty if it is right."""
+    with_old, mistakes = name == "clipped_loss", LOSSES[name]
+
     def right_but(given: Given, **changed: object) -> Tensor:
         return right(**given._asdict() | changed)
 
-    for part, (title, mistakes) in PARTS.items():
-        print(f"\nPart {part}: {title}")
-        theirs = loss_of(lambda given: written(**given._asdict()), part)
+    def as_written(given: Given) -> Tensor:
+        arguments = given._asdict()
+        if not with_old:
+            del arguments["old"], arguments["clip"]
+        return function(**arguments)
+
+    theirs = loss_of(as_written, with_old)
+    try:
+        shares = differences(theirs, loss_of(right_but, with_old))
+    except LossFailed as error:
+        if isinstance(error.__cause__, NotImplementedError):
+            raise error.__cause__
+        raise
+    if max(shares.values()) < KNOWN:
+        print(f"  right  the same gradient on {len(shares)} kinds of batches")
+        return ""
+    differs = {name: share for name, share in shares.items() if share >= KNOWN}
+    print(f"  WRONG  the gradient differs by {worst_of(differs, 2)}")
+
+    case = replace(make_case(60).moved(61, .6), whole=200.0)
+    gradient = Examined(theirs).gradient(case)
+
+    def left_over(name: str) -> float:
+        wrong = loss_of(lambda given: mistakes[name][0](right_but, given), with_old)
+        share = left_of(gradient, Examined(wrong).gradient(case))
         try:
-            shares = differences(theirs, loss_of(right_but, part))
-        except LossFailed as error:
-            is_to_do = isinstance(error.__cause__, NotImplementedError)
-            print(f"  not written yet: {error.__cause__}" if is_to_do else f"  WRONG  {error}")
-            return False
-        if max(shares.values()) < KNOWN:
-            print(f"  right  the same gradient on {len(shares)} kinds of batches")
-            continue
-        differs = {name: share for name, share in shares.items() if share >= KNOWN}
-        print(f"  WRONG  the gradient differs by {worst_of(differs, 2)}")
+            return share if share > KNOWN else max(differences(theirs, wrong).values())
+        except LossFailed:  # neither has a gradient
+            return 0.0
 
-        case = replace(make_case(60).moved(61, .6), whole=200.0)
-        gradient = Examined(theirs).gradient(case)
-
-        def left_over(name: str) -> float:
-            wrong = loss_of(lambda given: mistakes[name][0](right_but, given), part)
-            share = left_of(gradient, Examined(wrong).gradient(case))
-            try:
-                return share if share > KNOWN else max(differences(theirs, wrong).values())
-            except LossFailed:  # neither has a gradient
-                return 0.0
-
-        name, left = best_of(mistakes, left_over)
-        told = f"Probably wrong: {mistakes[name][1]}" if left < KNOWN else (
-            "No typical mistake has this gradient. Work out one token by hand, and compare it with "
-            "what your function computes for this token.")
-        print("\n" + fill(told, 88) + "\n\nMend it, and type the command again.")
-        return False
-    print("\nYour function has the gradient of grpo.py's. Now compare the two texts.")
-    return True
+    found, left = best_of(mistakes, left_over)
+    return f"Probably wrong: {mistakes[found][1]}" if left < KNOWN else (
+        "No typical mistake has this gradient. Work out one token by hand, and compare it with "
+        "what your function computes for this token.")

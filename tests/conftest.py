@@ -39,7 +39,7 @@ def project_files(pattern, root=ROOT):
     return sorted(path for path in root.glob(pattern) if path in kept or not kept)
 
 
-SLOW = {"test_trl_trainer.py", "test_docs.py", "test_idea.py", "test_exercises.py"}
+SLOW = {"test_trl_trainer.py", "test_docs.py", "test_idea.py", "test_course.py"}
 
 
 def pytest_collection_modifyitems(items):

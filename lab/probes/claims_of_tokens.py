@@ -60,7 +60,8 @@ def one_advantage(seen: Evidence) -> Found:
                  {"is the largest difference within an answer": spread}, ".2g")
 
 
-@claim(1, "Within an answer, tokens differ by log p alone", "", "docs/one_group.md")
+@claim(1, "Within an answer, tokens differ by log p alone", "",
+       "docs/course/7_why_did_the_minus_fall.md")
 def only_log_prob(seen: Evidence) -> Found:
     """Their own terms differ by p alone. But all tokens share the weights of the model, so what a
     step does to a token comes from the whole batch: its own push tells little of its change."""

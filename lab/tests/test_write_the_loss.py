@@ -1,19 +1,33 @@
-"""The exercise to write the loss: what is right passes, and each typical mistake in what a reader
-might write is named."""
+"""The exercise to write the parts of a step: what is right passes, and each typical mistake in what
+a reader might write is named."""
 import importlib.util
 
 import pytest
 import torch
 
 from conftest import ROOT, one_of
-from examples.write_the_loss import right
-from lab.exercise import PARTS, check
+from lab.exercise import BLANKS, LOSSES, check, right
 from runs import program_here
 
 FILE = ROOT / "examples/write_the_loss.py"
-PAGE = " ".join((ROOT / "docs/exercises.md").read_text(encoding="utf-8").split())
-MISTAKES = PARTS[2][1]
-STUBS = ('    raise NotImplementedError("part 1")\n', '    raise NotImplementedError("part 2")\n')
+PAGE = " ".join((ROOT / "docs/course/5_can_i_write_it.md").read_text(encoding="utf-8").split())
+MISTAKES = LOSSES["clipped_loss"]
+STUBS = [f'    raise NotImplementedError("part {part}")\n' for part in (1, 2, 3, 4, 5)]
+ADVANTAGES = '''    result = torch.zeros_like(reward)
+    for number in group.unique():
+        own = group == number
+        own_rewards = reward[own]
+        result[own] = (own_rewards - own_rewards.mean()) / (own_rewards.std(correction=0) + 0.0001)
+    return result
+'''
+LOG_PROBS = '''    log_p = logits[:, :-1].log_softmax(-1)
+    return log_p.gather(-1, ids[:, 1:, None])[..., 0]
+'''
+STEP = '''    norm = gradient.norm()
+    if norm > max_norm:
+        gradient = gradient * max_norm / norm
+    return parameter - learning_rate * gradient
+'''
 FIRST = '''    objective = weight * advantage * log_prob
     return -(objective * mask).sum() / total
 '''
@@ -64,9 +78,10 @@ TYPICAL = {
 @pytest.fixture
 def screen_of(tmp_path, capsys):
     """What the checks print of the exercise's file, with these texts in the place of its stubs."""
-    def screen_of(first: str = FIRST, second: str = SECOND) -> tuple[bool, str]:
+    def screen_of(first: str = FIRST, second: str = SECOND, advantages: str = ADVANTAGES,
+                  log_probs: str = LOG_PROBS, step: str = STEP) -> tuple[bool, str]:
         text = FILE.read_text(encoding="utf-8")
-        for stub, body in zip(STUBS, (first, second)):
+        for stub, body in zip(STUBS, (advantages, log_probs, first, step, second)):
             assert text.count(stub) == 1, "undo your solution with: git restore examples"
             text = text.replace(stub, body)
         place = tmp_path / "written.py"
@@ -74,8 +89,7 @@ def screen_of(tmp_path, capsys):
         found = importlib.util.spec_from_file_location("written", place)
         module = importlib.util.module_from_spec(found)
         found.loader.exec_module(module)
-        written = module.of_both(module.policy_loss, module.clipped_loss)
-        passed = check(written, module.right())
+        passed = check(vars(module))
         return passed, capsys.readouterr().out
     return screen_of
 
@@ -96,19 +110,21 @@ def test_unsolved_the_file_says_what_is_not_written_yet():
 def test_the_labs_own_function_and_a_readers_pass(screen_of):
     passed, said = screen_of()
     same = "the same gradient on 17 kinds of batches"
-    assert passed and said.count(same) == 2 and same in PAGE
+    assert passed and said.count(same) == 2
     own = "    import grpo\n    return grpo.policy_loss(log_prob, advantage, weight, mask, total)\n"
-    assert screen_of(own) == (True, said)
+    advantages = "    import grpo\n    return grpo.group_z_score(reward, group)\n"
+    assert screen_of(own, advantages=advantages) == (True, said)
 
 
 def test_the_page_says_how_many_mistakes_are_known():
-    assert f"{len(MISTAKES)} known mistakes" in PAGE
+    count = len(MISTAKES) + sum(len(blank.mistakes) for blank in BLANKS.values())
+    assert f"{count} known mistakes" in PAGE
 
 
-def test_the_first_part_can_be_checked_alone(screen_of):
-    passed, said = screen_of(FIRST, STUBS[1])
+def test_the_first_loss_can_be_checked_alone(screen_of):
+    passed, said = screen_of(FIRST, STUBS[4])
     assert not passed and said.count("right  the same gradient") == 1
-    assert said.endswith("not written yet: part 2\n")
+    assert said.endswith("not written yet: part 5\n")
 
 
 @pytest.mark.parametrize("mistake", one_of(4, MISTAKES))
@@ -118,6 +134,32 @@ def test_a_typical_mistake_is_named(mistake, screen_of):
         passed, said = screen_of(*changed(part, old, new))
         assert not passed and said.count("right  the same gradient") == part - 1, said
         assert f"Probably wrong: {told} Mend it" in " ".join(said.split()), said
+
+
+@pytest.mark.parametrize("part, old, new, told", [
+    ("advantages", "group == number", "group >= 0", "with the whole batch"),
+    ("advantages", " / (own_rewards.std(correction=0) + 0.0001)", "", "It is missing."),
+    ("advantages", "own_rewards - own_rewards.mean()", "own_rewards", "no answer is pushed down"),
+    ("advantages", "std(", "var(", "divide by the variance"),
+    ("advantages", "correction=0", "", "minus 1"),
+    ("advantages", " + 0.0001", "", "0 / 0"),
+    ("advantages", "std(correction=0)", "norm()", "No typical mistake gives these numbers"),
+    ("log_probs", "logits[:, :-1]", "logits[:, 1:]", "For the token at position t"),
+    ("log_probs", "ids[:, 1:", "ids[:, :-1", "the wrong tokens"),
+    ("log_probs", "[..., 0]", "[..., 0].exp()", "Yours are probabilities"),
+    ("log_probs", ".log_softmax(-1)", "", "Yours are logits"),
+    ("log_probs", "log_p.gather(-1, ids[:, 1:, None])[..., 0]", "log_p.amax(-1)", "the likeliest"),
+    ("log_probs", "[..., 0]", "", "should return a tensor of shape (2, 4)"),
+    ("step", "parameter - ", "parameter + ", "go against its gradient"),
+    ("step", "if norm > max_norm", "if False", "is longer than max_norm"),
+    ("step", "if norm > max_norm", "if True", "also lengthen"),
+    ("step", "gradient * max_norm / norm", "gradient.clamp(-max_norm, max_norm)", "each number"),
+    ("step", "learning_rate * ", "", "The learning rate. It is missing")])
+def test_a_typical_mistake_in_a_function_of_values_is_named(part, old, new, told, screen_of):
+    text = {"advantages": ADVANTAGES, "log_probs": LOG_PROBS, "step": STEP}[part]
+    assert text.count(old) == 1
+    passed, said = screen_of(**{part: text.replace(old, new)})
+    assert not passed and told in " ".join(said.split()), said
 
 
 @pytest.mark.parametrize("body, told", [
@@ -166,7 +208,7 @@ def test_an_argument_that_is_changed_in_place_is_named(name, screen_of):
 
 
 def test_the_examples_of_the_page_are_those_of_the_labs_function():
-    """The losses and derivatives of docs/exercises.md."""
+    """The losses and derivatives of pages 5 and 9 of the course."""
     two = dict(log_prob=[[-1, -2]], advantage=[[2, 2]], weight=[[1, .5]], mask=[[1, 1]], total=2)
     three = dict(log_prob=[[-1, -2], [-3, -5]], advantage=[[2, 2], [-1, -1]],
                  weight=[[1, .5], [1, 1]], mask=[[1, 1], [1, 0]], total=3)
@@ -181,7 +223,7 @@ def test_the_examples_of_the_page_are_those_of_the_labs_function():
         batch = {name: torch.tensor(value, dtype=torch.float32) if name != "total" else value
                  for name, value in given.items()}
         batch["log_prob"].requires_grad_()
-        found = right()(**batch)
+        found = right(**{"old": None, "clip": (0.2, 0.28)} | batch)
         found.backward()
         assert found.item() == pytest.approx(loss, abs=1e-6)
         assert batch["log_prob"].grad.flatten().tolist() == pytest.approx(derivatives, abs=1e-6)

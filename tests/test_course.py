@@ -1,0 +1,225 @@
+"""Each page of the course: what it tells a reader to paste or type prints what stands below it, and
+the mistakes of page 8 show in a step what the page says."""
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from conftest import ROOT, project_files
+from runs import arrays, block, blocks, copy_project, lines, program
+
+PAGES = {path.name: path.read_text(encoding="utf-8")
+         for path in project_files("docs/course/*.md")}
+MISTAKES = "docs/course/8_what_does_each_mistake_look_like.md"
+NUMBER = r"[+-]?\d+(?:\.\d+)?"
+FENCED = re.compile(r"^```(\w*)\n(.*?)^```\n", flags=re.S | re.M)
+
+
+def shown(kind: str) -> dict[str, tuple[str, str]]:
+    """By page and number: a block of this kind, and the block directly below it, which has what it
+    prints."""
+    found = {}
+    for name, page in PAGES.items():
+        fenced = [*FENCED.finditer(page)]
+        for number, (code, below) in enumerate(zip(fenced, fenced[1:])):
+            is_next = not page[code.end():below.start()].strip()
+            if code[1] == kind and not below[1] and is_next:
+                found[f"{name} {number}"] = code[2], below[2]
+    return found
+
+
+PASTED, TYPED = shown("python"), shown("bash")
+
+
+def assert_same(printed: str, page: str) -> None:
+    """The lines of the page are printed in this order. Where the page has a line of three dots,
+    anything may stand. A number may differ by one in its last digit, as it does on another CPU."""
+    left = [line.rstrip() for line in printed.splitlines()]
+    dots = False
+    for line in page.splitlines():
+        if line.strip() == "...":
+            dots = True
+            continue
+        while dots and left and not same_line(left[0], line):
+            del left[0]
+        assert left and same_line(left[0], line), f"{line!r} is not in\n{printed}"
+        del left[0]
+        dots = False
+
+
+def same_line(printed: str, page: str) -> bool:
+    if re.sub(NUMBER, "#", printed).split() != re.sub(NUMBER, "#", page).split():
+        return False
+    for ours, told in zip(re.findall(NUMBER, printed), re.findall(NUMBER, page)):
+        digits = len(told.partition(".")[2])
+        if abs(float(ours) - float(told)) > (1.01 * 10 ** -digits if digits else 0):
+            return False
+    return True
+
+
+EACH = """
+import json, sys
+for name, code in json.loads(sys.argv[1]).items():
+    print("PASTED", name)
+    exec(compile(code, name, "exec"), {"__name__": "__main__"})
+"""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory):
+    """A copy of the program, in which the files of the pages lie, and the run of one step that page
+    7 reads."""
+    folder = copy_project(tmp_path_factory.mktemp("course"), "models", "docs", "examples")
+    (folder / "divide.py").write_text(block("docs/course/1_can_i_watch_it_learn.md", "def reward"))
+    with open(folder / "mitigations.py", "a") as source:
+        source.write("\n\n" + block("README.md", "def my_idea"))
+    program(folder, "train.py", "--steps", "1", "--eval_every", "0", "--checkpoint_every", "0",
+            "--out", "runs/one")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def printed(project):
+    """What the blocks print, by page and number; all in one process."""
+    codes = json.dumps({name: code for name, (code, _) in PASTED.items()})
+    text = program(project, "-c", EACH, codes)
+    return dict(re.findall(r"^PASTED (.*?)\n(.*?)(?=^PASTED|\Z)", text, flags=re.M | re.S))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PASTED)
+def test_what_a_page_pastes_prints_what_stands_below_it(name, printed):
+    assert_same(printed[name], PASTED[name][1])
+
+
+def test_what_is_pasted_is_short():
+    assert len(PASTED) >= 6
+    assert all(len(code.splitlines()) <= 25 for page in PAGES
+               for code in blocks(f"docs/course/{page}"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TYPED)
+def test_a_command_of_a_page_prints_what_stands_below_it(name, project):
+    command, page = TYPED[name]
+    assert_same(program(project, *command.split("#")[0].split()[1:]), page)
+
+
+@pytest.mark.slow
+def test_twenty_steps_teach_the_task_of_page_1(project):
+    """As on the page, 22 of a hundred held-out answers divide before, and most afterwards."""
+    [command] = re.findall(r"^python (train.py --task divide .*)$", "".join(PAGES.values()),
+                           flags=re.M)
+    program(project, *command.split())
+    before, after = [line["success"] for line in lines(project / "runs/divide/evaluations.jsonl")
+                     if line["mode"] == "sampled"]
+    assert before == pytest.approx(0.22, abs=0.03) and after > 0.6
+
+
+BROKEN = """
+import json, sys
+import numpy, safetensors.torch, tokenizers, torch
+for folder, flags in json.loads(sys.argv[1]):
+    sys.path.insert(0, folder)
+    import train
+    try:
+        train.main(flags)
+    except train.UserError as error:
+        print("ENDED", flags[-1], error)
+    sys.path.remove(folder)
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(folder + "/"):
+            del sys.modules[name]
+"""
+STEP = ["--model", str(ROOT / "models/tiny"), "--questions", "8", "--answers", "8", "--micro_batch",
+        "8", "--steps", "1", "--eval_every", "0", "--checkpoint_every", "0"]
+
+
+@pytest.fixture(scope="module")
+def broken(tmp_path_factory):
+    """By the row of page 8's table: metrics and advantages of a step with this mistake, and what
+    ended the run."""
+    place = tmp_path_factory.mktemp("broken")
+    code = block(MISTAKES, "# break_it.py")
+    mistakes = [None, *mistakes_of(code)]
+    commands = []
+    for row, mistake in zip(("right", "C", "A", "F", "E", "B", "D"), mistakes, strict=True):
+        (place / f"copy {row}").mkdir()
+        folder = copy_project(place / f"copy {row}")
+        if mistake:
+            text = (folder / "grpo.py").read_text()
+            assert text.count(mistake[0]) == 1, mistake
+            (folder / "grpo.py").write_text(text.replace(*mistake))
+        commands.append([str(folder), [*STEP, "--out", str(place / row)]])
+    said = program(place, "-c", BROKEN, json.dumps(commands))
+    ended = {Path(where).name: error for where, error in re.findall(r"ENDED (\S+) (.*)", said)}
+    return {Path(flags[-1]).name: (lines(Path(flags[-1]) / "metrics.jsonl"),
+                                   ended.get(Path(flags[-1]).name, ""),
+                                   Path(flags[-1])) for _, flags in commands}
+
+
+def mistakes_of(code: str) -> list[tuple[str, str]]:
+    """What break_it.py chooses from: the old and the new text of each mistake."""
+    chosen: list[list[tuple[str, str]]] = []
+
+    class Random:
+        @staticmethod
+        def choice(mistakes):
+            chosen.append(mistakes)
+            raise StopIteration
+
+    with pytest.raises(StopIteration):
+        exec(code.replace("import random\n", ""), {"random": Random})
+    return chosen[0]
+
+
+def rows_of_page_8() -> dict[str, list[str]]:
+    page = PAGES[Path(MISTAKES).name]
+    return {name: [cell.strip(" *") for cell in cells.split("|")]
+            for name, cells in re.findall(r"^\| (right|[A-F]) \|(.*)\|$", page, flags=re.M)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("row", ["right", *"ABCDEF"])
+def test_a_mistake_of_page_8_shows_what_its_row_says(row, broken):
+    """To the digits of the page, plus or minus a few of the last one."""
+    loss, norm, gap, advantages = rows_of_page_8()[row][:4]
+    metrics, ended, folder = broken[row]
+    if not loss:  # the run ends in its first step
+        assert not metrics and f"differ by {gap} a token" in ended
+        return
+    assert not ended and metrics[0]["sampler_gap"] < 1e-5
+    assert metrics[0]["loss"] == pytest.approx(float(loss), abs=0.002)
+    assert metrics[0]["gradient_norm"] == pytest.approx(float(norm), rel=0.02)
+    low, high = map(float, advantages.split(" to "))
+    found = arrays(folder / "credit/step_000001.npz")["advantage"]
+    assert (found.min(), found.max()) == pytest.approx((low, high), abs=0.01)
+
+
+@pytest.mark.slow
+def test_break_it_makes_one_mistake_and_only_one(tmp_path):
+    copy_project(tmp_path)
+    before = (tmp_path / "grpo.py").read_text()
+    code = block(MISTAKES, "# break_it.py")
+    program(tmp_path, "-c", code)
+    after = (tmp_path / "grpo.py").read_text()
+    assert [before.replace(*mistake) for mistake in mistakes_of(code)].count(after) == 1
+
+
+def test_pages_follow_each_other():
+    """README's next page is the first, and each page names the one after it."""
+    names = sorted(PAGES, key=lambda name: int(name.partition("_")[0]))
+    assert len(names) >= 10
+    for number, (name, page) in enumerate(zip(names, names[1:]), 1):
+        assert name.startswith(f"{number}_") and f"# {number}. " in PAGES[name]
+        if number < 10:
+            assert f"]({page})" in PAGES[name].partition("*Next:*")[2]
+
+
+def test_every_page_has_a_guess_and_four_questions_with_answers():
+    for name, page in PAGES.items():
+        assert "**Guess first.**" in page and "*You need:" in page, name
+        questions, answers = page.partition("## Check yourself")[2].split("<details>")[:2]
+        for part in questions, answers:
+            assert re.findall(r"^(\d)\. ", part, flags=re.M) == list("1234"), name
