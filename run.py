@@ -179,8 +179,16 @@ def checked_value(name: str, given: Any, kind: type, least: float = -math.inf,
     return value
 
 
+# what other programs call these flags
+ELSEWHERE = {"lr": "learning_rate", "batch_size": "questions", "group_size": "answers",
+             "num_generations": "answers", "beta": "kl", "max_length": "max_new_tokens",
+             "gpu": "device", "cuda": "device", "wandb": "track"}
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(word, list(known), n=1)
+    names = [*known]
+    close = [name for name in [ELSEWHERE.get(word)] if name in names]
+    close = close or difflib.get_close_matches(word, names, n=1)
     return f". Did you mean {close[0]}?" if close else ""
 
 

@@ -301,9 +301,11 @@ def print_help(given: Json) -> None:
         task = load_task(str(topic))
         return say(help_text(f"python train.py --task {topic} [flags]", inspect.getdoc(task),
                              flags_of(task)))
+    if topic in OPTIONS:
+        return say(f"--{topic}: {OPTIONS[topic].help()}")
     if topic not in (True, "all"):
-        raise UserError(f"--help {topic}: there is no method of this name. --help all lists the "
-                        "methods")
+        raise UserError(f"--help {topic}: there is no method and no flag of this name. --help all "
+                        "lists them")
     if "resume" in given:
         run = value_of("resume", given.pop("resume"), CONTINUE["resume"])
         given["config"] = Path(str(run)) / "config.json"

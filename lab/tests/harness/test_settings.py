@@ -163,8 +163,7 @@ def test_a_parameter_that_cannot_be_a_flag_is_refused(function):
 
 def test_every_number_has_bounds_and_its_defaults_lie_within():
     methods = [choices[name] for choices in (MITIGATIONS, ADVANTAGES) for name in choices]
-    ours = [method for method in methods if method.__module__ != "mitigations"]  # has no limits
-    owners = [flags_of(owner) for owner in (Task, largest_last.Task, *ours)]
+    owners = [flags_of(owner) for owner in (Task, largest_last.Task, *methods)]
     flags = {f"{n} {name}": flag for n, found in enumerate([OPTIONS, warmup.FLAGS, *owners])
              for name, flag in found.items()}
     assert_bounded(flags)
@@ -439,3 +438,24 @@ def test_what_was_typed_is_in_the_folders_name(argv, name):
 def test_the_parts_that_a_reward_leaves_out_are_known(flags, unpaid):
     """`span` pays them all the same, and a run says so."""
     assert unpaid_parts(flags) == unpaid
+
+
+def test_the_help_of_a_single_flag(capsys):
+    with pytest.raises(SystemExit):
+        read_flags(["--help", "lora"])
+    assert capsys.readouterr().out.startswith("--lora: LoRA: keep the matrices as they are")
+
+
+@pytest.mark.parametrize("task", ["examples/own_reward", "examples/own_reward.py"])
+def test_a_task_may_be_named_as_a_file(task, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert settings_of(["--task", task]).task == "examples.own_reward"
+
+
+@pytest.mark.parametrize("name, value, words", [
+    ("outcome_conditional", "--think_discount 1.5", "at most 1"),
+    ("inverse_logprob", "--epsilon 0", "above 0"), ("entropy_masking", "--mask_percentile 120",
+                                                    "at most 100"),
+    ("none", "--learning_rate 100", "at most 10"), ("none", "--clip_low 0.1", "--epochs above 1")])
+def test_the_lab_has_limits_of_the_books_flags_that_the_book_has_not(name, value, words):
+    assert words in refusal(settings_of, ["--mitigation", name, *value.split()])
