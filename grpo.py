@@ -146,8 +146,9 @@ def advantage(function: Method) -> Method:
 
 
 def add_choice(choices: dict[str, Method], function: Method) -> Method:
+    """A second function of one name would silently replace the first. Only a notebook wants it."""
     name = function.__name__
-    if name in choices and function.__module__ != "__main__":  # in a notebook it is wanted
+    if name in choices and function.__module__ != "__main__":
         raise UserError(f"there are two functions {name}: one needs another name")
     choices[name] = function
     return function

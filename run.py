@@ -28,7 +28,7 @@ import sys
 import textwrap
 import time
 import typing
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
@@ -100,7 +100,7 @@ class Settings:
 
 
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}  # they have flags of their own
-CHOICES: dict[str, Iterable[str]] = {
+CHOICES: dict[str, Collection[str]] = {
     "task": ("countdown_task",), **METHODS,
     "rescale": ("mean", "none"), "prompt": PROMPTS, "numbers": ("2", "3", "4", "3,4")}
 LEAST = {"answers": 2} | dict.fromkeys((  # no setting is below 0, and these not below
@@ -159,8 +159,8 @@ def flags_of(owner: Any) -> dict[str, tuple[Any, str]]:
     return found
 
 
-def checked_value(name: str, given: Any, kind: type, least: float = -math.inf,
-                  choices: Iterable[str] = ()) -> Any:
+def checked_value(name: str, given: Any, kind: Any, least: float = -math.inf,
+                  choices: Collection[str] = ()) -> Any:
     """The value of a flag, typed or from a file, if it is of this type and allowed."""
     value: Any = given
     if isinstance(given, str) and kind is bool:
@@ -502,7 +502,7 @@ def source_of(function: Callable[..., Any]) -> dict[str, str]:
             tree = ast.parse(textwrap.dedent(inspect.getsource(one)))
             found[one.__name__] = ast.unparse(tree)
             for name in {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}:
-                value = known.get(name)
+                value: Any = known.get(name)
                 is_code = inspect.isfunction(value) or inspect.isclass(value)
                 if is_code and value.__module__ == function.__module__ and name not in found:
                     waiting.append(value)

@@ -70,6 +70,10 @@ def open_lab_run(argv: list[str]) -> "LabRun":
     return LabRun(settings, exists, may_begin_again=not resume)
 
 
+def peak_memory() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
 class LabRun(Run):
     settings: LabSettings
     methods = METHODS
@@ -264,7 +268,7 @@ class LabRun(Run):
     def log(self, line: Json) -> None:
         line = with_all_metrics(line, self.parts.advantage_method, self.parts.weighting)
         line["learning_rate"] = self.optimizer.learning_rate
-        line["peak_memory_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        line["peak_memory_bytes"] = peak_memory()
         if self.model.device.type == "cuda":
             line["peak_memory_bytes"] = torch.cuda.max_memory_allocated(self.model.device)
         for name, count in self.drawn.items():
@@ -369,5 +373,6 @@ class LabRun(Run):
             if not (s.steps and s.checkpoint_every):  # no checkpoint says that it is finished
                 change_config(self.folder, {"finished": s.steps})
         super().end()
-        say(f"{python_command('-m', 'lab', 'page', self.folder)}  makes a page to play with\n"
+        say(f"  at most {peak_memory() / 1e9:.2f} GB of memory\n"
+            f"{python_command('-m', 'lab', 'page', self.folder)}  makes a page to play with\n"
             f"{python_command('-m', 'lab', 'follow', self.folder)}  follows a token through a step")
