@@ -9,9 +9,9 @@ starts        An answer may continue a sequence from a position within it. The s
               may be any but 7.
 
 reply         After a stop token `reply` is asked what the environment writes, or None if the answer
-              has ended. The model reads a reply in its ordinary steps: a token of the reply takes
-              the place of the token that would be drawn there. With a player who guesses and an
-              environment that says too big or too small,
+              has ended. A token of the reply takes the place of the token that would be drawn
+              there. As long as all rows have such tokens next, the model reads them in one call.
+              With a player who guesses and an environment that says too big or too small,
 
     tokens    4 <|im_end|> big . \\n 2 <|im_end|> small . \\n 3 <|im_end|>
     mask      1     1       0  0  0  1     1        0   0  0  1     1        what the model drew
@@ -33,7 +33,7 @@ from torch import Tensor
 import qwen2_model
 from lab.engine.errors import UserError
 from lab.engine.fused import FusedQwen2
-from lab.engine.model import Qwen2
+from lab.engine.model import Qwen2, attention
 from lab.engine.packing import pack, to_rows
 
 # With a vocabulary longer than this, a CPU draws the tokens of only 4 rows at a time. Their logits
@@ -85,14 +85,17 @@ class Cache:
         self.seen, self.P, self.dtype = seen, P, dtype
         self.stored: list[Tensor] = []
         self.end = P  # slots in use
+        self.new = 1  # how many of them are of the tokens that each row reads now
 
-    def open_slot(self, most: int) -> None:
-        """Make room for a token in each row; there will be at most `most` new tokens. If no slot is
-        left, double the slots for new tokens."""
+    def open_slots(self, new: int, most: int) -> None:
+        """Make room for some tokens in each row; there will be at most `most` new tokens. If no
+        slot is left, double the slots for new tokens."""
         slots = self.stored[0].shape[2]
-        self.end += 1
+        self.new = new
+        self.end += new
         if self.end > slots:
-            more = min(max(slots - self.P, FIRST_SLOTS), self.P + most - slots)
+            wanted = max(slots - self.P, FIRST_SLOTS, self.end - slots)
+            more = min(wanted, self.P + most - slots)
             for layer, stored in enumerate(self.stored):
                 self.stored[layer] = F.pad(stored, (0, 0, 0, more))
             slot = torch.arange(slots + more, device=self.seen.device)
@@ -103,11 +106,24 @@ class Cache:
     def attend(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
         """Store the newest token of each row, kv (R, 2 K, head_dim), and let it see the row. The
         query heads of a key head stand as rows of one query: (R, K, H / K, head_dim)."""
+        if self.new > 1:
+            return self.attend_to_several(layer, q, kv)
         stored = self.stored[layer]
         stored[:, :, self.end - 1] = kv
         keys, values = stored[:, :, :self.end].chunk(2, 1)
         return F.scaled_dot_product_attention(q.unflatten(1, (keys.shape[1], -1)), keys, values,
                                               self.mask[..., :self.end])
+
+    def attend_to_several(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
+        """The same for the newest M tokens of each row: q (R * M, H, head_dim)."""
+        stored, M, first = self.stored[layer], self.new, self.end - self.new
+        stored[:, :, first:self.end] = kv.unflatten(0, (-1, M)).transpose(1, 2)
+        keys, values = stored[:, :, :self.end].chunk(2, 1)
+        is_later = torch.ones(M, self.end, dtype=torch.bool, device=q.device).triu_(first + 1)
+        mask = self.mask[..., :self.end].masked_fill(is_later, float("-inf"))  # (R, 1, M, end)
+        mask = mask.repeat(1, 1, q.shape[1] // keys.shape[1], 1)
+        attended = attention(q.unflatten(0, (-1, M)).transpose(1, 2), keys, values, mask)
+        return torch.unflatten(attended.transpose(1, 2).flatten(0, 1), 1, (keys.shape[1], -1))
 
     def take(self, rows: Tensor) -> None:
         """Go on with these rows alone."""
@@ -176,7 +192,8 @@ def sample(model: Qwen2, prompts: list[list[int]], starts: list[Start], limit: T
     finished = torch.zeros(B, dtype=torch.bool, device=uniform.device)
     row = torch.arange(B, device=uniform.device)  # rows of the result that are still growing
     done = finished[row]
-    for t in range(T):
+    t = 0
+    while True:
         token, facts[:, row, t] = draw_rows(fused.logits(hidden), uniform[row, t], sampling,
                                             without if t == 0 else None)
         ends_turn = torch.isin(token, sampling.stop) & ~done
@@ -189,15 +206,24 @@ def sample(model: Qwen2, prompts: list[list[int]], starts: list[Start], limit: T
             ends_turn = ask(reply, row, ends_turn, tokens[:, :t + 1], replied)
         finished[row] |= ends_turn
         done = done | ends_turn | (limit[row] <= t + 1)
-        count = int(done.sum())
-        if count == len(done):
+        ended = int(done.sum())
+        if ended == len(done):
             break
-        if 8 * count >= len(done):  # once an eighth of the rows has ended, drop them
+        if 8 * ended >= len(done):  # once an eighth of the rows has ended, drop them
             stay = (~done).nonzero()[:, 0]
             cache.take(stay)
-            row, token, done = row[stay], token[stay], done[stay]
-        cache.open_slot(T - 1)
-        hidden = fused.hidden(token, cache.seen + t, cache.attend)
+            row, done = row[stay], done[stay]
+        count = 1  # tokens that each row reads now
+        if replied is not None:
+            count += read_at_once(replied[row], ~done, limit[row], t)
+            place = slice(t + 1, t + count)
+            tokens[row, place] = replied[row, place].clamp(min=0)
+            length[row] += (count - 1) * ~done
+        positions = (cache.seen + t)[:, None] + torch.arange(count, device=row.device)
+        cache.open_slots(count, T - 1)
+        hidden = fused.hidden(tokens[row, t:t + count].flatten(), positions.flatten(), cache.attend)
+        hidden = hidden[count - 1::count]
+        t += count
     written = torch.arange(T, device=row.device) < length[:, None]
     mask = written if replied is None else written & (replied < 0)
     log_prob, entropy, collision = facts.masked_fill(~mask, 0)
@@ -241,6 +267,14 @@ def ask(reply: Reply, row: Tensor, ends_turn: Tensor, tokens: Tensor, replied: T
             room = replied[answer, so_far:so_far + len(written)]
             room.copy_(torch.tensor(written[:len(room)], dtype=torch.long))
     return ended
+
+
+def read_at_once(replied: Tensor, growing: Tensor, limit: Tensor, t: int) -> int:
+    """How many tokens after token t are known in all growing rows, because an environment has
+    written them. replied (R, T), growing (R,), limit (R,). No row reaches its limit within them."""
+    is_known = (replied[:, t + 1:] >= 0) | ~growing[:, None]
+    known = int(is_known.all(0).long().cumprod(0).sum())
+    return min(known, int(limit[growing].min()) - t - 2)
 
 
 def draw_rows(logits: Tensor, uniform: Tensor, sampling: Sampling, without: Tensor | None

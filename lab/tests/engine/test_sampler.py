@@ -117,24 +117,26 @@ def slow_turns(model, prompts, starts, limits, uniform, stops, reply):
 
 @pytest.mark.parametrize("limits", one_of(2, [[90] * 31 + [70] * 3,
                                               [90 - 2 * row for row in range(34)]]))
-def test_turns_equal_the_slow_loop(small_model, limits):
-    """Replies of 1 to 25 tokens at any time, also beyond the limit, and one of no token."""
+@pytest.mark.parametrize("stops", [MANY_STOPS, tuple(range(50))], ids=["some", "every token"])
+def test_turns_equal_the_slow_loop(small_model, limits, stops):
+    """Replies of 1 to 25 tokens at any time, also beyond the limit, and one of no token. If every
+    token ends a turn, all rows begin to read a reply at the same time."""
     prompts = [[5, 6, 7], [8, 9, 10, 11, 12, 13]]
     starts = [Start(0, 3)] * 31 + [Start(1, 4), Start(1, 2, 7), Start(1, 6)]
 
     def reply(row, ids, drawn):
-        turns = sum(token in MANY_STOPS and own for token, own in zip(ids, drawn))
-        assert ids[-1] in MANY_STOPS and drawn[-1]
+        turns = sum(token in stops and own for token, own in zip(ids, drawn))
+        assert ids[-1] in stops and drawn[-1]
         if turns == 3 or row == 5:
             return None
         length = 0 if row == 6 else 1 + 8 * (row + turns) % 25
         return [(row + place) % 45 for place in range(length)]
 
     uniform = torch.rand(34, 90, generator=torch.Generator().manual_seed(4))
-    expected = slow_turns(small_model, prompts, starts, limits, uniform, MANY_STOPS, reply)
+    expected = slow_turns(small_model, prompts, starts, limits, uniform, stops, reply)
     found = generate(small_model, prompts, starts=starts, max_new_tokens=limits, seed=4,
-                     stop_ids=MANY_STOPS, reply=reply)
-    assert 8 < found.finished.sum() < 30
+                     stop_ids=stops, reply=reply)
+    assert 8 < found.finished.sum() < 30 or stops != MANY_STOPS
     for row, (ids, drawn, finished) in enumerate(expected):
         assert found.tokens[row, found.written[row]].tolist() == ids
         assert found.mask[row, :len(ids)].tolist() == drawn and found.finished[row] == finished
@@ -152,14 +154,15 @@ def test_turns_equal_the_slow_loop(small_model, limits):
 
 
 def test_a_reply_takes_the_place_of_what_would_be_drawn(small_model, fed):
-    """Both rows read a token in each step, and what follows a reply is drawn from it."""
+    """Both rows read the first token of their reply in one call, with what they drew before it. The
+    other row then draws a token, which ends its answer, and one row alone reads what is left."""
     replies = {0: [20, 21, 22], 1: [23]}
     result = generate(small_model, [[5, 6, 7], [8, 9]], max_new_tokens=[6, 4], stop_ids=range(50),
                       reply=lambda row, ids, drawn: replies[row] if len(ids) < 3 else None)
     one, other = result.tokens.tolist()
     assert one[1:4] == [20, 21, 22] and other[1] == 23
-    assert fed[1:3] == [([one[0], other[0]], [3, 2]), ([20, 23], [4, 3])]
-    assert len(fed) == 5 and result.written.sum(1).tolist() == [5, 3]
+    assert fed[1:] == [([one[0], 20, other[0], 23], [3, 4, 2, 3]), ([21, 22], [5, 6])]
+    assert result.written.sum(1).tolist() == [5, 3]
 
 
 def test_rows_at_their_limit_leave_the_batch(small_model, fed):
