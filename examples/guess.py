@@ -50,8 +50,7 @@ from lab.harness.flags import Flag, read
 from lab.harness.build import Parts, build
 from lab.harness.screen import python_command
 from lab.harness.settings import LabSettings, make_settings
-from lab.credit.weightings import rescaled_weight
-from lab.credit.weightings import with_advantage
+from lab.engine.credited import rescaled_weight, with_advantage
 
 
 class Game(NamedTuple):

@@ -38,7 +38,7 @@ import torch
 from torch import Tensor
 
 from grpo import grpo, policy_loss, rloo
-from lab.credit.weightings import drop_unfinished, rescaled_weight
+from lab.engine.credited import drop_unfinished, rescaled_weight
 from lab.engine.errors import UserError
 from lab.engine.methods import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, Choice, checked_credit,
                                 copied_state, make, method_of)

@@ -9,7 +9,7 @@ from conftest import (ASKED, INSTALL, OWN, ROOT, SPOKEN, copied, fill_beyond_the
                       make_weighting, spoken)
 from lab.engine.methods import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, WHOLE_ANSWERS,
                                 checked_credit, make)
-from lab.credit.weightings import rescaled_weight
+from lab.engine.credited import rescaled_weight
 from runs import program
 
 WEIGHTINGS, CREDITS = (sorted({*choices, *(name for of, name, _ in OWN if of is choices)})

@@ -98,6 +98,23 @@ def test_the_lab_imports_an_example_only_where_it_makes_the_games_model():
                                                       "lab/tools/preflight.py"}, found
 
 
+# rooms of the lab, and those that lie above them
+ABOVE = {"engine": ("credit", "harness", "analysis", "tools", "probes"),
+         "credit": ("harness", "analysis", "tools", "probes"),
+         "harness": ("credit", "analysis", "tools", "probes"),
+         "analysis": ("tools", "probes")}
+
+
+@pytest.mark.parametrize("room", ABOVE)
+def test_no_room_of_the_lab_imports_one_that_lies_above_it(room):
+    """What a method declares, and how a step uses its values, lies in engine. There harness finds
+    methods by name (lab/engine/methods.py)."""
+    found = [(name, what, line) for name in MODULES if name.startswith(f"lab.{room}.")
+             for what, line in imports(name)
+             if what.startswith(tuple(f"lab.{above}." for above in ABOVE[room]))]
+    assert found == []
+
+
 def test_only_the_named_packages_are_imported():
     def is_wrong(name, what):
         package = what.split(".")[0]

@@ -10,7 +10,7 @@ import mitigations
 from conftest import hand_made, looking, make_weighting, one_row
 from lab.engine.tokens import ANSWER, BRACKET, NUMBER, OPERATOR, OTHER, SPACE, TAG, THINK, WORD
 from grpo import gradient_size, values_of
-from lab.credit.weightings import rescaled_weight
+from lab.engine.credited import rescaled_weight
 
 HALF, LOG_2, LOG_3 = math.log(0.5), math.log(2), math.log(3)
 UP_TO_10 = {"entropy": list(range(11))}

@@ -13,7 +13,7 @@ import torch
 
 import mitigations
 from conftest import ROOT, StateIdea, hand_made, put_in, refusal
-from lab.credit.weightings import rescaled_weight
+from lab.engine.credited import rescaled_weight
 from lab.engine.methods import checked_credit, make, metrics_of
 from lab.harness.settings import make_settings, read_flags
 from lab.harness.tasks import load_task, score_again

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from conftest import hand_made
-from lab.credit.weightings import rescaled_weight, shuffled
+from lab.engine.credited import rescaled_weight, shuffled
 
 
 def weighed(weight, rollouts, **how):

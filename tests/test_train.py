@@ -19,7 +19,7 @@ import lab.run as train
 from conftest import ROOT, hand_made, refusal, spoken
 from lab.engine.policy import derived_seed, sample_answers
 from lab.engine.sampler import sample
-from lab.credit.weightings import with_advantage
+from lab.engine.credited import with_advantage
 from lab.engine.update import update
 from lab.harness.run import LabRun
 import run as book

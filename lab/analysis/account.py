@@ -28,7 +28,7 @@ from lab import countdown
 from lab.analysis.run_folders import task_of
 from lab.analysis.token_table import StepRecord, TokenTable
 from lab.credit.monte_carlo import continuation_rewards
-from lab.credit.weightings import drop_unfinished
+from lab.engine.credited import drop_unfinished
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, Choices
 from lab.engine.forward import token_log_probs
 from lab.engine.optimizer import AdamW, clip_and_step

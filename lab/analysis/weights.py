@@ -21,7 +21,7 @@ from lab.analysis.answers import groups_in_order
 from lab.analysis.run_folders import check_exists, existing, read_credit, read_tokenizer
 from lab.analysis.shading import legend, one_line, shaded
 from lab.analysis.shares import shares_by
-from lab.credit.weightings import drop_unfinished, rescaled_weight
+from lab.engine.credited import drop_unfinished, rescaled_weight
 from lab.engine.errors import UserError
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, make
 from lab.engine.policy import derived_seed

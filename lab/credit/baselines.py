@@ -5,13 +5,12 @@ import torch
 from torch import Tensor
 
 from lab.engine.errors import UserError
+from grpo import centred, gradient_size, group_mean, group_z_score, to_every_token
+from lab.engine.declared import Count, Share
 from lab.engine.methods import advantage
 from lab.engine.rollouts import Rollouts, double
-from grpo import centred, gradient_size, group_mean, group_z_score, to_every_token
 from lab.engine.update import over_group
-from lab.harness.flags import Count
-from lab.harness.screen import say
-from lab.harness.flags import Share
+from run import say
 
 
 @advantage

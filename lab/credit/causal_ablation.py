@@ -19,7 +19,7 @@ from lab.engine.forward import frozen_log_probs
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts
 from lab.engine.tokens import ANSWER
-from lab.harness.flags import Count, Flag
+from lab.engine.declared import Count, Flag
 
 Ablation = typing.Annotated[str, Flag("resample", "what is done to a token",
                                       choices=("resample", "delete"))]

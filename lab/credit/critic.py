@@ -20,7 +20,7 @@ from lab.engine.optimizer import AdamW
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Problem, Rollouts
 from lab.engine.tokens import token_bytes
-from lab.harness.flags import Flag
+from lab.engine.declared import Flag
 from lab.engine.model import Qwen2
 
 Gamma = typing.Annotated[float, Flag(1.0, "discount of later rewards", least=0, most=1)]

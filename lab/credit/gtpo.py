@@ -14,7 +14,7 @@ from lab.engine.methods import advantage
 from lab.engine.rollouts import Rollouts
 from grpo import centred, group_z_score
 from lab.engine.update import over_group
-from lab.harness.flags import NotNegative
+from lab.engine.declared import NotNegative
 
 LEAST_ENTROPY = 1e-6  # 1 / entropy stays finite
 

@@ -8,7 +8,7 @@ from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts
 from grpo import group_z_score, policy_loss
 from lab.engine.update import length_scaling
-from lab.harness.flags import LearningRate
+from lab.engine.declared import LearningRate
 
 
 @mitigation

@@ -8,7 +8,7 @@ from lab.credit.critic import Trained
 from lab.engine.methods import Metrics, mitigation
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts
-from lab.harness.flags import CountOrNone
+from lab.engine.declared import CountOrNone
 
 NET_RATE = 1e-3  # the learning rate of the network. All runs here had this number
 

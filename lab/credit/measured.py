@@ -23,7 +23,7 @@ from lab.engine.methods import Metrics, advantage, mitigation
 from lab.engine.errors import UserError
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts, double
-from lab.harness.flags import Flag
+from lab.engine.declared import Flag
 
 Count = typing.Annotated[int, Flag(4, "how many answers with another token in its place are "
                                       "sampled for each token that is measured", least=1,

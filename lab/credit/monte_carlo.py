@@ -22,7 +22,7 @@ from lab.engine.forward import LOGITS_AT_ONCE
 from lab.engine.policy import Policy, stop_ids
 from lab.engine.rollouts import Rollouts
 from lab.engine.sampler import Generation, Start, generate
-from lab.harness.flags import Flag
+from lab.engine.declared import Flag
 
 Prefix = tuple[int, tuple[int, ...]]  # a problem, and the first tokens of an answer to it
 Positions = list[tuple[int, int]]      # (answer, index) of single tokens

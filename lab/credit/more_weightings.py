@@ -4,7 +4,7 @@ from torch import Tensor
 
 from lab.engine.methods import mitigation
 from lab.engine.rollouts import Rollouts
-from lab.harness.flags import Share
+from lab.engine.declared import Share
 
 POSITIVE_WEIGHT = 0.1  # of negative_only: the paper's small number for what worked
 

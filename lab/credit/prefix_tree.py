@@ -12,7 +12,7 @@ import torch
 from lab.engine.methods import advantage, mitigation
 from lab.engine.rollouts import Rollouts
 from grpo import group_mean, group_z_score, to_every_token
-from lab.harness.flags import NotNegative
+from lab.engine.declared import NotNegative
 
 
 @advantage

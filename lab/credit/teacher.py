@@ -21,7 +21,7 @@ from lab.engine.model_folder import read_model_folder
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts
 from lab.engine.tokens import load_tokenizer
-from lab.harness.record import find_folder
+from run import find
 from qwen2_model import read_config
 
 
@@ -35,7 +35,7 @@ class teacher:
         if not teacher:
             raise UserError("--advantage teacher needs --teacher FOLDER, the folder of a model "
                             "that is better than the one that is trained")
-        folder = find_folder(teacher)
+        folder = find(teacher)
         tokens = load_tokenizer(folder, read_config(folder).vocab_size).get_vocab()
         if tokens != policy.tokenizer.get_vocab():
             raise UserError(f"--teacher {teacher}: this model has other tokens than the one that "

@@ -27,8 +27,8 @@ from lab.engine.methods import Metrics, advantage
 from lab.engine.policy import Policy, stop_ids
 from lab.engine.rollouts import OF_TURNS, Problem, Rollouts
 from grpo import group_z_score
-from lab.harness.flags import Flag
-from lab.harness.screen import say
+from lab.engine.declared import Flag
+from run import say
 
 Parts = Annotated[str, Flag(
     "credit", "what a turn gets. credit: the expected reward after it and before the reply, minus "

@@ -1,19 +1,14 @@
 """Weightings that need more than one function of the batch, such as the attention between tokens,
-or that are no part of the book; how weights are rescaled beyond the book; placebos."""
-from dataclasses import replace
+or that are no part of the book."""
 
 import torch
 from torch import Tensor
 
-from countdown_task import ANSWER, KINDS, TAG, THINK
-from grpo import centred, generator_of, to_every_token
-from lab.engine.errors import UserError, location_of
-from lab.engine.methods import (WHOLE_ANSWERS, Method, Metrics, advantage, checked_credit,
-                                metrics_of, mitigation)
-from lab.engine.policy import Policy, RunSettings
+from countdown_task import ANSWER, TAG, THINK
+from grpo import centred, to_every_token
+from lab.engine.declared import NotNegative, Positive
+from lab.engine.methods import advantage, mitigation
 from lab.engine.rollouts import Rollouts
-from lab.engine.update import rescaling
-from lab.harness.flags import NotNegative, Positive
 
 
 @mitigation
@@ -69,93 +64,3 @@ def span(rollouts: Rollouts) -> Tensor:
         value = centred(rollouts.scores[part], rollouts.group)
         result += to_every_token(value, rollouts) * where
     return result
-
-
-@torch.no_grad()
-def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: Policy | None = None,
-                    rescale_to: str = "mean", placebo: str = "none") -> tuple[Tensor, Metrics]:
-    """The weights c w (B, T) that the loss uses and the credit file stores, and metrics about them.
-
-    They are what the weighting `chosen` returned: checked, without gradient, 0 beyond the mask,
-    shuffled for --placebo weights, and multiplied by one number for the batch (grpo.rescaling).
-    """
-    if not rollouts.mask.any():  # every answer was dropped, so the weighting is not called
-        metrics: Metrics = dict.fromkeys(metrics_of(chosen))  # its own metrics are None
-        metrics |= {"weight_factor": 1.0, "weight_max": 0.0, "weight_note": None}
-        return torch.zeros_like(rollouts.log_prob), metrics
-    note = None
-    weight = checked_credit(chosen, f"the weighting {name}", rollouts, policy)
-    if (weight < 0).any():
-        raise UserError(f"the weighting {name} ({location_of(chosen)}) is negative at "
-                        f"{int((weight < 0).sum())} tokens: credit with a sign stands under "
-                        "@advantage (docs/reference/methods.md)")
-    if not weight.any():
-        weight, note = rollouts.mask.float(), "all weights were 0, so every token gets 1"
-    if placebo.startswith("weights"):
-        weight = shuffled(weight, rollouts, placebo)
-    c = rescaling(weight, rollouts, rescale_to)
-    if not (weight * c).isfinite().all():
-        c, note = 1.0, "weights were not rescaled: hardly any weight is on tokens with an advantage"
-    weight = weight * c
-    about = {"weight_factor": c, "weight_max": weight.max().item(), "weight_note": note}
-    return weight, metrics_of(chosen) | about
-
-
-def advantage_of(chosen: Method, s: RunSettings, rollouts: Rollouts, policy: Policy | None
-                 ) -> Tensor:
-    """The advantage (B, T) of a batch, with --entropy_bonus and --placebo."""
-    values = checked_credit(chosen, f"the advantage {s.advantage}", rollouts, policy)
-    if s.entropy_bonus:
-        from lab.credit.entropy_bonus import entropy_bonus
-        values = values + s.entropy_bonus * entropy_bonus(rollouts)
-    if s.placebo.startswith("advantages"):
-        values = shuffled(values, rollouts, s.placebo, s.advantage in WHOLE_ANSWERS)
-    return values
-
-
-def with_advantage(rollouts: Rollouts, advantage_method: Method, policy: Policy, s: RunSettings,
-                   step: int) -> Rollouts:
-    """The batch of a step with its advantage, as the training loop makes it."""
-    rollouts = replace(rollouts, step=step, generator=generator_of("credit", s.seed, step),
-                       forward=policy.extra_forward())
-    return replace(rollouts, advantage=advantage_of(advantage_method, s, rollouts, policy))
-
-
-def drop_unfinished(rollouts: Rollouts) -> Rollouts:
-    """Mask the answers that were cut off by the limit. They are not trained on, but the advantages
-    of the other answers were computed with their rewards."""
-    return replace(rollouts, mask=rollouts.mask & rollouts.finished[:, None])
-
-
-def shuffled(value: Tensor, rollouts: Rollouts, placebo: str, whole_answers: bool = False
-             ) -> Tensor:
-    """A placebo (B, T): the same values, but at other tokens, chosen at random. What a method loses
-    by this is what its choice of tokens was worth. `placebo` says which tokens exchange their
-    values (`cells_of`). With `whole_answers` the answers of a group exchange theirs."""
-    result = torch.zeros_like(value)
-    cells, mask = cells_of("advantages" if whole_answers else placebo, rollouts), rollouts.mask
-    for cell in cells.unique():
-        if whole_answers:  # all tokens of an answer have the value of its first
-            rows = (rollouts.group == cell).nonzero().squeeze(1)
-            order = torch.randperm(len(rows), generator=rollouts.generator).to(rows.device)
-            result[rows] = value[rows[order], :1] * mask[rows]
-        else:
-            inside = mask & (cells == cell)
-            order = torch.randperm(int(inside.sum()), generator=rollouts.generator)
-            result[inside] = value[inside][order.to(value.device)]
-    return result
-
-
-def cells_of(placebo: str, rollouts: Rollouts) -> Tensor:
-    """(B, T): which tokens exchange their values, those with the same number. Advantages stay in
-    their group, and weights go through the whole batch. `by_kind` keeps them at tokens of one
-    category, and `by_position` at the tokens that are first in their answers, second, and so on."""
-    cells = torch.zeros_like(rollouts.ids)
-    if placebo.startswith("advantages"):
-        cells = cells + rollouts.group[:, None]
-    if placebo.endswith("by_kind"):
-        cells = cells * len(KINDS) + rollouts.kind
-    if placebo.endswith("by_position"):
-        T = cells.shape[1]
-        cells = cells * T + torch.arange(T, device=cells.device)
-    return cells

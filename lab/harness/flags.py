@@ -16,19 +16,17 @@ import inspect
 import math
 import re
 import typing
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 
 import run
 from countdown_task import Task
+from lab.engine.declared import Flag as Flag, Range, Values
 from lab.engine.errors import UserError, location_of
 from run import words_of
 
-# a test of the values of all flags, and the words that a message says if it is not passed
-Requirement = tuple[Callable[[typing.Any], bool], str]
-Values = Mapping[str, typing.Any]                       # the value of each flag, by its name
 MOST_THREADS = 1024
 
 
@@ -37,52 +35,6 @@ def option(default: typing.Any, text: str, **limits: typing.Any) -> typing.Any:
     return dataclasses.field(default=default, metadata={"text": text, **limits})
 
 
-@dataclass(frozen=True)
-class Flag:
-    """A flag. The defaults of these fields suit an ordinary setting: one that tells runs
-    apart."""
-    default: typing.Any
-    text: str = ""
-
-    # which values are allowed
-    least: float = 0         # these three are limits of a number
-    above: float = -math.inf
-    most: float = 10 ** 9    # a larger number is a mistake
-    choices: Collection[str] = ()
-    kind: type | None = None  # the type of the values, if it is not the type of the default
-
-    # when it has an effect, and which value it has if not; both are functions of all flags' values
-    requires: Requirement | None = None                         # None: it always has an effect
-    otherwise: Callable[[typing.Any], object] | None = None     # None: the value is the default
-
-    @property
-    def type(self) -> type:
-        if self.kind:
-            return self.kind
-        return str if self.default is None else type(self.default)
-
-    def help(self) -> str:
-        """The flag in the help: what it means (one | another; default one; needs --other above 0)
-        """
-        facts = []
-        if 0 < len(self.choices) < 10:
-            facts.append(" | ".join(self.choices))
-        if self.default is not None and self.default is not False and self.default != "":
-            facts.append(f"default {self.default}")
-        if self.requires:
-            facts.append(f"needs {self.requires[1]}")
-        return f"{self.text} ({'; '.join(facts)})" if facts else self.text
-
-    def has_effect(self, values: Values) -> bool:
-        return not self.requires or self.requires[0](SimpleNamespace(**values))
-
-    def value_without_effect(self, values: Values) -> object:
-        return self.otherwise(SimpleNamespace(**values)) if self.otherwise else self.default
-
-
-Range = partial(Flag, None)  # the limits of a keyword parameter, whose signature has the default
-Count = typing.Annotated[int, Range(least=1)]
-CountOrNone = typing.Annotated[int, Range()]
 # limits of the book's flags beyond its own, which are "at least"; of a weighting's after its name
 LIMITS: dict[str, dict[str, typing.Any]] = {
     "learning_rate": {"above": 0, "most": 10}, "clip_low": {"most": 1},
@@ -96,10 +48,6 @@ OF_BOOK = {name: replace(Flag(default, text, run.LEAST.get(name, 0),
                               choices=run.CHOICES.get(name, ())), **LIMITS.get(name, {}))
            for owner in (run.Settings, Task)
            for name, (default, text) in run.flags_of(owner).items()}
-NotNegative = typing.Annotated[float, Range(least=0)]
-Positive = typing.Annotated[float, Range(above=0)]
-Share = typing.Annotated[float, Range(least=0, most=1)]
-LearningRate = typing.Annotated[float, Range(above=0, most=10)]
 
 
 @cache  # a comparison of runs calls it a hundred thousand times

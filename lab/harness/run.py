@@ -26,7 +26,7 @@ import run as book
 from lab.engine.methods import METHODS, refuse_other_values
 from lab.engine.errors import NotFinite, UserError, location_of, read_json, refuse_undefined
 from lab.engine.model_folder import write_model_folder
-from lab.credit.weightings import advantage_of, drop_unfinished, rescaled_weight
+from lab.engine.credited import advantage_of, drop_unfinished, rescaled_weight
 from lab.engine.rollouts import Problem, Rollouts, has_format
 from lab.engine.update import update, update_with_change
 from lab.harness.flags import settle

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from lab.engine.methods import (CLIP_KINDS, METHODS, NEVER_RESCALED,
                                 axis_of)
+from lab.engine.declared import Requirement
 from lab.engine.errors import UserError, location_of, read_json
-from lab.harness.flags import (Flag, Requirement, check_value, flags_of, help_text, option,
-                               settle, unknown_argument, value_of)
+from lab.harness.flags import (Flag, check_value, flags_of, help_text, option, settle,
+                               unknown_argument, value_of)
 from lab.harness.record import Json, find_folder
 from lab.harness.tasks import file_of_task, load_task, with_module_name
 from run import Settings, recipe_in, say, words_of

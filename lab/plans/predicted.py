@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import torch
 
-from lab.credit.weightings import rescaled_weight, with_advantage
+from lab.engine.credited import rescaled_weight, with_advantage
 from lab.engine.forward import micro_batches, response_log_probs
 from lab.engine.update import length_scaling
 from lab.harness.build import load_policy, make_advantage, make_weighting

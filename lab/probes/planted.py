@@ -51,7 +51,7 @@ from grpo import grpo, policy_loss
 from lab.harness.flags import Flag, check_value, flags_of, read, value_of
 from lab.harness.screen import show_status
 from lab.probes.common import COMMON, Findings
-from lab.credit.weightings import rescaled_weight
+from lab.engine.credited import rescaled_weight
 from lab.engine.model import ModelConfig, Qwen2, rotary
 
 PLAIN, TRUE = "plain GRPO", "true credit"

@@ -47,7 +47,7 @@ from grpo import gradient_size
 from lab.analysis.comparison import Arms
 from lab.analysis.verdict import Tries, Verdict
 from lab.analysis.weights import about_gradient, differs_within, look_at_run
-from lab.credit.weightings import drop_unfinished, rescaled_weight, with_advantage
+from lab.engine.credited import drop_unfinished, rescaled_weight, with_advantage
 from lab.engine.errors import UserError
 from lab.engine.methods import METHODS, WHOLE_ANSWERS, axis_of
 from lab.engine.policy import Policy, derived_seed

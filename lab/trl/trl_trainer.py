@@ -45,7 +45,7 @@ from lab.harness.read_record import run_config
 from lab.harness.record import credit_path, provenance, write_credit
 from lab.harness.screen import python_command, say
 from lab.harness.flags import Flag, check_value, flags_of
-from lab.credit.weightings import rescaled_weight
+from lab.engine.credited import rescaled_weight
 from run import append, forget_after, make_run
 from train import means_of
 

@@ -6,7 +6,7 @@ import mitigations  # noqa: F401  fills the choices
 from lab.credit.entropy_bonus import entropy_bonus
 from lab.harness.build import load_policy, make_advantage
 from lab.harness.settings import make_settings
-from lab.credit.weightings import with_advantage
+from lab.engine.credited import with_advantage
 
 MASK = torch.tensor([[True, True], [True, False]])
 

@@ -18,10 +18,11 @@ from lab.engine.methods import ADVANTAGES, CLIP_KINDS, MITIGATIONS, Choices, mit
 from lab.harness import flags
 from lab.harness.build import unpaid_parts
 from lab.harness.flags import option
-from lab.harness.flags import Flag, Range, check_value, flags_of, settle, words_of
+from lab.engine.declared import Range
+from lab.harness.flags import Flag, check_value, flags_of, settle, words_of
 from lab.harness.settings import OPTIONS, LabSettings, make_settings, read_flags
 from lab.tools import warmup
-from lab.harness.flags import Positive
+from lab.engine.declared import Positive
 
 LARGEST_LAST = "examples.largest_last"
 COUNTDOWN = {"max_number": 15, "steps": 7, "questions": 5}  # a recipe

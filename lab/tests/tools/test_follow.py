@@ -309,7 +309,7 @@ def test_the_functions_are_those_that_ran_with_their_lines(config, files):
     if not config:  # what reads a record, and what the lab measures anew
         of_lab = {name for name in named - files}
         assert of_lab == {"lab/analysis/account.py", "lab/credit/monte_carlo.py",
-                          "lab/credit/weightings.py"}
+                          "lab/engine/credited.py"}
     for function in found:
         file, line, name = re.match(r"(.+):(\d+) (.+)", function).groups()
         lines = (ROOT / file).read_text().splitlines()[int(line) - 1:]

@@ -30,7 +30,7 @@ from lab.harness.build import load_policy
 from lab.harness.flags import flags_of
 from lab.harness.settings import make_settings
 from lab.tests.trl import guess_rows
-from lab.credit.weightings import rescaled_weight
+from lab.engine.credited import rescaled_weight
 from runs import block, copy_project, free_port, lines, program
 from lab.tools import idea
 
