@@ -77,15 +77,14 @@ def flags_of(owner: typing.Any) -> dict[str, Flag]:
 
 def flag_of(owner: typing.Any, name: str, default: object, hint: typing.Any) -> Flag:
     """The flag of a parameter, whose hint is a type, or Annotated[type, limits] with its limits as
-    a Flag or, as the book writes them, as a dict."""
+    a Flag."""
     kind, limits = hint, Range(least=-math.inf)
     if hasattr(hint, "__metadata__"):
         kind, limits, *_ = typing.get_args(hint)
-    is_known = kind in (int, float, bool, str) and isinstance(limits, (dict, Flag))
+    is_known = kind in (int, float, bool, str) and isinstance(limits, Flag)
     if not is_known or default is inspect.Parameter.empty:
         raise UserError(f"{name} of {owner.__name__} ({location_of(owner)}) becomes a flag, so it "
                         "needs a default, and a type that is int, float, bool or str")
-    limits = Range(**limits) if isinstance(limits, dict) else limits
     if (own := f"{owner.__name__}.{name}") in LIMITS and owner.__module__ == "mitigations":
         limits = replace(limits, **LIMITS[own])
     return replace(limits, default=default, kind=kind)
@@ -129,18 +128,11 @@ def settle(given: Values, flags: Mapping[str, Flag], usual: Values = {}) -> dict
 
 
 def value_of(name: str, given: object, flag: Flag) -> object:
-    """A typed text as a value of the flag's type, or the text itself, which `check_value` refuses.
-    What is no text, as in a file, stays as it is. True is a flag that was typed without a text."""
+    """A typed text as a value of the flag's type. What is no text, as in a file, stays as it is.
+    True is a flag that was typed without a text."""
     if given is True and flag.type is not bool:
         raise UserError(f"--{name} needs a value")
-    if not isinstance(given, str):
-        return given
-    if flag.type is bool:
-        return {"yes": True, "true": True, "no": False, "false": False}.get(given.lower(), given)
-    try:
-        return flag.type(given)
-    except ValueError:
-        return given
+    return run.checked_value(name, given, flag.type) if isinstance(given, str) else given
 
 
 def unknown_argument(word: str, flags: Collection[str], hint: str = "--help lists the flags"
