@@ -10,7 +10,7 @@ this file decides what the model learns: that is in train.py and the four files 
         checkpoints/step_000025/      a model's folder; the newest two have trainer/
 
 Every file is written whole or not at all, so a run can be killed at any time. The lab has its own
-run, with other parts for the same loop. `python run.py` lists the flags.
+run, with other parts for the same loop. The flags: `python train.py --help`.
 """
 import ast
 import difflib
@@ -656,4 +656,4 @@ def find(name: str) -> Path:
 
 
 if __name__ == "__main__":
-    print(f"{__doc__}\nThe flags are those of train.py: python train.py --help")
+    print(str(__doc__).split("\n\n")[1], "\n\nThe flags: python train.py --help")
