@@ -10,7 +10,7 @@ Only one function knows which tokens see each other, as in the book. It is passe
 
     causal         (the book's)  each token sees its own row up to itself
     SharedPrompts  (packing.py)  training: a prompt is there once, and all its answers see it
-    Cache          (cache.py)    sampling: one new token in each row sees all before it
+    Cache          (sampler.py)  sampling: one new token in each row sees all before it
 
 Shapes: B rows, L positions, N tokens of a forward pass (in grpo.py N is the number of generated
 tokens in a batch), D width, H query heads, K key/value heads, V vocabulary.

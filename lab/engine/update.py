@@ -1,7 +1,7 @@
 """The update of a run beyond the book: grpo.py's `update`, with other losses on a batch that is
 used again (--clip_kind), other ways to count tokens (--loss_norm), a KL of another kind, a
-temperature, answers that are computed once if they are equal, and the engine's forward pass. Where
-none of this is asked for it has the same gradient, to rounding: a test ties the two.
+temperature, and the engine's forward pass. Where none of this is asked for it has the same
+gradient, to rounding: a test ties the two.
 """
 from collections.abc import Callable, Iterator
 
