@@ -1,9 +1,8 @@
 """Is a method right on average, and how noisy is it? Computed where all batches are listed.
 
-    python -m lab exact my_idea                  # a weighting or an advantage, with its flags
-    python -m lab exact rloo gae measured        # several
-    python -m lab exact my_file.py:my_function   # anybody's advantage: see `foreign`
-    python -m lab exact --all --json             # all methods, in some minutes
+    python -m lab exact rloo my_idea --strength 10   # weightings or advantages, with their flags
+    python -m lab exact my_file.py:my_function       # anybody's advantage: see `foreign`
+    python -m lab exact --all --json                 # all methods, in some minutes
 
 In a small world (lab/worlds.py) all batches are listed with their probabilities. Each goes through
 the functions of a training step up to the loss. So what a method does on average is a sum:
@@ -74,7 +73,7 @@ class Mean(NamedTuple):
     length: float          # of the mean along the truth, divided by the truth's
     noise: float
     batches: int           # that were listed
-    difference: str = ""   # where the mean is most wrong, in words
+    difference: str        # where the mean is most wrong, in words
 
 
 class Verdict(NamedTuple):
@@ -130,7 +129,7 @@ def compared(world: World, batches: Mapping[Batch, float], found: Tensor) -> Mea
     size, along = float(mean.norm()), float(mean @ truth)
     typical = float(chance @ found.square().sum(1)) ** 0.5
     if size <= ROUNDING * typical:
-        return Mean(world.about, 0.0, 1.0, 0.0, math.inf, len(found))
+        return Mean(world.about, 0.0, 1.0, 0.0, math.inf, len(found), "it gives no gradient")
     across = float((mean - along * truth).norm())
     bias = across / size if across > ROUNDING * typical else 0.0
     noise = float(chance @ (found - mean).square().sum(1)) / along ** 2 if along > 0 else math.inf
@@ -147,9 +146,10 @@ def judged(world: World, choice: Choice, flags: Mapping[str, Any]) -> Mean:
     """If the order of answers or groups matters to a method, all orders are listed. Whether it
     does, and whether a method draws random numbers, is seen in the most varied batches."""
     batches, shuffle, shuffled = world.batches(), random.Random(0), []
-    listed = [*batches]
-    varied = sorted(range(len(listed)), key=lambda n: len({*sum(listed[n], ())}))[-20:]
-    found, some = gradients(world, choice, flags, batches), [listed[n] for n in varied]
+    found, listed = gradients(world, choice, flags, batches), [*batches]
+    varied = sorted(range(len(listed)), key=lambda n: (
+        bool(found[n].any()), len({*sum(listed[n], ())}), float(found[n].norm())))[-20:]
+    some = [listed[n] for n in varied]
     if not found[varied].equal(gradients(world, choice, flags, some, seed=1)):
         raise UserError("it draws random numbers, or it remembers earlier batches")
     for groups in some:
@@ -165,30 +165,29 @@ def judged(world: World, choice: Choice, flags: Mapping[str, Any]) -> Mean:
 def judge(choice: Choice, flags: Mapping[str, Any], worlds: list[World],
           plain: dict[World, float]) -> Verdict:
     """`plain` keeps the noise of plain GRPO in each world."""
-    name, means, refusals, failures = choice.__name__, [], [], []
+    name, means = choice.__name__, list[Mean]()
+    reasons: dict[str, list[str]] = {"fails in": [], "is not made for": []}
     flags = {**SUITED.get(name, {}), **flags}
     for world in worlds:
+        does = "is not made for"
         try:
             if name in OF_ONE_TURN and world.kind.turns > 1:
                 raise UserError("it takes answers of one turn")
             make(choice, flags, world.policy)
-        except UserError as error:  # it is not made for such a task, and says so
-            refusals.append(f"{world.about}. {error}")
-            continue
-        try:
+            does = "fails in"
             mean = judged(world, choice, flags)
-        except Exception as error:  # of a function that may be wrong
+        except Exception as error:  # of a function that may be wrong, or that refuses the task
             reason = f" {error}" if isinstance(error, UserError) else str(failed("", error))
-            failures.append(f"{world.about}.{reason}")
+            reasons[does].append(f"{world.about}.{reason}")
             continue
         if world not in plain:
             batches = world.batches()
             plain[world] = compared(world, batches, gradients(world, grpo, {}, batches)).noise
         means.append(mean._replace(noise=mean.noise / plain[world]))
-    word, why = in_words(name, means, bool(failures))
-    for does, reasons in (("fails in", failures), ("is not made for", refusals)):
-        if reasons:
-            why += f" It {does} {len(reasons)} of {len(worlds)} worlds, first: {reasons[0]}"
+    word, why = in_words(name, means, bool(reasons["fails in"]))
+    for does, found in reasons.items():
+        if found:
+            why += f" It {does} {len(found)} of {len(worlds)} worlds, first: {found[0]}"
     return Verdict(word, why, means)
 
 
@@ -237,30 +236,31 @@ def foreign(where: str) -> Choice:
 
 
 def summary(means: list[Mean]) -> dict[str, float]:
+    if not means:
+        return {}
     _, cosine, bias, length, noise, batches, _ = zip(*means)
     return {"cosine": min(cosine), "bias": max(bias), "length": min(length), "noise": median(noise),
             "noise_most": max(noise), "worlds": len(means), "batches": sum(batches)}
 
 
-def show(verdicts: Mapping[str, Verdict]) -> None:
-    """A table of methods, or of the kinds of worlds of one method; and sentences."""
+def table(verdicts: Mapping[str, Verdict]) -> str:
+    """A line for each method, or for each kind of world if there is one method; and sentences."""
     rows = [(name, means, word) for name, (word, _, means) in verdicts.items()]
     if len(rows) == 1:
-        means = rows[0][1]
-        rows = [(about, [mean for mean in means if mean.world == about], "")
-                for about in dict.fromkeys(mean.world for mean in means)]
-    print(f"{'':34s}{'cosine':>9s}{'bias':>9s}{'noise':>8s}{'largest':>9s}{'batches':>9s}")
+        rows = [(about, [mean for mean in rows[0][1] if mean.world == about], "")
+                for about in dict.fromkeys(mean.world for mean in rows[0][1])]
+    lines = [f"{'':34s}{'cosine':>9s}{'bias':>9s}{'noise':>8s}{'largest':>9s}{'batches':>9s}"]
     for label, means, word in rows:
         form = "{cosine:9.4f}{bias:9.5f}{noise:8.2f}{noise_most:9.2f}{batches:9d}"
         numbers = form.format(**summary(means)) if means else " " * 44
-        print(f"{label:34s}{numbers}  {word}".rstrip())
+        lines.append(f"{label[-33:]:34s}{numbers}  {word}".rstrip())
     for word, why, _ in verdicts.values():
-        print(f"\n{textwrap.fill(f'{word.upper()}: {why}', 100)}")
+        lines.append(f"\n{textwrap.fill(f'{word.upper()}: {why}', 100)}")
+    return "\n".join(lines)
 
 
 def as_json(verdicts: Mapping[str, Verdict]) -> str:
-    found = [{"method": name, "word": word, "why": why, **(summary(means) if means else {}),
-              "of_worlds": [mean._asdict() for mean in means]}
+    found = [{"method": name, "word": word, "why": why, **summary(means)}
              for name, (word, why, means) in verdicts.items()]
     return json.dumps(found, indent=1).replace(" Infinity", " null")  # which JSON does not have
 
@@ -283,6 +283,6 @@ def main(argv: list[str]) -> int:
     for name, choice in choices.items():
         typed = {flag: values[flag] for flag in others.keys() & flags_of(choice).keys()}
         verdicts[name] = judge(choice, typed, worlds, plain)
-    print(as_json(verdicts)) if args.json else show(verdicts)
+    print(as_json(verdicts) if args.json else table(verdicts))
     words = {verdict.word for verdict in verdicts.values()}
     return 0 if args.all or words == {RIGHT} else 2 if words <= {RIGHT, NOT_JUDGED} else 1

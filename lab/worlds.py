@@ -88,10 +88,7 @@ class WorldTask:
     def prompt_for(self, problem: int) -> str:
         return "x" if self.kind.replies else "x" * (1 + problem)
 
-    show = prompt_for
-
-    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
-        return annotate(pieces)
+    show, label = prompt_for, staticmethod(annotate)
 
     def score(self, problem: int, text: Any) -> dict[str, Any]:
         # what a turn earns follows from it and the turns before it
@@ -99,7 +96,7 @@ class WorldTask:
         paid = [self.draw("reward", problem, one).choice(self.kind.rewards) for one in paid_for]
         parts = {"reward": sum(paid), "answer": float(paid[-1] >= 1),
                  "format": float(paid[-1] > 0), "reasoning": 0.0}
-        return {**parts, OF_TURNS: paid} if self.kind.pays else parts
+        return parts | ({OF_TURNS: paid} if self.kind.pays else {})
 
     def own_reply(self, problem: int, turns: list[str]) -> str | None:
         is_last = len(turns) == self.kind.turns or turns[-1] == "!"
