@@ -40,7 +40,8 @@ def test_every_interval_of_a_page_stands_in_a_stored_result(page):
     assert not sorted(intervals(page) - STORED)
 
 
-@pytest.mark.parametrize("page, arms", [("docs/reference/turns.md", 4), ("lab/reports/turns.md", 6)])
+@pytest.mark.parametrize("page, arms", [
+    ("docs/reference/turns.md", 4), ("lab/reports/turns.md", 6)])
 def test_a_row_of_the_game_follows_from_the_value_of_each_seed(page, arms):
     lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
     told = 0
