@@ -207,6 +207,11 @@ def test_break_it_makes_one_mistake_and_only_one(tmp_path):
     assert [before.replace(*mistake) for mistake in mistakes_of(code)].count(after) == 1
 
 
+def test_page_10_tries_the_readmes_idea():
+    page = "docs/course/10_is_my_idea_better.md"
+    assert block(page, "def my_idea") == block("README.md", "def my_idea")
+
+
 def test_pages_follow_each_other():
     """README's next page is the first, and each page names the one after it."""
     names = sorted(PAGES, key=lambda name: int(name.partition("_")[0]))
