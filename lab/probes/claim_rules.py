@@ -9,6 +9,7 @@
 the runs do not have what it needs. Figures of tokens have intervals over the run's problems, and
 figures of a model have intervals over the problems that it was asked.
 """
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -50,22 +51,16 @@ class Threshold(NamedTuple):
 THRESHOLDS = {
     "the reason": Threshold(0.8, "what explains less than four fifths is not the reason alone"),
     "no reason": Threshold(0.2, "what explains less than a fifth is hardly a reason"),
-    "grows with answers": Threshold(2, "t grows with the root of the answers: fourfold for "
-                                       "sixteen times as many, so half of that is clear"),
-    "rank 2 from": Threshold(1.5, "a rank is about 2 if it rounds to 2"),
-    "rank 2 to": Threshold(2.5, "a rank is about 2 if it rounds to 2"),
-    "rank well above": Threshold(1, "well above 2 is at least one more"),
-    "follows credit": Threshold(0.5, "a correlation of 0.5 shares a quarter of the variance"),
-    "costs a model": Threshold(0.5, "half a step more is the forward and backward pass of a model "
-                                    "beside the sampling"),
-    "best baseline": Threshold(-0.1, "a tenth of the noise is what a batch larger by a tenth "
-                                     "removes"),
     "push is the change": Threshold(0.9, "a correlation of 0.9 leaves a fifth unexplained"),
-    "as good": Threshold(0.01, "one point of success is less than any weighting's published "
-                               "difference"),
-    "crude": Threshold(0.1, "one token in ten in the wrong class"),
-    "long answer": Threshold(500, "the notes' number of tokens"),
-    "large model": Threshold(8e9, "the notes' smallest model, in parameters")}
+    "follows credit": Threshold(0.5, "a correlation of 0.5 shares a quarter of the variance"),
+    "grows with answers": Threshold(2, "for sixteen times the answers t grows to fourfold"),
+    "crude": Threshold(0.1, "one token in ten is in the wrong class"),
+    "rank 2 from": Threshold(1.5, "it rounds to 2"), "rank 2 to": Threshold(2.5, "it rounds to 2"),
+    "rank well above": Threshold(1, "well above 2 is at least one more"),
+    "best baseline": Threshold(-0.1, "a tenth of the noise is worth a batch larger by a tenth"),
+    "costs a model": Threshold(0.5, "a step costs half again as much"),
+    "as good": Threshold(0.01, "a point of success is less than any difference in the notes"),
+    "long answer": Threshold(500, "the notes' number of tokens")}
 
 
 class CannotBeSeen(Exception):
@@ -211,7 +206,7 @@ class Evidence:
     """The runs, and what is computed from them once. `run` is the first one; the others are there
     for claims about weightings. `seen["log_prob"]` is a column of the first run's tokens (n,)."""
 
-    def __init__(self, runs: Sequence[Run], problems: int = 16, device: str = "cpu"):
+    def __init__(self, runs: Sequence[Run], problems: int = 12, device: str = "cpu"):
         self.run, self.others = runs[0], list(runs[1:])
         self.problems, self.device = problems, device  # that a model is asked, and where
         self.known: dict[tuple[str, int], Any] = {}
@@ -241,11 +236,11 @@ class Evidence:
             raise CannotBeSeen("all tokens have the same entropy")
         return np.asarray(top)
 
-    def ratio_of_sizes(self, mine: np.ndarray, theirs: np.ndarray,
-                       **more: Cell | tuple[Cell, str]) -> Found:
-        """Whether one mask's tokens are larger than another's, in both units."""
-        ratios = [mean_ratio(self["problem"], self[f"abs {unit}"], mine, theirs) for unit in UNITS]
-        return decided(above(1), dict(zip(("by A log p", "by the gradient"), ratios)), **more)
+    def ratios_of_sizes(self, mine: np.ndarray, theirs: np.ndarray) -> dict[str, Estimate]:
+        """The mean size of one mask's tokens over that of another's, in both units."""
+        names = "by A log p", "by the gradient"
+        return {name: mean_ratio(self["problem"], self[f"abs {unit}"], mine, theirs)
+                for name, unit in zip(names, UNITS)}
 
     def share(self, inside: np.ndarray) -> Estimate:
         """The share of the gradient's size that falls to the tokens of a mask."""
@@ -320,16 +315,16 @@ def trained_critic(policy: Policy, seen: Evidence) -> gae:
     return critic
 
 
+def own_critic(seen: Evidence) -> gae:
+    """A copy of the trained critic, because a critic learns from each batch that it judges."""
+    return copy.deepcopy(seen.of_model(trained_critic))
+
+
 @cache
-def tokens_of_folder(folder: str) -> RunTokens:
-    from lab.analysis.run_folders import read_run
-    return RunTokens(read_run(folder))
-
-
 def tokens_of(run: Run) -> RunTokens:
     if not run.steps:
         raise CannotBeSeen("this run has no credit files, which hold its tokens")
-    return tokens_of_folder(str(run.folder))
+    return RunTokens(run)
 
 
 # ------------------------------------------------------------------- stored experiments
@@ -348,12 +343,15 @@ def stored_results(name: str) -> dict[str, Any]:
 
 
 def success_by_seed(board: str, arm: str) -> dict[str, Floats]:
-    """(steps,) the success of each step in training, of each seed of an arm."""
+    """(steps,) the success of each step in training, of each seed of an arm; or the one number that
+    was kept of a run."""
     found = {}
-    for name, (answers, _, right) in stored_results(board)["values"]["runs"].items():
+    for name, kept in stored_results(board)["values"]["runs"].items():
         of_arm, _, seed = name.rpartition("-s")
         if of_arm == arm:
-            found[seed] = np.array(right.split(), float) / answers
+            is_number = isinstance(kept, float)
+            found[seed] = np.array([kept] if is_number else kept[2].split(), float)
+            found[seed] /= 1 if is_number else kept[0]
     return found
 
 

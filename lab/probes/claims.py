@@ -24,7 +24,7 @@ Verdicts of a run are of this run: another seed is another run. The intervals ar
 of the run, or over its steps, and they are not corrected for the number of claims. Verdicts marked
 *stored* are those of experiments with several seeds or with a large model, whose numbers are in
 lab/results, because one run decides nothing about a weighting. On models/tiny all claims take about
-a minute. On a large model choose some with --only, and fewer --problems.
+a minute of a processor. On a large model choose some with --only, and fewer --problems.
 """
 import json
 import textwrap
@@ -45,7 +45,7 @@ for part in ("tokens", "phase1", "weightings", "rank", "ppo"):  # in the order o
 FLAGS = {
     "only": Flag(None, "words of claims' names, separated by commas; by default all claims"),
     "json": Flag(False, "print one line of JSON for each claim"),
-    "problems": Flag(16, "problems that a model is asked, for claims about phase 1, rank, baseline "
+    "problems": Flag(12, "problems that a model is asked, for claims about phase 1, rank, baseline "
                          "and critic", least=2, most=1000),
     "device": Flag("cpu", "device to compute on: cpu, cuda or cuda:N")}
 

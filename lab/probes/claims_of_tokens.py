@@ -7,8 +7,8 @@ import numpy as np
 
 from lab.analysis.statistics import paired_difference
 from lab.engine.tokens import ANSWER, WORD
-from lab.probes.claim_rules import (ARITHMETIC, HOLDS, LATER, NOT, NOT_SEEN, ONE_READING, REAL,
-                                    THRESHOLDS, TINY, CannotBeSeen, Evidence, Found, above, below,
+from lab.probes.claim_rules import (ARITHMETIC, HOLDS, NOT, NOT_SEEN, ONE_READING, REAL,
+                                    THRESHOLDS, CannotBeSeen, Evidence, Found, above, below,
                                     claim, correlation, decided, difference_of_means,
                                     mean_difference, over_problems, stored, stored_gain, together)
 from lab.probes.classes import FILLER, REASONING, t_of_positions
@@ -76,18 +76,14 @@ def only_log_prob(seen: Evidence) -> Found:
 
 @claim(1, "Early tokens get more gradient than late ones", "1.63", "lab notes RUN")
 def early_over_late(seen: Evidence) -> Found:
-    """The first tenth of the answers over the last. It says how sure the model is of an answer's
-    ending, and not what its beginning earned."""
-    tenth = seen.tokens.cells["bin"]
-    return seen.ratio_of_sizes(tenth == 0, tenth == 9)
-
-
-@claim(1, "Early tokens get more gradient, by absolute position", "", "lab notes RUN")
-def early_over_late_positions(seen: Evidence) -> Found:
-    """The notes' other definition: the first fifth of all positions over the last fifth. Only long
-    answers have late positions, so a number by one definition says nothing beside a number by the
-    other."""
-    return seen.ratio_of_sizes(*seen.tokens.ends())
+    """The first tenth of the answers over the last, and the notes' other definition: the first
+    fifth of all positions over the last, where only long answers have late tokens. A number by one
+    says nothing beside a number by the other. Both say how sure the model is of an answer's ending,
+    and not what its beginning earned."""
+    tenth, numbers = seen.tokens.cells["bin"], {}
+    for name, ends in (("", (tenth == 0, tenth == 9)), (", positions", seen.tokens.ends())):
+        numbers |= {f"{unit}{name}": x for unit, x in seen.ratios_of_sizes(*ends).items()}
+    return decided(above(1), numbers)
 
 
 @claim(1, "Filler comes early, and calculations come late", "", "lab notes RUN")
@@ -106,9 +102,10 @@ def filler_over_reasoning(seen: Evidence) -> Found:
     (lab/results/real/after_cold_start.txt)."""
     filler, reasoning = seen.filler_and_reasoning()
     size = seen["abs contribution"]
-    return seen.ratio_of_sizes(filler, reasoning, of_filler=(size[filler].mean(), ".3f"),
-                               of_reasoning=(size[reasoning].mean(), ".3f"),
-                               of_the_tokens_are_filler=(filler.mean(), ".0%"))
+    return decided(above(1), seen.ratios_of_sizes(filler, reasoning),
+                   of_filler=(size[filler].mean(), ".3f"),
+                   of_reasoning=(size[reasoning].mean(), ".3f"),
+                   of_the_tokens_are_filler=(filler.mean(), ".0%"))
 
 
 @claim(1, "Filler gets more also at like positions: in 4 of 5 fifths", "4 of 5", "lab notes RUN")
@@ -223,17 +220,6 @@ def filler_is_wasted(seen: Evidence) -> Found:
         by_interval=True)
 
 
-@claim(1, "Filler's gradient slows learning", "hypothesis", "lab/reports/board.md", stored=True)
-def filler_slows_learning(seen: Evidence) -> Found:
-    """With less weight, or none, on words the tiny model learns no faster, and a real model that
-    thinks first learns much less."""
-    return decided(above(0), {
-        "points with less weight on words, tiny": stored_gain(TINY, "by_kind"),
-        "points with none, tiny": stored_gain(LATER, "by_kind --word_weight 0"),
-        "points with none, real that thinks first": stored_gain(REAL, "by_kind without words")},
-        "points")
-
-
 @claim(1, "It learns: success rises from 0% to 15%", "0.00; 0.15",
        "python analyze.py RUN; lab preflight")
 def it_learns(seen: Evidence) -> Found:
@@ -271,8 +257,8 @@ def best_blind_answer(seen: Evidence) -> float | None:
         number = int(seen["problem"][own[0]] - first_problem)
         if inside and number < len(problems):
             rules[rule_of(inside[1], task.show(problems[number]))] += 1
-    held_out, best = task.held_out_problems(400), 0.0
-    for rule, _ in rules.most_common(60):
+    held_out, best = task.held_out_problems(200), 0.0
+    for rule, _ in rules.most_common(20):
         answer = f" </think>\n<answer>{rule}</answer><|im_end|>"
         best = max(best, mean_scores(answer, held_out, task.show, task.score)["answer"])
     return best

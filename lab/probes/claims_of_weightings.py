@@ -3,16 +3,11 @@
 Whether a weighting gains needs many seeds, so these verdicts are those of stored experiments. What
 a weighting does to the sizes of tokens is seen in a run of it, or by weighting this run's tokens.
 """
-import ast
-import inspect
-from collections.abc import Callable
-
 import numpy as np
 
 from lab.analysis.comparison import mean_success
 from lab.analysis.statistics import Estimate, mean_over
 from lab.analysis.tables import Cell
-from lab.engine.methods import ADVANTAGES, MITIGATIONS
 from lab.engine.tokens import ANSWER
 from lab.probes.claim_rules import (ARITHMETIC, HOLDS, LATER, NOT, NOT_SEEN, ONE_READING, REAL,
                                     REAL_SHORT, TINY, CannotBeSeen, Evidence, Found, above, below,
@@ -61,15 +56,13 @@ def discount_and_filler(seen: Evidence) -> Found:
     """The terms contain the weight, and the two runs wrote other texts. So a larger ratio would not
     say that credit moved."""
     mine, plain = tokens_of(seen.arm("outcome_conditional")), tokens_of(seen.arm("none"))
-    numbers = {}
+    numbers, verdicts = {"weight on the thinking": discount_of(mine)}, []
     for unit, name in zip(UNITS, ("by A w log p", "by the gradient")):
-        numbers |= {name: class_ratio(mine, unit), f"plain {name}": class_ratio(plain, unit)}
-    verdicts = []
-    for x, y in ((0, 1), (2, 3)):
-        a, b = list(numbers.values())[x], list(numbers.values())[y]
-        verdicts.append(HOLDS if a.low > b.high else NOT if a.high < b.low else NOT_SEEN)
-    return Found(together(verdicts), {"weight on the thinking": discount_of(mine), **numbers},
-                 by_interval=True)
+        ours, theirs = class_ratio(mine, unit), class_ratio(plain, unit)
+        numbers |= {name: ours, f"plain, {name}": theirs}
+        verdicts.append(HOLDS if ours.low > theirs.high else
+                        NOT if ours.high < theirs.low else NOT_SEEN)
+    return Found(together(verdicts), numbers, by_interval=True)
 
 
 @claim(1, "With 0.75 on the thinking the position effect flips: late tokens get 3 times as much",
@@ -158,10 +151,11 @@ def variation(n: float, total: float, squares: float) -> float:
     return (squares / n - (total / n) ** 2) ** 0.5 / (total / n)
 
 
-@claim(1, "Filler's gradient is not wasteful: reducing it hurts", "", BOARDS, stored=True)
+@claim(1, "Filler's gradient is not wasteful: reducing it hurts (and not, as first thought: it "
+          "slows learning)", "", BOARDS, stored=True)
 def less_filler_hurts(seen: Evidence) -> Found:
     """Without the gradient of words, the real model that thinks first learns much less, also less
-    than with the same weights at other tokens. On tiny no loss is seen."""
+    than with the same weights at other tokens. On tiny neither a loss nor a gain is seen."""
     return decided(below(0), {
         "points with less weight on words, tiny": stored_gain(TINY, "by_kind"),
         "points with none, tiny": stored_gain(LATER, "by_kind --word_weight 0"),
@@ -246,53 +240,6 @@ def decomposed_rewards(seen: Evidence) -> Found:
 def token_normalisation(seen: Evidence) -> Found:
     """By answer, minus by token, which is the default here."""
     return gains("none --loss_norm sequence", below(0), (LATER,))
-
-
-@claim(1, "Implementation is of low, medium or high complexity",
-       "entropy, discount, inverse log-prob low; attention, decomposed rewards, learned medium; "
-       "ablation high", "docs/reference/methods.md#how-much-work-is-a-way-to-spread-credit")
-def complexity(seen: Evidence) -> Found:
-    """Lines of code, counted alike for each: without docstrings and comments, and with what the
-    function calls in its own file. All are short here, because the model's states, attention and
-    continuations stand ready."""
-    lines = {}
-    for level, names in EXPECTED_WORK.items():
-        for name in names:
-            lines[f"{name}, {level}"] = lines_of(ADVANTAGES.get(name) or MITIGATIONS[name])
-    low, medium, high = ([lines[f"{name}, {level}"] for name in names]
-                         for level, names in EXPECTED_WORK.items())
-    is_in_order = max(low) < min(medium) and max(medium) < min(high)
-    return Found(HOLDS if is_in_order else ONE_READING if max(low) < min(high) else NOT, lines, "d")
-
-
-EXPECTED_WORK = {"low": ("entropy_ratio", "outcome_conditional", "inverse_logprob"),
-                 "medium": ("attention_credit", "span", "learned_importance"),
-                 "high": ("causal_ablation",)}
-
-
-def lines_of(method: Callable) -> int:
-    """The lines of code of a function or class and of what it names in its own file."""
-    source = inspect.getsource(inspect.getmodule(method))
-    nodes = {node.name: node for node in ast.parse(source).body
-             if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    counted, left = set[int](), [method.__name__]
-    while left:
-        node = nodes.pop(left.pop(), None)
-        if node:
-            counted |= code_lines(node)
-            left += [name.id for name in ast.walk(node) if isinstance(name, ast.Name)]
-    return len(counted)
-
-
-def code_lines(node: ast.FunctionDef | ast.ClassDef) -> set[int]:
-    """The numbers of the lines on which something of a definition stands, without docstrings."""
-    found: set[int] = set()
-    for part in ast.walk(node):
-        is_text = isinstance(part, ast.Expr) and isinstance(part.value, ast.Constant)
-        if isinstance(part, ast.stmt) and not is_text:
-            last = part.body[0].lineno - 1 if hasattr(part, "body") else part.end_lineno
-            found |= set(range(part.lineno, max(part.lineno, last) + 1))
-    return found
 
 
 # ------------------------------------------------------------------- forking tokens

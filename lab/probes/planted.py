@@ -249,7 +249,7 @@ def read_arm(text: str) -> Start:
     if text in known:
         return known[text]
     if text.startswith("mask "):
-        weight = value_of("only", text.removeprefix("mask "), MASK_WEIGHT)
+        weight = value_of("only mask", text.removeprefix("mask "), MASK_WEIGHT)
         return mask_of(check_value("only mask", weight, MASK_WEIGHT))
     name, *typed = text.split(" --")
     words = []

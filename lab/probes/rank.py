@@ -55,24 +55,23 @@ FoundRanks = dict[tuple[str, str, int], list[dict[str, float]]]
 
 def found_ranks(policy: Policy, problems: int, critic: gae | None = None) -> FoundRanks:
     """The ranks of some problems with 8 answers each. Groups are the first 2, 4 and 8 of them, and
-    those whose rewards are all equal are left out."""
+    those whose rewards are all equal are left out. With a critic, credit by token is tried, too."""
     found: FoundRanks = defaultdict(list)
     for number in range(problems):
         show_status(f"ranks: problem {number + 1} of {problems}")
         rollouts = sample_batch(policy, 1, ANSWERS, step=1 + number)
         if rollouts.advantage.any():
-            kinds = token_weights(rollouts)
+            kinds = {ONES: rollouts.mask.float()}
             if critic:
-                kinds[CRITIC] = critic(rollouts, policy)
+                kinds |= {**token_weights(rollouts), CRITIC: critic(rollouts, policy)}
             add_ranks(rollouts, *gradients_of_answers(policy, rollouts, kinds), found)
     return found
 
 
 def token_weights(rollouts: Rollouts) -> Kinds:
-    """(B, T) each: what tokens are weighted by, 1 or a number of their own."""
+    """(B, T) each: numbers of their own that tokens are weighted by."""
     noise = torch.randn(rollouts.mask.shape, generator=rollouts.generator)
-    return {ONES: rollouts.mask.float(), PLANTED: planted(rollouts),
-            RANDOM: noise.to(rollouts.mask.device) * rollouts.mask}
+    return {PLANTED: planted(rollouts), RANDOM: noise.to(rollouts.mask.device) * rollouts.mask}
 
 
 def planted(rollouts: Rollouts) -> torch.Tensor:

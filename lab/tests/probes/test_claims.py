@@ -22,7 +22,6 @@ from lab.probes.claim_rules import (ARITHMETIC, CANNOT, CLAIMS, HOLDS, LATER, NO
                                     mean_difference, mean_ratio, stored, stored_gain,
                                     stored_results, together)
 from lab.probes.claims_of_rank import hoyer, weight_of_problem
-from lab.probes.claims_of_weightings import lines_of
 
 BY_NAME = {claim.name: claim for claim in CLAIMS}
 STEP = {"success": 0.5, "length": 9.0, "gradient_norm": 0.2}
@@ -151,6 +150,11 @@ def test_other_stored_numbers_are_what_their_experiments_printed():
                 assert shown(stored(experiment, name), spec) in words, name
 
 
+def test_the_gain_of_credit_by_turn_is_that_of_the_page():
+    gain = stored_gain("turns/guess", "turn_credit", "grpo")
+    assert shown(gain, "points") in (PROJECT / "lab/reports/turns.md").read_text("utf-8")
+
+
 def test_the_claim_on_filler_and_format_by_hand():
     found = found_in_nothing("filler_and_format")
     runs = stored_results("claims")["filler_and_form"]["values"]
@@ -213,8 +217,8 @@ def test_figures_of_tokens_by_plain_python(tmp_path):
     low, high = np.quantile(places, [0.2, 0.8])
     early, late = ([abs(row["value"]) for row in rows if inside(row["position"])] for inside in (
         lambda place: place < low, lambda place: place > high))
-    assert found_in(folder, "early_over_late_positions").figure.startswith(
-        f"{statistics.mean(early) / statistics.mean(late):.2f} (")
+    assert f"; {statistics.mean(early) / statistics.mean(late):.2f} (" in found_in(
+        folder, "early_over_late").figure
     t = []
     for place in range(max(places) + 1):
         at = [row["value"] for row in rows if row["position"] == place]
@@ -243,25 +247,6 @@ def test_hoyers_sparsity_and_the_weight_of_a_problem_by_hand():
     assert np.isnan(hoyer([torch.zeros(3)]))
     assert [round(weight_of_problem(p, 8), 2) for p in (0.02, 0.5)] == [2.57, 1.86]
     assert weight_of_problem(0.3, 2) == pytest.approx(1)
-
-
-def counted(x):
-    """This text is no code."""
-    # nor is this
-
-    def inner(y):
-        return helper(
-            y)
-    return inner(x)
-
-
-def helper(y):
-    return y
-
-
-def test_lines_of_code_are_counted_alike():
-    """def, inner def, return in two lines, return; and the two lines of what it calls."""
-    assert lines_of(counted) == 7 and lines_of(helper) == 2
 
 
 # ------------------------------------------------------------------- what a run lacks

@@ -11,7 +11,7 @@ from conftest import hand_made, spoken
 from lab.engine.forward import response_log_probs
 from lab.engine.tokens import NUMBER, WORD
 from lab.probes import rank
-from lab.probes.claim_rules import trained_critic
+from lab.probes.claim_rules import Evidence, own_critic, trained_critic
 from lab.probes.claims_of_rank import STABLE, beside_z_score
 from lab.probes.rank import (
     CRITIC, NO_BASELINE, ONES, PLANTED, Z, add_ranks, advantages_of, energy_rank,
@@ -68,6 +68,10 @@ def test_a_critic_has_learned_from_other_problems(policy, monkeypatch):
     monkeypatch.setattr("lab.probes.claim_rules.sample_batch", sample)
     credit = trained_critic(policy, None)(rollouts, policy)
     assert len(steps) == len(set(steps)) == 8 and min(steps) > 100  # claims ask steps 1 to 100
+    seen = Evidence([None])
+    monkeypatch.setattr(Evidence, "model", policy)
+    first, second = (own_critic(seen)(rollouts, policy) for _ in range(2))
+    assert torch.equal(first, second)  # judging a batch has taught the copy alone
     last = credit[torch.arange(6), rollouts.length - 1]
     assert (last < 0.9).all() and not credit[~rollouts.mask].any()
 
@@ -122,8 +126,9 @@ def test_groups_without_spread_are_left_out_and_differences_are_paired():
 def test_the_ranks_of_a_model(policy):
     """With every advantage, of the problems whose answers differ in reward; a critic only if there
     is one."""
-    found = found_ranks(policy, 6)
-    assert CRITIC not in {arm for _, arm, _ in found}
+    assert not {PLANTED, CRITIC} & {arm for _, arm, _ in found_ranks(policy, 6)}
+    found = found_ranks(policy, 6, lambda rollouts, policy: rollouts.mask.float())
+    assert found["A", CRITIC, 8][0] == pytest.approx(found["A", ONES, 8][0])
     entropy = [one["entropy"] for one in found["A", Z, 8]]
     assert entropy and all(1 <= rank <= 8.001 for rank in entropy)
     assert len(found["A", Z, 8]) == len(found["B", PLANTED, 8])
