@@ -1,6 +1,6 @@
 """The last column of the tables of docs/reference/methods.md, from stored outputs.
 
-    python -m lab exact --all --json --seeds 2 > lab/results/exact_all.json
+    python -m lab exact --all --json > lab/results/exact_all.json
     python -m lab.tests.methods_column          # writes the column into the page
 
 A cell has the word, the noise and the cost: "yes; 0.95; 1.1". The noise is the median over all
