@@ -456,8 +456,9 @@ class Run:
         if step % 20 == 1 or step == self.done + 1:
             say(f"    step  reward  success{'  format' * self.has_format}  length  finished"
                 "  entropy  grad norm  tokens/s      left")
+        success = "not told" if line["success"] is None else f"{line['success']:.1%}"
         form = f"{line['reward_format']:8.2f}" if self.has_format else ""
-        say(f"{step:4d}/{s.steps:<4d}{line['reward']:7.3f}{line['success']:9.1%}{form}"
+        say(f"{step:4d}/{s.steps:<4d}{line['reward']:7.3f}{success:>9}{form}"
             f"{line['length']:8.1f}{line['finished']:10.1%}{line['entropy']:9.3f}  "
             f"{'  skipped' if norm is None else f'{norm:9.3f}'}"
             f"{line['tokens'] / line['seconds']:10.0f}{left // 60:7d}:{left % 60:02d}")
@@ -467,26 +468,38 @@ class Run:
     def log_evaluation(self, line: dict[str, Any], seconds: float) -> None:
         append(self.folder / "evaluations.jsonl", line)
         form = f"format {line['format_mean']:.2f}, " if self.has_format else ""
-        say(f"  held-out, {line['mode']:7s} {line['success']:6.1%}  95% interval "
-            f"{line['success_low']:.1%} to {line['success_high']:.1%}  ({len(line['answer'])} "
+        say(f"  held-out, {line['mode']:7s} {with_interval(line)}  ({len(line['answer'])} "
             f"problems, {form}length {line['length_mean']:.0f}, "
             f"finished {line['finished_mean']:.0%}, {seconds:.0f} s)")
         if line["mode"] == "sampled":
             self.evaluations.append(line)
             for shown in line["shown"]:
                 text = " ".join(f"{shown['problem']}: {shown['text']}".split())
-                say(f"  {'right' if shown['answer'] else 'wrong'}  {text[:300]}")
+                word = "right" if shown["answer"] else "wrong"
+                if line["success"] is None:
+                    word = f"reward {shown['reward']:.3f}"
+                say(f"  {word}  {text[:300]}")
 
     def end(self) -> None:
         took = round(time.monotonic() - self.start)
         self.stopping &= self.step < self.settings.steps  # a finished run was not stopped early
         say(self.last_checkpoint() if self.stopping else f"done. Everything is in {self.folder}")
         if len(self.evaluations) > 1:
-            say("  {} -> {} of the held-out problems".format(*(
-                f"{line['success']:.1%} ({line['success_low']:.1%} to {line['success_high']:.1%})"
-                for line in (self.evaluations[0], self.evaluations[-1]))))
+            first, last = self.evaluations[0], self.evaluations[-1]
+            if last["success"] is None:
+                first = first | {"success": None}  # it had no other rewards than 0 and 1
+            say(f"  {with_interval(first)} -> {with_interval(last)} on the held-out problems")
         say(f"  {took // 60} min {took % 60:02d} s\n"
             f"python {from_here('analyze.py')} {self.folder}  makes tables, pictures and a page")
+
+
+def with_interval(line: dict[str, Any]) -> str:
+    """The success of an evaluation with its 95% interval; of a task that does not say which answers
+    are right, the mean reward."""
+    told = "{success:.1%} (95% interval {success_low:.1%} to {success_high:.1%})"
+    if line["success"] is None:
+        told = "reward {reward_mean:.3f} (95% interval {reward_low:.3f} to {reward_high:.3f})"
+    return told.format(**line)
 
 
 def digest_of(what: object) -> str:

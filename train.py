@@ -117,7 +117,8 @@ def answer_held_out(run: Run, step: int, mode: str) -> dict[str, Any]:
     """The line of evaluations.jsonl. The random numbers of a problem follow from its index, so they
     are the same at every step, for every --seed and for every size of a batch."""
     problems, at_a_time = run.held_out, run.settings.questions * run.settings.answers
-    found: dict[str, list[float]] = {"answer": [], "format": [], "length": [], "finished": []}
+    found: dict[str, list[float]] = {name: [] for name in (
+        "reward", "answer", "format", "length", "finished")}
     shown: list[dict[str, Any]] = []
     for start in range(0, len(problems), OF_ONE_SEED):
         generator = generator_of("evaluation", start)
@@ -131,9 +132,11 @@ def answer_held_out(run: Run, step: int, mode: str) -> dict[str, Any]:
             shown += [example(run, part, row) for row in rows]
     means = {f"{name}_mean": sum(values) / len(values) for name, values in found.items()}
     low, high = wilson_interval(sum(found["answer"]), len(problems))
+    reward_low, reward_high = mean_interval(found["reward"])
     del found["finished"]
     return {"step": step, "mode": mode, "success": means.pop("answer_mean"), "success_low": low,
-            "success_high": high, **means, **found, "shown": shown}
+            "success_high": high, "reward_low": reward_low, "reward_high": reward_high, **means,
+            **found, "shown": shown}
 
 
 def example(run: Run, rollouts: Rollouts, row: int) -> dict[str, Any]:
@@ -141,6 +144,7 @@ def example(run: Run, rollouts: Rollouts, row: int) -> dict[str, Any]:
     texts = rollouts.texts[row]
     return {"problem": run.task.show(rollouts.problems[row]), "text": rollouts.answers[row],
             "texts": texts, "answer": int(rollouts.scores["answer"][row]),
+            "reward": rollouts.reward[row].item(),
             "log_prob": [round(x, 4) for x in rollouts.log_prob[row, :len(texts)].tolist()]}
 
 
@@ -150,6 +154,15 @@ def wilson_interval(hits: float, count: int) -> tuple[float, float]:
     p, spread = hits / count, z * z / count
     centre, half = p + spread / 2, z * math.sqrt(p * (1 - p) / count + spread / (4 * count))
     return max(0.0, (centre - half) / (1 + spread)), min(1.0, (centre + half) / (1 + spread))
+
+
+def mean_interval(values: list[float]) -> tuple[float, float]:
+    """The 95% interval of a mean, by the normal distribution; of one value it is not known."""
+    mean = sum(values) / len(values)
+    squares = sum((value - mean) ** 2 for value in values)
+    half = 1.959964 * math.sqrt(squares / (len(values) - 1) / len(values)) if values[1:] else (
+        math.nan)
+    return mean - half, mean + half
 
 
 def carry_out(run: Run) -> None:

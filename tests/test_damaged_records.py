@@ -22,7 +22,9 @@ OF_BOTH = [
     ([LINE | {"step": 3}, LINE], [], "metrics.jsonl is damaged: a step stands there twice"),
     ([LINE | {"success": "half"}], [], "metrics.jsonl, line 1 is damaged: success is 'half'"),
     *(([LINE], [END | {name: None}], f"evaluations.jsonl, line 1 is damaged: {name} is None")
-      for name in ("success", "success_low", "success_high", "length_mean", "mode", "answer")),
+      for name in ("success_low", "success_high", "length_mean", "mode", "answer")),
+    ([LINE], [END | {"success": None}],  # then a reward is needed
+     "evaluations.jsonl, line 1 is damaged: reward_mean is None"),
     *(([LINE], [END, GREEDY | {"answer": answer}], "evaluations.jsonl, line 2 is damaged: answer "
        f"is {answer!r}") for answer in ([1], "ab", ["a", "b"], {}, []))]
 OF_THE_LAB = [

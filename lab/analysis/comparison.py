@@ -16,16 +16,18 @@ worse if its p is below 0.05, after Holm's correction for all methods that are t
 seeds. It is *behind* if it is worse: one look is enough (`called`).
 
 Success in training is the mean over all answers that training sampled: it counts each of them. Held
-out success at the end is that of the last policy, on problems that no run trained on.
+out success at the end is that of the last policy, on problems that no run trained on. If a task
+does not say which answers are right, the reward takes the place of success.
 """
 import json
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from analyze import MEASURES as COLUMNS
 from lab.analysis.run_folders import PLAIN_SETTINGS, Run, share_seen_before
 from lab.analysis.statistics import Estimate, Floats, holm, mean_over, paired_difference
 from lab.analysis.tables import WITH_INTERVAL, Cell, Table, shown
@@ -313,24 +315,27 @@ def gain_table(arms: Arms, measure: str = IN_TRAINING) -> Table:
         "pairs": ("d", [tested[name].pairs if name in tested else None for name in arms]),
         "p": ("p", [tested[name].p if name in tested else None for name in arms]),
         "verdict": ("", [tested[name].verdict if name in tested else "baseline" for name in arms])}
+    said = in_words(measure, (run for arm in arms.values() for run in arm.values()))
     return Table("gains", f"The gain of each arm over {baseline}, in percentage points; p and "
-                 f"verdict are of the {measure}", columns, headings=headings)
+                 f"verdict are of the {said}", columns, headings=headings)
 
 
 def mean_of(arm: Arm, measure: str) -> float:
     """The mean over the runs of an arm that have it."""
     runs = [*arm.values()]
     if measure == IN_TRAINING:
-        return mean_over([mean_success(run) for run in runs]).value
-    return mean_over([line["success"] for line in final_lines(runs, "sampled")]).value
+        return mean_over([mean_in_training(run, of_runs(runs)) for run in runs]).value
+    mean, *_ = COLUMNS[of_runs(runs)]
+    return mean_over([line[mean] for line in final_lines(runs, "sampled")]).value
 
 
 def difference_in_training(mine: Run, theirs: Run) -> Floats | None:
-    """(1,) how much more success one run has than another with the same problems; None if that is
-    not known."""
+    """(1,) how much more success, or reward, one run has than another with the same problems; None
+    if that is not known."""
     if not mine.metrics or len(mine.metrics) != len(theirs.metrics):
         return None
-    difference = mean_success(mine) - mean_success(theirs)
+    what = of_runs([mine, theirs])
+    difference = mean_in_training(mine, what) - mean_in_training(theirs, what)
     return np.array([difference]) if np.isfinite(difference) else None
 
 
@@ -339,18 +344,26 @@ def difference_at_the_end(mine: Run, theirs: Run, mode: str) -> Floats | None:
     my_end, their_end = final_lines([mine], mode), final_lines([theirs], mode)
     if not my_end or not their_end or my_end[0]["step"] != their_end[0]["step"]:
         return None
-    my_answers = np.array(my_end[0]["answer"], float)
-    return np.asarray(my_answers - np.array(their_end[0]["answer"], float))
+    *_, each = COLUMNS[of_runs([mine, theirs])]
+    return np.asarray(np.array(my_end[0][each], float) - np.array(their_end[0][each], float))
 
 
-def mean_success(run: Run) -> float:
-    """The success of all answers of the training; every step has as many."""
-    return float(success_by_step(run).mean()) if run.metrics else np.nan
+def of_runs(runs: Iterable[Run]) -> str:
+    """What these runs are compared by: success, or the reward if one of them has no success."""
+    return "reward" if any(run.measure == "reward" for run in runs) else "success"
 
 
-def success_by_step(run: Run) -> Floats:
-    """(steps,) the share of a batch's answers that are right."""
-    return np.array([line["success"] for line in run.metrics], float)
+def in_words(measure: str, runs: Iterable[Run]) -> str:
+    """A measure as people read it. A difference of rewards is told in hundredths, too."""
+    if of_runs(runs) == "success":
+        return measure
+    return f"{measure.replace('success', 'reward')} (100 points are a reward of 1)"
+
+
+def mean_in_training(run: Run, what: str) -> float:
+    """The success, or the reward, of all answers of the training; every step has as many."""
+    return float(np.mean([line[what] for line in run.metrics], dtype=float)) if run.metrics else (
+        np.nan)
 
 
 def final_lines(runs: Collection[Run], mode: str) -> list[Json]:

@@ -125,7 +125,7 @@ function timeOf(evaluation) {
 // One answer to a held-out problem. It gets no gradient: 1 - p says how uncertain the model was
 // about a token.
 function heldOutAnswer(evaluation, shown) {
-  const outcome = shown.answer ? 'right' : 'wrong';
+  const outcome = shown.outcome;
   const tokens = element('div', 'tokens'), chosen = element('p', 'note chance');
   tokens.tabIndex = 0;
   tokens.role = 'group';
@@ -138,7 +138,7 @@ function heldOutAnswer(evaluation, shown) {
   });
   box.fill(shown.texts.map((text, t) =>
     tokenSpan(text, `p = ${p[t].toPrecision(2)}`, colour('--unsure', 1 - p[t]))));
-  return element('div', 'one', `${timeOf(evaluation)}: `, element('b', outcome, outcome), tokens,
+  return element('div', 'one', `${timeOf(evaluation)}: `, element('b', outcome.split(' ')[0], outcome), tokens,
                  chosen);
 }
 
@@ -146,9 +146,8 @@ function heldOutAnswer(evaluation, shown) {
 function showHeldOut(step) {
   const evaluation = nearest(evaluations, step);
   const first = evaluations.find(line => line.mode === evaluation.mode);
-  const success = `${(100 * evaluation.success).toFixed(1)}%`;
-  $('held-out').textContent = `${capital(timeOf(evaluation))}, ${success} of the held-out `
-    + `problems were solved (${MODES[evaluation.mode]}).`;
+  $('held-out').textContent =
+    `${capital(timeOf(evaluation))}, ${evaluation.said} (${MODES[evaluation.mode]}).`;
   $('nearest').textContent = evaluation.step === step ? ''
     : `There was no evaluation at step ${step}, so this is the nearest one.`;
   $('held-out-answers').replaceChildren(...evaluation.shown.map((shown, i) => {

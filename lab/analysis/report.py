@@ -1,6 +1,7 @@
 """The sentences on the page of a run: what was trained, and how it went."""
 from collections.abc import Mapping
 
+from analyze import MEASURES
 from lab.analysis.run_folders import PLAIN_SETTINGS, Run, is_done, task_of
 from lab.harness.read_record import missing_steps
 from lab.harness.record import Json
@@ -28,13 +29,13 @@ def opening(run: Run) -> list[str]:
     lines = main_evaluations(run)
     if len(lines) > 1:
         first, last = lines[0], lines[-1]
+        problems = len(first[MEASURES[run.measure][3]])
         answers = f"{first['mode'].capitalize()} answers"
         if first["mode"] == "greedy":
             answers += ", which take the likeliest token at every place,"
         sentences.append(
-            f"{answers} solved {solved_in_words(first)} of "
-            f"{len(first['answer']):,} held-out problems at step {first['step']}, and "
-            f"{solved_in_words(last)} at step {last['step']}.")
+            f"{answers} {held_out_in_words(run, first)} of {problems:,} held-out problems at step "
+            f"{first['step']}, and {with_interval(run, last)} at step {last['step']}.")
     if not run.steps:
         sentences.append("There are no credit files, so nothing is known about single tokens.")
     return sentences
@@ -50,10 +51,22 @@ def changes_of(run: Run) -> list[str]:
                       f"{', '.join(one['files'])}." for one in run.config.get("changed", [])]
 
 
-def solved_in_words(line: Json) -> str:
-    """49.7% (95% interval 47.2% to 52.3%)"""
-    return (f"{line['success']:.1%} (95% interval {line['success_low']:.1%} to "
-            f"{line['success_high']:.1%})")
+def held_out_in_words(run: Run, line: Json) -> str:
+    """solved 49.7% (95% interval 47.2% to 52.3%)"""
+    verb = "solved" if run.measure == "success" else "had a mean reward of"
+    return f"{verb} {with_interval(run, line)}"
+
+
+def with_interval(run: Run, line: Json) -> str:
+    mean, low, high = (run.shown(line[name]) for name in MEASURES[run.measure][:3])
+    return f"{mean} (95% interval {low} to {high})"
+
+
+def outcome_of(run: Run, shown: Json) -> str:
+    """What came of an answer to a held-out problem, which an evaluation shows."""
+    if run.measure == "reward":
+        return f"reward {shown['reward']:.3g}"
+    return "right" if shown["answer"] else "wrong"
 
 
 def main_evaluations(run: Run) -> list[Json]:

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from lab.analysis.comparison import (AHEAD, AT_THE_END, BEHIND, BETTER, GREEDY_AT_THE_END,
-                                     IN_TRAINING, NOT_SEEN, Arm, Arms, Gain, called,
+                                     IN_TRAINING, NOT_SEEN, Arm, Arms, Gain, called, in_words,
                                      doubt_about_training, gain_over, gains, room_left)
 from lab.analysis.statistics import Estimate, holm
 from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
@@ -79,6 +79,7 @@ class Verdict:
         self.shuffled = "answers" if name in WHOLE_ANSWERS else "tokens"
         self.doubt = doubt_about_training(list(first["plain"].values()))
         self.measure = AT_THE_END if self.doubt else IN_TRAINING
+        self.said = in_words(self.measure, first["plain"].values())
         self.looks: list[Arms] = []
         # of each look the gain over plain GRPO by the primary metric, whose p is corrected, the
         # same p before that, and the other tries that it is corrected for
@@ -127,9 +128,9 @@ class Verdict:
         """Whether the idea is ahead of plain GRPO or behind it: one sentence."""
         first, last = self.primary[0], self.primary[-1]
         if is_the_same(last):
-            return (f"No verdict: {self.name} and plain GRPO had the same {self.measure} in every "
+            return (f"No verdict: {self.name} and plain GRPO had the same {self.said} in every "
                     "pair of runs.")
-        found = f"{in_points(last.estimate)} of {self.measure}"
+        found = f"{in_points(last.estimate)} of {self.said}"
         of_first = f"{in_points(first.estimate)} on the first {first.pairs}"
         if self.word == AHEAD:
             return (f"{self.name} is ahead of plain GRPO: {found} on {last.pairs} new seeds, after "
@@ -194,8 +195,7 @@ class Verdict:
         gain = self.primary[-1]
         found = []
         if self.doubt:
-            found.append("The primary metric is here the held-out success at the end, because "
-                         f"{self.doubt}.")
+            found.append(f"The primary metric is here the {self.said}, because {self.doubt}.")
         if is_the_same(gain):
             if not self.doubt:
                 found.append("In the first step that is always so, because it is sampled before "
@@ -234,7 +234,7 @@ class Verdict:
             choice = CHOICES[other].format(self.shuffled)
             estimate = gain.estimate
             if is_the_same(gain):
-                seen = "changes nothing: the placebo had the same success in every pair"
+                seen = "changes nothing: the placebo had the same results in every pair"
             elif gain.has_few_pairs or not gain.is_seen:
                 seen = (f"is not seen to differ from a random one: {in_points(estimate)}. Here "
                         f"{room_left(estimate)}")

@@ -119,6 +119,8 @@ class LabRun(Run):
 
     def begin(self) -> None:
         super().begin()
+        if any(line["success"] is None for line in read_lines(self.folder / "metrics.jsonl")):
+            self.task.knows_success = False  # a reward of the steps before was no 0 and no 1
         self.lock_file = (self.folder / "lock").stat()
         s, model = self.settings, self.model
         if model.is_large:
@@ -267,6 +269,8 @@ class LabRun(Run):
 
     def log(self, line: Json) -> None:
         line = with_all_metrics(line, self.parts.advantage_method, self.parts.weighting)
+        if not self.task.knows_success:
+            line |= {"success": None, "reward_answer": None}
         line["learning_rate"] = self.optimizer.learning_rate
         line["peak_memory_bytes"] = peak_memory()
         if self.model.device.type == "cuda":
@@ -284,6 +288,8 @@ class LabRun(Run):
 
     def log_evaluation(self, line: Json, seconds: float) -> None:
         self.refuse_other_folder()
+        if not self.task.knows_success:
+            line = line | dict.fromkeys(("success", "success_low", "success_high"))
         super().log_evaluation(line, seconds)
         if self.curves:
             self.curves.add(line, f"held_out/{line['mode']}")

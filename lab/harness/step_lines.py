@@ -14,7 +14,8 @@ from lab.harness.record import PART, Json
 METRICS = {
     "step": "number of the step, from 1",
     "reward": "mean reward of the answers",
-    "success": "share of right answers",
+    "success": "share of right answers; null where rewards are neither 0 nor 1, and the task does "
+               "not say which answers are right",
     "tokens": "number of sampled tokens",
     "length": "mean number of tokens of an answer",
     "finished": "share of answers that ended before the limit",

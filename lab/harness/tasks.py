@@ -32,8 +32,9 @@ def load_task(name: str) -> type:
     The module is a file in the project's folder with a class Task, or with no more than a reward
     and a list of problems, as in TRL:
 
-        def reward(problem, text):    a number for an answer; 1 or more counts as success. In a
-                                      game of several turns it may be a list, with one for each
+        def reward(problem, text):    any number for an answer. If it is always 0 or 1, the answers
+                                      with 1 count as right. In a game of several turns it may be
+                                      a list, with one for each
         problems = [...]              prompts; or dicts with "prompt" and whatever the reward uses
 
     A prompt is the whole text that ends where the answer begins. Without `problems` those of
@@ -116,6 +117,7 @@ class CheckedTask:
         self.held_out_facts: set[tuple[str, str]] = set()
         self.asked_twice: set[str] = set()  # names of methods
         self.pays_turns: bool | None = None  # None until an answer was scored
+        self.knows_success = True            # which answers are right
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.task, name)
@@ -198,7 +200,10 @@ class CheckedTask:
         reward = getattr(sys.modules.get(type(self.task).__module__), "reward", None)
         if inspect.ismethod(own) and inspect.isfunction(reward):
             own = reward
-        return with_sum(score, text, own) if pays_turns else score
+        score = with_sum(score, text, own) if pays_turns else score
+        says_success = getattr(self.task, "says_success", True)
+        self.knows_success &= says_success or score["reward"] in (0, 1)
+        return score
 
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
         labels: tuple[list[int], list[int]] = result_of(

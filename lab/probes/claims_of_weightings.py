@@ -5,7 +5,7 @@ a weighting does to the sizes of tokens is seen in a run of it, or by weighting 
 """
 import numpy as np
 
-from lab.analysis.comparison import mean_success
+from lab.analysis.comparison import mean_in_training
 from lab.analysis.statistics import Estimate, mean_over
 from lab.analysis.tables import Cell
 from lab.engine.tokens import ANSWER
@@ -30,7 +30,8 @@ def pair(seen: Evidence, *weightings: str) -> dict[str, tuple[Cell, str]]:
         return {}
     if mine.config["seed"] != plain.config["seed"]:
         return {}
-    return {"points in this pair": (mean_success(mine) - mean_success(plain), "points")}
+    difference = mean_in_training(mine, "success") - mean_in_training(plain, "success")
+    return {"points in this pair": (difference, "points")}
 
 
 def class_ratio(tokens: RunTokens, unit: str) -> Estimate:

@@ -21,8 +21,9 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
+from analyze import MEASURES as COLUMNS
 from lab.analysis.comparison import (AT_THE_END, IN_TRAINING, Arms, arms_of, doubt_about_training,
-                                     gain_table, same_part)
+                                     gain_table, in_words, of_runs, same_part)
 from lab.analysis.html_page import make_output_folder
 from lab.analysis.plots import COLOURS, legend_below, save, whole_steps
 from lab.analysis.run_folders import Run, existing, read_run
@@ -46,7 +47,7 @@ def main(argv: list[str]) -> None:
     measure = IN_TRAINING
     if doubt := doubt_about_training(runs):
         measure = AT_THE_END
-        notes.append(f"The verdict is on held-out success, because {doubt}")
+        notes.append(f"The verdict is on the {in_words(measure, parts)}, because {doubt}")
     for note in notes:
         say(textwrap.fill(f"{note}.", 100))
     table = gain_table(arms, measure)
@@ -71,24 +72,28 @@ def runs_in(folders: list[Path]) -> list[Run]:
 
 
 def draw(arms: Arms, folder: Path) -> tuple[Path, str]:
-    """Success in training, thin, of each run; and the mean of each arm on held-out problems, at the
-    steps after which all its runs were evaluated."""
+    """Success, or reward, in training, thin, of each run; and the mean of each arm on held-out
+    problems, at the steps after which all its runs were evaluated."""
     figure, axis = plt.subplots()
+    what = of_runs(run for arm in arms.values() for run in arm.values())
+    mean, *_ = COLUMNS[what]
     for number, (name, arm) in enumerate(arms.items()):
         colour = COLOURS[number % len(COLOURS)]
         by_step: dict[int, list[float]] = {}
         for run in arm.values():
-            success = np.array([line["success"] for line in run.metrics], float)
-            axis.plot([line["step"] for line in run.metrics], success, color=colour, lw=0.7,
+            in_training = np.array([line[what] for line in run.metrics], float)
+            axis.plot([line["step"] for line in run.metrics], in_training, color=colour, lw=0.7,
                       alpha=0.35)
             for line in run.evaluated():
-                by_step.setdefault(line["step"], []).append(line["success"])
+                by_step.setdefault(line["step"], []).append(line[mean])
         of_all = {step: np.mean(known) for step, known in sorted(by_step.items())
                   if len(known) == len(arm)}
         axis.plot([*of_all], [*of_all.values()], color=colour, marker="o", ms=3,
                   label=f"{name} ({len(arm)} runs)")
-    axis.set(xlabel="step", ylabel="share of right answers", ylim=(0, 1),
-             title="Success on held-out problems (thin: in training)")
+    axis.set(xlabel="step", ylabel=f"mean {what}",
+             title=f"{what.capitalize()} on held-out problems (thin: in training)")
+    if what == "success":
+        axis.set(ylabel="share of right answers", ylim=(0, 1))
     whole_steps(axis)
     legend_below(figure, axis, ncols=1)
-    return save(figure, folder, "learning_curve", "Success of each arm")
+    return save(figure, folder, "learning_curve", f"{what.capitalize()} of each arm")

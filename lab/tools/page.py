@@ -96,7 +96,13 @@ def shown_evaluations(run: Run) -> list[Json]:
     found = []
     for line in report.main_evaluations(run):
         if line["shown"]:
-            found.append({name: line[name] for name in ("step", "mode", "success", "shown")})
+            shown = [one | {"outcome": report.outcome_of(run, one)} for one in line["shown"]]
+            mean, *_ = analyze.MEASURES[run.measure]
+            said = f"{run.shown(line[mean])} of the held-out problems were solved"
+            if run.measure == "reward":
+                said = f"the mean reward on held-out problems was {run.shown(line[mean])}"
+            found.append({"step": line["step"], "mode": line["mode"], "said": said,
+                          "shown": shown})
     return found
 
 
@@ -156,8 +162,10 @@ def draw_run(run: Run, tally: Tally | None, folder: Path) -> list[Picture]:
     pictures: list[Picture] = []
     if max(len(run.metrics), len(run.evaluated())) > 1:
         path = analyze.learning_curve(run, folder / "learning_curve.png")
-        pictures.append((path, "Share of answers that solve their problem, in training and on "
-                         "held-out problems (with 95% intervals)"))
+        what = ("Share of answers that solve their problem" if run.measure == "success"
+                else "Mean reward")
+        pictures.append((path, f"{what}, in training and on held-out problems (with 95% "
+                         "intervals)"))
     kinds = np.count_nonzero(tally.share("kind", "one")) if tally else 0
     if tally and kinds > 1 and tally.of("kind", "gradient").any():
         pictures.append(gradient_by_kind(tally, folder))

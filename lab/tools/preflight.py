@@ -24,7 +24,7 @@ from typing import Any
 
 import mitigations  # noqa: F401  fills the lists of choices that settings are checked with
 from lab.analysis.statistics import Estimate, within
-from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row
+from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
 from lab.credit.turns import at_turns
 from lab.engine.errors import UserError
 from lab.engine.policy import Policy, derived_seed
@@ -33,6 +33,7 @@ from lab.harness.build import load_policy
 from lab.harness.flags import Flag, read
 from lab.harness.screen import show_status
 from lab.harness.settings import LabSettings, make_settings
+from lab.harness.tasks import score_again
 from lab.tools.prospects import CANNOT, FORM, HOLE, Answers, Findings, best_blind, shown_rule
 
 FEWEST_PROBLEMS = 4
@@ -73,12 +74,14 @@ def main(argv: list[str]) -> None:
 def sample(policy: Policy, s: LabSettings, problems: int, count: int) -> list[Answers]:
     """Answers to different problems of the training, to as many problems at once as an update of
     the training has answers."""
-    asked, found = problems_to_ask(policy, s, problems), []
+    asked, found, is_fixed = problems_to_ask(policy, s, problems), [], True
     at_once = max(1, s.questions * s.answers // count)
     for first in range(0, len(asked), at_once):
         show_status(f"sampled answers to {first} of {len(asked)} problems")
         part = asked[first:first + at_once]
         batch = policy.ask(part, count, derived_seed("preflight", s.seed, first))
+        if is_fixed and not score_again(batch, policy.task, s.task, policy.environment):
+            raise UserError("a reward that changes from one scoring to the next cannot be judged")
         pays = batch.of_turns.dim() > 0
         for group, problem in enumerate(part):
             rows = batch.group == group
@@ -114,7 +117,7 @@ def different_problems(policy: Policy, s: LabSettings, count: int, steps: range,
 
 def find(policy: Policy, s: LabSettings, sampled: list[Answers]) -> Findings:
     """All that is computed of the answers, and of problems that were not asked."""
-    found = Findings(sampled, s.questions, s.answers)
+    found = Findings(sampled, s.questions, s.answers, knows_success=policy.task.knows_success)
     if has_turns(policy.task):  # what an environment replied is no answer to another problem
         return found
     show_status("trying answers that ignore the problem")
@@ -130,21 +133,27 @@ def find(policy: Policy, s: LabSettings, sampled: list[Answers]) -> Findings:
 
 def in_words(found: Findings, s: LabSettings) -> list[str]:
     """Success, groups that teach, the form, the best blind answer, and the verdict."""
-    right = within(found.mean("right"), 0, 1)
-    said = [f"Success: {percent(right)} of the answers are right, {found.sampled} answers to each "
-            f"of {len(found.problems)} problems. {found.mean('finished').value:.0%} end before the "
-            "limit of new tokens.",
+    average = f"Success: {percent(within(found.mean('right'), 0, 1))} of the answers are right"
+    teach = f"{found.living:.1f} of them teach"
+    if found.knows_success:
+        teach += f", {found.living_by_success:.1f} to be right"
+    else:
+        average = f"Reward: {shown(found.mean('reward'), '.3f')} on average"
+    said = [f"{average}, {found.sampled} answers to each of {len(found.problems)} problems. "
+            f"{found.mean('finished').value:.0%} end before the limit of new tokens.",
             "A group teaches only if the rewards of its answers differ:",
             groups_table(found).to_text(),
-            f"The planned step has {s.questions} groups of {s.answers}: {found.living:.1f} of them "
-            f"teach, {found.living_by_success:.1f} to be right."]
-    if found.form is None:
+            f"The planned step has {s.questions} groups of {s.answers}: {teach}."]
+    if not found.knows_success:
+        said.append("The reward is neither 0 nor 1, and the task does not say which answers are "
+                    "right. So it is judged by its reward alone.")
+    elif found.form is None:
         said.append("No answer's reward differs from that of another answer to the same problem.")
     else:
         said.append(f"Form: {found.form:.0%} of the rewards' variance within groups lies between "
                     "answers that are equally right. That part teaches the form, and the rest the "
                     "task.")
-    if found.form is not None and found.right_if_formed is not None:
+    if found.knows_success and found.form is not None and found.right_if_formed is not None:
         said[-1] += f" Of the well formed answers {found.right_if_formed:.0%} are right."
     if found.problems[0].paid:
         said.append(about_turns([paid for one in found.problems for paid in one.paid]))
@@ -153,11 +162,14 @@ def in_words(found: Findings, s: LabSettings) -> list[str]:
 
 def groups_table(found: Findings) -> Table:
     rows: list[Row] = []
+    formats = {"size": "d", "teach": ".0%", "right": ".0%"}
     for size in SIZES:
         if size <= found.sampled:
             rows.append([size, found.living_share("reward", size),
                          found.living_share("right", size).value])
-    return Table("groups", "", by_row({"size": "d", "teach": ".0%", "right": ".0%"}, rows),
+    if not found.knows_success:
+        rows, formats = [row[:2] for row in rows], {"size": "d", "teach": ".0%"}
+    return Table("groups", "", by_row(formats, rows),
                  headings={"size": "group of", "teach": f"rewards differ{WITH_INTERVAL}",
                            "right": "right and wrong answers"})
 
@@ -178,7 +190,9 @@ def about_blind(found: Findings) -> str:
     mean = found.mean("reward").value
     return (f"Without the task: a sampled answer earns {mean:.2f} on average. Of answers that are "
             f"the same for every problem the best is {one_answer(found)}. It earns "
-            f"{found.blind.reward:.2f} and is right {found.blind.right:.1%} of the time.")
+            f"{found.blind.reward:.2f}"
+            + (f" and is right {found.blind.right:.1%} of the time." if found.knows_success
+               else "."))
 
 
 def one_answer(found: Findings) -> str:
@@ -205,6 +219,9 @@ def reason(found: Findings) -> str:
                 f"{found.blind.reward:.2f}, nearly as much as the best sampled answers or more. "
                 "What helps is a reward under which it earns less, unless it is what you want to "
                 "be learned.")
+    if not found.knows_success:
+        return (f"in a step {found.living:.1f} groups have answers with different rewards. Begin "
+                "with a short run, and see whether the held-out reward rises.")
     if found.living_by_success < found.fewest:
         return (f"the form first: hardly a group has right and wrong answers, but "
                 f"{found.right_if_formed:.0%} of the well formed ones are right, and "

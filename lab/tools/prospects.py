@@ -67,6 +67,7 @@ class Findings:
     group: int
     blind: Blind | None = None  # if answers could be tried on other problems
     fewest: float = 0.5         # living groups a step: with fewer, most steps make no update
+    knows_success: bool = True  # if not, the reward may be any number, and is all that counts
 
     def mean(self, name: str) -> Estimate:
         """The mean over all answers of a number of each, with an interval over the problems."""
@@ -100,7 +101,9 @@ class Findings:
     def living_by_success(self) -> float:
         """The groups of the planned step in which right answers earn more than wrong ones: some are
         right and some wrong, and the reward differs by more than the form. Where being right is not
-        rewarded it is 0."""
+        rewarded it is 0. Where nobody knows which answers are right, it is all that teach."""
+        if not self.knows_success:
+            return self.living
         if self.form is None or not pays_success(self.problems):
             return 0.0
         return min(self.living_if_paid, self.living * (1 - self.form))
@@ -123,13 +126,15 @@ class Findings:
     @property
     def has_hole(self) -> bool:
         """Whether the best answer that ignores the problem earns most of what the best answer to
-        each problem earns beyond the average, and much of the range of the sampled rewards."""
+        each problem earns beyond the average, and much of the range of the sampled rewards; or as
+        much as the best answer to any problem, which leaves nothing else to learn."""
         if self.blind is None:
             return False
         rewards = np.array([one.reward for one in self.problems])
         best = float(rewards.max(1).mean() - rewards.mean())
         blind = self.blind.reward - float(rewards.mean())
-        return best > 0 and (blind >= EARNED_BLINDLY * best
+        earns_most = self.blind.reward >= rewards.max() - 1e-9
+        return best > 0 and (earns_most or blind >= EARNED_BLINDLY * best
                              and blind >= WORTH_LEARNING * np.ptp(rewards))
 
     @property

@@ -1,10 +1,12 @@
 """The reward of one's own: a file that has nothing else is trained on and analysed."""
 import runpy
 
+import numpy as np
 import pytest
 
 import lab.tools.page as analyze
-from runs import ROOT, run
+from analyze import Run, gains
+from runs import ROOT, lines, run
 
 
 @pytest.mark.parametrize("name", ["own_reward", "largest_last", "hackable", "question_answer",
@@ -23,3 +25,23 @@ def test_no_line_and_no_table_has_a_column_for_a_format(tmp_path, capsys, undraw
     printed += capsys.readouterr().out
     assert "success" in printed and "format" not in printed
     assert ">format<" not in (folder / "analysis/page.html").read_text()
+
+
+def test_a_reward_of_any_number_is_evaluated_shown_and_resumed(tmp_path):
+    """It never reaches 1. So no answer is called right, and the held-out reward takes the place of
+    success: on the screen, in the record, in the table of a run, also after --resume."""
+    short = ["--task", "lab.tests.pays_any_number", "--questions", "2", "--answers", "2",
+             "--eval_tasks", "6", "--max_new_tokens", "30", "--threads", "1"]
+    printed = run(*short, "--steps", "2", "--out", tmp_path / "run").stdout
+    assert "0.0%)" not in printed and "  right  " not in printed and "  wrong  " not in printed
+    record = Run(tmp_path / "run")
+    assert record.measure == "reward" and {line["success"] for line in record.metrics} == {None}
+    first, *_ = record.evaluated()
+    mean, spread = np.mean(first["reward"]), np.std(first["reward"], ddof=1)
+    assert first["reward_mean"] == pytest.approx(mean)
+    assert first["reward_high"] == pytest.approx(mean + 1.959964 * spread / 6 ** 0.5)
+    assert f"reward {mean:.3f} (95% interval {first['reward_low']:.3f} to" in printed
+    [row, _] = gains(record).rows
+    assert gains(record).title.startswith("Held-out reward") and row[2] == f"{mean:.3f}"
+    run("--resume", tmp_path / "run", "--steps", "3")
+    assert [line["success"] for line in lines(tmp_path / "run/metrics.jsonl")] == [None] * 3

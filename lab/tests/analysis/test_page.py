@@ -50,8 +50,10 @@ def test_the_page_has_every_evaluation_with_its_answers_to_a_few_problems(tmp_pa
     folder = write_log(tmp_path / "run", {}, evaluations=[*lines, greedy])
     analyze.main([str(folder)])
     known = data_of((folder / "analysis/page.html").read_text())
-    assert known == ([], [{name: line[name] for name in ("step", "mode", "success", "shown")}
-                          for line in (lines[0], lines[2])])
+    answer = shown("x<y", **sure)[0] | {"outcome": "right"}
+    said = "50.0% of the held-out problems were solved"
+    assert known == ([], [{"step": step, "mode": "sampled", "said": said, "shown": [answer]}
+                          for step in (0, 10)])
 
 
 def data_of(page):

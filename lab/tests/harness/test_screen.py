@@ -201,7 +201,8 @@ def test_the_end_says_what_changed_and_how_to_go_on(capsys, tmp_path):
     (trainer.parent / "config.json").touch()
     Run.end(run)
     said = capsys.readouterr().out
-    assert ("25.0% (0.0% to 100.0%) -> 50.0% (0.0% to 100.0%) of the held-out problems"
+    assert ("25.0% (95% interval 0.0% to 100.0%) -> 50.0% (95% interval 0.0% to 100.0%) on the "
+            "held-out problems"
             in said)
     assert f"--resume '{run.folder}' goes on from step 4" in said and run.stopping
 

@@ -46,6 +46,20 @@ def test_success_is_a_reward_of_1_and_the_end_of_the_turn_is_cut_off():
     assert seen == [(PROMPTS[0], text) for text in "abc"]
 
 
+def test_success_is_known_while_rewards_are_0_and_1_or_a_task_scores_its_answers():
+    def reward(problem, text):
+        return len(text) / 2
+
+    plain = task_of(PROMPTS, reward)
+    for text, is_known in (("", True), ("ab", True), ("a", False), ("ab", False)):
+        plain.score(PROMPTS[0], text)
+        assert plain.knows_success == is_known
+    parts = {"reward": 0.5, "format": 0.0, "answer": 0.0, "reasoning": 0.0}
+    scored = task_of(PROMPTS, reward, score=lambda problem, text: parts)
+    scored.score(PROMPTS[0], "a")
+    assert scored.knows_success
+
+
 def test_a_reward_that_changes_its_problem_is_refused_at_once():
     """Also in a way that a second scoring would not change again, such as sorting a list."""
     def reward(problem, text):

@@ -9,7 +9,7 @@ from conftest import refusal
 import lab.countdown as countdown_task
 from lab.countdown import Problem
 from lab.tools import preflight
-from lab.tools.prospects import (CANNOT, FORM, HOLE, LEARNS, Answers, Findings, apply_rule,
+from lab.tools.prospects import (CANNOT, FORM, HOLE, LEARNS, Answers, Blind, Findings, apply_rule,
                                  best_blind, chance_of_equal, pays_success, rule_of, share_of_form,
                                  shown_rule)
 
@@ -203,7 +203,8 @@ def test_it_samples_each_problem_and_says_a_word(capsys, monkeypatch):
 def test_answers_are_tried_only_if_there_are_other_problems(monkeypatch, count, is_tried):
     monkeypatch.setattr(preflight, "has_turns", lambda task: False)
     task = SimpleNamespace(
-        training_problems=lambda seed, step, asked: range(count), show=lambda n: f"{n} 3 x",
+        knows_success=True, show=lambda n: f"{n} 3 x",
+        training_problems=lambda seed, step, asked: range(count),
         score=lambda problem, text: {"reward": 0.0, "answer": 0.0})
     found = preflight.find(SimpleNamespace(task=task),
                            SimpleNamespace(seed=0, questions=8, answers=4),
@@ -221,3 +222,15 @@ def test_a_score_that_is_none_is_refused(monkeypatch):
     monkeypatch.setattr(countdown_task.Task, "score", lambda task, problem, text: 1.0)
     said = refusal(preflight.main, ["--problems", "4", "--answers", "4", "--group", "4"])
     assert "should return a dict of numbers" in said
+
+
+def test_without_success_the_reward_alone_is_judged_and_what_always_earns_the_most_is_a_hole():
+    """Three groups of rewards from 0.2 to 0.9. The blind answer earns 0.9, as the best do: nothing
+    else is left to learn, although 0.9 lies less than a third of the range above the mean."""
+    problems = [answers(f"{n} 3", list("abcd"), [0.9, 0.9, 0.2, 0.9]) for n in range(3)]
+    found = Findings(problems, 8, 4, Blind("a", 0.85, 0.0), knows_success=False)
+    assert found.living_by_success == found.living == 8 and found.word == "learns"
+    said = "\n".join(said_of(found))
+    assert "Reward: 0.725" in said and "right" not in said.replace("are right. So it is", "")
+    found.blind = Blind("a", 0.9, 0.0)
+    assert found.word == "has a hole that one answer can use"
