@@ -7,6 +7,7 @@ from torch import Tensor
 
 from countdown_task import KINDS
 from grpo import generator_of
+from lab.engine.entropy_bonus import entropy_bonus
 from lab.engine.errors import UserError, location_of
 from lab.engine.methods import WHOLE_ANSWERS, Method, Metrics, checked_credit, metrics_of
 from lab.engine.policy import Policy, RunSettings
@@ -49,7 +50,6 @@ def advantage_of(chosen: Method, s: RunSettings, rollouts: Rollouts, policy: Pol
     """The advantage (B, T) of a batch, with --entropy_bonus and --placebo."""
     values = checked_credit(chosen, f"the advantage {s.advantage}", rollouts, policy)
     if s.entropy_bonus:
-        from lab.credit.entropy_bonus import entropy_bonus
         values = values + s.entropy_bonus * entropy_bonus(rollouts)
     if s.placebo.startswith("advantages"):
         values = shuffled(values, rollouts, s.placebo, s.advantage in WHOLE_ANSWERS)

@@ -93,7 +93,7 @@ class LabSettings(Settings):
         "is always computed at temperature 1, and evaluations sample at 1", least=0.01, most=100)
     entropy_bonus: float = option(
         0.0, "coefficient of a bonus for entropy. It is added to the advantage of each token, "
-        "which has the same gradient on average (lab/credit/entropy_bonus.py)", most=1000)
+        "which has the same gradient on average (lab/engine/entropy_bonus.py)", most=1000)
     kl_kind: str = option(
         "k3", "estimator of the KL divergence. On average k3 has the gradient of KL(initial || "
         "policy), and k2 has that of KL(policy || initial)", choices=("k3", "k2"))

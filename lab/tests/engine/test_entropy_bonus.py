@@ -3,7 +3,7 @@ import torch
 from conftest import hand_made
 
 import mitigations  # noqa: F401  fills the choices
-from lab.credit.entropy_bonus import entropy_bonus
+from lab.engine.entropy_bonus import entropy_bonus
 from lab.harness.build import load_policy, make_advantage
 from lab.harness.settings import make_settings
 from lab.engine.credited import with_advantage
