@@ -98,7 +98,7 @@ def test_without_luck_with_a_mistake_is_biased(monkeypatch, replaced, by, where)
     """
     monkeypatch.setattr(replaced, *by)
     found = judged(turns.without_luck, where)
-    assert found.word == BIASED and found.means[0].bias > 0.01
+    assert found.word == BIASED and found.means[0].bias > 0.001
 
 
 # ------------------------------------------------------------------- anybody's functions
