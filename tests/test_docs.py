@@ -205,7 +205,7 @@ for words in json.loads(sys.argv[1]):
                    if name not in idea.FLAGS}
         for flags in idea.arms_of(words[3], of_runs)[1].values():
             make_settings(flags)
-    elif MODULES[words[2]].startswith("lab.tools."):
+    elif words[2] != "compare" and MODULES[words[2]].startswith("lab.tools."):  # a shell's runs/*
         importlib.import_module(MODULES[words[2]]).main(words[3:])
 """
 
