@@ -4,7 +4,7 @@ import re
 
 import pytest
 from conftest import ROOT, project_files
-from lab.analysis.comparison import mean_success
+from lab.analysis.comparison import mean_in_training
 from stored import stored_arms, stored_gain
 
 NUMBER = r"([+-]?\d+(?:\.\d+)?)%?"
@@ -48,7 +48,7 @@ def test_a_row_of_the_game_follows_from_the_value_of_each_seed(page, arms):
     for arm, runs in stored_arms("turns/guess").items():
         for row in lines:
             if row.startswith("|") and f"(`{arm}`)" in row:
-                wins = [mean_success(run) for run in runs.values()]
+                wins = [mean_in_training(run, "success") for run in runs.values()]
                 assert f"| {sum(wins) / len(wins):.0%} |" in row
                 assert arm == "grpo" or stored_gain("turns/guess", arm, "grpo") in row
                 told += 1
