@@ -1,6 +1,7 @@
 """The loop as a person meets it: whole runs, runs that were killed, and wrong commands."""
 import gc
 import importlib
+import math
 import multiprocessing
 import operator
 import os
@@ -274,15 +275,15 @@ def test_what_is_kept_of_a_few_answers_to_held_out_problems():
         return hand_made(mask, group=torch.arange(len(part)), problems=part,
                          log_prob=-torch.tensor(rows)[:, None].expand(-1, 6) / 3,
                          answers=[f"{n} 0" for n in rows],
-                         scores={"answer": first, "format": first})
+                         scores={"answer": first, "format": first, "reward": first / 2})
 
     settings = SimpleNamespace(questions=1, answers=2)
     asked = SimpleNamespace(task=SimpleNamespace(show=str), sample=ask, settings=settings,
                             held_out=problems)
     shown = answer_held_out(asked, 0, "sampled")["shown"]
     assert shown == [{"problem": problems[n], "text": f"{n} 0", "answer": 1,
-                      "texts": ["x"] * (n + 1), "log_prob": [round(-n / 3, 4)] * (n + 1)}
-                     for n in (0, 1, 2)]
+                      "reward": 0.5, "texts": ["x"] * (n + 1),
+                      "log_prob": [round(-n / 3, 4)] * (n + 1)} for n in (0, 1, 2)]
 
 
 def test_the_record_tells_runs_with_other_held_out_problems_apart(tmp_path):
@@ -357,3 +358,10 @@ def test_stopped_in_the_middle_of_a_checkpoint(whole, learner, tmp_path, monkeyp
         run("--model", learner, "--out", folder, *WHOLE)
     run("--resume", folder)
     assert_same_run(whole, folder)
+
+
+def test_the_interval_of_a_mean_by_hand():
+    """Of 0, 0, 1, 1 the mean is 0.5, the variance by n - 1 is 1/3, and 1.96 * sqrt(1/12) is 0.566;
+    of one value it is not known."""
+    assert loop.mean_interval([0.0, 0.0, 1.0, 1.0]) == pytest.approx((-0.0658, 1.0658), abs=1e-4)
+    assert all(map(math.isnan, loop.mean_interval([0.7])))

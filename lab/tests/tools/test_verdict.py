@@ -192,7 +192,7 @@ def test_each_placebo_has_its_sentence_and_their_p_are_corrected_together():
     said = " ".join(same.details())
     assert "its choice of tokens is better" in said
     assert ("its choice among tokens of the same category changes nothing: the placebo had the "
-            "same success in every pair") in said
+            "same results in every pair") in said
 
 
 def test_it_says_how_the_gradient_differs():
