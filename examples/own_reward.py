@@ -15,6 +15,6 @@ from countdown_task import Problem
 
 
 def reward(problem: Problem, text: str) -> float:
-    """A number for an answer; 1 or more counts as success. `problem` has numbers and a target."""
+    """Any number for an answer. `problem` has numbers and a target."""
     expression = text.partition("<answer>")[2].partition("</answer>")[0]
     return 1.0 if "/" in expression else 0.0
