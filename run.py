@@ -323,6 +323,10 @@ class Run:
         self.model: Any = load_model(self.source)
         self.copied_files = small_files(self.source)
         self.tokenizer = load_tokenizer(self.source)
+        last, size = max(self.tokenizer.get_vocab().values()), self.model.config.vocab_size
+        if last >= size:
+            raise UserError(f"the tokenizer of {s.model} belongs to another model: it has a token "
+                            f"{last}, and the model knows only {size} tokens")
         ends = [self.tokenizer.token_to_id(token) for token in END_OF_TURN]
         self.stop = tuple({*self.model.config.eos_token_id, *filter(None, ends)})
         self.reference = load_model(find(s.model)).requires_grad_(False) if s.kl else None

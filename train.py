@@ -192,7 +192,7 @@ def main(argv: list[str]) -> None:
     carry_out(run)
 
 
-def in_own_function(error: Exception) -> str:
+def in_own_function(error: BaseException) -> str:
     """The line about an error in a file that people edit: "my_idea (mitigations.py:57): ..."; empty
     if it is none of theirs."""
     own = {str(HERE / name) for name in ("mitigations.py", "countdown_task.py")}
@@ -212,7 +212,7 @@ if __name__ == "__main__":
         sys.exit(printable(f"train.py: {' '.join(str(error).split())}"))
     except KeyboardInterrupt:
         sys.exit("\ntrain.py: stopped; --resume and the run's folder go on from its checkpoint")
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # an own function may call exit()
         if not (line := in_own_function(error)):
             raise
         sys.exit(printable(f"train.py: {' '.join(line.split())}"))

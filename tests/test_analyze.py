@@ -1,8 +1,10 @@
 """analyze.py at the root: its sums are those of plain loops over the tokens, and its intervals are
 worked out by hand."""
 import math
+import os
 import re
 import runpy
+import subprocess
 import sys
 
 import numpy as np
@@ -159,6 +161,16 @@ def test_without_matplotlib_there_are_the_tables_and_a_sentence(folder, monkeypa
         runpy.run_path(str(ROOT / "analyze.py"), run_name="__main__")
     assert "The curve needs it: pip install matplotlib" in str(ended.value.code)
     assert "Where the gradient went, by place" in capsys.readouterr().out
+
+
+def test_a_reader_that_ends_early_gets_no_error(folder):
+    """As in `python analyze.py RUN | head -1`; here the reader has ended before."""
+    read, write = os.pipe()
+    os.close(read)
+    ended = subprocess.run([sys.executable, str(ROOT / "analyze.py"), str(folder[0])],
+                           stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert ended.returncode == 1 and ended.stderr == ""
 
 
 def test_without_arguments_it_says_in_a_few_lines_what_it_shows(capsys):

@@ -396,6 +396,7 @@ MISTAKES = {  # the body of a weighting of one's own, and what the one line says
     "pass": "got None",
     "return rollouts.log_prob + 1j": "should return a tensor (B, T) =",
     "raise ValueError(chr(27) + '[31m')": "ValueError: ?[31m",
+    "exit()": "SystemExit",
 }
 
 
@@ -426,6 +427,16 @@ CLASHES = {
     "@mitigation\ndef mine(rollouts, *, strength):\n    return 1": "needs a default"}
 
 
+def test_a_tokenizer_of_another_model_is_refused(tmp_path):
+    """A prompt with its last token would end in an index error."""
+    folder = copy_of_the_book(tmp_path)
+    path = folder / "models/tiny/tokenizer.json"
+    known = json.loads(path.read_text())
+    known["added_tokens"].append(known["added_tokens"][-1] | {"id": 211, "content": "more"})
+    path.write_text(json.dumps(known))
+    assert_one_sentence(typed(folder, "train.py"), "has a token 211, and the model knows only 211")
+
+
 def test_names_that_clash(tmp_path):
     """One that is not asked for is in nobody's way, unless it has the name of another."""
     for number, (clash, sentence) in enumerate(CLASHES.items()):
@@ -435,6 +446,8 @@ def test_names_that_clash(tmp_path):
         name = "none" if "none" in clash else "mine"
         code, said = typed(folder, "train.py", "--mitigation", name)
         assert code == 1 and sentence in said and "Traceback" not in said
+        code, said = typed(folder, "analyze.py")
+        assert code == (name == "none") and "Traceback" not in said
         assert typed(folder, "train.py", "--steps", "0", "--eval_every", "0")[0] == (
             name == "none")
 
