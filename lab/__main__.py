@@ -4,14 +4,20 @@ Probes measure and take minutes on a CPU; an experiment consists of many trainin
 stopped at any moment. `python -m lab NAME --help` lists the flags of a command. lab/LOG.md has what
 was asked once, and the commit that has its program.
 """
-import ast
 import sys
+
+if not __package__:  # python lab
+    sys.exit("start it with: python -m lab")
+import ast
 import textwrap
 from importlib import import_module
 
-from lab.engine.errors import PROJECT, UserError
-from lab.harness.screen import run_as_program
-from lab.probes.common import run_probe
+try:
+    from lab.engine.errors import PROJECT, UserError
+    from lab.harness.screen import run_as_program
+    from lab.probes.common import run_probe
+except ValueError as error:  # two functions of one name
+    sys.exit(f"lab: {error}")
 
 # The commands in the order in which the overview lists them: a heading, and the file of each.
 COMMANDS = {
@@ -39,7 +45,11 @@ def main(argv: list[str]) -> None:
     if name not in MODULES:
         raise UserError(f"there is no command {name}, only {', '.join(MODULES)}. lab/LOG.md says "
                         "what came of others, and in which commit one last stood")
-    module = import_module(MODULES[name])
+    try:
+        module = import_module(MODULES[name])
+    except ModuleNotFoundError as error:
+        raise UserError(f"{error}. To install what it needs: pip install -r requirements.txt"
+                        ) from None
     if hasattr(module, "measure"):
         run_probe(name, module.__doc__, module.FLAGS, module.measure, flags)
     elif status := module.main(flags):  # of a program that judges

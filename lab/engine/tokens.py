@@ -84,8 +84,12 @@ def encode(tokenizer: Tokenizer, text: str, what: str) -> list[int]:
                  for word in re.findall(r"\s*\S+", text)}
         lost = [word for word, spelling in words.items() if spelt_by(tokenizer, spelling) != word]
         which = f" ({lost[0]!r})" if lost else ""
+        spaced = re.sub(r"(?<![\s\d])(?=\d)", " ", text)  # a blank before each number
+        with_blanks = tokenizer.encode(spaced, add_special_tokens=False).ids
+        hint = (". Its numbers begin with a blank: it can spell the same text with one before "
+                "every number" if spelt_by(tokenizer, with_blanks) == spaced else "")
         raise UserError(f"the tokenizer cannot spell {what}{which}: this model knows no words and "
-                        f"numbers other than its {tokenizer.get_vocab_size()} tokens")
+                        f"numbers other than its {tokenizer.get_vocab_size()} tokens{hint}")
     return ids
 
 

@@ -58,6 +58,8 @@ def load_task(name: str) -> type:
     if not is_reward(getattr(module, "reward", None)):
         imported = (f". Its class Task is imported from {task.__module__}, and is not its own"
                     if inspect.isclass(task) else "")
+        if inspect.isclass(task) and task.__module__ == module.__name__:
+            imported = ". Its class Task is no dataclass"
         raise UserError(f"--task {name}: this module should have a function "
                         "`reward(problem, text)`, and `problems` if they are not those of "
                         "Countdown; or else a dataclass Task (docs/reference/your_own_task.md)"

@@ -48,6 +48,16 @@ def test_a_program_that_judges_ends_with_its_status():
     assert ended.value.code == 2
 
 
+def test_the_lab_started_as_a_folder_says_how_to_start_it():
+    ended = says("lab", "idea")
+    assert ended.returncode == 1 and ended.stderr == "start it with: python -m lab\n"
+
+
+def test_a_missing_package_ends_a_command_in_a_sentence(monkeypatch):
+    monkeypatch.setitem(overview.MODULES, "page", "lab.no_such_file")
+    assert "pip install -r requirements.txt" in refusal(overview.main, ["page"])
+
+
 def test_a_tool_that_is_started_as_a_file_says_how_to_start_it():
     names = assert_programs_say_how_to_start("lab/tools")
     listed = re.findall(r"python -m lab (\w+)", says("-m", "lab").stdout)

@@ -4,6 +4,7 @@ import re
 import shutil
 
 import pytest
+from conftest import ROOT
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from lab.engine.errors import UserError
@@ -34,6 +35,7 @@ def test_the_bytes_of_a_byte_level_tokenizer():
     assert b"".join(token_bytes(tokenizer, ids)).decode() == "\u00e9"
 
 
+TINY = ROOT / "models/tiny"
 EMPTY = {"type": "BPE", "vocab": {}, "merges": []}
 
 
@@ -65,6 +67,13 @@ def test_a_tokenizer_of_another_model_is_refused(learner, tmp_path):
     tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
     with pytest.raises(UserError, match=f"has a token {known}, and the model .* only {known} tok"):
         load_policy(make_settings({"model": str(tmp_path / "model")}))
+
+
+@pytest.mark.parametrize("text, hint", [(" 4,3", True), (" 4,999999", False), (" wrd", False)])
+def test_a_number_without_its_blank_is_told(text, hint):
+    with pytest.raises(UserError, match="cannot spell a text") as refused:
+        encode(load_tokenizer(TINY), text, "a text")
+    assert ("begin with a blank" in str(refused.value)) == hint
 
 
 def test_a_turn_that_would_be_spelt_out_is_refused(tmp_path):

@@ -202,6 +202,7 @@ CLASS = "import dataclasses\n@dataclasses.dataclass\nclass Task: 0\n"
     # it would be trained in the place of the file's own functions
     (IMPORTED + "def reply(problem, turns): return None\n", "is imported from countdown_task"),
     (IMPORTED, "is imported from countdown_task, and is not its own"),
+    ("class Task: 0\n", "Its class Task is no dataclass"),
     (CLASS + REWARD, "has both a class Task and a function `reward`")])
 def test_what_a_file_needs_to_be_a_task(monkeypatch, tmp_path, content, said):
     monkeypatch.setattr("lab.harness.tasks.PROJECT", tmp_path)
