@@ -58,8 +58,8 @@ def main(argv: list[str]) -> None:
     put(styled(printable(next(iter(policies.values())).task.show(problem)), BOLD))
     seed, widest = derived_seed("sample", flags.seed), max(map(len, policies))
     for title, policy in policies.items():
-        print_answers(f"{title:{widest}}", policy.ask([problem], flags.answers, seed,
-                                                         flags.greedy))
+        rollouts = policy.ask([problem], flags.answers, seed, flags.greedy)
+        print_answers(f"{title:{widest}}", rollouts, policy.task.knows_success)
 
 
 def settings_of(folder: Path, task: str | None, device: str) -> LabSettings:
@@ -102,12 +102,17 @@ def is_run(folder: Path) -> bool:
     return "mitigation" in config
 
 
-def print_answers(title: str, rollouts: Rollouts) -> None:
+def print_answers(title: str, rollouts: Rollouts, knows_success: bool) -> None:
+    """Of a task that does not say which answers are right, only the rewards are told."""
     right = rollouts.scores["answer"] > 0
-    put(f"\n{styled(printable(title), BOLD)}   {int(right.sum())} of {len(right)} right")
+    found = f"{int(right.sum())} of {len(right)} right"
+    if not knows_success:
+        found = f"mean reward {rollouts.reward.mean():.2f}"
+    put(f"\n{styled(printable(title), BOLD)}   {found}")
     for b, texts in enumerate(rollouts.texts):
         cut_off = "" if rollouts.finished[b] else ", cut off"
-        put(f"\n  {right_or_wrong(right[b])}   reward {rollouts.reward[b]:.2f}   "
+        verdict = f"{right_or_wrong(right[b])}   " if knows_success else ""
+        put(f"\n  {verdict}reward {rollouts.reward[b]:.2f}   "
             f"{rollouts.length[b]} tokens{cut_off}")
         log_prob, drawn = rollouts.log_prob[b].exp().tolist(), rollouts.drawn[b].tolist()
         probability = [p if own else None for p, own, _ in zip(log_prob, drawn, texts)]

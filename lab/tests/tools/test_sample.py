@@ -9,7 +9,7 @@ from lab.engine.policy import derived_seed
 from lab.harness.build import load_policy
 from lab.harness.settings import make_settings
 from runs import everything
-from examples import largest_last
+from examples import largest_last, own_reward
 from lab.tools import sample
 from lab.analysis import shading as terminal
 
@@ -46,6 +46,13 @@ def test_what_is_printed_is_what_the_model_answered(ask, monkeypatch):
         assert "".join(answer.split()) in "".join(printed.split())
         assert (f"  {'right' if right[b] else 'wrong'}   reward {rollouts.reward[b]:.2f}   "
                 f"{rollouts.length[b]} tokens\n") in printed
+
+
+def test_of_a_reward_that_is_any_number_no_answer_is_called_right_or_wrong(ask, monkeypatch):
+    monkeypatch.setattr(own_reward, "reward", lambda problem, text: 0.25)
+    printed = ask(TINY, "3 5 7 22", "--task", "examples.own_reward")
+    assert "   mean reward 0.25\n\n  reward 0.25   " in printed
+    assert not re.search(r" of 1 right|  (right|wrong) ", printed)
 
 
 def test_a_greedy_answer_is_the_same_with_every_seed(ask):
