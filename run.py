@@ -201,7 +201,9 @@ def read_settings(argv: list[str]) -> tuple[Settings, bool]:
     resume = typed.pop("resume", "")
     given = saved_settings(resume, str(typed.get("model", Settings.model))) | typed
     flags = flags_here(given)
-    if "help" in given:
+    if (asked := given.get("help")) is not None:
+        if asked is not True and not any(asked in choices for choices in METHODS.values()):
+            raise Unknown(f"--help {asked}: there is no such weighting or advantage")
         say(help_of(flags, given))
         raise SystemExit(0)
     for name in [*words, *given.keys() - {*flags, *NOT_SETTINGS}]:
@@ -266,6 +268,8 @@ def help_of(flags: dict[str, tuple[Any, str]], given: dict[str, Any]) -> str:
         name = given.get(axis, getattr(Settings, axis))
         text = " ".join((choices[name].__doc__ or "").split())
         lines.append("\n" + textwrap.fill(f"{name}: {text}", 99))
+    lines.append("\nThe lab has more flags, such as --device cuda, --lora 1 and --task FILE.py: "
+                 "--help all")
     return "\n".join(lines)
 
 

@@ -365,3 +365,11 @@ def test_the_interval_of_a_mean_by_hand():
     of one value it is not known."""
     assert loop.mean_interval([0.0, 0.0, 1.0, 1.0]) == pytest.approx((-0.0658, 1.0658), abs=1e-4)
     assert all(map(math.isnan, loop.mean_interval([0.7])))
+
+
+def test_help_with_a_name_that_the_book_does_not_have_is_the_labs(capsys):
+    with pytest.raises(book.Unknown, match="--help lora: there is no such"):
+        book.read_settings(["--help", "lora"])
+    with pytest.raises(SystemExit):
+        book.read_settings(["--help", "by_kind"])
+    assert "--word_weight" in (said := capsys.readouterr().out) and "--lora" in said
