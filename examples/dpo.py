@@ -91,6 +91,8 @@ class DPO(Run):
     def make_parts(self) -> None:
         s = self.settings
         self.beta, self.file = s.keywords["beta"], s.keywords["pairs"]
+        if self.beta <= 0:  # then no pair would have a gradient
+            raise UserError(f"--beta {self.beta}: should be above 0")
         if self.file and not Path(self.file).is_file():  # /dev/zero never ends
             raise UserError(f"there is no file {self.file}")
         super().make_parts()

@@ -115,8 +115,9 @@ def test_a_step_is_that_of_the_cpu(learner, tmp_path, monkeypatch, flags):
         assert found.get(name) == expected.get(name), name
 
 
-@pytest.mark.parametrize("weighting, advantage", list(zip_longest(
-    sorted(MITIGATIONS), sorted({*ADVANTAGES} - OF_TURNS), fillvalue="grpo")))
+@pytest.mark.parametrize("weighting, advantage", [
+    (weighting or "none", advantage or "grpo") for weighting, advantage in zip_longest(
+        sorted(MITIGATIONS), sorted({*ADVANTAGES} - OF_TURNS - {"dpo"}))])  # of examples/dpo.py
 def test_every_method_stays_on_its_device(learner, tmp_path, monkeypatch, weighting, advantage):
     """A weighting and an advantage in one step."""
     flags = ["--teacher", str(learner)] if advantage == "teacher" else []

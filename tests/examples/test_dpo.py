@@ -69,7 +69,7 @@ def test_the_advantage_of_two_pairs_by_hand(monkeypatch):
     run = SimpleNamespace(beta=0.5, model=log_pi, before=log_ref,
                           settings=SimpleNamespace(micro_batch=4))
     monkeypatch.setattr(dpo, "frozen_log_probs", lambda model, *_: model)
-    found = dpo.DPO.of_pairs(run, batch)
+    found = dpo.DPO.advantages(run, batch)
     first, second = (7 * 0.5 / (1 + math.exp(margin)) / 2 for margin in (1.5, -0.2))
     signs = torch.tensor([first, -first, second, -second, 0, 0])
     torch.testing.assert_close(found, signs[:, None] * batch.mask)
@@ -228,8 +228,9 @@ def test_the_program(tmp_path, monkeypatch):
     command = [ROOT / "examples/dpo.py", "--questions", 2, "--eval_tasks", 3, "--steps", 1]
     assert "pairs, 0% of them in order, loss 0.69" in program_here(*command, "--answers", 16)
     assert (tmp_path / "runs/dpo-s0/pairs.jsonl").exists() and Run is not dpo.DPO
-    for wrong, sentence in (((), "runs/dpo-s0 exists already"), (("--model", "none"), "none"),
-                            (("--beta", 0), "--beta 0.0: should be above 0"),
+    for wrong, sentence in (((), "runs/dpo-s0 exists already"),
+                            (("--model", "none", "--out", "y"), "none"),
+                            (("--beta", 0, "--out", "z"), "--beta 0.0: should be above 0"),
                             (("--out", "x", "--pairs", "none.jsonl"), "none.jsonl")):
         said = program_here(*command, *wrong, expect=1)
         assert said.splitlines()[-1].startswith("dpo.py: ") and sentence in said
