@@ -1,11 +1,9 @@
 """What the pages tell a reader to paste works as it stands there, the notebook too."""
-import importlib.metadata
 import inspect
 import itertools
 import json
 import re
 import shlex
-import subprocess
 import sys
 import textwrap
 import tomllib
@@ -256,50 +254,14 @@ def test_the_notebook_has_at_most_a_hundred_lines_of_code():
     assert sum(len(cell.splitlines()) for cell in cells()) <= 100
 
 
-def first_cell(monkeypatch, folder, torch_version="2.13.0+cpu"):
-    """What the notebook's first cell starts, and where it then is; nothing is fetched."""
-    started = []
-
-    def start(command, check):
-        started.append(command)
-        if command[0] == "git":
-            (folder / command[-1]).mkdir()
-
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr(subprocess, "run", start)
-    monkeypatch.setattr(importlib.metadata, "version", lambda package: torch_version)
+def test_the_notebook_goes_to_the_projects_folder_or_says_where_to_start_it(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.chdir(ROOT / "docs")
     exec(cells()[0], {})
-    return started, Path.cwd()
-
-
-def test_the_notebook_fetches_the_project_and_keeps_a_torch_that_is_new_enough(monkeypatch,
-                                                                               tmp_path):
-    address = repository()
-    started, here = first_cell(monkeypatch, tmp_path)
-    assert started == [["git", "clone", "--depth", "1", address, "grpo-credit-lab"]]
-    assert here == tmp_path / "grpo-credit-lab"
-    started, _ = first_cell(monkeypatch, tmp_path, "2.5.1")  # it is fetched already
-    assert [command[1:] for command in started] == [["-m", "pip", "install", "-q", "-U", "torch"]]
-
-
-def test_the_notebook_fetches_nothing_in_a_checkout(monkeypatch):
-    assert first_cell(monkeypatch, ROOT / "docs") == ([], ROOT)
-
-
-def repository() -> str:
-    """The address of the repository, which pyproject.toml names."""
-    return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]["Repository"]
-
-
-def test_every_page_names_the_same_repository():
-    """OWNER/grpo-credit-lab, or whatever pyproject.toml says: in the notebook's cell and badges."""
-    owner_and_name = repository().partition("github.com/")[2]
-    named = re.findall(r"github(?:\.com)?/([\w-]+/grpo-credit-lab)",
-                       "".join(page.read_text() for page in all_pages()))
-    assert len(named) >= 3 and set(named) == {owner_and_name}
-    hosts = re.findall(r"https://(colab\.[\w.]+)/", NOTEBOOK.read_text(encoding="utf-8"))
-    assert set(hosts) == {"colab.research.google.com"}
+    assert Path.cwd() == ROOT
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError, match="start this notebook in the project's folder"):
+        exec(cells()[0], {})
 
 
 def test_the_notebook_keeps_what_it_printed_and_drew():
