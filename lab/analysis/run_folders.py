@@ -14,6 +14,7 @@ import tokenizers
 import torch
 
 import analyze
+from analyze import is_number
 from lab.engine.methods import METHODS
 from lab.engine.errors import UserError, did_you_mean
 from lab.engine.rollouts import UNSET, Forward, Problem, Rollouts
@@ -24,7 +25,6 @@ from lab.harness.read_record import credit_steps, is_complete, run_config
 from lab.harness.record import PART, Json, checkpoint_folders, credit_path, digest_of
 from lab.harness.tasks import load_task
 from lab.harness.settings import OPTIONS
-from run import is_number
 
 PLAIN_SETTINGS = {"mitigation": "none", "advantage": "grpo", "placebo": "none"}
 TEXTS = {"weight_note", "skipped"}  # metrics that are sentences
