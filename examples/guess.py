@@ -152,39 +152,27 @@ def step_of(parts: Parts, s: LabSettings, step: int) -> tuple[Rollouts, Tensor]:
     return batch, weight
 
 
-class Judged(NamedTuple):
-    """What gradients of many batches (batches, P) say of a method."""
-    noise: float   # their variance over the squared length of their mean along the true gradient
-    cosine: float  # of their mean with the true gradient
-    error: float   # of the cosine: two standard errors
-
-
-def judged_by(truth: Tensor, found: Tensor) -> Judged:
-    batches = len(found)
+def judged(s: LabSettings, batches: int) -> str:
+    """The gradients that a method gives for batches of the first model, beside the true one. Their
+    noise is their variance over the squared length of their mean along the true gradient."""
+    parts = build(s, None, {})
+    tree = tree_of(parts)
+    gradient, p = gradient_of_success(tree, parts.policy.model)
+    truth = torch.cat([of_level.flatten() for of_level in gradient])
+    found = torch.stack([estimated_gradient(tree, p, *step_of(parts, s, step))
+                         for step in range(1, batches + 1)])                 # (batches, P)
     along = found @ truth / truth.norm()
     signal = along.mean()
     noise = (found - found.mean(0)).square().sum(1).mean() * batches / (batches - 1)
     # the square of the mean's length, without what noise adds to it
     length = (found.mean(0).square().sum() - noise / batches).clamp(min=0).sqrt()
     error = 2 * along.std() / batches ** 0.5 / length
-    return Judged(float(noise / signal.square()), float(signal / length), float(error))
+    return (f"noise / signal {noise / signal.square():5.2f}, cosine with the truth "
+            f"{signal / length:.2f} (+- {error:.2f})")
 
 
-def judged(s: LabSettings, batches: int) -> str:
-    """The gradients that a method gives for batches of the first model, beside the true one."""
-    parts = build(s, None, {})
-    tree = tree_of(parts)
-    gradient, p = gradient_of_success(tree, parts.policy.model)
-    truth = torch.cat([of_level.flatten() for of_level in gradient])
-    found = torch.stack([estimated_gradient(tree, p, *step_of(parts, s, step))
-                         for step in range(1, batches + 1)])
-    one = judged_by(truth, found)
-    return (f"noise / signal {one.noise:5.2f}, cosine with the truth {one.cosine:.2f} "
-            f"(+- {one.error:.2f})")
-
-
-def learn(s: LabSettings, told: str = "") -> float:
-    """Train as train.py does, and return the probability of winning at the end. `told` says it on
+def learn(s: LabSettings, is_told: bool = False) -> float:
+    """Train as train.py does, and return the probability of winning at the end. It can be told on
     the way."""
     parts = build(s, None, {})
     tree = tree_of(parts)
@@ -192,11 +180,11 @@ def learn(s: LabSettings, told: str = "") -> float:
         if step:
             batch, weight = step_of(parts, s, step)
             update(parts.policy.model, parts.optimizer, batch, weight, s, parts.reference)
-        if step == s.steps or (told and step % 5 == 0):
+        if step == s.steps or (is_told and step % 5 == 0):
             with torch.no_grad():
                 success = float(tree.evaluate(parts.policy.model).success)
-            if told:
-                print(f"step {step:3}: {told.format(success)}", flush=True)
+            if is_told:
+                print(f"step {step:3}: the model wins {success:.1%} of all games", flush=True)
     return success
 
 
@@ -270,21 +258,20 @@ def main(argv: list[str]) -> None:
           f"{metrics_of(method)['luck_share']:.1%} (--advantage without_luck)")
     if (s.mitigation, s.advantage) == ("none", "grpo"):
         print("\nPlain GRPO:")
-        learn(s, told="the model wins {:.1%} of all games")
+        learn(s, is_told=True)
         print("\n" + python_command("examples/guess.py", "--advantage", "without_luck")
               + "  takes the luck out; with turn_credit it trains on the true credit")
         return
-    beside_grpo(s, plain, own.pairs, own.batches, "probability of winning")
+    beside_grpo(s, plain, own.pairs, own.batches)
 
 
-def beside_grpo(s: LabSettings, plain: LabSettings, pairs: int, batches: int, measured: str
-                ) -> None:
-    """Print how noisy the gradient of a method is, and what a model is worth that it trained."""
+def beside_grpo(s: LabSettings, plain: LabSettings, pairs: int, batches: int) -> None:
+    """Print how noisy the gradient of a method is, and how often a model wins that it trained."""
     print("\nThe gradient of a batch of the first model:", flush=True)
     name = " and ".join({s.mitigation, s.advantage} - {"none", "grpo"})
     for label, of_method in (("plain GRPO", plain), (name, s)):
         print(f"  {label:16} {judged(of_method, batches)}", flush=True)
-    print(f"\nThe {measured} after {s.steps} steps, by seed:", flush=True)
+    print(f"\nThe probability of winning after {s.steps} steps, by seed:", flush=True)
     gains = []
     for seed in range(s.seed, s.seed + pairs):
         one, other = (learn(replace(each, seed=seed)) for each in (s, plain))

@@ -14,7 +14,6 @@ whoever does not read the replies gets no gradient to read them.
 if __name__ == "__main__":
     raise SystemExit("start it with: python -m lab guesser")
 import random
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -24,7 +23,7 @@ from lab.engine.errors import PROJECT
 from lab.engine.tokens import load_tokenizer
 from examples.guess import Game, Task
 from lab.harness.flags import read
-from lab.harness.record import Json, new_folder
+from lab.harness.record import new_folder
 from lab.tools.warmup import SIZES, all_parameters, make_model, save
 
 STEPS, GAMES, LISTENS = 250, 64, 0.5
@@ -64,21 +63,16 @@ def rows_of(parts: Parts, prompt: list[int], tokenizer: Tokenizer,
 
 
 def make(folder: Path) -> None:
-    task, rng = Task(), random.Random(0)
-    make_player(folder, task.prompt_for(Game(1, "")), lambda: game_of_the_teacher(task, rng),
-                RECIPE)
-
-
-def make_player(folder: Path, prompt: str, game: Callable[[], Parts], recipe: Json) -> None:
-    """Train a small model on games of a teacher, and write its folder. `game` plays one."""
-    tokenizer = load_tokenizer(PROJECT / "models/tiny")
+    """Train a small model on games of the teacher, and write its folder."""
+    task, rng, tokenizer = Task(), random.Random(0), load_tokenizer(PROJECT / "models/tiny")
     torch.manual_seed(0)
     model = make_model(tokenizer.get_vocab_size(), *SIZES["small"])
     update = all_parameters(model)
-    prompt_ids = tokenizer.encode(prompt).ids
-    length = len(prompt_ids) + recipe["max_new_tokens"]
+    prompt_ids = tokenizer.encode(task.prompt_for(Game(1, ""))).ids
+    length = len(prompt_ids) + RECIPE["max_new_tokens"]
     for step in range(STEPS):
-        rows = [rows_of(game(), prompt_ids, tokenizer, length) for _ in range(GAMES)]
+        rows = [rows_of(game_of_the_teacher(task, rng), prompt_ids, tokenizer, length)
+                for _ in range(GAMES)]
         ids, mask = (torch.tensor(part) for part in zip(*rows))          # (B, L) each
         log_p = model(ids[:, :-1]).log_softmax(-1)
         log_prob = log_p.gather(2, ids[:, 1:, None]).squeeze(2)          # (B, L - 1)
@@ -88,7 +82,7 @@ def make_player(folder: Path, prompt: str, game: Callable[[], Parts], recipe: Js
         update(min(1, 2 * (1 - step / STEPS)))  # the rate falls in the second half
         if step % 50 == 0:
             print(f"step {step}, loss {loss:.3f}", flush=True)
-    save(folder, model, tokenizer, recipe)
+    save(folder, model, tokenizer, RECIPE)
 
 
 def main(argv: list[str]) -> None:
