@@ -36,8 +36,7 @@ PROMPTS = [[7, 8, 9], [11], list(range(10, 47)), [7, 8, 9, 9, 3]]  # ragged; two
 NEW = 14
 SETTINGS = SimpleNamespace(
     epochs=1, clip_low=0.2, clip_high=0.28, clip_kind="ppo", kl=0.0, kl_kind="k3", micro_batch=5,
-    max_grad_norm=0.5, loss_norm="token", max_new_tokens=NEW, temperature=1.0,
-    noise_parts=0)
+    max_grad_norm=0.5, loss_norm="token", max_new_tokens=NEW, temperature=1.0)
 
 
 @pytest.fixture(scope="module", params=[pytest.param(name, marks=[pytest.mark.slow] if "million" in

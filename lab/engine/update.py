@@ -3,7 +3,7 @@ used again (--clip_kind), other ways to count tokens (--loss_norm), a KL of anot
 temperature, and the engine's forward pass. Where none of this is asked for it has the same
 gradient, to rounding: a test ties the two.
 """
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -16,7 +16,6 @@ from lab.engine.optimizer import Optimizer, clip_and_step
 from lab.engine.policy import RunSettings
 from lab.engine.rollouts import Rollouts, double
 from lab.engine.model import Qwen2
-from lab.gradient_noise import PartNorms, parts_of
 
 Columns = dict[str, Tensor]  # a tensor (B, T) for each new column of the credit file
 
@@ -131,12 +130,11 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
         at_one = frozen_log_probs(model, rollouts, trained_rows, s.micro_batch)
     clip = (s.clip_low, s.clip_high)
     loss_of: Callable[..., Tensor] = CLIP_KINDS[s.clip_kind]  # policy_loss, unless a flag is set
-    totals, noise = [], None  # totals are of each pass over the batch
+    totals = []  # of each pass over the batch
     for epoch in range(s.epochs):
         model.zero_grad()
         sums = []  # of each micro-batch
-        norms = PartNorms(model) if s.noise_parts and epoch == 0 else None
-        for part in in_parts(rollouts, trained_rows, s, norms):
+        for part in micro_batches(rollouts, trained_rows, s.micro_batch):
             log_prob = response_log_probs(model, rollouts, part, s.temperature)
             if epoch == 0:
                 # the sampler's log-probs differ by rounding: with them no ratio would be exactly 1
@@ -152,26 +150,9 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
             gap = (log_prob if at_one is None else at_one[part]) - rollouts.log_prob[part]
             sums.append(diagnostics(rollouts, part, loss, log_prob, gap, ratio[part], clip,
                                     reference_log_prob))
-        if norms:
-            noise = norms.noise
         norm = clip_and_step(optimizer, s.max_grad_norm)
         totals.append(add_up(sums) | {"norm": norm})
-    metrics = summary(totals, N, s.epochs > 1)
-    return metrics | ({} if noise is None else {"gradient_noise": noise ** 0.5}), columns
-
-
-def in_parts(rollouts: Rollouts, rows: Tensor, s: RunSettings, norms: PartNorms | None
-             ) -> Iterator[Tensor]:
-    """The micro-batches of the answers that are trained. With --noise_parts each lies in one part
-    of the batch, and `norms` is told when a part ends."""
-    if norms is None:
-        yield from micro_batches(rollouts, rows, s.micro_batch)
-        return
-    for part in parts_of(rollouts.group, s.noise_parts):
-        trained = part[torch.isin(part, rows)]
-        if len(trained):
-            yield from micro_batches(rollouts, trained, s.micro_batch)
-        norms.end_part()
+    return summary(totals, N, s.epochs > 1), columns
 
 
 def has_gradient(mask: Tensor, factor: Tensor, with_kl: bool) -> Tensor:

@@ -27,7 +27,8 @@ LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "versions", "git_commit", "model_config", "reward", "ranks", "notes", "held_out_problems",
     "functions", "columns_temperature", "made_of", "changed", "finished", "trained_parameters")
-GONE = {"warmup_steps": 0, "decay": "none"}  # settings of earlier runs, and their defaults
+# settings of earlier runs, and their defaults
+GONE = {"warmup_steps": 0, "decay": "none", "noise_parts": 0}
 # when a setting has an effect
 KL: Requirement = (lambda s: s.kl > 0, "--kl above 0")
 REUSED: Requirement = (lambda s: s.epochs > 1, "--epochs above 1")
@@ -50,7 +51,7 @@ LORA_RATE, LORA_RATE_OF_LARGE = (4.0, 1e-3), (25.0, 5e-5)
 HINT = "--help all lists the flags"  # the end of a message about an unknown one
 # what a resumed run may change: the book's, and what says how a run is computed or recorded
 CHANGEABLE = ("steps", "device", "checkpointing", "deterministic", "threads", "micro_batch",
-              "change_every", "noise_parts", "track", "checkpoint_every")
+              "change_every", "track", "checkpoint_every")
 
 
 @dataclass
@@ -110,10 +111,6 @@ class LabSettings(Settings):
         "whose answers have different rewards. The record is of the groups that were kept, and so "
         "is its success. What is drawn beyond the first batch is counted as extra_answers",
         least=1, most=100)
-    noise_parts: int = option(
-        0, "cut each batch into at most so many parts of equally many problems, and measure by how "
-        "much their gradients differ: gradient_noise in metrics.jsonl. `lab page` says how much of "
-        "a step is noise. This changes rounding, and nothing else; 0 means never")
     track: str = option(
         "none", "show the run's curves while it goes, in TensorBoard", choices=(
             "none", "tensorboard"))

@@ -33,7 +33,6 @@ METRICS = {
     "learning_rate": "learning rate of the step",
     "loss": "loss of the whole batch, before the update",
     "gradient_norm": "norm of the gradient before clipping",
-    "gradient_noise": "length of the noise in that gradient, with `--noise_parts`",
     "gradient_norm_last": "the same in the last pass over the batch, with `--epochs`",
     "sampler_gap": "mean absolute difference of log-probs between training and sampling, at "
                    "temperature 1",

@@ -2,6 +2,7 @@
 import itertools
 import math
 import re
+from unittest import mock
 
 import pytest
 import torch
@@ -9,22 +10,37 @@ from conftest import ROOT, one_of
 
 import grpo
 from lab.engine.methods import ADVANTAGES
-from lab.tests.listed import Kind, World
+from lab.exact import gradients
+from lab.worlds import TWO, WORLDS, Kind, World
+
+# all texts of one or two of three letters
+TEXTS = " ".join("".join(letters) + "." for length in (1, 2)
+                 for letters in itertools.product("7xA", repeat=length))
+
+
+def world_of(G, seed):
+    """A world of one problem, with groups of G answers and rewards of 0 and 1."""
+    with mock.patch.dict(WORLDS, here=Kind(TEXTS, TWO, sizes=(G,), problems=1)):
+        return World("here", {}, seed)
 
 
 @pytest.mark.parametrize("seed, G", one_of(2, [(3, 2), (4, 3)]))
 def test_identities_of_the_page_on_policy_gradient(seed, G):
     """The true credit has the true gradient, its squares add up to the variance of the reward,
     dr_grpo is (G - 1) / G of the gradient, and GRPO's z-score c(p, G) times it."""
-    world = World(Kind(graded=False, size=G), seed=seed)
-    chance, rollouts = world.chances, world.rollouts
+    world = world_of(G, seed)
+    chance, rollouts = world.chance.detach(), world.rollouts
     J, credit = world.value(0, ()), credit_of(world)
-    each = world.gradients(torch.arange(len(chance))[:, None], credit[:, None])
-    torch.testing.assert_close(chance @ each, world.truth, rtol=1e-5, atol=1e-8)
+    [found] = torch.autograd.grad(chance @ (credit * world.log_prob).sum(1), world.logits,
+                                  retain_graph=True)
+    torch.testing.assert_close(found.flatten(), world.truth, rtol=1e-5, atol=1e-8)
+    assert 0.1 < J < 0.9
     assert (chance @ credit.square().sum(1)).item() == pytest.approx(J * (1 - J), rel=1e-5)
     for name, factor in (("rloo", 1.0), ("dr_grpo", (G - 1) / G), ("grpo", z_score_factor(J, G))):
-        chances, found = world.estimates(ADVANTAGES[name])
-        torch.testing.assert_close(chances @ found, factor * world.truth, rtol=1e-4, atol=1e-8)
+        batches = world.batches()
+        found = gradients(world, ADVANTAGES[name], {}, batches)
+        mean = torch.tensor([*batches.values()]).double() @ found
+        torch.testing.assert_close(mean, factor * world.truth, rtol=1e-4, atol=1e-7)
     collision = rollouts.collision.double()
     s = grpo.gradient_size(rollouts.log_prob.double(), collision)
     left = chance @ (s.square() * rollouts.mask).sum(1)

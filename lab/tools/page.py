@@ -30,7 +30,6 @@ from lab.analysis.plots import (CHANGE_COLOUR, COLOURS, GRADIENT_COLOUR, PUSH_CO
                                 legend_below, save, whole_steps)
 from lab.analysis.run_folders import Run, existing, read_columns, read_run, read_tokenizer
 from lab.engine.tokens import KINDS
-from lab.gradient_noise import in_words, noise_share
 from lab.harness.flags import Flag, read
 from lab.harness.record import Json
 from lab.harness.screen import python_command, say, show_status
@@ -60,7 +59,7 @@ def main(argv: list[str]) -> None:
     folder = Path(flags.output_dir or run.folder / "analysis")
     make_output_folder(folder)  # now it is known that there is something to write
     show_status("pictures and page")
-    sentences = [*report.opening(run), *about_noise(run)]
+    sentences = report.opening(run)
     body = [paragraphs([report.task_in_words(run.config)]), paragraphs(sentences, "lead"),
             paragraphs([report.describe(run)], "note"),
             *body_of(run, tally, tables_of(run, tally), folder)]
@@ -73,16 +72,6 @@ def main(argv: list[str]) -> None:
         say("To follow one token through a step: "
             f"{python_command('-m', 'lab', 'follow', run.folder)}")
     say(f"The page is {folder / 'page.html'}. Its pictures lie beside it.")
-
-
-def about_noise(run: Run) -> list[str]:
-    """How much of the gradient was noise, if the run has measured that."""
-    noise, length = ([line.get(name) for line in run.metrics]
-                     for name in ("gradient_noise", "gradient_norm"))
-    if not any(noise):
-        return []
-    squares = [None if value is None else value ** 2 for value in noise]
-    return [in_words(noise_share(squares, length))]
 
 
 def say_what_went_wrong(folder: Path) -> None:
