@@ -107,11 +107,6 @@ TINY = ROOT / "models/tiny"
     # a flag that would be read and ignored; the same flag where it has an effect is taken
     ("preflight --out x", "--out has no effect, because nothing is trained or written"),
     ("preflight --answers 8 --group 9", "groups of 9 answers are planned"),
-    ("idea gtpo --look RUN", "gtpo is an advantage, and --look shows weights"),
-    ("idea entropy_ratio --look nowhere", "nowhere does not exist"),
-    ("idea entropy_ratio --look RUN --steps 3", "--steps has no effect with --look"),
-    ("idea entropy_ratio --look RUN --seeds 3", "--seeds has no effect with --look"),
-    ("idea entropy_ratio --step 3", "--step has no effect without --look"),
     ("idea", "are required: NAME"),
     ("idea by_kind --placebos any,word", "--placebos 'any,word': choose from any,kind, any"),
     ("idea no_such", "no_such is neither a weighting nor an advantage. Is its function in mitig"),

@@ -2,7 +2,6 @@
 
     python -m lab idea my_idea --strength 2
     python -m lab idea my_idea --seeds 4 --steps 30    # a quarter of the time
-    python -m lab idea my_idea --look runs/none-grpo-s0    # only what it does to recorded tokens
     python -m lab idea my_idea --task examples.largest_last --steps 30    # on another task
 
 NAME is a weighting or an advantage. Its own flags and --rescale are for the idea alone, and all
@@ -12,9 +11,7 @@ large model has the settings that train.py gives it, but 24 steps instead of 48.
 solves about two thirds of the problems, and later most groups have equal rewards, so that no
 method can differ. A run of a large model that is finished keeps no model.
 
-1. First it prints what the idea does to the gradient in a few batches of the untrained model. With
-   --look RUN it says so of a weighting and the recorded tokens of a run instead, shows some of its
-   answers shaded by their weights, and trains nothing.
+1. First it prints what the idea does to the gradient in a few batches of the untrained model.
 2. Then it trains the arms, with one process for each core; those of a large model one after the
    other, unless --processes says otherwise. A placebo has the weights or advantages of the idea,
    but at other tokens: at any of the batch, or at others of the same category; or at other answers,
@@ -46,7 +43,7 @@ import torch
 from grpo import gradient_size
 from lab.analysis.comparison import Arms
 from lab.analysis.verdict import Tries, Verdict
-from lab.analysis.weights import about_gradient, differs_within, look_at_run
+from lab.analysis.weights import about_gradient, differs_within
 from lab.engine.credited import drop_unfinished, rescaled_weight, with_advantage
 from lab.engine.errors import UserError
 from lab.engine.methods import METHODS, WHOLE_ANSWERS, axis_of
@@ -65,10 +62,6 @@ FLAGS = {
     "seeds": Flag(8, "number of seeds of each arm. If the idea is better on them, all arms are "
                      "trained again on as many new ones",
                   least=2, most=1000),
-    "look": Flag(None, "a run folder. The weights that the idea would have given the recorded "
-                       "tokens of a step are shown, and nothing is trained"),
-    "step": Flag(None, "the step of --look. By default it is the last one", kind=int,
-                 requires=(lambda values: values.look is not None, "--look")),
     "placebos": Flag("any,kind", "which placebos are trained. any: all tokens of a batch exchange "
                                  "their weights, or those of a group their advantages. kind: "
                                  "only tokens of one category do", choices=("any,kind", "any")),
@@ -93,11 +86,6 @@ def main(argv: list[str]) -> None:
     if own.name in PLAIN:
         raise UserError(f"{own.name} is plain GRPO, with which an idea is compared: give another "
                         "name")
-    if own.look is not None:
-        axis_of(own.name)  # or says that there is no such idea
-        unused = {name: value for name, value in own.typed.items() if name not in ("look", "step")}
-        look_at_run(own.name, own.look, own.step, unused | typed)
-        return
     command = python_command("-m", "lab", "idea", *argv)
     idea = Idea(own.name, typed, own, command)
     idea.first_look()
@@ -255,7 +243,7 @@ def look(name: str, plain: LabSettings, idea: LabSettings, is_weighting: bool) -
     kind, *columns, as_returned = (torch.cat(parts).numpy() for parts in zip(*found))
     say(f"{name} compared with plain GRPO, for {count * len(batch.mask)} answers "
         f"({len(kind)} tokens) of the untrained model:")
-    lines = about_gradient(is_weighting, kind.astype(int), *columns, by_token, as_returned)
+    lines = about_gradient(is_weighting, kind.astype(int), *columns, as_returned, by_token)
     for line in [*lines, *notes]:
         say(textwrap.fill(f"  {line}", 100, subsequent_indent="    "))
 

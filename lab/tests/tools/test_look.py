@@ -19,7 +19,7 @@ def test_a_weighting_of_ten_tokens():
     """Eight words of weight 0.5 and two numbers of weight 3, sizes alike: shares 4/10 and 6/10 of
     8/10 and 2/10. A tenth is one token, but both numbers are equally heavy: they have 6 of 10."""
     weight = np.where(KIND == NUMBER, 3.0, 0.5)
-    lines = about_gradient(True, KIND, ONES, ONES, ONES, weight)
+    lines = about_gradient(True, KIND, ONES, ONES, ONES, weight, weight)
     assert lines[0].endswith("in plain GRPO: number 3.00, word 0.50")
     assert "the heaviest 20% of the tokens have 60% of all weight" == lines[1]
 
@@ -35,7 +35,7 @@ def test_the_heaviest_are_those_that_are_lifted(lifted, said):
     tenth has weight 1, as most have."""
     weight = np.array([20.0] * lifted + [1.0] * (200 - lifted))
     kind, ones = np.array([WORD] * 200), np.ones(200)
-    assert about_gradient(True, kind, ones, ones, ones, weight)[1] == said
+    assert about_gradient(True, kind, ones, ones, ones, weight, weight)[1] == said
 
 
 def test_equal_weights_stay_equal_where_batches_are_rescaled_differently():
@@ -43,10 +43,9 @@ def test_equal_weights_stay_equal_where_batches_are_rescaled_differently():
     batch's factor is 2% larger. Four of ten are the heaviest, and not only the second batch's."""
     returned = np.array([1.0, 1.0, 0.25, 0.25, 0.25] * 2)
     rescaled = returned * np.repeat([1.0, 1.02], 5)
-    lines = about_gradient(True, KIND, ONES, ONES, ONES, rescaled, as_returned=returned)
-    assert "the heaviest 40% of the tokens" in lines[1]
-    assert "the heaviest 20% of the tokens" in about_gradient(
-        True, KIND, ONES, ONES, ONES, rescaled)[1]
+    for order, share in ((returned, 40), (rescaled, 20)):
+        lines = about_gradient(True, KIND, ONES, ONES, ONES, rescaled, order)
+        assert f"the heaviest {share}% of the tokens" in lines[1]
 
 
 def test_weights_of_whole_answers_have_no_noise_to_take_away():
@@ -54,14 +53,14 @@ def test_weights_of_whole_answers_have_no_noise_to_take_away():
     mask = torch.tensor([[True, True], [True, False]])
     assert not differs_within(torch.tensor([[2.0, 2.0], [1.0, 0.0]]), mask)
     assert differs_within(torch.tensor([[2.0, 1.0], [1.0, 0.0]]), mask)
-    lines = about_gradient(True, KIND, ONES, ONES, ONES, ONES, False)
+    lines = about_gradient(True, KIND, ONES, ONES, ONES, ONES, ONES, False)
     assert "all tokens of an answer have the same weight" in lines[-1]
 
 
 def test_an_advantage_has_signs():
     """Of nine tokens where both have one, three turned. These are the largest, with 6 of 12."""
     mine = np.array([1, 1, 1, 1, 1, 1, -2, -2, -2, 0.0])
-    lines = about_gradient(False, KIND, ONES, ONES, mine, ONES)
+    lines = about_gradient(False, KIND, ONES, ONES, mine, ONES, ONES)
     assert lines[1] == ("the 30% of the tokens with the largest advantages have 50% of the sum of "
                         "abs(A)")
     assert lines[2].startswith("the sign of the new advantage differs from that of plain GRPO's at "

@@ -32,7 +32,6 @@ from lab.harness.settings import make_settings
 from lab.tests.trl import guess_rows
 from lab.engine.credited import rescaled_weight
 from runs import block, copy_project, free_port, lines, program
-from lab.tools import idea
 
 if find_spec("trl"):
     import trl
@@ -272,7 +271,7 @@ def test_without_a_weighting_the_run_is_trls_own_to_the_digit(policy, tmp_path):
 
 
 @needs_trl
-def test_a_run_of_trl_is_read_token_by_token(policy, tmp_path, undrawn, capsys):
+def test_a_run_of_trl_is_read_token_by_token(policy, tmp_path, undrawn):
     """Numbers in the files are those of our model; a text that TRL was rewarded for is what the
     tokens spell. analyze.py makes its tables of them."""
     seen = []
@@ -308,8 +307,6 @@ def test_a_run_of_trl_is_read_token_by_token(policy, tmp_path, undrawn, capsys):
     assert batch.section[0, :n].tolist() == section and batch.kind[0, :n].tolist() == kind
     analyze.main([str(folder)])
     assert "Where the gradient went" in (folder / "analysis/page.html").read_text()
-    idea.main(["entropy_ratio", "--look", str(folder)])
-    assert "12 answers" in capsys.readouterr().out
 
 
 @needs_trl
