@@ -1,12 +1,8 @@
 """Baselines and advantages that need more than the mean of a group."""
-from math import comb
-
 import torch
 from torch import Tensor
 
-from lab.engine.errors import UserError
 from grpo import centred, gradient_size, group_mean, group_z_score, to_every_token
-from lab.engine.declared import Count, Share
 from lab.engine.methods import advantage
 from lab.engine.rollouts import Rollouts, double
 from lab.engine.update import over_group
@@ -63,50 +59,6 @@ def maxrl(rollouts: Rollouts) -> Tensor:
     difference = centred(rollouts.reward, rollouts.group)
     mean = group_mean(rollouts.reward, rollouts.group).to(difference)
     return to_every_token(torch.where(mean > 0, difference / mean, 0.0), rollouts)
-
-
-@advantage
-def pass_at_k(rollouts: Rollouts, *, pass_k: Count = 2) -> Tensor:
-    """Pass@k training (arXiv 2508.10751): every set of `pass_k` answers of a group earns 1 if one
-    of them is right, and the z-score of this reward goes to its answers. An answer gets the mean
-    over all sets that it is in. `pass_k` is below the number of answers to a problem, and 1 is
-    GRPO on right and wrong.
-
-    With k = `pass_k`, of N answers with W wrong ones: a set earns m = 1 - C(W, k) / C(N, k) on
-    average, with the standard deviation s = sqrt(m (1 - m)). A right answer gets (1 - m) / s, a
-    wrong one (1 - m - C(W - 1, k - 1) / C(N - 1, k - 1)) / s. Where nearly every set has a right
-    answer, hardly anything is pushed, so training goes on with the hard problems. Its goal is not
-    the expected reward, so for that it is biased."""
-    found = torch.zeros_like(rollouts.reward)
-    is_right = rollouts.scores["answer"] > 0
-    for number in rollouts.group.unique():
-        rows = rollouts.group == number
-        N, W, k = int(rows.sum()), int((rows & ~is_right).sum()), pass_k
-        if k >= N:
-            raise UserError(f"--pass_k {k}: it should be below the number of answers to a problem, "
-                            f"which is {N}")
-        mean = 1 - comb(W, k) / comb(N, k)
-        s = (mean * (1 - mean)) ** 0.5
-        if s == 0:  # every set earns the same
-            continue
-        of_wrong = 1 - mean - comb(W - 1, k - 1) / comb(N - 1, k - 1)
-        found[rows] = torch.where(is_right[rows], (1 - mean) / s, of_wrong / s)
-    return to_every_token(found, rollouts)
-
-
-@advantage
-def quantile_baseline(rollouts: Rollouts, *, quantile: Share = 0.4) -> Tensor:
-    """(reward - Q) / (std + 0.0001), where Q is the `quantile` of the group's rewards in place of
-    their mean (arXiv 2509.22611). As in the authors' code, Q lies between two neighbouring rewards
-    if the quantile does. With rewards 0 and 1, a group with few right answers has Q = 0, so only
-    the right ones are trained on; one with many has Q = 1, so only the wrong ones are. Q counts the
-    answer's own reward, and the std divides problems by different numbers: it is biased."""
-    z_score = group_z_score(rollouts.reward, rollouts.group)
-    baseline = torch.zeros_like(z_score)
-    for number in rollouts.group.unique():
-        rows = rollouts.group == number
-        baseline[rows] = torch.quantile(z_score[rows], quantile)
-    return to_every_token(z_score - baseline, rollouts)
 
 
 @advantage

@@ -91,8 +91,7 @@ METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}  # by the flag th
 CLIP_KINDS = Choices()  # of --clip_kind: functions with the arguments of grpo.policy_loss
 NEVER_RESCALED = {"inverse_logprob_as_published"}  # weightings whose scale matters
 # advantages that give every token of an answer the same number
-WHOLE_ANSWERS = {"grpo", "dr_grpo", "rloo", "batch_mean", "opo", "maxrl", "pass_at_k",
-                 "quantile_baseline", "gdpo"}
+WHOLE_ANSWERS = {"grpo", "dr_grpo", "rloo", "batch_mean", "opo", "maxrl", "gdpo"}
 
 
 def axis_of(name: str) -> str:
@@ -256,7 +255,7 @@ MODULES_OF_ADVANTAGES = {
     "lab.credit.causal_ablation": "deletion", "lab.credit.measured": "measured",
     "lab.credit.critic": "gae", "lab.credit.prefix_tree": "prefix_tree",
     "lab.credit.gtpo": "gtpo", "lab.credit.teacher": "teacher",
-    "lab.credit.baselines": "optimal_token_baseline maxrl gdpo opo pass_at_k quantile_baseline",
+    "lab.credit.baselines": "optimal_token_baseline maxrl gdpo opo",
     "lab.credit.turns": "turn_credit without_luck turn_mean mt_grpo gigpo"}
 for choices, modules in ((MITIGATIONS, MODULES), (ADVANTAGES, MODULES_OF_ADVANTAGES)):
     for module, names in modules.items():

@@ -1,15 +1,9 @@
 """Baselines, by hand."""
-import itertools
-import math
-
-import numpy as np
 import pytest
 import torch
-from conftest import hand_made, refusal
+from conftest import hand_made
 
-from lab.credit.baselines import (gdpo, maxrl, opo, optimal_token_baseline, paid_parts, pass_at_k,
-                                  quantile_baseline)
-from grpo import group_z_score
+from lab.credit.baselines import gdpo, maxrl, opo, optimal_token_baseline, paid_parts
 
 HALF = torch.tensor(0.5).log().item()
 
@@ -45,35 +39,6 @@ def test_opo_counts_each_answer_with_its_length():
     assert opo(rollouts)[1, 1:].tolist() == [0.0] * 6  # beyond the answer
 
 
-@pytest.mark.parametrize("k", [1, 2, 3, 5])
-@pytest.mark.parametrize("right", [[1, 0, 0, 0, 0, 0], [1, 1, 0, 0, 0, 0], [1, 0, 1, 1, 1, 0],
-                                   [0] * 6, [1] * 6])
-def test_pass_at_k_is_the_mean_over_all_sets_that_an_answer_is_in(right, k):
-    """Every set of k of six answers is listed."""
-    sets = list(itertools.combinations(range(6), k))
-    reward = np.array([max(right[i] for i in one) for one in sets], float)
-    spread = reward.std()
-    z_score = (reward - reward.mean()) / spread if spread else np.zeros(len(sets))
-    expected = [np.mean([z for one, z in zip(sets, z_score) if i in one]) for i in range(6)]
-    answer = [float(one) for one in right]
-    found = pass_at_k(batch([2] * 6, [9.0] * 6, answer=answer), pass_k=k)[:, 1]
-    assert found.tolist() == pytest.approx(expected, abs=1e-6)
-    if k == 1:
-        of_grpo = group_z_score(torch.tensor(answer), torch.zeros(6, dtype=torch.long), epsilon=0)
-        torch.testing.assert_close(found, of_grpo)
-
-
-def test_pass_at_k_by_hand_and_its_groups_apart():
-    """One of four is right, k = 2: half of the six pairs earn 1, so m = s = 1/2. The right answer
-    gets 1, and a wrong one (1/2 - 2/3) / (1/2) = -1/3. The other group is all right."""
-    rollouts = batch([1] * 8, [0.0] * 8, group=[0] * 4 + [1] * 4,
-                     answer=[1.0, 0, 0, 0, 1, 1, 1, 1])
-    found = pass_at_k(rollouts)[:, 0].tolist()
-    assert found == pytest.approx([1, -1 / 3, -1 / 3, -1 / 3, *[0] * 4])
-    assert "--pass_k 4: it should be below the number of answers to a problem, which is 4" in (
-        refusal(lambda: pass_at_k(rollouts, pass_k=4)))
-
-
 def test_maxrl_says_once_that_rewards_are_not_0_and_1(capsys):
     scores = {"reward": torch.tensor([1.0, 0.0, 0.25])}
     for step, count in ((1, 1), (2, 0)):
@@ -86,22 +51,6 @@ def test_maxrl_says_once_that_rewards_are_not_0_and_1(capsys):
 def test_maxrl_divides_by_the_mean_and_gives_an_unsolved_group_nothing():
     rollouts = batch([1] * 6, [1.0, 0.0, 0.0, 0.0, 0.0, 0.0], group=[0, 0, 0, 0, 1, 1])
     assert maxrl(rollouts)[:, 0].tolist() == pytest.approx([3, -1, -1, -1, 0, 0])
-
-
-def test_the_quantile_in_the_place_of_the_mean():
-    """Five answers, so the 0.4-quantile is at 0.4 * 4 = 1.6, between the second and the third of
-    the sorted rewards. One right of five: it is 0, and the std is 0.4. Four right: 0.6 of the way
-    from 1 to 1. Three right: of 0 and 1, so 0.6, and the std is sqrt(0.24). All equal: 0."""
-    few, many, between, same = [1.0, 0, 0, 0, 0], [0.0, 1, 1, 1, 1], [0.0, 0, 1, 1, 1], [0.3] * 5
-    rollouts = batch([1] * 20, [*few, *many, *between, *same],
-                     group=[0] * 5 + [1] * 5 + [2] * 5 + [3] * 5)
-    found = quantile_baseline(rollouts)[:, 0].tolist()
-    assert found[:10] == pytest.approx([1 / 0.4001, 0, 0, 0, 0, -1 / 0.4001, 0, 0, 0, 0])
-    std = math.sqrt(0.24) + 1e-4
-    assert found[10:15] == pytest.approx([-0.6 / std] * 2 + [0.4 / std] * 3)
-    assert found[15:] == [0.0] * 5
-    least = quantile_baseline(rollouts, quantile=0.0)[:, 0].tolist()
-    assert least[10:15] == pytest.approx([0, 0] + [1 / std] * 3)
 
 
 def test_each_paid_part_is_standardised_by_itself():
