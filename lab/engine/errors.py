@@ -130,3 +130,16 @@ def refuse_other_arguments(task: object) -> None:
         method = getattr(task, name, None)
         if inspect.isfunction(method) or inspect.ismethod(method):
             refuse_call(method, method, f"({arguments})", *filter(None, arguments.split(", ")))
+
+
+# what other programs call these flags
+ELSEWHERE = {"lr": "learning_rate", "batch_size": "questions", "group_size": "answers",
+             "num_generations": "answers", "beta": "kl", "max_length": "max_new_tokens",
+             "gpu": "device", "cuda": "device", "wandb": "track"}
+
+
+def did_you_mean_name(word: str, known: Iterable[str]) -> str:
+    names = [*known]
+    close = [name for name in [ELSEWHERE.get(word)] if name in names]
+    close = close or get_close_matches(word, names, n=1)
+    return f". Did you mean {close[0]}?" if close else ""

@@ -33,10 +33,9 @@ from torch import Tensor
 
 import grpo
 import mitigations
-from lab.engine.errors import UserError, location_of, refuse_call
+from lab.engine.errors import UserError, did_you_mean_name, location_of, refuse_call
 from lab.engine.rollouts import Rollouts
 from grpo import checked
-from run import did_you_mean
 
 Choice = Callable[..., Tensor] | type  # a function or a class below a decorator
 Metrics = dict[str, Any]  # numbers for a line of metrics.jsonl, by name
@@ -99,7 +98,7 @@ def axis_of(name: str) -> str:
     for axis, choices in METHODS.items():
         if name in choices:
             return axis
-    hint = without_decorator(name) or did_you_mean(name, [*MITIGATIONS, *ADVANTAGES]) or (
+    hint = without_decorator(name) or did_you_mean_name(name, [*MITIGATIONS, *ADVANTAGES]) or (
         ". Is its function in mitigations.py, below @mitigation or @advantage?")
     raise UserError(f"{name:.80} is neither a weighting nor an advantage{hint}")
 
@@ -168,8 +167,13 @@ def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: objec
     # the extra forward pass, so that it is made only once for all methods. `deepcopy` finds by its
     # id what it should not copy.
     not_copied = {id(part): part for part in (rollouts.generator, rollouts.forward)}
-    values = chosen(deepcopy(rollouts, not_copied), policy)
-    return checked(values, rollouts, f"{whose} ({location_of(chosen)})")
+    values, place = chosen(deepcopy(rollouts, not_copied), policy), location_of(chosen)
+    if isinstance(values, Tensor) and (values.is_complex() or (values.layout, values.device) != (
+            torch.strided, rollouts.mask.device)):
+        raise UserError(f"{whose} ({place}) should return a tensor (B, T) = "
+                        f"{tuple(rollouts.mask.shape)}, got {values.dtype}, {values.layout}, on "
+                        f"{values.device}")
+    return checked(values, rollouts, f"{whose} ({place})")
 
 
 def metrics_of(chosen: object) -> Metrics:

@@ -17,6 +17,7 @@ import math
 import re
 import typing
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
@@ -24,10 +25,35 @@ from types import SimpleNamespace
 import run
 from countdown_task import Task
 from lab.engine.declared import Flag as Flag, Range, Values
-from lab.engine.errors import UserError, location_of
-from run import words_of
+from lab.engine.errors import UserError, did_you_mean_name, location_of
+from run import Unknown
 
 MOST_THREADS = 1024
+KINDS = {int: "a whole number", float: "a finite number", str: "a text", bool: "yes or no"}
+
+
+def words_of(argv: Sequence[str]) -> tuple[list[str], dict[str, typing.Any]]:
+    """A command line: the words that belong to no flag, and the texts of the flags. The text is the
+    next word, or what follows the sign in --steps=30; of a flag without a text it is True."""
+    words, texts, rest = [], dict[str, typing.Any](), list(argv)
+    while rest:
+        word = rest.pop(0)
+        if not is_flag(word):
+            words.append(word)
+            continue
+        name, sign, text = word.partition("=")
+        if not sign and rest and not is_flag(rest[0]):
+            sign, text = "=", rest.pop(0)
+        if text == "--":
+            raise UserError(f"{word}: -- is no value of a flag")
+        name = "help" if name == "-h" else name.removeprefix("--").replace("-", "_")
+        texts[name] = text if sign else True
+    return words, texts
+
+
+def is_flag(word: str) -> bool:
+    """Whether a word is --steps, --steps=30 or -h. What has a blank in its name is a value."""
+    return re.match("-h$|--[^ =]+(=|$)", word) is not None
 
 
 def option(default: typing.Any, text: str, **limits: typing.Any) -> typing.Any:
@@ -90,6 +116,26 @@ def flag_of(owner: typing.Any, name: str, default: object, hint: typing.Any) -> 
     return replace(limits, default=default, kind=kind)
 
 
+def checked_value(name: str, given: typing.Any, kind: typing.Any, least: float = -math.inf,
+                  choices: Collection[str] = ()) -> typing.Any:
+    """The value of a flag, typed or from a file, if it is of this type and allowed."""
+    value: typing.Any = given
+    if isinstance(given, str) and kind is bool:
+        value = {"yes": True, "true": True, "no": False, "false": False}.get(given.lower(), given)
+    elif isinstance(given, str) or kind is float and type(given) is int:
+        with suppress(ValueError, OverflowError):
+            value = kind(given)
+    if type(value) is not kind or kind is float and not math.isfinite(value):
+        raise UserError(f"--{name} {given!r:.80}: should be {KINDS[kind]}")
+    if choices and value not in choices:
+        raise Unknown(f"--{name} {value!r:.80}: choose from {', '.join(choices)}"
+                      f"{did_you_mean_name(value, choices)}")
+    if kind in (int, float) and not least <= value <= 1e12:
+        limit = f"least {least}" if value < least else "most 1e12"
+        raise UserError(f"--{name} {value!r:.80}: should be at {limit}")
+    return value
+
+
 def check_value(name: str, value: typing.Any, flag: Flag) -> typing.Any:
     """The value, if it is of the flag's type, within its limits, and one of its choices; a whole
     number becomes one with a point where that is the type."""
@@ -98,7 +144,7 @@ def check_value(name: str, value: typing.Any, flag: Flag) -> typing.Any:
     if isinstance(value, str) and not value.strip() and flag.default != "":
         raise UserError(f"--{name} {value!r}: should not be empty")
     least = flag.least if flag.above == -math.inf and not flag.choices else -math.inf
-    value = run.checked_value(name, value, flag.type, least, flag.choices)
+    value = checked_value(name, value, flag.type, least, flag.choices)
     if flag.type in (int, float) and not flag.above < value <= flag.most:
         raise UserError(f"--{name} {value!r:.80}: should be " + (
             f"at most {flag.most}" if value > flag.most else f"above {flag.above}"))
@@ -132,13 +178,13 @@ def value_of(name: str, given: object, flag: Flag) -> object:
     True is a flag that was typed without a text."""
     if given is True and flag.type is not bool:
         raise UserError(f"--{name} needs a value")
-    return run.checked_value(name, given, flag.type) if isinstance(given, str) else given
+    return checked_value(name, given, flag.type) if isinstance(given, str) else given
 
 
 def unknown_argument(word: str, flags: Collection[str], hint: str = "--help lists the flags"
                      ) -> UserError:
     """The error of a word that is no flag of the program, with the nearest one."""
-    near = run.did_you_mean(word.strip("-"), flags)
+    near = did_you_mean_name(word.strip("-"), flags)
     return UserError(f"unknown argument {word:.200}{near} ({hint})")
 
 

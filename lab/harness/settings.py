@@ -15,10 +15,10 @@ from lab.engine.methods import (CLIP_KINDS, METHODS, NEVER_RESCALED,
 from lab.engine.declared import Requirement
 from lab.engine.errors import UserError, location_of, read_json
 from lab.harness.flags import (Flag, check_value, flags_of, help_text, option, settle,
-                               unknown_argument, value_of)
+                               unknown_argument, value_of, words_of)
 from lab.harness.record import Json, find_folder
 from lab.harness.tasks import file_of_task, load_task, with_module_name
-from run import Settings, recipe_in, say, words_of
+from run import Settings, say
 
 MODES = ("sampled", "greedy")  # the answers of an evaluation
 PLACEBOS = ("none", "weights", "weights_by_kind", "weights_by_position",
@@ -204,6 +204,14 @@ def from_all(given: Json) -> tuple[Json, Json, Json, Json]:
         recipe, config = recipe | with_lora, config | (with_lora if is_recipe else {})
     here = owners(chosen)
     return typed, known_values(path, recipe, here), known_values(file, config, here), here
+
+
+def recipe_in(file: Path) -> Json:
+    """The settings that suit a model. They may name neither a model nor a run's folder."""
+    recipe = read_json(file) if file.exists() else {}
+    if wrong := recipe.keys() & {"model", "out"}:
+        raise UserError(f"{file} sets {min(wrong)}, which the recipe of a model may not")
+    return recipe
 
 
 def is_large(folder: Path) -> bool:
