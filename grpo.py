@@ -147,9 +147,9 @@ def advantage(function: Method) -> Method:
 
 def add_choice(choices: dict[str, Method], function: Method) -> Method:
     """A second function of one name would silently replace the first. Only a notebook wants it."""
-    name = function.__name__
-    if name in choices and function.__module__ != "__main__":
-        raise UserError(f"there are two functions {name}: one needs another name")
+    name, is_in_file = function.__name__, "__file__" in getattr(function, "__globals__", {})
+    if name in choices and is_in_file:
+        raise SystemExit(f"there are two functions {name}: one needs another name")
     choices[name] = function
     return function
 

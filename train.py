@@ -36,8 +36,6 @@ try:
     from run import HERE, Run, Unknown, printable, read_settings
 except ModuleNotFoundError as error:
     sys.exit(f"train.py: {error}. To install what it needs: pip install -r requirements.txt")
-except ValueError as error:  # two functions of one name
-    sys.exit(f"train.py: {error}")
 
 OF_ONE_SEED = 256  # this many held-out problems in a row share one random seed
 

@@ -12,12 +12,9 @@ import ast
 import textwrap
 from importlib import import_module
 
-try:
-    from lab.engine.errors import PROJECT, UserError
-    from lab.harness.screen import run_as_program
-    from lab.probes.common import run_probe
-except ValueError as error:  # two functions of one name
-    sys.exit(f"lab: {error}")
+from lab.engine.errors import PROJECT, UserError
+from lab.harness.screen import run_as_program
+from lab.probes.common import run_probe
 
 # The commands in the order in which the overview lists them: a heading, and the file of each.
 COMMANDS = {

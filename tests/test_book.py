@@ -431,8 +431,9 @@ def test_names_that_clash(tmp_path):
         name = "none" if "none" in clash else "mine"
         code, said = typed(folder, "train.py", "--mitigation", name)
         assert code == 1 and sentence in said and "Traceback" not in said
-        code, said = typed(folder, "analyze.py")
-        assert code == (name == "none") and "Traceback" not in said
+        for program in ("analyze.py", "mitigations.py"):
+            code, said = typed(folder, program)
+            assert code == (name == "none") and "Traceback" not in said
         assert typed(folder, "train.py", "--steps", "0", "--eval_every", "0")[0] == (
             name == "none")
 
