@@ -176,14 +176,6 @@ def rloo(rollouts: Rollouts) -> Tensor:
     return to_every_token(centred(rollouts.reward, rollouts.group) * size / (size - 1), rollouts)
 
 
-@advantage
-def batch_mean(rollouts: Rollouts) -> Tensor:
-    """The reward minus the mean of the whole batch, as if there were no groups. So answers to easy
-    problems are pushed up, and answers to hard ones down."""
-    one_group = torch.zeros_like(rollouts.group)
-    return to_every_token(centred(rollouts.reward, one_group), rollouts)
-
-
 def group_mean(value: Tensor, group: Tensor) -> Tensor:
     """(B,) -> (B,): the mean of each answer's group. It is computed in float64, because in float32
     the mean of equal rewards can differ from them in the last digit."""

@@ -110,16 +110,6 @@ def entropy_masking(rollouts: Rollouts, *, mask_percentile: float = 80.0) -> Ten
 
 
 @mitigation
-def entropy_ratio(rollouts: Rollouts, *, entropy_beta: float = 1.0) -> Tensor:
-    """The weight is max(0, 1 + entropy_beta * (entropy / mean entropy - 1)). The mean is over the
-    tokens of the batch, so tokens of more than average entropy weigh more. The idea is from GTPO
-    (arXiv 2508.04349)."""
-    mean = rollouts.entropy[rollouts.mask].mean()
-    relative = torch.where(mean > 0, rollouts.entropy / mean - 1, 0.0)
-    return (1 + entropy_beta * relative).clamp(min=0)
-
-
-@mitigation
 def by_kind(rollouts: Rollouts, *, word_weight: float = 0.5,
             number_weight: float = 1.0) -> Tensor:
     """In the think section, words (filler) get word_weight, and numbers and operators (reasoning)
@@ -131,16 +121,6 @@ def by_kind(rollouts: Rollouts, *, word_weight: float = 0.5,
     weight[in_think & is_word] = word_weight
     weight[in_think & is_number] = number_weight
     return weight
-
-
-@mitigation
-def random(rollouts: Rollouts) -> Tensor:
-    """Random weights, from the exponential distribution with mean 1, whose standard deviation is 1,
-    too. They belong to no method, so such a run shows the effect of uneven weights alone."""
-    # numpy draws, with a seed from the batch's generator
-    seed = int(torch.randint(2 ** 62, (1,), generator=rollouts.generator))
-    noise = np.random.default_rng(seed).exponential(1.0, rollouts.mask.shape)
-    return torch.tensor(noise, dtype=torch.float32, device=rollouts.mask.device)
 
 
 def weights(run: Any, rollouts: Rollouts) -> tuple[Tensor, Metrics]:

@@ -87,3 +87,11 @@ def paid_parts(rollouts: Rollouts) -> dict[str, float]:
     coefficients = torch.linalg.pinv(columns - columns.mean(0)) @ (reward - reward.mean())
     paid = {part: number for part, number in zip(parts, coefficients.tolist()) if number > 1e-3}
     return paid or {"reward": 1.0}
+
+
+@advantage
+def batch_mean(rollouts: Rollouts) -> Tensor:
+    """The reward minus the mean of the whole batch, as if there were no groups. So answers to easy
+    problems are pushed up, and answers to hard ones down."""
+    one_group = torch.zeros_like(rollouts.group)
+    return to_every_token(centred(rollouts.reward, one_group), rollouts)

@@ -253,13 +253,13 @@ MODULES = {
     "lab.credit.learned_importance": "learned_importance", "lab.credit.lambda_grpo": "lambda_grpo",
     "lab.credit.causal_ablation": "causal_ablation", "lab.credit.measured": "oracle",
     "lab.credit.prefix_tree": "shared_prefix",
-    "lab.credit.more_weightings": "low_probability negative_only"}
+    "lab.credit.more_weightings": "low_probability negative_only entropy_ratio random"}
 MODULES_OF_ADVANTAGES = {
     "lab.credit.weightings": "span", "lab.credit.monte_carlo": "vine",
     "lab.credit.causal_ablation": "deletion", "lab.credit.measured": "measured",
     "lab.credit.critic": "gae", "lab.credit.prefix_tree": "prefix_tree",
     "lab.credit.gtpo": "gtpo", "lab.credit.teacher": "teacher",
-    "lab.credit.baselines": "optimal_token_baseline maxrl gdpo opo",
+    "lab.credit.baselines": "batch_mean optimal_token_baseline maxrl gdpo opo",
     "lab.credit.turns": "turn_credit without_luck turn_mean mt_grpo gigpo"}
 for choices, modules in ((MITIGATIONS, MODULES), (ADVANTAGES, MODULES_OF_ADVANTAGES)):
     for module, names in modules.items():

@@ -67,7 +67,7 @@ LIMITS: dict[str, dict[str, typing.Any]] = {
     "threads": {"most": MOST_THREADS},
     "outcome_conditional.think_discount": {"least": 0, "most": 1},
     "inverse_logprob.epsilon": {"above": 0}, "equal_gradient.epsilon": {"above": 0},
-    "entropy_weighted.entropy_temp": {"above": 0}, "entropy_ratio.entropy_beta": {"least": 0},
+    "entropy_weighted.entropy_temp": {"above": 0},
     "entropy_masking.mask_percentile": {"least": 0, "most": 100},
     "by_kind.word_weight": {"least": 0}, "by_kind.number_weight": {"least": 0}}
 OF_BOOK = {name: replace(Flag(default, text, run.LEAST.get(name, 0),
