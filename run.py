@@ -92,7 +92,7 @@ class Settings:
         flags = [("" if name in ("model", "task") else name) + Path(str(value)).name
                  for name, value in self.typed.items() if name not in self.unnamed]
         name = "-".join([self.mitigation, self.advantage, *flags, f"s{self.seed}"])
-        return Path(self.out or from_here("runs") / re.sub(r"[^\w.+-]", "_", name))
+        return Path(self.out or os.path.relpath(HERE / "runs" / re.sub(r"[^\w.+-]", "_", name)))
 
     def keywords_of(self, function: Any) -> dict[str, Any]:
         return {name: self.keywords[name] for name in flags_of(function)}
@@ -234,17 +234,12 @@ class Run:
         self.is_finished = False
         if is_resumed:
             self.locked = lock(self.folder)  # lock the folder before reading it
+            self.where_to_go_on()
         elif self.folder.exists():
             raise UserError(f"{self.folder} exists already: continue it with --resume "
                             f"{self.folder}, or name another folder with --out")
-        try:
-            if is_resumed:
-                self.where_to_go_on()
-            if not self.is_finished:
-                self.make_parts()
-        except Exception:
-            self.close(failed=False)
-            raise
+        if not self.is_finished:
+            self.make_parts()
 
     def where_to_go_on(self) -> None:
         """Find the newest checkpoint. Only a run that was stopped before its first checkpoint
@@ -414,38 +409,32 @@ class Run:
     def log_evaluation(self, line: dict[str, Any], seconds: float) -> None:
         append(self.folder / "evaluations.jsonl", line)
         form = f"format {line['format_mean']:.2f}, " if self.has_format else ""
-        say(f"  held-out, {line['mode']:7s} {with_interval(line)}  ({len(line['answer'])} "
+        say(f"  held-out, {line['mode']:7s} {self.success_of(line)}  ({len(line['answer'])} "
             f"problems, {form}length {line['length_mean']:.0f}, "
             f"finished {line['finished_mean']:.0%}, {seconds:.0f} s)")
         if line["mode"] == "sampled":
             self.evaluations.append(line)
             for shown in line["shown"]:
                 text = " ".join(f"{shown['problem']}: {shown['text']}".split())
-                word = "right" if shown["answer"] else "wrong"
-                if line["success"] is None:
-                    word = f"reward {shown['reward']:.3f}"
-                say(f"  {word}  {text[:300]}")
+                say(f"  {self.verdict_on(shown)}  {text[:300]}")
+
+    def success_of(self, line: dict[str, Any]) -> str:
+        return ("{success:.1%} (95% interval {success_low:.1%} to {success_high:.1%})"
+                .format(**line))
+
+    def verdict_on(self, shown: dict[str, Any]) -> str:
+        return "right" if shown["answer"] else "wrong"
 
     def end(self) -> None:
         took = round(time.monotonic() - self.start)
         self.stopping &= self.step < self.settings.steps  # a finished run was not stopped early
         say(self.last_checkpoint() if self.stopping else f"done. Everything is in {self.folder}")
         if len(self.evaluations) > 1:
-            first, last = self.evaluations[0], self.evaluations[-1]
-            if last["success"] is None:
-                first = first | {"success": None}  # it had no other rewards than 0 and 1
-            say(f"  {with_interval(first)} -> {with_interval(last)} on the held-out problems")
+            first, last = (self.success_of(self.evaluations[place]) for place in (0, -1))
+            say(f"  {first} -> {last} on the held-out problems")
         say(f"  {took // 60} min {took % 60:02d} s\n"
-            f"python {from_here('analyze.py')} {self.folder}  makes tables, pictures and a page")
-
-
-def with_interval(line: dict[str, Any]) -> str:
-    """The success of an evaluation with its 95% interval; of a task that does not say which answers
-    are right, the mean reward."""
-    told = "{success:.1%} (95% interval {success_low:.1%} to {success_high:.1%})"
-    if line["success"] is None:
-        told = "reward {reward_mean:.3f} (95% interval {reward_low:.3f} to {reward_high:.3f})"
-    return told.format(**line)
+            f"python {os.path.relpath(HERE / 'analyze.py')} {self.folder}  makes tables, pictures "
+            "and a page")
 
 
 def digest_of(what: object) -> str:
@@ -585,12 +574,6 @@ def forget_after(run: Path, step: int) -> None:
     made = *of_steps(run.glob("credit/*.npz")).items(), *of_steps(run.glob("checkpoints/*")).items()
     for path in (*run.rglob(".*.tmp"), *(path for known, path in made if known > step)):
         remove(path)
-
-
-def from_here(name: str) -> Path:
-    """The path to a file of this project from the current folder; outside it, the name itself."""
-    is_inside = Path.cwd().is_relative_to(HERE)
-    return Path(os.path.relpath(HERE / name)) if is_inside else Path(name)
 
 
 def find(name: str) -> Path:

@@ -48,30 +48,26 @@ def train(run: Run) -> None:
     if run.done == 0 and s.eval_every:
         evaluate(run, 0)
     for step in range(run.done + 1, s.steps + 1):
-        run.step, clock = step, [time.perf_counter()]
+        run.step, start = step, time.perf_counter()
 
         # New problems and new answers: the last step's answers are samples of an older model.
         problems = run.task.training_problems(s.seed, step, s.questions)
         rollouts = run.sample(problems, s.answers, generator_of("train", s.seed, step))
-        clock.append(time.perf_counter())
 
         # How good was each token, and how much does it count? Both are computed for the whole
         # batch, before it is cut into micro-batches. The loss uses their product.
         rollouts.step, rollouts.generator = step, generator_of("credit", s.seed, step)
         rollouts.advantage = run.advantages(rollouts)                                # (B, T)
         weight, of_weight = run.weights(rollouts)                                    # (B, T)
-        clock.append(time.perf_counter())
 
         # Make tokens with a positive advantage more probable, and the others less probable. Every
         # few steps, also measure the change of each token.
         is_measured = s.change_every and ((step - 1) % s.change_every == 0 or step == s.steps)
         metrics, columns = run.update(rollouts, weight, bool(is_measured))
-        clock.append(time.perf_counter())
 
         run.record(rollouts, weight, columns)
-        clock.append(time.perf_counter())
-        means = means_of(rollouts)
-        run.log({"step": step} | means | of_weight | metrics | seconds_of(clock, means["tokens"]))
+        run.log({"step": step} | means_of(rollouts) | of_weight | metrics | {
+            "seconds": time.perf_counter() - start})
 
         is_last = step == s.steps or run.stopping
         if s.eval_every and (step % s.eval_every == 0 or step == s.steps):
@@ -93,13 +89,6 @@ def means_of(rollouts: Rollouts) -> Metrics:
             "groups_without_spread": (by_group.amin(1) == by_group.amax(1)).float().mean().item(),
             "entropy": rollouts.entropy.sum().item() / tokens,
             "collision": rollouts.collision.sum().item() / tokens}
-
-
-def seconds_of(clock: list[float], tokens: int) -> Metrics:
-    stages = ("rollout_seconds", "credit_seconds", "update_seconds", "record_seconds")
-    took = {stage: end - begin for stage, begin, end in zip(stages, clock, clock[1:])}
-    return {**took, "seconds": clock[-1] - clock[0],
-            "rollout_tokens_per_second": tokens / took["rollout_seconds"]}
 
 
 def evaluate(run: Run, step: int) -> None:
@@ -130,11 +119,9 @@ def answer_held_out(run: Run, step: int, mode: str) -> dict[str, Any]:
             shown += [example(run, part, row) for row in rows]
     means = {f"{name}_mean": sum(values) / len(values) for name, values in found.items()}
     low, high = wilson_interval(sum(found["answer"]), len(problems))
-    reward_low, reward_high = mean_interval(found["reward"])
     del found["finished"]
     return {"step": step, "mode": mode, "success": means.pop("answer_mean"), "success_low": low,
-            "success_high": high, "reward_low": reward_low, "reward_high": reward_high, **means,
-            **found, "shown": shown}
+            "success_high": high, **means, **found, "shown": shown}
 
 
 def example(run: Run, rollouts: Rollouts, row: int) -> dict[str, Any]:
@@ -152,15 +139,6 @@ def wilson_interval(hits: float, count: int) -> tuple[float, float]:
     p, spread = hits / count, z * z / count
     centre, half = p + spread / 2, z * math.sqrt(p * (1 - p) / count + spread / (4 * count))
     return max(0.0, (centre - half) / (1 + spread)), min(1.0, (centre + half) / (1 + spread))
-
-
-def mean_interval(values: list[float]) -> tuple[float, float]:
-    """The 95% interval of a mean, by the normal distribution; of one value it is not known."""
-    mean = sum(values) / len(values)
-    squares = sum((value - mean) ** 2 for value in values)
-    half = 1.959964 * math.sqrt(squares / (len(values) - 1) / len(values)) if values[1:] else (
-        math.nan)
-    return mean - half, mean + half
 
 
 def carry_out(run: Run) -> None:

@@ -337,13 +337,13 @@ def test_a_recipe_names_neither_a_model_nor_a_folder(tmp_path):
         assert f"sets {name}, which the recipe" in said
 
 
-def test_a_run_lies_in_the_project_from_wherever_in_it_the_command_is_typed(tmp_path, monkeypatch):
+def test_a_run_lies_in_the_project_from_wherever_the_command_is_typed(tmp_path, monkeypatch):
+    for folder in (ROOT, ROOT / "docs", tmp_path):
+        monkeypatch.chdir(folder)
+        for settings in (Settings(), make_settings({})):
+            assert settings.folder.resolve() == ROOT / "runs/none-grpo-s0"
     monkeypatch.chdir(ROOT / "docs")
-    assert Settings().folder == make_settings({}).folder == Path("../runs/none-grpo-s0")
-    monkeypatch.chdir(ROOT)
-    assert Settings().folder == Path("runs/none-grpo-s0")
-    monkeypatch.chdir(tmp_path)
-    assert Settings().folder == Path("runs/none-grpo-s0")
+    assert Settings().folder == Path("../runs/none-grpo-s0")
 
 
 WRONG = {  # what is typed, and what the one line says

@@ -22,7 +22,7 @@ from lab.engine.policy import derived_seed, sample_answers
 from lab.engine.sampler import sample
 from lab.engine.credited import with_advantage
 from lab.engine.update import update
-from lab.harness.run import LabRun
+from lab.harness.run import LabRun, mean_interval
 import run as book
 import train as loop
 from train import answer_held_out
@@ -363,8 +363,8 @@ def test_stopped_in_the_middle_of_a_checkpoint(whole, learner, tmp_path, monkeyp
 def test_the_interval_of_a_mean_by_hand():
     """Of 0, 0, 1, 1 the mean is 0.5, the variance by n - 1 is 1/3, and 1.96 * sqrt(1/12) is 0.566;
     of one value it is not known."""
-    assert loop.mean_interval([0.0, 0.0, 1.0, 1.0]) == pytest.approx((-0.0658, 1.0658), abs=1e-4)
-    assert all(map(math.isnan, loop.mean_interval([0.7])))
+    assert mean_interval([0.0, 0.0, 1.0, 1.0]) == pytest.approx((-0.0658, 1.0658), abs=1e-4)
+    assert all(map(math.isnan, mean_interval([0.7])))
 
 
 def test_help_with_a_name_that_the_book_does_not_have_is_the_labs(capsys):

@@ -11,9 +11,11 @@
 """
 import inspect
 import json
+import math
 import os
 import resource
 import shlex
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -70,6 +72,15 @@ def open_lab_run(argv: list[str]) -> "LabRun":
     return LabRun(settings, exists, may_begin_again=not resume)
 
 
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95% interval of a mean, by the normal distribution; of one value it is not known."""
+    mean = sum(values) / len(values)
+    squares = sum((value - mean) ** 2 for value in values)
+    half = 1.959964 * math.sqrt(squares / (len(values) - 1) / len(values)) if values[1:] else (
+        math.nan)
+    return mean - half, mean + half
+
+
 def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
@@ -86,6 +97,7 @@ class LabRun(Run):
         self.drawn: Json = {}  # what dynamic sampling drew beyond the batch, in the last step
         self.lock_file: os.stat_result | None = None
         self.curves: Any = None  # --track
+        self.took: dict[str, float] = {}  # seconds of the stages of this step
         super().__init__(settings, is_resumed)
 
     def where_to_go_on(self) -> None:
@@ -137,6 +149,12 @@ class LabRun(Run):
     # ------------------------------------------------------------- what a step of train.py uses
 
     @contextmanager
+    def clocked(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.took[stage] = self.took.get(stage, 0.0) + time.perf_counter() - start
+
+    @contextmanager
     def explained(self) -> Iterator[None]:
         """Say of a number that is not finite in which step it came up, and how to go on."""
         try:
@@ -153,20 +171,21 @@ class LabRun(Run):
         """For training, or, if it is said whether greedily, for an evaluation, which samples at
         temperature 1, whatever training does."""
         at_one = replace(self.policy, settings=replace(self.settings, temperature=1.0))
-        with self.explained():
-            if greedy is not None:
+        if greedy is not None:
+            with self.explained():
                 return at_one.ask(problems, answers, generator, greedy)
+        with self.explained(), self.clocked("rollout_seconds"):
             rollouts = self.parts.sample(problems, answers, generator.initial_seed())
             rollouts = self.policy.score(rollouts)
         return replace(rollouts, forward=self.policy.extra_forward())
 
     def advantages(self, rollouts: Any) -> torch.Tensor:
-        with self.asked_again("advantage", rollouts):
+        with self.clocked("credit_seconds"), self.asked_again("advantage", rollouts):
             return advantage_of(self.parts.advantage_method, self.settings, rollouts, self.policy)
 
     def weights(self, rollouts: Any) -> tuple[torch.Tensor, Json]:
         s, batch = self.settings, self.trained_on(rollouts)
-        with self.asked_again("mitigation", batch):
+        with self.clocked("credit_seconds"), self.asked_again("mitigation", batch):
             return rescaled_weight(self.parts.weighting, s.mitigation, batch, self.policy,
                                    s.rescale, s.placebo)
 
@@ -209,7 +228,7 @@ class LabRun(Run):
     def update(self, rollouts: Any, weight: torch.Tensor, is_measured: bool = False
                ) -> tuple[Json, dict[str, torch.Tensor]]:
         update_now = update_with_change if is_measured else update
-        with self.explained():
+        with self.explained(), self.clocked("update_seconds"):
             return update_now(self.policy.model, self.parts.optimizer, self.trained_on(rollouts),
                               weight, self.settings, self.parts.reference)
 
@@ -261,7 +280,8 @@ class LabRun(Run):
         """Write the credit file. Answers are scored once more (`score_again`): in the first step
         all of them, and then two in each step."""
         self.refuse_other_folder()
-        write_credit(credit_path(self.folder, self.step), rollouts, weight, columns)
+        with self.clocked("record_seconds"):
+            write_credit(credit_path(self.folder, self.step), rollouts, weight, columns)
         if self.scores_agree:
             self.scores_agree = score_again(
                 rollouts, self.task, self.settings.task, self.policy.environment,
@@ -277,9 +297,9 @@ class LabRun(Run):
             line["peak_memory_bytes"] = torch.cuda.max_memory_allocated(self.model.device)
         for name, count in self.drawn.items():
             line[name] += count
-        if self.drawn:
-            sampled = line["tokens"] + self.drawn["extra_tokens"]
-            line["rollout_tokens_per_second"] = sampled / line["rollout_seconds"]
+        sampled = line["tokens"] + self.drawn.get("extra_tokens", 0)
+        line |= self.took | {"rollout_tokens_per_second": sampled / self.took["rollout_seconds"]}
+        self.took = {}
         self.refuse_other_folder()
         super().log(line)
         if self.curves:
@@ -288,11 +308,24 @@ class LabRun(Run):
 
     def log_evaluation(self, line: Json, seconds: float) -> None:
         self.refuse_other_folder()
+        low, high = mean_interval(line["reward"])
+        line = line | {"reward_low": low, "reward_high": high}
         if not self.task.knows_success:
-            line = line | dict.fromkeys(("success", "success_low", "success_high"))
+            line |= dict.fromkeys(("success", "success_low", "success_high"))
         super().log_evaluation(line, seconds)
         if self.curves:
             self.curves.add(line, f"held_out/{line['mode']}")
+
+    def success_of(self, line: Json) -> str:
+        if self.task.knows_success:
+            return super().success_of(line)
+        return ("reward {reward_mean:.3f} (95% interval {reward_low:.3f} to {reward_high:.3f})"
+                .format(**line))
+
+    def verdict_on(self, shown: Json) -> str:
+        if self.task.knows_success:
+            return super().verdict_on(shown)
+        return f"reward {shown['reward']:.3f}"
 
     def state(self) -> dict[str, torch.Tensor]:
         return {name: tensor.detach().cpu().contiguous()
