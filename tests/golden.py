@@ -38,8 +38,7 @@ ARMS = {"default": ["--mitigation", "none"],
         "gae": ["--advantage", "gae"],
         "learned_importance": ["--mitigation", "learned_importance", "--importance_warmup", "0"],
         "vine": ["--advantage", "vine", "--values_k", "1"],
-        "reused": ["--mitigation", "by_kind", "--epochs", "2", "--clip_kind", "gspo",
-                   "--kl", "0.1"]}
+        "reused": ["--mitigation", "by_kind", "--epochs", "2", "--kl", "0.1"]}
 ANY = RECORDS / "any.json"
 # vine continues the answers at every token, so after rounding some other token may be drawn
 ON_ANY = [arm for arm in ARMS if arm != "vine"]

@@ -26,7 +26,7 @@ from lab.harness.record import write_credit
 def settings(**changed):
     usual = dict(micro_batch=64, max_grad_norm=0.0, epochs=1, pairs=None, loss_norm="token",
                  max_new_tokens=14, temperature=1.0, kl=0.0, kl_kind="k3", clip_low=0.2,
-                 clip_high=0.28, clip_kind="ppo", lora=0)
+                 clip_high=0.28, lora=0)
     return SimpleNamespace(**{**usual, **changed})
 
 

@@ -1,5 +1,5 @@
-"""The lists of choices that people can add to, --mitigation and --advantage, and --clip_kind; how a
-run makes a method of a choice, and the checks of what it returns and keeps.
+"""The lists of choices that people can add to, --mitigation and --advantage; how a run makes a
+method of a choice, and the checks of what it returns and keeps.
 
 A function under a decorator becomes a choice, its keyword-only parameters become flags, and its
 docstring becomes the help. A choice is either a function of the batch or, if it keeps a state or
@@ -87,7 +87,6 @@ def module_of(choice: str | Choice) -> str:
 
 MITIGATIONS, ADVANTAGES = Choices(mitigations.MITIGATIONS), Choices(grpo.ADVANTAGES)
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}  # by the flag that chooses one
-CLIP_KINDS = Choices()  # of --clip_kind: functions with the arguments of grpo.policy_loss
 NEVER_RESCALED = {"inverse_logprob_as_published"}  # weightings whose scale matters
 # advantages that give every token of an answer the same number
 WHOLE_ANSWERS = {"grpo", "dr_grpo", "rloo", "batch_mean", "opo", "maxrl", "gdpo"}
@@ -264,6 +263,3 @@ MODULES_OF_ADVANTAGES = {
 for choices, modules in ((MITIGATIONS, MODULES), (ADVANTAGES, MODULES_OF_ADVANTAGES)):
     for module, names in modules.items():
         choices.update(dict.fromkeys(names.split(), module))
-CLIP_KINDS["ppo"] = "lab.engine.update"
-CLIP_KINDS.update(dict.fromkeys(("dual", "gspo", "cispo", "sapo", "gmpo", "dppo"),
-                                "lab.credit.clips"))

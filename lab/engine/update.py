@@ -1,16 +1,14 @@
 """The update of a run beyond the book: grpo.py's `update`, with other losses on a batch that is
-used again (--clip_kind), other ways to count tokens (--loss_norm), a KL of another kind, a
+used again, other ways to count tokens (--loss_norm), a KL of another kind, a
 temperature, and the engine's forward pass. Where none of this is asked for it has the same
 gradient, to rounding: a test ties the two.
 """
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
 from grpo import clipped_loss, gradient_size, policy_loss, why_skipped
 from grpo import divergence as k3
-from lab.engine.methods import CLIP_KINDS, Metrics
+from lab.engine.methods import Metrics
 from lab.engine.forward import frozen_log_probs, micro_batches, response_log_probs
 from lab.engine.optimizer import Optimizer, clip_and_step
 from lab.engine.policy import RunSettings
@@ -29,8 +27,6 @@ def ppo(log_prob: Tensor, advantage: Tensor, weight: Tensor, mask: Tensor, total
         return policy_loss(log_prob, advantage, weight, mask, total)
     return clipped_loss(log_prob, old, advantage, weight, mask, total, *clip)
 
-
-CLIP_KINDS["ppo"] = ppo
 
 
 def rescaling(weight: Tensor, rollouts: Rollouts, rescale_to: str) -> float:
@@ -129,7 +125,6 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
     if s.temperature != 1:
         at_one = frozen_log_probs(model, rollouts, trained_rows, s.micro_batch)
     clip = (s.clip_low, s.clip_high)
-    loss_of: Callable[..., Tensor] = CLIP_KINDS[s.clip_kind]  # policy_loss, unless a flag is set
     totals = []  # of each pass over the batch
     for epoch in range(s.epochs):
         model.zero_grad()
@@ -139,8 +134,8 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
             if epoch == 0:
                 # the sampler's log-probs differ by rounding: with them no ratio would be exactly 1
                 old[part] = log_prob.detach()
-            loss = loss_of(log_prob, advantage[part], scaled_weight[part], mask[part], N,
-                           old[part] if s.epochs > 1 else None, clip)
+            loss = ppo(log_prob, advantage[part], scaled_weight[part], mask[part], N,
+                       old[part] if s.epochs > 1 else None, clip)
             if reference_log_prob is not None:
                 kl = divergence(log_prob, reference_log_prob[part], s.kl_kind)
                 loss = loss + s.kl * (length_scale[part] * kl * mask[part]).sum() / N

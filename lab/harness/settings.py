@@ -10,8 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from lab.engine.methods import (CLIP_KINDS, METHODS, NEVER_RESCALED,
-                                axis_of)
+from lab.engine.methods import METHODS, NEVER_RESCALED, axis_of
 from lab.engine.declared import Requirement
 from lab.engine.errors import UserError, location_of, read_json
 from lab.harness.flags import (Flag, check_value, flags_of, help_text, option, settle,
@@ -28,7 +27,7 @@ NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "versions", "git_commit", "model_config", "reward", "ranks", "notes", "held_out_problems",
     "functions", "columns_temperature", "made_of", "changed", "finished", "trained_parameters")
 # settings of earlier runs, and their defaults
-GONE = {"warmup_steps": 0, "decay": "none", "noise_parts": 0}
+GONE = {"warmup_steps": 0, "decay": "none", "noise_parts": 0, "clip_kind": "ppo"}
 # when a setting has an effect
 KL: Requirement = (lambda s: s.kl > 0, "--kl above 0")
 REUSED: Requirement = (lambda s: s.epochs > 1, "--epochs above 1")
@@ -85,10 +84,6 @@ class LabSettings(Settings):
         "sequence: over the tokens of each answer, and then over the answers. constant: its sum is "
         "divided by the number of answers times max_new_tokens, as in Dr. GRPO",
         choices=("token", "sequence", "constant"))
-    clip_kind: str = option(
-        "ppo", "how an update on a batch that is used again is bounded. lab/credit/clips.py has "
-        "the formulas; in the first pass over a batch all of them are plain GRPO. The metric "
-        "clipped_share counts by PPO's bounds, whichever is chosen", choices=CLIP_KINDS)
     temperature: float = option(
         1.0, "temperature of sampling in training, and of the loss. What is recorded of each token "
         "is always computed at temperature 1, and evaluations sample at 1", least=0.01, most=100)
@@ -125,7 +120,7 @@ class LabSettings(Settings):
 # when a flag has an effect, and which value it has if not
 REQUIRED: dict[str, Requirement] = {
     "deterministic": ON_A_GPU, "rescale": RESCALED, "placebo": SHUFFLED, "clip_low": REUSED,
-    "clip_high": REUSED, "clip_kind": REUSED, "entropy_bonus": ESTIMATED, "kl_kind": KL,
+    "clip_high": REUSED, "entropy_bonus": ESTIMATED, "kl_kind": KL,
     "eval_tasks": EVALUATED}
 OTHERWISE: dict[str, typing.Callable[[typing.Any], object]] = {
     "rescale": lambda s: "none" if s.mitigation in NEVER_RESCALED else "mean"}
@@ -259,7 +254,7 @@ def owner_of(axis: str, name: str) -> typing.Any:
 
 def owners(values: Json) -> Json:
     """The task, the weighting and the advantage, which bring flags of their own, by their axis."""
-    for choices in (*METHODS.values(), CLIP_KINDS):
+    for choices in METHODS.values():
         for clash, *both in choices.clashes:
             locations = [one if isinstance(one, str) else location_of(one) for one in both]
             raise UserError(f"there are two {clash}, {' and '.join(locations)}: one needs another "

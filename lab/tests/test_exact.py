@@ -95,7 +95,8 @@ def only_the_end_is_paid(method, problems, *given, pays_turns, after=turns.witho
 def test_without_luck_with_a_mistake_is_biased(monkeypatch, replaced, by, where):
     """With what other answers to the same problem earn, which know its secret; with redrawn
     problems that pay only where they end; and with all replies going on, whether they fit or not.
-    """
+    Without the mistake it is right."""
+    assert judged(turns.without_luck, where).word == RIGHT
     monkeypatch.setattr(replaced, *by)
     found = judged(turns.without_luck, where)
     assert found.word == BIASED and found.means[0].bias > 0.001

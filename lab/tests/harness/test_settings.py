@@ -14,7 +14,7 @@ import pytest
 from conftest import ROOT, assert_bounded, refusal
 from lab.countdown import Task
 from examples import largest_last
-from lab.engine.methods import ADVANTAGES, CLIP_KINDS, MITIGATIONS, Choices, mitigation
+from lab.engine.methods import ADVANTAGES, MITIGATIONS, Choices, mitigation
 from lab.harness import flags
 from lab.harness.build import unpaid_parts
 from lab.harness.flags import option
@@ -218,7 +218,7 @@ def model(tmp_path):
 @pytest.fixture
 def own_choices(monkeypatch):
     """Whoever registers choices in a test leaves none behind."""
-    for choices in (MITIGATIONS, ADVANTAGES, CLIP_KINDS):
+    for choices in (MITIGATIONS, ADVANTAGES):
         assert all(choices[name] for name in choices)  # a module says its methods once: imported
         monkeypatch.setattr(choices, "data", dict(choices.data))
         monkeypatch.setattr(choices, "clashes", [])
@@ -344,19 +344,15 @@ def test_a_method_takes_no_other_methods_name(name, module):
         assert choices.data[name] is one and choices.clashes == [(name, one, other)]
 
 
-@pytest.mark.parametrize("decorator, module", [
-    ("advantage", "lab.engine.methods"), ("clip_kind", "lab.credit.clips")])
-def test_two_methods_of_one_name_are_told_by_their_lines(own_choices, tmp_path, monkeypatch,
-                                                         decorator, module):
+def test_two_methods_of_one_name_are_told_by_their_lines(own_choices, tmp_path, monkeypatch):
     """When the flags are read, whichever they are. Where a file is imported it would be a
     traceback."""
-    text = f"from {module} import {decorator}\n" + 2 * (
-        f"\n\n@{decorator}\ndef my_idea(rollouts):\n    return rollouts.log_prob\n")
-    name = f"twice_{decorator}"
-    file = tmp_path / f"{name}.py"
+    text = "from lab.engine.methods import advantage\n" + 2 * (
+        "\n\n@advantage\ndef my_idea(rollouts):\n    return rollouts.log_prob\n")
+    file = tmp_path / "made_twice.py"
     file.write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    importlib.import_module(name)
+    importlib.import_module("made_twice")
     assert refusal(settings_of, ["--advantage", "rloo"]) == (
         f"there are two my_idea, {file}:4 and {file}:9: one needs another name")
 
