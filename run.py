@@ -416,6 +416,7 @@ class Run:
             self.evaluations.append(line)
             for shown in line["shown"]:
                 text = " ".join(f"{shown['problem']}: {shown['text']}".split())
+                text = "".join(filter(str.isprintable, text))  # nothing that steers a terminal
                 say(f"  {self.verdict_on(shown)}  {text[:300]}")
 
     def success_of(self, line: dict[str, Any]) -> str:
@@ -448,14 +449,9 @@ def text_of(function: Callable[..., Any]) -> str:
     return ""
 
 
-def printable(text: str) -> str:
-    """A text without characters that could steer a terminal: a model may have written it."""
-    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
-
-
 def say(text: str) -> None:
     try:
-        print(printable(text), flush=True)
+        print(text, flush=True)
     except BrokenPipeError:  # the reader, such as `head`, has ended; the run goes on
         sys.stdout = open(os.devnull, "w")
 

@@ -391,7 +391,7 @@ MISTAKES = {  # the body of a weighting of one's own, and what the one line says
     "return rollouts.entropy / 0": "token",
     "return torch.arange(7)[None] / rollouts.length": "RuntimeError",
     "pass": "got None",
-    "raise ValueError(chr(27) + '[31m')": "ValueError: ?[31m",
+    "raise ValueError('my own')": "ValueError: my own",
     "exit()": "SystemExit",
 }
 

@@ -6,8 +6,7 @@
 import textwrap
 from collections.abc import Callable, Sequence
 
-from lab.harness.screen import has_colour, styled
-from run import printable
+from lab.harness.screen import has_colour, printable, styled
 
 # A token whose number is below the limit gets this style, in numbers of ANSI escape sequences: 48;5
 # is the colour behind the text and 38;5 the one in it, of a terminal's 256.

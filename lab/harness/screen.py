@@ -19,7 +19,6 @@ import torch
 from safetensors import SafetensorError
 
 from lab.engine.errors import PROJECT, UserError
-from run import printable
 
 BOLD, GREEN, RED = "1", "1;32", "1;31"
 MESSAGE = b"\nstopping after this step (Ctrl-C again stops at once, at the last checkpoint)\n"
@@ -102,6 +101,11 @@ def way_out_of(error: BaseException) -> str:
         return ("gradients are switched off: a file that the run imports calls "
                 "torch.set_grad_enabled(False), in whose place there is `with torch.no_grad():`")
     return ""
+
+
+def printable(text: str) -> str:
+    """A text without characters that could steer a terminal: a model may have written it."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
 class StopRequest:

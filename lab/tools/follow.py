@@ -50,10 +50,9 @@ from lab.engine.tokens import KINDS, SECTIONS, token_bytes
 from lab.harness.build import load_policy
 from lab.harness.flags import Flag, read
 from lab.harness.record import Json, find_folder
-from lab.harness.screen import BOLD, has_colour, put, say, show_status, styled
+from lab.harness.screen import BOLD, has_colour, printable, put, say, show_status, styled
 from lab.harness.settings import settings_of_run
 from lab.analysis.shading import legend, one_line, shaded
-from run import printable
 
 # with fewer than ten continuations an interval is nearly as wide as the range of rewards
 FEWEST_CONTINUATIONS, MOST_CONTINUATIONS = 10, 1_000_000

@@ -19,10 +19,9 @@ from lab.harness.flags import Flag, read
 from lab.harness.tasks import make_task
 from lab.harness.build import load_policy
 from lab.harness.record import checkpoint_folders, find_folder
-from lab.harness.screen import BOLD, put, right_or_wrong, styled
+from lab.harness.screen import BOLD, printable, put, right_or_wrong, styled
 from lab.harness.settings import OPTIONS, LabSettings, make_settings, settings_of_run
 from lab.analysis.shading import legend, shaded
-from run import printable
 
 SHADES = ((0.1, "48;5;26;38;5;231"), (0.5, "48;5;75;38;5;16"), (0.9, "48;5;153;38;5;16"),
           (float("inf"), ""))

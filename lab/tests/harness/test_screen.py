@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError
 
 from conftest import ROOT, evaluation, hand_made
-from run import Run
+from run import Run, Settings
 from train import means_of
 from lab.engine.errors import UserError
 from lab.harness import screen
@@ -168,13 +168,14 @@ def test_threads_and_memory_are_set_before_torch_is_imported(monkeypatch):
 
 
 def test_an_answer_is_marked_and_steers_nothing(capsys, tmp_path):
-    run = SimpleNamespace(folder=tmp_path, has_format=False, evaluations=[])
+    run = Run.__new__(Run)
+    run.folder, run.has_format, run.evaluations = tmp_path, False, []
     shown = [{"problem": "3 5", "text": "\x1b[2J", "answer": 1},
              {"problem": "4 6", "text": "x " * 500, "answer": 0}]
-    Run.log_evaluation(run, evaluation(0, [1, 0]) | {"shown": shown}, 1.0)
+    run.log_evaluation(evaluation(0, [1, 0]) | {"shown": shown}, 1.0)
     first, right, wrong = capsys.readouterr().out.splitlines()
     assert "(2 problems, length 12, finished 75%, 1 s)" in first
-    assert right == "  right  3 5: ?[2J" and wrong.startswith("  wrong  4 6: x x")
+    assert right == "  right  3 5: [2J" and wrong.startswith("  wrong  4 6: x x")
     assert len(wrong) < 400
 
 
@@ -189,17 +190,18 @@ def test_groups_without_spread_are_those_with_equal_rewards():
 
 def test_the_end_says_what_changed_and_how_to_go_on(capsys, tmp_path):
     """Ctrl-C in the last step has stopped nothing."""
-    run = SimpleNamespace(folder=tmp_path / "my run", evaluations=[evaluation(0, [1, 0, 0, 0])],
-                          start=0.0, stopping=True, step=5, settings=SimpleNamespace(steps=5))
-    Run.end(run)
+    run = Run.__new__(Run)
+    run.folder, run.evaluations = tmp_path / "my run", [evaluation(0, [1, 0, 0, 0])]
+    run.start, run.stopping, run.step, run.settings = 0.0, True, 5, Settings(steps=5)
+    run.end()
     assert "done. Everything is in" in capsys.readouterr().out and not run.stopping
     run.evaluations.append(evaluation(4, [1, 1, 0, 0]))
-    run.step, run.stopping, run.last_checkpoint = 4, True, lambda: Run.last_checkpoint(run)
+    run.step, run.stopping = 4, True
     trainer = run.folder / "checkpoints/step_000004/trainer"
     trainer.mkdir(parents=True)
     (trainer / "state.safetensors").touch()
     (trainer.parent / "config.json").touch()
-    Run.end(run)
+    run.end()
     said = capsys.readouterr().out
     assert ("25.0% (95% interval 0.0% to 100.0%) -> 50.0% (95% interval 0.0% to 100.0%) on the "
             "held-out problems"
