@@ -6,9 +6,7 @@ functions below return pieces of a page's body, and write_page puts them togethe
 """
 import base64
 import json
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 from html import escape
 from pathlib import Path
 from string import Template
@@ -19,7 +17,6 @@ from lab.engine.tokens import KINDS, SECTIONS, TAG
 from lab.harness.record import Json, replace_text
 
 HERE = Path(__file__).resolve().parent
-ABANDONED = 5  # an unfinished file that is older than this in seconds is abandoned
 Picture = tuple[Path, str]  # and its caption
 
 
@@ -36,16 +33,6 @@ def write_page(path: Path, title: str, body: list[str], answers: Sequence[ShownA
         title=escape(title), style=part("page.css"), body="\n".join(body), data=data, script=script)
     # a lone half of a character, as a folder's name can have it, is no text: ? stands for it
     replace_text(path, page.encode(errors="replace").decode())
-
-
-def make_output_folder(folder: Path) -> None:
-    """Make a folder for files that are written whole, if it does not exist. Unfinished files that a
-    killed program has left there are removed; one that has just changed is still being written."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.glob(f".*.{'[0-9a-f]' * 8}.tmp"):
-        with suppress(FileNotFoundError):  # another program has just finished it
-            if path.is_file() and time.time() - path.stat().st_mtime > ABANDONED:
-                path.unlink()
 
 
 def part(name: str) -> str:

@@ -1,6 +1,5 @@
 """A table of results, for the terminal and as JSON."""
 import math
-import re
 import textwrap
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -11,8 +10,6 @@ from lab.analysis.statistics import Estimate, Interval
 WIDTH = 100        # of a terminal
 WITH_INTERVAL = " (95% interval)"  # ends the heading of a column of estimates
 LONGEST_WORD = 30  # in a table; a longer one is cut where there is no room
-NO_FINDING = "Nothing is said of this table, because a number that the sentence needs is undefined."
-UNDEFINED = re.compile(r"(?<!['\w])(nan|inf)(?!['\w])")  # as a number, not as a quoted token
 Cell = str | float | Interval | Estimate | None
 Row = list[Cell]
 Columns = Mapping[str, tuple[str, Collection[Cell]]]
@@ -25,13 +22,8 @@ class Table:
     name: str
     title: str
     columns: Columns
-    finding: str = ""
     notes: list[str] = field(default_factory=list)
     headings: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if UNDEFINED.search(self.finding):
-            self.finding = NO_FINDING
 
     @property
     def rows(self) -> list[tuple[Cell, ...]]:
@@ -71,7 +63,6 @@ class Table:
         return {
             "name": self.name,
             "title": self.title,
-            "finding": self.finding,
             "notes": self.notes,
             "columns": list(self.columns),
             "headings": self.heads(),
@@ -170,14 +161,5 @@ def show(texts: list[str], tables: Iterable[Table]) -> None:
     for table in tables:
         sentences = [f"{note.removesuffix('.')}." for note in table.notes]
         notes = "\n".join(textwrap.fill(sentence, WIDTH) for sentence in sentences)
-        parts = [f"## {table.title}", textwrap.fill(table.finding, WIDTH), table.to_text(), notes]
+        parts = [f"## {table.title}", table.to_text(), notes]
         print("\n\n".join(filter(None, parts)) + "\n")
-
-
-def show_in_short(texts: list[str], tables: list[Table]) -> None:
-    """Print texts as a list, and tables without findings and notes."""
-    for text in dict.fromkeys(texts):
-        print(textwrap.fill(text, WIDTH, initial_indent="- ", subsequent_indent="  ",
-                            break_on_hyphens=False))
-    for table in tables:
-        print(f"\n{table.title}\n{table.to_text()}")

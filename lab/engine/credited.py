@@ -92,13 +92,10 @@ def shuffled(value: Tensor, rollouts: Rollouts, placebo: str, whole_answers: boo
 def cells_of(placebo: str, rollouts: Rollouts) -> Tensor:
     """(B, T): which tokens exchange their values, those with the same number. Advantages stay in
     their group, and weights go through the whole batch. `by_kind` keeps them at tokens of one
-    category, and `by_position` at the tokens that are first in their answers, second, and so on."""
+    category."""
     cells = torch.zeros_like(rollouts.ids)
     if placebo.startswith("advantages"):
         cells = cells + rollouts.group[:, None]
     if placebo.endswith("by_kind"):
         cells = cells * len(KINDS) + rollouts.kind
-    if placebo.endswith("by_position"):
-        T = cells.shape[1]
-        cells = cells * T + torch.arange(T, device=cells.device)
     return cells

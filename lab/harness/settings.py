@@ -20,8 +20,7 @@ from lab.harness.tasks import file_of_task, load_task, with_module_name
 from run import Settings, say
 
 MODES = ("sampled", "greedy")  # the answers of an evaluation
-PLACEBOS = ("none", "weights", "weights_by_kind", "weights_by_position",
-            "advantages", "advantages_by_kind", "advantages_by_position")
+PLACEBOS = ("none", "weights", "weights_by_kind", "advantages", "advantages_by_kind")
 LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for a step
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "versions", "git_commit", "model_config", "reward", "ranks", "notes", "held_out_problems",
@@ -76,8 +75,7 @@ class LabSettings(Settings):
     placebo: str = option(
         "none", "train a control instead of the method itself. weights: the weights are shuffled "
         "over the tokens of the batch. advantages: the advantages are shuffled within each group. "
-        "With _by_kind only tokens of one category exchange theirs, and with _by_position only "
-        "tokens that are equally far from the beginning of their answers. none: no control",
+        "With _by_kind only tokens of one category exchange theirs. none: no control",
         choices=PLACEBOS)
     loss_norm: str = option(
         "token", "how the loss is averaged. token: over all tokens of the batch, as in DAPO. "

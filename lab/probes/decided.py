@@ -101,8 +101,9 @@ def decided_table(tokens: TokenTable, partition: str) -> Table:
     formats = {partition: "", "tokens": ",d", "of all": ".1%", "decided": ".1%",
                "gradient": ".1%"}
     return Table(
-        partition, title, by_row(formats, rows), decided_in_words(rows),
-        ["The share they decide is a share of the sum of squared credits. It can be negative by "
+        partition, title, by_row(formats, rows),
+        [decided_in_words(rows),
+         "The share they decide is a share of the sum of squared credits. It can be negative by "
          "chance, because a squared credit is the product of two estimates. Its interval is cut "
          "at 0 and 1, or reaches to the share itself. The share of plain GRPO's gradient is a "
          "share of the sum of abs(A) s, the sizes of the tokens' gradients at the logits"],

@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 
 from lab.analysis import report
-from lab.analysis.html_page import Picture, make_output_folder
+from lab.analysis.html_page import Picture
 from lab.analysis.plots import COLOURS, GRADIENT_COLOUR, save, whole_steps
 from lab.analysis.run_folders import Run, existing, read_run
 from lab.analysis.tables import Cell, Row, Table, by_row, show
@@ -90,7 +90,7 @@ def main(argv: list[str]) -> None:
     show([report.describe(runs[0]), LEGEND], notes_tables(tokens))
     if np.isfinite(tokens["log_prob"]).any():
         folder = Path(flags.output_dir or runs[0].folder / "analysis")
-        make_output_folder(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         path, _ = draw_notes(tokens, folder)
         print(f"\nThe four pictures are in {path}")
 
@@ -138,7 +138,7 @@ def contributions(tokens: RunTokens) -> Table:
     formats = {"": "", "old": ".3f", "theirs": ".3f", "new": ".3f", "why": ""}
     rows = zip(names, columns[0], published(tokens, "contribution", 5), columns[1], why)
     return Table("notes contribution", "The contribution of a token, over all tokens",
-                 by_row(formats, rows), "", [
+                 by_row(formats, rows), [
         "This table can show how large the terms of the objective are. It cannot show the credit "
         "of a token, because A log p is not a gradient: it has the sign of -A, and A w s has that "
         "of A."], headings(tokens, **{"": "number"}))
@@ -156,7 +156,7 @@ def signs(tokens: RunTokens) -> Table:
                "new size": ".4f"}
     heads = headings(tokens, theirs="published mean")
     return Table("notes sign", "The contribution by the sign of the normalised reward",
-                 by_row(formats, rows), "", [
+                 by_row(formats, rows), [
         "This table can show nothing: log p is never above 0, so A log p has the sign of -A, "
         "whatever the model has learned. The notes counted groups with equal rewards among those "
         "with a normalised reward <= 0."],
@@ -171,7 +171,7 @@ def t_statistics(tokens: RunTokens) -> Table:
                no_effect, new)
     formats = {"abs(t)": "", "old": ".3f", "theirs": ".2f", "normal": ".3f", "new": ".3f"}
     return Table("notes t", "The t of each position in the answer, over all answers of all steps",
-                 by_row(formats, rows), "", [
+                 by_row(formats, rows), [
         "The t of a position is the mean over its answers, divided by the standard error of this "
         f"mean. Of {len(t[0]):,} positions that several answers have, the rows have the share "
         "whose abs(t) is above 3, the share below 1.5, and the mean of abs(t).",
@@ -200,7 +200,7 @@ def bins(tokens: RunTokens) -> Table:
                "notes' size": ".3f", "lp": ".3f", "notes' lp": ".2f", "new size": ".4f"}
     heads = headings(tokens, bin="bin, from the start", sd="standard deviation")
     return Table("notes bins", "The contribution in ten bins of position in the answer",
-                 by_row(formats, rows), "", [
+                 by_row(formats, rows), [
         "This table can show where in an answer the large contributions lie. It cannot show why, "
         "because each position has its own kinds of token."],
         heads | {"old": f"mean {heads['old']}"})
@@ -224,7 +224,7 @@ def early_over_late(tokens: RunTokens) -> Table:
     formats = {"": "", "old": ".2f", "theirs": ".2f", "new": ".2f", "why": ""}
     heads = headings(tokens, **{"": "ratio"})
     return Table("notes early", "Mean size of early tokens over that of late ones: two published "
-                 "definitions", by_row(formats, rows), "", [
+                 "definitions", by_row(formats, rows), [
         "This table can show that a run's early tokens were less certain than its late ones. The "
         "notes compared a number by one definition with a number by the other, and such a "
         "comparison says nothing."],
@@ -248,7 +248,7 @@ def classes(tokens: RunTokens) -> Table:
                          why[row]])
     formats = {"class": "", "": "", "old": ".4f", "theirs": ".4f", "new": ".4f", "why": ""}
     return Table("notes classes", "Classes of tokens, by the published regular expressions",
-                 by_row(formats, rows), "", [
+                 by_row(formats, rows), [
         "The row 'mean log p; mean s' has mean log p in its first columns, and mean s in the "
         "column A w s.",
         "This table can show which class is written with less certainty. It cannot show whether "
@@ -275,10 +275,10 @@ def classes_by_fifth(tokens: RunTokens) -> Table:
     their_filler, their_reasoning = (np.array(published(tokens, f"size {name}", 5))
                                      for name in (FILLER, REASONING))
     return Table("notes classes by position", "Classes in five bins of position",
-                 by_row(formats, rows),
-                 f"Measured by {heads['old']}, filler is larger than reasoning in {ahead} of 5 "
-                 f"bins, and measured by {heads['new']} in {new_ahead}. In the notes it was larger "
-                 f"in {(their_filler > their_reasoning).sum()} of 5 by A log p.", [
+                 by_row(formats, rows), [
+        f"Measured by {heads['old']}, filler is larger than reasoning in {ahead} of 5 bins, and "
+        f"measured by {heads['new']} in {new_ahead}. In the notes it was larger in "
+        f"{(their_filler > their_reasoning).sum()} of 5 by A log p.",
         "This table can show that the difference between the classes does not come from the "
         "position alone. Five bins remove a part of the position's effect, and no other effect."],
         heads)
@@ -297,7 +297,7 @@ def top_tokens(tokens: RunTokens) -> Table:
     formats = {"class": "", "token": "", "tokens": ",.0f", "share": ".1%", "theirs": "",
                "size": ".4f", "new size": ".4f"}
     return Table("notes top tokens", "The most frequent tokens of each class",
-                 by_row(formats, rows), "", [
+                 by_row(formats, rows), [
         "This table can show what a class consists of: pieces of cut tags are filler. It cannot "
         "show what a token does at its position."],
         headings(tokens, tokens="count", share="share of its class",
@@ -324,7 +324,7 @@ def summary(of_runs: Sequence[RunTokens]) -> Table:
     formats = {"run": "", "end": ".1%", "their end": ".0%", FILLER: ".3f", REASONING: ".3f",
                "ratio": ".2f", "theirs": ".2f", "new": ".2f", "norm": ".3f", "words": ""}
     return Table("notes summary", "The notes' summary: success, mean abs(A w log p) by class, and "
-                 "what they expected and saw", by_row(formats, rows), "", [
+                 "what they expected and saw", by_row(formats, rows), [
         "Success is of held-out problems, at the last evaluation. A ratio is that of filler to "
         "reasoning. The norm is the gradient's before clipping.",
         "This table can show how these runs ended and which class has the larger terms. It cannot "

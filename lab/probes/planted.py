@@ -325,7 +325,7 @@ def gains_table(success: dict[tuple[str, str], Floats]) -> Table:
                      corrected.get((task, name))])
     formats = {"task": "", "arm": "", "mean": ".1%", "gain": "points", "p": "p"}
     return Table("gains", "Mean success in training, and its gain over plain GRPO",
-                 by_row(formats, rows), "",
+                 by_row(formats, rows),
                  ["The gain is in points, with Student's interval over pairs with the same seed. p "
                   "has Holm's correction over all gains but those of true credit"],
                  {"mean": "mean success", "gain": f"gain over plain GRPO{WITH_INTERVAL}"})
@@ -346,7 +346,7 @@ def push_table(pushes: dict[tuple[str, str], Floats]) -> Table:
         rows.append(row)
     formats = {"task": "", "arm": "", "a key": "", "push": ".4f", "no key": "", "its push": ".4f"}
     return Table("push", "How hard a token is pushed that decides, and one that does not",
-                 by_row(formats, rows), "",
+                 by_row(formats, rows),
                  ["A push is the mean of abs(weight * advantage) over all answers and steps. AdamW "
                   "divides by the size of the gradient, so compare the two within a row"],
                  {"a key": "it decides", "no key": "it does not", "its push": "push"})

@@ -24,7 +24,6 @@ import numpy as np
 from analyze import MEASURES as COLUMNS
 from lab.analysis.comparison import (AT_THE_END, IN_TRAINING, Arms, arms_of, doubt_about_training,
                                      gain_table, in_words, of_runs, same_part)
-from lab.analysis.html_page import make_output_folder
 from lab.analysis.plots import COLOURS, legend_below, save, whole_steps
 from lab.analysis.run_folders import Run, existing, read_run
 from lab.engine.errors import UserError
@@ -53,7 +52,7 @@ def main(argv: list[str]) -> None:
     table = gain_table(arms, measure)
     say(f"\n{textwrap.fill(table.title, 100)}:\n{table.to_text()}\n")
     folder = Path(flags.output_dir or runs[0].folder.parent / "comparison")
-    make_output_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     picture, _ = draw(arms_of(runs, next(iter(arms))), folder)
     say(f"The curves: {picture}")
 

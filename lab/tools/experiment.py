@@ -30,7 +30,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from lab.analysis.comparison import Arms, gain_table
-from lab.analysis.tables import show_in_short
 from lab.engine.errors import PROJECT, UserError, read_json
 from lab.harness.flags import Flag, read, words_of
 from lab.harness.screen import python_command, say
@@ -97,7 +96,8 @@ def compare(plan: Plan, arms: Arms, planned: int) -> None:
                         "another arm with the same seed")
     count = sum(map(len, arms.values()))
     say(f"{plan.question}\n{count} of {planned} runs are finished, each of {plan.steps} steps")
-    show_in_short([], [gain_table(family)])
+    table = gain_table(family)
+    say(f"\n{table.title}\n{table.to_text()}")
 
 
 # ------------------------------------------------------------------- the plan

@@ -24,8 +24,8 @@ import analyze
 from analyze import Table, Tally
 from lab.analysis import report
 from lab.analysis.answers import answers_of
-from lab.analysis.html_page import (Picture, figure_of, folded, make_output_folder, paragraphs,
-                                    section_of, viewer, write_page)
+from lab.analysis.html_page import (Picture, figure_of, folded, paragraphs, section_of, viewer,
+                                    write_page)
 from lab.analysis.plots import (CHANGE_COLOUR, COLOURS, GRADIENT_COLOUR, PUSH_COLOUR, TOKENS_COLOUR,
                                 legend_below, save, whole_steps)
 from lab.analysis.run_folders import Run, existing, read_columns, read_run, read_tokenizer
@@ -57,7 +57,7 @@ def main(argv: list[str]) -> None:
     tally = Tally(run) if run.credit else None
     answers = answers_of(run) if run.credit else []
     folder = Path(flags.output_dir or run.folder / "analysis")
-    make_output_folder(folder)  # now it is known that there is something to write
+    folder.mkdir(parents=True, exist_ok=True)  # now there is something to write
     show_status("pictures and page")
     sentences = report.opening(run)
     body = [paragraphs([report.task_in_words(run.config)]), paragraphs(sentences, "lead"),

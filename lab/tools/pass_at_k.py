@@ -79,6 +79,6 @@ def pass_at_k_table(right: dict[str, list[int]], tries: int) -> Table:
             before, after = by_model
             formats["difference"] = "points"
             rows[-1].append(mean_over([b - a for a, b in zip(before, after)]))
-    return Table("pass_at_k", "", by_row(formats, rows), "",
+    return Table("pass_at_k", "", by_row(formats, rows),
                  headings={name: f"{name} (95% interval)" for name in right}
                  | {"difference": "difference, points (95% interval)"})

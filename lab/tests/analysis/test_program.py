@@ -1,7 +1,6 @@
 """The page of a run: what it writes and says, which tables and answers it has."""
 import html
 import json
-import os
 import re
 
 import numpy as np
@@ -13,7 +12,6 @@ import analyze as book
 import lab.tools.page as analyze
 from lab.analysis import answers, report
 from lab.analysis.run_folders import read_run
-from run import whole
 
 ONE = [{"step": 1, "success": 0.5}]
 
@@ -128,27 +126,6 @@ def test_degenerate_logs_are_told_and_not_stumbled_over(tmp_path, capsys, column
     body = page_of(folder).partition("<h2>Where")[2] or page_of(folder)
     said = re.sub(r"data:image/png;base64,[^\"]*", "", body.partition("<script")[0])
     assert not re.search(r"\b(nan|inf)\b", capsys.readouterr().out + said)
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_what_a_killed_analysis_left_behind_is_removed_by_the_next(tmp_path):
-    """What is being written at this moment stays, and so does what another program has put there.
-    """
-    folder, _ = random_log(tmp_path / "run")
-    write_lines(folder / "metrics.jsonl", ONE)
-    output = tmp_path / "output"
-    output.mkdir()
-    with pytest.raises(ZeroDivisionError), whole(output / "page.html") as unfinished:
-        1 / 0
-    left, mine = unfinished, unfinished.with_name(".page.0123abcd.tmp")
-    others = output / ".notes.tmp", output / "x.0123abcd.tmp"
-    for path in (left, mine, *others):
-        path.write_text("half")
-    for path in (left, *others):
-        os.utime(path, (0, 0))
-    analyze.main([str(folder), "--output_dir", str(output)])
-    assert (output / "page.html").exists() and not left.exists()
-    assert all(path.exists() for path in (mine, *others))
 
 
 @pytest.mark.usefixtures("undrawn")

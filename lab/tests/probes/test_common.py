@@ -14,9 +14,9 @@ KNOWN = {**COMMON, "model": Flag("models/tiny", "a folder"), "note": Flag(None, 
 def measured(args, folder):
     columns = {"arm": ("", [f"arm {n}" for n in range(60)]),
                "95%": ("+.1f", [(0.5, 1.5)] * 60)}
-    gains = Table("gains", "The gains", columns, "One idea.\nAnother idea.",
+    gains = Table("gains", "The gains", columns, ["One idea", "Another idea."],
                   headings={"95%": "95% interval"})
-    checks = Table("checks", "Checks", {"left": ("d", [1])}, "The sides agree.\nTo 2e-7.")
+    checks = Table("checks", "Checks", {"left": ("d", [1])})
     return Findings("Who gains?", ["model x: 2 problems.", "How to read it."], [gains, checks])
 
 

@@ -64,5 +64,5 @@ def test_shares_of_what_is_decided_and_of_the_gradient():
     assert row["class"] == "filler" and row["tokens"] == 24 and row["of all"] == 0.6
     assert row["decided"].value == pytest.approx(0.25 / 0.29)
     assert row["gradient"].value == pytest.approx(3.5 / 4.5)
-    assert table.finding.startswith("The filler tokens decide 86% (95% interval ")
-    assert "get 78% (" in table.finding
+    said, _ = table.notes
+    assert said.startswith("The filler tokens decide 86% (95% interval ") and "get 78% (" in said

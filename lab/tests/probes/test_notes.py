@@ -171,8 +171,8 @@ def test_classes_by_position(log):
     ahead = [sum(mean_at(rows, f, "filler", unit) > mean_at(rows, f, "reasoning", unit)
                  for f in range(5)) for unit in UNITS]
     with np.errstate(invalid="ignore"):
-        finding = notes.classes_by_fifth(found).finding
-    assert f"in {ahead[0]} of 5 bins, and measured by A w s in {ahead[1]}." in finding
+        said, _ = notes.classes_by_fifth(found).notes
+    assert f"in {ahead[0]} of 5 bins, and measured by A w s in {ahead[1]}." in said
 
 
 def mean_at(rows, fifth, name, unit):
