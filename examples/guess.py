@@ -38,7 +38,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from analyze import percentile
+from lab.analysis.statistics import percentile
 from lab.engine.errors import UserError
 from lab.engine.methods import ADVANTAGES, make, metrics_of
 from lab.engine.policy import Policy, derived_seed

@@ -16,23 +16,27 @@ from lab.harness.build import Parts
 
 LINE, END = {"step": 1, "success": 0.5}, evaluation(2, [1, 0])
 GREEDY = evaluation(2, [1, 0], "greedy")
+TWICE = "a step stands there twice, or after a later one"
 # metrics, evaluations, and what is said of them; by both readers, if not by the lab's alone
 OF_BOTH = [
-    ([LINE, LINE], [], "metrics.jsonl is damaged: a step stands there twice, or after a later one"),
-    ([LINE | {"step": 3}, LINE], [], "metrics.jsonl is damaged: a step stands there twice"),
-    ([LINE | {"success": "half"}], [], "metrics.jsonl, line 1 is damaged: success is 'half'"),
-    *(([LINE], [END | {name: None}], f"evaluations.jsonl, line 1 is damaged: {name} is None")
-      for name in ("success_low", "success_high", "length_mean", "mode", "answer")),
-    ([LINE], [END | {"success": None}],  # then a reward is needed
-     "evaluations.jsonl, line 1 is damaged: reward_mean is None"),
-    *(([LINE], [END, GREEDY | {"answer": answer}], "evaluations.jsonl, line 2 is damaged: answer "
-       f"is {answer!r}") for answer in ([1], "ab", ["a", "b"], {}, []))]
+    ([LINE, LINE], [], f"metrics.jsonl cannot be read: ValueError('{TWICE}')"),
+    ([LINE | {"step": 3}, LINE], [], TWICE),
+    ([LINE | {"success": "half"}], [], "metrics.jsonl cannot be read: ValueError("),
+    ([LINE | {"success": 10 ** 400}], [], "metrics.jsonl cannot be read: OverflowError("),
+    ([LINE], [END, END], f"evaluations.jsonl cannot be read: ValueError('{TWICE}')"),
+    ([LINE], [END, GREEDY, evaluation(0, [1, 0])], TWICE),
+    ([LINE], [END | {"mode": "x"}], "evaluations.jsonl cannot be read: KeyError('x')"),
+    ([LINE], [END | {"success": 1}], "a mean is not that of its problems"),
+    *(([LINE], [END | {name: value}], "a number is missing, or a mean is not that of its problems")
+      for name in ("success_low", "success_high", "length_mean", "answer")
+      for value in (None, float("nan"))),
+    ([LINE], [END | {"success": None}], "a number is missing"),  # then a reward is needed
+    *(([LINE], [END, evaluation(3, [1, 0]) | {"answer": answer}], "jsonl cannot be read")
+      for answer in ([1], "ab", ["a", "b"], [None, 1], {}, []))]
 OF_THE_LAB = [
     ([LINE | {"gradient_norm": "large"}], [], "metrics.jsonl, line 1 is damaged: gradient_norm is"),
     ([LINE], [END | {"format_mean": None}], "evaluations.jsonl, line 1 is damaged: format_mean is"),
-    ([LINE], [END | {"shown": 5}], "evaluations.jsonl, line 1 is damaged: shown is 5"),
-    ([LINE], [END, END], "line 2 is damaged: step 2 stands there twice, or after a later one"),
-    ([LINE], [END, GREEDY, evaluation(0, [1, 0])], "line 3 is damaged: step 0 stands there twice")]
+    ([LINE], [END | {"shown": 5}], "evaluations.jsonl, line 1 is damaged: shown is 5")]
 
 
 def by_reader(of_both, of_the_lab):
@@ -47,31 +51,30 @@ def test_a_damaged_line_is_told(tmp_path, metrics, evaluations, said, of_both):
         assert said in refusal(analyze.Run, folder)
 
 
-@pytest.mark.parametrize("config", [{"seed": None}, {"mitigation": None}])
-def test_a_config_that_is_no_runs_is_told(tmp_path, config):
-    folder = write_log(tmp_path / "x", {}, config, metrics=[{"step": 1}])
-    assert "is not a run folder: it has no config.json of a run" in refusal(analyze.Run, folder)
-    without_steps = write_log(tmp_path / "y", {}, {"steps": None}, metrics=[{"step": 1}])
-    assert "config.json is damaged: steps is None" in refusal(read_run, without_steps)
+def test_a_config_that_is_no_runs_is_told(tmp_path):
+    folder = write_log(tmp_path / "x", {}, {"mitigation": None}, metrics=[{"step": 1}])
+    assert "x is not the folder of a run" in refusal(analyze.Run, folder)
+    for name in ("steps", "seed"):
+        without = write_log(tmp_path / name, {}, {name: None}, metrics=[{"step": 1}])
+        assert f"config.json is damaged: {name} is None" in refusal(read_run, without)
 
 
 # changed columns of a file of two tokens, where None is one that is missing
 COLUMNS_OF_BOTH = [
-    ({"step": np.array([2])}, "its step is [2], so it was copied or renamed"),
-    ({"weight": None}, "it has no column weight"),
-    ({"entropy": np.zeros(1)}, "its column entropy is float64 (1,) instead of 2 numbers"),
-    ({"entropy": np.zeros((2, 1))}, "its column entropy is float64 (2, 1) instead of 2 numbers"),
-    ({"entropy": np.array(0.5)}, "its column entropy is float64 () instead of 2 numbers"),
-    ({"entropy": np.array(["a", "b"])}, "its column entropy is <U1 (2,) instead of 2 numbers"),
-    ({"kind": np.array([0.5, 0])}, "its column kind is float64 (2,) instead of 2 numbers"),
-    ({"kind": np.array([0, 99])}, "its column kind should have numbers from 0 to 6"),
-    ({"section": np.array([0, -1])}, "its column section should have numbers from 0 to 2"),
-    ({"episode_start": np.array([1])}, "its answers do not begin one after the other"),
-    ({"episode_start": np.array([0, 2]), "group": np.array([0, 0]), "finished": np.ones(2),
-      **{f"reward{part}": np.ones(2) for part in ("", "_format", "_answer", "_reasoning")}},
-     "its answers do not begin one after the other"),
-    ({"reward_format": np.ones(3)}, "its column reward_format is float64 (3,) instead of 1")]
+    ({"step": np.array([2])}, "ValueError('it is of step [2], and was copied or renamed')"),
+    ({"weight": None}, "cannot be read: KeyError('weight')"),
+    *(({"entropy": wrong}, "npz cannot be read: ") for wrong in (
+        np.zeros(1), np.zeros((2, 1)), np.array(0.5), np.array(["a", "b"]), np.array([1j, 0]))),
+    *(({name: np.array([0, np.inf])}, "its columns do not fit together")
+      for name in ("log_prob", "change")),
+    *(({name: np.array([0, wrong])}, "npz cannot be read: ")
+      for name in ("kind", "section") for wrong in (0.5, -1, 7)),
+    *((dict(zip(("episode_start", "reward"), found)), "its columns do not fit together")
+      for found in (([1], [1]), ([0, 2], [1, 1]), ([0, 1], [1])))]
 COLUMNS_OF_THE_LAB = [
+    ({"reward_format": np.ones(3)}, "its column reward_format is float64 (3,) instead of 1"),
+    ({"paid": np.ones(3)}, "its column paid is float64 (3,) instead of 2"),
+    ({"group": None}, "it has no column group"),
     ({"own": np.zeros(2, bool)}, "its column own says that the model wrote no token"),
     ({"prompt_ids": None}, "it has no column prompt_ids"),
     ({"prompt_ids": np.zeros(2)}, "its column prompt_ids is float64 (2,)"),
@@ -103,12 +106,12 @@ def test_a_bit_that_turned_is_told_or_changes_a_number(tmp_path):
     assert told > 20
 
 
-def test_a_file_that_is_no_credit_file_is_told_in_our_own_words(tmp_path):
+def test_a_file_that_is_no_credit_file_is_told_without_a_word_of_pickles(tmp_path):
     folder = write_log(tmp_path / "x", {1: credit_columns([2], [0])}, metrics=[{"step": 1}])
     path = folder / "credit/step_000001.npz"
     path.write_bytes(b"no numbers")
     for said in (refusal(analyze.columns_in, path), refusal(read_columns, folder, 1)):
-        assert "damaged, or no credit file" in said and "pickle" not in said
+        assert "step_000001.npz cannot be read: BadZipFile(" in said and "pickle" not in said
     path.unlink()
     path.mkdir()
     assert f"{path} is no regular file" in refusal(analyze.columns_in, path)

@@ -4,6 +4,7 @@ and a step's credit file as columns or as a whole batch.
 Each reader checks what it reads. So the checks of the book's numbers stand in analyze.py, and those
 of all else here.
 """
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,6 @@ import tokenizers
 import torch
 
 import analyze
-from analyze import is_number
 from lab.engine.methods import METHODS
 from lab.engine.errors import UserError, did_you_mean
 from lab.engine.rollouts import UNSET, Forward, Problem, Rollouts
@@ -29,6 +29,10 @@ from lab.harness.settings import OPTIONS
 PLAIN_SETTINGS = {"mitigation": "none", "advantage": "grpo", "placebo": "none"}
 TEXTS = {"weight_note", "skipped"}  # metrics that are sentences
 OF_EVALUATIONS = ("format_mean", "finished_mean")  # numbers that analyze.py does not read
+# columns of a credit file that are not of tokens: of answers, of prompts, of the step
+OF_ANSWERS = ("episode_start", "group", "finished", "reward")
+OF_OTHERS = ("prompt_ids", "prompt_start", "step")
+WHOLE = ("token_id", "section", "kind", "episode_start", "group")  # columns of whole numbers
 
 
 class Run(analyze.Run):
@@ -38,6 +42,8 @@ class Run(analyze.Run):
         folder = Path(folder)
         refuse_other_types(folder, run_config(folder))
         super().__init__(folder)
+        for damage in self.damages():
+            raise UserError(f"{folder}/{damage}")
         self.metrics = [dict.fromkeys(METRICS) | line for line in self.metrics]
 
     @property
@@ -45,16 +51,22 @@ class Run(analyze.Run):
         """Those that have a credit file."""
         return sorted(self.credit)
 
+    def evaluated(self, mode: str = "sampled") -> list[Json]:
+        return [line for line in self.evaluations if line["mode"] == mode]
+
+    def shown(self, value: float) -> str:
+        """A mean of its measure, as people read it."""
+        return f"{value:{self.form}}"
+
     def damages(self) -> Iterator[str]:
-        yield from super().damages()
-        if not is_number(self.config.get("steps")):
-            yield f"config.json is damaged: steps is {self.config.get('steps')!r:.80}"
+        for name in ("steps", "seed"):
+            if not is_number(self.config.get(name)):
+                yield f"config.json is damaged: {name} is {self.config.get(name)!r:.80}"
         for number, line in enumerate(self.metrics, 1):
             for name in METRICS.keys() - TEXTS:
                 if line.get(name) is not None and not is_number(line[name]):
                     yield (f"metrics.jsonl, line {number} is damaged: {name} is "
                            f"{line[name]!r:.80}")
-        before = -1, 0
         for number, line in enumerate(self.evaluations, 1):
             where = f"evaluations.jsonl, line {number} is damaged:"
             for name in OF_EVALUATIONS:
@@ -62,10 +74,10 @@ class Run(analyze.Run):
                     yield f"{where} {name} is {line.get(name)!r:.80}"
             if not isinstance(line.get("shown"), list):
                 yield f"{where} shown is {line.get('shown')!r:.80}"
-            place = line["step"], analyze.MODES.index(line["mode"])
-            if place <= before:
-                yield f"{where} step {line['step']} stands there twice, or after a later one"
-            before = place
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and abs(value) < math.inf
 
 
 def existing(name: str | None = None) -> Path:
@@ -150,13 +162,22 @@ def read_columns(run: Path, step: int) -> dict[str, np.ndarray]:
     """The columns of a step's credit file. Those of an earlier version do not say their step."""
     path = credit_path(run, step)
     columns = analyze.columns_in(path)
-    for wrong in damages_of_prompts(columns):
+    for wrong in damages_of(columns):
         raise UserError(f"{path} is damaged: {wrong}")
     return columns
 
 
-def damages_of_prompts(columns: Mapping[str, np.ndarray]) -> Iterator[str]:
+def damages_of(columns: Mapping[str, np.ndarray]) -> Iterator[str]:
     """What is wrong with the columns that analyze.py does not read."""
+    for name in {*OF_ANSWERS} - columns.keys():
+        yield f"it has no column {name}"
+    for name, values in columns.items():
+        is_of_answers = name in OF_ANSWERS or name.startswith("reward")
+        length = len(columns["episode_start" if is_of_answers else "token_id"])
+        is_right = values.shape == (length,) and values.dtype.kind in (
+            "iu" if name in WHOLE else "biuf")
+        if name not in OF_OTHERS and not is_right:
+            yield f"its column {name} is {values.dtype} {values.shape} instead of {length} numbers"
     if "own" in columns and not columns["own"].any():
         yield "its column own says that the model wrote no token"
     for name in ("prompt_ids", "prompt_start"):

@@ -8,11 +8,10 @@ themselves (docs/reference/your_own_idea.md).
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-from analyze import percentile, student
 
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
@@ -29,6 +28,21 @@ class Estimate:
     @property
     def interval(self) -> Interval:
         return self.low, self.high
+
+
+@lru_cache(maxsize=32)  # a table has 1.6 MB
+def student(freedom: float) -> tuple[np.ndarray, np.ndarray]:
+    """Student's distribution as a table: t = sqrt(freedom) tan(angle), where the angle has the
+    density cos(angle)^(freedom - 1); and the share of the distribution that lies below it."""
+    angle = np.linspace(-np.pi / 2, np.pi / 2, 100_001)
+    density = np.cos(angle).clip(0) ** (min(freedom, 10_000) - 1)  # beyond, it is the normal one
+    below = np.concatenate([[0.0], np.cumsum(density[1:] + density[:-1])])
+    return angle, below / below[-1]
+
+
+def percentile(freedom: float) -> float:
+    angle, below = student(freedom)
+    return float(np.sqrt(min(freedom, 10_000)) * np.tan(np.interp(0.975, below, angle)))
 
 
 def two_sided_p(t: float, df: float) -> float:

@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from analyze import OF_ANSWERS, tokens_of
-from lab.analysis.run_folders import read_columns
+from analyze import tokens_of
+from lab.analysis.run_folders import OF_ANSWERS, OF_OTHERS, read_columns
 
 # the columns of tokens that are whole numbers
 CODES = ("token_id", "kind", "section", "answer", "position", "length")
@@ -123,19 +123,22 @@ def read_step(run: Path, step: int) -> StepRecord:
     The length of an answer is the number of its tokens that the model drew.
     """
     columns = read_columns(run, step)
-    answers = {}
+    answers, of_tokens = {}, {}
     for name, values in columns.items():
         if name in OF_ANSWERS or name.startswith("reward"):
             answers[name] = values
-    of_tokens = {}
-    for name, values in tokens_of(columns, written=True).items():
-        if name == "own":
+        elif name not in OF_OTHERS:
             of_tokens[name] = values
-        elif name != "one":
-            of_tokens[name] = values.astype(np.int64 if name in CODES else np.float64)
-    own, answer = of_tokens["own"], of_tokens["answer"]
+    own = of_tokens.pop("own", np.ones(len(columns["token_id"]))).astype(bool)
+    # without `own` every token that is written counts as one that the model drew
+    of_tokens |= tokens_of({**of_tokens, "episode_start": columns["episode_start"]})
+    of_tokens = {name: values.astype(np.int64 if name in CODES else np.float64)
+                 for name, values in of_tokens.items() if name not in ("one", "place")}
+    answer, before = of_tokens["answer"], np.cumsum(own) - own  # how many of the model's
+    of_tokens["own"], of_tokens["position"] = own, before - before[columns["episode_start"][answer]]
     answers["group"] = answers["group"].astype(np.int64)
     answers["length"] = np.bincount(answer, own, len(answers["group"])).astype(np.int64)
+    of_tokens["length"] = answers["length"][answer]
     of_tokens["problem"] = answers["group"][answer]
     of_tokens["abs gradient"] = of_tokens["gradient"]
     of_tokens["gradient"] = np.sign(of_tokens["advantage"]) * of_tokens["gradient"]

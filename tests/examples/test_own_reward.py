@@ -36,12 +36,12 @@ def test_a_reward_of_any_number_is_evaluated_shown_and_resumed(tmp_path):
     assert "0.0%)" not in printed and "  right  " not in printed and "  wrong  " not in printed
     record = Run(tmp_path / "run")
     assert record.measure == "reward" and {line["success"] for line in record.metrics} == {None}
-    first, *_ = record.evaluated()
+    first, *_ = record.evaluations
     mean, spread = np.mean(first["reward"]), np.std(first["reward"], ddof=1)
     assert first["reward_mean"] == pytest.approx(mean)
     assert first["reward_high"] == pytest.approx(mean + 1.959964 * spread / 6 ** 0.5)
     assert f"reward {mean:.3f} (95% interval {first['reward_low']:.3f} to" in printed
     [row, _] = gains(record).rows
-    assert gains(record).title.startswith("Held-out reward") and row[2] == f"{mean:.3f}"
+    assert gains(record).title.startswith("Held-out reward") and row[3] == f"{mean:.3f}"
     run("--resume", tmp_path / "run", "--steps", "3")
     assert [line["success"] for line in lines(tmp_path / "run/metrics.jsonl")] == [None] * 3

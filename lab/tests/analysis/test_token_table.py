@@ -51,3 +51,13 @@ def test_a_record_is_sorted_by_what_its_columns_are_of(tmp_path):
     assert np.allclose(record.tokens["push"], [1, -6])
     assert record.tokens_of(1)["advantage"].tolist() == [-4]
     assert read_tokens(folder, 1)["problem"].tolist() == [0, 1]
+
+
+def test_positions_count_what_the_model_wrote(tmp_path):
+    """The environment wrote the third of four tokens, and the second of two."""
+    columns = credit_columns([4, 2], [0, 0], own=[1, 1, 0, 1, 1, 0])
+    record = read_step(write_log(tmp_path / "run", {1: columns}), 1)
+    assert record.written["answer"].tolist() == [0, 0, 0, 0, 1, 1]
+    assert record.written["position"].tolist() == [0, 1, 2, 2, 0, 1]
+    assert record.written["length"].tolist() == [3, 3, 3, 3, 1, 1]
+    assert record.tokens["position"].tolist() == [0, 1, 2, 0]
