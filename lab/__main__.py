@@ -19,7 +19,7 @@ from lab.probes.common import run_probe
 # The commands in the order in which the overview lists them: a heading, and the file of each.
 COMMANDS = {
     "Will it learn?": {
-        **{name: f"tools.{name}" for name in ("preflight", "warmup", "guesser")}},
+        name: f"tools.{name}" for name in ("preflight", "warmup")},
     "What happened in a run?": {
         name: f"tools.{name}" for name in ("page", "follow", "sample", "pass_at_k", "diagnose")},
     "Is my own idea better?": {

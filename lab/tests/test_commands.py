@@ -16,7 +16,7 @@ FLAGS = {name: vars(importlib.import_module(file)).get("FLAGS", {})
          for name, file in overview.MODULES.items()}
 PLACES = {"follow": ["RUN"], "sample": ["RUN", "PROBLEM"], "pass_at_k": ["RUN"], "idea": ["rloo"],
           "compare": ["RUN"], "experiment": ["PLAN"], "notes": ["RUN"], "claims": ["RUN"],
-          "exact": ["rloo"], "diagnose": ["LOG"], "guesser": ["FOLDER"]}
+          "exact": ["rloo"], "diagnose": ["LOG"]}
 
 
 @pytest.fixture(autouse=True)

@@ -4,14 +4,13 @@ from functools import cache
 
 import pytest
 import torch
-from conftest import ROOT, refusal
+from conftest import ROOT
 
 from examples import guess
 from examples.guess import Game, Task, stairs, step_of, tell
-from examples.histories import (BIG, SMALL, estimated_gradient, gradient_of_success, written)
+from examples.histories import (BIG, SMALL, estimated_gradient, gradient_of_success)
 from lab.harness.build import build, load_policy
 from lab.harness.settings import make_settings
-from lab.tools import guesser
 
 
 @pytest.fixture(scope="module")
@@ -160,19 +159,3 @@ def test_what_is_printed(capsys, monkeypatch):
     assert "  plain GRPO       noise / signal" in printed
     assert "\n  rloo             noise / signal" in printed
     assert "rloo minus plain GRPO: " in printed and "95% interval of 2 pairs)" in printed
-
-
-def test_the_player_is_made_from_games_of_a_teacher(tmp_path, monkeypatch, capsys):
-    """Its replies are not trained on; the shipped model has learned its games."""
-    game = guesser.game_of_the_teacher(Task(), guesser.random.Random(1))
-    assert [own for _, own in game] == [True, False] * (len(game) // 2) + [True]
-    history = [text for text, own in game if not own]
-    assert set(history) <= {BIG, SMALL} and written(((3, True),)) == f" 4<|im_end|>{BIG}"
-    monkeypatch.setattr(guesser, "STEPS", 2)
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
-    guesser.main([str(tmp_path / "player")])
-    assert "The model is in" in capsys.readouterr().out
-    assert "exists already" in refusal(guesser.main, [str(tmp_path / "player/recipe.json")])
-    s = make_settings({"model": str(tmp_path / "player")})
-    assert (s.task, s.answers, load_policy(s).task.solved) == (
-        "examples.guess", 16, "the number is guessed")
