@@ -540,7 +540,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         try:
             line = json.loads(text)
             has_step = type(line["step"]) is int
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, RecursionError):
             has_step = False
         if not has_step:
             raise UserError(f"{path}, line {number} is damaged: {text[:80]}")

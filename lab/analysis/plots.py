@@ -1,12 +1,18 @@
-"""Helpers of all pictures: colours that colour-blind readers can tell apart, and saving."""
+"""Helpers of all pictures: colours that colour-blind readers can tell apart, and saving. The lab
+takes matplotlib from here, because it may be installed and broken."""
 from pathlib import Path
 
-import matplotlib
+from lab.engine.errors import UserError
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+try:
+    import matplotlib
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+except Exception as error:
+    raise UserError(f"matplotlib cannot be imported: {error!r}. To install it: pip install -r "
+                    "requirements.txt") from None
 
 from run import whole
 

@@ -15,14 +15,11 @@ only table if there are several runs. The pictures are written into RUN/analysis
 from collections.abc import Sequence
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.colors import LogNorm
 
 from lab.analysis import report
 from lab.analysis.html_page import Picture
-from lab.analysis.plots import COLOURS, GRADIENT_COLOUR, save, whole_steps
+from lab.analysis.plots import COLOURS, GRADIENT_COLOUR, plt, save, whole_steps
 from lab.analysis.run_folders import Run, existing, read_run
 from lab.analysis.tables import Cell, Row, Table, by_row, show
 from lab.harness.flags import Flag, read
@@ -361,7 +358,7 @@ def draw_notes(tokens: RunTokens, folder: Path) -> Picture:
                                 [LOG_PROBS, ADVANTAGES])
     occurring = np.where(counts, counts, np.nan)  # what never occurs is not coloured
     drawn = cloud.pcolormesh(LOG_PROBS, ADVANTAGES, occurring.T, cmap="viridis",
-                             norm=LogNorm(1, max(2, counts.max())))
+                             norm="log", vmin=1, vmax=max(2, counts.max()))
     figure.colorbar(drawn, ax=cloud, label="number of tokens", format="{x:g}")
     cloud.set(xlabel="log p of a token", ylabel="its advantage", title="Log p and advantage")
     draw_classes(over_steps, tokens)
@@ -373,7 +370,7 @@ def draw_notes(tokens: RunTokens, folder: Path) -> Picture:
                 "class over training")
 
 
-def draw_classes(axis: Axes, tokens: RunTokens) -> None:
+def draw_classes(axis: plt.Axes, tokens: RunTokens) -> None:
     for unit, style in zip(UNITS, ("-", ":")):
         of_step = tokens.mean("class by step", f"abs {unit}").reshape(-1, 3)
         for c in np.flatnonzero(tokens.total("class")).tolist():

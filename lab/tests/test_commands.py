@@ -2,6 +2,7 @@
 refuses, a test that runs it, and the pages that name it."""
 import importlib
 import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -56,6 +57,14 @@ def test_the_lab_started_as_a_folder_says_how_to_start_it():
 def test_a_missing_package_ends_a_command_in_a_sentence(monkeypatch):
     monkeypatch.setitem(overview.MODULES, "page", "lab.no_such_file")
     assert "pip install -r requirements.txt" in refusal(overview.main, ["page"])
+
+
+def test_a_matplotlib_that_is_broken_ends_a_command_in_a_sentence(monkeypatch):
+    """Python raises an error where the parent of what is imported is no package."""
+    monkeypatch.setitem(sys.modules, "matplotlib", object())
+    for name in ("lab.tools.page", "lab.analysis.plots"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert "matplotlib cannot be imported: AttributeError(" in refusal(overview.main, ["page"])
 
 
 def test_a_tool_that_is_started_as_a_file_says_how_to_start_it():

@@ -18,13 +18,12 @@ if __name__ == "__main__":
 import textwrap
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
 
 from analyze import MEASURES as COLUMNS
 from lab.analysis.comparison import (AT_THE_END, IN_TRAINING, Arms, arms_of, doubt_about_training,
                                      gain_table, in_words, of_runs, same_part)
-from lab.analysis.plots import COLOURS, legend_below, save, whole_steps
+from lab.analysis.plots import COLOURS, legend_below, plt, save, whole_steps
 from lab.analysis.run_folders import Run, existing, read_run
 from lab.engine.errors import UserError
 from lab.harness.flags import Flag, read

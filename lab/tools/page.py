@@ -16,9 +16,7 @@ if __name__ == "__main__":
 import textwrap
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.figure import Figure
 
 import analyze
 from analyze import Table, Tally
@@ -27,7 +25,7 @@ from lab.analysis.answers import answers_of
 from lab.analysis.html_page import (Picture, figure_of, folded, paragraphs, section_of, viewer,
                                     write_page)
 from lab.analysis.plots import (CHANGE_COLOUR, COLOURS, GRADIENT_COLOUR, PUSH_COLOUR, TOKENS_COLOUR,
-                                legend_below, save, whole_steps)
+                                legend_below, plt, save, whole_steps)
 from lab.analysis.run_folders import Run, existing, read_columns, read_run, read_tokenizer
 from lab.engine.tokens import KINDS
 from lab.harness.flags import Flag, read
@@ -212,7 +210,7 @@ def change_by_kind(tally: Tally, folder: Path) -> Picture:
                 f"its sizes). Kinds below {RARE:.1%} of the tokens are left out")
 
 
-def bars_by_kind(tally: Tally, bars: dict[str, tuple[np.ndarray, str]], title: str) -> Figure:
+def bars_by_kind(tally: Tally, bars: dict[str, tuple[np.ndarray, str]], title: str) -> plt.Figure:
     """Draw bars side by side for each kind of token, one for each label. `bars` has for each label
     the share of every kind, and a colour."""
     used = np.flatnonzero(tally.share("kind", "one") >= RARE)
