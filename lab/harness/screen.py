@@ -23,7 +23,7 @@ from lab.engine.errors import PROJECT, UserError
 BOLD, GREEN, RED = "1", "1;32", "1;31"
 MESSAGE = b"\nstopping after this step (Ctrl-C again stops at once, at the last checkpoint)\n"
 # the files at the top of the project that a user does not write his own code into
-PROGRAMS = ("train.py", "analyze.py", "grpo.py", "qwen2_model.py")
+PROGRAMS = ("train.py", "run.py", "analyze.py", "grpo.py", "qwen2_model.py")
 
 
 def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: str = "") -> None:

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -18,7 +19,7 @@ import torch
 from safetensors import SafetensorError
 
 from conftest import ROOT, evaluation, hand_made
-from run import Run, Settings
+from run import Run, Settings, make_run
 from train import means_of
 from lab.engine.errors import UserError
 from lab.harness import screen
@@ -105,6 +106,11 @@ def test_an_end_or_a_mistake_of_this_program_is_no_users():
     assert ended_by(stop) == 130
     with pytest.raises(AttributeError):  # with its traceback
         run_as_program("name", lambda argv: [].entropy)
+
+
+def test_a_folder_that_cannot_be_made_is_told_by_its_name():
+    said = ended_by(lambda: make_run(Path("/dev/null/x"), {}, Path("tokenizer.json")))
+    assert said == "name: /dev/null: File exists"
 
 
 def test_gradients_that_a_user_has_switched_off_are_told():
