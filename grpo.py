@@ -1,5 +1,5 @@
-"""GRPO (2402.03300): one reward per answer, compared with the rewards of the other answers to the
-same problem, and given to every token of the answer.
+"""GRPO (arXiv 2402.03300): one reward per answer, compared with the rewards of the other answers
+to the same problem, and given to every token of the answer.
 
     A_i  = (R_i - mean of the group) / (std of the group + 1e-4)
     loss = - sum over answers i and tokens t of  w_it A_it log pi(y_it | prompt, y_i<t)  / N
@@ -16,19 +16,20 @@ Four answers to one problem, of which the first is right:
 If all four had the same reward, all advantages would be 0. Such a group teaches nothing.
 
 From top to bottom: a batch and how it is made, `sample`; its advantages; the loss and why it is
-right, `policy_loss`; the step, `update`; and the two parts of the published GRPO that a flag brings
-back. `python grpo.py` shows all of it on four answers to one problem.
+right, `policy_loss`; the step, `update`; two parts of the published GRPO that are off by default;
+what is checked. `python grpo.py` shows all of it on four answers to one problem.
 
     ratio and clipping   a batch is trained on once, so the ratio of new to old probability is
                          exactly 1 and clipping would do nothing; --epochs above 1 brings both back
     the KL term          --kl above 0 adds it, and a frozen copy of the initial model
 
-Two more parts are left out: the factor 1 / length (here every token of the batch counts the same,
-in the paper every answer), and the reward model (a program checks the answer).
+Two more parts are left out. The paper divides the sum over an answer's tokens by its length; here
+all tokens of the batch count the same. The paper has a reward model; here a program checks the
+answer.
 
 Everything per token is a tensor (B, T): B answers, and T positions, at most --max_new_tokens. Index
-t is the t-th generated token. The model predicts it at the token before: `log_probs` makes this
-shift, and nothing else does.
+t is the t-th generated token. The model predicts it at the token before. In training `log_probs`
+makes this shift, and nothing else does.
 """
 import copy
 import hashlib
@@ -89,8 +90,8 @@ class Rollouts:
 # --------------------------------------------------------------------------------------- the batch
 def sample(run: Any, problems: Sequence[Any], answers: int, generator: torch.Generator,
            greedy: bool = False) -> Rollouts:
-    """Sample answers to each problem, score them, and label their tokens. `run` has the model, its
-    tokenizer and the task (train.py)."""
+    """Sample answers to each problem, score them, and label their tokens. `run` (run.py) has the
+    model, its tokenizer and the task."""
     prompts = [run.encode(run.task.prompt_for(problem)) for problem in problems]
     drawn = generate(run.model, prompts, answers, run.settings.max_new_tokens, run.stop, generator,
                      greedy)
@@ -136,7 +137,7 @@ ADVANTAGES: dict[str, Method] = {}  # the choices of --advantage
 
 
 def advantages(run: Any, rollouts: Rollouts) -> Tensor:
-    """(B, T): what the function that --advantage names makes of the batch."""
+    """Call the function that was chosen by --advantage. Returns its values (B, T)."""
     return values_of(ADVANTAGES[run.settings.advantage], run, rollouts)
 
 
@@ -146,7 +147,7 @@ def advantage(function: Method) -> Method:
 
 
 def add_choice(choices: dict[str, Method], function: Method) -> Method:
-    """A second function of one name would silently replace the first. Only a notebook wants it."""
+    """A second function of one name would silently replace the first, as only a notebook may."""
     name, is_in_file = function.__name__, "__file__" in getattr(function, "__globals__", {})
     if name in choices and is_in_file:
         raise SystemExit(f"there are two functions {name}: one needs another name")
@@ -163,8 +164,8 @@ def grpo(rollouts: Rollouts) -> Tensor:
 
 @advantage
 def dr_grpo(rollouts: Rollouts) -> Tensor:
-    """The reward minus the group's mean (arXiv 2503.20783). There is no division by the
-    standard deviation, because it makes problems with nearly equal rewards count more."""
+    """The reward minus the group's mean (arXiv 2503.20783). It is not divided by the standard
+    deviation, because this division makes problems with nearly equal rewards count more."""
     return to_every_token(centred(rollouts.reward, rollouts.group), rollouts)
 
 
@@ -203,21 +204,22 @@ def to_every_token(value: Tensor, rollouts: Rollouts) -> Tensor:
 
 
 def values_of(function: Method, run: Any, rollouts: Rollouts) -> Tensor:
-    """The values (B, T) of an advantage or a weighting, called with its flags. It gets a copy of
-    the batch, so what it changes in place has no effect elsewhere; only the random generator is the
-    batch's own, so that the next function draws other numbers."""
+    """The values (B, T) of an advantage or a weighting, called with its flags. The function gets a
+    copy of the batch, so what it changes in place has no effect elsewhere. Only the random
+    generator is not copied, so that the next function draws other numbers."""
     batch = copy.deepcopy(rollouts, {id(rollouts.generator): rollouts.generator})
     values = function(batch, **run.settings.keywords_of(function))
     return checked(values, rollouts, place_of(function))
 
 
 def checked(values: Any, rollouts: Rollouts, name: str) -> Tensor:
-    """Refuse values that are not finite or not (B, T). (B, 1), a number for each answer, becomes
-    (B, T). (B,) is refused, because torch would spread it over T instead of B."""
+    """Refuse values that are not finite or not (B, T). A number for each answer (B, 1) or for each
+    position (1, T) becomes (B, T). (B,) is refused, because torch would spread it over T."""
     B, T = rollouts.mask.shape
     if not isinstance(values, Tensor) or values.shape not in ((B, T), (B, 1), (1, T)):
         found = tuple(values.shape) if isinstance(values, Tensor) else repr(values)[:80]
-        raise UserError(f"{name} should return a tensor (B, T) = ({B}, {T}), got {found}")
+        raise UserError(f"{name} should return a tensor (B, T) = ({B}, {T}), got {found}. "
+                        "value[:, None] makes (B, 1) of a number for each answer (B,)")
     credit: Tensor = values.detach().float().expand(B, T).masked_fill(~rollouts.mask, 0.0)
     is_small = credit.abs() <= 1e12  # of larger ones a squared gradient can overflow
     if not is_small.all():
@@ -246,12 +248,17 @@ def policy_loss(log_prob: Tensor, advantage: Tensor, weight: Tensor, mask: Tenso
          the expected reward is the sum of probability * (gradient of log-prob) * reward.
       4. A sum of probability * something is the mean of this something over sampled answers. So
          the mean of (gradient of log-prob) * reward over our answers estimates the gradient.
-      5. The advantage takes the place of the reward. Subtracting one number from all rewards of a
+      5. The log-prob of an answer is the sum of its tokens' log-probs. So the reward of the answer
+         stands at each of its tokens.
+      6. The advantage takes the place of the reward. Subtracting one number from all rewards of a
          problem does not change the mean gradient, because probabilities sum to 1, and so their
-         gradients sum to 0. But the estimate varies less. The mean of a group of G answers is not
-         one number for all of them, because it contains the answer's own reward. What it takes
-         off is 1/G of the gradient: on average the step is the right one times 1 - 1/G
-         (docs/reference/policy_gradient.md).
+         gradients sum to 0. But the estimate varies less. The group's mean is not one number for
+         all G answers, because it contains the answer's own reward. Subtracting it (`dr_grpo`)
+         multiplies the mean gradient by 1 - 1/G. The division by the standard deviation (`grpo`)
+         changes it once more, and differently for each problem.
+
+    This holds where all weights are 1. Other weights follow another gradient on purpose. See
+    docs/reference/policy_gradient.md.
 
     The loss has a minus, because an optimizer makes the loss smaller, and the reward should grow.
     The value of the loss says nothing. Only its gradient counts, and only at the model that sampled
@@ -263,8 +270,8 @@ def policy_loss(log_prob: Tensor, advantage: Tensor, weight: Tensor, mask: Tenso
 def log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
     """(rows, T): the log-probs of these answers' tokens, with gradient; 0 beyond the answer.
 
-    The state at a token predicts the next one. So the state at the prompt's last token predicts the
-    answer's first token, and the answer's last token is left out, because it predicts nothing:
+    The hidden state at a token predicts the next token. So the state at the prompt's last token
+    predicts the answer's first, and the answer's last token is left out, as nothing follows it:
 
         computed    p q x y        prompt p q, answer x y z
         predicts      x y z
@@ -295,12 +302,12 @@ def frozen_log_probs(model: Qwen2, rollouts: Rollouts, micro_batch: int) -> Tens
 def update(run: Any, rollouts: Rollouts, weight: Tensor, is_measured: bool = False
            ) -> tuple[Metrics, dict[str, Tensor]]:
     """Train the model on the whole batch: one step of the optimizer, or with --epochs several.
-    Returns metrics, and columns (B, T) for the credit file.
+    Returns metrics, and columns (B, T) for the file of the step's tokens.
 
-    Answers without a gradient are left out. If none is left, the step is skipped, because AdamW
-    would move the parameters by its mean of earlier gradients.
+    Answers without a gradient are left out. If no answer has one, the optimizer makes no step,
+    because AdamW would move the parameters by its mean of earlier gradients.
 
-    If `is_measured`, a column is the change: each token's log-prob after the update minus before,
+    If `is_measured`, the column `change` has each token's log-prob after the update minus before,
     at the same prefix. All answers share the model's parameters, so the term of one answer moves
     every answer, also those without a gradient of their own. This costs two forward passes."""
     s, model, mask = run.settings, run.model, rollouts.mask
@@ -353,9 +360,9 @@ def update(run: Any, rollouts: Rollouts, weight: Tensor, is_measured: bool = Fal
 
 
 def sampler_gap(log_prob: Tensor, sampled: Tensor, tokens: int) -> float:
-    """By how much the log-probs of update and sampler differ, for each token. Both compute the
-    same, so this is rounding. If a state is read one position too late, no error is raised, but
-    this gap is large."""
+    """The mean absolute difference between a token's log-prob in the update and in the sampler.
+    Both compute the same, so it is rounding. If a state is read one position too late, torch
+    notices nothing, but this gap is large."""
     gap = float((log_prob - sampled).abs().sum()) / tokens
     if gap > 0.01:
         raise UserError(f"log-probs of sampler and update differ by {gap:.2g} a token: one of the "
@@ -373,15 +380,16 @@ def why_skipped(rollouts: Rollouts) -> str:
 
 
 class AdamW:
-    """AdamW (1711.05101). A parameter moves by
+    """AdamW (arXiv 1711.05101). A parameter moves by
 
         learning rate * (mean of its gradients) / (root of the mean of their squares + epsilon)
 
     so by about the learning rate where the gradients of many steps agree, and by less where they
-    are noise. A step multiplies the first mean by 0.9 and the second by 0.999, and adds its part.
-    Both begin at 0, so at first they are too small, by the factors `known`. An optimizer is made
-    once and keeps its means. A new one would know a single gradient. Divided by its own size this
-    is +1 or -1, so all parameters would move equally far."""
+    are noise. A step multiplies the first mean by 0.9 and adds 0.1 times the gradient; it
+    multiplies the second by 0.999 and adds 0.001 times the square. Both begin at 0, so at first
+    they are too small, by the factors `known`. An optimizer is made once and keeps its means. A new
+    optimizer in each step would know a single gradient. Divided by its own size this is +1 or -1,
+    so all parameters would move equally far."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], learning_rate: float,
                  weight_decay: float = 0.0):
@@ -408,11 +416,12 @@ class AdamW:
 # -------------------------------------------------------------------------- what a flag brings back
 def clipped_loss(log_prob: Tensor, old: Tensor, advantage: Tensor, weight: Tensor, mask: Tensor,
                  N: int, low: float, high: float) -> Tensor:
-    """For --epochs: the loss of PPO (1707.06347), with a wider upper bound as in DAPO (2503.14476).
+    """For --epochs: the loss of PPO (arXiv 1707.06347), with the wider upper bound of DAPO (arXiv
+    2503.14476).
 
     From the second update on, the answers are no longer samples of the model. The ratio of a
-    token's probability now to its probability when it was sampled (`old`) corrects the draw of this
-    token alone. Its prefix and the tokens after it are still those that the old model sampled.
+    token's probability now to its probability when it was sampled (`old`) corrects for how often
+    this token is drawn. It does not correct for how often its prefix and the tokens after it are.
     Take answers of two tokens, each 0 or 1, with the reward 1 if both are 1. When the probability
     of a 1 rises from .5 to .8, the mean reward rises from .25 to .64, but the mean of ratio *
     reward, with the ratio of the first token, is .25 * .8 / .5 = .40.
@@ -437,15 +446,14 @@ def divergence(log_prob: Tensor, reference: Tensor) -> Tensor:
     """For --kl: KL(policy || reference) at each position, estimated from the token that was sampled
     there: exp(d) - d - 1, d = reference - log_prob (k3 of Schulman, "Approximating KL divergence").
 
-    Its value is right on average. Its gradient, on average, is that of the KL with the two models
-    exchanged, KL(reference || policy), for the prefixes as they are: that a step also changes which
-    prefixes are reached is left out.
+    Its value is right on average. Its mean gradient is that of KL(reference || policy), where the
+    two models are exchanged. It leaves out that a step also changes which prefixes are reached.
     """
     d = reference - log_prob
     return d.exp() - d - 1
 
 
-# ----------------------------------------------------------------------- what a token has in a step
+# ------------------------------------------------------------------ the size of a token's gradient
 def gradient_size(log_prob: Tensor, collision: Tensor) -> Tensor:
     """s = norm(onehot - p) = sqrt(1 - 2 p_y + sum p^2): the length of the gradient that the
     log-prob of a token y has with respect to the logits. This gradient is onehot - p, where p are

@@ -2,8 +2,8 @@
 
     loss = - sum( weight * advantage * log_prob ) / N
 
-A weighting is also called a mitigation. It mitigates that all tokens of an answer get the same
-advantage, whether they earned it or not.
+A weighting is also called a mitigation, because it softens that all tokens of an answer get the
+same advantage, whether they earned it or not.
 
 A function under the decorator becomes a choice of `--mitigation`, its keyword-only parameters
 become flags, and its docstring is the help:
@@ -23,7 +23,7 @@ become flags, and its docstring is the help:
 
 A number for each answer, (B,), becomes (B, 1) by value[:, None]. The weight of padding is ignored.
 `weights` at the end gives the weights of a batch a mean of 1, unless --rescale says otherwise.
-Weights may not be negative. A function whose values may be is an advantage: put it under
+Weights may not be negative. A function with negative values is an advantage: put it under
 @advantage, here or in grpo.py. `python mitigations.py` shows the weights of each on one answer.
 
 An answer is everything that was generated; its answer section is the part between <answer> and
@@ -124,22 +124,21 @@ def by_kind(rollouts: Rollouts, *, word_weight: float = 0.5,
 
 
 def weights(run: Any, rollouts: Rollouts) -> tuple[Tensor, Metrics]:
-    """The weights (B, T) that the loss uses, those of --mitigation, and metrics about them. With
-    --rescale mean all weights of the batch are multiplied by the number c that gives them a mean of
-    1: .5 .5 1 1 becomes .67 .67 1.33 1.33. So a weighting shifts the step from some tokens to
-    others, and does not also change the learning rate. With --rescale none, c is 1."""
-    function, note = MITIGATIONS[run.settings.mitigation], None
+    """Returns the weights (B, T) of --mitigation as the loss uses them, and metrics about them.
+    With --rescale mean all weights of the batch are multiplied by the number c that gives them a
+    mean of 1: .5 .5 1 1 becomes .67 .67 1.33 1.33. So a weighting shifts the gradient from some
+    tokens to others, and its size stays comparable from step to step. With --rescale none, c is 1.
+    """
+    function = MITIGATIONS[run.settings.mitigation]
     weight = values_of(function, run, rollouts)
     if (weight < 0).any():
-        raise UserError(f"{place_of(function)} is negative at {int((weight < 0).sum())} tokens: "
-                        "credit with a sign stands under @advantage")
-    if not (weight > 1e-30).any():  # 1 / the sum of smaller ones can overflow
-        weight, note = rollouts.mask.float(), "all weights were 0, so every token gets 1"
+        raise UserError(f"{place_of(function)} is negative at {int((weight < 0).sum())} tokens. "
+                        "Weights may not be: put values with a sign under @advantage")
     c = 1.0
-    if run.settings.rescale == "mean":
+    if run.settings.rescale == "mean" and (weight > 1e-30).any():  # of smaller ones c overflows
         c = rollouts.mask.sum().item() / weight.double().sum().item()
     weight = weight * c
-    return weight, {"weight_factor": c, "weight_max": weight.max().item(), "weight_note": note}
+    return weight, {"weight_factor": c, "weight_max": weight.max().item()}
 
 
 def show() -> None:

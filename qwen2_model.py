@@ -56,7 +56,7 @@ class ModelConfig:
 
 
 def rotary(positions: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of position times frequency (2104.09864), each (..., 1, head_dim)."""
+    """Cosine and sine of position times frequency (arXiv 2104.09864), each (..., 1, head_dim)."""
     steps = torch.arange(0, config.head_dim, 2).float()
     frequency = 1.0 / config.rope_theta ** (steps / config.head_dim)
     angle = positions[..., None, None].float() * frequency  # (..., 1, head_dim / 2)
@@ -85,7 +85,7 @@ def causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class RMSNorm(nn.Module):
-    """x / sqrt(mean of x^2 + eps) * weight (1910.07467)."""
+    """x / sqrt(mean of x^2 + eps) * weight (arXiv 1910.07467)."""
 
     def __init__(self, size: int, eps: float):
         super().__init__()
@@ -97,7 +97,7 @@ class RMSNorm(nn.Module):
 
 
 class Attention(nn.Module):
-    """Grouped-query attention (2305.13245): H query heads share K key/value heads."""
+    """Grouped-query attention (arXiv 2305.13245): H query heads share K key/value heads."""
 
     def __init__(self, config: ModelConfig, layer: int):
         super().__init__()
@@ -123,7 +123,7 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """The feed-forward part of a layer, SwiGLU (2002.05202)."""
+    """The feed-forward part of a layer, SwiGLU (arXiv 2002.05202)."""
 
     def __init__(self, config: ModelConfig):
         super().__init__()

@@ -1,5 +1,5 @@
-"""What a run is beside its loop: its flags, its folder, its checkpoints and its output. Nothing in
-this file decides what the model learns: that is in train.py and the four files it names.
+"""What a run is beside its loop: its settings, its folder, its checkpoints and its output. A reader
+of train.py does not need this file: apart from the settings, nothing here decides what is learned.
 
     runs/none-grpo-s0/
         config.json, tokenizer.json   the settings; the texts of the tokens
@@ -9,8 +9,9 @@ this file decides what the model learns: that is in train.py and the four files 
         credit/step_000001.npz        the numbers of every token of a step
         checkpoints/step_000025/      a model's folder; the newest two have trainer/
 
-Every file is written whole or not at all, so a run can be killed at any time. The lab has its own
-run, with other parts for the same loop. The flags: `python train.py --help`.
+A run can be killed at any time, because a file is written whole or not at all, and of a log the
+last line is ignored if it is cut. The lab has its own run, with other parts for the same loop. The
+flags: `python train.py --help`.
 """
 import argparse
 import ast
@@ -55,8 +56,8 @@ KINDS = (int, float, str, bool)  # types of settings
 
 @dataclass
 class Settings:
-    """Each field is a flag, and its comment is the help. Defaults < recipe.json in the folder of
-    the model < what was typed."""
+    """Each field is a flag, and its comment is the help. The model's folder may have a recipe.json,
+    whose values replace these. What was typed replaces both."""
     model: str = "models/tiny"     # folder of a Qwen2, Qwen2.5 or Qwen3 model
     task: str = "countdown_task"   # the problems and the reward
     mitigation: str = "none"       # the weighting: how much each token counts
@@ -83,8 +84,9 @@ class Settings:
     out: str = ""                  # folder of the run, by default runs/<its flags>-s<seed>
     keywords: dict[str, Any] = field(default_factory=dict)  # of task, weighting and advantage
     typed: dict[str, Any] = field(default_factory=dict)     # the flags that were typed
+    # the name of the folder has the first three anyway, and no result depends on the others
     unnamed: typing.ClassVar = {"mitigation", "advantage", "seed", "out", "micro_batch", "threads",
-                                "change_every", "checkpoint_every"}  # not in the folder's name
+                                "change_every", "checkpoint_every"}
 
     @property
     def folder(self) -> Path:
@@ -106,12 +108,12 @@ METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}  # they have flag
 CHOICES: dict[str, Collection[str]] = {
     "task": ("countdown_task",), **METHODS,
     "rescale": ("mean", "none"), "prompt": PROMPTS, "numbers": ("2", "3", "4", "3,4")}
-LEAST = {"answers": 2} | dict.fromkeys((  # no setting is below 0, and these not below
+LEAST = {"answers": 2} | dict.fromkeys((  # the least values of these settings; of the others 0
     "epochs", "questions", "max_new_tokens", "micro_batch", "eval_tasks", "min_number",
     "max_number", "max_target", "max_result"), 1)
 # settings that a resumed run may change, because no number so far depends on them
 CHANGEABLE = {"steps", "threads", "checkpoint_every"}
-# entries of config.json that are not read again. The folder may have been moved
+# entries of config.json that a resumed run does not read; its folder may have another name now
 NOT_READ = {"out", "versions", "held_out_problems", "functions", "model_config"}
 
 
@@ -125,8 +127,9 @@ class Parser(argparse.ArgumentParser):
 
 
 def read_settings(argv: list[str]) -> tuple[Settings, bool]:
-    """The settings of a command line, and whether it resumes a run. Which flags there are depends
-    on the weighting and the advantage, so the line is read first without and then with theirs."""
+    """The settings of a command line, and whether it resumes a run. The weighting and the advantage
+    bring flags of their own. So the line is read once to find these two, and then with their flags.
+    """
     owners: list[Any] = [Settings, Task]
     parser = parser_for(owners)
     typed = vars(parser.parse_known_args(argv)[0])
@@ -162,8 +165,8 @@ def read_settings(argv: list[str]) -> tuple[Settings, bool]:
 
 
 def parser_for(owners: Iterable[Any], saved: dict[str, Any] = {}) -> Parser:
-    """A parser of the flags of these dataclasses and functions. What was not typed is not in its
-    result. The help has the values that a flag has if it is not typed."""
+    """A parser of the flags of these dataclasses and functions. Its result has only the flags that
+    were typed. Its help says which value the others have."""
     parser = Parser(usage="python train.py [--flag value ...]", add_help=False, allow_abbrev=False,
                     description="Train a model with GRPO.",
                     epilog="More flags, such as --lora 1, are in the lab: --help all",
@@ -217,8 +220,8 @@ def saved_settings(resume: str, model: str) -> dict[str, Any]:
 
 # ------------------------------------------------------------------------------------------ the run
 class Run:
-    """A run. Its first `done` steps are recorded, up to `checkpoint`."""
-    # the stages of a step in train.py; the lab's run has others
+    """A run. Its steps up to `done` are on record, and `checkpoint` is the model after them."""
+    # These functions become methods: the stages of a step in train.py. The lab's run has others.
     sample, advantages, weights, update = sample, advantages, weights, update
     methods: Any = METHODS
     has_format = True  # the task scores the format of an answer
@@ -242,8 +245,8 @@ class Run:
             self.make_parts()
 
     def where_to_go_on(self) -> None:
-        """Find the newest checkpoint. Only a run that was stopped before its first checkpoint
-        begins again and loses its whole record."""
+        """Find the newest checkpoint. A run that was stopped before its first checkpoint begins
+        again, and loses its record; no other run does."""
         run, found = self.folder, checkpoints(self.folder)
         self.done = max(found, default=0)
         self.checkpoint = found.get(self.done)
@@ -307,8 +310,8 @@ class Run:
                          for number in (signal.SIGINT, signal.SIGTERM)}
 
     def config(self) -> dict[str, Any]:
-        """config.json: the settings, and digests by which runs are told apart that should not be
-        compared: of the held-out problems, and of the text of the chosen functions."""
+        """config.json: the settings, and two digests, of the held-out problems and of the texts of
+        the chosen functions. Runs in which these differ should not be compared."""
         s = self.settings
         shown = [self.task.show(problem) for problem in self.held_out] if s.eval_every else None
         functions = {axis: digest_of(text_of(choices[getattr(s, axis)]))
@@ -327,7 +330,7 @@ class Run:
         if self.stopping:
             raise KeyboardInterrupt
         self.stopping = True
-        # `print` may fail here, if Ctrl-C interrupted another `print`; Ctrl-C also ends a reader
+        # not `print`, because Ctrl-C may have interrupted one
         with suppress(OSError):
             os.write(1, b"\nstopping after this step; Ctrl-C again stops at once\n")
 
@@ -357,8 +360,8 @@ class Run:
         self.optimizer.steps = int(found["step"])
 
     def save(self, step: int) -> None:
-        """Write a model's folder, with the trainer's state in it. Only when it is complete are the
-        states of older checkpoints removed."""
+        """Write a model's folder, with the trainer's state in it. Then remove this state from all
+        but the newest two checkpoints."""
         if not all(one.isfinite().all() for one in self.trained.values()):
             raise UserError("the model has numbers that are not finite: a smaller --learning_rate "
                             f"may help. {self.last_checkpoint()}")
@@ -403,8 +406,8 @@ class Run:
             f"{line['length']:8.1f}{line['finished']:10.1%}{line['entropy']:9.3f}  "
             f"{'  skipped' if norm is None else f'{norm:9.3f}'}"
             f"{line['tokens'] / line['seconds']:10.0f}{left // 60:7d}:{left % 60:02d}")
-        if note := line["skipped"] and f"no update: {line['skipped']}" or line["weight_note"]:
-            say(f"          {note}")
+        if line["skipped"]:
+            say(f"          no update: {line['skipped']}")
 
     def log_evaluation(self, line: dict[str, Any], seconds: float) -> None:
         append(self.folder / "evaluations.jsonl", line)
@@ -459,8 +462,8 @@ def say(text: str) -> None:
 # ------------------------------------------------------------------------------- files and folders
 def write_credit(path: Path, rollouts: Rollouts, weight: Tensor, columns: dict[str, Tensor]
                  ) -> None:
-    """Write the numbers of a step: columns with a number for each token, answer after answer
-    (`episode_start` says where one begins), for each answer, or for each problem."""
+    """Write the numbers of a step as columns. A column has a number for each token, answer after
+    answer (`episode_start` says where an answer begins), or for each answer, or each problem."""
     of_tokens = {"token_id": rollouts.ids, "log_prob": rollouts.log_prob, "weight": weight,
                  "entropy": rollouts.entropy, "collision": rollouts.collision,
                  "advantage": rollouts.advantage, **columns, "section": rollouts.section,
@@ -511,8 +514,8 @@ def make_run(folder: Path, config: dict[str, Any], tokenizer: Path) -> None:
 
 def lock(folder: Path) -> sqlite3.Connection:
     """Keep other processes out of the folder until this one closes what is returned, or ends. It is
-    the lock of an empty SQLite file, which every system has and releases also after kill -9. A file
-    with the number of its process would stay, and another process can get this number."""
+    the lock of an empty SQLite file. Every system has it, and releases it also after kill -9, which
+    a file that merely says *locked* would survive."""
     opened = sqlite3.connect(folder / "lock", timeout=0, isolation_level=None)
     try:
         opened.execute("PRAGMA journal_mode=OFF")  # no second file

@@ -11,7 +11,8 @@ Read `train` first. Where the numbers of token 17 of answer 3 are computed:
     advantage[3, 17]   grpo.py: advantages, grpo
     weight[3, 17]      mitigations.py: weights, none
     the loss           grpo.py: update, policy_loss
-    its gradient       grpo.py: log_probs
+    its log-prob       grpo.py: log_probs
+    the gradient       grpo.py: update
 
 All random numbers of a step follow from the seed and the step alone. So a run that was killed goes
 on from its checkpoint as if nothing had happened: on the same CPU it samples the same tokens, bit
@@ -60,8 +61,8 @@ def train(run: Run) -> None:
         rollouts.advantage = run.advantages(rollouts)                                # (B, T)
         weight, of_weight = run.weights(rollouts)                                    # (B, T)
 
-        # Make tokens with a positive advantage more probable, and the others less probable. Every
-        # few steps, also measure the change of each token.
+        # Push tokens up whose advantage is positive, and down whose advantage is negative. Every
+        # few steps, also measure how far each token has really moved.
         is_measured = s.change_every and ((step - 1) % s.change_every == 0 or step == s.steps)
         metrics, columns = run.update(rollouts, weight, bool(is_measured))
 

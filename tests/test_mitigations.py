@@ -126,12 +126,12 @@ def test_a_function_gets_a_copy_of_the_batch_and_its_generator(rollouts):
     assert not torch.equal(first, second) and not first[~rollouts.mask].any()
 
 
-def test_weights_so_small_that_nothing_can_rescale_them_count_as_none(rollouts, monkeypatch):
-    """1 / their sum is more than float32 holds."""
+@pytest.mark.parametrize("size", [0.0, 1e-45])
+def test_weights_that_nothing_can_rescale_stay_as_they_are(rollouts, monkeypatch, size):
+    """1 / the sum of the small ones is more than float32 holds. With zeros nothing is learned."""
     monkeypatch.setitem(mitigations.MITIGATIONS, "tiny",
-                        lambda batch: torch.full_like(batch.entropy, 1e-45))
+                        lambda batch: torch.full_like(batch.entropy, size))
     settings = SimpleNamespace(mitigation="tiny", rescale="mean", keywords_of=lambda function: {})
     weight, said = mitigations.weights(SimpleNamespace(settings=settings),
                                        replace(rollouts, forward=None))
-    assert torch.equal(weight, rollouts.mask.float())
-    assert "all weights were 0" in said["weight_note"]
+    assert torch.equal(weight, torch.where(rollouts.mask, size, 0.0)) and said["weight_factor"] == 1

@@ -106,7 +106,7 @@ def test_what_an_idea_changes_in_place_is_its_own_copy(rollouts):
 @pytest.mark.parametrize("value, words", [
     (float("nan"), "is nan at token {t} of answer 4. Such a number often comes from 0 / 0"),
     (-float("inf"), "is -inf at token {t} of answer 4"), (1e13, "is 1e+13 at token {t} of answer"),
-    (-0.5, "is negative at 2 tokens: credit with a sign stands under @advantage")])
+    (-0.5, "is negative at 2 tokens. Weights may not be: put values with a sign under @advantage")])
 def test_a_number_that_may_not_be_is_told_with_its_token_and_its_function(rollouts, value, words):
     """Beyond the mask, and as an advantage where it is only negative, it is fine."""
     def idea(batch, policy):

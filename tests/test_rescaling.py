@@ -40,11 +40,10 @@ def test_weights_that_cannot_be_rescaled_to_the_gradient_are_left_and_it_is_said
     assert weighed(torch.ones(2, 2), nothing, rescale_to="gradient")[1]["weight_note"] is None
 
 
-def test_weights_that_are_all_zero_become_one_and_it_is_said():
+def test_weights_that_are_all_zero_stay_zero_and_it_is_said():
     rollouts = hand_made([[True, True], [True, False]])
     weight, said = weighed(torch.zeros(2, 2), rollouts)
-    assert torch.equal(weight, rollouts.mask.float())
-    assert "all weights were 0" in said["weight_note"]
+    assert not weight.any() and "not rescaled" in said["weight_note"]
 
 
 def test_what_is_odd_beyond_the_mask_does_not_matter_and_one_number_an_answer_is_enough():

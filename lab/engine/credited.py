@@ -31,10 +31,8 @@ def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: Polic
     weight = checked_credit(chosen, f"the weighting {name}", rollouts, policy)
     if (weight < 0).any():
         raise UserError(f"the weighting {name} ({location_of(chosen)}) is negative at "
-                        f"{int((weight < 0).sum())} tokens: credit with a sign stands under "
-                        "@advantage (docs/reference/methods.md)")
-    if not weight.any():
-        weight, note = rollouts.mask.float(), "all weights were 0, so every token gets 1"
+                        f"{int((weight < 0).sum())} tokens. Weights may not be: put values with "
+                        "a sign under @advantage (docs/reference/methods.md)")
     if placebo.startswith("weights"):
         weight = shuffled(weight, rollouts, placebo)
     c = rescaling(weight, rollouts, rescale_to)

@@ -302,6 +302,8 @@ class LabRun(Run):
         self.took = {}
         self.refuse_other_folder()
         super().log(line)
+        if line["weight_note"]:
+            say(f"          {line['weight_note']}")
         if self.curves:
             self.curves.add(line, "train")
         self.after_step()

@@ -267,7 +267,7 @@ def test_the_command(capsys, monkeypatch):
     assert "RIGHT: rloo is right on average in 2 worlds." in said
     assert said.splitlines()[1].startswith("one turn, three rewards              1.0000  0.00000")
     with pytest.raises(SystemExit) as stopped:
-        lab(["exact", "rloo", "outcome_conditional", "--think_discount", "0", "--seeds", "1",
+        lab(["exact", "rloo", "inverse_logprob", "--epsilon", "0.5", "--seeds", "1",
              "--json"])
     right, biased = json.loads(capsys.readouterr().out)
     assert stopped.value.code == 1 and (right["word"], biased["word"]) == (RIGHT, BIASED)
