@@ -5,7 +5,8 @@ Digits differ between CPUs, between torch's kernels for them and between version
 record is for one kind of all three (`kind_of_cpu`), it is written beside any.json, and git ignores
 it: record before you change something that should leave the digits as they are, and
 tests/test_golden.py compares. Without a record that test is skipped. A change that is meant to
-change digits records them again.
+change digits records them again. ATEN_CPU_CAPABILITY=default, say, before the command records those
+of torch's other kernels.
 
 Before the first update nothing but rounding tells CPUs apart. So any.json holds of the first step
 what is exact, such as the sampled tokens and the rewards, and the metrics, which are compared to
@@ -14,10 +15,8 @@ almost three digits. It is compared on every CPU, and is part of the project.
 import argparse
 import hashlib
 import json
-import os
 import platform
 import re
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -44,7 +43,6 @@ ANY = RECORDS / "any.json"
 ON_ANY = [arm for arm in ARMS if arm != "vine"]
 EXACT = ("token_id", "episode_start", "group", "finished", "section", "kind", "reward",
          "reward_answer", "reward_format", "prompt_ids", "prompt_start")
-CAPABILITIES = ("default", "avx2", None)  # which kernels torch is told to take; None: its choice
 
 
 def kind_of_cpu() -> str:
@@ -114,30 +112,15 @@ def write_any() -> None:
     ANY.write_text(json.dumps({arm: first_step(arm) for arm in ON_ANY}, indent=1) + "\n")
 
 
-def record_all() -> None:
-    """Write a record for each kind of kernels that torch has for this CPU, each in a process of its
-    own, because torch chooses when it is imported."""
-    for capability in CAPABILITIES:
-        chosen = {} if capability is None else {"ATEN_CPU_CAPABILITY": capability}
-        others = {name: value for name, value in os.environ.items()
-                  if name != "ATEN_CPU_CAPABILITY"}
-        subprocess.run([sys.executable, "-m", "tests.golden", "--record", "--here"], cwd=ROOT,
-                       env=others | chosen, check=True)
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--record", action="store_true", required=True,
-                        help="write the digits of this CPU, with each of torch's kernels for it")
-    parser.add_argument("--here", action="store_true",
-                        help="only with the kernels that torch chooses in this process")
+                        help="write the digits of this CPU")
     parser.add_argument("--any", action="store_true",
                         help="write any.json instead, the digits that hold on any machine")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.any:
         write_any()
-    elif given.here:
-        write_record()
     else:
-        record_all()
+        write_record()

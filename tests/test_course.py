@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT, project_files
-from runs import arrays, block, blocks, copy_project, lines, program
+from runs import arrays, block, blocks, copy_project, lines, printed_by_each, program
 
 PAGES = {path.name: path.read_text(encoding="utf-8")
          for path in project_files("docs/course/*.md")}
@@ -58,14 +58,6 @@ def same_line(printed: str, page: str) -> bool:
     return True
 
 
-EACH = """
-import json, sys
-for name, code in json.loads(sys.argv[1]).items():
-    print("PASTED", name)
-    exec(compile(code, name, "exec"), {"__name__": "__main__"})
-"""
-
-
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     """A copy of the program, in which the files of the pages lie, and the run of one step that page
@@ -81,10 +73,8 @@ def project(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def printed(project):
-    """What the blocks print, by page and number; all in one process."""
-    codes = json.dumps({name: code for name, (code, _) in PASTED.items()})
-    text = program(project, "-c", EACH, codes)
-    return dict(re.findall(r"^PASTED (.*?)\n(.*?)(?=^PASTED|\Z)", text, flags=re.M | re.S))
+    """What the blocks print, by page and number."""
+    return printed_by_each(project, {name: code for name, (code, _) in PASTED.items()})
 
 
 @pytest.mark.slow

@@ -62,6 +62,7 @@ def test_a_config_that_is_no_runs_is_told(tmp_path):
 # changed columns of a file of two tokens, where None is one that is missing
 COLUMNS_OF_BOTH = [
     ({"step": np.array([2])}, "ValueError('it is of step [2], and was copied or renamed')"),
+    ({"step": np.array([], int)}, "step_000001.npz cannot be read: ValueError("),
     ({"weight": None}, "cannot be read: KeyError('weight')"),
     *(({"entropy": wrong}, "npz cannot be read: ") for wrong in (
         np.zeros(1), np.zeros((2, 1)), np.array(0.5), np.array(["a", "b"]), np.array([1j, 0]))),

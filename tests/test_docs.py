@@ -19,7 +19,7 @@ from conftest import ROOT, project_files
 from lab.countdown import Problem, Task, evaluates_to, parse_problem
 from lab.engine.model_folder import read_model_folder
 from lab.harness.record import read_given
-from runs import SHORT, block, blocks, copy_project, printed_by, program
+from runs import SHORT, block, blocks, copy_project, printed_by_each, program
 
 TRAIN = """
 import json, sys
@@ -74,23 +74,13 @@ for problem in "1 2 3", "11 7 6 make 24":
 """
 
 
-EACH = """
-import json, sys
-for name, code in json.loads(sys.argv[1]).items():
-    print("PASTED", name)
-    exec(compile(code, name, "exec"), {"__name__": "__main__"})
-"""
-
-
 @pytest.fixture(scope="module")
 def pasted(project, folder_of):
-    """What the blocks of the pages print that are pasted into a file, by name; all in one
-    process."""
+    """What the blocks of the pages print that are pasted into a file, by name."""
     tables = [block("docs/reference/a_run.md", "read_tokens"),
               block("docs/reference/real_models.md", "read_parquet")]
-    codes = {"asked": ASK, "tables": STAND_INS + "\n".join(tables) + TOLD}
-    printed = printed_by(project, EACH, json.dumps(codes))
-    return dict(re.findall(r"^PASTED (\S+)\n(.*?)(?=^PASTED|\Z)", printed, flags=re.M | re.S))
+    return printed_by_each(project, {
+        "asked": ASK, "tables": STAND_INS + "\n".join(tables) + TOLD})
 
 
 @pytest.mark.slow

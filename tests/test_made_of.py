@@ -5,7 +5,6 @@ import os
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 from conftest import cut, refusal
 
@@ -252,18 +251,10 @@ def test_a_task_that_draws_without_the_seed_is_told(capsys, drawn_anew, said):
     assert printed.startswith(said) and printed.count("asked twice for the same") == bool(said)
 
 
-def test_the_file_of_another_step_and_another_tokenizer_are_told(whole, tmp_path):
-    """Both would be shown as what this run did."""
+def test_another_tokenizer_is_told(whole, tmp_path):
+    """Its texts would be shown as those of this run."""
     folder = shutil.copytree(whole, tmp_path / "x")
-    read_columns(folder, 3)
     read_tokenizer(folder)
-    shutil.copy(folder / "credit/step_000002.npz", folder / "credit/step_000003.npz")
-    assert "it is of step [2], and was copied" in refusal(read_columns, folder, 3)
-    path = folder / "credit/step_000002.npz"
-    with np.load(path) as file:
-        columns = {**file, "step": np.array([], int)}
-    np.savez_compressed(path, **columns)
-    assert "step_000002.npz cannot be read: ValueError(" in refusal(read_columns, folder, 2)
     with open(folder / "tokenizer.json", "a") as file:
         file.write("\n")
     assert "is not the tokenizer that the run was made with" in refusal(read_tokenizer, folder)
