@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lab.engine.errors import (LARGEST_SCORE, PROJECT, UserError, are_rewards, is_list,
+from lab.engine.errors import (ARGUMENTS, LARGEST_SCORE, PROJECT, UserError, are_rewards, is_list,
                                is_score_of_part, location_of, refuse_other_arguments, result_of,
                                wrong_result)
 from lab.engine.rollouts import OF_TURNS, Problem, Rollouts, Task
@@ -99,6 +99,12 @@ def make_task(name: str, flags: Json, folder: Path | None = None) -> "CheckedTas
     method `of_model`, which is told the folder of the model: its prompts may depend on it."""
     owner = load_task(name)
     task = owner(**{flag: flags[flag] for flag in flags_of(owner)})
+    missing = [method for method in ARGUMENTS
+               if method not in ("reply", "redraw") and not hasattr(task, method)]
+    if missing:
+        raise UserError(f"--task {name}: its class Task has no method {missing[0]} "
+                        "(docs/reference/your_own_task.md). A task that changes Countdown inherits "
+                        "from lab.countdown.Task, which has all of them")
     if folder is not None and hasattr(task, "of_model"):
         task.of_model(folder)
     return CheckedTask(task)

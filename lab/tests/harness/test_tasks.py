@@ -6,6 +6,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+import countdown_task
 from conftest import ROOT, refusal
 from lab.engine.errors import UserError
 from lab.engine.policy import encode_prompts
@@ -218,6 +219,13 @@ def test_what_a_file_needs_to_be_a_task(monkeypatch, tmp_path, content, said):
         assert found is sys.modules[name].Task
     else:
         assert found().score("a", "text")["reward"] == 0.25
+
+
+def test_a_class_without_all_methods_is_told_which_class_has_them(monkeypatch):
+    """As one that inherits from the book's task."""
+    monkeypatch.setattr("lab.harness.tasks.load_task", lambda name: countdown_task.Task)
+    said = refusal(make_task, "mine", vars(countdown_task.Task()))
+    assert "its class Task has no method extreme_problems" in said and "lab.countdown.Task" in said
 
 
 def test_a_reward_alone_has_the_problems_of_countdown():
