@@ -112,19 +112,6 @@ def sample(run: Any, problems: Sequence[Any], answers: int, generator: torch.Gen
                     section=section, kind=kind, scores=columns_of(scores))
 
 
-def columns_of(scores: list[dict[str, float]]) -> dict[str, Tensor]:
-    """(B,) the reward of each answer, and each of its parts."""
-    for score in scores:
-        is_whole = (isinstance(score, dict) and {"reward", "format", "answer"} <= score.keys()
-                    and all(isinstance(value, (int, float)) for value in score.values()))
-        if not (is_whole and score.keys() == scores[0].keys() and 0 <= score["answer"] <= 1
-                and all(map(math.isfinite, score.values()))):
-            raise UserError("Task.score should return a dict with a finite number for reward, "
-                            "format and answer (from 0 to 1), the same names each time, and not "
-                            f"{score!r:.200}")
-    return {part: torch.tensor([float(score[part]) for score in scores]) for part in scores[0]}
-
-
 def generator_of(*parts: object) -> torch.Generator:
     """A random generator whose seed depends on these parts alone."""
     seed = int.from_bytes(hashlib.sha256(repr(parts).encode()).digest()[:6], "big")
@@ -201,38 +188,6 @@ def group_z_score(value: Tensor, group: Tensor, epsilon: float = 1e-4) -> Tensor
 def to_every_token(value: Tensor, rollouts: Rollouts) -> Tensor:
     """(B,) -> (B, T): the same number at every token of an answer."""
     return value[:, None] * rollouts.mask
-
-
-def values_of(function: Method, run: Any, rollouts: Rollouts) -> Tensor:
-    """The values (B, T) of an advantage or a weighting, called with its flags. The function gets a
-    copy of the batch, so what it changes in place has no effect elsewhere. Only the random
-    generator is not copied, so that the next function draws other numbers."""
-    batch = copy.deepcopy(rollouts, {id(rollouts.generator): rollouts.generator})
-    values = function(batch, **run.settings.keywords_of(function))
-    return checked(values, rollouts, place_of(function))
-
-
-def checked(values: Any, rollouts: Rollouts, name: str) -> Tensor:
-    """Refuse values that are not finite or not (B, T). A number for each answer (B, 1) or for each
-    position (1, T) becomes (B, T). (B,) is refused, because torch would spread it over T."""
-    B, T = rollouts.mask.shape
-    if not isinstance(values, Tensor) or values.shape not in ((B, T), (B, 1), (1, T)):
-        found = tuple(values.shape) if isinstance(values, Tensor) else repr(values)[:80]
-        raise UserError(f"{name} should return a tensor (B, T) = ({B}, {T}), got {found}. "
-                        "value[:, None] makes (B, 1) of a number for each answer (B,)")
-    credit: Tensor = values.detach().float().expand(B, T).masked_fill(~rollouts.mask, 0.0)
-    is_small = credit.abs() <= 1e12  # of larger ones a squared gradient can overflow
-    if not is_small.all():
-        row, t = (~is_small).nonzero()[0].tolist()
-        raise UserError(f"{name} is {credit[row, t]:g} at token {t} of answer {row}. Such a number "
-                        "often comes from 0 / 0, 0 * log 0 or the mean of no tokens")
-    return credit
-
-
-def place_of(function: Any) -> str:
-    """A function with its file and line, as "my_idea (mitigations.py:57)"."""
-    code = function.__code__
-    return f"{function.__name__} ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
 
 # ---------------------------------------------------------------------------------------- the loss
@@ -359,26 +314,6 @@ def update(run: Any, rollouts: Rollouts, weight: Tensor, is_measured: bool = Fal
     return metrics, columns
 
 
-def sampler_gap(log_prob: Tensor, sampled: Tensor, tokens: int) -> float:
-    """The mean absolute difference between a token's log-prob in the update and in the sampler.
-    Both compute the same, so it is rounding. If a state is read one position too late, torch
-    notices nothing, but this gap is large."""
-    gap = float((log_prob - sampled).abs().sum()) / tokens
-    if gap > 0.01:
-        raise UserError(f"log-probs of sampler and update differ by {gap:.2g} a token: one of the "
-                        "two is wrong")
-    return gap
-
-
-def why_skipped(rollouts: Rollouts) -> str:
-    reason = "every group's answers had equal rewards"
-    if rollouts.advantage.any():
-        reason = "no token has both a weight and an advantage"
-    if not rollouts.finished.any():
-        reason += ", and none was finished within --max_new_tokens"
-    return reason
-
-
 class AdamW:
     """AdamW (arXiv 1711.05101). A parameter moves by
 
@@ -465,6 +400,72 @@ def gradient_size(log_prob: Tensor, collision: Tensor) -> Tensor:
     rest = -torch.expm1(log_prob)  # 1 - p_y
     square = 1 - 2 * log_prob.exp() + collision
     return square.clamp(rest.square(), 2 * rest.square()).sqrt()
+
+
+# ---------------------------------------------------------------------------------- what is checked
+def columns_of(scores: list[dict[str, float]]) -> dict[str, Tensor]:
+    """(B,) the reward of each answer, and each of its parts."""
+    for score in scores:
+        is_whole = (isinstance(score, dict) and {"reward", "format", "answer"} <= score.keys()
+                    and all(isinstance(value, (int, float)) for value in score.values()))
+        if not (is_whole and score.keys() == scores[0].keys() and 0 <= score["answer"] <= 1
+                and all(map(math.isfinite, score.values()))):
+            raise UserError("Task.score should return a dict with a finite number for reward, "
+                            "format and answer (from 0 to 1), the same names each time, and not "
+                            f"{score!r:.200}")
+    return {part: torch.tensor([float(score[part]) for score in scores]) for part in scores[0]}
+
+
+def values_of(function: Method, run: Any, rollouts: Rollouts) -> Tensor:
+    """The values (B, T) of an advantage or a weighting, called with its flags. The function gets a
+    copy of the batch, so what it changes in place has no effect elsewhere. Only the random
+    generator is not copied, so that the next function draws other numbers."""
+    batch = copy.deepcopy(rollouts, {id(rollouts.generator): rollouts.generator})
+    values = function(batch, **run.settings.keywords_of(function))
+    return checked(values, rollouts, place_of(function))
+
+
+def checked(values: Any, rollouts: Rollouts, name: str) -> Tensor:
+    """Refuse values that are not finite or not (B, T). A number for each answer (B, 1) or for each
+    position (1, T) becomes (B, T). (B,) is refused, because torch would spread it over T."""
+    B, T = rollouts.mask.shape
+    if not isinstance(values, Tensor) or values.shape not in ((B, T), (B, 1), (1, T)):
+        found = tuple(values.shape) if isinstance(values, Tensor) else repr(values)[:80]
+        raise UserError(f"{name} should return a tensor (B, T) = ({B}, {T}), got {found}. "
+                        "value[:, None] makes (B, 1) of a number for each answer (B,)")
+    credit: Tensor = values.detach().float().expand(B, T).masked_fill(~rollouts.mask, 0.0)
+    is_small = credit.abs() <= 1e12  # of larger ones a squared gradient can overflow
+    if not is_small.all():
+        row, t = (~is_small).nonzero()[0].tolist()
+        raise UserError(f"{name} is {credit[row, t]:g} at token {t} of answer {row}. Such a number "
+                        "often comes from 0 / 0, 0 * log 0 or the mean of no tokens")
+    return credit
+
+
+def place_of(function: Any) -> str:
+    """A function with its file and line, as "my_idea (mitigations.py:57)"."""
+    code = function.__code__
+    return f"{function.__name__} ({Path(code.co_filename).name}:{code.co_firstlineno})"
+
+
+def sampler_gap(log_prob: Tensor, sampled: Tensor, tokens: int) -> float:
+    """The mean absolute difference between a token's log-prob in the update and in the sampler.
+    Both compute the same, so it is rounding. If a state is read one position too late, torch
+    notices nothing, but this gap is large."""
+    gap = float((log_prob - sampled).abs().sum()) / tokens
+    if gap > 0.01:
+        raise UserError(f"log-probs of sampler and update differ by {gap:.2g} a token: one of the "
+                        "two is wrong")
+    return gap
+
+
+def why_skipped(rollouts: Rollouts) -> str:
+    reason = "every group's answers had equal rewards"
+    if rollouts.advantage.any():
+        reason = "no token has both a weight and an advantage"
+    if not rollouts.finished.any():
+        reason += ", and none was finished within --max_new_tokens"
+    return reason
 
 
 # ---------------------------------------------------------------------------------- python grpo.py

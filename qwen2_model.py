@@ -5,7 +5,7 @@ The modules have the names of the published safetensors files, so a checkpoint l
 a checkpoint from here opens in `transformers`. All is float32 on a CPU. Left out on purpose: rope
 scaling, sliding windows, dropout and mixtures of experts; a folder that needs one is refused.
 
-From top to bottom: the model; its folder; the cache; the sampler, `generate`.
+From top to bottom: the model; the cache; the sampler, `generate`; a model's folder.
 
 Everything but attention treats each token alone. Which tokens see each other is decided by one
 function, which every layer is given as the argument `attend`:
@@ -192,124 +192,6 @@ class Qwen2(nn.Module):
         return F.linear(hidden, output.weight)
 
 
-# ------------------------------------------------------------------------------ a model's folder
-def refuse_pipe(path: Path) -> None:
-    if path.exists() and not path.is_file():  # a pipe waits for ever, /dev/zero never ends
-        raise UserError(f"{path} is no regular file")
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    refuse_pipe(path)
-    try:
-        found = json.loads(path.read_text(encoding="utf-8-sig"))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{path} should hold an object, as {{...}}")
-    return found
-
-
-def read_config(folder: Path) -> ModelConfig:
-    """Read config.json. A model that would be computed wrongly, and silently so, is refused."""
-    if not (folder / "config.json").exists():
-        name = folder.name if folder.name.startswith("Qwen") else "Qwen2.5-0.5B-Instruct"
-        raise UserError(f"{folder} is no model folder: it has no config.json. To get a model of "
-                        f"Qwen: hf download Qwen/{name} --local-dir models/{name}")
-    raw = read_json(folder / "config.json")
-    rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}  # older, newer spelling
-    is_scaled = "type" in rope or rope.get("rope_type", "default") != "default"
-    kind = raw.get("model_type")
-    computed = {"hidden_act": ("silu",), "attention_bias": (kind == "qwen2",),
-                "use_sliding_window": (), "attention_dropout": (), "quantization_config": ()}
-    wrong = [f"{key} {raw[key]!r}" for key, known in computed.items()
-             if raw.get(key) and raw[key] not in known]
-    wrong += ["rope scaling"] * is_scaled
-    if wrong or kind not in ("qwen2", "qwen3"):
-        reason = wrong[0] if wrong else f"model_type {kind!r}"
-        raise UserError(f"{folder}: {reason} is not implemented here")
-    # an instruct model lists more of the tokens that end an answer in its generation_config.json
-    generation = folder / "generation_config.json"
-    ends = (read_json(generation) if generation.exists() else raw).get("eos_token_id")
-    ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
-    raw["eos_token_id"] = tuple(dict.fromkeys(ends))
-    raw["rope_theta"] = rope.get("rope_theta") or raw.get("rope_theta", 10000.0)
-    raw["head_dim"] = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
-    return ModelConfig(**{name: raw[name] for name in ModelConfig.__dataclass_fields__
-                          if raw.get(name) is not None})
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    refuse_pipe(path)
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise UserError(f"{path} cannot be read: {error}") from None
-
-
-def load_model(folder: Path) -> Qwen2:
-    """The model of a folder, in float32."""
-    config, found = read_config(folder), dict[str, Tensor]()
-    files = [*folder.glob("model.safetensors")] or sorted(folder.glob("model-*.safetensors"))
-    if not files:
-        raise UserError(f"{folder} has no model.safetensors")
-    for path in files:
-        found |= read_tensors(path)
-    with torch.device("meta"):  # shapes without numbers: those of the files take their place
-        model = Qwen2(config)
-    if config.tie_word_embeddings:
-        found.pop("lm_head.weight", None)  # some files store the embeddings a second time
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    for name in sorted({*shapes, *found}):
-        if (name not in found or found[name].shape != shapes.get(name)
-                or not found[name].is_floating_point()):
-            raise UserError(f"{folder}: {name} is not what its config.json asks for")
-        found[name] = found[name].float()
-        if not found[name].isfinite().all():
-            raise UserError(f"{folder}: {name} holds numbers that are not finite")
-    model.load_state_dict(found, assign=True)
-    return model.requires_grad_()
-
-
-def save_model(model: Qwen2, folder: Path) -> None:
-    """Write a folder that `load_model` and `transformers` can open."""
-    save_config(model.config, folder)
-    tensors = {name: value.detach().contiguous() for name, value in model.named_parameters()}
-    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
-
-
-def save_config(config: ModelConfig, folder: Path, dtype: str = "float32") -> None:
-    name = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[config.model_type]
-    values = {"architectures": [name], **asdict(config), "hidden_act": "silu",
-              "dtype": dtype, "torch_dtype": dtype}  # newer, older spelling
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n")
-
-
-def small_files(folder: Path) -> dict[str, bytes]:
-    """What a model's folder has beside its config and its weights, such as the tokenizer and a chat
-    template. It is read at once, because the folder may be a checkpoint that is removed later."""
-    others = ("config.json", "model.safetensors.index.json")
-    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())
-            if path.is_file() and path.name not in others and path.stat().st_size < 5e7
-            and path.suffix not in (".safetensors", ".bin", ".pt", ".pth", ".gguf")}
-
-
-def load_tokenizer(folder: Path) -> Tokenizer:
-    refuse_pipe(folder / "tokenizer.json")
-    try:
-        return Tokenizer.from_str((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    except Exception as error:  # the library raises bare Exception
-        raise UserError(f"{folder}/tokenizer.json cannot be read: {error}") from None
-
-
-@lru_cache(maxsize=200_000)
-def spelling(tokenizer: Tokenizer, token: int) -> str:
-    """The text of one token. A token that is a part of a character is spelt as \\ufffd."""
-    return tokenizer.decode([token], skip_special_tokens=False)
-
-
 # ------------------------------------------------------------------------------------ the sampler
 class Sampled(NamedTuple):
     """Answers as they were drawn: index t is the t-th new token. Each position has a log-prob, an
@@ -432,6 +314,124 @@ def draw(logits: Tensor, uniform: Tensor, greedy: bool) -> tuple[Tensor, Tensor]
     log_prob = z.gather(1, token[:, None])[:, 0] - Z.log()
     entropy = Z.log() - torch.linalg.vecdot(e, z) / Z  # -sum p log p = sum p (log Z - z)
     return token, torch.stack([log_prob, entropy, torch.linalg.vecdot(e, e) / Z.square()])
+
+
+# ------------------------------------------------------------------------------ a model's folder
+def refuse_pipe(path: Path) -> None:
+    if path.exists() and not path.is_file():  # a pipe waits for ever, /dev/zero never ends
+        raise UserError(f"{path} is no regular file")
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    refuse_pipe(path)
+    try:
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise UserError(f"{path} should hold an object, as {{...}}")
+    return found
+
+
+def read_config(folder: Path) -> ModelConfig:
+    """Read config.json. A model that would be computed wrongly, and silently so, is refused."""
+    if not (folder / "config.json").exists():
+        name = folder.name if folder.name.startswith("Qwen") else "Qwen2.5-0.5B-Instruct"
+        raise UserError(f"{folder} is no model folder: it has no config.json. To get a model of "
+                        f"Qwen: hf download Qwen/{name} --local-dir models/{name}")
+    raw = read_json(folder / "config.json")
+    rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}  # older, newer spelling
+    is_scaled = "type" in rope or rope.get("rope_type", "default") != "default"
+    kind = raw.get("model_type")
+    computed = {"hidden_act": ("silu",), "attention_bias": (kind == "qwen2",),
+                "use_sliding_window": (), "attention_dropout": (), "quantization_config": ()}
+    wrong = [f"{key} {raw[key]!r}" for key, known in computed.items()
+             if raw.get(key) and raw[key] not in known]
+    wrong += ["rope scaling"] * is_scaled
+    if wrong or kind not in ("qwen2", "qwen3"):
+        reason = wrong[0] if wrong else f"model_type {kind!r}"
+        raise UserError(f"{folder}: {reason} is not implemented here")
+    # an instruct model lists more of the tokens that end an answer in its generation_config.json
+    generation = folder / "generation_config.json"
+    ends = (read_json(generation) if generation.exists() else raw).get("eos_token_id")
+    ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    raw["eos_token_id"] = tuple(dict.fromkeys(ends))
+    raw["rope_theta"] = rope.get("rope_theta") or raw.get("rope_theta", 10000.0)
+    raw["head_dim"] = raw.get("head_dim") or raw["hidden_size"] // raw["num_attention_heads"]
+    return ModelConfig(**{name: raw[name] for name in ModelConfig.__dataclass_fields__
+                          if raw.get(name) is not None})
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    refuse_pipe(path)
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+
+
+def load_model(folder: Path) -> Qwen2:
+    """The model of a folder, in float32."""
+    config, found = read_config(folder), dict[str, Tensor]()
+    files = [*folder.glob("model.safetensors")] or sorted(folder.glob("model-*.safetensors"))
+    if not files:
+        raise UserError(f"{folder} has no model.safetensors")
+    for path in files:
+        found |= read_tensors(path)
+    with torch.device("meta"):  # shapes without numbers: those of the files take their place
+        model = Qwen2(config)
+    if config.tie_word_embeddings:
+        found.pop("lm_head.weight", None)  # some files store the embeddings a second time
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
+    for name in sorted({*shapes, *found}):
+        if (name not in found or found[name].shape != shapes.get(name)
+                or not found[name].is_floating_point()):
+            raise UserError(f"{folder}: {name} is not what its config.json asks for")
+        found[name] = found[name].float()
+        if not found[name].isfinite().all():
+            raise UserError(f"{folder}: {name} holds numbers that are not finite")
+    model.load_state_dict(found, assign=True)
+    return model.requires_grad_()
+
+
+def save_model(model: Qwen2, folder: Path) -> None:
+    """Write a folder that `load_model` and `transformers` can open."""
+    save_config(model.config, folder)
+    tensors = {name: value.detach().contiguous() for name, value in model.named_parameters()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def save_config(config: ModelConfig, folder: Path, dtype: str = "float32") -> None:
+    name = {"qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}[config.model_type]
+    values = {"architectures": [name], **asdict(config), "hidden_act": "silu",
+              "dtype": dtype, "torch_dtype": dtype}  # newer, older spelling
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(values, indent=2) + "\n")
+
+
+def small_files(folder: Path) -> dict[str, bytes]:
+    """What a model's folder has beside its config and its weights, such as the tokenizer and a chat
+    template. It is read at once, because the folder may be a checkpoint that is removed later."""
+    others = ("config.json", "model.safetensors.index.json")
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir())
+            if path.is_file() and path.name not in others and path.stat().st_size < 5e7
+            and path.suffix not in (".safetensors", ".bin", ".pt", ".pth", ".gguf")}
+
+
+def load_tokenizer(folder: Path) -> Tokenizer:
+    refuse_pipe(folder / "tokenizer.json")
+    try:
+        return Tokenizer.from_str((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    except Exception as error:  # the library raises bare Exception
+        raise UserError(f"{folder}/tokenizer.json cannot be read: {error}") from None
+
+
+@lru_cache(maxsize=200_000)
+def spelling(tokenizer: Tokenizer, token: int) -> str:
+    """The text of one token. A token that is a part of a character is spelt as \\ufffd."""
+    return tokenizer.decode([token], skip_special_tokens=False)
 
 
 # ------------------------------------------------------------------------- python qwen2_model.py
