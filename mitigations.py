@@ -1,4 +1,4 @@
-"""Weightings: how much each token of an answer counts in the loss, one small function each.
+'''Weightings: how much each token of an answer counts in the loss, one small function each.
 
     loss = - sum( weight * advantage * log_prob ) / N
 
@@ -10,7 +10,7 @@ become flags, and its docstring is the help:
 
     @mitigation
     def my_idea(rollouts: Rollouts, *, strength: float = 1.0) -> Tensor:
-        \"\"\"One line that becomes the help text.\"\"\"
+        """One line that becomes the help text."""
         return 1 + strength * rollouts.entropy        # (B, T)
 
 `rollouts` is the whole batch (`Rollouts` in grpo.py). It holds
@@ -28,7 +28,7 @@ Weights may not be negative. A function with negative values is an advantage: pu
 
 An answer is everything that was generated; its answer section is the part between <answer> and
 </answer>.
-"""
+'''
 from types import SimpleNamespace
 from typing import Any
 
