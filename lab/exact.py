@@ -51,7 +51,7 @@ from lab.worlds import LETTERS, Batch, World, worlds_of
 
 ROUNDING = 1e-6  # a smaller part of a typical gradient is rounding
 RIGHT, BIASED, WRONG_SIGN, NOT_JUDGED = "right", "biased", "wrong sign", "cannot be judged"
-OF_LOSS = {name: flags_of(LabSettings)[name] for name in (
+OF_LOSS = {name: replace(flags_of(LabSettings)[name], requires=None) for name in (
     "loss_norm", "drop_unfinished", "rescale")}
 OF_LOSS["loss_norm"] = replace(OF_LOSS["loss_norm"], default="constant")
 FLAGS = OF_LOSS | {

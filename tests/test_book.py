@@ -330,13 +330,6 @@ def test_without_torch_the_way_out_is_told():
     assert "pip install -r requirements.txt" in said
 
 
-def test_a_recipe_names_neither_a_model_nor_a_folder(tmp_path):
-    for name in ("model", "out"):
-        (tmp_path / "recipe.json").write_text(json.dumps({"steps": 1, name: "elsewhere"}))
-        said = refusal(make_settings, {"model": str(tmp_path)})
-        assert f"sets {name}, which the recipe" in said
-
-
 def test_a_run_lies_in_the_project_from_wherever_the_command_is_typed(tmp_path, monkeypatch):
     for folder in (ROOT, ROOT / "docs", tmp_path):
         monkeypatch.chdir(folder)

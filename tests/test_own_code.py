@@ -327,20 +327,10 @@ def test_a_method_of_the_other_flag_is_told_so(axis, name, other):
     assert refusal(settings_of, [f"--{axis}", name]) == f"--{axis} {name} is {other}"
 
 
-def test_a_flag_that_stands_before_the_star_is_refused(monkeypatch):
-    """It would keep its default, whatever is typed."""
+def test_an_argument_before_the_star_is_no_flag(monkeypatch):
     def no_star(rollouts, strength: float = 1.0):
         return strength * rollouts.entropy
 
     put_in(monkeypatch, no_star, "no_star")
-    said = refusal(settings_of, ["--mitigation", "no_star"])
-    assert said.startswith("strength of no_star (tests/test_own_code.py:")
-    assert said.endswith("is no flag, because only arguments after a * become flags: write "
-                         "`(..., *, strength)`")
-
-
-def test_an_unknown_flag_is_answered_with_those_of_the_method():
-    said = refusal(settings_of, ["--mitigation", "by_kind", "--power", "2"])
-    assert said.startswith("unknown argument --power (--help all lists the flags; those of by_kind "
-                           "are --word_weight")
-    assert refusal(settings_of, ["--power", "2"]).endswith("(--help all lists the flags)")
+    said = refusal(settings_of, ["--mitigation", "no_star", "--strength", "2"])
+    assert said == "unknown argument --strength (--help all lists the flags)"

@@ -1,5 +1,5 @@
-"""What a method declares of a keyword that becomes a flag: its type, which values are allowed, and
-when it has an effect.
+"""A flag: its default, its help, and which values it may have. Of a keyword of a method, its type
+has the limits:
 
     def my_idea(rollouts, *, strength: Positive = 1.0)          # limits from the list below
     def my_idea(rollouts, *, parts: Annotated[int, Range(least=2)] = 4)
@@ -11,7 +11,6 @@ import typing
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from types import SimpleNamespace
 
 # a test of the values of all flags, and the words that a message says if it is not passed
 Requirement = tuple[Callable[[typing.Any], bool], str]
@@ -20,27 +19,19 @@ Values = Mapping[str, typing.Any]                       # the value of each flag
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag. The defaults of these fields suit an ordinary setting: one that tells runs
-    apart."""
+    """The default and the help, as in the book, and limits."""
     default: typing.Any
     text: str = ""
-
-    # which values are allowed
-    least: float = 0         # these three are limits of a number
+    least: float = 0          # these three are limits of a number
     above: float = -math.inf
-    most: float = 10 ** 9    # a larger number is a mistake
+    most: float = 10 ** 9     # a larger number is a mistake
     choices: Collection[str] = ()
     kind: type | None = None  # the type of the values, if it is not the type of the default
-
-    # when it has an effect, and which value it has if not; both are functions of all flags' values
-    requires: Requirement | None = None                         # None: it always has an effect
-    otherwise: Callable[[typing.Any], object] | None = None     # None: the value is the default
+    requires: Requirement | None = None  # when it has an effect; otherwise it has its default
 
     @property
     def type(self) -> type:
-        if self.kind:
-            return self.kind
-        return str if self.default is None else type(self.default)
+        return self.kind or (str if self.default is None else type(self.default))
 
     def help(self) -> str:
         """The flag in the help: what it means (one | another; default one; needs --other above 0)
@@ -53,12 +44,6 @@ class Flag:
         if self.requires:
             facts.append(f"needs {self.requires[1]}")
         return f"{self.text} ({'; '.join(facts)})" if facts else self.text
-
-    def has_effect(self, values: Values) -> bool:
-        return not self.requires or self.requires[0](SimpleNamespace(**values))
-
-    def value_without_effect(self, values: Values) -> object:
-        return self.otherwise(SimpleNamespace(**values)) if self.otherwise else self.default
 
 
 Range = partial(Flag, None)  # the limits of a keyword parameter, whose signature has the default

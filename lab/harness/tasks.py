@@ -86,7 +86,7 @@ def is_reward(reward: Any) -> bool:
 def with_module_name(given: Json) -> Json:
     """What was typed, with the task examples/my_task.py, or without .py, named as its module,
     examples.my_task."""
-    task = given.get("task", "")
+    task = str(given.get("task", ""))
     path = Path(task.removesuffix(".py") + ".py").resolve()
     is_path = task.endswith(".py") or "/" in task
     if not (is_path and path.is_file() and path.is_relative_to(PROJECT)):

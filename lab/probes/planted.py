@@ -48,7 +48,7 @@ from lab.engine.policy import derived_seed
 from lab.engine.rollouts import Rollouts
 from lab.engine.tokens import OPERATOR, THINK, WORD
 from grpo import grpo, policy_loss
-from lab.harness.flags import Flag, check_value, flags_of, read, value_of
+from lab.harness.flags import Flag, check_value, flags_of, read
 from lab.harness.screen import show_status
 from lab.probes.common import COMMON, Findings
 from lab.engine.credited import rescaled_weight
@@ -249,8 +249,7 @@ def read_arm(text: str) -> Start:
     if text in known:
         return known[text]
     if text.startswith("mask "):
-        weight = value_of("only mask", text.removeprefix("mask "), MASK_WEIGHT)
-        return mask_of(check_value("only mask", weight, MASK_WEIGHT))
+        return mask_of(check_value("only mask", text.removeprefix("mask "), MASK_WEIGHT))
     name, *typed = text.split(" --")
     words = []
     for flag in typed:

@@ -104,9 +104,8 @@ def test_a_number_beyond_its_bounds_ends_a_command_and_the_bounds_do_not(name):
 @pytest.mark.parametrize("name", sorted(FLAGS.keys() - {"formula", "preflight"}))
 def test_what_is_no_flag_is_told(name):
     """preflight takes a long way: it asks train.py, too; formula has a parser of its own."""
-    for typed, said in (("--nonsense=1", "unknown argument --nonsense|--nonsense 1|nonsense"),
-                        ("--out=--", "--out=--: -- is no value")):
-        assert re.search(said, refusal(overview.main, [name, *PLACES.get(name, []), typed]))
+    said = refusal(overview.main, [name, *PLACES.get(name, []), "--nonsense=1"])
+    assert re.search("unknown argument --nonsense|--nonsense 1|nonsense", said)
 
 
 TINY = ROOT / "models/tiny"
