@@ -11,8 +11,6 @@ The problems, the two parts of the reward, the safe reader of expressions and th
 are those of countdown_task.py. A task of your own is another file with another `Task`
 (docs/reference/your_own_task.md).
 """
-if __name__ == "__main__":
-    raise SystemExit("start it with: python train.py --mitigation none")
 import itertools
 import json
 import random

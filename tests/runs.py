@@ -216,23 +216,6 @@ def printed_by_each(project: Path, codes: dict[str, str]) -> dict[str, str]:
     return dict(re.findall(r"^PASTED (.*?)\n(.*?)(?=^PASTED|\Z)", printed, flags=re.M | re.S))
 
 
-def says(*argv: str) -> subprocess.CompletedProcess:
-    return subprocess.run([sys.executable, *argv], cwd=ROOT, capture_output=True, text=True)
-
-
-def assert_programs_say_how_to_start(package: str) -> list[str]:
-    """Start each program of a package as a file; returns their names."""
-    names = [path.stem for path in project_files(f"{package}/*.py")
-             if "start it with: python -m lab" in path.read_text()]
-    assert names
-    for name in names:
-        ended = says(f"{package}/{name}.py")
-        ways = [f"start it with: python -m lab {name}\n",
-                f"start it with: python -m {package.replace('/', '.')}.{name}\n"]
-        assert ended.returncode == 1 and ended.stderr in ways
-    return sorted(names)
-
-
 def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))

@@ -15,8 +15,6 @@ Only one function knows which tokens see each other, as in the book. It is passe
 Shapes: B rows, L positions, N tokens of a forward pass (in grpo.py N is the number of generated
 tokens in a batch), D width, H query heads, K key/value heads, V vocabulary.
 """
-if __name__ == "__main__":
-    raise SystemExit("start it with: python train.py --mitigation none")
 from collections.abc import Callable
 
 import torch

@@ -79,16 +79,10 @@ class Found:
     @property
     def figure(self) -> str:
         words = []
-        for name, (value, spec) in self.with_formats():
+        for name, known in self.numbers.items():
+            value, spec = known if isinstance(known, tuple) else (known, self.spec)
             words.append(f"{shown(value, spec)} {name}".strip())
         return "; ".join(words)
-
-    def with_formats(self) -> list[tuple[str, tuple[Cell, str]]]:
-        pairs = []
-        for name, value in self.numbers.items():
-            has_format = isinstance(value, tuple)
-            pairs.append((name, value if has_format else (value, self.spec)))
-        return pairs
 
 
 @dataclass(frozen=True)

@@ -26,14 +26,13 @@ of the run, or over its steps, and they are not corrected for the number of clai
 lab/results, because one run decides nothing about a weighting. On models/tiny all claims take about
 a minute of a processor. On a large model choose some with --only, and fewer --problems.
 """
-import json
 import textwrap
 from collections.abc import Mapping
 from importlib import import_module
 
 from lab.analysis import report
 from lab.analysis.run_folders import Run, existing, read_run
-from lab.analysis.tables import WIDTH, in_json
+from lab.analysis.tables import WIDTH
 from lab.engine.errors import UserError
 from lab.harness.flags import Flag, read
 from lab.harness.screen import show_status
@@ -44,7 +43,6 @@ for part in ("tokens", "phase1", "weightings", "rank", "ppo"):  # in the order o
     import_module(f"lab.probes.claims_of_{part}")
 FLAGS = {
     "only": Flag(None, "words of claims' names, separated by commas; by default all claims"),
-    "json": Flag(False, "print one line of JSON for each claim"),
     "problems": Flag(12, "problems that a model is asked, for claims about phase 1, rank, baseline "
                          "and critic", least=2, most=1000),
     "device": Flag("cpu", "device to compute on: cpu, cuda or cuda:N")}
@@ -61,10 +59,6 @@ def main(argv: list[str]) -> None:
         show_status(claim.name)
         found[claim] = judged(claim, evidence)
     show_status("")
-    if flags.json:
-        for claim, one in found.items():
-            print(json.dumps(as_json(claim, one), ensure_ascii=False, allow_nan=False))
-        return
     print(textwrap.fill(report.describe(runs[0]), WIDTH))
     for sentence in summary(found):
         print("\n" + textwrap.fill(sentence, WIDTH))
@@ -131,10 +125,3 @@ def in_words(claim: Claim, one: Found) -> str:
         lines.append(textwrap.fill(part, WIDTH, initial_indent=indent, subsequent_indent="  ",
                                    break_on_hyphens=False))
     return "\n".join(lines)
-
-
-def as_json(claim: Claim, one: Found) -> dict[str, object]:
-    numbers = {name: in_json(value) for name, (value, _) in one.with_formats()}
-    return {"name": claim.name, "note": claim.note, "sentence": claim.sentence,
-            "published": claim.published, "verdict": one.verdict, "stored": claim.is_stored,
-            "figure": one.figure, "numbers": numbers, "believe": claim.why, "more": claim.more}

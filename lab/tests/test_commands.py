@@ -10,7 +10,7 @@ from conftest import ROOT, project_files, refusal
 
 from lab.harness.flags import check_value
 from lab import __main__ as overview
-from runs import assert_programs_say_how_to_start, says
+from runs import program
 
 # of each command the flags that are its own, beside those of train.py that some take
 FLAGS = {name: vars(importlib.import_module(file)).get("FLAGS", {})
@@ -50,8 +50,7 @@ def test_a_program_that_judges_ends_with_its_status():
 
 
 def test_the_lab_started_as_a_folder_says_how_to_start_it():
-    ended = says("lab", "idea")
-    assert ended.returncode == 1 and ended.stderr == "start it with: python -m lab\n"
+    assert program(ROOT, "lab", "idea", expect=1) == "start it with: python -m lab\n"
 
 
 def test_a_missing_package_ends_a_command_in_a_sentence(monkeypatch):
@@ -65,12 +64,6 @@ def test_a_matplotlib_that_is_broken_ends_a_command_in_a_sentence(monkeypatch):
     for name in ("lab.tools.page", "lab.analysis.plots"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     assert "matplotlib cannot be imported: AttributeError(" in refusal(overview.main, ["page"])
-
-
-def test_a_tool_that_is_started_as_a_file_says_how_to_start_it():
-    names = assert_programs_say_how_to_start("lab/tools")
-    listed = re.findall(r"python -m lab (\w+)", says("-m", "lab").stdout)
-    assert set(names) <= set(listed) and len(listed) == len(set(listed))
 
 
 @pytest.mark.parametrize("name", overview.MODULES)

@@ -13,8 +13,6 @@ Refused are two versions of a function as one arm, two runs of one arm with one 
 with a damaged line or a hole. If other files differ, or the held-out problems, that is said. The
 curves are drawn into --output_dir.
 """
-if __name__ == "__main__":
-    raise SystemExit("start it with: python -m lab compare")
 import textwrap
 from pathlib import Path
 

@@ -15,8 +15,6 @@ and which columns were not read. --column names the column of a metric that has 
 The exit status is 0 if nothing was found, 1 if a mistake was, and 2 if the log cannot be read or
 has too few steps. Nothing is written.
 """
-if __name__ == "__main__":
-    raise SystemExit("start it with: python -m lab diagnose")
 import sys
 import textwrap
 from collections.abc import Callable

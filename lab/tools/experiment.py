@@ -22,8 +22,6 @@ pairs of runs. The interval is Student's over the pairs, and p has Holm's correc
 the table. A control, such as twice the problems, is an arm like any other. `python -m lab compare
 runs/PLAN/*` draws the curves of the arms.
 """
-if __name__ == "__main__":
-    raise SystemExit("start it with: python -m lab experiment")
 import re
 from dataclasses import dataclass
 from pathlib import Path

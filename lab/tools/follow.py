@@ -20,8 +20,6 @@ numbers: the gradient's size at the logits, by which tokens are compared here an
 what is left of it in the loss, which divides by N. docs/reference/symbols.md says what A, c, w, m,
 N and s are. Nothing is written.
 """
-if __name__ == "__main__":
-    raise SystemExit("start it with: python -m lab follow")
 import math
 import textwrap
 from collections.abc import Iterable

@@ -27,8 +27,6 @@ method can differ. A run of a large model that is finished keeps no model.
 
 Ctrl-C stops it, and the same command continues.
 """
-if __name__ == "__main__":
-    raise SystemExit("start it with: python -m lab idea")
 import hashlib
 import json
 import shlex

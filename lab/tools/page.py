@@ -5,8 +5,6 @@
 It needs no model. Its tables are those that `python analyze.py RUN` prints. page.html and its
 pictures are written into --output_dir.
 """
-if __name__ == "__main__":
-    raise SystemExit("start it with: python -m lab page")
 # The order of this file:
 #
 # 1. Read the run: settings, metrics, evaluations (lab/analysis/run_folders.py).

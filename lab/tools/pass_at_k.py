@@ -12,8 +12,6 @@ have no right one. One minus this is an unbiased estimate of the problem's pass@
 arXiv 2107.03374). The intervals are over the problems, and the difference is taken problem by
 problem. Both models answer with the same random numbers; --seed gives others. Nothing is written.
 """
-if __name__ == "__main__":
-    raise SystemExit("start it with: python -m lab pass_at_k")
 from math import comb
 
 from lab.analysis.statistics import mean_over, within

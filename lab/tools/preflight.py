@@ -16,8 +16,6 @@ All other flags are those of train.py, and mean the training that is planned. No
 and the learning rate is not part of the verdict. What a training shows once it has begun, lab
 diagnose says.
 """
-if __name__ == "__main__":
-    raise SystemExit("start it with: python -m lab preflight")
 import textwrap
 from statistics import mean
 from typing import Any

@@ -7,8 +7,6 @@ The answers show which tokens the model was unsure of. At a terminal with colour
 shaded; elsewhere their probability is printed after them. The same seed gives the same answers, and
 --seed 1 gives others. With --greedy each token is the likeliest one. No file is written.
 """
-if __name__ == "__main__":
-    raise SystemExit("start it with: python -m lab sample")
 from pathlib import Path
 from typing import Any
 

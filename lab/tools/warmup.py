@@ -15,8 +15,6 @@ flags say otherwise, a real model gets 120 updates with AdamW, of 8 demonstratio
 upper half of its layers is trained: on a CPU this saves a third of the time and much memory. To
 train such a model further, give its folder to --start, and another --seed.
 """
-if __name__ == "__main__":
-    raise SystemExit("start it with: python -m lab warmup")
 import json
 import random
 import time

@@ -111,13 +111,6 @@ def test_whoever_adds_columns_finds_them_again(written):
                      "weight": np.float32}
 
 
-@pytest.mark.parametrize("kept", [0, -100])
-def test_a_damaged_credit_file_is_named(written, kept):
-    path = credit_path(written, 1)
-    path.write_bytes(path.read_bytes()[:kept])
-    assert refusal(read_columns, written, 1).startswith(f"cannot read {path}: ")
-
-
 def test_what_is_past_the_checkpoint_is_forgotten(tmp_path):
     (tmp_path / "credit").mkdir()
     for step in (1, 2, 3, 10):

@@ -286,7 +286,7 @@ def test_what_is_no_run_is_refused_in_a_sentence(tmp_path):
                         [{"step": 1, **STEP}])
     (damaged / "credit/step_000001.npz").write_bytes(b"PK")
     for folder, said in ((tmp_path / "nothing", "does not exist"), (other, "is not a run folder"),
-                         (with_steps, "has no steps, so"), (damaged, "cannot read")):
+                         (with_steps, "has no steps, so"), (damaged, "cannot be read")):
         assert said in refusal(main, ["claims", str(folder), "--only", "early"]), said
 
 
@@ -299,11 +299,9 @@ def test_the_command_prints_every_claim_with_its_verdict(whole, capsys):
         assert f"- {claim.name}. " in printed
     assert max(len(line) for line in printed.splitlines() if run not in line) <= 100
     assert "uncorrected for their number" in " ".join(printed.split())
-    main(["claims", run, "--only", "one_advantage, sparser", "--problems", "3", "--json"])
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [line["name"] for line in lines] == ["one_advantage", "becomes_sparser"]
-    assert lines[0]["verdict"] == ARITHMETIC and lines[0]["numbers"] == {
-        "is the largest difference within an answer": 0.0}
+    main(["claims", run, "--only", "one_advantage, sparser", "--problems", "3"])
+    assert re.findall(r"^- (\w+)\. ", capsys.readouterr().out, flags=re.M) == [
+        "one_advantage", "becomes_sparser"]
     assert "no claim has such a name" in refusal(main, ["claims", run, "--only", "luck"])
 
 
