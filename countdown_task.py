@@ -5,14 +5,11 @@ and parentheses.
     " 3 * 5 = 15, 15 + 7 = 22 yes</think>\\n<answer> ( 3 * 5 ) + 7 </answer><|im_end|>"
     -> {"reward": 1.1, "format": 1.0, "answer": 1.0}
 
-This file holds the problems, the prompt, the reward and its parts, and two labels of every
-generated token: the section of the answer that it is in, and its category (`kind`: word, number,
-...). Training uses only the class `Task`. The reward is `Task.score`, four lines. `python
-countdown_task.py` shows the rewards of three answers.
+`Task` is all that training uses: problems, the prompt, the reward (`score`, four lines) and two
+labels of every generated token (`label`). `python countdown_task.py` shows three rewards.
 
-Text from a model is never executed. `value_of` reads the text's syntax tree, accepts numbers, four
-operators and a minus sign, and computes with exact fractions. Text that is too long is refused
-before it is parsed.
+Text from a model is never executed: `value_of` reads the text's syntax tree, accepts numbers, four
+operators and a minus sign, and computes with exact fractions.
 """
 import ast
 import hashlib
@@ -20,7 +17,7 @@ import itertools
 import operator
 import random
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -34,7 +31,6 @@ KINDS = ("word", "space", "number", "operator", "bracket", "tag", "end")
 END_OF_TURN = ("<|im_end|>", "<|endoftext|>")
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 FORMAT_WEIGHT = 0.1
-MAX_CHARACTERS, MAX_PARENTHESES = 400, 30
 PROMPTS = {  # " 3" with its space is one token, and "3" another: every number has a space before it
     "short": """<|im_start|>user
  {spaced} make {target}<|im_end|>
@@ -70,8 +66,7 @@ class Task:
     max_result: int = 10_000  # a problem has a solution without intermediate results above this
 
     def training_problems(self, seed: int, step: int, count: int) -> list[Problem]:
-        """The problems of a step. They depend on seed and step alone, so a resumed run gets the
-        same ones."""
+        """The problems of a step depend on seed and step alone: a resumed run has the same ones."""
         rng = random.Random(f"train {seed} {step}")
         return [self.make_problem(rng, held_out=False) for _ in range(count)]
 
@@ -124,12 +119,11 @@ class Task:
             section    think . . . . . .   .    other . . . . . . . . . . .   answer  other . . . .
             kind       num  op   num  br.  num  tag . . . . . . . . . . . .   num     tag       end
 
-        The think section is the text before the first </think> or <answer>, and the answer section
-        is the text between <answer> and </answer>. A token that touches a tag is of kind tag:
-        tokenizers cut "<think>" into "<", "think" and ">", and may join ">" with a newline.
+        The thinking ends at the first </think> or <answer>. A token that touches a tag is of kind
+        tag: tokenizers cut "<think>" into "<", "think" and ">", and may join ">" with a newline.
         """
         text = "".join(pieces)
-        section_of = [OTHER] * len(text)  # of each character
+        section_of = [OTHER] * (len(text) + 1)  # of each character, and of the end
         think = re.split("</think>|<answer>", text, maxsplit=1)[0]
         section_of[:len(think)] = [THINK] * len(think)
         if found := re.search(r"<answer>(.*?)(</answer>|\Z)", text, re.DOTALL):
@@ -141,25 +135,19 @@ class Task:
         for piece in pieces:
             start, end = end, end + len(piece)
             kind = TAG if any(is_tag[start:end]) else kind_of(piece)
-            is_inside = start < len(text) and kind not in (TAG, END)
-            sections.append(section_of[start] if is_inside else OTHER)
+            sections.append(OTHER if kind in (TAG, END) else section_of[start])
             kinds.append(kind)
         return sections, kinds
+
+
+KIND_OF = {"": SPACE} | dict.fromkeys("0123456789", NUMBER)  # by the first character
+KIND_OF |= dict.fromkeys("+-*/", OPERATOR) | dict.fromkeys("()=", BRACKET)
 
 
 def kind_of(piece: str) -> int:
     """The kind of a token, by its first character that is not a space. "=" counts as a bracket, and
     everything without a kind of its own, such as punctuation, as a word."""
-    first = piece.strip()[:1]
-    if piece in END_OF_TURN:
-        return END
-    if not first:
-        return SPACE
-    if first in "0123456789":
-        return NUMBER
-    if first in "+-*/":
-        return OPERATOR
-    return BRACKET if first in "()=" else WORD
+    return END if piece in END_OF_TURN else KIND_OF.get(piece.strip()[:1], WORD)
 
 
 @lru_cache(maxsize=4096)
@@ -219,9 +207,8 @@ def format_score(text: str) -> float:
     return 0.1 * has_think + 0.5 * has_answer
 
 
-OPERATORS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
-    ast.Div: operator.truediv}
+OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+             ast.Div: operator.truediv}
 
 
 def evaluates_to(expression: str | None, numbers: Iterable[int], target: int) -> bool:
@@ -232,20 +219,17 @@ def evaluates_to(expression: str | None, numbers: Iterable[int], target: int) ->
 
 
 def read_expression(text: str) -> Fraction | None:
-    """The exact value of an expression; None if it has no value, is not an expression, or is too
-    long."""
-    if (not re.fullmatch(r"[0-9+*/() \t\r\n-]*", text) or len(text) > MAX_CHARACTERS
-            or text.count("(") > MAX_PARENTHESES):
+    """The exact value of an expression; None if it has none, or has more than 400 characters."""
+    if not re.fullmatch(r"[0-9+*/() \t\r\n-]{1,400}", text):
         return None
     try:
         return value_of(ast.parse(" ".join(text.split()), mode="eval").body)
-    except (SyntaxError, ZeroDivisionError, RecursionError):
+    except (SyntaxError, ZeroDivisionError, RecursionError, MemoryError):
         return None
 
 
 def value_of(node: ast.expr) -> Fraction:
-    """The exact value of an arithmetic syntax tree, which is inspected and never executed. "2**3"
-    raises SyntaxError, because its operator is not in OPERATORS; so do "7//2" and "+3"."""
+    """The exact value of an arithmetic syntax tree, which is inspected and never executed."""
     match node:
         case ast.Constant(value=int(number)):
             return Fraction(number)
@@ -253,7 +237,7 @@ def value_of(node: ast.expr) -> Fraction:
             return -value_of(operand)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
             return OPERATORS[type(op)](value_of(left), value_of(right))
-    raise SyntaxError("neither a number, nor one of four operators, nor a minus sign")
+    raise SyntaxError("as 2**3, 7//2 and +3, whose operators are not among the four")
 
 
 def show() -> None:
