@@ -12,16 +12,16 @@ the functions of a training step up to the loss. So what a method does on averag
     cosine    between the two. 1 is the right direction, and below 0 the reward falls
     bias      the part of the mean that is not along the truth, as a share of the mean's length
     noise     the variance of a batch's gradient over its squared length along the truth, divided
-              by plain GRPO's: so many times the batches have the same precision
+              by plain GRPO's. With a noise of 2, the same precision takes twice as many batches
 
-Of several worlds the lowest cosine, the largest bias, and the median and largest noise are shown.
+For several worlds, the lowest cosine, the largest bias, and the median and largest noise are shown.
 The exit status is 1 if a method is biased or has the wrong sign, and 2 if it cannot be judged; with
 --all it is 0. Mistakes in groups of more than four answers, beyond ten tokens, or at other steps of
 training than 2, 30 and 1000 are not seen.
 
 An advantage has weights of 1 here, a weighting has the advantage rloo, and the loss is divided by a
-constant. What is sampled, such as continuations, is replaced by its mean. A critic learns from all
-batches once, and then stays as it is.
+constant. Samples of a method, such as continuations, are replaced by their mean. A critic learns
+from all batches once, and then stays as it is.
 """
 import json
 import math

@@ -92,8 +92,8 @@ def metrics_by_step(run: Run) -> dict[int, Json]:
 
 
 def groups_in_order(group: np.ndarray, reward: np.ndarray) -> list[np.ndarray]:
-    """The answers of each group: the best, the worst, the second best, the second worst, ...
-    `group` and `reward` are (answers,)."""
+    """The answers of each group in the order best, worst, second best, second worst, ... Groups
+    with equal rewards come last. `group` and `reward` are (answers,)."""
     groups = [np.flatnonzero(group == number) for number in np.unique(group)]
     groups.sort(key=lambda members: np.ptp(reward[members]) == 0)
     in_order = []

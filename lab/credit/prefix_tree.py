@@ -22,8 +22,9 @@ def prefix_tree(rollouts: Rollouts, *, tree_scale: NotNegative = 1.0) -> torch.T
     (TEMPO, arXiv 2509.18314).
 
     The difference is nonzero only where answers branch. Both parts are in units of the group's
-    standard deviation, as in the authors' code, where tree_scale is 1. With 0 it is grpo. It is
-    biased, because V after the token and V before it count the answer's own reward differently."""
+    standard deviation, as in the authors' code, where tree_scale is 1. With 0 this is grpo. The
+    advantage is biased, because V after the token and V before it count the answer's own reward
+    differently."""
     z = group_z_score(rollouts.reward, rollouts.group)
     after = [group_mean(z, node) for node in paths(rollouts).T]
     before = [group_mean(z, rollouts.group), *after[:-1]]

@@ -52,7 +52,8 @@ def span(rollouts: Rollouts) -> Tensor:
     answer section.
 
     A part is paid whether or not the reward pays it: the reasoning also with --reasoning_weight 0,
-    and the format also with --reward_form right. A run says so.
+    and the format also with --reward_form right. The run prints a line about
+    this.
 
     This advantage is biased, because think tokens get nothing for the answer that they lead to.
     Tokens that belong to no part get 0.

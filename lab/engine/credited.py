@@ -88,9 +88,9 @@ def shuffled(value: Tensor, rollouts: Rollouts, placebo: str, whole_answers: boo
 
 
 def cells_of(placebo: str, rollouts: Rollouts) -> Tensor:
-    """(B, T): which tokens exchange their values, those with the same number. Advantages stay in
-    their group, and weights go through the whole batch. `by_kind` keeps them at tokens of one
-    category."""
+    """A number for each token, (B, T): tokens with the same number exchange their values.
+    Advantages stay in their group, and weights move through the whole batch. With `by_kind` values
+    move only between tokens of the same category."""
     cells = torch.zeros_like(rollouts.ids)
     if placebo.startswith("advantages"):
         cells = cells + rollouts.group[:, None]

@@ -24,9 +24,9 @@ def clip_and_step(optimizer: "Optimizer", max_grad_norm: float) -> float:
 
 
 class AdamW(grpo.AdamW):
-    """The book's AdamW with torch's kernel for all parameters, which reads and writes each number
-    once. A step is, to the bit, that of torch.optim.AdamW with fused=True, which itself would
-    import the whole compiler: more than a second and 70 MB at every start."""
+    """grpo.py's AdamW with torch's kernel for all parameters, which reads and writes each number
+    once. A step gives the same bits as torch.optim.AdamW with fused=True. That class is not used,
+    because it imports the whole compiler: more than a second and 70 MB at every start."""
 
     @property
     def param_groups(self) -> list[dict[str, list[nn.Parameter]]]:  # as torch's optimizers have it

@@ -144,7 +144,7 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
     stop_ids:       tokens that end an answer, by default the model's own
     starts:         positions to continue from, each with `answers` rows, instead of the ends of the
                     prompts; max_new_tokens may have a number for each start
-    seed:           that of the random numbers, or a generator that goes on from call to call
+    seed:           the seed of the random numbers, or a generator that goes on from call to call
     reply:          what an environment writes after a stop token. max_new_tokens counts it, too
 
     The random numbers for all tokens of all rows are drawn before the first token. So what a row

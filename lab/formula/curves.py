@@ -28,8 +28,9 @@ REWARDS_OF_FOUR = (1.0, -1.0, 0.0, 0.0), (0.0, 0.0, 1.0, -1.0)
 
 
 class Curves:
-    """The response of a loss to a ratio: its push divided by that at a ratio of 1. `moves` is the
-    field of a case that has the logarithm of the ratio. Of a KL, the push itself."""
+    """The response of a loss to a ratio: its push divided by its push at a ratio of 1. The
+    response of a KL is the push itself. `moves` names the field of a case that has the logarithm
+    of the ratio."""
 
     def __init__(self, search: Any, moves: str, is_kl: bool = False):
         self.search, self.moves, self.is_kl = search, moves, is_kl
@@ -46,13 +47,13 @@ class Curves:
                        if place[b] == sign and usable[b].any()] for sign in (0, 1)]
 
     def moved(self, logarithm: Tensor) -> Tensor:
-        """(B, L) the pushes with these ratios."""
+        """(B, L): the pushes at the ratios with these logarithms."""
         if self.is_kl:
             return self.search.push_of_rest(replace(self.case, **{self.moves: logarithm}))
         return self.search.push(*[replace(case, **{self.moves: logarithm}) for case in self.pair])
 
     def response(self, sign: int, logarithms: list[float]) -> list[float]:
-        """That of good or of bad answers, of which there are eight, to as many ratios."""
+        """The response at each of at most eight ratios, in good or in bad answers (`sign`)."""
         moved, logarithm = self.slots[sign][:len(logarithms)], torch.zeros_like(self.still)
         for (b, _), value in zip(moved, logarithms):
             logarithm[b] = value
@@ -61,8 +62,9 @@ class Curves:
                 for slot in moved]
 
     def end_of_law(self, sign: int, farthest: float) -> tuple[float, float | None]:
-        """The power of the ratio that the response is where the ratio is almost 1, and the ratio at
-        which it stops to be that; None if it never does. A KL stops where its push is 0."""
+        """Near a ratio of 1 the response is a power of the ratio. Returns this power, and the ratio
+        at which that stops being true, or None if it never stops. For a KL, it is the ratio at
+        which its push becomes 0."""
         near, far = math.copysign(.1 if self.is_kl else NEAREST, farthest), farthest
         [first] = self.response(sign, [near])
         power = 0.0 if self.is_kl or first <= 0 else round(math.log(first) / near, 6)

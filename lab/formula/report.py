@@ -180,7 +180,8 @@ class Verdict:
     unexpected: list[str]     # what holds, and no clause names
 
     def in_words(self) -> list[str]:
-        """What it is or is nearest to, the mistakes, what is unusual, and what is expected."""
+        """The lines of the report: the formula that the loss is or is nearest to, its mistakes,
+        what is unusual, and the expectations that do not hold."""
         found, seen = self.found, remarks(self.found)
         wrong = [remark for remark in seen if remark.is_mistake]
         said = self.headline()

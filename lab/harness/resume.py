@@ -1,5 +1,5 @@
-"""Resuming a run: whether it is the one that is meant, and what has changed since. This file
-is imported if the folder of a run exists."""
+"""What is checked before a run is resumed: is it the run that is meant, and what has changed since
+it stopped? This file is imported if the folder of a run exists."""
 from pathlib import Path
 
 import torch
@@ -25,8 +25,8 @@ def refuse_other(folder: Path, s: LabSettings, may_differ: set[str], way_out: st
 
 
 def changed_config(s: LabSettings, done: int) -> Json:
-    """The config.json of a resumed run, of which `done` steps are made. Says what is not as it was
-    when they were made."""
+    """The config.json of a resumed run, of which `done` steps are made. Prints what has changed
+    since they were made."""
     before, now = run_config(s.folder), made_of(s)
     changed = differing(before.get("made_of", {}), now)
     say_what_differs(s, before, changed, done)

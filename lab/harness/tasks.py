@@ -156,13 +156,14 @@ class CheckedTask:
 
     def facts_of(self, problem: Problem) -> tuple[str, str]:
         """What tells a problem from others: its prompt, and what `show` says of it, because a game
-        may have a secret that is not in its prompt. Other white space makes no other problem."""
+        may have a secret that is not in its prompt. Differences in
+        white space do not count."""
         prompt, shown = self.prompt_for(problem), self.show(problem)
         return " ".join(prompt.split()), " ".join(shown.split())
 
     def ask_again(self, method: Callable[..., Any], problems: list[Problem], *given: int) -> None:
-        """Ask a method for the same problems a second time, once in a run, and say it if they are
-        others."""
+        """Once in a run, call the method again with the same arguments, and print a line if it
+        returns other problems."""
         name = method.__name__
         if name in self.asked_twice:
             return

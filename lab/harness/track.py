@@ -1,6 +1,6 @@
-"""A run's curves while it goes, in TensorBoard (--track tensorboard).
+"""The curves of a running run in TensorBoard (--track tensorboard).
 
-It gets the numbers of metrics.jsonl as train/NAME and those of evaluations.jsonl as
+TensorBoard shows the numbers of metrics.jsonl as train/NAME, and those of evaluations.jsonl as
 held_out/MODE/NAME, by step. They are written into the run's folder, and sent nowhere.
 """
 from collections.abc import Mapping

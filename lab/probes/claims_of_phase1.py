@@ -123,7 +123,8 @@ def after_the_fact(seen: Evidence) -> Found:
 
 @claim(1, "The classes of tokens are crude", "", "lab notes RUN")
 def classes_are_crude(seen: Evidence) -> Found:
-    """The share of filler that is no word, but a piece of a tag, a space, a bracket or an end."""
+    """The share of filler tokens that are not words: pieces of a tag, spaces, brackets and ends of
+    answers."""
     filler = seen.is_of(FILLER)
     x = share_of(seen.tokens.table.where(filler), seen["kind"][filler] != WORD,
                  np.ones(filler.sum()))
@@ -198,8 +199,8 @@ def phase_one(policy: Policy, rollouts: Rollouts) -> TokenTable:
 
 def sizes_of(policy: Policy, rollouts: Rollouts, signed: torch.Tensor,
              size: torch.Tensor | None = None) -> TokenTable:
-    """A number (B, T) of each token with its sign, and its size: abs if no other is given. Without
-    the last token of each answer."""
+    """The tokens with two quantities: `signed` (B, T), and `size`, which is abs(signed) if it is
+    not given. The last token of each answer is left out."""
     size = signed.abs() if size is None else size
     tokens = table_of_frames(rollouts.mask, rollouts.group, {
         "token_id": rollouts.ids, "signed": signed.double(), "size": size.double()})

@@ -28,9 +28,10 @@ MORE = "lab/probes/rank.py"
 
 @claim(3, "The gradient becomes sparser over training", "", "lab/results/sparsity.txt")
 def becomes_sparser(seen: Evidence) -> Found:
-    """Four measures. The first three say how much gradient is left: groups without spread, tokens
-    with p > 0.99, and the mean of 1 - sum p^2, in the last fifth of the steps minus the first.
-    Hoyer's sparsity of the gradient over the parameters is that of the last and the first model."""
+    """Four measures. Three say how much gradient is left: the share of groups without spread, the
+    share of tokens with p > 0.99, and the mean of 1 - sum p^2. Each is the difference between the
+    last fifth of the steps and the first. The fourth is Hoyer's sparsity of the gradient over all
+    parameters, for the first and the last model."""
     problem, (first, last) = seen["problem"], seen.ends()
     groups = difference_of_means(without_spread(seen, last), without_spread(seen, first))
     sure = mean_difference(problem, (np.exp(seen["log_prob"]) > CONFIDENT) * 1.0, last, first)
@@ -48,7 +49,8 @@ def becomes_sparser(seen: Evidence) -> Found:
 
 
 def without_spread(seen: Evidence, inside: np.ndarray) -> Floats:
-    """(problems,) 1 where all answers have the same advantage, of the problems of some tokens."""
+    """(problems,) 1 for each problem whose answers all have the advantage 0, else 0. The problems
+    are those of the tokens `inside`."""
     problem = np.unique(seen["problem"][inside], return_inverse=True)[1]
     signal = np.bincount(problem, seen["advantage"][inside] != 0)
     return (signal == 0).astype(float)
@@ -59,8 +61,8 @@ def hoyer_of_policy(policy: Policy, seen: Evidence) -> float:
 
 
 def hoyer_of_gradient(policy: Policy, rollouts: Rollouts) -> float:
-    """Hoyer's sparsity of the gradient of sum_t A_t log p at all parameters; undefined where it is
-    0."""
+    """Hoyer's sparsity of the gradient of sum_t A_t log p with respect to all parameters. It is NaN
+    if the gradient is 0."""
     parameters = list(policy.model.parameters())
     for parameter in parameters:
         parameter.grad = None
@@ -87,9 +89,9 @@ def hoyer(parts: list[torch.Tensor]) -> float:
 @claim(3, "The gradient's effective rank is about 2, whatever the group's size", "2 at R = 2, 4, 8",
        MORE)
 def rank_2(seen: Evidence) -> Found:
-    """The paper does not say of which matrix, nor which rank. Of two matrices and five ranks those
-    are counted that may be about 2, by their intervals, at R = 2, 4 and 8. A matrix with a row for
-    each answer has at most R."""
+    """The paper names neither the matrix nor the kind of rank. So five ranks of two matrices are
+    computed, and those are counted that may be about 2, by their intervals, at R = 2, 4 and 8. A
+    matrix with a row for each answer has at most the rank R."""
     found, numbers, near = seen.of_model(ranks), dict[str, tuple[str, str]](), 0
     least, most = THRESHOLDS["rank 2 from"].number, THRESHOLDS["rank 2 to"].number
     for matrix, name in (("B", "one matrix"), ("A", "over answers")):
@@ -105,8 +107,8 @@ def rank_2(seen: Evidence) -> Found:
 
 @claim(3, "The rank is 2 because advantages sum to zero", "intrinsic", MORE)
 def rank_by_zero_sum(seen: Evidence) -> Found:
-    """If that were the reason, the rank would be well above if all advantages were 1, which do not
-    sum to zero. To multiply a row by a number changes no rank."""
+    """If that were the reason, the rank would be well above 2 if all advantages were 1, because
+    these do not sum to zero. Multiplying a row by a number other than 0 changes no rank."""
     return decided(above(THRESHOLDS["rank well above"].number), {
         "with all advantages 1, stable, one matrix": beside_z_score(seen, ONES, STABLE)}, "+.2f")
 

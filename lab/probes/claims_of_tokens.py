@@ -51,8 +51,8 @@ def signs_are_right(seen: Evidence) -> Found:
 @claim(1, "GRPO has no semantic credit assignment: an answer's tokens have one advantage (also 3 "
           "and 4)", "one number", "docs/reference/policy_gradient.md, lab/reports/noise.md")
 def one_advantage(seen: Evidence) -> Found:
-    """One number is no absence of credit: on average over answers the gradient is that of the
-    tokens' true credits. A single batch is noisy."""
+    """That all tokens of an answer get one number does not mean that they get no credit: averaged
+    over answers, the gradient is that of the tokens' true credits. A single batch is noisy."""
     advantage, answer = seen["advantage"], seen["answer"]
     first = advantage[np.unique(answer, return_index=True)[1]]
     spread = np.abs(advantage - first[answer]).max()
@@ -147,8 +147,9 @@ def less_sure_of_filler(seen: Evidence) -> Found:
 
 @claim(1, "Filler gets more because the model is less sure of it", "1.13 of 1.31", "lab notes RUN")
 def sureness_explains_it(seen: Evidence) -> Found:
-    """The part of the ratio's logarithm that is left if every token had the same abs(A). The notes'
-    own table gives 1.13 of 1.31, which is 0.45. The rest is that abs(A) varies with log p."""
+    """The share of the log of the ratio, filler over reasoning, that would be left if every token
+    had the same abs(A). The notes' own table has the ratios 1.13 and 1.31, so the share is 0.45.
+    The rest comes from abs(A), which varies with log p."""
     log_prob, size = np.abs(seen["log_prob"]), seen["abs contribution"]
     columns = []
     for inside in seen.filler_and_reasoning():
@@ -268,7 +269,8 @@ def best_blind_answer(seen: Evidence) -> float | None:
        "docs/reference/how_a_run_fails.md#a-success-that-ignores-the-problem")
 def concise(seen: Evidence) -> Found:
     """The mean length in the last fifth of the steps minus that in the first. In a run with the
-    notes' settings answers became short because all had become one."""
+    notes' settings answers became short because the model had learned a single answer,
+    a - b + c - d, for every problem."""
     before, after = seen.metric("length")
     return decided(below(0), {"tokens": difference_of_means(after, before)}, "+.1f",
                    at_first=(before.mean(), ".1f"), at_the_end=(after.mean(), ".1f"))

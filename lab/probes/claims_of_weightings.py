@@ -98,9 +98,9 @@ def discount_moves_gradient(seen: Evidence) -> Found:
 @claim(1, "Inverse log-prob weighting (0.1) breaks training (experiment 2; also note 2)",
        "0% at step 60", "lab experiment notes_2", stored=True)
 def inverse_breaks(seen: Evidence) -> Found:
-    """It does harm on a real model that thinks first, mostly by leaving it unsure: greedy answers
-    lose little. Where the real model writes the answer alone, no loss is seen. It never fell to
-    0%."""
+    """It does harm on a real model that thinks first, mostly because the model stays unsure: greedy
+    answers lose little. Where the real model writes the answer alone, no loss is seen. Success
+    never fell to 0%."""
     return gains("inverse_logprob", below(0), ALL_BOARDS,
                  **pair(seen, "inverse_logprob", "inverse_logprob_as_published"))
 
@@ -285,7 +285,7 @@ def gains_grow_with_size(seen: Evidence) -> Found:
 @claim(1, "Credit by token improves sample efficiency (the notes' new hypothesis)", "hypothesis",
        BOARDS, stored=True)
 def credit_by_token(seen: Evidence) -> Found:
-    """Credit measured by continuations gains on tiny if only trained answers count, at eight times
-    plain GRPO's cost. On real nothing is seen. In one game of three turns credit by turn gains much
-    (docs/reference/turns.md)."""
+    """On models/tiny, credit measured by continuations gains at the same number of trained answers,
+    but a step costs eight times plain GRPO's. On the real model no difference is seen. In one game
+    of three turns, credit for each turn gains much (docs/reference/turns.md)."""
     return gains("measured", above(0), ALL_BOARDS)

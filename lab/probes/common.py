@@ -110,13 +110,13 @@ def run_of(model: Path) -> Path | None:
 
 
 def policy_from_flags(args: SimpleNamespace) -> Policy:
-    """The model with its problems, those of its run where it is a checkpoint."""
+    """The model and its problems. A checkpoint has the problems of its run."""
     return load_policy(make_settings(flags_of_model(args)))
 
 
 def flags_of_model(args: SimpleNamespace) -> dict:
-    """The flags of train.py that a probe's flags about the model stand for. It is sampled at
-    temperature 1, because a probe asks about the policy itself."""
+    """A probe's flags about the model, as flags of train.py. The model is sampled at temperature 1,
+    because a probe asks about the policy itself."""
     chosen = {name: vars(args)[name] for name in MODEL_FLAGS}
     if not args.max_new_tokens:
         del chosen["max_new_tokens"]

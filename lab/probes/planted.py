@@ -244,7 +244,7 @@ def method(name: str, flags: dict) -> Start:
 
 
 def read_arm(text: str) -> Start:
-    """The arm that is typed as `my_idea --strength 2`, or by a name alone."""
+    """The arm of a text such as `my_idea --strength 2`, or of a name alone."""
     known = {PLAIN: plain_grpo, TRUE: true_credit}
     if text in known:
         return known[text]

@@ -6,11 +6,11 @@
     python -m lab diagnose log.csv --column reward=score,length=tokens
 
 It says which rows of docs/reference/how_a_run_fails.md the metrics show, with the numbers, and
-which single run would decide. TRL, verl, OpenRLHF, slime, prime-rl, nanochat and GRPO-Zero are read
-under their names.
+which single run would decide. The metric names of TRL, verl, OpenRLHF, slime, prime-rl, nanochat
+and GRPO-Zero are known.
 
-A log says less than a run of this project. So it is said how many of the signs could be looked for,
-and which columns were not read. --column names the column of a metric that has another name.
+A log says less than a run of this project. So the command also says how many signs it could look
+for, and which columns it did not read. If a metric has another name in the log, --column gives it.
 
 The exit status is 0 if nothing was found, 1 if a mistake was, and 2 if the log cannot be read or
 has too few steps. Nothing is written.
@@ -55,12 +55,12 @@ class Seen(NamedTuple):
 
 
 def any_of(**signs: Sign) -> Seen:
-    """Those of these metrics that show their sign."""
+    """The names of the metrics that show their sign."""
     return needs_one(*signs)(lambda log: [name for name, sign in signs.items() if sign(log[name])])
 
 
 def all_of(**signs: Sign) -> Seen:
-    """These metrics, if all of them show their signs."""
+    """The names of all these metrics if each shows its sign, and otherwise none."""
     return needs(*signs)(lambda log: [*signs] if all(
         sign(log[name]) for name, sign in signs.items()) else [])
 
@@ -85,8 +85,9 @@ def breaks_twice(metric: Metric) -> bool:
 
 
 def grew(times: float, least: float = 1e-12) -> Sign:
-    """Whether it has become so many times as large as in the first two steps, and not in a single
-    step of the last ones. What begins at 0, as a KL does, is compared with `least`."""
+    """Whether the mean of the last fifth of the steps is above `times` the mean of the first two
+    steps, and so are two or more single steps of that fifth. If the first mean is below `least`,
+    as that of a KL is, `least` takes its place."""
     def sign(metric: Metric) -> bool:
         limit = times * max(metric.first, least)
         return metric.end > limit and int((metric.last > limit).sum()) > 1

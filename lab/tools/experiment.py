@@ -14,8 +14,8 @@ A plan is a file like this one:
 `common` and the text of each arm are flags of train.py. The seeds are 40 to 45: the first, and the
 one after the last. Runs of two arms with the same seed get the same problems, and make a pair.
 
-The runs are made seed by seed. So all arms have the same seeds whenever the time is out, and the
-same command goes on. A run's folder is ARM-sSEED.
+The runs are made seed by seed. So an experiment that is stopped early has almost the same seeds in
+all arms, and the same command continues it. A run's folder is ARM-sSEED.
 
 Each arm is compared with the first one by the mean success of all answers sampled in training, for
 pairs of runs. The interval is Student's over the pairs, and p has Holm's correction for all arms of
@@ -106,7 +106,7 @@ def names_of_plans() -> list[str]:
 
 
 def read_plan(typed: str) -> Plan:
-    """The plan of a file, or of a name in lab/plans."""
+    """The plan in the file `typed`, or the plan of this name in lab/plans."""
     path = Path(typed)
     if not path.exists() and typed in names_of_plans():
         path = PLANS / f"{typed}.json"

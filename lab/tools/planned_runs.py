@@ -129,15 +129,15 @@ class Making:
         return f"finished: {run.name}"
 
     def end_all(self) -> None:
-        """Each ends its step, and leaves a checkpoint."""
+        """Ask each running process to finish its step and leave a checkpoint."""
         for _, process in list(self.running.values()):
             process.send_signal(signal.SIGTERM)
 
 
 def make_runs(planned: list[PlannedRun], command: str, processes: int, threads: int = 1
               ) -> dict[str, str]:
-    """Make the runs that are missing. Returns by arm why one failed. `command` is the command that
-    was typed."""
+    """Make the runs that are missing. Returns the reason for each arm that failed. `command` is
+    the command that was typed."""
     waiting = [run for run in planned if not run.is_finished()]
     say(f"{len(waiting)} of {len(planned)} runs have to be made, {processes} at a time")
     done, begun = len(planned) - len(waiting), time.time()

@@ -15,8 +15,8 @@ makes it (B, T), and TRL's loss takes that:
 
 A weighting sees the whole batch of all processes, as in train.py. One more forward pass for each
 batch computes log_prob, entropy and collision, at the temperature of TRL's sampling. With `none`
-nothing of TRL's is changed. Evaluations are not weighted. In answers of several turns the mask is
-that of the model's own tokens (TRL's `tool_mask`). Answers with images are refused, and so are
+TRL trains as it does alone. Evaluations are not weighted. In answers of several turns, the mask
+(TRL's `tool_mask`) has only the model's own tokens. Answers with images are refused, and so are
 methods that use attention, or sample or compute with this lab's own model.
 """
 import inspect
@@ -405,8 +405,8 @@ def labelled(batch: Rollouts, tokenizer: Tokenizer, task=None) -> Rollouts:
 
 
 def rewards_of_turns(task: CheckedTask, batch: Rollouts, reward: torch.Tensor) -> torch.Tensor:
-    """What the task pays for each turn, (B, T), if it pays turns. TRL's reward of an answer has to
-    be their sum."""
+    """The rewards of turns (B, T), each at the last token of its turn; UNSET if the task rewards
+    answers alone. TRL's reward of an answer has to be the sum of its turns' rewards."""
     found = []
     for row, group in enumerate(batch.group.tolist()):
         score = task.score(batch.problems[group], batch.turns[row])
