@@ -434,7 +434,7 @@ def checked(values: Any, rollouts: Rollouts, name: str) -> Tensor:
         raise UserError(f"{name} should return a tensor (B, T) = ({B}, {T}), got {found}. "
                         "value[:, None] makes (B, 1) of a number for each answer (B,)")
     credit: Tensor = values.detach().float().expand(B, T).masked_fill(~rollouts.mask, 0.0)
-    is_small = credit.abs() <= 1e12  # of larger ones a squared gradient can overflow
+    is_small = credit.abs() <= 1e12  # with larger values a squared gradient can overflow
     if not is_small.all():
         row, t = (~is_small).nonzero()[0].tolist()
         raise UserError(f"{name} is {credit[row, t]:g} at token {t} of answer {row}. Such a number "

@@ -2,8 +2,8 @@
 
     loss = - sum( weight * advantage * log_prob ) / N
 
-A weighting is also called a mitigation, because it softens that all tokens of an answer get the
-same advantage, whether they earned it or not.
+A weighting is also called a mitigation, because it is meant to mitigate a weakness of GRPO: all
+tokens of an answer get the same advantage, whether they earned it or not.
 
 A function under the decorator becomes a choice of `--mitigation`, its keyword-only parameters
 become flags, and its docstring is the help:

@@ -1,9 +1,10 @@
 """Qwen2, Qwen2.5 and Qwen3 (dense) written out by hand, and a sampler with a cache of keys and
 values. `python qwen2_model.py` shows an answer of models/tiny, token by token.
 
-The modules have the names of the published safetensors files, so a checkpoint loads key by key, and
-a checkpoint from here opens in `transformers`. All is float32 on a CPU. Left out on purpose: rope
-scaling, sliding windows, dropout and mixtures of experts; a folder that needs one is refused.
+The modules have the names of the tensors in published files, so a checkpoint loads key by key, and
+one from here opens in `transformers`. Everything is computed in float32 on a CPU. Left out on
+purpose: rope scaling, sliding windows, dropout and mixtures of experts; a folder that needs one is
+refused.
 
 From top to bottom: the model; the cache; the sampler, `generate`; a model's folder.
 
@@ -56,7 +57,7 @@ class ModelConfig:
 
 
 def rotary(positions: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of position times frequency (arXiv 2104.09864), each (..., 1, head_dim)."""
+    """RoPE (arXiv 2104.09864): cosine and sine of position * frequency, each (..., 1, head_dim)."""
     steps = torch.arange(0, config.head_dim, 2).float()
     frequency = 1.0 / config.rope_theta ** (steps / config.head_dim)
     angle = positions[..., None, None].float() * frequency  # (..., 1, head_dim / 2)
@@ -229,7 +230,8 @@ class Cache:
         self.mask = torch.where(is_seen, 0.0, float("-inf"))[:, None, None]  # (B, 1, 1, slots)
 
     def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Keep the prompts. They are padded on the right, because no token sees later ones."""
+        """Keep the prompts' keys and values. The padding is on the right, where no token sees it.
+        """
         new = (0, 0, 0, 0, 0, self.room)  # slots
         self.kept[layer] = F.pad(k, new), F.pad(v, new)
         return attention(q, k, v)
@@ -413,7 +415,7 @@ def save_config(config: ModelConfig, folder: Path, dtype: str = "float32") -> No
 
 def small_files(folder: Path) -> dict[str, bytes]:
     """What a model's folder has beside its config and its weights, such as the tokenizer and a chat
-    template. It is read at once, because the folder may be a checkpoint that is removed later."""
+    template. All is read at once, because the folder may be a checkpoint that is removed later."""
     others = ("config.json", "model.safetensors.index.json")
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())
             if path.is_file() and path.name not in others and path.stat().st_size < 5e7

@@ -90,7 +90,8 @@ class Settings:
 
     @property
     def folder(self) -> Path:
-        """The same command names the same folder: runs/none-grpo-learning_rate0.001-s0."""
+        """Named by the flags, so that the same command finds it again, as
+        runs/none-grpo-learning_rate0.001-s0."""
         flags = [("" if name in ("model", "task") else name) + Path(str(value)).name
                  for name, value in self.typed.items() if name not in self.unnamed]
         name = "-".join([self.mitigation, self.advantage, *flags, f"s{self.seed}"])

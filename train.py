@@ -42,9 +42,9 @@ OF_ONE_SEED = 256  # this many held-out problems in a row share one random seed
 
 
 def train(run: Run) -> None:
-    """`run` holds the settings, the model, its optimizer, the tokenizer and the task. What a step
-    does with them are functions of grpo.py and mitigations.py: sample, advantages, weights and
-    update. The rest of `run` (record, log, save) is the folder that it writes."""
+    """`run` holds the settings, the model, its optimizer, the tokenizer and the task. A step calls
+    four functions of grpo.py and mitigations.py: sample, advantages, weights and update. The rest
+    of `run` (record, log, save) writes its folder."""
     s = run.settings
     if run.done == 0 and s.eval_every:
         evaluate(run, 0)
@@ -170,8 +170,8 @@ def main(argv: list[str]) -> None:
 
 
 def in_own_function(error: BaseException) -> str:
-    """The line about an error in a file that people edit: "my_idea (mitigations.py:57): ..."; empty
-    if it is none of theirs."""
+    """Where an error arose, if in a file that people edit, as "my_idea (mitigations.py:57): ...";
+    otherwise empty."""
     own = {str(HERE / name) for name in ("mitigations.py", "countdown_task.py")}
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in own]
     if not frames:
