@@ -42,7 +42,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from countdown_task import END_OF_TURN, PROMPTS, Task
-from grpo import ADVANTAGES, AdamW, Rollouts, advantages, place_of, sample, update
+from grpo import ADVANTAGES, AdamW, Rollouts, advantages, sample, update
 from mitigations import MITIGATIONS, weights
 from qwen2_model import (UserError, load_model, load_tokenizer, read_json, read_tensors,
                          refuse_pipe, save_model, small_files)
@@ -51,9 +51,6 @@ HERE = Path(__file__).resolve().parent
 
 
 # ------------------------------------------------------------------------------------- the settings
-KINDS = (int, float, str, bool)  # types of settings
-
-
 @dataclass
 class Settings:
     """Each field is a flag, and its comment is the help. The model's folder may have a recipe.json,
@@ -102,9 +99,10 @@ class Settings:
 
     def to_json(self) -> dict[str, Any]:
         return {one.name: getattr(self, one.name) for one in fields(self)
-                if type(one.default) in KINDS} | self.keywords
+                if isinstance(one.default, KINDS)} | self.keywords
 
 
+KINDS = int, float, str  # types of settings
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}  # they have flags of their own
 CHOICES: dict[str, Collection[str]] = {
     "task": ("countdown_task",), **METHODS,
@@ -112,8 +110,7 @@ CHOICES: dict[str, Collection[str]] = {
 LEAST = {"answers": 2} | dict.fromkeys((  # the least values of these settings; of the others 0
     "epochs", "questions", "max_new_tokens", "micro_batch", "eval_tasks", "min_number",
     "max_number", "max_target", "max_result"), 1)
-# settings that a resumed run may change, because no number so far depends on them
-CHANGEABLE = {"steps", "threads", "checkpoint_every"}
+CHANGEABLE = {"steps", "threads", "checkpoint_every"}  # no number so far depends on them
 # entries of config.json that a resumed run does not read; its folder may have another name now
 NOT_READ = {"out", "versions", "held_out_problems", "functions", "model_config"}
 
@@ -147,8 +144,6 @@ def read_settings(argv: list[str]) -> tuple[Settings, bool]:
     parser = parser_for(owners, saved)
     typed, given = vars(parser.parse_args(argv)), vars(parser.parse_args([*saved_words, *argv]))
     if topic is not None:
-        if topic and topic not in MITIGATIONS | ADVANTAGES:
-            raise Unknown(f"--help {topic}: there is no such weighting or advantage")
         say(parser.format_help())
         raise SystemExit(0)
     if resume and (wrong := typed.keys() - CHANGEABLE - {"resume"}):
@@ -173,41 +168,31 @@ def parser_for(owners: Iterable[Any], saved: dict[str, Any] = {}) -> Parser:
                     epilog="More flags, such as --lora 1, are in the lab: --help all",
                     argument_default=argparse.SUPPRESS)
     parser.add_argument("-h", "--help", nargs="?", const="", metavar="NAME",
+                        choices=["", *MITIGATIONS, *ADVANTAGES],
                         help="this text, with the flags of the weighting or advantage NAME")
     parser.add_argument("--resume", metavar="RUN", help="continue the run in this folder, if you "
                         f"like with another value of {', '.join(sorted(CHANGEABLE))}")
     for owner in owners:
-        group: Any = parser
-        if not is_dataclass(owner):
-            group = parser.add_argument_group(owner.__name__, owner.__doc__)
+        group: Any = parser if is_dataclass(owner) else parser.add_argument_group(
+            owner.__name__, owner.__doc__)
         for name, (default, about) in flags_of(owner).items():
             text = f"{about} ({saved.get(name, default)})".replace("%", "%%")
-            shown = " | ".join(CHOICES.get(name, ()))
-            try:
-                group.add_argument(f"--{name}", type=type(default), choices=CHOICES.get(name),
-                                   metavar=shown, help=text)
-            except argparse.ArgumentError:
-                raise UserError(f"{owner.__name__} has a keyword {name}, but this name is taken: "
-                                "rename it") from None
+            group.add_argument(f"--{name}", type=type(default), choices=CHOICES.get(name),
+                               metavar=" | ".join(CHOICES.get(name, ())), help=text)
     return parser
 
 
 def flags_of(owner: Any) -> dict[str, tuple[Any, str]]:
     """The flags of a dataclass (its fields, with their comments) or of a function (its keyword-only
-    parameters): the default and the help of each."""
+    parameters): the default and the help of each. What has another type of default is no flag."""
     if is_dataclass(owner):
         source = inspect.getsource(owner)  # type: ignore[arg-type]
         about = dict(re.findall(r"\n    (\w+): .*?  # (.*)", source))
         return {one.name: (one.default, about.get(one.name, ""))
                 for one in fields(owner) if type(one.default) in KINDS}
-    found = {name: (one.default, f"of {owner.__name__}")
-             for name, one in inspect.signature(owner).parameters.items()
-             if one.kind is one.KEYWORD_ONLY}
-    for name, (default, _) in found.items():
-        if type(default) not in (int, float, str):
-            raise Unknown(f"the keyword {name} of {place_of(owner)} needs a default that is a "
-                          "whole number, a number or a text")
-    return found
+    return {name: (one.default, f"of {owner.__name__}")
+            for name, one in inspect.signature(owner).parameters.items()
+            if one.kind is one.KEYWORD_ONLY and type(one.default) in KINDS}
 
 
 def saved_settings(resume: str, model: str) -> dict[str, Any]:
