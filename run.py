@@ -148,14 +148,15 @@ def read_settings(argv: list[str]) -> tuple[Settings, bool]:
         raise SystemExit(0)
     if resume and (wrong := typed.keys() - CHANGEABLE - {"resume"}):
         raise UserError(f"--{min(wrong)} cannot be changed in a resumed run")
+    own = flags_of(Settings)
     values = {name: given.get(name, default) for owner in owners
               for name, (default, _) in flags_of(owner).items()}
     for name, value in values.items():
-        least = LEAST.get(name, 0 if hasattr(Settings, name) else -1e12)
+        least = LEAST.get(name, 0 if name in own else -1e12)
         if not isinstance(value, str) and not least <= value <= 1e12:
             raise UserError(f"--{name} {value}: should be from {least:g} to 1e12")
     typed = {name: value for name, value in values.items() if name in typed}
-    keywords = {name: values.pop(name) for name in [*values] if not hasattr(Settings, name)}
+    keywords = {name: values.pop(name) for name in [*values] if name not in own}
     return Settings(**values | {"out": resume or values["out"]}, keywords=keywords,
                     typed=typed), bool(resume)
 
