@@ -1,23 +1,19 @@
 """Runs with --lora: their folder, how they go on, and what is refused."""
+import gc
 import json
-import multiprocessing
-import os
 import shutil
-import signal
 from itertools import pairwise
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import lab.run as train
 from lab.engine.lora import ThriftyMLP
 from lab.engine.model_folder import read_model_folder
 from lab.harness.build import load_policy
 from lab.harness.settings import make_settings
 from qwen2_model import MLP
-from runs import (WHOLE, after_credit_of, assert_same_run, config_of, everything,
-                  run)
+from runs import WHOLE, assert_same_run, config_of, run
 
 FLAGS = [*WHOLE, "--lora", "4"]
 
@@ -56,17 +52,9 @@ def test_mlps_keep_less_unless_whole_layers_do(learner, checkpointing):
     assert mlps and all(isinstance(mlp, ThriftyMLP) != checkpointing for mlp in mlps)
 
 
-def test_killed_and_resumed_is_as_if_never_stopped(added, learner, tmp_path, monkeypatch):
-    """Between two checkpoints."""
-    folder = tmp_path / "killed"
-    argv = ["--model", str(learner), "--out", str(folder), *FLAGS]
-    with monkeypatch.context() as patch:
-        after_credit_of(3, patch, lambda: os.kill(os.getpid(), signal.SIGKILL))
-        process = multiprocessing.get_context("fork").Process(target=train.train_beyond,
-                                                              args=[argv])
-        process.start()
-        process.join()
-    assert process.exitcode == -signal.SIGKILL
+def test_stopped_and_resumed_is_as_if_never_stopped(added, tmp_path):
+    folder = shutil.copytree(added, tmp_path / "stopped")
+    shutil.rmtree(folder / "checkpoints/step_000006")
     run("--resume", folder)
     assert_same_run(added, folder)
 
@@ -101,6 +89,7 @@ def test_a_resumed_run_needs_the_model_that_it_began_with(learner, tmp_path):
     weights["model.norm.weight"][-1] += 1
     (model / "model.safetensors").unlink()
     assert "has no model.safetensors" in run("--resume", folder, "--steps", 3, expect=1).stderr
+    gc.collect()  # it unlocks the folder, as the end of a process does
     save_file(weights, model / "model.safetensors")
     said = run("--resume", folder, "--steps", 3).stdout
     assert f"changed since the 2 steps were made: {model / 'model.safetensors'}. So" in said
@@ -123,12 +112,6 @@ def test_what_cannot_work_is_refused(learner, tmp_path, flags, words):
     assert words in run("--model", learner, "--out", tmp_path / "x", *WHOLE, *flags,
                         expect=1).stderr
     assert not (tmp_path / "x").exists()
-
-
-def test_a_resumed_run_keeps_its_rank(added):
-    before = everything(added)
-    assert "--lora cannot be changed" in run("--resume", added, "--lora", 2, expect=1).stderr
-    assert everything(added) == before
 
 
 def test_its_rate_is_a_multiple_of_the_recipes_and_its_folder_is_named_after_the_rank(learner,
