@@ -36,9 +36,7 @@ class Flag:
     def help(self) -> str:
         """The flag in the help: what it means (one | another; default one; needs --other above 0)
         """
-        facts = []
-        if 0 < len(self.choices) < 10:
-            facts.append(" | ".join(self.choices))
+        facts = [" | ".join(self.choices)] if 0 < len(self.choices) < 10 else []
         if self.default is not None and self.default is not False and self.default != "":
             facts.append(f"default {self.default}")
         if self.requires:

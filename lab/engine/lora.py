@@ -31,6 +31,17 @@ from lab.engine.model import Linear, Qwen2, linear, product_type
 from qwen2_model import MLP
 
 ALPHA = 32.0  # so B A counts 32 / r times; powers of 2 multiply without rounding
+# The default learning rate is so many times that of all parameters, and at most the second number:
+# for a small model, and for a large one. A small step of A and B moves a matrix less than an equal
+# step of all its numbers, and the less the wider it is. Above the second number a task was ruined
+# in which others learn (docs/reference/real_models.md).
+RATE, RATE_OF_LARGE = (4.0, 1e-3), (25.0, 5e-5)
+
+
+def rate_of_lora(rate: float, is_large: bool) -> float:
+    """The default learning rate of a model whose learning rate without LoRA would be `rate`."""
+    factor, most = RATE_OF_LARGE if is_large else RATE
+    return min(float(f"{factor * rate:g}"), most)
 
 
 class LoRALinear(Linear):

@@ -16,6 +16,14 @@ from lab.engine.errors import UserError
 from lab.engine.model import Qwen2, exchange_classes
 from qwen2_model import ModelConfig, save_config
 
+LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for a step
+
+
+def is_large(folder: Path) -> bool:
+    """Whether a model is large, by its files of weights: nothing else of the folder is read yet."""
+    files = folder.glob("*.safetensors")
+    return sum(file.stat().st_size for file in files) > LARGE
+
 
 def read_config(folder: Path) -> ModelConfig:
     """The config of a model's folder, whose numbers are such as a model can have."""

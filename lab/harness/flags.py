@@ -55,15 +55,11 @@ def option(default: typing.Any, text: str, **limits: typing.Any) -> typing.Any:
 def flags_of(owner: typing.Any) -> dict[str, Flag]:
     """The options of a dataclass; the keyword-only parameters of a method, which may be a class.
     A parameter's hint is a type, or Annotated[type, limits] with its limits as a Flag."""
-    flags: dict[str, Flag] = {}
     if dataclasses.is_dataclass(owner):
-        is_of_book = {run.Settings, Task} & {*inspect.getmro(typing.cast(type, owner))}
-        for field in dataclasses.fields(owner):
-            if field.metadata:
-                flags[field.name] = Flag(field.default, **field.metadata)
-            elif field.name in OF_BOOK and is_of_book:
-                flags[field.name] = OF_BOOK[field.name]
-        return flags
+        of_book = OF_BOOK if issubclass(typing.cast(type, owner), (run.Settings, Task)) else {}
+        return {one.name: Flag(one.default, **one.metadata) if one.metadata else of_book[one.name]
+                for one in dataclasses.fields(owner) if one.metadata or one.name in of_book}
+    flags: dict[str, Flag] = {}
     function = owner.__init__ if inspect.isclass(owner) else owner
     hints = typing.get_type_hints(function, include_extras=True)
     for name, one in inspect.signature(function).parameters.items():
@@ -114,36 +110,25 @@ def check_value(name: str, given: typing.Any, flag: Flag) -> typing.Any:
     kind: typing.Any = flag.type
     if given is None and flag.default in (None, ""):  # "" where earlier versions had None
         return flag.default
-    if given is True and kind is not bool:
+    is_empty = isinstance(given, str) and not given.strip() and flag.default != ""
+    if is_empty or given is True and kind is not bool:
         raise UserError(f"--{name} needs a value")
-    if isinstance(given, str) and not given.strip() and flag.default != "":
-        raise UserError(f"--{name} {given!r}: should not be empty")
     value = converted(given, kind)
     if type(value) is not kind or kind is float and not math.isfinite(value):
         raise UserError(f"--{name} {given!r:.80}: should be {KINDS[kind]}")
     if flag.choices and value not in flag.choices:
         raise UserError(f"--{name} {value!r:.80}: choose from {', '.join(flag.choices)}"
                         f"{did_you_mean_name(value, flag.choices)}")
-    if kind not in (int, float):
-        return value
-    if value <= flag.above:
-        limit = f"above {flag.above}"
-    elif value < flag.least:
-        limit = f"at least {flag.least}"
-    elif value > flag.most:
-        limit = f"at most {flag.most}"
-    else:
-        return value
-    raise UserError(f"--{name} {value!r:.80}: should be {limit}")
+    if kind in (int, float) and not (flag.above < value and flag.least <= value <= flag.most):
+        least = f"at least {flag.least}" if flag.above == -math.inf else f"above {flag.above}"
+        raise UserError(f"--{name} {value!r:.80}: should be {least} and at most {flag.most:g}")
+    return value
 
 
 def settle(given: Values, flags: Mapping[str, Flag], usual: Values = {}) -> dict[str, typing.Any]:
     """The value of each flag: the given one, else the usual one, else the default. Each is checked.
-
     A flag without an effect has its default, and is refused if another value was given. This is
-    decided in the order of the flags. So a requirement may read the flags that stand before its
-    own, and those that always have an effect.
-    """
+    decided in the order of the flags, so a requirement may read the flags before its own."""
     values = {name: check_value(name, given.get(name, usual.get(name, flag.default)), flag)
               for name, flag in flags.items()}
     for name, flag in flags.items():

@@ -8,10 +8,11 @@ import textwrap
 import typing
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
-from lab.engine.methods import METHODS, NEVER_RESCALED, axis_of
 from lab.engine.errors import UserError, location_of, read_json
+from lab.engine.lora import RATE, RATE_OF_LARGE, rate_of_lora
+from lab.engine.methods import METHODS, NEVER_RESCALED, axis_of
+from lab.engine.model_folder import is_large
 from lab.harness.flags import (Flag, check_value, flags_of, help_text, option, settle,
                                unknown_argument, words_of)
 from lab.harness.record import Json, find_folder
@@ -19,12 +20,6 @@ from lab.harness.tasks import file_of_task, load_task, with_module_name
 from run import Settings, say
 
 PLACEBOS = ("none", "weights", "weights_by_kind", "advantages", "advantages_by_kind")
-LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for a step
-# With --lora the default learning rate is so many times that of all parameters, and at most the
-# second number: for a small model, and for a large one. A small step of A and B moves a matrix less
-# than an equal step of all its numbers, and the less the wider it is. Above the second number a
-# task was ruined in which others learn (docs/reference/real_models.md).
-LORA_RATE, LORA_RATE_OF_LARGE = (4.0, 1e-3), (25.0, 5e-5)
 # what a resumed run may change: the book's, and what says how a run is computed or recorded
 CHANGEABLE = ("steps", "device", "checkpointing", "deterministic", "threads", "micro_batch",
               "change_every", "track", "checkpoint_every")
@@ -75,9 +70,9 @@ class LabSettings(Settings):
         False, "do not train on answers that were cut off at --max_new_tokens")
     lora: int = option(
         0, "LoRA: train an addition of this rank to each matrix of the layers, which takes far "
-        f"less memory. The default learning rate is {LORA_RATE[0]:g} times as high and at most "
-        f"{LORA_RATE[1]:g}, of a large model {LORA_RATE_OF_LARGE[0]:g} times and at most "
-        f"{LORA_RATE_OF_LARGE[1]:g}. 0 trains every parameter")
+        f"less memory. The default learning rate is {RATE[0]:g} times as high and at most "
+        f"{RATE[1]:g}, of a large model {RATE_OF_LARGE[0]:g} times and at most "
+        f"{RATE_OF_LARGE[1]:g}. 0 trains every parameter")
     dynamic_sampling: int = option(
         1, "draw at most so many batches for a step, until enough groups have different rewards. "
         "Only these groups are on record. What is drawn beyond the first batch is counted as "
@@ -86,7 +81,6 @@ class LabSettings(Settings):
                         choices=("none", "tensorboard"))
     typed: Json = field(default_factory=dict, compare=False)     # the values that were given
     unnamed: typing.ClassVar = {*METHODS, "seed", "out", *CHANGEABLE} - {"steps"}
-    defaults: Json = field(default_factory=dict, compare=False)  # those of the model's recipe.json
 
     def keywords_of(self, function: typing.Any) -> Json:
         return {name: self.keywords[name] for name in flags_of(function)}
@@ -125,27 +119,21 @@ def read_flags(argv: list[str]) -> Json:
 
 def make_settings(given: Json, beside: Collection[str] = ()) -> LabSettings:
     """The settings of a run, from what was given, as texts or as values, and from the files that it
-    names. Which flags there are follows from the task and the methods. `beside` are further flags
-    of the program that calls, which a misspelt one may have meant."""
-    typed, recipe, usual, here = from_all(given)
-    flags = all_flags(here)
+    names. `beside` are further flags of the program that calls, which a misspelt one may have
+    meant."""
+    typed, usual, flags = from_all(given)
     for name in typed:
         if name not in flags:
-            raise unknown_flag(name, {*flags, *beside}, here)
+            raise unknown_flag(name, {*flags, *beside})
     values = settle(typed, flags, usual)
     typed = {name: values[name] for name in flags if name in typed}
     own = {name: values.pop(name) for name in flags if name not in OPTIONS}
-    return LabSettings(**values, keywords=own, defaults=recipe, typed=typed)
+    return LabSettings(**values, keywords=own, typed=typed)
 
 
-def settings_of_run(run: Path, **changed: object) -> LabSettings:
-    """The settings that a run's folder has on record, but for these."""
-    return make_settings({"config": run / "config.json", **changed})
-
-
-def from_all(given: Json) -> tuple[Json, Json, Json, Json]:
-    """What was given, without --config; the settings of the model folder's recipe.json; these and
-    then those of --config; and the task, the weighting and the advantage that follow."""
+def from_all(given: Json) -> tuple[Json, Json, dict[str, Flag]]:
+    """What was given, without --config; the values of recipe.json and then of --config; and which
+    flags there are, which follows from the task and the methods."""
     typed = dict(with_module_name(given))
     file = typed.pop("config", None)
     config = {} if file is None else read_json(find_folder(str(file)))
@@ -153,29 +141,21 @@ def from_all(given: Json) -> tuple[Json, Json, Json, Json]:
     path = folder / "recipe.json"
     recipe = read_json(path) if path.exists() else {}
     chosen = DEFAULTS | recipe | config | typed
-    here = owners(chosen)
-    recipe = known_values(path, recipe, here)
-    usual = recipe | known_values(file, config, here)
+    flags = flags_for(chosen)
+    usual = known_values(path, recipe, flags) | known_values(file, config, flags)
     # of a run's config.json the learning rate is that of its --lora
     if check_value("lora", chosen["lora"], OPTIONS["lora"]) and (
             not {"lora", "learning_rate"} <= config.keys()):
         rate = check_value("learning_rate", (DEFAULTS | usual)["learning_rate"],
                            OPTIONS["learning_rate"])
-        factor, most = LORA_RATE_OF_LARGE if is_large(folder) else LORA_RATE
-        usual["learning_rate"] = min(float(f"{factor * rate:g}"), most)
-    return typed, recipe, usual, here
+        usual["learning_rate"] = rate_of_lora(rate, is_large(folder))
+    return typed, usual, flags
 
 
-def is_large(folder: Path) -> bool:
-    """Whether a model is large, by its files of weights: nothing else of the folder is read yet."""
-    files = folder.glob("*.safetensors")
-    return sum(file.stat().st_size for file in files) > LARGE
-
-
-def known_values(path: object, values: Json, here: Json) -> Json:
+def known_values(path: object, values: Json, flags: dict[str, Flag]) -> Json:
     """The values of a file that are settings of this run. Those of another task, weighting or
     advantage are left out, and a setting of no run is an error."""
-    known, flags = all_flags(owners(DEFAULTS | values)), all_flags(here)
+    known = flags_for(DEFAULTS | values)
     for name, value in values.items():
         is_gone = name in GONE and value == GONE[name]
         if name not in known and name not in NOT_SETTINGS and not is_gone:
@@ -184,14 +164,25 @@ def known_values(path: object, values: Json, here: Json) -> Json:
             if name in values and flags.get(name) == flag}
 
 
-def owners(values: Json) -> Json:
-    """The task, the weighting and the advantage, which bring flags of their own, by their axis."""
+def flags_for(values: Json) -> dict[str, Flag]:
+    """The settings, and the flags of the task, the weighting and the advantage that these values
+    name. A name has one meaning."""
     for choices in METHODS.values():
         for clash, *both in choices.clashes:
             locations = [one if isinstance(one, str) else location_of(one) for one in both]
             raise UserError(f"there are two {clash}, {' and '.join(locations)}: one needs another "
                             "name")
-    return {axis: owner_of(axis, values[axis]) for axis in ("task", *METHODS)}
+    flags = dict(OPTIONS)
+    for axis in ("task", *METHODS):
+        owner = owner_of(axis, values[axis])
+        for name in flags_of(owner).keys() & {*flags, *NOT_SETTINGS, *NOT_KEYWORDS}:
+            raise UserError(f"the keyword {name} of {owner.__name__} ({location_of(owner)}) means "
+                            "something else to this program: give it another name, "
+                            f"for example {owner.__name__}_{name}")
+        flags |= flags_of(owner)
+    if values["mitigation"] in NEVER_RESCALED:
+        flags["rescale"] = replace(flags["rescale"], default="none")
+    return flags
 
 
 def owner_of(axis: str, name: str) -> typing.Any:
@@ -199,35 +190,16 @@ def owner_of(axis: str, name: str) -> typing.Any:
     check_value(axis, name, OPTIONS[axis])
     if axis not in METHODS:
         return load_task(name)
-    if name == "dpo" and name not in METHODS[axis]:
-        raise UserError("the advantage dpo is that of examples/dpo.py, and python examples/dpo.py "
-                        "--resume RUN goes on with a run of it")
-    if name not in METHODS[axis]:
-        other = axis_of(name)  # or says that there is none
-        raise UserError(f"--{axis} {name} is a{'n' * (other == 'advantage')} --{other}")
+    if name not in METHODS[axis]:  # `axis_of` says if it is in neither
+        raise UserError(f"{name} is a value of --{axis_of(name)}, and not of --{axis}")
     return METHODS[axis][name]
 
 
-def all_flags(here: Json) -> dict[str, Flag]:
-    """The settings, and the flags of the task and the methods in `here`; a name has one meaning."""
-    flags = dict(OPTIONS)
-    if here["mitigation"].__name__ in NEVER_RESCALED:
-        flags["rescale"] = replace(flags["rescale"], default="none")
-    for owner in here.values():
-        for name in flags_of(owner).keys() & {*flags, *NOT_SETTINGS, *NOT_KEYWORDS}:
-            raise UserError(f"the keyword {name} of {owner.__name__} ({location_of(owner)}) means "
-                            "something else to this program: give it another name, "
-                            f"for example {owner.__name__}_{name}")
-        flags |= flags_of(owner)
-    return flags
-
-
-def unknown_flag(name: str, flags: set[str], here: Json) -> UserError:
+def unknown_flag(name: str, flags: set[str]) -> UserError:
     """The error of a flag that the run does not have: it may be another method's, or misspelt."""
     for axis, choices in METHODS.items():
         if found := [owner for owner in choices if name in flags_of(choices[owner])]:
-            return UserError(f"--{name} belongs to {' and '.join(found)}, but --{axis} is "
-                             f"{here[axis].__name__} ({HINT})")
+            return UserError(f"--{name} is a flag of --{axis} {' and '.join(found)} ({HINT})")
     return unknown_argument(f"--{name}", flags | CONTINUE.keys() - {name}, HINT)
 
 
@@ -245,11 +217,10 @@ def print_help(given: Json) -> None:
     if topic not in ("True", "all"):
         raise UserError(f"--help {topic}: there is no method and no flag of this name. --help all "
                         "lists them")
-    _, _, usual, here = from_all(given)
+    _, usual, flags = from_all(given)
     flags = {name: replace(flag, default=usual.get(name, flag.default))
-             for name, flag in all_flags(here).items()}
+             for name, flag in flags.items()}
     choices = [textwrap.fill(f"--{axis} is one of {', '.join(METHODS[axis])}", 99)
                for axis in METHODS]
-    say(help_text("python train.py [flags]", "Train a language model with GRPO, and record each "
-                  "token's advantage and weight. --help NAME says more of one method.",
-                  flags | CONTINUE, end="\n".join(choices)))
+    say(help_text("python train.py [flags]", "Train a language model with GRPO. --help NAME says "
+                  "more of a method.", flags | CONTINUE, end="\n".join(choices)))

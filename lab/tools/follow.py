@@ -49,7 +49,7 @@ from lab.harness.build import load_policy
 from lab.harness.flags import Flag, read
 from lab.harness.record import Json, find_folder
 from lab.harness.screen import BOLD, has_colour, printable, put, say, show_status, styled
-from lab.harness.settings import settings_of_run
+from lab.harness.settings import make_settings
 from lab.analysis.shading import legend, one_line, shaded
 
 # with fewer than ten continuations an interval is nearly as wide as the range of rewards
@@ -335,7 +335,7 @@ def measure_credit(run: Path, sampled_by: str, step: int, b: int, t: int, k: int
 def replayed_step(run: Path, sampled_by: str, step: int, seed: int) -> tuple[Policy, Rollouts]:
     """The policy that sampled a step, and the step's answers with their problems, so that they can
     be continued and scored. `seed` is that of the continuations."""
-    settings = settings_of_run(run, device="cpu")
+    settings = make_settings({"config": run / "config.json", "device": "cpu"})
     policy = load_policy(settings, find_folder(sampled_by))
     problems = policy.task.training_problems(settings.seed, step, settings.questions)
     generator = torch.Generator().manual_seed(seed)

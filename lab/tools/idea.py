@@ -43,8 +43,9 @@ from lab.analysis.comparison import Arms
 from lab.analysis.verdict import Tries, Verdict
 from lab.analysis.weights import about_gradient, differs_within
 from lab.engine.credited import drop_unfinished, rescaled_weight, with_advantage
-from lab.engine.errors import UserError
+from lab.engine.errors import UserError, read_json
 from lab.engine.methods import METHODS, WHOLE_ANSWERS, axis_of
+from lab.engine.model_folder import is_large
 from lab.engine.policy import Policy, derived_seed
 from lab.engine.rollouts import Rollouts, double
 from lab.harness.build import load_policy, make_advantage, make_weighting
@@ -53,7 +54,7 @@ from lab.harness.made_of import made_of
 from lab.harness.memory import return_memory
 from lab.harness.record import Json, find_folder
 from lab.harness.screen import python_command, say, show_status
-from lab.harness.settings import CHANGEABLE, LabSettings, is_large, make_settings
+from lab.harness.settings import CHANGEABLE, LabSettings, make_settings
 from lab.tools.planned_runs import PROCESSES, PlannedRun, finished, make_runs, side_by_side
 
 FLAGS = {
@@ -162,8 +163,10 @@ def usual_settings(given: dict) -> dict:
     folder = find_folder(s.model)
     if not is_large(folder):
         return USUAL
-    if "steps" in s.defaults:
-        return {"steps": s.defaults["steps"] // 2} | NO_MODELS
+    path = folder / "recipe.json"
+    recipe = read_json(path) if path.exists() else {}
+    if "steps" in recipe:
+        return {"steps": recipe["steps"] // 2} | NO_MODELS
     if s.device == "cpu":
         return {"steps": STEPS_OF_LARGE} | NO_MODELS
     return USUAL | NO_MODELS

@@ -20,13 +20,14 @@ from pathlib import Path
 
 from lab.analysis.run_folders import Run, read_run
 from lab.engine.errors import PROJECT, UserError
+from lab.engine.model_folder import is_large
 from lab.harness.flags import MOST_THREADS, Flag
 from lab.harness.made_of import made_of
 from lab.harness.read_record import missing_steps, run_config, steps_finished
 from lab.harness.record import find_folder
 from lab.harness.resume import differing, refuse_other
 from lab.harness.screen import StopRequest, say, show_status
-from lab.harness.settings import LabSettings, is_large, make_settings, read_flags
+from lab.harness.settings import LabSettings, make_settings, read_flags
 from run import lock, remove
 
 PAUSE = 0.5             # seconds between two looks at the processes

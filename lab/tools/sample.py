@@ -18,7 +18,7 @@ from lab.harness.tasks import make_task
 from lab.harness.build import load_policy
 from lab.harness.record import checkpoint_folders, find_folder
 from lab.harness.screen import BOLD, printable, put, right_or_wrong, styled
-from lab.harness.settings import OPTIONS, LabSettings, make_settings, settings_of_run
+from lab.harness.settings import OPTIONS, LabSettings, make_settings
 from lab.analysis.shading import legend, shaded
 
 SHADES = ((0.1, "48;5;26;38;5;231"), (0.5, "48;5;75;38;5;16"), (0.9, "48;5;153;38;5;16"),
@@ -65,7 +65,7 @@ def settings_of(folder: Path, task: str | None, device: str) -> LabSettings:
     if task:
         given["task"] = task
     if is_run(folder):
-        return settings_of_run(folder, **given)
+        return make_settings({"config": folder / "config.json", **given})
     return make_settings({"model": str(folder), **given})
 
 

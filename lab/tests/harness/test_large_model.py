@@ -12,7 +12,8 @@ from conftest import ROOT, refusal
 import lab.run as train
 from lab.harness import build, memory
 from lab.harness.build import load_policy
-from lab.harness.settings import LARGE, make_settings
+from lab.engine.model_folder import LARGE
+from lab.harness.settings import make_settings
 
 SETTINGS = {"model": str(ROOT / "models/tiny"), "threads": 1, "questions": 2, "answers": 4,
             "max_new_tokens": 10, "steps": 30, "eval_every": 15, "eval_tasks": 8}

@@ -36,12 +36,12 @@ ABSENT = object()
     (Flag(0.5), float("nan"), "--n nan: should be a finite number"),
     (Flag(0.5), 10 ** 400, f"--n 1{'0' * 79}: should be a finite number"),
     (Flag(False), 1, "--n 1: should be yes or no"), (Flag(8), True, "--n needs a value"),
-    (Flag("a"), " ", "--n ' ': should not be empty"),
-    (Flag(None), "", "--n '': should not be empty"),
+    (Flag("a"), " ", "--n needs a value"),
+    (Flag(None), "", "--n needs a value"),
     (Flag(8, least=2), 1, "--n 1: should be at least 2"), (Flag(8), -1, "should be at least 0"),
-    (Flag(8), 10 ** 9 + 1, "--n 1000000001: should be at most 1000000000"),
+    (Flag(8), 10 ** 9 + 1, "--n 1000000001: should be at least 0 and at most 1e+09"),
     (Flag(0.5, above=0), -1, "--n -1.0: should be above 0"),
-    (Flag(0.5, most=1), 1.25, "--n 1.25: should be at most 1"),
+    (Flag(0.5, most=1), 1.25, "--n 1.25: should be at least 0 and at most 1"),
     (Flag("a", choices=("mean", "gradient", "none")), "non",
      "--n 'non': choose from mean, gradient, none. Did you mean none?")])
 def test_a_value_that_does_not_fit_is_refused(flag, value, words):
@@ -288,7 +288,6 @@ def test_a_flag_of_the_files_method_is_not_that_of_another_with_its_name(own_cho
     ({}, {"steps": 1.5}, "", "should be a whole number"),
     ({}, {"gamma": 0.9}, "", "c.json has the unknown setting gamma"),
     ({}, {"mitigation": "removed", "its_flag": 3}, "--mitigation none", "removed is neither a"),
-    ({}, {"advantage": "dpo", "pairs": ""}, "", "python examples/dpo.py --resume RUN goes on with"),
     # a value is checked before it is used, even if what was typed replaces it
     ({"learning_rate": None}, {}, "--lora 4", "--learning_rate None: should be a finite number"),
     ({"mitigation": ["none"]}, {}, "--mitigation none", "--mitigation ['none']: should be a text")])
@@ -324,7 +323,7 @@ def test_a_flag_belongs_to_its_method(own_choices):
     MITIGATIONS.data["mine"] = method_with("power")
     assert settings_of(["--mitigation", "mine", "--power", "2"]).keywords["power"] == 2
     said = refusal(settings_of, ["--power", "2"])
-    assert said == "--power belongs to mine, but --mitigation is none (--help all lists the flags)"
+    assert said == "--power is a flag of --mitigation mine (--help all lists the flags)"
 
 
 def seed(rollouts, *, seed: int = 1):
@@ -387,8 +386,8 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
 
 @pytest.mark.parametrize("argv, said", [
     ("--mitigation entropy_maskin", "Did you mean entropy_masking?"),
-    ("--count 5", "unknown argument --count"), ("--model=", "--model '': should not be empty"),
-    ("--config=", "--config '': should not be empty"), ("--config", "--config needs a value"),
+    ("--count 5", "unknown argument --count"), ("--model=", "--model needs a value"),
+    ("--config=", "--config needs a value"), ("--config", "--config needs a value"),
     ("--confg x", "unknown argument --confg. Did you mean config?"),
     ("--task my_tsk", "there is no such file"), ("--task ../my_task", "there is no such file"),
     ("--task my_tsk.py", "there is no such file"),

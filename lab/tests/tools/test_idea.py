@@ -9,7 +9,7 @@ import pytest
 from runs import lines, make_here
 
 from lab.tools import planned_runs
-from lab.harness.settings import LARGE
+from lab.engine.model_folder import LARGE
 from lab.tools import idea
 from lab.tools.idea import arms_of, main
 
