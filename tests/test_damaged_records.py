@@ -51,6 +51,12 @@ def test_a_damaged_line_is_told(tmp_path, metrics, evaluations, said, of_both):
         assert said in refusal(analyze.Run, folder)
 
 
+def test_a_line_of_deeply_nested_json_is_told(tmp_path):
+    folder = write_log(tmp_path / "x", {}, metrics=[LINE])
+    (folder / "metrics.jsonl").write_text("[" * 9000 + "\n")
+    assert "metrics.jsonl, line 1 is damaged: [[[" in refusal(analyze.Run, folder)
+
+
 def test_a_config_that_is_no_runs_is_told(tmp_path):
     folder = write_log(tmp_path / "x", {}, {"mitigation": None}, metrics=[{"step": 1}])
     assert "x is not the folder of a run" in refusal(analyze.Run, folder)
