@@ -8,13 +8,12 @@ Command lines are read by lab/harness/flags.py.
 """
 import math
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
 # a test of the values of all flags, and the words that a message says if it is not passed
 Requirement = tuple[Callable[[typing.Any], bool], str]
-Values = Mapping[str, typing.Any]                       # the value of each flag, by its name
 
 
 @dataclass(frozen=True)

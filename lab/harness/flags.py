@@ -22,7 +22,7 @@ from types import SimpleNamespace
 
 import run
 from countdown_task import Task
-from lab.engine.declared import Flag as Flag, Range, Requirement, Values
+from lab.engine.declared import Flag as Flag, Range, Requirement
 from lab.engine.errors import UserError, did_you_mean_name, location_of
 
 MOST_THREADS = 1024
@@ -125,7 +125,8 @@ def check_value(name: str, given: typing.Any, flag: Flag) -> typing.Any:
     return value
 
 
-def settle(given: Values, flags: Mapping[str, Flag], usual: Values = {}) -> dict[str, typing.Any]:
+def settle(given: Mapping[str, typing.Any], flags: Mapping[str, Flag],
+           usual: Mapping[str, typing.Any] = {}) -> dict[str, typing.Any]:
     """The value of each flag: the given one, else the usual one, else the default. Each is checked.
     A flag without an effect has its default, and is refused if another value was given. This is
     decided in the order of the flags, so a requirement may read the flags before its own."""

@@ -57,7 +57,7 @@ def open_lab_run(argv: list[str]) -> "LabRun":
             raise UserError(f"--{min(unchangeable)} cannot be changed in a resumed run, only "
                             f"{', '.join(CHANGEABLE)}")
         run_config(Path(resume))  # refuses a folder that is none of a run
-        config, given["out"] = Path(resume) / "config.json", resume
+        config, given["out"] = str(Path(resume) / "config.json"), resume
     if config:
         given["config"] = config
     settings = make_settings(given)

@@ -7,7 +7,7 @@ import inspect
 import textwrap
 import typing
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from lab.engine.errors import UserError, location_of, read_json
 from lab.engine.lora import RATE, RATE_OF_LARGE, rate_of_lora
@@ -19,7 +19,6 @@ from lab.harness.record import Json, find_folder
 from lab.harness.tasks import file_of_task, load_task, with_module_name
 from run import Settings, say
 
-PLACEBOS = ("none", "weights", "weights_by_kind", "advantages", "advantages_by_kind")
 # what a resumed run may change: the book's, and what says how a run is computed or recorded
 CHANGEABLE = ("steps", "device", "checkpointing", "deterministic", "threads", "micro_batch",
               "change_every", "track", "checkpoint_every")
@@ -46,7 +45,7 @@ class LabSettings(Settings):
     placebo: str = option(
         "none", "train a control: shuffle the weights over the tokens of a batch, or the "
         "advantages within each group. _by_kind: only among tokens of one category",
-        choices=PLACEBOS,
+        choices=("none", "weights", "weights_by_kind", "advantages", "advantages_by_kind"),
         requires=(lambda s: not s.placebo.startswith("weights") or s.mitigation != "none",
                   "a --mitigation other than none, whose weights can be shuffled"))
     loss_norm: str = option(
@@ -60,8 +59,7 @@ class LabSettings(Settings):
         0.0, "coefficient of a bonus for entropy, which is added to the advantage of each token "
         "(lab/engine/entropy_bonus.py)", most=1000,
         requires=(lambda s: s.temperature == 1 and not s.placebo.startswith("advantages"),
-                  "--temperature 1, at which its estimate is right, and advantages that are not "
-                  "shuffled"))
+                  "--temperature 1 and advantages that are not shuffled"))
     kl_kind: str = option(
         "k3", "estimator of the KL divergence. On average k3 has the gradient of KL(initial || "
         "policy), and k2 has that of KL(policy || initial)", choices=("k3", "k2"),
@@ -69,17 +67,14 @@ class LabSettings(Settings):
     drop_unfinished: bool = option(
         False, "do not train on answers that were cut off at --max_new_tokens")
     lora: int = option(
-        0, "LoRA: train an addition of this rank to each matrix of the layers, which takes far "
-        f"less memory. The default learning rate is {RATE[0]:g} times as high and at most "
-        f"{RATE[1]:g}, of a large model {RATE_OF_LARGE[0]:g} times and at most "
-        f"{RATE_OF_LARGE[1]:g}. 0 trains every parameter")
+        0, "LoRA: train an addition of this rank to each matrix of the layers, with far less "
+        f"memory and up to {RATE[0]:g} times the learning rate, of a large model up to "
+        f"{RATE_OF_LARGE[0]:g} times. 0 trains every parameter")
     dynamic_sampling: int = option(
         1, "draw at most so many batches for a step, until enough groups have different rewards. "
-        "Only these groups are on record. What is drawn beyond the first batch is counted as "
-        "extra_answers", least=1, most=100)
+        "Only these groups are on record", least=1, most=100)
     track: str = option("none", "show the run's curves while it goes, in TensorBoard",
                         choices=("none", "tensorboard"))
-    typed: Json = field(default_factory=dict, compare=False)     # the values that were given
     unnamed: typing.ClassVar = {*METHODS, "seed", "out", *CHANGEABLE} - {"steps"}
 
     def keywords_of(self, function: typing.Any) -> Json:
@@ -107,8 +102,6 @@ HINT = "--help all lists the flags"  # the end of a message about an unknown one
 def read_flags(argv: list[str]) -> Json:
     """The texts of the flags that were typed, for `make_settings`; --help prints and ends here."""
     words, given = words_of(argv)
-    given |= {name: check_value(name, given[name], CONTINUE[name]) for name in CONTINUE
-              if name in given}
     if "help" in given:
         print_help(given)
         raise SystemExit(0)
@@ -135,8 +128,8 @@ def from_all(given: Json) -> tuple[Json, Json, dict[str, Flag]]:
     """What was given, without --config; the values of recipe.json and then of --config; and which
     flags there are, which follows from the task and the methods."""
     typed = dict(with_module_name(given))
-    file = typed.pop("config", None)
-    config = {} if file is None else read_json(find_folder(str(file)))
+    file = check_value("config", typed.pop("config", None), CONTINUE["config"])
+    config = {} if file is None else read_json(find_folder(file))
     folder = find_folder(str((config | typed).get("model", LabSettings.model)))
     path = folder / "recipe.json"
     recipe = read_json(path) if path.exists() else {}

@@ -335,7 +335,7 @@ def measure_credit(run: Path, sampled_by: str, step: int, b: int, t: int, k: int
 def replayed_step(run: Path, sampled_by: str, step: int, seed: int) -> tuple[Policy, Rollouts]:
     """The policy that sampled a step, and the step's answers with their problems, so that they can
     be continued and scored. `seed` is that of the continuations."""
-    settings = make_settings({"config": run / "config.json", "device": "cpu"})
+    settings = make_settings({"config": str(run / "config.json"), "device": "cpu"})
     policy = load_policy(settings, find_folder(sampled_by))
     problems = policy.task.training_problems(settings.seed, step, settings.questions)
     generator = torch.Generator().manual_seed(seed)

@@ -65,7 +65,7 @@ def settings_of(folder: Path, task: str | None, device: str) -> LabSettings:
     if task:
         given["task"] = task
     if is_run(folder):
-        return make_settings({"config": folder / "config.json", **given})
+        return make_settings({"config": str(folder / "config.json"), **given})
     return make_settings({"model": str(folder), **given})
 
 

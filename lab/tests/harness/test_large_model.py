@@ -57,12 +57,14 @@ def test_with_lora_the_rate_is_25_times_that_of_the_recipe_and_at_most_5e_5(larg
     assert make_settings(given).learning_rate == 5e-5  # and not 25 x 5e-6
     (large_model / "recipe.json").write_text('{"learning_rate": 1e-6}')
     assert make_settings(given).learning_rate == 25e-6
-    file = large_model / "elsewhere.json"  # a recipe is also taken by --config
+    file = large_model / "elsewhere.json"
+    given["config"] = str(file)  # a recipe is also taken by --config
     file.write_text('{"learning_rate": 4e-7}')
-    assert make_settings(given | {"config": file}).learning_rate == 1e-5
+    assert make_settings(given).learning_rate == 1e-5
     file.write_text('{"learning_rate": 4e-7, "lora": 4}')  # that of a run has the rate of its LoRA
-    assert make_settings(given | {"config": file}).learning_rate == 4e-7
-    assert make_settings(given | {"config": file, "learning_rate": 1e-3}).learning_rate == 1e-3
+    assert make_settings(given).learning_rate == 4e-7
+    assert make_settings(given | {"learning_rate": 1e-3}).learning_rate == 1e-3
+    del given["config"]
     os.truncate(large_model / "model.safetensors", LARGE)
     assert make_settings(given).learning_rate == 4e-6
 

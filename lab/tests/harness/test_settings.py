@@ -381,7 +381,6 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
         "usage: python train.py --mitigation late [flags]\n\nWords below, 100%.\n\nMore of them."
         "\n\noptions:\n  --power float  of late (default 2.0)\n")
     assert "--help latex: there is no method" in refusal(read_flags, ["--help", "latex"])
-    assert "--resume needs a value" == refusal(read_flags, ["--help", "--resume"])
 
 
 @pytest.mark.parametrize("argv, said", [
@@ -401,14 +400,14 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
      "no effect without generated problems, which --data replaces"),
     ("--eval_every 0 --eval_tasks 9", "--eval_tasks has no effect without --eval_every above 0"),
     ("--clip_low 0.3", "--clip_low has no effect without --epochs above 1"),
-    ("--entropy_bonus 0.1 --temperature 0.7", "without --temperature 1, at which")])
+    ("--entropy_bonus 0.1 --temperature 0.7", "without --temperature 1 and")])
 def test_a_flag_that_is_wrong_or_without_effect_is_refused(argv, said):
     assert said in refusal(settings_of, argv.split())
 
 
 def test_a_value_that_would_hold_anyway_may_be_typed():
     typed = "--clip_low 0.2 --rescale mean --placebo none --kl_kind k3"
-    assert settings_of(typed.split()) == settings_of([])
+    assert settings_of(typed.split()).to_json() == settings_of([]).to_json()
 
 
 @pytest.mark.parametrize("argv, name", [

@@ -47,7 +47,7 @@ def test_a_run_is_asked_before_and_after_and_nothing_is_written(recorded, capsys
     printed = capsys.readouterr().out
     assert files == everything(recorded)
     assert "4 tries at each of 5 held-out problems" in printed
-    policy = load_policy(make_settings({"config": recorded / "config.json"}))
+    policy = load_policy(make_settings({"config": f"{recorded}/config.json"}))
     settings, found = policy.settings, []
     at_once = max(1, settings.questions * settings.answers // 4)
     problems = policy.task.held_out_problems(5)

@@ -30,7 +30,7 @@ def batch(recorded):
 
 @pytest.fixture(scope="module")
 def policy(recorded):
-    return load_policy(make_settings({"config": recorded / "config.json"}))
+    return load_policy(make_settings({"config": f"{recorded}/config.json"}))
 
 
 def uncertain_token(batch):
