@@ -35,6 +35,7 @@ sys.path.insert(0, os.getcwd())
 import lab.engine
 import torch
 ctypes.CDLL = WithoutGlibc
+sys.modules.update(fcntl=None, resource=None)
 sys.addaudithook(refuse_proc)
 armed.set()
 script = sys.argv[1]
@@ -65,10 +66,11 @@ def there(folder, *command):
     return result.stdout
 
 
-def test_a_step_is_trained_and_analysed_on_a_machine_unlike_ours(elsewhere):
-    out = "läufe/one run"
+@pytest.mark.parametrize("more", [(), ("--lora", "1")])
+def test_a_step_is_trained_and_analysed_on_a_machine_unlike_ours(elsewhere, more):
+    out = f"läufe/one run{len(more)}"
     there(elsewhere, "train.py", "--questions", "2", "--answers", "4", "--steps", "1",
-          "--max_new_tokens", "48", "--eval_tasks", "4", "--out", out)
+          "--max_new_tokens", "48", "--eval_tasks", "4", "--out", out, *more)
     said = there(elsewhere, "analyze.py", out)
     assert "Where the gradient went" in said
     assert (elsewhere / out / "analysis/report.html").is_file()

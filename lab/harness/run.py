@@ -13,7 +13,6 @@ import inspect
 import json
 import math
 import os
-import resource
 import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,7 +80,12 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     return mean - half, mean + half
 
 
-def peak_memory() -> int:
+def peak_memory() -> int | None:
+    """In bytes; None on Windows, which has no `resource`."""
+    try:
+        import resource
+    except ModuleNotFoundError:
+        return None
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
@@ -414,6 +418,7 @@ class LabRun(Run):
             if not (s.steps and s.checkpoint_every):  # no checkpoint says that it is finished
                 change_config(self.folder, {"finished": s.steps})
         super().end()
-        say(f"  at most {peak_memory() / 1e9:.2f} GB of memory\n"
-            f"{python_command('-m', 'lab', 'page', self.folder)}  makes a page to play with\n"
+        if (memory := peak_memory()) is not None:
+            say(f"  at most {memory / 1e9:.2f} GB of memory")
+        say(f"{python_command('-m', 'lab', 'page', self.folder)}  makes a page to play with\n"
             f"{python_command('-m', 'lab', 'follow', self.folder)}  follows a token through a step")
