@@ -111,8 +111,7 @@ LEAST = {"answers": 2} | dict.fromkeys((  # the least values of these settings; 
     "epochs", "questions", "max_new_tokens", "micro_batch", "eval_tasks", "min_number",
     "max_number", "max_target", "max_result"), 1)
 CHANGEABLE = {"steps", "threads", "checkpoint_every"}  # no number so far depends on them
-# entries of config.json that a resumed run does not read; its folder may have another name now
-NOT_READ = {"out", "versions", "held_out_problems", "functions", "model_config"}
+NOT_READ = {"out", "versions", "held_out_problems", "functions"}  # when a run is resumed
 
 
 class Unknown(UserError):
@@ -165,9 +164,8 @@ def parser_for(owners: Iterable[Any], saved: dict[str, Any] = {}) -> Parser:
     """A parser of the flags of these dataclasses and functions. Its result has only the flags that
     were typed. Its help says which value the others have."""
     parser = Parser(usage="python train.py [--flag value ...]", add_help=False, allow_abbrev=False,
-                    description="Train a model with GRPO.",
-                    epilog="More flags, such as --lora 1, are in the lab: --help all",
-                    argument_default=argparse.SUPPRESS)
+                    description="Train a model with GRPO.", argument_default=argparse.SUPPRESS,
+                    epilog="More flags, such as --lora 1, are in the lab: --help all")
     parser.add_argument("-h", "--help", nargs="?", const="", metavar="NAME",
                         choices=["", *MITIGATIONS, *ADVANTAGES],
                         help="this text, with the flags of the weighting or advantage NAME")
