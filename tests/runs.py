@@ -145,6 +145,14 @@ def assert_same_run(a: Path, b: Path):
         assert list(x) == list(y) and all(np.array_equal(x[key], y[key]) for key in x), name
 
 
+def assert_goes_on_the_same(whole: Path, stopped: Path):
+    """As if it had been stopped while its newest checkpoint was written."""
+    shutil.copytree(whole, stopped)
+    shutil.rmtree(max((stopped / "checkpoints").iterdir()))
+    run("--resume", stopped)
+    assert_same_run(whole, stopped)
+
+
 def without_own_methods(source: str) -> str:
     """A file without the methods that a user has added: a page's may have the same names."""
     own, lines = {name for _, name, _ in OWN}, source.splitlines(keepends=True)
