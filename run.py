@@ -501,12 +501,11 @@ def lock(folder: Path) -> sqlite3.Connection:
     """Keep other processes out of the folder until this one closes what is returned, or ends. It is
     the lock of an empty SQLite file. Every system has it, and releases it also after kill -9, which
     a file that merely says *locked* would survive."""
-    opened = sqlite3.connect(folder / "lock", timeout=0, isolation_level=None)
     try:
+        opened = sqlite3.connect(folder / "lock", timeout=0, isolation_level=None)
         opened.execute("PRAGMA journal_mode=OFF")  # no second file
         opened.execute("BEGIN EXCLUSIVE")
     except sqlite3.DatabaseError as error:
-        opened.close()
         raise UserError(f"another process writes to {folder}, or the lock cannot be opened: "
                         f"{error}") from None
     return opened

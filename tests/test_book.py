@@ -263,6 +263,7 @@ def test_a_lock_ends_with_its_process_however_that_ends(tmp_path):
     lock(tmp_path).close()
     (tmp_path / "lock").write_text("no lock of ours, and long enough to be read" * 30)
     assert "the lock cannot be opened" in refusal(lock, tmp_path)
+    assert "the lock cannot be opened" in refusal(lock, tmp_path / "not there")  # or not writable
 
 
 def test_it_needs_neither_fcntl_nor_resource(alone):
