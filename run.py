@@ -127,6 +127,9 @@ def read_settings(argv: list[str]) -> tuple[Settings, bool]:
     """The settings of a command line, and whether it resumes a run. The weighting and the advantage
     bring flags of their own. So the line is read once to find these two, and then with their flags.
     """
+    # --learning-rate is the same flag as --learning_rate
+    argv = [re.sub("^--[^= ]+(?==|$)", lambda flag: "--" + flag[0][2:].replace("-", "_"), word)
+            for word in argv]
     owners: list[Any] = [Settings, Task]
     parser = parser_for(owners)
     typed = vars(parser.parse_known_args(argv)[0])
@@ -156,6 +159,8 @@ def read_settings(argv: list[str]) -> tuple[Settings, bool]:
             raise UserError(f"--{name} {value}: should be from {least:g} to 1e12")
     typed = {name: value for name, value in values.items() if name in typed}
     keywords = {name: values.pop(name) for name in [*values] if name not in own}
+    if taken := keywords.keys() & NOT_READ:
+        raise UserError(f"the keyword {min(taken)} needs another name: config.json has this entry")
     return Settings(**values | {"out": resume or values["out"]}, keywords=keywords,
                     typed=typed), bool(resume)
 

@@ -340,6 +340,12 @@ def test_a_run_lies_in_the_project_from_wherever_the_command_is_typed(tmp_path, 
     assert Settings().folder == Path("../runs/none-grpo-s0")
 
 
+def test_a_hyphen_in_the_name_of_a_flag_is_an_underscore():
+    """So no run becomes the lab's by its spelling: that would not call an own `update`."""
+    found, _ = read_settings(["--learning-rate", "0.001", "--max-new-tokens=9", "--out", "a-b"])
+    assert found.typed == {"max_new_tokens": 9, "learning_rate": 0.001, "out": "a-b"}
+
+
 WRONG = {  # what is typed, and what the one line says
     "--mitigation": "argument --mitigation: expected one argument",
     "--mitigation nne": "invalid choice: 'nne' (choose from 'none', 'outcome_conditional'",
@@ -412,6 +418,7 @@ CLASHES = {
     "@mitigation\ndef none(rollouts):\n    return 1": "two functions none",
     "@mitigation\ndef mine(rollouts, *, kl: float = 1.0):\n    return 1": "conflicting option",
     "@mitigation\ndef mine(rollouts, *, help=1.0):\n    return 1": "conflicting option",
+    "@mitigation\ndef mine(rollouts, *, versions=1):\n    return 1": "versions needs another name",
     "@mitigation\ndef mine(rollouts, *, power):\n    return 1": "argument: 'power'"}
 
 
