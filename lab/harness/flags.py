@@ -55,11 +55,15 @@ def option(default: typing.Any, text: str, **limits: typing.Any) -> typing.Any:
 def flags_of(owner: typing.Any) -> dict[str, Flag]:
     """The options of a dataclass; the keyword-only parameters of a method, which may be a class.
     A parameter's hint is a type, or Annotated[type, limits] with its limits as a Flag."""
+    flags: dict[str, Flag] = {}
     if dataclasses.is_dataclass(owner):
         of_book = OF_BOOK if issubclass(typing.cast(type, owner), (run.Settings, Task)) else {}
-        return {one.name: Flag(one.default, **one.metadata) if one.metadata else of_book[one.name]
-                for one in dataclasses.fields(owner) if one.metadata or one.name in of_book}
-    flags: dict[str, Flag] = {}
+        for field in dataclasses.fields(owner):
+            if field.metadata:
+                flags[field.name] = Flag(field.default, **field.metadata)
+            elif field.name in of_book:
+                flags[field.name] = of_book[field.name]
+        return flags
     function = owner.__init__ if inspect.isclass(owner) else owner
     hints = typing.get_type_hints(function, include_extras=True)
     for name, one in inspect.signature(function).parameters.items():
@@ -71,9 +75,9 @@ def flags_of(owner: typing.Any) -> dict[str, Flag]:
         if kind not in KINDS or not isinstance(limits, Flag) or one.default is one.empty:
             raise UserError(f"{name} of {owner.__name__} ({location_of(owner)}) becomes a flag, so "
                             "it needs a default, and a type that is int, float, bool or str")
+        text = limits.text or f"of {owner.__name__}"
         more = MORE.get(f"{owner.__name__}.{name}", {})
-        flags[name] = replace(limits, default=one.default, kind=kind,
-                              text=limits.text or f"of {owner.__name__}", **more)
+        flags[name] = replace(limits, default=one.default, text=text, kind=kind, **more)
     return flags
 
 
