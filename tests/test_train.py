@@ -321,6 +321,18 @@ def test_a_run_that_is_being_written_cannot_be_resumed(start, tmp_path, monkeypa
     assert len(said) == 2 and all(f"another process writes to {folder}" in one for one in said)
 
 
+def test_a_run_that_cannot_go_on_leaves_its_folder_unlocked(tmp_path):
+    """Also while a notebook keeps the error, and with it the run."""
+    folder = tmp_path / "x"
+    train.train_beyond(["--model", str(ROOT / "models/tiny"), "--steps", "1", "--eval_every", "0",
+                        "--max_new_tokens", "4", "--questions", "2", "--out", str(folder)])
+    (folder / "checkpoints/step_000001/tokenizer.json").write_text("{}")
+    with pytest.raises(Exception) as kept:
+        train.train_beyond(["--resume", str(folder), "--steps", "2"])
+    book.lock(folder).close()
+    assert kept.tb
+
+
 def test_bfloat16_computes_and_parameters_stay_float32(learner, tmp_path):
     folder = tmp_path / "half"
     run("--model", learner, "--out", folder, "--dtype", "bfloat16", "--steps", 2, "--eval_every", 0)

@@ -102,7 +102,11 @@ class LabRun(Run):
         self.lock_file: os.stat_result | None = None
         self.curves: Any = None  # --track
         self.took: dict[str, float] = {}  # seconds of the stages of this step
-        super().__init__(settings, is_resumed)
+        try:
+            super().__init__(settings, is_resumed)
+        except Exception:  # a notebook goes on, and the error that it shows keeps this object
+            self.close(failed=False)
+            raise
 
     def where_to_go_on(self) -> None:
         """A run that keeps no checkpoints is finished or begins again, which --continue may do."""
