@@ -1,5 +1,6 @@
 """Model folders that are damaged, foreign or not computed here: one sentence each."""
 import json
+import math
 import os
 import shutil
 
@@ -61,7 +62,9 @@ def test_the_lab_refuses_numbers_that_no_model_has(folder):
             ({"hidden_size": 64.0}, "hidden_size should not be 64.0"),
             ({"tie_word_embeddings": "false"}, "tie_word_embeddings should not be 'false'"),
             ({"rope_scaling": [4]}, "AttributeError"),
-            ({"eos_token_id": ["</s>"]}, "should not be"),
+            ({"eos_token_id": ["</s>"]}, "eos_token_id should not be ('</s>',)"),
+            ({"eos_token_id": 10 ** 30}, "eos_token_id should not be (1000"),
+            ({"rope_theta": math.inf}, "rope_theta should not be inf"),
             ({"eos_token_id": [[5]]}, "unhashable"),
             ({"num_hidden_layers": 10 ** 7}, "no model has 10000000 layers"),
             ({"num_hidden_layers": -1}, "num_hidden_layers should not be -1")):

@@ -33,11 +33,14 @@ def read_config(folder: Path) -> ModelConfig:
         raise UserError(f"{folder}/config.json: {type(error).__name__}: {error}") from None
     for one in fields(config):
         value = getattr(config, one.name)
-        is_right = all(isinstance(token, int) for token in config.eos_token_id)
+        is_right = True
         if one.type in (int, float):
-            is_right = type(value) in (int, one.type) and value > 0
+            is_right = type(value) in (int, one.type) and 0 < value < float("inf")
         elif one.type is bool:
             is_right = type(value) is bool
+        elif one.name == "eos_token_id":
+            is_right = all(type(token) is int and 0 <= token < config.vocab_size
+                           for token in value)
         if not is_right:
             raise UserError(f"{folder}/config.json: {one.name} should not be {value!r:.80}")
     if config.num_hidden_layers > 1000:  # a million would take hours to make
