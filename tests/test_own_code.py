@@ -334,3 +334,10 @@ def test_an_argument_before_the_star_is_no_flag(monkeypatch):
     put_in(monkeypatch, no_star, "no_star")
     said = refusal(settings_of, ["--mitigation", "no_star", "--strength", "2"])
     assert said == "unknown argument --strength (--help all lists the flags)"
+
+
+def test_a_run_says_that_weights_were_not_rescaled(tmp_path, monkeypatch):
+    put_in(monkeypatch, lambda rollouts: torch.zeros_like(rollouts.entropy), "zeros")
+    printed = run(*ONE_STEP, "--out", tmp_path / "x", "--mitigation", "zeros").stdout
+    [line] = lines(tmp_path / "x/metrics.jsonl")
+    assert line["weight_note"] in printed and f"no update: {line['skipped']}" in printed

@@ -21,7 +21,7 @@ def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: Polic
     """The weights c w (B, T) that the loss uses and the credit file stores, and metrics about them.
 
     They are what the weighting `chosen` returned: checked, without gradient, 0 beyond the mask,
-    shuffled for --placebo weights, and multiplied by one number for the batch (grpo.rescaling).
+    shuffled for --placebo weights, and multiplied by one number for the batch (`rescaling`).
     """
     if not rollouts.mask.any():  # every answer was dropped, so the weighting is not called
         metrics: Metrics = dict.fromkeys(metrics_of(chosen))  # its own metrics are None

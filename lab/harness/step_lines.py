@@ -24,7 +24,7 @@ METRICS = {
     "collision": "mean over the tokens of sum p^2, of the same distribution",
     "weight_factor": "c, by which the weights were multiplied (`--rescale`)",
     "weight_max": "the largest weight after that",
-    "weight_note": "a sentence if the weights were replaced or could not be rescaled",
+    "weight_note": "a sentence if the weights could not be rescaled",
     "extra_tokens": "sampled tokens that are not in the batch: those of the weighting, the "
                     "advantage and `--dynamic_sampling`",
     "extra_answers": "sampled answers that are not in the batch, of the same three",
