@@ -99,8 +99,8 @@ def make_task(name: str, flags: Json, folder: Path | None = None) -> "CheckedTas
     method `of_model`, which is told the folder of the model: its prompts may depend on it."""
     owner = load_task(name)
     task = owner(**{flag: flags[flag] for flag in flags_of(owner)})
-    missing = [method for method in ARGUMENTS
-               if method not in ("reply", "redraw") and not hasattr(task, method)]
+    missing = [method for method in ARGUMENTS if method not in ("reply", "redraw")
+               and not callable(getattr(task, method, None))]
     if missing:
         raise UserError(f"--task {name}: its class Task has no method {missing[0]} "
                         "(docs/reference/your_own_task.md). A task that changes Countdown inherits "

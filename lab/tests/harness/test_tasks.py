@@ -226,6 +226,8 @@ def test_a_class_without_all_methods_is_told_which_class_has_them(monkeypatch):
     monkeypatch.setattr("lab.harness.tasks.load_task", lambda name: countdown_task.Task)
     said = refusal(make_task, "mine", vars(countdown_task.Task()))
     assert "its class Task has no method extreme_problems" in said and "lab.countdown.Task" in said
+    monkeypatch.setattr(countdown_task.Task, "training_problems", None)
+    assert "no method training_problems" in refusal(make_task, "mine", vars(countdown_task.Task()))
 
 
 def test_a_reward_alone_has_the_problems_of_countdown():
