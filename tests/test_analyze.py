@@ -217,3 +217,16 @@ def test_the_page_shades_an_answer_and_the_text_has_the_tables(folder, capsys):
     assert shades == pytest.approx(expected, abs=0.006)
     assert "has no steps and no evaluations" in refusal(
         analyze.main, [str(write_log(folder.parent / "empty", {}))])
+
+
+def test_the_shaded_answer_is_of_the_first_step_that_has_an_advantage(tmp_path):
+    """In the first step of a real model all rewards may be equal."""
+    folder, files = random_log(tmp_path / "run", steps=2, groups=5)
+    for step, columns in files.items():
+        columns["change"] = np.full(len(columns["kind"]), 0.5)
+        if step == 1:
+            columns["advantage"] = 0 * columns["advantage"]
+        np.savez_compressed(folder / f"credit/step_{step:06d}.npz", **columns)
+    assert "of an answer in step_000002, from" in analyze.shaded_answer(analyze.Run(folder))
+    (folder / "credit/step_000002.npz").unlink()
+    assert analyze.shaded_answer(analyze.Run(folder)) == ""
