@@ -42,7 +42,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from countdown_task import END_OF_TURN, PROMPTS, Task
-from grpo import ADVANTAGES, AdamW, Rollouts, advantages, sample, update
+from grpo import ADVANTAGES, AdamW, Rollouts, advantages, place_of, sample, update
 from mitigations import MITIGATIONS, weights
 from qwen2_model import (UserError, load_model, load_tokenizer, read_json, read_tensors,
                          refuse_pipe, save_model, small_files)
@@ -142,7 +142,12 @@ def read_settings(argv: list[str]) -> tuple[Settings, bool]:
     chosen = vars(parser.parse_known_args([*saved_words, *argv])[0])
     for axis, choices in METHODS.items():
         name = chosen.get(axis, getattr(Settings, axis))
-        owners.append(choices[topic if topic in choices else name])  # --help my_idea
+        function = choices[topic if topic in choices else name]  # --help my_idea
+        taken = {*NOT_READ, "help", "resume"}.union(*map(flags_of, owners))
+        if wrong := taken & flags_of(function).keys():
+            raise UserError(f"{place_of(function)} has a keyword {min(wrong)}, but this name is "
+                            "taken: rename it")
+        owners.append(function)
     parser = parser_for(owners, saved)
     typed, given = vars(parser.parse_args(argv)), vars(parser.parse_args([*saved_words, *argv]))
     if topic is not None:
@@ -159,8 +164,6 @@ def read_settings(argv: list[str]) -> tuple[Settings, bool]:
             raise UserError(f"--{name} {value}: should be from {least:g} to 1e12")
     typed = {name: value for name, value in values.items() if name in typed}
     keywords = {name: values.pop(name) for name in [*values] if name not in own}
-    if taken := keywords.keys() & NOT_READ:
-        raise UserError(f"the keyword {min(taken)} needs another name: config.json has this entry")
     return Settings(**values | {"out": resume or values["out"]}, keywords=keywords,
                     typed=typed), bool(resume)
 

@@ -416,9 +416,9 @@ def test_a_weighting_of_ones_own(tmp_path):
 
 CLASHES = {
     "@mitigation\ndef none(rollouts):\n    return 1": "two functions none",
-    "@mitigation\ndef mine(rollouts, *, kl: float = 1.0):\n    return 1": "conflicting option",
-    "@mitigation\ndef mine(rollouts, *, help=1.0):\n    return 1": "conflicting option",
-    "@mitigation\ndef mine(rollouts, *, versions=1):\n    return 1": "versions needs another name",
+    "@mitigation\ndef mine(rollouts, *, kl: float = 1.0):\n    return 1": "a keyword kl, but",
+    "@mitigation\ndef mine(rollouts, *, help=1.0):\n    return 1": "a keyword help, but",
+    "@mitigation\ndef mine(rollouts, *, versions=1):\n    return 1": "a keyword versions, but",
     "@mitigation\ndef mine(rollouts, *, power):\n    return 1": "argument: 'power'"}
 
 
