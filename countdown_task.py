@@ -5,8 +5,8 @@ and parentheses.
     " 3 * 5 = 15, 15 + 7 = 22 yes</think>\\n<answer> ( 3 * 5 ) + 7 </answer><|im_end|>"
     -> {"reward": 1.1, "format": 1.0, "answer": 1.0}
 
-`Task` is all that training uses: problems, the prompt, the reward (`score`, four lines) and two
-labels of every generated token (`label`). `python countdown_task.py` shows three rewards.
+`Task` is all that training uses: problems, the prompt, the reward (`score`), and two labels of
+every generated token (`label`). `python countdown_task.py` shows three rewards.
 
 Text from a model is never executed: `value_of` reads the text's syntax tree, accepts numbers, four
 operators and a minus sign, and computes with exact fractions.
@@ -31,7 +31,7 @@ KINDS = ("word", "space", "number", "operator", "bracket", "tag", "end")
 END_OF_TURN = ("<|im_end|>", "<|endoftext|>")
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 FORMAT_WEIGHT = 0.1
-PROMPTS = {  # " 3" with its space is one token, and "3" another: every number has a space before it
+PROMPTS = {  # " 3" with its space is one token, and "3" another, so a problem's numbers all have one
     "short": """<|im_start|>user
  {spaced} make {target}<|im_end|>
 <|im_start|>assistant

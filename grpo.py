@@ -242,6 +242,7 @@ def log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
     states = model.model(computed, position)[predicts]                               # (tokens, D)
     log_p = model.logits(states).log_softmax(-1)                                     # (tokens, V)
     result = torch.zeros(mask.shape)
+    # `predicts` and `mask` list the same tokens in the same order, answer after answer
     result[mask] = log_p.gather(1, ids[mask][:, None])[:, 0]
     return result
 
