@@ -31,7 +31,7 @@ KINDS = ("word", "space", "number", "operator", "bracket", "tag", "end")
 END_OF_TURN = ("<|im_end|>", "<|endoftext|>")
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 FORMAT_WEIGHT = 0.1
-PROMPTS = {  # " 3" with its space is one token, and "3" another, so a problem's numbers all have one
+PROMPTS = {  # " 3" with its space is one token, and "3" another; a problem's numbers have it
     "short": """<|im_start|>user
  {spaced} make {target}<|im_end|>
 <|im_start|>assistant
