@@ -97,6 +97,9 @@ def axis_of(name: str) -> str:
     for axis, choices in METHODS.items():
         if name in choices:
             return axis
+    if name == "dpo":
+        raise UserError("the advantage dpo is that of examples/dpo.py: python examples/dpo.py "
+                        "--resume RUN goes on with a run of it")
     hint = without_decorator(name) or did_you_mean_name(name, [*MITIGATIONS, *ADVANTAGES]) or (
         ". Is its function in mitigations.py, below @mitigation or @advantage?")
     raise UserError(f"{name:.80} is neither a weighting nor an advantage{hint}")

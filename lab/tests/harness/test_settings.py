@@ -288,6 +288,7 @@ def test_a_flag_of_the_files_method_is_not_that_of_another_with_its_name(own_cho
     ({}, {"steps": 1.5}, "", "should be a whole number"),
     ({}, {"gamma": 0.9}, "", "c.json has the unknown setting gamma"),
     ({}, {"mitigation": "removed", "its_flag": 3}, "--mitigation none", "removed is neither a"),
+    ({}, {"advantage": "dpo", "pairs": ""}, "", "python examples/dpo.py --resume RUN goes on with"),
     # a value is checked before it is used, even if what was typed replaces it
     ({"learning_rate": None}, {}, "--lora 4", "--learning_rate None: should be a finite number"),
     ({"mitigation": ["none"]}, {}, "--mitigation none", "--mitigation ['none']: should be a text")])
