@@ -135,11 +135,19 @@ def advantage(function: Method) -> Method:
 
 def add_choice(choices: dict[str, Method], function: Method) -> Method:
     """A second function of one name would silently replace the first, as only a notebook may."""
-    name, is_in_file = function.__name__, "__file__" in getattr(function, "__globals__", {})
-    if name in choices and is_in_file:
-        raise SystemExit(f"there are two functions {name}: one needs another name")
-    choices[name] = function
+    known = choices.get(function.__name__)
+    is_in_file = "__file__" in getattr(function, "__globals__", {})
+    if known and is_in_file and place_of(known) != place_of(function):
+        raise SystemExit(f"there are two functions {place_of(known)} and {place_of(function)}: one "
+                         "needs another name")
+    choices[function.__name__] = function
     return function
+
+
+def place_of(function: Any) -> str:
+    """A function with its file and line, as "my_idea (mitigations.py:57)"."""
+    code = function.__code__
+    return f"{function.__name__} ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
 
 @advantage
@@ -441,12 +449,6 @@ def checked(values: Any, rollouts: Rollouts, name: str) -> Tensor:
         raise UserError(f"{name} is {credit[row, t]:g} at token {t} of answer {row}. Such a number "
                         "often comes from 0 / 0, 0 * log 0 or the mean of no tokens")
     return credit
-
-
-def place_of(function: Any) -> str:
-    """A function with its file and line, as "my_idea (mitigations.py:57)"."""
-    code = function.__code__
-    return f"{function.__name__} ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
 
 def sampler_gap(log_prob: Tensor, sampled: Tensor, tokens: int) -> float:
