@@ -12,6 +12,7 @@ import typing
 import pytest
 
 from conftest import ROOT, assert_bounded, refusal
+import grpo
 from lab.countdown import Task
 from examples import largest_last
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, Choices, mitigation
@@ -292,7 +293,9 @@ def test_a_flag_of_the_files_method_is_not_that_of_another_with_its_name(own_cho
     # a value is checked before it is used, even if what was typed replaces it
     ({"learning_rate": None}, {}, "--lora 4", "--learning_rate None: should be a finite number"),
     ({"mitigation": ["none"]}, {}, "--mitigation none", "--mitigation ['none']: should be a text")])
-def test_what_a_file_may_not_hold(tmp_path, recipe, config, typed, words):
+def test_what_a_file_may_not_hold(tmp_path, monkeypatch, recipe, config, typed, words):
+    # a test of the example may have been imported in this process
+    monkeypatch.delitem(grpo.ADVANTAGES, "dpo", raising=False)
     write(tmp_path / "recipe.json", recipe)
     config = write(tmp_path / "c.json", config)
     assert words in refusal(settings_of, ["--model", str(tmp_path), "--config", config,
