@@ -160,8 +160,9 @@ def read_settings(argv: list[str]) -> tuple[Settings, bool]:
               for name, (default, _) in flags_of(owner).items()}
     for name, value in values.items():
         least = LEAST.get(name, 0 if name in own else -1e12)
-        if not isinstance(value, str) and not least <= value <= 1e12:
-            raise UserError(f"--{name} {value}: should be from {least:g} to 1e12")
+        most = 1024 if name == "threads" else 1e12
+        if not isinstance(value, str) and not least <= value <= most:
+            raise UserError(f"--{name} {value}: should be from {least:g} to {most:g}")
     typed = {name: value for name, value in values.items() if name in typed}
     keywords = {name: values.pop(name) for name in [*values] if name not in own}
     return Settings(**values | {"out": resume or values["out"]}, keywords=keywords,
@@ -411,8 +412,7 @@ class Run:
         if line["mode"] == "sampled":
             self.evaluations.append(line)
             for shown in line["shown"]:
-                text = " ".join(f"{shown['problem']}: {shown['text']}".split())
-                text = "".join(filter(str.isprintable, text))  # nothing that steers a terminal
+                text = printable(f"{shown['problem']}: {shown['text']}")
                 say(f"  {self.verdict_on(shown)}  {text[:300]}")
 
     def success_of(self, line: dict[str, Any]) -> str:
@@ -443,6 +443,11 @@ def text_of(function: Callable[..., Any]) -> str:
     with suppress(OSError):
         return ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(function))))
     return ""
+
+
+def printable(text: str) -> str:
+    """A line without characters that could steer a terminal: a model may have written it."""
+    return "".join(filter(str.isprintable, " ".join(text.split())))
 
 
 def say(text: str) -> None:

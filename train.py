@@ -34,7 +34,7 @@ try:
 
     from grpo import Metrics, Rollouts, generator_of
     from qwen2_model import UserError
-    from run import HERE, Run, Unknown, read_settings
+    from run import HERE, Run, Unknown, printable, read_settings
 except ModuleNotFoundError as error:
     sys.exit(f"train.py: {error}. To install what it needs: pip install -r requirements.txt")
 
@@ -186,10 +186,10 @@ if __name__ == "__main__":
     try:
         main(sys.argv[1:])
     except (UserError, OSError, SafetensorError) as error:  # a full disk raises the last two
-        sys.exit(f"train.py: {' '.join(str(error).split())}")
+        sys.exit(f"train.py: {printable(str(error))}")
     except KeyboardInterrupt:
         sys.exit("\ntrain.py: stopped; --resume and the run's folder go on from its checkpoint")
     except (Exception, SystemExit) as error:  # an own function may call exit()
         if not (line := in_own_function(error)):
             raise
-        sys.exit(f"train.py: {' '.join(line.split())}")
+        sys.exit(f"train.py: {printable(line)}")

@@ -354,8 +354,8 @@ WRONG = {  # what is typed, and what the one line says
     "--lroa 3": "unrecognized arguments: --lroa 3",
     "--lr 1e-4": "unrecognized arguments: --lr",
     "--steps 2.5": "argument --steps: invalid int value",
-    "--learning_rate nan": "should be from 0 to 1e12",
-    "--learning_rate -1": "should be from 0 to 1e12",
+    "--learning_rate nan": "should be from 0 to 1e+12",
+    "--learning_rate -1": "should be from 0 to 1e+12",
     "--rescale max": "(choose from 'mean', 'none')",
     "--min_number 9 --max_number 3": "(countdown_task.py:",
     "--max_number 5000": "cannot spell the prompt",
@@ -366,11 +366,12 @@ WRONG = {  # what is typed, and what the one line says
     "--resume models/tiny": "is not the folder of a run",
     "--resume nowhere": "cannot read nowhere/config.json: No such file",
     "--mitigation none --think_discount 0.3": "unrecognized arguments: --think_discount 0.3",
-    "--seed -1": "should be from 0 to 1e12",
+    "--threads 5000": "should be from 0 to 1024",
+    "--seed -1": "should be from 0 to 1e+12",
     "--resume=": "--resume needs a value",
     "--resume": "argument --resume: expected one argument",
     "--out=": "--out needs a value",
-    "--steps " + "9" * 400: "should be from 0 to 1e12",
+    "--steps " + "9" * 400: "should be from 0 to 1e+12",
 }
 
 
@@ -391,7 +392,7 @@ MISTAKES = {  # the body of a weighting of one's own, and what the one line says
     "return rollouts.entropy / 0": "token",
     "return torch.arange(7)[None] / rollouts.length": "RuntimeError",
     "pass": "got None",
-    "raise ValueError('my own')": "ValueError: my own",
+    "raise ValueError(chr(27) + '[31m')": "ValueError: [31m",
     "exit()": "SystemExit",
 }
 
