@@ -237,7 +237,7 @@ def value_of(node: ast.expr) -> Fraction:
             return -value_of(operand)
         case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
             return OPERATORS[type(op)](value_of(left), value_of(right))
-    raise SyntaxError("as 2**3, 7//2 and +3, whose operators are not among the four")
+    raise SyntaxError("an operator that is none of the four, as in 2**3, 7//2 and +3")
 
 
 def show() -> None:

@@ -127,9 +127,7 @@ def read_settings(argv: list[str]) -> tuple[Settings, bool]:
     """The settings of a command line, and whether it resumes a run. The weighting and the advantage
     bring flags of their own. So the line is read once to find these two, and then with their flags.
     """
-    # --learning-rate is the same flag as --learning_rate
-    argv = [re.sub("^--[^= ]+(?==|$)", lambda flag: "--" + flag[0][2:].replace("-", "_"), word)
-            for word in argv]
+    argv = [with_underscores(word) for word in argv]
     owners: list[Any] = [Settings, Task]
     parser = parser_for(owners)
     typed = vars(parser.parse_known_args(argv)[0])
@@ -167,6 +165,13 @@ def read_settings(argv: list[str]) -> tuple[Settings, bool]:
     keywords = {name: values.pop(name) for name in [*values] if name not in own}
     return Settings(**values | {"out": resume or values["out"]}, keywords=keywords,
                     typed=typed), bool(resume)
+
+
+def with_underscores(word: str) -> str:
+    """A word of a command line, in which --learning-rate becomes --learning_rate."""
+    name, sign, value = word.partition("=")
+    is_flag = name.startswith("--") and " " not in name
+    return "--" + name[2:].replace("-", "_") + sign + value if is_flag else word
 
 
 def parser_for(owners: Iterable[Any], saved: dict[str, Any] = {}) -> Parser:
