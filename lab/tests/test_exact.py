@@ -3,6 +3,7 @@ known beforehand, anybody's functions, and the page that says what came out."""
 import itertools
 import json
 import math
+import re
 from functools import cache
 
 import pytest
@@ -58,7 +59,9 @@ def test_sentences_say_in_how_many_worlds_and_what_is_wrong_there():
     assert "IndexError: list index out of range (known_methods.py, line " in verdict.why
     verdict = judged(known.halves_what_comes_late)
     assert "in 1 of 7 worlds, most in: up to 10 tokens" in verdict.why
-    assert "is pushed by +0.0" in verdict.why and "would be right" in verdict.why
+    # which of several tokens with an equal difference is named depends on rounding
+    pushed, right = re.search(r"is pushed by (\S+), and (\S+) would be right", verdict.why).groups()
+    assert 0 < float(pushed) / float(right) < 1
     verdict = judged(method_of("turn_mean"), "one turn, three rewards", "two turns with luck")
     assert verdict.word == RIGHT
 
