@@ -48,10 +48,10 @@ class Given(NamedTuple):
         return self.change.clamp(math.log(1 - self.clip[0]), math.log(1 + self.clip[1]))
 
 
-def with_ratio_of_logs(b: Given) -> Tensor:
-    ratio = b.log_prob / b.old
+def with_ratio(b: Given, ratio: Tensor, factor: float | Tensor = 1.0) -> Tensor:
+    """The loss of part 5 with another ratio, and with a factor at each token."""
     clipped = ratio.clamp(1 - b.clip[0], 1 + b.clip[1])
-    objective = b.weight * torch.minimum(ratio * b.advantage, clipped * b.advantage)
+    objective = b.weight * torch.minimum(ratio * b.advantage, clipped * b.advantage) * factor
     return -(objective * b.mask).sum() / b.total
 
 
@@ -86,10 +86,15 @@ MISTAKES = {  # of both parts: the loss with this mistake, and what is told abou
         "N. You divide each answer by its own length, so a token of a short answer counts more. "
         "Here each token counts the same: take the sum over all answers, and divide it by "
         "`total`."),
+    "number_of_answers": (lambda right, b: right(b, total=len(b.mask)),
+        "N. You divide by the number of answers, which is the length of the first dimension. "
+        "Divide by `total`, the number of tokens in the whole batch."),
     "tokens_of_these_answers": (lambda right, b: right(b, total=b.mask.sum()),
         "N. You divide by the number of tokens in these answers, mask.sum(). But they may be a "
         "micro-batch, that is, a part of the batch. `total` is the number of tokens in the whole "
         "batch: only with it do the gradients of all parts add up to that of the batch.")}
+TWICE = ("The ratio. You multiply log_prob by it. Here the ratio takes the place of log_prob: the "
+         "gradient flows through the ratio itself.")
 MISTAKES_OF_THE_RATIO = {
     "old_is_ignored": (lambda right, b: right(b, old=None),
         "The ratio. Yours has the gradient of part 3, as if `old` were ignored, or as if you "
@@ -97,9 +102,18 @@ MISTAKES_OF_THE_RATIO = {
         "log_prob."),
     "ratio_upside_down": (lambda right, b: right(b, log_prob=b.old, old=b.log_prob),
         "The ratio. Yours is upside down. New over old is exp(log_prob - old)."),
-    "ratio_of_logs": (lambda right, b: with_ratio_of_logs(b),
+    "ratio_of_logs": (lambda right, b: with_ratio(b, b.log_prob / b.old),
         "The ratio. You divide log_prob by `old`. The ratio is that of the probabilities, which "
         "is exp(log_prob - old)."),
+    "difference_of_logs": (lambda right, b: with_ratio(b, b.change),
+        "The ratio. Yours is log_prob - old, which is the logarithm of the ratio. Take its exp."),
+    "no_old": (lambda right, b: with_ratio(b, b.log_prob.exp()),
+        "The ratio. Yours is the new probability alone. Divide it by the old one."),
+    "ratio_times_log_prob": (lambda right, b: with_ratio(b, b.change.exp(), b.log_prob), TWICE),
+    "detached_ratio_times_log_prob": (
+        lambda right, b: with_ratio(b, b.change.exp().detach(), b.log_prob), TWICE),
+    "unclipped_ratio_times_log_prob": (
+        lambda right, b: right(b, log_prob=b.change.exp() * b.log_prob, old=None), TWICE),
     "clipped_ratio_as_weight": (
         lambda right, b: right(b, weight=b.weight * b.clipped_change.exp().detach(), old=None),
         "A detach. You multiply log_prob by a clipped and detached ratio. So the gradient flows "
@@ -127,6 +141,11 @@ MISTAKES_OF_THE_RATIO = {
         "The bounds. Your upper bound is 1 + clip[0], and it should be 1 + clip[1]."),
     "lower_bound": (lambda right, b: right(b, clip=(b.clip[1], b.clip[1])),
         "The bounds. Your lower bound is 1 - clip[1], and it should be 1 - clip[0]."),
+    "bounds_of_the_logarithm": (
+        lambda right, b: right(b, clip=(1 - math.exp(-b.clip[0]), math.exp(b.clip[1]) - 1)),
+        "The bounds. You clip log_prob - old before the exp. Clip the ratio itself."),
+    "swapped_bounds": (lambda right, b: right(b, clip=(b.clip[1], b.clip[0])),
+        "The bounds. Yours are 1 - clip[1] and 1 + clip[0]. They are 1 - clip[0] and 1 + clip[1]."),
     "fixed_bounds": (lambda right, b: right(b, clip=RIGHT_BOUNDS),
         "The bounds. Yours are always 0.8 and 1.28. Use the argument `clip`.")}
 LOSSES = {"policy_loss": MISTAKES, "clipped_loss": MISTAKES | MISTAKES_OF_THE_RATIO}
@@ -167,13 +186,18 @@ def stepped(parameter: Tensor, gradient: Tensor, learning_rate: float, max_norm:
 
 ADVANTAGES = Blank(
     group_z_score,
-    [(torch.tensor([1.1, 0.1, 0.1, 0.1, 0.0, 0.5, 0.5, 1.1, 0.1]),
-      torch.tensor([0, 0, 1, 0, 0, 2, 2, 1, 1]))],
+    [(torch.tensor([1.1, 0.1, 0.1, 0.1, 0.0, 0.5, 0.5, 1.1, 0.1, 1.0, 1.1]),
+      torch.tensor([0, 0, 1, 0, 0, 2, 2, 1, 1, 3, 3]))],  # group 3 has a small spread
     [(lambda reward, group: (reward - reward.mean()) / (reward.std(correction=0) + 1e-4),
       "The group. You compare each answer with the whole batch. Take the mean and the standard "
       "deviation over the answers that have the same number in `group`."),
+     (lambda reward, group: -group_z_score(reward, group),
+      "The sign. The advantage is the reward minus the mean, so a better answer has a positive "
+      "one."),
      (lambda reward, group: deviation(reward, group),
       "The standard deviation. It is missing."),
+     (lambda reward, group: deviation(reward, group) / (reward.std(correction=0) + 1e-4),
+      "The standard deviation. Yours is that of the whole batch. Take that of the group."),
      (lambda reward, group: reward / (spread(reward, group) + 1e-4),
       "The mean. It is missing, so no answer is pushed down."),
      (lambda reward, group: deviation(reward, group) / (spread(reward, group).square() + 1e-4),
@@ -183,7 +207,14 @@ ADVANTAGES = Blank(
       "The standard deviation. Yours divides by the number of answers minus 1, as torch.std does "
       "unless it is told correction=0."),
      (lambda reward, group: deviation(reward, group) / spread(reward, group),
-      "The 0.0001. It is missing, so a group of equal rewards gives 0 / 0.")])
+      "The 0.0001. It is missing, so a group of equal rewards gives 0 / 0."),
+     (lambda reward, group: deviation(reward, group) / spread(reward, group).clamp(min=1e-8),
+      "The 0.0001. Yours is smaller, or it is a lower bound. Add 0.0001 to each group's standard "
+      "deviation."),
+     (lambda reward, group: deviation(reward, group) / (
+         spread(reward, group).square() + 1e-4).sqrt(),
+      "The 0.0001. Yours is added to the variance, inside the root. Add it to the standard "
+      "deviation.")])
 LOG_PROBS = Blank(
     lambda logits, ids: sampled(logits[:, :-1], ids[:, 1:]),
     [(torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0)),
@@ -196,6 +227,11 @@ LOG_PROBS = Blank(
       "at t."),
      (lambda logits, ids: sampled(logits[:, :-1], ids[:, 1:]).exp(),
       "The logarithm. Yours are probabilities."),
+     (lambda logits, ids: -sampled(logits[:, :-1], ids[:, 1:]),
+      "The sign. A log-probability is negative. (F.cross_entropy is the log-prob with a minus.)"),
+     (lambda logits, ids: logits[:, :-1].log_softmax(1).gather(-1, ids[:, 1:, None])[..., 0],
+      "The softmax. You take it over the positions. Take it over the last dimension, the V "
+      "tokens."),
      (lambda logits, ids: logits[:, :-1].gather(-1, ids[:, 1:, None])[..., 0],
       "The softmax. Yours are logits. Take log_softmax over the last dimension first."),
      (lambda logits, ids: logits[:, :-1].log_softmax(-1).amax(-1),
@@ -203,6 +239,7 @@ LOG_PROBS = Blank(
 STEP = Blank(
     stepped,
     [(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), 0.1, 1.0),
+     (torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), 0.1, 2.0),
      (torch.tensor([1.0, 2.0]), torch.tensor([0.3, 0.4]), 0.1, 1.0)],
     [(lambda parameter, gradient, rate, max_norm: 2 * parameter - stepped(
         parameter, gradient, rate, max_norm),
@@ -212,6 +249,13 @@ STEP = Blank(
      (lambda parameter, gradient, rate, max_norm:
          parameter - rate * gradient * max_norm / gradient.norm(),
       "The limit. You also lengthen a gradient that is shorter than max_norm."),
+     (lambda parameter, gradient, rate, max_norm:
+         parameter - rate * gradient * max(1.0, max_norm / float(gradient.norm())),
+      "The limit. Your comparison is the wrong way round: shorten the gradient that is longer than "
+      "max_norm."),
+     (lambda parameter, gradient, rate, max_norm:
+         parameter - rate * gradient * min(1.0, max_norm / float(gradient.square().sum())),
+      "The limit. You divide by the square of the gradient's length. Take the root of the sum."),
      (lambda parameter, gradient, rate, max_norm:
          parameter - rate * gradient.clamp(-max_norm, max_norm),
       "The limit. You limit each number alone, which changes the gradient's direction. Shorten the "
@@ -261,34 +305,47 @@ def check(written: Mapping[str, Any]) -> bool:
             print(f"  WRONG  {error}")
             return False
         if wrong:
-            print("\n" + fill(wrong, 88) + "\n\nMend it, and type the command again.")
+            print("\n" + fill(wrong, 88, break_on_hyphens=False))
+            print("\nMend it, and type the command again.")
             return False
     print("\nAll five are right. Now compare your text with the project's.")
     return True
 
 
+def returned(function: Function, arguments: tuple[Any, ...]) -> Tensor:
+    """What the function returns. It gets copies, because it may work in place."""
+    return function(*(x.clone() if isinstance(x, Tensor) else x for x in arguments))
+
+
 def wrong_values(function: Function, blank: Blank) -> str:
     """What is probably wrong with a function that is judged by what it returns; empty if it is
     right."""
-    def differ(one: Function, other: Function) -> bool:
-        return any(not torch.allclose(one(*a).double(), other(*a).double(), atol=CLOSE, rtol=0,
-                                      equal_nan=True) for a in blank.arguments)
+    theirs = [returned(function, a) for a in blank.arguments]
 
-    for a in blank.arguments:
-        found, expected = function(*a), blank.right(*a)
+    def differing(other: Function) -> list[tuple[float, float]]:
+        """Each number that is not the other function's, and the other's."""
+        pairs = [(x, y) for found, a in zip(theirs, blank.arguments)
+                 for x, y in zip(found.flatten().tolist(), returned(other, a).flatten().tolist())]
+        return [(x, y) for x, y in pairs
+                if not (abs(x - y) < CLOSE or math.isnan(x) and math.isnan(y))]
+
+    for found, a in zip(theirs, blank.arguments):
+        expected = returned(blank.right, a)
         if not isinstance(found, Tensor) or found.shape != expected.shape:
             shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
             print(f"  WRONG  it returned {shape}, and should return a tensor of shape "
                   f"{tuple(expected.shape)}")
             return "Compare the shapes in the function's first line."
-    if not differ(function, blank.right):
+    wrong = differing(blank.right)
+    if not wrong:
         print("  right  the same numbers")
         return ""
     print("  WRONG  the numbers differ")
     for mistake, told in blank.mistakes:
-        if not differ(function, mistake):
+        if not differing(mistake):
             return f"Probably wrong: {told}"
-    return "No typical mistake gives these numbers. Work out one of them by hand."
+    return ("No typical mistake gives these numbers. The first that differs is "
+            f"{wrong[0][0]:.4f}, and should be {wrong[0][1]:.4f}. Work it out by hand.")
 
 
 def wrong_gradient(function: Function, name: str) -> str:

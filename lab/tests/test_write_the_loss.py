@@ -57,12 +57,19 @@ TYPICAL = {
                                                    "objective.mean()"))],
     "mean_of_answers": [(1, PLAIN, PLAIN.replace(".sum() / total",
                                                  ".sum(1).div(mask.sum(1)).mean()"))],
+    "number_of_answers": [(1, PLAIN, PLAIN.replace("total", "len(log_prob)")),
+                          (2, CLIPPED, CLIPPED.replace("total", "len(log_prob)"))],
     "tokens_of_these_answers": [(1, PLAIN, PLAIN.replace("total", "mask.sum()")),
                                 (2, CLIPPED, CLIPPED.replace("total", "mask.sum()"))],
     "old_is_ignored": [(2, RATIO, "(log_prob - log_prob.detach()).exp()"),
                        (2, SECOND, FIRST)],
     "ratio_upside_down": [(2, RATIO, "(old - log_prob).exp()")],
     "ratio_of_logs": [(2, RATIO, "log_prob / old")],
+    "difference_of_logs": [(2, RATIO, "log_prob - old")],
+    "no_old": [(2, RATIO, "log_prob.exp()")],
+    "ratio_times_log_prob": [(2, SMALLER, SMALLER + " * log_prob")],
+    "detached_ratio_times_log_prob": [(2, SMALLER, SMALLER + ".detach() * log_prob")],
+    "unclipped_ratio_times_log_prob": [(2, SMALLER, "ratio * advantage * log_prob")],
     "clipped_ratio_as_weight": [(2, SMALLER, "clipped.detach() * advantage * log_prob")],
     "no_clip": [(2, SMALLER, "ratio * advantage"),
                 (2, SMALLER, "ratio.detach() * advantage * log_prob")],
@@ -72,6 +79,8 @@ TYPICAL = {
     "bounds_without_1": [(2, BOUNDS, "ratio.clamp(*clip)")],
     "upper_bound": [(2, BOUNDS, "ratio.clamp(1 - clip[0], 1 + clip[0])")],
     "lower_bound": [(2, BOUNDS, "ratio.clamp(1 - clip[1], 1 + clip[1])")],
+    "bounds_of_the_logarithm": [(2, BOUNDS, "(log_prob - old).clamp(-clip[0], clip[1]).exp()")],
+    "swapped_bounds": [(2, BOUNDS, "ratio.clamp(1 - clip[1], 1 + clip[0])")],
     "fixed_bounds": [(2, BOUNDS, "ratio.clamp(0.8, 1.28)")]}
 
 
@@ -143,16 +152,26 @@ def test_a_typical_mistake_is_named(mistake, screen_of):
     ("advantages", "std(", "var(", "divide by the variance"),
     ("advantages", "correction=0", "", "minus 1"),
     ("advantages", " + 0.0001", "", "0 / 0"),
-    ("advantages", "std(correction=0)", "norm()", "No typical mistake gives these numbers"),
+    ("advantages", "own_rewards - own_rewards.mean()", "own_rewards.mean() - own_rewards", "sign"),
+    ("advantages", "own_rewards.std", "reward.std", "that of the whole batch"),
+    ("advantages", " + 0.0001", " + 1e-8", "Yours is smaller"),
+    ("advantages", "own_rewards.std(correction=0) + 0.0001",
+     "(own_rewards.var(correction=0) + 0.0001).sqrt()", "inside the root"),
+    ("advantages", "std(correction=0)", "norm()", "differs is 0.6987, and should be 1.7245"),
     ("log_probs", "logits[:, :-1]", "logits[:, 1:]", "For the token at position t"),
     ("log_probs", "ids[:, 1:", "ids[:, :-1", "the wrong tokens"),
     ("log_probs", "[..., 0]", "[..., 0].exp()", "Yours are probabilities"),
     ("log_probs", ".log_softmax(-1)", "", "Yours are logits"),
     ("log_probs", "log_p.gather(-1, ids[:, 1:, None])[..., 0]", "log_p.amax(-1)", "the likeliest"),
+    ("log_probs", "[..., 0]", "[..., 0].neg()", "F.cross_entropy is the log-prob with a minus"),
+    ("log_probs", "log_softmax(-1)", "log_softmax(1)", "over the positions"),
     ("log_probs", "[..., 0]", "", "should return a tensor of shape (2, 4)"),
     ("step", "parameter - ", "parameter + ", "go against its gradient"),
     ("step", "if norm > max_norm", "if False", "is longer than max_norm"),
     ("step", "if norm > max_norm", "if True", "also lengthen"),
+    ("step", "if norm > max_norm", "if norm < max_norm", "the wrong way round"),
+    ("step", "gradient.norm()", "gradient.square().sum()", "the square of the gradient's length"),
+    ("step", "gradient * max_norm / norm", "gradient / norm", "No typical mistake"),
     ("step", "gradient * max_norm / norm", "gradient.clamp(-max_norm, max_norm)", "each number"),
     ("step", "learning_rate * ", "", "The learning rate. It is missing")])
 def test_a_typical_mistake_in_a_function_of_values_is_named(part, old, new, told, screen_of):
@@ -183,6 +202,18 @@ def test_what_is_no_loss_or_no_typical_mistake_is_told(body, told, screen_of):
 def test_what_is_right_in_other_words_passes(part, old, new, screen_of):
     passed, said = screen_of(*changed(part, old, new))
     assert passed, said
+
+
+@pytest.mark.parametrize("part, old, new", [
+    ("advantages", "torch.zeros_like(reward)", "reward"),
+    ("log_probs", "    log_p = logits[:, :-1].log_softmax(-1)\n",
+     "    logits -= logits.logsumexp(-1, keepdim=True)\n    log_p = logits[:, :-1]\n"),
+    ("step", "    return parameter - learning_rate * gradient\n",
+     "    parameter -= learning_rate * gradient\n    return parameter\n")])
+def test_a_function_of_values_may_work_in_place(part, old, new, screen_of):
+    text = {"advantages": ADVANTAGES, "log_probs": LOG_PROBS, "step": STEP}[part]
+    passed, said = screen_of(**{part: text.replace(old, new)})
+    assert text.count(old) == 1 and passed, said
 
 
 @pytest.mark.parametrize("old, new, part", one_of(3, [  # a dual clip, say, is wrong far from 1
