@@ -53,6 +53,9 @@ THRESHOLDS = {
     "no reason": Threshold(0.2, "what explains less than a fifth is hardly a reason"),
     "push is the change": Threshold(0.9, "a correlation of 0.9 leaves a fifth unexplained"),
     "follows credit": Threshold(0.5, "a correlation of 0.5 shares a quarter of the variance"),
+    "the same": Threshold(0.9, "the notes' two means differ by a hundredth"),
+    "concise": Threshold(0.5, "the notes' answers lost three quarters of their tokens"),
+    "a ratio": Threshold(4, "known less well, one ratio was 1, 2.6 and 3 in three runs"),
     "grows with answers": Threshold(2, "for sixteen times the answers t grows to fourfold"),
     "crude": Threshold(0.1, "one token in ten is in the wrong class"),
     "rank 2 from": Threshold(1.5, "it rounds to 2"), "rank 2 to": Threshold(2.5, "it rounds to 2"),
@@ -198,7 +201,8 @@ def difference_of_means(mine: ArrayLike, theirs: ArrayLike) -> Estimate:
 
 class Evidence:
     """The runs, and what is computed from them once. `run` is the first one; the others are there
-    for claims about weightings. `seen["log_prob"]` is a column of the first run's tokens (n,)."""
+    for claims about weightings. `seen["log_prob"]` is a column of the first run's tokens (n,). Its
+    sizes are plain GRPO's: the claims are about GRPO, so a run's weights are left out."""
 
     def __init__(self, runs: Sequence[Run], problems: int = 12, device: str = "cpu"):
         self.run, self.others = runs[0], list(runs[1:])
@@ -207,7 +211,7 @@ class Evidence:
 
     @cached_property
     def tokens(self) -> RunTokens:
-        return tokens_of(self.run)
+        return tokens_of(self.run, is_plain=True)
 
     def __getitem__(self, column: str) -> np.ndarray:
         return self.tokens[column]
@@ -315,15 +319,16 @@ def own_critic(seen: Evidence) -> gae:
 
 
 @cache
-def tokens_of(run: Run) -> RunTokens:
+def tokens_of(run: Run, is_plain: bool = False) -> RunTokens:
     if not run.steps:
         raise CannotBeSeen("this run has no credit files, which hold its tokens")
-    return RunTokens(run)
+    return RunTokens(run, is_plain)
 
 
 # ------------------------------------------------------------------- stored experiments
 
 
+SAMPLES = ("scoreboard_24", "scoreboard_24_1", "scoreboard_24_2", "scoreboard_20_steps")
 TINY, REAL, REAL_SHORT, LATER = BOARDS = (
     "board", "real_board_brief_8_gpu", "real_board_expression", "later")
 NAMES = dict(zip(BOARDS, ("on tiny", "on real that thinks first", "on real without thinking",

@@ -24,7 +24,8 @@ Verdicts of a run are of this run: another seed is another run. The intervals ar
 of the run, or over its steps, and they are not corrected for the number of claims. Verdicts marked
 *stored* are those of experiments with several seeds or with a large model, whose numbers are in
 lab/results, because one run decides nothing about a weighting. On models/tiny all claims take about
-a minute of a processor. On a large model choose some with --only, and fewer --problems.
+a minute of a processor, and each is printed when it is found. On a large model choose some with
+--only, and fewer --problems.
 """
 import textwrap
 from collections.abc import Mapping
@@ -54,25 +55,37 @@ def main(argv: list[str]) -> None:
                  {"RUN ...": "run folders"})
     runs = [read_run(existing(name)) for name in flags.run]
     refuse_without_steps(runs)
-    evidence, found = Evidence(runs, flags.problems, flags.device), {}
+    evidence, found, note = Evidence(runs, flags.problems, flags.device), {}, 0
+    for sentence in of_run(runs[0]):
+        print(textwrap.fill(sentence, WIDTH))
     for claim in chosen(flags.only):
         show_status(claim.name)
         found[claim] = judged(claim, evidence)
-    show_status("")
-    print(textwrap.fill(report.describe(runs[0]), WIDTH))
+        show_status("")
+        if claim.note != note:
+            note = claim.note
+            print(f"\n## Note {note}: {NOTES[note]}")
+        print("\n" + in_words(claim, found[claim]), flush=True)
+    print("\n## How many of each verdict")
     for sentence in summary(found):
         print("\n" + textwrap.fill(sentence, WIDTH))
-    for note, title in NOTES.items():
-        of_note = {claim: one for claim, one in found.items() if claim.note == note}
-        if of_note:
-            print(f"\n## Note {note}: {title}")
-        for claim, one in of_note.items():
-            print("\n" + in_words(claim, one))
     if not flags.only:
         print("\n## What a verdict takes, where a claim names no number itself\n")
         for name, (number, reason) in THRESHOLDS.items():
             print(textwrap.fill(f"{number:g} for *{name}*: {reason}", WIDTH, initial_indent="- ",
                                 subsequent_indent="  "))
+
+
+def of_run(run: Run) -> list[str]:
+    """What the run is, and where the rows speak of something else than what it trained."""
+    sentences = [report.describe(run)]
+    if run.config["mitigation"] != "none":
+        sentences.append("Sizes of gradients are plain GRPO's on this run's tokens, without its "
+                         "weights, except in rows about a weighting.")
+    if run.config.get("lora"):
+        sentences.append("Rows about a model take the gradient of all its parameters. This run "
+                         "trained only LoRA's additions.")
+    return sentences
 
 
 def refuse_without_steps(runs: list[Run]) -> None:
@@ -87,7 +100,7 @@ def chosen(only: str | None) -> list[Claim]:
     if not asked:
         raise UserError(f"--only {only}: no claim has such a name. Without --only all claims are "
                         "printed, each after its name")
-    return asked
+    return sorted(asked, key=lambda claim: claim.note)
 
 
 def judged(claim: Claim, evidence: Evidence) -> Found:

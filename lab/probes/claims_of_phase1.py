@@ -72,7 +72,8 @@ def early_by_loss_terms(seen: Evidence) -> Found:
     of = seen.of_model(phases)
     x = jackknife_of_log(lambda kept: first_over_last_fifth(of["phase 1"].where(kept)),
                          of["phase 1"]["problem"])
-    is_more = above(1)(x)
+    is_known = x.high < THRESHOLDS["a ratio"].number * x.low
+    is_more = above(1)(x) if is_known else NOT_SEEN
     controls = {name: first_over_last_fifth(of[name]) for name in ("random text", "loss terms")}
     is_reason = controls["random text"] > x.low
     return Found(is_more if is_reason or is_more != HOLDS else ONE_READING, {

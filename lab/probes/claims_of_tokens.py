@@ -7,7 +7,7 @@ import numpy as np
 
 from lab.analysis.statistics import paired_difference
 from lab.engine.tokens import ANSWER, WORD
-from lab.probes.claim_rules import (ARITHMETIC, HOLDS, NOT, NOT_SEEN, ONE_READING, REAL,
+from lab.probes.claim_rules import (ARITHMETIC, HOLDS, NOT, NOT_SEEN, ONE_READING, REAL, SAMPLES,
                                     THRESHOLDS, CannotBeSeen, Evidence, Found, above, below,
                                     claim, correlation, decided, difference_of_means,
                                     mean_difference, over_problems, stored, stored_gain, together)
@@ -88,11 +88,17 @@ def early_over_late(seen: Evidence) -> Found:
 
 @claim(1, "Filler comes early, and calculations come late", "", "lab notes RUN")
 def filler_comes_early(seen: Evidence) -> Found:
-    """The mean place in the answer, from 0 to 1, of filler minus that of reasoning. The notes
-    needed it for their sentence that filler's share is early over late in disguise."""
+    """The mean place in the answer, from 0 to 1, minus that of reasoning: of words, which the notes
+    speak of (*let me think*), and of all that their classes call filler, which includes the tags
+    and the end. The notes needed it for their sentence that filler's share is early over late in
+    disguise."""
     place = (seen["position"] + 0.5) / seen["length"]
-    x = mean_difference(seen["problem"], place, *seen.filler_and_reasoning())
-    return decided(below(0), {"": x}, "+.3f")
+    filler, reasoning = seen.filler_and_reasoning()
+    numbers = {"of all filler": mean_difference(seen["problem"], place, filler, reasoning)}
+    words = filler & (seen["kind"] == WORD)
+    if words.any():
+        numbers |= {"of words": mean_difference(seen["problem"], place, words, reasoning)}
+    return decided(below(0), numbers, "+.3f")
 
 
 @claim(1, "Filler gets 31% more gradient than reasoning (also note 2)",
@@ -168,12 +174,18 @@ def sureness_explains_it(seen: Evidence) -> Found:
 def does_not_wash_out(seen: Evidence) -> Found:
     """The mean of A log p is how A varies with log p in the class, because the mean of A is 0. A
     mean above 0 says that bad answers were less sure there, and not that the class earned
-    something."""
-    means = {}
+    something. The same: the smaller mean over the larger is near enough to 1."""
+    means, columns = {}, []
     for name, inside in zip((FILLER, REASONING), seen.filler_and_reasoning()):
-        means[f"of {name}"] = over_problems(
-            seen["problem"], [seen["contribution"] * inside, inside], lambda a, n: a / n)
-    return decided(above(0), means, "+.4f")
+        columns += [seen["contribution"] * inside, inside]
+        means[f"of {name}"] = over_problems(seen["problem"], columns[-2:], lambda a, n: a / n)
+
+    def smaller_over_larger(a: float, n: float, b: float, m: float) -> float:
+        return min(a / n, b / m) / max(a / n, b / m)
+    ratio = over_problems(seen["problem"], columns, smaller_over_larger)
+    verdicts = [*(above(0)(x) for x in means.values()), above(THRESHOLDS["the same"].number)(ratio)]
+    return Found(together(verdicts), {**means, "of one to the other": (ratio, ".2f")}, "+.4f",
+                 by_interval=True)
 
 
 @claim(1, "At 20% of the positions abs(t) is above 3, so the direction of credit varies more than "
@@ -210,13 +222,13 @@ def answer_deserves_more(seen: Evidence) -> Found:
 def filler_is_wasted(seen: Evidence) -> Found:
     """On the untrained tiny model filler decides little, so most of its gradient is noise. A real
     model that thinks first judges in words: without their gradient it learns much less."""
-    gets, decides = seen.share(seen.is_of(FILLER)), stored("scoreboard_24", "filler decides")
-    words = seen["kind"][seen.is_of(FILLER)] == WORD
+    gets, words = seen.share(seen.is_of(FILLER)), seen["kind"][seen.is_of(FILLER)] == WORD
+    decides = {f"of the reward is decided by it (stored, tiny, sample {number})":
+               stored(name, "filler decides") for number, name in enumerate(SAMPLES, 1)}
     real = stored_gain(REAL, "by_kind without words")
-    verdicts = [HOLDS if decides.high < gets.low else NOT, above(0)(real)]
-    return Found(together(verdicts), {
-        "of the gradient": gets, "of filler is words": words.mean(),
-        "of the reward is decided by it (stored, tiny)": decides,
+    verdicts = [HOLDS if x.high < gets.low else NOT for x in decides.values()]
+    return Found(together([*verdicts, above(0)(real)]), {
+        "of the gradient": gets, "of filler is words": words.mean(), **decides,
         "points without words (stored, real that thinks first)": (real, "points")}, ".1%",
         by_interval=True)
 
@@ -268,12 +280,38 @@ def best_blind_answer(seen: Evidence) -> float | None:
 @claim(1, "Answers become concise, a sign of learning", "183; 42 tokens",
        "docs/reference/how_a_run_fails.md#a-success-that-ignores-the-problem")
 def concise(seen: Evidence) -> Found:
-    """The mean length in the last fifth of the steps minus that in the first. In a run with the
-    notes' settings answers became short because the model had learned a single answer,
-    a - b + c - d, for every problem."""
+    """The mean length in the last fifth of the steps minus that in the first: is it shorter, and
+    by half, where the notes' fell by three quarters? In a run with the notes' settings answers
+    became short because the model had learned a single answer, a - b + c - d, for every problem."""
     before, after = seen.metric("length")
-    return decided(below(0), {"tokens": difference_of_means(after, before)}, "+.1f",
-                   at_first=(before.mean(), ".1f"), at_the_end=(after.mean(), ".1f"))
+    x, half = difference_of_means(after, before), THRESHOLDS["concise"].number * before.mean()
+    ends = {"at first": (before.mean(), ".1f"), "at the end": (after.mean(), ".1f")}
+    return Found(together([below(0)(x), below(-half)(x)]), {"tokens": x, **ends}, "+.1f",
+                 by_interval=True)
+
+
+@claim(1, "A penalty for leaving the initial model (KL) is part of the training", "",
+       "lab/reports/codes.md")
+def kl_is_applied(seen: Evidence) -> Found:
+    """The notes' own code, GRPO-Zero, has none, as nine of the sixteen codes that were read."""
+    kl = seen.run.config.get("kl", 0.0)
+    return Found(HOLDS if kl else NOT, {"times the KL in this run's loss": (kl, "g")})
+
+
+@claim(2, "A mitigation makes training more stable, seen in the gradient's norm", "to be measured",
+       "lab notes RUN RUN2")
+def steadier_norm(seen: Evidence) -> Found:
+    """The standard deviation of the norm over its mean, over the steps, with a weighting and
+    without. It is one pair, and a norm says nothing of success."""
+    weighted = [run for run in (seen.run, *seen.others) if run.config["mitigation"] != "none"]
+    if not weighted:
+        raise CannotBeSeen("needs a run with a --mitigation, beside one without")
+    numbers = {}
+    for run, name in ((weighted[0], weighted[0].config["mitigation"]), (seen.arm("none"), "none")):
+        norms = [line["gradient_norm"] for line in run.metrics if line["gradient_norm"]]
+        numbers[f"with {name}"] = float(np.std(norms) / np.mean(norms))
+    mine, plain = numbers.values()
+    return Found(ONE_READING if mine < plain else NOT, numbers)
 
 
 @claim(1, "The gradient's norm falls", "3.55; 2.38", "metrics.jsonl of RUN")

@@ -124,7 +124,8 @@ def flags_of_model(args: SimpleNamespace) -> dict:
         del chosen["task"]
     if run := run_of(Path(args.model)):
         chosen["config"] = str(run / "config.json")
-    return {**chosen, "temperature": 1.0}
+    # a run with LoRA keeps whole models: their W has the addition, and all of it has a gradient
+    return {**chosen, "temperature": 1.0, "lora": 0}
 
 
 def sample_batch(policy: Policy, questions: int, answers: int, step: int = 1,

@@ -5,7 +5,8 @@
     tokens.mean("class", "abs contribution")      # (3,) of filler, reasoning and structure
 
 A token takes about 150 bytes. The contribution A w log p is what the notes took for a token's
-gradient. The size of the gradient at the logits is abs(A) w s.
+gradient. The size of the gradient at the logits is abs(A) w s. With `is_plain` both are those of
+plain GRPO on the same tokens, w = 1, whatever weighting the run trained with.
 """
 from pathlib import Path
 
@@ -28,8 +29,8 @@ COLUMNS = ("problem", "answer", "position", "length", "token_id", "kind", "secti
 
 
 class RunTokens:
-    def __init__(self, run: Run):
-        self.run, self.tokenizer = run, read_tokenizer(run.folder)
+    def __init__(self, run: Run, is_plain: bool = False):
+        self.run, self.tokenizer, self.is_plain = run, read_tokenizer(run.folder), is_plain
         self.steps = run.steps
         if not self.steps:
             raise UserError(f"{run['folder']} has no credit files, which hold its tokens")
@@ -55,6 +56,8 @@ class RunTokens:
         record = read_step(folder, step)
         tokens = record.tokens
         refuse_unknown_tokens(folder, step, tokens, self.tokenizer)
+        if self.is_plain:
+            tokens = without_weights(tokens)
         contribution = tokens["advantage"] * tokens["weight"] * tokens["log_prob"]
         has_change = "change" in tokens
         kept = {name: tokens[name] for name in COLUMNS}
@@ -89,6 +92,14 @@ class RunTokens:
         all positions, and those above the 80% quantile."""
         low, high = np.quantile(self["position"], (0.2, 0.8))
         return self["position"] < low, self["position"] > high
+
+
+def without_weights(tokens: TokenTable) -> TokenTable:
+    """The sizes that these tokens would have with the weight 1. Their push and their change stay
+    those of the step that was made."""
+    gradient = tokens["advantage"] * tokens["s"]
+    return tokens.having({"weight": np.ones(len(tokens)), "gradient": gradient,
+                          "abs gradient": np.abs(gradient)})
 
 
 def refuse_unknown_tokens(folder: Path, step: int, tokens: TokenTable, tokenizer: Tokenizer

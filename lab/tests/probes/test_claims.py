@@ -10,6 +10,7 @@ import torch
 from conftest import credit_columns, refusal, write_log
 from logs import ids_of, make, plain_rows, random_log
 
+import lab.run as lab_run
 from lab.__main__ import main
 from lab.analysis.run_folders import read_run
 from lab.analysis.statistics import Estimate
@@ -144,8 +145,13 @@ def test_other_stored_numbers_are_what_their_experiments_printed():
                 arm, _, seed = name.rpartition("-s")
                 assert re.search(rf"{seed} {arm} {' '.join(f'{x:.2f}' for x in numbers)} ", words)
                 continue
+            if experiment == "turns/flaky":
+                assert all(f"{x:.3f}" in words for x in numbers)
+                continue
             is_signed = "index" in name or experiment == "change"
             spec = "+.2f" if is_signed else ".2f" if "perfect" in name else ".1%"
+            if experiment in ("board/evaluations", "inverse"):
+                spec = "points"
             if max(map(abs, numbers)) > 1e-9:
                 assert shown(stored(experiment, name), spec) in words, name
 
@@ -201,14 +207,20 @@ def test_filler_and_reasoning_by_hand(tmp_path):
     assert found_in(run, "less_sure_of_filler").figure.startswith("-1.000")
     # places 1/8, 3/8 and 5/8 are filler's: a half earlier than 7/8
     assert found_in(run, "filler_comes_early").figure.startswith("-0.500")
+    # means of A log p of -2 and -1: neither is positive, and the smaller over the larger is 2
+    assert found_in(run, "does_not_wash_out").verdict == ONE_READING
+    kinds = {1: {**columns, "kind": np.array([0, 1, 1, 2] * 2, np.uint8)}}
+    of_words = found_in(write_log(tmp_path / "kinds", kinds), "filler_comes_early").figure
+    assert of_words.endswith("-0.750 (-0.750 to -0.750) of words")
 
 
 def test_figures_of_tokens_by_plain_python(tmp_path):
-    """Contribution, t and both definitions of early over late, from the tokens one by one."""
+    """Contribution, t and both definitions of early over late, from the tokens one by one. The run
+    has weights, which are no part of GRPO."""
     folder, files = random_log(tmp_path / "run", groups=20, longest=12)
     rows = plain_rows(folder, files)
     for row in rows:
-        row["value"] = row["advantage"] * row["weight"] * row["log_prob"]
+        row["value"] = row["advantage"] * row["log_prob"]
     values, places = [row["value"] for row in rows], [row["position"] for row in rows]
     assert found_in(folder, "contribution_is_the_gradient").figure.startswith(
         f"{statistics.mean(values):.3f} mean; {statistics.stdev(values):.3f} std; "
@@ -247,6 +259,24 @@ def test_hoyers_sparsity_and_the_weight_of_a_problem_by_hand():
     assert np.isnan(hoyer([torch.zeros(3)]))
     assert [round(weight_of_problem(p, 8), 2) for p in (0.02, 0.5)] == [2.57, 1.86]
     assert weight_of_problem(0.3, 2) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("after, verdict", [(45.0, ONE_READING), (20.0, HOLDS), (60.0, NOT)])
+def test_answers_are_concise_if_they_lose_half_of_their_tokens(tmp_path, after, verdict):
+    lengths = [50, 51, *[40] * 6, after, after + 1]
+    lines = [{"step": step, **STEP, "length": length} for step, length in enumerate(lengths, 1)]
+    run = write_log(tmp_path / "run", {1: credit_columns([1], [0])}, {}, lines)
+    assert found_in(run, "concise").verdict == verdict
+
+
+def test_a_run_and_its_weights_give_the_verdicts_of_the_run_without_them(tmp_path):
+    """Rows about a weighting aside, which say which one they look at."""
+    (weighted, files), plain = random_log(tmp_path / "a", mitigation="random"), tmp_path / "b"
+    write_log(plain, {step: {**columns, "weight": np.ones_like(columns["weight"])}
+                      for step, columns in files.items()})
+    for name in ("filler_over_reasoning", "discount_moves_gradient", "inverse_equalises",
+                 "hard_mask_explodes", "answer_deserves_more", "filler_is_wasted"):
+        assert found_in(weighted, name).figure == found_in(plain, name).figure
 
 
 # ------------------------------------------------------------------- what a run lacks
@@ -303,6 +333,31 @@ def test_the_command_prints_every_claim_with_its_verdict(whole, capsys):
     assert re.findall(r"^- (\w+)\. ", capsys.readouterr().out, flags=re.M) == [
         "one_advantage", "becomes_sparser"]
     assert "no claim has such a name" in refusal(main, ["claims", run, "--only", "luck"])
+
+
+def test_rows_about_a_model_are_printed_of_a_run_with_lora(learner, tmp_path, capsys):
+    """Whose parameters are frozen while it trains."""
+    run = tmp_path / "run"
+    lab_run.train_beyond(["--model", str(learner), "--lora", "1", "--steps", "1", "--answers", "8",
+                          "--max_new_tokens", "12", "--eval_every", "0", "--threads", "1",
+                          "--out", str(run)])
+    main(["claims", str(run), "--problems", "3", "--only", "high_t,rank_2,mean_is_best,critic_is"])
+    printed = capsys.readouterr().out
+    assert "trained only LoRA's additions" in " ".join(printed.split())
+    for name in ("high_t_by_construction", "rank_2", "mean_is_best", "critic_is_noisier"):
+        assert f"- {name}. " in printed
+
+
+def test_a_row_is_printed_when_it_is_found(tmp_path, monkeypatch, capsys):
+    def stopped_at_the_second(claim, evidence, judged=claims.judged):
+        if claim.name != "one_advantage":
+            raise KeyboardInterrupt
+        return judged(claim, evidence)
+    monkeypatch.setattr(claims, "judged", stopped_at_the_second)
+    run = write_log(tmp_path / "run", {1: credit_columns([2], [0])}, {}, [{"step": 1, **STEP}])
+    with pytest.raises(KeyboardInterrupt):
+        claims.main([str(run), "--only", "one_advantage,only_log"])
+    assert "- one_advantage. " in capsys.readouterr().out
 
 
 def test_a_run_with_one_answer_and_one_kind_of_token_ends_no_claim_in_an_error(tmp_path, capsys):
