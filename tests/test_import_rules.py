@@ -19,6 +19,7 @@ DOORS = {  # files that talk to other tools, and what only they may import
     "lab.gpu.kernels": {"triton"},
     "lab.trl.trl_trainer": {"trl", "transformers", "accelerate"},
     "lab.formula.adapters": {"trl"},
+    "examples.reasoning_gym_task": {"reasoning_gym"}, "examples.question_answer": {"pyarrow"},
     "lab.harness.chat_template": {"jinja2"}}  # torch requires it
 
 

@@ -60,8 +60,9 @@ def wrong_result(function: Any, wanted: str, found: object) -> UserError:
     """The error of a user's function that returned something else than it should."""
     shown = " ".join(repr(found).split())[:200]
     forgotten = ", perhaps because a `return` is missing" if found is None else ""
-    return UserError(f"{function.__name__} ({location_of(function)}) should return {wanted}. It "
-                     f"returned {shown}{forgotten}")
+    name = getattr(function, "__name__", type(function).__name__)
+    return UserError(f"{name} ({location_of(function)}) should return {wanted}. It returned {shown}"
+                     f"{forgotten}")
 
 
 def result_of(function: Any, wanted: str, is_right: Callable[[Any], bool], *given: object) -> Any:

@@ -51,6 +51,12 @@ def option(default: typing.Any, text: str, **limits: typing.Any) -> typing.Any:
     return dataclasses.field(default=default, metadata={"text": text, **limits})
 
 
+def field_of(flag: Flag) -> typing.Any:
+    """The field of a dataclass that `flags_of` makes this flag of again."""
+    metadata = {one.name: getattr(flag, one.name) for one in dataclasses.fields(flag)}
+    return dataclasses.field(default=metadata.pop("default"), metadata=metadata)
+
+
 @cache  # a comparison of runs calls it a hundred thousand times
 def flags_of(owner: typing.Any) -> dict[str, Flag]:
     """The options of a dataclass; the keyword-only parameters of a method, which may be a class.

@@ -35,10 +35,12 @@ def load_task(name: str) -> type:
         def reward(problem, text):    any number for an answer. If it is always 0 or 1, the answers
                                       with 1 count as right. In a game of several turns it may be
                                       a list, with one for each
-        problems = [...]              prompts; or dicts with "prompt" and whatever the reward uses
+        problems = [...]              prompts; or dicts with "prompt" and whatever the reward uses;
+                                      or a function that returns them, whose keywords are flags
 
-    A prompt is the whole text that ends where the answer begins. Without `problems` those of
-    Countdown are taken. All else follows from these two (lab/harness/short_task.py).
+    A prompt is the whole text that ends where the answer begins, or a list of messages. Without
+    `problems` those of Countdown are taken. A reward may also be that of TRL, reward(completions,
+    **columns). All else follows from these two (lab/harness/short_task.py).
     """
     if not file_of_task(name).is_file():
         beside = f"examples.{name}"
@@ -55,18 +57,22 @@ def load_task(name: str) -> type:
             raise UserError(f"--task {name}: this module has both a class Task and a function "
                             "`reward`, and only one of them can be the task: rename the other")
         return task
-    if not is_reward(getattr(module, "reward", None)):
+    reward = getattr(module, "reward", None)
+    if not is_reward(reward):
         imported = (f". Its class Task is imported from {task.__module__}, and is not its own"
                     if inspect.isclass(task) else "")
         if inspect.isclass(task) and task.__module__ == module.__name__:
             imported = ". Its class Task is no dataclass"
         raise UserError(f"--task {name}: this module should have a function "
-                        "`reward(problem, text)`, and `problems` if they are not those of "
-                        "Countdown; or else a dataclass Task (docs/reference/your_own_task.md)"
-                        f"{imported}")
-    from lab.harness.short_task import countdown_with_reward, short_task
+                        "`reward(problem, text)`, or TRL's `reward(completions, **columns)`, and "
+                        "`problems` if they are not those of Countdown; or else a dataclass Task "
+                        f"(docs/reference/your_own_task.md){imported}")
+    from lab.harness.short_task import countdown_with_reward, is_of_trl, short_task
     if hasattr(module, "problems"):
         return short_task(module)
+    if is_of_trl(reward) or hasattr(module, "dataset"):
+        raise UserError(f"--task {name}: this module has no `problems`. A data set of TRL becomes "
+                        "them by the line `problems = dataset`")
     return countdown_with_reward(module, load_task("countdown_task"))
 
 
@@ -75,8 +81,10 @@ def file_of_task(name: str) -> Path:
 
 
 def is_reward(reward: Any) -> bool:
-    """Whether it is a function that takes (problem, text)."""
+    """Whether it is a function that takes (problem, text), or TRL's completions."""
     try:
+        if "completions" in inspect.signature(reward).parameters:
+            return True
         inspect.signature(reward).bind(None, "")
     except TypeError:
         return False

@@ -10,7 +10,7 @@ from runs import ROOT, lines, run
 
 
 @pytest.mark.parametrize("name", ["own_reward", "largest_last", "hackable", "question_answer",
-                                  "higher_lower"])
+                                  "higher_lower", "reasoning_gym_task"])
 def test_an_example_that_is_no_program_says_how_it_is_started(name):
     """As a file it would not find the project's other files."""
     with pytest.raises(SystemExit, match="start it with: python (train|examples)"):

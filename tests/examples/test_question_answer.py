@@ -1,5 +1,6 @@
 """A data set of one's own: what a line may hold, when an answer is right, what is trained on."""
 import json
+import sys
 from fractions import Fraction
 
 import pytest
@@ -9,9 +10,17 @@ from lab.countdown import Problem as Countdown
 from lab.countdown import Task as CountdownTask
 from lab.engine.tokens import ANSWER, NUMBER, OTHER, THINK
 from examples import hackable
-from examples.question_answer import ASKS, Task, final_answer, formula_of, number_of, plain_text
+from examples.question_answer import (ASKS, final_answer, formula_of, label, number_of, parsed,
+                                      plain_text)
 from lab.harness.build import load_policy
 from lab.harness.settings import make_settings
+from lab.harness.tasks import load_task
+
+Task = load_task("examples.question_answer")
+
+
+def asked_in(problem):
+    return problem["messages"][-1]["content"]
 
 
 @pytest.fixture
@@ -81,11 +90,11 @@ def test_when_an_answer_is_right(file, match, answer, text, score):
 def test_a_question_is_told_how_to_answer_and_a_prompt_is_asked_as_it_is(file):
     task = Task(data=file({"question": " a ", "answer": 1}, {"prompt": "b", "answer": 1},
                           {"question": "c", "answer": 1}))
-    asked = {problem.prompt for problem in task.to_train + task.to_test}
+    asked = {asked_in(problem) for problem in task.to_train + task.to_test}
     assert asked == {f"a {ASKS['number']}", "b", f"c {ASKS['number']}"}
     shown = {task.show(problem) for problem in task.to_train + task.to_test}
-    assert shown == {"a", "b", "c"} and task.read(["b"]).prompt == "b"
-    assert "'d' is no question of" in refusal(task.read, ["d"])
+    assert shown == {"a", "b", "c"} and asked_in(task.read(["b"])) == "b"
+    assert "d is none of the problems of" in refusal(task.read, ["d"])
 
 
 def test_twins_are_one_question_and_on_one_side_of_the_split(file):
@@ -101,16 +110,17 @@ def test_twins_are_one_question_and_on_one_side_of_the_split(file):
 def test_solved_questions_are_earlier_turns_and_are_not_trained_on(file):
     path = file()
     task = Task(data=path, examples=4)
-    assert (len(task.to_test), len(task.shown), len(task.to_train)) == (10, 4, 36)
-    assert not {*task.to_test} & {*task.to_train} and not {*task.shown} & {*task.to_train}
+    assert (len(task.to_test), len(task.to_train)) == (10, 36)
+    plain = [asked_in(problem) for problem in Task(data=path).held_out_problems(10)]
+    assert [asked_in(problem) for problem in task.held_out_problems(10)] == plain
     problem = task.held_out_problems(3)[2]
     *turns, question, end = task.prompt_for(problem).split("<|im_start|>")
-    assert question == f"user\n{problem.prompt}<|im_end|>\n" and end == "assistant\n"
-    shown = task.shown[0]
-    number = int(shown.answer)
+    assert question == f"user\n{asked_in(problem)}<|im_end|>\n" and end == "assistant\n"
+    shown = {*turns[1::2]}
+    number = int(turns[1].split("Is ")[1].split("?")[0]) + 1
     assert turns[2] == f"assistant\nIt is {number}. #### {number}<|im_end|>\n" and len(turns) == 9
-    trained = {problem for step in range(50) for problem in task.training_problems(0, step, 8)}
-    assert trained == {*task.to_train}
+    every = {f"user\n{asked_in(one)}<|im_end|>\n" for one in task.to_train + task.to_test}
+    assert len(shown) == 4 and not shown & every and len(every) == 46
     assert task.training_problems(1, 2, 8) == Task(data=path, examples=4).training_problems(1, 2, 8)
 
 
@@ -121,11 +131,39 @@ def test_solved_questions_are_earlier_turns_and_are_not_trained_on(file):
     (["text"], {}, "line 1: expected"), ([{"question": "", "answer": 1}], {}, "line 1: expected"),
     ([{"question": "a", "answer": True}], {}, "line 1: expected"),
     ([{"question": "a", "answer": 1}, {"question": "a", "answer": 2}], {},
-     "has two answers to 'a "),
-    ([{"question": "a", "answer": 1}] * 3, {}, "has 1 different questions, of which 1 are held"),
-    ([{"question": str(i), "answer": i} for i in range(5)], {"examples": 4}, "none is left")])
+     "has two answers to 'a'"),
+    ([{"question": "a", "answer": 1}] * 3, {}, "has 1 different questions, of which --examples"),
+    ([{"question": str(i), "answer": i} for i in range(5)], {"examples": 4},
+     "One is needed to train on")])
 def test_what_is_refused(file, rows, flags, said):
     assert said in refusal(lambda: Task(data=file(*rows), **flags))
+
+
+MESSAGES = [{"role": "system", "content": "s"}, {"role": "user", "content": "Is 3?"}]
+
+
+@pytest.mark.parametrize("row, match, asked", [
+    ({"problem": "Is 3?", "solution": "so \\boxed{4}"}, "boxed", f"Is 3? {ASKS['boxed']}"),
+    ({"question": "Is 3?", "answer": 4, "solution": "many"}, "number", f"Is 3? {ASKS['number']}"),
+    ({"prompt": MESSAGES, "answer": "4"}, "number", "Is 3?"),
+    ({"prompt": MESSAGES, "reward_model": {"ground_truth": "4"}}, "number", "Is 3?")])
+def test_other_names_of_columns_and_messages(row, match, asked):
+    found = parsed(row, "row 1", match)
+    assert asked_in(found) == asked and found["answer"] == "4"
+    assert found["messages"] == row.get("prompt", [{"role": "user", "content": asked}])
+
+
+def test_a_parquet_file_holds_the_same_rows(file, tmp_path, monkeypatch):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    lines, path = file(), tmp_path / "rows.parquet"
+    with open(lines) as read:
+        rows = list(map(json.loads, read))
+    parquet.write_table(pytest.importorskip("pyarrow").Table.from_pylist(rows), path)
+    assert Task(data=str(path)).to_train == Task(data=lines).to_train
+    path.write_bytes(path.read_bytes()[:-9])
+    assert f"cannot read {path}: " in refusal(lambda: Task(data=str(path)))
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    assert refusal(lambda: Task(data=str(path))).endswith("pip install pyarrow")
 
 
 def test_without_a_file_and_with_another_task_it_is_said_what_to_type(file):
@@ -140,7 +178,7 @@ def test_the_prompt_is_that_of_the_models_chat_template(file, tmp_path):
     flags = {"task": "examples.question_answer", "data": path}
     tiny = load_policy(make_settings({**flags, "model": str(ROOT / "models/tiny")})).task
     [problem] = tiny.to_train
-    assert tiny.prompt_for(problem) == (f"<|im_start|>user\n{problem.prompt}<|im_end|>\n"
+    assert tiny.prompt_for(problem) == (f"<|im_start|>user\n{asked_in(problem)}<|im_end|>\n"
                                         "<|im_start|>assistant\n")
     folder = tmp_path / "model"
     folder.mkdir()
@@ -149,14 +187,14 @@ def test_the_prompt_is_that_of_the_models_chat_template(file, tmp_path):
     (folder / "chat_template.jinja").write_text(
         "{% for m in messages %}<|im_start|>user\n{{ m.content }}<|im_end|>\n{% endfor %}<think>")
     task = load_policy(make_settings({**flags, "model": str(folder)})).task
-    assert task.prompt_for(problem) == f"<|im_start|>user\n{problem.prompt}<|im_end|>\n<think>"
+    assert task.prompt_for(problem) == (f"<|im_start|>user\n{asked_in(problem)}<|im_end|>\n"
+                                        "<think>")
 
 
 def test_sections_of_an_answer():
-    task = Task.label
-    sections, kinds = task(None, [b"2", b" ##", b"##", b" ", b"4", b"<|im_end|>"])
+    sections, kinds = label([b"2", b" ##", b"##", b" ", b"4", b"<|im_end|>"])
     assert sections == [THINK, OTHER, OTHER, ANSWER, ANSWER, OTHER] and kinds[0] == NUMBER
-    sections, _ = task(None, [b"so", b" \\", b"boxed", b"{", b"4", b"}"])
+    sections, _ = label([b"so", b" \\", b"boxed", b"{", b"4", b"}"])
     assert sections == [THINK, THINK, OTHER, THINK, ANSWER, ANSWER]
 
 

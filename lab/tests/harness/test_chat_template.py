@@ -5,7 +5,7 @@ import shutil
 import pytest
 from conftest import INSTALL, ROOT, refusal
 
-from lab.harness.chat_template import chat_template, prompt_of
+from lab.harness.chat_template import QWEN, chat_template, prompt_of
 
 QWEN2_5 = (  # its beginning and its end
     "{%- if messages[0]['role'] == 'system' %}\n    {{- '<|im_start|>system\\n' + messages[0]"
@@ -47,6 +47,17 @@ def test_the_text_is_that_of_transformers(tmp_path, template, in_file):
     assert prompt_of(ASKED, folder) == theirs
 
 
+@pytest.mark.parametrize("begun", ["Let me see.\n<think>", "so \n"])
+@pytest.mark.parametrize("template", [QWEN2_5, OTHERS[0], None])
+def test_an_answer_goes_on_from_the_assistants_last_message(tmp_path, template, begun):
+    transformers = pytest.importorskip("transformers", reason=INSTALL)
+    folder, messages = tmp_path, [*ASKED, {"role": "assistant", "content": begun}]
+    folder_with(folder, template or QWEN)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+    theirs = tokenizer.apply_chat_template(messages, tokenize=False, continue_final_message=True)
+    assert prompt_of(messages, folder if template else None) == theirs
+
+
 def test_a_prompt_by_hand_and_a_field_that_is_none(tmp_path):
     folder = folder_with(tmp_path, QWEN2_5)
     assert prompt_of([{"role": "user", "content": "hi", "tool_calls": None}], folder) == (
@@ -61,8 +72,11 @@ def test_one_of_several_templates_is_the_default(tmp_path):
 
 
 def test_a_folder_without_a_template_and_messages_that_one_does_not_take(tmp_path):
-    assert chat_template(ROOT / "models/tiny") is None
-    assert "models/tiny has no chat template" in refusal(prompt_of, [], ROOT / "models/tiny")
+    assert chat_template(ROOT / "models/tiny") == QWEN
+    for without in (ROOT / "models/tiny", None):
+        assert prompt_of(ASKED[1:], without) == (
+            "<|im_start|>assistant\ntwo<|im_end|>\n<|im_start|>user\nthree<|im_end|>\n"
+            "<|im_start|>assistant\n")
     folder = folder_with(tmp_path, "{{ raise_exception('users alone') }}")
     assert refusal(prompt_of, ASKED, folder) == (
         f"the chat template of {folder} takes no such messages: users alone")

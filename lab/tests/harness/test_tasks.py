@@ -3,15 +3,18 @@ import math
 import re
 import sys
 from types import ModuleType, SimpleNamespace
+from typing import Annotated
 
 import pytest
 
 import countdown_task
 from conftest import ROOT, refusal
+from lab.engine.declared import Flag, Range
 from lab.engine.errors import UserError
 from lab.engine.policy import encode_prompts
 from lab.engine.tokens import load_tokenizer
 from lab.harness import screen
+from lab.harness.flags import flags_of
 from lab.harness.settings import make_settings
 from lab.harness.short_task import countdown_with_reward, short_task
 from lab.harness.tasks import CheckedTask, load_task, make_task
@@ -171,6 +174,68 @@ def test_a_function_with_the_name_of_a_method_takes_its_place():
     assert task.prompt_for(problem) == PROMPTS[problem] and task.show(5) == "number 5"
 
 
+def test_problems_may_be_a_function_whose_keywords_are_flags():
+    def problems(*, words: Annotated[int, Range(text="how many", least=2)] = 20):
+        return [PROMPT.format(number) for number in range(words)]
+
+    module = ModuleType("my_task")
+    vars(module).update(problems=problems, reward=lambda problem, text: 0)
+    task = short_task(module)
+    assert flags_of(task) == {"words": Flag(20, "how many", least=2, kind=int)}
+    assert len(task().to_test) == 4 and len(task(words=5).to_train) == 4
+
+
+MESSAGES = [[{"role": "system", "content": "s"}, {"role": "user", "content": f"say  {number}"}]
+            for number in range(20)]
+
+
+def test_messages_become_a_prompt_by_the_models_template(tmp_path):
+    """And are split in the same way with every model, whatever a file's own of_model does."""
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[1].content }}!")
+    told = []
+    tiny, other = (task_of([{"prompt": messages} for messages in MESSAGES], of_model=told.append)
+                   for _ in range(2))
+    tiny.task.of_model(ROOT / "models/tiny")
+    other.task.of_model(tmp_path)
+    problem = tiny.read(["say", "7"])
+    assert tiny.prompt_for(problem) == ("<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nsay  7"
+                                        "<|im_end|>\n<|im_start|>assistant\n")
+    assert other.prompt_for(problem) == "say  7!" and other.show(problem) == "say 7"
+    assert told == [ROOT / "models/tiny", tmp_path]
+    assert tiny.held_out_problems(9) == other.held_out_problems(9)
+
+
+@pytest.mark.parametrize("prompts, said", [
+    (PROMPTS, "a b"), (MESSAGES, [{"role": "assistant", "content": "a b"}])])
+def test_a_reward_of_trl_is_given_lists_of_one(prompts, said):
+    def reward(prompts, completions, target, **columns):
+        seen.append((prompts, completions, target, columns))
+        return [len(target)] * (1 + (target == [3]))
+
+    seen = []
+    task = task_of([{"prompt": prompt, "target": n, "more": None}
+                    for n, prompt in enumerate(prompts)], reward)
+    assert task.score(task.read(["say", "7"]), "a b<|im_end|>")["reward"] == 1
+    assert seen == [([prompts[7]], [said], [7], {"more": [None]})]
+    assert re.match(r"reward \(.*test_tasks.py:\d+\) should return a list with a number for each",
+                    refusal(task.score, task.read(["say", "3"]), "a"))
+
+
+def test_what_a_reward_of_trl_cannot_have_is_told():
+    def reward(completions, goal):
+        return [1.0]
+
+    rows = [{"prompt": prompt, "target": n} for n, prompt in enumerate(PROMPTS)]
+    task = task_of(rows, reward)
+    assert re.match(r"reward \(.*test_tasks.py:\d+\) should take the arguments that a problem has "
+                    r"\(completions\): missing a required argument: 'goal'",
+                    refusal(task.score, rows[0], "a"))
+    assert task_of([{**row, "goal": 1} for row in rows], reward).score(
+        {**rows[0], "goal": 1}, "a")["reward"] == 1
+    assert "it should be reward(problem, turns)" in refusal(
+        lambda: task_of(rows, reward, reply=lambda problem, turns: None))
+
+
 TWINS = [{"prompt": prompt, "number": n} for n, prompt in enumerate(PROMPTS)]
 
 
@@ -200,6 +265,9 @@ CLASS = "import dataclasses\n@dataclasses.dataclass\nclass Task: 0\n"
     (PROBLEMS, "should have a function `reward(problem, text)`"),
     (PROBLEMS + CLASS, None), (PROBLEMS + IMPORTED + REWARD, None),
     ("def reward(text): return 1.0\n", "should have a function `reward(problem, text)`"),
+    # Countdown's problems would be taken in the place of the file's own
+    ("def reward(completions, **_): return [1.0]\n", "has no `problems`"),
+    ("dataset = ['a', 'b']\n" + REWARD, "by the line `problems = dataset`"),
     # it would be trained in the place of the file's own functions
     (IMPORTED + "def reply(problem, turns): return None\n", "is imported from countdown_task"),
     (IMPORTED, "is imported from countdown_task, and is not its own"),
