@@ -87,16 +87,15 @@ def gradients(world: World, choice: Choice, flags: Mapping[str, Any], batches: I
     """(M, P): the gradient of minus the loss at all logits, for each batch."""
     method: Any = make(choice, flags, world.policy)
     learns, found = hasattr(method, "state_dict"), []
-    with world.exact_values():
-        for groups in world.batches() if learns else ():
-            gradient(world, choice, method, groups, 0)
-        state = copied_state(method)
-        for groups in batches:
-            if learns:
-                method.load_state_dict(state)
-            elif isinstance(choice, type):  # it forgets the batch before
-                method = make(choice, flags, world.policy)
-            found.append(gradient(world, choice, method, groups, seed))
+    for groups in world.batches() if learns else ():
+        gradient(world, choice, method, groups, 0)
+    state = copied_state(method)
+    for groups in batches:
+        if learns:
+            method.load_state_dict(state)
+        elif isinstance(choice, type):  # it forgets the batch before
+            method = make(choice, flags, world.policy)
+        found.append(gradient(world, choice, method, groups, seed))
     return torch.stack(found)
 
 

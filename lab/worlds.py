@@ -13,21 +13,17 @@ import math
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
-from unittest import mock
 
 import torch
 from tokenizers import Tokenizer, decoders, models
 from torch import Tensor
 
 from lab.countdown import annotate
-from lab.credit import causal_ablation, measured, monte_carlo, turns
-from lab.engine import methods
-from lab.engine.errors import location_of
+from lab.engine.errors import UserError
 from lab.engine.model import ModelConfig, Qwen2
 from lab.engine.policy import Policy
 from lab.engine.rollouts import OF_TURNS, Rollouts, score_answers
@@ -139,7 +135,7 @@ class World:
             torch.nn.init.normal_(part, float(part.dim() == 1), 0.6, generator=generator)
         s = LabSettings(model="world", task="world", questions=len(kind.sizes), answers=2,
                         max_new_tokens=kind.limit, **{"loss_norm": "constant", **settings})
-        self.policy = Policy(model, tokenizer, self.task, s, Path())
+        self.policy = WorldPolicy(model, tokenizer, self.task, s, Path(), self)
         self.answers = [*dict.fromkeys(answer for problem in range(kind.problems)
                                        for answer in self.continued(problem))]
         self.draw_policy(generator)
@@ -178,9 +174,9 @@ class World:
         of_tokens = torch.stack([self.log_prob.detach(), -(p * log_p).sum(2), p.square().sum(2)])
         problem, _, _, finished = zip(*self.answers)
         prompts = [[1] * len(self.task.prompt_for(one)) for one in range(self.kind.problems)]
-        batch = Rollouts(range(len(prompts)), prompts, torch.tensor(problem), ids, mask,
-                         torch.tensor(finished), *(of_tokens * mask).float(),
-                         written=written.bool())
+        batch = WorldRollouts(range(len(prompts)), prompts, torch.tensor(problem), ids, mask,
+                              torch.tensor(finished), *(of_tokens * mask).float(),
+                              written=written.bool())
         self.rollouts = score_answers(batch, self.policy.tokenizer, self.task)
 
     @cached_property
@@ -227,20 +223,26 @@ class World:
         chance = self.chance[rows].detach()
         return float(chance @ self.rollouts.reward[rows].double() / chance.sum()) if rows else 0.0
 
-    @contextmanager
-    def exact_values(self) -> Iterator[None]:
-        """Within it all continuations have their exact mean as their reward."""
-        def exact(policy: Policy, rollouts: Rollouts, prefixes: Sequence[monte_carlo.Prefix],
-                  k: int, progress: object = None, without: Any = None) -> tuple[Tensor, Any]:
-            values = [self.value(rollouts.problems[group], ids, other) for (group, ids), other
-                      in zip(prefixes, without or [-1] * len(prefixes))]
-            return torch.tensor(values)[:, None].expand(-1, k).clone(), {}
 
-        with ExitStack() as stack:
-            # what checks a method in training would take most of the time here
-            stack.enter_context(mock.patch.object(methods, "location_of", cache(location_of)))
-            stack.enter_context(mock.patch.object(
-                methods, "deepcopy", lambda batch, _: batch.with_each(Tensor.clone)))
-            for module in (monte_carlo, measured, causal_ablation, turns):
-                stack.enter_context(mock.patch.object(module, "continuation_rewards", exact))
-            yield
+class WorldRollouts(Rollouts):
+    """A copy for a method has tensors of its own. The rest, of which a copy takes ten times as
+    long, it shares."""
+
+    def __deepcopy__(self, memo: object) -> Rollouts:
+        return self.with_each(Tensor.clone)
+
+
+@dataclass
+class WorldPolicy(Policy):
+    """A method's continuations all have their exact mean as their reward."""
+    world: World
+
+    def known_values(self, rollouts: Rollouts, prefixes: Sequence[tuple[int, Numbers]],
+                     without: Sequence[int] | None) -> Tensor:
+        excluded = without or [-1] * len(prefixes)
+        return torch.tensor([self.world.value(rollouts.problems[group], ids, other)
+                             for (group, ids), other in zip(prefixes, excluded)])
+
+    def sample(self, *asked: object, **more: object) -> Rollouts:
+        raise UserError("it samples answers, whose mean is known here only if they continue others "
+                        "(continuation_rewards in lab/credit/monte_carlo.py)")

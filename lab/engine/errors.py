@@ -6,6 +6,7 @@ defined.
 import inspect
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +101,16 @@ def location_of(chosen: object) -> str:
     """The file and line at which a user's method begins, as mitigations.py:57. A method is a
     function, a class, or an object whose class defines __call__."""
     made = inspect.unwrap(chosen) if callable(chosen) else chosen
-    if not (inspect.isroutine(made) or inspect.isclass(made)):
-        made = type(made).__call__
+    is_named = inspect.isroutine(made) or inspect.isclass(made)
+    return line_of(made if is_named else type(made).__call__)
+
+
+@cache  # `lab exact` asks some thousand times
+def line_of(made: Any) -> str:
     try:
         file, line = inspect.getfile(made), inspect.getsourcelines(made)[1]
     except (OSError, TypeError):  # typed into a shell
-        return made.__module__
+        return str(made.__module__)
     return f"{file.removeprefix(f'{PROJECT}/')}:{line}"
 
 

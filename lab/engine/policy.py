@@ -67,6 +67,12 @@ class Policy:
         """Sample answers to each problem and score them."""
         return self.score(self.sample(problems, answers, seed, greedy))
 
+    def known_values(self, rollouts: Rollouts, prefixes: Sequence[tuple[int, tuple[int, ...]]],
+                     without: Sequence[int] | None) -> Tensor | None:
+        """(n,) the mean rewards of continuations, where they are known and need not be sampled, as
+        in the worlds of lab/worlds.py; else None."""
+        return None
+
     def extra_forward(self) -> Forward:
         return Forward(self.model, self.settings.micro_batch)
 

@@ -33,7 +33,7 @@ class RunTokens:
         self.run, self.tokenizer, self.is_plain = run, read_tokenizer(run.folder), is_plain
         self.steps = run.steps
         if not self.steps:
-            raise UserError(f"{run['folder']} has no credit files, which hold its tokens")
+            raise UserError(f"{run.folder} has no credit files, which hold its tokens")
         self.table = joined_tables([self.of_step(number) for number in range(len(self.steps))])
         show_status("")
         self.longest = int(self["length"].max())

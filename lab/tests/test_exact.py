@@ -73,6 +73,15 @@ def test_what_draws_gives_nothing_or_is_not_finite_is_not_judged():
     where = "one turn, three rewards"
     assert judged(draws, where).word == NOT_JUDGED
     assert "draws random numbers" in judged(draws, where).why
+    class asks:
+        def __init__(self, policy):
+            pass
+
+        def __call__(self, rollouts, policy):
+            return policy.ask(rollouts.problems, 2, 0).log_prob
+
+    assert judged(asks, where).word == NOT_JUDGED
+    assert "it samples answers, whose mean is known here only" in judged(asks, where).why
     nothing = judged(lambda rollouts: rollouts.log_prob * 0.0, where)
     assert nothing.word == NOT_JUDGED and "gives no gradient" in nothing.why
     infinite = judged(lambda rollouts: rollouts.log_prob / 0.0, where)

@@ -246,6 +246,11 @@ def test_a_token_that_no_tokenizer_knows_is_refused(tmp_path):
     assert "step_000001.npz is damaged: it has a token 1000000, which" in said
 
 
+def test_a_run_without_credit_files_is_refused_in_a_sentence(tmp_path):
+    said = refusal(main, ["notes", str(write_log(tmp_path / "without", {}))])
+    assert "has no credit files, which hold its tokens" in said
+
+
 def test_the_summary_by_hand(tmp_path):
     """Filler ' and' with A log p -2 and 3 tokens, reasoning ' 7' with -1 and 1 token. The notes'
     plain run had 15% and a ratio of 1.31; of a weighting that they did not try nothing is known."""
