@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 
 import analyze
 from conftest import ROOT, credit_columns, evaluation, refusal, write_lines, write_log
-from lab.analysis.statistics import mean_over
 from logs import plain_rows, random_log
 
 CELL_OF = {"kind": lambda row: row["kind"], "section": lambda row: row["section"],
@@ -101,14 +100,6 @@ def test_what_an_environment_wrote_is_left_out(tmp_path):
     assert tokens["answer"].tolist() == [0, 0, 0, 1, 1] and "reward" not in tokens
     assert tokens["place"][:3].tolist() == [1, 5, 8]  # the middles are 1/6, 3/6 and 5/6
     assert tokens["position"].tolist() == [0, 1, 2, 0, 1]
-
-
-@pytest.mark.parametrize("n", [*range(2, 40), 60, 100, 1500])
-def test_the_interval_of_a_mean_is_that_of_the_lab(n):
-    values = np.random.default_rng(n).random(n)
-    known = mean_over(values)
-    assert analyze.ratio(values, np.ones(n)) == pytest.approx(
-        (known.value, known.high - known.value), rel=1e-3)
 
 
 def written(folder, seed, ends, trained, **config):

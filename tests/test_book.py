@@ -21,11 +21,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import train
-from conftest import ROOT, refusal
-from golden import ANY, COMMON
-from lab.harness.settings import make_settings
+from conftest import ANY, COMMON, ROOT, refusal
 from run import Run, Settings, lock, read_settings
-from runs import arrays, lines, program_here
+from runs import arrays, lines
 
 BOOK = ("countdown_task", "qwen2_model", "grpo", "mitigations", "train", "run", "analyze")
 TINY = ["--threads", "1", "--questions", "2", "--answers", "4", "--max_new_tokens", "24",
@@ -334,8 +332,7 @@ def test_without_torch_the_way_out_is_told():
 def test_a_run_lies_in_the_project_from_wherever_the_command_is_typed(tmp_path, monkeypatch):
     for folder in (ROOT, ROOT / "docs", tmp_path):
         monkeypatch.chdir(folder)
-        for settings in (Settings(), make_settings({})):
-            assert settings.folder.resolve() == ROOT / "runs/none-grpo-s0"
+        assert Settings().folder.resolve() == ROOT / "runs/none-grpo-s0"
     monkeypatch.chdir(ROOT / "docs")
     assert Settings().folder == Path("../runs/none-grpo-s0")
 
@@ -468,15 +465,6 @@ def test_a_step_in_which_no_answer_ended_says_so(tmp_path, capsys):
                 str(tmp_path / "cut_off")])
     said = capsys.readouterr().out
     assert "equal rewards, and none was finished within --max_new_tokens" in said
-
-
-def test_the_lab_takes_over_what_is_not_in_the_book(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "train", train)  # a program that runs puts itself there
-    said = program_here(ROOT / "train.py", *TINY[:6], "--steps", "1", "--eval_every", "0", "--lora",
-                        "2", "--out", tmp_path / "x")
-    assert "LoRA of rank 2" in said and "in the place of grpo.update" in said
-    # a misspelt flag finds the right one of the larger list
-    assert "lora" in program_here(ROOT / "train.py", "--lroa", "2", expect=1)
 
 
 def test_the_time_that_is_left_has_minutes_and_seconds(monkeypatch, tmp_path, capsys):

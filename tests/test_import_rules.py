@@ -127,9 +127,9 @@ def test_only_the_named_packages_are_imported():
 def test_no_imports_go_in_a_circle():
     graph = {name: {module_of(what) for what, _ in imports(name) if is_own(what)} - {"", name}
              for name in MODULES}
-    graph["train"].remove("lab.run")  # the door, which is opened inside a function
+    graph["train"].discard("lab.run")  # the door, which is opened inside a function
     for part in ("lab.formula.credit", "lab.formula.curves"):  # opened where a search comes to it
-        graph["lab.formula.search"].discard(part)
+        graph.get("lab.formula.search", set()).discard(part)
     TopologicalSorter(graph).prepare()  # raises CycleError, which names them
 
 

@@ -1,2 +1,2 @@
-"""Tests of lab/, for who changes it: they can be deleted with it. The models and run folders that
-they stand on are those of tests/conftest.py."""
+"""Tests of lab/ and the examples, which can be deleted with them. They also use what tests/ has in
+conftest.py, runs.py and logs.py."""

@@ -8,7 +8,8 @@ from functools import cache
 
 import pytest
 import torch
-from conftest import LISTED, ROOT, one_of
+from conftest import ROOT, one_of
+from small import LISTED
 
 import grpo
 from lab.__main__ import main as lab

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 from conftest import ROOT
-from logs import recorded
+from known_runs import recorded
 from lab.analysis.comparison import gains, over_baseline
 from lab.analysis.tables import shown
 from lab.engine.errors import UserError
 from lab.tools import experiment as experiments
 from lab.__main__ import main
 from lab.tools.experiment import Plan, read_plan
-from runs import make_here
+from lab_runs import make_here
 from stored import stored_arms
 
 BATCH = "--questions 2 --answers 4 --max_new_tokens 24 --eval_every 0 --checkpoint_every 0"

@@ -6,7 +6,8 @@ import torch
 
 import mitigations  # noqa: F401  fills the lists of choices
 from lab.tests.devices import OnGPU, second_device
-from conftest import ROOT, copied
+from conftest import ROOT
+from small import copied
 from lab.engine import forward, packing, sampler
 from lab.engine.methods import ADVANTAGES, MITIGATIONS
 from lab.engine.sampler import Start, generate

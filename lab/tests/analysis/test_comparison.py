@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from conftest import credit_columns, write_log
-from logs import recorded
+from known_runs import recorded
 from lab.analysis.comparison import (AT_THE_END, NOT_SEEN, Gain, called, doubt_about_training,
                                      gain_over, gains, room_left)
 from lab.analysis.run_folders import read_run, share_seen_before

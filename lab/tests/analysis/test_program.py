@@ -6,7 +6,8 @@ import re
 import numpy as np
 import pytest
 from conftest import credit_columns, evaluation, write_lines, write_log
-from logs import ids_of, plain_rows, random_log, recorded
+from known_runs import ids_of, recorded
+from logs import plain_rows, random_log
 
 import analyze as book
 import lab.tools.page as analyze

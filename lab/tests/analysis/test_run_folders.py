@@ -3,7 +3,7 @@ import os
 
 import pytest
 from conftest import cut, refusal, write_lines
-from logs import write_run
+from known_runs import write_run
 from runs import edit_config, lines
 
 from lab.analysis.run_folders import existing, is_done, read_run

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import analyze
 from lab.analysis.statistics import (Estimate, estimate, holm, jackknife, mean_over,
                                      paired_difference, percentile, two_sided_p, within)
 from train import wilson_interval
@@ -95,3 +96,11 @@ def test_the_interval_of_a_share_by_hand():
     assert wilson_interval(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
     low, high = wilson_interval(0, 10)
     assert low == pytest.approx(0, abs=1e-12) and high == pytest.approx(0.2775, abs=1e-4)
+
+
+@pytest.mark.parametrize("n", [*range(2, 40), 60, 100, 1500])
+def test_the_books_interval_of_a_mean_is_the_labs(n):
+    values = np.random.default_rng(n).random(n)
+    known = mean_over(values)
+    assert analyze.ratio(values, np.ones(n)) == pytest.approx(
+        (known.value, known.high - known.value), rel=1e-3)

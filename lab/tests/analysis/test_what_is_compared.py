@@ -4,7 +4,7 @@ import sys
 
 import pytest
 from conftest import evaluation, refusal, write_log
-from logs import arms_in, rows_in, write_run
+from known_runs import arms_in, rows_in, write_run
 
 from lab.analysis.comparison import AT_THE_END, arms_of, gain_table, same_part
 from lab.analysis.run_folders import read_run

@@ -1,7 +1,7 @@
 """Baselines, by hand."""
 import pytest
 import torch
-from conftest import hand_made
+from small import hand_made
 
 from lab.credit.baselines import gdpo, maxrl, opo, optimal_token_baseline, paid_parts
 

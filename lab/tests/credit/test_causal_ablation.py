@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-from conftest import ASKED, hand_made, make_weighting, spoken
+from small import ASKED, hand_made, make_weighting, spoken
 from lab.engine.tokens import ANSWER
 from lab.credit.causal_ablation import after_deletion, deletion, with_deletions
 

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, hand_made, refusal
+from conftest import ROOT, refusal
+from small import hand_made
 
 import mitigations  # noqa: F401  fills the choices
 from lab.credit import turns

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conftest import SPOKEN, copied, hand_made, refusal, spoken
+from conftest import refusal
+from small import SPOKEN, copied, hand_made, spoken
 from lab.credit import monte_carlo
 from lab.credit.critic import generalised_advantage
 from lab.credit.monte_carlo import continuation_rewards, segment_starts, sequences

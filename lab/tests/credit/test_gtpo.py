@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-from conftest import hand_made
+from small import hand_made
 from lab.credit.gtpo import gtpo
 
 REWARD = torch.tensor([1.1, 1.1, 0.1, 0.1])

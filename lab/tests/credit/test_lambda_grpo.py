@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conftest import hand_made, make_weighting
+from small import hand_made, make_weighting
 
 LENGTHS = (1, 3, 2, 4)  # z is -1 and 1 in both groups
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from conftest import hand_made, looking, make_weighting, spoken
+from small import hand_made, looking, make_weighting, spoken
 from lab.credit import learned_importance
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conftest import hand_made, make_weighting, spoken
+from small import hand_made, make_weighting, spoken
 from lab.credit.measured import measured
 from lab.credit.monte_carlo import continuation_rewards
 from lab.engine.errors import UserError

@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-from conftest import hand_made
+from small import hand_made
 from lab.credit.prefix_tree import prefix_tree, shared_prefix
 from grpo import grpo
 

@@ -3,7 +3,8 @@ import shutil
 
 import pytest
 import torch
-from conftest import ROOT, copied, gradients, refusal, spoken
+from conftest import ROOT, refusal
+from small import copied, gradients, spoken
 
 from lab.credit.teacher import teacher
 from lab.engine.forward import response_log_probs

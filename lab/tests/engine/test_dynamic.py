@@ -4,11 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import hand_made
+from small import hand_made
 
 from lab.engine.dynamic import DynamicSampling
 from lab.engine.policy import Policy
-from runs import lines, run
+from lab_runs import run
+from runs import lines
 
 SPREAD = {0: [0, 1], 1: [1, 1], 2: [0, 0], 3: [1, 0], 4: [0, 1]}  # rewards of each problem
 

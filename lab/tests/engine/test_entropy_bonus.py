@@ -1,6 +1,6 @@
 """A bonus for entropy as an advantage: the mean over all tokens is the gradient of the entropy."""
 import torch
-from conftest import hand_made
+from small import hand_made
 
 import mitigations  # noqa: F401  fills the choices
 from lab.engine.entropy_bonus import entropy_bonus

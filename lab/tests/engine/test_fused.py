@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from conftest import copied
+from small import copied
 from lab.engine.fused import FusedQwen2
 from lab.engine.packing import SharedPrompts
 from lab.engine.model import Linear, ModelConfig, Qwen2, has_bfloat16

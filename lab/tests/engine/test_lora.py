@@ -5,7 +5,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from conftest import INSTALL, SMALL, copied, refusal
+from conftest import INSTALL, SMALL, refusal
+from small import copied
 from lab.engine.adapter import write_lora_folder
 from lab.engine.forward import token_log_probs
 from lab.engine.lora import (add_lora, additions, keep_less, keep_rounded,

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from conftest import hand_made
+from small import hand_made
 from lab.engine import packing
 from lab.engine.forward import response_log_probs
 from lab.engine.packing import SharedPrompts, common_prefix, pack

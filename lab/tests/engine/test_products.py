@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import lab.engine.model as qwen2_model
-from conftest import copied
+from small import copied
 from lab.engine.forward import response_log_probs
 from lab.engine.sampler import generate
 from lab.engine.model import linear, product_type

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import hand_made
+from small import hand_made
 from lab.engine.errors import UserError
 from lab.harness.tasks import CheckedTask
 from lab.engine.rollouts import score_answers

@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, hand_made, one_of, refusal
+from conftest import ROOT, one_of, refusal
+from small import hand_made
 
 import mitigations  # noqa: F401  fills the choices
 from lab.analysis.token_table import read_step
@@ -28,7 +29,7 @@ from lab.harness.settings import make_settings
 from lab.harness.short_task import short_task
 from lab.harness.tasks import CheckedTask, score_again
 from lab.tests.paid_guess import PRICE
-from runs import assert_goes_on_the_same, run
+from lab_runs import assert_goes_on_the_same, run
 
 GUESSER = ROOT / "models/guesser"
 GAMES = [Game(2, "a"), Game(5, "b"), Game(7, "c")]

@@ -12,7 +12,8 @@ from lab.engine.model_folder import read_model_folder
 from lab.harness.build import load_policy
 from lab.harness.settings import make_settings
 from qwen2_model import MLP
-from runs import WHOLE, assert_goes_on_the_same, config_of, run
+from lab_runs import WHOLE, assert_goes_on_the_same, run
+from runs import config_of
 
 FLAGS = [*WHOLE, "--lora", "4"]
 

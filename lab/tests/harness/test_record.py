@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import hand_made
+from small import hand_made
 from lab.engine.errors import PROJECT, UserError, read_json
 from lab.analysis.run_folders import read_columns
 from lab.harness.read_record import credit_steps

@@ -18,7 +18,8 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from conftest import ROOT, evaluation, hand_made
+from conftest import ROOT, evaluation
+from small import hand_made
 from run import Run, Settings, make_run
 from train import means_of
 from lab.engine.errors import UserError

@@ -11,7 +11,8 @@ import typing
 
 import pytest
 
-from conftest import ROOT, assert_bounded, refusal
+from conftest import ROOT, refusal
+from small import assert_bounded
 import grpo
 from lab.countdown import Task
 from examples import largest_last

@@ -3,7 +3,8 @@ learn make it say."""
 import pytest
 
 from lab.harness.step_lines import METRICS
-from runs import SHORT, lines, run
+from lab_runs import SHORT, run
+from runs import lines
 
 PARTS = {"reward_format", "reward_answer", "reward_reasoning"}
 NOTHING_LEFT = "--max_new_tokens 1 --drop_unfinished"

@@ -5,7 +5,8 @@ import sys
 import pytest
 
 from conftest import INSTALL
-from runs import SHORT, lines, run
+from lab_runs import SHORT, run
+from runs import lines
 
 FLAGS = [*SHORT, "--steps", "2", "--eval_every", "2", "--eval_tasks", "4"]
 

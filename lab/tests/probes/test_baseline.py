@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 import torch
-from conftest import gradients, spoken
+from small import gradients, spoken
 
 from lab.engine.forward import response_log_probs
 from lab.probes.baseline import (BATCH_MEAN, BEST, BY_LENGTH, MEAN, NONE, bandit, baselines,

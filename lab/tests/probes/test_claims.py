@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 from conftest import credit_columns, refusal, write_log
-from logs import ids_of, make, plain_rows, random_log
+from known_runs import ids_of, make
+from logs import plain_rows, random_log
 
 import lab.run as lab_run
 from lab.__main__ import main

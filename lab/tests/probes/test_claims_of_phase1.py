@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import spoken
+from small import spoken
 
 from lab.engine.model import Qwen2, rotary
 from qwen2_model import causal

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import hand_made
+from small import hand_made
 from lab.credit.measured import chain, probability_of_others
 from lab.credit.measured import measured as measured_advantage
 from lab.engine.errors import UserError

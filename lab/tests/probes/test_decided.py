@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from lab.analysis.token_table import TokenTable
-from conftest import ROOT, hand_made
+from conftest import ROOT
+from small import hand_made
 from lab.__main__ import main
 from lab.engine.errors import UserError
 from lab.analysis.run_folders import read_columns

@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import credit_columns, refusal, write_log
-from logs import by_name, ids_of, make, plain_rows, random_log, rows_in, titles_in
+from known_runs import by_name, ids_of, make, rows_in, titles_in
+from logs import plain_rows, random_log
 
 from lab.__main__ import main
 from lab.analysis.run_folders import read_run

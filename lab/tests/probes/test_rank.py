@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import gradients as explicit
-from conftest import hand_made, spoken
+from small import gradients as explicit
+from small import hand_made, spoken
 
 from lab.engine.forward import response_log_probs
 from lab.engine.tokens import NUMBER, WORD

@@ -6,7 +6,8 @@ from glob import glob
 from pathlib import Path
 
 import pytest
-from runs import lines, make_here
+from lab_runs import make_here
+from runs import lines
 
 from lab.tools import planned_runs
 from lab.engine.model_folder import LARGE

@@ -1,7 +1,7 @@
 """What is said of paired runs, by hand."""
 import pytest
 from conftest import refusal
-from logs import recorded
+from known_runs import recorded
 
 import mitigations  # noqa: F401  fills the lists of choices
 from lab.analysis.verdict import Tries, Try, Verdict

@@ -15,7 +15,8 @@ from safetensors.torch import load_file
 
 import lab.tools.page as analyze
 from lab.tests.trl import INSTALL
-from conftest import ASKED, ROOT, StateIdea, copied, put_in, refusal, spoken
+from conftest import ROOT, refusal
+from small import ASKED, StateIdea, copied, put_in, spoken
 from lab.countdown import Problem
 from lab.credit.turns import turn_mean
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, checked_credit, make
@@ -31,7 +32,8 @@ from lab.harness.flags import flags_of
 from lab.harness.settings import make_settings
 from lab.tests.trl import guess_rows
 from lab.engine.credited import rescaled_weight
-from runs import block, copy_project, free_port, lines, program
+from lab_runs import block, copy_project, free_port
+from runs import lines, program
 
 if find_spec("trl"):
     import trl

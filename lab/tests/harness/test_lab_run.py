@@ -9,6 +9,7 @@ import re
 import shlex
 import shutil
 import signal
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,17 +18,19 @@ import torch
 from safetensors.torch import load_file
 
 import lab.run as train
-from conftest import ROOT, hand_made, refusal, spoken
+from conftest import ROOT, refusal
+from small import hand_made, spoken
 from lab.engine.policy import derived_seed, sample_answers
 from lab.engine.sampler import sample
 from lab.engine.credited import with_advantage
 from lab.engine.update import update
 from lab.harness.run import LabRun, mean_interval
+from lab.harness.settings import make_settings
 import run as book
 import train as loop
 from train import answer_held_out
-from runs import (WHOLE, after_credit_of, arrays, assert_same_run, config_of, lines,
-                  run)
+from lab_runs import WHOLE, after_credit_of, run
+from runs import arrays, assert_same_run, config_of, lines, program_here
 
 
 def test_the_way_of_a_token_at_the_top_of_the_loop_names_functions_that_are_there():
@@ -385,3 +388,20 @@ def test_help_with_a_name_that_the_book_does_not_have_is_the_labs(capsys):
     with pytest.raises(SystemExit):
         book.read_settings(["--help", "by_kind"])
     assert "--word_weight" in (said := capsys.readouterr().out) and "--lora" in said
+
+
+def test_a_run_of_the_lab_lies_in_the_project_from_wherever_the_command_is_typed(
+        tmp_path, monkeypatch):
+    for folder in (ROOT, ROOT / "docs", tmp_path):
+        monkeypatch.chdir(folder)
+        assert make_settings({}).folder.resolve() == ROOT / "runs/none-grpo-s0"
+
+
+def test_the_lab_takes_over_what_is_not_in_the_book(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "train", loop)  # a program that runs puts itself there
+    said = program_here(ROOT / "train.py", "--threads", "1", "--questions", "2", "--answers",
+                        "4", "--steps", "1", "--eval_every", "0", "--lora", "2", "--out",
+                        tmp_path / "x")
+    assert "LoRA of rank 2" in said and "in the place of grpo.update" in said
+    # a misspelt flag finds the right one of the larger list
+    assert "lora" in program_here(ROOT / "train.py", "--lroa", "2", expect=1)

@@ -18,7 +18,8 @@ from lab.analysis.run_folders import read_columns, read_tokenizer
 from lab.harness.read_record import missing_steps
 from lab.harness.settings import make_settings
 from lab.harness.tasks import CheckedTask
-from runs import SHORT, after_credit_of, assert_same_run, config_of, edit_config, lines, run
+from lab_runs import SHORT, after_credit_of, run
+from runs import assert_same_run, config_of, edit_config, lines
 
 
 def with_lines(chosen, name="metrics.jsonl"):
@@ -238,8 +239,8 @@ class Unseeded:
 
 
 @pytest.mark.parametrize("drawn_anew, said", [
-    ("training", "training_problems (tests/test_made_of.py:"),
-    ("held out", "held_out_problems (tests/test_made_of.py:"), ("none", "")])
+    ("training", "training_problems (lab/tests/harness/test_made_of.py:"),
+    ("held out", "held_out_problems (lab/tests/harness/test_made_of.py:"), ("none", "")])
 def test_a_task_that_draws_without_the_seed_is_told(capsys, drawn_anew, said):
     """Once, when it is first asked."""
     task = CheckedTask(Unseeded(drawn_anew))

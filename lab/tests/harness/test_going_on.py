@@ -16,8 +16,8 @@ from lab.countdown import Task
 from lab.engine.tokens import load_tokenizer
 from lab.harness.run import LabRun
 from lab.harness.settings import CHANGEABLE, OPTIONS
-from runs import (WHOLE, after_credit_of, arrays, assert_same_run, config_of, edit_config,
-                  everything, run)
+from lab_runs import WHOLE, after_credit_of, run
+from runs import arrays, assert_same_run, config_of, edit_config, everything
 
 
 TWO_STEPS = ["--steps", "2", "--eval_every", "0"]

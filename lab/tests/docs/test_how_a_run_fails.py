@@ -12,7 +12,8 @@ from conftest import ROOT
 from lab.harness import run as harness_run
 from lab.harness.step_lines import METRICS
 from lab.tools.diagnose import CHECKS
-from runs import SHORT, arrays, lines, run
+from lab_runs import SHORT, run
+from runs import arrays, lines
 
 pytestmark = pytest.mark.slow
 

@@ -6,7 +6,9 @@ import pytest
 
 import lab.tools.page as analyze
 from analyze import Run, gains
-from runs import ROOT, lines, run
+from conftest import ROOT
+from lab_runs import run
+from runs import lines
 
 
 @pytest.mark.parametrize("name", ["own_reward", "largest_last", "hackable", "question_answer",

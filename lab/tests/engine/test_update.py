@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import PROMPTS, copied, fill_beyond_the_mask, gradients, hand_made, spoken
+from small import PROMPTS, copied, fill_beyond_the_mask, gradients, hand_made, spoken
 from lab.countdown import Problem, Task
 from lab.engine.methods import ADVANTAGES
 from lab.engine.forward import micro_batches, response_log_probs

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import copied, hand_made
+from small import copied, hand_made
 from lab.engine.update import update_with_change
 from lab.analysis.run_folders import read_columns
 from lab.engine.model import ModelConfig, Qwen2
-from runs import lines, run, timeless
-from test_grpo import row_log_probs, settings
+from lab_runs import run
+from runs import lines, timeless
+from test_update import row_log_probs, settings
 
 WIDTH, RATE = 8, 0.25
 

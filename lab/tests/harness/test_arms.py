@@ -5,7 +5,8 @@ import pytest
 
 import lab.run as train
 from lab.analysis.run_folders import read_columns
-from runs import SHORT, assert_goes_on_the_same, lines
+from lab_runs import SHORT, assert_goes_on_the_same
+from runs import lines
 
 pytestmark = pytest.mark.slow
 

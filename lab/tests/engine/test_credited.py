@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import hand_made
+from small import hand_made
 from lab.engine.credited import rescaled_weight, shuffled
 
 

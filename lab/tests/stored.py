@@ -4,7 +4,7 @@ import json
 from conftest import ROOT
 from lab.analysis.comparison import gain_over
 from lab.analysis.tables import shown
-from logs import recorded
+from known_runs import recorded
 
 
 def stored_arms(name):

@@ -12,12 +12,14 @@ import pytest
 import torch
 
 import mitigations
-from conftest import ROOT, StateIdea, hand_made, put_in, refusal
+from conftest import ROOT, refusal
+from small import StateIdea, hand_made, put_in
 from lab.engine.credited import rescaled_weight
 from lab.engine.methods import checked_credit, make, metrics_of
 from lab.harness.settings import make_settings, read_flags
 from lab.harness.tasks import load_task, score_again
-from runs import SHORT, arrays, lines, run
+from lab_runs import SHORT, run
+from runs import arrays, lines
 from lab.tools.idea import arms_of
 
 ONE_STEP = [*SHORT, "--steps", "1", "--checkpoint_every", "0", "--eval_every", "0"]
@@ -73,8 +75,8 @@ def test_what_an_idea_returns_is_checked(rollouts, made_of):
 
     said = refusal(checked_credit, idea, "the weighting mine", rollouts)
     line, shape = idea.__code__.co_firstlineno, tuple(rollouts.mask.shape)
-    assert said.startswith(f"the weighting mine (tests/test_own_code.py:{line}) should return a "
-                           f"tensor (B, T) = {shape}, got ")
+    assert said.startswith(f"the weighting mine (lab/tests/harness/test_own_code.py:{line}) should "
+                           f"return a tensor (B, T) = {shape}, got ")
     assert len(said) < 400
 
 
@@ -116,7 +118,7 @@ def test_a_number_that_may_not_be_is_told_with_its_token_and_its_function(rollou
     is_wrong = torch.zeros_like(rollouts.mask)
     is_wrong[4:, t] = True
     said, line = refusal(rescaled_weight, idea, "mine", rollouts), idea.__code__.co_firstlineno
-    assert said.startswith(f"the weighting mine (tests/test_own_code.py:{line}) "
+    assert said.startswith(f"the weighting mine (lab/tests/harness/test_own_code.py:{line}) "
                            + words.format(t=t))
     if value == -0.5:
         checked_credit(idea, "mine", rollouts)
@@ -165,8 +167,8 @@ class CannotBeCalled:
     (CannotBeCalled, r"\(self, rollouts, policy\) in __call__: ")])
 def test_a_method_that_takes_other_arguments_is_told_with_its_place(method, wanted):
     said = refusal(make, method, {}, None)
-    assert re.match(rf"{method.__name__} \(tests/test_own_code.py:\d+\) should take the arguments "
-                    + wanted, said), said
+    assert re.match(rf"{method.__name__} \(lab/tests/harness/test_own_code.py:\d+\) should "
+                    "take the arguments " + wanted, said), said
 
 
 @pytest.mark.parametrize("metrics", [[1], None, {"x": torch.ones(3)}, {"x": np.ones(2)}])
@@ -313,7 +315,7 @@ def test_a_forgotten_decorator_is_named(monkeypatch):
     monkeypatch.setattr(mitigations, "my_idea", my_idea, raising=False)
     for axis in ("mitigation", "advantage"):
         said = refusal(settings_of, [f"--{axis}", "my_idea"])
-        assert "The function my_idea (tests/test_own_code.py:" in said
+        assert "The function my_idea (lab/tests/harness/test_own_code.py:" in said
         assert said.endswith("has no @mitigation or @advantage above it.")
     assert "The function my_idea (" in refusal(arms_of, "my_idea", {})
     assert "The function" not in refusal(settings_of, ["--mitigation", "my_other_idea"])

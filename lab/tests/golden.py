@@ -1,10 +1,10 @@
 """Digits of five short runs, recorded on a machine before a change and compared after it; and those
-of their first step, which hold on any machine: python -m tests.golden --record
+of their first step, which hold on any machine: python -m lab.tests.golden --record
 
 Digits differ between CPUs, between torch's kernels for them and between versions of torch. So a
 record is for one kind of all three (`kind_of_cpu`), it is written beside any.json, and git ignores
 it: record before you change something that should leave the digits as they are, and
-tests/test_golden.py compares. Without a record that test is skipped. A change that is meant to
+lab/tests/test_golden.py compares. Without a record that test is skipped. A change that is meant to
 change digits records them again. ATEN_CPU_CAPABILITY=default, say, before the command records those
 of torch's other kernels.
 
@@ -21,24 +21,22 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))  # started with -m: the tests' helpers are here
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1] / "tests"), str(HERE)]  # with -m: the helpers are here
 
 import numpy as np
 import torch
 
-from conftest import ROOT
-from runs import arrays, lines, run, timeless
+from conftest import ANY, COMMON, ROOT
+from lab_runs import run
+from runs import arrays, lines, timeless
 
 RECORDS = ROOT / "tests/digits"
-COMMON = ["--model", "models/tiny", "--threads", "1", "--steps", "3", "--questions", "3",
-          "--answers", "4", "--max_new_tokens", "48", "--eval_every", "0",
-          "--checkpoint_every", "0", "--change_every", "1"]
 ARMS = {"default": ["--mitigation", "none"],
         "gae": ["--advantage", "gae"],
         "learned_importance": ["--mitigation", "learned_importance", "--importance_warmup", "0"],
         "vine": ["--advantage", "vine", "--values_k", "1"],
         "reused": ["--mitigation", "by_kind", "--epochs", "2", "--kl", "0.1"]}
-ANY = RECORDS / "any.json"
 # vine continues the answers at every token, so after rounding some other token may be drawn
 ON_ANY = [arm for arm in ARMS if arm != "vine"]
 EXACT = ("token_id", "episode_start", "group", "finished", "section", "kind", "reward",

@@ -19,7 +19,8 @@ from conftest import ROOT, project_files
 from lab.countdown import Problem, Task, evaluates_to, parse_problem
 from lab.engine.model_folder import read_model_folder
 from lab.harness.record import read_given
-from runs import SHORT, block, blocks, copy_project, printed_by_each, program
+from lab_runs import SHORT, block, blocks, copy_project, printed_by_each
+from runs import program
 
 TRAIN = """
 import json, sys

@@ -10,13 +10,15 @@ import pytest
 import torch
 
 import lab.tools.page as analyze
-from conftest import ROOT, SPOKEN, gradients, hand_made, refusal
+from conftest import ROOT, refusal
+from small import SPOKEN, gradients, hand_made
 from countdown_task import Problem
 from examples import dpo
 from lab.analysis.run_folders import read_columns
 from qwen2_model import load_model
 from run import Run, read_settings
-from runs import gradients_of_steps, lines, program_here
+from lab_runs import gradients_of_steps
+from runs import lines, program_here
 
 pytestmark = pytest.mark.slow
 

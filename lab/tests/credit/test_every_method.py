@@ -5,8 +5,8 @@ from functools import cache
 import pytest
 import torch
 
-from conftest import (ASKED, INSTALL, OWN, ROOT, SPOKEN, copied, fill_beyond_the_mask,
-                      make_weighting, spoken)
+from conftest import INSTALL, ROOT
+from small import ASKED, OWN, SPOKEN, copied, fill_beyond_the_mask, make_weighting, spoken
 from lab.engine.methods import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, WHOLE_ANSWERS,
                                 checked_credit, make)
 from lab.engine.credited import rescaled_weight
@@ -50,10 +50,10 @@ def test_a_method_that_a_user_added_is_in_no_other_tests_way():
         def idea_of_a_user(rollouts): return rollouts.entropy
         idea_of_a_user.__module__ = "mitigations"
         mitigations.mitigation(idea_of_a_user)
-        import conftest
-        assert "idea_of_a_user" in {name for _, name, _ in conftest.OWN}
-        assert mitigations.MITIGATIONS.keys() <= conftest.LISTED"""
-    program(ROOT, "-c", code, ROOT, ROOT / "tests")
+        import small
+        assert "idea_of_a_user" in {name for _, name, _ in small.OWN}
+        assert mitigations.MITIGATIONS.keys() <= small.LISTED"""
+    program(ROOT, "-c", code, ROOT, ROOT / "tests", ROOT / "lab/tests")
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conftest import StateIdea, put_in, refusal
+from conftest import refusal
+from small import StateIdea, put_in
 from lab.credit.critic import Trained
 from lab.engine.methods import make, refuse_other_values
 from lab.harness.kept import Kept
-from runs import SHORT, lines, run
+from lab_runs import SHORT, run
+from runs import lines
 
 
 def seeing(seen):
@@ -68,7 +70,7 @@ def test_a_function_that_keeps_or_draws_is_told_in_its_first_two_steps(form, rol
         refuse_other_values(method, lambda: method, "--mitigation mine", batch, None)
         method(batch, None)
     said = refusal(in_two_steps, step, rollouts)
-    assert said.startswith("--mitigation mine (tests/test_asked_twice.py:")
+    assert said.startswith("--mitigation mine (lab/tests/harness/test_asked_twice.py:")
     assert "was asked twice" in said and "keeps something" in said and "draws random" in said
 
 
@@ -114,7 +116,7 @@ def test_an_object_is_compared_with_a_new_one(change, why, rollouts):
         method(batch, None)
         refuse_other_values(method, lambda: kind(None), "--mitigation mine", batch, None)
     said = refusal(in_two_steps, step, rollouts)
-    assert said.startswith("--mitigation mine (tests/test_asked_twice.py:")
+    assert said.startswith("--mitigation mine (lab/tests/harness/test_asked_twice.py:")
     assert why in said and (why == DRAWS or DRAWS not in said)
 
 

@@ -13,7 +13,8 @@ from lab.engine.policy import Policy
 from lab.credit.critic import Trained
 from lab.engine.optimizer import AdamW
 from qwen2_model import load_model
-from runs import assert_same_run, run
+from lab_runs import run
+from runs import assert_same_run
 
 
 def spoil(monkeypatch, value, step):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import mitigations
-from conftest import hand_made, looking, make_weighting, one_row
+from small import hand_made, looking, make_weighting, one_row
 from lab.engine.tokens import ANSWER, BRACKET, NUMBER, OPERATOR, OTHER, SPACE, TAG, THINK, WORD
 from grpo import gradient_size, values_of
 from lab.engine.credited import rescaled_weight

@@ -13,11 +13,11 @@ def test_the_digits_are_those_of_the_record(arm):
     path = golden.RECORDS / f"{golden.kind_of_cpu()}.json"
     if not path.exists():
         pytest.skip(f"tests/digits/ has no {path.name}, the digits of this kind of CPU; to record "
-                    "them before a change: python -m tests.golden --record")
+                    "them before a change: python -m lab.tests.golden --record")
     recorded, today = json.loads(path.read_text())[arm], golden.digits_of(arm)
     different = [name for name, digits in recorded.items() if today.get(name) != digits]
     assert not different, (f"{arm} has other digits than in {path.name}: {', '.join(different)}. "
-                           "If they are meant to be: python -m tests.golden --record")
+                           "If they are meant to be: python -m lab.tests.golden --record")
 
 
 ROUNDING = ("sampler_gap",)  # it is nothing else

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT, project_files
-from runs import arrays, block, blocks, copy_project, lines, printed_by_each, program
+from lab_runs import block, blocks, copy_project, printed_by_each
+from runs import arrays, lines, program
 
 PAGES = {path.name: path.read_text(encoding="utf-8")
          for path in project_files("docs/course/*.md")}
