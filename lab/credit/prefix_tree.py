@@ -5,11 +5,11 @@
     the dog ran    reward 0                    \\ dog (1) - ran (1)
 
 The value V of a path is the mean reward of the answers that begin with it: 1/3 after "the", 1/2
-after "the cat", 1 after "the cat sat". Here are two ways to use the tree; neither samples anything.
+after "the cat", 1 after "the cat sat". Nothing is sampled.
 """
 import torch
 
-from lab.engine.methods import advantage, mitigation
+from lab.engine.methods import advantage
 from lab.engine.rollouts import Rollouts
 from grpo import group_mean, group_z_score, to_every_token
 from lab.engine.declared import NotNegative
@@ -30,17 +30,6 @@ def prefix_tree(rollouts: Rollouts, *, tree_scale: NotNegative = 1.0) -> torch.T
     before = [group_mean(z, rollouts.group), *after[:-1]]
     step = torch.stack(after, 1) - torch.stack(before, 1)
     return to_every_token(z, rollouts) + tree_scale * step.to(z)
-
-
-@mitigation
-def shared_prefix(rollouts: Rollouts) -> torch.Tensor:
-    """The weight is 1 / n, where n is the number of the group's answers that are the same up to
-    this token, itself included.
-
-    This is the lambda-GRPO of Sullivan (arXiv 2509.21154), which does not rescale the weights;
-    here that is --rescale none. The weighting lambda_grpo is another method of the same name, which
-    is about lengths."""
-    return torch.stack([1 / torch.bincount(node)[node] for node in paths(rollouts).T], 1)
 
 
 def paths(rollouts: Rollouts) -> torch.Tensor:

@@ -89,7 +89,7 @@ MITIGATIONS, ADVANTAGES = Choices(mitigations.MITIGATIONS), Choices(grpo.ADVANTA
 METHODS = {"mitigation": MITIGATIONS, "advantage": ADVANTAGES}  # by the flag that chooses one
 NEVER_RESCALED = {"inverse_logprob_as_published"}  # weightings whose scale matters
 # advantages that give every token of an answer the same number
-WHOLE_ANSWERS = {"grpo", "dr_grpo", "rloo", "batch_mean", "opo", "maxrl", "gdpo"}
+WHOLE_ANSWERS = {"grpo", "dr_grpo", "rloo", "batch_mean", "opo", "maxrl"}
 
 
 def axis_of(name: str) -> str:
@@ -254,14 +254,14 @@ MODULES = {
     "lab.credit.weightings": "attention_credit inverse_logprob_as_published",
     "lab.credit.learned_importance": "learned_importance", "lab.credit.lambda_grpo": "lambda_grpo",
     "lab.credit.causal_ablation": "causal_ablation", "lab.credit.measured": "oracle",
-    "lab.credit.prefix_tree": "shared_prefix",
-    "lab.credit.more_weightings": "low_probability negative_only entropy_ratio random"}
+    "lab.credit.seen_by_answer": "counterfactual oar_g",
+    "lab.credit.more_weightings": "negative_only entropy_ratio quadrants delta random"}
 MODULES_OF_ADVANTAGES = {
     "lab.credit.weightings": "span", "lab.credit.monte_carlo": "vine",
     "lab.credit.causal_ablation": "deletion", "lab.credit.measured": "measured",
     "lab.credit.critic": "gae", "lab.credit.prefix_tree": "prefix_tree",
     "lab.credit.gtpo": "gtpo", "lab.credit.teacher": "teacher",
-    "lab.credit.baselines": "batch_mean optimal_token_baseline maxrl gdpo opo",
+    "lab.credit.baselines": "batch_mean maxrl opo",
     "lab.credit.turns": "turn_credit without_luck turn_mean mt_grpo gigpo"}
 for choices, modules in ((MITIGATIONS, MODULES), (ADVANTAGES, MODULES_OF_ADVANTAGES)):
     for module, names in modules.items():

@@ -20,7 +20,8 @@ from grpo import gradient_size, grpo
 from lab.analysis.shares import share_of
 from lab.analysis.statistics import Estimate, jackknife, within
 from lab.analysis.token_table import TokenTable, table_of_frames
-from lab.engine.forward import lay_out, micro_batches, response_log_probs
+from lab.credit.seen_by_answer import at_embeddings
+from lab.engine.forward import micro_batches
 from lab.engine.model import Qwen2
 from lab.engine.policy import Policy, derived_seed
 from lab.engine.rollouts import Rollouts
@@ -184,17 +185,11 @@ def phase_one(policy: Policy, rollouts: Rollouts) -> TokenTable:
     """The gradient of each answer's mean cross-entropy at its tokens' embeddings: the mean over its
     dimensions, and its norm."""
     size, signed = torch.zeros(2, *rollouts.mask.shape, device=rollouts.mask.device)
-    seen: dict[str, torch.Tensor] = {}
-    hook = policy.model.model.embed_tokens.register_forward_hook(
-        lambda module, inputs, output: seen.update(embeddings=output))
     for rows in micro_batches(rollouts, rollouts.rows, policy.settings.micro_batch):
-        log_prob = response_log_probs(policy.model, rollouts, rows)
-        loss = -(log_prob.sum(1) / rollouts.length[rows]).sum()
-        gradient, = torch.autograd.grad(loss, seen["embeddings"])
-        _, _, predicts = lay_out(rollouts, rows)
-        g = gradient.float()[predicts.roll(-1, 1)]  # token t stands where t + 1 is predicted
+        length = rollouts.length[rows]
+        _, g = at_embeddings(policy, rollouts, rows,
+                             lambda log_prob: -(log_prob.sum(1) / length).sum())
         size[rows], signed[rows] = g.norm(dim=-1), g.mean(-1)
-    hook.remove()
     return sizes_of(policy, rollouts, signed, size)
 
 

@@ -1,9 +1,8 @@
-"""The answers of a group as a tree: values of beginnings, and how many answers share one."""
-import pytest
+"""The answers of a group as a tree: values of beginnings."""
 import torch
 
 from small import hand_made
-from lab.credit.prefix_tree import prefix_tree, shared_prefix
+from lab.credit.prefix_tree import prefix_tree
 from grpo import grpo
 
 THE, CAT, DOG, SAT, RAN = range(5, 10)
@@ -15,20 +14,6 @@ REWARD = torch.tensor([1.0, 0.0, 0.0, 1.0])
 
 def tree(ids=IDS, mask=MASK, group=GROUP, reward=REWARD):
     return hand_made(mask, ids=ids, group=group, scores={"reward": reward})
-
-
-def test_a_shared_token_weighs_one_over_those_that_share_it():
-    """Three begin with "the", two go on with "cat"; the other problem's answer is alone."""
-    third = 1 / 3
-    expected = torch.tensor([[third, 0.5, 1], [third, 0.5, 1], [third, 1, 1], [1, 1, 0]])
-    torch.testing.assert_close(shared_prefix(tree()) * MASK, expected)
-
-
-@pytest.mark.parametrize("length, weights", [(1, [1 / 3, 1, 1]), (0, [0.5, 1, 1])])
-def test_an_answer_that_ended_or_was_dropped_shares_no_more(length, weights):
-    """Whatever stands beyond its mask. Then the second answer has "cat" for itself."""
-    mask = MASK & (torch.arange(3) < torch.tensor([length, 3, 3, 3])[:, None])
-    assert shared_prefix(tree(mask=mask))[1].tolist() == pytest.approx(weights)
 
 
 def test_the_values_of_the_tree_by_hand():

@@ -39,8 +39,8 @@ def raw(name, rollouts, **own):
     ("entropy_masking", {"mask_percentile": 80.0}, UP_TO_10, [0] * 8 + [1] * 3),
     ("entropy_masking", {"mask_percentile": 0.0}, UP_TO_10, [1] * 11),
     ("entropy_masking", {"mask_percentile": 100.0}, UP_TO_10, [0] * 10 + [1]),
-    ("low_probability", {"probability_share": 0.2}, {"log_prob": [HALF, 0, -30]}, [0.9, 1, 0.8]),
-    ("low_probability", {"probability_share": 0.0}, {"log_prob": [HALF, 0, -30]}, [1, 1, 1]),
+    ("quadrants", {"quadrant_low": 0.4}, {"entropy": [3, 0, 0.6], "advantage": [1, 1, -1]},
+     [2.5, 0.4, 0.1]),
     ("negative_only", {}, {"advantage": [0.7, -0.7, 0]}, [0.1, 1, 0.1])])
 def test_weights_by_hand(name, own, known, weight):
     rollouts = one_row(**{key: [float(x) for x in values] for key, values in known.items()})

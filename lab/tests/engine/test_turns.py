@@ -211,8 +211,8 @@ def squeezed(rollouts):
 
 
 OF_PLACES = {"turn_mean", "mt_grpo", "gigpo",  # where a turn begins
-             "prefix_tree", "shared_prefix",  # what the environment wrote is a part of the path
-             "attention_credit"}  # and of what can be looked at
+             "prefix_tree",  # what the environment wrote is a part of the path
+             "attention_credit", "delta"}  # and of what can be looked at
 
 
 def functions():

@@ -1,0 +1,126 @@
+"""How much does the answer section depend on the thinking? Two weightings of 2026 ask the model.
+
+    counterfactual   a piece of the thinking is blanked out: how much of p(answer section) is lost?
+    oar_g            nothing is blanked: how steep is log p(answer section) at a token's embedding?
+
+Both leave the tokens outside the think section at the weight 1.
+"""
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from lab.engine.declared import NotNegative, Share
+from lab.engine.forward import frozen_log_probs, lay_out, micro_batches, response_log_probs
+from lab.engine.methods import mitigation
+from lab.engine.policy import Policy
+from lab.engine.rollouts import Rollouts
+from lab.engine.tokens import ANSWER, THINK, WORD
+
+LEAST = 0.1  # of oar_g: the smallest weight before an answer's weights are rescaled
+Piece = tuple[int, int, int]  # a row, the first token, and the one after the last
+
+
+@mitigation
+class counterfactual:
+    """The weight is 1 + piece_scale * the share of p(answer section) that is lost if the token's
+    piece of the thinking is replaced by end-of-text tokens, and 1 if none is lost. A piece is a
+    calculation, or the words between two (after arXiv 2602.09331, from its text).
+
+    The paper reports +0.8 to +1.1 points on GSM8K. Here, too, what a text says of a model that
+    reads it without a piece need not hold of texts that the model would write."""
+
+    def __init__(self, policy: Policy, *, piece_scale: NotNegative = 1.0):
+        self.scale = piece_scale
+
+    def __call__(self, rollouts: Rollouts, policy: Policy) -> Tensor:
+        pieces, weight = list(pieces_of(rollouts)), torch.ones_like(rollouts.log_prob)
+        if pieces:
+            falls = falls_without(rollouts, policy, pieces).clamp(min=0)
+            for (row, start, end), lost in zip(pieces, (1 - (-falls).exp()).tolist()):
+                weight[row, start:end] += self.scale * lost
+        return weight
+
+
+def pieces_of(rollouts: Rollouts) -> Iterator[Piece]:
+    """The pieces of thinking: neighbours that are all words, or all something else."""
+    thinks = ((rollouts.section == THINK) & rollouts.mask).tolist()
+    words = (rollouts.kind == WORD).tolist()
+    for row, codes in enumerate(zip(thinks, words)):
+        start = 0
+        for (is_think, _), tokens in groupby(zip(*codes)):
+            end = start + len(list(tokens))
+            if is_think:
+                yield row, start, end
+            start = end
+
+
+def falls_without(rollouts: Rollouts, policy: Policy, pieces: list[Piece]) -> Tensor:
+    """(pieces,): log p(answer section), minus the same after the piece is blanked out."""
+    rows = torch.tensor([row for row, _, _ in pieces], device=rollouts.mask.device)
+    ids, section = rollouts.ids[rows].clone(), rollouts.section[rows]
+    for number, (_, start, end) in enumerate(pieces):
+        ids[number, start:end] = policy.tokenizer.token_to_id("<|endoftext|>") or 0
+    blanked = replace(rollouts, ids=ids, mask=rollouts.mask[rows], written=rollouts.written[rows],
+                      group=rollouts.group[rows], log_prob=rollouts.log_prob[rows])
+    inside = (section == ANSWER) & blanked.mask
+    needed = inside.any(1).nonzero()[:, 0]
+    after = frozen_log_probs(policy.model, blanked, needed, policy.settings.micro_batch)
+    return ((blanked.log_prob - after) * inside).sum(1)
+
+
+@mitigation
+class oar_g:
+    """How much a think token matters: abs(gradient of the answer section's mean log-prob at the
+    token's embedding, times the embedding). Over the think section log(1 + this) is stretched to 0
+    to 1. Below the quantile oar_quantile the weight is it / quantile, at least 0.1; above, it grows
+    to 1 + oar_boost. Then an answer's think tokens are rescaled to the mean 1 (OAR-G, mode
+    answer_joint, arXiv 2601.07408).
+
+    The paper reports significant gains over GRPO in mathematics."""
+
+    def __init__(self, policy: Policy, *, oar_quantile: Share = 0.5, oar_boost: NotNegative = 1.0):
+        self.quantile, self.boost = oar_quantile, oar_boost
+
+    def __call__(self, rollouts: Rollouts, policy: Policy) -> Tensor:
+        weight = torch.ones_like(rollouts.log_prob)
+        think, inside = ((rollouts.section == part) & rollouts.mask for part in (THINK, ANSWER))
+        rows = (think.any(1) & inside.any(1)).nonzero()[:, 0]
+        for part in micro_batches(rollouts, rows, policy.settings.micro_batch):
+            mean = inside[part] / inside[part].sum(1, keepdim=True)
+            x, slope = at_embeddings(policy, rollouts, part, lambda lp: (lp * mean).sum())
+            for row, matters in zip(part.tolist(), (x * slope).sum(-1).abs()):
+                weight[row, think[row]] = self.reshaped(matters[think[row]].log1p())
+        return weight
+
+    def reshaped(self, score: Tensor) -> Tensor:
+        """(think tokens of an answer,) -> the same."""
+        score = (score - score.min()) / (score.max() - score.min()).clamp(min=1e-8)
+        border = score.quantile(self.quantile)
+        low = (score / border.clamp(min=1e-8)).clamp(min=LEAST)
+        high = 1 + self.boost * (score - border) / (1 - border).clamp(min=1e-8)
+        weight = torch.where(score < border, low, high)
+        return weight / weight.mean()
+
+
+def at_embeddings(policy: Policy, rollouts: Rollouts, rows: Tensor,
+                  objective: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """(rows, T, D) twice: each token's embedding, and the gradient there of a function of these
+    rows' log-probs (rows, T). An answer's last token predicts nothing: its numbers mean nothing."""
+    kept: list[Tensor] = []
+
+    def keep(module: object, inputs: object, output: Tensor) -> Tensor:
+        kept.append(output.detach().requires_grad_())
+        return kept[-1]
+
+    hook = policy.model.model.embed_tokens.register_forward_hook(keep)
+    try:
+        with torch.enable_grad():
+            log_prob = response_log_probs(policy.model, rollouts, rows)
+            [gradient] = torch.autograd.grad(objective(log_prob), kept)
+    finally:
+        hook.remove()
+    read = lay_out(rollouts, rows)[2].roll(-1, 1)  # token t stands where t + 1 is predicted
+    return kept[0].detach()[read].float(), gradient[read].float()
