@@ -129,6 +129,8 @@ def read_settings(argv: list[str]) -> tuple[Settings, bool]:
     """
     argv = [with_underscores(word) for word in argv]
     owners: list[Any] = [Settings, Task]
+    if wrong := flags_of(Settings).keys() & flags_of(Task).keys():
+        raise UserError(f"Task (countdown_task.py) has a field {min(wrong)}, but this name is taken")
     parser = parser_for(owners)
     typed = vars(parser.parse_known_args(argv)[0])
     if empty := [name for name, value in typed.items() if value == "" and name != "help"]:
@@ -141,6 +143,8 @@ def read_settings(argv: list[str]) -> tuple[Settings, bool]:
     for axis, choices in METHODS.items():
         name = chosen.get(axis, getattr(Settings, axis))
         function = choices[topic if topic in choices else name]  # --help my_idea
+        if not inspect.isfunction(function):
+            raise Unknown(f"--{axis} {name} is no function")
         taken = {*NOT_READ, "help", "resume"}.union(*map(flags_of, owners))
         if wrong := taken & flags_of(function).keys():
             raise UserError(f"{place_of(function)} has a keyword {min(wrong)}, but this name is "
@@ -217,6 +221,22 @@ def saved_settings(resume: str, model: str) -> dict[str, Any]:
     return {name: value for name, value in saved.items() if name not in NOT_READ}
 
 
+def refuse_wrong_task(task: Any, s: Settings) -> None:
+    """Refuse a changed task whose methods return what no run can use."""
+    problems = task.training_problems(s.seed, 1, s.questions)
+    held_out = task.held_out_problems(1) if s.eval_every else [None]
+    prompts = [task.prompt_for(problem) for problem in problems or []]
+    labels = task.label(["1", " +"])
+    codes = [[code in range(7) for code in part] for part in labels or []]
+    for method, found, is_right in (
+            (task.training_problems, problems, isinstance(problems, list) and problems),
+            (task.held_out_problems, held_out, isinstance(held_out, list) and held_out),
+            (task.prompt_for, prompts, all(isinstance(one, str) and one for one in prompts)),
+            (task.label, labels, codes == [[True, True], [True, True]])):
+        if not is_right:
+            raise UserError(f"{place_of(method)} returns {found!r:.100}, which no run can use")
+
+
 # ------------------------------------------------------------------------------------------ the run
 class Run:
     """A run. Its steps up to `done` are on record, and `checkpoint` is the model after them."""
@@ -228,6 +248,8 @@ class Run:
     def __init__(self, settings: Settings, is_resumed: bool = False):
         self.settings, self.folder, self.is_new = settings, settings.folder, not is_resumed
         self.start, self.step, self.done = time.monotonic(), 0, 0
+        self.step_seconds = 0.0                           # of all steps
+        self.evaluation_seconds = dict[str, float]()      # of the last evaluation, by its mode
         self.stopping = False                        # after this step, because of Ctrl-C
         self.evaluations: list[dict[str, Any]] = []  # of sampled answers, for the last line
         self.handlers: dict[int, Any] = {}           # of Ctrl-C, before this run
@@ -273,6 +295,7 @@ class Run:
         self.optimizer: Any = AdamW(self.trained.values(), s.learning_rate, s.weight_decay)
         torch.set_num_threads(s.threads or min(torch.get_num_threads(), max(
             1, self.model.config.hidden_size // 64)))
+        refuse_wrong_task(self.task, s)
         for problem in self.task.training_problems(s.seed, 1, s.questions):
             self.encode(self.task.prompt_for(problem))  # refused before the run has a folder
         if self.checkpoint:
@@ -323,10 +346,12 @@ class Run:
         s, size = self.settings, sum(parameter.numel() for parameter in self.model.parameters())
         say(f"{s.model}: {size / 1e6:.2f} million parameters, {torch.get_num_threads()} threads; "
             f"{s.questions} problems x {s.answers} answers a step; writing to {self.folder}")
+        if s.eval_every:
+            say(f"before the first step, {len(self.held_out)} held-out problems are answered twice")
         make_run(self.folder, self.config(), self.source / "tokenizer.json")
 
     def interrupt(self, *_: object) -> None:
-        if self.stopping:
+        if self.stopping or not self.step:  # in the first evaluation there is nothing to save
             raise KeyboardInterrupt
         self.stopping = True
         # not `print`, because Ctrl-C may have interrupted one
@@ -395,7 +420,8 @@ class Run:
         s, step, norm = self.settings, self.step, line["gradient_norm"]
         append(self.folder / "metrics.jsonl", line | {
             "learning_rate": self.optimizer.learning_rate})
-        left = round((time.monotonic() - self.start) / (step - self.done) * (s.steps - step))
+        self.step_seconds += line["seconds"]
+        left = round(self.seconds_left())
         if step % 20 == 1 or step == self.done + 1:
             say(f"    step  reward  success{'  format' * self.has_format}  length  finished"
                 "  entropy  grad norm  tokens/s      left")
@@ -408,8 +434,18 @@ class Run:
         if line["skipped"]:
             say(f"          no update: {line['skipped']}")
 
+    def seconds_left(self) -> float:
+        """If the other steps take as long as those so far, and the evaluations as the last one."""
+        s, step = self.settings, self.step
+        left = self.step_seconds / (step - self.done) * (s.steps - step)
+        if s.eval_every:
+            evaluations = math.ceil(s.steps / s.eval_every) - (step - 1) // s.eval_every
+            left += sum(self.evaluation_seconds.values()) * evaluations
+        return left
+
     def log_evaluation(self, line: dict[str, Any], seconds: float) -> None:
         append(self.folder / "evaluations.jsonl", line)
+        self.evaluation_seconds[line["mode"]] = seconds
         form = f"format {line['format_mean']:.2f}, " if self.has_format else ""
         say(f"  held-out, {line['mode']:7s} {self.success_of(line)}  ({len(line['answer'])} "
             f"problems, {form}length {line['length_mean']:.0f}, "

@@ -36,7 +36,11 @@ try:
     from qwen2_model import UserError
     from run import HERE, Run, Unknown, printable, read_settings
 except ModuleNotFoundError as error:
-    sys.exit(f"train.py: {error}. To install what it needs: pip install -r requirements.txt")
+    is_known = error.name in ("torch", "numpy", "safetensors", "tokenizers")
+    sys.exit(f"train.py: {error}. To install what it needs: pip install "
+             f"{'-r requirements.txt' if is_known else error.name}")
+except KeyboardInterrupt:
+    sys.exit(130)
 
 OF_ONE_SEED = 256  # this many held-out problems in a row share one random seed
 
@@ -188,7 +192,8 @@ if __name__ == "__main__":
     except (UserError, OSError, SafetensorError) as error:  # a full disk raises the last two
         sys.exit(f"train.py: {printable(str(error))}")
     except KeyboardInterrupt:
-        sys.exit("\ntrain.py: stopped; --resume and the run's folder go on from its checkpoint")
+        sys.exit("\ntrain.py: stopped at once; --resume goes on from a run's last checkpoint, if "
+                 "it has one")
     except (Exception, SystemExit) as error:  # an own function may call exit()
         if not (line := in_own_function(error)):
             raise

@@ -22,7 +22,8 @@ from safetensors.torch import load_file, save_file
 
 import train
 from conftest import ANY, COMMON, ROOT, refusal
-from run import Run, Settings, lock, read_settings
+from mitigations import MITIGATIONS
+from run import Run, Settings, Unknown, lock, read_settings
 from runs import arrays, lines
 
 BOOK = ("countdown_task", "qwen2_model", "grpo", "mitigations", "train", "run", "analyze")
@@ -185,11 +186,17 @@ def test_a_second_run_that_began_in_the_same_moment_harms_nothing(tmp_path):
 
 def test_ctrl_c_is_heard_also_when_it_has_ended_the_program_that_reads(monkeypatch):
     """As in `python train.py | tee log`."""
-    run = SimpleNamespace(stopping=False)
+    run = SimpleNamespace(stopping=False, step=1)
     with monkeypatch.context() as broken:
         broken.setattr(os, "write", Mock(side_effect=BrokenPipeError))
         Run.interrupt(run)
     assert run.stopping
+
+
+def test_ctrl_c_before_the_first_step_ends_at_once():
+    """There is nothing to save, and the first evaluation may be long."""
+    with pytest.raises(KeyboardInterrupt):
+        Run.interrupt(SimpleNamespace(stopping=False, step=0))
 
 
 def test_a_checkpoint_is_a_whole_model_also_when_the_first_one_is_gone(tmp_path):
@@ -436,6 +443,30 @@ def test_names_that_clash(tmp_path):
             name == "none")
 
 
+WRONG_TASKS = {  # a line of countdown_task.py, what it becomes, and the function that is named
+    "        return sections, kinds": ("        return sections[1:], kinds", "label"),
+    "        return sections, kinds ": ("        return", "label"),
+    "        return sections, kinds  ": ("        return sections, [300, 9]", "label"),
+    "    def prompt_for(": ("    def prompt_for(self, problem):\n        return ''\n\n    def f(",
+                           "prompt_for"),
+    "    def training_problems(": ("    def training_problems(self, *_):\n        return iter(())"
+                                  "\n\n    def f(", "training_problems"),
+    "    def held_out_problems(": ("    def held_out_problems(self, *_):\n        return []\n\n    "
+                                  "def f(", "held_out_problems"),
+    "    prompt: str = ": ("    steps: int = 1\n    prompt: str = ", "has a field steps")}
+
+
+def test_a_wrong_task_is_told_with_the_function(tmp_path):
+    folder = copy_of_the_book(tmp_path)
+    text = (folder / "countdown_task.py").read_text()
+    for old, (new, named) in WRONG_TASKS.items():
+        assert old.rstrip(" ") in text
+        (folder / "countdown_task.py").write_text(text.replace(old.rstrip(" "), new, 1))
+        code, said = typed(folder, "train.py", *TINY)
+        assert code == 1 and named in said.splitlines()[-1] and "Traceback" not in said
+        assert not (folder / "runs").exists()
+
+
 def test_the_first_step_has_the_digits_that_hold_on_any_machine(tmp_path):
     """The same sampled tokens, rewards and labels as the lab's engine, and metrics to rounding."""
     train.main([*map(str, COMMON), "--steps", "1", "--out", str(tmp_path / "digits")])
@@ -467,13 +498,24 @@ def test_a_step_in_which_no_answer_ended_says_so(tmp_path, capsys):
     assert "equal rewards, and none was finished within --max_new_tokens" in said
 
 
-def test_the_time_that_is_left_has_minutes_and_seconds(monkeypatch, tmp_path, capsys):
-    """After 46 seconds two of six steps are done, so 92 seconds are left."""
-    run = SimpleNamespace(settings=SimpleNamespace(steps=6), step=2, done=0, start=0.0,
-                          has_format=True, folder=tmp_path, optimizer=SimpleNamespace(
-                              learning_rate=0.1))
+def test_a_class_is_left_to_the_lab(monkeypatch):
+    """It is no function of a batch, but may be a method of the lab."""
+    monkeypatch.setitem(MITIGATIONS, "as_class", type("as_class", (), {}))
+    with pytest.raises(Unknown):
+        read_settings(["--mitigation", "as_class"])
+
+
+def test_the_time_that_is_left_is_that_of_steps_and_of_evaluations(tmp_path, capsys):
+    """Two of six steps took 46 seconds, so the others take 92. An evaluation took 14 seconds, and
+    two are to come, after the steps 3 and 6. What came before the first step does not count."""
+    run = object.__new__(Run)
+    run.__dict__ |= {"settings": SimpleNamespace(steps=6, eval_every=3), "step": 2, "done": 0,
+                     "start": -999.0, "step_seconds": 23.0, "folder": tmp_path,
+                     "evaluation_seconds": {"sampled": 10.0, "greedy": 4.0},
+                     "optimizer": SimpleNamespace(learning_rate=0.1)}
     numbers = {name: 0.5 for name in ("reward", "reward_format", "success", "length", "finished",
-                                      "entropy", "gradient_norm", "seconds")}
-    monkeypatch.setattr("run.time.monotonic", lambda: 46.2)
-    Run.log(run, {"step": 2, "tokens": 8, "skipped": None, "weight_note": None, **numbers})
-    assert capsys.readouterr().out.endswith(" 1:32\n")
+                                      "entropy", "gradient_norm")}
+    run.log({"step": 2, "tokens": 8, "skipped": None, "seconds": 23.0, **numbers})
+    assert capsys.readouterr().out.endswith(" 2:00\n")
+    run.settings.eval_every, run.step_seconds = 0, 46.0
+    assert run.seconds_left() == 92

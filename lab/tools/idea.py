@@ -2,7 +2,7 @@
 
     python -m lab idea my_idea --strength 2
     python -m lab idea my_idea --seeds 4 --steps 30    # a quarter of the time
-    python -m lab idea my_idea --task examples.largest_last --steps 30    # on another task
+    python -m lab idea my_idea --task my_task --steps 30    # on another task
 
 NAME is a weighting or an advantage. Its own flags and --rescale are for the idea alone, and all
 other flags of train.py are for every arm: plain GRPO, the idea and its placebos. Unless flags say

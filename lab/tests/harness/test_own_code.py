@@ -208,13 +208,29 @@ def test_a_state_may_be_a_count_and_its_tensors_may_share_their_memory(monkeypat
     assert state["mitigation.view"][0] == state["mitigation.mean"] > 0
 
 
+OWN_TASK = """
+from dataclasses import dataclass
+from lab import countdown
+
+@dataclass
+class Task(countdown.Task):
+    def training_problems(self, seed, step, count):
+        return super().training_problems(seed, step, count)
+
+    def held_out_problems(self, count):
+        return super().held_out_problems(count)
+
+    def label(self, pieces):
+        return countdown.annotate(pieces)
+"""
+
+
 @pytest.fixture
 def own_task(tmp_path, monkeypatch):
-    """Train with the task of examples/largest_last.py after a change; returns what was said."""
+    """Train with a task of one's own after a change; returns what was said."""
     def train_on(old, new, *flags, expect=1):
-        task = (ROOT / "examples/largest_last.py").read_text()
-        assert old in task
-        (tmp_path / "changed_task.py").write_text(task.replace(old, new))
+        assert old in OWN_TASK
+        (tmp_path / "changed_task.py").write_text(OWN_TASK.replace(old, new))
         return run(*ONE_STEP, "--eval_every", "1", "--eval_tasks", "4", "--task", "changed_task",
                    "--out", tmp_path / "runs/x", *flags, expect=expect).stderr
 
@@ -276,11 +292,12 @@ def test_answers_are_scored_again_in_every_step_until_they_differ(monkeypatch, t
     assert asked == [(1, True), (2, False)]
 
 
-DRAWN = "self.draw(rng, wanted_held_out=False)"
+DRAWN = "super().training_problems(seed, step, count)"
+HELD_OUT = "self.held_out_problems(1) * count"
 
 
 @pytest.mark.parametrize("old, new, words", [
-    (DRAWN, "self.held_out_problems(1)[0]", "training_problems returns 11 1 7 in step 1"),
+    (DRAWN, HELD_OUT, "training_problems returns .* in step 1, but held_out_problems has it"),
     ("annotate(pieces)", "annotate(pieces[1:])", r"label \(.*changed_task.py:\d+\) should return")])
 def test_what_a_task_returns_is_checked(own_task, tmp_path, old, new, words):
     said = own_task(old, new)
@@ -290,7 +307,7 @@ def test_what_a_task_returns_is_checked(own_task, tmp_path, old, new, words):
 
 def test_a_held_out_problem_in_a_later_step_ends_the_run(own_task, tmp_path):
     """The record up to there stays. Resumed, it ends there again."""
-    said = own_task(DRAWN, f"(self.held_out_problems(1)[0] if step == 3 else {DRAWN})",
+    said = own_task(DRAWN, f"({HELD_OUT} if step == 3 else {DRAWN})",
                     "--steps", "4", "--checkpoint_every", "1", "--eval_every", "4")
     assert re.search("training_problems returns .* in step 3, but held_out_problems has it", said)
     assert run("--resume", tmp_path / "runs/x", expect=1).stderr == said
@@ -298,7 +315,7 @@ def test_a_held_out_problem_in_a_later_step_ends_the_run(own_task, tmp_path):
 
 
 @pytest.mark.parametrize("old, new", [
-    (DRAWN, "self.held_out_problems(1)[0]"), ("return list(problems)", "return []")])
+    (DRAWN, HELD_OUT), ("super().held_out_problems(count)", "[]")])
 def test_a_run_that_evaluates_nothing_needs_no_held_out_problems(own_task, tmp_path, old, new):
     """And may train on any problem, after its first checkpoint, too."""
     own_task(old, new, "--steps", "2", "--eval_every", "0", "--eval_tasks", "500",

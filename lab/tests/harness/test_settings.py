@@ -15,7 +15,7 @@ from conftest import ROOT, refusal
 from small import assert_bounded
 import grpo
 from lab.countdown import Task
-from examples import largest_last
+from examples import guess
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, Choices, mitigation
 from lab.harness import flags
 from lab.harness.build import unpaid_parts
@@ -26,7 +26,7 @@ from lab.harness.settings import OPTIONS, LabSettings, make_settings, read_flags
 from lab.tools import warmup
 from lab.engine.declared import Positive
 
-LARGEST_LAST = "examples.largest_last"
+GUESS = "examples.guess"
 COUNTDOWN = {"max_number": 15, "steps": 7, "questions": 5}  # a recipe
 AS_PUBLISHED = {"mitigation": "inverse_logprob_as_published", "epsilon": 3.0, "rescale": "none"}
 ABSENT = object()
@@ -168,7 +168,7 @@ def test_every_number_has_bounds_and_its_defaults_lie_within():
     methods = [choices[name] for choices in (MITIGATIONS, ADVANTAGES) for name in choices]
     # examples/dpo.py adds one, if it is loaded, and limits nothing
     of_project = [one for one in methods if not one.__module__.endswith("dpo")]
-    owners = [flags_of(owner) for owner in (Task, largest_last.Task, *of_project)]
+    owners = [flags_of(owner) for owner in (Task, guess.Task, *of_project)]
     flags = {f"{n} {name}": flag for n, found in enumerate([OPTIONS, warmup.FLAGS, *owners])
              for name, flag in found.items()}
     assert_bounded(flags)
@@ -234,15 +234,15 @@ def settings_of(argv: list[str]):
     (COUNTDOWN, {"steps": 8, "seed": 4}, "--seed 9",
      dict(seed=9, steps=8, questions=5, answers=8, max_number=15)),
     # the task is known before the other flags are read: typed, of a file, of the recipe
-    (COUNTDOWN, {"task": LARGEST_LAST, "count": 4}, "--largest 9",
-     dict(count=4, largest=9, max_number=ABSENT)),
-    ({}, {}, f"--count 5 --task={LARGEST_LAST}", dict(count=5)),
-    ({"task": LARGEST_LAST, "count": 5}, {}, "--largest 9",
-     dict(task=LARGEST_LAST, count=5, largest=9)),
+    (COUNTDOWN, {"task": GUESS, "tries": 4}, "--highest 9",
+     dict(tries=4, highest=9, max_number=ABSENT)),
+    ({}, {}, f"--tries 2 --task={GUESS}", dict(tries=2)),
+    ({"task": GUESS, "tries": 2}, {}, "--highest 9",
+     dict(task=GUESS, tries=2, highest=9)),
     # of a file, flags of another task, weighting or advantage than the chosen one stay behind
-    (COUNTDOWN, {"task": LARGEST_LAST, "count": 4, "steps": 3}, "--task countdown_task",
-     dict(count=ABSENT, max_number=15, steps=3)),
-    (COUNTDOWN, {}, f"--task {LARGEST_LAST}", dict(max_number=ABSENT, count=3, steps=7)),
+    (COUNTDOWN, {"task": GUESS, "tries": 4, "steps": 3}, "--task countdown_task",
+     dict(tries=ABSENT, max_number=15, steps=3)),
+    (COUNTDOWN, {}, f"--task {GUESS}", dict(max_number=ABSENT, tries=3, steps=7)),
     ({}, AS_PUBLISHED, "", dict(epsilon=3.0, rescale="none")),
     ({"rescale": "mean"}, {}, "--mitigation inverse_logprob_as_published", dict(rescale="none")),
     ({}, {"advantage": "gae", "gamma": 0.5}, "", dict(gamma=0.5)),
@@ -260,17 +260,17 @@ def test_the_recipe_is_that_of_the_model_in_the_file(tmp_path, model):
     assert (found.model, found.questions) == (model, 5)
 
 
-class LargestLast(largest_last.Task):
+class OtherGuess(guess.Task):
     """A task that extends another one."""
 
 
 def test_a_task_that_extends_another_one_takes_its_flags(monkeypatch, tmp_path):
     """From the file of a run of that task."""
     module = "my_task_that_extends"
-    loaded = {LARGEST_LAST: largest_last.Task, module: LargestLast, "countdown_task": Task}
+    loaded = {GUESS: guess.Task, module: OtherGuess, "countdown_task": Task}
     monkeypatch.setattr("lab.harness.settings.load_task", loaded.get)
-    config = write(tmp_path / "c.json", {"task": LARGEST_LAST, "count": 4})
-    assert settings_of(["--config", config, "--task", module]).keywords["count"] == 4
+    config = write(tmp_path / "c.json", {"task": GUESS, "tries": 4})
+    assert settings_of(["--config", config, "--task", module]).keywords["tries"] == 4
 
 
 def test_a_flag_of_the_files_method_is_not_that_of_another_with_its_name(own_choices, tmp_path):
@@ -390,7 +390,7 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
 
 @pytest.mark.parametrize("argv, said", [
     ("--mitigation entropy_maskin", "Did you mean entropy_masking?"),
-    ("--count 5", "unknown argument --count"), ("--model=", "--model needs a value"),
+    ("--tries 2", "unknown argument --tries"), ("--model=", "--model needs a value"),
     ("--config=", "--config needs a value"), ("--config", "--config needs a value"),
     ("--confg x", "unknown argument --confg. Did you mean config?"),
     ("--task my_tsk", "there is no such file"), ("--task ../my_task", "there is no such file"),
@@ -417,8 +417,8 @@ def test_a_value_that_would_hold_anyway_may_be_typed():
 
 @pytest.mark.parametrize("argv, name", [
     ("--learning_rate 0.00015", "none-grpo-learning_rate0.00015-s0"),
-    ("--task examples.largest_last --largest 9", "none-grpo-examples.largest_last-largest9-s0"),
-    (f"--largest 9 --task {largest_last.__file__}", "none-grpo-examples.largest_last-largest9-s0"),
+    ("--task examples.guess --highest 9", "none-grpo-examples.guess-highest9-s0"),
+    (f"--highest 9 --task {guess.__file__}", "none-grpo-examples.guess-highest9-s0"),
     ("--max_number 9 --steps 30 --kl 0.1 --seed 2", "none-grpo-kl0.1-steps30-max_number9-s2"),
     ("--mitigation entropy_masking --mask_percentile 70 --rescale none --placebo weights",
      "entropy_masking-grpo-rescalenone-placeboweights-mask_percentile70.0-s0"),
