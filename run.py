@@ -130,7 +130,7 @@ def read_settings(argv: list[str]) -> tuple[Settings, bool]:
     argv = [with_underscores(word) for word in argv]
     owners: list[Any] = [Settings, Task]
     if wrong := flags_of(Settings).keys() & flags_of(Task).keys():
-        raise UserError(f"Task (countdown_task.py) has a field {min(wrong)}, but this name is taken")
+        raise UserError(f"Task (countdown_task.py) has a field {min(wrong)}: rename it")
     parser = parser_for(owners)
     typed = vars(parser.parse_known_args(argv)[0])
     if empty := [name for name, value in typed.items() if value == "" and name != "help"]:

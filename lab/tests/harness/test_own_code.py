@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import mitigations
-from conftest import ROOT, refusal
+from conftest import refusal
 from small import StateIdea, hand_made, put_in
 from lab.engine.credited import rescaled_weight
 from lab.engine.methods import checked_credit, make, metrics_of
