@@ -129,6 +129,9 @@ def from_all(given: Json) -> tuple[Json, Json, dict[str, Flag]]:
     flags there are, which follows from the task and the methods."""
     typed = dict(with_module_name(given))
     file = check_value("config", typed.pop("config", None), CONTINUE["config"])
+    if str(file).endswith((".yaml", ".yml")):
+        raise UserError(f"--config {file}: settings are JSON here. models/qwen2.5-0.5b.json has "
+                        "those of GRPO-Zero's config_instrumented.yaml")
     config = {} if file is None else read_json(find_folder(file))
     folder = find_folder(str((config | typed).get("model", LabSettings.model)))
     path = folder / "recipe.json"

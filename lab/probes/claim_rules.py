@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 from lab.analysis.run_folders import Run
 from lab.analysis.shares import jackknife_of_sums, share_of
 from lab.analysis.statistics import Estimate, Floats, estimate, mean_over
-from lab.analysis.tables import Cell, shown
+from lab.analysis.tables import Cell, Table, shown
 from lab.credit.critic import gae
 from lab.engine.errors import PROJECT, read_json
 from lab.engine.policy import Policy
@@ -78,6 +78,7 @@ class Found:
     numbers: Mapping[str, Cell | tuple[Cell, str]]
     spec: str = ".2f"
     by_interval: bool = False  # whether chance alone could have made it hold
+    table: Table | None = None  # printed below
 
     @property
     def figure(self) -> str:

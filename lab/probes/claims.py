@@ -137,4 +137,6 @@ def in_words(claim: Claim, one: Found) -> str:
     for part, indent in zip(parts, ("- ", "  ", "  ")):
         lines.append(textwrap.fill(part, WIDTH, initial_indent=indent, subsequent_indent="  ",
                                    break_on_hyphens=False))
+    if one.table:
+        lines += ["", one.table.to_text()]
     return "\n".join(lines)

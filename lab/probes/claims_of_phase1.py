@@ -19,6 +19,7 @@ import torch
 from grpo import gradient_size, grpo
 from lab.analysis.shares import share_of
 from lab.analysis.statistics import Estimate, jackknife, within
+from lab.analysis.tables import Table
 from lab.analysis.token_table import TokenTable, table_of_frames
 from lab.credit.seen_by_answer import at_embeddings
 from lab.engine.forward import micro_batches
@@ -33,6 +34,9 @@ from lab.probes.common import sample_batch
 from lab.probes.notes import t_numbers
 
 FIFTHS = 5
+CONTROLS = "random text", "untrained", "untrained, random text"
+MEASURES = "abs(t) above 3", "abs(t) below 1.5", "early over late", "filler over reasoning"
+THEIR_PHASE_1, THEIR_PHASE_2 = ("0.83", "0.019", "4", "1.75"), ("0.20", "0.39", "1.6", "1.31")
 MORE = "lab/results/phase1.txt"
 
 
@@ -135,26 +139,26 @@ def classes_are_crude(seen: Evidence) -> Found:
 
 @claim(1, "Measured correctly, phase 2 finds the opposite of phase 1: other shares of high t, and "
           "early over late reversed",
-       "t above 3: 0.83; 0.20, below 1.5: 0.019; 0.39, early over late 4; 1.6, filler 1.75; 1.31",
-       "lab notes RUN")
+       "in the table", "lab notes RUN")
 def phase_2_is_the_opposite(seen: Evidence) -> Found:
-    """Phase 1 beside phase 2, which is A log p over all steps. In the notes, too, early tokens have
-    more in both, so nothing is reversed; and t of a size cannot be compared with t of a signed
-    number."""
-    phase_1, record = seen.of_model(phases)["phase 1"], seen.tokens
-    size = record["abs contribution"]
-    phase_2 = TokenTable({"size": size, "class": record.cells["class"], "answer": record["answer"],
-                          "problem": record["problem"], "position": record["position"],
-                          "length": record["length"], "signed": record["contribution"]})
-    early = [first_over_last_fifth(phase) for phase in (phase_1, phase_2)]
-    numbers = {}
-    for name, phase, column, fifths in (("phase 1", phase_1, "size", early[0]),
-                                        ("phase 2", phase_2, "signed", early[1])):
-        high, low, _ = t_of(phase, column)
-        numbers |= {f"above 3 in {name}": high, f"below 1.5 in {name}": low,
-                    f"early over late in {name}": fifths,
-                    f"filler over reasoning in {name}": class_ratio(phase)}
-    return Found(HOLDS if (early[0] > 1) != (early[1] > 1) else NOT, numbers)
+    """Phase 2 is A log p over all steps, and the controls have no credit. In the notes, too, early
+    tokens have more in both phases, so nothing is reversed; and t of a size cannot be compared with
+    t of a signed number."""
+    of, record = seen.of_model(phases), seen.tokens
+    phase_2 = TokenTable({"size": record["abs contribution"], "signed": record["contribution"],
+                          **{name: record[name] for name in ("answer", "problem", "position",
+                                                             "length")},
+                          "class": record.cells["class"]})
+    columns = {"phase 1": (of["phase 1"], "size"), "phase 2": (phase_2, "signed"),
+               **{name: (of[name], "size") for name in CONTROLS}}
+    rows = {name: [*t_of(phase, column)[:2], first_over_last_fifth(phase), class_ratio(phase)]
+            for name, (phase, column) in columns.items()}
+    early = [rows[name][2] for name in ("phase 1", "phase 2")]
+    return Found(HOLDS if (early[0] > 1) != (early[1] > 1) else NOT, {
+        "early over late in phase 1": early[0], "in phase 2": early[1]}, table=Table(
+            "phases", "", {"": ("", MEASURES), "notes' phase 1": ("", THEIR_PHASE_1),
+                           "notes' phase 2": ("", THEIR_PHASE_2),
+                           **{name: (".2f", row) for name, row in rows.items()}}))
 
 
 # ------------------------------------------------------------------- what phase 1 measured

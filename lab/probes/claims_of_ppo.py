@@ -5,6 +5,7 @@ import numpy as np
 import torch
 
 from lab.analysis.statistics import Estimate, Floats, mean_over
+from lab.analysis.tables import Table, by_row
 from lab.engine.errors import PROJECT
 from lab.engine.policy import Policy
 from lab.probes.baseline import squares
@@ -178,7 +179,19 @@ def critic_costs(seen: Evidence) -> Found:
     more = costs["times with layers of its own"] - 1
     return Found(ONE_READING if more > THRESHOLDS["costs a model"].number else NOT, {
         **costs, "points with a linear critic": (stored_gain(TINY, "gae"), "points"),
-        "points with layers of its own": (stored_gain(TINY, "gae-trunk"), "points")})
+        "points with layers of its own": (stored_gain(TINY, "gae-trunk"), "points")},
+        table=Table("methods", "", by_row(dict.fromkeys(HEADS, ""), METHODS)))
+
+
+HEADS = "", "reward", "critic", "credit of a token", "models here", "answers"
+METHODS = (  # as in the note; a model that is not trained is kept only with --kl and for DPO
+    ("PPO", "at the end, or for steps", "yes", "its own, by GAE", "2, or 1 with a linear critic",
+     "new ones"),
+    ("PPO, fallback", "at the end", "no", "its answer's", "1", "new ones"),
+    ("GRPO", "at the end, z-score of the group", "no", "its answer's", "1", "new ones"),
+    ("RLOO", "at the end, minus the others' mean", "no", "its answer's", "1", "new ones"),
+    ("DPO", "which of two is better", "no", "implicit in the loss", "2", "new ones, or a file"),
+    ("RFT", "right ones are kept", "no", "1 for all", "1", "new ones, or a file"))
 
 
 def seconds_of(arm: str) -> float:

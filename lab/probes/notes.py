@@ -1,4 +1,4 @@
-"""The nine tables and the four pictures of the notes on credit in GRPO, of any run.
+"""The ten tables and the four pictures of the notes on credit in GRPO, of any run.
 
     python -m lab notes runs/none-grpo-s0
     python -m lab notes runs/none-grpo-s0 runs/inverse_logprob-grpo-s0
@@ -7,8 +7,8 @@
 Each table has this run's numbers beside the published ones, both in the notes' unit A log p and as
 the size of the gradient, and a sentence on what the table can and cannot show. Beside a run whose
 thinking has weight 0.75, the published numbers are those of the notes' run with 0.75; beside any
-other run they are those of their plain run. The ninth table has a row for each run, and it is the
-only table if there are several runs. The pictures are written into RUN/analysis/notes.png.
+other run they are those of their plain run. The last two tables have a row for each run, and they
+are the only ones if there are several runs. The pictures are written into RUN/analysis/notes.png.
 
 `python -m lab claims RUN` says for each sentence of the notes whether it holds in the run.
 """
@@ -22,6 +22,7 @@ from lab.analysis.html_page import Picture
 from lab.analysis.plots import COLOURS, GRADIENT_COLOUR, plt, save, whole_steps
 from lab.analysis.run_folders import Run, existing, read_run
 from lab.analysis.tables import Cell, Row, Table, by_row, show
+from lab.engine.tokens import ANSWER
 from lab.harness.flags import Flag, read
 from lab.probes.classes import (CLASSES, FILLER, REASONING, STRUCTURE, class_codes, t_of_positions)
 from lab.probes.run_tokens import UNITS, RunTokens
@@ -80,8 +81,8 @@ def main(argv: list[str]) -> None:
                  {"RUN ...": "run folders"})
     runs = [read_run(existing(name)) for name in flags.run]
     if len(runs) > 1:
-        show([f"These are {len(runs)} runs.", LEGEND],
-             [summary([RunTokens(run) for run in runs])])
+        of_runs = [RunTokens(run) for run in runs]
+        show([f"These are {len(runs)} runs.", LEGEND], [summary(of_runs), four_metrics(of_runs)])
         return
     tokens = RunTokens(runs[0])
     show([report.describe(runs[0]), LEGEND], notes_tables(tokens))
@@ -118,7 +119,7 @@ def headings(tokens: RunTokens, /, **more: str) -> dict[str, str]:
 def notes_tables(tokens: RunTokens) -> list[Table]:
     return [contributions(tokens), signs(tokens), t_statistics(tokens), bins(tokens),
             early_over_late(tokens), classes(tokens), classes_by_fifth(tokens),
-            top_tokens(tokens), summary([tokens])]
+            top_tokens(tokens), summary([tokens]), four_metrics([tokens])]
 
 
 def contributions(tokens: RunTokens) -> Table:
@@ -331,6 +332,32 @@ def summary(of_runs: Sequence[RunTokens]) -> Table:
         "other texts."],
         {"end": "success at the end", "their end": "theirs", "theirs": "their ratio",
          "new": "ratio by A w s", "norm": "mean norm", "words": "the notes expected; saw"})
+
+
+@UNDEFINED
+def four_metrics(of_runs: Sequence[RunTokens]) -> Table:
+    """What the notes compare mitigations by, each in a column or two."""
+    rows: list[Row] = []
+    for tokens in of_runs:
+        run, sizes = tokens.run, tokens.sizes("class")[1]
+        fifths = np.array_split([line["success"] for line in run.metrics], 5)
+        curve = " ".join(f"{np.mean(part):.0%}" if len(part) else "-" for part in fifths)
+        ends = run.evaluated()
+        norms = [line["gradient_norm"] for line in run.metrics if line["gradient_norm"]] or [np.nan]
+        in_answer = tokens["abs gradient"] @ (tokens["section"] == ANSWER)
+        rows.append([run.folder.name, curve, ends[-1]["success"] if ends else None,
+                     sizes[0] / sizes[1], in_answer / tokens["abs gradient"].sum(),
+                     float(np.mean(norms)), float(np.std(norms))])
+    formats = {"run": "", "curve": "", "end": ".1%", "ratio": ".2f", "answer": ".1%",
+               "norm": ".3f", "sd": ".3f"}
+    return Table("notes metrics", "The notes' four metrics: learning speed, final accuracy, where "
+                 "the gradient goes, and its stability", by_row(formats, rows), [
+        "The curve is the success in training in each fifth of the steps. This table can compare "
+        "runs. It cannot say which weighting is better: `python -m lab experiment notes_1` to "
+        "notes_3 train pairs"],
+        {"curve": "success by fifths", "end": "held out, at the end", "ratio":
+         "filler / reasoning, A w s", "answer": "answer's share of A w s", "norm": "mean norm",
+         "sd": "its deviation"})
 
 
 # ------------------------------------------------------------------- the four pictures

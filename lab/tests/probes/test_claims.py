@@ -330,6 +330,7 @@ def test_the_command_prints_every_claim_with_its_verdict(whole, capsys):
         assert f"- {claim.name}. " in printed
     assert max(len(line) for line in printed.splitlines() if run not in line) <= 100
     assert "uncorrected for their number" in " ".join(printed.split())
+    assert "\n| early over late " in printed and "\n| PPO, fallback " in printed
     main(["claims", run, "--only", "one_advantage, sparser", "--problems", "3"])
     assert re.findall(r"^- (\w+)\. ", capsys.readouterr().out, flags=re.M) == [
         "one_advantage", "becomes_sparser"]

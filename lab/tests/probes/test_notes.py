@@ -257,11 +257,18 @@ def test_the_summary_by_hand(tmp_path):
     plain run had 15% and a ratio of 1.31; of a weighting that they did not try nothing is known."""
     filler, reasoning = (ids_of(text)[0] for text in (" and", " 7"))
     columns = credit_columns([4], [0], token_id=[filler] * 3 + [reasoning],
-                             log_prob=[-2, -2, -2, -1], collision=np.full(4, 0.5))
-    runs = [write_log(tmp_path / name, {1: columns}, {"mitigation": name})
+                             log_prob=[-2, -2, -2, -1], collision=np.full(4, 0.5),
+                             section=[1, 1, 1, 2])
+    lines = [{"step": step, "gradient_norm": 1.0 + 2 * (step % 2), "success": step / 10}
+             for step in range(1, 11)]
+    runs = [write_log(tmp_path / name, {1: columns}, {"mitigation": name}, lines)
             for name in ("none", "random")]
     plain, random = rows_in(notes.summary([notes_of(run) for run in runs]))
     s = [(1.5 - 2 * np.exp(log_prob)) ** 0.5 for log_prob in (-2, -1)]
+    metrics, _ = rows_in(notes.four_metrics([notes_of(run) for run in runs]))
+    assert metrics["curve"] == "15% 35% 55% 75% 95%" and metrics["end"] is None
+    assert (metrics["norm"], metrics["sd"]) == (2, 1)
+    assert metrics["answer"] == pytest.approx(s[1] / (3 * s[0] + s[1]))
     assert (plain["filler"], plain["reasoning"], plain["ratio"], plain["new"]) == (
         *map(pytest.approx, (2, 1, 2, s[0] / s[1])),)
     assert (plain["their end"], plain["theirs"]) == (0.15, pytest.approx(0.333 / 0.254))
@@ -285,11 +292,11 @@ def test_the_command_prints_the_tables_and_draws_the_pictures(tmp_path, capsys):
     assert titles_in(printed) == [table.title for table in tables]
     assert {table.name for table in tables} == {f"notes {name}" for name in (
         "contribution", "sign", "t", "bins", "early", "classes", "classes by position",
-        "top tokens", "summary")}
+        "top tokens", "summary", "metrics")}
     assert max(len(line) for line in printed.splitlines() if str(tmp_path) not in line) <= 100
     assert (folder / "analysis/notes.png").exists()
     folders = make(tmp_path, {"a": (0.5, {}), "b": (0.2, {"mitigation": "random"})}, seeds=1)
     main(["notes", *map(str, folders)])
     printed = capsys.readouterr().out
-    assert titles_in(printed) == [tables[-1].title]
+    assert titles_in(printed) == [table.title for table in tables[-2:]]
     assert all(Path(folder).name in printed for folder in folders)
