@@ -350,8 +350,8 @@ def four_metrics(of_runs: Sequence[RunTokens]) -> Table:
                      float(np.mean(norms)), float(np.std(norms))])
     formats = {"run": "", "curve": "", "end": ".1%", "ratio": ".2f", "answer": ".1%",
                "norm": ".3f", "sd": ".3f"}
-    return Table("notes metrics", "The notes' four metrics: learning speed, final accuracy, where "
-                 "the gradient goes, and its stability", by_row(formats, rows), [
+    return Table("notes metrics", "The notes' four metrics: learning speed, final accuracy, "
+                 "credit, and the gradient's stability", by_row(formats, rows), [
         "The curve is the success in training in each fifth of the steps. This table can compare "
         "runs. It cannot say which weighting is better: `python -m lab experiment notes_1` to "
         "notes_3 train pairs"],
