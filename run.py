@@ -619,4 +619,6 @@ def find(name: str) -> Path:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        sys.exit(f"run.py trains nothing: python train.py {shlex.join(sys.argv[1:])}")
     print(str(__doc__).split("\n\n")[1], "\n\nThe flags: python train.py --help")

@@ -5,8 +5,8 @@
         --model models/Qwen2.5-Coder-0.5B-Instruct --config lab/recipes/laptop.json
 
     "Find the Greatest Common Divisor (GCD) of these numbers: 6, 420. Give only the GCD as your
-    final answer.\\nGive the steps in one line, then <answer>the answer</answer>."
-    "420 = 70 * 6 <answer>6</answer>" -> 1.0     "6" -> 0.0
+    final answer.\\nWrite <answer>, the answer and </answer>."
+    "<answer>6</answer>" -> 1.0     "6" -> 0.0
 
 The same flags always give the same problems, of which a fifth is never trained on. A task whose
 problems differ from process to process is refused. Only a right answer is paid: many tasks give
@@ -25,8 +25,9 @@ from typing import Annotated, Any
 from countdown_task import between
 from lab.engine.declared import Range
 from lab.engine.errors import UserError, did_you_mean_name
+from lab.harness.chat_template import Message
 
-ASK = "Give the steps in one line, then <answer>the answer</answer>."
+ASK = "Write <answer>, the answer and </answer>."
 FIRST_QUESTIONS = """
 import json, sys, reasoning_gym
 name, size, options = json.loads(sys.argv[1])
@@ -36,13 +37,15 @@ print(json.dumps([problems[n]["question"] for n in range(min(20, size))]))
 Name = Annotated[str, Range(text="a task of reasoning-gym")]
 Size = Annotated[int, Range(text="number of problems; twins count once", least=2, most=100_000)]
 Options = Annotated[str, Range(text="settings of the task, as JSON: '{\"max_value\": 20}'")]
+Shown = Annotated[int, Range(text="number of solved problems that stand in the prompt as earlier "
+                             "turns. They are not trained on", most=20)]
 Ask = Annotated[str, Range(text="the sentence after each question")]
 Partial = Annotated[bool, Range(text="also pay what the package gives to an answer that is not "
                                 "wholly right")]
 
 
-def problems(*, name: Name = "gcd", size: Size = 1000, options: Options = "{}", ask: Ask = ASK,
-             partial: Partial = False) -> list[dict[str, Any]]:
+def problems(*, name: Name = "gcd", size: Size = 1000, options: Options = "{}", examples: Shown = 4,
+             ask: Ask = ASK, partial: Partial = False) -> list[dict[str, Any]]:
     try:
         import reasoning_gym
     except ModuleNotFoundError:
@@ -58,9 +61,18 @@ def problems(*, name: Name = "gcd", size: Size = 1000, options: Options = "{}", 
     if [entry["question"] for entry in made[:20]] != in_another_process(name, size, options):
         raise UserError(f"--name {name}: another process makes other problems of the same seed, so "
                         "no run could be repeated or resumed")
-    by_question = {entry["question"]: entry for entry in made}
-    return [{"prompt": [{"role": "user", "content": f"{question}\n{ask}"}], "name": name,
-             "entry": entry, "partial": partial} for question, entry in by_question.items()]
+    entries = [*{entry["question"]: entry for entry in made}.values()]
+    turns: list[Message] = []
+    for shown in [entry for entry in entries if entry["answer"] is not None][:examples]:
+        entries.remove(shown)
+        turns += [asked(shown, ask),
+                  {"role": "assistant", "content": f"<answer>{shown['answer']}</answer>"}]
+    return [{"prompt": [*turns, asked(entry, ask)], "name": name, "entry": entry,
+             "partial": partial} for entry in entries]
+
+
+def asked(entry: dict[str, Any], ask: str) -> Message:
+    return {"role": "user", "content": f"{entry['question']}\n{ask}"}
 
 
 @cache

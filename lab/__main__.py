@@ -12,9 +12,12 @@ import ast
 import textwrap
 from importlib import import_module
 
-from lab.engine.errors import PROJECT, UserError
-from lab.harness.screen import run_as_program
-from lab.probes.common import run_probe
+try:
+    from lab.engine.errors import PROJECT, UserError
+    from lab.harness.screen import run_as_program
+    from lab.probes.common import run_probe
+except KeyboardInterrupt:  # these take seconds
+    sys.exit(130)
 
 # The commands in the order in which the overview lists them: a heading, and the file of each.
 COMMANDS = {

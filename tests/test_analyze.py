@@ -185,8 +185,10 @@ def test_of_several_folders_those_that_are_no_runs_are_left_out(tmp_path, capsys
     printed = capsys.readouterr().out
     assert printed.startswith(f"left out, because it is no run: {tmp_path / 'ideas'}\n"
                               f"left out, because it is no run: {tmp_path / 'player'}\n")
-    assert f"cannot read {tmp_path / 'none'}" in refusal(
+    assert f"{tmp_path / 'none'} is not the folder of a run" in refusal(
         analyze.main, [str(tmp_path / "0"), str(tmp_path / "none")])
+    assert re.search(f"{tmp_path} is not the folder of a run: {tmp_path}/[01] is one",
+                     refusal(analyze.main, [str(tmp_path)]))
 
 
 def test_the_page_shades_an_answer_and_the_text_has_the_tables(folder, capsys):

@@ -90,6 +90,9 @@ def problem_of(settings: LabSettings, words: list[str]) -> Any:
 
 def is_run(folder: Path) -> bool:
     if not folder.exists():
+        if folder.name.isdigit():  # of a problem
+            raise UserError("the folder of a run or of a model comes first: python -m lab sample "
+                            f"models/tiny {folder} ...")
         raise UserError(f"{folder} does not exist{did_you_mean(folder)}")
     path = folder / "config.json"
     config = read_json(path) if path.exists() else {}

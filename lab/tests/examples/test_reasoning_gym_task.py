@@ -17,12 +17,17 @@ def test_without_the_package_it_is_said_what_to_install(monkeypatch):
 @pytest.mark.parametrize("partial, near", [(False, 0), (True, 0.5)])
 def test_a_task_of_the_package(partial, near):
     pytest.importorskip("reasoning_gym")
-    task, again = (CheckedTask(Task(name="simple_equations", size=50, partial=partial))
+    task, again = (CheckedTask(Task(name="simple_equations", size=54, partial=partial))
                    for _ in range(2))
-    assert (len(task.to_test), len(task.to_train)) == (10, 40)
+    assert (len(task.to_test), len(task.to_train)) == (10, 40)  # four are shown
     problem = task.held_out_problems(3)[2]
     assert problem == again.held_out_problems(3)[2]
-    assert task.prompt_for(problem).endswith("</answer>.<|im_end|>\n<|im_start|>assistant\n")
+    *turns, last = task.prompt_for(problem).split("<|im_start|>user\n")[1:]
+    assert last.endswith("</answer>.<|im_end|>\n<|im_start|>assistant\n") and len(turns) == 4
+    shown = {turn.split("<|im_end|>")[0] for turn in turns}
+    every = {task.show(one) for one in task.to_test + task.to_train}
+    assert all("assistant\n<answer>" in turn for turn in turns)
+    assert not {" ".join(text.split()) for text in shown} & every
     assert task.read(task.show(problem).split()) == problem
     right = problem["entry"]["answer"]
     scores = [task.score(problem, text)["reward"] for text in (
@@ -45,5 +50,5 @@ def test_what_is_refused(flags, said):
 
 def test_an_answer_on_which_the_package_fails_earns_nothing():
     pytest.importorskip("reasoning_gym")
-    task = Task(name="prime_factorization", size=5)
+    task = Task(name="prime_factorization", size=9)
     assert task.score(task.to_test[0], "<answer>I do not know</answer>")["reward"] == 0

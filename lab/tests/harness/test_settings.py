@@ -17,13 +17,14 @@ import grpo
 from lab.countdown import Task
 from examples import guess
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, Choices, mitigation
+from lab.engine.errors import ELSEWHERE, INSTEAD
 from lab.harness import flags
 from lab.harness.build import unpaid_parts
 from lab.harness.flags import option
 from lab.engine.declared import Range
 from lab.harness.flags import Flag, check_value, flags_of, settle, words_of
 from lab.harness.settings import OPTIONS, LabSettings, make_settings, read_flags
-from lab.tools import warmup
+from lab.tools import preflight, warmup
 from lab.engine.declared import Positive
 
 GUESS = "examples.guess"
@@ -394,6 +395,8 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
     ("--config x.yaml", "--config x.yaml: settings are JSON here"),
     ("--config=", "--config needs a value"), ("--config", "--config needs a value"),
     ("--confg x", "unknown argument --confg. Did you mean config?"),
+    ("--max_completion_length 9", "Did you mean max_new_tokens?"),
+    ("--num_epochs 3", "Training is --steps long. --epochs is"), ("--bf16", "--dtype bfloat16"),
     ("--task my_tsk", "there is no such file"), ("--task ../my_task", "there is no such file"),
     ("--task my_tsk.py", "there is no such file"),
     (f"--task {json.__file__}", "there is no such file"),
@@ -409,6 +412,12 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
     ("--entropy_bonus 0.1 --temperature 0.7", "without --temperature 1 and")])
 def test_a_flag_that_is_wrong_or_without_effect_is_refused(argv, said):
     assert said in refusal(settings_of, argv.split())
+
+
+def test_what_is_said_of_the_flags_of_other_programs_names_flags_of_ours():
+    ours = {*OPTIONS, *flags_of(Task), *preflight.FLAGS}
+    named = {*ELSEWHERE.values(), *re.findall(r"--(\w+)", " ".join(INSTEAD.values()))}
+    assert named <= ours and not ours & {*ELSEWHERE, *INSTEAD}
 
 
 def test_a_value_that_would_hold_anyway_may_be_typed():

@@ -83,6 +83,11 @@ def test_unsure_tokens_are_marked_without_colour(text, probability, marked):
     assert terminal.shaded([text], [probability], sample.SHADES, sample.percent) == marked
 
 
+def test_a_problem_without_a_folder_is_told_what_comes_first():
+    assert "the folder of a run or of a model comes first" in refusal(
+        sample.main, ["2", "13", "9", "24"])
+
+
 def test_a_task_reads_what_it_shows():
     task = Task()
     for problem in task.held_out_problems(20):
