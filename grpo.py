@@ -41,11 +41,26 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from qwen2_model import Qwen2, UserError, generate, spelling
+from qwen2_model import Cache, Decoder, Qwen2, UserError, generate, spelling
 
 Metrics = dict[str, Any]
+
+
+class Learner:
+    """What the stages of a step use of a run (run.py): `sample`, `advantages` and `update` of this
+    file, and `weights` of mitigations.py."""
+    settings: Any                       # Settings in run.py
+    model: Qwen2
+    reference: Qwen2 | None             # with --kl: a frozen copy of the initial model
+    optimizer: "AdamW"
+    tokenizer: Tokenizer
+    task: Any                           # Task in countdown_task.py
+    stop: tuple[int, ...]               # the tokens that end an answer
+    encode: Callable[[str], list[int]]  # the tokens of a prompt
+    last_checkpoint: Callable[[], str]  # a sentence that says how to go on after an error
 
 
 @dataclass
@@ -88,10 +103,9 @@ class Rollouts:
 
 
 # --------------------------------------------------------------------------------------- the batch
-def sample(run: Any, problems: Sequence[Any], answers: int, generator: torch.Generator,
+def sample(run: Learner, problems: Sequence[Any], answers: int, generator: torch.Generator,
            greedy: bool = False) -> Rollouts:
-    """Sample answers to each problem, score them, and label their tokens. `run` (run.py) has the
-    model, its tokenizer and the task."""
+    """Sample answers to each problem, score them, and label their tokens."""
     prompts = [run.encode(run.task.prompt_for(problem)) for problem in problems]
     drawn = generate(run.model, prompts, answers, run.settings.max_new_tokens, run.stop, generator,
                      greedy)
@@ -123,7 +137,7 @@ Method = Callable[..., Tensor]      # rollouts -> (B, T)
 ADVANTAGES: dict[str, Method] = {}  # the choices of --advantage
 
 
-def advantages(run: Any, rollouts: Rollouts) -> Tensor:
+def advantages(run: Learner, rollouts: Rollouts) -> Tensor:
     """Call the function that was chosen by --advantage. Returns its values (B, T)."""
     return values_of(ADVANTAGES[run.settings.advantage], run, rollouts)
 
@@ -231,28 +245,31 @@ def policy_loss(log_prob: Tensor, advantage: Tensor, weight: Tensor, mask: Tenso
 
 
 def log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
-    """(rows, T): the log-probs of these answers' tokens, with gradient; 0 beyond the answer.
-
-    The hidden state at a token predicts the next token. So the state at the prompt's last token
-    predicts the answer's first, and the answer's last token is left out, as nothing follows it:
-
-        computed    p q x y        prompt p q, answer x y z
-        predicts      x y z
-    """
-    ids, mask, length = rollouts.ids[rows], rollouts.mask[rows], rollouts.length[rows]
-    prompts = [torch.tensor(rollouts.prompt_ids[g]) for g in rollouts.group[rows].tolist()]
-    computed = nn.utils.rnn.pad_sequence(  # on the right, where no token of a row sees the padding
-        [torch.cat([prompt, answer[:n - 1]]) for prompt, answer, n in zip(prompts, ids, length)],
-        batch_first=True)                                                            # (rows, L)
-    position = torch.arange(computed.shape[1])
-    first = torch.tensor([len(prompt) - 1 for prompt in prompts])[:, None]
-    predicts = (position >= first) & (position < first + length[:, None])            # (rows, L)
-    states = model.model(computed, position)[predicts]                               # (tokens, D)
+    """(rows, T): the log-probs of these answers' tokens, with gradient; 0 beyond the answer."""
+    mask, ids = rollouts.mask[rows], rollouts.ids[rows]
+    states = states_before(model.model, rollouts, rows)                              # (tokens, D)
     log_p = model.logits(states).log_softmax(-1)                                     # (tokens, V)
     result = torch.zeros(mask.shape)
-    # `predicts` and `mask` list the same tokens in the same order, answer after answer
     result[mask] = log_p.gather(1, ids[mask][:, None])[:, 0]
     return result
+
+
+def states_before(decoder: Decoder, rollouts: Rollouts, rows: Tensor) -> Tensor:
+    """(tokens, D): the hidden states that predict the tokens of these answers, answer after answer.
+
+    The state at a token predicts the next token. So the state at the prompt's last token predicts
+    the answer's first, and the answer's last token is not read, as nothing follows it:
+
+        states at   q x y        prompt p q, answer x y z
+        predict     x y z
+    """
+    T = int(rollouts.length[rows].max())
+    ids, mask = rollouts.ids[rows, :T], rollouts.mask[rows, :T]
+    groups, prompt_of = rollouts.group[rows].unique(return_inverse=True)
+    # each prompt is computed once, and has the gradients of all its answers
+    cache = Cache(decoder, [rollouts.prompt_ids[g] for g in groups.tolist()], prompt_of)
+    read = cache.read(ids[:, :-1], is_token=mask[:, 1:])                       # (rows, T - 1, D)
+    return torch.cat([cache.last_states()[:, None], read], 1)[mask]
 
 
 @torch.no_grad()
@@ -263,64 +280,64 @@ def frozen_log_probs(model: Qwen2, rollouts: Rollouts, micro_batch: int) -> Tens
 
 
 # ---------------------------------------------------------------------------------------- the step
-def update(run: Any, rollouts: Rollouts, weight: Tensor, is_measured: bool = False
+def update(run: Learner, rollouts: Rollouts, weight: Tensor, is_measured: bool = False
            ) -> tuple[Metrics, dict[str, Tensor]]:
-    """Train the model on the whole batch: one step of the optimizer, or with --epochs several.
-    Returns metrics, and columns (B, T) for the file of the step's tokens.
-
-    Answers without a gradient are left out. If no answer has one, the optimizer makes no step,
-    because AdamW would move the parameters by its mean of earlier gradients.
+    """Train the model on the whole batch. Returns metrics, and columns (B, T) for the file of the
+    step's tokens.
 
     If `is_measured`, the column `change` has each token's log-prob after the update minus before,
     at the same prefix. All answers share the model's parameters, so the term of one answer moves
     every answer, also those without a gradient of their own. This costs two forward passes."""
-    s, model, mask = run.settings, run.model, rollouts.mask
-    # the answers that have a gradient at some token; with the KL term all have one
-    has_gradient = (weight * rollouts.advantage != 0) | (s.kl > 0)                   # (B, T)
-    rows = (has_gradient & mask).any(1).nonzero()[:, 0]
-    N, trained = int(mask.sum()), int(mask[rows].sum())
-    metrics: Metrics = {"N": N, "trained_tokens": trained, "loss": 0.0, "gradient_norm": None,
-                        "sampler_gap": None, "skipped": None if trained else why_skipped(rollouts)}
-    columns = {"ratio": torch.ones_like(weight)} if s.epochs > 1 else {}
-    before = frozen_log_probs(model, rollouts, s.micro_batch) if is_measured else 0.0
-    reference = frozen_log_probs(run.reference, rollouts, s.micro_batch) if s.kl else None
-    old = torch.zeros_like(weight)  # the log-probs at the first update
+    s, A, mask, N = run.settings, rollouts.advantage, rollouts.mask, int(rollouts.mask.sum())
+    before = frozen_log_probs(run.model, rollouts, s.micro_batch) if is_measured else 0.0
 
-    for epoch in range(s.epochs if trained else 0):
-        model.zero_grad()
-        loss_sum = kl_sum = 0.0
-        for part in rows.split(s.micro_batch):  # as many answers at a time as memory allows
-            log_prob = log_probs(model, rollouts, part)                              # (part, T)
-            if epoch == 0:
-                old[part] = log_prob.detach()
-            inputs = rollouts.advantage[part], weight[part], mask[part], N
-            if s.epochs == 1:
-                loss = policy_loss(log_prob, *inputs)
-            else:
-                loss = clipped_loss(log_prob, old[part], *inputs, s.clip_low, s.clip_high)
-                columns["ratio"][part] = (log_prob.detach() - old[part]).exp()
-            if reference is not None:
-                kl = (divergence(log_prob, reference[part]) * mask[part]).sum()
-                loss = loss + s.kl * kl / N
-                kl_sum += kl.item()
-            # This adds to the gradient so far. The sum over micro-batches is the gradient of the
-            # whole loss, because each part is divided by the same N.
-            loss.backward()
-            loss_sum += loss.item()
-        norm = nn.utils.clip_grad_norm_(model.parameters(), s.max_grad_norm or float("inf"))
-        if not norm.isfinite():
-            raise UserError("the gradient is not finite: a smaller --learning_rate may help. "
-                            f"{run.last_checkpoint()}")
-        if epoch == 0:
-            metrics |= {"loss": loss_sum, "gradient_norm": float(norm),
-                        "sampler_gap": sampler_gap(old[rows], rollouts.log_prob[rows], trained)}
-            metrics |= {"kl": kl_sum / trained} if s.kl else {}
-        run.optimizer.step()
-    if s.epochs > 1 and trained:
-        metrics |= metrics_of_ratio(columns["ratio"], rollouts, rows, s)
+    def loss_of(part: Tensor, log_prob: Tensor) -> Tensor:
+        return policy_loss(log_prob, A[part], weight[part], mask[part], N)
+
+    rows = (mask & (weight * A != 0)).any(1).nonzero()[:, 0]  # the answers that have a gradient
+    columns: dict[str, Tensor] = {}
+    if s.epochs == 1 and not s.kl:
+        metrics, _ = one_step(run, rollouts, rows, loss_of)
+    else:
+        metrics, columns = steps_with_flags(run, rollouts, weight, rows)
+    # Sampler and update compute the same log-probs, so the gap is rounding. If a state is read one
+    # position too late, torch notices nothing, but this gap is large.
+    if (gap := metrics["sampler_gap"] or 0.0) > 0.01:
+        raise UserError(f"log-probs of sampler and update differ by {gap:.2g} a token: one of the "
+                        "two is wrong")
     if is_measured:
-        columns["change"] = frozen_log_probs(model, rollouts, s.micro_batch) - before
+        columns["change"] = frozen_log_probs(run.model, rollouts, s.micro_batch) - before
     return metrics, columns
+
+
+def one_step(run: Learner, rollouts: Rollouts, rows: Tensor,
+             loss_of: Callable[[Tensor, Tensor], Tensor]) -> tuple[Metrics, Tensor]:
+    """One step of the optimizer on these answers. Returns metrics, and the log-probs (B, T) before
+    the step. If there is no answer, no step is made, because AdamW would move the parameters by its
+    mean of earlier gradients."""
+    model, mask, before = run.model, rollouts.mask, torch.zeros_like(rollouts.log_prob)
+    N, trained, loss_sum = int(mask.sum()), int(mask[rows].sum()), 0.0
+    if not trained:
+        return {"N": N, "trained_tokens": 0, "loss": 0.0, "gradient_norm": None,
+                "sampler_gap": None, "skipped": why_skipped(rollouts)}, before
+    model.zero_grad()
+    for part in rows.split(run.settings.micro_batch):  # as many answers as memory allows
+        log_prob = log_probs(model, rollouts, part)                                  # (part, T)
+        loss = loss_of(part, log_prob)
+        # This adds to the gradient so far. The sum over micro-batches is the gradient of the whole
+        # loss, because each part is divided by the same N.
+        loss.backward()
+        loss_sum += loss.item()
+        before[part] = log_prob.detach()
+    most = run.settings.max_grad_norm or float("inf")
+    norm = float(nn.utils.clip_grad_norm_(model.parameters(), most))
+    if not math.isfinite(norm):
+        raise UserError("the gradient is not finite: a smaller --learning_rate may help. "
+                        f"{run.last_checkpoint()}")
+    run.optimizer.step()
+    gap = float((before - rollouts.log_prob)[rows].abs().sum()) / trained
+    return {"N": N, "trained_tokens": trained, "loss": loss_sum, "gradient_norm": norm,
+            "sampler_gap": gap, "skipped": None}, before
 
 
 class AdamW:
@@ -358,6 +375,45 @@ class AdamW:
 
 
 # -------------------------------------------------------------------------- what a flag brings back
+def steps_with_flags(run: Learner, rollouts: Rollouts, weight: Tensor, rows: Tensor
+                     ) -> tuple[Metrics, dict[str, Tensor]]:
+    """With --epochs several steps on one batch, and with --kl a term for each token."""
+    s, A, mask, N = run.settings, rollouts.advantage, rollouts.mask, int(rollouts.mask.sum())
+    olds: list[Tensor] = []  # the log-probs (B, T) before each step
+    reference = None
+    if run.reference is not None:
+        rows = torch.arange(len(mask))  # the KL term has a gradient in every answer
+        reference = frozen_log_probs(run.reference, rollouts, s.micro_batch)
+
+    def loss_of(part: Tensor, log_prob: Tensor) -> Tensor:
+        inputs = A[part], weight[part], mask[part], N
+        if s.epochs == 1:
+            loss = policy_loss(log_prob, *inputs)
+        else:
+            old = olds[0][part] if olds else log_prob.detach()
+            loss = clipped_loss(log_prob, old, *inputs, s.clip_low, s.clip_high)
+        if reference is not None:
+            loss = loss + s.kl * (divergence(log_prob, reference[part]) * mask[part]).sum() / N
+        return loss
+
+    steps = []
+    for _ in range(s.epochs):
+        metrics, old = one_step(run, rollouts, rows, loss_of)
+        steps.append(metrics)
+        olds.append(old)
+    trained = steps[0]["trained_tokens"]
+    if trained and reference is not None:
+        steps[0]["kl"] = float((divergence(olds[0], reference) * mask).sum()) / trained
+    if s.epochs == 1:
+        return steps[0], {}
+    ratio = (olds[-1] - olds[0]).exp()
+    if trained:
+        beyond = torch.where(A > 0, ratio > 1 + s.clip_high, ratio < 1 - s.clip_low) & (A != 0)
+        steps[0] |= {"ratio_mean": float((ratio * mask)[rows].sum()) / trained,
+                     "clipped_share": float((beyond & mask).sum()) / trained}
+    return steps[0], {"ratio": ratio}
+
+
 def clipped_loss(log_prob: Tensor, old: Tensor, advantage: Tensor, weight: Tensor, mask: Tensor,
                  N: int, low: float, high: float) -> Tensor:
     """For --epochs: the loss of PPO (arXiv 1707.06347), with the wider upper bound of DAPO (arXiv
@@ -377,15 +433,6 @@ def clipped_loss(log_prob: Tensor, old: Tensor, advantage: Tensor, weight: Tenso
     return -(weight * torch.minimum(ratio * advantage, clipped * advantage) * mask).sum() / N
 
 
-def metrics_of_ratio(ratio: Tensor, rollouts: Rollouts, rows: Tensor, s: Any) -> Metrics:
-    """For --epochs: clipped is a ratio above its bound if A > 0, and below its bound if A < 0."""
-    A, mask = rollouts.advantage, rollouts.mask
-    beyond = torch.where(A > 0, ratio > 1 + s.clip_high, ratio < 1 - s.clip_low) & (A != 0) & mask
-    count = int(mask[rows].sum())
-    return {"ratio_mean": float((ratio * mask)[rows].sum()) / count,
-            "clipped_share": float(beyond.sum()) / count}
-
-
 def divergence(log_prob: Tensor, reference: Tensor) -> Tensor:
     """For --kl: KL(policy || reference) at each position, estimated from the token that was sampled
     there: exp(d) - d - 1, d = reference - log_prob (k3 of Schulman, "Approximating KL divergence").
@@ -395,20 +442,6 @@ def divergence(log_prob: Tensor, reference: Tensor) -> Tensor:
     """
     d = reference - log_prob
     return d.exp() - d - 1
-
-
-# ------------------------------------------------------------------ the size of a token's gradient
-def gradient_size(log_prob: Tensor, collision: Tensor) -> Tensor:
-    """s = norm(onehot - p) = sqrt(1 - 2 p_y + sum p^2): the length of the gradient that the
-    log-prob of a token y has with respect to the logits. This gradient is onehot - p, where p are
-    the probabilities of all tokens. `collision` is sum p^2.
-
-    When p_y is near 1, the formula subtracts numbers that are nearly equal, and few right digits
-    are left. So the result is clamped to its exact range [1 - p_y, sqrt2 (1 - p_y)].
-    """
-    rest = -torch.expm1(log_prob)  # 1 - p_y
-    square = 1 - 2 * log_prob.exp() + collision
-    return square.clamp(rest.square(), 2 * rest.square()).sqrt()
 
 
 # ---------------------------------------------------------------------------------- what is checked
@@ -425,7 +458,7 @@ def columns_of(scores: list[dict[str, float]]) -> dict[str, Tensor]:
     return {part: torch.tensor([float(score[part]) for score in scores]) for part in scores[0]}
 
 
-def values_of(function: Method, run: Any, rollouts: Rollouts) -> Tensor:
+def values_of(function: Method, run: Learner, rollouts: Rollouts) -> Tensor:
     """The values (B, T) of an advantage or a weighting, called with its flags. The function gets a
     copy of the batch, so what it changes in place has no effect elsewhere. Only the random
     generator is not copied, so that the next function draws other numbers."""
@@ -451,17 +484,6 @@ def checked(values: Any, rollouts: Rollouts, name: str) -> Tensor:
     return credit
 
 
-def sampler_gap(log_prob: Tensor, sampled: Tensor, tokens: int) -> float:
-    """The mean absolute difference between a token's log-prob in the update and in the sampler.
-    Both compute the same, so it is rounding. If a state is read one position too late, torch
-    notices nothing, but this gap is large."""
-    gap = float((log_prob - sampled).abs().sum()) / tokens
-    if gap > 0.01:
-        raise UserError(f"log-probs of sampler and update differ by {gap:.2g} a token: one of the "
-                        "two is wrong")
-    return gap
-
-
 def why_skipped(rollouts: Rollouts) -> str:
     reason = "every group's answers had equal rewards"
     if rollouts.advantage.any():
@@ -480,7 +502,7 @@ def show() -> None:
     folder = Path(__file__).parent / "models/tiny"
     model, tokenizer = load_model(folder), load_tokenizer(folder)
     settings = SimpleNamespace(max_new_tokens=128, micro_batch=4, epochs=1, kl=0, max_grad_norm=1)
-    run = SimpleNamespace(  # what `sample` and `update` need; a training takes it from run.py
+    run: Any = SimpleNamespace(  # what `sample` and `update` need; a training takes it from run.py
         settings=settings, model=model, tokenizer=tokenizer, task=Task("short"),
         optimizer=AdamW(model.parameters(), 2.5e-4), stop=[tokenizer.token_to_id(END_OF_TURN[0])],
         encode=lambda prompt: tokenizer.encode(prompt, add_special_tokens=False).ids)

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor
 
 from countdown_task import NUMBER, OPERATOR, THINK, WORD
-from grpo import Method, Metrics, Rollouts, add_choice, gradient_size, place_of, values_of
+from grpo import Learner, Method, Metrics, Rollouts, add_choice, place_of, values_of
 from grpo import advantage as advantage  # for values that may be negative
 from qwen2_model import UserError
 
@@ -91,6 +91,19 @@ def equal_gradient(rollouts: Rollouts, *, epsilon: float = 0.1) -> Tensor:
     return 1 / (gradient_size(rollouts.log_prob, rollouts.collision) + epsilon)
 
 
+def gradient_size(log_prob: Tensor, collision: Tensor) -> Tensor:
+    """s = norm(onehot - p) = sqrt(1 - 2 p_y + sum p^2): the length of the gradient that the
+    log-prob of a token y has with respect to the logits. This gradient is onehot - p, where p are
+    the probabilities of all tokens. `collision` is sum p^2.
+
+    When p_y is near 1, the formula subtracts numbers that are nearly equal, and few right digits
+    are left. So the result is clamped to its exact range [1 - p_y, sqrt2 (1 - p_y)].
+    """
+    rest = -torch.expm1(log_prob)  # 1 - p_y
+    square = 1 - 2 * log_prob.exp() + collision
+    return square.clamp(rest.square(), 2 * rest.square()).sqrt()
+
+
 @mitigation
 def entropy_weighted(rollouts: Rollouts, *, entropy_temp: float = 1.0) -> Tensor:
     """The weight is softmax(entropy / entropy_temp) over the batch's tokens, times their number.
@@ -123,7 +136,7 @@ def by_kind(rollouts: Rollouts, *, word_weight: float = 0.5,
     return weight
 
 
-def weights(run: Any, rollouts: Rollouts) -> tuple[Tensor, Metrics]:
+def weights(run: Learner, rollouts: Rollouts) -> tuple[Tensor, Metrics]:
     """Returns the weights (B, T) of --mitigation as the loss uses them, and metrics about them.
     With --rescale mean all weights of the batch are multiplied by the number c that gives them a
     mean of 1: .5 .5 1 1 becomes .67 .67 1.33 1.33. So a weighting shifts the gradient from some
@@ -157,7 +170,8 @@ def show() -> None:
     print("probability".ljust(19) + "".join(f"{x:10.2f}" for x in p[0]))
     for name in [*MITIGATIONS][1:]:
         settings = SimpleNamespace(mitigation=name, rescale="mean", keywords_of=lambda _: {})
-        weight, _ = weights(SimpleNamespace(settings=settings), rollouts)
+        run: Any = SimpleNamespace(settings=settings)
+        weight, _ = weights(run, rollouts)
         print(f"{name:19}" + "".join(f"{w:10.2f}" for w in weight[0]))
 
 

@@ -12,8 +12,9 @@ Everything but attention treats each token alone. Which tokens see each other is
 function, which every layer is given as the argument `attend`:
 
     causal          each token sees its own row up to itself: rows (B, L), as in a textbook
-    Cache.prefill   sampling: the same, and the keys and values are kept
-    Cache.attend    sampling: one new token in each row sees all before it
+    Cache.prefill   prompts: the same, and the keys and values are kept for the answers
+    Cache.attend    answers: the next tokens of each row see all before them. In sampling that is
+                    one token of each row at a time, in training it is all of them at once
 
 Shapes: B rows, L positions, D width, H query heads, K key/value heads, V vocabulary.
 """
@@ -57,27 +58,26 @@ class ModelConfig:
 
 
 def rotary(positions: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
-    """RoPE (arXiv 2104.09864): cosine and sine of position * frequency, each (..., 1, head_dim)."""
+    """RoPE (arXiv 2104.09864): cosine and sine of position * frequency, each (..., 1, head_dim).
+    Both halves of a head have the same, but the first half's sine is negated."""
     steps = torch.arange(0, config.head_dim, 2).float()
     frequency = 1.0 / config.rope_theta ** (steps / config.head_dim)
     angle = positions[..., None, None].float() * frequency  # (..., 1, head_dim / 2)
-    angle = torch.cat([angle, angle], -1)  # the same for both halves of a head
-    return angle.cos(), angle.sin()
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate every pair (a, b) of a head into (a cos - b sin, b cos + a sin), where a is in the
-    head's first half and b at the same index of its second half."""
-    a, b = x.chunk(2, -1)
-    return x * cos + torch.cat([-b, a], -1) * sin
+    head's first half and b at the same index of its second half. Rolling exchanges the halves."""
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)  # x * cos + (b, a) * sin
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """softmax(q k^T / sqrt(head_dim) + mask) v, for each head, over rows (B, L, heads, head_dim).
-    The mask is 0 where a token may look, and -inf elsewhere; without one, every token sees its own
-    row up to itself."""
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """softmax(q k^T / sqrt(head_dim)) v, for each head, over rows (B, L, heads, head_dim), where
+    every token sees its own row up to itself."""
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    out = F.scaled_dot_product_attention(q, k, v, mask, is_causal=mask is None, enable_gqa=True)
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     return out.transpose(1, 2)
 
 
@@ -205,53 +205,98 @@ class Sampled(NamedTuple):
     collision: Tensor  # (B, T)
 
 
+ROOM = 64  # slots by which a cache grows
+
+
 class Cache:
     """The keys and values of all earlier tokens. A token's hidden state depends on earlier tokens
-    only through these, so each step computes the newest token of each row alone:
+    only through these. So each prompt is computed once, for all its answers, and after that `read`
+    computes new tokens alone:
 
-        prefill   the prompts, once each                keys and values of P tokens
-        step 1    token 0 of each answer, position P    of P + 1
-        step 2    token 1 of each answer, at P + 1      of P + 2
+        Cache(...)    the prompts, once each                keys and values of P tokens
+        read          token 0 of each answer, position P    of P + 1
+        read          token 1 of each answer, at P + 1      of P + 2
 
-    A layer has (B, slots, K, head_dim) of both. The prompt of a row is in the slots from 0 on, its
-    new tokens are in those from P on, where P is the length of the longest prompt. The slots
-    between them are masked:
+    In training all tokens of the answers are known, and one call of `read` computes them.
+
+    A layer has a tensor (B, slots, 2 K, head_dim): K heads of keys, then K of values. The prompt of
+    a row is in the slots from 0 on, its new tokens are in those from P on, where P is the length of
+    the longest prompt. No token looks at the slots between them:
 
         prompts p q r and s     slots   p q r x y ...
         answers x y and u v             s _ _ u v ...
     """
 
-    def __init__(self, lengths: Tensor, max_new_tokens: int):
-        self.P, self.room = int(lengths.max()), max_new_tokens
-        self.end = self.P                                          # slots in use
-        self.kept: dict[int, tuple[Tensor, Tensor]] = {}           # layer -> keys, values
-        slot = torch.arange(self.P + max_new_tokens)
-        is_seen = (slot < lengths[:, None]) | (slot >= self.P)
-        self.mask = torch.where(is_seen, 0.0, float("-inf"))[:, None, None]  # (B, 1, 1, slots)
+    def __init__(self, decoder: Decoder, prompts: list[list[int]], prompt_of: Tensor):
+        """Compute the prompts. Row i will hold an answer to prompt `prompt_of[i]`."""
+        self.decoder, self.prompt_of = decoder, prompt_of
+        self.kept: dict[int, Tensor] = {}  # of each layer
+        lengths = torch.tensor([len(prompt) for prompt in prompts])
+        self.P = self.end = int(lengths.max())  # `end` is the number of slots in use
+        # padded on the right, where no token of a prompt sees it
+        ids = torch.tensor([prompt + [0] * (self.P - len(prompt)) for prompt in prompts])
+        self.prompt_states = decoder(ids, torch.arange(self.P), self.prefill)  # (prompts, P, D)
+        self.length = lengths[prompt_of]  # (B,) of each row's prompt
+
+    def last_states(self) -> Tensor:
+        """(B, D): the state at the end of each row's prompt, which predicts the answer's token 0.
+        """
+        return self.prompt_states[self.prompt_of, self.length - 1]
 
     def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Keep the prompts' keys and values. The padding is on the right, where no token sees it.
-        """
-        new = (0, 0, 0, 0, 0, self.room)  # slots
-        self.kept[layer] = F.pad(k, new), F.pad(v, new)
-        return attention(q, k, v)
+        """Keep the prompts' keys and values, and let each token see its prompt up to itself."""
+        self.kept[layer] = torch.cat([k, v], 2)[self.prompt_of]
+        return causal(layer, q, k, v)
+
+    def read(self, ids: Tensor, is_token: Tensor | None = None) -> Tensor:
+        """Compute the next n tokens of each row: (B, n) -> hidden states (B, n, D). Where
+        `is_token` (B, n) is False a row is padded, and its state is 0."""
+        start, self.end = self.end, self.end + ids.shape[1]
+        slot = torch.arange(self.end)
+        new = slot[start:, None]                                                 # (n, 1)
+        in_prompt = slot < self.length[:, None, None]                            # (B, 1, slots)
+        self.sees = in_prompt | ((slot >= self.P) & (slot <= new))               # (B, n, slots)
+        position = self.length[:, None] + new[:, 0] - self.P                     # (B, n)
+        if is_token is None:
+            return self.decoder(ids, position, self.attend)
+
+        # Only attention needs rows. All else is computed for the N tokens without the padding.
+        def in_rows(x: Tensor) -> Tensor:  # (N, ...) -> (B, n, ...)
+            rows = x.new_zeros(*is_token.shape, *x.shape[1:])
+            return rows.index_put((is_token,), x)
+
+        def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            return self.attend(layer, in_rows(q), in_rows(k), in_rows(v))[is_token]
+
+        return in_rows(self.decoder(ids[is_token], position[is_token], attend))
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Store the newest token's key and value (B, 1, K, head_dim), and let it see the row."""
-        keys, values = self.kept[layer]
-        keys[:, self.end - 1:self.end], values[:, self.end - 1:self.end] = k, v
-        keys, values = keys[:, :self.end].transpose(1, 2), values[:, :self.end].transpose(1, 2)
-        # The H / K query heads of a key head stand as rows of one query, because enable_gqa would
-        # copy keys and values once for each query head.
-        rows = q[:, 0].unflatten(1, (k.shape[2], -1))                 # (B, K, H / K, head_dim)
-        out = F.scaled_dot_product_attention(rows, keys, values, self.mask[..., :self.end])
-        return out.flatten(1, 2)[:, None]                             # (B, 1, H, head_dim)
+        """Keep the new tokens' keys and values (B, n, K, head_dim), and let each see its row."""
+        kept, (n, K) = self.kept[layer], k.shape[1:3]
+        start, new = self.end - n, torch.cat([k, v], 2)                 # (B, n, 2 K, head_dim)
+        if torch.is_grad_enabled():  # training: what was there is needed in the backward pass
+            kept = torch.cat([kept[:, :start], new], 1)
+        else:
+            if kept.shape[1] < self.end:  # no slot is left: make room for more
+                kept = F.pad(kept, (0, 0, 0, 0, 0, n + ROOM))
+            kept[:, start:self.end] = new
+        self.kept[layer] = kept
+        keys, values = kept[:, :self.end].transpose(1, 2).chunk(2, 1)
+        # The G query heads of a key head stand as G * n queries of one head, because enable_gqa
+        # would copy keys and values once for each query head.
+        G = q.shape[2] // K
+        queries = q.transpose(1, 2).unflatten(1, (K, G)).flatten(2, 3)  # (B, K, G * n, head_dim)
+        sees = self.sees.repeat(1, G, 1)[:, None]                       # (B, 1, G * n, slots)
+        out = F.scaled_dot_product_attention(queries, keys, values, sees)
+        return out.unflatten(2, (G, n)).flatten(1, 2).transpose(1, 2)   # (B, n, H, head_dim)
 
     def take(self, rows: Tensor) -> None:
-        """Go on with these rows alone; a row may be taken several times."""
-        self.mask = self.mask[rows]
-        self.kept = {layer: (keys[rows], values[rows])
-                     for layer, (keys, values) in self.kept.items()}
+        """Go on with these rows alone. They move up within their memory, which takes less time than
+        new memory of this size."""
+        self.length = self.length[rows]
+        for layer, kept in self.kept.items():
+            self.kept[layer] = kept[:len(rows)]
+            self.kept[layer][:, :self.end] = kept[rows, :self.end]
 
 
 @torch.no_grad()
@@ -264,17 +309,9 @@ def generate(model: Qwen2, prompts: list[list[int]], answers: int, max_new_token
     """
     B = len(prompts) * answers
     uniform = torch.rand(B, max_new_tokens, generator=generator)
-    lengths = torch.tensor([len(prompt) for prompt in prompts])
-    ids = torch.zeros(len(prompts), int(lengths.max()), dtype=torch.long)
-    for number, prompt in enumerate(prompts):
-        ids[number, :len(prompt)] = torch.tensor(prompt)
-    cache = Cache(lengths, max_new_tokens)
-    hidden = model.model(ids, torch.arange(ids.shape[1]), cache.prefill)
-    # each prompt was computed once; from here on each answer has a row
     prompt_of = torch.arange(len(prompts)).repeat_interleave(answers)
-    cache.take(prompt_of)
-    lengths = lengths[prompt_of]
-    hidden = hidden[prompt_of, lengths - 1]                                  # (B, D)
+    cache = Cache(model.model, prompts, prompt_of)
+    hidden = cache.last_states()                                             # (B, D)
     row = torch.arange(B)                          # the answers that are still growing
     result = torch.zeros(B, max_new_tokens, dtype=torch.long)
     mask = torch.zeros_like(result, dtype=torch.bool)
@@ -289,9 +326,8 @@ def generate(model: Qwen2, prompts: list[list[int]], answers: int, max_new_token
         if 8 * int(done.sum()) >= len(done):  # once an eighth of the rows has ended, drop them
             stay = (~done).nonzero()[:, 0]
             cache.take(stay)
-            row, token, done, lengths = row[stay], token[stay], done[stay], lengths[stay]
-        cache.end += 1
-        hidden = model.model(token[:, None], (lengths + t)[:, None], cache.attend)[:, 0]
+            row, token, done = row[stay], token[stay], done[stay]
+        hidden = cache.read(token[:, None])[:, 0]
     mask = mask[:, :int(mask.sum(1).max())]
     result, facts = result[:, :mask.shape[1]] * mask, facts[..., :mask.shape[1]] * mask
     finished = (torch.isin(result, stop_ids) & mask).any(1)

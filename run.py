@@ -42,8 +42,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from countdown_task import END_OF_TURN, PROMPTS, Task
-from grpo import ADVANTAGES, AdamW, Rollouts, advantages, place_of, sample, update
-from mitigations import MITIGATIONS, weights
+from grpo import ADVANTAGES, AdamW, Learner, Rollouts, place_of
+from mitigations import MITIGATIONS
 from qwen2_model import (UserError, load_model, load_tokenizer, read_json, read_tensors,
                          refuse_pipe, save_model, small_files)
 
@@ -238,10 +238,9 @@ def refuse_wrong_task(task: Any, s: Settings) -> None:
 
 
 # ------------------------------------------------------------------------------------------ the run
-class Run:
+class Run(Learner):
     """A run. Its steps up to `done` are on record, and `checkpoint` is the model after them."""
-    # These functions become methods: the stages of a step in train.py. The lab's run has others.
-    sample, advantages, weights, update = sample, advantages, weights, update
+    settings: Settings
     methods: Any = METHODS
     has_format = True  # the task scores the format of an answer
 

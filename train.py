@@ -11,8 +11,8 @@ Read `train` first. Where the numbers of token 17 of answer 3 are computed:
     advantage[3, 17]   grpo.py: advantages, grpo
     weight[3, 17]      mitigations.py: weights, none
     the loss           grpo.py: update, policy_loss
-    its log-prob       grpo.py: log_probs
-    the gradient       grpo.py: update
+    its log-prob       grpo.py: log_probs, states_before
+    the gradient       grpo.py: one_step
 
 All random numbers of a step follow from the seed and the step alone. So a run that was killed goes
 on from its checkpoint as if nothing had happened: on the same CPU it samples the same tokens, bit
@@ -28,10 +28,15 @@ from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # new memory for tensors in larger pages
+# Threads that wait for each other spin. Where other programs run, two threads that spin took more
+# than twice the processor time of one. With this value they spin for a moment, and then sleep.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 try:
     from safetensors import SafetensorError
 
+    import grpo
+    import mitigations
     from grpo import Metrics, Rollouts, generator_of
     from qwen2_model import UserError
     from run import HERE, Run, Unknown, printable, read_settings
@@ -45,10 +50,17 @@ except KeyboardInterrupt:
 OF_ONE_SEED = 256  # this many held-out problems in a row share one random seed
 
 
-def train(run: Run) -> None:
-    """`run` holds the settings, the model, its optimizer, the tokenizer and the task. A step calls
-    four functions of grpo.py and mitigations.py: sample, advantages, weights and update. The rest
-    of `run` (record, log, save) writes its folder."""
+class Training(Run):
+    """A run (run.py) holds the settings, the model, its optimizer, the tokenizer and the task, and
+    writes its folder (record, log, save). These four functions are the stages of a step. A run of
+    the lab has others."""
+    sample = grpo.sample
+    advantages = grpo.advantages
+    weights = mitigations.weights
+    update = grpo.update
+
+
+def train(run: Training) -> None:
     s = run.settings
     if run.done == 0 and s.eval_every:
         evaluate(run, 0)
@@ -96,7 +108,7 @@ def means_of(rollouts: Rollouts) -> Metrics:
             "collision": rollouts.collision.sum().item() / tokens}
 
 
-def evaluate(run: Run, step: int) -> None:
+def evaluate(run: Training, step: int) -> None:
     """Answer every held-out problem, first with a sampled answer, then with a greedy one: the
     rewards of a batch are partly luck, and its problems change from step to step."""
     for mode in ("sampled", "greedy"):
@@ -105,7 +117,7 @@ def evaluate(run: Run, step: int) -> None:
         run.log_evaluation(line, time.perf_counter() - begin)
 
 
-def answer_held_out(run: Run, step: int, mode: str) -> dict[str, Any]:
+def answer_held_out(run: Training, step: int, mode: str) -> dict[str, Any]:
     """The line of evaluations.jsonl. The random numbers of a problem follow from its index, so they
     are the same at every step, for every --seed and for every size of a batch."""
     problems, at_a_time = run.held_out, run.settings.questions * run.settings.answers
@@ -129,7 +141,7 @@ def answer_held_out(run: Run, step: int, mode: str) -> dict[str, Any]:
             "success_high": high, **means, **found, "shown": shown}
 
 
-def example(run: Run, rollouts: Rollouts, row: int) -> dict[str, Any]:
+def example(run: Training, rollouts: Rollouts, row: int) -> dict[str, Any]:
     """An answer for the record, with the log-prob of each of its tokens."""
     texts = rollouts.texts[row]
     return {"problem": run.task.show(rollouts.problems[row]), "text": rollouts.answers[row],
@@ -146,7 +158,7 @@ def wilson_interval(hits: float, count: int) -> tuple[float, float]:
     return max(0.0, (centre - half) / (1 + spread)), min(1.0, (centre + half) / (1 + spread))
 
 
-def carry_out(run: Run) -> None:
+def carry_out(run: Training) -> None:
     """Train, unless the run is finished. Whatever happens, its folder is unlocked."""
     failed = True
     try:
@@ -164,7 +176,7 @@ def carry_out(run: Run) -> None:
 
 def main(argv: list[str]) -> None:
     try:
-        run = Run(*read_settings(argv))
+        run = Training(*read_settings(argv))
     except Unknown as unknown:  # the lab may know it
         if not (HERE / "lab" / "run.py").exists():
             raise UserError(f"{unknown}. More is in lab/, which is not here") from None

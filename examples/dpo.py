@@ -60,8 +60,8 @@ from torch import Tensor
 from countdown_task import Problem, is_held_out
 from grpo import Metrics, Rollouts, advantage, frozen_log_probs, sample, to_every_token
 from qwen2_model import UserError, load_model, spelling
-from run import Run, append, digest_of, find, read_lines, read_settings, say
-from train import carry_out
+from run import append, digest_of, find, read_lines, read_settings, say
+from train import Training, carry_out
 
 # where train.py has other defaults; what is typed comes before them
 DEFAULTS = "--advantage dpo --steps 30 --questions 16 --answers 8 --eval_every 30 --eval_tasks 500"
@@ -81,7 +81,7 @@ class Pair(NamedTuple):
     answers: list[list[int]]  # the better one, the worse one
 
 
-class DPO(Run):
+class DPO(Training):
     """A run of train.py whose advantages come from pairs.
 
     Online, each step samples answers to new problems and compares the best with the worst of each

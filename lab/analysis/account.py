@@ -23,7 +23,8 @@ import grpo
 import mitigations
 import qwen2_model
 from analyze import tokens_of
-from grpo import centred, gradient_size, group_mean, group_z_score, policy_loss
+from grpo import centred, group_mean, group_z_score, policy_loss
+from mitigations import gradient_size
 from lab import countdown
 from lab.analysis.run_folders import task_of
 from lab.analysis.token_table import StepRecord, TokenTable

@@ -1,8 +1,8 @@
 """What do these weights do to these tokens? Sentences about the tokens of some batches.
 
-The gradient's size at the logits is abs(A) w s for each token (grpo.gradient_size). So it is said
-which kinds of token get more of the gradient than in plain GRPO, and how much of all weight the
-heaviest tokens have.
+The gradient's size at the logits is abs(A) w s for each token (`gradient_size` in mitigations.py).
+So it is said which kinds of token get more of the gradient than in plain GRPO, and how much of all
+weight the heaviest tokens have.
 """
 import numpy as np
 import torch

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from lab.engine.methods import Metrics, advantage
 from lab.engine.errors import UserError, refuse_undefined
-from lab.engine.forward import lay_out
+from lab.engine.forward import states_of
 from lab.engine.lora import rank_of
 from lab.engine.optimizer import AdamW
 from lab.engine.policy import Policy
@@ -94,9 +94,8 @@ class Trunk(nn.Module):
 
     def values(self, rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
         """(tokens of these rows,): the value before each token."""
-        ids, shared, predicts = lay_out(rollouts, rows)
-        hidden = self.decoder(ids, shared.positions, shared).float()
-        value: torch.Tensor = self.read(hidden[predicts[rollouts.mask[rows]]])
+        states = states_of(self.decoder, rollouts, rows)
+        value: torch.Tensor = self.read(states.float())
         return value.squeeze(-1)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lab.engine.declared import NotNegative, Share
-from lab.engine.forward import frozen_log_probs, lay_out, micro_batches, response_log_probs
+from lab.engine.forward import frozen_log_probs, micro_batches, response_log_probs
 from lab.engine.methods import mitigation
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts
@@ -119,8 +119,12 @@ def at_embeddings(policy: Policy, rollouts: Rollouts, rows: Tensor,
     try:
         with torch.enable_grad():
             log_prob = response_log_probs(policy.model, rollouts, rows)
-            [gradient] = torch.autograd.grad(objective(log_prob), kept)
+            # kept are the embeddings of the prompts, and of the answers without their last tokens
+            [gradient] = torch.autograd.grad(objective(log_prob), kept[1:])
     finally:
         hook.remove()
-    read = lay_out(rollouts, rows)[2].roll(-1, 1)  # token t stands where t + 1 is predicted
-    return kept[0].detach()[read].float(), gradient[read].float()
+    is_read = rollouts.written[rows].roll(-1, 1)  # a token is read if another one follows it
+    is_read[:, -1] = False
+    x, slope = torch.zeros(2, *is_read.shape, gradient.shape[-1], device=gradient.device)
+    x[is_read], slope[is_read] = kept[1].detach().float(), gradient.float()
+    return x, slope

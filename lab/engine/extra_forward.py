@@ -2,10 +2,10 @@
 import torch
 from torch import Tensor
 
-from lab.engine.forward import lay_out, micro_batches
-from lab.engine.packing import SharedPrompts, to_rows
+from lab.engine.forward import micro_batches
+from lab.engine.model import Qwen2, tensors_on
 from lab.engine.rollouts import Rollouts
-from lab.engine.model import Qwen2
+from qwen2_model import Cache
 
 
 @torch.no_grad()
@@ -18,35 +18,38 @@ def look_inside(model: Qwen2, rollouts: Rollouts, micro_batch: int,
     if attention:
         results["attention"] = torch.zeros(B, T, T, device=device)
     rows = (rollouts.length > 0).nonzero().squeeze(1)
-    for part in micro_batches(rollouts, rows, micro_batch):
-        look_at(model, rollouts, part, results)
+    with tensors_on(device):
+        for part in micro_batches(rollouts, rows, micro_batch):
+            look_at(model, rollouts, part, results)
     return results
+
+
+class Looking(Cache):
+    """A cache that keeps the queries of the last layer."""
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        self.layer, self.q = layer, q
+        return super().attend(layer, q, k, v)
+
+    def attention_within(self) -> Tensor:
+        """(R, S, S): [r, i, j] is the attention that token i of answer r pays to its token j,
+        averaged over heads; 0 if j > i. Beyond the answer's length the numbers mean nothing. It is
+        computed here again, because the kernel that `attend` calls does not return it."""
+        kept = self.kept[self.layer][:, :self.end].transpose(1, 2)
+        q, keys = self.q.transpose(1, 2), kept.chunk(2, 1)[0]
+        score = q @ keys.repeat_interleave(q.shape[1] // keys.shape[1], 1).transpose(-1, -2)
+        score = (score.float() * q.shape[-1] ** -0.5).masked_fill(~self.sees[:, None], -torch.inf)
+        weight: Tensor = score.softmax(-1).mean(1)
+        return weight[..., self.P:]  # the keys before are those of the prompt
 
 
 def look_at(model: Qwen2, rollouts: Rollouts, rows: Tensor, results: dict[str, Tensor]) -> None:
     """Compute these rows and write them into the results."""
-    ids, shared, predicts = lay_out(rollouts, rows)
-    mask = rollouts.mask[rows]
-    last_layer = model.config.num_hidden_layers - 1
-    S = shared.answers.shape[1]
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        if layer == last_layer and "attention" in results:
-            # the attention that token t - 1 pays is recorded at token t, which it predicts
-            paid = attention_within(shared, q, k) * mask[:, 1:S + 1, None]
-            results["attention"][rows, 1:S + 1, :S] = paid
-        return shared(layer, q, k, v)
-
-    hidden = model.model(ids, shared.positions, attend).float()
-    results["hidden"][rows] = hidden[predicts] * mask[..., None]
-
-
-def attention_within(shared: SharedPrompts, q: Tensor, k: Tensor) -> Tensor:
-    """(R, S, S): [r, i, j] is the attention that token i of answer r pays to its token j, averaged
-    over heads; 0 if j > i. Beyond the answer's length the numbers mean nothing. It is computed here
-    again, because the kernel that `shared` calls does not return it."""
-    keys = to_rows(k, shared.keys).repeat_interleave(q.shape[1] // k.shape[1], 1)
-    score = to_rows(q, shared.answers) @ keys.transpose(-1, -2)
-    mask = shared.make_mask(torch.float32)
-    weight: Tensor = (score.float() * q.shape[2] ** -0.5 + mask).softmax(-1).mean(1)
-    return weight[..., shared.prompts.shape[1]:]  # the keys before are those of the prompt
+    ids, mask = rollouts.ids[rows][:, :-1], rollouts.mask[rows]
+    groups, prompt_of = rollouts.group[rows].unique(return_inverse=True)
+    cache = Looking(model.model, [rollouts.prompt_ids[g] for g in groups.tolist()], prompt_of)
+    hidden = torch.cat([cache.last_states()[:, None], cache.read(ids)], 1).float()
+    results["hidden"][rows] = hidden * mask[..., None]
+    if "attention" in results:
+        # the attention that token t - 1 pays is recorded at token t, which it predicts
+        results["attention"][rows, 1:, :-1] = cache.attention_within() * mask[:, 1:, None]

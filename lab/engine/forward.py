@@ -1,21 +1,15 @@
-"""The training forward pass, in the coordinates of a batch: index t is the t-th generated token.
-
-`response_log_probs` is all that the loss needs of the model. It uses, in this order:
-
-    lay_out          puts the tokens into one flat sequence and says which index predicts token t
-    SharedPrompts    (packing.py) the attention, in which answers to a problem share its prompt, and
-                     prompts share the tokens that all of them begin with
-    token_log_probs  log softmax of single tokens, without the logits of the whole batch at once
-"""
+"""The training forward pass of a run beyond the book: grpo.py's `states_before`, on any device, and
+the log-probs of a large vocabulary without the logits of the whole batch at once."""
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from lab.engine.packing import SharedPrompts, pack
+from grpo import states_before
+from lab.engine.model import Decoder, Qwen2, linear, tensors_on
 from lab.engine.rollouts import Rollouts
-from lab.engine.model import Qwen2, linear
 
 LOGITS_AT_ONCE = 2 ** 27  # the most logits at a time
 LOGITS_OF_FROZEN = 2 ** 24  # the most if the output matrix is frozen, in either type
@@ -24,14 +18,20 @@ LOGITS_OF_FROZEN = 2 ** 24  # the most if the output matrix is frozen, in either
 def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor,
                        temperature: float = 1.0) -> Tensor:
     """(rows, T): the log-probs of these rows' tokens, with gradient; 0 outside the mask."""
-    ids, shared, predicts = lay_out(rollouts, rows)
-    hidden = model.model(ids, shared.positions, shared)  # (N, D)
-    mask = rollouts.mask[rows]  # what an environment wrote has no log-prob
-    states = hidden.index_select(0, predicts[mask])      # one for each generated token
+    mask, states = rollouts.mask[rows], states_of(model.model, rollouts, rows)
     if temperature != 1:
         states = states / temperature  # so the logits, which are linear in them, are divided too
     found = token_log_probs(states, model.output_matrix, rollouts.ids[rows][mask])
     return found.new_zeros(mask.shape).masked_scatter(mask, found)
+
+
+def states_of(decoder: Decoder, rollouts: Rollouts, rows: Tensor) -> Tensor:
+    """The states that predict the tokens of the mask. What an environment wrote is read, too, but
+    nobody asks for its own log-prob."""
+    written = replace(rollouts, mask=rollouts.written)
+    with tensors_on(rollouts.ids.device):
+        states = states_before(decoder, written, rows)
+    return states[rollouts.mask[rows][written.mask[rows]]]
 
 
 @torch.no_grad()
@@ -44,41 +44,16 @@ def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor, micro_batch
     return log_prob
 
 
-def lay_out(rollouts: Rollouts, rows: Tensor) -> tuple[Tensor, SharedPrompts, Tensor]:
-    """Put these rows into one flat sequence. Returns its ids (N,), with each prompt once and the
-    beginning of all prompts once; its attention; and for token t of a row the index in the sequence
-    that predicts it (rows, T).
-
-    Only here are indices shifted: the end of the prompt predicts token 0, and token t - 1 predicts
-    token t. The last token predicts nothing and is left out. Beyond the mask the index is 0.
-
-        prompt a b c, answer x y z       ids a b c x y,  predicts 2 3 4
-    """
-    group_of, tokens = rollouts.groups_and_ids
-    numbers = rows.tolist()
-    groups = [group_of[row] for row in numbers]
-    distinct = sorted(set(groups))
-    prompts = [rollouts.prompt_ids[group] for group in distinct]
-    prompt_of = torch.tensor([distinct.index(group) for group in groups], dtype=torch.long)
-    ids, shared = pack(prompts, [tokens[row][:-1] for row in numbers], prompt_of)
-    last = torch.tensor([len(prompt) - 1 for prompt in prompts], dtype=torch.long)
-    predicts = torch.zeros(len(numbers), rollouts.ids.shape[1], dtype=torch.long)
-    predicts[:, 0] = shared.prompts[prompt_of, last[prompt_of]]
-    predicts[:, 1:1 + shared.answers.shape[1]] = shared.answers
-    device = rollouts.ids.device
-    return ids.to(device), shared.to(device), predicts.to(device)
-
-
 def micro_batches(rollouts: Rollouts, rows: Tensor, size: int) -> list[Tensor]:
     """Cut the rows into parts of `size` that fit into memory, with the answers to a problem side by
     side. The part with most tokens comes first, because the others then fit into the memory that it
     has taken."""
-    group_of, tokens = rollouts.groups_and_ids
+    length = rollouts.written.sum(1)
+    lengths = [len(prompt) for prompt in rollouts.prompt_ids]
 
     def count_tokens(part: Tensor) -> int:
-        of_prompts = sum(len(rollouts.prompt_ids[group])
-                         for group in {group_of[row] for row in part.tolist()})
-        return of_prompts + sum(len(tokens[row]) for row in part.tolist())
+        groups: set[int] = set(rollouts.group[part].tolist())
+        return sum(lengths[group] for group in groups) + int(length[part].sum())
 
     return sorted(rows.split(size), key=count_tokens, reverse=True) if len(rows) else []
 

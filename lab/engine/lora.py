@@ -9,14 +9,14 @@ this saves, in an update with parameters that are not LoRA's for comparison:
     memory        W is kept in the type of the products, and has neither a gradient nor moments:
                   2 bytes for each of its numbers in bfloat16, instead of 16
     arithmetic    no gradient of W is computed: 4 operations for each token and number, instead of 6
-    sampling      W is laid out for the sampler once in a run, instead of once in a step
+    sampling      W is kept in the layout that the sampler reads fastest
 
 All matrices of the layers have an addition. Embeddings, norms, biases and the output matrix have
 none. A and B are float32, so that small steps are not rounded away.
 
 The sampler does not merge the addition into W. In bfloat16 a number of 0.02 has steps of 0.0001,
 so most of a step would be lost, and another model would be sampled than the one that is trained.
-The sampler computes W x and B A x one beside the other, as training does (lab/engine/fused.py).
+The sampler computes W x and B A x one beside the other, as training does.
 """
 from collections.abc import Callable, Iterator
 from typing import cast
@@ -86,7 +86,9 @@ def keep_rounded(model: Qwen2) -> Qwen2:
     for parameter in model.parameters():
         if parameter.dim() > 1 and not parameter.requires_grad:
             parameter.data = parameter.data.to(model.compute_dtype)
-            parameter.is_frozen = True  # type: ignore[attr-defined]
+            # smaller products are not faster in oneDNN's layout
+            parameter.is_frozen = (model.config.hidden_size >= 512  # type: ignore[attr-defined]
+                                   and torch.backends.mkldnn.is_available())
     return model
 
 

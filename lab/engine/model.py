@@ -6,16 +6,17 @@ The classes are the book's, and so are the names of the parameters. A model is b
 and then its modules get the classes of this file in place, which have the same parameters and
 another `forward`. lab/engine/model_folder.py reads and writes the folders of models.
 
-Only one function knows which tokens see each other, as in the book. It is passed in as `attend`:
+Only one function knows which tokens see each other. It is the book's, passed in as `attend`:
 
-    causal         (the book's)  each token sees its own row up to itself
-    SharedPrompts  (packing.py)  training: a prompt is there once, and all its answers see it
-    Cache          (sampler.py)  sampling: one new token in each row sees all before it
+    causal         each token sees its own row up to itself
+    Cache          training and sampling: prompts once, and then the tokens of their answers
 
 Shapes: B rows, L positions, N tokens of a forward pass (in grpo.py N is the number of generated
 tokens in a batch), D width, H query heads, K key/value heads, V vocabulary.
 """
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -23,26 +24,18 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import qwen2_model
-from qwen2_model import Attend, causal
+from qwen2_model import Attend, causal, rotate
 from qwen2_model import ModelConfig as ModelConfig  # many take it from here
 
 
 def rotary(positions: Tensor, config: ModelConfig,
            dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of position times frequency (2104.09864), each (..., 1, head_dim). The first
-    half of the sine is negated here, so that `rotate` is x * cos + swapped * sin."""
+    """The book's, on any device and in any type."""
     steps = torch.arange(0, config.head_dim, 2, device=positions.device, dtype=dtype)
     frequency = 1.0 / config.rope_theta ** (steps / config.head_dim)
     angle = positions[..., None, None].to(dtype) * frequency  # (..., 1, frequencies)
     cos, sin = angle.cos(), angle.sin()
     return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor, out: Tensor | None = None) -> Tensor:
-    """Rotate every pair (a, b) of a head into (a cos - b sin, b cos + a sin), where a is in the
-    head's first half and b at the same index of its second half. `out` may be x."""
-    swapped = x.roll(x.shape[-1] // 2, -1)  # (b, a); the minus sign is already in `sin`
-    return torch.addcmul(x * cos, swapped, sin, out=out)  # x * cos + swapped * sin
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
@@ -64,14 +57,38 @@ def has_bfloat16() -> bool:
     return has_onednn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
+def tensors_on(device: torch.device) -> AbstractContextManager[Any]:
+    """The book makes tensors without naming a device. In this context they are on this one."""
+    return nullcontext() if device.type == "cpu" else device
+
+
 def linear(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ matrix.T + bias in the type of x, whatever type the weights are kept in."""
+    if getattr(matrix, "is_frozen", False) and not torch.is_grad_enabled() and x.is_cpu:
+        return frozen_product(x, matrix, bias)
+    if x.dtype == matrix.dtype == torch.float32:  # the usual case, with nothing to round
+        return F.linear(x, matrix, bias)
     product_dtype = product_type(x.dtype, x.device)
     # the weights are rounded to the type of x even if the product is computed in another type
     matrix = matrix.to(x.dtype).to(product_dtype)
     if bias is not None:
         bias = bias.to(x.dtype).to(product_dtype)
     return F.linear(x.to(product_dtype), matrix, bias).to(x.dtype)
+
+
+def frozen_product(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
+    """The same for a matrix that LoRA has frozen. It is kept beside itself in the layout in which
+    oneDNN reads it fastest with few rows, as in sampling."""
+    product_dtype = product_type(x.dtype, x.device)
+    if not hasattr(matrix, "laid_out"):
+        rounded = matrix.detach().to(x.dtype).to(product_dtype).contiguous()
+        matrix.laid_out = torch.ops.mkldnn._reorder_linear_weight(rounded)  # type: ignore[attr-defined]
+    if bias is not None:
+        bias = bias.to(x.dtype).to(product_dtype)
+    rows = x.flatten(0, -2).to(product_dtype)
+    product: Tensor = torch.ops.mkldnn._linear_pointwise(
+        rows, matrix.laid_out, bias, "none", [], "")  # type: ignore[attr-defined]
+    return product.to(x.dtype).view(*x.shape[:-1], -1)
 
 
 class RMSNorm(qwen2_model.RMSNorm):
@@ -82,6 +99,8 @@ class RMSNorm(qwen2_model.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         # in bfloat16 a small square would be lost when it is added to a large sum
+        if x.dtype == self.weight.dtype == self.output_dtype == torch.float32:
+            return super().forward(x)
         wide = at_least_float32(self.output_dtype)
         normed = F.rms_norm(x.to(wide), self.weight.shape, self.weight.to(wide), self.eps)
         return normed.to(self.output_dtype)
@@ -106,28 +125,10 @@ class Attention(qwen2_model.Attention):
         q, k = self.q_norm(q), self.k_norm(k)
         sizes = [q.shape[-2], k.shape[-2]]
         turned = rotate(torch.cat([q, k], -2), cos, sin)  # together, with half the operations
-        turned = turned.type_as(v)  # cos and sin are in float32 at least
-        q, k = turned.split(sizes, -2)
-        return self.o_proj(attend(self.layer, q, k, v).flatten(-2))
-
-
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
-    """Softmax attention over (rows, heads, length, head_dim); without a mask it is causal.
-
-    A mask, of 0 and -inf, is added to the scores. With a mask, the query heads that share a key
-    head are computed as one head with H / K times as many queries: first all queries of the first
-    head, then those of the second, and so on. So the mask's shape is
-    (rows, 1, H / K * length, keys).
-    """
-    H, K = q.shape[1], k.shape[1]
-    if mask is None:
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=H != K)
-    product_dtype = product_type(q.dtype, q.device)
-    by_key_head = q.unflatten(1, (K, -1)).flatten(2, 3)  # (rows, K, H / K * length, head_dim)
-    attended = F.scaled_dot_product_attention(
-        by_key_head.to(product_dtype), k.to(product_dtype), v.to(product_dtype),
-        mask.to(product_dtype))
-    return attended.to(q.dtype).reshape(q.shape)
+        # rounded to the type of v, as cos and sin are in float32 at least
+        kind = product_type(v.dtype, v.device)
+        q, k = turned.type_as(v).to(kind).split(sizes, -2)
+        return self.o_proj(attend(self.layer, q, k, v.to(kind)).type_as(v).flatten(-2))
 
 
 class Decoder(qwen2_model.Decoder):

@@ -2,7 +2,7 @@
 
 Everything per token is (B, T): index t is the t-th generated token. The sampler counts tokens so,
 and so do rewards, credit and the loss. Only a forward pass in training needs another index, because
-token t is predicted at the token before it: `lay_out` in forward.py makes this shift.
+token t is predicted at the token before it: `states_before` of grpo.py makes this shift.
 
     3 5 7 make 22 -> " 3 * 5 = 15 ...", " no ..."   two answers to one problem, 30 and 8 tokens
     ids, mask, log_prob, ... (2, 30)                mask[1, 8:] is False

@@ -1,6 +1,6 @@
 """Sampling answers: every prompt is computed once, and then all answers grow by one token in each
-step. This is `generate` of qwen2_model.py, for models that are laid out for it (fused.py) and with
-four more arguments:
+step. This is `generate` of qwen2_model.py, with the book's model, cache and `draw`, and four more
+arguments:
 
 starts        An answer may continue a sequence from a position within it. The sequence is still
               computed once, and its hidden state at that position predicts the first token. With
@@ -27,20 +27,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 import qwen2_model
 from lab.engine.errors import UserError
-from lab.engine.fused import FusedQwen2
-from lab.engine.model import Qwen2, attention
-from lab.engine.packing import pack, to_rows
+from lab.engine.model import Qwen2, tensors_on
+from qwen2_model import Cache
 
 # With a vocabulary longer than this, a CPU draws the tokens of only 4 rows at a time. Their logits
 # are read several times, and those of 4 rows stay in the CPU's cache meanwhile.
 LONG_VOCABULARY, ROWS_IN_CACHE = 4096, 4
-FIRST_SLOTS = 64  # room for new tokens that the cache begins with; most answers end far below the
-#                   limit
 
 # an answer's row, its tokens up to a stop token, and which of them were drawn -> the tokens that
 # the environment writes then, or None if the answer has ended
@@ -73,65 +69,6 @@ class Sampling(NamedTuple):
     stop: Tensor  # ids of the stop tokens
     temperature: float
     greedy: bool
-
-
-class Cache:
-    """The keys and values of all earlier tokens, laid out as in qwen2_model.py: a row's prompt is
-    in the slots from 0 on, and the row sees `seen` tokens of it. Its new tokens are in the slots
-    from P on. A layer has one tensor (R, 2 K, slots, head_dim): K heads of keys, then K of values.
-    """
-
-    def __init__(self, seen: Tensor, P: int, dtype: torch.dtype):
-        self.seen, self.P, self.dtype = seen, P, dtype
-        self.stored: list[Tensor] = []
-        self.end = P  # slots in use
-        self.new = 1  # how many of them are of the tokens that each row reads now
-
-    def open_slots(self, new: int, most: int) -> None:
-        """Make room for some tokens in each row; there will be at most `most` new tokens. If no
-        slot is left, double the slots for new tokens."""
-        slots = self.stored[0].shape[2]
-        self.new = new
-        self.end += new
-        if self.end > slots:
-            wanted = max(slots - self.P, FIRST_SLOTS, self.end - slots)
-            more = min(wanted, self.P + most - slots)
-            for layer, stored in enumerate(self.stored):
-                self.stored[layer] = F.pad(stored, (0, 0, 0, more))
-            slot = torch.arange(slots + more, device=self.seen.device)
-            is_seen = (slot < self.seen[:, None]) | (slot >= self.P)
-            mask = torch.zeros(is_seen.shape, dtype=self.dtype, device=self.seen.device)
-            self.mask = mask.masked_fill_(~is_seen, float("-inf"))[:, None, None]
-
-    def attend(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
-        """Store the newest token of each row, kv (R, 2 K, head_dim), and let it see the row. The
-        query heads of a key head stand as rows of one query: (R, K, H / K, head_dim)."""
-        if self.new > 1:
-            return self.attend_to_several(layer, q, kv)
-        stored = self.stored[layer]
-        stored[:, :, self.end - 1] = kv
-        keys, values = stored[:, :, :self.end].chunk(2, 1)
-        return F.scaled_dot_product_attention(q.unflatten(1, (keys.shape[1], -1)), keys, values,
-                                              self.mask[..., :self.end])
-
-    def attend_to_several(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
-        """The same for the newest M tokens of each row: q (R * M, H, head_dim)."""
-        stored, M, first = self.stored[layer], self.new, self.end - self.new
-        stored[:, :, first:self.end] = kv.unflatten(0, (-1, M)).transpose(1, 2)
-        keys, values = stored[:, :, :self.end].chunk(2, 1)
-        is_later = torch.ones(M, self.end, dtype=torch.bool, device=q.device).triu_(first + 1)
-        mask = self.mask[..., :self.end].masked_fill(is_later, float("-inf"))  # (R, 1, M, end)
-        mask = mask.repeat(1, 1, q.shape[1] // keys.shape[1], 1)
-        attended = attention(q.unflatten(0, (-1, M)).transpose(1, 2), keys, values, mask)
-        return torch.unflatten(attended.transpose(1, 2).flatten(0, 1), 1, (keys.shape[1], -1))
-
-    def take(self, rows: Tensor) -> None:
-        """Go on with these rows alone."""
-        self.seen = self.seen[rows]
-        for layer, stored in enumerate(self.stored):
-            self.stored[layer] = stored[rows]
-        if self.end > self.P:
-            self.mask = self.mask[rows]
 
 
 def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | list[int],
@@ -168,7 +105,7 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
     stop = torch.tensor(stop_ids, dtype=torch.long, device=model.device)
     limit = torch.tensor(limits, device=model.device)
 
-    with torch.inference_mode():  # cheaper than no_grad
+    with torch.inference_mode(), tensors_on(model.device):  # cheaper than no_grad
         found = sample(model, prompts, starts, limit, uniform, Sampling(stop, temperature, greedy),
                        reply)
     # copies, because what inference mode has made cannot be used in a computation with gradient
@@ -180,8 +117,11 @@ def sample(model: Qwen2, prompts: list[list[int]], starts: list[Start], limit: T
     """Sample an answer from each start. limit (B,) has the most tokens of each, uniform (B, T) a
     random number in [0, 1) for each token."""
     B, T = uniform.shape
-    fused = FusedQwen2(model, max(*map(len, prompts), *(start.seen + T for start in starts)))
-    cache, hidden = read_prompts(fused, prompts, starts)
+    needed = sorted({start.prompt for start in starts})
+    cache = Cache(model.model, [prompts[number] for number in needed],
+                  torch.tensor([needed.index(start.prompt) for start in starts]))
+    cache.length = torch.tensor([start.seen for start in starts])  # of the prompt, for this row
+    hidden = cache.last_states()
     without = None  # the tokens that may not come first
     if any(start.without >= 0 for start in starts):
         without = torch.tensor([start.without for start in starts], device=uniform.device)
@@ -194,7 +134,7 @@ def sample(model: Qwen2, prompts: list[list[int]], starts: list[Start], limit: T
     done = finished[row]
     t = 0
     while True:
-        token, facts[:, row, t] = draw_rows(fused.logits(hidden), uniform[row, t], sampling,
+        token, facts[:, row, t] = draw_rows(model.logits(hidden), uniform[row, t], sampling,
                                             without if t == 0 else None)
         ends_turn = torch.isin(token, sampling.stop) & ~done
         if replied is not None:
@@ -219,37 +159,12 @@ def sample(model: Qwen2, prompts: list[list[int]], starts: list[Start], limit: T
             place = slice(t + 1, t + count)
             tokens[row, place] = replied[row, place].clamp(min=0)
             length[row] += (count - 1) * ~done
-        positions = (cache.seen + t)[:, None] + torch.arange(count, device=row.device)
-        cache.open_slots(count, T - 1)
-        hidden = fused.hidden(tokens[row, t:t + count].flatten(), positions.flatten(), cache.attend)
-        hidden = hidden[count - 1::count]
+        hidden = cache.read(tokens[row, t:t + count])[:, -1]
         t += count
     written = torch.arange(T, device=row.device) < length[:, None]
     mask = written if replied is None else written & (replied < 0)
     log_prob, entropy, collision = facts.masked_fill(~mask, 0)
     return Generation(tokens * written, mask, finished, log_prob, entropy, collision, written)
-
-
-def read_prompts(model: FusedQwen2, prompts: list[list[int]], starts: list[Start]
-                 ) -> tuple[Cache, Tensor]:
-    """Compute each prompt that is needed once. Returns a cache with a row for each start, and the
-    state that predicts its first token (B, D)."""
-    needed = sorted({start.prompt for start in starts})
-    device = model.embeddings.device
-    prompt = torch.tensor([needed.index(start.prompt) for start in starts], device=device)
-    seen = torch.tensor([start.seen for start in starts], device=device)
-    ids, packed = pack([prompts[number] for number in needed], [], torch.zeros(0, dtype=torch.long))
-    packed = packed.to(device)
-    cache = Cache(seen, packed.prompts.shape[1], model.dtype)
-
-    def attend(layer: int, q: Tensor, kv: Tensor) -> Tensor:
-        cache.stored.append(to_rows(kv, packed.prompts)[prompt])
-        k, v = kv.chunk(2, 1)
-        attended = packed(layer, q, k, v)                                   # (N, H, head_dim)
-        return torch.unflatten(attended, 1, (k.shape[1], -1))               # by key head
-
-    hidden = model.hidden(ids.to(device), packed.positions, attend)         # (N, D)
-    return cache, hidden[packed.prompts[prompt, seen - 1]]
 
 
 def ask(reply: Reply, row: Tensor, ends_turn: Tensor, tokens: Tensor, replied: Tensor) -> Tensor:

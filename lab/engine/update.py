@@ -6,7 +6,8 @@ gradient, to rounding: a test ties the two.
 import torch
 from torch import Tensor
 
-from grpo import clipped_loss, gradient_size, policy_loss, why_skipped
+from grpo import clipped_loss, policy_loss, why_skipped
+from mitigations import gradient_size
 from grpo import divergence as k3
 from lab.engine.methods import Metrics
 from lab.engine.forward import frozen_log_probs, micro_batches, response_log_probs

@@ -1,15 +1,14 @@
 """What a GPU computes in another way than lab/engine, because it is faster there: kernels in
-Triton, flash attention, and a token step that is recorded once and replayed. No line of lab/engine
+Triton, joined matrices, and a token step that is recorded once and replayed. No line of lab/engine
 names this room. Without it `--device cuda` computes with the engine's functions, in plain torch.
 
-`install` puts three functions of this room in the place of the engine's, for the whole process.
+`install` puts two functions of this room in the place of the engine's, for the whole process.
 Each of them looks at its arguments, and calls the engine's function for a model that is not on a
 GPU. Only lab/harness/build.py calls it, for --device cuda.
 """
 from torch import Tensor
 
 import lab.engine.forward
-import lab.engine.packing
 import lab.engine.sampler
 from lab.engine.model import Qwen2
 from lab.engine.sampler import Generation, Reply, Sampling, Start
@@ -19,10 +18,8 @@ plain_log_probs = lab.engine.forward.token_log_probs
 
 
 def install() -> None:
-    from lab.gpu.flash import FlashPrompts
     lab.engine.sampler.sample = sample
     lab.engine.forward.token_log_probs = token_log_probs
-    lab.engine.packing.SharedPrompts = FlashPrompts  # type: ignore[misc]
 
 
 def sample(model: Qwen2, prompts: list[list[int]], starts: list[Start], limit: Tensor,

@@ -1,4 +1,4 @@
-"""The model as a GPU samples from it: that of lab/engine/fused.py, with other operations where a
+"""The model as a GPU samples from it: that of lab/gpu/fused.py, with other operations where a
 GPU has one kernel for what a CPU does in several. In bfloat16, and if Triton is there,
 `token_states` of lab/gpu/kernels.py computes a token step with the same matrices."""
 from functools import cache
@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lab.engine.fused import FusedQwen2, Joined
+from lab.gpu.fused import FusedQwen2, Joined
 from lab.engine.model import Qwen2
 from qwen2_model import RMSNorm
 

@@ -32,10 +32,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lab.engine.model import Qwen2
-from lab.engine.packing import pack, to_rows
+from lab.gpu.packing import pack, send, to_rows
 from lab.engine.sampler import Generation, Reply, Sampling, Start
 from lab.gpu.cache import Cache, fill_blocks, rows_of_block
-from lab.gpu.flash import send
 from lab.gpu.model import ModelOnGPU
 
 # In a vocabulary longer than this, most of the time for drawing a token goes into reading memory,

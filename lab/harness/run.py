@@ -41,7 +41,8 @@ from lab.harness.screen import python_command, say
 from lab.harness.settings import CHANGEABLE, CONTINUE, LabSettings, make_settings, read_flags
 from lab.harness.tasks import score_again
 from qwen2_model import small_files
-from run import Run, checkpoints, remove, whole
+from run import checkpoints, remove, whole
+from train import Training
 
 
 def open_lab_run(argv: list[str]) -> "LabRun":
@@ -89,7 +90,7 @@ def peak_memory() -> int | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-class LabRun(Run):
+class LabRun(Training):
     settings: LabSettings
     methods = METHODS
     scores_agree = True  # so far, when answers were scored twice

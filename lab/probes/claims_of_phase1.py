@@ -16,7 +16,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from grpo import gradient_size, grpo
+from grpo import grpo
+from mitigations import gradient_size
 from lab.analysis.shares import share_of
 from lab.analysis.statistics import Estimate, jackknife, within
 from lab.analysis.tables import Table

@@ -38,7 +38,7 @@ from lab.engine.errors import UserError
 from lab.engine.policy import Policy, derived_seed
 from lab.engine.rollouts import Rollouts
 from lab.engine.tokens import KINDS, SECTIONS
-from grpo import gradient_size
+from mitigations import gradient_size
 from lab.harness.flags import Flag
 from lab.harness.record import credit_path, provenance, write_credit
 from lab.probes.classes import CLASSES, class_codes

@@ -9,6 +9,7 @@ import torch
 from conftest import ROOT, one_of
 
 import grpo
+import mitigations
 from lab.engine.methods import ADVANTAGES
 from lab.exact import gradients
 from lab.worlds import TWO, WORLDS, Kind, World
@@ -42,7 +43,7 @@ def test_identities_of_the_page_on_policy_gradient(seed, G):
         mean = torch.tensor([*batches.values()]).double() @ found
         torch.testing.assert_close(mean, factor * world.truth, rtol=1e-4, atol=1e-7)
     collision = rollouts.collision.double()
-    s = grpo.gradient_size(rollouts.log_prob.double(), collision)
+    s = mitigations.gradient_size(rollouts.log_prob.double(), collision)
     left = chance @ (s.square() * rollouts.mask).sum(1)
     right = chance @ ((1 - collision) * rollouts.mask).sum(1)
     assert left.item() == pytest.approx(right.item(), rel=1e-5)

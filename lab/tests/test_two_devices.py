@@ -8,7 +8,7 @@ import mitigations  # noqa: F401  fills the lists of choices
 from lab.tests.devices import OnGPU, second_device
 from conftest import ROOT
 from small import copied
-from lab.engine import forward, packing, sampler
+from lab.engine import forward, sampler
 from lab.engine.methods import ADVANTAGES, MITIGATIONS
 from lab.engine.sampler import Start, generate
 from lab.gpu import sampler as gpu_sampler
@@ -29,14 +29,12 @@ OF_TURNS = {"turn_credit", "without_luck"}
 @pytest.fixture(autouse=True)
 def both_round_alike(monkeypatch):
     """A GPU widens no product, so this CPU does not either. Prompts that begin with the same token
-    share it. There is no flash attention on a CPU (lab/tests/gpu/test_flash.py). What a run on the
+    share it. What a run on the
     second device puts in the place of the engine's functions is taken back after the test."""
-    for module, name in ((sampler, "sample"), (packing, "SharedPrompts"),
-                         (forward, "token_log_probs")):
+    for module, name in ((sampler, "sample"), (forward, "token_log_probs")):
         monkeypatch.setattr(module, name, getattr(module, name))
-    monkeypatch.setattr("lab.gpu.flash.uses_flash", lambda q: False)
     monkeypatch.setattr("lab.engine.model.has_bfloat16", lambda: True)
-    monkeypatch.setattr("lab.engine.packing.LEAST_PREFIX", 1)
+    monkeypatch.setattr("lab.gpu.packing.LEAST_PREFIX", 1)
 
 
 def moved(model):

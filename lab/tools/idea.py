@@ -38,7 +38,7 @@ from typing import Any
 
 import torch
 
-from grpo import gradient_size
+from mitigations import gradient_size
 from lab.analysis.comparison import Arms
 from lab.analysis.verdict import Tries, Verdict
 from lab.analysis.weights import about_gradient, differs_within

@@ -132,8 +132,9 @@ def test_the_extra_forward_pass_is_made_only_when_somebody_looks_and_once(policy
     passes, forward = [], policy.model.model.forward
     monkeypatch.setattr(policy.model.model, "forward",
                         lambda *args: passes.append(1) or forward(*args))
+    # prompts and answers are a call each
     for name, expected in (("none", 0), ("equal_gradient", 0), ("entropy_weighted", 0),
-                           ("attention_credit", 1), ("learned_importance", 1)):
+                           ("attention_credit", 2), ("learned_importance", 2)):
         rollouts = spoken(policy)
         passes.clear()
         credit(policy, name, rollouts)

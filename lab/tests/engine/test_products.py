@@ -13,7 +13,7 @@ pytestmark = pytest.mark.numerics
 
 
 def set_product_type(monkeypatch, wide):
-    for module in ("lab.engine.model", "lab.engine.fused"):
+    for module in ("lab.engine.model",):
         monkeypatch.setattr(f"{module}.product_type",
                             lambda dtype, device: wide if dtype == torch.bfloat16 else dtype)
 

@@ -3,9 +3,9 @@ import pytest
 import torch
 
 from conftest import one_of
-from lab.engine import packing, sampler
+from lab.engine import sampler
 from lab.engine.errors import UserError
-from lab.engine.fused import FusedQwen2
+from lab.engine.model import Decoder
 from lab.engine.sampler import Sampling, Start, draw, generate
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [14]]
@@ -16,13 +16,13 @@ USUAL = Sampling(torch.tensor(MANY_STOPS), temperature=1.0, greedy=False)
 @pytest.fixture
 def fed(monkeypatch):
     """A list that gets ids and positions of every pass through the model."""
-    passes, hidden = [], FusedQwen2.hidden
+    passes, forward = [], Decoder.forward
 
-    def watched(model, ids, positions, attend):
-        passes.append((ids.tolist(), positions.tolist()))
-        return hidden(model, ids, positions, attend)
+    def watched(decoder, ids, positions, attend):
+        passes.append((ids.flatten().tolist(), positions.flatten().tolist()))
+        return forward(decoder, ids, positions, attend)
 
-    monkeypatch.setattr(FusedQwen2, "hidden", watched)
+    monkeypatch.setattr(Decoder, "forward", watched)
     return passes
 
 
@@ -31,9 +31,8 @@ def assert_close(generation, expected, rows=slice(None)):
         torch.testing.assert_close(vars(generation)[name][rows], values[rows], atol=1e-5, rtol=0)
 
 
-def test_the_example_of_the_docstring(small_model, fed, monkeypatch):
+def test_the_example_of_the_docstring(small_model, fed):
     """What is fed in every step, and at which positions. Row 1 draws a stop token as token 1."""
-    monkeypatch.setattr(packing, "LEAST_PREFIX", 2)
     p, r = [5, 6, 7], [5, 6, 8, 9, 10]
     request = dict(answers=2, max_new_tokens=4, seed=0)
     endless = generate(small_model, [p, r], stop_ids=(), **request)
@@ -44,7 +43,7 @@ def test_the_example_of_the_docstring(small_model, fed, monkeypatch):
     result = generate(small_model, [p, r], stop_ids=(stop,), **request)
     tokens, stay = endless.tokens, [0, 2, 3]
     assert fed == [
-        (p + r[2:], [0, 1, 2, 2, 3, 4]), (tokens[:, 0].tolist(), [3, 3, 5, 5]),
+        (p + [0, 0] + r, [0, 1, 2, 3, 4]), (tokens[:, 0].tolist(), [3, 3, 5, 5]),
         (tokens[stay, 1].tolist(), [4, 6, 6]), (tokens[stay, 2].tolist(), [5, 7, 7])]
     assert result.mask.int().tolist() == [[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]
     assert result.finished.tolist() == [False, True, False, False]
@@ -170,7 +169,7 @@ def test_a_reply_takes_the_place_of_what_would_be_drawn(small_model, fed):
 
 def test_rows_at_their_limit_leave_the_batch(small_model, fed):
     generate(small_model, PROMPTS, max_new_tokens=[3, 6, 6], stop_ids=())
-    assert [len(ids) for ids, _ in fed] == [3 + 6 + 1, 3, 3, 2, 2, 2]
+    assert [len(ids) for ids, _ in fed] == [3 * 6, 3, 3, 2, 2, 2]
 
 
 def test_own_seed_and_nothing_else(small_model):
@@ -214,21 +213,3 @@ def test_no_random_number_draws_a_token_without_probability():
 def test_an_answer_beyond_the_models_positions_is_refused(small_model):
     with pytest.raises(UserError, match="can reach 40006 tokens, and the model takes 32768"):
         generate(small_model, PROMPTS, max_new_tokens=40_000)
-
-
-@pytest.mark.numerics
-@pytest.mark.parametrize("request_", [
-    dict(answers=6, max_new_tokens=[9, 25, 14]),
-    dict(max_new_tokens=25, starts=[  # at and behind the prefix of 4 tokens, and within it
-        Start(2, 9), Start(0, 4), Start(1, 2), Start(1, 5), Start(0, 1), Start(2, 2, without=7)])])
-def test_what_prompts_share_is_computed_once_and_changes_no_answer(small_model, fed, monkeypatch,
-                                                                  request_):
-    prompts = [[5, 6, 7, 8, *rest] for rest in ([9, 10], [11, 12, 13], [9, 11, 10, 14, 15])]
-    request = dict(request_, seed=3, stop_ids=MANY_STOPS)
-    alone = generate(small_model, prompts, **request)
-    assert fed[0][0] == sum(prompts, [])
-    fed.clear()
-    monkeypatch.setattr(packing, "LEAST_PREFIX", 4)
-    assert_close(generate(small_model, prompts, **request), alone)
-    assert fed[0] == ([5, 6, 7, 8, 9, 10, 11, 12, 13, 9, 11, 10, 14, 15],
-                      [0, 1, 2, 3, 4, 5, 4, 5, 6, 4, 5, 6, 7, 8])

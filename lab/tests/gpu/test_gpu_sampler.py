@@ -4,7 +4,7 @@ import torch
 
 from conftest import one_of
 from lab import gpu
-from lab.engine import forward, packing, sampler
+from lab.engine import forward, sampler
 from lab.engine.sampler import Sampling, Start, generate
 from lab.gpu import cache
 from lab.gpu import sampler as gpu_sampler
@@ -91,7 +91,7 @@ def test_the_whole_is_above_every_height():
 def test_a_model_on_a_cpu_is_computed_as_if_the_room_were_not_open(small_model, rollouts,
                                                                    monkeypatch):
     """Also if it was opened twice."""
-    for module, name in ((sampler, "sample"), (packing, "SharedPrompts"),
+    for module, name in ((sampler, "sample"),
                          (forward, "token_log_probs")):
         monkeypatch.setattr(module, name, getattr(module, name))  # put back after the test
     request = dict(answers=2, max_new_tokens=9, seed=3)

@@ -343,7 +343,7 @@ def test_bfloat16_computes_and_parameters_stay_float32(learner, tmp_path):
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
     gaps = [line["sampler_gap"] for line in lines(folder / "metrics.jsonl")]
     # in float32 it is about 1e-7; in bfloat16 it may be 0 in a step, where both round alike
-    assert 1e-5 < max(gap for gap in gaps if gap is not None) < 0.2
+    assert 1e-6 < max(gap for gap in gaps if gap is not None) < 0.2
 
 
 @pytest.mark.parametrize("argv, said", [

@@ -17,7 +17,8 @@ from lab.analysis.run_folders import read_run
 from lab.analysis.token_table import read_step
 from lab.engine.model_folder import read_model_folder, write_model_folder
 from lab.engine.tokens import load_tokenizer
-from grpo import gradient_size, group_mean, group_z_score, policy_loss
+from grpo import group_mean, group_z_score, policy_loss
+from mitigations import gradient_size
 from lab.engine.update import length_scaling, rescaling
 from lab.analysis.run_folders import read_credit
 from lab.harness.read_record import run_config

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from small import copied
-from lab.engine.fused import FusedQwen2
-from lab.engine.packing import SharedPrompts
+from lab.gpu.fused import FusedQwen2
+from lab.gpu.packing import SharedPrompts
 from lab.engine.model import Linear, ModelConfig, Qwen2, has_bfloat16
 
 CONFIG = ModelConfig(vocab_size=20, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
@@ -48,7 +48,7 @@ def test_it_computes_what_the_model_does(changes):
 
 @pytest.mark.parametrize("changes", [{"tie_word_embeddings": True}, {"model_type": "qwen3"}])
 def test_in_the_layout_of_onednn_it_computes_the_same(changes, monkeypatch):
-    monkeypatch.setattr("lab.engine.fused.PACKED", 8)
+    monkeypatch.setattr("lab.gpu.fused.PACKED", 8)
     model = make_model(**changes)
     fused = FusedQwen2(model, longest=5)
     assert fused.layers[0].down.matrix.is_mkldnn and fused.output.matrix.is_mkldnn
@@ -60,10 +60,10 @@ def test_in_the_layout_of_onednn_it_computes_the_same(changes, monkeypatch):
     pytest.mark.skipif(not has_bfloat16(), reason="needs bfloat16 products of oneDNN")))])
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 def test_so_it_does_with_numbers_rounded_to_bfloat16(kept, kind, monkeypatch):
-    monkeypatch.setattr("lab.engine.fused.product_type", lambda dtype, device: kept)
+    monkeypatch.setattr("lab.gpu.fused.product_type", lambda dtype, device: kept)
     model = make_model(model_type=kind).compute_in(torch.bfloat16)
     usual = logits_of(model, FusedQwen2(model, longest=5))[1]
-    monkeypatch.setattr("lab.engine.fused.PACKED", 8)
+    monkeypatch.setattr("lab.gpu.fused.PACKED", 8)
     _, packed = logits_of(model, fused := FusedQwen2(model, longest=5))
     assert fused.layers[0].o.matrix.is_mkldnn
     assert (packed - usual).norm() < 2 ** -7 * usual.norm()
@@ -71,7 +71,7 @@ def test_so_it_does_with_numbers_rounded_to_bfloat16(kept, kind, monkeypatch):
 
 def test_in_bfloat16_it_rounds_the_matrices_that_training_rounds(monkeypatch):
     """A change below half a digit of a matrix is seen by neither; one of a norm is by both."""
-    monkeypatch.setattr("lab.engine.fused.product_type", lambda dtype, device: torch.float32)
+    monkeypatch.setattr("lab.gpu.fused.product_type", lambda dtype, device: torch.float32)
     model = make_model().compute_in(torch.bfloat16)
     linears = [module for module in model.modules() if isinstance(module, Linear)]
     with torch.no_grad():
@@ -91,7 +91,7 @@ def test_in_bfloat16_it_rounds_the_matrices_that_training_rounds(monkeypatch):
 @pytest.mark.parametrize("kept", [torch.bfloat16, torch.float32])
 def test_what_it_keeps_is_in_the_type_of_its_products(monkeypatch, kept, kind):
     """The trainer keeps matrices in float32 and multiplies in bfloat16; the digits are its."""
-    monkeypatch.setattr("lab.engine.fused.product_type", lambda dtype, device: kept)
+    monkeypatch.setattr("lab.gpu.fused.product_type", lambda dtype, device: kept)
     model = make_model(model_type=kind).compute_in(torch.bfloat16)
     fused = FusedQwen2(model, longest=5)
     layer = fused.layers[0]

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.engine.model import Qwen2, at_least_float32, product_type, rotary, rotate
+from lab.engine.model import Qwen2, at_least_float32, product_type, rotary
 from qwen2_model import Block, RMSNorm
 
 AttendJoined = Callable[[int, Tensor, Tensor], Tensor]  # layer, q, k and v in one tensor
@@ -130,8 +130,8 @@ class FusedQwen2:
             qkv = self.product(self.normed(x, layer.before), layer.qkv)
             qkv = qkv.view(len(x), -1, self.config.head_dim)
             qk = qkv[:, :H + K]
-            rotate(qk if layer.qk_norm is None else self.normed(qk.to(self.wide), layer.qk_norm),
-                   cos, sin, out=qk)
+            unturned = qk if layer.qk_norm is None else self.normed(qk.to(self.wide), layer.qk_norm)
+            torch.addcmul(unturned * cos, unturned.roll(unturned.shape[-1] // 2, -1), sin, out=qk)
             attended = attend(number, qkv[:, :H], qkv[:, H:])
             x = self.add_product(x, attended.flatten(1), layer.o)
             gate, up = self.product(self.normed(x, layer.after), layer.gate_up).chunk(2, -1)
