@@ -21,7 +21,7 @@ training than 2, 30 and 1000 are not seen.
 
 An advantage has weights of 1 here, a weighting has the advantage rloo, and the loss is divided by a
 constant. Samples of a method, such as continuations, are replaced by their mean. A critic learns
-from all batches once, and then stays as it is.
+from 50 batches or fewer, and then stays as it is.
 """
 import json
 import math
@@ -57,6 +57,7 @@ OF_LOSS["loss_norm"] = replace(OF_LOSS["loss_norm"], default="constant")
 FLAGS = OF_LOSS | {
     "seeds": Flag(3, "worlds of each kind", least=1, most=100),
     "all": Flag(False, "judge all methods"), "json": Flag(False, "print JSON")}
+LEARNED_FROM = 50  # batches, by a method that keeps a state
 # flags with which a method does something in answers of few tokens
 SUITED: dict[str, dict[str, Any]] = {
     "measured": {"measured_above": 0.0}, "turn_credit": {"continuations": 6},
@@ -87,7 +88,7 @@ def gradients(world: World, choice: Choice, flags: Mapping[str, Any], batches: I
     """(M, P): the gradient of minus the loss at all logits, for each batch."""
     method: Any = make(choice, flags, world.policy)
     learns, found = hasattr(method, "state_dict"), []
-    for groups in world.batches() if learns else ():
+    for groups in spread(world.batches(), LEARNED_FROM) if learns else ():
         gradient(world, choice, method, groups, 0)
     state = copied_state(method)
     for groups in batches:
@@ -97,6 +98,12 @@ def gradients(world: World, choice: Choice, flags: Mapping[str, Any], batches: I
             method = make(choice, flags, world.policy)
         found.append(gradient(world, choice, method, groups, seed))
     return torch.stack(found)
+
+
+def spread(batches: Iterable[Batch], most: int) -> list[Batch]:
+    """At most so many of them, at equal distances."""
+    listed = [*batches]
+    return listed[::-(-len(listed) // most)]
 
 
 def gradient(world: World, choice: Choice, method: Any, groups: Batch, seed: int) -> Tensor:

@@ -1,12 +1,13 @@
 """Small worlds for `lab exact`: a task, a policy, all answers, and all batches of answers.
 
-These are all answers to a problem of the world "one turn, three rewards", where A is the tag
+These are all answers to a problem of the world "one turn, rewards below 0", where A is the tag
 <answer> and a point ends a turn:
 
     7.   xA7.   xx.        the policy draws 7 or x at first, and A or x after an x
 
 A token that is alone possible has probability 1 and no gradient, so long answers can be few.
-Rewards, replies and the policy's logits are random numbers that follow from a seed.
+Rewards, replies and the policy's logits are random numbers that follow from a seed. Problems are
+drawn with replacement, as if from many, so one group says nothing about the others.
 """
 import itertools
 import math
@@ -48,25 +49,28 @@ class Kind(NamedTuple):
     pays: bool = False                     # each turn, and not the answer as a whole
 
 
-TWO, THREE = (0.0, 1.0), (0.0, 0.3, 1.3)
+TWO, THREE, BELOW_0 = (0.0, 1.0), (0.0, 0.3, 1.3), (-1.0, 0.0, 1.3)
 WORLDS = {
     "three groups, two rewards": Kind("7. xA7.", TWO, sizes=(2, 2, 2), problems=3),
-    "one turn, three rewards": Kind("7. xA7. xx.", THREE),
+    "one turn, rewards below 0": Kind("7. xA7. xx.", BELOW_0),
     "groups of 4 and 2": Kind("7. xA7. xx.", THREE, sizes=(4, 2)),
     "up to 10 tokens, or cut off": Kind("7. xxxA7xxx. xxxA7xxx7. xxxA7xxx77.", THREE, limit=10),
     "two turns with luck": Kind("7. xx.", TWO, limit=5, turns=2, replies=(None, "7", "x")),
     # each token ends a turn, so a long reply may look like a short one and the turn after it
-    "three turns, each is paid": Kind("! 7", TWO, limit=6, turns=3, replies=("7", "77"), pays=True),
+    "three turns, each is paid": Kind("! 7", BELOW_0, limit=6, turns=3,
+                                      replies=("7", "77"), pays=True),
     "turns cut off, groups of 3 and 2": Kind("! 7", THREE, sizes=(3, 2), problems=1, limit=4,
                                              turns=3, replies=("7", "77"))}
 
 
 def worlds_of(settings: Mapping[str, Any], seeds: int) -> list["World"]:
-    """So many worlds of each kind. Worlds in which hardly anything can be learned are left out."""
+    """So many worlds of each kind. Worlds in which hardly anything can be learned, or a reward is
+    missing, are left out."""
     found = []
     for place, about in enumerate(WORLDS):
         worlds = (World(about, settings, seed) for seed in itertools.count())
-        telling = itertools.islice((w for w in worlds if w.truth.norm() > 0.03), seeds)
+        telling = itertools.islice((w for w in worlds if w.has_all_rewards
+                                    and w.truth.norm() > 0.03), seeds)
         for number, world in enumerate(telling):
             world.step = STEPS[(place + number) % len(STEPS)]
             found.append(world)
@@ -179,6 +183,12 @@ class World:
                               written=written.bool())
         self.rollouts = score_answers(batch, self.policy.tokenizer, self.task)
 
+    @property
+    def has_all_rewards(self) -> bool:
+        of_turns = self.rollouts.of_turns[self.rollouts.ends_turn] if self.kind.pays else None
+        paid = self.rollouts.reward if of_turns is None else of_turns
+        return {*torch.tensor(self.kind.rewards).tolist()} == {*paid.tolist()}
+
     @cached_property
     def truth(self) -> Tensor:
         """(P,): the gradient of the expected reward at all logits."""
@@ -198,12 +208,8 @@ class World:
                 of_sizes[number][rows if ordered else tuple(sorted(rows))] += chance
         found: dict[Batch, float] = Counter()
         for chosen in itertools.product(*of_sizes):
-            distinct = len({self.answers[rows[0]].problem for rows in chosen}) == count
             chance = math.prod(groups[rows] for groups, rows in zip(of_sizes, chosen))
-            if not kind.replies:  # problems with prompts of their own are drawn without replacement
-                chance *= distinct * kind.problems ** count / math.perm(kind.problems, count)
-            if chance:
-                found[chosen if ordered or not alike else tuple(sorted(chosen))] += chance
+            found[chosen if ordered or not alike else tuple(sorted(chosen))] += chance
         return found
 
     @cache

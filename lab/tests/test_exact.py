@@ -52,7 +52,7 @@ def test_an_unusual_method_that_is_right_is_called_right(unusual):
 
 
 def test_sentences_say_in_how_many_worlds_and_what_is_wrong_there():
-    verdict = judged(known.wrong_sign, "one turn, three rewards")
+    verdict = judged(known.wrong_sign, "one turn, rewards below 0")
     assert "has the wrong sign in 1 of 1 worlds" in verdict.why
     assert "so the reward falls" in verdict.why and verdict.means[0].cosine < -0.999999
     verdict = judged(known.fails_with_turns)
@@ -63,7 +63,7 @@ def test_sentences_say_in_how_many_worlds_and_what_is_wrong_there():
     # which of several tokens with an equal difference is named depends on rounding
     pushed, right = re.search(r"is pushed by (\S+), and (\S+) would be right", verdict.why).groups()
     assert 0 < float(pushed) / float(right) < 1
-    verdict = judged(method_of("turn_mean"), "one turn, three rewards", "two turns with luck")
+    verdict = judged(method_of("turn_mean"), "one turn, rewards below 0", "two turns with luck")
     assert verdict.word == RIGHT
 
 
@@ -71,7 +71,7 @@ def test_what_draws_gives_nothing_or_is_not_finite_is_not_judged():
     def draws(rollouts):
         return torch.rand(rollouts.mask.shape, generator=rollouts.generator)
 
-    where = "one turn, three rewards"
+    where = "one turn, rewards below 0"
     assert judged(draws, where).word == NOT_JUDGED
     assert "draws random numbers" in judged(draws, where).why
     class asks:
@@ -121,7 +121,7 @@ def test_without_luck_with_a_mistake_is_biased(monkeypatch, replaced, by, where)
 @pytest.mark.parametrize("name, word", [("of_trl", BIASED), ("of_verl", BIASED),
                                         ("of_agent_credit_bench", RIGHT)])
 def test_adapters_of_three_trainers(name, word):
-    kinds = "one turn, three rewards", "three turns, each is paid"
+    kinds = "one turn, rewards below 0", "three turns, each is paid"
     assert judged(foreign(f"{ROOT / ADAPTERS}:{name}"), *kinds).word == word
 
 
@@ -147,7 +147,7 @@ def test_a_foreign_function_cannot_change_a_world_and_its_errors_name_its_line(t
         "    return rewards.numpy() + 0\n"
         "def fails(rewards, mask, group):\n    return rewards[99]\n"
         "def of_wrong_shape(rewards, mask, group):\n    return rewards[:1]\n")
-    where = "one turn, three rewards"
+    where = "one turn, rewards below 0"
     assert judged(foreign(f"{tmp_path / 'mine.py'}:spoils"), where).word == RIGHT
     assert judged(grpo.rloo, where).word == RIGHT
     assert "(mine.py, line 6)" in judged(foreign(f"{tmp_path / 'mine.py'}:fails"), where).why
@@ -179,8 +179,7 @@ def test_mean_and_noise_are_those_of_plain_loops(about):
     of_problem = [[row for row, answer in enumerate(world.answers) if answer.problem == problem]
                   for problem in range(world.kind.problems)]
     sizes = world.kind.sizes
-    pairs = [(one, other) for one in range(world.kind.problems)
-             for other in range(world.kind.problems) if world.kind.replies or one != other]
+    pairs = [*itertools.product(range(world.kind.problems), repeat=2)]
     first = second = 0.0
     for pair in pairs:
         ways = [itertools.product(of_problem[problem], repeat=size)
@@ -237,7 +236,7 @@ def test_worlds_differ_as_they_should():
 
 
 def test_a_value_by_hand():
-    [world] = [one for one in worlds() if one.about == "one turn, three rewards"]
+    [world] = [one for one in worlds() if one.about == "one turn, rewards below 0"]
     own = [row for row, answer in enumerate(world.answers) if answer.problem == 1]
     chance, reward = world.chance.detach(), world.rollouts.reward.double()
     assert world.value(1, ()) == pytest.approx(float(chance[own] @ reward[own]))
@@ -251,7 +250,7 @@ def test_a_value_by_hand():
 
 def test_cosine_bias_and_noise_by_hand():
     """Two batches (3, 8) and (3, 0) beside (2, 0): the mean is (3, 4), of which 3 is along it."""
-    [world] = [one for one in worlds() if one.about == "one turn, three rewards"]
+    [world] = [one for one in worlds() if one.about == "one turn, rewards below 0"]
     truth = torch.zeros_like(world.truth)
     found = torch.stack([truth, truth])
     truth[0], found[:, 0], found[0, 1] = 2.0, 3.0, 8.0
@@ -273,12 +272,12 @@ def test_a_summary_has_the_worst():
 
 
 def test_the_command(capsys, monkeypatch):
-    few = ("one turn, three rewards", "two turns with luck")
+    few = ("one turn, rewards below 0", "two turns with luck")
     monkeypatch.setattr("lab.worlds.WORLDS", {about: WORLDS[about] for about in few})
     lab(["exact", "rloo", "--seeds", "1"])
     said = capsys.readouterr().out
     assert "RIGHT: rloo is right on average in 2 worlds." in said
-    assert said.splitlines()[1].startswith("one turn, three rewards              1.0000  0.00000")
+    assert said.splitlines()[1].startswith("one turn, rewards below 0            1.0000  0.00000")
     with pytest.raises(SystemExit) as stopped:
         lab(["exact", "rloo", "inverse_logprob", "--epsilon", "0.5", "--seeds", "1",
              "--json"])
