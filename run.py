@@ -284,9 +284,12 @@ class Run(Learner):
         s = self.settings
         self.task: Any = Task(**s.keywords_of(Task))
         self.source = self.checkpoint or find(s.model)
-        self.model: Any = load_model(self.source)
+        try:
+            self.model: Any = load_model(self.source)
+            self.tokenizer = load_tokenizer(self.source)
+        except UserError as error:  # the lab knows what else a folder may be
+            raise Unknown(str(error)) from None
         self.copied_files = small_files(self.source)
-        self.tokenizer = load_tokenizer(self.source)
         ends = [self.tokenizer.token_to_id(token) for token in END_OF_TURN]
         self.stop = tuple({*self.model.config.eos_token_id, *filter(None, ends)})
         self.reference = load_model(find(s.model)).requires_grad_(False) if s.kl else None

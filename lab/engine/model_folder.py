@@ -2,7 +2,9 @@
 
 The folder is that of qwen2_model.py, which refuses what it does not compute.
 """
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import cast
@@ -12,9 +14,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import qwen2_model
-from lab.engine.errors import UserError
+from lab.engine.errors import UserError, read_json
 from lab.engine.model import Qwen2, exchange_classes
 from qwen2_model import ModelConfig, save_config
+from run import of_steps
 
 LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for a step
 
@@ -27,6 +30,7 @@ def is_large(folder: Path) -> bool:
 
 def read_config(folder: Path) -> ModelConfig:
     """The config of a model's folder, whose numbers are such as a model can have."""
+    refuse_other_folder(folder)
     try:
         config = qwen2_model.read_config(folder)
     except (AttributeError, KeyError, TypeError, ZeroDivisionError) as error:
@@ -46,6 +50,52 @@ def read_config(folder: Path) -> ModelConfig:
     if config.num_hidden_layers > 1000:  # a million would take hours to make
         raise UserError(f"{folder}: no model has {config.num_hidden_layers} layers")
     return config
+
+
+def refuse_other_folder(folder: Path) -> None:
+    """Refuse what people take for a model's folder, and say what it is and what they can do."""
+    if folder.is_file():
+        raise UserError(f"{folder} is a file: --model takes its folder, {folder.parent}")
+    path = folder / "config.json"
+    if path.exists() and "mitigation" in read_json(path):
+        checkpoints = of_steps(folder.glob("checkpoints/*"))
+        newest = "It has no checkpoint"
+        if checkpoints:
+            newest = f"Its newest model is {checkpoints[max(checkpoints)]}"
+        raise UserError(f"{folder} is the folder of a run. {newest}")
+    index = folder / "model.safetensors.index.json"
+    if index.exists() and not (folder / "model.safetensors").exists():
+        named = {str(name) for name in read_json(index).get("weight_map", {}).values()}
+        missing = sorted(name for name in named if not (folder / name).exists())
+        if missing:
+            raise UserError(f"{folder} lacks {len(missing)} of the {len(named)} files that "
+                            f"{index.name} names, such as {missing[0]}: download them again")
+    for file in (folder / "tokenizer.json", *sorted(folder.glob("*.safetensors"))):
+        refuse_half_file(file)
+
+
+def refuse_half_file(path: Path) -> None:
+    """Refuse what a download leaves that was cut, or that was made by git without LFS."""
+    if not path.is_file():
+        return
+    with open(path, "rb") as file:
+        start = file.read(8)
+        if start == b"version ":
+            raise UserError(f"{path} is a Git LFS pointer and not the file itself: `git lfs pull` "
+                            "in its folder brings the file")
+        if path.suffix != ".safetensors":
+            return
+        # the length of a list of tensors, this list, and the tensors
+        length = int.from_bytes(start, "little")
+        size, whole = path.stat().st_size, 8 + length
+        with suppress(ValueError, TypeError, KeyError, AttributeError):  # a damaged list
+            if whole < size:
+                known = json.loads(file.read(length))
+                known.pop("__metadata__", None)
+                whole += max((one["data_offsets"][1] for one in known.values()), default=0)
+    if size < whole < 10 ** 13:
+        raise UserError(f"{path} has {size:,} of {whole:,} bytes, because its download was cut: "
+                        "download it again")
 
 
 def read_model_folder(folder: Path | str, device: torch.device | str = "cpu") -> Qwen2:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import train
 from conftest import SMALL, refusal
 from lab.engine.model_folder import read_model_folder, write_model_folder
 from qwen2_model import (ModelConfig, Qwen2, load_model, load_tokenizer, read_config,
@@ -102,6 +103,39 @@ def test_files_that_are_cut_off_or_missing_are_named(folder):
     path.unlink()
     assert f"{folder} has no model.safetensors" in refusal(load_model, folder)
     assert "is no model folder" in refusal(load_model, folder / "elsewhere")
+
+
+def test_what_people_take_for_a_models_folder_is_called_what_it_is(folder, tmp_path):
+    weights, said = folder / "model.safetensors", lambda: refusal(read_model_folder, folder)
+    assert refusal(read_model_folder, weights) == (
+        f"{weights} is a file: --model takes its folder, {folder}")
+    whole = weights.read_bytes()
+    for content in (whole[:-1], whole[:len(whole) // 2], whole[:20]):
+        weights.write_bytes(content)
+        assert f"{weights} has {len(content):,} of " in said() and "its download was cut" in said()
+    weights.write_bytes(whole[:-1])
+    assert f" of {len(whole):,} bytes, because" in said()
+    weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    assert f"{weights} is a Git LFS pointer and not the file itself" in said()
+    weights.unlink()
+    names = [f"model-0000{n}-of-00003.safetensors" for n in (1, 2, 3)]
+    (folder / names[1]).write_bytes(whole)
+    (folder / "model.safetensors.index.json").write_text(json.dumps(
+        {"weight_map": dict(zip("abc", names))}))
+    assert f"{folder} lacks 2 of the 3 files that model.safetensors.index.json names, such as " \
+        f"{names[0]}" in said()
+    edit_config(folder, model_type="llama")
+    assert "other than qwen2 and qwen3, model_type 'llama' is not" in refusal(load_model, folder)
+
+
+def test_a_runs_folder_names_its_newest_checkpoint(tmp_path):
+    (tmp_path / "config.json").write_text('{"mitigation": "none"}')
+    assert refusal(read_model_folder, tmp_path).endswith("It has no checkpoint")
+    for step in (2, 10):
+        (tmp_path / f"checkpoints/step_{step:06d}").mkdir(parents=True)
+    # whoever types it to the book is told by the lab
+    with pytest.raises(SystemExit, match="newest model is .*checkpoints/step_000010$"):
+        train.main(["--model", str(tmp_path)])
 
 
 def test_a_tied_output_matrix_may_be_stored_again_and_a_model_be_saved_over_its_parts(folder):
