@@ -18,9 +18,13 @@ sys.path.insert(0, str(ROOT))
 INSTALL = "to run it: pip install -r tests/requirements.txt"  # why a test is skipped
 
 import numpy as np
+import torch
 
-from qwen2_model import UserError
+from grpo import Rollouts
+from qwen2_model import ModelConfig, Qwen2, UserError
 
+SMALL = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2)
 # the first step of a run with these flags has the digits of any.json on any machine
 ANY = ROOT / "tests/digits/any.json"
 COMMON = ["--model", "models/tiny", "--threads", "1", "--steps", "3", "--questions", "3",
@@ -114,5 +118,39 @@ def undrawn(monkeypatch):
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
 
 
-SMALL = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-             num_key_value_heads=2)
+def hand_made(mask, kind_of_batch=Rollouts, **known):
+    """A batch with the given (B, T) tensors; what is not given is there, and dull."""
+    mask = torch.as_tensor(mask)
+    B, T = mask.shape
+    zeros, code = torch.zeros(B, T), torch.zeros(B, T, dtype=torch.uint8)
+    group = known.get("group", torch.zeros(B, dtype=torch.long))
+    questions, reward = int(group.max()) + 1, torch.zeros(B)
+    scores = dict.fromkeys(("reward", "format", "answer", "reasoning"), reward)
+    dull = dict(problems=[None] * questions, prompt_ids=[[5]] * questions, answers=[""] * B,
+                texts=[["x"] * int(n) for n in mask.sum(1)], group=group,
+                ids=torch.ones(B, T, dtype=torch.long), finished=torch.ones(B, dtype=torch.bool),
+                log_prob=zeros - 1.0, entropy=zeros + 1.0, collision=zeros + 0.5, section=code,
+                kind=code, advantage=zeros, step=1, scores=scores,
+                generator=torch.Generator().manual_seed(0))
+    return kind_of_batch(mask=mask, **{**dull, **known})
+
+
+def one_row(kind_of_batch=Rollouts, **known):
+    """A batch of one answer: what it is given are lists of numbers, one for each token."""
+    tokens = len(next(iter(known.values())))
+    return hand_made([[True] * tokens], kind_of_batch,
+                     **{name: torch.tensor([values]) for name, values in known.items()})
+
+
+def untidy_model(**changed):
+    """A small model of the book. Its biases and norms are away from 0 and 1, because defaults hide
+    mistakes, and its logits are far from uniform."""
+    torch.manual_seed(0)
+    usual = dict(vocab_size=50, head_dim=16, tie_word_embeddings=True, eos_token_id=(2,), **SMALL)
+    model = Qwen2(ModelConfig(**usual | changed))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            is_matrix = parameter.dim() > 1
+            parameter.copy_(torch.randn_like(parameter) * (0.3 if is_matrix else 0.5)
+                            + (not is_matrix))
+    return model

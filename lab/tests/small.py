@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import conftest
 from conftest import ROOT
 from countdown_task import Problem
 import lab.credit.weightings  # noqa: F401  fills the lists of choices
@@ -44,29 +45,8 @@ made_of.imports_of = lambda path: (known_imports(path, os.getcwd(), *sys.path)
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12]]
 
-
-def hand_made(mask, **known):
-    """A batch with the given (B, T) tensors; what is not given is there, and dull."""
-    mask = torch.as_tensor(mask)
-    B, T = mask.shape
-    zeros, code = torch.zeros(B, T), torch.zeros(B, T, dtype=torch.uint8)
-    group = known.get("group", torch.zeros(B, dtype=torch.long))
-    questions, reward = int(group.max()) + 1, torch.zeros(B)
-    scores = dict.fromkeys(("reward", "format", "answer", "reasoning"), reward)
-    dull = dict(problems=[None] * questions, prompt_ids=[[5]] * questions, answers=[""] * B,
-                texts=[["x"] * int(n) for n in mask.sum(1)], group=group,
-                ids=torch.ones(B, T, dtype=torch.long), finished=torch.ones(B, dtype=torch.bool),
-                log_prob=zeros - 1.0, entropy=zeros + 1.0, collision=zeros + 0.5, section=code,
-                kind=code, advantage=zeros, step=1, scores=scores,
-                generator=torch.Generator().manual_seed(0))
-    return Rollouts(mask=mask, **{**dull, **known})
-
-
-def one_row(**known):
-    """A batch of one answer: what it is given are lists of numbers, one for each token."""
-    tokens = len(next(iter(known.values())))
-    return hand_made([[True] * tokens],
-                     **{name: torch.tensor([values]) for name, values in known.items()})
+hand_made = functools.partial(conftest.hand_made, kind_of_batch=Rollouts)
+one_row = functools.partial(conftest.one_row, kind_of_batch=Rollouts)
 
 
 def looking(rollouts, **seen):

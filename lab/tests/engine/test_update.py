@@ -3,7 +3,6 @@ batch."""
 import dataclasses
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 
@@ -15,7 +14,7 @@ from lab.engine.model_folder import read_model_folder
 from lab.engine.policy import sample_answers
 from lab.engine.sampler import generate
 from lab.engine.tokens import load_tokenizer
-from grpo import dr_grpo, group_z_score, rloo
+from grpo import dr_grpo, rloo
 from lab.engine.update import update
 from lab.credit.weightings import span
 from properties import draw, given
@@ -52,28 +51,6 @@ def test_a_group_of_equal_rewards_gets_exactly_nothing(reward, count):
     signal."""
     for name in ("grpo", "dr_grpo", "rloo", "batch_mean"):
         assert not ADVANTAGES[name](batch_with([reward] * count, [0] * count)).any()
-
-
-# multiples of 1/16: sums and products with small numbers are exact in float32
-NUMBERS = draw.integers(-64, 64).map(lambda number: number / 16)
-
-
-@given(draw.lists(draw.lists(NUMBERS, min_size=2, max_size=6), min_size=1, max_size=4),
-       draw.sampled_from([1, 2, 8]), NUMBERS, draw.randoms(use_true_random=False))
-def test_the_z_score_does_without_scale_and_shift_and_other_groups(groups, scale, shift, shuffler):
-    """Where std + 1e-4 is in the place of the std, what is left is the mean of 0 and the sign. The
-    answers of groups may stand in any order."""
-    answers = [(number, value) for number, values in enumerate(groups) for value in values]
-    shuffler.shuffle(answers)
-    group = torch.tensor([number for number, _ in answers])
-    value = torch.tensor([value for _, value in answers])
-    found = group_z_score(scale * value + shift, group)
-    for number, values in enumerate(groups):
-        std = np.std(values)
-        alone = np.array([one for its_group, one in answers if its_group == number])
-        exact = (alone - alone.mean()) / std if std else 0 * alone
-        expected = exact * scale * std / (scale * std + 1e-4)
-        assert found[group == number].tolist() == pytest.approx(expected.tolist(), abs=1e-6)
 
 
 def test_each_span_gets_its_own_part_of_the_score():
