@@ -1,7 +1,9 @@
 """Each page of the course: what it tells a reader to paste or type prints what stands below it, and
 the mistakes of page 8 show in a step what the page says."""
+import ast
 import json
 import re
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -196,6 +198,44 @@ def test_break_it_makes_one_mistake_and_only_one(tmp_path):
     program(tmp_path, "-c", code)
     after = (tmp_path / "grpo.py").read_text()
     assert [before.replace(*mistake) for mistake in mistakes_of(code)].count(after) == 1
+
+
+CODE = {path.name: path.read_text() for pattern in ("*.py", "examples/*.py")
+        for path in project_files(pattern)}
+
+
+def source_of(function, text):
+    """Of the first function of this name in a text."""
+    node = next(node for node in ast.walk(ast.parse(text))
+                if isinstance(node, ast.FunctionDef) and node.name == function)
+    return textwrap.dedent(ast.get_source_segment(text, node, padded=True))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_names_what_is_in_the_code_and_in_which_file(name):
+    """Names with an underscore, wherever they stand; and names in a line that says in which file
+    they are."""
+    known, prose = "".join(CODE.values()), FENCED.sub("", PAGES[name])
+    for word in re.findall(r"`(\w+_\w*)`", prose):
+        assert re.search(rf"\b{word}\b", known + PAGES[name].replace(f"`{word}`", "")), word
+    for line in prose.splitlines():
+        files = re.findall(r"`(?:examples/)?(\w+\.py)`", line)
+        if line.startswith("In the code:") or re.match(r"\d\. .*`\w+\.py`.*: `", line):
+            for word in re.findall(r"`([a-z]\w+)`", line):
+                assert any(re.search(rf"\b{word}\b", CODE[file]) for file in files), line
+
+
+def test_what_a_page_replaces_in_a_function_stands_there():
+    """Once, and with the other words it is Python, too."""
+    words = r"`([^`\n]+)` in (?:the )?place of `([^`\n]+)` in `(\w+)`(?: of `(\w+)`)?"
+    found = [(name, *words) for name, page in PAGES.items()
+             for words in re.findall(words, FENCED.sub("", page))]
+    assert found
+    for name, new, old, function, outer in found:
+        text = CODE["grpo.py"]
+        source = source_of(function, source_of(outer, text) if outer else text)
+        assert source.count(old) == 1, f"{name}: {old} in {function}"
+        ast.parse(source.replace(old, new))
 
 
 def test_page_10_tries_the_readmes_idea():
