@@ -18,7 +18,7 @@ from lab.engine.errors import UserError
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, method_of
 from lab.exact import (BIASED, NOT_JUDGED, RIGHT, WRONG_SIGN, Mean, compared, foreign, gradients,
                        judge, summary)
-from lab.tests import known_methods as known, methods_column
+from lab.tests import known_methods as known, methods_table
 from lab.worlds import LETTERS, WORLDS, World, worlds_of
 
 ADAPTERS = "examples/foreign_advantages.py"
@@ -296,14 +296,20 @@ def test_the_command(capsys, monkeypatch):
 # ------------------------------------------------------------------- the page
 
 
-def test_the_column_of_the_page_is_that_of_the_stored_output():
-    page = methods_column.PAGE.read_text("utf-8")
-    assert methods_column.with_column(page) == page
-    rows = {name: cell for _, name, cell in methods_column.ROW.findall(page)}
-    assert rows["rloo"].startswith("yes; ") and rows["grpo"].startswith("no, 0.")
-    assert rows["random"].startswith("not judged")
-    assert methods_column.cell({"word": "biased", "cosine": 0.9984, "noise": None}, 1.16) == (
-        "no, >0.99; -; 1.2")
+def test_the_table_of_methods_has_the_stored_numbers():
+    page = methods_table.PAGE.read_text("utf-8")
+    assert methods_table.with_cells(page) == page
+    rows = {name: cells.strip(" |").split(" | ")
+            for name, _, cells in methods_table.ROW.findall(page)}
+    assert rows.keys() >= {*ADVANTAGES, *MITIGATIONS} & LISTED and len(rows) > 30
+    # as the board of the tiny model printed them
+    assert rows["rloo"][2:] == ["1.1", "-0.1 (-0.6 to +0.4), 12", "-", "-", "no difference seen"]
+    assert rows["entropy_ratio"][3:] == ["-2.2 (-3.0 to -1.3), 6", "-", "-", "behind (tiny)"]
+    # stopped after six seeds, and behind on the real model alone
+    assert rows["inverse_logprob"][-1] == "behind (real, thinking)"
+    assert rows["turn_credit"][-1] == "ahead (a game)" and rows["teacher"][-1] == "-"
+    assert methods_table.exact_cells({"word": "biased", "cosine": 0.9984, "noise": None}) == (
+        "no, >0.99", "-")
 
 
 @pytest.mark.parametrize("name", [
