@@ -249,9 +249,8 @@ def log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
     mask, ids = rollouts.mask[rows], rollouts.ids[rows]
     states = states_before(model.model, rollouts, rows)                              # (tokens, D)
     log_p = model.logits(states).log_softmax(-1)                                     # (tokens, V)
-    result = torch.zeros(mask.shape)
-    result[mask] = log_p.gather(1, ids[mask][:, None])[:, 0]
-    return result
+    chosen = log_p.gather(1, ids[mask][:, None])[:, 0]                               # (tokens,)
+    return torch.zeros(mask.shape).masked_scatter(mask, chosen)
 
 
 def states_before(decoder: Decoder, rollouts: Rollouts, rows: Tensor) -> Tensor:
@@ -349,8 +348,7 @@ class AdamW:
     are noise. A step multiplies the first mean by 0.9 and adds 0.1 times the gradient; it
     multiplies the second by 0.999 and adds 0.001 times the square. Both begin at 0, so at first
     they are too small, by the factors `known`. An optimizer is made once and keeps its means. A new
-    optimizer in each step would know a single gradient. Divided by its own size this is +1 or -1,
-    so all parameters would move equally far."""
+    one in each step would know a single gradient, which divided by its own size is +1 or -1."""
 
     def __init__(self, parameters: Iterable[nn.Parameter], learning_rate: float,
                  weight_decay: float = 0.0):
@@ -379,7 +377,7 @@ def steps_with_flags(run: Learner, rollouts: Rollouts, weight: Tensor, rows: Ten
                      ) -> tuple[Metrics, dict[str, Tensor]]:
     """With --epochs several steps on one batch, and with --kl a term for each token."""
     s, A, mask, N = run.settings, rollouts.advantage, rollouts.mask, int(rollouts.mask.sum())
-    olds: list[Tensor] = []  # the log-probs (B, T) before each step
+    steps: list[tuple[Metrics, Tensor]] = []  # of each step: metrics, and the log-probs before it
     reference = None
     if run.reference is not None:
         rows = torch.arange(len(mask))  # the KL term has a gradient in every answer
@@ -390,28 +388,25 @@ def steps_with_flags(run: Learner, rollouts: Rollouts, weight: Tensor, rows: Ten
         if s.epochs == 1:
             loss = policy_loss(log_prob, *inputs)
         else:
-            old = olds[0][part] if olds else log_prob.detach()
+            old = steps[0][1][part] if steps else log_prob.detach()
             loss = clipped_loss(log_prob, old, *inputs, s.clip_low, s.clip_high)
         if reference is not None:
             loss = loss + s.kl * (divergence(log_prob, reference[part]) * mask[part]).sum() / N
         return loss
 
-    steps = []
     for _ in range(s.epochs):
-        metrics, old = one_step(run, rollouts, rows, loss_of)
-        steps.append(metrics)
-        olds.append(old)
-    trained = steps[0]["trained_tokens"]
-    if trained and reference is not None:
-        steps[0]["kl"] = float((divergence(olds[0], reference) * mask).sum()) / trained
+        steps.append(one_step(run, rollouts, rows, loss_of))
+    (metrics, first), (_, last) = steps[0], steps[-1]
+    if reference is not None:
+        metrics["kl"] = float((divergence(first, reference) * mask).sum()) / N
     if s.epochs == 1:
-        return steps[0], {}
-    ratio = (olds[-1] - olds[0]).exp()
-    if trained:
+        return metrics, {}
+    ratio = (last - first).exp()
+    if trained := metrics["trained_tokens"]:
         beyond = torch.where(A > 0, ratio > 1 + s.clip_high, ratio < 1 - s.clip_low) & (A != 0)
-        steps[0] |= {"ratio_mean": float((ratio * mask)[rows].sum()) / trained,
-                     "clipped_share": float((beyond & mask).sum()) / trained}
-    return steps[0], {"ratio": ratio}
+        metrics |= {"ratio_mean": float((ratio * mask)[rows].sum()) / trained,
+                    "clipped_share": float((beyond & mask).sum()) / trained}
+    return metrics, {"ratio": ratio}
 
 
 def clipped_loss(log_prob: Tensor, old: Tensor, advantage: Tensor, weight: Tensor, mask: Tensor,

@@ -73,16 +73,12 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)  # x * cos + (b, a) * sin
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """softmax(q k^T / sqrt(head_dim)) v, for each head, over rows (B, L, heads, head_dim), where
     every token sees its own row up to itself."""
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
     return out.transpose(1, 2)
-
-
-def causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    return attention(q, k, v)
 
 
 class RMSNorm(nn.Module):
@@ -239,8 +235,7 @@ class Cache:
         self.length = lengths[prompt_of]  # (B,) of each row's prompt
 
     def last_states(self) -> Tensor:
-        """(B, D): the state at the end of each row's prompt, which predicts the answer's token 0.
-        """
+        """(B, D): the states at the ends of the prompts, which predict the answers' token 0."""
         return self.prompt_states[self.prompt_of, self.length - 1]
 
     def prefill(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -262,8 +257,7 @@ class Cache:
 
         # Only attention needs rows. All else is computed for the N tokens without the padding.
         def in_rows(x: Tensor) -> Tensor:  # (N, ...) -> (B, n, ...)
-            rows = x.new_zeros(*is_token.shape, *x.shape[1:])
-            return rows.index_put((is_token,), x)
+            return x.new_zeros(*is_token.shape, *x.shape[1:]).index_put_((is_token,), x)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             return self.attend(layer, in_rows(q), in_rows(k), in_rows(v))[is_token]
@@ -417,11 +411,16 @@ def load_model(folder: Path) -> Qwen2:
     if not files:
         raise UserError(f"{folder} has no model.safetensors")
     for path in files:
-        found |= read_tensors(path)
+        tensors = read_tensors(path)
+        if twice := found.keys() & tensors.keys():
+            raise UserError(f"{path} has {min(twice)} a second time: it may be of another download")
+        found |= tensors
     with torch.device("meta"):  # shapes without numbers: those of the files take their place
         model = Qwen2(config)
-    if config.tie_word_embeddings:
-        found.pop("lm_head.weight", None)  # some files store the embeddings a second time
+    if config.tie_word_embeddings and "lm_head.weight" in found:
+        head = found["lm_head.weight"]  # some files store the embeddings a second time
+        if torch.equal(head, found.get("model.embed_tokens.weight", head[:0])):
+            del found["lm_head.weight"]  # otherwise it is refused below
     shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
     for name in sorted({*shapes, *found}):
         if (name not in found or found[name].shape != shapes.get(name)

@@ -14,6 +14,7 @@ from qwen2_model import ModelConfig, Qwen2, load_model, read_config, save_model
 from runs import edit_config
 
 NORM, OUTPUT = "model.norm.weight", "lm_head.weight"
+EMBEDDINGS = "model.embed_tokens.weight"
 
 
 @pytest.fixture
@@ -101,7 +102,8 @@ def test_a_runs_folder_names_its_newest_checkpoint(tmp_path):
 def test_a_tied_output_matrix_may_be_stored_again_and_a_model_be_saved_over_its_parts(folder):
     """Nothing of what is computed lies in the file that is written."""
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
-    save_file({OUTPUT: torch.ones(50, 64)}, folder / "model-00002-of-00002.safetensors")
+    embeddings = load_file(folder / "model-00001-of-00002.safetensors")[EMBEDDINGS]
+    save_file({OUTPUT: embeddings}, folder / "model-00002-of-00002.safetensors")
     shutil.copy(folder / "model-00002-of-00002.safetensors", folder / "model_old.safetensors")
     model = read_model_folder(folder)
     for _ in range(2):
@@ -113,6 +115,16 @@ def test_a_tied_output_matrix_may_be_stored_again_and_a_model_be_saved_over_its_
     path = folder / "model.safetensors"
     path.write_bytes(bytes(path.stat().st_size))  # as by another program
     assert (model.model.norm.weight == 3).all()
+
+
+def test_a_tensor_that_two_files_have_or_a_tied_output_matrix_of_its_own_is_refused(folder):
+    """A file left over from another download would win silently, or lose."""
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    save_file({NORM: torch.ones(64)}, folder / "model-00009-of-00009.safetensors")
+    said = refusal(load_model, folder)
+    assert f"model-00009-of-00009.safetensors has {NORM} a second time" in said
+    save_file({OUTPUT: torch.ones(50, 64)}, folder / "model-00009-of-00009.safetensors")
+    assert f"{OUTPUT} is not what its config.json asks for" in refusal(load_model, folder)
 
 
 def test_stop_tokens_come_from_the_generation_config_first(folder):
