@@ -227,9 +227,9 @@ def test_a_page_names_what_is_in_the_code_and_in_which_file(name):
 
 def test_what_a_page_replaces_in_a_function_stands_there():
     """Once, and with the other words it is Python, too."""
-    words = r"`([^`\n]+)` in (?:the )?place of `([^`\n]+)` in `(\w+)`(?: of `(\w+)`)?"
+    told = r"`([^`\n]+)` in (?:the )?place of `([^`\n]+)` in `(\w+)`(?: of `(\w+)`)?"
     found = [(name, *words) for name, page in PAGES.items()
-             for words in re.findall(words, FENCED.sub("", page))]
+             for words in re.findall(told, FENCED.sub("", page))]
     assert found
     for name, new, old, function, outer in found:
         text = CODE["grpo.py"]
