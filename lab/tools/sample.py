@@ -1,11 +1,13 @@
 """Ask a problem: the model from before the training answers it, and the trained one.
 
-    python -m lab sample runs/none-grpo-s0 4 12 10 18
+    python -m lab sample runs/none-grpo-s0 4 12 10 18 --answers 8
     python -m lab sample models/tiny 4 12 10 18    (the model of this folder answers)
+    python -m lab sample runs/none-grpo-s0 4 12 10 18 --answers 8 --film learning.gif
 
 The answers show which tokens the model was unsure of. At a terminal with colours these tokens are
 shaded; elsewhere their probability is printed after them. The same seed gives the same answers, and
---seed 1 gives others. With --greedy each token is the likeliest one. No file is written.
+--seed 1 gives others. With --greedy each token is the likeliest one. With --film all checkpoints of
+the run answer in turn below its curve, in a moving picture.
 """
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ FLAGS = {
     "seed": Flag(0, "seed of the sampling", least=0),
     "greedy": Flag(False, "take the likeliest token at every place. Each model then has one answer",
                    requires=(lambda values: values.answers == 1, "one answer of each model")),
+    "film": Flag(None, "write a moving picture of the run to this file: a GIF"),
     "task": Flag(None, "the task that the problem belongs to. By default it is that of the "
                        "run, or of the recipe.json of the model"),
     "device": Flag("cpu", "device to compute on: cpu, cuda or cuda:N")}
@@ -44,7 +47,9 @@ def main(argv: list[str]) -> None:
     folder = find_folder(flags.run)
     settings = settings_of(folder, flags.task, flags.device)
     problem = problem_of(settings, flags.problem)
-    policies = policies_of(folder, settings)
+    if flags.film and not is_run(folder):
+        raise UserError(f"--film needs a run, and {folder} is a model")
+    policies = policies_of(folder, settings, every=flags.film is not None)
     how = f"sampled at temperature {settings.temperature:g} with seed {flags.seed}"
     if flags.greedy:
         how = "greedy: each token is the likeliest"
@@ -54,9 +59,17 @@ def main(argv: list[str]) -> None:
     put(f"the probability of each token{at}: {marks}\n")
     put(styled(printable(next(iter(policies.values())).task.show(problem)), BOLD))
     seed, widest = derived_seed("sample", flags.seed), max(map(len, policies))
-    for title, policy in policies.items():
+    film: dict[int, tuple[str, bool, str]] = {}
+    for step, (title, policy) in zip([0, *sorted(checkpoint_folders(folder))], policies.items()):
         rollouts = policy.ask([problem], flags.answers, seed, flags.greedy)
         print_answers(f"{title:{widest}}", rollouts, policy.task.knows_success)
+        found = summary_of(rollouts, policy.task.knows_success)
+        film[step] = (f"{policy.task.show(problem)}: {title} {found}",
+                      bool(rollouts.scores["answer"][0]), rollouts.answers[0])
+    if flags.film:
+        from lab.analysis.film import write_film
+        write_film(folder, Path(flags.film), film)
+        put(printable(f"\nthe moving picture: {flags.film}"))
 
 
 def settings_of(folder: Path, task: str | None, device: str) -> LabSettings:
@@ -69,13 +82,13 @@ def settings_of(folder: Path, task: str | None, device: str) -> LabSettings:
     return make_settings({"model": str(folder), **given})
 
 
-def policies_of(folder: Path, settings: LabSettings) -> dict[str, Policy]:
-    """The model of a folder, or those of a run before training and after it, by their titles."""
+def policies_of(folder: Path, settings: LabSettings, every: bool = False) -> dict[str, Policy]:
+    """The model of a folder, or those of a run before training and after it, by their titles.
+    `every` checkpoint is wanted, or only the last."""
     policies = {"before training" if is_run(folder) else str(folder): load_policy(settings)}
     checkpoints = checkpoint_folders(folder)
-    if checkpoints:
-        last = max(checkpoints)
-        policies[f"after step {last}"] = load_policy(settings, checkpoints[last])
+    for step in sorted(checkpoints)[0 if every else -1:]:
+        policies[f"after step {step}"] = load_policy(settings, checkpoints[step])
     return policies
 
 
@@ -102,13 +115,17 @@ def is_run(folder: Path) -> bool:
     return "mitigation" in config
 
 
+def summary_of(rollouts: Rollouts, knows_success: bool) -> str:
+    right = rollouts.scores["answer"] > 0
+    if knows_success:
+        return f"{int(right.sum())} of {len(right)} right"
+    return f"mean reward {rollouts.reward.mean():.2f}"
+
+
 def print_answers(title: str, rollouts: Rollouts, knows_success: bool) -> None:
     """Of a task that does not say which answers are right, only the rewards are told."""
     right = rollouts.scores["answer"] > 0
-    found = f"{int(right.sum())} of {len(right)} right"
-    if not knows_success:
-        found = f"mean reward {rollouts.reward.mean():.2f}"
-    put(f"\n{styled(printable(title), BOLD)}   {found}")
+    put(f"\n{styled(printable(title), BOLD)}   {summary_of(rollouts, knows_success)}")
     for b, texts in enumerate(rollouts.texts):
         cut_off = "" if rollouts.finished[b] else ", cut off"
         verdict = f"{right_or_wrong(right[b])}   " if knows_success else ""

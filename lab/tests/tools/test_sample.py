@@ -4,11 +4,14 @@ import re
 import pytest
 
 from conftest import ROOT, refusal
+from PIL import Image
 from lab.countdown import Problem, Task
 from lab.engine.policy import derived_seed
 from lab.harness.build import load_policy
+from lab.harness.record import checkpoint_folders
 from lab.harness.settings import make_settings
-from runs import everything
+from qwen2_model import UserError
+from runs import everything, lines
 from examples import own_reward
 from lab.tools import sample
 from lab.analysis import shading as terminal
@@ -81,6 +84,21 @@ def test_no_answer_commands_a_terminal(ask, monkeypatch):
     (".\n\n", 0.1, ".[10%]\n\n")])
 def test_unsure_tokens_are_marked_without_colour(text, probability, marked):
     assert terminal.shaded([text], [probability], sample.SHADES, sample.percent) == marked
+
+
+def test_a_moving_picture_of_a_run_has_every_checkpoint_below_its_curve(recorded, ask, tmp_path):
+    """A GIF with a picture of each step and one of the start. Equal ones are one that lasts."""
+    path = tmp_path / "film.gif"
+    printed = ask(recorded, 3, 5, 7, 22, "--answers", 2, "--film", path)
+    titles = re.findall("^(?:before|after).* of 2 right", printed, re.M)
+    assert len(titles) == 1 + len(checkpoint_folders(recorded))
+    with Image.open(path) as film:
+        assert film.n_frames == 1 + len(lines(recorded / "metrics.jsonl"))
+    assert [one.name for one in tmp_path.iterdir()] == ["film.gif"]
+    with pytest.raises(UserError, match="--film needs a run"):
+        ask("models/tiny", 3, 5, 7, 22, "--film", path)
+    with pytest.raises(UserError, match="the name should end with .gif"):
+        ask(recorded, 3, 5, 7, 22, "--film", tmp_path / "film.mp4")
 
 
 def test_a_problem_without_a_folder_is_told_what_comes_first():
