@@ -45,8 +45,8 @@ from .calling import LossFailed, load_loss
 from .formula import KNOWN
 from .report import FAILED, PASSED, UNKNOWN, clauses_of, judge, with_z, worst_of
 from .search import differences, find_formula
-from .terms import (CENTRES, CHOICES, COUNTS, FINISHES, LENGTHS, OLDS, RATIOS, REFERENCES, SAMPLERS,
-                    SCALES, SHAPES, TERMS, TOKENS)
+from .terms import (CENTRES, COUNTS, FINISHES, LENGTHS, OLDS, RATIOS, REFERENCES, SAMPLERS, SCALES,
+                    SHAPES, TERMS, TOKENS, UNFINISHED)
 
 EXIT = os._exit  # while a user's loss runs, os._exit is another one, too
 
@@ -117,8 +117,9 @@ def parser() -> argparse.ArgumentParser:
     usage = (__doc__ or "").replace("lab.formula", __package__)
     z_scores = [with_z(("mean", code)) for code in SCALES if code]
     parts = {"advantage": [*CENTRES, *z_scores], "its end": FINISHES, "equal weight": COUNTS,
-             "divisor": LENGTHS, "tokens": [*TOKENS, *CHOICES, *SHAPES], "ratio": [*RATIOS, *OLDS],
-             "sampler": SAMPLERS, "without reward": TERMS, "its reference": REFERENCES}
+             "divisor": LENGTHS, "tokens": [*TOKENS, UNFINISHED, *SHAPES],
+             "ratio": [*RATIOS, *OLDS], "sampler": SAMPLERS, "without reward": TERMS,
+             "its reference": REFERENCES}
     clauses = "\n".join(textwrap.fill(f"{part}: {', '.join(filter(None, codes))}", 100,
                                       initial_indent="  ", subsequent_indent="      ")
                         for part, codes in parts.items())

@@ -1,9 +1,10 @@
-"""Losses that are not called as loss(logits, batch): adapters for the two shapes of trainers.
+"""Losses that are not called as loss(logits, batch): adapters for the shapes of trainers.
 
-    from lab.formula import of_log_probs, of_trl
+    from lab.formula import of_log_probs, of_trl, of_verl
 
     loss = of_log_probs(my_loss)      # my_loss(log_probs, old_log_probs, advantages, mask)
     loss = of_trl(MyTrainer)          # a class with TRL's _compute_loss(model, inputs)
+    loss = of_verl(compute_policy_loss_vanilla, {"clip_ratio_high": 0.28})
 
 The log-probs are those of the batch at temperature 1, so nothing is said of how a trainer computes
 them, nor of its shift and its mask. Advantages are TRL's, unless another function of a batch is
@@ -14,6 +15,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -37,9 +39,13 @@ def by_group(batch: Batch, function: Callable[[Tensor], Tensor]) -> Tensor:
     return found
 
 
-def z_score(batch: Batch) -> Tensor:
+def z_score(batch: Batch, epsilon: float = 1e-4) -> Tensor:
     """(B,) TRL's advantage."""
-    return by_group(batch, lambda reward: (reward - reward.mean()) / (reward.std() + 1e-4))
+    return by_group(batch, lambda reward: (reward - reward.mean()) / (reward.std() + epsilon))
+
+
+def z_score_of_verl(batch: Batch) -> Tensor:
+    return z_score(batch, 1e-6)
 
 
 MORE = {  # arguments that a function may have besides, by their names
@@ -64,6 +70,37 @@ def of_log_probs(function: Callable[..., object],
                          **{name: MORE[name](batch) for name in named})
         return value[0] if isinstance(value, tuple) else value
     return loss
+
+
+VERL = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0,
+        "tau_pos": 1.0, "tau_neg": 1.05, "loss_agg_mode": "token-mean"}  # of verl's ActorConfig
+
+
+def of_verl(function: Callable[..., object], config: Any,
+            advantage: Callable[[Batch], Tensor] = z_score_of_verl,
+            rollout_is_threshold: float | None = None) -> Loss:
+    """The loss of a function that verl registers as policy loss, which takes (old_log_prob,
+    log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights). The config is
+    verl's ActorConfig, or a dictionary of what differs from its defaults. With a threshold the
+    function is given verl's truncated weights of tokens for the engine that sampled."""
+    if isinstance(config, dict):
+        settings = {**VERL, "global_batch_info": {}, **config}
+        config = SimpleNamespace(**settings, get=settings.get)
+    wanted = ["old_log_prob", "log_prob", "advantages", "response_mask", "loss_agg_mode", "config"]
+    wanted += ["rollout_is_weights"] if rollout_is_threshold else []
+    if absent := [name for name in wanted if name not in inspect.signature(function).parameters]:
+        raise LossFailed(f"{function.__name__} has no argument {', '.join(absent)}, as the policy "
+                         "losses of today's verl have; of_log_probs takes one of an older form")
+
+    def of_theirs(new: Tensor, old: Tensor, advantages: Tensor, mask: Tensor, sampler: Tensor
+                  ) -> object:
+        more = {}
+        if rollout_is_threshold:
+            more["rollout_is_weights"] = (old - sampler).exp().clamp(max=rollout_is_threshold)
+        return function(old_log_prob=old, log_prob=new, advantages=advantages * mask,
+                        response_mask=mask, loss_agg_mode=config.loss_agg_mode, config=config,
+                        **more)
+    return of_log_probs(of_theirs, advantage)
 
 
 def of_trl(trainer_class: type, advantage: Callable[[Batch], Tensor] = z_score,

@@ -8,38 +8,18 @@ none. Numbers that are left out may be any.
 """
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from difflib import get_close_matches
 from functools import cache
 from itertools import product
-from typing import Any
 
 from .mistakes import UNUSUAL, WRONG
-from .terms import (CENTRES, CHOICES, COUNTS, FINISHES, GROUPS, LENGTHS, OLDS, OWN, RATIOS,
-                    REFERENCES, SAMPLERS, SCALES, SHAPES, TERMS, TOKENS)
+from .terms import (CENTRES, COUNTS, FINISHES, GROUPS, LENGTHS, OLDS, RATIOS, REFERENCES,
+                    SAMPLERS, SCALES, SHAPES, TERMS, TOKENS, UNFINISHED)
 
 USUAL = frozenset({"end", "no kl", "no entropy", "temperature 1", "shift 1", "understood"})
 LEAST_TOLD = 10  # a KL may be cut here or above without a clause, as in verl and in NeMo-RL
 Numbers = tuple[float | None, ...]  # None where a number is left out
-# Names that were printed before for what a code says by itself now, and when they are true
-FORMER: dict[str, Callable[[Any], bool]] = {
-    "batch": lambda formula: formula.groups.code == "batch",
-    "turns": lambda formula: formula.groups.code == "turns",
-    "batch n": lambda formula: formula.scale.code.startswith("over batch n "),
-    "batch n-1": lambda formula: formula.scale.code.startswith("over batch n-1"),
-    "whitened again": lambda formula: is_whitened(formula) and formula.scale.code != "",
-    "dead pushed": lambda formula: (formula.finish.code.startswith("over") and not (
-        formula.scale.code or formula.groups.code) and formula.centre.code != "raw"),
-    "counts replies": lambda formula: formula.length.code == " (with replies)",
-    "unfinished counted": lambda formula: formula.choice.code == "no unfinished",
-    "no cut": lambda formula: formula.choice.code == "no unfinished",
-    **{f"{name} {count}".removesuffix(" {N}"): lambda formula, name=name, count=count: any(
-        (term.name, term.count.code) == (name, count) for term in formula.terms)
-       for name in ("kl", "entropy") for count in COUNTS}}
-
-
-def is_whitened(formula: Any) -> bool:
-    return formula.finish.code.startswith(("whitened", "over tokens"))
 
 
 def with_z(parts: Iterable[str]) -> str:
@@ -52,18 +32,17 @@ def codes_of_table() -> list[str]:
     """All codes of settings that can be printed."""
     made = [with_z(parts) for parts in product(GROUPS, CENTRES, SCALES, FINISHES)]
     made += [count + length for count, length in product(COUNTS, LENGTHS)]
-    made += [f"{shape} undetached" for shape in SHAPES if shape]
-    for codes in (TOKENS, CHOICES, SHAPES, OLDS, RATIOS, SAMPLERS):
+    for codes in (TOKENS, (UNFINISHED,), SHAPES, OLDS, RATIOS, SAMPLERS):
         made += filter(None, codes)
     return made + ["".join(parts) for parts in product(
         TERMS, REFERENCES, ("", *(f" {count.removesuffix(' {N}')}" for count in COUNTS)),
-        ("", OWN, " (with prompt)"), ("", " on answers"))]
+        ("", " on answers"))]
 
 
 @cache
 def known() -> dict[str, str]:
     """The words of all clauses, and the code that has these words."""
-    names = *WRONG, *UNUSUAL, *USUAL, *FORMER, "not understood", "temperature {T}"
+    names = *WRONG, *UNUSUAL, *USUAL, "not understood", "temperature {T}"
     return {words_of(code): code for code in (*codes_of_table(), *names)}
 
 
@@ -176,23 +155,10 @@ def is_said(code: str, clause: str) -> bool:
         code = re.sub(r" (where k3 is )?below (\S+)", lambda found: (
             "" if float(found[2]) >= LEAST_TOLD else found[0]), code)
     (words, numbers), (wanted, given) = parsed(code), parsed(clause)
-    return words == wanted and (agree(numbers, given) or agree(numbers, as_before(words, given)))
+    return words == wanted and agree(numbers, given)
 
 
 def agree(numbers: Numbers, given: Numbers) -> bool:
     return len(numbers) == len(given) and all(
         other is None or one == other or math.isclose(one or 0.0, other, rel_tol=1e-4)
         for one, other in zip(numbers, given))
-
-
-def as_before(words: str, given: Numbers) -> Numbers:
-    """The numbers of a clause whose numbers had another meaning before. The bounds of GMPO were
-    those of the ratio, and these of one log-ratio up and down have the product 1."""
-    if None in given or len(given) != 2:
-        return given
-    low, high = given
-    if words == "gmpo clip" and low < 1 and math.isclose((1 - low) * (1 + high), 1, rel_tol=1e-4):
-        return -math.log(1 - low), math.log(1 + high)
-    if words == "inverse tis" and 0 < low < high:  # they were those of old over sampler
-        return math.inf if math.isinf(high) else 1 / high, 1 / low
-    return given

@@ -54,15 +54,12 @@ class Credit:
 
     def __init__(self, search: Any):
         self.search, self.start = search, search.formula
-        size = self.rows_of_micro_batches()
         cases = rewarded(search)
         views = [view_of(case, self.start) for case in cases]
         lengths = [length for length in LENGTHS if not length or any(
             not torch.equal(view.lengths(length), view.lengths("")) for view in views)]
-        self.ways = [(Setting(count, (size,) if "{" in count else ()), length) for length in lengths
-                     for count in COUNTS if size > 1 or "{rows}" not in count]
-        self.ways = [(count._replace(numbers=(1.0,)) if "{N}" in count.code else count, length)
-                     for count, length in self.ways]
+        self.ways = [(Setting(count, (1.0,) * ("{N}" in count)), length) for length in lengths
+                     for count in COUNTS]
         self.plain = [way for way, (count, length) in enumerate(self.ways)
                       if count.code in PLAIN and not length]
         self.pairs = []  # of each pair: the two batches, their weights, the numbers
@@ -75,8 +72,6 @@ class Credit:
                 self.pairs.append((*sides, number / norm))
         one = search.case(34, 1, 8, equal_lengths=True)
         self.shrunk = self.batches_and_advantages([stretched(one, size) for size in SIZES])
-        right, _ = one_is_another(search.case(51, 1, 200, equal_lengths=True))
-        self.lone = self.batches_and_advantages([right, stretched(right, 40)])
 
     def weights(self, case: Case) -> Tensor:
         """(ways, B) the weights of the answers that have a number."""
@@ -98,17 +93,6 @@ class Credit:
         """Batches of one group, and their advantages times the same weight."""
         found = [(case.batch(), self.measured(case, mirrored(case))) for case in cases]
         return [(batch, number) for batch, number in found if number is not None]
-
-    def rows_of_micro_batches(self) -> int:
-        """Half of the answers of each group are right, so all advantages have one size, and the
-        first answers that weigh the same are a micro-batch; 1 if there is none."""
-        case = self.search.case(31, 4, 4)
-        case = case.with_reward((torch.arange(16) % 2).double())
-        number = self.measured(case, mirrored(case))
-        if number is None or not number.all():
-            return 1
-        differs = (number.abs() / number[0].abs() - 1).abs() > KNOWN
-        return int(differs.nonzero()[0]) if differs.any() else 1
 
     def epsilon(self, formula: Formula, part: str) -> float:
         """The number of this part with which the advantage shrinks with its rewards as measured."""
@@ -132,26 +116,14 @@ class Credit:
             low, high = (middle, high) if shrinks_by(middle) > wanted else (low, middle)
         return tidy(10 ** low, 4, 1e-5)
 
-    def limit(self, formula: Formula) -> float | None:
-        """Where the advantage of one right answer among 200 ends, if it does."""
-        for batch, number in self.lone:
-            plain = advantage_of(batch, formula)
-            seen = float(number[7] / number[0] * plain[0])
-            if 0 < seen < .999999 * float(plain[7]):
-                return tidy(seen, 4, 1e-5)
-        return None
-
     def advantages(self) -> Iterator[Formula]:
         """The advantages in the order in which they are tried: the usual ones first."""
         usual = [self.start.given(centre=centre, scale=scale) for centre, scale in USUAL]
         yield from map(self.with_epsilon, usual)
         for finish, formula in product([code for code in FINISHES if code], usual):
             made = formula.given(finish=finish)
-            if finish.startswith(("limit", "only")):
-                formula = self.with_epsilon(formula)
-                limit = self.limit(formula) if "{" in finish else 0.0
-                if limit is not None:
-                    yield formula.given(finish=Setting(finish, (limit,) * ("{" in finish)))
+            if finish.startswith("only"):
+                yield self.with_epsilon(formula).given(finish=finish)
             elif formula.scale.code:
                 for epsilon in COMMON:
                     yield made.given(scale=Setting(formula.scale.code, (epsilon,)),

@@ -97,7 +97,6 @@ def snapped(value: float) -> float:
 def find_ratio(search: Any) -> None:
     """The objective and its bounds. A loss without a ratio to the old model may have one to the
     reference."""
-    search.settle("ratio", search.formula.given(ratio="no ratio"), KNOWN)
     for old, moves in (("", "log_ratio"), ("reference for old", "log_reference")):
         try:
             points = Curves(search, moves).points()
@@ -138,7 +137,7 @@ def find_sampler(search: Any) -> None:
         points = Curves(search, "log_sampler").points() or []
     except LossFailed:
         points = []
-    fits = [start, start.given(old="sampler for old"), *with_bounds(start, "sampler", points)]
+    fits = [start.given(old="sampler for old"), *with_bounds(start, "sampler", points)]
     search.settle("sampler", *best_of(fits, left))
 
 
@@ -168,7 +167,8 @@ def left_by(changes: list[tuple[Case, Case, Tensor]]) -> Callable[[Formula], flo
 
 def with_bounds(start: Formula, part: str, points: list[float], on_policy: Case | None = None
                 ) -> Iterator[Formula]:
-    """The formula with each row of this part, and with all bounds that were seen."""
+    """The formula as it is, and with each row of this part and all bounds that were seen."""
+    yield start
     before = gradient_of(start, on_policy) if on_policy else None
     for code in RATIOS if part == "ratio" else SAMPLERS:
         if "product" in code:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from .batches import Batch, Case, Lens
-from .terms import (CENTRES, CHOICES, COUNTS, FINISHES, GROUPS, LENGTHS, OLDS, OWN, PLACES,
-                    RATIOS, REFERENCES, SAMPLERS, SCALES, SHAPES, TERMS, TOKENS, Setting)
+from .terms import (CENTRES, COUNTS, FINISHES, GROUPS, LENGTHS, OLDS, PLACES, RATIOS,
+                    REFERENCES, SAMPLERS, SCALES, SHAPES, TERMS, TOKENS, UNFINISHED, Setting)
 
 KNOWN = 1e-6  # a formula that leaves less of a gradient over is right, relative to its norm
 MUCH_BETTER = 1 / 3  # of what plain settings leave over, an odd one may leave at most this
@@ -30,7 +30,6 @@ class Term:
     count: Setting
     place: str
     reference: str = ""
-    length: str = ""           # of LENGTHS, or OWN: its own tokens are counted
 
     @property
     def name(self) -> str:
@@ -45,8 +44,8 @@ class Term:
 class Formula:
     """The settings of `ours`: rows of the table, with their numbers."""
     lens: Lens = Lens()
-    odd: frozenset[str] = frozenset()  # kinds of TOKENS that are trained or not as they should not
-    choice: Setting = Setting("")      # of those that are trained, only where CHOICES says so
+    odd: frozenset[str] = frozenset()  # kinds of TOKENS that are trained or not as they should not,
+                                       # and perhaps UNFINISHED
     groups: Setting = Setting("")
     centre: Setting = Setting("mean")
     scale: Setting = Setting("")
@@ -56,7 +55,6 @@ class Formula:
     factor: float = 1.0
     is_reversed: bool = False          # good answers are made less probable
     shape: Setting = Setting("")
-    is_detached: bool = True
     late: int = 0                      # old log-probs are taken from so many places before
     old: Setting = Setting("")
     ratio: Setting = Setting("no ratio")
@@ -76,6 +74,7 @@ class View:
 
     def __init__(self, logits: Tensor, batch: Batch, formula: Formula):
         self.batch, self.logits = batch, logits
+        self.counts_trained = formula.length.code == " (trained)"
         lens = formula.lens
         self.log_prob = lens.log_probs(logits, batch.ids)
         log_q = lens.distribution(logits)
@@ -86,8 +85,8 @@ class View:
         for code, row in TOKENS.items():
             if code.startswith("no ") != (code in formula.odd):
                 self.trained = self.trained | row.function(self)
-        choice = formula.choice
-        self.trained = self.trained & CHOICES[choice.code].function(self, *choice.numbers)
+        if UNFINISHED in formula.odd:
+            self.trained = self.trained & self.has_end
 
     def see_places(self, batch: Batch) -> None:
         """The words of which TOKENS are made."""
@@ -97,8 +96,6 @@ class View:
         self.last = torch.where(self.inside, self.place, 0).amax(1, keepdim=True)
         self.has_end = batch.ids.gather(1, self.last) == batch.end_id
         self.span = (self.place >= self.start) & (self.place <= self.last)
-        self.gap = self.span & ~self.inside
-        self.after, self.before = self.inside.roll(1, 1), self.inside.roll(-1, 1)
 
     def lengths(self, length: str) -> Tensor:
         """(B,) how many tokens of each row are counted."""
@@ -144,8 +141,7 @@ def policy(view: View, formula: Formula) -> Tensor:
     x = seen_by_ratio(view, formula, advantage_of(view.batch, formula)[:, None])
     objective = RATIOS[formula.ratio.code].function(x, *formula.ratio.numbers)
     correction = SAMPLERS[formula.sampler.code].function(x, *formula.sampler.numbers)
-    shape = SHAPES[formula.shape.code].function(view)
-    shape = shape.detach() if formula.is_detached else shape
+    shape = SHAPES[formula.shape.code].function(view).detach()
     # where nothing is trained stands 0, and not 0 times what may be infinite there
     return torch.where(view.trained, weight[:, None] * shape * correction * objective, 0.0).sum()
 
@@ -158,14 +154,11 @@ def weights(view: View, count: Setting, n: Tensor) -> Tensor:
 def advantage_of(batch: Batch, formula: Formula) -> Tensor:
     """(B,) the advantage. Where it is 0 / 0 stands 0."""
     reward, n = batch.reward, (batch.mask > 0).sum(1).to(batch.reward.dtype)
-    label, copies = GROUPS[formula.groups.code].function(batch)
-    row = torch.arange(len(reward))
-    row = row if copies is None else row.repeat_interleave(copies)
-    r, label = reward[row], label[row]
-    centred = r - CENTRES[formula.centre.code].function(r, label, n[row])
+    label = GROUPS[formula.groups.code].function(batch)
     scale, finish = formula.scale, formula.finish
-    scaled = centred / SCALES[scale.code].function(r, label, *(scale.numbers or (0.0,)))
-    value = torch.empty_like(reward).index_copy(0, row, scaled.nan_to_num(0.0))
+    centred = reward - CENTRES[formula.centre.code].function(reward, label, n)
+    value = centred / SCALES[scale.code].function(reward, label, *(scale.numbers or (0.0,)))
+    value = value.nan_to_num(0.0)
     return FINISHES[finish.code].function(value, n, *(finish.numbers or (0.0,))).nan_to_num(0.0)
 
 
@@ -186,8 +179,8 @@ def seen_by_ratio(view: View, formula: Formula, advantage: Tensor) -> SimpleName
 
 def weight_of(view: View, term: Term) -> Tensor:
     """(B, L) the weight of each token in a KL term or an entropy bonus."""
-    where = PLACES[term.place].function(view).expand(view.log_prob.shape)
-    n = where.sum(1).to(view.logits.dtype) if term.length == OWN else view.lengths(term.length)
+    where = PLACES[term.place](view).expand(view.log_prob.shape)
+    n = where.sum(1).to(view.logits.dtype) if view.counts_trained else view.lengths("")
     return weights(view, term.count, n)[:, None] * where
 
 

@@ -1,6 +1,7 @@
 """Changes of a batch under which a right loss stays as it is. They need no table of formulas, so
 they are asked of a loss that is not understood, too."""
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -12,8 +13,9 @@ Gradient = Callable[[Case], Tensor]
 
 
 def case_to_change(lens: Lens, late: int) -> Case:
-    """Three groups of five answers, which are an odd number, with ratios and references."""
-    return make_case(81, 3, 5, lens=lens, late=late, spare=2).moved(81, .1, .3)
+    """Three groups of five answers, which are an odd number, with ratios and references. In each
+    group the lengths differ: where the shortest are kept, the order of rows breaks ties."""
+    return make_case(101, 3, 5, 12, lens=lens, late=late, spare=2).moved(81, .1, .3)
 
 
 def with_pad_as_end(gradient: Gradient, case: Case) -> float:
@@ -33,27 +35,31 @@ def in_another_order(gradient: Gradient, case: Case) -> float:
 
 
 def beside_other_rewards(gradient: Gradient, case: Case) -> float:
-    """The rewards of one group after the other become other ones: do the others' pushes change?"""
+    """The rewards of one group after the other become other ones: do the others' pushes change, but
+    for a factor? A divisor that counts what is trained may depend on the rewards."""
     worst, before = 0.0, gradient(case)
     for number in case.group.unique():
         others = case.group != number
         reward = torch.where(others, case.reward, with_other_reward(case).reward)
-        after = gradient(case.with_reward(reward))
-        worst = max(worst, left_of(before[others], after[others]))
+        after = gradient(case.with_reward(reward))[others]
+        factor = (after * before[others]).sum() / before[others].square().sum().clamp(min=1e-300)
+        worst = max(worst, left_of(after, factor * before[others]))
     return worst
 
 
 def in_parts(gradient: Gradient, case: Case) -> float:
     """The first group and the two others are micro-batches that know the tokens of the whole. The
-    gradients of both add up: as they are, or weighted by their tokens, answers or groups."""
-    is_first, whole = case.group == 0, float(case.mask.sum())
+    gradients of both add up: as they are, or weighted by their tokens, answers or groups, or by the
+    tokens that are pushed."""
+    is_first, whole, wanted = case.group == 0, float(case.mask.sum()), gradient(case)
     parts, sizes = [], []
     for rows in (is_first, ~is_first):
         part = case.rows(rows.nonzero().flatten())
-        parts.append(gradient(Case(**{**vars(part), "whole": whole})))
+        parts.append(gradient(replace(part, whole=whole)))
+        pushed = [int(found.any(2).sum()) for found in (parts[-1], wanted)]
         sizes.append((1.0, float(part.mask.sum()) / whole, float(rows.double().mean()),
-                      len(part.group.unique()) / 3))
-    return min(left_of(gradient(case), torch.cat([parts[0] * first, parts[1] * second]))
+                      len(part.group.unique()) / 3, pushed[0] / max(pushed[1], 1)))
+    return min(left_of(wanted, torch.cat([parts[0] * first, parts[1] * second]))
                for first, second in zip(*sizes))
 
 

@@ -36,4 +36,3 @@ UNUSUAL = {  # what is sometimes meant, and often not
     "times {factor}": "The gradient is multiplied by a number.",
     "temperature {T}": "The log-probs are at another temperature than 1, so the old ones have to "
                        "be that, too."}
-UNDETACHED = "The weight is not detached, so it is trained itself."

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from .calling import Loss
-from .clauses import FORMER, USUAL, clauses_of, is_said, with_z, words_of
+from .clauses import USUAL, clauses_of, is_said, with_z, words_of
 from .formula import Formula, Term
-from .mistakes import UNDETACHED, UNUSUAL, WRONG
+from .mistakes import UNUSUAL, WRONG
 from .search import DEAD, MAY_BE_REFUSED, TURNS, UNEQUAL, Found, find_formula
-from .terms import COUNTS, PLACES, QUESTIONS, TABLE, TERMS, TOKENS, shown
+from .terms import COUNTS, QUESTIONS, TABLE, TERMS, TOKENS, UNFINISHED, shown
 
 PASSED, FAILED, UNKNOWN = 0, 1, 2  # the exit status
 
@@ -54,7 +54,7 @@ def codes_of(formula: Formula, has_reward: bool = True) -> list[str]:
         said += [f"times {shown(size)}"] if abs(size - 1) > 1e-6 else []
         said += ["sign reversed"] if formula.is_reversed else []
     said += codes_of_tokens(formula) if "tokens" in sure and has_reward else []
-    said += [code_of_shape(formula)] if "shape" in sure and formula.shape.code else []
+    said += [formula.shape.code] if "shape" in sure and formula.shape.code else []
     said += [f"old misplaced {formula.late}"] if formula.late else []
     said += [str(formula.ratio)] if "ratio" in sure else []
     if "sampler" in sure:  # without a lower bound, its upper bound is the only number
@@ -73,10 +73,6 @@ def code_of_count(formula: Formula) -> str:
     return f"{formula.count}{formula.length}"
 
 
-def code_of_shape(formula: Formula) -> str:
-    return formula.shape.code + ("" if formula.is_detached else " undetached")
-
-
 def codes_of_tokens(formula: Formula) -> list[str]:
     odd = formula.odd
     if {"no first", "first of padding"} <= odd and "padding" not in odd:
@@ -85,22 +81,18 @@ def codes_of_tokens(formula: Formula) -> list[str]:
         return ["mask early"]
     said = [] if "no end" in odd else ["end"]
     said += ["mask inverted"] if {"no first", "no middle", "no end", "no cut"} <= odd else []
-    hidden = {edge for whole, edges in (("prompt", ["last of prompt"]),
-                                        ("padding", ["first of padding"]),
-                                        ("replies", ["first of reply", "last of reply"]))
-              if whole in odd for edge in edges}
-    said += [code for code in TOKENS if code in odd - hidden]
-    return said + ([str(formula.choice)] if formula.choice.code else [])
+    hidden = {edge for whole, edge in (("prompt", "last of prompt"),
+                                       ("padding", "first of padding")) if whole in odd}
+    return said + [code for code in (*TOKENS, UNFINISHED) if code in odd - hidden]
 
 
 def code_of_term(term: Term, formula: Formula) -> str:
     """Its counting, and that it stands on whole answers, where these are not those of the policy
     loss."""
     said = f"{term.setting}{term.reference}"
-    if term.count.code != formula.count.code or bool(term.length) != bool(formula.length.code):
-        said += f" {term.count.code.removesuffix(' {N}')}{term.length}"
-    is_part = formula.odd or formula.choice.code
-    return said + (" on answers" if is_part and term.place == "answer" else "")
+    if term.count.code != formula.count.code:
+        said += f" {term.count.code.removesuffix(' {N}')}"
+    return said + (" on answers" if formula.odd and term.place == "answer" else "")
 
 
 def codes_of_batches(found: Found) -> list[str]:
@@ -110,7 +102,9 @@ def codes_of_batches(found: Found) -> list[str]:
     said += ["raises"] if set(found.refused) - {DEAD, *MAY_BE_REFUSED} else []
     said += ["unequal groups"] if UNEQUAL in found.differs and found.understood else []
     is_other = TURNS in found.differs if found.understood else not found.asks_turns
-    if is_other and "tokens" in found.formula.sure and TURNS not in found.refused:
+    is_shifted = {"mask late", "mask early"} & {*codes_of_tokens(found.formula)}
+    is_sure = "tokens" in found.formula.sure and not is_shifted
+    if is_other and is_sure and TURNS not in found.refused:
         said.append("turns otherwise")
     return said
 
@@ -128,13 +122,10 @@ def remarks(found: Found) -> list[Remark]:
             wrong.append((name, sentence))
             seen.append((str(setting), unusual(*setting.numbers)) if callable(unusual)
                         else (name, unusual))
-    if not formula.is_detached and "shape" in formula.sure:
-        wrong.append((code_of_shape(formula), UNDETACHED))
     for term in formula.terms:
         words = words_of(code_of_term(term, formula))
-        wrong += [(name, WRONG[name]) for name, is_so in (
-            (f"{term.name} elsewhere", PLACES[term.place].wrong),
-            (f"{term.name} reversed", term.setting.numbers[0] < 0)) if is_so]
+        if term.setting.numbers[0] < 0:
+            wrong.append((f"{term.name} reversed", WRONG[f"{term.name} reversed"]))
         wrong.append((words, TERMS[term.setting.code].wrong))
         if term.count.code != formula.count.code:
             wrong.append((words, COUNTS[term.count.code].wrong))
@@ -159,9 +150,8 @@ def unusual_settings(formula: Formula) -> list[tuple[str, str]]:
     if "credit" not in formula.sure:
         return []
     finish, name, found = formula.finish.code, name_of("finish", formula), []
-    if formula.choice.code == "no unfinished" and formula.count.code != "sum" and (
-            not formula.length.code):
-        found.append(("no unfinished", "Answers without an end are not trained, and count in the "
+    if UNFINISHED in formula.odd and formula.count.code != "sum" and not formula.length.code:
+        found.append((UNFINISHED, "Answers without an end are not trained, and count in the "
                       "divisor."))
     if finish.startswith(("whitened", "over tokens")) and formula.scale.code:
         found.append((name, "The advantage is whitened again, after it was divided by a std."))
@@ -252,14 +242,6 @@ def all_clauses(found: Found) -> list[str]:
     return [*dict.fromkeys([*named, *more])] or ["understood"]
 
 
-def former_codes(formula: Formula) -> list[str]:
-    """What was printed of this formula before beside its other codes."""
-    if "credit" not in formula.sure:
-        return []
-    return [name for name, is_so in FORMER.items() if is_so(formula)] + [
-        words_of(term.setting.code) for term in formula.terms]
-
-
 def judge(found: Found, expect: str | None = None) -> Verdict:
     """Whether a loss passes. `expect` has clauses, with commas between them."""
     clauses = [] if expect is None else clauses_of(expect)
@@ -269,7 +251,7 @@ def judge(found: Found, expect: str | None = None) -> Verdict:
         status = FAILED if wrong else PASSED if found.understood else UNKNOWN
         return Verdict(found, status, expect, [], [])
     said = codes(found)
-    holds = [*said, *all_clauses(found), *former_codes(found.formula)]
+    holds = [*said, *all_clauses(found)]
     missing = [clause for clause in clauses if not any(is_said(code, clause) for code in holds)]
     unexpected = [code for code in said if code not in USUAL and not any(
         is_said(code, clause) for clause in clauses)]

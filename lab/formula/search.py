@@ -39,8 +39,8 @@ from .curves import Curves, find_clamped_product, find_ratio, find_sampler, numb
 from .formula import (KNOWN, Formula, Term, advantage_of, best_of, gradient_of, left_of, tidy,
                       view_of, weight_of)
 from .invariances import INVARIANCES, case_to_change
-from .terms import (COUNTS, OF_TURNS, OWN, PLACES, REFERENCES, SHAPES, TERMS, TOKENS, Setting,
-                    slots)
+from .terms import (COUNTS, PLACES, REFERENCES, SHAPES, TERMS, TOKENS, UNDETACHED,
+                    UNFINISHED, Setting, slots)
 
 ROUNDING = 1e-9  # a gradient that is smaller may be rounding, and counts as none
 SHIFTS = (1, 0, 2, -1)
@@ -68,7 +68,8 @@ class Found:
     token: str = ""                    # where the nearest formula differs
     refused: list[str] = field(default_factory=list)    # kinds of batches that the loss refuses
     asks_turns: bool = True            # False where what a loss does with replies has no name
-    changed: list[str] = field(default_factory=list)    # names of INVARIANCES that do not hold
+    changed: list[str] = field(default_factory=list)    # names of INVARIANCES that do not hold, and
+                                                        # of a term that stands elsewhere
 
     @property
     def understood(self) -> bool:
@@ -243,21 +244,16 @@ class Search:
         views = [view_of(case, self.formula) for case in cases]
         odd = {code for code, row in TOKENS.items() if code.startswith("no ") != any(
             (row.function(view) & has).any() for view, has in zip(views, supports))}
-        odd = frozenset(odd if self.asks_turns else odd - OF_TURNS)
-        plain = replace(self.formula, odd=odd, choice=Setting(""))
+        plain = replace(self.formula, odd=frozenset(odd))
         inside = [view_of(case, plain).trained for case in cases]
-        share = float((supports[0] & inside[0]).sum() / inside[0].sum().clamp(min=1))
-        choices = [plain, replace(plain, odd=odd - {"no cut"}, choice=Setting("no unfinished"))]
-        choices += [plain.given(choice=Setting("highest entropy {share} of batch",
-                                               (float(f"{share:.{digits}g}"),)))
-                    for digits in (1, 2, 3)]
+        finished = replace(plain, odd=plain.odd - {"no cut"} | {UNFINISHED})
 
         def wrongly_kept(formula: Formula) -> float:
             """The number of tokens that are trained without a push, or have one untrained."""
             return float(sum((view_of(case, formula).trained != has & where).sum()
                              for case, has, where in zip(cases, supports, inside)))
 
-        chosen, left = best_of(choices, wrongly_kept, plain=1)
+        chosen, left = best_of([plain, finished], wrongly_kept, plain=1)
         self.settle("tokens", chosen, left)
         return left < KNOWN
 
@@ -269,8 +265,8 @@ class Search:
             self.find_tokens()
             case = self.case(21)
             push = self.push(case, with_other_reward(case))
-            shapes = [self.formula.given(shape=shape, is_detached=is_detached)
-                      for shape in SHAPES for is_detached in (True, False) if shape or is_detached]
+            shapes = [self.formula.given(shape=shape) for shape in SHAPES]
+            shapes.append(self.formula.given(ratio=Setting(UNDETACHED, (math.inf, math.inf))))
             shape, left = best_of(shapes[:1] if late else shapes, lambda formula: unevenness(
                 push / self.unit(formula, case), view_of(case, formula).trained), plain=1)
             if left < KNOWN:
@@ -293,13 +289,20 @@ class Search:
             rests = [self.tried(self.without_policy, case) for case in cases]
             if any(rest is None or rest.norm() < ROUNDING for rest in rests):
                 continue
-
+            if any(map(self.is_outside, cases, rests)):
+                self.found.changed.append("kl elsewhere" if is_kl else "entropy elsewhere")
             term, factor, left = self.best_term(self.terms(is_kl), cases, rests)
             if left < KNOWN:
                 term = term.times(tidy(factor))
                 self.formula = replace(self.formula, terms=(*self.formula.terms, term))
             elif left < HELPS:
                 self.formula = replace(self.formula, guesses=(term.times(factor),))
+
+    def is_outside(self, case: Case, rest: Tensor) -> bool:
+        """Whether a gradient without reward stands beside the answers and what is trained."""
+        view = view_of(case, self.formula)
+        outside = self.formula.lens.to_tokens(rest)[~view.inside & ~view.trained]
+        return float(outside.norm()) > KNOWN * float(rest.norm())
 
     def best_term(self, terms: Iterable[Term], cases: list[Case], rests: list[Tensor]
                   ) -> tuple[Term, float, float]:
@@ -314,15 +317,15 @@ class Search:
             return gradient_of(replace(nothing, terms=(everywhere,)), cases[number]).nan_to_num(0.0)
 
         @cache
-        def weight(number: int, count: Setting, place: str, length: str) -> Tensor:
-            term = Term(Setting(""), count, place, "", length)
+        def weight(number: int, count: Setting, place: str) -> Tensor:
+            term = Term(Setting(""), count, place)
             return lens.to_places(weight_of(views[number], term))[..., None]
 
         def fit(term: Term) -> tuple[float, float]:
             factor, left = 0.0, 0.0
             for number, rest in enumerate(rests):
                 unit = value(number, term.setting, term.reference) * weight(
-                    number, term.count, term.place, term.length)
+                    number, term.count, term.place)
                 factor = factor or float((unit * rest).sum() / unit.square().sum())
                 left = max(left, left_of(rest, factor * unit))
                 if left > KNOWN:
@@ -331,17 +334,15 @@ class Search:
 
         term, left = best_of(terms, lambda term: fit(term)[1])
         if term and left > KNOWN:  # no exact one: that of the policy loss's tokens, if it is near
-            usual = replace(term, count=self.formula.count, place="trained", length="")
+            usual = replace(term, count=self.formula.count, place="trained")
             term, left = best_of([usual, term], lambda term: fit(term)[1], plain=1)
         return term, fit(term)[0] if term else 0.0, left
 
     def terms(self, is_kl: bool) -> Iterator[Term]:
         """All KL terms or entropies with a factor of 1. The bound of a KL is looked for last."""
         codes = [code for code in TERMS if code.startswith("kl") == is_kl]
-        counts = [Setting(code, (1.0,) * ("{" in code)) for code in COUNTS if "{rows}" not in code]
+        counts = [Setting(code, (1.0,) * ("{" in code)) for code in COUNTS]
         counts.sort(key=lambda count: count.code != self.formula.count.code)
-        is_part = self.formula.odd or self.formula.choice.code
-        lengths = ["", OWN] if is_part else [""]
         for has_bound in (False, True) if is_kl else (False,):
             points = (Curves(self, "log_reference", is_kl=True).points() or []) if has_bound else []
             settings = [Setting(code, (1.0, *numbers)) for code in codes
@@ -349,9 +350,7 @@ class Search:
                         if len(numbers) == has_bound]
             for reference, count, place, setting in product(
                     REFERENCES if is_kl and not has_bound else [""], counts, PLACES, settings):
-                more = [" (with prompt)"] if place == "prompt and answer" else []
-                yield from (Term(setting, count, place, reference, length)
-                            for length in lengths + more)
+                yield Term(setting, count, place, reference)
 
     def without_policy(self, case: Case) -> Tensor:
         """The gradient without what is explained already. If no policy loss was found, it is the

@@ -10,7 +10,7 @@ part is (formula.py):
 
     advantage = finish((reward - centre) / scale), among the rows that are compared
     weight    = factor * count, at the tokens that are trained: those of the answers without what
-                is `odd`, and where `choice` keeps them
+                is `odd`
 
 Rewards and advantages are (B,), what is per token (B, L). `v` is how the loss reads the logits
 (formula.View), `n` the number of tokens of each answer, and `e` the number of a code.
@@ -112,12 +112,9 @@ def of_tokens(correction: int, function: Callable[[Tensor, Tensor, float], Tenso
 
 
 BATCH = "An answer is compared with those of the whole batch, and not with its group's alone."
-GROUPS = rows({  # the rows that are compared with each other: labels, and copies of each row
-    "": lambda batch: (batch.group, None),
-    "batch": (lambda batch: (torch.zeros_like(batch.group), None), "", BATCH),
-    "turns": (lambda batch: (batch.group, turns_of(batch)),
-              "Turns are taken for answers: an answer counts once for each of its turns in the "
-              "mean of its group.")})
+GROUPS = rows({  # the rows that are compared with each other have one label
+    "": lambda batch: batch.group,
+    "batch": (lambda batch: torch.zeros_like(batch.group), "", BATCH)})
 CENTRES = rows({  # taken off the reward r
     "mean": lambda r, label, n: mean_of(r, label),
     "raw": lambda r, label, n: torch.zeros_like(r),
@@ -137,7 +134,6 @@ SCALES = rows({  # what it is divided by
     "over mean {e}": lambda r, label, e: mean_of(r, label) + e})  # MaxRL
 FINISHES = rows({  # what is done with the advantage A
     "": lambda A, n, e: A,
-    "limit {e}": lambda A, n, e: A.clamp(-e, e),
     "only positive": (lambda A, n, e: A.clamp(min=0), "",
                       "Answers with a negative advantage are not trained."),
     "only negative": (lambda A, n, e: A.clamp(max=0), "",
@@ -150,21 +146,9 @@ FINISHES = rows({  # what is done with the advantage A
     "over tokens n {e} max": of_tokens(0, lambda A, variance, e: A / variance.clamp(min=e).sqrt())})
 
 
-def turns_of(batch: Batch) -> Tensor:
-    """(B,) the number of turns of each answer: the stretches of its mask."""
-    inside = batch.mask > 0
-    return (inside & ~inside.roll(1, 1)).sum(1)
-
-
 def live(batch: Batch) -> Tensor:
     """(B,) 1 where the rewards of a row's group differ."""
     return (variance_of(batch.reward, batch.group, 0) > 1e-18).to(batch.reward.dtype)
-
-
-def micro_batch(n: Tensor, batch: Batch, size: float) -> Tensor:
-    """Each part of the batch is averaged over its tokens, and the parts are averaged."""
-    part = torch.arange(len(n)) // int(size)
-    return 1 / sums(n, part) / -(-len(n) // int(size))
 
 
 def one(n: Tensor) -> Tensor:
@@ -188,10 +172,7 @@ COUNTS = rows({  # (B,) the weight of a token
     "constant over width of a row": (lambda n, batch, e: one(n) / batch.ids.numel(), PADDING),
     "constant over width less one": (
         lambda n, batch, e: one(n) / len(n) / (batch.ids.shape[1] - 1), PADDING),
-    "live token": lambda n, batch, e: one(n) / (n * live(batch)).sum().clamp(min=1),  # DAPO
-    "micro-batch {rows}": (micro_batch, "",
-                           "A token counts more in a micro-batch with fewer tokens: the size of "
-                           "micro-batches changes the gradient.")})
+    "live token": lambda n, batch, e: one(n) / (n * live(batch)).sum().clamp(min=1)})  # DAPO
 LENGTHS = rows({  # (B,) how many tokens of each row are counted
     "": lambda v: v.inside.sum(1),
     " (trained)": lambda v: v.trained.sum(1),
@@ -206,7 +187,7 @@ LENGTHS = rows({  # (B,) how many tokens of each row are counted
 # (B, L) bool for each kind of token. A code with "no" is that of tokens which a right loss trains.
 # `cut` is the last token of an answer without an end. What an environment wrote is a reply
 TOKENS = rows({
-    "no middle": lambda v: v.inside & v.after & v.before & (v.place > v.start) & (v.place < v.last),
+    "no middle": lambda v: v.inside & (v.place > v.start) & (v.place < v.last),
     "no cut": lambda v: (v.place == v.last) & ~v.has_end,
     "prompt": (lambda v: (v.place < v.start - 1) & v.readable, "The prompt is trained."),
     "last of prompt": (lambda v: (v.place == v.start - 1) & v.readable, "The last token of the "
@@ -217,40 +198,14 @@ TOKENS = rows({
     "no first": (lambda v: v.place == v.start, "The first token of an answer is not trained."),
     "no end": (lambda v: (v.place == v.last) & v.has_end,
                "The token that ends an answer is not trained."),
-    "replies": (lambda v: v.gap & ~v.after & ~v.before, "What an environment wrote within an answer"
-                " is trained, although batch.mask leaves it out. With several turns this is a "
-                "mistake."),
-    "first of reply": (lambda v: v.gap & v.after,
-                       "The first token of a reply of the environment is trained."),
-    "last of reply": (lambda v: v.gap & v.before,
-                      "The last token of a reply of the environment is trained."),
-    "no first of turn": (lambda v: v.inside & ~v.after & (v.place > v.start),
-                         "The first token of every later turn is not trained."),
-    "no last of turn": (lambda v: v.inside & ~v.before & (v.place < v.last),
-                        "The last token of every earlier turn is not trained.")})
-OF_TURNS = {"no first of turn", "no last of turn"}
-
-
-def has_high_entropy(v: SimpleNamespace, share: float) -> Tensor:
-    """Where the entropy is among this share of the highest of all answers' tokens, as
-    torch.quantile counts."""
-    below = torch.full_like(v.entropy, -1.0)  # the share of tokens that have less
-    below[v.inside] = v.entropy[v.inside].argsort().argsort() / (v.inside.sum().double() - 1)
-    return below >= 1 - share - 1e-12
-
-
-CHOICES = rows({  # (B, L) bool: of these kinds only where it is so
-    "": lambda v: torch.ones_like(v.inside),
-    "no unfinished": lambda v: v.has_end,
-    "highest entropy {share} of batch": has_high_entropy})
+    "replies": (lambda v: v.span & ~v.inside, "What an environment wrote within an answer is "
+                "trained, although batch.mask leaves it out. With several turns this is a "
+                "mistake.")})
+UNFINISHED = "no unfinished"  # answers without an end are not trained at all
 SHAPES = rows({  # how an answer's tokens differ
     "": lambda v: torch.ones_like(v.log_prob),
     "weight p": (lambda v: v.log_prob.exp(), "", "A token counts in proportion to its probability, "
-                 "as where the logarithm is missing."),
-    "weight 1-p": lambda v: 1 - v.log_prob.exp(),
-    "weight -log p": lambda v: -v.log_prob,
-    "weight entropy": lambda v: v.entropy,
-    "weight 1/(|log p|+0.1)": lambda v: 1 / (v.log_prob.abs() + .1)})
+                 "as where the logarithm is missing.")})
 
 
 # x.d (B, L) is the log-ratio of a token, x.mean and x.sum that of its answer, x.log_p the token's
@@ -288,13 +243,6 @@ def by_probability(x: SimpleNamespace) -> Tensor:
     return torch.where(moved * x.A.sign() > .2, 0.0, x.d.exp() * x.A)
 
 
-def vespo(x: SimpleNamespace) -> Tensor:
-    """Soft weights of whole answers, with its paper's powers."""
-    w = x.sum.exp()
-    weight = torch.where(x.A >= 0, w ** 2 * (3 - 3 * w).exp(), w ** 3 * (2 - 2 * w).exp())
-    return weight.detach() * x.A * x.log_p
-
-
 OLDS = rows({  # what the new log-probs are compared with
     "": lambda batch: batch.old_log_prob,
     "sampler for old": lambda batch: batch.sampler_log_prob,
@@ -316,6 +264,7 @@ WRONG_SIDE = ("The clip is on the wrong side: the larger of both terms is taken 
               "it bounds where it should let through.")
 NO_MINIMUM = ("Outside the bounds there is no gradient, whichever the sign, as in IcePop. In PPO "
               "the minimum is missing then, and a bad answer that became likely stays.")
+UNDETACHED = "cispo undetached {low} {high}"
 SUMMED = "The log-ratio of an answer is summed over its tokens, and GSPO has their mean."
 RATIOS = rows({  # (x, bounds ...) -> the objective, to be increased
     "no ratio": lambda x: x.log_p * x.A,
@@ -323,7 +272,6 @@ RATIOS = rows({  # (x, bounds ...) -> the objective, to be increased
     "sapo 1 1.05": sapo,
     "dppo 0.2": by_probability,
     "gspo ratio": lambda x: x.mean.exp() * x.A,
-    "vespo 2 3 3 2": vespo,
     "summed ratio": (lambda x: x.sum.exp() / x.n * x.A, "", SUMMED),
     "inverse ratio": (lambda x: (-x.d).exp() * x.A, UPSIDE_DOWN),
     "clip {low} {high}": (lambda x, *bounds: ppo(x.d.exp(), x, *bounds), "", odd_bounds),
@@ -335,6 +283,9 @@ RATIOS = rows({  # (x, bounds ...) -> the objective, to be increased
         lambda x, low, high: x.d.exp().clamp(1 - low, 1 + high).detach() * x.A * x.log_p, "",
         lambda low, high: "The weight is at most a number below 1, so hardly a token's ratio "
                           "counts." if high < 0 else ""),
+    UNDETACHED: (
+        lambda x, low, high: x.d.exp().clamp(1 - low, 1 + high) * x.A * x.log_p,
+        "The weight of CISPO, which is the ratio, is not detached, so it is trained itself."),
     "gspo clip {low} {high}": (lambda x, *bounds: ppo(x.mean.exp(), x, *bounds), "", odd_bounds),
     "gmpo clip {log_low} {log_high}": of_clipped_mean,
     "summed clip {low_of_answer} {high_of_answer}": (
@@ -405,19 +356,13 @@ REFERENCES = {  # the log-probs that a KL compares with
     "": lambda batch: batch.reference_log_prob,
     " to old": lambda batch: batch.old_log_prob,
     " to sampler": lambda batch: batch.sampler_log_prob}
-OUTSIDE = "It stands outside the answers, too."
-OWN = " of its own"  # a term's own tokens are counted
-PLACES = rows({  # where a term without reward stands
+PLACES = {  # where a term without reward stands
     "trained": lambda v: v.trained,
     "answer": lambda v: v.inside,
-    "answer with replies": (lambda v: v.span, OUTSIDE),
-    "prompt and answer": (lambda v: (v.batch.ids != v.batch.pad_id) & v.readable, OUTSIDE),
-    "answer and padding": (lambda v: v.place >= v.start, OUTSIDE),
-    "all": (lambda v: v.readable.expand_as(v.inside), OUTSIDE)})
+    "all": lambda v: v.readable.expand_as(v.inside)}
 
 TABLE = {"groups": GROUPS, "centre": CENTRES, "scale": SCALES, "finish": FINISHES, "count": COUNTS,
-         "length": LENGTHS, "choice": CHOICES, "shape": SHAPES, "old": OLDS, "ratio": RATIOS,
-         "sampler": SAMPLERS}
+         "length": LENGTHS, "shape": SHAPES, "old": OLDS, "ratio": RATIOS, "sampler": SAMPLERS}
 QUESTIONS = {  # of the search, and the parts of the table that answer them
-    "credit": ("groups", "centre", "scale", "finish", "count", "length"), "tokens": ("choice",),
+    "credit": ("groups", "centre", "scale", "finish", "count", "length"),
     "shape": ("shape",), "ratio": ("ratio",), "sampler": ("old", "sampler")}

@@ -1,5 +1,7 @@
 """Losses for lab/tests/test_formula.py: right ones, wrong ones, and pairs of mistakes, each with
 what the tool has to say of it."""
+import math
+
 import torch
 
 
@@ -101,6 +103,21 @@ def cispo(log_prob, batch, a):
     return (log_prob - batch.old_log_prob).exp().clamp(.5, 3).detach() * a * log_prob
 
 
+def cispo_undetached(least, most):
+    return lambda log_prob, batch, a: (log_prob - batch.old_log_prob).exp().clamp(
+        least, most) * a * log_prob
+
+
+def gfpo(logits, batch):
+    """The shorter half of each group is trained, and ties of length are broken by the order."""
+    n, kept = batch.mask.sum(1), torch.zeros_like(batch.mask)
+    for number in batch.group.unique():
+        rows = (batch.group == number).nonzero().squeeze(1)
+        kept[rows[n[rows].argsort(stable=True)[:len(rows) // 2]]] = 1
+    kept = kept * batch.mask
+    return -(log_probs(logits, batch) * z(0, 1e-4)(batch) * kept).sum() / kept.sum()
+
+
 def clamped_below_one(log_prob, batch, a):
     return (log_prob - batch.old_log_prob).exp().clamp(max=.2).detach() * a * log_prob
 
@@ -126,12 +143,6 @@ def gmpo(log_prob, batch, a):
     return (mean_clipped.exp() * a).expand(log_prob.shape)
 
 
-def vespo(log_prob, batch, a):
-    w = ((log_prob - batch.old_log_prob) * batch.mask).sum(1, keepdim=True).detach().exp()
-    weight = torch.where(a >= 0, w ** 2 * (3 - 3 * w).exp(), w ** 3 * (2 - 2 * w).exp())
-    return weight * a * log_prob
-
-
 def sapo(log_prob, batch, a):
     r = (log_prob - batch.old_log_prob).exp()
     tau = torch.where(a > 0, 1.0, 1.05)
@@ -141,10 +152,6 @@ def sapo(log_prob, batch, a):
 def misaligned(log_prob, batch, a):
     old = torch.cat([batch.old_log_prob[:, :1], batch.old_log_prob[:, :-1]], 1)
     return (log_prob - old).exp() * a
-
-
-def published(log_prob, batch, a):
-    return log_prob * a / (log_prob.abs() + .1)
 
 
 def k3(log_prob, batch):
@@ -181,20 +188,6 @@ def kl_per_token_mean_policy_by_token(logits, batch):
 def kl_everywhere(logits, batch):
     log_prob = log_probs(logits, batch)
     return -token(log_prob * mean(batch), batch.mask, batch) + .04 * k3(log_prob, batch).mean()
-
-
-def entropy_weight(detached):
-    def loss(logits, batch):
-        h = entropy_of(logits)
-        h = h.detach() if detached else h
-        return -token(log_probs(logits, batch) * h * z(0, 1e-4)(batch), batch.mask, batch)
-    return loss
-
-
-def highest_entropy(logits, batch):
-    h = entropy_of(logits).detach()
-    kept = batch.mask * (h >= torch.quantile(h[batch.mask > 0], .8))
-    return -(log_probs(logits, batch) * mean(batch) * kept).sum() / batch.mask.sum()
 
 
 def nothing(logits, batch):
@@ -335,15 +328,6 @@ def token_with_replies(logits, batch):
     return -(value * batch.mask).sum() / span(batch).sum()
 
 
-def turns_as_answers(batch):
-    """Each answer stands in its group once for each of its turns."""
-    inside = batch.mask > 0
-    turns = (inside & ~inside.roll(1, 1)).sum(1)
-    repeated = type(batch)(**{**vars(batch), "reward": batch.reward.repeat_interleave(turns),
-                              "group": batch.group.repeat_interleave(turns)})
-    return z(1, 1e-4)(repeated)[turns.cumsum(0) - 1]
-
-
 def until_padding(batch):
     """A mask by ids: it ends before the first id of padding, which may be that of the end."""
     return batch.mask * ((batch.ids == batch.pad_id).cumsum(1) == 0)
@@ -430,18 +414,19 @@ LOSSES = {
                    {"clip wrong side 0.2 0.2", "understood"}, "clip wrong side"),
     "minimum missing": (make(objective=without_minimum), {"mask 0.2 0.2", "understood"}, "mask"),
     "cispo": (make(objective=cispo), {"cispo 0.5 2", "understood"}),
+    "cispo undetached": (make(objective=cispo_undetached(.5, 3)),
+                         {"cispo undetached 0.5 2", "token", "understood"}, "cispo undetached"),
+    "without a bound": (make(objective=cispo_undetached(None, math.inf)),
+                        {"cispo undetached none none", "understood"}, "cispo undetached"),
+    "gfpo": (gfpo, set()),
     "clamped below one": (make(objective=clamped_below_one),
                           {"z n 0.0001", "token", "understood"}, "cispo none -0.8"),
     "sapo": (make(count=answer, objective=sapo), {"sapo 1 1.05", "understood"}),
     "gmpo": (make(count=answer, objective=gmpo),
              {"gmpo clip 0.4 0.4", "answer", "understood"}),
-    "vespo": (make(objective=vespo), {"vespo 2 3 3 2", "token", "understood"}),
     "old one place off": (make(objective=misaligned),
                           PLAIN - {"no ratio"} | {"end", "ratio"}, "old misplaced 1"),
     "entropy bonus": (make(entropy=.01), PLAIN | {"entropy 0.01"}),
-    "published mistake": (make(objective=published),
-                          {"z n 0.0001", "token", "understood"},
-                          "weight 1/(|log p|+0.1) undetached"),
     "shift missing": (make(shift=0), PLAIN, "shift 0"),
     "shifted twice": (make(shift=2), {"z n 0.0001", "understood"}, "shift 2"),
     "end untrained": (make(mask=without_end), {"token (trained)", "understood"}, "no end"),
@@ -454,12 +439,10 @@ LOSSES = {
                            {"no unfinished", "token (trained)", "z n 0.0001", "understood"}),
     "sign": (make(sign=-1.0), PLAIN, "sign reversed"),
     "width": (make(count=width), {"understood"}, "constant over width of a row"),
-    "micro-batch": (make(count=micro_batch(2)), {"micro-batch 2", "understood"}, "micro-batch"),
+    "micro-batch": (make(count=micro_batch(2)), {"end"}, "order of rows", "micro-batches"),
     "divided twice": (make(count=twice_divided),
                       {"understood"}, "answer divided by the number of answers"),
     "hundred times": (make(factor=100.0), PLAIN, "times 100"),
-    "highest entropy": (highest_entropy,
-                        {"highest entropy 0.2 of batch", "mean", "token", "understood"}),
     "openrlhf": (make(whitened_as_openrlhf),
                  {"mean over tokens n 1e-08 root", "token", "understood"},
                  "mean over tokens n root"),
@@ -478,11 +461,9 @@ LOSSES = {
     "kl on all places": (kl_everywhere,
                          {"kl k3 0.04 constant over width of a row", "understood"}, "kl elsewhere",
                          "kl k3 constant over width of a row"),
-    "entropy weight undetached": (entropy_weight(False),
-                                  {"understood"}, "weight entropy undetached"),
     "mask inverted": (make(mask=inverted),
                       {"no middle", "understood"}, "mask inverted", "prompt", "padding", "no first",
-                      "no end", "replies", "no first of turn", "no last of turn"),
+                      "no end", "replies"),
     "shifted back": (shifted_back, set(), "shift -1"),
     "nothing": (nothing, set(), "zero"),
     "nothing but rounding": (every_advantage_for_each, set(), "zero"),
@@ -511,25 +492,20 @@ LOSSES = {
     "answer less one": (make(count=answer_less_one), {"answer less one", "understood"},
                         "answer less one"),
     "kl at the prompt too": (kl_at(with_prompt),
-                             {"kl k3 0.04 token (with prompt)", "understood"}, "kl elsewhere"),
+                             {"z n 0.0001", "token", "end"}, "kl elsewhere", "pad is end",
+                             "micro-batches"),
     # edges, turns, padding, samplers, and what no table has
     "last of prompt": (make(mask=one_place_early, count=answer),
                        {"end", "understood"}, "last of prompt"),
     "first of padding": (make(mask=one_place_too_many), {"end", "understood"}, "first of padding"),
     "replies": (make(mask=span), {"end", "token (trained)", "understood"}, "replies"),
-    "first of reply": (make(mask=with_edge(True, 1)), {"understood"}, "first of reply"),
-    "last of reply": (make(mask=with_edge(True, -1)), {"understood"}, "last of reply"),
-    "no first of turn": (make(mask=with_edge(False, 1)), {"understood"}, "no first of turn"),
-    "no last of turn": (make(mask=with_edge(False, -1)), {"understood"}, "no last of turn"),
+    "first of reply": (make(mask=with_edge(True, 1)), {"understood"}, "turns otherwise"),
+    "no last of turn": (make(mask=with_edge(False, -1)), {"understood"}, "turns otherwise"),
     "replies counted": (token_with_replies,
                         {"token (with replies)", "understood"}, "token (with replies)"),
-    "turns as answers": (make(turns_as_answers),
-                         {"turns z n-1 0.0001", "token", "understood"}, "turns z n-1"),
     "until padding": (make(mask=until_padding), PLAIN, "pad is end"),
     "refuses equal rewards": (make(refusing_equal_rewards), PLAIN, "dead raises"),
     "odd batch": (without_last_of_an_odd_batch, set(), "order of rows", "micro-batches"),
-    "limit of a mean": (make(lambda batch: mean(batch).clamp(-4, 4)),
-                        {"mean limit 4", "understood"}),
     "any temperature": (make(temperature=.77), PLAIN, "temperature 0.77"),
     "of answers": (by_sampler(lambda s, mask: (s * mask).sum(1, keepdim=True).exp().clamp(max=3)),
                    {"tis of answer 3", "understood"}),
