@@ -75,6 +75,12 @@ def needs_one(*names: str) -> Callable[[Callable[[Log], list[str]]], Seen]:
     return lambda function: Seen(function, lambda log: any(log.has(name) for name in names))
 
 
+def unless_it_gains(seen: Seen) -> Seen:
+    """A fault that is none while what is paid rises: then the same numbers are those of a recipe
+    that works, such as a high upper bound of the clip."""
+    return Seen(lambda log: [] if log[log.paid].rises else seen(log), seen.can_look)
+
+
 def is_broken(metric: Metric) -> bool:
     return metric.broken > 0
 
@@ -157,8 +163,8 @@ def destroyed(log: Log) -> list[str]:
     return [log.paid, *signs] if is_lost and signs else []
 
 
-ASTRAY = any_of(gradient_norm=grew(8), entropy=grew(3), kl=grew(15, least=0.1),
-                finished=fell_below_half)
+ASTRAY = unless_it_gains(any_of(gradient_norm=grew(8), entropy=grew(3), kl=grew(15, least=0.1),
+                                finished=fell_below_half))
 
 
 @needs("reward")
@@ -221,7 +227,7 @@ def paid_for_something_else(log: Log) -> list[str]:
         is_less = not success.rises and success.end - success.start < gain / 4
         return ["reward", "success", *rising] if is_less else []
     flat = [name for name in log.parts if log[name].values.any() and not log[name].rises
-            and log[name].end < 0.9]
+            and log[name].end < 0.9 * max(1.0, log[name].values.max())]
     return rising + flat if rising and flat and not any(map(is_for_being_right, rising)) else []
 
 
@@ -341,7 +347,8 @@ CHECKS = (
     Check(9, "The reward may pay for the length of an answer", paid_for_length,
           "read ten answers of the last steps; and ask python -m lab preflight what an answer "
           "that ignores the problem earns"),
-    Check(18, "The agent stops using its tool, or ends after a turn", any_of(turns=fewer_turns),
+    Check(18, "The agent stops using its tool, or ends after a turn",
+          unless_it_gains(any_of(turns=fewer_turns)),
           "read ten answers of the last steps; and pay an answer that used the tool, or check "
           "whether its replies are trained on (python -m lab.formula)"),
     Check(8, "There are few different problems, and the model learns them by heart", by_heart,
@@ -352,8 +359,10 @@ CHECKS = (
     Check(13, "The updates after the first have no clipped ratio", later_updates_grow,
           "the same run with one update for each batch"),
     Check(12, "The passes over a batch move the model too far",
-          any_of(clipped=lambda share: share.end > 0.3),
-          "the first step with a tenth of the learning rate"))
+          unless_it_gains(any_of(clipped=lambda share: share.end > 0.3)),
+          "the first step with a tenth of the learning rate"),
+    Check(0, "The reward swings: the rate is too high, or hard and easy problems come in turns",
+          any_of(reward=lambda reward: reward.swings), f"{TENTH}, and problems in another order"))
 LAST = Check(  # said only if no other fault was seen: a cause that is rare
     10, "The reward falls, and nothing else in this log says why: the learning rate is too high, "
         "or the sign of the loss is wrong, or advantages belong to other answers", falls,
@@ -389,7 +398,7 @@ def faults_of(log: Log) -> list[Fault]:
 
 
 def signs_looked_for(log: Log) -> str:
-    """12 of 21 signs of a mistake"""
+    """12 of 22 signs of a mistake"""
     every = (*CHECKS, LAST)
     count = sum(check.seen.can_look(log) for check in every)
     return f"{count} of {len(every)} signs of a mistake"

@@ -61,10 +61,13 @@ HELD_OUT = ("held_out", "held_out_success")  # of some steps only
 PART = re.compile("rewards/([^/]+)(?:/mean)?")  # of a reward function of TRL
 STEP = ("step", "Step", "global_step", "_step", "training/global_step", "trainer/global_step")
 BEING_RIGHT = re.compile("acc|correct|right|solve|exact|answer|math")  # in a part's name
+FORM = re.compile("format|tag|xml")  # such a part is not, whatever else its name has
+COLOUR = re.compile(r"\x1b\[[\d;]*m")
 # by verl, nanochat and GRPO-Zero, and by the last one after an evaluation
 PRINTED = re.compile(r"\b[Ss]tep[: ]\s*(\d+)(?:/\d+)?(?: [-|]|,) (.*)")
 EVALUATED = re.compile(r"(Eval success rate): ([\d.]+)")
 FEWEST = 5  # steps from which on something can be said
+BLOCK = 5   # steps whose mean hides what the problems of one step change
 
 
 class Metric:
@@ -99,6 +102,25 @@ class Metric:
     def falls(self) -> bool:
         return self.is_known and rose(-self.values)
 
+    @property
+    def swings(self) -> bool:
+        """Whether it goes from its lowest third to its highest or back three times or more, by more
+        than luck: the means of blocks vary around their trend as those of independent steps seldom
+        do."""
+        count = len(self.values) // BLOCK
+        if count < 6:
+            return False
+        blocks = self.values[:count * BLOCK].reshape(count, BLOCK)
+        means, within = blocks.mean(1), float(blocks.var(1, ddof=1).mean())
+        lowest = min(0.0, float(means.min()))
+        third = (float(means.max()) - lowest) / 3
+        is_high = [mean > lowest + 2 * third for mean in means
+                   if not lowest + third <= mean <= lowest + 2 * third]
+        turns = int(np.count_nonzero(np.diff(is_high)))
+        place = np.arange(count)
+        around = means - np.polyval(np.polyfit(place, means, 1), place)
+        return turns > 2 and BLOCK * float(around.var(ddof=2)) > 5 * within
+
 
 class Log:
     """The metrics of a run: log["entropy"] is a Metric. `held_out` is success on held-out problems,
@@ -117,18 +139,23 @@ class Log:
                 read.add(key)
                 self.parts.append(found[1])
                 columns[found[1]] = column_of(lines, (key,))[1]
-        self.unread = [key for key in keys_of(lines)
-                       if key not in read and column_of(lines, (key,))[1].size]
         self.steps = len(columns["reward"])
         if not len(columns["finished"]):
             columns["finished"] = 1 - columns["cut_off"]
         for_being_right = [name for name in self.parts if is_for_being_right(name)]
         if not len(columns["success"]) and len(for_being_right) == 1:
-            of_part = columns[for_being_right[0]]
+            [name] = for_being_right
+            of_part = columns[name]
             if len(of_part) and of_part.min() >= 0 and of_part.max() <= 1:
                 columns["success"] = of_part
+                key, evaluated = column_of(lines, (f"eval[/_]rewards/{re.escape(name)}(/mean)?",))
+                if not len(columns["held_out_success"]):
+                    columns["held_out_success"] = evaluated
+                read.add(key)
         if held_out is not None:
             columns["held_out_success"] = np.array(held_out, float)
+        self.unread = [key for key in keys_of(lines)
+                       if key not in read and column_of(lines, (key,))[1].size]
         self.metrics = {name: Metric(column, fewest=2 if name in HELD_OUT else FEWEST)
                         for name, column in columns.items()}
         self.paid = "success" if self["success"].is_known else "reward"
@@ -146,11 +173,15 @@ class Log:
             return f"{name} is not finite in {metric.broken} of {self.steps} steps"
         if metric.always():
             return f"{name} is {metric.values[0]:.3g} in every step"
+        if metric.swings:
+            low, high = metric.values.min(), metric.values.max()
+            return f"{name} swings between {low:.3g} and {high:.3g} over many steps"
         return f"{name} went from {metric.start:.3g} to {metric.end:.3g}"
 
 
 def is_for_being_right(part: str) -> bool:
-    return BEING_RIGHT.search(part.lower()) is not None
+    name = part.lower()
+    return bool(BEING_RIGHT.search(name)) and not FORM.search(name)
 
 
 def names_of(name: str, chosen: dict[str, str]) -> tuple[str, ...]:
@@ -256,7 +287,7 @@ def log_file_in(folder: Path) -> Path:
 def lines_of_text(file: Path, rewards: tuple[str, ...]) -> list[dict[str, Any]]:
     """The metrics in a file: trainer_state.json, a JSON array, JSON lines, what trainers print, CSV
     or a table. verl's JSON lines have them under "data"."""
-    text = read_text(file)
+    text = COLOUR.sub("", read_text(file))
     whole = parsed(text)
     if whole is None and file.name == "trainer_state.json":
         raise UserError(f"{file} is not JSON: perhaps it was cut while it was written")
@@ -284,10 +315,12 @@ def lines_of_text(file: Path, rewards: tuple[str, ...]) -> list[dict[str, Any]]:
 
 def of_console(step: str, text: str) -> dict[str, Any]:
     """The metrics of one step: *actor/grad_norm:0.31 - critic/score/mean:np.float64(0.5)*, or
-    *Average reward: 0.5 | Average sequence length: 120*, or *mean_reward: 0.5, grad_norm: 0.3*."""
+    *Average reward: 0.5 | Average sequence length: 120*, or *mean_reward: 0.5, grad_norm: 0.3*, or
+    *loss +0.0129 | reward 0.3171*."""
     found: dict[str, Any] = {"step": float(step)}
     for part in re.split(r" [-|] |, ", text):
-        name, _, value = part.strip().rpartition(":")
+        part = part.strip()
+        name, _, value = part.rpartition(":" if ":" in part else " ")
         number = number_in(without_numpy(value))
         if name and is_number(number):
             found[name] = number

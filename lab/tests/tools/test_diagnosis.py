@@ -62,6 +62,14 @@ def held_out(*rewards, reward=rising(0.3, 0.02)):
 
 
 CLIPPED = dict(ratio_mean=1.4, clipped_share=0.5)
+FLAT = dict(reward=0.3, success=0.3)
+GAINS = {  # metrics that are a sign in a run that gains nothing, and none in one that gains
+    "entropy rises": (6, dict(entropy=rising(0.4, 0.19))),
+    "kl rises": (6, dict(kl=rising(0, 50 / 30))),
+    "gradients grow ninefold": (6, dict(gradient_norm=until(24, 0.1, 0.9))),
+    "answers no longer end": (6, dict(finished=rising(1, -1 / 30))),
+    "clipped": (12, CLIPPED),
+    "the tool is no longer used": (18, dict(turns=rising(6, -0.15)))}
 # the rows of docs/reference/how_a_run_fails.md, and the log
 LOGS = {
     "healthy": ([], ours()),
@@ -92,11 +100,7 @@ LOGS = {
                                     entropy=(0.35, 1.6), finished=(1.0, 0.1))),
     "destroyed late": ([6], ours(gradient_norm=until(19, 0.3, 80.0), entropy=until(19, 0.4, 5.0),
                                  success=until(19, 0.4, 0.1), reward=until(19, 0.4, 0.1))),
-    "answers no longer end": ([6], ours(finished=rising(1, -1 / 30))),
-    "entropy rises": ([6], ours(entropy=rising(0.4, 0.19))),
-    "kl rises": ([6], ours(kl=rising(0, 50 / 30))),
     "kl beside no loss": ([], ours(kl=until(4, 0.0, 1.1))),
-    "gradients grow ninefold": ([6], ours(gradient_norm=until(24, 0.1, 0.9))),
     "one gradient jumps": ([], ours(gradient_norm=until(29, 0.2, 900.0)) [:29] + ours()[29:]),
     "not finite": ([6], ours(loss=until(10, 0.2, NAN))),
     "cut off": ([7], ours(finished=0.25)),
@@ -127,6 +131,13 @@ LOGS = {
         part_second=lambda step: 0.97 + 0.01 * (step % 2))),
     "one part is never paid": ([], trl(reward=rising(0.1, 0.02), part_first=rising(0, 0.02),
                                        part_overlong=0.0)),
+    "the form by Unsloth's names": ([9], trl(
+        reward=rising(2.4, 0.1), part_match_format_exactly=rising(0.9, 0.06),
+        part_match_format_approximately=rising(1.1, 0.04), part_check_numbers=0.2,
+        part_check_answer=lambda step: 1.4 + 0.3 * (step % 2))),
+    "right beside the form": ([], trl(
+        reward=rising(0.4, 0.06), part_match_format_exactly=rising(0.2, 0.02),
+        part_check_answer=rising(0.2, 0.04))),
     "the form rises alone": ([9], trl(reward=rising(0.1, 0.02), part_right=0.5,
                                       part_format=rising(0, 0.02))),
     "nothing is right": ([3], trl(reward=rising(0.1, 0.02), part_accuracy=0.0,
@@ -140,18 +151,22 @@ LOGS = {
     "half is lost, not held out": ([], held_out(0.5, 0.5, reward=rising(1, -0.019))),
     "half is lost, and held out": ([10], held_out(0.5, 0.3, reward=rising(1, -0.019))),
     "a twentieth of what is below 0": ([], ours(success=0.2, reward=rising(-10, -0.02))),
+    # blocks of five steps: high and low in turns, or once; or as luck has it in single steps
+    "swings": ([0], ours(**dict.fromkeys(FLAT, lambda step: 0.6 if (step - 1) // 5 % 2 else 0.05))),
+    "swings once": ([], ours(**dict.fromkeys(FLAT, lambda step: 0.6 if step in range(10, 21)
+                                             else 0.05))),
+    "single steps differ": ([], ours(**dict.fromkeys(FLAT, lambda step: 0.6 * (step * 7 % 5 > 2)
+                                                     ))),
     "one lucky step": ([], ours(success=0.2, reward=lambda step: 1.5 if step == 3 else 0.3)),
     "old": ([11], ours(ratio_mean=1.0, clipped_share=0.0)),
     "a ratio of 1 that is clipped": ([], ours(ratio_mean=1.0, clipped_share=0.1)),
-    "clipped": ([12], ours(**CLIPPED)),
     "unclipped": ([13], ours(gradient_norm_last=3.0)),
     "no number": ([0], ours(reward=lambda step: NAN if step == 9 else 0.3)),
     "no gradient": ([0], ours(gradient_norm=0.0)),
     "no rate": ([0], ours(learning_rate=0.0)),
     "a number too large for a float": ([], ours(length=10 ** 400)),
     "float16 tries another scale": ([], ours(gradient_norm=until(8, until(7, 0.2, math.inf), 0.2))),
-    "the tool is no longer used": ([18], ours(turns=rising(6, -0.15))),
-    "a third of the turns is lost": ([], ours(turns=rising(6, -0.05))),
+    "a third of the turns is lost": ([], ours(**FLAT, turns=rising(6, -0.05))),
     "blind": ([17], ours(entropy=until(8, 0.5, 0.03), groups_without_spread=until(8, 0.2, 0.9),
                          success=until(8, rising(0.15, 0.001), lambda step: 0.3 * (step % 3)),
                          reward=until(8, rising(0.15, 0.001), lambda step: 0.3 * (step % 3)))),
@@ -172,12 +187,16 @@ LOGS = {
     "truncated, in OpenRLHF": ([7], log(reward=rising(0.1, 0.02), **{
         "rollout/truncated_rate": 0.72})),
     "another model, in verl": ([1], log(reward=rising(0.1, 0.02), **{"rollout_corr/kl": 0.09})),
-    "turns, in verl": ([18], log(reward=rising(0.1, 0.02), **{
+    "turns, in verl": ([18], log(reward=lambda step: 0.1 * (step % 2), **{
         "num_turns/mean": until(15, 6.0, 1.2)})),
-    "turns, in TRL": ([18], log(reward=rising(0.1, 0.02), **{
+    "turns, in TRL": ([18], log(reward=lambda step: 0.1 * (step % 2), **{
         "tools/call_frequency": until(15, 6.0, 0.1)})),
     "parts, in TRL 0.16": ([9], log(reward=rising(0.1, 0.02), **{
         "rewards/right": 0.5, "rewards/format": rising(0, 0.02)})),
+    "held out, of one part": ([8], [
+        line | ({"eval/rewards/correct/mean": 0.2} if line["step"] % 10 == 0 else {})
+        for line in log(step=lambda step: step, reward=rising(0.1, 0.02),
+                        **{"rewards/correct/mean": rising(0.1, 0.02)})]),
     "held out, in OpenRLHF": ([8], [
         line | ({"eval/eval_math_pass1": 0.2} if line["step"] % 10 == 0 else {})
         for line in log(step=lambda step: step, reward=rising(0.1, 0.02))]),
@@ -185,6 +204,8 @@ LOGS = {
 SECOND = {"gradient_norm": (0.2, 0.41), "entropy": (0.35, 0.53), "kl": (0.0, 1.1),
           "finished": (0.6, 0.4), "groups_without_spread": (0.2, 1.0), "length": (46.0, 9.0)}
 LOGS |= {f"destroyed, by {name}": ([6], lost(**{name: ends})) for name, ends in SECOND.items()}
+LOGS |= {name: ([row], ours(**FLAT, **metrics)) for name, (row, metrics) in GAINS.items()}
+LOGS |= {f"{name}, and it gains": ([], ours(**metrics)) for name, (_, metrics) in GAINS.items()}
 LOGS |= {"lost, the gradient did not double": ([], lost(gradient_norm=(0.2, 0.39)))}
 
 
@@ -217,7 +238,7 @@ def test_what_is_said(path):
     for lines, words in (
             (trl(reward=0.3, equal=0.2, length=rising(0, 1))[:20], "length went from 2.5 to 18.5"),
             (LOGS["not finite"][1], "Seen: loss is not finite in 21 of 30 steps."),
-            (ours(), "15 of 21 signs of a mistake could be looked for, and none is seen. The rew"),
+            (ours(), "16 of 22 signs of a mistake could be looked for, and none is seen. The rew"),
             (ours()[:5], "The reward rises"), (ours()[:4], "nothing can be said"),
             (LOGS["half is lost"][1], "If the problems have not become harder"),
             (trl(reward=lambda step: 0.3 + 0.2 * (step % 2) + 0.001 * step),
@@ -291,6 +312,12 @@ PASTED = {  # what people paste, of the same run
         f"{one['step']}\t0.1\t{one['reward']}" for one in LINES),
     "nanochat.txt": "\n".join(f"Step {one['step']}/467 | Average reward: {one['reward']} | Average "
                               "sequence length: 46" for one in LINES),
+    "bars.txt": "\n".join(
+        f"step {one['step']:04d}/0030 | loss +0.0129 | reward {one['reward']:.4f} | grad_norm 0.2"
+        for one in LINES),
+    "colours.txt": "\n".join(
+        f"\x1b[36m(TaskRunner pid=7)\x1b[0m \x1b[1;32mstep:{one['step']} - actor/grad_norm:0.2 - "
+        f"critic/score/mean:{one['reward']}\x1b[0m" for one in LINES),
     "backwards.csv": "step,reward\n" + "\n".join(
         f"{one['step']},{one['reward']}" for one in reversed(LINES)),
     "semicolons.csv": "step;reward;text\n" + "\n".join(
@@ -367,7 +394,7 @@ def test_a_column_can_be_named_and_what_is_not_read_is_listed(tmp_path, capsys):
     assert "the one that --column reward=NAME says" in capsys.readouterr().err
     assert diagnose.main([str(file), "--column", "reward=my_score,length=mine (x)"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "5 of 21 signs of a mistake could be looked for" in said
+    assert "6 of 22 signs of a mistake could be looked for" in said
     assert "Looked at: reward, length." in said and said.endswith("Not read: other.")
     for typed, words in (("reward=none", "has no numbers under none, only under step, my_score"),
                          ("rewards=my_score", "NAME is one of reward, success"),
