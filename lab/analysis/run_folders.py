@@ -17,14 +17,17 @@ import torch
 import analyze
 from lab.engine.methods import METHODS
 from lab.engine.errors import UserError, did_you_mean
+from lab.engine.policy import Policy
 from lab.engine.rollouts import UNSET, Forward, Problem, Rollouts
 from lab.engine.tokens import load_tokenizer, token_bytes
+from lab.harness.build import load_policy
 from lab.harness.flags import Flag, check_value, flags_of
 from lab.harness.step_lines import METRICS
-from lab.harness.read_record import credit_steps, is_complete, run_config
-from lab.harness.record import PART, Json, checkpoint_folders, credit_path, digest_of
+from lab.harness.read_record import is_complete, run_config
+from lab.harness.record import (PART, Json, checkpoint_folders, credit_path, digest_of,
+                                find_folder)
 from lab.harness.tasks import load_task
-from lab.harness.settings import OPTIONS
+from lab.harness.settings import OPTIONS, make_settings
 
 PLAIN_SETTINGS = {"mitigation": "none", "advantage": "grpo", "placebo": "none"}
 TEXTS = {"weight_note", "skipped"}  # metrics that are sentences
@@ -50,6 +53,24 @@ class Run(analyze.Run):
     def steps(self) -> list[int]:
         """Those that have a credit file."""
         return sorted(self.credit)
+
+    @property
+    def models(self) -> dict[int, Path]:
+        """The folders of the kept models by their step. At 0 is the first model, if not gone."""
+        first = find_folder(str(self.config.get("model", "")))
+        return {0: first, **checkpoint_folders(self.folder)}
+
+    @property
+    def sampled(self) -> dict[int, Path]:
+        """For each step that has a credit file, the model that sampled it, if it was kept."""
+        return {step: self.models[step - 1] for step in self.steps if step - 1 in self.models}
+
+    def policy(self, step: int, **flags: Any) -> Policy:
+        """The model after this step with its task, to be asked. `flags` are those of train.py. A
+        run with LoRA keeps whole models, so they need no additions."""
+        config = str(self.folder / "config.json")
+        settings = make_settings({"config": config, "lora": 0, **flags})
+        return load_policy(settings, self.models[step])
 
     def evaluated(self, mode: str = "sampled") -> list[Json]:
         return [line for line in self.evaluations if line["mode"] == mode]
@@ -234,12 +255,3 @@ def read_tokenizer(run: Path) -> tokenizers.Tokenizer:
         raise UserError(f"{path} is not the tokenizer that the run was made with: its tokens would "
                         "be shown as other words")
     return load_tokenizer(run)
-
-
-def sampling_models(run: Path, first: str) -> dict[int, str]:
-    """For each step that has a credit file, the folder of the model that sampled it. Steps whose
-    model was not kept are left out. `first` is the model that the run began with."""
-    after = {0: first}  # the model after each step
-    for step, folder in checkpoint_folders(run).items():
-        after[step] = str(folder)
-    return {step: after[step - 1] for step in credit_steps(run) if step - 1 in after}

@@ -13,7 +13,6 @@ import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,11 +25,9 @@ from lab.analysis.tables import Cell, Table, shown
 from lab.credit.critic import gae
 from lab.engine.errors import PROJECT, read_json
 from lab.engine.policy import Policy
-from lab.harness.read_record import run_config
-from lab.harness.record import checkpoint_folders, find_folder
 from lab.probes.classes import CLASSES, FILLER, REASONING
 from lab.harness.screen import show_status
-from lab.probes.common import policy_from_flags, sample_batch
+from lab.probes.common import sample_batch
 from lab.probes.run_tokens import UNITS, RunTokens
 
 HOLDS, ARITHMETIC, ONE_READING, NOT, NOT_SEEN, CANNOT = VERDICTS = (
@@ -264,15 +261,12 @@ class Evidence:
     @cached_property
     def models(self) -> dict[int, Policy]:
         """The first and the last model of the run, by step."""
-        kept = checkpoint_folders(self.run.folder)
-        if not kept:
+        models = self.run.models
+        if len(models) < 2:
             raise CannotBeSeen("this run has no checkpoint")
-        start = find_folder(str(run_config(self.run.folder)["model"]))
-        paths = {0: start} if (start / "config.json").exists() else {}
-        paths[max(kept)] = kept[max(kept)]
-        return {step: policy_from_flags(SimpleNamespace(
-            model=str(path), max_new_tokens=0, device=self.device, task=None, threads=1, seed=0))
-            for step, path in paths.items()}
+        has_first = (models[0] / "config.json").exists()
+        return {step: self.run.policy(step, device=self.device, threads=1, seed=0, temperature=1.0)
+                for step in ([0] if has_first else []) + [max(models)]}
 
     @property
     def model(self) -> Policy:
@@ -281,7 +275,7 @@ class Evidence:
 
     @property
     def has_models(self) -> bool:
-        return len(checkpoint_folders(self.run.folder)) > 0 and len(self.models) > 1
+        return len(self.run.models) > 1 and len(self.models) > 1
 
     def before_and_after(self) -> tuple[Policy, Policy]:
         if len(self.models) < 2:

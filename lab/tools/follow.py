@@ -35,7 +35,7 @@ from torch import Tensor
 from lab.analysis.account import Value, stages, with_numbers
 from lab.analysis.answers import ShownAnswer, answer_of, groups_in_order, metrics_by_step
 from lab.analysis.run_folders import (check_exists, Run, existing, read_credit, read_run,
-                                      read_tokenizer, sampling_models, task_of)
+                                      read_tokenizer, task_of)
 from lab.analysis.tables import Table, by_row
 from lab.analysis.token_table import StepRecord, read_step
 from lab.credit.monte_carlo import continuation_rewards
@@ -45,11 +45,9 @@ from lab.engine.model_folder import read_model_folder
 from lab.engine.policy import Policy, derived_seed, encode_prompts
 from lab.engine.rollouts import Rollouts, double
 from lab.engine.tokens import KINDS, SECTIONS, token_bytes
-from lab.harness.build import load_policy
 from lab.harness.flags import Flag, read
-from lab.harness.record import Json, find_folder
+from lab.harness.record import Json
 from lab.harness.screen import BOLD, has_colour, printable, put, say, show_status, styled
-from lab.harness.settings import make_settings
 from lab.analysis.shading import legend, one_line, shaded
 
 # with fewer than ten continuations an interval is nearly as wide as the range of rewards
@@ -92,9 +90,8 @@ def main(argv: list[str]) -> None:
     answers = len(record.answers["group"])
     title = (f"{folder}, step {step}: {answers} answers to {len(record.prompts)} problems, "
              f"{len(record.tokens)} tokens")
-    models = sampling_models(folder, str(run.config.get("model", "")))
     if flags.credit:
-        refuse_unfit_for_credit(run, record, models)
+        refuse_unfit_for_credit(run, record)
     if flags.answer is None:
         print(title)
         return show_problems(record, tokenizer, flags.show or SHOWN)
@@ -109,27 +106,26 @@ def main(argv: list[str]) -> None:
     print(f"{title}\nanswer {flags.answer} to {one_line(answer['prompt'])}")
     if flags.token is None:
         return show_answer(answer)
-    follow_token(run, models.get(step), record, tokenizer, answer, flags)
+    follow_token(run, record, tokenizer, answer, flags)
     if not flags.credit and task_of(run.config) and "own" not in answer:
-        say_what_else(step, models)
+        say_what_else(step, run.sampled)
 
 
-def follow_token(run: Run, model: str | None, record: StepRecord, tokenizer: Tokenizer,
-                 answer: ShownAnswer, flags: SimpleNamespace) -> None:
-    """Print what is known of a token, in short first. `model` is the folder of the model that
-    sampled it, if it was kept."""
+def follow_token(run: Run, record: StepRecord, tokenizer: Tokenizer, answer: ShownAnswer,
+                 flags: SimpleNamespace) -> None:
+    """Print what is known of a token, in short first."""
     t, credit = flags.token, None
-    others = likeliest_others(run, model, record, tokenizer, flags.answer, t)
+    others = likeliest_others(run, record, tokenizer, flags.answer, t)
     add_in_words(answer, "others", t, others)
-    if flags.credit and model:
-        credit = measure_credit(run.folder, model, record.step, flags.answer, t, flags.credit)
+    if flags.credit:
+        credit = measure_credit(run, record.step, flags.answer, t, flags.credit)
         add_in_words(answer, "credit in words", t, credit.in_words())
     print(f"\n{textwrap.fill(in_short(answer, t, credit), 100)}")
     show_token(answer, t)
     print_account(run, answer, t)
 
 
-def refuse_unfit_for_credit(run: Run, record: StepRecord, models: dict[int, str]) -> None:
+def refuse_unfit_for_credit(run: Run, record: StepRecord) -> None:
     """Refuse --credit where the task or the model of the step is not known, or where an environment
     replies."""
     step = record.step
@@ -139,12 +135,12 @@ def refuse_unfit_for_credit(run: Run, record: StepRecord, models: dict[int, str]
     if not task_of(run.config):
         raise UserError(f"--credit: the task of {run.folder} is not there, which would score "
                         "the continuations")
-    if step not in models:
+    if step not in run.sampled:
         raise UserError(f"--credit needs the model that sampled step {step}, and it was not kept. "
-                        f"{where_kept(models)}")
+                        f"{where_kept(run.sampled)}")
 
 
-def say_what_else(step: int, models: dict[int, str]) -> None:
+def say_what_else(step: int, models: dict[int, Path]) -> None:
     """Name the flag that shows more of a token."""
     say("\nHow much did it change the expected reward? --credit 1000 measures that.")
     if step not in models:
@@ -277,15 +273,13 @@ def log_probs_at(t: int, b: int, model: Qwen2, record: StepRecord, config: Json,
     return (model.logits(state).float() / temperature).log_softmax(-1)
 
 
-def likeliest_others(run: Run, sampled_by: str | None, record: StepRecord, tokenizer: Tokenizer,
-                     b: int, t: int) -> str:
-    """A clause about the place of token t of answer b. `sampled_by` is the folder of the model that
-    sampled the step, if it was kept."""
-    if sampled_by is None:
+def likeliest_others(run: Run, record: StepRecord, tokenizer: Tokenizer, b: int, t: int) -> str:
+    """A clause about the place of token t of answer b."""
+    folder = run.sampled.get(record.step)
+    if folder is None:
         return (f"not known: the model after step {record.step - 1}, which sampled it, was not "
                 "kept")
     try:
-        folder = find_folder(sampled_by)
         log_prob = log_probs_at(t, b, read_model_folder(folder), record, run.config, folder)
     except UserError as error:
         return f"not known: {error}"
@@ -295,7 +289,7 @@ def likeliest_others(run: Run, sampled_by: str | None, record: StepRecord, token
         return f"not known: for {folder} p is {p[chosen]:.4g}, so another model sampled it"
     others = [token for token in p.topk(NAMED + 1).indices.tolist() if token != chosen]
     return (f"the likeliest are {with_probabilities(p, others[:NAMED], tokenizer)} (by "
-            f"{sampled_by})")
+            f"{folder})")
 
 
 def with_probabilities(p: torch.Tensor, tokens: list[int], tokenizer: Tokenizer) -> str:
@@ -318,10 +312,9 @@ class CreditOfToken:
                 f"reward of {self.k:,} continuations by the model that sampled the answer")
 
 
-def measure_credit(run: Path, sampled_by: str, step: int, b: int, t: int, k: int) -> CreditOfToken:
-    """The credit of token t of answer b. `sampled_by` is the model's folder."""
-    policy, rollouts = replayed_step(run, sampled_by, step,
-                                     derived_seed("credit of a token", step, b, t))
+def measure_credit(run: Run, step: int, b: int, t: int, k: int) -> CreditOfToken:
+    """The credit of token t of answer b."""
+    policy, rollouts = replayed_step(run, step, derived_seed("credit of a token", step, b, t))
     problem, ids = int(rollouts.group[b]), rollouts.ids[b].tolist()
     prefixes = [(problem, tuple(ids[:length])) for length in (t, t + 1)]
     rewards, _ = continuation_rewards(policy, rollouts, prefixes, k, show_share)
@@ -332,15 +325,16 @@ def measure_credit(run: Path, sampled_by: str, step: int, b: int, t: int, k: int
                          credit_interval(before, after, is_last, rollouts.reward), k)
 
 
-def replayed_step(run: Path, sampled_by: str, step: int, seed: int) -> tuple[Policy, Rollouts]:
+def replayed_step(run: Run, step: int, seed: int) -> tuple[Policy, Rollouts]:
     """The policy that sampled a step, and the step's answers with their problems, so that they can
     be continued and scored. `seed` is that of the continuations."""
-    settings = make_settings({"config": str(run / "config.json"), "device": "cpu"})
-    policy = load_policy(settings, find_folder(sampled_by))
-    problems = policy.task.training_problems(settings.seed, step, settings.questions)
+    policy = run.policy(step - 1, device="cpu")
+    s = policy.settings
+    problems = policy.task.training_problems(s.seed, step, s.questions)
     generator = torch.Generator().manual_seed(seed)
-    rollouts = read_credit(run, step, read_tokenizer(run), problems, generator=generator)
-    refuse_other_problems(run, rollouts, policy)
+    rollouts = read_credit(run.folder, step, read_tokenizer(run.folder), problems,
+                           generator=generator)
+    refuse_other_problems(run.folder, rollouts, policy)
     return policy, rollouts
 
 

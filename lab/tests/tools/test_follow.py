@@ -213,8 +213,7 @@ def test_a_token_beyond_the_vocabulary_of_the_model_was_sampled_by_another(recor
     run, record = read_run(recorded), read_step(recorded, STEP)
     tokenizer = load_tokenizer(recorded)
     record.written["token_id"][0] = 50_000
-    sampled_by = str(recorded / f"checkpoints/step_{STEP - 1:06d}")
-    said = likeliest_others(run, sampled_by, record, tokenizer, 0, 1)
+    said = likeliest_others(run, record, tokenizer, 0, 1)
     assert "has a token 50000, so another" in said
 
 
@@ -243,16 +242,15 @@ def test_what_else_could_stand_there_is_at_the_temperature_of_the_record(recorde
     """With p at another one the model would seem to be another."""
     run, record = read_run(recorded), read_step(recorded, STEP)
     tokenizer = load_tokenizer(recorded)
-    sampled_by = str(recorded / f"checkpoints/step_{STEP - 1:06d}")
-    usual = likeliest_others(run, sampled_by, record, tokenizer, 0, 0)
+    usual = likeliest_others(run, record, tokenizer, 0, 0)
     run.config["columns_temperature"] = 0.1
-    other = likeliest_others(run, sampled_by, record, tokenizer, 0, 0)
+    other = likeliest_others(run, record, tokenizer, 0, 0)
     assert "another model" in other
-    model = read_model_folder(sampled_by)
+    model = read_model_folder(run.sampled[STEP])
     with torch.no_grad():
         p = (model(torch.tensor([record.prompts[0].tolist()]))[0, -1] / 0.1).softmax(-1)
     record.written["log_prob"][0] = p[int(record.written["token_id"][0])].log()
-    cold = likeliest_others(run, sampled_by, record, tokenizer, 0, 0)
+    cold = likeliest_others(run, record, tokenizer, 0, 0)
     assert cold != usual and not cold.startswith("not known")
 
 
