@@ -370,7 +370,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_config(folder: Path) -> ModelConfig:
     """Read config.json. A model that would be computed wrongly, and silently so, is refused."""
     if not (folder / "config.json").exists():
-        name = folder.name if folder.name.startswith("Qwen") else "Qwen2.5-0.5B-Instruct"
+        name = folder.name if folder.name.startswith("Qwen") else "Qwen2.5-Coder-0.5B-Instruct"
         raise UserError(f"{folder} is no model folder: it has no config.json. To get a model of "
                         f"Qwen: hf download Qwen/{name} --local-dir models/{name}")
     raw = read_json(folder / "config.json")

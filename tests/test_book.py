@@ -366,7 +366,7 @@ WRONG = {  # what is typed, and what the one line says
     "--max_new_tokens 5000": "the model takes 1024 tokens",
     "--model nowhere": "nowhere is no model folder",
     "--model models": "models is no model folder",
-    "--model gpt2": "hf download Qwen/Qwen2.5-0.5B-Instruct",
+    "--model gpt2": "hf download Qwen/Qwen2.5-Coder-0.5B-Instruct",
     "--resume models/tiny": "is not the folder of a run",
     "--resume nowhere": "cannot read nowhere/config.json: No such file",
     "--mitigation none --think_discount 0.3": "unrecognized arguments: --think_discount 0.3",

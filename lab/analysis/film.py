@@ -10,6 +10,7 @@ from lab.analysis.plots import BLUE, DPI, GREY, ORANGE
 
 import matplotlib.pyplot as plt
 from matplotlib.animation import FuncAnimation, PillowWriter
+from matplotlib.ticker import PercentFormatter
 
 from lab.engine.errors import UserError
 from lab.harness.record import read_lines
@@ -28,11 +29,12 @@ def write_film(run: Path, path: Path, answers: Mapping[int, tuple[str, bool, str
     sampled = [line for line in read_lines(run / "evaluations.jsonl") if line["mode"] == "sampled"]
     if len(steps) < 2:
         raise UserError(f"{run} has {len(steps)} steps on record, and a curve needs two")
-    in_step, held_out = "success", "success"
-    if steps[0]["success"] is None:
-        in_step, held_out = "reward", "reward_mean"
-    figure, (curve, below) = plt.subplots(2, 1, height_ratios=(3, 1.6), figsize=(7.5, 4.4))
+    figure, (curve, below) = plt.subplots(2, 1, height_ratios=(3, 1.2), figsize=(7.5, 4.0))
     below.axis("off")
+    in_step, held_out = "reward", "reward_mean"
+    if steps[0]["success"] is not None:
+        in_step = held_out = "success"
+        curve.yaxis.set_major_formatter(PercentFormatter(1))
     dots, = curve.plot([], [], ".", color=GREY, label=f"{in_step} in each step of training")
     line, = curve.plot([], [], "o-", color=BLUE, label="on problems that are never trained on")
     known = [one[in_step] for one in steps] + [one[held_out] for one in sampled]

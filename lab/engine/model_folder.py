@@ -2,14 +2,13 @@
 
 The folder is that of qwen2_model.py, which refuses what it does not compute.
 """
-import json
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import cast
 
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -70,32 +69,19 @@ def refuse_other_folder(folder: Path) -> None:
         if missing:
             raise UserError(f"{folder} lacks {len(missing)} of the {len(named)} files that "
                             f"{index.name} names, such as {missing[0]}: download them again")
-    for file in (folder / "tokenizer.json", *sorted(folder.glob("*.safetensors"))):
-        refuse_half_file(file)
-
-
-def refuse_half_file(path: Path) -> None:
-    """Refuse what a download leaves that was cut, or that was made by git without LFS."""
-    if not path.is_file():
-        return
-    with open(path, "rb") as file:
-        start = file.read(8)
-        if start == b"version ":
-            raise UserError(f"{path} is a Git LFS pointer and not the file itself: `git lfs pull` "
-                            "in its folder brings the file")
-        if path.suffix != ".safetensors":
-            return
-        # the length of a list of tensors, this list, and the tensors
-        length = int.from_bytes(start, "little")
-        size, whole = path.stat().st_size, 8 + length
-        with suppress(ValueError, TypeError, KeyError, AttributeError):  # a damaged list
-            if whole < size:
-                known = json.loads(file.read(length))
-                known.pop("__metadata__", None)
-                whole += max((one["data_offsets"][1] for one in known.values()), default=0)
-    if size < whole < 10 ** 13:
-        raise UserError(f"{path} has {size:,} of {whole:,} bytes, because its download was cut: "
-                        "download it again")
+    weights = sorted(folder.glob("*.safetensors"))
+    for file in filter(Path.is_file, (folder / "tokenizer.json", *weights)):
+        with open(file, "rb") as opened:
+            if opened.read(8) == b"version ":
+                raise UserError(f"{file} is a Git LFS pointer and not the file itself: `git lfs "
+                                "pull` in its folder brings the file")
+    for file in filter(Path.is_file, weights):
+        try:
+            with safe_open(file, "pt"):
+                pass
+        except SafetensorError as error:
+            raise UserError(f"{file} is damaged, or its download was cut: download it again "
+                            f"({error})") from None
 
 
 def read_model_folder(folder: Path | str, device: torch.device | str = "cpu") -> Qwen2:

@@ -1,7 +1,7 @@
 """Will GRPO learn here, and what will it learn instead? Answered untrained.
 
     python -m lab preflight                                        # models/tiny and Countdown
-    python -m lab preflight --model models/Qwen2.5-0.5B-Instruct --task my_task
+    python -m lab preflight --model models/Qwen2.5-Coder-0.5B-Instruct --task my_task
 
 It samples answers to problems of the task, trains nothing, and ends in one of four verdicts:
 

@@ -15,6 +15,7 @@ from typing import Any
 from lab.engine.errors import UserError, did_you_mean, read_json
 from lab.engine.policy import Policy, derived_seed
 from lab.engine.rollouts import Rollouts
+from lab.engine.tokens import without_end_of_turn
 from lab.harness.flags import Flag, read
 from lab.harness.tasks import make_task
 from lab.harness.build import load_policy
@@ -64,8 +65,8 @@ def main(argv: list[str]) -> None:
         rollouts = policy.ask([problem], flags.answers, seed, flags.greedy)
         print_answers(f"{title:{widest}}", rollouts, policy.task.knows_success)
         found = summary_of(rollouts, policy.task.knows_success)
-        film[step] = (f"{policy.task.show(problem)}: {title} {found}",
-                      bool(rollouts.scores["answer"][0]), rollouts.answers[0])
+        film[step] = (f"{policy.task.show(problem)}, {title}: {found}. The first answer:",
+                      bool(rollouts.scores["answer"][0]), without_end_of_turn(rollouts.answers[0]))
     if flags.film:
         from lab.analysis.film import write_film
         write_film(folder, Path(flags.film), film)

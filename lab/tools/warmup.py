@@ -2,7 +2,7 @@
 
     python -m lab warmup                                         # writes models/new
     python -m lab warmup --size large --out models/tiny-large    # 2.9 times as many parameters
-    python -m lab warmup --start models/Qwen2.5-0.5B-Instruct --right --out models/warm
+    python -m lab warmup --start models/Qwen2.5-Coder-0.5B-Instruct --right --out models/warm
 
 The demonstrations are made in lab/tools/demonstrations.py; this file trains, evaluates and
 saves. Matrices are trained with Muon (Jordan et al. 2024), all other parameters with Adam. The

@@ -71,11 +71,9 @@ def test_what_people_take_for_a_models_folder_is_called_what_it_is(folder, tmp_p
     assert refusal(read_model_folder, weights) == (
         f"{weights} is a file: --model takes its folder, {folder}")
     whole = weights.read_bytes()
-    for content in (whole[:-1], whole[:len(whole) // 2], whole[:20]):
+    for content in (whole[:-1], whole[:len(whole) // 2], whole[:20], b""):
         weights.write_bytes(content)
-        assert f"{weights} has {len(content):,} of " in said() and "its download was cut" in said()
-    weights.write_bytes(whole[:-1])
-    assert f" of {len(whole):,} bytes, because" in said()
+        assert f"{weights} is damaged, or its download was cut: download it again (" in said()
     weights.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
     assert f"{weights} is a Git LFS pointer and not the file itself" in said()
     weights.unlink()
