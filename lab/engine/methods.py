@@ -259,8 +259,7 @@ MODULES = {
 MODULES_OF_ADVANTAGES = {
     "lab.credit.weightings": "span", "lab.credit.monte_carlo": "vine",
     "lab.credit.causal_ablation": "deletion", "lab.credit.measured": "measured",
-    "lab.credit.critic": "gae", "lab.credit.prefix_tree": "prefix_tree",
-    "lab.credit.gtpo": "gtpo", "lab.credit.teacher": "teacher",
+    "lab.credit.critic": "gae", "lab.credit.teacher": "teacher",
     "lab.credit.baselines": "batch_mean maxrl opo",
     "lab.credit.turns": "turn_credit without_luck turn_mean mt_grpo gigpo"}
 for choices, modules in ((MITIGATIONS, MODULES), (ADVANTAGES, MODULES_OF_ADVANTAGES)):

@@ -74,12 +74,6 @@ def length_scaling(length: Tensor, loss_norm: str, max_new_tokens: int) -> Tenso
     return one
 
 
-def over_group(value: Tensor, rollouts: Rollouts) -> Tensor:
-    """(B, T) -> (B, T): at each position the sum over the group's answers."""
-    groups = torch.zeros(len(rollouts.prompt_ids), value.shape[1], device=value.device)
-    return groups.index_add(0, rollouts.group, value)[rollouts.group]
-
-
 def divergence(log_prob: Tensor, reference: Tensor, kind: str) -> Tensor:
     """KL(policy || reference) at each position, estimated from the token that was sampled there:
     the book's k3, or k2 = (reference - log_prob)^2 / 2.

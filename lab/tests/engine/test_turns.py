@@ -13,7 +13,6 @@ import mitigations  # noqa: F401  fills the choices
 from lab.analysis.token_table import read_step
 from lab.credit.critic import generalised_advantage
 from lab.credit.monte_carlo import prefix_values
-from lab.credit.prefix_tree import paths
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, make
 from lab.engine.dynamic import joined
 from lab.engine.optimizer import AdamW
@@ -211,7 +210,6 @@ def squeezed(rollouts):
 
 
 OF_PLACES = {"turn_mean", "mt_grpo", "gigpo",  # where a turn begins
-             "prefix_tree",  # what the environment wrote is a part of the path
              "attention_credit", "delta"}  # and of what can be looked at
 
 
@@ -250,13 +248,6 @@ def test_generalised_advantages_skip_what_the_environment_wrote():
     expected = torch.tensor([[first, second, 0, 0, third], [0.5, 0, 0, 0, 0],
                              [first, second, third, 0, 0]])
     torch.testing.assert_close(found, expected)
-
-
-def test_answers_part_where_the_environment_said_something_else(games):
-    mask = torch.tensor([[True, False, True], [True, False, True]])
-    batch = hand_made(mask, ids=torch.tensor([[4, 8, 6], [4, 9, 6]]),
-                      written=torch.ones(2, 3, dtype=torch.bool))
-    assert [len(set(node.tolist())) for node in paths(batch).T] == [1, 2, 2]
 
 
 @pytest.mark.parametrize("axis, name", [
