@@ -480,9 +480,12 @@ def checked(values: Any, rollouts: Rollouts, name: str) -> Tensor:
 
 
 def why_skipped(rollouts: Rollouts) -> str:
+    by_group = rollouts.reward.view(len(rollouts.prompt_ids), -1)
     reason = "every group's answers had equal rewards"
     if rollouts.advantage.any():
         reason = "no token has both a weight and an advantage"
+    elif by_group.amin(1).ne(by_group.amax(1)).any():
+        reason = "every advantage is 0, although the rewards of a group differ"
     if not rollouts.finished.any():
         reason += ", and none was finished within --max_new_tokens"
     return reason

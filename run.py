@@ -26,13 +26,12 @@ import shutil
 import signal
 import sqlite3
 import sys
-import textwrap
 import time
 import typing
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +110,7 @@ LEAST = {"answers": 2} | dict.fromkeys((  # the least values of these settings; 
     "epochs", "questions", "max_new_tokens", "micro_batch", "eval_tasks", "min_number",
     "max_number", "max_target", "max_result"), 1)
 CHANGEABLE = {"steps", "threads", "checkpoint_every"}  # no number so far depends on them
-NOT_READ = {"out", "versions", "held_out_problems", "functions"}  # when a run is resumed
+NOT_READ = {"out", "versions", "held_out_problems", "functions", "made_of", "changed"}  # no flags
 
 
 class Unknown(UserError):
@@ -241,7 +240,7 @@ def refuse_wrong_task(task: Any, s: Settings) -> None:
 class Run(Learner):
     """A run. Its steps up to `done` are on record, and `checkpoint` is the model after them."""
     settings: Settings
-    methods: Any = METHODS
+    changeable: Collection[str] = CHANGEABLE
     has_format = True  # the task scores the format of an answer
 
     def __init__(self, settings: Settings, is_resumed: bool = False):
@@ -329,20 +328,39 @@ class Run(Learner):
             say(f"continuing {self.folder} after step {self.done}")
             forget_after(self.folder, self.done)
             with whole(self.folder / "config.json") as path:
-                path.write_text(json.dumps(self.config(), indent=2))
+                path.write_text(json.dumps(self.config_going_on(), indent=2))
         self.handlers = {number: signal.signal(number, self.interrupt)
                          for number in (signal.SIGINT, signal.SIGTERM)}
 
     def config(self) -> dict[str, Any]:
-        """config.json: the settings, and two digests, of the held-out problems and of the texts of
-        the chosen functions. Runs in which these differ should not be compared."""
+        """config.json: the settings, a digest of the held-out problems, and one of each definition
+        that the run can reach. `lab compare` tells runs apart in which these differ."""
         s = self.settings
         shown = [self.task.show(problem) for problem in self.held_out] if s.eval_every else None
-        functions = {axis: digest_of(text_of(choices[getattr(s, axis)]))
-                     for axis, choices in self.methods.items()}
         return s.to_json() | {
-            "held_out_problems": digest_of(shown) if shown else None, "functions": functions,
-            "versions": {"torch": torch.__version__, "numpy": np.__version__}}
+            "held_out_problems": digest_of(shown) if shown else None,
+            "versions": {"torch": torch.__version__, "numpy": np.__version__},
+            "made_of": self.made_of()}
+
+    def made_of(self) -> dict[str, str]:
+        s, loaded = self.settings, [getattr(one, "__file__", None) for one in sys.modules.values()]
+        files = {path for path in map(Path, filter(None, loaded)) if path.parent == HERE}
+        texts = texts_of(sorted(files), {"train", "Training", s.mitigation, s.advantage})
+        return {label: digest_of(text) for label, text in texts.items()}
+
+    def config_going_on(self) -> dict[str, Any]:
+        """config.json of a resumed run. What was recorded first stays, and what is another version
+        since then is said, and kept with its digest before."""
+        before, now = read_json(self.folder / "config.json"), self.config()
+        changed = differing(before.get("made_of", {}), now["made_of"]) if self.done else {}
+        if changed:
+            named = ", ".join([*changed][:5]) + f" and {len(changed) - 5} more" * (len(changed) > 5)
+            say(f"changed since the {self.done} steps were made: {named}. So what follows may not "
+                "be what a run that was never stopped gives")
+            now["changed"] = [*before.get("changed", []),
+                              {"after_step": self.done, "files": changed}]
+        kept = (*self.changeable, "made_of", "changed")
+        return before | {name: now[name] for name in kept if name in now}
 
     def make_folder(self) -> None:
         s, size = self.settings, sum(parameter.numel() for parameter in self.model.parameters())
@@ -481,13 +499,6 @@ def digest_of(what: object) -> str:
     return hashlib.sha256(repr(what).encode(errors="surrogatepass")).hexdigest()[:12]
 
 
-def text_of(function: Callable[..., Any]) -> str:
-    """A function's text without comments; empty if it was typed at a prompt."""
-    with suppress(OSError):
-        return ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(function))))
-    return ""
-
-
 def printable(text: str) -> str:
     """A line without characters that could steer a terminal: a model may have written it."""
     return "".join(filter(str.isprintable, " ".join(text.split())))
@@ -498,6 +509,65 @@ def say(text: str) -> None:
         print(text, flush=True)
     except BrokenPipeError:  # the reader, such as `head`, has ended; the run goes on
         sys.stdout = open(os.devnull, "w")
+
+
+# -------------------------------------------------------------------------- what a run is made of
+def texts_of(files: Iterable[Path], start: Collection[str], without: Collection[str] = (),
+             root: Path = HERE) -> dict[str, str]:
+    """The text of each definition that a run can reach, as "policy_loss (grpo.py)": what `start`
+    names, what these texts name, and so on. Comments and docstrings are left out."""
+    known, found = {"", *start}, dict[str, str]()
+    parts = [(name, f"{label} ({os.path.relpath(path, root)})", node) for path in files
+             for name, label, node in definitions(path, path.stat().st_mtime_ns)]
+    waiting = [one for one in parts if one[1] not in without]
+    while reached := [one for one in waiting if one[0] in known]:
+        waiting = [one for one in waiting if one[0] not in known]
+        for _, label, node in reached:
+            text, names = text_and_names(node)
+            found[label] = found.get(label, "") + text + "\n"
+            known |= names
+    return found
+
+
+@lru_cache(1000)
+def definitions(path: Path, changed: int) -> list[tuple[str, str, ast.stmt]]:
+    """The statements of a file, each with the name by which it is reached and a label. A method is
+    reached with its class. What has no name runs whenever the file is imported."""
+    found: list[tuple[str, str, ast.stmt]] = []
+    for one in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(one, ast.ClassDef):
+            methods = [part for part in one.body if isinstance(part, ast.FunctionDef)]
+            found += [(one.name, f"{one.name}.{part.name}", part) for part in methods]
+            one.body = [part for part in one.body if part not in methods] or [ast.Pass()]
+        target = one.targets[0] if isinstance(one, ast.Assign) else getattr(one, "target", one)
+        name = getattr(target, "name", getattr(target, "id", ""))
+        is_text = isinstance(getattr(one, "value", None), ast.Constant)
+        if name or not (is_text or isinstance(one, ast.Import | ast.ImportFrom | ast.If | ast.Try)):
+            found.append((name, name or "when imported", one))
+    return found
+
+
+@lru_cache(10_000)
+def text_and_names(node: ast.stmt) -> tuple[str, set[str]]:
+    """A text without docstrings, and the names that it uses, as f in f(x) and in grpo.f(x), but not
+    those of its local variables."""
+    for one in ast.walk(node):
+        if isinstance(one, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(one) is not None:
+            one.body = one.body[1:] or [ast.Pass()]
+    parts = [*ast.walk(node)]
+    names = [part for part in parts if isinstance(part, ast.Name)]
+    local = {part.arg for part in parts if isinstance(part, ast.arg)}
+    local |= {part.id for part in names if isinstance(part.ctx, ast.Store)}
+    of_modules = {part.attr for part in parts if isinstance(part, ast.Attribute)
+                  and isinstance(part.value, ast.Name) and part.value.id not in local}
+    return ast.unparse(node), of_modules | {part.id for part in names} - local
+
+
+def differing(before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
+    """What is another version now, with its digest before; a file also if it is gone. A definition
+    that is gone is named no more, so that which named it differs, or the settings do."""
+    return {label: digest for label, digest in sorted(before.items())
+            if now.get(label, digest if label.endswith(")") else "") != digest}
 
 
 # ------------------------------------------------------------------------------- files and folders

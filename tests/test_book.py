@@ -221,6 +221,27 @@ def test_a_checkpoint_is_a_whole_model_also_when_the_first_one_is_gone(tmp_path)
     assert not {*last.glob("*.index.json"), *last.glob("*.bin")}
 
 
+def test_a_resumed_run_says_what_is_another_version_and_keeps_the_digest_before(tmp_path, capsys):
+    """What a run cannot reach has no digest: a method that is not chosen, main, analyze.py."""
+    folder = tmp_path / "run"
+    train.main([*TINY, "--eval_every", "0", "--steps", "2", "--out", str(folder)])
+    config = json.loads((folder / "config.json").read_text())
+    digests = config["made_of"]
+    assert {"policy_loss (grpo.py)", "AdamW.step (grpo.py)", "Task.score (countdown_task.py)",
+            "none (mitigations.py)", "FORMAT_WEIGHT (countdown_task.py)"} <= digests.keys()
+    assert not {"entropy_weighted (mitigations.py)", "rloo (grpo.py)", "main (train.py)",
+                "show (grpo.py)", "Run (analyze.py)"} & digests.keys()
+    for steps, before, said in (("3", {"policy_loss (grpo.py)": "0"}, True), ("4", {}, False)):
+        config["made_of"] = digests | before
+        (folder / "config.json").write_text(json.dumps(config))
+        train.main(["--resume", str(folder), "--steps", steps])
+        assert ("changed since the 2 steps were made: policy_loss (grpo.py). So what follows"
+                in capsys.readouterr().out) == said
+        config = json.loads((folder / "config.json").read_text())
+        assert config["made_of"] == digests
+        assert config["changed"] == [{"after_step": 2, "files": {"policy_loss (grpo.py)": "0"}}]
+
+
 def test_a_backup_of_a_checkpoint_is_none_and_stays(tmp_path):
     folder = tmp_path / "run"
     train.main([*TINY, "--eval_every", "0", "--steps", "2", "--out", str(folder)])

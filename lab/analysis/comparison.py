@@ -31,9 +31,13 @@ from analyze import MEASURES as COLUMNS
 from lab.analysis.run_folders import PLAIN_SETTINGS, Run, share_seen_before
 from lab.analysis.statistics import Estimate, Floats, holm, mean_over, paired_difference
 from lab.analysis.tables import WITH_INTERVAL, Cell, Table, shown
-from lab.engine.errors import UserError
+from lab.engine.errors import PROJECT, UserError
 from lab.harness.read_record import missing_steps
 from lab.harness.record import Json
+from lab.countdown import Task
+from lab.harness.flags import flags_of
+from lab.harness.settings import LabSettings
+from run import digest_of, texts_of
 
 IN_TRAINING, AT_THE_END = MEASURES = ("success in training", "held-out success at the end")
 GREEDY_AT_THE_END = "held-out success of greedy answers at the end"
@@ -56,17 +60,84 @@ Arms = Mapping[str, Arm]
 NOT_OF_ARM = {"seed", "out", "threads", "versions", "checkpoint_every", "change_every",
               "eval_every", "micro_batch", "model_config", "columns_temperature",
               "trained_parameters", "made_of", "functions", "git_commit", "changed", "finished",
-              "held_out_problems", "steps"}
+              "held_out_problems", "steps", "eval_tasks"}
+
+AXES = ("mitigation", "advantage")
+DEFAULTS = {name: flag.default for owner in (LabSettings, Task)
+            for name, flag in flags_of(owner).items()}
 
 
 def names_of(runs: Sequence[Run]) -> list[str]:
-    """A name for the arm of each run: the settings in which the arms differ."""
-    known = [{name: value for name, value in run.config.items() if name not in NOT_OF_ARM}
-             for run in runs]
-    differing = [name for name in sorted(set().union(*known))
-                 if len({json.dumps(config[name]) for config in known if name in config}) > 1]
-    return [" ".join(f"{name} {config[name]}" for name in differing if name in config) or "all runs"
-            for config in known]
+    """A name for the arm of each run: settings and versions of definitions that most runs do not
+    have, or else its weighting and advantage. A setting that config.json lacks has its default."""
+    known = [DEFAULTS | run.config for run in runs]
+    found, plain = versions_of(runs), [list[str]() for _ in runs]
+    for setting in sorted(set().union(*known) - NOT_OF_ARM, reverse=True):
+        values = [json.dumps(config[setting]) if setting in config else "" for config in known]
+        usual = max(values, key=values.count)
+        if setting in PLAIN_SETTINGS:
+            usual = json.dumps(PLAIN_SETTINGS[setting])
+        if len({*values} - {""}) > 1:
+            for words, others, value in zip(found, plain, values):
+                if value and value != usual:
+                    words.insert(0, f"{setting} {json.loads(value)}")
+                elif value and setting in AXES:
+                    others.insert(0, f"{setting} {json.loads(value)}")
+    names = [" ".join(words or others) for words, others in zip(found, plain)]
+    return [name or ("plain GRPO" if any(names) and is_plain({0: run}) else "all other runs"
+                     if any(names) else "all runs") for name, run in zip(names, runs)]
+
+
+def versions_of(runs: Sequence[Run]) -> list[list[str]]:
+    """Of each run its versions of definitions of which most runs have another one, as "policy_loss
+    (grpo.py) 2c94", with four characters of a digest, or "now" if the file has this version.
+    Definitions that differ between the same runs are named together."""
+    known = [recorded(run.config) for run in runs]
+    together: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for label in sorted(set().union(*known)):
+        digests = [one.get(label) for one in known]
+        if len({*digests} - {None}) > 1:
+            together[tuple(map(digests.index, digests))].append(label)
+    now = digests_now([label for labels in together.values() for label in labels])
+    changes = [run.config.get("changed", []) for run in runs]
+    found: list[list[str]] = [[] for _ in runs]
+    for labels in together.values():
+        versions = [{label: one[label] for label in labels if label in one} for one in known]
+        usual = max(filter(None, versions), key=versions.count)
+        for words, own, changed in zip(found, versions, changes):
+            if own and own != usual and not any(own.keys() <= {*one["files"]} for one in changed):
+                which = "now" if own.items() <= now.items() else digest_of(own)[:4]
+                words.append(f"{in_short(own)} {which}")
+    has_version = [any(label.endswith(".py)") for label in one) for one in known]
+    for words, changed, is_known in zip(found, changes, has_version):
+        if any(has_version) and not is_known:
+            words.append("version not on record")
+        for one in changed:
+            words.append(f"changed after step {one['after_step']}: {in_short(one['files'])}")
+    return found
+
+
+def recorded(config: Json) -> dict[str, str]:
+    """The digests of a run. An earlier one has some that its weighting and advantage change, and
+    these are compared among runs with the same ones."""
+    found: dict[str, str] = config.get("made_of") or config.get("functions", {})
+    if any(label.endswith(".py)") for label in found):
+        return found
+    chosen = " ".join(str(config.get(axis)) for axis in AXES)
+    return {f"{label} of {chosen}": digest for label, digest in found.items()}
+
+
+def digests_now(labels: Iterable[str]) -> dict[str, str]:
+    """The digests of these definitions in the files as they are."""
+    names = {label.split(" ")[0].split(".")[0] for label in labels}
+    files = {PROJECT / label.split("(")[-1].rstrip(")") for label in labels if "(" in label}
+    texts = texts_of([path for path in sorted(files) if path.is_file()], names)
+    return {label: digest_of(text) for label, text in texts.items()}
+
+
+def in_short(labels: Iterable[str]) -> str:
+    first, *others = labels
+    return f"{first} and {len(others)} more" if others else first
 
 
 def arms_of(runs: Sequence[Run], baseline: str | None = None) -> dict[str, dict[int, Run]]:
@@ -77,29 +148,16 @@ def arms_of(runs: Sequence[Run], baseline: str | None = None) -> dict[str, dict[
         other = arms[name].setdefault(run.config["seed"], run)
         if other is not run:
             raise UserError(f"{other.folder} and {run.folder} are one arm with one seed: name one")
-        refuse_other_version(next(iter(arms[name].values())), run)
     if baseline and baseline not in arms:
         raise UserError(f"--baseline {baseline} is none of the arms: {', '.join(arms)}")
     plain = [name for name, arm in arms.items() if is_plain(arm)]
-    first = baseline or (plain or list(arms))[0]
+    first = baseline or min(plain, key=len, default=next(iter(arms)))
     return {first: arms.pop(first), **arms}
 
 
 def is_plain(arm: Arm) -> bool:
     config = next(iter(arm.values())).config
     return all(config.get(name, value) == value for name, value in PLAIN_SETTINGS.items())
-
-
-def refuse_other_version(first: Run, run: Run) -> None:
-    """Refuse two versions of a weighting or an advantage as one arm. A run of the lab has the
-    digest of mitigations.py without the functions that it does not use."""
-    for axis, file in (("mitigation", "mitigations.py"), ("advantage", "")):
-        digests = [(one.config.get("functions", {}).get(axis), one.config.get("made_of", {}).get(
-            file)) for one in (first, run)]
-        if any(None not in known and len({*known}) > 1 for known in zip(*digests)):
-            name = run.config.get(axis, PLAIN_SETTINGS[axis])
-            raise UserError(f"{run.folder} was made with another version of {name} than "
-                            f"{first.folder}, so they are not one arm: compare runs of one version")
 
 
 def same_part(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
@@ -123,8 +181,6 @@ def same_part(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
     else:
         notes.append("Held-out success is not compared, because there is no evaluation after a "
                      "step that all of them have")
-    if changed := changed_between(runs):
-        notes.append(f"Not all runs were made with the same {', '.join(changed)}")
     parts = []
     for run in runs:
         part = copy(run)
@@ -147,19 +203,6 @@ def have_same_problems(runs: Sequence[Run]) -> bool:
     known = [run.config.get("held_out_problems", [one["problem"] for one in line["shown"]])
              for run in runs for line in run.evaluations[:1]]
     return all(one == known[0] for one in known)
-
-
-def changed_between(runs: Sequence[Run], most: int = 3) -> list[str]:
-    """The files, and the functions by name, of which not all runs had the same version. Runs with
-    another weighting have another mitigations.py."""
-    digests: dict[str, set[str]] = defaultdict(set)
-    for run in runs:
-        for file, digest in run.config.get("made_of", {}).items():
-            if file != "mitigations.py":
-                digests[file].add(digest)
-        for axis, digest in run.config.get("functions", {}).items():
-            digests[str(run.config.get(axis, PLAIN_SETTINGS.get(axis)))].add(digest)
-    return [name for name, known in sorted(digests.items()) if len(known) > 1][:most]
 
 
 # ------------------------------------------------------------------- gains

@@ -250,8 +250,9 @@ def read_credit(run: Path, step: int, tokenizer: tokenizers.Tokenizer,
 
 def read_tokenizer(run: Path) -> tokenizers.Tokenizer:
     """The tokenizer of a run, which is that of the model that it began with."""
-    path, known = Path(run) / "tokenizer.json", run_config(run).get("made_of")
-    if known and path.is_file() and digest_of(path) not in known.values():
+    path, known = Path(run) / "tokenizer.json", run_config(run).get("made_of", {})
+    of_model = [digest for name, digest in known.items() if name.endswith("tokenizer.json")]
+    if of_model and path.is_file() and digest_of(path) not in of_model:
         raise UserError(f"{path} is not the tokenizer that the run was made with: its tokens would "
                         "be shown as other words")
     return load_tokenizer(run)

@@ -1,46 +1,70 @@
-"""What a run is made of: the digest of each file that its numbers follow from.
+"""What a run of the lab is made of: a digest of each definition that it can reach, by the book's
+`texts_of`, and of each file of data.
 
-They are the files of this project that can change a step, the task's file and what it imports, the
-files that flags name, and those of the model. config.json has the digests. Such a file may be
-edited while a run is stopped, and what follows is then not what the run that was never stopped
-would have given: `--resume` says which files differ, and goes on. What a function opens by itself
-is not seen.
+The definitions are those of the book and of the lab, without parts of the book that the lab
+replaces, and all that stand in the task's file and in what this and mitigations.py import. The
+files are those that flags name, and those of the model. Any of them may be edited while a run is
+stopped, and what follows is then not what the run that was never stopped would have given:
+`--resume` says what differs, and goes on. What a function opens by itself is not seen.
 """
 import ast
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from lab.engine.errors import PROJECT
-from lab.harness.record import digest_of, digest_of_text, find_folder
+from lab.harness.record import digest_of, find_folder
 from lab.harness.settings import LabSettings
 from lab.harness.tasks import file_of_task
+from run import definitions, texts_of
+from run import digest_of as digest_of_text
 
-METHODS_FILE = PROJECT / "mitigations.py"
 OF_A_STEP = ("train.py", "run.py", "grpo.py", "mitigations.py", "countdown_task.py",
              "qwen2_model.py", "lab/countdown.py",
              "lab/engine/*.py", "lab/harness/*.py", "lab/credit/*.py")
+# parts of the book in whose place the lab has others (lab/harness/run.py, lab/engine/optimizer.py)
+REPLACED = {"Training (train.py)", "sample (grpo.py)", "advantages (grpo.py)", "update (grpo.py)",
+            "one_step (grpo.py)", "AdamW.step (grpo.py)", "weights (mitigations.py)",
+            *(f"Run.{name} (run.py)" for name in (
+                "make_parts", "made_of", "record", "state", "write_model", "put_back"))}
 STDLIB = Path(sysconfig.get_path("stdlib"))
 OF_PACKAGES = {"site-packages", "dist-packages"}  # names of the folders they are installed in
 
 
-def made_of(s: LabSettings) -> dict[str, str]:
-    """The digest of each file by its path: from the project's folder, or the whole path of a file
-    that lies elsewhere."""
-    files = {path for pattern in OF_A_STEP for path in PROJECT.glob(pattern)}
-    files |= with_imports([METHODS_FILE, file_of_task(s.task)])
-    files |= files_of_model(find_folder(s.model))
+def made_of(s: LabSettings, root: Path = PROJECT) -> dict[str, str]:
+    """The digest of each definition by its label, and of each file by its path: from the project's
+    folder, or the whole path of a file that lies elsewhere."""
+    files = files_of_model(find_folder(s.model))
     for value in s.to_json().values():
         if isinstance(value, str) and value and find_folder(value).is_file():
             files.add(find_folder(value))
     for value in s.keywords.values():  # a model that a method takes, as --teacher
         if isinstance(value, str) and value and (find_folder(value) / "config.json").is_file():
             files |= files_of_model(find_folder(value))
-    digests = {shown(path): digest_of(path) for path in sorted(files)}
-    methods = without_others(METHODS_FILE.read_text(encoding="utf-8"), {s.mitigation, s.advantage})
-    return digests | {shown(METHODS_FILE): digest_of_text(methods)}
+    digests = {label: digest_of_text(text) for label, text in program(s, root).items()}
+    return digests | {shown(path): digest_of(path) for path in sorted(files)}
+
+
+def program(s: LabSettings, root: Path = PROJECT) -> dict[str, str]:
+    """The text of each definition that a run can reach, if the project lies in `root`."""
+    own = [root / "mitigations.py", root / file_of_task(s.task).relative_to(PROJECT)]
+    files = {path for pattern in OF_A_STEP for path in root.glob(pattern)}
+    names = {"train", "LabRun", "Run", s.mitigation, s.advantage}
+    imported = with_imports([path for path in own if path.is_file()], root)
+    for path in {path for path in imported - files if is_python(path)}:
+        files.add(path)
+        names |= {name for name, _, _ in definitions(path, path.stat().st_mtime_ns)}
+    return texts_of(sorted(files), names, REPLACED, root)
+
+
+def is_python(path: Path) -> bool:
+    try:
+        ast.parse(path.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError, ValueError):
+        return False
+    return True
 
 
 def files_of_model(folder: Path) -> set[Path]:
@@ -53,7 +77,7 @@ def shown(path: Path) -> str:
     return str(path.relative_to(PROJECT)) if PROJECT in path.parents else str(path)
 
 
-def with_imports(paths: list[Path]) -> set[Path]:
+def with_imports(paths: list[Path], root: Path = PROJECT) -> set[Path]:
     """These files, those that they import, also within a function, and so on; but none of Python's
     own or of an installed package."""
     found: set[Path] = set()
@@ -62,11 +86,11 @@ def with_imports(paths: list[Path]) -> set[Path]:
         path = waiting.pop()
         if path not in found:
             found.add(path)
-            waiting += imports_of(path)
+            waiting += imports_of(path, root)
     return found
 
 
-def imports_of(path: Path) -> Iterator[Path]:
+def imports_of(path: Path, root: Path = PROJECT) -> Iterator[Path]:
     """The files that a file imports, found beside it or on Python's path; and the __init__.py of
     its package, which runs before it."""
     package = path.parent.parent if path.name == "__init__.py" else path.parent
@@ -84,13 +108,13 @@ def imports_of(path: Path) -> Iterator[Path]:
             module = node.module or ""
             names = [module, *(f"{module}.{name.name}".strip(".") for name in node.names)]
         for name in filter(None, names):
-            yield from files_of(name, path.parent)
+            yield from files_of(name, path.parent, root)
 
 
-def files_of(module: str, beside: Path) -> Iterator[Path]:
+def files_of(module: str, *first: Path) -> Iterator[Path]:
     """The file of a module in the first place that has it; none if that place holds what is
     installed."""
-    for place in (beside, *map(Path, sys.path)):
+    for place in (*first, *map(Path, sys.path)):
         base = place.joinpath(*module.split("."))
         for path in (base.with_suffix(".py"), base / "__init__.py"):
             if path.is_file():
@@ -103,31 +127,3 @@ def is_installed(path: Path) -> bool:
     """Whether a file is Python's own or of an installed package: beside Python, in the folder of a
     user or of the whole system."""
     return STDLIB in path.parents or bool(OF_PACKAGES & {*path.parts})
-
-
-def without_others(text: str, chosen: set[str]) -> str:
-    """The text of mitigations.py without the methods that a run does not have, without lines that
-    are comments, and without empty lines. A method counts if it is chosen, or if what counts names
-    it. So another idea in the file changes nothing."""
-    body = ast.parse(text).body
-    others = {node.name: node for node in body
-              if isinstance(node, ast.FunctionDef | ast.ClassDef) and is_method(node)}
-    counts = chosen
-    while counts:
-        others = {name: node for name, node in others.items() if name not in counts}
-        kept = [node for node in body if node not in others.values()]
-        counts = others.keys() & names_in(kept)
-    lines = text.splitlines()
-    for node in others.values():
-        first, end = node.decorator_list[0].lineno - 1, node.end_lineno or 0
-        lines[first:end] = [""] * (end - first)
-    return "\n".join(line for line in lines if line.strip() and not line.lstrip().startswith("#"))
-
-
-def is_method(node: ast.FunctionDef | ast.ClassDef) -> bool:
-    """Whether a function or a class stands below @mitigation or @advantage."""
-    return bool(names_in(node.decorator_list) & {"mitigation", "advantage"})
-
-
-def names_in(nodes: Sequence[ast.AST]) -> set[str]:
-    return {part.id for node in nodes for part in ast.walk(node) if isinstance(part, ast.Name)}

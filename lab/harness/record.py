@@ -103,10 +103,6 @@ def credit_path(run: Path, step: int) -> Path:
     return Path(run) / "credit" / f"step_{step:06d}.npz"
 
 
-def digest_of_text(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def digest_of(path: Path) -> str:
     refuse_pipe(path)
     facts = path.stat()

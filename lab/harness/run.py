@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 import run as book
-from lab.engine.methods import METHODS, refuse_other_values
+from lab.engine.methods import refuse_other_values
 from lab.engine.errors import NotFinite, UserError, location_of, read_json, refuse_undefined
 from lab.engine.model_folder import write_model_folder
 from lab.engine.credited import advantage_of, drop_unfinished, rescaled_weight
@@ -92,7 +92,7 @@ def peak_memory() -> int | None:
 
 class LabRun(Training):
     settings: LabSettings
-    methods = METHODS
+    changeable = CHANGEABLE
     scores_agree = True  # so far, when answers were scored twice
 
     def __init__(self, settings: LabSettings, is_resumed: bool = False,
@@ -242,14 +242,19 @@ class LabRun(Training):
                               weight, self.settings, self.parts.reference)
 
     def config(self) -> Json:
-        if not self.is_new:
-            from lab.harness.resume import changed_config
-            return changed_config(self.settings, self.done)
         return super().config() | provenance() | {
             "model_config": asdict(self.model.config),
             "threads": torch.get_num_threads(), "reward": self.task.rewarded,
-            "trained_parameters": sum(one.numel() for one in self.trained.values()),
-            "made_of": made_of(self.settings)}
+            "trained_parameters": sum(one.numel() for one in self.trained.values())}
+
+    def made_of(self) -> dict[str, str]:
+        return made_of(self.settings)
+
+    def config_going_on(self) -> Json:
+        from lab.harness.resume import say_what_differs
+        found = super().config_going_on()
+        say_what_differs(self.folder, self.done)
+        return found
 
     def make_folder(self) -> None:
         s, trained = self.settings, sum(one.numel() for one in self.trained.values())
@@ -358,7 +363,7 @@ class LabRun(Training):
 
     def read_state(self, checkpoint: Path) -> dict[str, torch.Tensor]:
         path = checkpoint / "trainer" / "state.json"
-        if not path.exists() and "made_of" not in read_json(self.folder / "config.json"):
+        if not path.exists() and "model_config" not in read_json(self.folder / "config.json"):
             return super().read_state(checkpoint)  # a run of the book keeps no digests
         known = read_json(path)
         for what, digest in self.digests(checkpoint, self.done).items():

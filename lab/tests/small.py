@@ -40,8 +40,8 @@ if torch.backends.cpu.get_cpu_capability() != "AVX512":
 imports_of = made_of.imports_of
 known_imports = functools.cache(lambda path, *places: [*imports_of(path)])
 # Every run asks what the project's files import, and no test changes these.
-made_of.imports_of = lambda path: (known_imports(path, os.getcwd(), *sys.path)
-                                   if ROOT in path.parents else imports_of(path))
+made_of.imports_of = lambda path, root=ROOT: (
+    known_imports(path, os.getcwd(), *sys.path) if ROOT in path.parents else imports_of(path, root))
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12]]
 

@@ -25,7 +25,7 @@ from lab.harness.flags import MOST_THREADS, Flag
 from lab.harness.made_of import made_of
 from lab.harness.read_record import missing_steps, run_config, steps_finished
 from lab.harness.record import find_folder
-from lab.harness.resume import differing, refuse_other
+from lab.harness.resume import refuse_other
 from lab.harness.screen import StopRequest, say, show_status
 from lab.harness.settings import LabSettings, make_settings, read_flags
 from run import lock, remove
@@ -211,8 +211,8 @@ def finished_run(planned: PlannedRun) -> Run | None:
     may_differ = WITHOUT_EFFECT if wanted.threads else {*WITHOUT_EFFECT, "threads"}  # 0: any
     refuse_other(folder, wanted, may_differ, "remove it, and the run is made again")
     wrong = list(missing_steps(folder))
-    if changed := differing(run_config(folder).get("made_of", {}), made_of(wanted)):
-        wrong.append(f"it is an earlier run, and since then {changed[0]} has changed")
+    if changed := run_config(folder).get("made_of", {}).items() ^ made_of(wanted).items():
+        wrong.append(f"it is an earlier run, and since then {min(changed)[0]} has changed")
     if wrong:
         raise UserError(f"{folder}: {wrong[0]}. Name another folder with --runs, or remove this "
                         "one, and the run is made again")

@@ -1,15 +1,11 @@
 """Which runs are one arm, which arm is the baseline, and what is not compared."""
-import importlib
-import sys
-
 import pytest
 from conftest import evaluation, refusal, write_log
 from known_runs import arms_in, rows_in, write_run
 
-from lab.analysis.comparison import AT_THE_END, arms_of, gain_table, same_part
+from lab.analysis.comparison import AT_THE_END, arms_of, digests_now, gain_table, same_part
 from lab.analysis.run_folders import read_run
 from lab.tools import compare
-from run import text_of
 
 
 @pytest.fixture
@@ -23,8 +19,8 @@ def folders(tmp_path):
 def test_the_baseline_is_plain_grpo_or_the_one_that_is_named(folders):
     """A placebo is not plain."""
     arms = arms_in(folders)
-    plain, random = "mitigation none placebo none", "mitigation random placebo none"
-    assert [*arms] == [plain, random, "mitigation none placebo weights"]
+    plain, random = "mitigation none", "mitigation random"
+    assert [*arms] == [plain, random, "placebo weights"]
     assert [run.folder.name for run in arms[plain].values()] == ["c", "d"]
     assert [*arms_in(folders, random)][0] == random
     assert refusal(arms_in, folders, "nobody").startswith(
@@ -53,14 +49,12 @@ def test_arms_are_compared_in_pairs_up_to_the_newest_step_that_all_have(tmp_path
     plain = [written(tmp_path / f"p{seed}", seed, [[0, 0], [1, 0], [1, 1]][:2 + seed], steps,
                      steps=len(steps))
              for seed, steps in ((0, [0.1, 0.3]), (1, [0.2, 0.2, 0.9]))]
-    other = [written(tmp_path / f"o{seed}", seed, [[0, 0], end], steps, mitigation="random",
-                     made_of={"x": seed, "grpo.py": "g"})
+    other = [written(tmp_path / f"o{seed}", seed, [[0, 0], end], steps, mitigation="random")
              for seed, end, steps in ((0, [1, 1], [0.2, 0.4]), (1, [1, 0], [0.4, 0.6]),
                                       (7, [0, 0], [0.9, 0.9]))]
     parts, said = same_part([*other, *plain])
     assert said == ["5 runs are compared up to step 2, the last one of "
-                    f"{tmp_path / 'o0'}, and held-out success after step 2",
-                    "Not all runs were made with the same x"]
+                    f"{tmp_path / 'o0'}, and held-out success after step 2"]
     assert {line["step"] for run in parts for line in run.evaluations} == {0, 2}
     none, mine = rows_in(gain_table(arms_of(parts), AT_THE_END))
     assert (none["arm"], none["verdict"], none["training"]) == ("mitigation none", "baseline",
@@ -88,46 +82,33 @@ def test_equal_runs_of_which_one_is_longer_do_not_differ(tmp_path):
     assert row["gain, training"]["value"] == row["gain, held out"]["value"] == 0
 
 
-MINE = {"mitigation": "my_idea", "advantage": "grpo", "kl": 0.0}
-VERSIONS = [  # two entries of config.json, and the function of which they are two versions
-    ({"functions": {"mitigation": 1}}, {"functions": {"mitigation": 2}}, "my_idea"),
-    ({"functions": {"advantage": 1}}, {"functions": {"advantage": 2}}, "grpo"),
-    ({"made_of": {"mitigations.py": 1}}, {"made_of": {"mitigations.py": 2}}, "my_idea")]
+NOW = digests_now(["policy_loss (grpo.py)", "K (mine.py)"])["policy_loss (grpo.py)"]
+LOSS, OTHER = ({"made_of": {"policy_loss (grpo.py)": digest, "f (x.py)": "1"}}
+               for digest in (NOW, "0"))
+CHANGED = [{"after_step": 2, "files": {"policy_loss (grpo.py)": "0"}}]
 
 
-@pytest.mark.parametrize("one, other, function", VERSIONS)
-def test_two_versions_of_a_function_are_not_one_arm(tmp_path, one, other, function):
-    """Of two arms each may have its own, which is said if both have the function."""
-    runs = [written(tmp_path / str(seed), seed, [], [0.1], **MINE, **entry)
-            for seed, entry in enumerate((one, one, other))]
-    arms_of(runs[:2])
-    assert (f"{runs[2].folder} was made with another version of {function} than {runs[0].folder}"
-            in refusal(arms_of, runs))
-    with_other_setting = written(tmp_path / "3", 2, [], [0.1], **MINE | {"kl": 0.5}, **other)
-    both = [*runs[:2], with_other_setting]
-    assert len(arms_of(both)) == 2
-    is_named = any(note.endswith(f"the same {function}") for note in same_part(both)[1])
-    assert is_named == ("functions" in one)
-
-
-IDEA = """
-def my_idea(rollouts):
-    # a comment
-    return [2 * x for x in rollouts]
-"""
-
-
-@pytest.mark.parametrize("before, after, is_other", [
-    ("# a comment", "#", False), ("2 * x", "3 * x", True)])
-def test_a_version_of_a_function_is_its_text_without_comments(tmp_path, monkeypatch, before, after,
-                                                              is_other):
-    monkeypatch.syspath_prepend(tmp_path)
-    found = []
-    for number, text in enumerate((IDEA, IDEA.replace(before, after))):
-        (tmp_path / f"idea{number}.py").write_text(text)
-        found.append(text_of(importlib.import_module(f"idea{number}").my_idea))
-        del sys.modules[f"idea{number}"]
-    assert text != IDEA and (found[0] != found[1]) == is_other
+@pytest.mark.parametrize("usual, one, name", [
+    ({}, {"lora": 1, "learning_rate": 1e-3}, "learning_rate 0.001 lora 1"),
+    ({"lora": 0, "temperature": 1.0, "data": None}, {"temperature": 0.5}, "temperature 0.5"),
+    ({}, {"data": "x.jsonl"}, "data x.jsonl"), ({"kl": 0.5}, {"kl": 0.0}, "kl 0.0"),
+    ({"mitigation": "mine"}, {"mitigation": "mine", "placebo": "weights"}, "placebo weights"),
+    (OTHER, LOSS, "policy_loss (grpo.py) now"), (LOSS, OTHER, "policy_loss (grpo.py) 6c5e"),
+    (LOSS, {"made_of": {**OTHER["made_of"], "f (x.py)": "2"}}, "f (x.py) and 1 more 66b2"),
+    (LOSS, {**LOSS, "changed": CHANGED}, "changed after step 2: policy_loss (grpo.py)"),
+    (LOSS, {"mitigation": "mine", "made_of": {**LOSS["made_of"], "mine (m.py)": "3"}},
+     "mitigation mine"),
+    (LOSS, {"made_of": {"grpo.py": "1"}}, "version not on record"),
+    ({"made_of": {"grpo.py": "1"}}, {"made_of": {"grpo.py": "2"}}, "grpo.py of none grpo ")])
+def test_runs_of_other_settings_or_versions_are_no_one_arm(tmp_path, usual, one, name):
+    """Three runs are of one arm, and the fourth, with the seed of the first, is not. It is named by
+    what the others do not have, also where the others lack the setting and so have its default."""
+    both = {"mitigation": "none", "advantage": "grpo", "learning_rate": 2.5e-4}
+    runs = [written(tmp_path / str(number), number % 3, [], [0.1], **both | entry)
+            for number, entry in enumerate((usual, usual, usual, one))]
+    arms = arms_of(runs)
+    assert sorted(map(len, arms.values())) == [1, 3]
+    assert min(arms, key=lambda arm: len(arms[arm])).startswith(name)
 
 
 def test_a_record_with_a_hole_is_not_compared(tmp_path):

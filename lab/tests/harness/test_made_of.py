@@ -11,14 +11,14 @@ from conftest import cut, refusal
 import lab.tools.page as analyze
 from lab.countdown import Task
 from lab.engine.errors import UserError
-from lab.harness import made_of as files
 from lab.harness import record
-from lab.harness.made_of import made_of, with_imports, without_others
+from lab.harness.made_of import REPLACED, made_of, program, with_imports
 from lab.analysis.run_folders import read_columns, read_tokenizer
 from lab.harness.read_record import missing_steps
 from lab.harness.settings import make_settings
 from lab.harness.tasks import CheckedTask
 from lab_runs import SHORT, after_credit_of, run
+from run import differing, texts_of
 from runs import assert_same_run, config_of, edit_config, lines
 
 
@@ -76,22 +76,23 @@ def test_another_version_of_torch_is_told(whole, stopped):
     assert_same_run(whole, stopped)
 
 
-def test_changed_files_are_named_and_written_down_and_the_run_goes_on(whole, stopped, capsys):
-    """As if grpo.py had been another one: its digest is what the run has written down."""
+def test_what_has_changed_is_named_and_written_down_and_the_run_goes_on(whole, stopped, capsys):
+    """As if policy_loss had been another one: its digest is what the run has written down."""
     digests = config_of(stopped)["made_of"]
-    assert {"grpo.py", "lab/engine/sampler.py", "lab/harness/run.py", "lab/credit/critic.py",
-            "mitigations.py", "countdown_task.py"} <= digests.keys()
-    others = ("tests/", "lab/analysis/", "lab/tests/", "lab/tools/")
-    assert not any(name.startswith(others) for name in digests)
-    edit_config(stopped, made_of=digests | {"grpo.py": "0" * 64, "my_helper.py": "1" * 64})
+    assert {"policy_loss (grpo.py)", "none (mitigations.py)", "Task.score (countdown_task.py)",
+            "LabRun.update (lab/harness/run.py)"} <= digests.keys()
+    others = ("tests/", "lab/analysis/", "lab/tools/", "analyze.py")
+    assert not any(f"({other}" in name for name in digests for other in others)
+    assert not REPLACED & digests.keys()
+    edit_config(stopped, made_of=digests | {"policy_loss (grpo.py)": "0", "gone (mine.py)": "1"})
     said = run("--resume", stopped).stdout
-    assert "changed since the 4 steps were made: grpo.py, my_helper.py. So what follows" in said
+    assert "changed since the 4 steps were made: policy_loss (grpo.py). So what follows" in said
     config = config_of(stopped)
-    assert config["changed"] == [{"after_step": 4, "files": ["grpo.py", "my_helper.py"]}]
+    assert config["changed"] == [{"after_step": 4, "files": {"policy_loss (grpo.py)": "0"}}]
     assert config["made_of"] == digests
     analyze.main([str(stopped)])
     printed = " ".join(capsys.readouterr().out.split())
-    assert "went on after step 4 with changed files: grpo.py, my_helper.py." in printed
+    assert "went on after step 4 with changed files: policy_loss (grpo.py)." in printed
 
 
 def test_of_many_changed_files_some_are_named(stopped):
@@ -99,7 +100,8 @@ def test_of_many_changed_files_some_are_named(stopped):
     digests, first = config_of(stopped)["made_of"], {"after_step": 2, "files": ["grpo.py"]}
     edit_config(stopped, made_of={name: "0" for name in digests}, changed=[first])
     assert f" and {len(digests) - 5} more. So what" in run("--resume", stopped).stdout
-    assert config_of(stopped)["changed"] == [first, {"after_step": 4, "files": sorted(digests)}]
+    assert config_of(stopped)["changed"] == [
+        first, {"after_step": 4, "files": dict.fromkeys(sorted(digests), "0")}]
 
 
 def test_of_a_run_that_starts_again_nothing_has_changed(stopped):
@@ -107,7 +109,8 @@ def test_of_a_run_that_starts_again_nothing_has_changed(stopped):
     for folder in (stopped / "checkpoints").iterdir():
         shutil.rmtree(folder)
     digests = config_of(stopped)["made_of"]
-    edit_config(stopped, made_of=digests | {"grpo.py": "0"}, checkpoint_every=9)
+    edit_config(stopped, made_of=digests | {"policy_loss (grpo.py)": "0"},
+                checkpoint_every=9)
     said = run("--resume", stopped).stdout
     assert "after step 0" in said and "changed since" not in said
     config = config_of(stopped)
@@ -154,46 +157,85 @@ def test_what_a_task_imports_counts(written, monkeypatch):
     assert with_imports([task]) == {task} | imported
 
 
-MINE = """
+MINE = '''
+"""About the file."""
+import math
 A, B = 2, 3
+C = 4
 def helper(x):
-    return x + A
+    """Of helper."""
+    mean = x + C
+    return mean
 
 # about mine
 @mitigation
 def mine(rollouts):
     return helper(rollouts)
 
+def mean(x):
+    return x - 1
+
 @mitigation
 def other(rollouts):
-    return used(rollouts)
+    return mean(used.value(rollouts))
 
 @advantage
-class used:
-    C = 4
-"""
+class used(base):
+    D = 4
+    def value(self, x):
+        return -grpo.centred(x)
+
+def centred(x):
+    return x - 2
+
+if __name__ == "__main__":
+    print(mine)
+'''
+ALWAYS = {"A, B = 2, 3": "when imported"}
+OF_MINE = {"C = 4": "C", "mean = x": "helper", "helper(rollouts)": "mine"}
+OF_USED = {"D = 4": "used", "(base)": "used", "-grpo": "used.value", "x - 2": "centred"}
+OF_OTHER = OF_USED | {"x - 1": "mean", "mean(used": "other"}
+NEVER = ("About the", "Of helper", "about mine", "print", "import math")
 
 
-@pytest.mark.parametrize("chosen, changed", [
-    ("mine", ["helper(rollouts)"]), ("other", ["used(rollouts)", "C = 4"]), ("used", ["C = 4"])])
-def test_of_the_methods_only_those_count_that_a_run_has(chosen, changed):
-    """And what they name; what is no method always counts, comments and empty lines never."""
-    before = without_others(MINE, {chosen, "grpo"})
-    for part in ("A, B = 2, 3", "x + A", "helper(rollouts)", "used(rollouts)", "C = 4"):
-        after = without_others(MINE.replace(part, part + " + 1"), {chosen, "grpo"})
-        counts = part in changed or part in ("A, B = 2, 3", "x + A")
-        assert (before != after) == counts, part
-    more = MINE.replace("# about mine", "# of mine\n\n@advantage\ndef new(rollouts):\n    pass\n\n")
-    assert without_others(more, {chosen}) == before
+@pytest.mark.parametrize("chosen, counts", [
+    ("mine", OF_MINE), ("other", OF_OTHER), ("used", OF_USED), ("none", {})])
+def test_what_a_run_can_reach_counts_by_its_definition(tmp_path, chosen, counts):
+    """And what is done whenever the file is imported; no comment, no docstring, and nothing that
+    only another method uses, although a local variable has its name."""
+    path = tmp_path / "mine.py"
+
+    def version(text):
+        path.write_text(text)
+        os.utime(path, ns=(0, next(times)))
+        return texts_of([path], {chosen}, root=tmp_path)
+
+    times = iter(range(1000))
+    before = version(MINE)
+    for part in (*ALWAYS, *OF_MINE, *OF_OTHER, *NEVER):
+        assert MINE.count(part) == 1, part
+        number = part[:-1] + str(int(part[-1]) + 1) if part[-1].isdigit() else ""
+        changed = {"-grpo": "--grpo", "(base)": "(list)", "mean = x": "mean = x + x"}.get(part, (
+            number or f"{part}.x" * part.endswith(")") or f"{part}_2"))
+        label = (ALWAYS | counts).get(part)
+        found = differing(before, version(MINE.replace(part, changed)))
+        assert [*found] == ([f"{label} (mine.py)"] if label else []), part
+    added = "@advantage\ndef new(x):\n    return mean(C)\n\n\ndef more():\n    pass\n# about"
+    assert version(MINE.replace("# about", added)) == before
 
 
-def test_the_file_of_a_task_counts_and_what_mitigations_py_imports(written, monkeypatch):
-    own = written("beside/mitigations.py", "import my_formula\n")
-    formula = written("beside/my_formula.py", "")
-    monkeypatch.setattr(files, "METHODS_FILE", own)
-    found = made_of(make_settings({"task": "examples.own_reward"}))
-    assert {"examples/own_reward.py", str(own), str(formula)} <= found.keys()
-    assert "examples/own_reward.py" not in made_of(make_settings({}))
+def test_the_file_of_a_task_counts_and_what_mitigations_py_imports(written, tmp_path):
+    """With all of their definitions, because a run can reach any of them."""
+    written("mitigations.py", "import my_formula\n")
+    written("my_formula.py", "def formula(x):\n    return x\n")
+    written("examples/own_reward.py", "import broken, far\nlimit: int = 3\n")
+    written("far.py", "FAR = 1\n")
+    written("broken.py", "away = (\n")
+    found = program(make_settings({"task": "examples.own_reward"}), tmp_path)
+    assert found == {"formula (my_formula.py)": "def formula(x):\n    return x\n",
+                     "limit (examples/own_reward.py)": "limit: int = 3\n",
+                     "FAR (far.py)": "FAR = 1\n"}
+    assert [*program(make_settings({}), tmp_path)] == ["formula (my_formula.py)"]
 
 
 def test_in_a_models_folder_only_files_count(learner, tmp_path):
@@ -203,21 +245,6 @@ def test_in_a_models_folder_only_files_count(learner, tmp_path):
     (model / "backup.json").mkdir()
     (model / "broken.json").symlink_to("nowhere")
     assert made_of(make_settings({"model": str(model)})) == before
-
-
-def test_a_method_of_ones_own_counts_with_its_file(monkeypatch, tmp_path):
-    changed = tmp_path / "mitigations.py"
-    text = files.METHODS_FILE.read_text()
-    monkeypatch.setattr(files, "METHODS_FILE", changed)
-    for name, function, is_other in (
-            ("by_kind", "entropy_weighted", False), ("entropy_weighted", "entropy_weighted", True),
-            ("none", "by_kind", False)):
-        s = make_settings({"mitigation": name})
-        found = []
-        for version in (text, text.replace(f"def {function}", f"def {function}_2")):
-            changed.write_text(version)
-            found.append(made_of(s)[str(changed)])
-        assert (found[0] != found[1]) == is_other
 
 
 class Unseeded:
@@ -305,9 +332,7 @@ def test_relative_paths_that_lead_elsewhere_are_named(data, learner, tmp_path, m
     said = run("--resume", tmp_path / "x").stdout
     [changed] = config_of(tmp_path / "x")["changed"]
     assert "changed since" in said
-    for folder in (here, there):
-        assert {str(folder / "model/model.safetensors"),
-                str(folder / data.name)} <= set(changed["files"])
+    assert {str(here / "model/model.safetensors"), str(here / data.name)} <= {*changed["files"]}
 
 
 def test_a_pipe_and_an_endless_file_are_refused_at_once(stopped):
