@@ -34,7 +34,7 @@ from lab.engine.methods import ADVANTAGES, MITIGATIONS, Choices
 from lab.engine.forward import token_log_probs
 from lab.engine.optimizer import AdamW, clip_and_step
 from lab.engine.sampler import draw
-from lab.engine.update import length_scaling, rescaling, update_with_change
+from lab.engine.update import length_scaling, rescaling, update
 from lab.harness.record import PART, Json
 from lab.harness.flags import flags_of
 from lab.harness.settings import DEFAULTS
@@ -55,10 +55,10 @@ PLAIN: tuple[tuple[Callable[..., object], Callable[..., object]], ...] = (
     (draw, qwen2_model.generate),
     (rescaling, mitigations.weights),
     (length_scaling, policy_loss),
-    (token_log_probs, grpo.update),
-    (clip_and_step, grpo.update),
+    (token_log_probs, grpo.log_probs),
+    (clip_and_step, grpo.one_step),
     (AdamW.step, grpo.AdamW.step),
-    (update_with_change, grpo.update))
+    (update, grpo.update))
 NOT_TRAINED = "cut off by the limit, so it is not trained on (--drop_unfinished)"
 ONE_UPDATE = ("of new to old probability: 1 in the only update with this batch, so PPO's clipped "
               "ratio has the gradient of log p (--epochs 1)")
@@ -77,7 +77,7 @@ def stages(config: Mapping[str, object]) -> list[Stage]:
         *weight_stages(s),
         *loss_stages(s),
         ("change", "the step changed its log p by [[change]], so that p = [[p after]] after it",
-         where(update_with_change)),
+         where(update)),
         ("credit", "[[credit in words]]", where(continuation_rewards)),
         ("rank", "of the answer's [[tokens]] tokens it is number [[rank]] by the size of its "
                  "gradient at the logits, the largest first", where(ranks))]

@@ -1,13 +1,10 @@
-"""The computations of a training step: sampling, the packed forward pass, the optimizer. Flags,
-files and the screen are not here (lab/harness/), nor is the loss (grpo.py).
+"""The computations of a training step, on top of the book's model, cache and losses. Flags, files
+and the screen are not here (lab/harness/).
 
 Import this package before torch, because torch and oneDNN, with which it multiplies on a CPU, read
 three settings when they begin, and this package sets them:
 
-    GOMP_SPINCOUNT         how torch's threads wait for each other, hundreds of times a step. By
-                           default they spin, which makes a run many times slower if another process
-                           is busy; threads that sleep at once take long to wake. With this value
-                           they spin for a moment and then sleep.
+    GOMP_SPINCOUNT         how torch's threads wait for each other, as in train.py
     THP_MEM_ALLOC_ENABLE   makes Linux give large tensors memory in pages of 2 MB instead of 4 KB,
                            so that filling a new one takes a quarter of the time
     ONEDNN_PRIMITIVE_CACHE_CAPACITY

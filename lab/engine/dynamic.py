@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from lab.engine.methods import Metrics
 from lab.engine.policy import Policy, derived_seed
@@ -31,15 +32,11 @@ class DynamicSampling:
             more = self.policy.task.training_problems(seed, len(drawn), wanted)
             drawn.append(self.policy.ask(more, answers, derived_seed("more", seed, len(drawn))))
             living.append(groups_with_spread(drawn[-1]))
-        chosen = []
-        for batch, groups in enumerate(living):
-            chosen += [(batch, group) for group in groups]
-        chosen = chosen[:wanted]
-        for group in range(wanted):  # too few: the first batch fills up, without a gradient
-            if len(chosen) < wanted and (0, group) not in chosen:
-                chosen.append((0, group))
+        chosen = [(batch, group) for batch, groups in enumerate(living) for group in groups]
+        # if they are too few, the first batch fills up, without a gradient
+        chosen += [(0, group) for group in range(wanted) if group not in living[0]]
         kept = [drawn[batch].of_problems(range(group, group + 1))
-                for batch, group in sorted(chosen)]
+                for batch, group in sorted(chosen[:wanted])]
         result = joined(kept)
         tokens = sum(int(batch.mask.sum()) for batch in drawn)
         self.drawn["extra_answers"] = answers * wanted * (len(drawn) - 1)
@@ -55,14 +52,8 @@ def groups_with_spread(rollouts: Rollouts) -> list[int]:
 
 def joined(parts: list[Rollouts]) -> Rollouts:
     """One batch of several that have one group each."""
-    longest = max(part.ids.shape[1] for part in parts)
-
     def frame(name: str) -> torch.Tensor:
-        padded = []
-        for part in parts:
-            values = getattr(part, name)
-            padded.append(torch.nn.functional.pad(values, (0, longest - values.shape[1])))
-        return torch.cat(padded)
+        return pad_sequence([row for part in parts for row in getattr(part, name)], True)
 
     written = frame("written")
     used = int(written.sum(1).max())

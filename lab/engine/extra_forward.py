@@ -20,7 +20,16 @@ def look_inside(model: Qwen2, rollouts: Rollouts, micro_batch: int,
     rows = (rollouts.length > 0).nonzero().squeeze(1)
     with tensors_on(device):
         for part in micro_batches(rollouts, rows, micro_batch):
-            look_at(model, rollouts, part, results)
+            ids, mask = rollouts.ids[part][:, :-1], rollouts.mask[part]
+            groups, prompt_of = rollouts.group[part].unique(return_inverse=True)
+            prompts = [rollouts.prompt_ids[group] for group in groups.tolist()]
+            cache = Looking(model.model, prompts, prompt_of)
+            hidden = torch.cat([cache.last_states()[:, None], cache.read(ids)], 1).float()
+            results["hidden"][part] = hidden * mask[..., None]
+            if attention:
+                # what token t - 1 pays is recorded at token t, which it predicts
+                paid = cache.attention_within() * mask[:, 1:, None]
+                results["attention"][part, 1:, :-1] = paid
     return results
 
 
@@ -41,15 +50,3 @@ class Looking(Cache):
         score = (score.float() * q.shape[-1] ** -0.5).masked_fill(~self.sees[:, None], -torch.inf)
         weight: Tensor = score.softmax(-1).mean(1)
         return weight[..., self.P:]  # the keys before are those of the prompt
-
-
-def look_at(model: Qwen2, rollouts: Rollouts, rows: Tensor, results: dict[str, Tensor]) -> None:
-    """Compute these rows and write them into the results."""
-    ids, mask = rollouts.ids[rows][:, :-1], rollouts.mask[rows]
-    groups, prompt_of = rollouts.group[rows].unique(return_inverse=True)
-    cache = Looking(model.model, [rollouts.prompt_ids[g] for g in groups.tolist()], prompt_of)
-    hidden = torch.cat([cache.last_states()[:, None], cache.read(ids)], 1).float()
-    results["hidden"][rows] = hidden * mask[..., None]
-    if "attention" in results:
-        # the attention that token t - 1 pays is recorded at token t, which it predicts
-        results["attention"][rows, 1:, :-1] = cache.attention_within() * mask[:, 1:, None]

@@ -61,22 +61,22 @@ class LoRALinear(Linear):
 
 def add_lora(model: Qwen2, rank: int, seed: int = 0) -> Qwen2:
     """Freeze the model and give each matrix of its layers an addition, in place."""
-    largest = largest_rank(model)
+    linears = [module for module in model.model.layers.modules() if isinstance(module, Linear)]
+    largest = min(min(module.weight.shape) for module in linears)
     if rank > largest:
         raise UserError(f"--lora {rank}: the smallest side of this model's matrices is {largest}, "
                         "and a larger rank adds nothing")
     generator = torch.Generator().manual_seed(seed)
     model.requires_grad_(False)
-    for module in model.model.layers.modules():
-        if isinstance(module, Linear):
-            outputs, inputs = module.weight.shape
-            # on the CPU, so that the same command begins with the same numbers on any device
-            drawn = torch.randn(rank, inputs, generator=generator) * inputs ** -0.5
-            module.__class__ = LoRALinear
-            added = cast(LoRALinear, module)
-            added.A = nn.Parameter(drawn.to(model.device))
-            added.B = nn.Parameter(torch.zeros(outputs, rank, device=model.device))
-            added.scale = ALPHA / rank
+    for module in linears:
+        outputs, inputs = module.weight.shape
+        # on the CPU, so that the same command begins with the same numbers on any device
+        drawn = torch.randn(rank, inputs, generator=generator) * inputs ** -0.5
+        module.__class__ = LoRALinear
+        added = cast(LoRALinear, module)
+        added.A = nn.Parameter(drawn.to(model.device))
+        added.B = nn.Parameter(torch.zeros(outputs, rank, device=model.device))
+        added.scale = ALPHA / rank
     return model
 
 
@@ -132,12 +132,6 @@ def additions(model: Qwen2) -> Iterator[tuple[str, LoRALinear]]:
 def rank_of(model: Qwen2) -> int:
     """The rank of a model's additions, 0 if it has none."""
     return next((len(module.A) for _, module in additions(model)), 0)
-
-
-def largest_rank(model: Qwen2) -> int:
-    """The smallest side of any matrix of the layers: a larger rank would add nothing."""
-    return min(min(module.weight.shape) for module in model.model.layers.modules()
-               if isinstance(module, Linear))
 
 
 def frozen_parameters(model: Qwen2) -> dict[str, nn.Parameter]:

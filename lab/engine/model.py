@@ -2,17 +2,8 @@
 device, layers whose activations are computed again (--checkpointing), and attention in fewer
 operations.
 
-The classes are the book's, and so are the names of the parameters. A model is built by the book,
-and then its modules get the classes of this file in place, which have the same parameters and
-another `forward`. lab/engine/model_folder.py reads and writes the folders of models.
-
-Only one function knows which tokens see each other. It is the book's, passed in as `attend`:
-
-    causal         each token sees its own row up to itself
-    Cache          training and sampling: prompts once, and then the tokens of their answers
-
-Shapes: B rows, L positions, N tokens of a forward pass (in grpo.py N is the number of generated
-tokens in a batch), D width, H query heads, K key/value heads, V vocabulary.
+A model is built by the book, and then its modules get the classes of this file in place, which have
+the same parameters and another `forward`. The cache is the book's, and shapes are told there.
 """
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

@@ -50,10 +50,22 @@ class Policy:
 
     def sample(self, problems: Sequence[Problem], answers: int, seed: Seed,
                greedy: bool = False) -> Rollouts:
-        """Sample answers to each problem, without scores."""
-        return sample_answers(self.model, self.tokenizer, self.task, problems, answers,
-                              max_new_tokens=self.settings.max_new_tokens, greedy=greedy,
-                              temperature=self.settings.temperature, seed=seed)
+        """Sample `answers` answers to each problem, without scores."""
+        prompts = encode_prompts(self.tokenizer, self.task, problems)
+        reply = None
+        if environment := self.environment:
+            def reply(row: int, ids: list[int], drawn: list[bool]) -> list[int] | None:
+                return environment.reply(problems[row // answers], ids, drawn)
+        sampled = generate(self.model, prompts, answers=answers, seed=seed, greedy=greedy,
+                           max_new_tokens=self.settings.max_new_tokens,
+                           temperature=self.settings.temperature,
+                           stop_ids=stop_ids(self.model, self.tokenizer), reply=reply)
+        refuse_undefined("the model's probabilities are", sampled.log_prob, sampled.entropy,
+                         sampled.collision)
+        group = torch.arange(len(problems), device=sampled.mask.device).repeat_interleave(answers)
+        return Rollouts(problems, prompts, group, sampled.tokens, sampled.mask, sampled.finished,
+                        sampled.log_prob, sampled.entropy, sampled.collision,
+                        written=sampled.written)
 
     def score(self, rollouts: Rollouts) -> Rollouts:
         """Add the reward of each answer, and the section and kind of each token. What is scored
@@ -79,7 +91,10 @@ class Policy:
     @property
     def environment(self) -> "Environment | None":
         """What replies to the model; None if answers have one turn."""
-        return environment_of(self.task, self.tokenizer, stop_ids(self.model, self.tokenizer))
+        if not has_turns(self.task):
+            return None
+        from lab.engine.turns import Environment
+        return Environment(self.task, self.tokenizer, stop_ids(self.model, self.tokenizer))
 
     def reward_of(self, problem: Problem, ids: Sequence[int]) -> float:
         """The reward of any answer to this problem, finished or cut off."""
@@ -103,37 +118,10 @@ class Policy:
         refuse_undefined("the model's logits are", self.model.logits(hidden[:, -1]))
 
 
-def sample_answers(model: Qwen2, tokenizer: Tokenizer, task: Task[Problem],
-                   problems: Sequence[Problem], answers: int, *, max_new_tokens: int,
-                   temperature: float = 1.0, greedy: bool = False, seed: Seed = 0) -> Rollouts:
-    """Sample `answers` answers to each problem."""
-    prompts, stop = encode_prompts(tokenizer, task, problems), stop_ids(model, tokenizer)
-    reply = None
-    if environment := environment_of(task, tokenizer, stop):
-        def reply(row: int, ids: list[int], drawn: list[bool]) -> list[int] | None:
-            return environment.reply(problems[row // answers], ids, drawn)
-    sampled = generate(model, prompts, answers=answers, stop_ids=stop,
-                       max_new_tokens=max_new_tokens, temperature=temperature, greedy=greedy,
-                       seed=seed, reply=reply)
-    refuse_undefined("the model's probabilities are", sampled.log_prob, sampled.entropy,
-                     sampled.collision)
-    group = torch.arange(len(problems), device=sampled.mask.device).repeat_interleave(answers)
-    return Rollouts(problems, prompts, group, sampled.tokens, sampled.mask, sampled.finished,
-                    sampled.log_prob, sampled.entropy, sampled.collision, written=sampled.written)
-
-
 def encode_prompts(tokenizer: Tokenizer, task: Task[Problem],
                    problems: Sequence[Problem]) -> list[list[int]]:
     return [encode_prompt(tokenizer, task.prompt_for(problem), task.show(problem))
             for problem in problems]
-
-
-def environment_of(task: Task[Problem], tokenizer: Tokenizer,
-                   stop: Sequence[int]) -> "Environment | None":
-    if not has_turns(task):
-        return None
-    from lab.engine.turns import Environment
-    return Environment(task, tokenizer, stop)
 
 
 def stop_ids(model: Qwen2, tokenizer: Tokenizer) -> tuple[int, ...]:

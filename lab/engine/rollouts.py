@@ -174,8 +174,8 @@ class Rollouts(grpo.Rollouts):
 
     def of_problems(self, problems: range) -> "Rollouts":
         """The part of the batch that answers these problems, which are numbered from 0 again."""
-        part = self.of_rows(self.rows_of(problems))
-        chosen = slice(problems.start, problems.stop)
+        inside = (self.group >= problems.start) & (self.group < problems.stop)
+        part, chosen = self.of_rows(self.rows[inside]), slice(problems.start, problems.stop)
         return replace(part, group=part.group - problems.start, problems=self.problems[chosen],
                        prompt_ids=self.prompt_ids[chosen])
 
@@ -190,11 +190,6 @@ class Rollouts(grpo.Rollouts):
     def scored(self, row: int) -> str | list[str]:
         """What a task's `score` is given of an answer: its text, or the texts of its turns."""
         return self.turns[row] if self.turns else self.answers[row]
-
-    def rows_of(self, problems: range) -> Tensor:
-        """The rows that answer these problems."""
-        inside = (self.group >= problems.start) & (self.group < problems.stop)
-        return inside.nonzero().squeeze(1)
 
     @property
     def rows(self) -> Tensor:

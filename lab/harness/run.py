@@ -29,7 +29,7 @@ from lab.engine.errors import NotFinite, UserError, location_of, read_json, refu
 from lab.engine.model_folder import write_model_folder
 from lab.engine.credited import advantage_of, drop_unfinished, rescaled_weight
 from lab.engine.rollouts import Problem, Rollouts, has_format
-from lab.engine.update import update, update_with_change
+from lab.engine.update import update
 from lab.harness.flags import settle
 from lab.harness.build import build, make_advantage, make_weighting
 from lab.harness.kept import Kept
@@ -236,10 +236,9 @@ class LabRun(Training):
 
     def update(self, rollouts: Any, weight: torch.Tensor, is_measured: bool = False
                ) -> tuple[Json, dict[str, torch.Tensor]]:
-        update_now = update_with_change if is_measured else update
         with self.explained(), self.clocked("update_seconds"):
-            return update_now(self.policy.model, self.parts.optimizer, self.trained_on(rollouts),
-                              weight, self.settings, self.parts.reference)
+            return update(self.policy.model, self.parts.optimizer, self.trained_on(rollouts),
+                          weight, self.settings, self.parts.reference, is_measured)
 
     def config(self) -> Json:
         return super().config() | provenance() | {

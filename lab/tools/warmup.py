@@ -31,8 +31,7 @@ from lab.engine.model_folder import read_model_folder, write_model_folder
 from lab.engine.tokens import load_tokenizer
 from lab.harness.record import find_folder, new_folder
 from lab.harness.flags import MOST_THREADS, Flag, read
-from lab.engine.policy import sample_answers
-from lab.engine.rollouts import score_answers
+from lab.engine.policy import Policy
 from lab.engine.model import ModelConfig, Qwen2
 from lab.tools.demonstrations import TASK, batches, make_tokenizer
 from qwen2_model import small_files
@@ -188,9 +187,9 @@ def orthogonal(matrix: torch.Tensor) -> torch.Tensor:
 
 def evaluate(model: Qwen2, tokenizer: Tokenizer, recipe: dict) -> None:
     """Answer each held-out problem once, and print the results and three answers."""
-    rollouts = sample_answers(model, tokenizer, TASK, TASK.held_out_problems(recipe["eval_tasks"]),
-                              1, max_new_tokens=recipe["max_new_tokens"])
-    rollouts = score_answers(rollouts, tokenizer, TASK)
+    settings = SimpleNamespace(max_new_tokens=recipe["max_new_tokens"], temperature=1.0)
+    policy = Policy(model, tokenizer, TASK, settings, Path())
+    rollouts = policy.ask(TASK.held_out_problems(recipe["eval_tasks"]), 1, seed=0)
     mean = {name: values.mean().item() for name, values in rollouts.scores.items()}
     results = (f"{len(rollouts.answers):,} held-out problems: success {mean['answer']:.1%}, "
                f"format {mean['format']:.2f}, right steps {mean['reasoning']:.1%}, "

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from small import copied, hand_made
-from lab.engine.update import update_with_change
+from lab.engine.update import update
 from lab.analysis.run_folders import read_columns
 from lab.engine.model import ModelConfig, Qwen2
 from lab_runs import run
@@ -42,7 +42,7 @@ def stepped(model, batch, rate=RATE, weight=None, **changed):
     copy = copied(model)
     weight = batch.mask.float() if weight is None else weight
     sgd = torch.optim.SGD(copy.parameters(), lr=rate)
-    result = update_with_change(copy, sgd, batch, weight, settings(**changed))
+    result = update(copy, sgd, batch, weight, settings(**changed), is_measured=True)
     return copy, *result
 
 

@@ -11,7 +11,7 @@ from lab.countdown import Problem, Task
 from lab.engine.methods import ADVANTAGES
 from lab.engine.forward import micro_batches, response_log_probs
 from lab.engine.model_folder import read_model_folder
-from lab.engine.policy import sample_answers
+from lab.engine.policy import Policy
 from lab.engine.sampler import generate
 from lab.engine.tokens import load_tokenizer
 from grpo import dr_grpo, rloo
@@ -284,7 +284,7 @@ def test_the_end_of_turn_stops_also_a_model_whose_own_list_lacks_it(learner, mon
     monkeypatch.setattr(model, "config", other)
     monkeypatch.setattr("lab.engine.policy.generate", lambda *args, **sampling: (
         asked.update(sampling) or generate(*args, **sampling)))
-    sample_answers(model, tokenizer, Task(prompt="short"), [Problem((3, 5, 7), 22)], 2,
-                   max_new_tokens=3)
+    policy = Policy(model, tokenizer, Task(prompt="short"), settings(max_new_tokens=3), learner)
+    policy.sample([Problem((3, 5, 7), 22)], 2, seed=0)
     ends = {tokenizer.token_to_id(name) for name in ("<|im_end|>", "<|endoftext|>")}
     assert set(asked["stop_ids"]) == {7, *ends}

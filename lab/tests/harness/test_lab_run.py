@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 import lab.run as train
 from conftest import ROOT, refusal
 from small import hand_made, spoken
-from lab.engine.policy import derived_seed, sample_answers
+from lab.engine.policy import derived_seed
+from lab.engine.sampler import generate
 from lab.engine.sampler import sample
 from lab.engine.credited import with_advantage
 from lab.engine.update import update
@@ -214,9 +215,9 @@ def test_nothing_grows_with_the_number_of_steps(learner, tmp_path, monkeypatch):
 def test_flags_reach_the_sampler_and_the_optimizer(learner, tmp_path, monkeypatch):
     sampling, updating = {}, []
     monkeypatch.setattr(
-        "lab.engine.policy.sample_answers",
-        lambda *args, **given: sampling.update(given) or sample_answers(*args, **given))
-    monkeypatch.setattr("lab.engine.update.update",
+        "lab.engine.policy.generate",
+        lambda *args, **given: sampling.update(given) or generate(*args, **given))
+    monkeypatch.setattr("lab.harness.run.update",
                         lambda *args: updating.extend(args) or update(*args))
     run("--model", learner, "--out", tmp_path / "x", "--steps", 1, "--eval_every", 0,
         "--temperature", 0.7, "--weight_decay", 0.25, "--max_grad_norm", 0.125, "--micro_batch", 3,
