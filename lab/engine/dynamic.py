@@ -6,7 +6,7 @@ at a time, and groups without spread are replaced by groups with spread. What wa
 away was paid for all the same: `extra_answers` and `extra_tokens` of metrics.jsonl count it.
 """
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -51,25 +51,24 @@ def groups_with_spread(rollouts: Rollouts) -> list[int]:
 
 
 def joined(parts: list[Rollouts]) -> Rollouts:
-    """One batch of several that have one group each."""
-    def frame(name: str) -> torch.Tensor:
-        return pad_sequence([row for part in parts for row in getattr(part, name)], True)
+    """One batch of several that have one group each: of every field, the values of all parts one
+    after the other. What all share (step, generator, forward) is left out."""
+    longest = max(int(part.written.sum(1).max()) for part in parts)
 
-    written = frame("written")
-    used = int(written.sum(1).max())
+    def column(values: list[torch.Tensor]) -> torch.Tensor:
+        if values[0].dim() == 2:  # (B, T)
+            return pad_sequence([row for value in values for row in value], True)[:, :longest]
+        return torch.cat(values)
+
+    known: dict[str, Any] = {}
+    for name in (one.name for one in fields(Rollouts)):
+        values = [getattr(part, name) for part in parts]
+        if isinstance(values[0], torch.Tensor) and values[0].dim():
+            known[name] = column(values)
+        elif isinstance(values[0], list | tuple):
+            known[name] = [one for value in values for one in value]
+    known["scores"] = {name: column([part.scores[name] for part in parts])
+                       for name in parts[0].scores}
     sizes = torch.tensor([len(part.ids) for part in parts])
-    group = torch.arange(len(parts)).repeat_interleave(sizes).to(written.device)
-    scores = {}
-    for name in parts[0].scores:
-        scores[name] = torch.cat([part.scores[name] for part in parts])
-    names = ["ids", "mask", "log_prob", "entropy", "collision", "section", "kind"]
-    if parts[0].of_turns.dim():
-        names.append("of_turns")
-    frames: dict[str, Any] = {name: frame(name)[:, :used] for name in names}
-    return Rollouts(
-        problems=[part.problems[0] for part in parts],
-        prompt_ids=[part.prompt_ids[0] for part in parts], group=group, written=written[:, :used],
-        finished=torch.cat([part.finished for part in parts]), scores=scores,
-        answers=[answer for part in parts for answer in part.answers],
-        turns=[turns for part in parts for turns in part.turns],
-        texts=[texts for part in parts for texts in part.texts], **frames)
+    group = torch.arange(len(parts)).repeat_interleave(sizes)
+    return Rollouts(**known | {"group": group.to(parts[0].ids.device)})

@@ -231,19 +231,18 @@ def early_over_late(tokens: RunTokens) -> Table:
 
 def classes(tokens: RunTokens) -> Table:
     count = tokens.total("class")
-    columns = []  # of each unit the four rows, (3,) each
-    for certainty, unit in zip(("log_prob", "s"), UNITS):
-        columns.append([count / count.sum(), tokens.mean("class", certainty),
-                        tokens.mean("class", unit), tokens.mean("class", f"abs {unit}")])
-    names = ("share of the tokens", "mean log p; mean s", "mean", "mean absolute")
-    why = ("how the tokenizer cuts tags", "what the model has learned", "how A varies with log p",
-           "how uncertain the model is, and abs(A)")
+    share = count / count.sum()
+    numbers = (  # name, the notes' contribution, A w s, and what it depends on
+        ("share of the tokens", share, share, "how the tokenizer cuts tags"),
+        ("mean log p; mean s", tokens.mean("class", "log_prob"), tokens.mean("class", "s"),
+         "what the model has learned"),
+        ("mean", *(tokens.mean("class", unit) for unit in UNITS), "how A varies with log p"),
+        ("mean absolute", *(tokens.mean("class", f"abs {unit}") for unit in UNITS),
+         "how uncertain the model is, and abs(A)"))
     rows: list[Row] = []
     for c in np.flatnonzero(count).tolist():
-        theirs = published(tokens, CLASSES[c], 4)
-        for row, name in enumerate(names):
-            rows.append([CLASSES[c], name, columns[0][row][c], theirs[row], columns[1][row][c],
-                         why[row]])
+        for (name, old, new, why), theirs in zip(numbers, published(tokens, CLASSES[c], 4)):
+            rows.append([CLASSES[c], name, old[c], theirs, new[c], why])
     formats = {"class": "", "": "", "old": ".4f", "theirs": ".4f", "new": ".4f", "why": ""}
     return Table("notes classes", "Classes of tokens, by the published regular expressions",
                  by_row(formats, rows), [

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from small import hand_made
+from small import hand_made, spoken
 
-from lab.engine.dynamic import DynamicSampling
+from lab.engine.dynamic import DynamicSampling, joined
 from lab.engine.policy import Policy
 from lab_runs import run
 from runs import lines
@@ -66,3 +66,19 @@ def test_the_speed_of_a_run_counts_what_was_thrown_away(learner, tmp_path):
     assert line["extra_answers"] == 16 and line["extra_tokens"] > 0
     assert line["rollout_tokens_per_second"] * line["rollout_seconds"] == pytest.approx(
         line["tokens"] + line["extra_tokens"])
+
+
+def test_groups_that_are_taken_apart_and_joined_lack_no_column(policy):
+    """Every field of the batch, with what a probe or a task of several turns adds to it."""
+    batch = spoken(policy)
+    more = {name: torch.rand(batch.mask.shape) for name in ("true_credit", "of_turns")}
+    batch = dataclasses.replace(batch, turns=[[text] for text in batch.answers], **more)
+    found = joined([batch.of_problems(range(group, group + 1)) for group in range(2)])
+    for one in dataclasses.fields(batch):
+        values, expected = getattr(found, one.name), getattr(batch, one.name)
+        if one.name == "scores":
+            assert all(torch.equal(values[name], expected[name]) for name in expected)
+        elif isinstance(expected, torch.Tensor):
+            assert torch.equal(values, expected), one.name
+        elif one.name not in ("step", "generator", "forward"):
+            assert values == expected, one.name
