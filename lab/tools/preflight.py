@@ -3,7 +3,7 @@
     python -m lab preflight                                        # models/tiny and Countdown
     python -m lab preflight --model models/Qwen2.5-Coder-0.5B-Instruct --task my_task
 
-It samples answers to problems of the task, trains nothing, and ends in one of four verdicts:
+It samples answers to problems of the task, trains nothing, and ends in one of six verdicts:
 
     learns                      enough groups have answers with different rewards, because some are
                                 right and some are wrong
@@ -11,6 +11,8 @@ It samples answers to problems of the task, trains nothing, and ends in one of f
     has a hole that one answer  an answer that is the same for every problem earns nearly as much as
     can use                     the best that was sampled: whether it will be learned is not said
     cannot                      hardly a group has answers with different rewards
+    is too easy                 nearly all answers are right already
+    pays by chance              one blank more, and an answer's reward is another: as by a hash
 
 All other flags are those of train.py, and mean the training that is planned. Nothing is written,
 and the learning rate is not part of the verdict. What a training shows once it has begun, lab
@@ -32,12 +34,15 @@ from lab.harness.flags import Flag, read
 from lab.harness.screen import show_status
 from lab.harness.settings import LabSettings, make_settings
 from lab.harness.tasks import score_again
-from lab.tools.prospects import CANNOT, FORM, HOLE, Answers, Findings, best_blind, shown_rule
+from lab.tools.prospects import (CANNOT, CHANCE, EASY, FORM, HOLE, Answers, Findings, best_blind,
+                                 shown_rule)
 
 FEWEST_PROBLEMS = 4
 NOT_ASKED = 400     # problems that no model is asked, to try answers on that ignore the problem
 FEWEST_OTHERS = 20  # such problems
 SIZES = (2, 4, 8, 16, 32)  # of groups
+WITH_BLANK = 16     # answers to a problem that are scored with one blank more
+ENDS = 0.9          # so large a share of answers that end needs no more tokens
 
 FLAGS = {
     "problems": Flag(32, "number of problems that are asked", least=FEWEST_PROBLEMS,
@@ -89,7 +94,16 @@ def sample(policy: Policy, s: LabSettings, problems: int, count: int) -> list[An
             texts = [batch.answers[row] for row in rows.nonzero().flatten().tolist()]
             found.append(Answers(policy.task.show(problem), texts,
                                  *(column[rows].float().tolist() for column in columns), paid))
+            if not has_turns(policy.task):
+                found[-1].with_blank.extend(with_blank(policy, problem, found[-1]))
     return found
+
+
+def with_blank(policy: Policy, problem: Any, answers: Answers) -> list[tuple[float, float]]:
+    """The rewards of different answers, and those with a blank behind them."""
+    rewards = dict(zip(answers.texts, answers.reward))
+    return [(reward, float(policy.task.score(problem, f"{text} ")["reward"]))
+            for text, reward in [*rewards.items()][:WITH_BLANK]]
 
 
 def problems_to_ask(policy: Policy, s: LabSettings, count: int) -> list[Any]:
@@ -104,11 +118,14 @@ def problems_to_ask(policy: Policy, s: LabSettings, count: int) -> list[Any]:
 def different_problems(policy: Policy, s: LabSettings, count: int, steps: range,
                        without: frozenset[str] = frozenset()) -> list[Any]:
     found: dict[str, Any] = {}
+    idle = 0  # steps in a row that brought nothing new
     for step in steps:
+        before = len(found)
         for problem in policy.task.training_problems(s.seed, step, count):
             if policy.task.show(problem) not in without:
                 found.setdefault(policy.task.show(problem), problem)
-        if len(found) >= count:
+        idle = 0 if len(found) > before else idle + 1
+        if len(found) >= count or idle == 3:  # the task has no more
             break
     return list(found.values())[:count]
 
@@ -205,9 +222,18 @@ def one_answer(found: Findings) -> str:
 
 def reason(found: Findings) -> str:
     """Why the verdict is this one."""
+    if found.word == EASY:
+        right = found.mean("right").value
+        return (f"{right:.0%} of the answers are right, so at most {100 * (1 - right):.0f} points "
+                "can be gained. Take harder problems.")
     if found.word == CANNOT:
-        return (f"in a step {found.living:.2f} groups have answers with different rewards. Rows 3, "
-                "4 and 7 of docs/reference/how_a_run_fails.md say what to try.")
+        rows = "Row 3" if found.mean("finished").value >= ENDS else "Rows 3 and 7"
+        return (f"in a step {found.living:.2f} groups have answers with different rewards. {rows} "
+                f"of docs/reference/how_a_run_fails.md say{'s' * (rows == 'Row 3')} what to try.")
+    if found.word == CHANCE:
+        return ("an answer's reward says nothing about that of the same answer with one blank more "
+                f"(their correlation is {found.follows_text:+.2f}). So it does not depend on what "
+                "an answer says.")
     if found.word == FORM:
         return ("the rewards of a group differ, but hardly ever because one answer is right and "
                 "another wrong, or being right is not paid. Rows 3 and 9 of "

@@ -29,8 +29,11 @@ EARNED_BLINDLY = 0.8  # of what the best sampled answers earn beyond the average
 WORTH_LEARNING = 0.3  # of the whole range of sampled rewards: an answer that earns less is no hole
 FEWEST_FORMED = 20    # well formed answers of which the success is told
 RISE_BY_FORM = 0.1    # of success, if every answer were well formed: so much is worth the word
-LEARNS, FORM, HOLE, CANNOT = (
-    "learns", "learns the form only", "has a hole that one answer can use", "cannot")
+TOO_EASY = 0.95       # of the answers are right
+FEWEST_WITH_BLANK = 50  # different answers that were scored with one blank more
+LEARNS, FORM, HOLE, CANNOT, EASY, CHANCE = (
+    "learns", "learns the form only", "has a hole that one answer can use", "cannot",
+    "is too easy", "pays by chance")
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class Answers:
     format: list[float]
     finished: list[float]
     paid: list[list[float]] = field(default_factory=list)  # the rewards of its turns, if it has any
+    # of different answers the reward, and that of the same answer with one blank more
+    with_blank: list[tuple[float, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -137,10 +142,40 @@ class Findings:
         return best > 0 and (earns_most or blind >= EARNED_BLINDLY * best
                              and blind >= WORTH_LEARNING * np.ptp(rewards))
 
+    @cached_property
+    def follows_text(self) -> float | None:
+        """The correlation, within problems, of an answer's reward with that of the same answer with
+        one blank more. None if too few were scored so, or their rewards are all equal."""
+        first, second = np.zeros((2, 0))
+        for one in self.problems:
+            pairs = np.array(one.with_blank).reshape(-1, 2)
+            first, second = np.r_[first, pairs[:, 0]], np.r_[second, pairs[:, 1]]
+            if len(pairs):
+                first[-len(pairs):] -= pairs[:, 0].mean()
+                second[-len(pairs):] -= pairs[:, 1].mean()
+        size = math.sqrt(float(first @ first) * float(second @ second))
+        return float(first @ second) / size if len(first) >= FEWEST_WITH_BLANK and size else None
+
+    @property
+    def pays_by_chance(self) -> bool:
+        """Whether that correlation is within three standard errors of 0, or below."""
+        count = sum(len(one.with_blank) for one in self.problems)
+        return self.follows_text is not None and self.follows_text < 3 / math.sqrt(count)
+
+    @property
+    def is_too_easy(self) -> bool:
+        """Whether nearly all answers are right, and the reward does not differ by the form."""
+        return (self.knows_success and self.mean("right").value >= TOO_EASY
+                and self.living * (self.form or 0.0) < self.fewest)
+
     @property
     def word(self) -> str:
+        if self.is_too_easy:
+            return EASY
         if self.living < self.fewest:
             return CANNOT
+        if self.pays_by_chance:
+            return CHANCE
         if self.living_by_success < self.fewest and not self.form_raises_success:
             return FORM
         return HOLE if self.has_hole else LEARNS
@@ -224,16 +259,17 @@ def best_blind(problems: Sequence[Answers], others: Sequence[object],
     ranked = sorted(rewards, key=lambda rule: (sum(rewards[rule]), max(rewards[rule])),
                     reverse=True)
     half = len(others) // 2
+    shown = [(problem, show(problem)) for problem in others]  # a task may be slow to show it
     chosen, best = "", -math.inf
     for rule in ranked[:MOST_RULES]:
-        found = mean_scores(rule, others[:half], show, score)
+        found = mean_scores(rule, shown[:half], score)
         if found["reward"] > best:
             chosen, best = rule, found["reward"]
-    found = mean_scores(chosen, others[half:], show, score)
+    found = mean_scores(chosen, shown[half:], score)
     return Blind(chosen, found["reward"], found["answer"])
 
 
-def mean_scores(rule: str, problems: Sequence[object], show: Callable[[object], str],
-                score: Score) -> dict[str, float]:
-    found = [score(problem, apply_rule(rule, show(problem))) for problem in problems]
+def mean_scores(rule: str, problems: Sequence[tuple[object, str]], score: Score
+                ) -> dict[str, float]:
+    found = [score(problem, apply_rule(rule, shown)) for problem, shown in problems]
     return {name: float(np.mean([one[name] for one in found])) for name in ("reward", "answer")}

@@ -9,9 +9,9 @@ from conftest import refusal
 import lab.countdown as countdown_task
 from lab.countdown import Problem
 from lab.tools import preflight
-from lab.tools.prospects import (CANNOT, FORM, HOLE, LEARNS, Answers, Blind, Findings, apply_rule,
-                                 best_blind, chance_of_equal, pays_success, rule_of, share_of_form,
-                                 shown_rule)
+from lab.tools.prospects import (CANNOT, CHANCE, EASY, FORM, HOLE, LEARNS, Answers, Blind, Findings,
+                                 apply_rule, best_blind, chance_of_equal, pays_success, rule_of,
+                                 share_of_form, shown_rule)
 
 
 @pytest.mark.parametrize("values, size", [
@@ -134,10 +134,13 @@ def formed(is_right):
 NONE, ONE = [0.0] * 6, [1.0] * 6
 CHEAT = ["cheat", "5", *"wxyz"]
 CASES = [  # sampled answers, the word, words of the reason for it, and what is not usual
-    (some(NONE), CANNOT, "in a step 0.00 groups"), (some(ONE), CANNOT, "in a step 0.00 groups"),
+    (some(NONE), CANNOT, "in a step 0.00 groups"),
+    (some(ONE), EASY, "100% of the answers are right, so at most 0 points can be gained."),
+    (some([1.0] * 59 + [0.0]), EASY, "98% of the answers are right, so at most 2 points"),
     # in one problem of 40 one answer of 6 differs, and 4 of 6 groups have it: 8 * 4 / 6 / 40
     (some([0.1, 0, 0, 0, 0, 0], NONE, count=1) + some(NONE, count=39), CANNOT,
-     "in a step 0.13 groups have answers with different rewards. Rows 3, 4 and 7 of "),
+     "in a step 0.13 groups have answers with different rewards. Row 3 of docs/reference/how_a_run_"
+     "fails.md says what to try."),
     (some([1.0, 2, 3, 4, 5, 6], ONE), FORM, "hardly ever because one answer is right"),
     (some([1.0, 0, 1, 0, 1, 0], [0.0, 1, 0, 1, 0, 1]), FORM, "or being right is not paid"),
     (some([0.1, 0, 0, 0.1, 0, 0.1], NONE), FORM, "hardly ever because one answer is right"),
@@ -163,6 +166,17 @@ def test_the_word_of_a_task_and_the_reason_for_it(problems, word, reason, task, 
     *_, blind, said = said_of(found)
     assert said.startswith(f"{word.upper()}: ") and reason in said
     assert (word == HOLE and isinstance(task, Hole)) == ("`cheat`" in blind)
+
+
+def test_a_reward_that_one_blank_more_changes_pays_by_chance():
+    """60 pairs: the second reward follows from the first, whatever it is worth, or it does not."""
+    rewards = [float(n % 3 == 0) for n in range(60)]
+    for other, word in (([2 * reward for reward in rewards], LEARNS), ([0.0] * 60, LEARNS),
+                        ([float(n % 2) for n in range(60)], CHANCE)):
+        problems = some(rewards, count=1)
+        problems[0].with_blank.extend(zip(rewards, other))
+        assert (found := findings(problems)).word == word
+    assert "(their correlation is +0.00)" in said_of(found)[-1]
 
 
 @pytest.mark.parametrize("reward, teach, by_success", [
