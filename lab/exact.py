@@ -1,7 +1,8 @@
 """Is a method right on average, and how noisy is it? Computed where all batches are listed.
 
     python -m lab exact rloo my_idea --strength 10   # weightings or advantages, with their flags
-    python -m lab exact my_file.py:my_function       # anybody's advantage: see `foreign`
+    python -m lab exact my_file.py:my_function       # anybody's advantage: see lab/foreign.py
+    python -m lab exact my_idea --at-least 0.99      # which cosine is good enough
     python -m lab exact --all --json                 # all methods, in some minutes
 
 In a small world (lab/worlds.py) all batches are listed with their probabilities. Each goes through
@@ -16,8 +17,8 @@ the functions of a training step up to the loss. So what a method does on averag
 
 For several worlds, the lowest cosine, the largest bias, and the median and largest noise are shown.
 The exit status is 1 if a method is biased or has the wrong sign, and 2 if it cannot be judged; with
---all it is 0. Mistakes in groups of more than four answers, beyond ten tokens, or at other steps of
-training than 2, 30 and 1000 are not seen.
+--all it is 0. A test may call `check(my_function)` of this file. Mistakes in groups of more than
+four answers, beyond ten tokens, or at other steps of training than 2, 30 and 1000 are not seen.
 
 An advantage has weights of 1 here, a weighting has the advantage rloo, and the loss is divided by a
 constant. Samples of a method, such as continuations, are replaced by their mean. A critic learns
@@ -29,7 +30,6 @@ import random
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -41,21 +41,25 @@ from lab.engine.credited import drop_unfinished, rescaled_weight
 from lab.engine.errors import UserError
 from lab.engine.methods import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, Choice, checked_credit,
                                 copied_state, make, method_of)
-from lab.engine.rollouts import Rollouts
 from lab.engine.update import length_scaling
-from lab.formula.calling import LossFailed, failed, load_loss
+from lab.foreign import as_choice, foreign
+from lab.formula.calling import LossFailed, of_the_user
 from lab.harness.build import OF_ONE_TURN
 from lab.harness.flags import Flag, flags_of, read, settle, unknown_argument
+from lab.harness.screen import show_status
 from lab.harness.settings import LabSettings
 from lab.worlds import LETTERS, Batch, World, worlds_of
 
 ROUNDING = 1e-6  # a smaller part of a typical gradient is rounding
-RIGHT, BIASED, WRONG_SIGN, NOT_JUDGED = "right", "biased", "wrong sign", "cannot be judged"
+RIGHT, ACCEPTED, BIASED = "right", "biased, but accepted", "biased"
+WRONG_SIGN, NOT_JUDGED = "wrong sign", "cannot be judged"
 OF_LOSS = {name: replace(flags_of(LabSettings)[name], requires=None) for name in (
     "loss_norm", "drop_unfinished", "rescale")}
 OF_LOSS["loss_norm"] = replace(OF_LOSS["loss_norm"], default="constant")
 FLAGS = OF_LOSS | {
     "seeds": Flag(3, "worlds of each kind", least=1, most=100),
+    "at_least": Flag(None, "the lowest cosine that is accepted; without it none below 1 is",
+                     kind=float, most=1),
     "all": Flag(False, "judge all methods"), "json": Flag(False, "print JSON")}
 LEARNED_FROM = 50  # batches, by a method that keeps a state
 # flags with which a method does something in answers of few tokens
@@ -169,76 +173,87 @@ def judged(world: World, choice: Choice, flags: Mapping[str, Any]) -> Mean:
 
 
 def judge(choice: Choice, flags: Mapping[str, Any], worlds: list[World],
-          plain: dict[World, float]) -> Verdict:
-    """`plain` keeps the noise of plain GRPO in each world."""
+          plain: dict[World, float], at_least: float | None = None) -> Verdict:
+    """`plain` keeps the noise of plain GRPO in each world. A cosine of `at_least` is accepted."""
     name, means = choice.__name__, list[Mean]()
     reasons: dict[str, list[str]] = {"fails in": [], "is not made for": []}
     flags = {**SUITED.get(name, {}), **flags}
     for world in worlds:
+        show_status(f"{name}: {world.about}")
         does = "is not made for"
         try:
-            if name in OF_ONE_TURN and world.kind.turns > 1:
-                raise UserError("it takes answers of one turn")
-            make(choice, flags, world.policy)
-            does = "fails in"
-            mean = judged(world, choice, flags)
-        except Exception as error:  # of a function that may be wrong, or that refuses the task
-            reason = f" {error}" if isinstance(error, UserError) else str(failed("", error))
-            reasons[does].append(f"{world.about}.{reason}")
+            with of_the_user(""):
+                if name in OF_ONE_TURN and world.kind.turns > 1:
+                    raise UserError("it takes answers of one turn")
+                make(choice, flags, world.policy)
+                does = "fails in"
+                mean = judged(world, choice, flags)
+        except LossFailed as error:  # of a function that may be wrong, or that refuses the task
+            cause = error.__cause__ if isinstance(error.__cause__, UserError) else error
+            reasons[does].append(f"{world.about}. {str(cause).strip()}")
             continue
         if world not in plain:
             batches = world.batches()
             plain[world] = compared(world, batches, gradients(world, grpo, {}, batches)).noise
         means.append(mean._replace(noise=mean.noise / plain[world]))
-    word, why = in_words(name, means, bool(reasons["fails in"]))
+    show_status("")
+    word, why = in_words(name, means, bool(reasons["fails in"]), at_least)
+    if called_as := getattr(choice, "called_as", ""):
+        why += f" It was called as {called_as}."
+        why += "" if means else " Other forms stand in examples/foreign_advantages.py."
     for does, found in reasons.items():
         if found:
             why += f" It {does} {len(found)} of {len(worlds)} worlds, first: {found[0]}"
     return Verdict(word, why, means)
 
 
-def in_words(name: str, means: list[Mean], fails: bool) -> tuple[str, str]:
-    """The word, and a sentence."""
+def in_words(name: str, means: list[Mean], fails: bool, at_least: float | None) -> tuple[str, str]:
+    """The word, and sentences."""
     wrong = [mean for mean in means if mean.bias or mean.length <= 0]
     if not means:
         return NOT_JUDGED, f"{name} ran in no world."
     if all(mean.length == 0 for mean in means):
         return NOT_JUDGED, f"{name} gives no gradient in {len(means)} worlds."
     if not wrong:
-        return NOT_JUDGED if fails else RIGHT, f"{name} is right on average in {len(means)} worlds."
-    worst = min(wrong, key=lambda mean: mean.cosine)
-    where = f"in {len(wrong)} of {len(means)} worlds, most in: {worst.world}. There"
-    if not worst.bias or all(mean.length < 0 for mean in means):
-        return WRONG_SIGN, (f"{name} has the wrong sign {where} its mean gradient points against "
-                            "the true one, so the reward falls.")
-    return BIASED, (f"{name} is biased {where} the cosine of its mean gradient with the true one "
-                    f"is {worst.cosine:.6f}: {worst.difference}. More answers do not mend that.")
+        said = f"{name} is right on average in {len(means)} worlds."
+        return NOT_JUDGED if fails else RIGHT, said + about_length(means)
+    worst, where = min(wrong, key=lambda mean: mean.cosine), f"{len(wrong)} of {len(means)} worlds"
+    if at_least is not None and worst.cosine >= at_least:
+        said = f"{name} is biased in {where}, with a cosine of at least {worst.cosine:.6f}."
+        return NOT_JUDGED if fails else ACCEPTED, said + about_length(means)
+    falls = sum(mean.length < 0 for mean in wrong)
+    if falls == len(wrong):
+        return WRONG_SIGN, (f"{name} has the wrong sign in {where}, most in: {worst.world}. There "
+                            "its mean gradient points against the true one, so the reward falls.")
+    said = (f"{name} is biased in {where}, most in: {worst.world}. There the cosine of its mean "
+            f"gradient with the true one is {worst.cosine:.6f}: {worst.difference}. More answers "
+            "do not mend that.")
+    if falls:
+        said += f" In {falls} worlds its mean gradient points against the true one."
+    return BIASED, said + about_length(means)
 
 
-def foreign(where: str) -> Choice:
-    """The function of FILE:function, anybody's advantage:
+def about_length(means: list[Mean]) -> str:
+    """A sentence if the mean is longer or shorter than the truth, as at another learning rate."""
+    least, most = min(mean.length for mean in means), max(mean.length for mean in means)
+    if least <= 0 or max(1 - least, most - 1) < 1e-3:
+        return ""
+    times = f"{least:.2f}" if most - least < 0.005 else f"{least:.2f} to {most:.2f}"
+    return f" Along the true gradient its mean is {times} times as long."
 
-        f(rewards (B,), mask (B, T), group (B,)) -> (B,) or (B, T)
 
-    `mask` is True at the policy's tokens, so each turn is a run of True. Answers to one problem
-    stand side by side, and have the same `group`. examples/foreign_advantages.py brings functions
-    of TRL, verl and AgentCreditBench into this form."""
-    file, _, name = where.rpartition(":")
-    try:
-        function: Any = load_loss(Path(file), name)
-    except LossFailed as error:
-        raise UserError(str(error)) from None
+def check(method: Any, *, at_least: float | None = None, seeds: int = 3, **flags: Any) -> Verdict:
+    """For a test: an AssertionError unless the function, or the method of this name, is right on
+    average, or has a cosine of `at_least` in all worlds."""
+    choice = choice_of(method) if isinstance(method, str) else as_choice(method)
+    verdict = judge(choice, flags, worlds_of({}, seeds), {}, at_least)
+    assert verdict.word in (RIGHT, ACCEPTED), f"{verdict.word}: {verdict.why}"
+    return verdict
 
-    def called(rollouts: Rollouts) -> Tensor:
-        given = rollouts.reward, rollouts.mask, rollouts.group
-        values = torch.as_tensor(function(*(one.clone() for one in given)))
-        if values.shape not in (given[0].shape, given[1].shape):
-            raise UserError(f"{name} returned the shape {tuple(values.shape)}, for a mask of the "
-                            f"shape {tuple(given[1].shape)}")
-        return values[:, None] if values.dim() == 1 else values
 
-    called.__name__ = name
-    return called
+def choice_of(name: str) -> Choice:
+    """What was typed: a method, or anybody's function as FILE.py:NAME."""
+    return foreign(name if ":" in name else f"{name}:") if ".py" in name else method_of(name)
 
 
 def summary(means: list[Mean]) -> dict[str, float]:
@@ -249,25 +264,26 @@ def summary(means: list[Mean]) -> dict[str, float]:
             "noise_most": max(noise), "worlds": len(means), "batches": sum(batches)}
 
 
-def table(verdicts: Mapping[str, Verdict]) -> str:
-    """A line for each method, or for each kind of world if there is one method; and sentences."""
-    rows = [(name, means, word) for name, (word, _, means) in verdicts.items()]
-    if len(rows) == 1:
-        rows = [(about, [mean for mean in rows[0][1] if mean.world == about], "")
-                for about in dict.fromkeys(mean.world for mean in rows[0][1])]
-    lines = [f"{'':34s}{'cosine':>9s}{'bias':>9s}{'noise':>8s}{'largest':>9s}{'batches':>9s}"]
-    for label, means, word in rows:
-        form = "{cosine:9.4f}{bias:9.5f}{noise:8.2f}{noise_most:9.2f}{batches:9d}"
-        numbers = form.format(**summary(means)) if means else " " * 44
-        lines.append(f"{label[-33:]:34s}{numbers}  {word}".rstrip())
-    for word, why, _ in verdicts.values():
-        lines.append(f"\n{textwrap.fill(f'{word.upper()}: {why}', 100)}")
-    return "\n".join(lines)
+HEADINGS = f"{'':34s}{'cosine':>9s}{'bias':>9s}{'noise':>8s}{'largest':>9s}{'batches':>9s}"
 
 
-def as_json(verdicts: Mapping[str, Verdict]) -> str:
-    found = [{"method": name, "word": word, "why": why, **summary(means)}
-             for name, (word, why, means) in verdicts.items()]
+def row(label: str, means: list[Mean], word: str = "") -> str:
+    form = "{cosine:9.4f}{bias:9.5f}{noise:8.2f}{noise_most:9.2f}{batches:9d}"
+    numbers = form.format(**summary(means)) if means else " " * 44
+    return f"{label[-33:]:34s}{numbers}  {word}".rstrip()
+
+
+def of_each_kind(means: list[Mean]) -> list[str]:
+    return [row(about, [mean for mean in means if mean.world == about])
+            for about in dict.fromkeys(mean.world for mean in means)]
+
+
+def as_json(verdicts: Mapping[str, Verdict], each_world: bool) -> str:
+    found = []
+    for name, (word, why, means) in verdicts.items():
+        found.append({"method": name, "word": word, "why": why, **summary(means)})
+        if each_world:
+            found[-1]["each_world"] = [mean._asdict() for mean in means]
     return json.dumps(found, indent=1).replace(" Infinity", " null")  # which JSON does not have
 
 
@@ -277,18 +293,26 @@ def main(argv: list[str]) -> int:
         "[NAME ...]": "weightings or advantages, with their flags, or FILE.py:function"}, others)
     if bool(args.name) == args.all:
         raise UserError("exact needs the names of methods, or --all")
-    choices = {name: foreign(name) if ":" in name else method_of(name)
-               for name in args.name or (*ADVANTAGES, *MITIGATIONS)}
+    choices = {name: choice_of(name) for name in args.name or (*ADVANTAGES, *MITIGATIONS)}
     own = {} if args.all else {flag: about for choice in choices.values()
                                for flag, about in flags_of(choice).items()}
     for flag in others.keys() - own.keys():
         raise unknown_argument(f"--{flag}", [*own, *FLAGS])
     values = settle(others, own)
     worlds = worlds_of({name: getattr(args, name) for name in OF_LOSS}, args.seeds)
-    plain, verdicts = dict[World, float](), {}
+    plain, verdicts = dict[World, float](), dict[str, Verdict]()
+    rows = [] if args.json else [HEADINGS]
     for name, choice in choices.items():
         typed = {flag: values[flag] for flag in others.keys() & flags_of(choice).keys()}
-        verdicts[name] = judge(choice, typed, worlds, plain)
-    print(as_json(verdicts) if args.json else table(verdicts))
-    words = {verdict.word for verdict in verdicts.values()}
-    return 0 if args.all or words == {RIGHT} else 2 if words <= {RIGHT, NOT_JUDGED} else 1
+        verdict = verdicts[name] = judge(choice, typed, worlds, plain, args.at_least)
+        if not args.json:
+            rows += (of_each_kind(verdict.means) if len(choices) == 1
+                     else [row(name, verdict.means, verdict.word)])
+            print(*rows, sep="\n", flush=True)
+            rows.clear()
+    if args.json:
+        print(as_json(verdicts, each_world=not args.all))
+    for word, why, _ in () if args.json else verdicts.values():
+        print(f"\n{textwrap.fill(f'{word.upper()}: {why}', 100)}")
+    words = {verdict.word for verdict in verdicts.values()} - {RIGHT, ACCEPTED}
+    return 0 if args.all or not words else 2 if words == {NOT_JUDGED} else 1

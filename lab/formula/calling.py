@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from pathlib import Path
+from types import ModuleType
 
 import torch
 from torch import Tensor
@@ -176,15 +177,21 @@ def failed(sentence: str, error: Exception) -> LossFailed:
 
 
 def load_loss(path: Path, name: str = "loss") -> Loss:
-    """The function of this name in a Python file. Files beside it can be imported by it."""
+    """The function of this name in a Python file."""
+    function = getattr(load_module(path), name, None)
+    if not callable(function):
+        raise LossFailed(f"{path} has no function {name}(logits, batch)")
+    return function
+
+
+def load_module(path: Path) -> ModuleType:
+    """A Python file. Files beside it can be imported by it."""
     if path.suffix != ".py" or not path.is_file():
         raise LossFailed(f"there is no Python file {path}")
     sys.path.insert(0, str(path.resolve().parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)  # where a dataclass looks for its types
     with of_the_user():
         spec.loader.exec_module(module)
-    function = getattr(module, name, None)
-    if not callable(function):
-        raise LossFailed(f"{path} has no function {name}(logits, batch)")
-    return function
+    return module

@@ -16,12 +16,12 @@ from lab.__main__ import main as lab
 from lab.credit import turns
 from lab.engine.errors import UserError
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, method_of
-from lab.exact import (BIASED, NOT_JUDGED, RIGHT, WRONG_SIGN, Mean, compared, foreign, gradients,
-                       judge, summary)
+from lab.exact import (ACCEPTED, BIASED, NOT_JUDGED, RIGHT, WRONG_SIGN, Mean, about_length, check,
+                       choice_of, compared, gradients, in_words, judge, summary)
 from lab.tests import known_methods as known, methods_table
 from lab.worlds import LETTERS, WORLDS, World, worlds_of
 
-ADAPTERS = "examples/foreign_advantages.py"
+EXAMPLES = ROOT / "examples/foreign_advantages.py"
 
 
 @cache
@@ -118,45 +118,89 @@ def test_without_luck_with_a_mistake_is_biased(monkeypatch, replaced, by, where)
 # ------------------------------------------------------------------- anybody's functions
 
 
-@pytest.mark.parametrize("name, word", [("of_trl", BIASED), ("of_verl", BIASED),
-                                        ("of_agent_credit_bench", RIGHT)])
-def test_adapters_of_three_trainers(name, word):
-    kinds = "one turn, rewards below 0", "three turns, each is paid"
-    assert judged(foreign(f"{ROOT / ADAPTERS}:{name}"), *kinds).word == word
+@pytest.mark.parametrize("name, whose, word", [
+    ("verl_grpo", "verl", BIASED), ("trl_grpo", "TRL", BIASED),
+    ("NemoLeaveOneOut", "NeMo-RL", RIGHT), ("prime_rl_mean", "prime-rl", RIGHT),
+    ("BenchTurnLeaveOneOut.estimate", "AgentCreditBench", RIGHT)])
+def test_functions_of_five_trainers_as_they_are_typed(name, whose, word):
+    kinds = "one turn, rewards below 0", "three turns, each is paid", "groups of 4 and 2"
+    found = judged(choice_of(f"{EXAMPLES}:{name}"), *kinds)
+    assert found.word == word and f"It was called as a function of {whose}, by" in found.why
 
 
-def test_adapters_give_what_the_lab_gives():
-    """In a batch with turns: TRL's std divides by n - 1, so in groups of 2 it is sqrt(2) of ours;
-    AgentCreditBench's number is that of turn_mean where the whole answer is paid."""
-    [world] = [one for one in worlds() if one.about == "two turns with luck"]
+@pytest.mark.parametrize("about", ["two turns with luck", "groups of 4 and 2"])
+def test_functions_of_trainers_give_what_the_lab_gives(about):
+    """verl's and TRL's std divides by n - 1; the reward minus the mean is dr_grpo; both others are
+    rloo in these worlds, where the whole answer is paid, in each turn that both answers reach."""
+    [world] = [one for one in worlds() if one.about == about]
     for groups in list(world.batches())[::9]:
         batch = world.batch(groups)
-        ours = {name: foreign(f"{ROOT / ADAPTERS}:{name}")(batch) * batch.mask
-                for name in ("of_trl", "of_verl", "of_agent_credit_bench")}
-        z_scores = grpo.grpo(batch) / math.sqrt(2)
-        torch.testing.assert_close(ours["of_trl"], z_scores, rtol=1e-3, atol=1e-6)
-        torch.testing.assert_close(ours["of_verl"], z_scores, rtol=1e-3, atol=1e-6)
-        rewards = batch.reward.view(2, 2)
-        first = (rewards - rewards.flip(1)).flatten()
-        torch.testing.assert_close(ours["of_agent_credit_bench"][:, 0], first)
+        size = batch.group.bincount()[batch.group][:, None]
+        ours = {name: choice_of(f"{EXAMPLES}:{name}")(batch) * batch.mask for name in (
+            "verl_grpo", "trl_grpo", "NemoLeaveOneOut", "prime_rl_mean", "BenchTurnLeaveOneOut")}
+        z_scores = grpo.grpo(batch) * ((size - 1) / size).sqrt()
+        torch.testing.assert_close(ours["verl_grpo"], z_scores, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(ours["trl_grpo"], z_scores, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(ours["NemoLeaveOneOut"], grpo.rloo(batch))
+        torch.testing.assert_close(ours["prime_rl_mean"], grpo.dr_grpo(batch))
+        first = ours["BenchTurnLeaveOneOut"][:, 0]
+        torch.testing.assert_close(first, grpo.rloo(batch)[:, 0])
+
+
+MINE = """
+from __future__ import annotations
+from dataclasses import dataclass
+import torch
+@dataclass
+class Inputs:
+    rewards: torch.Tensor
+def spoils(rewards, mask, group):
+    rewards -= 1
+    mask[:] = True
+    return rewards.numpy() + 0
+def fails(rewards, mask, group):
+    return rewards[99]
+def of_wrong_shape(rewards, mask, group):
+    return rewards[:1]
+def leaves(rewards, mask, group):
+    exit()
+def by_number(prompt_ids, rewards, mask):
+    return rewards - torch.stack([rewards[prompt_ids == one].min() for one in prompt_ids])
+def of_one(rewards):
+    return rewards
+def gae(token_level_rewards, values, response_mask, gamma):
+    return token_level_rewards
+def of_batch(rollouts):
+    return rollouts.reward
+class NeedsMore:
+    def __init__(self, config):
+        pass
+"""
 
 
 def test_a_foreign_function_cannot_change_a_world_and_its_errors_name_its_line(tmp_path):
-    (tmp_path / "mine.py").write_text(
-        "def spoils(rewards, mask, group):\n    rewards -= 1\n    mask[:] = True\n"
-        "    return rewards.numpy() + 0\n"
-        "def fails(rewards, mask, group):\n    return rewards[99]\n"
-        "def of_wrong_shape(rewards, mask, group):\n    return rewards[:1]\n")
-    where = "one turn, rewards below 0"
-    assert judged(foreign(f"{tmp_path / 'mine.py'}:spoils"), where).word == RIGHT
+    (tmp_path / "mine.py").write_text(MINE)
+    where, mine = "one turn, rewards below 0", f"{tmp_path / 'mine.py'}:"
+    assert judged(choice_of(f"{mine}spoils"), where).word == RIGHT
     assert judged(grpo.rloo, where).word == RIGHT
-    assert "(mine.py, line 6)" in judged(foreign(f"{tmp_path / 'mine.py'}:fails"), where).why
-    wrong = judged(foreign(f"{tmp_path / 'mine.py'}:of_wrong_shape"), where)
-    assert wrong.word == NOT_JUDGED and "of_wrong_shape returned the shape (1,)" in wrong.why
-    for name, error in (("mine.py:missing", "has no function missing"),
-                        ("none.py:one", "there is no Python file")):
+    assert judged(choice_of(f"{mine}of_batch"), where).word == RIGHT
+    assert judged(choice_of(f"{mine}by_number"), where).word == BIASED
+    for name, why in (("fails", "(mine.py, line 13)"), ("leaves", "it calls sys.exit or os._exit"),
+                      ("of_wrong_shape", "of_wrong_shape returned the shape (1,), for a mask of"),
+                      ("gae", "gae needs values, gamma, and gets token_level_rewards,")):
+        found = judged(choice_of(mine + name), where)
+        assert found.word == NOT_JUDGED and why in found.why
+        assert "Other forms stand in examples/foreign_advantages.py" in found.why
+    for name, error in (("missing", "no function missing. Its functions are spoils, fails,"),
+                        ("", r"is named without a function, .*mine.py:NAME. Its functions are sp"),
+                        ("of_one", r"of_one\(rewards\) cannot be called: exact calls f\(rewards "),
+                        ("NeedsMore", "is a class: .* Make an object of it in the file")):
         with pytest.raises(UserError, match=error):
-            foreign(str(tmp_path / name))
+            choice_of(mine + name)
+    with pytest.raises(UserError, match="there is no Python file none.py"):
+        choice_of("none.py:one")
+    with pytest.raises(UserError, match="mine.py is named without a function"):
+        choice_of(mine.removesuffix(":"))
 
 
 # ------------------------------------------------------------------- the sums
@@ -268,6 +312,24 @@ def test_a_summary_has_the_worst():
                               "noise_most": 9.0, "worlds": 3, "batches": 15}
 
 
+def test_which_word_is_said():
+    """The sign is wrong where all that is wrong points against the truth."""
+    right, half = Mean("a", 1.0, 0.0, 1.0, 1, 1, ""), Mean("b", 1.0, 0.0, 0.5, 1, 1, "")
+    near, against = Mean("c", 0.995, 0.1, 0.5, 1, 1, ""), Mean("d", -0.5, 0.9, -0.2, 1, 1, "")
+    for means, at_least, word, said in (
+            ([right, half], None, RIGHT, "its mean is 0.50 to 1.00 times as long."),
+            ([right, right], None, RIGHT, "in 2 worlds."),
+            ([right, near], None, BIASED, "is biased in 1 of 2 worlds, most in: c."),
+            ([right, near], 0.99, ACCEPTED, "with a cosine of at least 0.995000. Along"),
+            ([right, near], 0.996, BIASED, "More answers do not mend that. Along"),
+            ([right, against], None, WRONG_SIGN, "wrong sign in 1 of 2 worlds, most in: d."),
+            ([near, against], 0.9, BIASED, "In 1 worlds its mean gradient points against")):
+        found, why = in_words("mine", means, False, at_least)
+        assert found == word and said in why
+    assert in_words("mine", [near], True, 0.9)[0] == NOT_JUDGED
+    assert about_length([half, half]).endswith("its mean is 0.50 times as long.")
+
+
 # ------------------------------------------------------------------- the command
 
 
@@ -282,11 +344,19 @@ def test_the_command(capsys, monkeypatch):
         lab(["exact", "rloo", "inverse_logprob", "--epsilon", "0.5", "--seeds", "1",
              "--json"])
     right, biased = json.loads(capsys.readouterr().out)
+    assert [one["world"] for one in right["each_world"]] == [*few]
     assert stopped.value.code == 1 and (right["word"], biased["word"]) == (RIGHT, BIASED)
     assert right["worlds"] == 2 and biased["cosine"] < 0.999 and "biased in" in biased["why"]
     with pytest.raises(SystemExit) as stopped:
         lab(["exact", "random", "--seeds", "1"])
     assert stopped.value.code == 2 and "draws random numbers" in capsys.readouterr().out
+    lab(["exact", "rloo", "inverse_logprob", "--seeds", "1", "--at-least", "0.2"])
+    said = capsys.readouterr().out.splitlines()
+    assert said[1].startswith("rloo  ") and said[2].endswith("  biased, but accepted")
+    check(grpo.rloo, seeds=1)
+    check("inverse_logprob", at_least=0.2, seeds=1)
+    with pytest.raises(AssertionError, match="biased: inverse_logprob is biased in"):
+        check("inverse_logprob", seeds=1, epsilon=0.5)
     with pytest.raises(UserError, match="--epsilon"):
         lab(["exact", "rloo", "--epsilon", "1"])
     with pytest.raises(UserError, match="the names of methods, or --all"):
