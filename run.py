@@ -517,7 +517,7 @@ def texts_of(files: Iterable[Path], start: Collection[str], without: Collection[
     """The text of each definition that a run can reach, as "policy_loss (grpo.py)": what `start`
     names, what these texts name, and so on. Comments and docstrings are left out."""
     known, found = {"", *start}, dict[str, str]()
-    parts = [(name, f"{label} ({os.path.relpath(path, root)})", node) for path in files
+    parts = [(name, f"{label} ({shown(path, root)})", node) for path in files
              for name, label, node in definitions(path, path.stat().st_mtime_ns)]
     waiting = [one for one in parts if one[1] not in without]
     while reached := [one for one in waiting if one[0] in known]:
@@ -527,6 +527,10 @@ def texts_of(files: Iterable[Path], start: Collection[str], without: Collection[
             found[label] = found.get(label, "") + text + "\n"
             known |= names
     return found
+
+
+def shown(path: Path, root: Path) -> str:
+    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
 
 
 @lru_cache(1000)

@@ -72,10 +72,11 @@ class Tries:
 
 
 class Verdict:
-    """The verdict on an idea."""
+    """The verdict on an idea, or on an edit that is compared with `other` than plain GRPO."""
 
-    def __init__(self, name: str, first: Arms, tries: Tries | None = None):
-        self.name, self.tries = name, tries or Tries()
+    def __init__(self, name: str, first: Arms, tries: Tries | None = None,
+                 other: str = OTHERS["plain"]):
+        self.name, self.tries, self.other = name, tries or Tries(), other
         self.shuffled = "answers" if name in WHOLE_ANSWERS else "tokens"
         self.doubt = doubt_about_training(list(first["plain"].values()))
         self.measure = AT_THE_END if self.doubt else IN_TRAINING
@@ -128,20 +129,20 @@ class Verdict:
         """Whether the idea is ahead of plain GRPO or behind it: one sentence."""
         first, last = self.primary[0], self.primary[-1]
         if is_the_same(last):
-            return (f"No verdict: {self.name} and plain GRPO had the same {self.said} in every "
-                    "pair of runs.")
+            return (f"No verdict: {self.name} and {self.other} had the same {self.said} in "
+                    "every pair of runs.")
         found = f"{in_points(last.estimate)} of {self.said}"
         of_first = f"{in_points(first.estimate)} on the first {first.pairs}"
         if self.word == AHEAD:
-            return (f"{self.name} is ahead of plain GRPO: {found} on {last.pairs} new seeds, after "
-                    f"{of_first}.")
+            return (f"{self.name} is ahead of {self.other}: {found} on {last.pairs} new seeds, "
+                    f"after {of_first}.")
         if self.word == BEHIND:
-            return f"{self.name} is behind plain GRPO: {found}, {last.pairs} pairs."
+            return f"{self.name} is behind {self.other}: {found}, {last.pairs} pairs."
         if len(self.looks) > 1:
-            return (f"{self.name} is not called ahead of plain GRPO: it gained {of_first} seeds, "
-                    f"but {found} on {last.pairs} new ones.")
+            return (f"{self.name} is not called ahead of {self.other}: it gained {of_first} "
+                    f"seeds, but {found} on {last.pairs} new ones.")
         too_few = ": too few" if last.has_few_pairs else ""
-        return (f"No difference seen between {self.name} and plain GRPO: {found}, {last.pairs} "
+        return (f"No difference seen between {self.name} and {self.other}: {found}, {last.pairs} "
                 f"pairs{too_few}.")
 
     def about_tries(self) -> list[str]:
@@ -152,7 +153,7 @@ class Verdict:
                 continue
             names = ", ".join(map(str, others))
             on_seeds = f"seeds {gain.seeds[0]} to {gain.seeds[-1]}"
-            sentence = (f"On {on_seeds} plain GRPO was compared {1 + len(others)} times: with "
+            sentence = (f"On {on_seeds} {self.other} was compared {1 + len(others)} times: with "
                         f"{self.name} here, and with {names}. So p = {shown(alone, 'p')} becomes "
                         f"{shown(gain.p, 'p')} by Holm's correction.")
             if gain.verdict == NOT_SEEN and replace(gain, p=alone).verdict != NOT_SEEN:
@@ -170,7 +171,7 @@ class Verdict:
     def comparisons(self) -> Iterator[tuple[str, Arms, str]]:
         """The comparisons of the idea: for each a label, the look and the other arm."""
         for number, look in enumerate(self.looks):
-            for other, label in OTHERS.items():
+            for other, label in {**OTHERS, "plain": self.other}.items():
                 if other in look:
                     yield (f"{label}, new seeds" if number else label), look, other
 
@@ -205,7 +206,7 @@ class Verdict:
         for look in self.looks:
             pairs = [f"{shown(pair, 'points')} (seed {seed})"
                      for seed, pair in self.pairs_of(look).items()]
-            found.append(f"The pairs gain {', '.join(pairs)} points over plain GRPO.")
+            found.append(f"The pairs gain {', '.join(pairs)} points over {self.other}.")
         found.append(self.about_rate())
         if not is_the_same(gain):  # then nothing can be said of a choice
             found += self.about_choices()
@@ -218,11 +219,11 @@ class Verdict:
         rate = next(iter(look["plain"].values())).config["learning_rate"]
         norms = [mean_norm(look[arm]) for arm in ("idea", "plain")]
         if not min(norms) > 0:
-            return f"All arms had plain GRPO's learning rate, {rate:g}."
-        return (f"All arms had plain GRPO's learning rate, {rate:g}, and another may suit "
+            return f"All arms had {self.other}'s learning rate, {rate:g}."
+        return (f"All arms had {self.other}'s learning rate, {rate:g}, and another may suit "
                 f"{self.name} better: the norm of its gradient, before clipping, is "
-                f"{norms[0] / norms[1]:.2f} times that of plain GRPO's, as a mean over the steps. "
-                "With --learning_rate all arms are trained at another.")
+                f"{norms[0] / norms[1]:.2f} times that of {self.other}'s, as a mean over the steps."
+                " With --learning_rate all arms are trained at another.")
 
     def about_choices(self) -> list[str]:
         """Whether it matters which tokens the idea chooses: a sentence for each placebo. Their
@@ -241,8 +242,9 @@ class Verdict:
             else:
                 seen = f"is {gain.verdict} than a random one ({in_points(estimate)})"
             found.append(f"On these seeds {choice} {seen}.")
-        found.append(f"A placebo is the random choice: it has the same numbers at other "
-                     f"{self.shuffled}.")
+        if family:
+            found.append("A placebo is the random choice: it has the same numbers at other "
+                         f"{self.shuffled}.")
         return found
 
 

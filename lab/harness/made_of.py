@@ -18,7 +18,7 @@ from lab.engine.errors import PROJECT
 from lab.harness.record import digest_of, find_folder
 from lab.harness.settings import LabSettings
 from lab.harness.tasks import file_of_task
-from run import definitions, texts_of
+from run import definitions, shown, texts_of
 from run import digest_of as digest_of_text
 
 OF_A_STEP = ("train.py", "run.py", "grpo.py", "mitigations.py", "countdown_task.py",
@@ -44,7 +44,8 @@ def made_of(s: LabSettings, root: Path = PROJECT) -> dict[str, str]:
         if isinstance(value, str) and value and (find_folder(value) / "config.json").is_file():
             files |= files_of_model(find_folder(value))
     digests = {label: digest_of_text(text) for label, text in program(s, root).items()}
-    return digests | {shown(path): digest_of(path) for path in sorted(files)}
+    return digests | {shown(Path(os.path.abspath(path)), root): digest_of(path)
+                      for path in sorted(files)}
 
 
 def program(s: LabSettings, root: Path = PROJECT) -> dict[str, str]:
@@ -55,8 +56,12 @@ def program(s: LabSettings, root: Path = PROJECT) -> dict[str, str]:
     imported = with_imports([path for path in own if path.is_file()], root)
     for path in {path for path in imported - files if is_python(path)}:
         files.add(path)
-        names |= {name for name, _, _ in definitions(path, path.stat().st_mtime_ns)}
+        names |= defined_in(path)
     return texts_of(sorted(files), names, REPLACED, root)
+
+
+def defined_in(path: Path) -> set[str]:
+    return {name for name, _, _ in definitions(path, path.stat().st_mtime_ns)}
 
 
 def is_python(path: Path) -> bool:
@@ -70,11 +75,6 @@ def is_python(path: Path) -> bool:
 def files_of_model(folder: Path) -> set[Path]:
     return {path for path in folder.glob("*")
             if path.suffix in (".json", ".jinja", ".safetensors") and path.is_file()}
-
-
-def shown(path: Path) -> str:
-    path = Path(os.path.abspath(path))
-    return str(path.relative_to(PROJECT)) if PROJECT in path.parents else str(path)
 
 
 def with_imports(paths: list[Path], root: Path = PROJECT) -> set[Path]:

@@ -3,6 +3,7 @@
     python -m lab idea my_idea --strength 2
     python -m lab idea my_idea --seeds 4 --steps 30    # a quarter of the time
     python -m lab idea my_idea --task my_task --steps 30    # on another task
+    python -m lab idea --against HEAD    # whatever function you have edited, your files and HEAD's
 
 NAME is a weighting or an advantage. Its own flags and --rescale are for the idea alone, and all
 other flags of train.py are for every arm: plain GRPO, the idea and its placebos. Unless flags say
@@ -25,7 +26,7 @@ method can differ. A run of a large model that is finished keeps no model.
    the likeliest token at every place: an idea that loses with the former alone leaves the model
    less sure, and not less able.
 
-Ctrl-C stops it, and the same command continues.
+Ctrl-C stops it, and the same command continues. Of --against lab/tools/against.py says more.
 """
 import hashlib
 import json
@@ -43,19 +44,20 @@ from lab.analysis.comparison import Arms
 from lab.analysis.verdict import Tries, Verdict
 from lab.analysis.weights import about_gradient, differs_within
 from lab.engine.credited import drop_unfinished, rescaled_weight, with_advantage
-from lab.engine.errors import UserError, read_json
+from lab.engine.errors import UserError
 from lab.engine.methods import METHODS, WHOLE_ANSWERS, axis_of
-from lab.engine.model_folder import is_large
 from lab.engine.policy import Policy, derived_seed
 from lab.engine.rollouts import Rollouts, double
 from lab.harness.build import load_policy, make_advantage, make_weighting
 from lab.harness.flags import Flag, flags_of, read
 from lab.harness.made_of import made_of
 from lab.harness.memory import return_memory
-from lab.harness.record import Json, find_folder
+from lab.harness.record import Json
 from lab.harness.screen import python_command, say, show_status
 from lab.harness.settings import CHANGEABLE, LabSettings, make_settings
-from lab.tools.planned_runs import PROCESSES, PlannedRun, finished, make_runs, side_by_side
+from lab.tools.against import compare_versions
+from lab.tools.planned_runs import (PROCESSES, PlannedRun, as_typed, common_settings, finished,
+                                    make_runs, side_by_side)
 
 FLAGS = {
     "seeds": Flag(8, "number of seeds of each arm. If the idea is better on them, all arms are "
@@ -63,25 +65,30 @@ FLAGS = {
                   least=2, most=1000),
     "placebos": Flag("any,kind", "which placebos are trained. any: all tokens of a batch exchange "
                                  "their weights, or those of a group their advantages. kind: "
-                                 "only tokens of one category do", choices=("any,kind", "any")),
+                                 "only tokens of one category do",
+                     choices=("any,kind", "any", "none")),
+    "against": Flag(None, "in the place of NAME: a commit, or a folder with another copy of the "
+                          "project. Its files and yours are compared"),
     "processes": PROCESSES,
     "runs": Flag("runs/ideas", "folder in which the runs are kept")}
 PLACEBOS = {  # the value of --placebo, by the axis of the idea
     "mitigation": {"any": "weights", "kind": "weights_by_kind"},
     "advantage": {"any": "advantages", "kind": "advantages_by_kind"}}
 PLAIN = ("none", "grpo")
-USUAL = {"questions": 8, "answers": 8, "steps": 60, "threads": 1}
-NO_MODELS = {"checkpoint_every": 0}  # of a large one each has gigabytes
 BATCHES = 4  # of the untrained model that are looked at first
-STEPS_OF_LARGE = 20  # on a CPU, where its recipe names none
-NOT_TAKEN = ("seed", "out", "placebo", "resume", "continue", "config")  # flags of train.py
 
 
 def main(argv: list[str]) -> None:
     typed: dict[str, Any] = {}  # flags of train.py and of the idea
     own = read(argv, "python -m lab idea NAME [flags of NAME, of train.py, or of this list]",
-               __doc__, FLAGS, {"NAME": "a weighting or an advantage. It comes first. `python "
+               __doc__, FLAGS, {"[NAME]": "a weighting or an advantage. It comes first. `python "
                                 "train.py --help NAME` describes it and its flags"}, others=typed)
+    if own.against:
+        if own.name:
+            typed |= {axis_of(own.name): own.name}
+        return compare_versions(own, typed, python_command("-m", "lab", "idea", *argv))
+    if not own.name:
+        raise UserError("name a weighting or an advantage, or --against COMMIT: --help says more")
     if own.name in PLAIN:
         raise UserError(f"{own.name} is plain GRPO, with which an idea is compared: give another "
                         "name")
@@ -142,9 +149,12 @@ class Idea:
         return {key: found[arm.label] for key, arm in self.arms.items()}
 
     def first_look(self) -> None:
-        """Print what the idea does to the gradient of the untrained model."""
-        look(self.name, self.arms["plain"].settings, self.arms["idea"].settings,
-             is_weighting=self.axis == "mitigation")
+        """Print what the idea does to the gradient of the untrained model. If all tokens are of one
+        category, as those of some tasks, both placebos would be the same runs."""
+        has_kinds = look(self.name, self.arms["plain"].settings, self.arms["idea"].settings,
+                         is_weighting=self.axis == "mitigation")
+        if not has_kinds and self.arms.pop("kind", None):
+            say("  all tokens are of one category here, so there is one placebo")
         return_memory()           # the runs need the memory that models have taken here
         torch.cuda.empty_cache()  # without a GPU it does nothing
 
@@ -155,46 +165,18 @@ class Idea:
         return " ".join([self.name, *words])
 
 
-def usual_settings(given: dict) -> dict:
-    """The settings of all arms, unless something else is typed. A large model has half of the steps
-    of its recipe: by then plain GRPO solves about two thirds of the problems. Later most groups
-    have equal rewards, and then no method can differ."""
-    s = make_settings(given)
-    folder = find_folder(s.model)
-    if not is_large(folder):
-        return USUAL
-    path = folder / "recipe.json"
-    recipe = read_json(path) if path.exists() else {}
-    if "steps" in recipe:
-        return {"steps": recipe["steps"] // 2} | NO_MODELS
-    if s.device == "cpu":
-        return {"steps": STEPS_OF_LARGE} | NO_MODELS
-    return USUAL | NO_MODELS
-
-
 def arms_of(name: str, typed: Json, placebos: str = "any,kind") -> tuple[str, dict[str, Json]]:
     """The axis of the idea, and the flags of train.py of each arm. An advantage that is the same
     for all tokens of an answer has one placebo, whose answers are shuffled."""
     axis = axis_of(name)
-    for flag in typed:
-        if flag == axis:
-            raise UserError(f"--{axis} cannot be given: {name} is the one that is tried")
-        if flag in NOT_TAKEN:
-            raise UserError(f"--{flag} cannot be given to this program, because it chooses the "
-                            "seeds, folders, loss and placebos of its arms itself: plain "
-                            f"GRPO, {name} and its placebos")
+    if axis in typed:
+        raise UserError(f"--{axis} cannot be given: {name} is the one that is tried")
     given = make_settings({axis: name, **typed}, beside=FLAGS).typed
     of_idea = {flag: given.pop(flag) for flag in own_flags(axis, name) if flag in given}
-    common = usual_settings(given) | given
-    common = {"eval_every": common["steps"], "checkpoint_every": common["steps"]} | common
-    if common["steps"] < 1:
-        raise UserError(f"--steps {common['steps']}: with this, nothing is trained")
-    if not common["eval_every"]:
-        raise UserError("--eval_every 0: the verdict needs the evaluation at the end, because "
-                        "success in training says little where problems are repeated. "
-                        "--eval_tasks 100 makes the evaluation short")
+    common = common_settings(given)
     arms = {"plain": common, "idea": common | of_idea}
-    for placebo in ["any"] if name in WHOLE_ANSWERS else placebos.split(","):
+    kinds = placebos.removeprefix("none").removesuffix(",kind" * (name in WHOLE_ANSWERS))
+    for placebo in filter(None, kinds.split(",")):
         arms[placebo] = arms["idea"] | {"placebo": PLACEBOS[axis][placebo]}
     return axis, arms
 
@@ -202,16 +184,6 @@ def arms_of(name: str, typed: Json, placebos: str = "any,kind") -> tuple[str, di
 def own_flags(axis: str, name: str) -> tuple[str, ...]:
     """The flags that are for the idea alone."""
     return axis, "rescale", *flags_of(METHODS[axis][name])
-
-
-def as_typed(flags: dict) -> list[str]:
-    """The flags of an arm as words of a command, without those that a planned run adds."""
-    words = []
-    for name, value in flags.items():
-        if name != "steps":
-            text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
-            words += [f"--{name}", text]
-    return words
 
 
 def digest(s: LabSettings) -> str:
@@ -223,8 +195,9 @@ def digest(s: LabSettings) -> str:
     return hashlib.sha256(known.encode()).hexdigest()[:8]
 
 
-def look(name: str, plain: LabSettings, idea: LabSettings, is_weighting: bool) -> None:
-    """Print what the idea does to the tokens of a few batches of the untrained model."""
+def look(name: str, plain: LabSettings, idea: LabSettings, is_weighting: bool) -> bool:
+    """Print what the idea does to the tokens of a few batches of the untrained model. Returns
+    whether they are of several categories."""
     policy, found, notes, by_token = load_policy(plain), [], set(), False
     of_plain, of_idea = ((make_advantage(s, policy), make_weighting(s, policy))
                          for s in (plain, idea))
@@ -247,6 +220,7 @@ def look(name: str, plain: LabSettings, idea: LabSettings, is_weighting: bool) -
     lines = about_gradient(is_weighting, kind.astype(int), *columns, as_returned, by_token)
     for line in [*lines, *notes]:
         say(textwrap.fill(f"  {line}", 100, subsequent_indent="    "))
+    return bool((kind != kind[0]).any())
 
 
 def sample(policy: Policy, s: LabSettings, step: int) -> Rollouts:

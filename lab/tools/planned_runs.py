@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lab.analysis.run_folders import Run, read_run
-from lab.engine.errors import PROJECT, UserError
+from lab.engine.errors import PROJECT, UserError, read_json
 from lab.engine.model_folder import is_large
 from lab.harness.flags import MOST_THREADS, Flag
 from lab.harness.made_of import made_of
 from lab.harness.read_record import missing_steps, run_config, steps_finished
-from lab.harness.record import find_folder
+from lab.harness.record import Json, find_folder
 from lab.harness.resume import refuse_other
 from lab.harness.screen import StopRequest, say, show_status
 from lab.harness.settings import LabSettings, make_settings, read_flags
@@ -34,6 +34,10 @@ PAUSE = 0.5             # seconds between two looks at the processes
 PROCESSES = Flag(0, "how many runs are made at a time. 0 means one for each core that this program "
                  "may use, but for a large model and on a GPU one",
                  least=0, most=MOST_THREADS)
+USUAL = {"questions": 8, "answers": 8, "steps": 60, "threads": 1}
+NO_MODELS = {"checkpoint_every": 0}  # of a large one each has gigabytes
+STEPS_OF_LARGE = 20  # on a CPU, where its recipe names none
+NOT_TAKEN = ("seed", "out", "placebo", "resume", "continue", "config")  # flags of train.py
 WITHOUT_EFFECT = {"out", "checkpoint_every", "track"}  # on the numbers of a run
 
 
@@ -164,6 +168,49 @@ def make_runs(planned: list[PlannedRun], command: str, processes: int, threads: 
         say(f"stopped. {done} of {len(planned)} runs are finished. Continue with: {command}")
         raise SystemExit(130)
     return making.failed
+
+
+def common_settings(given: Json) -> Json:
+    """The settings of all arms: those that are typed, and what else is usual."""
+    if taken := {*NOT_TAKEN} & given.keys():
+        raise UserError(f"--{min(taken)} cannot be given to this program, because it chooses the "
+                        "seeds, folders and placebos of its arms itself")
+    common = usual_settings(given) | given
+    common = {"eval_every": common["steps"], "checkpoint_every": common["steps"]} | common
+    if common["steps"] < 1:
+        raise UserError(f"--steps {common['steps']}: with this, nothing is trained")
+    if not common["eval_every"]:
+        raise UserError("--eval_every 0: the verdict needs the evaluation at the end, because "
+                        "success in training says little where problems are repeated. "
+                        "--eval_tasks 100 makes the evaluation short")
+    return common
+
+
+def usual_settings(given: dict) -> dict:
+    """The settings of all arms, unless something else is typed. A large model has half of the steps
+    of its recipe: by then plain GRPO solves about two thirds of the problems. Later most groups
+    have equal rewards, and then no method can differ."""
+    s = make_settings(given)
+    folder = find_folder(s.model)
+    if not is_large(folder):
+        return USUAL
+    path = folder / "recipe.json"
+    recipe = read_json(path) if path.exists() else {}
+    if "steps" in recipe:
+        return {"steps": recipe["steps"] // 2} | NO_MODELS
+    if s.device == "cpu":
+        return {"steps": STEPS_OF_LARGE} | NO_MODELS
+    return USUAL | NO_MODELS
+
+
+def as_typed(flags: dict) -> list[str]:
+    """The flags of an arm as words of a command, without those that a planned run adds."""
+    words = []
+    for name, value in flags.items():
+        if name != "steps":
+            text = {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+            words += [f"--{name}", text]
+    return words
 
 
 def time_left(begun: float, made: int, left: int) -> str:
