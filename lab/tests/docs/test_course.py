@@ -3,14 +3,19 @@ the mistakes of page 8 show in a step what the page says."""
 import ast
 import json
 import re
+import subprocess
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from conftest import ROOT, project_files
+from docs import pictures
+from lab.analysis.comparison import mean_in_training
 from lab_runs import block, blocks, copy_project, printed_by_each
 from runs import arrays, lines, program
+from stored import stored_arms
 
 PAGES = {path.name: path.read_text(encoding="utf-8")
          for path in project_files("docs/course/*.md")}
@@ -155,6 +160,7 @@ def broken(tmp_path_factory):
 def mistakes_of(code: str) -> list[tuple[str, str]]:
     """What break_it.py chooses from: the old and the new text of each mistake."""
     chosen: list[list[tuple[str, str]]] = []
+    no_change = SimpleNamespace(run=lambda *_: SimpleNamespace(returncode=0))
 
     class Random:
         @staticmethod
@@ -163,7 +169,8 @@ def mistakes_of(code: str) -> list[tuple[str, str]]:
             raise StopIteration
 
     with pytest.raises(StopIteration):
-        exec(code.replace("import random\n", ""), {"random": Random})
+        exec(re.sub("^import .*", "", code, flags=re.M),
+             {"random": Random, "subprocess": no_change})
     return chosen[0]
 
 
@@ -192,12 +199,35 @@ def test_a_mistake_of_page_8_shows_what_its_row_says(row, broken):
 
 @pytest.mark.slow
 def test_break_it_makes_one_mistake_and_only_one(tmp_path):
+    """Before a second one the first has to be undone."""
     copy_project(tmp_path)
+    for words in "init", "add grpo.py":
+        subprocess.run(["git", *words.split()], cwd=tmp_path, check=True, capture_output=True)
     before = (tmp_path / "grpo.py").read_text()
     code = block(MISTAKES, "# break_it.py")
     program(tmp_path, "-c", code)
     after = (tmp_path / "grpo.py").read_text()
     assert [before.replace(*mistake) for mistake in mistakes_of(code)].count(after) == 1
+    for _ in range(3):
+        assert "first undo the last mistake" in program(tmp_path, "-c", code, expect=1)
+    assert (tmp_path / "grpo.py").read_text() == after
+
+
+@pytest.mark.slow
+def test_the_pictures_of_the_course_can_be_drawn_and_are_shown():
+    """Each on the page that the docstring says."""
+    said = dict(re.findall(r"^    ([\w-]+) +page (\d+) ", pictures.__doc__, flags=re.M))
+    assert said.keys() == pictures.PICTURES.keys()
+    for name, draw in pictures.PICTURES.items():
+        [page] = [page for place, page in PAGES.items() if place.startswith(f"{said[name]}_")]
+        assert f"](../{name}.png)" in page and draw().axes
+
+
+def test_runs_of_one_command_differ_as_page_10_says():
+    right = [100 * mean_in_training(run, "success")
+             for run in stored_arms("board")["none"].values()]
+    page = " ".join(PAGES["10_is_my_idea_better.md"].split())
+    assert len(right) == 12 and f"between {min(right):.1f}% and {max(right):.1f}%" in page
 
 
 CODE = {path.name: path.read_text() for pattern in ("*.py", "examples/*.py")
@@ -246,11 +276,10 @@ def test_page_10_tries_the_readmes_idea():
 def test_pages_follow_each_other():
     """README's next page is the first, and each page names the one after it."""
     names = sorted(PAGES, key=lambda name: int(name.partition("_")[0]))
-    assert len(names) >= 10
+    assert len(names) == 11
     for number, (name, page) in enumerate(zip(names, names[1:]), 1):
         assert name.startswith(f"{number}_") and f"# {number}. " in PAGES[name]
-        if number < 10:
-            assert f"]({page})" in PAGES[name].partition("*Next:*")[2]
+        assert f"]({page})" in PAGES[name].partition("*Next:*")[2]
 
 
 def test_every_page_has_a_guess_and_four_questions_with_answers():

@@ -44,7 +44,8 @@ def project(tmp_path_factory):
     (folder / "my_task.py").write_text("\n".join(blocks("docs/reference/your_own_task.md")))
     (folder / "divide.py").write_text(block("docs/course/1_can_i_watch_it_learn.md", "def reward"))
     with open(folder / "mitigations.py", "a") as source:
-        source.write("\n\n" + block("README.md", "def my_idea")
+        source.write("\n\n" + block("README.md", "def my_idea") + "\n\n"
+                     + block("docs/course/2_why_does_a_step_raise_the_reward.md", "def right_only")
                      + "\n\n" + block("docs/reference/your_own_idea.md", "def my_credit")
                      + "\n\n" + block("docs/reference/your_own_idea.md", "class close_call"))
     commands = [[*SHORT, "--steps", "1", *flags] for flags in RUNS.values()]
