@@ -1,21 +1,59 @@
-"""A method, a reply or a reward that is asked twice and answers twice is refused or told: it keeps
-something that a resumed run would forget, or draws random numbers that no seed decides."""
+"""A method that is asked twice about a batch and gives two answers is refused: it keeps something
+that a resumed run would forget, or draws random numbers that no seed decides."""
+import inspect
 import random
-import re
 import time
 from dataclasses import replace
-from types import SimpleNamespace
+from types import FunctionType, SimpleNamespace
 
 import pytest
 import torch
 
-from conftest import refusal
-from small import StateIdea, put_in
 from lab.credit.critic import Trained
-from lab.engine.methods import make, refuse_other_values
+from lab.engine.errors import UserError
+from lab.engine.methods import copied_state, make, metrics_of, refuse_other_values
 from lab.harness.kept import Kept
 from lab_runs import SHORT, run
 from runs import lines
+from small import StateIdea, put_in
+
+KEEPS, DRAWS = "its state_dict should save it, and its load_state_dict put it back", "or draws"
+FORGETS = "which a resumed run would forget"
+
+
+def asked(make_one, rollouts):
+    """What a run does in its first two steps, and what it says: a function is asked before its
+    values are taken, also without what it has kept; an object after that, beside a new one. What
+    is not refused is left as it was."""
+    one = method = make_one()
+    others, is_function = [make_one], inspect.isfunction(one)
+    if is_function:
+        method, kept = make(one, {}, None), Kept(one)
+        others = [lambda: method, lambda: kept.forgetting(method)]
+    for step in (1, 2):
+        batch = replace(rollouts, step=step, entropy=rollouts.entropy * step)
+        if not is_function:
+            method(batch, None)
+        state, metrics = copied_state(method), dict(metrics_of(method))
+        generator = batch.generator.get_state()
+        for other in others:
+            try:
+                refuse_other_values(method, other, "--mitigation mine", batch, None)
+            except UserError as error:
+                return f"step {step}: {error}"
+        assert torch.equal(batch.generator.get_state(), generator) and metrics_of(method) == metrics
+        for name, now in copied_state(method).items():
+            assert torch.allclose(now, state[name], 0, 0, equal_nan=True)
+        if is_function:
+            method(batch, None)
+    return ""
+
+
+def drawing(draw):
+    return lambda rollouts: rollouts.entropy + draw()
+
+
+COUNTED, SEEN, MEAN, MEMO = [], set(), [0.0], {"what it had": 1}
 
 
 def seeing(seen):
@@ -26,179 +64,11 @@ def seeing(seen):
     return idea
 
 
-COUNTED = 0
-
-
-def count():
-    global COUNTED
-    COUNTED += 1
-    return COUNTED
-
-
-def from_step_2():
-    kept = []
-
+def from_step_2(kept):
     def idea(rollouts):
         kept.extend([1] * (rollouts.step > 1))
         return rollouts.entropy + len(kept)
     return idea
-
-
-def drawing(draw):
-    return lambda rollouts: rollouts.entropy + draw()
-
-
-FUNCTIONS = {  # all are noticed by their values; the second batch is another one
-    "a set of what was seen": lambda: seeing(set()),
-    "a global of a helper": lambda: drawing(count),
-    "a state that begins to move in step 2": from_step_2,
-    "the clock": lambda: drawing(lambda: time.perf_counter_ns() % 1e6),
-    "a generator that is kept": lambda: drawing(random.Random(0).random),
-    "torch's": lambda: drawing(lambda: float(torch.rand(1)))}
-
-
-def in_two_steps(ask, rollouts):
-    for step in (1, 2):
-        ask(replace(rollouts, step=step, entropy=rollouts.entropy * step))
-
-
-@pytest.mark.parametrize("form", FUNCTIONS)
-def test_a_function_that_keeps_or_draws_is_told_in_its_first_two_steps(form, rollouts):
-    method = make(FUNCTIONS[form](), {}, None)
-
-    def step(batch):
-        refuse_other_values(method, lambda: method, "--mitigation mine", batch, None)
-        method(batch, None)
-    said = refusal(in_two_steps, step, rollouts)
-    assert said.startswith("--mitigation mine (lab/tests/harness/test_asked_twice.py:")
-    assert "was asked twice" in said and "keeps something" in said and "draws random" in said
-
-
-class Idea:
-    """An idea without a state, whose `change` may keep something."""
-    n = 0
-
-    def __init__(self, policy):
-        self.mean, self.box, self.metrics = None, SimpleNamespace(n=0), {"calls": 0}
-        self.generator = torch.Generator()
-
-    def __call__(self, rollouts, policy):
-        self.metrics["calls"] += 1
-        return rollouts.entropy + self.change(rollouts)
-
-
-def once(self, rollouts):
-    """What the first batch was stays."""
-    self.mean = float(rollouts.entropy.mean()) if self.mean is None else self.mean
-    return self.mean
-
-
-def counts_in_its_class(self, rollouts):
-    type(self).n += 1
-    return self.n
-
-
-def draws_its_own(self, rollouts):
-    return float(torch.rand(1, generator=self.generator))
-
-
-KEEPS, DRAWS = "its state_dict should save it, and its load_state_dict put it back", "or draws"
-
-
-@pytest.mark.parametrize("change, why", [
-    (once, KEEPS), (draws_its_own, KEEPS), (counts_in_its_class, DRAWS)])
-def test_an_object_is_compared_with_a_new_one(change, why, rollouts):
-    """Which of the two it is follows from a third one. `once` shows in the second step."""
-    kind = type("Mine", (Idea,), {"change": change, "__module__": __name__})
-    method = kind(None)
-
-    def step(batch):
-        method(batch, None)
-        refuse_other_values(method, lambda: kind(None), "--mitigation mine", batch, None)
-    said = refusal(in_two_steps, step, rollouts)
-    assert said.startswith("--mitigation mine (lab/tests/harness/test_asked_twice.py:")
-    assert why in said and (why == DRAWS or DRAWS not in said)
-
-
-@pytest.mark.parametrize("put_back, is_refused", [(True, False), (False, True)])
-def test_a_state_is_put_back_into_the_new_one_and_the_old_one(put_back, is_refused, rollouts):
-    """And the metrics are those of the step."""
-    class Mine(StateIdea):
-        def load_state_dict(self, tensors):
-            if put_back:
-                super().load_state_dict(tensors)
-
-    method = Mine(None)
-    method(rollouts, None)
-    method.metrics, mean = {"x": 1}, method.mean.clone()
-    generator = rollouts.generator.get_state()
-    if is_refused:
-        assert refusal(refuse_other_values, method, lambda: Mine(None), "mine", rollouts, None
-                       ).endswith(KEEPS)
-        return
-    refuse_other_values(method, lambda: Mine(None), "mine", rollouts, None)
-    assert torch.equal(method.mean, mean) and method.metrics == {"x": 1}
-    assert torch.equal(rollouts.generator.get_state(), generator)
-
-
-def test_a_state_that_moves_by_chance_is_refused_though_its_values_are_the_same(rollouts):
-    class Noisy(StateIdea):
-        def __call__(self, rollouts, policy):
-            self.mean = self.mean + torch.rand(1)
-            return rollouts.entropy
-
-    assert "or draws" in refusal(refuse_other_values, Noisy(None), lambda: Noisy(None), "mine",
-                                 rollouts, None)
-
-
-def test_what_is_trained_beside_the_policy_is_as_it_was(rollouts):
-    class Mine:
-        def __init__(self):
-            torch.manual_seed(0)
-            self.trained = Trained(torch.nn.Linear(1, 1), 0.1, torch.device("cpu"))
-            self.state_dict = self.trained.state_dict
-            self.load_state_dict = self.trained.load_state_dict
-
-        def __call__(self, rollouts, policy):
-            value = self.trained.module(rollouts.entropy[..., None])[..., 0]
-            self.trained.gradient_step((value - 1).square().mean())
-            return value.detach()
-
-    method = Mine()
-    for _ in range(3):
-        method(rollouts, None)
-        before = {name: value.clone() for name, value in method.state_dict().items()}
-        refuse_other_values(method, Mine, "mine", rollouts, None)
-        assert all(torch.equal(value, before[name])
-                   for name, value in method.state_dict().items())
-
-
-def test_random_numbers_may_come_from_the_batch(rollouts):
-    def mine(batch):
-        with torch.random.fork_rng():
-            torch.manual_seed(int(torch.randint(9, (1,), generator=batch.generator)))
-            return torch.rand(batch.mask.shape)
-
-    refuse_other_values(make(mine, {}, None), lambda: make(mine, {}, None), "mine", rollouts, None)
-
-
-def test_a_method_that_samples_is_asked_about_the_first_problem(policy, rollouts):
-    asked = []
-
-    class Sampling(Idea):
-        def __call__(self, rollouts, policy):
-            asked.append(len(rollouts.group))
-            self.metrics = {"extra_answers": 9}
-            return rollouts.entropy
-
-    method = Sampling(None)
-    for _ in range(2):
-        method(rollouts, policy)
-        refuse_other_values(method, lambda: Sampling(None), "mine", rollouts, policy)
-    assert asked == [6, 3, 3] * 2
-
-
-SEEN, MEAN, MEMO = set(), [0.0], {}
 
 
 def moved(rollouts, seen, mean):
@@ -214,14 +84,11 @@ def of_globals(rollouts):
     return moved(rollouts, SEEN, MEAN)
 
 
-def of_closure():
-    seen, mean = set(), [0.0]
+def of_closure(seen, mean):
     return lambda rollouts: moved(rollouts, seen, mean)
 
 
-def of_a_number():
-    last, value = 0, 0.0
-
+def of_a_number(last, value):
     def idea(rollouts):
         nonlocal last, value
         if rollouts.step != last:
@@ -237,69 +104,171 @@ def of_attribute():
     return idea
 
 
+def of_a_default():
+    def idea(rollouts, *, seen=set(), mean=[0.0]):
+        return moved(rollouts, seen, mean)
+    return idea
+
+
+def of_another_module():
+    """What libraries keep is not looked for: one would never end."""
+    its_own = {"moved": moved, "SEEN": set(), "MEAN": [0.0]}
+    helper = FunctionType(of_globals.__code__, its_own)
+    return lambda rollouts: helper(rollouts)
+
+
 def remembering(rollouts):
     """The memory only saves time: what it holds follows from the batch."""
     total = float(rollouts.entropy.sum())
-    if total not in MEMO:
-        MEMO[total] = total ** 0.5
+    MEMO.setdefault(total, total ** 0.5)
     return 1 + rollouts.entropy * MEMO[total]
 
 
-@pytest.mark.parametrize("made, is_refused", [
-    (lambda: of_globals, True), (of_closure, True), (of_a_number, True), (of_attribute, True),
-    (lambda: remembering, False)])
-def test_a_function_is_compared_with_what_it_is_after_a_resume(made, is_refused, rollouts):
-    function = made()
-    method, kept = make(function, {}, None), Kept(function)
+def from_the_batch(rollouts):
+    with torch.random.fork_rng():
+        torch.manual_seed(int(torch.randint(9, (1,), generator=rollouts.generator)))
+        return torch.rand(rollouts.mask.shape)
 
-    def step(batch):
-        refuse_other_values(method, lambda: kept.forgetting(method), "--mitigation mine", batch,
-                            None)
-        method(batch, None)
-    step(replace(rollouts, step=1))
-    second = replace(rollouts, step=2, entropy=rollouts.entropy * 2)
-    if is_refused:
-        assert "which a resumed run would forget" in refusal(step, second)
+
+class Idea:
+    """An object without a state, whose `change` may keep something."""
+    n = 0
+
+    def __init__(self, policy):
+        self.mean, self.box, self.metrics = None, SimpleNamespace(n=0), {"calls": 0}
+        self.generator = torch.Generator()
+
+    def __call__(self, rollouts, policy):
+        self.metrics["calls"] += 1
+        return rollouts.entropy + self.change(rollouts)
+
+
+def of(change, kind=Idea, **more):
+    """Makes objects of one class."""
+    mine = type("Mine", (kind,), {"change": change, "__module__": __name__, **more})
+    return lambda: mine(None)
+
+
+def what_the_first_batch_was(self, rollouts):
+    self.mean = float(rollouts.entropy.mean()) if self.mean is None else self.mean
+    return self.mean
+
+
+def of_its_class(self, rollouts):
+    type(self).n += 1
+    return self.n
+
+
+def from_its_generator(self, rollouts):
+    return float(torch.rand(1, generator=self.generator))
+
+
+class Noisy(StateIdea):
+    """Its values are the same, its state moves by chance."""
+    def __call__(self, rollouts, policy):
+        self.mean = self.mean + torch.rand(1)
+        return rollouts.entropy
+
+
+def a_little_more(self, rollouts):
+    self.box.n += 1e-5
+    return self.box.n
+
+
+class Best(StateIdea):
+    """Nothing is known of its state yet."""
+    def __init__(self, policy):
+        self.mean = torch.full((2,), torch.nan)
+
+    def __call__(self, rollouts, policy):
+        return rollouts.entropy
+
+
+class TrainedBeside:
+    def __init__(self):
+        torch.manual_seed(0)
+        self.trained = Trained(torch.nn.Linear(1, 1), 0.1, torch.device("cpu"))
+        self.state_dict = self.trained.state_dict
+        self.load_state_dict = self.trained.load_state_dict
+
+    def __call__(self, rollouts, policy):
+        value = self.trained.module(rollouts.entropy[..., None])[..., 0]
+        self.trained.gradient_step((value - 1).square().mean())
+        return value.detach()
+
+
+FORMS = {  # how to make it, in which step it is noticed, and what is said
+    "a set of what was seen": (lambda: seeing(set()), 1, DRAWS),
+    "a global of a helper": (lambda: drawing(lambda: COUNTED.append(1) or len(COUNTED)), 1, DRAWS),
+    "a list, from step 2": (lambda: from_step_2([]), 2, DRAWS),
+    "the clock": (lambda: drawing(lambda: time.perf_counter_ns() % 1e6), 1, DRAWS),
+    "a generator that is kept": (lambda: drawing(random.Random(0).random), 1, DRAWS),
+    "torch's": (lambda: drawing(lambda: float(torch.rand(1))), 1, DRAWS),
+    "globals, once a step": (lambda: of_globals, 2, FORGETS),
+    "a closure, once a step": (lambda: of_closure(set(), [0.0]), 2, FORGETS),
+    "a number, once a step": (lambda: of_a_number(0, 0.0), 2, FORGETS),
+    "attributes, once a step": (of_attribute, 2, FORGETS),
+    "a default, once a step": (of_a_default, 2, FORGETS),
+    "another module's globals": (of_another_module, 0, ""),
+    "a memory": (lambda: remembering, 0, ""),
+    "random numbers of the batch": (lambda: from_the_batch, 0, ""),
+    "an object that keeps nothing": (of(lambda self, rollouts: 0), 0, ""),
+    "an object: the first batch": (of(what_the_first_batch_was), 2, KEEPS),
+    "an object: its generator": (of(from_its_generator), 1, KEEPS),
+    "an object: its class": (of(of_its_class), 1, DRAWS),
+    "an object: little by little": (of(a_little_more), 1, KEEPS),
+    "a state": (lambda: StateIdea(None), 0, ""),
+    "a state that is not put back": (
+        of(None, StateIdea, load_state_dict=lambda *_: None), 1, KEEPS),
+    "a state that moves by chance": (lambda: Noisy(None), 1, DRAWS),
+    "a state that is not a number yet": (lambda: Best(None), 0, ""),
+    "what is trained beside the policy": (TrainedBeside, 0, "")}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_keeps_or_draws_is_told(form, rollouts):
+    make_one, step, why = FORMS[form]
+    said = asked(make_one, rollouts)
+    if why:
+        assert said.startswith(f"step {step}: --mitigation mine (lab/tests/") and why in said
+        assert (DRAWS in said) == (why != KEEPS)
     else:
-        before = dict(MEMO)
-        step(second)
-        assert before.items() <= MEMO.items()  # what it had is put back
+        assert said == "" and MEMO["what it had"] == 1
 
 
-def test_a_run_notices_what_a_function_keeps_once_a_step(monkeypatch, tmp_path):
-    put_in(monkeypatch, of_closure(), "mine")
-    said = run(*SHORT, "--out", tmp_path / "x", "--mitigation", "mine", expect=1).stderr
-    assert "would forget" in said and len(lines(tmp_path / "x/metrics.jsonl")) == 1
+def test_a_method_that_samples_is_asked_about_the_first_problem(policy, rollouts):
+    def extra(self, rollouts):
+        found.append(len(rollouts.group))
+        self.metrics = {"calls": 0, "extra_answers": 9}
+        return 0
+
+    found, make_one = [], of(extra)
+    method = make_one()
+    for _ in range(2):
+        method(rollouts, policy)
+        refuse_other_values(method, make_one, "mine", rollouts, policy)
+    assert found == [6, 3, 3] * 2
 
 
-class Late(Idea):
-    """Its state begins to move in step 3."""
-    def change(self, rollouts):
-        self.box.n += rollouts.step > 2
-        return self.box.n
+def late(self, rollouts):
+    self.box.n += rollouts.step > 2
+    return self.box.n
 
 
-def test_a_run_asks_in_its_first_two_steps_and_at_checkpoints(monkeypatch, tmp_path):
-    put_in(monkeypatch, Late, "mine")
-    said = run(*SHORT, "--steps", 9, "--checkpoint_every", 4, "--out", tmp_path / "x",
-               "--mitigation", "mine", expect=1).stderr
-    assert said.endswith(KEEPS) and len(lines(tmp_path / "x/metrics.jsonl")) == 3
+class Changing(Idea):
+    def __call__(self, rollouts, policy):
+        with torch.no_grad():
+            next(policy.model.parameters())[0, 0] += 1e-3
+        return rollouts.entropy
 
 
-def test_a_run_asks_a_function_before_it_takes_its_values(monkeypatch, tmp_path):
-    """So it sees one that answers once in its own way for each batch."""
-    put_in(monkeypatch, seeing(set()), "mine")
-    said = run(*SHORT, "--out", tmp_path / "x", "--mitigation", "mine", expect=1).stderr
-    assert "was asked twice about the same batch" in said and not (tmp_path / "x").exists()
-
-
-def test_a_method_that_changes_the_model_is_refused(monkeypatch, tmp_path):
-    class Changing(Idea):
-        def __call__(self, rollouts, policy):
-            with torch.no_grad():
-                next(policy.model.parameters())[0, 0] += 1e-3
-            return rollouts.entropy
-
-    put_in(monkeypatch, Changing, "mine")
-    said = run(*SHORT, "--out", tmp_path / "x", "--mitigation", "mine", expect=1).stderr
-    assert re.search(r"--mitigation mine \(.*\) changes the model, which the update alone", said)
+@pytest.mark.parametrize("idea, steps, said", [  # the steps that are on record before it is told
+    (of_closure(set(), [0.0]), 1, FORGETS),
+    (seeing(set()), 0, "was asked twice about the same batch"),
+    (type(of(late)()), 3, KEEPS), (Changing, 0, "changes the model, which the update alone")])
+def test_a_run_asks_in_its_first_two_steps_and_at_checkpoints(monkeypatch, tmp_path, idea, steps,
+                                                              said):
+    put_in(monkeypatch, idea, "mine")
+    found = run(*SHORT, "--steps", 9, "--checkpoint_every", 4, "--out", tmp_path / "x",
+                "--mitigation", "mine", expect=1).stderr
+    assert said in found and len(lines(tmp_path / "x/metrics.jsonl")) == steps

@@ -392,6 +392,7 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
 @pytest.mark.parametrize("argv, said", [
     ("--mitigation entropy_maskin", "Did you mean entropy_masking?"),
     ("--tries 2", "unknown argument --tries"), ("--model=", "--model needs a value"),
+    ("--steps 2 stray", "unknown argument stray"),
     ("--config x.yaml", "--config x.yaml: settings are JSON here"),
     ("--config=", "--config needs a value"), ("--config", "--config needs a value"),
     ("--confg x", "unknown argument --confg. Did you mean config?"),
