@@ -57,9 +57,8 @@ def exact_cells(found):
 def costs():
     """Of each method, as a multiple of plain GRPO's."""
     found = {"none": "1.0", "grpo": "1.0"}
-    for board in ("costs", *reversed(BOARDS[TINY])):  # the first board has the last word
-        path, seconds = RESULTS / f"{board}.json", {}
-        runs = json.loads(path.read_text())["values"]["runs"] if path.exists() else {}
+    for board in ("costs", "later", "board"):  # the last one has the last word
+        runs, seconds = json.loads((RESULTS / f"{board}.json").read_text())["values"]["runs"], {}
         for name, (_, of_step, _) in runs.items():
             seconds.setdefault(name.rpartition("-s")[0], []).append(of_step)
         for arm, of_arm in seconds.items():
@@ -91,8 +90,7 @@ def gain_cells(name):
 def printed(board, arm):
     """An arm's gain with its pairs, and the verdict, from the first table that a board printed, or
     from its list of later runs."""
-    path = RESULTS / f"{board}.txt"
-    text = path.read_text("utf-8") if path.exists() else ""
+    text = (RESULTS / f"{board}.txt").read_text("utf-8")
     row = rf"^\| {arm} +\|.*?\b(\d+) \| +({ESTIMATE}) .*\| ([a-z, ]+?) *\|$"
     if found := re.search(row, text, re.M):
         return f"{found[2]}, {found[1]}", found[3]
