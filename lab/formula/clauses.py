@@ -18,7 +18,6 @@ from .terms import (CENTRES, COUNTS, FINISHES, GROUPS, LENGTHS, OLDS, RATIOS, RE
                     SAMPLERS, SCALES, SHAPES, TERMS, TOKENS, UNFINISHED)
 
 USUAL = frozenset({"end", "no kl", "no entropy", "temperature 1", "shift 1", "understood"})
-LEAST_TOLD = 10  # a KL may be cut here or above without a clause, as in verl and in NeMo-RL
 Numbers = tuple[float | None, ...]  # None where a number is left out
 
 
@@ -150,10 +149,7 @@ def neighbours(words: str) -> list[str]:
 
 
 def is_said(code: str, clause: str) -> bool:
-    """Whether a clause has this code. A bound of a KL may be left out, if it is wide."""
-    if "below" not in clause:
-        code = re.sub(r" (where k3 is )?below (\S+)", lambda found: (
-            "" if float(found[2]) >= LEAST_TOLD else found[0]), code)
+    """Whether a clause has this code."""
     (words, numbers), (wanted, given) = parsed(code), parsed(clause)
     return words == wanted and agree(numbers, given)
 

@@ -1,5 +1,4 @@
-"""How does the push depend on the ratio of new and old probability, on that of old and sampler, and
-on that of reference and new?
+"""How does the push depend on the ratio of new and old probability, and on that of old and sampler?
 
 The ratios of one answer's tokens are moved at a time, for good answers and for bad ones. Where the
 ratio is almost 1 the push is a power of it, and where it stops to be that lies a bound. Each row of
@@ -16,24 +15,21 @@ from torch import Tensor
 
 from .batches import Case, stretched
 from .calling import LossFailed
-from .credit import COMMON, USUAL
 from .formula import KNOWN, Formula, best_of, gradient_of, left_of, tidy, view_of
 from .terms import BOUNDS, RATIOS, SAMPLERS, Setting, slots
 
 FARTHEST, NEAREST = 4.0, 1e-6  # logarithms of ratios that are tried
-CLAMPED = (0.2, 0.2), (0.2, 0.28), (0.1, 0.1)  # bounds that are tried of ratio times advantage
 # The rewards of four answers in two batches, whose mean is 0. The first two answers are probed: in
 # the first batch the one is good and the other bad, and in the second one neither is.
 REWARDS_OF_FOUR = (1.0, -1.0, 0.0, 0.0), (0.0, 0.0, 1.0, -1.0)
 
 
 class Curves:
-    """The response of a loss to a ratio: its push divided by its push at a ratio of 1. The
-    response of a KL is the push itself. `moves` names the field of a case that has the logarithm
-    of the ratio."""
+    """The response of a loss to a ratio: its push divided by its push at a ratio of 1. `moves`
+    names the field of a case that has the logarithm of the ratio."""
 
-    def __init__(self, search: Any, moves: str, is_kl: bool = False):
-        self.search, self.moves, self.is_kl = search, moves, is_kl
+    def __init__(self, search: Any, moves: str):
+        self.search, self.moves = search, moves
         self.case = search.case(33, 8, 4, equal_lengths=True)
         row = torch.arange(32)
         place = (row + row // 4 + row // 8) % 4
@@ -41,15 +37,12 @@ class Curves:
                      for rewards in REWARDS_OF_FOUR]
         usable = view_of(self.case, search.formula).trained & self.case.mask
         self.still = self.moved(self.case.log_ratio)
-        if not is_kl:
-            usable &= self.still.abs() > 1e-7 * self.still.abs().max()
+        usable &= self.still.abs() > 1e-7 * self.still.abs().max()
         self.slots = [[(b, int(usable[b].nonzero()[0])) for b in range(32)
                        if place[b] == sign and usable[b].any()] for sign in (0, 1)]
 
     def moved(self, logarithm: Tensor) -> Tensor:
         """(B, L): the pushes at the ratios with these logarithms."""
-        if self.is_kl:
-            return self.search.push_of_rest(replace(self.case, **{self.moves: logarithm}))
         return self.search.push(*[replace(case, **{self.moves: logarithm}) for case in self.pair])
 
     def response(self, sign: int, logarithms: list[float]) -> list[float]:
@@ -58,22 +51,20 @@ class Curves:
         for (b, _), value in zip(moved, logarithms):
             logarithm[b] = value
         push = self.moved(logarithm)
-        return [float(push[slot] if self.is_kl else push[slot] / self.still[slot])
-                for slot in moved]
+        return [float(push[slot] / self.still[slot]) for slot in moved]
 
     def end_of_law(self, sign: int, farthest: float) -> tuple[float, float | None]:
         """Near a ratio of 1 the response is a power of the ratio. Returns this power, and the ratio
-        at which that stops being true, or None if it never stops. For a KL, it is the ratio at
-        which its push becomes 0."""
-        near, far = math.copysign(.1 if self.is_kl else NEAREST, farthest), farthest
+        at which that stops being true, or None if it never stops."""
+        near, far = math.copysign(NEAREST, farthest), farthest
         [first] = self.response(sign, [near])
-        power = 0.0 if self.is_kl or first <= 0 else round(math.log(first) / near, 6)
+        power = 0.0 if first <= 0 else round(math.log(first) / near, 6)
         count = len(self.slots[sign])
         while abs(far - near) > 1e-11:
             tries = [near + (far - near) * k / count for k in range(1, count + 1)]
             values = self.response(sign, tries)
-            holds = [abs(value) > 1e-4 * abs(first) if self.is_kl else abs(
-                value / math.exp(power * one) - 1) < 1e-7 for one, value in zip(tries, values)]
+            holds = [abs(value / math.exp(power * one) - 1) < 1e-7
+                     for one, value in zip(tries, values)]
             if all(holds):
                 return power, None
             last = holds.index(False)
@@ -109,23 +100,6 @@ def find_ratio(search: Any) -> None:
             if left < KNOWN or not old:
                 return search.settle("ratio", formula, left)
     search.formula = replace(search.formula, sure=search.formula.sure | {"ratio"})
-
-
-def find_clamped_product(search: Any) -> None:
-    """Where ratio times advantage is clamped, an advantage says whether an answer is trained, so no
-    credit has these pushes. The usual advantages and bounds are tried."""
-    if search.knows("credit") or not search.knows("shape"):
-        return
-    advantages = [{"centre": centre, "scale": Setting(scale, (epsilon,) * len(slots(scale)))}
-                  for centre, scale in USUAL for epsilon in (COMMON if scale else COMMON[:1])]
-    fits = (search.formula.given(**advantage, count=count, length="", factor=1.0,
-                                 ratio=Setting(code, bounds), is_reversed=False)
-            for advantage in advantages for count in ("token", "answer")
-            for code in RATIOS if "product" in code for bounds in CLAMPED)
-    formula, left = best_of(fits, left_by(changes_of(search, 0.0)))
-    if left < KNOWN:
-        search.settle("credit", formula, left)
-        search.settle("ratio", search.formula, left)
 
 
 def find_sampler(search: Any) -> None:
@@ -171,8 +145,6 @@ def with_bounds(start: Formula, part: str, points: list[float], on_policy: Case 
     yield start
     before = gradient_of(start, on_policy) if on_policy else None
     for code in RATIOS if part == "ratio" else SAMPLERS:
-        if "product" in code:
-            continue
         for numbers in numbers_for(slots(code), points):
             formula = start.given(**{part: Setting(code, numbers)})
             yield at_its_slope(formula, on_policy, before) if on_policy else formula

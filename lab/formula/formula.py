@@ -36,8 +36,7 @@ class Term:
         return "entropy" if self.setting.code.startswith("entropy") else "kl"
 
     def times(self, factor: float) -> "Term":
-        return replace(self, setting=Setting(self.setting.code,
-                                             (factor, *self.setting.numbers[1:])))
+        return replace(self, setting=Setting(self.setting.code, (factor,)))
 
 
 @dataclass(frozen=True)
@@ -111,11 +110,11 @@ def ours(logits: Tensor, batch: Batch, formula: Formula) -> Tensor:
     view = View(logits, batch, formula)
     total = -policy(view, formula)
     for term in (*formula.terms, *formula.guesses):
-        factor, *numbers = term.setting.numbers
+        [factor] = term.setting.numbers
         x = SimpleNamespace(d=REFERENCES[term.reference](batch) - view.log_prob,
                             ratio=(view.log_prob - batch.old_log_prob).exp(),
                             log_p=view.log_prob, entropy=view.entropy)
-        value = TERMS[term.setting.code].function(x, *numbers)
+        value = TERMS[term.setting.code].function(x)
         total = total + factor * (weight_of(view, term) * value).sum()
     return total
 

@@ -65,8 +65,7 @@ BOUNDS = {
     "inverse_low": lambda r: 1 - 1 / r, "inverse_high": lambda r: 1 / r - 1,
     "inverse_least": lambda r: 1 / r, "inverse_most": lambda r: 1 / r,
     "low_of_answer": lambda r: 1 - r ** PROBED, "high_of_answer": lambda r: r ** PROBED - 1,
-    "least_of_answer": lambda r: r ** PROBED, "most_of_answer": lambda r: r ** PROBED,
-    "k3": lambda r: r - math.log(r) - 1}
+    "least_of_answer": lambda r: r ** PROBED, "most_of_answer": lambda r: r ** PROBED}
 
 
 def sums(value: Tensor, label: Tensor) -> Tensor:
@@ -236,13 +235,6 @@ def of_clipped_mean(x: SimpleNamespace, low: float, high: float) -> Tensor:
     return x.mean_of(torch.minimum(sign * x.d, sign * x.d.clamp(-low, high)) * sign).exp() * x.A
 
 
-def by_probability(x: SimpleNamespace) -> Tensor:
-    """A token has no gradient where its probability, and not its ratio, has moved by more than 0.2
-    the way it is pushed (arXiv 2602.04879; the default of prime-rl)."""
-    moved = x.log_p.exp() - (x.log_p - x.d).exp()
-    return torch.where(moved * x.A.sign() > .2, 0.0, x.d.exp() * x.A)
-
-
 OLDS = rows({  # what the new log-probs are compared with
     "": lambda batch: batch.old_log_prob,
     "sampler for old": lambda batch: batch.sampler_log_prob,
@@ -258,7 +250,6 @@ def odd_bounds(low: float, high: float, *more: float) -> str:
             if high + 1e-4 < low < .5 else "")
 
 
-PRODUCT = "The product of ratio and advantage is clamped, and not the ratio."
 UPSIDE_DOWN = "The ratio is upside down: old over new."
 WRONG_SIDE = ("The clip is on the wrong side: the larger of both terms is taken (max for min), so "
               "it bounds where it should let through.")
@@ -270,7 +261,6 @@ RATIOS = rows({  # (x, bounds ...) -> the objective, to be increased
     "no ratio": lambda x: x.log_p * x.A,
     "ratio": lambda x: x.d.exp() * x.A,
     "sapo 1 1.05": sapo,
-    "dppo 0.2": by_probability,
     "gspo ratio": lambda x: x.mean.exp() * x.A,
     "summed ratio": (lambda x: x.sum.exp() / x.n * x.A, "", SUMMED),
     "inverse ratio": (lambda x: (-x.d).exp() * x.A, UPSIDE_DOWN),
@@ -292,11 +282,6 @@ RATIOS = rows({  # (x, bounds ...) -> the objective, to be increased
         lambda x, *bounds: ppo(x.sum.exp(), x, *bounds) / x.n, "", SUMMED),
     "inverse clip {inverse_low} {inverse_high}": (
         lambda x, *bounds: ppo((-x.d).exp(), x, *bounds), UPSIDE_DOWN, odd_bounds),
-    "clamped product {product_low} {product_high}": (
-        lambda x, low, high: (x.d.exp() * x.A).clamp(1 - low, 1 + high), PRODUCT),
-    "minimum with clamped product {product_low} {product_high}": (
-        lambda x, low, high: torch.minimum(x.d.exp() * x.A,
-                                           (x.d.exp() * x.A).clamp(1 - low, 1 + high)), PRODUCT),
     "clip {low} {high} dual {most}": (lambda x, *bounds: dual(x.d.exp(), x, *bounds), "",
                                       odd_bounds),
     "gspo clip {low} {high} dual {most}": (lambda x, *bounds: dual(x.mean.exp(), x, *bounds), "",
@@ -347,11 +332,7 @@ TERMS = rows({
     "kl k1 {factor} with ratio": lambda x: -x.ratio * x.d,
     "kl k1 {factor} in the advantage": (
         lambda x: -x.log_p * x.d,
-        "A KL is taken off the advantage and not detached, so the advantage is trained, too."),
-    "kl k3 {factor} below {k3}": lambda x, most: k3(x.d).clamp(max=most),  # verl: 10
-    # NeMo-RL's k3, times a ratio that is 1 and has a gradient: together they have that of k2
-    "kl k2 {factor} where k3 is below {k3}": lambda x, most: torch.where(
-        k3(x.d) < most, x.d.square() / 2, 0.0)})
+        "A KL is taken off the advantage and not detached, so the advantage is trained, too.")})
 REFERENCES = {  # the log-probs that a KL compares with
     "": lambda batch: batch.reference_log_prob,
     " to old": lambda batch: batch.old_log_prob,
