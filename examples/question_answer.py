@@ -93,7 +93,7 @@ def rows_of(data: str, match: str) -> list[Row]:
         raise UserError("a .parquet file needs a package: pip install pyarrow") from None
     try:
         rows = read_table(find_folder(data)).to_pylist()
-    except ValueError as error:  # pyarrow's own errors are such
+    except (ValueError, OSError) as error:  # pyarrow's own errors are such
         raise UserError(f"cannot read {data}: {error}") from None
     return [parsed(row, f"{data}, row {n}", match) for n, row in enumerate(rows, 1)]
 

@@ -64,9 +64,11 @@ def main(argv: list[str]) -> None:
     for step, (title, policy) in zip([0, *sorted(checkpoint_folders(folder))], policies.items()):
         rollouts = policy.ask([problem], flags.answers, seed, flags.greedy)
         print_answers(f"{title:{widest}}", rollouts, policy.task.knows_success)
-        found = summary_of(rollouts, policy.task.knows_success)
-        film[step] = (f"{policy.task.show(problem)}, {title}: {found}. The first answer:",
-                      bool(rollouts.scores["answer"][0]), without_end_of_turn(rollouts.answers[0]))
+        knows_success, is_right = policy.task.knows_success, bool(rollouts.scores["answer"][0])
+        verdict = f", {'right' if is_right else 'wrong'}" if knows_success else ""
+        found = summary_of(rollouts, knows_success)
+        about = f"{policy.task.show(problem)}, {title}: {found}. The first answer{verdict}:"
+        film[step] = about, is_right, without_end_of_turn(rollouts.answers[0])
     if flags.film:
         from lab.analysis.film import write_film
         write_film(folder, Path(flags.film), film)

@@ -161,7 +161,8 @@ def test_a_parquet_file_holds_the_same_rows(file, tmp_path, monkeypatch):
     parquet.write_table(pytest.importorskip("pyarrow").Table.from_pylist(rows), path)
     assert Task(data=str(path)).to_train == Task(data=lines).to_train
     path.write_bytes(path.read_bytes()[:-9])
-    assert f"cannot read {path}: " in refusal(lambda: Task(data=str(path)))
+    for name in (path, tmp_path / "nowhere.parquet"):
+        assert f"cannot read {name}: " in refusal(lambda: Task(data=str(name)))
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     assert refusal(lambda: Task(data=str(path))).endswith("pip install pyarrow")
 
