@@ -17,7 +17,7 @@ import pytest
 import torch
 from conftest import ROOT, one_of
 from lab.tests.formula_losses import (LOSSES, clip, entropy_of, k3, log_probs, make, mean,
-                                      token, z)
+                                      mixed, token, z)
 
 from lab.formula import (LossFailed, NotPassed, check, differences, find_formula, judge,
                          of_log_probs, of_verl, terms)
@@ -378,13 +378,16 @@ def test_a_size_of_groups_that_is_silently_wrong_is_told():
     assert named(find_formula(loss)) == ["unequal groups"]
 
 
-@pytest.mark.parametrize("name, loss", [
+@pytest.mark.parametrize("name, loss, right", [
     ("wider padding", lambda logits, batch: make()(
-        logits, batch) * (1 + batch.ids.shape[1] / 100)),
-    ("micro-batches", lambda logits, batch: make()(logits, batch) * len(batch.ids) ** .5)])
-def test_a_change_of_the_batch_that_a_right_loss_does_not_see(name, loss):
+        logits, batch) * (1 + batch.ids.shape[1] / 100), make()),
+    ("micro-batches", lambda logits, batch: make()(logits, batch) * len(batch.ids) ** .5, make()),
+    # a divisor may depend on the rewards of all groups, as where it counts the trained answers
+    ("groups mixed", make(mixed), lambda logits, batch: make()(logits, batch) / batch.reward.sum()),
+    ("order of rows", LOSSES["odd batch"][0], LOSSES["gfpo"][0])])
+def test_a_change_of_the_batch_that_a_right_loss_does_not_see(name, loss, right):
     case = case_to_change(Lens(1.0, 1), 0)
-    for one, sees in ((loss, True), (make(), False)):
+    for one, sees in ((loss, True), (right, False)):
         assert (INVARIANCES[name][1](Examined(one).gradient, case) > 1e-6) == sees
 
 
