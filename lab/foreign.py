@@ -9,17 +9,14 @@ A parameter of the function says whose it is, and so what it is given:
     context               AgentCreditBench: trajectories, of one group
     rollouts              the batch of this project
 
-Any other function is called with rewards (B,), mask (B, T) and group (B,). The mask is True at the
-policy's tokens, so each turn is a run of True. Answers to one problem stand side by side, and have
-the same number in `group`. What comes back is an advantage for each answer, for each token, or for
-each turn, or a tuple that begins with it.
-
-NAME may also be a class that is made without arguments, or a method, such as `mine.estimate`.
+Any other function is called with rewards (B,), mask (B, T), True at the policy's tokens, and group
+(B,), the number of each answer's group. NAME may also be a class that is made without arguments, or
+a method, as mine.estimate.
 """
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,43 +29,90 @@ from lab.engine.rollouts import Rollouts
 from lab.formula.calling import LossFailed, load_module
 
 OWN_FORM = "f(rewards (B,), mask (B, T), group (B,))"
-FORMS = (f"exact calls {OWN_FORM}, and functions as five trainers have them, of which "
-         "examples/foreign_advantages.py has one each")
+TRAINERS = {"token_level_rewards": "verl", "num_generations": "TRL", "prompt_ids": "NeMo-RL",
+            "inputs": "prime-rl", "context": "AgentCreditBench", "rollouts": "this project"}
+OF_ONE_GROUP = ("prime-rl", "AgentCreditBench")
 METHOD_NAMES = ("estimate", "compute_advantage", "compute_advantages")
 
 
-# ------------------------------------------------------------------- what a trainer gives
+def foreign(where: str) -> Choice:
+    """The function of FILE.py:NAME."""
+    file, _, name = where.rpartition(":")
+    try:
+        module: Any = load_module(Path(file))
+        found = module
+        for part in name.split("."):
+            found = getattr(found, part, None)
+            found = found() if inspect.isclass(found) else found
+    except (LossFailed, TypeError) as error:
+        raise UserError(f"{where}: {error}") from None
+    methods = [getattr(found, method) for method in METHOD_NAMES if hasattr(found, method)]
+    if not callable(found) and not methods:
+        functions = [one for one, value in vars(module).items() if inspect.isfunction(value)
+                     and value.__module__ == module.__name__]
+        raise UserError(f"{where} has no function {name or 'behind its colon'}, as {file}:NAME, "
+                        f"but {', '.join(functions) or 'none'}. exact calls {OWN_FORM}, and "
+                        "other trainers' functions as in examples/foreign_advantages.py")
+    return as_choice(found if callable(found) else methods[0], name)
 
 
-def of_verl(batch: Rollouts) -> dict[str, Any]:
-    mask, groups = batch.mask.float(), [f"problem {group}" for group in batch.group.tolist()]
-    return {"token_level_rewards": batch.paid, "response_mask": mask, "eos_mask": mask,
-            "index": np.array(groups, dtype=object)}
+def as_choice(function: Any, name: str = "") -> Choice:
+    """Anybody's function as an advantage of this project; a weighting or an advantage below its
+    decorator as it is."""
+    if any(function in choices.data.values() for choices in METHODS.values()):
+        return function
+    parameters = inspect.signature(function).parameters
+    tells = next((one for one in TRAINERS if one in parameters), "")
+
+    def called(rollouts: Rollouts) -> Tensor:
+        parts = in_parts(rollouts, TRAINERS.get(tells, ""))
+        return torch.cat([as_values(called_on(batch), batch) for batch in parts])
+
+    def called_on(batch: Rollouts) -> Any:
+        if not tells:
+            return function(batch.reward, batch.mask, batch.group)
+        given = {one: value for one, value in values(batch, tells).items() if one in parameters}
+        try:
+            return function(**given)
+        except Exception:
+            if tells != "prompt_ids":
+                raise
+            return function(**given | {tells: batch.group})  # it may want a number for each answer
+
+    called.__name__ = name or function.__name__
+    called.called_as = (  # type: ignore[attr-defined]
+        f"a function of {TRAINERS[tells]}, by its parameter {tells}" if tells else OWN_FORM)
+    return called
 
 
-def of_trl(batch: Rollouts) -> dict[str, Any]:
-    return {"rewards": batch.reward, "num_generations": int((batch.group == batch.group[0]).sum())}
+def in_parts(rollouts: Rollouts, whose: str) -> list[Rollouts]:
+    """The batch, or its groups, for a function that takes one at a time. One of TRL's takes several
+    if they have one size."""
+    sizes = rollouts.group.bincount().tolist()
+    if whose in OF_ONE_GROUP or whose == "TRL" and len({*sizes}) > 1:
+        return [rollouts.of_problems(range(group, group + 1)) for group in range(len(sizes))]
+    return [rollouts]
 
 
-def of_nemo_rl(batch: Rollouts) -> dict[str, Any]:
-    return {"prompt_ids": batch.group[:, None], "rewards": batch.reward, "mask": batch.mask.float()}
-
-
-def of_nemo_rl_by_number(batch: Rollouts) -> dict[str, Any]:
-    return of_nemo_rl(batch) | {"prompt_ids": batch.group}
-
-
-def of_prime_rl(batch: Rollouts) -> dict[str, Any]:
-    rollouts = [{"reward": reward} for reward in batch.reward.tolist()]
-    return {"inputs": SimpleNamespace(rollouts=rollouts, rewards=batch.reward[None],
-                                      completion_lengths=batch.length[None])}
-
-
-def of_agent_credit_bench(batch: Rollouts) -> dict[str, Any]:
-    trajectories = []
-    for row, reward in enumerate(batch.reward.tolist()):
-        trajectories.append(SimpleNamespace(steps=steps_of(batch, row), total_return=reward))
-    return {"context": SimpleNamespace(trajectories=tuple(trajectories), mdp=None, policy=None)}
+def values(batch: Rollouts, tells: str) -> dict[str, Any]:
+    """What the trainer that has the parameter `tells` gives."""
+    mask, lengths = batch.mask.float(), batch.length
+    if tells == "token_level_rewards":
+        index = np.array([f"problem {group}" for group in batch.group.tolist()], dtype=object)
+        return {tells: batch.paid, "response_mask": mask, "eos_mask": mask, "index": index}
+    if tells == "num_generations":
+        return {tells: int((batch.group == batch.group[0]).sum()), "rewards": batch.reward}
+    if tells == "prompt_ids":
+        return {tells: batch.group[:, None], "rewards": batch.reward, "mask": mask}
+    if tells == "inputs":
+        rollouts = [{"reward": reward} for reward in batch.reward.tolist()]
+        return {tells: SimpleNamespace(rollouts=rollouts, rewards=batch.reward[None],
+                                       completion_lengths=lengths[None])}
+    if tells == "context":
+        trajectories = [SimpleNamespace(steps=steps_of(batch, row), total_return=reward)
+                        for row, reward in enumerate(batch.reward.tolist())]
+        return {tells: SimpleNamespace(trajectories=trajectories, mdp=None, policy=None)}
+    return {tells: batch}
 
 
 def steps_of(batch: Rollouts, row: int) -> tuple[SimpleNamespace, ...]:
@@ -84,139 +128,21 @@ def steps_of(batch: Rollouts, row: int) -> tuple[SimpleNamespace, ...]:
     return tuple(steps)
 
 
-def of_this_project(batch: Rollouts) -> dict[str, Any]:
-    return {"rollouts": batch}
-
-
-def of_anybody(batch: Rollouts) -> dict[str, Any]:
-    return {"rewards": batch.reward, "mask": batch.mask, "group": batch.group}
-
-
-Give = Callable[[Rollouts], dict[str, Any]]
-# by the parameter that tells it: whose it is, and what to give, first one way and then another
-TRAINERS: dict[str, tuple[str, list[Give]]] = {
-    "token_level_rewards": ("verl", [of_verl]), "num_generations": ("TRL", [of_trl]),
-    "prompt_ids": ("NeMo-RL", [of_nemo_rl, of_nemo_rl_by_number]),
-    "inputs": ("prime-rl", [of_prime_rl]),
-    "context": ("AgentCreditBench", [of_agent_credit_bench]),
-    "rollouts": ("this project", [of_this_project])}
-OF_ONE_GROUP = ("prime-rl", "AgentCreditBench")
-
-
-# ------------------------------------------------------------------- calling it
-
-
-def foreign(where: str) -> Choice:
-    """The function of FILE.py:NAME."""
-    file, _, name = where.rpartition(":")
-    try:
-        module = load_module(Path(file))
-    except LossFailed as error:
-        raise UserError(str(error)) from None
-    return as_choice(named(module, file, name), name)
-
-
-def named(module: ModuleType, file: str, name: str) -> Any:
-    found: Any = module
-    for part in name.split("."):
-        found = getattr(found, part, None)
-        if inspect.isclass(found):
-            try:
-                found = found()
-            except TypeError as error:
-                raise UserError(f"{file}:{part} is a class: {error}. Make an object of it in the "
-                                f"file, as mine = {part}(...), and name {file}:mine") from None
-    methods = [getattr(found, method) for method in METHOD_NAMES if hasattr(found, method)]
-    if not callable(found) and not methods:
-        here = [one for one, value in vars(module).items() if inspect.isfunction(value)
-                and value.__module__ == module.__name__]
-        has = f"Its functions are {', '.join(here)}" if here else "It has no function"
-        what = f"has no function {name}" if name else f"is named without a function, {file}:NAME"
-        raise UserError(f"{file} {what}. {has}; {FORMS}")
-    return found if callable(found) else methods[0]
-
-
-def as_choice(function: Any, name: str = "") -> Choice:
-    """Anybody's function as an advantage of this project; a weighting or an advantage below its
-    decorator as it is."""
-    if any(function in choices.data.values() for choices in METHODS.values()):
-        return function
-    name = name or getattr(function, "__name__", type(function).__name__)
-    parameters = inspect.signature(function).parameters
-    tells = next((one for one in TRAINERS if one in parameters), "")
-    whose, ways = TRAINERS.get(tells, ("", [of_anybody]))
-    if not whose:
-        refuse_own_form(function, name)
-
-    def called(rollouts: Rollouts) -> Tensor:
-        parts = in_parts(rollouts, whose)
-        return torch.cat([called_on(part, function, name, ways, bool(whose)) for part in parts])
-
-    called.__name__ = name
-    called.called_as = (f"a function of {whose}, by its parameter {tells}"  # type: ignore
-                        if whose else OWN_FORM)
-    return called
-
-
-def refuse_own_form(function: Any, name: str) -> None:
-    try:
-        inspect.signature(function).bind("rewards", "mask", "group")
-    except TypeError:
-        raise UserError(f"{name}{inspect.signature(function)} cannot be called: {FORMS}") from None
-
-
-def in_parts(rollouts: Rollouts, whose: str) -> list[Rollouts]:
-    """The batch, or its groups, for a function that takes one at a time. One of TRL's takes several
-    if they have one size."""
-    sizes = rollouts.group.bincount().tolist()
-    if whose in OF_ONE_GROUP or whose == "TRL" and len({*sizes}) > 1:
-        return [rollouts.of_problems(range(group, group + 1)) for group in range(len(sizes))]
-    return [rollouts]
-
-
-def called_on(batch: Rollouts, function: Any, name: str, ways: Sequence[Give], by_name: bool
-              ) -> Tensor:
-    """What the function returns when it is called in the first of these ways that it understands.
+def as_values(returned: Any, batch: Rollouts) -> Tensor:
+    """(B, T): of a number for each answer, each token, or each turn, or of a tuple that begins so.
     """
-    errors = []
-    for give in ways:
-        given = give(batch)
-        try:
-            returned = (function(**arguments(function, name, given)) if by_name
-                        else function(*given.values()))
-            return as_values(returned, name, batch)
-        except Exception as error:
-            errors.append(error)
-    raise errors[0]
-
-
-def arguments(function: Any, name: str, given: dict[str, Any]) -> dict[str, Any]:
-    """Those of the values that the function has parameters for."""
-    parameters = inspect.signature(function).parameters.values()
-    required = [one.name for one in parameters if one.default is one.empty
-                and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
-    if lacking := [one for one in required if one not in given]:
-        raise UserError(f"{name} needs {', '.join(lacking)}, and gets {', '.join(given)} alone: "
-                        f"call it in a function of your own. {FORMS}")
-    return {one.name: given[one.name] for one in parameters if one.name in given}
-
-
-def as_values(returned: Any, name: str, batch: Rollouts) -> Tensor:
-    """(b, T), or (b, 1) for whole answers."""
     if hasattr(returned, "advantages"):  # prime-rl's outputs
         returned = getattr(returned, "token_advantages", None) or returned.advantages
     if isinstance(returned, tuple) and returned and isinstance(returned[0], Tensor):
         returned = returned[0]           # verl's advantages, beside its returns
-    rows, width = len(batch.group), batch.mask.shape[1]
+    rows, width = batch.mask.shape
     if not isinstance(returned, Tensor) and len(returned) == rows and np.ndim(returned[0]):
         returned = torch.stack([row_of(batch, row, one) for row, one in enumerate(returned)])
-    values = torch.as_tensor(returned)
-    values = values.reshape(rows) if values.shape == (1, rows) else values
-    if values.shape not in ((rows,), (rows, 1), (rows, width)):
-        raise UserError(f"{name} returned the shape {tuple(values.shape)}, for a mask of the "
-                        f"shape {(rows, width)}: {FORMS}")
-    values = values[:, None] if values.dim() == 1 else values
-    return values.expand(rows, width)
+    found = torch.as_tensor(returned)
+    if found.shape not in ((rows,), (1, rows), (rows, 1), (rows, width)):
+        raise UserError(f"it returned the shape {tuple(found.shape)}, for a mask of the shape "
+                        f"{(rows, width)}")
+    return found if found.shape == (rows, width) else found.reshape(rows, 1).expand(rows, width)
 
 
 def row_of(batch: Rollouts, row: int, numbers: Sequence[float]) -> Tensor:

@@ -146,19 +146,16 @@ class Findings:
     def follows_text(self) -> float | None:
         """The correlation, within problems, of an answer's reward with that of the same answer with
         one blank more. None if too few were scored so, or their rewards are all equal."""
-        first, second = np.zeros((2, 0))
-        for one in self.problems:
-            pairs = np.array(one.with_blank).reshape(-1, 2)
-            first, second = np.r_[first, pairs[:, 0]], np.r_[second, pairs[:, 1]]
-            if len(pairs):
-                first[-len(pairs):] -= pairs[:, 0].mean()
-                second[-len(pairs):] -= pairs[:, 1].mean()
-        size = math.sqrt(float(first @ first) * float(second @ second))
-        return float(first @ second) / size if len(first) >= FEWEST_WITH_BLANK and size else None
+        centred = [np.array(one.with_blank) - np.mean(one.with_blank, 0)
+                   for one in self.problems if one.with_blank]
+        pairs = np.concatenate([np.zeros((0, 2)), *centred])
+        if len(pairs) < FEWEST_WITH_BLANK or pairs.std(0).min() < 1e-6:
+            return None
+        return float(np.corrcoef(pairs.T)[0, 1])
 
     @property
     def pays_by_chance(self) -> bool:
-        """Whether that correlation is within three standard errors of 0, or below."""
+        """Whether that correlation is less than three standard errors above 0."""
         count = sum(len(one.with_blank) for one in self.problems)
         return self.follows_text is not None and self.follows_text < 3 / math.sqrt(count)
 
