@@ -86,14 +86,17 @@ def test_unsure_tokens_are_marked_without_colour(text, probability, marked):
     assert terminal.shaded([text], [probability], sample.SHADES, sample.percent) == marked
 
 
-def test_a_moving_picture_of_a_run_has_every_checkpoint_below_its_curve(recorded, ask, tmp_path):
+def test_a_moving_picture_of_a_run_has_every_checkpoint_below_its_curve(recorded, ask, tmp_path,
+                                                                             monkeypatch):
     """A GIF with a picture of each step and one of the start. Equal ones are one that lasts."""
-    path = tmp_path / "film.gif"
+    path, steps = tmp_path / "film.gif", len(lines(recorded / "metrics.jsonl"))
+    monkeypatch.setattr("lab.analysis.film.FRAMES", steps)
+    monkeypatch.setattr("lab.analysis.film.STANDING", 2)
     printed = ask(recorded, 3, 5, 7, 22, "--answers", 2, "--film", path)
     titles = re.findall("^(?:before|after).* of 2 right", printed, re.M)
     assert len(titles) == 1 + len(checkpoint_folders(recorded))
     with Image.open(path) as film:
-        assert film.n_frames == 1 + len(lines(recorded / "metrics.jsonl"))
+        assert film.n_frames == 1 + steps
     assert [one.name for one in tmp_path.iterdir()] == ["film.gif"]
     with pytest.raises(UserError, match="--film needs a run"):
         ask("models/tiny", 3, 5, 7, 22, "--film", path)
