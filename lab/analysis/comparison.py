@@ -136,7 +136,7 @@ def digests_now(labels: Iterable[str]) -> dict[str, str]:
 
 
 def in_short(labels: Iterable[str]) -> str:
-    first, *others = labels
+    first, *others = sorted(labels, key=lambda label: "/" in label)  # the book's first
     return f"{first} and {len(others)} more" if others else first
 
 

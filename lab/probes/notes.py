@@ -12,7 +12,7 @@ are the only ones if there are several runs. The pictures are written into RUN/a
 
 `python -m lab claims RUN` says for each sentence of the notes whether it holds in the run.
 """
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +24,7 @@ from lab.analysis.run_folders import Run, existing, read_run
 from lab.analysis.tables import Cell, Row, Table, by_row, show
 from lab.engine.tokens import ANSWER
 from lab.harness.flags import Flag, read
+from lab.harness.screen import say
 from lab.probes.classes import (CLASSES, FILLER, REASONING, STRUCTURE, class_codes, t_of_positions)
 from lab.probes.run_tokens import UNITS, RunTokens
 
@@ -82,7 +83,8 @@ def main(argv: list[str]) -> None:
     runs = [read_run(existing(name)) for name in flags.run]
     if len(runs) > 1:
         of_runs = [RunTokens(run) for run in runs]
-        show([f"These are {len(runs)} runs.", LEGEND], [summary(of_runs), four_metrics(of_runs)])
+        show([f"These are {len(runs)} runs.", LEGEND], [summary(of_runs), four_metrics(
+            {tokens.run.folder.name: [metrics_of(tokens)] for tokens in of_runs})])
         return
     tokens = RunTokens(runs[0])
     show([report.describe(runs[0]), LEGEND], notes_tables(tokens))
@@ -119,7 +121,8 @@ def headings(tokens: RunTokens, /, **more: str) -> dict[str, str]:
 def notes_tables(tokens: RunTokens) -> list[Table]:
     return [contributions(tokens), signs(tokens), t_statistics(tokens), bins(tokens),
             early_over_late(tokens), classes(tokens), classes_by_fifth(tokens),
-            top_tokens(tokens), summary([tokens]), four_metrics([tokens])]
+            top_tokens(tokens), summary([tokens]),
+            four_metrics({tokens.run.folder.name: [metrics_of(tokens)]})]
 
 
 def contributions(tokens: RunTokens) -> Table:
@@ -334,19 +337,14 @@ def summary(of_runs: Sequence[RunTokens]) -> Table:
 
 
 @UNDEFINED
-def four_metrics(of_runs: Sequence[RunTokens]) -> Table:
-    """What the notes compare mitigations by, each in a column or two."""
+def four_metrics(arms: Mapping[str, Sequence[Sequence[float]]]) -> Table:
+    """What the notes compare mitigations by, each in a column or two: of an arm the means over what
+    `metrics_of` gives for its runs."""
     rows: list[Row] = []
-    for tokens in of_runs:
-        run, sizes = tokens.run, tokens.sizes("class")[1]
-        fifths = np.array_split([line["success"] for line in run.metrics], 5)
-        curve = " ".join(f"{np.mean(part):.0%}" if len(part) else "-" for part in fifths)
-        ends = run.evaluated()
-        norms = [line["gradient_norm"] for line in run.metrics if line["gradient_norm"]] or [np.nan]
-        in_answer = tokens["abs gradient"] @ (tokens["section"] == ANSWER)
-        rows.append([run.folder.name, curve, ends[-1]["success"] if ends else None,
-                     sizes[0] / sizes[1], in_answer / tokens["abs gradient"].sum(),
-                     float(np.mean(norms)), float(np.std(norms))])
+    for name, of_runs in arms.items():
+        *fifths, end, ratio, answer, norm, deviation = np.mean(of_runs, axis=0).tolist()
+        curve = " ".join("-" if np.isnan(part) else f"{part:.0%}" for part in fifths)
+        rows.append([name, curve, end, ratio, answer, norm, deviation])
     formats = {"run": "", "curve": "", "end": ".1%", "ratio": ".2f", "answer": ".1%",
                "norm": ".3f", "sd": ".3f"}
     return Table("notes metrics", "The notes' four metrics: learning speed, final accuracy, "
@@ -357,6 +355,28 @@ def four_metrics(of_runs: Sequence[RunTokens]) -> Table:
         {"curve": "success by fifths", "end": "held out, at the end", "ratio":
          "filler / reasoning, A w s", "answer": "answer's share of A w s", "norm": "mean norm",
          "sd": "its deviation"})
+
+
+@UNDEFINED
+def metrics_of(tokens: RunTokens) -> list[float]:
+    """Success in each fifth of the steps and at the end, filler / reasoning, the answer's share of
+    A w s, the mean and the deviation of the gradient's norm; nan where a run has none."""
+    run, sizes = tokens.run, tokens.sizes("class")[1]
+    fifths = np.array_split([line["success"] for line in run.metrics], 5)
+    ends = run.evaluated()
+    norms = [line["gradient_norm"] for line in run.metrics if line["gradient_norm"]] or [np.nan]
+    in_answer = tokens["abs gradient"] @ (tokens["section"] == ANSWER)
+    return [*(float(np.mean(part)) if len(part) else np.nan for part in fifths),
+            ends[-1]["success"] if ends else np.nan, sizes[0] / sizes[1],
+            in_answer / tokens["abs gradient"].sum(), float(np.mean(norms)), float(np.std(norms))]
+
+
+def print_metrics(arms: Mapping[str, Mapping[int, Run]]) -> None:
+    """The four metrics of arms of runs, if all of them have credit files."""
+    if all(run.steps and run.measure == "success" for arm in arms.values() for run in arm.values()):
+        table = four_metrics({name: [metrics_of(RunTokens(run)) for run in arm.values()]
+                              for name, arm in arms.items()})
+        say(f"\n{table.title}:\n{table.to_text()}")
 
 
 # ------------------------------------------------------------------- the four pictures

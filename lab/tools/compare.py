@@ -9,9 +9,11 @@ evaluation that all have. The p-values have Holm's correction for all arms of th
 verdict is that of `lab idea` after one look: what it calls better may still be luck, which new
 seeds show.
 
-Refused are two versions of a function as one arm, two runs of one arm with one seed, and a record
-with a damaged line or a hole. If other files differ, or the held-out problems, that is said. The
-curves are drawn into --output_dir.
+A weighting or an advantage, another setting, another version of a definition, and a run whose files
+have changed while it was stopped are arms of their own. An arm is named by what most runs do not
+have. A second table has the notes' four metrics, from the credit files. Two runs of one arm with
+one seed are refused, and so is a record with a damaged line or a hole. The curves are drawn into
+--output_dir.
 """
 import textwrap
 from pathlib import Path
@@ -26,6 +28,7 @@ from lab.analysis.run_folders import Run, existing, read_run
 from lab.engine.errors import UserError
 from lab.harness.flags import Flag, read
 from lab.harness.screen import say
+from lab.probes.notes import print_metrics
 
 FLAGS = {
     "baseline": Flag(None, "the arm that the others are compared with, by its name in the table. "
@@ -48,6 +51,7 @@ def main(argv: list[str]) -> None:
         say(textwrap.fill(f"{note}.", 100))
     table = gain_table(arms, measure)
     say(f"\n{textwrap.fill(table.title, 100)}:\n{table.to_text()}\n")
+    print_metrics(arms)
     folder = Path(flags.output_dir or runs[0].folder.parent / "comparison")
     folder.mkdir(parents=True, exist_ok=True)
     picture, _ = draw(arms_of(runs, next(iter(arms))), folder)

@@ -32,6 +32,7 @@ from lab.engine.errors import PROJECT, UserError, read_json
 from lab.harness.flags import Flag, read, words_of
 from lab.harness.screen import python_command, say
 from lab.harness.settings import LabSettings, make_settings, read_flags
+from lab.probes.notes import print_metrics
 from lab.tools.planned_runs import PROCESSES, PlannedRun, finished, make_runs, side_by_side
 
 PLANS = PROJECT / "lab/plans"
@@ -96,6 +97,7 @@ def compare(plan: Plan, arms: Arms, planned: int) -> None:
     say(f"{plan.question}\n{count} of {planned} runs are finished, each of {plan.steps} steps")
     table = gain_table(family)
     say(f"\n{table.title}\n{table.to_text()}")
+    print_metrics({name: arm for name, arm in family.items() if arm})
 
 
 # ------------------------------------------------------------------- the plan

@@ -252,7 +252,7 @@ def test_a_run_without_credit_files_is_refused_in_a_sentence(tmp_path):
     assert "has no credit files, which hold its tokens" in said
 
 
-def test_the_summary_by_hand(tmp_path):
+def test_the_summary_by_hand(tmp_path, capsys):
     """Filler ' and' with A log p -2 and 3 tokens, reasoning ' 7' with -1 and 1 token. The notes'
     plain run had 15% and a ratio of 1.31; of a weighting that they did not try nothing is known."""
     filler, reasoning = (ids_of(text)[0] for text in (" and", " 7"))
@@ -265,9 +265,12 @@ def test_the_summary_by_hand(tmp_path):
             for name in ("none", "random")]
     plain, random = rows_in(notes.summary([notes_of(run) for run in runs]))
     s = [(1.5 - 2 * np.exp(log_prob)) ** 0.5 for log_prob in (-2, -1)]
-    metrics, _ = rows_in(notes.four_metrics([notes_of(run) for run in runs]))
+    metrics, _ = rows_in(notes.four_metrics(
+        {run.name: [notes.metrics_of(notes_of(run))] for run in runs}))
     assert metrics["curve"] == "15% 35% 55% 75% 95%" and metrics["end"] is None
     assert (metrics["norm"], metrics["sd"]) == (2, 1)
+    notes.print_metrics({"both": dict(enumerate(map(read_run, runs)))})
+    assert "| both | 15% 35% 55% 75% 95% |" in " ".join(capsys.readouterr().out.split())
     assert metrics["answer"] == pytest.approx(s[1] / (3 * s[0] + s[1]))
     assert (plain["filler"], plain["reasoning"], plain["ratio"], plain["new"]) == (
         *map(pytest.approx, (2, 1, 2, s[0] / s[1])),)
