@@ -457,6 +457,8 @@ def test_names_that_clash(tmp_path):
         name = "none" if "none" in clash else "mine"
         code, said = typed(folder, "train.py", "--mitigation", name)
         assert code == 1 and sentence in said.splitlines()[-1]
+        if number > 1:  # a name and a keyword are enough: each program takes a second
+            continue
         for program in ("analyze.py", "mitigations.py"):
             code, said = typed(folder, program)
             assert code == (name == "none") and "Traceback" not in said

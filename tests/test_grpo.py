@@ -8,11 +8,12 @@ import pytest
 import torch
 
 import grpo
-from conftest import hand_made, refusal, untidy_model
+from conftest import ROOT, hand_made, refusal, untidy_model
+from countdown_task import Problem, Task
 from grpo import dr_grpo, group_z_score, rloo
 from plain_forward import plain_logits
 from properties import draw, given
-from qwen2_model import Qwen2, generate
+from qwen2_model import Qwen2, generate, load_model, load_tokenizer
 
 
 def batch_with(reward, group, **scores):
@@ -106,6 +107,30 @@ def written_out(model, reference, old, rollouts, weight, s):
             d = ref.detach()[t] - lp[t]
             loss = loss + s.kl * (torch.expm1(d) - d) - weight[row, t] * objective
     return loss / rollouts.mask.sum()
+
+
+def test_a_sampled_batch_has_the_texts_scores_and_labels_of_its_tokens():
+    """Answers to the first problem come first."""
+    folder, problems = ROOT / "models/tiny", [Problem((3, 5, 7), 22), Problem((2, 4, 6), 2)]
+    model, tokenizer, task = load_model(folder), load_tokenizer(folder), Task("short")
+    run = SimpleNamespace(model=model, tokenizer=tokenizer, task=task, stop=(2,),
+                          settings=SimpleNamespace(max_new_tokens=60), last_checkpoint=str,
+                          encode=lambda text: tokenizer.encode(text).ids)
+    batch = grpo.sample(run, problems, 3, grpo.generator_of("a batch"))
+    assert batch.group.tolist() == [0, 0, 0, 1, 1, 1] and 0 < batch.reward.sum()
+    for row, n in enumerate(batch.length.tolist()):
+        text, beyond = "".join(batch.texts[row]), [0] * (len(batch.ids[row]) - n)
+        assert text == batch.answers[row] == tokenizer.decode(
+            batch.ids[row, :n].tolist(), skip_special_tokens=False)
+        for part, value in task.score(problems[row // 3], text).items():
+            assert batch.scores[part][row].item() == pytest.approx(value)
+        sections, kinds = task.label(batch.texts[row])
+        assert batch.section[row].tolist() == [*sections, *beyond]
+        assert batch.kind[row].tolist() == [*kinds, *beyond]
+    with torch.no_grad():
+        model.model.norm.weight.fill_(float("nan"))
+    assert "probabilities are not finite" in refusal(
+        grpo.sample, run, problems, 3, grpo.generator_of("a batch"))
 
 
 def learner(model, **changed):

@@ -37,6 +37,14 @@ def test_weights_by_hand(name, own, known, weight):
     assert raw(name, rollouts, **own)[0].tolist() == pytest.approx(weight, rel=1e-5, abs=1e-7)
 
 
+def test_the_defaults_are_those_of_the_notes():
+    defaults = {}
+    for function in mitigations.MITIGATIONS.values():
+        defaults |= function.__kwdefaults__ or {}
+    assert defaults == {"think_discount": 0.5, "epsilon": 0.1, "entropy_temp": 1.0,
+                        "mask_percentile": 80.0, "word_weight": 0.5, "number_weight": 1.0}
+
+
 @pytest.mark.parametrize("texts, weight", [
     (["a", "<answer>", " 3", "</answer>", "end"], [0.5, 0.5, 1, 1, 1]),
     (["a", "<", "answer", ">", " 3", "</answer>"], [0.5, 0.5, 0.5, 0.5, 1, 1]),  # cut in pieces
