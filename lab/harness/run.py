@@ -257,7 +257,7 @@ class LabRun(Training):
 
     def make_folder(self) -> None:
         s, trained = self.settings, sum(one.numel() for one in self.trained.values())
-        say("a run of the lab: lab/engine/update.py makes its steps, in the place of grpo.update")
+        say("a run of the lab: lab/engine/update.py makes its steps, with the loss of grpo.py")
         if s.lora:
             say(f"LoRA of rank {s.lora} trains {trained / 1e6:.2f} million parameters")
         if (s.device, s.dtype) != ("cpu", "float32"):
