@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from conftest import INSTALL, refusal, untidy_model
 from plain_forward import plain_logits
-from qwen2_model import draw, generate, load_model, load_tokenizer, read_config, save_model
+from qwen2_model import (Cache, draw, generate, load_model, load_tokenizer, read_config,
+                         save_model)
 from runs import edit_config
 
 pytestmark = pytest.mark.numerics
@@ -202,6 +203,32 @@ def test_what_is_sampled_is_what_the_model_says_of_it(greedy):
         assert not set(ids[:-1]) & {*STOPS} and (ids[-1] in STOPS) == bool(found.finished[row])
         assert found.mask[row, :n].all() and not found.ids[row, n:].any()
         assert n == 14 or found.finished[row]
+
+
+def test_a_cache_reads_on_with_a_gradient_and_takes_rows_in_any_order():
+    """Answers to prompts of 3 and 1 tokens, against the whole row at once. With a gradient they are
+    read in two parts; without one, rows change their places between the parts."""
+    model, prompts, prompt_of = untidy_model(), PROMPTS[:2], torch.tensor([0, 0, 1, 1])
+    ids, weight = IDS[0, :24].view(4, 6) % 50, torch.linspace(-1, 1, 50)
+    cache = Cache(model.model, prompts, prompt_of)
+    states = torch.cat([cache.read(ids[:, :2]), cache.read(ids[:, 2:])], 1)
+    found, expected = model.logits(states), torch.stack([
+        plain_logits(model, prompts[number] + row.tolist())[len(prompts[number]):]
+        for number, row in zip(prompt_of.tolist(), ids)])
+    torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-4)
+    gradients = [torch.autograd.grad((logits.log_softmax(-1) * weight).mean(), model.parameters())
+                 for logits in (found, expected)]
+    for ours, of_formulas in zip(*gradients):
+        torch.testing.assert_close(ours, of_formulas, atol=1e-5, rtol=1e-3)
+    rows = torch.tensor([3, 0, 2])
+    with torch.no_grad():
+        cache = Cache(model.model, prompts, prompt_of)
+        cache.read(ids[:, :3])
+        cache.take(rows)
+        found = model.logits(cache.read(ids[rows, 3:]))
+    torch.testing.assert_close(found.double(), expected[rows, 3:], atol=1e-4, rtol=1e-4)
+    with pytest.raises(RuntimeError):
+        cache.take(torch.tensor([0, 1, 2, 2]))  # more rows than there were
 
 
 def test_an_answer_does_not_depend_on_the_answers_beside_it():

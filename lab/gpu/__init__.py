@@ -1,6 +1,7 @@
 """What a GPU computes in another way than lab/engine, because it is faster there: kernels in
-Triton, joined matrices, and a token step that is recorded once and replayed. No line of lab/engine
-names this room. Without it `--device cuda` computes with the engine's functions, in plain torch.
+Triton, joined matrices, and a token step that is recorded once and replayed, with a sampler and a
+cache of its own. Tests compare what it samples with lab/engine's. No line of lab/engine names this
+room. Without it `--device cuda` computes with the engine's functions, in plain torch.
 
 `install` puts two functions of this room in the place of the engine's, for the whole process.
 Each of them looks at its arguments, and calls the engine's function for a model that is not on a

@@ -1,7 +1,6 @@
 """The cache of the GPU's sampler: keys and values of all earlier tokens, and the attention to them.
 
 Rows that answer the same prompt are put into blocks of G rows, which share one copy of the prompt.
-(In training, lab/gpu/packing.py shares a prompt between whole answers, with a gradient.)
 
 Example: prompts p (3 tokens) and r (5 tokens) begin with the same two tokens, s. There are three
 answers to p and two to r, and G = 2. A block with too few answers is filled up with copies of the

@@ -1,4 +1,4 @@
-"""The model as the sampler computes it: with joined matrices, in few operations.
+"""The model as a GPU's sampler computes it: with joined matrices, in few operations.
 
 A token step has only one row for each answer, so starting an operation takes as long as carrying it
 out, and fewer operations are faster. These are the matrix products of a layer (D is the width, I
@@ -11,10 +11,8 @@ the width of the MLP, H and K the numbers of query and key heads):
     down_proj                 down (I, D)
 
 A matrix is stored in the type of its products, as (inputs, outputs), because in this layout a
-product with few rows reads it fastest; from a width of PACKED on in oneDNN's own layout. The
-results are those of the model, apart from rounding.
+product with few rows reads it fastest. The results are those of the model, apart from rounding.
 """
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
@@ -26,7 +24,6 @@ from lab.engine.model import Qwen2, at_least_float32, product_type, rotary
 from qwen2_model import Block, RMSNorm
 
 AttendJoined = Callable[[int, Tensor, Tensor], Tensor]  # layer, q, k and v in one tensor
-PACKED, PACKED_TYPES = 512, (torch.float32, torch.bfloat16)
 
 
 class Joined(NamedTuple):
@@ -57,17 +54,12 @@ class FusedQwen2:
         self.config, self.dtype = model.config, model.compute_dtype
         self.wide = at_least_float32(self.dtype)  # the type of x between the layers
         self.product_type = product_type(self.dtype, model.device)
-        self.is_packed = (model.device.type == "cpu" and torch.backends.mkldnn.is_available()
-                          and self.product_type in PACKED_TYPES
-                          and self.config.hidden_size >= PACKED)
         self.embeddings = model.model.embed_tokens.weight.detach()
         self.output = Joined(once_if_frozen(model.output_matrix, lambda matrix: self.laid_out(
             matrix.detach(), copies=False)))
         self.layers = [self.fuse_layer(layer) for layer in model.model.layers
                        if isinstance(layer, Block)]
         self.norm = self.weight_of(model.model.norm)
-        self.root = {n: self.norm.new_tensor(n * self.config.rms_norm_eps).sqrt()  # for `normed`
-                     for n in (self.config.hidden_size, self.config.head_dim)}
         cos_sin = rotary(torch.arange(longest, device=model.device), self.config, self.wide)
         self.cos_sin = torch.stack(cos_sin, 1)  # (longest, 2, 1, head_dim)
 
@@ -104,21 +96,16 @@ class FusedQwen2:
         """A matrix (outputs, inputs) as `product` reads it."""
         matrix = matrix.to(self.dtype).to(self.product_type)
         inputs_first: Tensor = matrix.t()
-        if self.is_packed:
-            packed: Tensor = torch.ops.mkldnn._reorder_linear_weight(matrix.contiguous())
-            return packed
         return inputs_first.contiguous() if copies else inputs_first
 
     def weight_of(self, norm: RMSNorm) -> Tensor:
-        """The norm's weight, times the sqrt(n) that `normed` leaves out."""
-        weight: Tensor = norm.weight.detach().to(self.wide)
-        return weight * math.sqrt(len(weight))
+        return norm.weight.detach().to(self.wide)
 
     def normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        """RMSNorm over the last axis, of n numbers, as x / sqrt(|x|^2 + n eps) * sqrt(n) weight, in
-        four operations instead of torch's seven."""
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return (x / torch.hypot(length, self.root[x.shape[-1]])).mul_(weight)
+        eps = self.config.rms_norm_eps
+        if weight.dim() == 1:
+            return F.rms_norm(x, weight.shape, weight, eps)
+        return F.rms_norm(x, x.shape[-1:], None, eps) * weight  # a weight for each head
 
     def hidden(self, ids: Tensor, positions: Tensor, attend: AttendJoined) -> Tensor:
         """(N,) ids and positions -> (N, D), as `Decoder.forward` computes it. `attend` gets keys
@@ -142,10 +129,7 @@ class FusedQwen2:
         """x @ matrix + bias. Both factors and the result are rounded to the compute type."""
         x = x.to(self.dtype).to(self.product_type)
         product: Tensor
-        if self.is_packed:
-            product = torch.ops.mkldnn._linear_pointwise(x, joined.matrix, joined.bias, "none", [],
-                                                         "")
-        elif joined.bias is None:
+        if joined.bias is None:
             product = x @ joined.matrix
         else:
             product = torch.addmm(joined.bias, x, joined.matrix)
@@ -158,7 +142,7 @@ class FusedQwen2:
 
     def add_product(self, x: Tensor, y: Tensor, joined: Joined) -> Tensor:
         """x += y @ matrix, in a single call if there is one for these types."""
-        if x.dtype == y.dtype == self.product_type and not (self.is_packed or joined.low_rank):
+        if x.dtype == y.dtype == self.product_type and not joined.low_rank:
             return x.addmm_(y, joined.matrix)
         return x.add_(self.product(y, joined))
 
@@ -172,7 +156,7 @@ def once_if_frozen(matrix: Tensor, lay_out: Callable[[Tensor], Tensor]) -> Tenso
     beside the matrix."""
     if not getattr(matrix, "is_frozen", False):
         return lay_out(matrix)
-    if not hasattr(matrix, "laid_out"):
-        matrix.laid_out = lay_out(matrix)  # type: ignore[attr-defined]
-    laid_out: Tensor = matrix.laid_out  # type: ignore[attr-defined]
-    return laid_out
+    if not hasattr(matrix, "joined"):
+        matrix.joined = lay_out(matrix)  # type: ignore[attr-defined]
+    joined: Tensor = matrix.joined  # type: ignore[attr-defined]
+    return joined

@@ -5,12 +5,10 @@ from functools import cache
 from importlib.util import find_spec
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lab.gpu.fused import FusedQwen2, Joined
 from lab.engine.model import Qwen2
-from qwen2_model import RMSNorm
 
 
 class ModelOnGPU(FusedQwen2):
@@ -19,17 +17,8 @@ class ModelOnGPU(FusedQwen2):
         self.has_kernels = (has_kernels(self.dtype, model.device)
                             and self.config.head_dim in (32, 64, 128))
 
-    def weight_of(self, norm: RMSNorm) -> Tensor:
-        return norm.weight.detach().to(self.wide)
-
-    def normed(self, x: Tensor, weight: Tensor) -> Tensor:
-        eps = self.config.rms_norm_eps
-        if weight.dim() == 1:
-            return F.rms_norm(x, weight.shape, weight, eps)
-        return F.rms_norm(x, x.shape[-1:], None, eps) * weight  # a weight for each head
-
     def add_product(self, x: Tensor, y: Tensor, joined: Joined) -> Tensor:
-        """The engine's. In bfloat16 a single call adds the product to x, which is in float32."""
+        """In bfloat16 a single call adds the product to x, which is in float32."""
         is_mixed = x.dtype != self.dtype and joined.low_rank is None
         if is_mixed and adds_to_float32(x.device):
             return torch.addmm(x, y, joined.matrix, out_dtype=x.dtype, out=x)

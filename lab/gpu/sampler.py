@@ -154,17 +154,17 @@ class Decoding:
         """Compute each prompt once, keep its keys and values, and sample token 0 of every row.
         `without` (B + 1,) has for each answer a token that may not come first, or -1."""
         rows, device = self.rows, self.uniform.device
-        ids, packed = pack(prompts, [], torch.zeros(0, dtype=torch.long))
+        ids, packed = pack(prompts)
         ids, packed = send(ids, device), packed.to(device)
 
         def attend(layer: int, q: Tensor, kv: Tensor) -> Tensor:
-            self.cache.add_prompts(to_rows(kv, packed.prompts), rows.prompt)
+            self.cache.add_prompts(to_rows(kv, packed.rows), rows.prompt)
             k, v = kv.chunk(2, 1)
             attended = packed(layer, q, k, v)                               # (N, H, head_dim)
             return torch.unflatten(attended, 1, (k.shape[1], -1))           # by key head
 
         hidden = self.model.hidden(ids, packed.positions, attend)           # (N, D)
-        last_seen = packed.prompts[rows.prompt, rows.seen - 1]              # (R,)
+        last_seen = packed.rows[rows.prompt, rows.seen - 1]                 # (R,)
         self.sample(hidden[last_seen], None if without is None else without[rows.answer])
 
     def step(self) -> None:

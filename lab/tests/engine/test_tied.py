@@ -1,6 +1,7 @@
 """What is written twice is tied here: the plain part in the files at the root, which is read, and
-its fast twin in lab/, which made the findings. The same tokens from the same random numbers, the
-same log-probs, the same gradient, over several shapes; and transformers is the referee of both."""
+what a run of the lab has in its place. The same tokens from the same random numbers, the same
+log-probs, the same gradient, over several shapes. Model and cache are one for both, so transformers
+is the referee."""
 import itertools
 from dataclasses import replace
 from types import SimpleNamespace
@@ -221,13 +222,27 @@ def test_both_updates_move_the_parameters_alike(folder, changed):
     assert (moved - moved_of_lab).norm() < 0.1 * moved.norm() > 0
 
 
-def test_transformers_says_the_same_of_a_folder_that_is_written_here(folder):
+def test_transformers_says_the_same_of_answers_and_of_their_gradient(folder):
+    """Each answer alone in a row. Ours are a part of the batch, in any order."""
     transformers = pytest.importorskip("transformers")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    ours, ids = qwen2_model.load_model(folder), torch.tensor([PROMPTS[2]])
-    with torch.no_grad():
-        expected = theirs(ids).logits
-        close(ours(ids), expected, atol=1e-4 * expected.abs().max().item())
+    plain, fast = qwen2_model.load_model(folder), read_model_folder(folder)
+    rollouts, rows = batch(plain), [19, 0, 7, 3, 8]
+    factor = torch.randn(rollouts.ids.shape, generator=torch.Generator().manual_seed(0))
+    expected = torch.zeros(rollouts.ids.shape)
+    for row in rows:
+        prompt, ids = PROMPTS[row // 5], rollouts.ids[row, rollouts.mask[row]].tolist()
+        logits = theirs(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1:-1]
+        expected[row, :len(ids)] = logits.log_softmax(-1)[range(len(ids)), ids]
+    (expected * factor)[rows].sum().backward()
+    close(rollouts.log_prob[rows], expected[rows])
+    for model, log_probs in ((plain, grpo.log_probs), (fast, response_log_probs)):
+        found = log_probs(model, rollouts, torch.tensor(rows))
+        close(found, expected[rows])
+        (found * factor[rows]).sum().backward()
+        for name, parameter in model.named_parameters():
+            wanted = theirs.get_parameter(name).grad
+            close(parameter.grad, wanted, atol=1e-4 * wanted.abs().max().item(), rtol=1e-3)
 
 
 def test_adamw_is_torchs_to_the_last_bit():

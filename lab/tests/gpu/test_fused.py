@@ -6,8 +6,8 @@ import torch
 
 from small import copied
 from lab.gpu.fused import FusedQwen2
-from lab.gpu.packing import SharedPrompts
-from lab.engine.model import Linear, ModelConfig, Qwen2, has_bfloat16
+from lab.gpu.packing import PackedPrompts
+from lab.engine.model import Linear, ModelConfig, Qwen2
 
 CONFIG = ModelConfig(vocab_size=20, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
                      num_attention_heads=6, num_key_value_heads=2, head_dim=8, rms_norm_eps=0.1)
@@ -26,7 +26,7 @@ def make_model(**changes):
 
 def logits_of(model, fused):
     """(8, V) twice: of the model, and of its copy."""
-    packed = SharedPrompts(LENGTHS, [], torch.zeros(0, dtype=torch.long))
+    packed = PackedPrompts(LENGTHS)
     with torch.no_grad():
         expected = model.logits(model.model(IDS, packed.positions, packed))
         hidden = fused.hidden(IDS, packed.positions,
@@ -44,29 +44,6 @@ def test_it_computes_what_the_model_does(changes):
     torch.testing.assert_close(logits, expected, atol=1e-12, rtol=1e-12)
     is_shared = fused.output.matrix.data_ptr() == model.model.embed_tokens.weight.data_ptr()
     assert is_shared == model.config.tie_word_embeddings  # a tied matrix is not copied
-
-
-@pytest.mark.parametrize("changes", [{"tie_word_embeddings": True}, {"model_type": "qwen3"}])
-def test_in_the_layout_of_onednn_it_computes_the_same(changes, monkeypatch):
-    monkeypatch.setattr("lab.gpu.fused.PACKED", 8)
-    model = make_model(**changes)
-    fused = FusedQwen2(model, longest=5)
-    assert fused.layers[0].down.matrix.is_mkldnn and fused.output.matrix.is_mkldnn
-    expected, logits = logits_of(model, fused)
-    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("kept", [torch.float32, pytest.param(torch.bfloat16, marks=(
-    pytest.mark.skipif(not has_bfloat16(), reason="needs bfloat16 products of oneDNN")))])
-@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
-def test_so_it_does_with_numbers_rounded_to_bfloat16(kept, kind, monkeypatch):
-    monkeypatch.setattr("lab.gpu.fused.product_type", lambda dtype, device: kept)
-    model = make_model(model_type=kind).compute_in(torch.bfloat16)
-    usual = logits_of(model, FusedQwen2(model, longest=5))[1]
-    monkeypatch.setattr("lab.gpu.fused.PACKED", 8)
-    _, packed = logits_of(model, fused := FusedQwen2(model, longest=5))
-    assert fused.layers[0].o.matrix.is_mkldnn
-    assert (packed - usual).norm() < 2 ** -7 * usual.norm()
 
 
 def test_in_bfloat16_it_rounds_the_matrices_that_training_rounds(monkeypatch):
