@@ -485,7 +485,7 @@ def why_skipped(rollouts: Rollouts) -> str:
     if rollouts.advantage.any():
         reason = "no token has both a weight and an advantage"
     elif by_group.amin(1).ne(by_group.amax(1)).any():
-        reason = "every advantage is 0, although the rewards of a group differ"
+        reason = "every advantage is 0, although answers of a group had different rewards"
     if not rollouts.finished.any():
         reason += ", and none was finished within --max_new_tokens"
     return reason

@@ -343,7 +343,7 @@ class Run(Learner):
             "made_of": self.made_of()}
 
     def made_of(self) -> dict[str, str]:
-        s, loaded = self.settings, [getattr(one, "__file__", None) for one in sys.modules.values()]
+        s, loaded = self.settings, [getattr(one, "__file__", "") for one in [*sys.modules.values()]]
         files = {path for path in map(Path, filter(None, loaded)) if path.parent == HERE}
         texts = texts_of(sorted(files), {"train", "Training", s.mitigation, s.advantage})
         return {label: digest_of(text) for label, text in texts.items()}

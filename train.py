@@ -16,8 +16,8 @@ Read `train` first. Where the numbers of token 17 of answer 3 are computed:
 
 All random numbers of a step follow from the seed and the step alone. So a run that was killed goes
 on from its checkpoint as if nothing had happened: on the same CPU it samples the same tokens, bit
-for bit. Everything is computed in float32 on a CPU. Other devices, types, tasks and methods are in
-lab/.
+for bit, if your functions take random numbers from `rollouts.generator` alone and keep nothing from
+call to call. All is float32 on a CPU. Other devices, types, tasks and methods are in lab/.
 """
 import math
 import os

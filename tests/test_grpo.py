@@ -230,6 +230,8 @@ def test_clipping_by_hand(low, high, A, old, loss):
 
 @pytest.mark.parametrize("changed, weight, why", [
     ({"advantage": torch.zeros(6, 1)}, 1.0, "every group's answers had equal rewards"),
+    ({"advantage": torch.zeros(6, 1), "scores": {"reward": torch.arange(6.0)}}, 1.0,
+     "every advantage is 0, although answers of a group had different rewards"),
     ({}, 0.0, "no token has both a weight and an advantage"),
     ({"advantage": torch.zeros(6, 1), "finished": torch.zeros(6, dtype=torch.bool)}, 1.0,
      "equal rewards, and none was finished within --max_new_tokens")])

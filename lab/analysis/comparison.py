@@ -113,7 +113,8 @@ def versions_of(runs: Sequence[Run]) -> list[list[str]]:
         if any(has_version) and not is_known:
             words.append("version not on record")
         for one in changed:
-            words.append(f"changed after step {one['after_step']}: {in_short(one['files'])}")
+            words.append(f"changed after step {one['after_step']}: {in_short(one['files'])}, "
+                         f"before {digest_of(one['files'])[:4]}")
     return found
 
 

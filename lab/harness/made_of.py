@@ -51,7 +51,8 @@ def made_of(s: LabSettings, root: Path = PROJECT) -> dict[str, str]:
 def program(s: LabSettings, root: Path = PROJECT) -> dict[str, str]:
     """The text of each definition that a run can reach, if the project lies in `root`."""
     own = [root / "mitigations.py", root / file_of_task(s.task).relative_to(PROJECT)]
-    files = {path for pattern in OF_A_STEP for path in root.glob(pattern)}
+    of_gpu = () if s.device == "cpu" else ("lab/gpu/*.py",)
+    files = {path for pattern in (*OF_A_STEP, *of_gpu) for path in root.glob(pattern)}
     names = {"train", "LabRun", "Run", s.mitigation, s.advantage}
     imported = with_imports([path for path in own if path.is_file()], root)
     for path in {path for path in imported - files if is_python(path)}:

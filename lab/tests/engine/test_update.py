@@ -249,8 +249,9 @@ def test_a_batch_where_nothing_is_left_is_skipped_and_said(small_model, rollouts
     elsewhere = rollouts.mask.float() * (torch.arange(6) > 2)[:, None]  # where rewards are equal
     for changed, weight, said in (
             ({"advantage": zeros}, None,
-             "every group's answers had equal rewards"),
-            ({"advantage": zeros, "finished": zeros[:, 0].bool()}, None,
+             "every advantage is 0, although answers of a group had different rewards"),
+            ({"advantage": zeros, "finished": zeros[:, 0].bool(),
+              "scores": {"reward": zeros[:, 0]}}, None,
              "every group's answers had equal rewards, and none was finished within "
              "--max_new_tokens"),
             ({}, elsewhere, "no token has both a weight and an advantage"),

@@ -4,6 +4,7 @@ import re
 import shlex
 from glob import glob
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from lab_runs import make_here
@@ -34,6 +35,17 @@ def test_the_arms_of_a_weighting_and_of_an_advantage():
     assert "kind" not in of_span
     for name in ("rloo", "maxrl"):  # answers have no kind
         assert [*arms_of(name, {})[1]] == ["plain", "idea", "any"]
+        assert [*arms_of(name, {}, "none")[1]] == ["plain", "idea"]
+
+
+def test_where_all_tokens_are_of_one_category_there_is_one_placebo(tmp_path, monkeypatch, capsys):
+    own = SimpleNamespace(runs=tmp_path, placebos="any,kind")
+    for has_kinds, arms in ((True, 4), (False, 3)):
+        monkeypatch.setattr(idea, "look", lambda *given, is_weighting: has_kinds)
+        found = idea.Idea("by_kind", {}, own, "")
+        found.first_look()
+        assert len(found.arms) == arms
+        assert ("so there is one placebo" in capsys.readouterr().out) == (not has_kinds)
 
 
 def large_folder(folder):

@@ -86,7 +86,7 @@ def test_it_is_what_training_gives_the_tokens(capsys):
     assert "for 32 answers" in printed and "all tokens of an answer have the same weight" in printed
     gradient = printed.partition("in plain GRPO: ")[2].partition("all tokens")[0]
     assert {part.split()[-1] for part in gradient.split(", ")} == {"1.00"}
-    look("by_kind", *settings, True)
+    assert look("by_kind", *settings, True)  # tokens are of several categories
     said = capsys.readouterr().out
     assert "word 0." in said and "operator 1." in said
     # equal weights are equal in all four batches, although each batch is rescaled differently
