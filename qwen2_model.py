@@ -383,8 +383,8 @@ def read_config(folder: Path) -> ModelConfig:
              if raw.get(key) and raw[key] not in known]
     wrong += ["rope scaling"] * is_scaled
     if wrong or kind not in ("qwen2", "qwen3"):
-        reason = wrong[0] if wrong else f"other than qwen2 and qwen3, model_type {kind!r}"
-        raise UserError(f"{folder}: {reason} is not implemented here")
+        reason = wrong[0] if wrong else f"model_type {kind!r}"
+        raise UserError(f"{folder}: {reason} is not implemented here. Plain qwen2 and qwen3 are")
     # an instruct model lists more of the tokens that end an answer in its generation_config.json
     generation = folder / "generation_config.json"
     ends = (read_json(generation) if generation.exists() else raw).get("eos_token_id")
