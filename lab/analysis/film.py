@@ -27,8 +27,8 @@ def write_film(run: Path, path: Path, answers: Mapping[int, tuple[str, bool, str
         raise UserError(f"--film {path}: the picture is a GIF, so the name should end with .gif")
     steps = read_lines(run / "metrics.jsonl")
     sampled = [line for line in read_lines(run / "evaluations.jsonl") if line["mode"] == "sampled"]
-    if len(steps) < 2:
-        raise UserError(f"{run} has {len(steps)} steps on record, and a curve needs two")
+    if not steps:
+        raise UserError(f"{run} has no steps on record")
     figure, (curve, below) = plt.subplots(2, 1, height_ratios=(3, 1.2), figsize=(7.5, 4.0))
     below.axis("off")
     in_step, held_out = "reward", "reward_mean"
