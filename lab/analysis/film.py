@@ -38,7 +38,7 @@ def write_film(run: Path, path: Path, answers: Mapping[int, tuple[str, bool, str
     dots, = curve.plot([], [], ".", color=GREY, label=f"{in_step} in each step of training")
     line, = curve.plot([], [], "o-", color=BLUE, label="on problems that are never trained on")
     known = [one[in_step] for one in steps] + [one[held_out] for one in sampled]
-    curve.set(xlim=(-1, steps[-1]["step"] + 1), ylim=(min(0, *known), max(known) * 1.1),
+    curve.set(xlim=(-1, steps[-1]["step"] + 1), ylim=(min(0, *known), 1.1 * max(0.01, *known)),
               xlabel="step")
     curve.legend(loc="upper left")
     title = below.text(0, 1, "", va="top", weight="bold", transform=below.transAxes)
