@@ -102,6 +102,15 @@ def test_what_an_environment_wrote_is_left_out(tmp_path):
     assert tokens["position"].tolist() == [0, 1, 2, 0, 1]
 
 
+@pytest.mark.parametrize("freedom, t", [*zip(analyze.FREEDOM[1:], analyze.T[1:])])
+def test_students_t_leaves_a_fortieth_beyond_it(freedom, t):
+    """The density (1 + x^2 / n)^(-(n + 1) / 2), added up; x = tan(angle) has no end."""
+    angle = (np.arange(400_000) + 0.5) * np.pi / 2 / 400_000
+    x = np.tan(angle)
+    density = (1 + x ** 2 / freedom) ** (-(freedom + 1) / 2) / np.cos(angle) ** 2
+    assert density[x > t].sum() / density.sum() == pytest.approx(0.05, abs=2e-4)
+
+
 def written(folder, seed, ends, trained, **config):
     """A run of these settings: right answers of the evaluations, success of the steps."""
     evaluations = [{**evaluation(step, answer), "length_mean": 9}
@@ -111,11 +120,13 @@ def written(folder, seed, ends, trained, **config):
 
 
 def test_the_gain_of_a_run_by_hand(tmp_path):
-    """Differences 1 0 0 0 1 0 0 0: mean 0.25, sample deviation 0.4629; t of seven is 2.3646."""
-    run = written(tmp_path / "run", 0, [[0, 1, 0, 1, 0, 0, 0, 0], [1, 1, 0, 1, 1, 0, 0, 0]], [0.5])
+    """Differences 1 0 0 0 1 0 0 0: mean 0.25, sample deviation 0.4629; t of seven is 2.3646. What
+    was between start and end does not count."""
+    ends = [[0, 1, 0, 1, 0, 0, 0, 0], [1] * 8, [1, 1, 0, 1, 1, 0, 0, 0]]
+    run = written(tmp_path / "run", 0, ends, [0.5])
     _, _, [row] = analyze.gains(run)
     half = 2.3646 * (1.5 / 7) ** 0.5 / 8 ** 0.5
-    assert row == ["sampled", "0 to 2", "8", "25.0%", "50.0%",
+    assert row == ["sampled", "0 to 3", "8", "25.0%", "50.0%",
                    f"+25.0% ({0.25 - half:+.1%} to {0.25 + half:+.1%})", "9"]
 
 
