@@ -247,7 +247,8 @@ def check(method: Any, *, at_least: float | None = None, seeds: int = 3, **flags
     average, or has a cosine of `at_least` in all worlds."""
     choice = choice_of(method) if isinstance(method, str) else as_choice(method)
     verdict = judge(choice, flags, worlds_of({}, seeds), {}, at_least)
-    assert verdict.word in (RIGHT, ACCEPTED), f"{verdict.word}: {verdict.why}"
+    if verdict.word not in (RIGHT, ACCEPTED):
+        raise AssertionError(f"{verdict.word}: {verdict.why}")
     return verdict
 
 
