@@ -15,7 +15,7 @@ from docs import pictures
 from lab.analysis.comparison import mean_in_training
 from lab_runs import block, blocks, copy_project, printed_by_each
 from runs import arrays, lines, program
-from stored import stored_arms
+from stored import stored_arms, stored_gain
 
 PAGES = {path.name: path.read_text(encoding="utf-8")
          for path in project_files("docs/course/*.md")}
@@ -221,6 +221,11 @@ def test_the_pictures_of_the_course_can_be_drawn_and_are_shown():
     for name, draw in pictures.PICTURES.items():
         [page] = [page for place, page in PAGES.items() if place.startswith(f"{said[name]}_")]
         assert f"](../{name}.png)" in page and draw().axes
+
+
+def test_what_fine_tuning_gained_follows_from_the_value_of_each_seed():
+    page = " ".join(PAGES["2_why_does_a_step_raise_the_reward.md"].split())
+    assert f"[{stored_gain('bridge', 'right_only', 'grpo')}]" in page
 
 
 def test_runs_of_one_command_differ_as_page_10_says():
