@@ -245,7 +245,7 @@ class Cache:
 
     def read(self, ids: Tensor, is_token: Tensor | None = None) -> Tensor:
         """Compute the next n tokens of each row: (B, n) -> hidden states (B, n, D). Where
-        `is_token` (B, n) is False a row is padded, and its state is 0."""
+        `is_token` (B, n) is False a row is padded, its state is 0, and no `read` may follow."""
         start, self.end = self.end, self.end + ids.shape[1]
         slot = torch.arange(self.end)
         new = slot[start:, None]                                                 # (n, 1)
@@ -287,7 +287,7 @@ class Cache:
     def take(self, rows: Tensor) -> None:
         """Go on with these rows alone. They move up within their memory, which takes less time than
         new memory of this size."""
-        self.length = self.length[rows]
+        self.length, self.prompt_of = self.length[rows], self.prompt_of[rows]
         for layer, kept in self.kept.items():
             self.kept[layer] = kept[:len(rows)]
             self.kept[layer][:, :self.end] = kept[rows, :self.end]

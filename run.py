@@ -344,7 +344,8 @@ class Run(Learner):
 
     def made_of(self) -> dict[str, str]:
         s, loaded = self.settings, [getattr(one, "__file__", "") for one in [*sys.modules.values()]]
-        files = {path for path in map(Path, filter(None, loaded)) if path.parent == HERE}
+        files = {path for path in map(Path, filter(None, loaded))
+                 if path.parent == HERE and path.name != "analyze.py"}  # a notebook may load it
         texts = texts_of(sorted(files), {"train", "Training", s.mitigation, s.advantage})
         return {label: digest_of(text) for label, text in texts.items()}
 

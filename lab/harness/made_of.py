@@ -50,7 +50,10 @@ def made_of(s: LabSettings, root: Path = PROJECT) -> dict[str, str]:
 
 def program(s: LabSettings, root: Path = PROJECT) -> dict[str, str]:
     """The text of each definition that a run can reach, if the project lies in `root`."""
-    own = [root / "mitigations.py", root / file_of_task(s.task).relative_to(PROJECT)]
+    task = file_of_task(s.task)
+    if task.is_relative_to(PROJECT):
+        task = root / task.relative_to(PROJECT)
+    own = [root / "mitigations.py", task]
     of_gpu = () if s.device == "cpu" else ("lab/gpu/*.py",)
     files = {path for pattern in (*OF_A_STEP, *of_gpu) for path in root.glob(pattern)}
     names = {"train", "LabRun", "Run", s.mitigation, s.advantage}

@@ -108,7 +108,7 @@ TINY = ROOT / "models/tiny"
     # a flag that would be read and ignored; the same flag where it has an effect is taken
     ("preflight --out x", "--out has no effect, because nothing is trained or written"),
     ("preflight --answers 8 --group 9", "groups of 9 answers are planned"),
-    ("idea", "are required: NAME"),
+    ("idea", "name a weighting or an advantage, or --against COMMIT"),
     ("idea by_kind --placebos any,word", "--placebos 'any,word': choose from any,kind, any"),
     ("idea no_such", "no_such is neither a weighting nor an advantage. Is its function in mitig"),
     ("idea none", "none is plain GRPO, with which an idea is compared"),

@@ -39,7 +39,7 @@ from lab.harness.screen import python_command, say
 from lab.harness.settings import CHANGEABLE, LabSettings, make_settings
 from lab.harness.tasks import file_of_task
 from lab.tools.planned_runs import (PlannedRun, as_typed, common_settings, make_runs, side_by_side)
-from run import digest_of, texts_of, whole
+from run import digest_of, shown, texts_of, whole
 
 BOOK = [name for name in OF_A_STEP if "/" not in name]
 EDIT = "your edit"
@@ -182,7 +182,7 @@ def print_changes(mine: Version, other: Version) -> None:
     for label in labels:
         for line in difference(label, other.texts.get(label, ""), mine.texts.get(label, "")):
             say(line)
-    files = (str(file_of_task(mine.settings.task).relative_to(PROJECT)), "countdown_task.py",
+    files = (shown(file_of_task(mine.settings.task), PROJECT), "countdown_task.py",
              "lab/countdown.py")
     if any(label.endswith(f"({file})") for label in labels for file in files):
         say("The task differs, so each version counts success by its own task.")

@@ -403,6 +403,6 @@ def test_the_lab_takes_over_what_is_not_in_the_book(tmp_path, monkeypatch):
     said = program_here(ROOT / "train.py", "--threads", "1", "--questions", "2", "--answers",
                         "4", "--steps", "1", "--eval_every", "0", "--lora", "2", "--out",
                         tmp_path / "x")
-    assert "LoRA of rank 2" in said and "in the place of grpo.update" in said
+    assert "LoRA of rank 2" in said and "lab/engine/update.py makes its steps" in said
     # a misspelt flag finds the right one of the larger list
     assert "lora" in program_here(ROOT / "train.py", "--lroa", "2", expect=1)

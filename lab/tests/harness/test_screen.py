@@ -177,6 +177,7 @@ def test_threads_and_memory_are_set_before_torch_is_imported(monkeypatch):
 def test_an_answer_is_marked_and_steers_nothing(capsys, tmp_path):
     run = Run.__new__(Run)
     run.folder, run.has_format, run.evaluations = tmp_path, False, []
+    run.evaluation_seconds = {}
     shown = [{"problem": "3 5", "text": "\x1b[2J", "answer": 1},
              {"problem": "4 6", "text": "x " * 500, "answer": 0}]
     run.log_evaluation(evaluation(0, [1, 0]) | {"shown": shown}, 1.0)

@@ -51,7 +51,7 @@ def test_it_is_the_difference_of_two_means(recorded, policy, batch, monkeypatch)
 
     monkeypatch.setattr(token, "continuation_rewards", given)
     b, t = uncertain_token(batch)
-    found = measure_credit(recorded, str(policy.folder), STEP, b, t, 4)
+    found = measure_credit(read_run(recorded), STEP, b, t, 4)
     ids, problem = batch.ids[b].tolist(), int(batch.group[b])
     assert asked == [(problem, tuple(ids[:t])), (problem, tuple(ids[:t + 1]))]
     assert (found.before, found.after) == (0.5, 0.75)
@@ -131,7 +131,7 @@ def test_the_likeliest_others_are_without_the_token_itself(recorded, policy, bat
     texts = [policy.tokenizer.decode([other]) for other in others]
     named = ", ".join(f"{text!r} {p[other]:.2g}" for text, other in zip(texts, others))
     run, record = read_run(recorded), read_step(recorded, STEP)
-    said = likeliest_others(run, str(policy.folder), record, policy.tokenizer, b, t)
+    said = likeliest_others(run, record, policy.tokenizer, b, t)
     assert said == f"the likeliest are {named} (by {policy.folder})"
 
 
