@@ -87,8 +87,7 @@ def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp
         raise SystemExit(f"{processes} at a time")
 
     monkeypatch.setattr(idea, "make_runs", keep)
-    for module in (idea, planned_runs):
-        monkeypatch.setattr(module, "is_large", lambda folder: True)
+    monkeypatch.setattr(planned_runs, "is_large", lambda folder: True)
     monkeypatch.setattr(planned_runs, "usable_cores", lambda: 8)
     for processes in (1, 8):
         with pytest.raises(SystemExit, match=f"{processes} at a time"):

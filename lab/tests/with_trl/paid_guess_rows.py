@@ -1,6 +1,6 @@
 """The same rows as in guess_rows.py, with a reward for each turn."""
 from lab.tests import paid_guess
-from lab.tests.trl.guess_rows import game_of, problems, reply, show  # noqa: F401
+from lab.tests.with_trl.guess_rows import game_of, problems, reply, show  # noqa: F401
 
 GAME = paid_guess.Task()
 

@@ -3,7 +3,7 @@ import pytest
 
 from lab.formula import find_formula, of_trl
 from lab.formula.report import codes
-from lab.tests.trl import INSTALL
+from lab.tests.with_trl import INSTALL
 
 
 def advantage(batch):

@@ -1,5 +1,5 @@
 """What the page of lab/trl says of versions."""
-from lab.tests.trl import REQUIREMENTS
+from lab.tests.with_trl import REQUIREMENTS
 from conftest import ROOT
 
 

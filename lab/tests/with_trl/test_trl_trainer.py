@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import lab.tools.page as analyze
-from lab.tests.trl import INSTALL
+from lab.tests.with_trl import INSTALL
 from conftest import ROOT, refusal
 from small import ASKED, StateIdea, copied, put_in, spoken
 from lab.countdown import Problem
@@ -30,7 +30,7 @@ from lab.analysis.run_folders import read_columns, read_credit
 from lab.harness.build import load_policy
 from lab.harness.flags import flags_of
 from lab.harness.settings import make_settings
-from lab.tests.trl import guess_rows
+from lab.tests.with_trl import guess_rows
 from lab.engine.credited import rescaled_weight
 from lab_runs import block, copy_project, free_port
 from runs import lines, program
@@ -207,7 +207,7 @@ def played(policy, rows, seed):
 def test_answers_of_several_turns_are_trained_on_as_ours(tmp_path, advantage, rows_of, undrawn):
     """Three games with four answers each, by an environment of TRL's, whose mask has holes. The
     record has them, and the gradient is ours, also where each turn is paid."""
-    player, module = str(ROOT / "models/guesser"), f"lab.tests.trl.{rows_of}"
+    player, module = str(ROOT / "models/guesser"), f"lab.tests.with_trl.{rows_of}"
     policy = load_policy(make_settings({"model": player, "task": module, "questions": "3"}))
     rows = [dict(guess_rows.problems[i]) for i in (1, 4, 6)]
     games = [row for row in rows for _ in range(4)]
@@ -389,7 +389,7 @@ def test_an_answer_that_trl_leaves_out_is_on_record_with_weight_0(policy, tmp_pa
 WORKER = """
 import sys
 sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/tests"]
-from lab.tests.trl.test_trl_trainer import TINY, trained
+from lab.tests.with_trl.test_trl_trainer import TINY, trained
 from safetensors.torch import save_file
 from lab.harness.build import load_policy
 from lab.harness.settings import make_settings
