@@ -258,6 +258,12 @@ def test_a_sampler_that_differs_from_the_update_is_refused(model, rollouts):
     shifted = dataclasses.replace(rollouts, log_prob=rollouts.log_prob.roll(1, 1) * rollouts.mask)
     assert "log-probs of sampler and update differ by" in refusal(
         grpo.update, learner(model), shifted, any_weight(rollouts))
+    # differences of both signs do not cancel
+    signs = torch.ones_like(rollouts.log_prob)
+    signs[:, ::2] = -1
+    shifted.log_prob = (rollouts.log_prob + 0.2 * signs) * rollouts.mask
+    assert "differ by 0.2 a token" in refusal(
+        grpo.update, learner(model), shifted, any_weight(rollouts))
 
 
 def test_adamw_is_torchs_to_the_last_bit():

@@ -67,6 +67,12 @@ def test_the_readme_and_mitigations_show_the_same_idea():
     assert textwrap.indent(block("README.md", "def my_idea").strip(), "    ") in docstring
 
 
+def test_the_readme_has_a_line_that_installs_and_runs_and_one_that_installs_and_tests():
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "\npip install -r requirements.txt && python train.py --mitigation none " in page
+    assert "\npip install -r tests/requirements.txt && python -m pytest -n 2 " in page
+
+
 ASK = """
 from lab.engine.errors import UserError
 from lab.tools import sample
