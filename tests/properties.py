@@ -40,3 +40,27 @@ def cuts(text: bytes, choose, whole=()) -> list[bytes]:
             places.add(place)
     borders = sorted(places)
     return [text[start:end] for start, end in zip(borders, borders[1:])]
+
+
+# an answer in parts: their kinds, and which section follows a tag
+PARTS_OF_AN_ANSWER = {"so": "word", " try": "word", "é.": "word", "<": "word", ">\n": "word",
+                      "|": "word", " ": "space", "\n": "space", "3": "number", " 15": "number",
+                      "+": "operator", " *": "operator", "-": "operator", "/": "operator",
+                      "(": "bracket", " =": "bracket", ")": "bracket"}
+TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+ENDS = ("<|im_end|>", "<|endoftext|>")
+
+
+@draw.composite
+def answers_in_parts(choose):
+    """Text and tags in any order, the usual order among them."""
+    texts = draw.lists(draw.sampled_from([*PARTS_OF_AN_ANSWER]), max_size=4)
+    parts = choose(texts)
+    for tag in choose(draw.one_of(draw.just(TAGS[1:]), draw.permutations(TAGS),
+                                  draw.lists(draw.sampled_from(TAGS), max_size=6))):
+        parts += [tag, *choose(texts)]
+    return parts + choose(draw.lists(draw.sampled_from(ENDS), max_size=2))
+
+
+AFTER = {("think", "</think>"): "between", ("think", "<answer>"): "answer",
+         ("between", "<answer>"): "answer", ("answer", "</answer>"): "after"}

@@ -8,7 +8,7 @@ import pytest
 
 from countdown_task import (KINDS, SECTIONS, Problem, Task, evaluates_to, is_held_out,
                             read_expression)
-from properties import cuts, draw, given
+from properties import AFTER, PARTS_OF_AN_ANSWER, TAGS, answers_in_parts, cuts, draw, given
 
 TINY = dict(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
 
@@ -185,29 +185,6 @@ def test_nothing_evaluated_was_ever_trained_on():
     assert not any(map(is_held_out, trained)) and all(map(is_held_out, evaluated))
     assert len({(tuple(sorted(p.numbers)), p.target) for p in evaluated}) == 300
     assert evaluated == Task(**TINY).held_out_problems(300)
-
-PARTS_OF_AN_ANSWER = {"so": "word", " try": "word", "é.": "word", "<": "word", ">\n": "word",
-                      "|": "word", " ": "space", "\n": "space", "3": "number", " 15": "number",
-                      "+": "operator", " *": "operator", "-": "operator", "/": "operator",
-                      "(": "bracket", " =": "bracket", ")": "bracket"}
-
-TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-
-ENDS = ("<|im_end|>", "<|endoftext|>")
-
-
-@draw.composite
-def answers_in_parts(choose):
-    """Text and tags in any order, the usual order among them."""
-    texts = draw.lists(draw.sampled_from([*PARTS_OF_AN_ANSWER]), max_size=4)
-    parts = choose(texts)
-    for tag in choose(draw.one_of(draw.just(TAGS[1:]), draw.permutations(TAGS),
-                                  draw.lists(draw.sampled_from(TAGS), max_size=6))):
-        parts += [tag, *choose(texts)]
-    return parts + choose(draw.lists(draw.sampled_from(ENDS), max_size=2))
-
-AFTER = {("think", "</think>"): "between", ("think", "<answer>"): "answer",
-         ("between", "<answer>"): "answer", ("answer", "</answer>"): "after"}
 
 
 def letter_by_letter(parts):

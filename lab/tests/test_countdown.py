@@ -15,7 +15,7 @@ from lab.engine.errors import UserError
 from lab.engine.tokens import KINDS, SECTIONS, encode_prompt, load_tokenizer, token_bytes
 from lab.harness.solved_problems import solutions_of
 from conftest import write_lines
-from properties import cuts, draw, given
+from properties import AFTER, PARTS_OF_AN_ANSWER, TAGS, answers_in_parts, cuts, draw, given
 
 TINY = dict(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
 WIDE = dict(numbers="3,4", min_number=1, max_number=99, max_target=99, max_result=10_000)
@@ -149,29 +149,6 @@ def test_a_file_is_split_by_the_same_rule_and_a_held_out_problem_counts_once(tmp
     assert set(task.training_problems(0, 1, 500)) == set(task.to_train)
     assert set(task.held_out_problems(500)) == set(task.to_test)
     assert not any(map(is_held_out, task.to_train))
-
-
-PARTS_OF_AN_ANSWER = {"so": "word", " try": "word", "é.": "word", "<": "word", ">\n": "word",
-                      "|": "word", " ": "space", "\n": "space", "3": "number", " 15": "number",
-                      "+": "operator", " *": "operator", "-": "operator", "/": "operator",
-                      "(": "bracket", " =": "bracket", ")": "bracket"}
-TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-ENDS = ("<|im_end|>", "<|endoftext|>")
-
-
-@draw.composite
-def answers_in_parts(choose):
-    """Text and tags in any order, the usual order among them."""
-    texts = draw.lists(draw.sampled_from([*PARTS_OF_AN_ANSWER]), max_size=4)
-    parts = choose(texts)
-    for tag in choose(draw.one_of(draw.just(TAGS[1:]), draw.permutations(TAGS),
-                                  draw.lists(draw.sampled_from(TAGS), max_size=6))):
-        parts += [tag, *choose(texts)]
-    return parts + choose(draw.lists(draw.sampled_from(ENDS), max_size=2))
-
-
-AFTER = {("think", "</think>"): "between", ("think", "<answer>"): "answer",
-         ("between", "<answer>"): "answer", ("answer", "</answer>"): "after"}
 
 
 def byte_by_byte(parts):
