@@ -388,7 +388,7 @@ def test_an_answer_that_trl_leaves_out_is_on_record_with_weight_0(policy, tmp_pa
 
 WORKER = """
 import sys
-sys.path[:0] = [sys.argv[1], f"{sys.argv[1]}/tests"]
+sys.path[:0] = [sys.argv[1], *(f"{sys.argv[1]}/{folder}" for folder in ("tests", "lab/tests"))]
 from lab.tests.with_trl.test_trl_trainer import TINY, trained
 from safetensors.torch import save_file
 from lab.harness.build import load_policy
