@@ -1,5 +1,5 @@
-"""The table of docs/reference/methods.md. What a method is, its paper, claim and needs are written
-by hand; the other cells come from stored outputs.
+"""The table of docs/reference/methods.md. What a method is and needs, its paper and its claim are
+written by hand; the other cells come from stored outputs.
 
     python -m lab exact --all --json > lab/results/exact_all.json
     python -m lab.tests.methods_table          # writes the cells into the page
@@ -7,7 +7,8 @@ by hand; the other cells come from stored outputs.
     right on average    lab exact's word, with the lowest cosine; noise: the median over all worlds
     cost                processor time of a step of the tiny model over plain GRPO's: medians over
                         the runs of a board, or those of costs.json
-    gains, verdict      as a board printed them: gain, pairs; the verdict is Holm's
+    gains               as a board printed them: gain, pairs; bold where its verdict, which is
+                        Holm's, is that the method is ahead or behind
 """
 import json
 import re
@@ -19,12 +20,12 @@ from lab.probes.claim_rules import stored_gain
 
 PAGE = PROJECT / "docs/reference/methods.md"
 RESULTS = PROJECT / "lab/results"
-BY_HAND, COMPUTED = 4, 7  # cells after the name
+BY_HAND, COMPUTED = 2, 6  # cells after the name
 ROW = re.compile(rf"^\| `(\w+)` \|((?: [^|]*\|){{{BY_HAND}}})((?: [^|]*\|){{{COMPUTED}}})$", re.M)
 TINY, THINKING, ALONE = "tiny", "real, thinking", "real, alone"
 BOARDS = {TINY: ("board", "later", "of_2026"), THINKING: ("real_board_brief_8_gpu",),
           ALONE: ("real_board_expression",)}
-WORDS = {"ahead": "ahead", "better": "ahead", "behind": "behind", "worse": "behind"}
+DECIDED = "ahead", "better", "behind", "worse"
 ARMS = {"dr_grpo": "dr_grpo --loss_norm constant", "outcome_conditional": "outcome_conditional 0.5",
         "by_kind": "by_kind without words"}  # the arm's name where it is not the method's
 OF_GAME = "turn_credit", "without_luck", "gigpo"
@@ -69,35 +70,34 @@ def costs():
 
 
 def gain_cells(name):
-    """The gains with their pairs, on each board, and where one is not told from 0."""
-    cells, verdicts = [], {}
-    for place, boards in BOARDS.items():
+    """The gains with their pairs, on each board."""
+    cells = []
+    for boards in BOARDS.values():
         found = [printed(board, arm) for board in boards for arm in (name, ARMS.get(name))]
-        gain, verdicts[place] = next(filter(None, found), ("-", None))
-        cells.append(gain)
+        cells.append(next(filter(None, found), "-"))
     if name in OF_GAME:
         game = json.loads((RESULTS / "turns/guess.json").read_text())["values"]["runs"]
         gain, pairs = stored_gain("turns/guess", name, "grpo"), sum(
             run.startswith(f"{name}-s") for run in game)
-        cells[0] = f"{shown(gain, 'points')}, {pairs}, in a game"
-        verdicts = {"a game": "ahead" if gain.low > 0 else "no difference seen"}
-    said = [f"{WORDS[word]} ({place})" for place, word in verdicts.items() if word in WORDS]
-    if not said and any(verdicts.values()):
-        said = ["no difference seen"]
-    return [*cells, "; ".join(said) or "-"]
+        cells[0] = cell(shown(gain, "points"), pairs, gain.low > 0) + ", in a game"
+    return cells
+
+
+def cell(gain, pairs, is_decided):
+    return f"**{gain}**, {pairs}" if is_decided else f"{gain}, {pairs}"
 
 
 def printed(board, arm):
-    """An arm's gain with its pairs, and the verdict, from the first table that a board printed, or
-    from its list of later runs."""
+    """An arm's gain with its pairs, from the first table that a board printed, or from its list of
+    later runs."""
     text = (RESULTS / f"{board}.txt").read_text("utf-8")
     row = rf"^\| {arm} +\|.*?\b(\d+) \| +({ESTIMATE}) .*\| ([a-z, ]+?) *\|$"
     if found := re.search(row, text, re.M):
-        return f"{found[2]}, {found[1]}", found[3]
+        return cell(found[2], found[1], found[3] in DECIDED)
     if board == "board" and arm in ("vine", "causal_ablation"):
         text = (RESULTS / "board/evaluations.txt").read_text("utf-8")
         line = re.search(rf"^ +{arm} +((?:[+-]\d\.\d )+) +({ESTIMATE}) +p (\S+)", text, re.M)
-        return f"{line[2]}, {len(line[1].split())}", "no difference seen"
+        return cell(line[2], len(line[1].split()), False)
     return None
 
 
