@@ -2,8 +2,7 @@
 
 The push of an answer is advantage * weight, so the difference between two batches that differ in
 their rewards alone is A w - A' w'. The advantages of the table are tried one after the other, each
-with all weights at once. The numbers in them are solved for before: how an advantage shrinks with
-its rewards says its epsilon, and how far it rises beside one that is small says its limit.
+with all weights at once. How an advantage shrinks with its rewards says its epsilon before.
 """
 import math
 from collections.abc import Iterator

@@ -235,6 +235,13 @@ def of_clipped_mean(x: SimpleNamespace, low: float, high: float) -> Tensor:
     return x.mean_of(torch.minimum(sign * x.d, sign * x.d.clamp(-low, high)) * sign).exp() * x.A
 
 
+def by_probability(x: SimpleNamespace) -> Tensor:
+    """A token has no gradient where its probability, and not its ratio, has moved by more than 0.2
+    the way it is pushed (arXiv 2602.04879; the default of prime-rl)."""
+    moved = x.log_p.exp() - (x.log_p - x.d).exp()
+    return torch.where(moved * x.A.sign() > .2, 0.0, x.d.exp() * x.A)
+
+
 OLDS = rows({  # what the new log-probs are compared with
     "": lambda batch: batch.old_log_prob,
     "sampler for old": lambda batch: batch.sampler_log_prob,
@@ -261,6 +268,7 @@ RATIOS = rows({  # (x, bounds ...) -> the objective, to be increased
     "no ratio": lambda x: x.log_p * x.A,
     "ratio": lambda x: x.d.exp() * x.A,
     "sapo 1 1.05": sapo,
+    "dppo 0.2": by_probability,
     "gspo ratio": lambda x: x.mean.exp() * x.A,
     "summed ratio": (lambda x: x.sum.exp() / x.n * x.A, "", SUMMED),
     "inverse ratio": (lambda x: (-x.d).exp() * x.A, UPSIDE_DOWN),

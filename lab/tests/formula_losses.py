@@ -236,6 +236,13 @@ def icepop(log_prob, batch, a):
     return torch.where((r >= .5) & (r <= 5), r, 0.0) * a
 
 
+def by_probability(log_prob, batch, a):
+    """prime-rl: a token is left out where its probability moved too far the way it is pushed."""
+    moved = log_prob.exp() - batch.old_log_prob.exp()
+    is_out = torch.where(a > 0, moved > .2, moved < -.2)
+    return (log_prob - batch.old_log_prob).exp() * a * ~is_out
+
+
 def inverted(batch):
     """But for the first token, which no logits predict."""
     return torch.cat([0 * batch.mask[:, :1], 1 - batch.mask[:, 1:]], 1)
@@ -440,6 +447,7 @@ LOSSES = {
                             {"summed clip 0.2 0.2", "constant 1", "mean", "understood"},
                             "summed clip"),
     "icepop": (make(mean, objective=icepop), {"mask 0.5 4", "mean", "token", "understood"}, "mask"),
+    "prime-rl": (make(mean, objective=by_probability), {"dppo 0.2", "mean", "token", "understood"}),
     "no epsilon": (make(z(1, 0.0)), {"z n-1 0", "understood"}, "dead nan"),
     "casts to float32": (in_float32(make(z(1, 1e-6), answer, clip(.2, .28), kl=k3)),
                          {"z n-1 1e-06", "answer", "clip 0.2 0.28", "kl k3 0.04", "understood"}),
