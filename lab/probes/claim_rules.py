@@ -12,12 +12,13 @@ figures of a model have intervals over the problems that it was asked.
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from lab.analysis.comparison import mean_in_training
 from lab.analysis.run_folders import Run
 from lab.analysis.shares import jackknife_of_sums, share_of
 from lab.analysis.statistics import Estimate, Floats, estimate, mean_over
@@ -94,14 +95,8 @@ class Claim:
     more: str  # the command or the page that says more
     look: Callable[["Evidence"], Found]
     is_stored: bool
-
-    @property
-    def name(self) -> str:
-        return self.look.__name__
-
-    @property
-    def why(self) -> str:
-        return " ".join(str(self.look.__doc__).split())
+    name: str
+    why: str
 
 
 CLAIMS: list[Claim] = []
@@ -111,7 +106,8 @@ Rule = Callable[[Estimate], str]
 def claim(note: int, sentence: str, published: str, more: str, stored: bool = False) -> Callable:
     """`stored`: it is judged by an experiment whose numbers are in lab/results."""
     def add(look: Callable) -> Callable:
-        CLAIMS.append(Claim(note, sentence, published, more, look, stored))
+        why = " ".join(str(look.__doc__).split())
+        CLAIMS.append(Claim(note, sentence, published, more, look, stored, look.__name__, why))
         return look
     return add
 
@@ -131,6 +127,9 @@ def above(least: float) -> Rule:
 def below(most: float) -> Rule:
     opposite = above(-most)
     return lambda x: opposite(Estimate(-x.value, -x.high, -x.low))
+
+
+RULES = {"above 0": above(0), "below 0": below(0), "by no number": lambda x: NOT}
 
 
 def together(verdicts: Sequence[str]) -> str:
@@ -324,10 +323,8 @@ def tokens_of(run: Run, is_plain: bool = False) -> RunTokens:
 
 
 SAMPLES = ("scoreboard_24", "scoreboard_24_1", "scoreboard_24_2", "scoreboard_20_steps")
-TINY, REAL, REAL_SHORT, LATER = BOARDS = (
+TINY, REAL, REAL_SHORT, LATER = (
     "board", "real_board_brief_8_gpu", "real_board_expression", "later")
-NAMES = dict(zip(BOARDS, ("on tiny", "on real that thinks first", "on real without thinking",
-                          "on tiny")))
 
 
 @cache
@@ -356,14 +353,39 @@ def stored_gain(board: str, arm: str, over: str = "none") -> Estimate:
                       for seed, success in success_by_seed(board, arm).items() if seed in theirs])
 
 
-def gains(arm: str, rule: Rule, boards: Sequence[str] = (TINY,), **more: Cell | tuple[Cell, str]
-          ) -> Found:
-    """By the gains of an arm on the stored boards, because one run decides nothing about a
-    weighting."""
-    numbers = {f"points {NAMES[board]}": stored_gain(board, arm) for board in boards}
-    return decided(rule, numbers, "points", **more)
-
-
 def stored(experiment: str, name: str) -> Estimate:
     """A number with its interval of an experiment without runs."""
     return Estimate(*stored_results("claims")[experiment]["values"][name])
+
+
+def pair(seen: Evidence, weightings: Sequence[str]) -> dict[str, tuple[Cell, str]]:
+    """The difference in success of a run with one of these weightings and a plain run with the same
+    seed. One pair decides nothing, so it only stands beside a verdict."""
+    try:
+        mine, plain = seen.arm(*weightings), seen.arm("none")
+    except CannotBeSeen:
+        return {}
+    if mine.config["seed"] != plain.config["seed"]:
+        return {}
+    difference = mean_in_training(mine, "success") - mean_in_training(plain, "success")
+    return {"points in this pair": (difference, "points")}
+
+
+def add_stored_claims() -> None:
+    """The claims of stored_claims.json. A number there is a gain: a board, an arm, and if it is not
+    plain GRPO the other arm. Or it is one that an experiment without runs has printed."""
+    def numbers_at(places: Mapping[str, Sequence[str]]) -> dict[str, Estimate]:
+        return {name: (stored if place[0] in stored_results("claims") else stored_gain)(*place)
+                for name, place in places.items()}
+
+    def look_at(row: dict[str, Any], seen: Evidence) -> Found:
+        if "needs" in row:
+            raise CannotBeSeen(f"needs {row['needs']}")
+        numbers, beside = numbers_at(row["numbers"]), numbers_at(row.get("beside", {}))
+        verdict = together([RULES[row["holds"]](x) for x in numbers.values()])
+        of_pair = pair(seen, row["pair"]) if "pair" in row else {}
+        return Found(verdict, {**numbers, **beside, **of_pair}, "points", by_interval=True)
+
+    for name, row in read_json(PROJECT / "lab/probes/stored_claims.json").items():
+        CLAIMS.append(Claim(row["note"], row["sentence"], row.get("published", ""), row["more"],
+                            partial(look_at, row), "numbers" in row, name, row["why"]))

@@ -38,10 +38,11 @@ from lab.engine.errors import UserError
 from lab.harness.flags import Flag, read
 from lab.harness.screen import show_status
 from lab.probes.claim_rules import (BY_CHANCE, CANNOT, CLAIMS, NOTES, THRESHOLDS, VERDICTS,
-                                    CannotBeSeen, Claim, Evidence, Found)
+                                    CannotBeSeen, Claim, Evidence, Found, add_stored_claims)
 
 for part in ("tokens", "phase1", "weightings", "rank", "ppo"):  # in the order of printing
     import_module(f"lab.probes.claims_of_{part}")
+add_stored_claims()
 FLAGS = {
     "only": Flag(None, "words of claims' names, separated by commas; by default all claims"),
     "problems": Flag(12, "problems that a model is asked, for claims about phase 1, rank, baseline "

@@ -9,11 +9,10 @@ from lab.analysis.tables import Table, by_row
 from lab.engine.errors import PROJECT
 from lab.engine.policy import Policy
 from lab.probes.baseline import squares
-from lab.probes.claim_rules import (ARITHMETIC, HOLDS, LATER, NOT, NOT_SEEN, ONE_READING,
-                                    THRESHOLDS, TINY, CannotBeSeen, Evidence, Found, above, claim,
-                                    decided, difference_of_means, mean_ratio, over_problems,
-                                    own_critic, stored, stored_gain, stored_results,
-                                    success_by_seed, together)
+from lab.probes.claim_rules import (ARITHMETIC, HOLDS, NOT, NOT_SEEN, ONE_READING, THRESHOLDS, TINY,
+                                    CannotBeSeen, Evidence, Found, above, claim, decided,
+                                    difference_of_means, mean_ratio, over_problems, own_critic,
+                                    stored, stored_gain, stored_results, success_by_seed, together)
 from lab.probes.common import sample_batch
 from grpo import group_z_score
 
@@ -148,15 +147,6 @@ def numbers_of(x: torch.Tensor) -> Floats:
     return np.asarray(x.double().cpu().numpy())
 
 
-@claim(4, "The fallback, one advantage minus the batch's mean, throws away what time tells",
-       "R - b for all t", BOARD, stored=True)
-def fallback(seen: Evidence) -> Found:
-    """`batch_mean` is this fallback. It learns as `gae` does, so what it throws away is not seen to
-    be worth anything here."""
-    return decided(above(0), {"points of gae over it": stored_gain(TINY, "gae", "batch_mean")},
-                   "points")
-
-
 @claim(4, "GRPO is often more stable than PPO", "", BOARD, stored=True)
 def more_stable(seen: Evidence) -> Found:
     """The distance of a seed's success in the last third of the training from its arm's mean, with
@@ -215,13 +205,6 @@ def clean_beats_biased(seen: Evidence) -> Found:
         [ours - theirs for ours, theirs in zip(runs["grpo"], runs["gae, lambda 0"])])}, "+.3f")
 
 
-@claim(4, "Many implementations of PPO fall back to one advantage for the answer", "",
-       "lab/reports/codes.md")
-def many_fall_back(seen: Evidence) -> Found:
-    """The sixteen codes that were read here were read for GRPO alone."""
-    raise CannotBeSeen("needs a survey of codes for PPO")
-
-
 @claim(4, "DPO's credit is implicit, in its loss", "", "examples/dpo.py")
 def dpo_is_implicit(seen: Evidence) -> Found:
     """Its gradient gives all tokens of the better answer one number, and all of the worse one its
@@ -247,15 +230,6 @@ def long_answers(seen: Evidence) -> Found:
                        f"{THRESHOLDS['long answer'].number:g} are meant")
 
 
-@claim(4, "Process rewards give dense signals that help, with PPO or GRPO", "", BOARD, stored=True)
-def process_rewards(seen: Evidence) -> Found:
-    """With PPO, 0.2 for each right step; with GRPO, `span`, which pays the think section for right
-    steps. Both lose: they pay for steps, and not for the answer."""
-    return decided(above(0), {
-        "points with PPO": stored_gain(LATER, "gae --process_reward 0.2"),
-        "points with GRPO": stored_gain(TINY, "span")}, "points")
-
-
 @claim(4, "DPO learns offline, from pairs", "", "examples/dpo.py", stored=True)
 def dpo(seen: Evidence) -> Found:
     """Held-out success after 30 steps on stored pairs minus that before, at plain GRPO's learning
@@ -269,10 +243,3 @@ def dpo(seen: Evidence) -> Found:
     verdicts = [above(0)(numbers[f"points offline{rate}"])
                 for rate in ("", " at a fifth of the rate")]
     return Found(together(verdicts), numbers, "points", by_interval=True)
-
-
-@claim(4, "PPO remains relevant where the reward is a judgement: tone, style, open-ended text", "",
-       "docs/reference/your_own_task.md")
-def open_ended(seen: Evidence) -> Found:
-    """No task here has a reward model, so nothing is known about such text."""
-    raise CannotBeSeen("needs a task whose reward is a judgement")

@@ -12,10 +12,10 @@ from lab.engine.forward import micro_batches, response_log_probs
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts
 from lab.probes.baseline import BEST, MEAN, bandit, baselines, squares
-from lab.probes.claim_rules import (ARITHMETIC, HOLDS, NOT, ONE_READING, REAL, REAL_SHORT,
-                                    THRESHOLDS, CannotBeSeen, Evidence, Found, above, below, claim,
-                                    decided, difference_of_means, mean_difference, over_problems,
-                                    own_critic, stored_gain, together)
+from lab.probes.claim_rules import (ARITHMETIC, HOLDS, NOT, ONE_READING, THRESHOLDS, CannotBeSeen,
+                                    Evidence, Found, above, below, claim, decided,
+                                    difference_of_means, mean_difference, over_problems, own_critic,
+                                    together)
 from lab.probes.common import sample_batch
 from lab.probes.rank import (CRITIC, GROUP_SIZES, NO_BASELINE, ONES, PLANTED, RANDOM, RANDOM_SUM,
                              RANKS, SHUFFLED, Z, FoundRanks, found_ranks, mean_rank)
@@ -240,15 +240,3 @@ def weight_of_problem(p: float, G: int) -> float:
         chance = comb(G - 1, K) * p ** K * (1 - p) ** (G - 1 - K)
         total += chance * (((G - 1 - K) / (K + 1)) ** 0.5 + (K / (G - K)) ** 0.5)
     return total
-
-
-@claim(3, "One advantage for all tokens is the bottleneck of reasoning in many steps", "",
-       "docs/reference/turns.md, lab/reports/real_board.md", stored=True)
-def bottleneck(seen: Evidence) -> Found:
-    """If it were, true credit would gain more than four times as many answers do. It does in one
-    game, where luck is most of the reward's variance, and not in one answer of a real model."""
-    return decided(above(0), {
-        "points by credit, real that thinks first": stored_gain(REAL, "measured 16", "four times"),
-        "real without thinking": stored_gain(REAL_SHORT, "measured 16", "four times"),
-        "a game of three turns": stored_gain("turns/guess", "turn_credit", "grpo --questions 32")},
-        "points")

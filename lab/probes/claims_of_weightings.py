@@ -5,51 +5,22 @@ a weighting does to the sizes of tokens is seen in a run of it, or by weighting 
 """
 import numpy as np
 
-from lab.analysis.comparison import mean_in_training
 from lab.analysis.statistics import Estimate, mean_over
-from lab.analysis.tables import Cell
 from lab.engine.tokens import ANSWER
-from lab.probes.claim_rules import (ARITHMETIC, HOLDS, LATER, NAMES, NOT, NOT_SEEN, ONE_READING,
-                                    REAL, REAL_SHORT, SAMPLES, TINY, CannotBeSeen, Evidence, Found,
-                                    above, below, claim, decided, gains, mean_ratio,
-                                    over_problems, stored, stored_gain, stored_results, together,
-                                    tokens_of)
+from lab.probes.claim_rules import (ARITHMETIC, HOLDS, NOT, NOT_SEEN, ONE_READING, REAL, REAL_SHORT,
+                                    SAMPLES, TINY, CannotBeSeen, Evidence, Found, above, below,
+                                    claim, decided, mean_ratio, over_problems, pair, stored,
+                                    stored_gain, stored_results, together, tokens_of)
 from lab.probes.classes import CLASSES, FILLER, REASONING
 from lab.probes.run_tokens import UNITS, RunTokens
 
 BOARDS = "lab/reports/board.md, lab/reports/real_board.md"
-ALL_BOARDS = TINY, REAL, REAL_SHORT
-
-
-def pair(seen: Evidence, *weightings: str) -> dict[str, tuple[Cell, str]]:
-    """The difference in success of a run with one of these weightings and a plain run with the same
-    seed. One pair decides nothing, so it only stands beside a verdict."""
-    try:
-        mine, plain = seen.arm(*weightings), seen.arm("none")
-    except CannotBeSeen:
-        return {}
-    if mine.config["seed"] != plain.config["seed"]:
-        return {}
-    difference = mean_in_training(mine, "success") - mean_in_training(plain, "success")
-    return {"points in this pair": (difference, "points")}
 
 
 def class_ratio(tokens: RunTokens, unit: str) -> Estimate:
     filler, reasoning = (tokens.cells["class"] == CLASSES.index(name)
                          for name in (FILLER, REASONING))
     return mean_ratio(tokens["problem"], tokens[f"abs {unit}"], filler, reasoning)
-
-
-@claim(1, "Less weight on the thinking hurts (the notes' experiment 1)", "12% in place of 15%",
-       "lab experiment notes_1", stored=True)
-def discount_hurts(seen: Evidence) -> Found:
-    """With weight 0.5, and on real also 0.25. The notes' 12% and 15% of 128 problems differ by z =
-    0.74, and one blind answer solves 12.5% of such problems."""
-    return decided(below(0), {
-        "points on tiny": stored_gain(TINY, "outcome_conditional"),
-        "points on real that thinks first": stored_gain(REAL, "outcome_conditional 0.5"),
-        "points with 0.25 on it": stored_gain(REAL, "outcome_conditional 0.25")},
-        "points", **pair(seen, "outcome_conditional"))
 
 
 @claim(1, "With 0.75 on the thinking, filler gets 41% more, in place of 31%", "1.41; 1.31",
@@ -96,31 +67,6 @@ def discount_moves_gradient(seen: Evidence) -> Found:
     return Found(ARITHMETIC, {"plain": seen.share(inside), "weighted": weighted}, ".1%")
 
 
-@claim(1, "Inverse log-prob weighting (0.1) breaks training (experiment 2; also note 2)",
-       "0% at step 60", "lab experiment notes_2", stored=True)
-def inverse_breaks(seen: Evidence) -> Found:
-    """It does harm on a real model that thinks first, mostly because the model stays unsure: greedy
-    answers lose little. Where the real model writes the answer alone, no loss is seen. Success
-    never fell to 0%."""
-    held_out = {f"points_held_out_with_{e}": (stored("inverse", f"epsilon{e}"), "points")
-                for e in ("0.01", "0.5")}
-    return gains("inverse_logprob", below(0), ALL_BOARDS, **held_out,
-                 **pair(seen, "inverse_logprob", "inverse_logprob_as_published"))
-
-
-@claim(1, "So the log-prob signal is essential", "",
-       "lab/reports/claims.md#one-forgotten-detach", stored=True)
-def log_prob_is_essential(seen: Evidence) -> Found:
-    """It does not follow. A detach was forgotten, so unsure tokens hardly counted: another
-    weighting was trained than the one described. `equal_gradient` equalises the gradients without
-    log p, and it loses nothing that is seen where the real model does not think first."""
-    numbers = {"points as published, tiny": stored_gain(TINY, "inverse_logprob_as_published"),
-               "points as described, tiny": stored_gain(TINY, "inverse_logprob")}
-    for board, name in zip(ALL_BOARDS, ("tiny", "real that thinks first", "real without thinking")):
-        numbers[f"points of equal_gradient, {name}"] = stored_gain(board, "equal_gradient")
-    return Found(NOT, numbers, "points", by_interval=True)
-
-
 @claim(1, "The gradient's norm collapsed, a sign of the break", "0.6 to 0.7 in place of 2 to 3",
        "lab notes RUN RUN2")
 def small_norm_breaks(seen: Evidence) -> Found:
@@ -130,7 +76,7 @@ def small_norm_breaks(seen: Evidence) -> Found:
     norms = [np.mean([line["gradient_norm"] or 0 for line in run.metrics])
              for run in (seen.arm(*names), seen.arm("none"))]
     return Found(ONE_READING if norms[0] < norms[1] else NOT, {
-        "with it": (norms[0], ".3f"), "plain": (norms[1], ".3f"), **pair(seen, *names)})
+        "with it": (norms[0], ".3f"), "plain": (norms[1], ".3f"), **pair(seen, names)})
 
 
 @claim(2, "Inverse log-prob weights equalise the gradient across token types", "expected",
@@ -153,18 +99,6 @@ def inverse_equalises(seen: Evidence) -> Found:
 def variation(n: float, total: float, squares: float) -> float:
     """The standard deviation over the mean."""
     return (squares / n - (total / n) ** 2) ** 0.5 / (total / n)
-
-
-@claim(1, "Filler's gradient is not wasteful: reducing it hurts (and not, as first thought: it "
-          "slows learning)", "", BOARDS, stored=True)
-def less_filler_hurts(seen: Evidence) -> Found:
-    """Without the gradient of words, the real model that thinks first learns much less, also less
-    than with the same weights at other tokens. On tiny neither a loss nor a gain is seen."""
-    return decided(below(0), {
-        "points with less weight on words, tiny": stored_gain(TINY, "by_kind"),
-        "points with none, tiny": stored_gain(LATER, "by_kind --word_weight 0"),
-        "points with none, real that thinks first": stored_gain(REAL, "by_kind without words")},
-        "points")
 
 
 @claim(1, "Filler in the thinking helps to learn the format", "",
@@ -196,10 +130,12 @@ def finds(method: str) -> list[str]:
        "not run", "lab experiment notes_3", stored=True)
 def attention(seen: Evidence) -> Found:
     """It finds the deciding tokens a little, on three samples of four, and no gain is seen."""
-    gain = gains("attention_credit", above(0), ALL_BOARDS, **index("attention_credit"),
-                 **pair(seen, "attention_credit"))
-    return Found(together([gain.verdict, *finds("attention_credit")]), gain.numbers, gain.spec,
-                 by_interval=True)
+    gains = {f"points on {name}": stored_gain(board, "attention_credit") for board, name in (
+        (TINY, "tiny"), (REAL, "real that thinks first"), (REAL_SHORT, "real without thinking"))}
+    gained = together([above(0)(x) for x in gains.values()])
+    return Found(together([gained, *finds("attention_credit")]), {
+        **gains, **index("attention_credit"), **pair(seen, ["attention_credit"])}, "points",
+        by_interval=True)
 
 
 @claim(1, "Entropy tells which tokens matter (GTPO)", "", "lab/reports/decided.md", stored=True)
@@ -214,21 +150,6 @@ def entropy_finds_them(seen: Evidence) -> Found:
                  {**index("entropy_weighted"), **tops}, by_interval=True)
 
 
-@claim(1, "Weights by entropy over mean entropy (strategy 1, GTPO style) improve credit", "",
-       BOARDS, stored=True)
-def entropy_over_mean(seen: Evidence) -> Found:
-    """`entropy_ratio`. It doubles the weight of what decides, and of more that does not."""
-    return gains("entropy_ratio", above(0))
-
-
-@claim(1, "A learned importance (lambda-GRPO) can learn which tokens matter", "", BOARDS,
-       stored=True)
-def learned_importance(seen: Evidence) -> Found:
-    """A small network on the hidden states gains nothing that is seen. What was published as
-    lambda-GRPO (2510.06870) learns one number about lengths, and no network about tokens."""
-    return gains("learned_importance", above(0))
-
-
 @claim(1, "Ablation measures causal importance directly", "", BOARDS, stored=True)
 def ablation(seen: Evidence) -> Found:
     """A text without one token is a text that the model would not have written. Continuations with
@@ -237,40 +158,6 @@ def ablation(seen: Evidence) -> Found:
     return Found(together(finds("causal_ablation")), {
         **numbers, "points by deletion, tiny": (stored_gain(TINY, "deletion"), "points"),
         "index of measured": (stored(SAMPLES[0], "index of measured"), "+.2f")}, by_interval=True)
-
-
-@claim(1, "Decomposed rewards give natural credit", "", BOARDS, stored=True)
-def decomposed_rewards(seen: Evidence) -> Found:
-    """Each part of the reward given to its own span of the answer (`span`). It is credit for
-    another goal: the answer's reward does not reach the thinking that led to it."""
-    return gains("span", above(0))
-
-
-@claim(1, "Normalising by token (DAPO) in place of by answer changes what is learned", "", BOARDS,
-       stored=True)
-def token_normalisation(seen: Evidence) -> Found:
-    """By answer, minus by token, which is the default here."""
-    return gains("none --loss_norm sequence", below(0), (LATER,))
-
-
-@claim(1, "GRPO's credit assignment works: it learns although it looks inefficient", "",
-       "lab/reports/noise.md; lab exact grpo", stored=True)
-def it_works(seen: Evidence) -> Found:
-    """A control whose advantages are shuffled within each group must fail, and does. The gradient
-    of a batch of one problem is right on average where rewards are 0 or 1."""
-    return decided(below(0), {f"points with shuffled advantages {NAMES[board]}":
-                              stored_gain(board, "shuffled") for board in (REAL, REAL_SHORT)},
-                   "points")
-
-
-# ------------------------------------------------------------------- forking tokens
-
-
-@claim(2, "Forking tokens, of high entropy, drive learning", "+11 at 32B", BOARDS, stored=True)
-def forking_tokens(seen: Evidence) -> Found:
-    """More weight on them gains nothing here, and loses on tiny: its unsure tokens are words that
-    were drawn at random."""
-    return gains("entropy_weighted", above(0), ALL_BOARDS, **pair(seen, "entropy_weighted"))
 
 
 @claim(2, "A hard entropy mask makes the gradient explode, because such tokens have the lowest "
@@ -300,20 +187,3 @@ def gains_grow_with_size(seen: Evidence) -> Found:
                         for board in (TINY, REAL, REAL_SHORT))
     raise CannotBeSeen(f"needs models of 8 to 32 billion parameters; stored: {figures} points of "
                        "the hard mask on tiny, on real that thinks first and without thinking")
-
-
-@claim(1, "Credit by token, by attention, learned importance or reward decomposition, improves "
-          "sample efficiency (the notes' new hypothesis)", "hypothesis", BOARDS, stored=True)
-def credit_by_token(seen: Evidence) -> Found:
-    """By its own three ways, and per sample. Credit measured by continuations gains on models/tiny
-    if only trained answers are counted; if all sampled tokens are, it loses. In one game of three
-    turns credit for each turn gains much (docs/reference/turns.md)."""
-    points = {f"points of attention {NAMES[board]}": stored_gain(board, "attention_credit")
-              for board in ALL_BOARDS}
-    points["of learned importance on tiny"] = stored_gain(TINY, "learned_importance")
-    points["of reward decomposition on tiny"] = stored_gain(TINY, "span")
-    for price in ("sampled tokens", "seconds"):
-        points[f"of measured at equal {price} on tiny"] = stored("board/evaluations",
-                                                                 f"measured at equal {price}")
-    return decided(above(0), points, "points", of_measured_at_equal_trained_answers=(
-        stored_gain(TINY, "measured"), "points"))
