@@ -21,11 +21,13 @@ from lab.analysis import report
 from lab.analysis.html_page import Picture
 from lab.analysis.plots import COLOURS, GRADIENT_COLOUR, plt, save, whole_steps
 from lab.analysis.run_folders import Run, existing, read_run
+from lab.analysis.statistics import Floats
 from lab.analysis.tables import Cell, Row, Table, by_row, show
+from lab.engine.errors import PROJECT, read_json
 from lab.engine.tokens import ANSWER
 from lab.harness.flags import Flag, read
 from lab.harness.screen import say
-from lab.probes.classes import (CLASSES, FILLER, REASONING, STRUCTURE, class_codes, t_of_positions)
+from lab.probes.classes import (CLASSES, FILLER, REASONING, class_codes, t_of_positions)
 from lab.probes.run_tokens import UNITS, RunTokens
 
 FLAGS = {
@@ -40,40 +42,11 @@ UNDEFINED = np.errstate(invalid="ignore", divide="ignore")  # nan, which a table
 VALUES = np.linspace(-5, 5, 101)  # edges of histograms; what lies outside counts in the last bar
 LOG_PROBS, ADVANTAGES = np.linspace(-10, 0, 51), np.linspace(-4, 4, 41)
 
-# What the notes published of their plain run, and of their run with weight 0.75 on the thinking.
+# What the notes published of their plain run, and of their run with weight 0.75 on the thinking;
+# their most frequent tokens; of each weighting the held-out success at the end, and what they
+# expected and saw
+PUBLISHED = read_json(PROJECT / "lab/probes/published.json")
 PLAIN, DISCOUNTED = "plain", "weight 0.75"
-PUBLISHED: dict[str, dict[str, Sequence[float]]] = {
-    PLAIN: {
-        "contribution": (0.079, 1.168, 0.307, -28.0, 33.3),
-        "sign": (0.242, np.nan, -0.560),
-        "t": (0.20, 0.39, 1.92),
-        "bin size": (0.347194, 0.366896, 0.329356, 0.303315, 0.318367,
-                     0.306196, 0.305382, 0.300810, 0.270468, 0.212966),
-        "bin log p": (-0.598505, -0.679701, -0.610746, -0.515499, -0.532835,
-                      -0.503752, -0.537406, -0.560431, -0.511919, -0.258263),
-        "early over late": (1.63, np.nan),
-        FILLER: (0.678, -0.555, 0.0786, 0.333),
-        REASONING: (0.322, -0.489, 0.0793, 0.254),
-        "log p filler": (-0.6655, -0.6953, -0.5277, -0.4948, -0.3070),
-        "log p reasoning": (-0.4088, -0.2738, -0.4922, -0.5909, -0.5414),
-        "size filler": (0.3579, 0.3656, 0.3176, 0.3890, 0.2356),
-        "size reasoning": (0.3458, 0.2084, 0.2977, 0.2362, 0.2568)},
-    DISCOUNTED: {
-        "early over late": (np.nan, 1 / 3),
-        FILLER: (np.nan, np.nan, np.nan, 0.348),
-        REASONING: (np.nan, np.nan, np.nan, 0.247),
-        "size filler": (0.386, 0.380, 0.345, 0.378, 0.235),
-        "size reasoning": (0.244, 0.190, 0.357, 0.242, 0.237)}}
-TOP = {FILLER: (" ", ">", "answer", ",", " </", " to", ">\n"),
-       REASONING: ("1", "2", "3", "4", "5", "6", " -"), STRUCTURE: ()}
-EXPECTED = {  # by weighting: held-out success at the end, and what the notes expected and saw
-    "none": (0.15, "gradient wasted on filler; it learns, norm 2 to 3"),
-    "outcome_conditional": (0.12, "more credit for the answer, perhaps worse reasoning; it hurts"),
-    "inverse_logprob": (0.0, "equal credit, perhaps instability; broken at step 60, norm 0.6"),
-    "inverse_logprob_as_published": (0.0, "equal credit; broken at step 60, norm 0.6"),
-    "attention_credit": (None, "credit by the model's own attention; not run"),
-    "entropy_weighted": (None, "credit for forking tokens, perhaps only above 8B; not run"),
-    "entropy_masking": (None, "credit for forking tokens; the gradient explodes")}
 
 
 def main(argv: list[str]) -> None:
@@ -103,8 +76,9 @@ def published_run(run: Run) -> str:
     return DISCOUNTED if is_discounted else PLAIN
 
 
-def published(tokens: RunTokens, name: str, count: int) -> Sequence[float]:
-    return PUBLISHED[published_run(tokens.run)].get(name, [np.nan] * count)
+def published(tokens: RunTokens, name: str, count: int) -> Floats:
+    """(count,) numbers; nan where there is none."""
+    return np.array(PUBLISHED[published_run(tokens.run)].get(name, [None] * count), float)
 
 
 def headings(tokens: RunTokens, /, **more: str) -> dict[str, str]:
@@ -272,7 +246,7 @@ def classes_by_fifth(tokens: RunTokens) -> Table:
                "size": ".4f", "notes' size": ".3f", "new size": ".4f"}
     heads = headings(tokens, part="part of the answer")
     ahead, new_ahead = ((x[:5] > x[5:10]).sum() for x in (size, new))
-    their_filler, their_reasoning = (np.array(published(tokens, f"size {name}", 5))
+    their_filler, their_reasoning = (published(tokens, f"size {name}", 5)
                                      for name in (FILLER, REASONING))
     return Table("notes classes by position", "Classes in five bins of position",
                  by_row(formats, rows), [
@@ -293,7 +267,7 @@ def top_tokens(tokens: RunTokens) -> Table:
         for i in own[np.argsort(-count[own], kind="stable")][:7].tolist():
             text = tokens.tokenizer.decode([int(tokens.ids[i])], skip_special_tokens=False)
             rows.append([name, repr(text), count[i], count[i] / count[own].sum(),
-                         "yes" if text in TOP[name] else "", size[i], new[i]])
+                         "yes" if text in PUBLISHED["top tokens"][name] else "", size[i], new[i]])
     formats = {"class": "", "token": "", "tokens": ",.0f", "share": ".1%", "theirs": "",
                "size": ".4f", "new size": ".4f"}
     return Table("notes top tokens", "The most frequent tokens of each class",
@@ -311,7 +285,8 @@ def summary(of_runs: Sequence[RunTokens]) -> Table:
     for tokens in of_runs:
         run = tokens.run
         weighting = run.config["mitigation"]
-        their_success, words = EXPECTED.get(weighting, (None, "not in the notes"))
+        their_success, words = PUBLISHED["success, expected and seen"].get(
+            weighting, (None, "not in the notes"))
         is_theirs = published_run(run) == DISCOUNTED or weighting == "none"
         their_sizes = [published(tokens, name, 4)[3] for name in (FILLER, REASONING)]
         theirs: Cell = their_sizes[0] / their_sizes[1] if is_theirs else None
