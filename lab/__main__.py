@@ -15,7 +15,6 @@ from importlib import import_module
 try:
     from lab.engine.errors import PROJECT, UserError
     from lab.harness.screen import run_as_program
-    from lab.probes.common import run_probe
 except KeyboardInterrupt:  # these take seconds
     sys.exit(130)
 
@@ -49,9 +48,7 @@ def main(argv: list[str]) -> None:
     except ModuleNotFoundError as error:
         raise UserError(f"{error}. To install what it needs: pip install -r requirements.txt"
                         ) from None
-    if hasattr(module, "measure"):
-        run_probe(name, module.__doc__, module.FLAGS, module.measure, flags)
-    elif status := module.main(flags):  # of a program that judges
+    if status := module.main(flags):  # of a program that judges
         sys.exit(status)
 
 

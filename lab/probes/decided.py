@@ -23,10 +23,13 @@ Its column `decided` has the squared credit, `true_credit` the credit, and `true
 standard error. With --method a fourth table has the method's index and how far a step of it goes
 along true credit (nearness.py).
 """
+import json
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from itertools import count
+from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -34,7 +37,7 @@ import numpy as np
 import torch
 
 from lab.analysis.shares import occurring, share_of
-from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
+from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row, show, shown
 from lab.analysis.token_table import TokenTable, joined_tables, table_of_frames
 from lab.engine.errors import UserError
 from lab.engine.methods import axis_of
@@ -42,18 +45,31 @@ from lab.engine.policy import Policy, derived_seed
 from lab.engine.rollouts import Rollouts
 from lab.engine.tokens import KINDS, SECTIONS
 from mitigations import gradient_size
-from lab.harness.flags import Flag
-from lab.harness.record import credit_path, provenance, write_credit
+from lab.harness.build import load_policy
+from lab.harness.flags import MOST_THREADS, Flag, read
+from lab.harness.record import credit_path, new_folder, provenance, replace_text, write_credit
 from lab.probes.classes import CLASSES, class_codes
-from lab.harness.screen import show_status
-from lab.probes.common import MODEL_FLAGS, Findings, policy_from_flags, sample_batch
+from lab.harness.screen import python_command, show_status
+from lab.harness.settings import make_settings
+from lab.probes.common import sample_batch
 from run import append, make_run
 from lab.probes.credit import MeasuredCredit, squared_credit, true_credit
 from lab.probes.nearness import nearness_table
 
+TITLE = "Which tokens decide the reward, and which get the gradient"
 AT_ONCE = 6  # so many problems are answered at the same time
 FLAGS = {
-    **MODEL_FLAGS,
+    "model": Flag("models/tiny", "folder of a Qwen2, Qwen2.5 or Qwen3 model, for example a "
+                  "checkpoint"),
+    "max_new_tokens": Flag(0, "the most tokens of an answer; 0 means the number that suits the "
+                              "model"),
+    "device": Flag("cpu", "device to compute on: cpu, cuda or cuda:N"),
+    "task": Flag(None, "the task, as --task of train.py; by default that of the run that the model "
+                 "lies in, or Countdown"),
+    "threads": Flag(0, "CPU threads; 0 means the number that suits this probe",
+                    least=0, most=MOST_THREADS),
+    "seed": Flag(0, "seed of all random numbers. The same seed gives the same results"),
+    "out": Flag(None, "a new folder for the results. By default it is results/decided-s<seed>"),
     "problems": Flag(24, "the most problems whose credit is measured", least=2, most=10_000),
     "minutes": Flag(60.0, "minutes after which no further problem is begun", above=0, most=100_000),
     "answers": Flag(8, "answers to each problem, of which all are measured", least=2, most=1000),
@@ -132,10 +148,48 @@ def decided_in_words(rows: list[Row]) -> str:
             "plain GRPO's gradient.")
 
 
-def measure(args: SimpleNamespace, folder: Path) -> Findings:
+def main(argv: list[str]) -> None:
+    """Measure, and write the findings into a folder, which appears whole or not at all."""
+    args, start = read(argv, "python -m lab decided [flags]", __doc__, FLAGS), time.monotonic()
+    folder = Path(args.out or f"results/decided-s{args.seed}")
+    if folder.exists():
+        raise UserError(f"{folder} exists already: name another folder with --out, or remove it")
+    with new_folder(folder) as unfinished:
+        intro, tables = measure(args, unfinished)
+        show_status("")
+        seconds = time.monotonic() - start
+        numbers = {"command": python_command("-m", "lab", "decided", *argv),
+                   "settings": {flag: vars(args)[flag] for flag in FLAGS}, **provenance(),
+                   "seconds": round(seconds, 1), "tables": [table.to_json() for table in tables]}
+        replace_text(unfinished / "numbers.json",
+                     json.dumps(numbers, indent=1, allow_nan=False) + "\n")
+        printed = StringIO()
+        with redirect_stdout(printed):
+            show([TITLE, *intro], tables)
+        replace_text(unfinished / "printed.txt", f"{numbers['command']}\ncommit "
+                     f"{numbers['git_commit']}, torch {torch.__version__}\n\n{printed.getvalue()}")
+    print(printed.getvalue())
+    print(f"This took {seconds:.0f} s. All numbers are in {folder / 'numbers.json'}.")
+
+
+def policy_of(args: SimpleNamespace) -> Policy:
+    """The model and its problems: a checkpoint has those of its run. It is sampled at temperature
+    1, because the policy itself is asked."""
+    chosen = {name: vars(args)[name] for name in ("model", "device", "threads", "seed")}
+    chosen |= {name: vars(args)[name] for name in ("max_new_tokens", "task") if vars(args)[name]}
+    model = Path(args.model)
+    config = model.parent.parent / "config.json"
+    if model.parent.name == "checkpoints" and config.exists():
+        chosen["config"] = str(config)
+    # a run with LoRA keeps whole models: their W has the addition, and all of it has a gradient
+    return load_policy(make_settings({**chosen, "temperature": 1.0, "lora": 0}))
+
+
+def measure(args: SimpleNamespace, folder: Path) -> tuple[list[str], list[Table]]:
+    """Sentences and tables. The answers are written into a run in the folder."""
     if args.method:
         axis_of(args.method)  # before minutes are spent
-    policy = policy_from_flags(args)
+    policy = policy_of(args)
     end = time.monotonic() + 60 * args.minutes
     measured: list[MeasuredAnswers] = []
     right: list[float] = []
@@ -163,7 +217,7 @@ def measure(args: SimpleNamespace, folder: Path) -> Findings:
             policy, args.method, [part.rollouts for part in measured],
             [part.credit.value for part in measured],
             [squared_credit(part.credit.parts) for part in measured], args.batches))
-    return Findings("Which tokens decide the reward, and which get the gradient", intro, tables)
+    return intro, tables
 
 
 def problems_of(policy: Policy, answers: int) -> Iterator[Rollouts]:

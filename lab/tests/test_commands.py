@@ -150,7 +150,7 @@ def test_a_test_runs_each_command(name):
     """By what it prints and writes, so a command that is new needs one, too."""
     tests = [path.read_text(encoding="utf-8") for path in project_files("**/test_*.py")]
     module = re.escape(overview.MODULES[name])
-    is_run = re.compile(rf'\["{name}", |run_probe\("{name}", |\b{name}\.main\(|'
+    is_run = re.compile(rf'\["{name}", |\b{name}\.main\(|'
                         rf'from {module} import (.*, )?main\b|import {module} as ')
     assert any(is_run.search(text) for text in tests)
 

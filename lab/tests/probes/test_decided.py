@@ -12,7 +12,6 @@ from lab.__main__ import main
 from lab.engine.errors import UserError
 from lab.analysis.run_folders import read_columns
 from lab.probes import decided
-from lab.probes.common import run_probe
 from lab.probes.credit import MeasuredCredit
 from lab.probes.decided import MeasuredAnswers, decided_table, tokens_of
 
@@ -29,18 +28,26 @@ def test_the_tokens_of_two_problems(policy):
     assert tokens["answer"].tolist() == [0, 1, 1, 2, 3, 3]
 
 
-def test_too_little_time_is_told(tmp_path):
+def test_too_little_time_is_told_and_leaves_nothing(tmp_path):
     with pytest.raises(UserError, match="in 1e-09 minutes fewer than two problems were measured"):
         main(["decided", "--minutes", "1e-9", "--answers", "2", "--out", str(tmp_path / "x")])
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match="exists already"):
+        main(["decided", "--out", str(tmp_path)])
 
 
 def test_two_problems_of_the_model_that_ships(tmp_path, capsys):
     flags = "--problems 2 --answers 2 --continuations 4 --certain 0.3 --threads 1".split()
-    run_probe("decided", decided.__doc__, decided.FLAGS, decided.measure,
-              [*flags, "--model", str(ROOT / "models/tiny"), "--out", str(tmp_path / "one")])
-    printed = " ".join(capsys.readouterr().out.split())
+    main(["decided", *flags, "--model", str(ROOT / "models/tiny"), "--out", str(tmp_path / "one")])
+    on_screen = capsys.readouterr().out
+    command, commit, _, *lines = (tmp_path / "one/printed.txt").read_text().splitlines()
+    assert "\n".join(lines) in on_screen and "## The same by section" in on_screen
+    printed = " ".join(on_screen.split())
     assert "Credit was measured for 4 answers of" in printed and " to 2 problems" in printed
     numbers = json.loads((tmp_path / "one/numbers.json").read_text())
+    assert command == numbers["command"] and command.startswith("python -m lab decided --problems")
+    assert commit.startswith(f"commit {numbers['git_commit']}, torch ")
+    assert numbers["settings"].keys() == {*decided.FLAGS} and numbers["settings"]["seed"] == 0
     for table in numbers["tables"]:
         assert sum(row["gradient"]["value"] for row in table["rows"]) == pytest.approx(1)
     for step in (1, 2):
