@@ -22,9 +22,9 @@ PAGE = PROJECT / "docs/reference/methods.md"
 RESULTS = PROJECT / "lab/results"
 BY_HAND, COMPUTED = 2, 6  # cells after the name
 ROW = re.compile(rf"^\| `(\w+)` \|((?: [^|]*\|){{{BY_HAND}}})((?: [^|]*\|){{{COMPUTED}}})$", re.M)
-TINY, THINKING, ALONE = "tiny", "real, thinking", "real, alone"
-BOARDS = {TINY: ("board", "later", "of_2026"), THINKING: ("real_board_brief_8_gpu",),
-          ALONE: ("real_board_expression",)}
+BOARDS = (("board", "later", "of_2026"),  # the tiny model
+          ("real_board_brief_8_gpu",),     # the real one that thinks first
+          ("real_board_expression",))      # and that writes the answer alone
 DECIDED = "ahead", "better", "behind", "worse"
 ARMS = {"dr_grpo": "dr_grpo --loss_norm constant", "outcome_conditional": "outcome_conditional 0.5",
         "by_kind": "by_kind without words"}  # the arm's name where it is not the method's
@@ -38,8 +38,8 @@ def with_cells(page):
 
     def row(match):
         name, by_hand, _ = match.groups()
-        cells = [*exact_cells(judged.get(name)), cost.get(name, "-"), *gain_cells(name)]
-        return f"| `{name}` |{by_hand} {' | '.join(cells)} |"
+        cells = [*exact_cells(judged.get(name)), cost.get(name, ""), *gain_cells(name)]
+        return f"| `{name}` |{by_hand}" + "".join(f" {cell} |" if cell else " |" for cell in cells)
 
     return ROW.sub(row, page)
 
@@ -47,12 +47,12 @@ def with_cells(page):
 def exact_cells(found):
     """`found` is the method's entry of the output of `lab exact`."""
     if found is None or found["word"] == "cannot be judged":
-        return "not judged", "-"
+        return "not judged", ""
     word = "yes"
     if found["word"] != "right":
         number = f"{found['cosine']:.2f}"
         word = f"no, {'>0.99' if number == '1.00' else number}"
-    return word, "-" if found["noise"] is None else f"{found['noise']:.2f}"
+    return word, "" if found["noise"] is None else f"{found['noise']:.2f}"
 
 
 def costs():
@@ -72,18 +72,18 @@ def costs():
 def gain_cells(name):
     """The gains with their pairs, on each board."""
     cells = []
-    for boards in BOARDS.values():
+    for boards in BOARDS:
         found = [printed(board, arm) for board in boards for arm in (name, ARMS.get(name))]
-        cells.append(next(filter(None, found), "-"))
+        cells.append(next(filter(None, found), ""))
     if name in OF_GAME:
         game = json.loads((RESULTS / "turns/guess.json").read_text())["values"]["runs"]
         gain, pairs = stored_gain("turns/guess", name, "grpo"), sum(
             run.startswith(f"{name}-s") for run in game)
-        cells[0] = cell(shown(gain, "points"), pairs, gain.low > 0) + ", in a game"
+        cells[0] = gain_cell(shown(gain, "points"), pairs, gain.low > 0) + ", in a game"
     return cells
 
 
-def cell(gain, pairs, is_decided):
+def gain_cell(gain, pairs, is_decided):
     return f"**{gain}**, {pairs}" if is_decided else f"{gain}, {pairs}"
 
 
@@ -93,11 +93,11 @@ def printed(board, arm):
     text = (RESULTS / f"{board}.txt").read_text("utf-8")
     row = rf"^\| {arm} +\|.*?\b(\d+) \| +({ESTIMATE}) .*\| ([a-z, ]+?) *\|$"
     if found := re.search(row, text, re.M):
-        return cell(found[2], found[1], found[3] in DECIDED)
+        return gain_cell(found[2], found[1], found[3] in DECIDED)
     if board == "board" and arm in ("vine", "causal_ablation"):
         text = (RESULTS / "board/evaluations.txt").read_text("utf-8")
         line = re.search(rf"^ +{arm} +((?:[+-]\d\.\d )+) +({ESTIMATE}) +p (\S+)", text, re.M)
-        return cell(line[2], len(line[1].split()), False)
+        return gain_cell(line[2], len(line[1].split()), False)
     return None
 
 
