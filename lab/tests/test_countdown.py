@@ -15,7 +15,7 @@ from lab.engine.errors import UserError
 from lab.engine.tokens import KINDS, SECTIONS, encode_prompt, load_tokenizer, token_bytes
 from lab.harness.solved_problems import solutions_of
 from conftest import write_lines
-from properties import AFTER, PARTS_OF_AN_ANSWER, TAGS, answers_in_parts, cuts, draw, given
+from properties import cuts, draw, given
 
 TINY = dict(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
 WIDE = dict(numbers="3,4", min_number=1, max_number=99, max_target=99, max_result=10_000)
@@ -151,37 +151,9 @@ def test_a_file_is_split_by_the_same_rule_and_a_held_out_problem_counts_once(tmp
     assert not any(map(is_held_out, task.to_train))
 
 
-def byte_by_byte(parts):
-    """The section that each byte is in, and the kind of text it is part of."""
-    place, sections, kinds = "think", [], []
-    for part in parts:
-        kind = "tag" if part in TAGS else PARTS_OF_AN_ANSWER.get(part, "end")
-        for byte in part.encode():
-            sections.append(place if place in SECTIONS else "other")
-            kinds.append("space" if chr(byte).isspace() else kind)
-        place = AFTER.get((place, part), place)
-    return sections, kinds
-
-
-@given(answers_in_parts(), draw.data())
-def test_sections_and_kinds_follow_from_the_bytes_of_a_token_however_the_text_is_cut(parts, data):
-    """A token that touches a tag is a tag; otherwise its first byte has its section, and the first
-    that is no space its kind."""
-    text, sections, kinds = "".join(parts).encode(), *byte_by_byte(parts)
-    ends = [match.span() for match in re.finditer(rb"<\|\w+\|>", text)]  # tokens of their own
-    pieces = cuts(text, data.draw, whole=ends)
-    start, labels = 0, []
-    for piece in pieces:
-        its_kinds = kinds[start:start + len(piece)]
-        others = [kind for kind in its_kinds if kind != "space"]
-        kind = "tag" if "tag" in its_kinds else others[0] if others else "space"
-        section = "other" if kind in ("tag", "end") else sections[start]
-        labels.append(f"{section} {kind}")
-        start += len(piece)
-    assert in_words(Task().label(pieces)) == labels
-    if "tag" not in kinds:  # an answer that is an expression alone
-        expected = [re.sub("other (?!end)|think ", "answer ", label) for label in labels]
-        assert in_words(Task(prompt="expression").label(pieces)) == expected
+def in_words(labels):
+    """Such as "think word" for each token."""
+    return [f"{SECTIONS[section]} {KINDS[kind]}" for section, kind in zip(*labels, strict=True)]
 
 
 def test_half_of_a_character_is_a_word():
@@ -190,9 +162,10 @@ def test_half_of_a_character_is_a_word():
     assert in_words(Task().label([letter[:1], letter[1:]])) == ["think word", "think word"]
 
 
-def in_words(labels):
-    """Such as "think word" for each token."""
-    return [f"{SECTIONS[section]} {KINDS[kind]}" for section, kind in zip(*labels, strict=True)]
+def test_an_expression_alone_is_in_the_answer_section_up_to_its_end():
+    found = Task(prompt="expression").label([b" 3", b"*", b"(", b"so", b"</think>", b"<|im_end|>"])
+    kinds = ("number", "operator", "bracket", "word", "word")
+    assert in_words(found) == [*(f"answer {kind}" for kind in kinds), "other end"]
 
 
 def test_prompts_end_with_an_opened_think_and_are_chatml(learner):

@@ -3,7 +3,7 @@ import pytest
 import torch
 from small import hand_made
 
-from lab.credit.baselines import maxrl, opo
+from lab.credit.baselines import batch_mean, maxrl, opo
 
 
 def batch(lengths, reward, group):
@@ -30,3 +30,11 @@ def test_maxrl_says_once_that_rewards_are_not_0_and_1(capsys):
 def test_maxrl_divides_by_the_mean_and_gives_an_unsolved_group_nothing():
     rollouts = batch([1] * 6, [1.0, 0.0, 0.0, 0.0, 0.0, 0.0], group=[0, 0, 0, 0, 1, 1])
     assert maxrl(rollouts)[:, 0].tolist() == pytest.approx([3, -1, -1, -1, 0, 0])
+
+
+def test_the_mean_of_a_batch_is_that_of_all_groups():
+    """Rewards of 1 0 3 0 3 have the mean 7 / 5. Of equal ones nothing is left."""
+    group = [0, 1, 0, 1, 1]
+    found = batch_mean(batch([1] * 5, [1.0, 0.0, 3.0, 0.0, 3.0], group))[:, 0].tolist()
+    assert found == pytest.approx([-0.4, -1.4, 1.6, -1.4, 1.6])
+    assert not batch_mean(batch([1] * 5, [0.06] * 5, group)).any()
