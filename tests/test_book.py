@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import io
 import json
+import multiprocessing
 import os
 import re
 import resource
@@ -11,6 +12,7 @@ import runpy
 import shutil
 import subprocess
 import sys
+import time
 import traceback
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +35,7 @@ TINY = ["--threads", "1", "--questions", "2", "--answers", "4", "--max_new_token
 LOADED = """
 import json, runpy, sys
 from pathlib import Path
+sys.modules |= dict.fromkeys(["fcntl", "resource"])  # which Windows does not have
 for sys.argv[:] in json.loads(sys.argv[1]):
     runpy.run_path(sys.argv[0], run_name="__main__")
 own = [file.stem for m in list(sys.modules.values()) if getattr(m, "__file__", None)
@@ -122,6 +125,8 @@ def test_alone_it_trains_analyses_and_resumes_to_the_bit(alone):
     state = "checkpoints/step_000004/trainer/state.safetensors"
     assert (alone / "a" / state).read_bytes() == (alone / "b" / state).read_bytes()
     assert (alone / "a/analysis/report.html").exists()
+    evaluated = [line["step"] for line in lines(alone / "b/evaluations.jsonl")]
+    assert evaluated == [0, 0, 2, 2, 3, 3, 4, 4]  # at the end of each of the two, too
 
 
 def shown(alone, name):
@@ -264,25 +269,24 @@ def test_a_model_that_is_not_finite_any_more_is_not_saved(tmp_path):
     assert not [*tmp_path.glob("run/checkpoints/*")]
 
 
-LOCKER = """
-import sys, time
-from pathlib import Path
-from run import lock
-opened = lock(Path(sys.argv[1]))
-print("locked", flush=True)
-time.sleep(60)
-"""
+def lock_and_wait(folder, locked):
+    kept = lock(folder)
+    locked.set()
+    time.sleep(60)
+    kept.close()
 
 
 def test_a_lock_ends_with_its_process_however_that_ends(tmp_path):
     """kill -9 leaves nothing behind that would have to be removed."""
+    fork = multiprocessing.get_context("fork")
     for _ in range(2):
-        process = subprocess.Popen([sys.executable, "-c", LOCKER, tmp_path], cwd=ROOT,
-                                   stdout=subprocess.PIPE, text=True)
-        assert process.stdout.readline() == "locked\n"
+        locked = fork.Event()
+        process = fork.Process(target=lock_and_wait, args=(tmp_path, locked))
+        process.start()
+        assert locked.wait(60)
         assert "another process writes to" in refusal(lock, tmp_path)
         process.kill()
-        process.communicate()
+        process.join()
     opened = lock(tmp_path)
     assert "another process writes to" in refusal(lock, tmp_path)  # also of one process
     opened.close()
@@ -290,14 +294,6 @@ def test_a_lock_ends_with_its_process_however_that_ends(tmp_path):
     (tmp_path / "lock").write_text("no lock of ours, and long enough to be read" * 30)
     assert "the lock cannot be opened" in refusal(lock, tmp_path)
     assert "the lock cannot be opened" in refusal(lock, tmp_path / "not there")  # or not writable
-
-
-def test_it_needs_neither_fcntl_nor_resource(alone):
-    """Which Windows does not have."""
-    blocked = ("import runpy, sys; sys.modules |= dict.fromkeys(['fcntl', 'resource']); "
-               "sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name='__main__')")
-    said = python("-c", blocked, "train.py", *TINY, "--steps", "1", "--out", "blocked", cwd=alone)
-    assert "done" in said
 
 
 DAMAGES = {  # what is written over a file of a run, and what the one line says
@@ -341,11 +337,13 @@ SCORES = {  # what a reward of one's own returns, and what the one line says of 
 
 
 def test_a_reward_of_ones_own(tmp_path):
+    folder = copy_of_the_book(tmp_path)
+    text = (folder / "countdown_task.py").read_text()
     for number, (returned, sentence) in enumerate(SCORES.items()):
-        folder = copy_of_the_book(tmp_path / str(number))
-        file = folder / "countdown_task.py"
-        file.write_text(file.read_text().replace("return {\"reward\"", f"return {returned}\n#"))
-        code, said = typed(folder, "train.py", *TINY, "--steps", "1", "--eval_every", "0")
+        (folder / "countdown_task.py").write_text(
+            text.replace("return {\"reward\"", f"return {returned}\n#"))
+        code, said = typed(folder, "train.py", *TINY, "--steps", "1", "--eval_every", "0", "--out",
+                           f"run_{number}")
         assert code == bool(sentence) and "Traceback" not in said
         assert (sentence or "") in said.splitlines()[-1]
 
@@ -405,6 +403,8 @@ def test_a_wrong_command_ends_in_one_sentence_and_leaves_nothing(tmp_path):
     before = {path.name for path in folder.iterdir()}
     for words, sentence in WRONG.items():
         assert_one_sentence(typed(folder, "train.py", *words.split()), sentence)
+    code, said = typed(folder, "analyze.py", "nowhere")
+    assert code == 1 and said.startswith("analyze.py: nowhere is not") and said.count("\n") == 1
     assert {path.name for path in folder.iterdir()} - {"__pycache__"} == before
 
 
@@ -455,7 +455,7 @@ def test_names_that_clash(tmp_path):
         with open(folder / "mitigations.py", "a") as file:
             file.write(f"\n\n{clash}\n")
         name = "none" if "none" in clash else "mine"
-        code, said = typed(folder, "train.py", "--mitigation", name)
+        code, said = typed(folder, "train.py", *TINY, "--eval_every", "0", "--mitigation", name)
         assert code == 1 and sentence in said.splitlines()[-1]
         if number > 1:  # a name and a keyword are enough: each program takes a second
             continue
@@ -538,7 +538,12 @@ def test_the_time_that_is_left_is_that_of_steps_and_of_evaluations(tmp_path, cap
                      "optimizer": SimpleNamespace(learning_rate=0.1)}
     numbers = {name: 0.5 for name in ("reward", "reward_format", "success", "length", "finished",
                                       "entropy", "gradient_norm")}
-    run.log({"step": 2, "tokens": 8, "skipped": None, "seconds": 23.0, **numbers})
+    line = {"step": 2, "tokens": 8, "skipped": None, "seconds": 23.0, **numbers}
+    run.log(line)
     assert capsys.readouterr().out.endswith(" 2:00\n")
     run.settings.eval_every, run.step_seconds = 0, 46.0
     assert run.seconds_left() == 92
+    for run.step, done, has_head in ((2, 0, False), (21, 0, True), (3, 2, True)):
+        run.done = done  # what a column is stands above the first line, and above every twentieth
+        run.log(line)
+        assert ("  reward  success" in capsys.readouterr().out) == has_head
