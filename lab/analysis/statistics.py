@@ -6,7 +6,7 @@ takes the values of these units for normal. Where they are skewed, its intervals
 themselves (docs/reference/your_own_idea.md).
 """
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -73,20 +73,36 @@ def mean_over(values: Collection[float | None]) -> Estimate:
     return estimate(mean, float(known.std(ddof=1) / np.sqrt(len(known))), len(known) - 1)
 
 
-def jackknife(statistic: Callable[[NDArray[np.bool_]], float], problem: ArrayLike) -> Estimate:
+def jackknife(statistic: Callable[[NDArray[np.bool_]], float], problem: ArrayLike,
+              log: bool = False) -> Estimate:
     """The estimate of a statistic. Its standard error is computed from the values that the
     statistic has if one problem after the other is left out.
 
     `problem` (rows,) says which problem a row belongs to; `statistic(kept)` is the number that
-    follows from the rows that the mask `kept` keeps.
+    follows from the rows that the mask `kept` keeps. With `log` the interval is computed for its
+    logarithm, so that that of a ratio of sizes lies above 0.
     """
     problem = np.asarray(problem)
     with np.errstate(invalid="ignore", divide="ignore"):
-        value = float(statistic(np.ones(len(problem), bool)))
+        value = np.array(statistic(np.ones(len(problem), bool)))
         without = np.array([statistic(problem != number) for number in np.unique(problem)])
+        if log:
+            value, without = np.log(value), np.log(without)
         n = len(without)
         error = np.sqrt((n - 1) / n * np.square(without - without.mean()).sum())
-    return estimate(value, float(error), n - 1)
+    x = estimate(float(value), float(error), n - 1)
+    return Estimate(*np.exp([x.value, x.low, x.high]).tolist()) if log else x
+
+
+def over_problems(problem: np.ndarray, columns: Sequence[np.ndarray],
+                  statistic: Callable[..., float], log: bool = False) -> Estimate:
+    """A statistic of the sums of some columns (n,) over the tokens; its interval from the values
+    that it has without each problem, because problems vary independently and tokens do not. A
+    problem without tokens does not count as one, whatever its number."""
+    _, problem = np.unique(problem, return_inverse=True)
+    of_problem = np.stack([np.bincount(problem, column) for column in columns])
+    problems = np.arange(of_problem.shape[1])
+    return jackknife(lambda kept: float(statistic(*of_problem[:, kept].sum(1))), problems, log)
 
 
 def within(found: Estimate, least: float, most: float) -> Estimate:

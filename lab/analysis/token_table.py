@@ -21,6 +21,7 @@ import torch
 
 from analyze import tokens_of
 from lab.analysis.run_folders import OF_ANSWERS, OF_OTHERS, read_columns
+from lab.analysis.statistics import Estimate, over_problems, within
 
 # the columns of tokens that are whole numbers
 CODES = ("token_id", "kind", "section", "answer", "position", "length")
@@ -49,6 +50,12 @@ class TokenTable:
     def having(self, columns: Mapping[str, np.ndarray]) -> "TokenTable":
         """The same tokens with these columns too. They replace columns of the same name."""
         return TokenTable({**self.columns, **columns})
+
+    def share(self, inside: np.ndarray, sizes: np.ndarray) -> Estimate:
+        """The share that the tokens of a mask have in the sizes (n,), which have no sign, with its
+        interval over problems, cut at 0 and 1."""
+        columns = sizes * inside, sizes
+        return within(over_problems(self["problem"], columns, lambda a, b: a / b), 0, 1)
 
     def part_of_answer(self, parts: int) -> np.ndarray:
         """(n,) the part of its answer in which the middle of each token lies, if the answer is cut

@@ -7,7 +7,6 @@ weight the heaviest tokens have.
 import numpy as np
 import torch
 
-from lab.analysis.shares import shares_by
 from lab.engine.tokens import KINDS
 
 TENTH = 0.1
@@ -20,8 +19,10 @@ def differs_within(weight: torch.Tensor, mask: torch.Tensor) -> bool:
     return bool(((weight != weight[:, :1]) & mask).any())
 
 
-def share_gains(mine: np.ndarray, plain: np.ndarray) -> str:
-    """word 1.50, number 0.67: by which factor each kind's share has grown, the largest first."""
+def share_gains(kind: np.ndarray, *sizes: np.ndarray) -> str:
+    """word 1.50, number 0.67: by which factor each kind's share of the first sizes is larger than
+    that of the second, the largest first."""
+    mine, plain = (np.bincount(kind, one) / max(float(one.sum()), 1e-300) for one in sizes)
     gains = {KINDS[k]: mine[k] / plain[k] for k in np.flatnonzero(plain > RARE)}
     largest_first = sorted(gains.items(), key=lambda item: -item[1])
     return ", ".join(f"{name} {gain:.2f}" for name, gain in largest_first)
@@ -34,7 +35,7 @@ def about_gradient(is_weighting: bool, kind: np.ndarray, s: np.ndarray, usual: n
     advantage and weight. `as_returned` are the weights before they were rescaled: each batch has
     another factor, and with it equal weights would no longer be equal."""
     size, usual_size = np.abs(advantage * weight * s), np.abs(usual * s)
-    gains = share_gains(shares_by(kind, size, len(KINDS)), shares_by(kind, usual_size, len(KINDS)))
+    gains = share_gains(kind, size, usual_size)
     amount = weight if is_weighting else np.abs(advantage)
     heaviest = amount[is_heaviest(as_returned if is_weighting else amount)]
     share = in_percent(len(heaviest) / len(amount))

@@ -20,8 +20,7 @@ from numpy.typing import ArrayLike
 
 from lab.analysis.comparison import mean_in_training
 from lab.analysis.run_folders import Run
-from lab.analysis.shares import jackknife_of_sums, share_of
-from lab.analysis.statistics import Estimate, Floats, estimate, mean_over
+from lab.analysis.statistics import Estimate, Floats, estimate, mean_over, over_problems
 from lab.analysis.tables import Cell, Table, shown
 from lab.credit.critic import gae
 from lab.engine.errors import PROJECT, read_json
@@ -153,17 +152,6 @@ def decided(rule: Rule, numbers: Mapping[str, Estimate], spec: str = ".2f",
 # ------------------------------------------------------------------- intervals over problems
 
 
-def over_problems(problem: np.ndarray, columns: Sequence[np.ndarray],
-                  statistic: Callable[..., float], log: bool = False) -> Estimate:
-    """A statistic of the sums of some columns (n,), with its interval over problems. `log`: the
-    interval is computed for the logarithm, so that that of a ratio of sizes lies above 0."""
-    def of_sums(sums: np.ndarray) -> float:
-        value = statistic(*sums)
-        return float(np.log(value) if log else value)
-    x = jackknife_of_sums(problem, columns, of_sums)
-    return Estimate(*np.exp([x.value, x.low, x.high]).tolist()) if log else x
-
-
 def mean_ratio(problem: np.ndarray, values: np.ndarray, mine: np.ndarray, theirs: np.ndarray
                ) -> Estimate:
     """The mean of the values over the tokens of one mask, divided by that over another's."""
@@ -239,7 +227,7 @@ class Evidence:
 
     def share(self, inside: np.ndarray) -> Estimate:
         """The share of the gradient's size that falls to the tokens of a mask."""
-        return share_of(self.tokens.table, inside, self["abs gradient"])
+        return self.tokens.table.share(inside, self["abs gradient"])
 
     def arm(self, *weightings: str) -> Run:
         """The first run that has one of these weightings."""

@@ -18,7 +18,6 @@ import torch
 
 from grpo import grpo
 from mitigations import gradient_size
-from lab.analysis.shares import share_of
 from lab.analysis.statistics import Estimate, jackknife, within
 from lab.analysis.tables import Table
 from lab.analysis.token_table import TokenTable, table_of_frames
@@ -76,8 +75,8 @@ def early_by_loss_terms(seen: Evidence) -> Found:
     """Random text of the same lengths has as many terms of the loss at each position. So it would
     have the same ratio if they were the reason."""
     of = seen.of_model(phases)
-    x = jackknife_of_log(lambda kept: first_over_last_fifth(of["phase 1"].where(kept)),
-                         of["phase 1"]["problem"])
+    x = jackknife(lambda kept: first_over_last_fifth(of["phase 1"].where(kept)),
+                  of["phase 1"]["problem"], log=True)
     is_known = x.high < THRESHOLDS["a ratio"].number * x.low
     is_more = above(1)(x) if is_known else NOT_SEEN
     controls = {name: first_over_last_fifth(of[name]) for name in ("random text", "loss terms")}
@@ -94,8 +93,8 @@ def untrained_shows_it_too(seen: Evidence) -> Found:
     early tokens get more, too, where the control is above 1."""
     of = seen.of_model(phases)
     names = "untrained", "untrained, random text"
-    early = [jackknife_of_log(lambda kept, name=name: first_over_last_fifth(of[name].where(kept)),
-                              of[name]["problem"]) for name in names]
+    early = [jackknife(lambda kept, name=name: first_over_last_fifth(of[name].where(kept)),
+                       of[name]["problem"], log=True) for name in names]
     trained = first_over_last_fifth(of["phase 1"])
     return decided(above(1), {"untrained": early[0], "and random text": early[1]}, ".1f",
                    trained=trained, filler_over_reasoning_untrained=(
@@ -109,7 +108,7 @@ def filler_in_disguise(seen: Evidence) -> Found:
     tokens = seen.of_model(phases)["phase 1"]
 
     def estimated(statistic: Callable[[TokenTable], float]) -> Estimate:
-        return jackknife_of_log(lambda kept: statistic(tokens.where(kept)), tokens["problem"])
+        return jackknife(lambda kept: statistic(tokens.where(kept)), tokens["problem"], log=True)
 
     raw, like = estimated(class_ratio), estimated(ratio_at_like_positions)
     part = estimated(lambda some: class_ratio(some) / ratio_at_like_positions(some))
@@ -124,7 +123,7 @@ def after_the_fact(seen: Evidence) -> Found:
     """The share of phase 1's sizes that lies in answers from which training learns nothing, because
     their advantage is 0."""
     of = seen.of_model(phases)
-    x = share_of(of["phase 1"], of["gradient"]["size"] == 0, of["phase 1"]["size"])
+    x = of["phase 1"].share(of["gradient"]["size"] == 0, of["phase 1"]["size"])
     return Found(HOLDS if x.value > 0 else NOT_SEEN, {"": x}, ".0%")
 
 
@@ -133,8 +132,7 @@ def classes_are_crude(seen: Evidence) -> Found:
     """The share of filler tokens that are not words: pieces of a tag, spaces, brackets and ends of
     answers."""
     filler = seen.is_of(FILLER)
-    x = share_of(seen.tokens.table.where(filler), seen["kind"][filler] != WORD,
-                 np.ones(filler.sum()))
+    x = seen.tokens.table.where(filler).share(seen["kind"][filler] != WORD, np.ones(filler.sum()))
     return decided(above(THRESHOLDS["crude"].number), {"of filler": x}, ".1%")
 
 
@@ -262,11 +260,3 @@ def first_over_last_fifth(tokens: TokenTable) -> float:
     fifth = tokens.part_of_answer(FIFTHS)
     first, last = (mean_of(tokens["size"][fifth == number]) for number in (0, FIFTHS - 1))
     return first / last if last else math.nan
-
-
-def jackknife_of_log(statistic: Callable[[np.ndarray], float], problem: np.ndarray) -> Estimate:
-    """The estimate of a positive statistic, such as a ratio of sizes. Its interval is computed for
-    its logarithm, so all of it is above 0."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        x = jackknife(lambda kept: float(np.log(statistic(kept))), problem)
-    return Estimate(*np.exp([x.value, x.low, x.high]).tolist())

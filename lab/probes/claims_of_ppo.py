@@ -4,15 +4,15 @@ import json
 import numpy as np
 import torch
 
-from lab.analysis.statistics import Estimate, Floats, mean_over
+from lab.analysis.statistics import Estimate, Floats, mean_over, over_problems
 from lab.analysis.tables import Table, by_row
 from lab.engine.errors import PROJECT
 from lab.engine.policy import Policy
 from lab.probes.baseline import squares
 from lab.probes.claim_rules import (ARITHMETIC, HOLDS, NOT, NOT_SEEN, ONE_READING, THRESHOLDS, TINY,
                                     CannotBeSeen, Evidence, Found, above, claim, decided,
-                                    difference_of_means, mean_ratio, over_problems, own_critic,
-                                    stored, stored_gain, stored_results, success_by_seed, together)
+                                    difference_of_means, mean_ratio, own_critic, stored,
+                                    stored_gain, stored_results, success_by_seed, together)
 from lab.probes.common import sample_batch
 from grpo import group_z_score
 

@@ -6,7 +6,7 @@ from math import comb
 import numpy as np
 import torch
 
-from lab.analysis.statistics import Estimate, Floats, mean_over
+from lab.analysis.statistics import Estimate, Floats, mean_over, over_problems
 from lab.analysis.tables import Cell
 from lab.engine.forward import micro_batches, response_log_probs
 from lab.engine.policy import Policy
@@ -14,8 +14,7 @@ from lab.engine.rollouts import Rollouts
 from lab.probes.baseline import BEST, MEAN, bandit, baselines, squares
 from lab.probes.claim_rules import (ARITHMETIC, HOLDS, NOT, ONE_READING, THRESHOLDS, CannotBeSeen,
                                     Evidence, Found, above, below, claim, decided,
-                                    difference_of_means, mean_difference, over_problems, own_critic,
-                                    together)
+                                    difference_of_means, mean_difference, own_critic, together)
 from lab.probes.common import sample_batch
 from lab.probes.rank import (CRITIC, GROUP_SIZES, NO_BASELINE, ONES, PLANTED, RANDOM, RANDOM_SUM,
                              RANKS, SHUFFLED, Z, FoundRanks, found_ranks, mean_rank)

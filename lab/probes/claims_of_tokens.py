@@ -5,12 +5,12 @@ from collections import Counter
 
 import numpy as np
 
-from lab.analysis.statistics import paired_difference
+from lab.analysis.statistics import paired_difference, over_problems
 from lab.engine.tokens import ANSWER, WORD
 from lab.probes.claim_rules import (ARITHMETIC, HOLDS, NOT, NOT_SEEN, ONE_READING, REAL, SAMPLES,
                                     THRESHOLDS, CannotBeSeen, Evidence, Found, above, below, claim,
                                     correlation, decided, difference_of_means, mean_difference,
-                                    over_problems, stored, stored_gain, together)
+                                    stored, stored_gain, together)
 from lab.probes.classes import FILLER, REASONING, t_of_positions
 from lab.probes.notes import t_numbers
 from lab.tools.prospects import mean_scores, rule_of

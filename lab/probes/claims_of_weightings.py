@@ -5,12 +5,12 @@ a weighting does to the sizes of tokens is seen in a run of it, or by weighting 
 """
 import numpy as np
 
-from lab.analysis.statistics import Estimate, mean_over
+from lab.analysis.statistics import Estimate, mean_over, over_problems
 from lab.engine.tokens import ANSWER
 from lab.probes.claim_rules import (ARITHMETIC, HOLDS, NOT, NOT_SEEN, ONE_READING, REAL, REAL_SHORT,
                                     SAMPLES, TINY, CannotBeSeen, Evidence, Found, above, below,
-                                    claim, decided, mean_ratio, over_problems, pair, stored,
-                                    stored_gain, stored_results, together, tokens_of)
+                                    claim, decided, mean_ratio, pair, stored, stored_gain,
+                                    stored_results, together, tokens_of)
 from lab.probes.classes import CLASSES, FILLER, REASONING
 from lab.probes.run_tokens import UNITS, RunTokens
 

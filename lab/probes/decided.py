@@ -36,7 +36,6 @@ from types import SimpleNamespace
 import numpy as np
 import torch
 
-from lab.analysis.shares import occurring, share_of
 from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row, show, shown
 from lab.analysis.token_table import TokenTable, joined_tables, table_of_frames
 from lab.engine.errors import UserError
@@ -117,10 +116,12 @@ def decided_table(tokens: TokenTable, partition: str) -> Table:
     squared, gradient = tokens["squared credit"], np.abs(tokens["advantage"]) * tokens["s"]
     count = tokens["count"]
     rows: list[Row] = []
-    for name, inside in occurring(tokens[partition], names):
-        of_name = count[inside].sum()
-        rows.append([name, round(of_name), of_name / count.sum(),
-                     share_of(tokens, inside, squared), share_of(tokens, inside, gradient)])
+    for code, name in enumerate(names):
+        inside = tokens[partition] == code
+        if inside.any():
+            of_name = count[inside].sum()
+            rows.append([name, round(of_name), of_name / count.sum(),
+                         tokens.share(inside, squared), tokens.share(inside, gradient)])
     formats = {partition: "", "tokens": ",d", "of all": ".1%", "decided": ".1%",
                "gradient": ".1%"}
     return Table(

@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lab.analysis.shares import jackknife_of_sums
-from lab.analysis.statistics import Estimate
+from lab.analysis.statistics import Estimate, over_problems
 from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row
 from lab.engine.forward import micro_batches, response_log_probs
 from lab.engine.methods import axis_of
@@ -43,8 +42,8 @@ def nearness_table(policy: Policy, method: str, answers: Sequence[Rollouts],
                                                                               batch))):
             found = gradient(policy, batch, factor)
             cosines[name].append(float(found @ truth / (found.norm() * truth.norm()).clamp(1e-30)))
-    progress = jackknife_of_sums(np.arange(batches), [np.array(one) for one in cosines.values()],
-                                 lambda sums: float(sums[1] / sums[0]))
+    progress = over_problems(np.arange(batches), [np.array(one) for one in cosines.values()],
+                             lambda plain, mine: mine / plain)
     rows: list[Row] = [[method, index, progress, float(np.mean(cosines["plain"]))]]
     formats = {"method": "", "index": "+.2f", "progress": ".2f", "plain": ".2f"}
     return Table("nearness", "Does the method weigh what decides, and does its step go further?",
@@ -75,8 +74,8 @@ def index_of(size: Sequence[Tensor], answers: Sequence[Rollouts], squared: Seque
             problem += [number] * len(ranks)
             of_rank += (own * ranks).tolist()
             of_credit += own.tolist()
-    return jackknife_of_sums(np.array(problem), [np.array(of_rank), np.array(of_credit)],
-                             lambda sums: float(sums[0] / sums[1]))
+    return over_problems(np.array(problem), [np.array(of_rank), np.array(of_credit)],
+                         lambda rank, credit: rank / credit)
 
 
 def ranks_of(size: Tensor) -> np.ndarray:

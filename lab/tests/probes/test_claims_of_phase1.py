@@ -14,7 +14,7 @@ from lab.analysis.token_table import TokenTable
 from lab.analysis.statistics import jackknife
 from lab.probes.claim_rules import CannotBeSeen
 from lab.probes.claims_of_phase1 import (class_ratio, first_over_last_fifth, fresh,
-                                         jackknife_of_log, phase_one, phases, random_text,
+                                         phase_one, phases, random_text,
                                          ratio_at_like_positions, t_of)
 from lab.probes.common import sample_batch
 
@@ -88,7 +88,7 @@ def test_the_interval_of_a_ratio_is_that_of_its_logarithm():
         return 3.0 if kept.all() else without[int(np.flatnonzero(~kept)[0])]
 
     plain = jackknife(logarithm, np.arange(3))
-    ratio_of_sizes = jackknife_of_log(lambda kept: 2 ** logarithm(kept), np.arange(3))
+    ratio_of_sizes = jackknife(lambda kept: 2 ** logarithm(kept), np.arange(3), log=True)
     assert ratio_of_sizes.value == pytest.approx(8)
     assert ratio_of_sizes.interval == pytest.approx((2 ** plain.low, 2 ** plain.high))
     assert plain.low < 0 < ratio_of_sizes.low
