@@ -251,11 +251,11 @@ def are_same(some: list[Tensor], others: list[Tensor], is_exact: bool) -> bool:
 # The methods of the lab by their modules. A module is imported when its method is chosen or its
 # help is printed.
 MODULES = {
-    "lab.credit.weightings": "attention_credit inverse_logprob_as_published",
+    "lab.credit.weightings": "attention_credit inverse_logprob_as_published negative_only "
+                             "entropy_ratio quadrants delta random",
     "lab.credit.learned_importance": "learned_importance", "lab.credit.lambda_grpo": "lambda_grpo",
     "lab.credit.causal_ablation": "causal_ablation", "lab.credit.measured": "oracle",
-    "lab.credit.seen_by_answer": "counterfactual oar_g",
-    "lab.credit.more_weightings": "negative_only entropy_ratio quadrants delta random"}
+    "lab.credit.seen_by_answer": "counterfactual oar_g"}
 MODULES_OF_ADVANTAGES = {
     "lab.credit.weightings": "span", "lab.credit.monte_carlo": "vine",
     "lab.credit.causal_ablation": "deletion", "lab.credit.measured": "measured",

@@ -7,7 +7,7 @@ import pytest
 import torch
 from small import hand_made, spoken
 
-from lab.credit.more_weightings import delta
+from lab.credit.weightings import delta
 from lab.credit.seen_by_answer import counterfactual, falls_without, oar_g, pieces_of
 from lab.engine.forward import response_log_probs
 from lab.engine.tokens import ANSWER, NUMBER, THINK, WORD
