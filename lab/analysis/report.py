@@ -2,7 +2,7 @@
 from collections.abc import Mapping
 
 from analyze import MEASURES
-from lab.analysis.run_folders import PLAIN_SETTINGS, Run, is_done, task_of
+from lab.analysis.run_folders import PLAIN_SETTINGS, Run, task_of
 from lab.harness.read_record import missing_steps
 from lab.harness.record import Json
 
@@ -23,7 +23,7 @@ def task_name(config: Mapping[str, object]) -> str:
 def opening(run: Run) -> list[str]:
     """Sentences about the run: the notes that its config.json has, and how it went."""
     sentences = [*map(str, run.config.get("notes", [])), *changes_of(run)]
-    if not is_done(run):
+    if not run.is_done:
         sentences.append(f"This run is not finished: step {run.last_step} of "
                          f"{run.config['steps']} so far.")
     lines = main_evaluations(run)
@@ -99,6 +99,6 @@ def title_of(run: Run) -> str:
     method = ", ".join(words) or "plain GRPO"
     of_task = f" on {task_name(config)}" if "task" in config else ""
     count = f"{config['steps']} steps"
-    if not is_done(run):
+    if not run.is_done:
         count = f"{run.last_step} of {count}"
     return f"{method[0].upper()}{method[1:]}{of_task}, {count}, seed {config.get('seed', 0)}"

@@ -23,7 +23,7 @@ from lab.engine.tokens import load_tokenizer, token_bytes
 from lab.harness.build import load_policy
 from lab.harness.flags import Flag, check_value, flags_of
 from lab.harness.step_lines import METRICS
-from lab.harness.read_record import is_complete, run_config
+from lab.harness.read_record import MODES, run_config
 from lab.harness.record import (PART, Json, checkpoint_folders, credit_path, digest_of,
                                 find_folder)
 from lab.harness.tasks import load_task
@@ -71,6 +71,13 @@ class Run(analyze.Run):
         config = str(self.folder / "config.json")
         settings = make_settings({"config": config, "lora": 0, **flags})
         return load_policy(settings, self.models[step])
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all steps are on record, and the evaluations after the last one."""
+        steps, config = self.config["steps"], self.config
+        at_end = [line for line in self.evaluations if line["step"] == steps]
+        return self.last_step >= steps and (not config.get("eval_every") or len(at_end) >= MODES)
 
     def evaluated(self, mode: str = "sampled") -> list[Json]:
         return [line for line in self.evaluations if line["mode"] == mode]
@@ -152,10 +159,6 @@ def share_seen_before(run: Run) -> float:
         prompts += [ids.tobytes() for ids in np.split(columns["prompt_ids"], ends)]
     different = len(set(prompts))
     return 1 - different / len(prompts) if different > 1 else 0.0
-
-
-def is_done(run: Run) -> bool:
-    return is_complete(run.config, run.metrics, run.evaluations)
 
 
 def task_of(config: Mapping[str, object]) -> type | None:

@@ -1,10 +1,14 @@
-"""What a resume asks of a run's record: its settings, and whether all steps are there. The numbers
-of a run are read by lab/analysis/run_folders.py."""
-from collections.abc import Iterator, Sequence
+"""What a resume asks of a run's record: is it the run that is meant, are all steps there, and what
+has changed since it stopped? The numbers of a run are read by lab/analysis/run_folders.py."""
+from collections.abc import Iterator
 from pathlib import Path
+
+import torch
 
 from lab.engine.errors import UserError, read_json
 from lab.harness.record import Json, checkpoint_folders, read_lines
+from lab.harness.screen import say
+from lab.harness.settings import DEFAULTS, LabSettings
 from run import checkpoints, of_steps
 
 MODES = 2  # lines of evaluations.jsonl for each evaluation: sampled and greedy
@@ -34,16 +38,6 @@ def steps_finished(run: Path) -> int:
     return max([ended, *kept])
 
 
-def is_complete(config: Json, metrics: Sequence[Json], evaluations: Sequence[Json]) -> bool:
-    """Whether all steps are on record, and the evaluations after the last one."""
-    steps = config["steps"]
-    if max((line["step"] for line in metrics), default=0) < steps:
-        return False
-    if not config.get("eval_every"):
-        return True
-    return len([line for line in evaluations if line["step"] == steps]) >= MODES
-
-
 def credit_steps(run: Path) -> list[int]:
     """The steps that have a credit file. Files with other names, as a backup, are left out."""
     return sorted(of_steps(Path(run).glob("credit/*.npz")))
@@ -69,3 +63,26 @@ def missing_steps(run: Path, done: int | None = None) -> Iterator[str]:
             if evaluated.count(at) != MODES:
                 yield f"evaluations.jsonl does not have all lines of step {at}"
                 break  # the first one is enough: there may be a damaged line of step 2 ** 40
+
+
+def refuse_other(folder: Path, s: LabSettings, may_differ: set[str], way_out: str) -> None:
+    """Raise an error unless the run in this folder has these settings."""
+    config = run_config(folder)
+    for name, value in s.to_json().items():
+        before = config.get(name, DEFAULTS.get(name, value))  # earlier versions had fewer
+        if name not in may_differ and before != value:
+            raise UserError(f"{folder} was made with --{name} {before} instead of {value}: "
+                            f"{way_out}")
+
+
+def say_what_differs(folder: Path, done: int) -> None:
+    """Say in which respects a run that was never stopped would give other numbers."""
+    if not done:
+        return
+    torch_before = run_config(folder).get("versions", {}).get("torch")
+    if torch_before not in (None, torch.__version__):
+        say(f"the {done} steps that are made had torch {torch_before}, and this is "
+            f"{torch.__version__}: what follows may differ in the last digits from a run that was "
+            "never stopped")
+    for sentence in missing_steps(folder, done):
+        say(sentence)

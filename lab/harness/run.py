@@ -35,6 +35,7 @@ from lab.harness.build import build, make_advantage, make_weighting
 from lab.harness.kept import Kept
 from lab.harness.made_of import made_of
 from lab.harness.step_lines import with_all_metrics
+from lab.harness.read_record import refuse_other, run_config, say_what_differs, steps_finished
 from lab.harness.record import (Json, change_config, credit_path, digest_of, provenance,
                                 read_lines, write_credit)
 from lab.harness.screen import python_command, say
@@ -52,7 +53,6 @@ def open_lab_run(argv: list[str]) -> "LabRun":
     how = settle({name: given.pop(name) for name in CONTINUE if name in given}, CONTINUE)
     resume, config = how["resume"], how["config"]
     if resume:
-        from lab.harness.read_record import run_config
         if unchangeable:
             raise UserError(f"--{min(unchangeable)} cannot be changed in a resumed run, only "
                             f"{', '.join(CHANGEABLE)}")
@@ -63,7 +63,6 @@ def open_lab_run(argv: list[str]) -> "LabRun":
     settings = make_settings(given)
     exists = settings.folder.exists()
     if exists and how["continue"]:
-        from lab.harness.resume import refuse_other
         refuse_other(settings.folder, settings, {"out", *CHANGEABLE} - {"steps"},
                      "name another folder with --out")
     elif exists and not resume:
@@ -111,7 +110,6 @@ class LabRun(Training):
 
     def where_to_go_on(self) -> None:
         """A run that keeps no checkpoints is finished or begins again, which --continue may do."""
-        from lab.harness.read_record import run_config, steps_finished
         every = run_config(self.folder).get("checkpoint_every")
         if every == 0 and not checkpoints(self.folder):
             self.is_finished = steps_finished(self.folder) >= self.settings.steps
@@ -250,7 +248,6 @@ class LabRun(Training):
         return made_of(self.settings)
 
     def config_going_on(self) -> Json:
-        from lab.harness.resume import say_what_differs
         found = super().config_going_on()
         say_what_differs(self.folder, self.done)
         return found

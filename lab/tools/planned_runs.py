@@ -23,9 +23,8 @@ from lab.engine.errors import PROJECT, UserError, read_json
 from lab.engine.model_folder import is_large
 from lab.harness.flags import MOST_THREADS, Flag
 from lab.harness.made_of import made_of
-from lab.harness.read_record import missing_steps, run_config, steps_finished
+from lab.harness.read_record import missing_steps, refuse_other, run_config, steps_finished
 from lab.harness.record import Json, find_folder
-from lab.harness.resume import refuse_other
 from lab.harness.screen import StopRequest, say, show_status
 from lab.harness.settings import LabSettings, make_settings, read_flags
 from run import lock, remove

@@ -6,7 +6,7 @@ from conftest import cut, refusal, write_lines
 from known_runs import write_run
 from runs import edit_config, lines
 
-from lab.analysis.run_folders import existing, is_done, read_run
+from lab.analysis.run_folders import existing, read_run
 
 
 @pytest.fixture
@@ -22,12 +22,12 @@ def test_a_metric_that_a_line_lacks_is_none(run):
 
 def test_a_run_is_done_with_its_last_step_and_its_last_evaluations(run):
     edit_config(run, eval_every=5)
-    assert is_done(read_run(run))
+    assert read_run(run).is_done
     kept = lines(run / "evaluations.jsonl")
     cut(run / "evaluations.jsonl", len(kept) - 1)
-    assert not is_done(read_run(run))
+    assert not read_run(run).is_done
     cut(run / "metrics.jsonl", 9)
-    assert not is_done(read_run(run))
+    assert not read_run(run).is_done
 
 
 def test_a_run_that_was_typed_wrongly_is_named(tmp_path):
