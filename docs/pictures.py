@@ -24,7 +24,8 @@ import train
 from analyze import columns_in, tokens_of
 from grpo import clipped_loss, group_z_score
 from lab.analysis.plots import BLUE, GREY, ORANGE, plt, save
-from lab.analysis.statistics import paired_difference
+from lab.analysis.statistics import mean_over
+from lab.probes.claim_rules import success_by_seed
 
 PROJECT = Path(__file__).resolve().parent.parent
 RESULTS = PROJECT / "lab/results"
@@ -153,16 +154,12 @@ ARMS = {"none-32x8": "four times the answers", "measured": "measured credit",
 
 
 def seeds() -> Figure:
-    runs = json.loads((RESULTS / "board.json").read_text("utf-8"))["values"]["runs"]
-
-    def success(arm: str, seed: int) -> float:  # of all answers in training, in percent
-        answers, _, right = runs[f"{arm}-s{seed}"]
-        return float(100 * np.mean([int(count) / answers for count in right.split()]))
-
+    plain = success_by_seed("board", "none")
     figure, axis = plt.subplots(figsize=(WIDTH, 3.6))
     for row, arm in enumerate(ARMS):
-        gain = [success(arm, seed) - success("none", seed) for seed in range(40, 48)]
-        found = paired_difference(gain)
+        own = success_by_seed("board", arm)
+        gain = [100 * (own[f"{n}"].mean() - plain[f"{n}"].mean()) for n in range(40, 48)]
+        found = mean_over(gain)
         colour = BLUE if found.low > 0 else ORANGE if found.high < 0 else GREY
         axis.plot(gain, [row - 0.15] * 8, "o", color="black", mfc="white")
         axis.plot([found.low, found.high], [row + 0.15] * 2, color=colour, lw=4)

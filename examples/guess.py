@@ -38,15 +38,14 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from lab.analysis.statistics import percentile
+from lab.analysis.statistics import mean_over
 from lab.engine.errors import UserError
 from lab.engine.methods import ADVANTAGES, make, metrics_of
 from lab.engine.policy import Policy, derived_seed
 from lab.engine.rollouts import Rollouts
 from examples.histories import BIG, SMALL, Tree, estimated_gradient, gradient_of_success
 from lab.engine.update import update
-from lab.harness.flags import option
-from lab.harness.flags import Flag, read
+from lab.harness.flags import Flag, option, read
 from lab.harness.build import Parts, build
 from lab.harness.screen import python_command
 from lab.harness.settings import LabSettings, make_settings
@@ -277,11 +276,9 @@ def beside_grpo(s: LabSettings, plain: LabSettings, pairs: int, batches: int) ->
         one, other = (learn(replace(each, seed=seed)) for each in (s, plain))
         gains.append(one - other)
         print(f"  seed {seed}   {name} {one:.1%}   plain GRPO {other:.1%}", flush=True)
-    found = torch.tensor(gains)
-    reach = percentile(len(gains) - 1) * float(found.std()) / len(gains) ** 0.5
-    mean = float(found.mean())
-    print(f"{name} minus plain GRPO: {100 * mean:+.1f} points ({100 * (mean - reach):+.1f} to "
-          f"{100 * (mean + reach):+.1f}, 95% interval of {len(gains)} pairs)")
+    gain = mean_over(gains)
+    print(f"{name} minus plain GRPO: {100 * gain.value:+.1f} points ({100 * gain.low:+.1f} to "
+          f"{100 * gain.high:+.1f}, 95% interval of {len(gains)} pairs)")
 
 
 if __name__ == "__main__":

@@ -161,13 +161,6 @@ class Verdict:
             found.append(sentence)
         return found
 
-    def pairs_of(self, look: Arms, other: str = "plain") -> dict[int, float]:
-        """The gain of each pair over another arm, by seed."""
-        found = {}
-        for seed, mine in look["idea"].items():
-            found[seed] = gain_over({seed: mine}, look[other], self.measure).estimate.value
-        return found
-
     def comparisons(self) -> Iterator[tuple[str, Arms, str]]:
         """The comparisons of the idea: for each a label, the look and the other arm."""
         for number, look in enumerate(self.looks):
@@ -204,8 +197,10 @@ class Verdict:
         elif self.word not in (AHEAD, BEHIND):
             found.append(f"In this setting {room_left(gain.estimate)}.")
         for look in self.looks:
-            pairs = [f"{shown(pair, 'points')} (seed {seed})"
-                     for seed, pair in self.pairs_of(look).items()]
+            gains_of_pairs = {seed: gain_over({seed: mine}, look["plain"], self.measure).estimate
+                              for seed, mine in look["idea"].items()}
+            pairs = [f"{shown(gain.value, 'points')} (seed {seed})"
+                     for seed, gain in gains_of_pairs.items()]
             found.append(f"The pairs gain {', '.join(pairs)} points over {self.other}.")
         found.append(self.about_rate())
         if not is_the_same(gain):  # then nothing can be said of a choice

@@ -14,7 +14,6 @@ advantage `measured` is A_t; the weighting `oracle` is only its size.
 """
 import math
 import typing
-from collections.abc import Callable
 
 import torch
 
@@ -110,8 +109,7 @@ def credit_at(policy: Policy, rollouts: Rollouts, positions: Positions,
     return credit.to(rollouts.log_prob), spent
 
 
-def deviations(policy: Policy, rollouts: Rollouts, positions: Positions, counts: list[int],
-               progress: Callable[[float], None] = lambda share: None
+def deviations(policy: Policy, rollouts: Rollouts, positions: Positions, counts: list[int]
                ) -> tuple[list[torch.Tensor], Metrics]:
     """For each position (b, t) the rewards of sampled answers that deviate there: they have another
     token and are then continued by the policy. The second result says how much was sampled."""
@@ -122,7 +120,7 @@ def deviations(policy: Policy, rollouts: Rollouts, positions: Positions, counts:
     for (b, t), count in zip(positions, counts):
         prefixes += [(groups[b], tuple(ids[b][:t]))] * count
         own_tokens += [ids[b][t]] * count
-    rewards, spent = continuation_rewards(policy, rollouts, prefixes, 1, progress, own_tokens)
+    rewards, spent = continuation_rewards(policy, rollouts, prefixes, 1, without=own_tokens)
     return list(double(rewards[:, 0]).split(counts)), spent
 
 

@@ -91,8 +91,8 @@ class Redraw:
 
     def redrawn(self, problem: Problem, turns: list[str], read: Read) -> Problem:
         """A problem that the task draws itself, after a look at whether it fits."""
-        other = result_of(self.task.redraw, "a problem", is_something, problem, list(turns),
-                          self.rng)
+        other = result_of(self.task.redraw, "a problem", lambda found: found is not None, problem,
+                          list(turns), self.rng)
         wrong = ""
         if self.task.prompt_for(other) != self.task.prompt_for(problem):
             wrong = "has another prompt"
@@ -132,10 +132,6 @@ class Redraw:
                 if (ids := ids_of.get(self.task.prompt_for(problem))) is not None:
                     found[ids].append(problem)
         return found
-
-
-def is_something(found: object) -> bool:
-    return found is not None
 
 
 def task_of(policy: Policy) -> Any:

@@ -83,7 +83,8 @@ def build(s: LabSettings, checkpoint: Path | None, drawn: Json) -> Parts:
     is filled with what dynamic sampling draws beyond a batch."""
     policy = load_policy(s, None if s.lora else checkpoint)
     refuse_methods_of_one_turn(s, policy.task)
-    optimizer = load_optimizer(s, policy)
+    trained = trained_parameters(policy.model) if s.steps else {}  # else its means take memory
+    optimizer = AdamW(trained.values(), s.learning_rate, s.weight_decay)
     reference = initial_model(s) if s.kl else None
     advantage, weighting = make_advantage(s, policy), make_weighting(s, policy)
     if s.advantage == "span" and (unpaid := unpaid_parts(s.keywords)):
@@ -142,11 +143,6 @@ def load_model(s: LabSettings, folder: Path, device: torch.device) -> Qwen2:
         if not s.checkpointing:
             keep_less(model)
     return model
-
-
-def load_optimizer(s: LabSettings, policy: Policy) -> AdamW:
-    trained = trained_parameters(policy.model) if s.steps else {}  # else its means take memory
-    return AdamW(trained.values(), s.learning_rate, s.weight_decay)
 
 
 def initial_model(s: LabSettings) -> Qwen2:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from lab.engine.errors import PROJECT
 from lab.harness.record import digest_of, find_folder
-from lab.harness.settings import LabSettings
+from lab.harness.settings import CHANGEABLE, LabSettings
 from lab.harness.tasks import file_of_task
 from run import definitions, shown, texts_of
 from run import digest_of as digest_of_text
@@ -46,6 +46,14 @@ def made_of(s: LabSettings, root: Path = PROJECT) -> dict[str, str]:
     digests = {label: digest_of_text(text) for label, text in program(s, root).items()}
     return digests | {shown(Path(os.path.abspath(path)), root): digest_of(path)
                       for path in sorted(files)}
+
+
+def digest_of_run(s: LabSettings, root: Path = PROJECT) -> str:
+    """Eight characters, which change with whatever a run is made of, and with its settings, but for
+    the seed and what a resumed run may change."""
+    settings = {name: value for name, value in s.to_json().items()
+                if name not in ("seed", "out", *CHANGEABLE)}
+    return digest_of_text([settings, sorted(made_of(s, root).items())])[:8]
 
 
 def program(s: LabSettings, root: Path = PROJECT) -> dict[str, str]:

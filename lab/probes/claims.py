@@ -55,7 +55,9 @@ def main(argv: list[str]) -> None:
     flags = read(argv, "python -m lab claims RUN ... [flags]", __doc__, FLAGS,
                  {"RUN ...": "run folders"})
     runs = [read_run(existing(name)) for name in flags.run]
-    refuse_without_steps(runs)
+    for run in runs:
+        if not run.metrics:
+            raise UserError(f"{run.folder} has no steps, so nothing was trained in it")
     evidence, found, note = Evidence(runs, flags.problems, flags.device), {}, 0
     for sentence in of_run(runs[0]):
         print(textwrap.fill(sentence, WIDTH))
@@ -87,12 +89,6 @@ def of_run(run: Run) -> list[str]:
         sentences.append("Rows about a model take the gradient of all its parameters. This run "
                          "trained only LoRA's additions.")
     return sentences
-
-
-def refuse_without_steps(runs: list[Run]) -> None:
-    for run in runs:
-        if not run.metrics:
-            raise UserError(f"{run.folder} has no steps, so nothing was trained in it")
 
 
 def chosen(only: str | None) -> list[Claim]:

@@ -10,7 +10,6 @@ from lab.analysis.statistics import Estimate, Floats, mean_over, over_problems
 from lab.analysis.tables import Cell
 from lab.engine.forward import micro_batches, response_log_probs
 from lab.engine.policy import Policy
-from lab.engine.rollouts import Rollouts
 from lab.probes.baseline import BEST, MEAN, bandit, baselines, squares
 from lab.probes.claim_rules import (ARITHMETIC, HOLDS, NOT, ONE_READING, THRESHOLDS, CannotBeSeen,
                                     Evidence, Found, above, below, claim, decided,
@@ -57,13 +56,9 @@ def without_spread(seen: Evidence, inside: np.ndarray) -> Floats:
 
 
 def hoyer_of_policy(policy: Policy, seen: Evidence) -> float:
-    return hoyer_of_gradient(policy, sample_batch(policy, seen.problems, 8))
-
-
-def hoyer_of_gradient(policy: Policy, rollouts: Rollouts) -> float:
     """Hoyer's sparsity of the gradient of sum_t A_t log p with respect to all parameters. It is NaN
     if the gradient is 0."""
-    parameters = list(policy.model.parameters())
+    rollouts, parameters = sample_batch(policy, seen.problems, 8), list(policy.model.parameters())
     for parameter in parameters:
         parameter.grad = None
     for rows in micro_batches(rollouts, rollouts.rows, policy.settings.micro_batch):

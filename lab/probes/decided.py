@@ -228,13 +228,8 @@ def problems_of(policy: Policy, answers: int) -> Iterator[Rollouts]:
             rollouts = sample_batch(policy, AT_ONCE, answers, step)
         for problem in range(len(rollouts.prompt_ids)):
             group = rollouts.of_problems(range(problem, problem + 1))
-            yield with_generator(group, policy.settings.seed, problem)
-
-
-def with_generator(rollouts: Rollouts, seed: int, problem: int) -> Rollouts:
-    """With random numbers of this problem's own."""
-    own = derived_seed("probe credit", seed, rollouts.step, problem)
-    return replace(rollouts, generator=torch.Generator().manual_seed(own))
+            own = derived_seed("probe credit", policy.settings.seed, step, problem)
+            yield replace(group, generator=torch.Generator().manual_seed(own))
 
 
 def correlation_of_halves(measured: list[MeasuredAnswers]) -> float:

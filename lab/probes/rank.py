@@ -103,15 +103,12 @@ def parameter_parts(policy: Policy, count: int) -> Iterator[list[torch.nn.Parame
         yield part
 
 
-def middle_layer(policy: Policy) -> int:
-    return len(policy.model.model.layers) // 2
-
-
 def gradients_of_answers(policy: Policy, rollouts: Rollouts, kinds: Kinds
                          ) -> tuple[Kinds, Kinds]:
     """The Gram matrices (B, B) of the answers' gradients, one for each kind, and the gradients in
     the one weight matrix (B, rows, columns)."""
-    matrix = policy.model.model.layers[middle_layer(policy)].mlp.up_proj.weight
+    layers = policy.model.model.layers
+    matrix = layers[len(layers) // 2].mlp.up_proj.weight
     B = len(rollouts.mask)
     grams = {kind: torch.zeros(B, B, dtype=torch.float64) for kind in kinds}
     kept = {kind: torch.zeros(B, *matrix.shape) for kind in kinds}
@@ -181,19 +178,6 @@ def ranks_of(gram: torch.Tensor) -> dict[str, float]:
     return {name: rank(s) if s[0] > 0 else np.nan for name, rank in RANKS.items()}
 
 
-def entropy_rank(s: torch.Tensor) -> float:
-    share = s / s.sum()
-    return float(torch.special.entr(share).sum().exp())
-
-
-def stable_rank(s: torch.Tensor) -> float:
-    return float(s.square().sum() / s[0].square())
-
-
-def threshold_rank(s: torch.Tensor) -> float:
-    return float((s > 0.01 * s[0]).sum())
-
-
 def energy_rank(s: torch.Tensor, share: float) -> float:
     """The number of largest singular values that reach the share; rounding is none of them."""
     reached = s.square().cumsum(0) / s.square().sum()
@@ -201,11 +185,11 @@ def energy_rank(s: torch.Tensor, share: float) -> float:
 
 
 RANKS: dict[str, Callable[[torch.Tensor], float]] = {  # of singular values, the largest first
-    "entropy": entropy_rank,
-    "stable": stable_rank,
+    "entropy": lambda s: float(torch.special.entr(s / s.sum()).sum().exp()),
+    "stable": lambda s: float(s.square().sum() / s[0].square()),
     "90%": lambda s: energy_rank(s, 0.9),
     "99%": lambda s: energy_rank(s, 0.99),
-    "threshold": threshold_rank}
+    "threshold": lambda s: float((s > 0.01 * s[0]).sum())}
 
 
 def mean_rank(found: FoundRanks, matrix: str, arm: str, R: int, rank: str) -> Estimate:

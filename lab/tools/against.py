@@ -32,11 +32,11 @@ from lab.analysis.comparison import Arms
 from lab.analysis.run_folders import Run, read_run
 from lab.analysis.verdict import Tries, Verdict
 from lab.engine.errors import PROJECT, UserError
-from lab.harness.made_of import (OF_A_STEP, REPLACED, defined_in, made_of, program,
+from lab.harness.made_of import (OF_A_STEP, REPLACED, defined_in, digest_of_run, program,
                                  with_imports)
 from lab.harness.record import Json, find_folder
 from lab.harness.screen import python_command, say
-from lab.harness.settings import CHANGEABLE, LabSettings, make_settings
+from lab.harness.settings import LabSettings, make_settings
 from lab.harness.tasks import file_of_task
 from lab.tools.planned_runs import (PlannedRun, as_typed, common_settings, make_runs, side_by_side)
 from run import digest_of, shown, texts_of, whole
@@ -57,12 +57,9 @@ class Version:
     settings: LabSettings
 
     def __post_init__(self) -> None:
-        s = self.settings
-        self.texts = program(s, self.root)
-        settings = {name: value for name, value in s.to_json().items()
-                    if name not in ("seed", "out", *CHANGEABLE)}
-        known = sorted(made_of(s, self.root).items())
-        self.digest = digest_of([s.steps, settings, known])[:8]
+        self.texts = program(self.settings, self.root)
+        known = self.settings.steps, digest_of_run(self.settings, self.root)
+        self.digest = digest_of(known)[:8]
 
     def copied(self, runs: Path) -> Path:
         """The folder of its runs, in which its files are copied."""

@@ -81,10 +81,6 @@ def unless_it_gains(seen: Seen) -> Seen:
     return Seen(lambda log: [] if log[log.paid].rises else seen(log), seen.can_look)
 
 
-def is_broken(metric: Metric) -> bool:
-    return metric.broken > 0
-
-
 def breaks_twice(metric: Metric) -> bool:
     """One infinite gradient is what float16 has when its scale is too large."""
     return metric.broken > 1
@@ -309,7 +305,8 @@ TENTH = "the same run with a tenth of the learning rate"
 OTHER_LOG_PROBS = ("one step at temperature 1, with the sampler's weights compared to the "
                    "trainer's")
 CHECKS = (
-    Check(0, "The reward function returns what is no number", any_of(reward=is_broken),
+    Check(0, "The reward function returns what is no number",
+          any_of(reward=lambda reward: reward.broken > 0),
           "the reward function alone, on the answers of such a step", True),
     Check(6, "The loss or a weight is not finite, and the model is destroyed",
           any_of(loss=breaks_twice, gradient_norm=breaks_twice, kl=breaks_twice), TENTH, True),

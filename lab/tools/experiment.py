@@ -36,7 +36,7 @@ from lab.probes.notes import print_metrics
 from lab.tools.planned_runs import PROCESSES, PlannedRun, finished, make_runs, side_by_side
 
 PLANS = PROJECT / "lab/plans"
-OF_THE_PLAN = ("--seed", "--steps", "--out", "--resume", "--continue")  # no arm may have these
+OF_THE_PLAN = {"seed", "steps", "out", "resume", "continue"}  # flags that no arm may have
 FLAGS = {
     "seeds": Flag(0, "number of seeds of each arm. 0 means those of the plan", most=1000),
     "flags": Flag("", 'further flags of train.py for all runs, such as "--device cuda"'),
@@ -140,20 +140,15 @@ def refuse_mistakes(plan: Plan, path: str) -> None:
         if not re.fullmatch(r"[\w .=-]+", name) or not isinstance(flags, str):
             raise UserError(f"{path}: {name!r:.80} should be letters, digits, spaces and . = _ - "
                             "alone, because it names folders, and its flags a text")
-        if given := [flag for flag in OF_THE_PLAN if has_flag(plan.flags_of(name), flag)]:
-            raise UserError(f"{path}: {name} has {given[0]}, which the plan gives to every run")
+        if given := OF_THE_PLAN & words_of(plan.flags_of(name))[1].keys():
+            raise UserError(f"{path}: {name} has --{min(given)}, which the plan gives to every run")
 
 
 def refuse_flags_of_the_plan(plan: Plan, typed: list[str]) -> None:
     """End in an error where --flags has what the plan says: it would be overruled silently."""
-    for flag in OF_THE_PLAN:
-        if has_flag(typed, flag):
-            raise UserError(f"--flags has {flag}, which the plan {plan.name} gives to every run: "
-                            "change it in a copy of the plan, and name that file")
-
-
-def has_flag(words: list[str], flag: str) -> bool:
-    return any(word.partition("=")[0] == flag for word in words)
+    if given := OF_THE_PLAN & words_of(typed)[1].keys():
+        raise UserError(f"--flags has --{min(given)}, which the plan {plan.name} gives to every "
+                        "run: change it in a copy of the plan, and name that file")
 
 
 def is_range(seeds: object) -> bool:

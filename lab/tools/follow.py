@@ -317,7 +317,9 @@ def measure_credit(run: Run, step: int, b: int, t: int, k: int) -> CreditOfToken
     policy, rollouts = replayed_step(run, step, derived_seed("credit of a token", step, b, t))
     problem, ids = int(rollouts.group[b]), rollouts.ids[b].tolist()
     prefixes = [(problem, tuple(ids[:length])) for length in (t, t + 1)]
-    rewards, _ = continuation_rewards(policy, rollouts, prefixes, k, show_share)
+    rewards, _ = continuation_rewards(
+        policy, rollouts, prefixes, k,
+        lambda share: show_status(f"sampling continuations: {share:.0%}"))
     show_status("")
     before, after = double(rewards)  # (k,) each
     is_last = t == int(rollouts.length[b]) - 1
@@ -372,10 +374,6 @@ def credit_interval(before: Tensor, after: Tensor, is_last: bool,
 
 def variance_of_mean(sample: Tensor) -> float:
     return sample.var(correction=0).item() / len(sample)
-
-
-def show_share(share: float) -> None:
-    show_status(f"sampling continuations: {share:.0%}")
 
 
 def in_short(answer: ShownAnswer, t: int, credit: CreditOfToken | None) -> str:

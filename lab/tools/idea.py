@@ -28,8 +28,6 @@ method can differ. A run of a large model that is finished keeps no model.
 
 Ctrl-C stops it, and the same command continues. Of --against lab/tools/against.py says more.
 """
-import hashlib
-import json
 import shlex
 import textwrap
 from dataclasses import dataclass, replace
@@ -50,11 +48,11 @@ from lab.engine.policy import Policy, derived_seed
 from lab.engine.rollouts import Rollouts, double
 from lab.harness.build import load_policy, make_advantage, make_weighting
 from lab.harness.flags import Flag, flags_of, read
-from lab.harness.made_of import made_of
+from lab.harness.made_of import digest_of_run
 from lab.harness.memory import return_memory
 from lab.harness.record import Json
 from lab.harness.screen import python_command, say, show_status
-from lab.harness.settings import CHANGEABLE, LabSettings, make_settings
+from lab.harness.settings import LabSettings, make_settings
 from lab.tools.against import compare_versions
 from lab.tools.planned_runs import (PROCESSES, PlannedRun, as_typed, common_settings, finished,
                                     make_runs, side_by_side)
@@ -118,7 +116,7 @@ class Arm:
 
     def __post_init__(self) -> None:
         self.settings = make_settings(self.flags)
-        self.folder = self.runs / f"{self.label}-{digest(self.settings)}"
+        self.folder = self.runs / f"{self.label}-{digest_of_run(self.settings)}"
 
     def planned_run(self, seed: int) -> PlannedRun:
         s = self.settings
@@ -184,15 +182,6 @@ def arms_of(name: str, typed: Json, placebos: str = "any,kind") -> tuple[str, di
 def own_flags(axis: str, name: str) -> tuple[str, ...]:
     """The flags that are for the idea alone."""
     return axis, "rescale", *flags_of(METHODS[axis][name])
-
-
-def digest(s: LabSettings) -> str:
-    """Eight characters, which change with the settings, except the seed, and with whatever a run
-    is made of (lab/harness/made_of.py)."""
-    settings = {name: value for name, value in s.to_json().items()
-                if name not in ("seed", "out", *CHANGEABLE)}
-    known = json.dumps([settings, made_of(s)], sort_keys=True)
-    return hashlib.sha256(known.encode()).hexdigest()[:8]
 
 
 def look(name: str, plain: LabSettings, idea: LabSettings, is_weighting: bool) -> bool:

@@ -5,12 +5,6 @@
 It needs no model. Its tables are those that `python analyze.py RUN` prints. page.html and its
 pictures are written into --output_dir.
 """
-# The order of this file:
-#
-# 1. Read the run: settings, metrics, evaluations (lab/analysis/run_folders.py).
-# 2. Let analyze.py sum up the tokens of its credit files, and choose answers that the page shows
-#    token by token (lab/analysis/answers.py).
-# 3. Make the pictures, and write the page (lab/analysis/html_page.py).
 import textwrap
 from pathlib import Path
 

@@ -17,7 +17,7 @@ def test_oracle_by_hand(policy, monkeypatch):
     """
     worth, asked = {(): 0.25, (4,): 0.25, (4, 5): 1.0}, []
 
-    def rewards(policy, rollouts, prefixes, k, progress, without):
+    def rewards(policy, rollouts, prefixes, k, without):
         asked.extend(zip(prefixes, without))
         return torch.tensor([[worth[ids]] * k for _, ids in prefixes]), {"extra_tokens": 5}
 

@@ -18,7 +18,7 @@ def measured(monkeypatch):
     """A world, whose continuations are drawn from the list of its answers."""
     world = world_of(2, seed=4)
 
-    def drawn(policy, rollouts, prefixes, k, progress, without):
+    def drawn(policy, rollouts, prefixes, k, without):
         rewards = torch.zeros(len(prefixes))
         for row, ((_, begun), other) in enumerate(zip(prefixes, without)):
             fit = torch.tensor([answer.ids[:len(begun)] == begun
