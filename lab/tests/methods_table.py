@@ -4,7 +4,7 @@ written by hand; the other cells come from stored outputs.
     python -m lab exact --all --json > lab/results/exact_all.json
     python -m lab.tests.methods_table          # writes the cells into the page
 
-    right on average    lab exact's word, with the lowest cosine; noise: the median over all worlds
+    right on average    lab exact's word, or the lowest cosine; noise: the median over all worlds
     cost                processor time of a step of the tiny model over plain GRPO's: medians over
                         the runs of a board, or those of costs.json
     gains               as a board printed them: gain, pairs; bold where its verdict, which is
@@ -51,7 +51,7 @@ def exact_cells(found):
     word = "yes"
     if found["word"] != "right":
         number = f"{found['cosine']:.2f}"
-        word = f"no, {'>0.99' if number == '1.00' else number}"
+        word = ">0.99" if number == "1.00" else number
     return word, "" if found["noise"] is None else f"{found['noise']:.2f}"
 
 
