@@ -3,6 +3,7 @@
 A test that takes its examples from here says what holds for all of them. When it fails, it prints
 an example that fails, made smaller where that takes no minutes.
 """
+import random
 from itertools import cycle
 
 import hypothesis
@@ -64,3 +65,14 @@ def answers_in_parts(choose):
 
 AFTER = {("think", "</think>"): "between", ("think", "<answer>"): "answer",
          ("between", "<answer>"): "answer", ("answer", "</answer>"): "after"}
+
+
+def any_strings():
+    """3,000 texts of tags, numbers and odd characters, and four that are huge."""
+    rng = random.Random(1)
+    parts = ["<think>", "</think>", "\n", "<answer>", "</answer>", "<|im_end|>", "3", "+", "(", ")",
+             " 3 * 5 = 15", "\ud83d", "<", ">", "é", "\x00", "9" * 300, "-" * 300]
+    for _ in range(3000):
+        yield "".join(rng.choices(parts, k=rng.randint(0, 12)))
+    yield from ("<answer>" * 100_000, "3 + 3 = " * 100_000, " " * 1_000_000,
+                "<think>" * 50_000 + "</answer>" * 50_000)

@@ -3,7 +3,6 @@ score."""
 import hashlib
 import itertools
 import json
-import random
 import re
 
 import numpy as np
@@ -15,7 +14,7 @@ from lab.engine.errors import UserError
 from lab.engine.tokens import KINDS, SECTIONS, encode_prompt, load_tokenizer, token_bytes
 from lab.harness.solved_problems import solutions_of
 from conftest import write_lines
-from properties import cuts, draw, given
+from properties import any_strings, cuts, draw, given
 
 TINY = dict(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
 WIDE = dict(numbers="3,4", min_number=1, max_number=99, max_target=99, max_result=10_000)
@@ -44,17 +43,8 @@ def test_a_prompt_of_ones_own_is_one_row_and_opens_the_thinking_or_does_not(
     assert task.score(PROBLEM, text)["format"] == form
 
 
-def test_any_string_gets_a_score():
-    rng = random.Random(1)
-    parts = ["<think>", "</think>", "\n", "<answer>", "</answer>", "<|im_end|>", "3", "+", "(", ")",
-             " 3 * 5 = 15", "\ud83d", "<", ">", "é", "\x00", "9" * 300, "-" * 300]
-    for _ in range(3000):
-        result = score("".join(rng.choices(parts, k=rng.randint(0, 12))))
-        assert 0 <= result["format"] <= 1 and 0 <= result["reasoning"] <= 1
-        assert result["answer"] in (0, 1)
-    for huge in ("<answer>" * 100_000, "3 + 3 = " * 100_000, " " * 1_000_000,
-                 "<think>" * 50_000 + "</answer>" * 50_000):
-        score(huge)
+def test_any_string_gets_a_score_of_its_reasoning():
+    assert all(0 <= score(text)["reasoning"] <= 1 for text in any_strings())
 
 
 @pytest.mark.parametrize("think, share", [

@@ -47,13 +47,6 @@ def test_a_damaged_credit_file_is_told(tmp_path, changed, said):
     assert said in refusal(read_columns, folder, 1)
 
 
-def test_a_file_that_is_no_credit_file_is_told_without_a_word_of_pickles(tmp_path):
-    folder = write_log(tmp_path / "x", {}, metrics=[LINE])
-    (folder / "credit/step_000001.npz").write_bytes(b"no numbers")
-    said = refusal(read_columns, folder, 1)
-    assert "step_000001.npz cannot be read: BadZipFile(" in said and "pickle" not in said
-
-
 def test_a_methods_state_that_lacks_a_tensor_is_told():
     method = SimpleNamespace(load_state_dict=lambda tensors: tensors["mean"], state_dict=dict)
     policy = SimpleNamespace(settings=SimpleNamespace(advantage="mine", lora=0))

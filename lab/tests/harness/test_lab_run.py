@@ -26,7 +26,6 @@ from lab.engine.sampler import sample
 from lab.engine.credited import with_advantage
 from lab.engine.update import update
 from lab.harness.run import LabRun, mean_interval
-from lab.harness.settings import make_settings
 import run as book
 import train as loop
 from train import answer_held_out
@@ -389,13 +388,6 @@ def test_help_with_a_name_that_the_book_does_not_have_is_the_labs(capsys):
     with pytest.raises(SystemExit):
         book.read_settings(["--help", "by_kind"])
     assert "--word_weight" in (said := capsys.readouterr().out) and "--lora" in said
-
-
-def test_a_run_of_the_lab_lies_in_the_project_from_wherever_the_command_is_typed(
-        tmp_path, monkeypatch):
-    for folder in (ROOT, ROOT / "docs", tmp_path):
-        monkeypatch.chdir(folder)
-        assert make_settings({}).folder.resolve() == ROOT / "runs/none-grpo-s0"
 
 
 def test_the_lab_takes_over_what_is_not_in_the_book(tmp_path, monkeypatch):

@@ -64,20 +64,6 @@ def test_success_is_known_while_rewards_are_0_and_1_or_a_task_scores_its_answers
     assert scored.knows_success
 
 
-def test_a_reward_that_changes_its_problem_is_refused_at_once():
-    """Also in a way that a second scoring would not change again, such as sorting a list."""
-    def reward(problem, text):
-        problem["numbers"].sort()
-        return 1.0
-
-    task = task_of([{"prompt": prompt, "numbers": [n, 5]} for n, prompt in enumerate(PROMPTS)],
-                   reward)
-    sorted_one, other = task.read(["say", "3"]), task.read(["say", "7"])
-    task.score(sorted_one, "a")
-    assert refusal(task.score, other, "a").startswith(
-        "the reward of --task my_task changes the problem that it is given")
-
-
 def test_a_reward_that_takes_turns_for_a_text_is_told_what_they_are(monkeypatch):
     """Where there is no reply, it gets a text, and its mistake is another."""
     def reward(problem, text):
@@ -94,30 +80,26 @@ def test_a_reward_that_takes_turns_for_a_text_is_told_what_they_are(monkeypatch)
     assert not hasattr(caught.value, "__notes__")
 
 
-@pytest.mark.parametrize("name", ["reply", "redraw", "prompt_for", "show"])
+@pytest.mark.parametrize("name", ["reward", "reply", "redraw", "prompt_for", "show"])
 def test_no_method_may_change_its_problem_and_turns_are_copies(name):
+    """Also in a way that a second call would not change again, such as sorting a list."""
     def deed(problem, turns=(), rng=None):
         if turns:
             turns[-1] = "changed"
-        problem["n"] += problem["n"] > 30
-        return problem["prompt"]
+        problem["numbers"].sort()
+        return 1.0 if name == "reward" else problem["prompt"]
 
-    task = task_of([{"prompt": prompt, "n": n} for n, prompt in enumerate(PROMPTS)],
-                   **{"reply": lambda problem, turns: None, name: deed})
+    methods = {"reward": lambda problem, turns: 0, "reply": lambda problem, turns: None, name: deed}
+    task = task_of([{"prompt": prompt, "numbers": [n]} for n, prompt in enumerate(PROMPTS)],
+                   **methods)
     turns = ["a"]
-    more = {"reply": [turns], "redraw": [turns, 0]}.get(name, [])
-    getattr(task, name)({"prompt": "a", "n": 1}, *more)
+    more = {"reward": [turns], "reply": [turns], "redraw": [turns, 0]}.get(name, [])
+    method = task.score if name == "reward" else getattr(task, name)
+    method({"prompt": "a", "numbers": [3, 5]}, *more)
     assert turns == ["a"]
-    assert re.match(rf"{name} \(.*test_tasks.py:\d+\) changes the problem that it is given",
-                    refusal(getattr(task, name), {"prompt": "a", "n": 31}, *more))
-
-
-def test_a_reward_gets_a_copy_of_the_turns():
-    task = task_of(PROMPTS, lambda problem, turns: float(turns.pop() == "b"),
-                   reply=lambda problem, turns: None)
-    turns = ["a", "b"]
-    assert [task.score(PROMPTS[0], turns)["reward"] for _ in range(2)] == [1, 1]
-    assert turns == ["a", "b"]
+    whose = r"the reward of --task my_task|\w+ \(.*test_tasks.py:\d+\)"
+    assert re.match(f"({whose}) changes the problem that it is given",
+                    refusal(method, {"prompt": "a", "numbers": [5, 3]}, *more))
 
 
 @pytest.mark.parametrize("name, method, arguments", [
@@ -320,28 +302,16 @@ def test_a_reward_alone_has_the_problems_of_countdown():
 GOOD = {"reward": 1.1, "format": 1, "answer": True, "reasoning": 0}
 
 
-@pytest.mark.parametrize("score, labels", [
-    ({**GOOD, "reward": math.nan}, None), ({**GOOD, "answer": 0.5}, None),
-    ({"reward": 1, "format": 1, "answer": 1}, None), (GOOD, ([0], [0, 0])),
-    (GOOD, ([0, 9], [0, 0])), (GOOD, ([0, 0], [0, -1])), (GOOD, ([0, 0], [0, 0]))])
-def test_scores_and_labels_stand_beside_every_weight_and_are_checked(score, labels):
-    task = CheckedTask(SimpleNamespace(score=lambda *_: score, label=lambda _: labels))
-    if labels is None:
-        said = refusal(task.score, "3 5", "8")
-        assert "should be answer, format, reasoning, reward, and answer should be 0 or 1" in said
-    elif labels == ([0, 0], [0, 0]):
-        assert task.label([b"a", b"b"]) is labels and task.score("3 5", "8") is score
-    else:
-        assert "two lists with a number for each of 2" in refusal(task.label, [b"a", b"b"])
-
-
 @pytest.mark.parametrize("name, given, wrong", [
     ("reward", (PROMPTS[0], "a"), [None, "1.0", b"1", (1, 2), {"reward": 1}, math.nan, 1e39,
                                    10 ** 400]),
     ("score", ("3 5", "8"), [None, "1.0", (1, 2), [1], {**GOOD, "reward": "1"},
-                             {**GOOD, "reward": b"1"}, {**GOOD, "reward": 10 ** 400}]),
+                             {**GOOD, "reward": b"1"}, {**GOOD, "reward": 10 ** 400},
+                             {**GOOD, "reward": math.nan}, {**GOOD, "answer": 0.5},
+                             {"reward": 1, "format": 1, "answer": 1}]),
     ("show", ("3 5",), [None, 5]), ("prompt_for", ("3 5",), [None, 5]),
-    ("label", ([b"a", b"b"],), [None, 5, [[0, 0]], [0, 0]]),
+    ("label", ([b"a", b"b"],), [None, 5, [[0, 0]], [0, 0], ([0], [0, 0]), ([0, 9], [0, 0]),
+                                ([0, 0], [0, -1])]),
     ("training_problems", (0, 1, 8), [None, "1.0", [1, 2]]),
     ("held_out_problems", (8,), [None, []])])
 def test_what_a_method_of_a_task_returns_is_told_with_its_name_and_place(name, given, wrong):
@@ -358,6 +328,12 @@ def test_what_a_method_of_a_task_returns_is_told_with_its_name_and_place(name, g
         assert re.match(rf"{name} \(lab/tests/harness/test_tasks.py:\d+\) should return ", said)
         assert f"It returned {found!r:.99}" in said
         assert ("a `return` is missing" in said) == (found is None)
+
+
+def test_what_a_task_returns_rightly_is_handed_on():
+    labels = [0, 0], [0, 0]
+    task = CheckedTask(SimpleNamespace(score=lambda *_: GOOD, label=lambda _: labels))
+    assert task.label([b"a", b"b"]) is labels and task.score("3 5", "8") is GOOD
 
 
 def guesses(reward):
