@@ -13,8 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,67 +106,58 @@ class PlannedRun:
             remove(self.folder / "checkpoints")
 
 
-class Making:
-    """What threads that make runs share. `failed` says by arm why a run failed, whose others are
-    then not started; `running` has the runs that are being made, by name."""
-
-    def __init__(self, threads: int, stop: StopRequest):
-        self.threads, self.stop = threads, stop
-        self.failed: dict[str, str] = {}
-        self.running: dict[str, tuple[PlannedRun, subprocess.Popen[bytes]]] = {}
-
-    def make(self, run: PlannedRun) -> str:
-        """In a thread of its own: the line that says what became of the run."""
-        if run.arm in self.failed or self.stop.requested:
-            return ""
-        try:
-            process = run.start(self.threads)
-            self.running[run.name] = run, process
-            if self.stop.requested:  # meanwhile
-                process.send_signal(signal.SIGTERM)
-            process.wait()
-            del self.running[run.name]
-            run.end(process)
-        except UserError as error:  # or another program writes it
-            self.failed.setdefault(run.arm, f"{run.name}: {error}")
-            return f"failed: {run.name}: {error}"
-        return f"finished: {run.name}"
-
-    def end_all(self) -> None:
-        """Ask each running process to finish its step and leave a checkpoint."""
-        for _, process in list(self.running.values()):
-            process.send_signal(signal.SIGTERM)
+@contextmanager
+def noting(failed: dict[str, str], run: PlannedRun) -> Iterator[None]:
+    """Keep and say the reason why a run failed, such as that another program writes it."""
+    try:
+        yield
+    except UserError as error:
+        failed.setdefault(run.arm, f"{run.name}: {error}")
+        say(f"failed: {run.name}: {error}")
 
 
 def make_runs(planned: list[PlannedRun], command: str, processes: int, threads: int = 1
               ) -> dict[str, str]:
-    """Make the runs that are missing. Returns the reason for each arm that failed. `command` is
-    the command that was typed."""
+    """Make the runs that are missing. Returns the reason for each arm that failed, whose other runs
+    are then not begun. `command` is the command that was typed."""
     waiting = [run for run in planned if not run.is_finished()]
     say(f"{len(waiting)} of {len(planned)} runs have to be made, {processes} at a time")
-    done, begun = len(planned) - len(waiting), time.time()
-    with StopRequest() as stop, ThreadPoolExecutor(processes) as pool:
-        making = Making(threads, stop)
-        pending = {pool.submit(making.make, run) for run in waiting}
+    missing, done, begun = len(waiting), len(planned) - len(waiting), time.time()
+    running: list[tuple[PlannedRun, subprocess.Popen[bytes]]] = []
+    failed: dict[str, str] = {}
+    with StopRequest() as stop:
         try:
-            while pending and not stop.requested:
-                ended, pending = wait(pending, PAUSE, FIRST_COMPLETED)
-                left = time_left(begun, len(waiting) - len(pending), len(pending))
-                for line in filter(None, (future.result() for future in ended)):
-                    done += line.startswith("finished")
-                    say(f"{line} ({done} of {len(planned)}){left}")
-                of_each = [f"{run.name} {run.steps_made()}/{run.steps}"
-                           for run, _ in list(making.running.values())]
+            while (waiting or running) and not stop.requested:
+                while waiting and len(running) < processes:
+                    run = waiting.pop(0)
+                    if run.arm not in failed:
+                        with noting(failed, run):
+                            running.append((run, run.start(threads)))
+                time.sleep(PAUSE)
+                ended = [pair for pair in running if pair[1].poll() is not None]
+                running = [pair for pair in running if pair not in ended]
+                unmade = len(waiting) + len(running)
+                left = time_left(begun, missing - unmade, unmade)
+                for run, process in ended:
+                    with noting(failed, run):
+                        run.end(process)
+                        done += 1
+                        say(f"finished: {run.name} ({done} of {len(planned)}){left}")
+                of_each = [f"{run.name} {run.steps_made()}/{run.steps}" for run, _ in running]
                 show_status(", ".join([f"{done} of {len(planned)} finished{left}", *of_each]))
-        finally:
-            making.end_all()  # none are running unless it was stopped, or something went wrong here
-            pool.shutdown(cancel_futures=True)
+        finally:  # none are running unless it was stopped, or something went wrong here
+            for _, process in running:  # each finishes its step and leaves a checkpoint
+                process.send_signal(signal.SIGTERM)
+            for run, process in running:
+                process.wait()
+                with suppress(UserError):  # it is not finished
+                    run.end(process)
             show_status("")
     if stop.requested:
         done = sum(run.is_finished() for run in planned)
         say(f"stopped. {done} of {len(planned)} runs are finished. Continue with: {command}")
         raise SystemExit(130)
-    return making.failed
+    return failed
 
 
 def common_settings(given: Json) -> Json:
