@@ -146,7 +146,7 @@ class Tree:
         the reward, and that of the luck of the reply. All of them add up to V (1 - V)."""
         parts = []
         reach = torch.full((1, self.N), 1 / self.N)                              # (n, S)
-        for level in self.levels:
+        for level, following in zip(self.levels, [*self.levels[1:], None]):
             of_history = reach.sum(1)                                            # (n,)
             guesses = of_history[:, None] * level.p_guess                        # (n, N)
             ends = guesses * level.p_end
@@ -158,7 +158,8 @@ class Tree:
             # each secret of a history comes with its own reply, or with the end of the game
             taken = torch.einsum("ns,ng,ng->ngs", reach, level.p_guess, level.p_end)
             is_over = level.child < 0
-            known = self.next_values(level)
+            # the value of the history that follows
+            known = following.V[level.child.clamp(min=0)] if following else level.later
             luck = (taken * (torch.where(is_over, level.later, known)
                              - level.W[..., None]).square()).sum()
             parts.append((float(credit), float(luck)))
@@ -166,14 +167,6 @@ class Tree:
             reach.index_put_((level.child[~is_over], torch.arange(self.N).expand_as(taken)[
                 ~is_over]), taken[~is_over], accumulate=True)
         return parts
-
-    def next_values(self, level: Level) -> Tensor:
-        """(n, N, S): the value of the history that follows each guess and each secret; 0 where the
-        game is over."""
-        after = self.levels.index(level) + 1
-        if after == len(self.levels):
-            return torch.zeros(level.child.shape)
-        return self.levels[after].V[level.child.clamp(min=0)]
 
 
 def written(history: History) -> str:

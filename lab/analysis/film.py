@@ -12,28 +12,28 @@ import matplotlib.pyplot as plt
 from matplotlib.animation import FuncAnimation, PillowWriter
 from matplotlib.ticker import PercentFormatter
 
+from analyze import MEASURES
+from lab.analysis.run_folders import read_run
 from lab.engine.errors import UserError
-from lab.harness.record import read_lines
 from run import whole
 
 FRAMES, STANDING, A_SECOND = 50, 25, 10  # of the curve, at its end, and in a second
 WIDTH = 84  # letters in a line of an answer
 
 
-def write_film(run: Path, path: Path, answers: Mapping[int, tuple[str, bool, str]]) -> None:
+def write_film(folder: Path, path: Path, answers: Mapping[int, tuple[str, bool, str]]) -> None:
     """`answers` has of each checkpoint, by its step, a line about all its answers, whether the
     first one is right, and its text."""
     if path.suffix != ".gif":
         raise UserError(f"--film {path}: the picture is a GIF, so the name should end with .gif")
-    steps = read_lines(run / "metrics.jsonl")
-    sampled = [line for line in read_lines(run / "evaluations.jsonl") if line["mode"] == "sampled"]
+    run = read_run(folder)
+    steps, sampled, in_step = run.metrics, run.evaluated(), run.measure
+    held_out, *_ = MEASURES[in_step]
     if not steps:
-        raise UserError(f"{run} has no steps on record")
+        raise UserError(f"{folder} has no steps on record")
     figure, (curve, below) = plt.subplots(2, 1, height_ratios=(3, 1.2), figsize=(7.5, 4.0))
     below.axis("off")
-    in_step, held_out = "reward", "reward_mean"
-    if steps[0]["success"] is not None:
-        in_step = held_out = "success"
+    if in_step == "success":
         curve.yaxis.set_major_formatter(PercentFormatter(1))
     dots, = curve.plot([], [], ".", color=GREY, label=f"{in_step} in each step of training")
     line, = curve.plot([], [], "o-", color=BLUE, label="on problems that are never trained on")
@@ -57,7 +57,7 @@ def write_film(run: Path, path: Path, answers: Mapping[int, tuple[str, bool, str
     last = steps[-1]["step"]
     frames = [round(last * frame / FRAMES) for frame in range(FRAMES)] + [last] * STANDING
     film = FuncAnimation(figure, draw, frames=frames)
-    with tempfile.TemporaryDirectory() as folder, whole(path) as unfinished:
-        film.save(Path(folder) / path.name, PillowWriter(fps=A_SECOND), dpi=DPI)
-        shutil.move(Path(folder) / path.name, unfinished)
+    with tempfile.TemporaryDirectory() as temporary, whole(path) as unfinished:
+        film.save(Path(temporary) / path.name, PillowWriter(fps=A_SECOND), dpi=DPI)
+        shutil.move(Path(temporary) / path.name, unfinished)
     plt.close(figure)

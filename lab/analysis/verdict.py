@@ -1,9 +1,7 @@
 """The verdict on an idea, from paired runs: a sentence first, then a table, then more sentences.
 
-Runs are given as look[arm][seed]. The arms are plain, idea, and the placebos: any, kind.
-There may be a second look. By the rule of all experiments (lab/analysis/comparison.py) an idea that
-is better on the first seeds is tested again on new ones, and it is called ahead if it is better
-there, too.
+Runs are given as look[arm][seed]. The arms are plain, idea, and the placebos: any, kind. There may
+be a second look, by the rule of all experiments (lab/analysis/comparison.py).
 
 Whoever tries many ideas finds one that is better by luck. So each comparison with plain GRPO is
 written down beside plain GRPO's runs, in tries.json, and the p-value of a verdict is corrected for

@@ -1,8 +1,5 @@
-"""Memory that was freed: it is kept for the next tensor, or returned to the system.
-
-By default glibc returns a large tensor's memory at once. The system then fills it with zeros for
-the next tensor, which takes a noticeable part of a step of a large model.
-"""
+"""Memory that was freed: it is kept for the next tensor, or returned to the system, as glibc does
+with a large tensor's at once."""
 import ctypes
 import os
 import sys

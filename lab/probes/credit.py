@@ -1,14 +1,6 @@
-"""The credit of a token: the value of the answer's beginning with it, minus the value without it.
-
-    A_t = V(prefix and y_t) - V(prefix),   V(prefix) = E[reward | prefix]
-
-The estimator is that of lab/credit/measured.py, which trains with it. Here every token is measured
-whose probability is not nearly 1, by more continuations the smaller its probability is, and each
-credit has a standard error.
-
-The credit of a token is also estimated from each part of the continuations alone. Such parts are
-independent, so products of two of them are unbiased estimates of the squared credit, while the
-square of one estimate would add its own variance.
+"""The credit of a token, as lab/credit/measured.py estimates it, with its standard error, and from
+independent parts of the continuations. Here every token is measured whose probability is not nearly
+1, by more continuations the smaller its probability is.
 """
 import math
 from dataclasses import dataclass

@@ -227,23 +227,8 @@ def print_stage(label: str, text: str, function: str) -> None:
 # ------------------------------------------------------------------- beyond the record
 #
 # What the model that sampled a token says about it: the likeliest other tokens at its place, and
-# its credit.
-#
-#     credit = V(the answer up to and with the token) - V(the answer before the token)
-#
-# V of a beginning is the expected reward of what the model writes from there on. It is estimated by
-# the mean reward of k sampled continuations. Both means have an error, so the credit has an
-# interval.
-#
-# A rare reward may be missing from all continuations. Then their rewards are all equal, and the
-# usual interval, which follows from their variance alone, has no width. So the interval is that of
-# Agresti and Caffo (2000): before mean and variance are computed, each sample gets two rewards
-# more, the lowest and the highest one that may come. For rewards of 0 and 1 these are one failure
-# and one success. After the last token of an answer V is its reward, which has no error; then the
-# other sample gets two of each, as in Agresti and Coull (1998).
-#
-# The model need not be the one that sampled the step: a folder can hold other weights by now, and
-# an excerpt of a run numbers its tokens anew, so that the model would read other words.
+# its credit. The model need not be the one that sampled the step: a folder can hold other weights
+# by now, and an excerpt of a run numbers its tokens anew, so that the model would read other words.
 
 
 def where_kept(steps: Iterable[int]) -> str:
@@ -352,6 +337,12 @@ def refuse_other_problems(run: Path, rollouts: Rollouts, policy: Policy) -> None
 def credit_interval(before: Tensor, after: Tensor, is_last: bool,
                     recorded: Tensor) -> tuple[float, float]:
     """The 95% interval of the difference of two expected rewards, from samples of both (k,).
+
+    A rare reward may be missing from both. Then the usual interval, which follows from their
+    variance alone, has no width. So it is that of Agresti and Caffo (2000): each sample gets two
+    rewards more, the lowest and the highest one that may come; for 0 and 1 one failure and one
+    success. After an answer's last token V is its reward, which has no error; then the other sample
+    gets two of each, as in Agresti and Coull (1998).
 
     It needs the lowest and the highest reward that may come. These are taken from the samples and
     from the rewards on record, and they are at least as far apart as 0 and 1, the usual rewards of

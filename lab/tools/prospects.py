@@ -225,21 +225,18 @@ def rule_of(text: str, problem: str) -> str:
 
 def apply_rule(rule: str, problem: str) -> str:
     numbers = NUMBER.findall(problem)
-
-    def number(found: re.Match[str]) -> str:
-        place = int(found[1])
-        return numbers[place] if place < len(numbers) else ""
-
-    return re.sub(f"{SPLIT}([0-9]+){SPLIT}", number, rule)
+    return with_names(rule, lambda place: numbers[place] if place < len(numbers) else "")
 
 
 def shown_rule(rule: str) -> str:
     """The rule for people: the numbers of the problem are a, b, c, ..."""
-    def letter(found: re.Match[str]) -> str:
-        place = int(found[1])
-        return chr(ord("a") + place) if place < 26 else f"number {place + 1}"
+    return with_names(rule, lambda place: chr(ord("a") + place) if place < 26
+                      else f"number {place + 1}")
 
-    return re.sub(f"{SPLIT}([0-9]+){SPLIT}", letter, rule)
+
+def with_names(rule: str, name_of: Callable[[int], str]) -> str:
+    """The rule with a name in each place where a number of the problem stands."""
+    return re.sub(f"{SPLIT}([0-9]+){SPLIT}", lambda found: name_of(int(found[1])), rule)
 
 
 Score = Callable[[object, str], dict[str, float]]
