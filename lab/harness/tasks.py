@@ -27,21 +27,8 @@ PARTS = {"reward", "format", "answer", "reasoning"}  # the numbers that every sc
 
 @cache
 def load_task(name: str) -> type:
-    """The class Task of the module that --task names, whose fields are flags; or one made for it.
-
-    The module is a file in the project's folder with a class Task, or with no more than a reward
-    and a list of problems, as in TRL:
-
-        def reward(problem, text):    any number for an answer. If it is always 0 or 1, the answers
-                                      with 1 count as right. In a game of several turns it may be
-                                      a list, with one for each
-        problems = [...]              prompts; or dicts with "prompt" and whatever the reward uses;
-                                      or a function that returns them, whose keywords are flags
-
-    A prompt is the whole text that ends where the answer begins, or a list of messages. Without
-    `problems` those of Countdown are taken. A reward may also be that of TRL, reward(completions,
-    **columns). All else follows from these two (lab/harness/short_task.py).
-    """
+    """The class Task of the module that --task names, whose fields are flags; or one made of its
+    `reward` and its `problems` (lab/harness/short_task.py, docs/reference/your_own_task.md)."""
     if not file_of_task(name).is_file():
         beside = f"examples.{name}"
         did_you_mean = f". Did you mean {beside}?" if file_of_task(beside).is_file() else ""

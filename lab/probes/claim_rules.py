@@ -260,10 +260,6 @@ class Evidence:
         """The last one."""
         return self.models[max(self.models)]
 
-    @property
-    def has_models(self) -> bool:
-        return len(self.run.models) > 1 and len(self.models) > 1
-
     def before_and_after(self) -> tuple[Policy, Policy]:
         if len(self.models) < 2:
             raise CannotBeSeen("the model that this run began with is not here")

@@ -29,14 +29,9 @@ from lab.harness.flags import Flag, read
 from lab.tools.logs import (FEWEST, HELD_OUT, NAMES, Log, Metric, is_for_being_right, plain_name,
                             read_log)
 
-# Each row of CHECKS below looks for one fault, at the end of a log as at its start: its row in the
-# list of docs/reference/how_a_run_fails.md, what it most often is, the metrics that show it, and
-# the run that would decide. What the evidence says is the same for all: each of these metrics, from
-# the first fifth of the steps to the last. A log says less than a run of this project: what it does
-# not have is not looked for, and the answer names it.
-#
-# Most rows are signs, each a metric and what it shows: any_of(clipped=lambda x: x.end > 0.3). What
-# takes more than that is a function that returns the metrics.
+# Each row of CHECKS looks for one fault. Most rows are signs, each a metric and what it shows:
+# any_of(clipped=lambda x: x.end > 0.3). What takes more is a function that returns the metrics. The
+# evidence is the same for all: each of these, from the first fifth of the steps to the last.
 
 FLAGS = {"column": Flag("", "the column of a metric that has another name in this log, as "
                             "reward=score; several with commas between them")}
