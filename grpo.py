@@ -37,7 +37,6 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -61,6 +60,19 @@ class Learner:
     stop: tuple[int, ...]               # the tokens that end an answer
     encode: Callable[[str], list[int]]  # the tokens of a prompt
     last_checkpoint: Callable[[], str]  # a sentence that says how to go on after an error
+    largest_gap = 0.01                  # of log-probs between sampler and update, a token
+
+    # A run of the lab has other functions in the place of these three.
+    def log_probs(self, model: Qwen2, rollouts: "Rollouts", rows: Tensor) -> Tensor:
+        return log_probs(model, rollouts, rows)
+
+    def divergence(self, log_prob: Tensor, reference: Tensor, rollouts: "Rollouts", rows: Tensor
+                   ) -> Tensor:
+        return divergence(log_prob, reference)
+
+    def micro_batches(self, rollouts: "Rollouts", rows: Tensor) -> Sequence[Tensor]:
+        """As many answers at a time as memory allows."""
+        return torch.split(rows, self.settings.micro_batch)
 
 
 @dataclass
@@ -272,10 +284,12 @@ def states_before(decoder: Decoder, rollouts: Rollouts, rows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def frozen_log_probs(model: Qwen2, rollouts: Rollouts, micro_batch: int) -> Tensor:
+def frozen_log_probs(run: Learner, model: Qwen2, rollouts: Rollouts) -> Tensor:
     """(B, T): the log-probs of all tokens, without gradient."""
-    rows = torch.arange(len(rollouts.ids)).split(micro_batch)
-    return torch.cat([log_probs(model, rollouts, part) for part in rows])
+    found = torch.zeros_like(rollouts.log_prob)
+    for part in run.micro_batches(rollouts, rollouts.length.nonzero()[:, 0]):
+        found[part] = run.log_probs(model, rollouts, part)
+    return found
 
 
 # ---------------------------------------------------------------------------------------- the step
@@ -288,12 +302,12 @@ def update(run: Learner, rollouts: Rollouts, weight: Tensor, is_measured: bool =
     at the same prefix. All answers share the model's parameters, so the term of one answer moves
     every answer, also those without a gradient of their own. This costs two forward passes."""
     s, A, mask, N = run.settings, rollouts.advantage, rollouts.mask, int(rollouts.mask.sum())
-    before = frozen_log_probs(run.model, rollouts, s.micro_batch) if is_measured else 0.0
+    before = frozen_log_probs(run, run.model, rollouts) if is_measured else 0.0
 
     def loss_of(part: Tensor, log_prob: Tensor) -> Tensor:
         return policy_loss(log_prob, A[part], weight[part], mask[part], N)
 
-    rows = (mask & (weight * A != 0)).any(1).nonzero()[:, 0]  # the answers that have a gradient
+    rows = trained_rows(run, rollouts, weight)
     columns: dict[str, Tensor] = {}
     if s.epochs == 1 and not s.kl:
         metrics, _ = one_step(run, rollouts, rows, loss_of)
@@ -301,12 +315,18 @@ def update(run: Learner, rollouts: Rollouts, weight: Tensor, is_measured: bool =
         metrics, columns = steps_with_flags(run, rollouts, weight, rows)
     # Sampler and update compute the same log-probs, so the gap is rounding. If a state is read one
     # position too late, torch notices nothing, but this gap is large.
-    if (gap := metrics["sampler_gap"] or 0.0) > 0.01:
+    if (gap := metrics["sampler_gap"] or 0.0) > run.largest_gap:
         raise UserError(f"log-probs of sampler and update differ by {gap:.2g} a token: one of the "
                         "two is wrong")
     if is_measured:
-        columns["change"] = frozen_log_probs(run.model, rollouts, s.micro_batch) - before
+        columns["change"] = frozen_log_probs(run, run.model, rollouts) - before
     return metrics, columns
+
+
+def trained_rows(run: Learner, rollouts: Rollouts, weight: Tensor) -> Tensor:
+    """The answers that have a gradient. The KL term has one at every token."""
+    has_gradient = rollouts.mask & ((weight * rollouts.advantage != 0) | bool(run.settings.kl))
+    return has_gradient.any(1).nonzero()[:, 0]
 
 
 def one_step(run: Learner, rollouts: Rollouts, rows: Tensor,
@@ -320,8 +340,8 @@ def one_step(run: Learner, rollouts: Rollouts, rows: Tensor,
         return {"N": N, "trained_tokens": 0, "loss": 0.0, "gradient_norm": None,
                 "sampler_gap": None, "skipped": why_skipped(rollouts)}, before
     model.zero_grad()
-    for part in rows.split(run.settings.micro_batch):  # as many answers as memory allows
-        log_prob = log_probs(model, rollouts, part)                                  # (part, T)
+    for part in run.micro_batches(rollouts, rows):
+        log_prob = run.log_probs(model, rollouts, part)                              # (part, T)
         loss = loss_of(part, log_prob)
         # This adds to the gradient so far. The sum over micro-batches is the gradient of the whole
         # loss, because each part is divided by the same N.
@@ -334,7 +354,7 @@ def one_step(run: Learner, rollouts: Rollouts, rows: Tensor,
         raise UserError("the gradient is not finite: a smaller --learning_rate may help. "
                         f"{run.last_checkpoint()}")
     run.optimizer.step()
-    gap = float((before - rollouts.log_prob)[rows].abs().sum()) / trained
+    gap = (before - rollouts.log_prob)[rows][mask[rows]].abs().mean().item()
     return {"N": N, "trained_tokens": trained, "loss": loss_sum, "gradient_norm": norm,
             "sampler_gap": gap, "skipped": None}, before
 
@@ -378,10 +398,7 @@ def steps_with_flags(run: Learner, rollouts: Rollouts, weight: Tensor, rows: Ten
     """With --epochs several steps on one batch, and with --kl a term for each token."""
     s, A, mask, N = run.settings, rollouts.advantage, rollouts.mask, int(rollouts.mask.sum())
     steps: list[tuple[Metrics, Tensor]] = []  # of each step: metrics, and the log-probs before it
-    reference = None
-    if run.reference is not None:
-        rows = torch.arange(len(mask))  # the KL term has a gradient in every answer
-        reference = frozen_log_probs(run.reference, rollouts, s.micro_batch)
+    reference = frozen_log_probs(run, run.reference, rollouts) if run.reference else None
 
     def loss_of(part: Tensor, log_prob: Tensor) -> Tensor:
         inputs = A[part], weight[part], mask[part], N
@@ -391,21 +408,24 @@ def steps_with_flags(run: Learner, rollouts: Rollouts, weight: Tensor, rows: Ten
             old = steps[0][1][part] if steps else log_prob.detach()
             loss = clipped_loss(log_prob, old, *inputs, s.clip_low, s.clip_high)
         if reference is not None:
-            loss = loss + s.kl * (divergence(log_prob, reference[part]) * mask[part]).sum() / N
+            kl = run.divergence(log_prob, reference[part], rollouts, part)
+            loss = loss + s.kl * (kl * mask[part]).sum() / N
         return loss
 
     for _ in range(s.epochs):
         steps.append(one_step(run, rollouts, rows, loss_of))
     (metrics, first), (_, last) = steps[0], steps[-1]
-    if reference is not None:
-        metrics["kl"] = float((divergence(first, reference) * mask).sum()) / N
+    trained = metrics["trained_tokens"]
+    if reference is not None and trained:
+        metrics["kl"] = float((divergence(last, reference) * mask).sum()) / N
     if s.epochs == 1:
         return metrics, {}
     ratio = (last - first).exp()
-    if trained := metrics["trained_tokens"]:
+    if trained:
         beyond = torch.where(A > 0, ratio > 1 + s.clip_high, ratio < 1 - s.clip_low) & (A != 0)
         metrics |= {"ratio_mean": float((ratio * mask)[rows].sum()) / trained,
-                    "clipped_share": float((beyond & mask).sum()) / trained}
+                    "clipped_share": float((beyond & mask).sum()) / trained,
+                    "gradient_norm_last": steps[-1][0]["gradient_norm"]}
     return metrics, {"ratio": ratio}
 
 
@@ -495,18 +515,14 @@ def why_skipped(rollouts: Rollouts) -> str:
 def show() -> None:
     """Four answers of models/tiny to a problem: their rewards and advantages, and the log-prob of
     each before and after one update on them."""
-    from countdown_task import END_OF_TURN, Problem, Task
-    from qwen2_model import load_model, load_tokenizer
-    folder = Path(__file__).parent / "models/tiny"
-    model, tokenizer = load_model(folder), load_tokenizer(folder)
-    settings = SimpleNamespace(max_new_tokens=128, micro_batch=4, epochs=1, kl=0, max_grad_norm=1)
-    run: Any = SimpleNamespace(  # what `sample` and `update` need; a training takes it from run.py
-        settings=settings, model=model, tokenizer=tokenizer, task=Task("short"),
-        optimizer=AdamW(model.parameters(), 2.5e-4), stop=[tokenizer.token_to_id(END_OF_TURN[0])],
-        encode=lambda prompt: tokenizer.encode(prompt, add_special_tokens=False).ids)
-    rollouts = sample(run, [Problem((3, 5, 7), 22)], 4, generator_of("four answers"))
-    rollouts.advantage = grpo(rollouts)                                              # (4, T)
-    _, columns = update(run, rollouts, torch.ones_like(rollouts.log_prob), is_measured=True)
+    from countdown_task import Problem
+    from run import read_settings
+    from train import Training
+    run = Training(*read_settings(["--out", "no folder is made"]))
+    rollouts = run.sample([Problem((3, 5, 7), 22)], 4, generator_of("a group"))
+    rollouts.advantage = run.advantages(rollouts)                                    # (4, T)
+    weight, _ = run.weights(rollouts)                                                # (4, T)
+    _, columns = run.update(rollouts, weight, is_measured=True)
     print("reward  advantage  log-prob before  after   answer")
     before, after = rollouts.log_prob.sum(1), (rollouts.log_prob + columns["change"]).sum(1)
     for row, answer in enumerate(rollouts.answers):

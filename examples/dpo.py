@@ -113,7 +113,7 @@ class DPO(Training):
     def advantages(self, rollouts: Rollouts) -> Tensor:
         """(B, T): the advantage at the top of this file; 0 in answers that are in no pair."""
         better, worse = best_and_worst(rollouts).unbind(1)                           # (pairs,)
-        log_pi, log_ref = (frozen_log_probs(model, rollouts, self.settings.micro_batch)
+        log_pi, log_ref = (frozen_log_probs(self, model, rollouts)
                            for model in (self.model, self.before))                   # (B, T)
         r = self.beta * (log_pi - log_ref).sum(1)                                    # (B,)
         margin, pairs = r[better] - r[worse], len(better)
@@ -219,8 +219,7 @@ class DPO(Training):
             log_prob=unknown, entropy=unknown, collision=unknown, texts=texts,
             answers=["".join(of_answer) for of_answer in texts], section=section, kind=kind,
             scores={"reward": torch.tensor([1.0, 0.0]).repeat(len(pairs))})
-        return replace(rollouts, log_prob=frozen_log_probs(self.model, rollouts,
-                                                           self.settings.micro_batch))
+        return replace(rollouts, log_prob=frozen_log_probs(self, self.model, rollouts))
 
 
 def best_and_worst(rollouts: Rollouts) -> Tensor:

@@ -32,9 +32,9 @@ from lab.credit.monte_carlo import continuation_rewards
 from lab.engine.credited import drop_unfinished
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, Choices
 from lab.engine.forward import token_log_probs
-from lab.engine.optimizer import AdamW, clip_and_step
+from lab.engine.optimizer import AdamW
 from lab.engine.sampler import draw
-from lab.engine.update import length_scaling, rescaling, update
+from lab.engine.update import length_scaling, rescaling
 from lab.harness.record import PART, Json
 from lab.harness.flags import flags_of
 from lab.harness.settings import DEFAULTS
@@ -56,9 +56,7 @@ PLAIN: tuple[tuple[Callable[..., object], Callable[..., object]], ...] = (
     (rescaling, mitigations.weights),
     (length_scaling, policy_loss),
     (token_log_probs, grpo.log_probs),
-    (clip_and_step, grpo.one_step),
-    (AdamW.step, grpo.AdamW.step),
-    (update, grpo.update))
+    (AdamW.step, grpo.AdamW.step))
 NOT_TRAINED = "cut off by the limit, so it is not trained on (--drop_unfinished)"
 ONE_UPDATE = ("of new to old probability: 1 in the only update with this batch, so PPO's clipped "
               "ratio has the gradient of log p (--epochs 1)")
@@ -77,7 +75,7 @@ def stages(config: Mapping[str, object]) -> list[Stage]:
         *weight_stages(s),
         *loss_stages(s),
         ("change", "the step changed its log p by [[change]], so that p = [[p after]] after it",
-         where(update)),
+         where(grpo.update)),
         ("credit", "[[credit in words]]", where(continuation_rewards)),
         ("rank", "of the answer's [[tokens]] tokens it is number [[rank]] by the size of its "
                  "gradient at the logits, the largest first", where(ranks))]
@@ -151,7 +149,7 @@ def loss_stages(s: SimpleNamespace) -> list[Stage]:
                  "alone would do to log p, to first order, in a gradient step at the logits with "
                  "the rate 1", where(tokens_of)),
         # what the optimizer makes of the gradient of the whole batch
-        ("clipping", "[[clipping]]", where(clip_and_step)),
+        ("clipping", "[[clipping]]", where(grpo.one_step)),
         ("AdamW", "it divides each parameter's gradient by the usual size of that gradient, which "
                   "in a first step is its own. So a parameter usually moves by at most about "
                   "[[rate]] (--learning_rate)", where(AdamW.step))]

@@ -1,26 +1,11 @@
-"""A step with a clipped gradient, and AdamW's state by name."""
+"""AdamW by torch's kernel, and its state by name."""
 from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.optim.adamw import adamw
 
 import grpo
-from lab.engine.errors import refuse_undefined
-
-
-def clip_and_step(optimizer: "Optimizer", max_grad_norm: float) -> float:
-    """Clip the gradient and let the optimizer step. Returns the norm of the gradient before
-    clipping. If the gradient is not finite, nothing is changed and the run stops."""
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
-    refuse_undefined("the gradient is", norm)
-    if max_grad_norm and norm >= max_grad_norm:  # else it would take time to multiply by 1
-        clip_grads_with_norm_(parameters, max_grad_norm, norm)
-    optimizer.step()
-    refuse_undefined("after the update a parameter is", *parameters)
-    return norm.item()
 
 
 class AdamW(grpo.AdamW):

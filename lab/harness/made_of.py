@@ -25,8 +25,10 @@ OF_A_STEP = ("train.py", "run.py", "grpo.py", "mitigations.py", "countdown_task.
              "qwen2_model.py", "lab/countdown.py",
              "lab/engine/*.py", "lab/harness/*.py", "lab/credit/*.py")
 # parts of the book in whose place the lab has others (lab/harness/run.py, lab/engine/optimizer.py)
-REPLACED = {"Training (train.py)", "sample (grpo.py)", "advantages (grpo.py)", "update (grpo.py)",
-            "one_step (grpo.py)", "AdamW.step (grpo.py)", "weights (mitigations.py)",
+REPLACED = {"Training (train.py)", "weights (mitigations.py)",
+            *(f"{name} (grpo.py)" for name in (
+                "sample", "advantages", "log_probs", "AdamW.step", "Learner.log_probs",
+                "Learner.divergence", "Learner.micro_batches")),
             *(f"Run.{name} (run.py)" for name in (
                 "make_parts", "made_of", "record", "state", "write_model", "put_back"))}
 STDLIB = Path(sysconfig.get_path("stdlib"))

@@ -4,7 +4,7 @@
     make_parts             the tiny model, float32    lab/harness/build.py: devices, LoRA, --task
     sample                 grpo.sample                lab/engine/sampler.py, with replies
     advantages, weights    a function of the batch    also a class with a state, placebos, --rescale
-    update                 grpo.update                lab/engine/update.py
+    update                 grpo.update                with the parts of lab/engine/update.py
     where_to_go_on         a checkpoint               also what has changed since
     write_state            the optimizer              also digests of all that has to match it
     record, log, save      a run's folder             the same folder, with more in it
@@ -29,7 +29,7 @@ from lab.engine.errors import NotFinite, UserError, location_of, read_json, refu
 from lab.engine.model_folder import write_model_folder
 from lab.engine.credited import advantage_of, drop_unfinished, rescaled_weight
 from lab.engine.rollouts import Problem, Rollouts, has_format
-from lab.engine.update import update
+from lab.engine.update import Learner
 from lab.harness.flags import settle
 from lab.harness.build import build, make_advantage, make_weighting
 from lab.harness.kept import Kept
@@ -89,7 +89,7 @@ def peak_memory() -> int | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-class LabRun(Training):
+class LabRun(Learner, Training):
     settings: LabSettings
     changeable = CHANGEABLE
     scores_agree = True  # so far, when answers were scored twice
@@ -129,6 +129,9 @@ class LabRun(Training):
         policy, self.parts, self.policy = parts.policy, parts, parts.policy
         self.task, self.model, self.source = policy.task, policy.model, policy.folder
         self.optimizer, self.trained = parts.optimizer, parts.parameters
+        self.reference = parts.reference
+        if (self.settings.dtype, self.settings.temperature) == ("float32", 1):
+            self.largest_gap = Training.largest_gap
         self.has_format = has_format(policy.task)
         self.kept = {axis: Kept(inspect.unwrap(method)) for axis, method in parts.methods.items()
                      if inspect.isfunction(method)}
@@ -235,8 +238,9 @@ class LabRun(Training):
     def update(self, rollouts: Any, weight: torch.Tensor, is_measured: bool = False
                ) -> tuple[Json, dict[str, torch.Tensor]]:
         with self.explained(), self.clocked("update_seconds"):
-            return update(self.policy.model, self.parts.optimizer, self.trained_on(rollouts),
-                          weight, self.settings, self.parts.reference, is_measured)
+            found = super().update(self.trained_on(rollouts), weight, is_measured)
+            refuse_undefined("after the update a parameter is", *self.trained.values())
+            return found
 
     def config(self) -> Json:
         return super().config() | provenance() | {
@@ -254,7 +258,7 @@ class LabRun(Training):
 
     def make_folder(self) -> None:
         s, trained = self.settings, sum(one.numel() for one in self.trained.values())
-        say("a run of the lab: lab/engine/update.py makes its steps, with the loss of grpo.py")
+        say("a run of the lab: grpo.py makes its steps, with the parts of lab/engine/update.py")
         if s.lora:
             say(f"LoRA of rank {s.lora} trains {trained / 1e6:.2f} million parameters")
         if (s.device, s.dtype) != ("cpu", "float32"):

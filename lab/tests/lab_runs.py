@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import torch
 
-import lab.engine.update as grpo
 import lab.run as train
 from conftest import ROOT, project_files
 from lab.engine.errors import UserError
@@ -74,23 +73,14 @@ def after_credit_of(step, monkeypatch, deed):
 
 
 def gradients_of_steps(monkeypatch):
-    """A list that gets the gradient of each step before it is clipped, as one vector: of train.py,
-    and of the examples, which clip with torch's function."""
-    gradients, step, clip = [], grpo.clip_and_step, torch.nn.utils.clip_grad_norm_
-
-    def note(parameters):
-        gradients.append(torch.cat([p.grad.flatten() for p in parameters]))
-
-    def noted_step(optimizer, limit):
-        note(optimizer.param_groups[0]["params"])
-        return step(optimizer, limit)
+    """A list that gets the gradient of each step before it is clipped, as one vector."""
+    gradients, clip = [], torch.nn.utils.clip_grad_norm_
 
     def noted_clip(parameters, limit):
-        parameters = list(parameters)
-        note(parameters)
+        parameters = [p for p in parameters if p.grad is not None]
+        gradients.append(torch.cat([p.grad.flatten() for p in parameters]))
         return clip(parameters, limit)
 
-    monkeypatch.setattr(grpo, "clip_and_step", noted_step)
     monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", noted_clip)
     return gradients
 

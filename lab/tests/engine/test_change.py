@@ -62,7 +62,7 @@ def test_a_coin_by_hand(coin, ids, advantage, net):
 
 
 @pytest.mark.numerics
-@pytest.mark.parametrize("changed", [{}, {"epochs": 2}, {"micro_batch": 1, "epochs": 3}])
+@pytest.mark.parametrize("changed", [{}, {"temperature": 0.7}, {"micro_batch": 1, "epochs": 3}])
 def test_it_is_the_log_prob_after_minus_before(small_model, rollouts, changed):
     """It is measured for all tokens: those of the second group have no push and change too. A
     dropped answer has no change."""

@@ -184,8 +184,9 @@ def test_both_updates_move_the_parameters_alike(folder, changed):
     weight = weight * rollouts.mask
     reference = [load(folder).requires_grad_(False) if s.kl else None
                  for load in (qwen2_model.load_model, read_model_folder)]
-    run = SimpleNamespace(settings=s, model=plain, reference=reference[0],
-                          optimizer=grpo.AdamW(plain.parameters(), 1e-5))
+    run = grpo.Learner()
+    vars(run).update(settings=s, model=plain, reference=reference[0],
+                     optimizer=grpo.AdamW(plain.parameters(), 1e-5))
     one, columns = grpo.update(run, rollouts, weight)
     other, columns_of_lab = update_of_lab(fast, FusedAdamW(fast.parameters(), 1e-5), rollouts,
                                           weight, s, reference[1])

@@ -68,9 +68,8 @@ def test_the_advantage_of_two_pairs_by_hand(monkeypatch):
     batch = hand_made([[1, 1], [1, 1], [1, 0], [1, 1], [0, 0], [0, 0]], group=torch.arange(6) // 2,
                       scores={"reward": torch.tensor([1., 0, 1, 0, 1, 1])})
     batch = replace(batch, mask=batch.mask.bool())
-    run = SimpleNamespace(beta=0.5, model=log_pi, before=log_ref,
-                          settings=SimpleNamespace(micro_batch=4))
-    monkeypatch.setattr(dpo, "frozen_log_probs", lambda model, *_: model)
+    run = SimpleNamespace(beta=0.5, model=log_pi, before=log_ref)
+    monkeypatch.setattr(dpo, "frozen_log_probs", lambda run, model, batch: model)
     found = dpo.DPO.advantages(run, batch)
     first, second = (7 * 0.5 / (1 + math.exp(margin)) / 2 for margin in (1.5, -0.2))
     signs = torch.tensor([first, -first, second, -second, 0, 0])

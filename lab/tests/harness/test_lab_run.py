@@ -24,7 +24,7 @@ from lab.engine.policy import derived_seed
 from lab.engine.sampler import generate
 from lab.engine.sampler import sample
 from lab.engine.credited import with_advantage
-from lab.engine.update import update
+from grpo import update
 from lab.harness.run import LabRun, mean_interval
 import run as book
 import train as loop
@@ -212,12 +212,12 @@ def test_nothing_grows_with_the_number_of_steps(learner, tmp_path, monkeypatch):
 
 
 def test_flags_reach_the_sampler_and_the_optimizer(learner, tmp_path, monkeypatch):
-    sampling, updating = {}, []
+    sampling, updating = {}, {}
     monkeypatch.setattr(
         "lab.engine.policy.generate",
         lambda *args, **given: sampling.update(given) or generate(*args, **given))
-    monkeypatch.setattr("lab.harness.run.update",
-                        lambda *args: updating.extend(args) or update(*args))
+    monkeypatch.setattr("grpo.update", lambda run, *given: (
+        updating.update(vars(run)) or update(run, *given)))
     run("--model", learner, "--out", tmp_path / "x", "--steps", 1, "--eval_every", 0,
         "--temperature", 0.7, "--weight_decay", 0.25, "--max_grad_norm", 0.125, "--micro_batch", 3,
         "--learning_rate", 0.5, "--checkpointing", "--checkpoint_every", 0)
@@ -225,9 +225,10 @@ def test_flags_reach_the_sampler_and_the_optimizer(learner, tmp_path, monkeypatc
     kept = [path.name for path in (tmp_path / "x/checkpoints/step_000001").iterdir()]
     assert "model.safetensors" in kept and "trainer" not in kept  # the trained model alone
     assert sampling["temperature"] == 0.7 and sampling["max_new_tokens"] == 40
-    assert updating[0].model.checkpointing
-    assert updating[1].weight_decay == 0.25 and updating[1].learning_rate == 0.5
-    assert (updating[4].micro_batch, updating[4].max_grad_norm) == (3, 0.125)
+    assert updating["model"].model.checkpointing
+    optimizer, s = updating["optimizer"], updating["settings"]
+    assert optimizer.weight_decay == 0.25 and optimizer.learning_rate == 0.5
+    assert (s.micro_batch, s.max_grad_norm) == (3, 0.125)
 
 
 @pytest.fixture
@@ -395,6 +396,6 @@ def test_the_lab_takes_over_what_is_not_in_the_book(tmp_path, monkeypatch):
     said = program_here(ROOT / "train.py", "--threads", "1", "--questions", "2", "--answers",
                         "4", "--steps", "1", "--eval_every", "0", "--lora", "2", "--out",
                         tmp_path / "x")
-    assert "LoRA of rank 2" in said and "lab/engine/update.py makes its steps" in said
+    assert "LoRA of rank 2" in said and "grpo.py makes its steps" in said
     # a misspelt flag finds the right one of the larger list
     assert "lora" in program_here(ROOT / "train.py", "--lroa", "2", expect=1)

@@ -73,10 +73,9 @@ def test_what_an_edit_changes_is_named_and_nothing_else(copy, edit):
 
 
 def test_no_run_of_the_lab_calls_what_it_is_said_to_replace(learner, tmp_path, monkeypatch):
-    """So an edit of these parts of the book changes no number of it, and an edit of policy_loss
-    does, because the lab calls the book's."""
+    """So an edit of these parts of the book changes no number of it. An edit of the update does,
+    because the lab calls the book's."""
     import grpo
-    import lab.engine.update
     import mitigations
     import train
     from lab.harness.run import open_lab_run
@@ -93,7 +92,10 @@ def test_no_run_of_the_lab_calls_what_it_is_said_to_replace(learner, tmp_path, m
     argv = ["--model", str(learner), "--questions", "2", "--answers", "4", "--steps", "1",
             "--max_new_tokens", "16", "--eval_every", "0", "--out"]
     train.carry_out(open_lab_run([*argv, str(tmp_path / "a")]))
-    assert lab.engine.update.policy_loss is grpo.policy_loss
+    for part in ("update", "one_step", "policy_loss"):
+        with monkeypatch.context() as patch, pytest.raises(AssertionError):
+            patch.setattr(grpo, part, broken)
+            train.carry_out(open_lab_run([*argv, str(tmp_path / part), "--kl", "1"]))
 
 
 def test_what_cannot_be_compared_is_refused(copy, tmp_path, capsys):
