@@ -270,10 +270,11 @@ def best_blind_answer(seen: Evidence) -> float | None:
         number = int(seen["problem"][own[0]] - first_problem)
         if inside and number < len(problems):
             rules[rule_of(inside[1], task.show(problems[number]))] += 1
-    held_out, best = task.held_out_problems(200), 0.0
+    held_out = [(problem, task.show(problem)) for problem in task.held_out_problems(200)]
+    best = 0.0
     for rule, _ in rules.most_common(20):
         answer = f" </think>\n<answer>{rule}</answer><|im_end|>"
-        best = max(best, mean_scores(answer, held_out, task.show, task.score)["answer"])
+        best = max(best, mean_scores(answer, held_out, task.score)["answer"])
     return best
 
 

@@ -24,6 +24,7 @@ from lab.probes.claim_rules import (ARITHMETIC, CANNOT, CLAIMS, HOLDS, LATER, NO
                                     mean_difference, mean_ratio, stored, stored_gain,
                                     stored_results, together)
 from lab.probes.claims_of_rank import hoyer, weight_of_problem
+from lab.probes.claims_of_tokens import best_blind_answer
 
 BY_NAME = {claim.name: claim for claim in CLAIMS}
 STEP = {"success": 0.5, "length": 9.0, "gradient_norm": 0.2}
@@ -335,6 +336,11 @@ def test_the_command_prints_every_claim_with_its_verdict(whole, capsys):
     assert re.findall(r"^- (\w+)\. ", capsys.readouterr().out, flags=re.M) == [
         "one_advantage", "becomes_sparser"]
     assert "no claim has such a name" in refusal(main, ["claims", run, "--only", "luck"])
+
+
+def test_the_best_blind_answer_of_a_run_is_asked_on_held_out_problems(recorded):
+    """It is one expression of the run's last step, for all of 200 problems."""
+    assert 0 < best_blind_answer(Evidence([read_run(recorded)])) < 0.3
 
 
 def test_rows_about_a_model_are_printed_of_a_run_with_lora(learner, tmp_path, capsys):
