@@ -105,9 +105,13 @@ def assert_bounded(flags):
             check_value(name, value, dataclasses.replace(flag, default=None, kind=flag.type))
 
 
-def copied(model):
-    copy = Qwen2(model.config)
+def copied(model, noise=0.0):
+    """A model of the same shape, whose parameters lie about so far from those of the other."""
+    copy, generator = Qwen2(model.config), torch.Generator().manual_seed(5)
     copy.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        for parameter in copy.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * noise)
     return copy
 
 

@@ -36,14 +36,10 @@ def test_weights_that_cannot_be_rescaled_to_the_gradient_are_left_and_it_is_said
         weight = torch.tensor([[tiny, tiny], [2.0, 1.0]])
         weight, said = weighed(weight, rollouts, rescale_to="gradient")
         assert weight[1].tolist() == [2, 1] and "not rescaled" in said["weight_note"]
-    nothing = dataclasses.replace(rollouts, advantage=torch.zeros(2, 2))
-    assert weighed(torch.ones(2, 2), nothing, rescale_to="gradient")[1]["weight_note"] is None
-
-
-def test_weights_that_are_all_zero_stay_zero_and_it_is_said():
-    rollouts = hand_made([[True, True], [True, False]])
     weight, said = weighed(torch.zeros(2, 2), rollouts)
     assert not weight.any() and "not rescaled" in said["weight_note"]
+    nothing = dataclasses.replace(rollouts, advantage=torch.zeros(2, 2))
+    assert weighed(torch.ones(2, 2), nothing, rescale_to="gradient")[1]["weight_note"] is None
 
 
 def test_what_is_odd_beyond_the_mask_does_not_matter_and_one_number_an_answer_is_enough():

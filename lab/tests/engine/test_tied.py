@@ -12,7 +12,6 @@ import countdown_task
 import grpo
 import lab.countdown
 import qwen2_model
-from conftest import ROOT
 from grpo import generator_of
 from lab.engine.forward import response_log_probs
 from lab.engine.lora import add_lora, additions, keep_less, keep_rounded
@@ -21,6 +20,7 @@ from lab.engine.optimizer import AdamW as FusedAdamW
 from lab.engine.rollouts import Rollouts
 from lab.engine.sampler import generate as fast_generate
 from lab.engine.update import update as update_of_lab
+from properties import any_strings
 
 SIZES = dict(vocab_size=60, hidden_size=48, intermediate_size=80, num_hidden_layers=2,
              num_attention_heads=4, num_key_value_heads=2, head_dim=12, eos_token_id=(2, 23, 41),
@@ -248,31 +248,19 @@ def test_the_fused_adamw_is_torchs_to_the_last_bit(decay):
             assert torch.equal(p, q)
 
 
-def test_both_tasks_have_the_same_problems_prompts_labels_and_rewards():
+def test_both_tasks_have_the_same_problems_prompts_and_rewards():
     flags = dict(prompt="short", numbers="3", max_number=15, max_result=150)
     plain, of_lab = countdown_task.Task(**flags), lab.countdown.Task(**flags)
-    tokenizer = qwen2_model.load_tokenizer(ROOT / "models/tiny")
-    generator = torch.Generator().manual_seed(0)
     problems = plain.training_problems(3, 2, 30) + plain.held_out_problems(30)
     others = of_lab.training_problems(3, 2, 30) + of_lab.held_out_problems(30)
     for prompt in countdown_task.PROMPTS:
         assert countdown_task.Task(prompt).prompt_for(problems[0]) == (
             lab.countdown.Task(prompt).prompt_for(problems[0]))
-    words = ["</think>", "\n", "<answer>", "</answer>", "<|im_end|>", " 3", " *", " (", " )", "12"]
-    ids_of = [tokenizer.encode(word, add_special_tokens=False).ids for word in words]
     for problem, other in zip(problems, others):
         assert vars(problem) == vars(other) and (
             plain.prompt_for(problem) == of_lab.prompt_for(other))
-        for form in range(3):
-            ids = []
-            for pick in torch.randint(len(words), (25,), generator=generator).tolist():
-                ids += ids_of[pick]
-            if form:  # a right answer, in the right format or without its new line
-                ids = tokenizer.encode("3</think>\n<answer>"[:-9 - form] + "<answer>3</answer>",
-                                       add_special_tokens=False).ids
-            pieces = [qwen2_model.spelling(tokenizer, token) for token in ids]
-            text = "".join(pieces)
-            score = of_lab.score(other, text)
-            assert plain.score(problem, text) == {name: score[name] for name in
-                                                  ("reward", "format", "answer")}
-            assert plain.label(pieces) == of_lab.label([piece.encode() for piece in pieces])
+    problem, right = countdown_task.Problem((3, 5, 7), 22), "<answer>3 * 5 + 7</answer>"
+    for text in (right, f"3</think>\n{right}", f"3</think>{right}", *any_strings()):
+        score = of_lab.score(problem, text)
+        del score["reasoning"]
+        assert plain.score(problem, text) == score

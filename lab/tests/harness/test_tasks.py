@@ -308,6 +308,7 @@ GOOD = {"reward": 1.1, "format": 1, "answer": True, "reasoning": 0}
     ("score", ("3 5", "8"), [None, "1.0", (1, 2), [1], {**GOOD, "reward": "1"},
                              {**GOOD, "reward": b"1"}, {**GOOD, "reward": 10 ** 400},
                              {**GOOD, "reward": math.nan}, {**GOOD, "answer": 0.5},
+                             {**GOOD, "reward": 1.1e12}, {**GOOD, "reward": -1e39},
                              {"reward": 1, "format": 1, "answer": 1}]),
     ("show", ("3 5",), [None, 5]), ("prompt_for", ("3 5",), [None, 5]),
     ("label", ([b"a", b"b"],), [None, 5, [[0, 0]], [0, 0], ([0], [0, 0]), ([0, 9], [0, 0]),
@@ -331,9 +332,10 @@ def test_what_a_method_of_a_task_returns_is_told_with_its_name_and_place(name, g
 
 
 def test_what_a_task_returns_rightly_is_handed_on():
-    labels = [0, 0], [0, 0]
-    task = CheckedTask(SimpleNamespace(score=lambda *_: GOOD, label=lambda _: labels))
-    assert task.label([b"a", b"b"]) is labels and task.score("3 5", "8") is GOOD
+    """The square of the largest reward is a float32."""
+    labels, score = ([0, 0], [0, 0]), {**GOOD, "reward": -1e12}
+    task = CheckedTask(SimpleNamespace(score=lambda *_: score, label=lambda _: labels))
+    assert task.label([b"a", b"b"]) is labels and task.score("3 5", "8") is score
 
 
 def guesses(reward):
