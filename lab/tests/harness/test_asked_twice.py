@@ -1,7 +1,6 @@
 """A method that is asked twice about a batch and gives two answers is refused: it keeps something
 that a resumed run would forget, or draws random numbers that no seed decides."""
 import inspect
-import random
 import time
 from dataclasses import replace
 from types import FunctionType, SimpleNamespace
@@ -9,7 +8,6 @@ from types import FunctionType, SimpleNamespace
 import pytest
 import torch
 
-from lab.credit.critic import Trained
 from lab.engine.errors import UserError
 from lab.engine.methods import copied_state, make, metrics_of, refuse_other_values
 from lab.harness.kept import Kept
@@ -184,25 +182,11 @@ class Best(StateIdea):
         return rollouts.entropy
 
 
-class TrainedBeside:
-    def __init__(self):
-        torch.manual_seed(0)
-        self.trained = Trained(torch.nn.Linear(1, 1), 0.1, torch.device("cpu"))
-        self.state_dict = self.trained.state_dict
-        self.load_state_dict = self.trained.load_state_dict
-
-    def __call__(self, rollouts, policy):
-        value = self.trained.module(rollouts.entropy[..., None])[..., 0]
-        self.trained.gradient_step((value - 1).square().mean())
-        return value.detach()
-
-
 FORMS = {  # how to make it, in which step it is noticed, and what is said
     "a set of what was seen": (lambda: seeing(set()), 1, DRAWS),
     "a global of a helper": (lambda: drawing(lambda: COUNTED.append(1) or len(COUNTED)), 1, DRAWS),
     "a list, from step 2": (lambda: from_step_2([]), 2, DRAWS),
     "the clock": (lambda: drawing(lambda: time.perf_counter_ns() % 1e6), 1, DRAWS),
-    "a generator that is kept": (lambda: drawing(random.Random(0).random), 1, DRAWS),
     "torch's": (lambda: drawing(lambda: float(torch.rand(1))), 1, DRAWS),
     "globals, once a step": (lambda: of_globals, 2, FORGETS),
     "a closure, once a step": (lambda: of_closure(set(), [0.0]), 2, FORGETS),
@@ -221,8 +205,7 @@ FORMS = {  # how to make it, in which step it is noticed, and what is said
     "a state that is not put back": (
         of(None, StateIdea, load_state_dict=lambda *_: None), 1, KEEPS),
     "a state that moves by chance": (lambda: Noisy(None), 1, DRAWS),
-    "a state that is not a number yet": (lambda: Best(None), 0, ""),
-    "what is trained beside the policy": (TrainedBeside, 0, "")}
+    "a state that is not a number yet": (lambda: Best(None), 0, "")}
 
 
 @pytest.mark.parametrize("form", FORMS)
