@@ -40,10 +40,8 @@ class Table:
 
     def texts(self) -> list[bool]:
         """Whether each column holds nothing but text. Such columns are aligned to the left."""
-        are_texts = []
-        for _, values in self.columns.values():
-            are_texts.append(all(isinstance(value, str) for value in values))
-        return are_texts
+        return [all(isinstance(value, str) for value in values)
+                for _, values in self.columns.values()]
 
     def to_text(self) -> str:
         """The table as Markdown that also lines up in a terminal. If it would be wider than

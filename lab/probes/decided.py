@@ -27,7 +27,7 @@ import json
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import count
 from io import StringIO
 from pathlib import Path
@@ -84,43 +84,35 @@ PARTITIONS = {"kind": (KINDS, "What each kind of token decides, and what gradien
               "class": (CLASSES, "The same by the earlier experiment's classes: is filler wasted?")}
 
 
-@dataclass
-class MeasuredAnswers:
-    """The answers to a problem with the credit of their tokens."""
-    rollouts: Rollouts
-    credit: MeasuredCredit
+Measured = tuple[Rollouts, MeasuredCredit]  # the answers to a problem, and their tokens' credit
 
 
-def tokens_of(policy: Policy, measured: Sequence[MeasuredAnswers]) -> TokenTable:
+def tokens_of(policy: Policy, measured: Sequence[Measured]) -> TokenTable:
     tables = []
-    for part in measured:
-        rollouts = part.rollouts
+    for rollouts, credit in measured:
         frames = {
             "advantage": rollouts.advantage,  # plain GRPO's
             "s": gradient_size(rollouts.log_prob, rollouts.collision),
-            "squared credit": squared_credit(part.credit.parts),
+            "squared credit": squared_credit(credit.parts),
             "kind": rollouts.kind,
             "section": rollouts.section,
             "token_id": rollouts.ids}
         tokens = table_of_frames(rollouts.mask, rollouts.group, frames)
-        tables.append(tokens.having({
-            "class": class_codes(policy.tokenizer, tokens["token_id"]),
-            "count": np.ones(len(tokens))}))
+        tables.append(tokens.having(
+            {"class": class_codes(policy.tokenizer, tokens["token_id"])}))
     return joined_tables(tables)
 
 
 def decided_table(tokens: TokenTable, partition: str) -> Table:
-    """A row for each cell of the partition: its share of the squared credit and of the gradient. A
-    token counts `count` times."""
+    """A row for each cell of the partition: its share of the squared credit and of the gradient.
+    """
     names, title = PARTITIONS[partition]
     squared, gradient = tokens["squared credit"], np.abs(tokens["advantage"]) * tokens["s"]
-    count = tokens["count"]
     rows: list[Row] = []
     for code, name in enumerate(names):
         inside = tokens[partition] == code
         if inside.any():
-            of_name = count[inside].sum()
-            rows.append([name, round(of_name), of_name / count.sum(),
+            rows.append([name, int(inside.sum()), float(inside.mean()),
                          tokens.share(inside, squared), tokens.share(inside, gradient)])
     formats = {partition: "", "tokens": ",d", "of all": ".1%", "decided": ".1%",
                "gradient": ".1%"}
@@ -192,21 +184,22 @@ def measure(args: SimpleNamespace, folder: Path) -> tuple[list[str], list[Table]
         axis_of(args.method)  # before minutes are spent
     policy = policy_of(args)
     end = time.monotonic() + 60 * args.minutes
-    measured: list[MeasuredAnswers] = []
+    measured: list[Measured] = []
     right: list[float] = []
     for rollouts in problems_of(policy, args.answers):
         show_status(f"{len(measured)} of {args.problems} problems")
         if len(measured) == args.problems or time.monotonic() > end:
             break
         credit = true_credit(policy, rollouts, args.continuations, certain=args.certain)
-        measured.append(MeasuredAnswers(rollouts, credit))
+        measured.append((rollouts, credit))
         right += rollouts.scores["answer"].tolist()
     if len(measured) < 2:
         raise UserError(f"in {args.minutes:g} minutes fewer than two problems were measured: give "
                         "it more --minutes, or fewer --answers")
     tokens = tokens_of(policy, measured)
     write_run(folder / "run", policy, measured)
-    spent = sum(part.credit.spent for part in measured)
+    answers, credits = zip(*measured)
+    spent = sum(credit.spent for credit in credits)
     intro = [f"Credit was measured for {len(right)} answers of {policy.folder} to {len(measured)} "
              f"problems, with {len(tokens):,} tokens. {np.mean(right):.1%} of them are right. For "
              f"this, {spent:,} tokens were sampled.",
@@ -215,9 +208,8 @@ def measure(args: SimpleNamespace, folder: Path) -> tuple[list[str], list[Table]
     tables = [decided_table(tokens, partition) for partition in PARTITIONS]
     if args.method:
         tables.append(nearness_table(
-            policy, args.method, [part.rollouts for part in measured],
-            [part.credit.value for part in measured],
-            [squared_credit(part.credit.parts) for part in measured], args.batches))
+            policy, args.method, answers, [credit.value for credit in credits],
+            [squared_credit(credit.parts) for credit in credits], args.batches))
     return intro, tables
 
 
@@ -232,25 +224,25 @@ def problems_of(policy: Policy, answers: int) -> Iterator[Rollouts]:
             yield replace(group, generator=torch.Generator().manual_seed(own))
 
 
-def correlation_of_halves(measured: list[MeasuredAnswers]) -> float:
+def correlation_of_halves(measured: Sequence[Measured]) -> float:
     """The correlation of the measured tokens' credit by two halves of the continuations."""
     halves = []
-    for part in measured:
-        quarters = part.credit.parts[:, part.rollouts.mask]  # (4, tokens)
+    for rollouts, credit in measured:
+        quarters = credit.parts[:, rollouts.mask]  # (4, tokens)
         halves.append(quarters.view(2, 2, -1).mean(1).cpu().numpy())
-    credit = np.concatenate(halves, 1)  # (2, n)
-    return float(np.corrcoef(credit[:, credit.any(0)])[0, 1])
+    both = np.concatenate(halves, 1)  # (2, n)
+    return float(np.corrcoef(both[:, both.any(0)])[0, 1])
 
 
-def write_run(path: Path, policy: Policy, measured: Sequence[MeasuredAnswers]) -> None:
+def write_run(path: Path, policy: Policy, measured: Sequence[Measured]) -> None:
     """A run folder for analyze.py and lab page, a step for each part that was measured."""
     config = {**policy.settings.to_json(), "steps": len(measured), "eval_every": 0, **provenance(),
               "reward": policy.task.rewarded, "model_config": asdict(policy.model.config)}
     make_run(path, config, policy.folder / "tokenizer.json")
-    for step, part in enumerate(measured, 1):
-        columns = {"true_credit": part.credit.value, "true_credit_se": part.credit.error,
-                   "decided": squared_credit(part.credit.parts)}
-        write_credit(credit_path(path, step), replace(part.rollouts, step=step),
-                     part.rollouts.mask.float(), columns)
-        success = part.rollouts.scores["answer"].mean().item()
+    for step, (rollouts, credit) in enumerate(measured, 1):
+        columns = {"true_credit": credit.value, "true_credit_se": credit.error,
+                   "decided": squared_credit(credit.parts)}
+        write_credit(credit_path(path, step), replace(rollouts, step=step), rollouts.mask.float(),
+                     columns)
+        success = rollouts.scores["answer"].mean().item()
         append(path / "metrics.jsonl", {"step": step, "success": success})

@@ -174,12 +174,8 @@ def over_training(tally: Tally, folder: Path) -> Picture:
 
 def gradient_by_kind(tally: Tally, folder: Path) -> Picture:
     tokens, gradient = tally.share("kind", "one"), tally.share("kind", "gradient")
-    most = int(gradient.argmax())
-    figure = bars_by_kind(
-        tally, {"share of the tokens": (tokens, TOKENS_COLOUR),
-                "share of the gradient": (gradient, GRADIENT_COLOUR)},
-        f"{KINDS[most].capitalize()} tokens: {tokens[most]:.0%} of all tokens, "
-        f"{gradient[most]:.0%} of the gradient")
+    figure = bars_by_kind(tally, int(gradient.argmax()), {
+        "the tokens": (tokens, TOKENS_COLOUR), "the gradient": (gradient, GRADIENT_COLOUR)})
     return save(figure, folder, "gradient_by_kind",
                 "Each kind of token: its share of all tokens, and its share of the gradient (of "
                 f"the sum of abs(A) w s). Kinds below {RARE:.1%} of the tokens are left out")
@@ -189,33 +185,31 @@ def change_by_kind(tally: Tally, folder: Path) -> Picture:
     """Shares in the steps in which the change was measured."""
     tokens, push, change = (tally.share("kind", name)
                             for name in ("measured", "abs push", "abs change"))
-    most = int((push - change).argmax())
-    figure = bars_by_kind(
-        tally, {"share of the tokens": (tokens, TOKENS_COLOUR),
-                "share of the push": (push, PUSH_COLOUR),
-                "share of the change": (change, CHANGE_COLOUR)},
-        f"{KINDS[most].capitalize()} tokens: {push[most]:.0%} of the push, "
-        f"{change[most]:.0%} of the change")
+    figure = bars_by_kind(tally, int((push - change).argmax()), {
+        "the tokens": (tokens, TOKENS_COLOUR), "the push": (push, PUSH_COLOUR),
+        "the change": (change, CHANGE_COLOUR)})
     return save(figure, folder, "change_by_kind",
                 "Each kind of token, in the steps in which the change was measured: its share of "
                 "the tokens, of the push (the sum of abs(A) w s^2) and of the change (the sum of "
                 f"its sizes). Kinds below {RARE:.1%} of the tokens are left out")
 
 
-def bars_by_kind(tally: Tally, bars: dict[str, tuple[np.ndarray, str]], title: str) -> plt.Figure:
-    """Draw bars side by side for each kind of token, one for each label. `bars` has for each label
-    the share of every kind, and a colour."""
+def bars_by_kind(tally: Tally, told: int, bars: dict[str, tuple[np.ndarray, str]]) -> plt.Figure:
+    """Draw bars side by side for each kind of token, one for each quantity. `bars` has for each of
+    them the share of every kind, and a colour. The title has the last two of the kind `told`."""
     used = np.flatnonzero(tally.share("kind", "one") >= RARE)
     figure, axis = plt.subplots(figsize=(5.6, 3.8))
     width = 0.84 / len(bars)
-    for number, (label, (values, colour)) in enumerate(bars.items()):
+    shares = [f"{values[told]:.0%} of {what}" for what, (values, _) in bars.items()]
+    for number, (what, (values, colour)) in enumerate(bars.items()):
         shift = (number - (len(bars) - 1) / 2) * width
         drawn = axis.bar(np.arange(len(used)) + shift, values[used], 0.95 * width, color=colour,
-                         label=label)
+                         label=f"share of {what}")
         axis.bar_label(drawn, [f"{value:.0%}" for value in values[used]], padding=1,
                        fontsize=8.5 if len(bars) < 3 else 7)
     axis.set(xticks=range(len(used)), xticklabels=[KINDS[k] for k in used],
-             ylabel="share of the sum over all kinds", title=title)
+             ylabel="share of the sum over all kinds",
+             title=f"{KINDS[told].capitalize()} tokens: {', '.join(shares[-2:])}")
     axis.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     axis.margins(y=0.12)
     axis.grid(axis="x", visible=False)

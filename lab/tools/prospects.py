@@ -94,11 +94,6 @@ class Findings:
         return self.questions * self.living_share("reward", self.group).value
 
     @cached_property
-    def living_if_paid(self) -> float:
-        """The groups of a step that would teach to be right if only that were rewarded."""
-        return self.questions * self.living_share("right", self.group).value
-
-    @cached_property
     def form(self) -> float | None:
         return share_of_form(self.problems)
 
@@ -111,7 +106,8 @@ class Findings:
             return self.living
         if self.form is None or not pays_success(self.problems):
             return 0.0
-        return min(self.living_if_paid, self.living * (1 - self.form))
+        if_only_that_were_paid = self.questions * self.living_share("right", self.group).value
+        return min(if_only_that_were_paid, self.living * (1 - self.form))
 
     @cached_property
     def right_if_formed(self) -> float | None:

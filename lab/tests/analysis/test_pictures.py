@@ -70,7 +70,7 @@ def test_a_picture_shows_the_shares_that_its_sentence_names(tmp_path, drawn):
     shown = {}
     titles = {name: figure.axes[0].get_title(loc="left") for name, figure in drawn.items()}
     assert titles == {
-        "gradient_by_kind": "Number tokens: 50% of all tokens, 55% of the gradient",
+        "gradient_by_kind": "Number tokens: 50% of the tokens, 55% of the gradient",
         "change_by_kind": "Number tokens: 32% of the push, 25% of the change"}
     for figure in drawn.values():
         [axis] = figure.axes

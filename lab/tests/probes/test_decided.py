@@ -13,7 +13,7 @@ from lab.engine.errors import UserError
 from lab.analysis.run_folders import read_columns
 from lab.probes import decided
 from lab.probes.credit import MeasuredCredit
-from lab.probes.decided import MeasuredAnswers, decided_table, tokens_of
+from lab.probes.decided import decided_table, tokens_of
 
 
 def test_the_tokens_of_two_problems(policy):
@@ -21,7 +21,7 @@ def test_the_tokens_of_two_problems(policy):
     rollouts = hand_made(torch.tensor([[True, False], [True, True]]), advantage=torch.ones(2, 2),
                          log_prob=torch.full((2, 2), -1.0), collision=torch.full((2, 2), 0.5))
     parts = torch.tensor([[[0.1, 0], [0.2, 0.3]]]).expand(4, 2, 2)
-    measured = MeasuredAnswers(rollouts, MeasuredCredit(parts[0], parts[0], parts, 0))
+    measured = rollouts, MeasuredCredit(parts[0], parts[0], parts, 0)
     tokens = tokens_of(policy, [measured, measured])
     assert np.allclose(tokens["squared credit"], 2 * [0.01, 0.04, 0.09])
     assert tokens["problem"].tolist() == [0, 0, 0, 1, 1, 1]
@@ -65,7 +65,7 @@ def test_shares_of_what_is_decided_and_of_the_gradient():
 
     answer = np.concatenate([np.array([0, 0, 0, 1, 1]) + 2 * n for n in range(8)])
     table = decided_table(TokenTable({
-        "problem": answer, "answer": answer, "count": np.ones(len(answer)),
+        "problem": answer, "answer": answer,
         "squared credit": repeat([0.16, 0, 0.04, 0, 0.09]), "s": repeat([1, 0.5, 0.5, 1, 0.25]),
         "advantage": repeat([1, 1, 1, -2, -2.0]), "class": repeat([0, 1, 1, 0, 0])}), "class")
     row = dict(zip(table.columns, table.rows[0]))
