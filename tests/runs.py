@@ -4,6 +4,7 @@ import json
 import runpy
 import subprocess
 import sys
+import traceback
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
@@ -66,17 +67,26 @@ def program(folder: Path, *argv, expect=0) -> str:
     return result.stdout + result.stderr
 
 
-def program_here(path: Path, *argv, expect=0) -> str:
-    """What a file prints that is started as a program, in this process, which has imported PyTorch;
-    and the sentence it ends with."""
+def ended_here(path, *argv):
+    """The status and the text of a file that is started as a program, in this process, which has
+    imported PyTorch."""
     said, code, argv = io.StringIO(), 0, [str(path), *map(str, argv)]
     with redirect_stdout(said), redirect_stderr(said), patch.object(sys, "argv", argv):
         try:
-            runpy.run_path(str(path), run_name="__main__")
+            runpy.run_path(argv[0], run_name="__main__")
         except SystemExit as ended:
-            code = ended.code
+            code = ended.code or 0
             if isinstance(code, str):
-                said.write(f"{code}\n")
+                print(code)
                 code = 1
-    assert code == expect, said.getvalue()
-    return said.getvalue()
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+    return code, said.getvalue()
+
+
+def program_here(path: Path, *argv, expect=0) -> str:
+    """What such a program prints, and the sentence it ends with."""
+    code, said = ended_here(path, *argv)
+    assert code == expect, said
+    return said

@@ -2,18 +2,15 @@
 import ast
 import contextlib
 import hashlib
-import io
 import json
 import multiprocessing
 import os
 import re
 import resource
-import runpy
 import shutil
 import subprocess
 import sys
 import time
-import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
@@ -26,7 +23,7 @@ import train
 from conftest import ANY, COMMON, ROOT, refusal
 from mitigations import MITIGATIONS
 from run import Run, Settings, Unknown, lock, read_settings
-from runs import arrays, lines
+from runs import arrays, ended_here, lines
 
 BOOK = ("countdown_task", "qwen2_model", "grpo", "mitigations", "train", "run", "analyze")
 TINY = ["--threads", "1", "--questions", "2", "--answers", "4", "--max_new_tokens", "24",
@@ -53,27 +50,15 @@ def python(*words, cwd, code=0):
 
 
 def typed(folder, *words):
-    """The status and the text of this command, which is typed in this folder: with modules of its
-    own, and in this process, which has imported PyTorch."""
-    said, code, words = io.StringIO(), 0, [*map(str, words)]
+    """The status and the text of this command, which is typed in this folder, with modules of its
+    own."""
     others = {name: sys.modules.pop(name) for name in BOOK if name in sys.modules}
-    with (contextlib.redirect_stdout(said), contextlib.redirect_stderr(said),
-          contextlib.chdir(folder), patch.object(sys, "argv", words),
-          patch.object(sys, "path", [str(folder), *sys.path])):
-        try:
-            runpy.run_path(words[0], run_name="__main__")
-        except SystemExit as end:
-            code = end.code or 0
-            if isinstance(code, str):
-                print(code)
-                code = 1
-        except BaseException:
-            traceback.print_exc()
-            code = 1
+    with contextlib.chdir(folder), patch.object(sys, "path", [str(folder), *sys.path]):
+        found = ended_here(*words)
     for name in BOOK:
         sys.modules.pop(name, None)
     sys.modules.update(others)
-    return code, said.getvalue()
+    return found
 
 
 def assert_one_sentence(found, sentence):

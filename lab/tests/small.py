@@ -119,6 +119,21 @@ def gradients(model):
     return torch.cat([p.grad.flatten() for p in model.parameters()])
 
 
+def log_probs_behind(model, prompt, ids, temperature=1.0):
+    """(n, V): the log-probs that the model gives at each of these tokens behind the prompt, by a
+    pass over this row alone. The position before a token predicts it."""
+    logits = model(torch.tensor([[*prompt, *ids]]))[0, len(prompt) - 1:-1]
+    return (logits / temperature).log_softmax(-1)
+
+
+@torch.no_grad()
+def facts_behind(model, prompt, ids):
+    """(3, n): of each of these tokens the log-prob, the entropy and the collision."""
+    log_p = log_probs_behind(model, prompt, ids)
+    p = log_p.exp()
+    return torch.stack([log_p[range(len(ids)), ids], -(p * log_p).sum(-1), p.square().sum(-1)])
+
+
 # two questions, three answers each: right, wrong, without an answer; one token, no tags, right
 SPOKEN = [
     " 3 + 5 = 8, 8 + 7 = 15 hit.</think>\n<answer> ( 3 + 5 ) + 7</answer><|im_end|>",
@@ -137,18 +152,12 @@ def spoken(policy, texts=SPOKEN, problems=ASKED, micro_batch=64, **known):
     group = torch.arange(len(ids)) // (len(ids) // len(problems))
     prompts = [encode_prompt(policy.tokenizer, policy.task.prompt_for(problem), "")
                for problem in problems]
-    log_prob, entropy, collision = torch.zeros(3, *mask.shape)
+    facts = torch.zeros(3, *mask.shape)
     for b, row in enumerate(ids):
-        prompt, n = prompts[group[b]], len(row)
-        with torch.no_grad():
-            logits = policy.model(torch.tensor([prompt + row]))[0, len(prompt) - 1:-1]
-        log_probs = logits.log_softmax(-1)
-        log_prob[b, :n] = log_probs[range(n), row]
-        entropy[b, :n] = -(log_probs.exp() * log_probs).sum(-1)
-        collision[b, :n] = log_probs.exp().square().sum(-1)
+        facts[:, b, :len(row)] = facts_behind(policy.model, prompts[group[b]], row)
     padded = torch.tensor([row + [0] * (T - len(row)) for row in ids])
     sampled = Rollouts(problems, prompts, group, padded, mask, torch.ones_like(mask[:, 0]),
-                       log_prob, entropy, collision)
+                       *facts)
     batch = score_answers(sampled, policy.tokenizer, policy.task)
     usual = dict(advantage=grpo(batch), step=20, generator=torch.Generator().manual_seed(3),
                  forward=Forward(policy.model, micro_batch))

@@ -4,7 +4,7 @@ import shutil
 import pytest
 import torch
 from conftest import ROOT, refusal
-from small import copied, gradients, spoken
+from small import copied, facts_behind, gradients, spoken
 
 from lab.credit.teacher import teacher
 from lab.engine.forward import response_log_probs
@@ -38,11 +38,8 @@ def test_it_is_log_q_minus_log_p_of_each_token(policy, other):
     chosen = teacher(policy, teacher=str(folder))
     found = chosen(batch, policy)
     for b, group in enumerate(batch.group.tolist()):
-        n, prompt = int(batch.length[b]), batch.prompt_ids[group]
-        ids = batch.ids[b, :n]
-        with torch.no_grad():
-            logits = model(torch.tensor([prompt + ids.tolist()]))[0, len(prompt) - 1:-1]
-        log_q = logits.log_softmax(-1).gather(1, ids[:, None])[:, 0]
+        n = int(batch.length[b])
+        log_q, *_ = facts_behind(model, batch.prompt_ids[group], batch.ids[b, :n].tolist())
         torch.testing.assert_close(found[b, :n], log_q - batch.log_prob[b, :n], atol=2e-5, rtol=0)
     assert not found[~batch.mask].any() and found.abs().max() > 0.1
     assert chosen.metrics["teacher_kl"] == pytest.approx(-float(found[batch.mask].mean()))

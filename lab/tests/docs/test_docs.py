@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 import mitigations
 
@@ -21,6 +20,7 @@ from lab.engine.model_folder import read_model_folder
 from lab.harness.record import read_given
 from lab_runs import SHORT, block, blocks, copy_project, printed_by_each
 from runs import program
+from small import log_probs_behind
 
 TRAIN = """
 import json, sys
@@ -149,9 +149,8 @@ def test_the_other_candidates_of_a_page_are_the_models(folder_of):
         first, end = credit["episode_start"][:2]
         prompt = credit["prompt_ids"][:credit["prompt_start"][1]].tolist()
         answer, weight = credit["token_id"][first:end].tolist(), credit["weight"][first:end]
-    with torch.no_grad():
-        logits = read_model_folder(ROOT / "models/tiny")(torch.tensor([prompt + answer]))[0]
-    probabilities = logits[len(prompt) - 1:-1].softmax(-1)
+    model = read_model_folder(ROOT / "models/tiny")
+    probabilities = log_probs_behind(model, prompt, answer).detach().exp()
     probabilities[range(len(answer)), answer] = 0
     assert weight == pytest.approx(probabilities.max(1).values.numpy(), abs=1e-5)
     assert weight.max() > 0.01

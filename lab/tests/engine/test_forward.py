@@ -2,7 +2,7 @@
 import pytest
 import torch
 
-from small import hand_made
+from small import hand_made, log_probs_behind
 from lab.engine.forward import response_log_probs
 from properties import draw, few, given
 
@@ -43,9 +43,8 @@ def test_log_probs_and_gradients_are_those_of_each_answer_in_a_row_of_its_own(
 
     expected = torch.zeros(mask.shape)
     for row, (answer, number) in enumerate(zip(answers, prompt_of)):
-        prompt = prompts[number]
-        logits = small_model(torch.tensor([prompt + answer]))[0, len(prompt) - 1:-1]
-        expected[row, :len(answer)] = logits.log_softmax(-1)[range(len(answer)), answer]
+        log_p = log_probs_behind(small_model, prompts[number], answer)
+        expected[row, :len(answer)] = log_p[range(len(answer)), answer]
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     alone = torch.autograd.grad((expected * factor).sum(), parameters)
     for mine, theirs in zip(shared, alone):

@@ -3,6 +3,7 @@ import pytest
 import torch
 
 from conftest import one_of
+from small import facts_behind
 from lab.engine import sampler
 from lab.engine.errors import UserError
 from lab.engine.model import Decoder
@@ -56,18 +57,10 @@ def test_recorded_numbers_are_those_of_temperature_1(small_model, vocabulary, te
                       seed=5)
     assert result.mask.any(1).all()
     for b, (row, mask) in enumerate(zip(result.tokens, result.mask)):
-        prompt, answer = PROMPTS[b // 3], row[mask].tolist()
-        with torch.no_grad():
-            logits = small_model(torch.tensor([prompt + answer]))[0, len(prompt) - 1:-1]
-        exact = torch.distributions.Categorical(logits=logits)
-        collision = exact.probs.square().sum(-1)
-        for recorded, expected, tolerance in (
-                (result.log_prob, exact.log_prob(row[mask]), 1e-4),
-                (result.entropy, exact.entropy(), 1e-4),
-                (result.collision, collision, 1e-5)):
-            torch.testing.assert_close(recorded[b][mask], expected, atol=tolerance, rtol=0)
-            assert not recorded[b][~mask].any()
-        assert not row[~mask].any()
+        expected = facts_behind(small_model, PROMPTS[b // 3], row[mask].tolist())
+        recorded = torch.stack([result.log_prob[b], result.entropy[b], result.collision[b]])
+        torch.testing.assert_close(recorded[:, mask], expected, atol=1e-4, rtol=0)
+        assert not recorded[:, ~mask].any() and not row[~mask].any()
 
 
 @pytest.mark.parametrize("temperature, is_ruled_out", [(1.0, False), (0.5, True)])
@@ -143,16 +136,10 @@ def test_answers_equal_the_slow_loop(small_model, limits, stops, has_replies):
         assert found.tokens[row, found.written[row]].tolist() == ids
         assert found.mask[row, :len(ids)].tolist() == drawn and found.finished[row] == finished
         prompt = prompts[starts[row].prompt][:starts[row].seen]
-        with torch.no_grad():
-            logits = small_model(torch.tensor([prompt + ids]))[0, len(prompt) - 1:-1]
-        exact = torch.distributions.Categorical(logits=logits)
-        own = torch.tensor(drawn)
-        expected_facts = (exact.log_prob(torch.tensor(ids)), exact.entropy(),
-                          exact.probs.square().sum(-1))
-        recorded = (found.log_prob[row], found.entropy[row], found.collision[row])
-        for values, wanted in zip(recorded, expected_facts):
-            torch.testing.assert_close(values[:len(ids)], wanted * own, atol=1e-4, rtol=0)
-            assert not values[len(ids):].any()
+        expected_facts = facts_behind(small_model, prompt, ids) * torch.tensor(drawn)
+        recorded = torch.stack([found.log_prob[row], found.entropy[row], found.collision[row]])
+        torch.testing.assert_close(recorded[:, :len(ids)], expected_facts, atol=1e-4, rtol=0)
+        assert not recorded[:, len(ids):].any()
 
 
 def test_a_reply_takes_the_place_of_what_would_be_drawn(small_model, fed):

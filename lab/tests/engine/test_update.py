@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from small import PROMPTS, copied, fill_beyond_the_mask, gradients, hand_made, spoken
+from small import (PROMPTS, copied, fill_beyond_the_mask, gradients, hand_made, log_probs_behind,
+                   spoken)
 from lab.countdown import Problem, Task
 from lab.engine.forward import micro_batches, response_log_probs
 from lab.engine.model_folder import read_model_folder
@@ -38,12 +39,8 @@ def test_each_span_gets_its_own_part_of_the_score():
 
 
 def row_log_probs(model, rollouts, row, temperature=1.0):
-    """Of one answer's tokens, by a plain forward pass: logits at position P - 1 + t predict token
-    t."""
-    prompt, n = PROMPTS[row // 3], int(rollouts.mask[row].sum())
-    ids = torch.tensor([prompt + rollouts.ids[row, :n].tolist()])
-    logits = model(ids)[0, len(prompt) - 1:-1] / temperature
-    return logits.log_softmax(-1)[range(n), ids[0, len(prompt):]]
+    ids = rollouts.ids[row, rollouts.mask[row]].tolist()
+    return log_probs_behind(model, PROMPTS[row // 3], ids, temperature)[range(len(ids)), ids]
 
 
 def run_update(model, rollouts, weight=None, reference=None, **changed):

@@ -11,7 +11,7 @@ import torch
 
 import lab.tools.page as analyze
 from conftest import ROOT, refusal
-from small import SPOKEN, gradients, hand_made
+from small import SPOKEN, gradients, hand_made, log_probs_behind
 from countdown_task import Problem
 from examples import dpo
 from lab.analysis.run_folders import read_columns
@@ -79,9 +79,7 @@ def test_the_advantage_of_two_pairs_by_hand(monkeypatch):
 
 
 def summed_log_prob(model, prompt, answer):
-    """By the whole model, without a cache, shared prompts or a batch."""
-    logits = model(torch.tensor([prompt + answer]))[0, len(prompt) - 1:-1]
-    return logits.log_softmax(-1)[range(len(answer)), answer].sum()
+    return log_probs_behind(model, prompt, answer)[range(len(answer)), answer].sum()
 
 
 @pytest.mark.numerics

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import lab.tools.page as analyze
 from lab.tests.with_trl import INSTALL
 from conftest import ROOT, refusal
-from small import ASKED, StateIdea, copied, put_in, spoken
+from small import (ASKED, StateIdea, copied, facts_behind, log_probs_behind, put_in, spoken)
 from lab.countdown import Problem
 from lab.credit.turns import turn_mean
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, checked_credit, make
@@ -123,16 +123,11 @@ def trained(policy, out, kind=None, steps=1, resume=None, dropout=0.0, **given):
 
 def with_facts(model, batch):
     """The batch with what this model says of each token: each answer alone, in one forward pass."""
-    log_prob, entropy, collision = torch.zeros(3, *batch.mask.shape)
+    facts = torch.zeros(3, *batch.mask.shape)
     for row, (group, ids) in enumerate(zip(*batch.groups_and_ids)):
-        prompt, n = batch.prompt_ids[group], len(ids)
-        with torch.no_grad():
-            log_p = model(torch.tensor([prompt + ids]))[0, len(prompt) - 1:-1].log_softmax(-1)
-        log_prob[row, :n] = log_p[range(n), ids]
-        entropy[row, :n] = -(log_p.exp() * log_p).sum(-1)
-        collision[row, :n] = log_p.exp().square().sum(-1)
-    return replace(batch, log_prob=log_prob * batch.mask, entropy=entropy * batch.mask,
-                   collision=collision * batch.mask)
+        facts[:, row, :len(ids)] = facts_behind(model, batch.prompt_ids[group], ids)
+    log_prob, entropy, collision = facts * batch.mask
+    return replace(batch, log_prob=log_prob, entropy=entropy, collision=collision)
 
 
 def ours(policy, folder, name, flags={}, rescale="mean", loss_norm="token", step=1):
@@ -316,12 +311,9 @@ def test_the_record_is_at_trls_temperature_and_says_so(policy, tmp_path, undrawn
     folder = tmp_path / "run"
     trained(policy, tmp_path / "out", credit=folder, temperature=0.5)
     batch = read_credit(folder, 1, policy.tokenizer)
-    prompt, n = batch.prompt_ids[0], int(batch.length[0])
-    ids = batch.ids[0, :n]
-    with torch.no_grad():
-        logits = policy.model(torch.tensor([prompt + ids.tolist()]))[0, len(prompt) - 1:-1]
-    wanted = (logits / 0.5).log_softmax(-1).gather(1, ids[:, None]).squeeze(1)
-    torch.testing.assert_close(batch.log_prob[0, :n], wanted, rtol=0, atol=1e-5)
+    ids = batch.ids[0, :int(batch.length[0])].tolist()
+    wanted = log_probs_behind(policy.model, batch.prompt_ids[0], ids, 0.5)[range(len(ids)), ids]
+    torch.testing.assert_close(batch.log_prob[0, :len(ids)], wanted.detach(), rtol=0, atol=1e-5)
     analyze.main([str(folder)])
     page = (folder / "analysis/page.html").read_text()
     assert "log p, entropy and s were computed at temperature 0.5" in page
