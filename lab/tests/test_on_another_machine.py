@@ -11,7 +11,7 @@ from conftest import ROOT, project_files
 pytestmark = pytest.mark.slow
 
 PARTS = ("*.py", "models/tiny/*", "lab/*.py", "lab/engine/*.py", "lab/credit/*.py",
-         "lab/harness/*", "lab/analysis/*", "lab/tools/**/*.py")
+         "lab/harness/*.py", "lab/analysis/*", "lab/tools/**/*.py")
 # Takes away what other systems do not have, and then runs the program.
 WITHOUT_LINUX = """
 import builtins, ctypes, io, os, runpy, sys, threading
