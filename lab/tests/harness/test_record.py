@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 import torch
 
-from small import hand_made
-from lab.engine.errors import PROJECT, UserError, read_json
 from lab.analysis.run_folders import read_columns
+from lab.engine.errors import PROJECT, UserError, read_json
 from lab.harness.read_record import credit_steps
 from lab.harness.record import credit_path, find_folder, new_folder, read_lines, write_credit
+from lab.harness.step_lines import METRICS
+from lab_runs import SHORT, run
 from run import append, forget_after, whole
+from runs import lines
+from small import hand_made
 
 
 def test_a_folder_appears_when_it_is_whole(tmp_path):
@@ -119,3 +122,27 @@ def test_what_is_past_the_checkpoint_is_forgotten(tmp_path):
     forget_after(tmp_path, 2)
     assert credit_steps(tmp_path) == [1, 2]
     assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1}, {"step": 2}]
+
+
+PARTS = {"reward_format", "reward_answer", "reward_reasoning"}
+NOTHING_LEFT = "--max_new_tokens 1 --drop_unfinished"
+
+
+@pytest.mark.parametrize("flags, own, is_skipped", [
+    ("--steps 3 --change_every 3", set(), False),  # step 2 measures no change
+    ("--steps 1 --kl 0.1 --epochs 2", set(), False),
+    (f"--steps 1 {NOTHING_LEFT}", set(), True),
+    (f"--steps 1 --epochs 2 --mitigation lambda_grpo {NOTHING_LEFT}", {"lambda"}, True),
+    (f"--steps 1 --mitigation learned_importance {NOTHING_LEFT}", {"importance_loss"}, True)])
+def test_every_line_has_the_same_names(tmp_path, flags, own, is_skipped):
+    """In any run, in steps that are skipped too; what is undefined there is null."""
+    run(*SHORT, *flags.split(), "--out", tmp_path / "x")
+    for line in lines(tmp_path / "x/metrics.jsonl"):
+        assert line.keys() == METRICS.keys() | PARTS | own
+        assert bool(line["skipped"]) == is_skipped
+        undefined = {name for name, value in line.items() if value is None}
+        assert not is_skipped or {"kl", "ratio_mean", "gradient_norm",
+                                  "sampler_gap"} <= undefined
+        assert undefined.isdisjoint({"kl", "ratio_mean"}) == ("--kl" in flags)
+        if "--kl" in flags:  # with these flags all else that is listed is computed
+            assert undefined == {"weight_note", "skipped"}
