@@ -232,15 +232,20 @@ def test_a_resumed_run_says_what_is_another_version_and_keeps_the_digest_before(
         assert config["changed"] == [{"after_step": 2, "files": {"policy_loss (grpo.py)": "0"}}]
 
 
-def test_a_backup_of_a_checkpoint_is_none_and_stays(tmp_path):
+def test_what_people_have_laid_into_a_run_is_no_part_of_it_and_stays(tmp_path):
     folder = tmp_path / "run"
     train.main([*TINY, "--eval_every", "0", "--steps", "2", "--out", str(folder)])
     made = folder / "checkpoints/step_000002"
-    for name in ("step_000002.best", "step_000009.keep", "step_000001.npz"):
+    for name in ("step_000002.best", "step_000009.keep", "step_000001.npz", "step_9_best"):
         shutil.copytree(made, made.with_name(name))
+    notes = [folder / "credit" / name for name in (
+        "step_notes.txt", "step_000009.txt", "step_000009_old.npz", "step_000009 (copy).npz")]
+    for path in notes:
+        path.write_text("mine")
     train.main(["--resume", str(folder), "--steps", "6", "--checkpoint_every", "1"])
     kept = {path.parent.name for path in folder.glob("checkpoints/*/trainer")}
-    assert {"step_000002.best", "step_000009.keep", "step_000005", "step_000006"} <= kept
+    assert {"step_000002.best", "step_000009.keep", "step_9_best", "step_000005",
+            "step_000006"} <= kept and all(path.exists() for path in notes)
     assert "step_000002" not in kept
 
 

@@ -254,15 +254,6 @@ def test_what_belongs_to_a_tokenizer_travels_along(learner, tmp_path):
         assert copy.read_bytes() == (model / name).read_bytes()
 
 
-def test_the_checkpoint_that_a_run_began_with_may_be_removed_meanwhile(
-        whole, stopped, monkeypatch):
-    """To make room, say. The tokenizer of the later checkpoints was read from it."""
-    after_credit_of(5, monkeypatch, lambda: shutil.rmtree(stopped / "checkpoints/step_000004"))
-    run("--resume", stopped)
-    last = "checkpoints/step_000006/tokenizer.json"
-    assert (stopped / last).read_bytes() == (whole / last).read_bytes()
-
-
 @pytest.mark.parametrize("call, said", [
     ("run.save_file", "No space left"), ("numpy.savez_compressed", "No space left")])
 def test_a_full_disk_leaves_what_was_whole(whole, learner, tmp_path, monkeypatch, call, said):

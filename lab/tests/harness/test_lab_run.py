@@ -7,7 +7,6 @@ import operator
 import os
 import re
 import shlex
-import shutil
 import signal
 import sys
 from types import SimpleNamespace
@@ -150,22 +149,6 @@ def test_ctrl_c_ends_well_and_the_run_goes_on(whole, learner, tmp_path, monkeypa
     for name in ("metrics.jsonl", "evaluations.jsonl"):
         assert [line["step"] for line in lines(folder / name)] == [
             line["step"] for line in lines(whole / name)]
-
-
-def test_names_that_people_gave_are_left_alone(whole, tmp_path):
-    """And an empty folder is in nobody's way."""
-    folder, best = shutil.copytree(whole, tmp_path / "x"), tmp_path / "x/checkpoints/step_6_best"
-    (folder / "checkpoints/step_000006").rename(best)
-    (folder / "checkpoints/step_000006").mkdir()
-    notes = [folder / "credit" / name for name in (
-        "step_notes.txt", "step_000006.txt", "step_000006_old.npz", "step_000006 (copy).npz")]
-    for path in notes:
-        path.write_text("mine")
-    run("--resume", folder)
-    assert all(path.exists() for path in [*notes, best / "trainer"])
-    for path in (*notes, best):
-        path.rename(tmp_path / path.name)
-    assert_same_run(whole, folder)
 
 
 def test_a_loop_can_be_started_again(learner, tmp_path, monkeypatch):

@@ -12,7 +12,6 @@ import torch
 from conftest import ROOT, credit_columns, refusal, write_log
 
 from lab.analysis.account import NOT_TRAINED, numbers_of_step, stages
-from lab.analysis.answers import metrics_by_step
 from lab.analysis.run_folders import read_run
 from lab.analysis.token_table import read_step
 from lab.engine.model_folder import read_model_folder, write_model_folder
@@ -108,74 +107,56 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
     settings = run_config(recorded)
     trained = batch.mask & batch.finished[:, None]
     assert not batch.finished.all() and trained.any()
-    model = read_model_folder(recorded / f"checkpoints/step_{STEP - 1:06d}")
     before = batch.prompt_ids[batch.group[b]] + batch.ids[b, :t].tolist()
-    with torch.no_grad():
-        logits = model(torch.tensor([before]))[0, -1]
+    logits, after = (read_model_folder(recorded / f"checkpoints/step_{step:06d}")(
+        torch.tensor([before]))[0, -1].detach() for step in (STEP - 1, STEP))
     logits.requires_grad_()
     log_probs, chosen = logits.log_softmax(-1), batch.ids[b, t]
     p = log_probs.exp()
 
-    reward = {part: float(batch.scores[part][b])
-              for part in ("reward", "answer", "format")}  # those that the formula names
-    assert numbers(lines["reward"][0].partition(" = ")[2]) == pytest.approx(list(reward.values()),
-                                                                            rel=1e-3)
-    of_group = batch.reward[batch.group == batch.group[b]]
-    said = re.findall(rf"(\d+) got ({NUMBER})", lines["rewards"][0])
-    assert sorted(float(value) for count, value in said for _ in range(int(count))
-                  ) == pytest.approx(sorted(of_group.tolist()), rel=1e-3)
-    assert close(lines["p"][0], p[chosen])
-    assert close(lines["entropy"][0], -(p * log_probs).sum())
-    others = re.findall(rf"('.*?'|\".*?\") ({NUMBER})", lines["others"][0])
-    best = [value.item() for token, value in zip(p.topk(5).indices, p.topk(5).values)
-            if token != chosen][:4]
-    assert [float(value) for _, value in others] == pytest.approx(best, rel=0.06)
     mean = group_mean(batch.reward, batch.group)
-    assert numbers(lines["group"][0]) == pytest.approx(
-        [float(mean[b]), float(group_mean((batch.reward - mean) ** 2, batch.group)[b].sqrt())],
-        rel=1e-3)
-    advantage = group_z_score(batch.reward, batch.group)
-    assert close(lines["advantage"][0], advantage[b])
+    deviation = group_mean((batch.reward - mean) ** 2, batch.group).sqrt()
     weight = outcome_conditional(batch, think_discount=settings["think_discount"]) * trained
-    assert numbers(lines["weight"][0])[0] == pytest.approx(float(weight[b, t]), rel=5e-3)
     kept = dataclasses.replace(batch, mask=trained)
     rescale = rescaling(weight, kept, "mean")
-    assert numbers(lines["rescaling"][0])[1:] == pytest.approx(
-        [rescale, float(weight[b, t] * rescale)], rel=1e-3)
     length_scale = length_scaling(kept.length, "sequence", 40)
-    assert numbers(lines["loss norm"][0])[-2:] == pytest.approx(
-        [float(length_scale[b]), int(trained.sum())], rel=1e-3)
     log_prob = torch.zeros_like(batch.log_prob)
     log_prob[b, t] = log_probs[chosen]
-    scaled_weight = weight * rescale * length_scale
-    loss = policy_loss(log_prob, batch.advantage, scaled_weight, trained, trained.sum())
+    loss = policy_loss(log_prob, batch.advantage, weight * rescale * length_scale, trained,
+                       trained.sum())
     loss.backward()
-    assert close(lines["term"][0], loss)
-    assert close(lines["s"][0], torch.nn.functional.one_hot(chosen, len(p)).sub(p).norm())
-    # the gradient of the loss at the logits, and its size there without m / N
-    of_loss = logits.grad.norm()
-    at_logits, in_loss = lines["gradient"][0].split(". The loss takes m / N of it")
-    assert close(in_loss, of_loss)
-    assert close(at_logits, of_loss * trained.sum() / length_scale[b])
     # a step of size 1 at the logits, along the gradient of -N times the loss; without m
-    push = (log_probs_gradient(logits.detach(), chosen) @ -logits.grad) * trained.sum()
-    push = push / length_scale[b]
-    assert close(lines["push"][0].partition(": ")[0], push)
-    line, limit = metrics_by_step(read_run(recorded))[STEP], settings["max_grad_norm"]
-    norm = line["gradient_norm"]
-    assert numbers(lines["clipping"][0])[0] == pytest.approx(norm, rel=1e-3)
-    assert ("is not clipped" in lines["clipping"][0]) == (norm <= limit)
-    assert close(lines["AdamW"][0], settings["learning_rate"])
-    with torch.no_grad():
-        after = read_model_folder(recorded / f"checkpoints/step_{STEP:06d}")(
-            torch.tensor([before]))[0, -1].log_softmax(-1)[chosen]
-    change, p_after = numbers(lines["change"][0])
-    assert change == pytest.approx((after - log_probs[chosen]).item(), rel=2e-3, abs=1e-6)
-    assert p_after == pytest.approx(after.exp().item(), rel=1e-3)
+    push = log_probs_gradient(logits.detach(), chosen) @ -logits.grad * trained.sum()
+    at_logits, in_loss = lines["gradient"][0].split(". The loss takes m / N of it")
+    for text, value in (
+            (lines["p"][0], p[chosen]), (lines["entropy"][0], -(p * log_probs).sum()),
+            (lines["advantage"][0], group_z_score(batch.reward, batch.group)[b]),
+            (lines["term"][0], loss), (lines["AdamW"][0], settings["learning_rate"]),
+            (lines["s"][0], torch.nn.functional.one_hot(chosen, len(p)).sub(p).norm()),
+            # the gradient of the loss at the logits, and its size there without m / N
+            (in_loss, logits.grad.norm()),
+            (at_logits, logits.grad.norm() * trained.sum() / length_scale[b]),
+            (lines["push"][0].partition(": ")[0], push / length_scale[b])):
+        assert close(text, value), text
+
+    of_group = batch.reward[batch.group == batch.group[b]]
+    said = re.findall(rf"(\d+) got ({NUMBER})", lines["rewards"][0])
+    said = sorted(float(value) for count, value in said for _ in range(int(count)))
     size = gradient_size(batch.log_prob, batch.collision)[b]
     sizes = batch.advantage[b].abs() * (weight * rescale)[b] * size
     larger = (sizes > sizes[t]) & batch.mask[b]
-    assert numbers(lines["rank"][0])[:2] == [int(batch.length[b]), 1 + int(larger.sum())]
+    change = (after.log_softmax(-1) - log_probs)[chosen].detach()
+    for found, values in (
+            (said, sorted(of_group.tolist())),
+            (numbers(lines["reward"][0].partition(" = ")[2]),  # parts that the formula names
+             [batch.scores[part][b] for part in ("reward", "answer", "format")]),
+            (numbers(lines["group"][0]), [mean[b], deviation[b]]),
+            (numbers(lines["weight"][0])[:1], [weight[b, t]]),
+            (numbers(lines["rescaling"][0])[1:], [rescale, weight[b, t] * rescale]),
+            (numbers(lines["loss norm"][0])[-2:], [length_scale[b], trained.sum()]),
+            (numbers(lines["change"][0]), [change, after.softmax(-1)[chosen]]),
+            (numbers(lines["rank"][0])[:2], [batch.length[b], 1 + larger.sum()])):
+        assert found == pytest.approx([float(value) for value in values], rel=5e-3, abs=1e-6)
 
 
 def test_a_model_that_was_not_kept_is_not_asked(recorded, batch, follow_it, tmp_path, capsys):
