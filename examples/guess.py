@@ -49,7 +49,7 @@ from lab.harness.flags import Flag, option, read
 from lab.harness.build import Parts, build
 from lab.harness.screen import python_command
 from lab.harness.settings import LabSettings, make_settings
-from lab.engine.credited import rescaled_weight, with_advantage
+from lab.tools.idea import credited
 
 
 class Game(NamedTuple):
@@ -145,9 +145,8 @@ def step_of(parts: Parts, s: LabSettings, step: int) -> tuple[Rollouts, Tensor]:
     """The batch of a step and its weights, as train.py makes them."""
     problems = parts.policy.task.training_problems(s.seed, step, s.questions)
     batch = parts.sample(problems, s.answers, derived_seed("train", s.seed, step))
-    batch = with_advantage(parts.policy.score(batch), parts.advantage_method, parts.policy, s, step)
-    weight, _ = rescaled_weight(parts.weighting, s.mitigation, batch, parts.policy, s.rescale,
-                                s.placebo)
+    methods = parts.advantage_method, parts.weighting
+    batch, weight, _ = credited(parts.policy.score(batch), methods, parts.policy, s, step)
     return batch, weight
 
 

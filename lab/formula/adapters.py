@@ -14,6 +14,7 @@ import inspect
 import math
 from collections import defaultdict
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,10 +43,6 @@ def by_group(batch: Batch, function: Callable[[Tensor], Tensor]) -> Tensor:
 def z_score(batch: Batch, epsilon: float = 1e-4) -> Tensor:
     """(B,) TRL's advantage."""
     return by_group(batch, lambda reward: (reward - reward.mean()) / (reward.std() + epsilon))
-
-
-def z_score_of_verl(batch: Batch) -> Tensor:
-    return z_score(batch, 1e-6)
 
 
 MORE = {  # arguments that a function may have besides, by their names
@@ -77,7 +74,7 @@ VERL = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_
 
 
 def of_verl(function: Callable[..., object], config: Any,
-            advantage: Callable[[Batch], Tensor] = z_score_of_verl,
+            advantage: Callable[[Batch], Tensor] = partial(z_score, epsilon=1e-6),
             rollout_is_threshold: float | None = None) -> Loss:
     """The loss of a function that verl registers as policy loss, which takes (old_log_prob,
     log_prob, advantages, response_mask, loss_agg_mode, config, rollout_is_weights). The config is

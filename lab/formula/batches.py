@@ -112,10 +112,6 @@ class Case:
                    if isinstance(value, Tensor)}
         return replace(self, **changed)
 
-    def padded_with_end(self) -> "Case":
-        """The case whose padding has the id of the end token."""
-        return replace(self, ids=torch.where(self.ids == PAD, END, self.ids), pad=END)
-
     def widened(self, more: int) -> "Case":
         """The case with more places of padding, at which the logits are other ones."""
         def longer(value: Tensor) -> Tensor:

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .batches import (Batch, Case, mirrored, one_is_another, stretched, with_a_dead_group,
-                      with_other_reward)
+from .batches import Case, mirrored, one_is_another, stretched, with_a_dead_group, with_other_reward
 from .formula import KNOWN, MUCH_BETTER, Formula, advantage_of, best_of, tidy, view_of, weights
 from .terms import CENTRES, COUNTS, FINISHES, GROUPS, LENGTHS, SCALES, Setting
 
@@ -70,7 +69,9 @@ class Credit:
                 sides = [(one.batch(), self.weights(one) / norm) for one in (case, other)]
                 self.pairs.append((*sides, number / norm))
         one = search.case(34, 1, 8, equal_lengths=True)
-        self.shrunk = self.batches_and_advantages([stretched(one, size) for size in SIZES])
+        cases = [stretched(one, size) for size in SIZES]  # of one group, times the same weight
+        found = [(case.batch(), self.measured(case, mirrored(case))) for case in cases]
+        self.shrunk = [(batch, number) for batch, number in found if number is not None]
 
     def weights(self, case: Case) -> Tensor:
         """(ways, B) the weights of the answers that have a number."""
@@ -87,11 +88,6 @@ class Credit:
         push = push / self.search.unit(self.start, case)
         where = view_of(case, self.start).trained & torch.isfinite(push)
         return torch.where(where, push, 0.0).sum(1) / where.sum(1).clamp(min=1)
-
-    def batches_and_advantages(self, cases: list[Case]) -> list[tuple[Batch, Tensor]]:
-        """Batches of one group, and their advantages times the same weight."""
-        found = [(case.batch(), self.measured(case, mirrored(case))) for case in cases]
-        return [(batch, number) for batch, number in found if number is not None]
 
     def epsilon(self, formula: Formula, part: str) -> float:
         """The number of this part with which the advantage shrinks with its rewards as measured."""

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from .batches import Case, Lens, make_case, with_other_reward
+from .batches import END, PAD, Case, Lens, make_case, with_other_reward
 from .formula import left_of
 
 Gradient = Callable[[Case], Tensor]
@@ -19,7 +19,8 @@ def case_to_change(lens: Lens, late: int) -> Case:
 
 
 def with_pad_as_end(gradient: Gradient, case: Case) -> float:
-    return left_of(gradient(case), gradient(case.padded_with_end()))
+    ids = torch.where(case.ids == PAD, END, case.ids)
+    return left_of(gradient(case), gradient(replace(case, ids=ids, pad=END)))
 
 
 def wider(gradient: Gradient, case: Case) -> float:

@@ -58,7 +58,7 @@ def nearness_table(policy: Policy, method: str, answers: Sequence[Rollouts],
 def coefficient(policy: Policy, method: str, batch: Rollouts) -> Tensor:
     """(B, T): weight * advantage, as the method would train on this batch."""
     s = make_settings({**policy.settings.to_json(), "advantage": "grpo", "mitigation": "none",
-                       axis_of(method): method})
+                       "placebo": "none", axis_of(method): method})
     methods = make_advantage(s, policy), make_weighting(s, policy)
     credit, weight, _ = credited(batch, methods, policy, s, batch.step)
     return weight * credit.advantage * batch.mask

@@ -222,5 +222,6 @@ def credited(batch: Rollouts, methods: tuple, policy: Policy, s: LabSettings, st
     advantage, weighting = methods
     rollouts = with_advantage(batch, advantage, policy, s, step)
     rollouts = drop_unfinished(rollouts) if s.drop_unfinished else rollouts
-    weight, metrics = rescaled_weight(weighting, s.mitigation, rollouts, policy, s.rescale)
+    weight, metrics = rescaled_weight(weighting, s.mitigation, rollouts, policy, s.rescale,
+                                      s.placebo)
     return rollouts, weight, metrics
