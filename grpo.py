@@ -59,7 +59,7 @@ class Learner:
     task: Any                           # Task in countdown_task.py
     stop: tuple[int, ...]               # the tokens that end an answer
     encode: Callable[[str], list[int]]  # the tokens of a prompt
-    last_checkpoint: Callable[[], str]  # a sentence that says how to go on after an error
+    last_good_model: Callable[[], str]  # a clause that says how to go on after an error
     largest_gap = 0.01                  # of log-probs between sampler and update, a token
 
     # A run of the lab has other functions in the place of these three.
@@ -122,7 +122,7 @@ def sample(run: Learner, problems: Sequence[Any], answers: int, generator: torch
     drawn = generate(run.model, prompts, answers, run.settings.max_new_tokens, run.stop, generator,
                      greedy)
     if not drawn.log_prob.isfinite().all():
-        raise UserError(f"the model's probabilities are not finite. {run.last_checkpoint()}")
+        raise UserError(f"the model's probabilities are not finite; {run.last_good_model()}")
     # answers to the first problem come first: 0 0 ... 1 1 ...
     group = torch.arange(len(problems)).repeat_interleave(answers)                   # (B,)
     section, kind = torch.zeros(2, *drawn.mask.shape, dtype=torch.uint8)             # (B, T)
@@ -351,8 +351,8 @@ def one_step(run: Learner, rollouts: Rollouts, rows: Tensor,
     most = run.settings.max_grad_norm or float("inf")
     norm = float(nn.utils.clip_grad_norm_(model.parameters(), most))
     if not math.isfinite(norm):
-        raise UserError("the gradient is not finite: a smaller --learning_rate may help. "
-                        f"{run.last_checkpoint()}")
+        raise UserError("the gradient is not finite: a smaller --learning_rate may help; "
+                        f"{run.last_good_model()}")
     run.optimizer.step()
     gap = (before - rollouts.log_prob)[rows][mask[rows]].abs().mean().item()
     return {"N": N, "trained_tokens": trained, "loss": loss_sum, "gradient_norm": norm,

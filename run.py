@@ -409,7 +409,7 @@ class Run(Learner):
         but the newest two checkpoints."""
         if not all(one.isfinite().all() for one in self.trained.values()):
             raise UserError("the model has numbers that are not finite: a smaller --learning_rate "
-                            f"may help. {self.last_checkpoint()}")
+                            f"may help; {self.last_good_model()}")
         with whole(self.folder / "checkpoints" / f"step_{step:06d}") as path:
             self.write_model(path)
             self.write_state(path / "trainer", step)
@@ -426,10 +426,15 @@ class Run(Learner):
         save_file(self.state(), path / "state.safetensors")
 
     def last_checkpoint(self) -> str:
+        return (f"python train.py --resume {shlex.quote(str(self.folder))} goes on from step "
+                f"{self.step}")
+
+    def last_good_model(self) -> str:
+        """A clause about a way out of an error that a resumed run would make again."""
         if found := checkpoints(self.folder):
-            return (f"python train.py --resume {shlex.quote(str(self.folder))} goes on from step "
-                    f"{max(found)}")
-        return "there is no checkpoint to go on from"
+            return (f"the last good checkpoint is {found[max(found)]}, from which --model begins a "
+                    "new run")
+        return "there is no checkpoint before it"
 
     # ------------------------------------------------------------------ its record and its output
     def record(self, rollouts: Rollouts, weight: Tensor, columns: dict[str, Tensor]) -> None:

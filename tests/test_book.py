@@ -255,7 +255,7 @@ def test_a_model_that_is_not_finite_any_more_is_not_saved(tmp_path):
     run.model.model.embed_tokens.weight.data[-1] = float("nan")
     said = refusal(run.save, 1)
     run.close(failed=False)
-    assert "numbers that are not finite" in said and "no checkpoint to go on from" in said
+    assert "numbers that are not finite" in said and "no checkpoint before it" in said
     assert not [*tmp_path.glob("run/checkpoints/*")]
 
 

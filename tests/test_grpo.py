@@ -114,7 +114,7 @@ def test_a_sampled_batch_has_the_texts_scores_and_labels_of_its_tokens():
     folder, problems = ROOT / "models/tiny", [Problem((3, 5, 7), 22), Problem((2, 4, 6), 2)]
     model, tokenizer, task = load_model(folder), load_tokenizer(folder), Task("short")
     run = SimpleNamespace(model=model, tokenizer=tokenizer, task=task, stop=(2,),
-                          settings=SimpleNamespace(max_new_tokens=60), last_checkpoint=str,
+                          settings=SimpleNamespace(max_new_tokens=60), last_good_model=str,
                           encode=lambda text: tokenizer.encode(text).ids)
     batch = grpo.sample(run, problems, 3, grpo.generator_of("a batch"))
     assert batch.group.tolist() == [0, 0, 0, 1, 1, 1] and 0 < batch.reward.sum()
@@ -141,7 +141,7 @@ def learner(model, **changed):
     run = grpo.Learner()
     vars(run).update(settings=settings, model=own, reference=reference,
                      optimizer=torch.optim.SGD(own.parameters(), lr=0.003),
-                     last_checkpoint=lambda: "It goes on from step 2.")
+                     last_good_model=lambda: "the last is of step 2")
     return run
 
 
@@ -251,7 +251,7 @@ def test_without_a_gradient_the_optimizer_makes_no_step(model, rollouts, changed
 def test_a_gradient_that_is_not_finite_moves_nothing(model, rollouts):
     run = learner(model)
     said = refusal(grpo.update, run, rollouts, any_weight(rollouts) * 1e38)
-    assert said.startswith("the gradient is not finite") and "goes on from step 2" in said
+    assert said.startswith("the gradient is not finite") and said.endswith("is of step 2")
     for mine, before in zip(run.model.parameters(), model.parameters()):
         assert torch.equal(mine, before)
 

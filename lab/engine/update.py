@@ -130,5 +130,5 @@ def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tenso
     """An update without a run."""
     learner = Learner()
     vars(learner).update(model=model, optimizer=optimizer, settings=s, reference=reference,
-                         last_checkpoint=lambda: "")
+                         last_good_model=lambda: "there is no checkpoint")
     return learner.update(rollouts, weight, is_measured)

@@ -24,13 +24,18 @@ from run import digest_of as digest_of_text
 OF_A_STEP = ("train.py", "run.py", "grpo.py", "mitigations.py", "countdown_task.py",
              "qwen2_model.py", "lab/countdown.py",
              "lab/engine/*.py", "lab/harness/*.py", "lab/credit/*.py")
-# parts of the book in whose place the lab has others (lab/harness/run.py, lab/engine/optimizer.py)
+# parts of the book in whose place a run of the lab has others (lab/harness/run.py, lab/engine)
 REPLACED = {"Training (train.py)", "weights (mitigations.py)",
             *(f"{name} (grpo.py)" for name in (
                 "sample", "advantages", "log_probs", "AdamW.step", "Learner.log_probs",
                 "Learner.divergence", "Learner.micro_batches")),
             *(f"Run.{name} (run.py)" for name in (
-                "make_parts", "made_of", "record", "state", "write_model", "put_back"))}
+                "make_parts", "encode", "made_of", "record", "state", "write_model", "put_back")),
+            *(f"{name} (qwen2_model.py)" for name in (
+                "generate", "rotary", "Attention.forward", "Decoder.forward", "Qwen2.forward",
+                "Qwen2.logits"))}
+LAB_TASK = "lab/countdown.py"  # a task of one's own may inherit these two from the book's
+REPLACED_BY_LAB_TASK = {"Task.prompt_for (countdown_task.py)", "Task.score (countdown_task.py)"}
 STDLIB = Path(sysconfig.get_path("stdlib"))
 OF_PACKAGES = {"site-packages", "dist-packages"}  # names of the folders they are installed in
 
@@ -71,7 +76,13 @@ def program(s: LabSettings, root: Path = PROJECT) -> dict[str, str]:
     for path in {path for path in imported - files if is_python(path)}:
         files.add(path)
         names |= defined_in(path)
-    return texts_of(sorted(files), names, REPLACED, root)
+    return texts_of(sorted(files), names, replaced(s), root)
+
+
+def replaced(s: LabSettings) -> set[str]:
+    """The parts of the book that a run with these settings does not call."""
+    has_lab_task = file_of_task(s.task) == PROJECT / LAB_TASK
+    return REPLACED | (REPLACED_BY_LAB_TASK if has_lab_task else set())
 
 
 def defined_in(path: Path) -> set[str]:

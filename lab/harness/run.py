@@ -282,14 +282,6 @@ class LabRun(Learner, Training):
             self.curves.close()
         super().close(failed and self.is_here())
 
-    def last_good_model(self) -> str:
-        """A clause about the checkpoint from which a run can be begun after an error."""
-        found = checkpoints(self.folder)
-        if not found:
-            return "there is no checkpoint before it"
-        return (f"the last good checkpoint is {found[max(found)]}, from which --model begins a new "
-                "run")
-
     def record(self, rollouts: Any, weight: torch.Tensor, columns: dict[str, torch.Tensor]
                ) -> None:
         """Write the credit file. Answers are scored once more (`score_again`): in the first step

@@ -92,7 +92,7 @@ class TwoDevices(TorchFunctionMode):
         if "pin_memory" in kwargs:
             kwargs["pin_memory"] = False
         result = function(*args, **kwargs)
-        if name.startswith("__set") or name == "copy_":
+        if name.startswith("__set") or name == "copy_" or isinstance(result, torch.Size):
             return result
         if there and left:
             return tree_map(lambda x: x.as_subclass(torch.Tensor) if isinstance(x, OnGPU) else x,

@@ -32,7 +32,7 @@ from lab.analysis.comparison import Arms
 from lab.analysis.run_folders import Run, read_run
 from lab.analysis.verdict import Tries, Verdict
 from lab.engine.errors import PROJECT, UserError
-from lab.harness.made_of import (OF_A_STEP, REPLACED, defined_in, digest_of_run, program,
+from lab.harness.made_of import (OF_A_STEP, defined_in, digest_of_run, program, replaced,
                                  with_imports)
 from lab.harness.record import Json, find_folder
 from lab.harness.screen import python_command, say
@@ -46,6 +46,9 @@ EDIT = "your edit"
 NOT_COPIED = {"runs", "docs", "models", "tests", "results", "reports", "__pycache__"}
 LARGEST = 10_000_000  # bytes of a file that is copied, such as one that a task reads
 OF_TIME = ("seconds", "per_second", "memory_bytes")  # ends of numbers that differ anyway
+UNTRAINED = ("differs, but `lab idea` trains by runs of the lab, which has another part in its "
+             "place. Train both versions by `python train.py` with the same seeds, and give the "
+             "runs to python -m lab compare")
 LINES = 12  # of a changed definition that are shown
 
 
@@ -80,13 +83,17 @@ def compare_versions(own: SimpleNamespace, typed: Json, command: str) -> None:
         add_task(s, root)
         mine, other = Version(EDIT, PROJECT, s), Version(name, root, s)
         refuse_what_is_not_there(other)
+        untrained = untrained_edits(s, other.root)
+        if mine.texts == other.texts and untrained:
+            raise UserError(f"{', '.join(untrained)} {UNTRAINED}")
         if mine.texts == other.texts:
-            refuse_unreached(other.root)
             return say(textwrap.fill(
                 f"Nothing differs between {EDIT} and {name} that a run with these flags can reach, "
                 "so nothing is trained. Comments, docstrings, methods that are not chosen and "
                 "files that are not loaded do not count.", 100))
         print_changes(mine, other)
+        if untrained:
+            say(textwrap.fill(f"And {', '.join(untrained)} {UNTRAINED}", 100))
         folders = {"plain": other.copied(runs), "idea": mine.copied(runs)}
 
     def made(seeds: range) -> Arms:
@@ -160,16 +167,12 @@ def refuse_what_is_not_there(other: Version) -> None:
                             f"by python -m lab idea {name}")
 
 
-def refuse_unreached(root: Path) -> None:
-    """Refuse an edit of a part of the book in whose place the lab has another."""
+def untrained_edits(s: LabSettings, root: Path) -> list[str]:
+    """The parts of the book that differ, and in whose place a run of the lab has others."""
     mine, other = (texts_of([place / name for name in BOOK],
                             set.union(*(defined_in(place / name) for name in BOOK)), (), place)
                    for place in (PROJECT, root))
-    for label in sorted(REPLACED & mine.keys()):
-        if mine[label] != other.get(label):
-            raise UserError(f"{label} differs, but `lab idea` trains by runs of the lab, which has "
-                            "another part in its place. Train both versions by `python train.py` "
-                            "with the same seeds, and give the runs to python -m lab compare")
+    return [label for label in sorted(replaced(s) & mine.keys()) if mine[label] != other.get(label)]
 
 
 def print_changes(mine: Version, other: Version) -> None:

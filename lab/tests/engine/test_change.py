@@ -78,8 +78,7 @@ def test_it_is_the_log_prob_after_minus_before(small_model, rollouts, changed):
 
 
 def test_a_step_that_does_nothing_changes_nothing(small_model, rollouts):
-    """The change is exactly 0, because both passes cut the batch in the same way. For a skipped
-    step nothing is computed."""
+    """The change is exactly 0, because both passes cut the batch in the same way."""
     for rate, weight in ((0.0, None), (1.0, torch.zeros_like(rollouts.log_prob))):
         _, _, columns = stepped(small_model, rollouts, rate, weight, micro_batch=2)
         assert not columns["change"].any()

@@ -73,8 +73,8 @@ def test_a_line_of_a_far_step_is_no_long_search(whole, tmp_path):
 def test_what_has_changed_is_named_and_written_down_and_the_run_goes_on(whole, stopped, capsys):
     """As if policy_loss had been another one: its digest is what the run has written down."""
     digests = config_of(stopped)["made_of"]
-    assert {"policy_loss (grpo.py)", "none (mitigations.py)", "Task.score (countdown_task.py)",
-            "LabRun.update (lab/harness/run.py)"} <= digests.keys()
+    assert {"policy_loss (grpo.py)", "none (mitigations.py)", "LabRun.update (lab/harness/run.py)",
+            "Task.make_problem (countdown_task.py)"} <= digests.keys()
     others = ("tests/", "lab/analysis/", "lab/tools/", "analyze.py")
     assert not any(f"({other}" in name for name in digests for other in others)
     assert not REPLACED & digests.keys()

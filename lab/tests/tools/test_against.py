@@ -1,12 +1,15 @@
 """Is my version better? Which edits count, of which a verdict is trained, what is refused."""
 import os
 import shutil
+import sys
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, refusal
 
 import run
-from lab.harness.made_of import OF_A_STEP, REPLACED, program
+from lab.harness.made_of import OF_A_STEP, program, replaced
 from lab.harness.settings import make_settings
 from lab.tools.against import not_copied
 from lab.tools.idea import main
@@ -72,26 +75,49 @@ def test_what_an_edit_changes_is_named_and_nothing_else(copy, edit):
         assert one.keys() == other.keys()
 
 
+@contextmanager
+def called_definitions():
+    """A set that gets what is called of the book, and of the lab's engine and methods."""
+    labels = set()
+
+    def note(frame, event, _):
+        path, name = Path(frame.f_code.co_filename), frame.f_code.co_qualname.split(".<locals>")[0]
+        if event == "call" and path.is_relative_to(ROOT) and not name.startswith("<"):
+            file = path.relative_to(ROOT).as_posix()
+            if "/" not in file or file.startswith(("lab/engine/", "lab/credit/")):
+                labels.add(f"{name} ({file})")
+
+    sys.setprofile(note)
+    yield labels
+    sys.setprofile(None)
+
+
 def test_no_run_of_the_lab_calls_what_it_is_said_to_replace(learner, tmp_path, monkeypatch):
-    """So an edit of these parts of the book changes no number of it. An edit of the update does,
-    because the lab calls the book's."""
+    """So an edit of these parts of the book changes no number of it. An edit of all else that it
+    calls is another version, as one of the update, which is the book's."""
+    import countdown_task
     import grpo
     import mitigations
+    import qwen2_model
     import train
     from lab.harness.run import open_lab_run
 
     def broken(*given, **named):
         raise AssertionError
 
-    places = {"grpo.py": grpo, "mitigations.py": mitigations, "run.py": run}
-    for label in REPLACED - {"Training (train.py)"}:
+    places = {"grpo.py": grpo, "mitigations.py": mitigations, "run.py": run,
+              "qwen2_model.py": qwen2_model, "countdown_task.py": countdown_task}
+    for label in replaced(make_settings({})) - {"Training (train.py)"}:
         name, file = label.rstrip(")").split(" (")
         owner, _, method = name.rpartition(".")
         where = getattr(places[file], owner) if owner else places[file]
         monkeypatch.setattr(where, method, broken)
     argv = ["--model", str(learner), "--questions", "2", "--answers", "4", "--steps", "1",
             "--max_new_tokens", "16", "--eval_every", "0", "--out"]
-    train.carry_out(open_lab_run([*argv, str(tmp_path / "a")]))
+    of_lab = open_lab_run([*argv, str(tmp_path / "a")])
+    with called_definitions() as called:
+        train.carry_out(of_lab)
+    assert called <= program(of_lab.settings).keys() and "one_step (grpo.py)" in called
     for part in ("update", "one_step", "policy_loss"):
         with monkeypatch.context() as patch, pytest.raises(AssertionError):
             patch.setattr(grpo, part, broken)
