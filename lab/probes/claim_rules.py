@@ -25,10 +25,9 @@ from lab.analysis.tables import Cell, Table, shown
 from lab.credit.critic import gae
 from lab.engine.errors import PROJECT, read_json
 from lab.engine.policy import Policy
-from lab.probes.classes import CLASSES, FILLER, REASONING
 from lab.harness.screen import show_status
 from lab.probes.common import sample_batch
-from lab.probes.run_tokens import UNITS, RunTokens
+from lab.probes.run_tokens import CLASSES, FILLER, REASONING, UNITS, RunTokens
 
 HOLDS, ARITHMETIC, ONE_READING, NOT, NOT_SEEN, CANNOT = VERDICTS = (
     "holds", "by arithmetic", "in one reading", "does not", "no difference seen",

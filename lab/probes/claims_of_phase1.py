@@ -29,9 +29,8 @@ from lab.engine.rollouts import Rollouts
 from lab.engine.tokens import WORD
 from lab.probes.claim_rules import (HOLDS, NOT, NOT_SEEN, ONE_READING, THRESHOLDS, CannotBeSeen,
                                     Evidence, Found, above, claim, decided)
-from lab.probes.classes import CLASSES, FILLER, REASONING, class_codes, t_of_positions
 from lab.probes.common import sample_batch
-from lab.probes.notes import t_numbers
+from lab.probes.run_tokens import CLASSES, FILLER, REASONING, class_codes, t_numbers
 
 FIFTHS = 5
 CONTROLS = "random text", "untrained", "untrained, random text"
@@ -230,8 +229,7 @@ def random_text(policy: Policy, rollouts: Rollouts) -> Rollouts:
 
 
 def t_of(tokens: TokenTable, column: str = "signed") -> list[float]:
-    """The share of positions with abs(t) above 3, the share below 1.5, and the mean."""
-    return t_numbers(np.abs(t_of_positions(tokens["position"], tokens[column])))
+    return t_numbers(tokens["position"], tokens[column])
 
 
 def mean_of(values: np.ndarray) -> float:

@@ -11,8 +11,7 @@ from lab.probes.claim_rules import (ARITHMETIC, HOLDS, NOT, NOT_SEEN, ONE_READIN
                                     THRESHOLDS, CannotBeSeen, Evidence, Found, above, below, claim,
                                     correlation, decided, difference_of_means, mean_difference,
                                     stored, stored_gain, together)
-from lab.probes.classes import FILLER, REASONING, t_of_positions
-from lab.probes.notes import t_numbers
+from lab.probes.run_tokens import FILLER, REASONING, t_numbers
 from lab.tools.prospects import mean_scores, rule_of
 
 POLICY_GRADIENT = "docs/reference/policy_gradient.md#which-tokens-get-a-large-gradient"
@@ -198,8 +197,8 @@ def t_says_how_much_it_varies(seen: Evidence) -> Found:
         raise CannotBeSeen(f"{problem.max() + 1} problems are too few for a sixteenth of them")
     numbers: dict[str, float] = {}
     for where, kept in (("", problem >= 0), (" in a sixteenth of them", problem % 16 == 0)):
-        t = np.abs(t_of_positions(seen["position"][kept], seen["contribution"][kept]))
-        for name, value in zip(("above 3", "below 1.5", "on average"), t_numbers(t)):
+        t = t_numbers(seen["position"][kept], seen["contribution"][kept])
+        for name, value in zip(("above 3", "below 1.5", "on average"), t):
             numbers[name + where] = value
     growth = numbers["on average"] / numbers["on average in a sixteenth of them"]
     grows = growth > THRESHOLDS["grows with answers"].number

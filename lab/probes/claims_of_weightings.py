@@ -11,8 +11,7 @@ from lab.probes.claim_rules import (ARITHMETIC, HOLDS, NOT, NOT_SEEN, ONE_READIN
                                     SAMPLES, TINY, CannotBeSeen, Evidence, Found, above, below,
                                     claim, decided, mean_ratio, pair, stored, stored_gain,
                                     stored_results, together, tokens_of)
-from lab.probes.classes import CLASSES, FILLER, REASONING
-from lab.probes.run_tokens import UNITS, RunTokens
+from lab.probes.run_tokens import CLASSES, FILLER, REASONING, UNITS, RunTokens
 
 BOARDS = "lab/reports/board.md, lab/reports/real_board.md"
 

@@ -47,7 +47,7 @@ from mitigations import gradient_size
 from lab.harness.build import load_policy
 from lab.harness.flags import MOST_THREADS, Flag, read
 from lab.harness.record import credit_path, new_folder, provenance, replace_text, write_credit
-from lab.probes.classes import CLASSES, class_codes
+from lab.probes.run_tokens import CLASSES, class_codes
 from lab.harness.screen import python_command, show_status
 from lab.harness.settings import make_settings
 from lab.probes.common import sample_batch

@@ -27,8 +27,8 @@ from lab.engine.errors import PROJECT, read_json
 from lab.engine.tokens import ANSWER
 from lab.harness.flags import Flag, read
 from lab.harness.screen import say
-from lab.probes.classes import (CLASSES, FILLER, REASONING, class_codes, t_of_positions)
-from lab.probes.run_tokens import UNITS, RunTokens
+from lab.probes.run_tokens import (CLASSES, FILLER, REASONING, UNITS, RunTokens, class_codes,
+                                   t_numbers)
 
 FLAGS = {
     "output_dir": Flag(None, "folder for the picture. By default it is analysis/ in the run")}
@@ -139,8 +139,8 @@ def signs(tokens: RunTokens) -> Table:
 
 
 def t_statistics(tokens: RunTokens) -> Table:
-    t = [np.abs(t_of_positions(tokens["position"], tokens[unit])) for unit in UNITS]
-    old, new = (t_numbers(of_unit) for of_unit in t)
+    old, new = (t_numbers(tokens["position"], tokens[unit]) for unit in UNITS)
+    several = (np.bincount(tokens["position"]) > 1).sum()
     no_effect = 0.0027, 0.8664, 0.7979
     rows = zip(("above 3", "below 1.5", "mean of abs(t)"), old, published(tokens, "t", 3),
                no_effect, new)
@@ -148,20 +148,13 @@ def t_statistics(tokens: RunTokens) -> Table:
     return Table("notes t", "The t of each position in the answer, over all answers of all steps",
                  by_row(formats, rows), [
         "The t of a position is the mean over its answers, divided by the standard error of this "
-        f"mean. Of {len(t[0]):,} positions that several answers have, the rows have the share "
+        f"mean. Of {several:,} positions that several answers have, the rows have the share "
         "whose abs(t) is above 3, the share below 1.5, and the mean of abs(t).",
         "This table can show that at some positions right answers are more certain or less "
         "certain than wrong ones. It cannot show that a token matters: t grows with the number of "
         "answers, and all tokens of an answer share one advantage. Normal numbers: what random "
         "numbers from a normal distribution would give."],
         headings(tokens, normal="normal numbers"))
-
-
-def t_numbers(t: np.ndarray) -> list[float]:
-    """The share of abs(t) above 3, the share below 1.5, and the mean; nan if there is none."""
-    if not len(t):
-        return [np.nan] * 3
-    return [float(np.mean(t > 3)), float(np.mean(t < 1.5)), float(t.mean())]
 
 
 def bins(tokens: RunTokens) -> Table:

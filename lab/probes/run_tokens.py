@@ -8,6 +8,7 @@ A token takes about 150 bytes. The contribution A w log p is what the notes took
 gradient. The size of the gradient at the logits is abs(A) w s. With `is_plain` both are those of
 plain GRPO on the same tokens, w = 1, whatever weighting the run trained with.
 """
+import re
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +22,13 @@ from lab.analysis.token_table import StepRecord, TokenTable, joined_tables, read
 from lab.engine.errors import UserError
 from lab.harness.record import credit_path
 from lab.harness.screen import show_status
-from lab.probes.classes import class_codes
 
 UNITS = ("contribution", "gradient")  # A w log p, A w s
 COLUMNS = ("problem", "answer", "position", "length", "token_id", "kind", "section", "log_prob",
            "entropy", "collision", "advantage", "weight", "s", "gradient", "abs gradient", "push")
+# the classes of the earlier experiment (github.com/Ja-Crispy/GRPO-Zero)
+CLASSES = FILLER, REASONING, STRUCTURE = "filler", "reasoning", "structure"
+SPELLED = ("equals", "plus", "minus", "times", "divided")
 
 
 class RunTokens:
@@ -117,3 +120,44 @@ def signs_of_rewards(record: StepRecord) -> np.ndarray:
     reward, group = record.answers["reward"], record.answers["group"]
     z = group_z_score(torch.from_numpy(reward), torch.from_numpy(group)).numpy()
     return np.where(np.isnan(z), 0, np.where(z > 0, 1, -1))
+
+
+def class_of(text: str) -> str:
+    """The class of a token, by the published regular expressions. A piece of a tag that the
+    tokenizer cuts is filler."""
+    text = text.strip()
+    if text in ("<think>", "</think>", "<answer>", "</answer>"):
+        return STRUCTURE
+    is_reasoning = re.fullmatch(r"[0-9+\-*/()=]+", text) or re.search("[0-9]", text)
+    return REASONING if is_reasoning or text in SPELLED else FILLER
+
+
+def class_codes(tokenizer: Tokenizer, ids: np.ndarray) -> np.ndarray:
+    """(n,) the number of each token's class in CLASSES."""
+    distinct, which = np.unique(ids, return_inverse=True)
+    codes = []
+    for token in distinct.tolist():
+        text = tokenizer.decode([token], skip_special_tokens=False)
+        codes.append(CLASSES.index(class_of(text)))
+    return np.array(codes)[which]
+
+
+def t_of_positions(position: np.ndarray, values: np.ndarray) -> Floats:
+    """(positions,) the t of each position that several answers have: the mean over its tokens,
+    divided by the standard error of this mean. It is 0 where all values are equal."""
+    n = np.bincount(position).astype(float)
+    several = n > 1
+    n, total, square = (np.bincount(position, column)[several] for column in (
+        np.ones_like(values), values, values ** 2))
+    mean = total / n
+    variance = (square / n - mean ** 2) * n / (n - 1)
+    has_spread = variance > 1e-14 * square / n  # less is rounding
+    return np.where(has_spread, mean / np.sqrt(np.where(has_spread, variance, 1) / n), 0)
+
+
+def t_numbers(position: np.ndarray, values: np.ndarray) -> list[float]:
+    """Of the positions the share with abs(t) above 3, the share below 1.5, and the mean of abs(t);
+    nan if there is none."""
+    t = np.abs(t_of_positions(position, values))
+    return [float(np.mean(t > 3)), float(np.mean(t < 1.5)), float(t.mean())] if len(t) else (
+        [np.nan] * 3)

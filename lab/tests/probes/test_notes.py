@@ -12,8 +12,7 @@ from logs import plain_rows, random_log
 from lab.__main__ import main
 from lab.analysis.run_folders import read_run
 from lab.probes import notes
-from lab.probes.classes import class_of, t_of_positions
-from lab.probes.run_tokens import RunTokens
+from lab.probes.run_tokens import RunTokens, class_of, t_of_positions
 
 UNITS = {"contribution": "old", "gradient": "new"}
 
