@@ -225,14 +225,6 @@ class Gain:
         return len(self.seeds)
 
     @property
-    def is_seen(self) -> bool:
-        return self.p < LEVEL
-
-    @property
-    def has_few_pairs(self) -> bool:
-        return self.pairs < FEWEST_PAIRS
-
-    @property
     def verdict(self) -> str:
         """A word for a table. Where no difference is seen, the interval beside it says how large
         one may still be."""
@@ -240,7 +232,7 @@ class Gain:
             return "nothing to compare"
         if self.pairs == 1:
             return "one seed: no verdict"
-        if not self.is_seen:
+        if not self.p < LEVEL:
             return NOT_SEEN
         return BETTER if self.estimate.value > 0 else WORSE
 

@@ -16,9 +16,10 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.analysis.comparison import (AHEAD, AT_THE_END, BEHIND, BETTER, GREEDY_AT_THE_END,
-                                     IN_TRAINING, NOT_SEEN, Arm, Arms, Gain, called, in_words,
-                                     doubt_about_training, gain_over, gains, room_left)
+from lab.analysis.comparison import (AHEAD, AT_THE_END, BEHIND, BETTER, FEWEST_PAIRS,
+                                     GREEDY_AT_THE_END, IN_TRAINING, NOT_SEEN, Arm, Arms, Gain,
+                                     called, in_words, doubt_about_training, gain_over, gains,
+                                     room_left)
 from lab.analysis.statistics import Estimate, holm
 from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
 from lab.engine.errors import UserError, read_json
@@ -139,7 +140,7 @@ class Verdict:
         if len(self.looks) > 1:
             return (f"{self.name} is not called ahead of {self.other}: it gained {of_first} "
                     f"seeds, but {found} on {last.pairs} new ones.")
-        too_few = ": too few" if last.has_few_pairs else ""
+        too_few = ": too few" if last.pairs < FEWEST_PAIRS else ""
         return (f"No difference seen between {self.name} and {self.other}: {found}, {last.pairs} "
                 f"pairs{too_few}.")
 
@@ -229,7 +230,7 @@ class Verdict:
             estimate = gain.estimate
             if is_the_same(gain):
                 seen = "changes nothing: the placebo had the same results in every pair"
-            elif gain.has_few_pairs or not gain.is_seen:
+            elif gain.pairs < FEWEST_PAIRS or gain.verdict == NOT_SEEN:
                 seen = (f"is not seen to differ from a random one: {in_points(estimate)}. Here "
                         f"{room_left(estimate)}")
             else:
