@@ -29,6 +29,7 @@ from lab.engine.errors import UserError
 from lab.engine.tokens import USER_TURN
 from lab.harness.record import read_given
 from lab.harness.flags import OF_BOOK, option
+from lab.harness.solved_problems import Step, solved_turns
 
 MAX_NUMBER = 999_999_999  # the score of the reasoning reads numbers of at most nine digits
 MAX_NUMBERS = 30  # the most numbers in a problem of a file
@@ -131,10 +132,9 @@ class Task(countdown_task.Task):
                 "are held out, and some of both kinds are needed. Here "
                 f"{len(self.to_train)} are left to train on, and {len(self.to_test)} are held out")
         self.wording = PROMPTS[self.prompt]
-        self.shown: set[Content] = set()  # the solved problems in every prompt
+        self.shown: set[Content] = set()  # the solved problems in every prompt: not trained on
         self.head = ""                    # the text that every prompt begins with
         if self.examples:
-            from lab.harness.solved_problems import solved_turns
             self.head = solved_turns(self)
         self.to_train = [problem for problem in self.to_train
                          if content_of(problem) not in self.shown]
@@ -206,11 +206,7 @@ class Task(countdown_task.Task):
             return text
         return text[text.index(USER_TURN):]
 
-    def set_aside(self, problem: Problem) -> None:
-        """Do not train on a problem, because every prompt shows its solution."""
-        self.shown.add(content_of(problem))
-
-    def legal_steps(self, x: int, y: int) -> list["Step"]:
+    def legal_steps(self, x: int, y: int) -> list[Step]:
         """The steps `x op y`, in this order, with a positive whole result of at most `max_result`:
         those that `reachable` makes solvable problems of. A model may take others and be right."""
         steps = [(x, "*", y, x * y), (x, "+", y, x + y), (x, "-", y, x - y)]
@@ -253,9 +249,6 @@ class Task(countdown_task.Task):
         token_ends = list(itertools.accumulate(map(len, pieces)))
         right_ends = [end for end, is_right in steps_of(text, problem.numbers) if is_right]
         return [bisect_left(token_ends, end) for end in right_ends]
-
-
-Step = tuple[int, str, int, int]  # x, operator, y and the result
 
 
 def parse_problem(line: str, where: str) -> Problem:

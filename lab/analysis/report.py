@@ -30,12 +30,13 @@ def opening(run: Run) -> list[str]:
     if len(lines) > 1:
         first, last = lines[0], lines[-1]
         problems = len(first[MEASURES[run.measure][3]])
+        verb = "solved" if run.measure == "success" else "had a mean reward of"
         answers = f"{first['mode'].capitalize()} answers"
         if first["mode"] == "greedy":
             answers += ", which take the likeliest token at every place,"
         sentences.append(
-            f"{answers} {held_out_in_words(run, first)} of {problems:,} held-out problems at step "
-            f"{first['step']}, and {with_interval(run, last)} at step {last['step']}.")
+            f"{answers} {verb} {with_interval(run, first)} of {problems:,} held-out problems at "
+            f"step {first['step']}, and {with_interval(run, last)} at step {last['step']}.")
     if not run.steps:
         sentences.append("There are no credit files, so nothing is known about single tokens.")
     return sentences
@@ -51,13 +52,8 @@ def changes_of(run: Run) -> list[str]:
                       f"{', '.join(one['files'])}." for one in run.config.get("changed", [])]
 
 
-def held_out_in_words(run: Run, line: Json) -> str:
-    """solved 49.7% (95% interval 47.2% to 52.3%)"""
-    verb = "solved" if run.measure == "success" else "had a mean reward of"
-    return f"{verb} {with_interval(run, line)}"
-
-
 def with_interval(run: Run, line: Json) -> str:
+    """49.7% (95% interval 47.2% to 52.3%)"""
     mean, low, high = (run.shown(line[name]) for name in MEASURES[run.measure][:3])
     return f"{mean} (95% interval {low} to {high})"
 

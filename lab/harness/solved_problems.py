@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from countdown_task import content_of
 from lab.engine.errors import UserError
 
 # A solved example has at most 4 numbers, because 5 can form too many expressions to try them all.
@@ -31,7 +32,7 @@ def solved_turns(task: Any) -> str:
         if found is None:  # the problems of a file may have no quotient, for example
             continue
         problem, solution = found
-        task.set_aside(problem)
+        task.shown.add(content_of(problem))
         answer = solution.expression
         if task.wording.thinks:
             wrong = [one for one in solutions_of(problem.numbers, task.legal_steps)

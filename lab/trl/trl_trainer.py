@@ -44,7 +44,7 @@ from grpo import to_every_token
 from lab.harness.read_record import run_config
 from lab.harness.record import credit_path, provenance, write_credit
 from lab.harness.screen import python_command, say
-from lab.harness.flags import Flag, check_value, flags_of
+from lab.harness.flags import Flag, check_value, flags_of, settle
 from lab.engine.credited import rescaled_weight
 from run import append, forget_after, make_run
 from train import means_of
@@ -485,10 +485,7 @@ def flag_values(function, given: dict) -> dict:
         if name not in flags:
             raise UserError(f"mitigation_flags: {function.__name__} has no flag {name}, it has "
                             f"{', '.join(flags) or 'none'}")
-    values = {name: given.get(name, flag.default) for name, flag in flags.items()}
-    for name, flag in flags.items():
-        check_value(name, values[name], flag)
-    return values
+    return settle(given, flags)
 
 
 def refuse_other_trl() -> None:
