@@ -16,20 +16,19 @@ Four answers to one problem, of which the first is right:
 If all four had the same reward, all advantages would be 0. Such a group teaches nothing.
 
 From top to bottom: a batch and how it is made, `sample`; its advantages; the loss and why it is
-right, `policy_loss`; the step, `update`; two parts of the published GRPO that are off by default;
-what is checked. `python grpo.py` shows all of it on four answers to one problem.
+right, `policy_loss`; the step, `update`; what two flags add to it; what is checked. `python
+grpo.py` shows a step on four answers to one problem. Of the published GRPO this differs:
 
-    ratio and clipping   a batch is trained on once, so the ratio of new to old probability is
-                         exactly 1 and clipping would do nothing; --epochs above 1 brings both back
-    the KL term          --kl above 0 adds it, and a frozen copy of the initial model
-
-Two more parts are left out. The paper divides the sum over an answer's tokens by its length; here
-all tokens of the batch count the same. The paper has a reward model; here a program checks the
-answer.
+    ratio and clipping   A batch is trained on once. So a token is as likely as when it was sampled,
+                         the ratio is 1, and clipping does nothing. --epochs above 1 has both.
+    the KL term          --kl above 0 adds it, and keeps a frozen copy of the initial model.
+    the length           The paper divides the sum over an answer's tokens by their number. Here all
+                         tokens of the batch count the same.
+    the reward           The paper has a reward model. Here a program checks the answer.
 
 Everything per token is a tensor (B, T): B answers, and T positions, at most --max_new_tokens. Index
-t is the t-th generated token. The model predicts it at the token before. In training `log_probs`
-makes this shift, and nothing else does.
+t is the t-th generated token. The model predicts it at the token before. In training
+`states_before` makes this shift, and nothing else does.
 """
 import copy
 import hashlib
@@ -46,33 +45,6 @@ from torch import Tensor, nn
 from qwen2_model import Cache, Decoder, Qwen2, UserError, generate, spelling
 
 Metrics = dict[str, Any]
-
-
-class Learner:
-    """What the stages of a step use of a run (run.py): `sample`, `advantages` and `update` of this
-    file, and `weights` of mitigations.py."""
-    settings: Any                       # Settings in run.py
-    model: Qwen2
-    reference: Qwen2 | None             # with --kl: a frozen copy of the initial model
-    optimizer: "AdamW"
-    tokenizer: Tokenizer
-    task: Any                           # Task in countdown_task.py
-    stop: tuple[int, ...]               # the tokens that end an answer
-    encode: Callable[[str], list[int]]  # the tokens of a prompt
-    last_good_model: Callable[[], str]  # a clause that says how to go on after an error
-    largest_gap = 0.01                  # of log-probs between sampler and update, a token
-
-    # A run of the lab has other functions in the place of these three.
-    def log_probs(self, model: Qwen2, rollouts: "Rollouts", rows: Tensor) -> Tensor:
-        return log_probs(model, rollouts, rows)
-
-    def divergence(self, log_prob: Tensor, reference: Tensor, rollouts: "Rollouts", rows: Tensor
-                   ) -> Tensor:
-        return divergence(log_prob, reference)
-
-    def micro_batches(self, rollouts: "Rollouts", rows: Tensor) -> Sequence[Tensor]:
-        """As many answers at a time as memory allows."""
-        return torch.split(rows, self.settings.micro_batch)
 
 
 @dataclass
@@ -112,6 +84,32 @@ class Rollouts:
     def length(self) -> Tensor:
         """(B,) the number of tokens of each answer."""
         return self.mask.sum(1)
+
+
+class Learner:
+    """What this file, and `weights` of mitigations.py, use of a run (run.py)."""
+    settings: Any                       # Settings in run.py
+    model: Qwen2
+    reference: Qwen2 | None             # with --kl: a frozen copy of the initial model
+    optimizer: "AdamW"
+    tokenizer: Tokenizer
+    task: Any                           # Task in countdown_task.py
+    stop: tuple[int, ...]               # the tokens that end an answer
+    encode: Callable[[str], list[int]]  # the tokens of a prompt
+    last_good_model: Callable[[], str]  # a clause that says how to go on after an error
+    largest_gap = 0.01                  # see `update`
+
+    # Methods, so that a run may compute them in another way.
+    def log_probs(self, model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
+        return log_probs(model, rollouts, rows)
+
+    def divergence(self, log_prob: Tensor, reference: Tensor, rollouts: Rollouts, rows: Tensor
+                   ) -> Tensor:
+        return divergence(log_prob, reference)
+
+    def micro_batches(self, rollouts: Rollouts, rows: Tensor) -> Sequence[Tensor]:
+        """As many answers at a time as memory allows."""
+        return torch.split(rows, self.settings.micro_batch)
 
 
 # --------------------------------------------------------------------------------------- the batch
@@ -160,7 +158,7 @@ def advantage(function: Method) -> Method:
 
 
 def add_choice(choices: dict[str, Method], function: Method) -> Method:
-    """A second function of one name would silently replace the first, as only a notebook may."""
+    """Refuse a second function of one name, but not in a notebook, whose cells are run again."""
     known = choices.get(function.__name__)
     is_in_file = "__file__" in getattr(function, "__globals__", {})
     if known and is_in_file and place_of(known) != place_of(function):
@@ -277,15 +275,16 @@ def states_before(decoder: Decoder, rollouts: Rollouts, rows: Tensor) -> Tensor:
     T = int(rollouts.length[rows].max())
     ids, mask = rollouts.ids[rows, :T], rollouts.mask[rows, :T]
     groups, prompt_of = rollouts.group[rows].unique(return_inverse=True)
-    # each prompt is computed once, and has the gradients of all its answers
+    # each prompt is computed once, and its gradient is the sum over its answers
     cache = Cache(decoder, [rollouts.prompt_ids[g] for g in groups.tolist()], prompt_of)
+    # token t is read where token t + 1 follows
     read = cache.read(ids[:, :-1], is_token=mask[:, 1:])                       # (rows, T - 1, D)
     return torch.cat([cache.last_states()[:, None], read], 1)[mask]
 
 
 @torch.no_grad()
 def frozen_log_probs(run: Learner, model: Qwen2, rollouts: Rollouts) -> Tensor:
-    """(B, T): the log-probs of all tokens, without gradient."""
+    """(B, T): the log-probs of all tokens, by this model and without gradient."""
     found = torch.zeros_like(rollouts.log_prob)
     for part in run.micro_batches(rollouts, rollouts.length.nonzero()[:, 0]):
         found[part] = run.log_probs(model, rollouts, part)
@@ -313,8 +312,8 @@ def update(run: Learner, rollouts: Rollouts, weight: Tensor, is_measured: bool =
         metrics, _ = one_step(run, rollouts, rows, loss_of)
     else:
         metrics, columns = steps_with_flags(run, rollouts, weight, rows)
-    # Sampler and update compute the same log-probs, so the gap is rounding. If a state is read one
-    # position too late, torch notices nothing, but this gap is large.
+    # Sampler and update compute the same log-probs. Their mean difference a token, the gap, is
+    # rounding. If a state is read one position too late, torch notices nothing, but it is large.
     if (gap := metrics["sampler_gap"] or 0.0) > run.largest_gap:
         raise UserError(f"log-probs of sampler and update differ by {gap:.2g} a token: one of the "
                         "two is wrong")
@@ -348,8 +347,8 @@ def one_step(run: Learner, rollouts: Rollouts, rows: Tensor,
         loss.backward()
         loss_sum += loss.item()
         before[part] = log_prob.detach()
-    most = run.settings.max_grad_norm or float("inf")
-    norm = float(nn.utils.clip_grad_norm_(model.parameters(), most))
+    limit = run.settings.max_grad_norm or float("inf")
+    norm = float(nn.utils.clip_grad_norm_(model.parameters(), limit))
     if not math.isfinite(norm):
         raise UserError("the gradient is not finite: a smaller --learning_rate may help; "
                         f"{run.last_good_model()}")
@@ -395,7 +394,7 @@ class AdamW:
 # -------------------------------------------------------------------------- what a flag brings back
 def steps_with_flags(run: Learner, rollouts: Rollouts, weight: Tensor, rows: Tensor
                      ) -> tuple[Metrics, dict[str, Tensor]]:
-    """With --epochs several steps on one batch, and with --kl a term for each token."""
+    """An update with --epochs, of several steps, or with --kl, whose loss has one more term."""
     s, A, mask, N = run.settings, rollouts.advantage, rollouts.mask, int(rollouts.mask.sum())
     steps: list[tuple[Metrics, Tensor]] = []  # of each step: metrics, and the log-probs before it
     reference = frozen_log_probs(run, run.reference, rollouts) if run.reference else None
@@ -434,12 +433,10 @@ def clipped_loss(log_prob: Tensor, old: Tensor, advantage: Tensor, weight: Tenso
     """For --epochs: the loss of PPO (arXiv 1707.06347), with the wider upper bound of DAPO (arXiv
     2503.14476).
 
-    From the second update on, the answers are no longer samples of the model. The ratio of a
-    token's probability now to its probability when it was sampled (`old`) corrects for how often
+    From the second step on, the answers are no longer samples of the model. The ratio of a token's
+    probability now to its probability when it was sampled (`old` is its log) corrects for how often
     this token is drawn. It does not correct for how often its prefix and the tokens after it are.
-    Take answers of two tokens, each 0 or 1, with the reward 1 if both are 1. When the probability
-    of a 1 rises from .5 to .8, the mean reward rises from .25 to .64, but the mean of ratio *
-    reward, with the ratio of the first token, is .25 * .8 / .5 = .40.
+    docs/reference/policy_gradient.md has an example.
 
     Once the ratio has passed a bound in the direction of the advantage, the token has no gradient.
     Where the ratio is 1, the gradient is that of `policy_loss`."""
@@ -453,7 +450,7 @@ def divergence(log_prob: Tensor, reference: Tensor) -> Tensor:
     there: exp(d) - d - 1, d = reference - log_prob (k3 of Schulman, "Approximating KL divergence").
 
     Its value is right on average. Its mean gradient is that of KL(reference || policy), where the
-    two models are exchanged. It leaves out that a step also changes which prefixes are reached.
+    two models are exchanged. No gradient says that a step also changes which prefixes are reached.
     """
     d = reference - log_prob
     return d.exp() - d - 1
@@ -500,6 +497,7 @@ def checked(values: Any, rollouts: Rollouts, name: str) -> Tensor:
 
 
 def why_skipped(rollouts: Rollouts) -> str:
+    """Why no token has a gradient."""
     by_group = rollouts.reward.view(len(rollouts.prompt_ids), -1)
     reason = "every group's answers had equal rewards"
     if rollouts.advantage.any():

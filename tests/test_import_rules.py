@@ -41,15 +41,18 @@ def tree_of(name):
 
 @cache
 def imports(name):
-    """(what, line) of every import; a name taken from a module is `module.name`."""
-    taken = []
-    for node in ast.walk(tree_of(name)):
+    """(what, line) of every import; a name taken from a module is `module.name`. A file's `show` is
+    left out: it is called if the file is run as a program, which may then use a whole run."""
+    taken, tree = [], tree_of(name)
+    shown = [part for part in tree.body if getattr(part, "name", "") == "show"]
+    left_out = {node for part in shown for node in ast.walk(part)}
+    for node in {*ast.walk(tree)} - left_out:
         if isinstance(node, ast.Import):
             taken += [(alias.name, node.lineno) for alias in node.names]
         if isinstance(node, ast.ImportFrom):
             taken += [(f"{absolute(name, node)}.{alias.name}", node.lineno)
                       for alias in node.names]
-    return taken
+    return sorted(taken, key=lambda one: one[1])
 
 
 def absolute(name, node):
