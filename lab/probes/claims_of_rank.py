@@ -9,13 +9,12 @@ import torch
 
 from lab.analysis.statistics import Estimate, Floats, mean_over, over_problems
 from lab.analysis.tables import Cell
-from lab.engine.forward import micro_batches, response_log_probs
 from lab.engine.policy import Policy
 from lab.probes.baseline import BEST, MEAN, bandit, baselines, squares
 from lab.probes.claim_rules import (ARITHMETIC, HOLDS, NOT, ONE_READING, THRESHOLDS, CannotBeSeen,
                                     Evidence, Found, above, below, claim, decided,
                                     difference_of_means, mean_difference, own_critic, together)
-from lab.probes.common import sample_batch
+from lab.probes.common import gradient, sample_batch
 from lab.probes.rank import (CRITIC, GROUP_SIZES, NO_BASELINE, ONES, PLANTED, RANDOM, RANDOM_SUM,
                              RANKS, SHUFFLED, Z, FoundRanks, found_ranks, mean_rank)
 
@@ -57,26 +56,17 @@ def without_spread(seen: Evidence, inside: np.ndarray) -> Floats:
 
 
 def hoyer_of_policy(policy: Policy, seen: Evidence) -> float:
-    """Hoyer's sparsity of the gradient of sum_t A_t log p with respect to all parameters. It is NaN
-    if the gradient is 0."""
-    rollouts, parameters = sample_batch(policy, seen.problems, 8), list(policy.model.parameters())
-    for parameter in parameters:
-        parameter.grad = None
-    for rows in micro_batches(rollouts, rollouts.rows, policy.settings.micro_batch):
-        log_prob = response_log_probs(policy.model, rollouts, rows)
-        (rollouts.advantage[rows] * log_prob).sum().backward()
-    return hoyer([p.grad for p in parameters if p.grad is not None])
+    """Hoyer's sparsity of the gradient of sum_t A_t log p with respect to all parameters."""
+    rollouts = sample_batch(policy, seen.problems, 8)
+    return hoyer(gradient(policy, rollouts, rollouts.advantage))
 
 
-def hoyer(parts: list[torch.Tensor]) -> float:
+def hoyer(numbers: torch.Tensor) -> float:
     """Hoyer's sparsity (2004), (sqrt n - l1 / l2) / (sqrt n - 1): 0 where all n numbers are equal
-    in size, 1 where all but one are 0, about 0.2 for Gaussian ones."""
-    n = sum(part.numel() for part in parts)
-    l1 = sum(part.abs().sum(dtype=torch.float64).item() for part in parts)
-    l2 = sum(part.double().square().sum().item() for part in parts) ** 0.5
-    if not l2:
-        return float("nan")
-    return (n ** 0.5 - l1 / l2) / (n ** 0.5 - 1)
+    in size, 1 where all but one are 0, about 0.2 for Gaussian ones, and NaN where all are 0."""
+    l1, l2 = (torch.linalg.vector_norm(numbers, p, dtype=torch.float64).item() for p in (1, 2))
+    root = len(numbers) ** 0.5
+    return (root - l1 / l2) / (root - 1) if l2 else float("nan")
 
 
 # ------------------------------------------------------------------- rank

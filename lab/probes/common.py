@@ -1,9 +1,11 @@
-"""The batch that the probes and the claims measure."""
+"""The batch that the probes and the claims measure, and the gradient of one."""
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from grpo import grpo
+from lab.engine.forward import micro_batches, response_log_probs
 from lab.engine.policy import Policy, derived_seed
 from lab.engine.rollouts import Rollouts
 
@@ -16,3 +18,14 @@ def sample_batch(policy: Policy, questions: int, answers: int, step: int = 1) ->
     generator = torch.Generator().manual_seed(derived_seed("probe credit", seed, step))
     rollouts = replace(rollouts, step=step, generator=generator, forward=policy.extra_forward())
     return replace(rollouts, advantage=grpo(rollouts))
+
+
+def gradient(policy: Policy, batch: Rollouts, factor: Tensor) -> Tensor:
+    """(P,) of sum_t factor_t log p_t with respect to all parameters."""
+    parameters = [p for p in policy.model.parameters() if p.requires_grad]
+    total = torch.zeros(sum(p.numel() for p in parameters), device=policy.model.device)
+    for rows in micro_batches(batch, batch.rows, policy.settings.micro_batch):
+        log_prob = response_log_probs(policy.model, batch, rows)
+        found = torch.autograd.grad((factor[rows] * log_prob).sum(), parameters)
+        total += torch.cat([one.flatten() for one in found])
+    return total

@@ -12,19 +12,17 @@ is the true gradient, but the G* of few problems is noisy, for both alike.
 from collections.abc import Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from lab.analysis.statistics import Estimate, over_problems
 from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row
-from lab.engine.forward import micro_batches, response_log_probs
 from lab.engine.methods import axis_of
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts
 from lab.harness.build import make_advantage, make_weighting
 from lab.harness.screen import show_status
 from lab.harness.settings import make_settings
-from lab.probes.common import sample_batch
+from lab.probes.common import gradient, sample_batch
 from lab.tools.idea import credited
 
 
@@ -82,14 +80,3 @@ def ranks_of(size: Tensor) -> np.ndarray:
     """(n,): from -1, the smallest, to 1, the largest. Equal sizes share their mean rank."""
     smaller = (size[:, None] > size).sum(1) - (size[:, None] < size).sum(1)
     return (smaller.double() / max(1, len(size) - 1)).cpu().numpy()
-
-
-def gradient(policy: Policy, batch: Rollouts, factor: Tensor) -> Tensor:
-    """(P,) of sum_t factor_t log p_t with respect to all parameters."""
-    parameters = [p for p in policy.model.parameters() if p.requires_grad]
-    total = torch.zeros(sum(p.numel() for p in parameters), device=policy.model.device)
-    for rows in micro_batches(batch, batch.rows, policy.settings.micro_batch):
-        log_prob = response_log_probs(policy.model, batch, rows)
-        found = torch.autograd.grad((factor[rows] * log_prob).sum(), parameters)
-        total += torch.cat([one.flatten() for one in found])
-    return total

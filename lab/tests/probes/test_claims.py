@@ -254,11 +254,11 @@ def test_the_rarer_outcome_by_hand(tmp_path):
 def test_hoyers_sparsity_and_the_weight_of_a_problem_by_hand():
     """c(p, G) is 2.57 and 1.86 at G = 8. Of two answers that differ the z-scores are 1 and -1: a
     right one has 1 with probability 1 - p, a wrong one -1 with p, so c is 1 - p + p = 1."""
-    assert hoyer([torch.tensor([0.0, 0.0]), torch.tensor([-2.0, 0.0])]) == pytest.approx(1)
-    assert hoyer([torch.full((9,), -0.5)]) == pytest.approx(0)
+    assert hoyer(torch.tensor([0.0, 0.0, -2.0, 0.0])) == pytest.approx(1)
+    assert hoyer(torch.full((9,), -0.5)) == pytest.approx(0)
     two = (2 ** 0.5 - 7 / 5) / (2 ** 0.5 - 1)
-    assert hoyer([torch.tensor([3.0]), torch.tensor([-4.0])]) == pytest.approx(two)
-    assert np.isnan(hoyer([torch.zeros(3)]))
+    assert hoyer(torch.tensor([3.0, -4.0])) == pytest.approx(two)
+    assert np.isnan(hoyer(torch.zeros(3)))
     assert [round(weight_of_problem(p, 8), 2) for p in (0.02, 0.5)] == [2.57, 1.86]
     assert weight_of_problem(0.3, 2) == pytest.approx(1)
 

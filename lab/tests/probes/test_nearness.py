@@ -4,7 +4,8 @@ import torch
 from small import hand_made, spoken
 
 import grpo
-from lab.probes.nearness import coefficient, gradient, index_of, nearness_table, ranks_of
+from lab.probes.common import gradient
+from lab.probes.nearness import coefficient, index_of, nearness_table, ranks_of
 
 
 def test_ranks_and_the_index_by_hand():
