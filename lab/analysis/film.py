@@ -13,7 +13,7 @@ from matplotlib.animation import FuncAnimation, PillowWriter
 from matplotlib.ticker import PercentFormatter
 
 from analyze import MEASURES
-from lab.analysis.run_folders import read_run
+from lab.analysis.run_folders import Run
 from lab.engine.errors import UserError
 from run import whole
 
@@ -26,7 +26,7 @@ def write_film(folder: Path, path: Path, answers: Mapping[int, tuple[str, bool, 
     first one is right, and its text."""
     if path.suffix != ".gif":
         raise UserError(f"--film {path}: the picture is a GIF, so the name should end with .gif")
-    run = read_run(folder)
+    run = Run(folder)
     steps, sampled, in_step = run.metrics, run.evaluated(), run.measure
     held_out, *_ = MEASURES[in_step]
     if not steps:

@@ -132,10 +132,6 @@ def check_exists(name: str, value: int, known: Sequence[int], whose: object) -> 
         raise UserError(f"--{name} {value}: {whose} has {name}s {known[0]} to {known[-1]}")
 
 
-def read_run(folder: str | Path) -> Run:
-    return Run(folder)
-
-
 def refuse_other_types(folder: Path, config: Json) -> None:
     """Refuse a setting of another type than its flag has, as a config.json may have that somebody
     has edited. A user may have changed the type of a method's own flag since the run was made."""

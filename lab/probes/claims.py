@@ -32,7 +32,7 @@ from collections.abc import Mapping
 from importlib import import_module
 
 from lab.analysis import report
-from lab.analysis.run_folders import Run, existing, read_run
+from lab.analysis.run_folders import Run, existing
 from lab.analysis.tables import WIDTH
 from lab.engine.errors import UserError
 from lab.harness.flags import Flag, read
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> None:
     import mitigations  # noqa: F401  makes known the methods that a run's settings name
     flags = read(argv, "python -m lab claims RUN ... [flags]", __doc__, FLAGS,
                  {"RUN ...": "run folders"})
-    runs = [read_run(existing(name)) for name in flags.run]
+    runs = [Run(existing(name)) for name in flags.run]
     for run in runs:
         if not run.metrics:
             raise UserError(f"{run.folder} has no steps, so nothing was trained in it")

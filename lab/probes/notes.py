@@ -20,7 +20,7 @@ import numpy as np
 from lab.analysis import report
 from lab.analysis.html_page import Picture
 from lab.analysis.plots import COLOURS, GRADIENT_COLOUR, plt, save, whole_steps
-from lab.analysis.run_folders import Run, existing, read_run
+from lab.analysis.run_folders import Run, existing
 from lab.analysis.statistics import Floats
 from lab.analysis.tables import Cell, Row, Table, by_row, show
 from lab.engine.errors import PROJECT, read_json
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> None:
     import mitigations  # noqa: F401  makes known the methods that a run's settings name
     flags = read(argv, "python -m lab notes RUN ... [flags]", __doc__, FLAGS,
                  {"RUN ...": "run folders"})
-    runs = [read_run(existing(name)) for name in flags.run]
+    runs = [Run(existing(name)) for name in flags.run]
     if len(runs) > 1:
         of_runs = [RunTokens(run) for run in runs]
         show([f"These are {len(runs)} runs.", LEGEND], [summary(of_runs), four_metrics(

@@ -7,7 +7,7 @@ from conftest import ROOT, credit_columns, evaluation, write_log
 from tokenizers import Tokenizer
 
 from lab.analysis.comparison import arms_of
-from lab.analysis.run_folders import Run, read_run
+from lab.analysis.run_folders import Run
 
 ITEMS = 200
 
@@ -64,4 +64,4 @@ def recorded(metrics=(), evaluations=(), config=(), credit=()):
 
 
 def arms_in(folders, baseline=None):
-    return arms_of([read_run(folder) for folder in folders], baseline)
+    return arms_of([Run(folder) for folder in folders], baseline)

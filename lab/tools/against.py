@@ -29,7 +29,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from lab.analysis.comparison import Arms
-from lab.analysis.run_folders import Run, read_run
+from lab.analysis.run_folders import Run
 from lab.analysis.verdict import Tries, Verdict
 from lab.engine.errors import PROJECT, UserError
 from lab.harness.made_of import (OF_A_STEP, defined_in, digest_of_run, program, replaced,
@@ -103,7 +103,7 @@ def compare_versions(own: SimpleNamespace, typed: Json, command: str) -> None:
             for seed in seeds for arm, folder in folders.items()}
         if failed := make_runs([*planned.values()], command, *side_by_side([s], own.processes)):
             raise UserError("; ".join(failed.values()))
-        return {arm: {seed: read_run(folder / f"s{seed}") for seed in seeds}
+        return {arm: {seed: Run(folder / f"s{seed}") for seed in seeds}
                 for arm, folder in folders.items()}
 
     pair = made(range(1))

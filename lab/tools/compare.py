@@ -24,7 +24,7 @@ from analyze import MEASURES as COLUMNS
 from lab.analysis.comparison import (AT_THE_END, IN_TRAINING, Arms, arms_of, doubt_about_training,
                                      gain_table, in_words, of_runs, same_part)
 from lab.analysis.plots import COLOURS, legend_below, plt, save, whole_steps
-from lab.analysis.run_folders import Run, existing, read_run
+from lab.analysis.run_folders import Run, existing
 from lab.engine.errors import UserError
 from lab.harness.flags import Flag, read
 from lab.harness.screen import say
@@ -63,7 +63,7 @@ def runs_in(folders: list[Path]) -> list[Run]:
     found = []
     for folder in folders:
         if any(folder.glob("*.jsonl")):
-            found.append(read_run(folder))
+            found.append(Run(folder))
         else:
             say(f"left out, because it is no run: {folder}")
     if len(found) < 2:

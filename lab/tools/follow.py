@@ -34,8 +34,8 @@ from torch import Tensor
 
 from lab.analysis.account import Value, stages, with_numbers
 from lab.analysis.answers import ShownAnswer, answer_of, groups_in_order, metrics_by_step
-from lab.analysis.run_folders import (check_exists, Run, existing, read_credit, read_run,
-                                      read_tokenizer, task_of)
+from lab.analysis.run_folders import (Run, check_exists, existing, read_credit, read_tokenizer,
+                                      task_of)
 from lab.analysis.tables import Table, by_row
 from lab.analysis.token_table import StepRecord, read_step
 from lab.credit.monte_carlo import continuation_rewards
@@ -80,7 +80,7 @@ def main(argv: list[str]) -> None:
     usage = "python -m lab follow RUN [--step N] [--answer N] [--token N [--credit K]]"
     flags = read(argv, usage, __doc__, FLAGS,
                  {"[RUN]": "a run folder. By default it is the newest in runs/"})
-    run = read_run(existing(flags.run))
+    run = Run(existing(flags.run))
     folder, steps = run.folder, run.steps
     if not steps:
         raise UserError(f"{folder} has no credit files yet")

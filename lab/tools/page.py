@@ -18,7 +18,7 @@ from lab.analysis.html_page import (Picture, figure_of, folded, paragraphs, sect
                                     write_page)
 from lab.analysis.plots import (CHANGE_COLOUR, COLOURS, GRADIENT_COLOUR, PUSH_COLOUR, TOKENS_COLOUR,
                                 legend_below, plt, save, whole_steps)
-from lab.analysis.run_folders import Run, existing, read_columns, read_run, read_tokenizer
+from lab.analysis.run_folders import Run, existing, read_columns, read_tokenizer
 from lab.engine.tokens import KINDS
 from lab.harness.flags import Flag, read
 from lab.harness.record import Json
@@ -42,7 +42,7 @@ def main(argv: list[str]) -> None:
     import mitigations  # noqa: F401  makes known the methods that a run's settings name
     flags = read(argv, "python -m lab page [RUN] [flags]", __doc__, FLAGS,
                  {"[RUN]": "a run folder. By default it is the newest in runs/"})
-    run = read_run(existing(flags.run))
+    run = Run(existing(flags.run))
     show_status("sums over the credit files")
     tally = Tally(run) if run.credit else None
     answers = answers_of(run) if run.credit else []

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.analysis.run_folders import Run, read_run
+from lab.analysis.run_folders import Run
 from lab.engine.errors import PROJECT, UserError, read_json
 from lab.engine.model_folder import is_large
 from lab.harness.flags import MOST_THREADS, Flag
@@ -253,4 +253,4 @@ def finished_run(planned: PlannedRun) -> Run | None:
     if wrong:
         raise UserError(f"{folder}: {wrong[0]}. Name another folder with --runs, or remove this "
                         "one, and the run is made again")
-    return read_run(folder)
+    return Run(folder)

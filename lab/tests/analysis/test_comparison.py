@@ -6,7 +6,7 @@ from conftest import credit_columns, write_log
 from known_runs import recorded
 from lab.analysis.comparison import (AT_THE_END, NOT_SEEN, Gain, called, doubt_about_training,
                                      gain_over, gains, room_left)
-from lab.analysis.run_folders import read_run, share_seen_before
+from lab.analysis.run_folders import Run, share_seen_before
 from lab.analysis.statistics import Estimate, mean_over, paired_difference
 
 
@@ -119,13 +119,13 @@ def test_problems_that_are_asked_again_are_counted(tmp_path):
     """Prompts of steps 1 to 3: 5 and 6; 6 and 7; 5 and 5, so three of six came before."""
     steps = {step: credit_columns([2, 2], [0, 1], prompt_ids=[first, 9, second, 9])
              for step, (first, second) in enumerate([(5, 6), (6, 7), (5, 5)], 1)}
-    run = read_run(write_log(tmp_path / "run", steps))
+    run = Run(write_log(tmp_path / "run", steps))
     assert share_seen_before(run) == pytest.approx(3 / 6)
     without_record = recorded(config=run.config)  # its problems are not known, but the same
     assert doubt_about_training([without_record, run]).startswith("50% of the problems")
     assert doubt_about_training([without_record]) == ""
     game = {step: credit_columns([2, 2], [0, 1], prompt_ids=[5, 9, 5, 9]) for step in (1, 2)}
-    assert share_seen_before(read_run(write_log(tmp_path / "game", game))) == 0
+    assert share_seen_before(Run(write_log(tmp_path / "game", game))) == 0
     for config, why in (({"pairs": "x.jsonl"}, "not sampled from the policy"),
                         ({"dynamic_sampling": 4}, "has chosen the answers on record")):
         assert why in doubt_about_training([recorded(config=config)])

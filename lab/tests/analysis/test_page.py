@@ -13,7 +13,7 @@ import lab.tools.page as analyze
 from lab.analysis import html_page as page_file
 from lab.analysis.answers import answers_of
 from lab.analysis.report import task_in_words
-from lab.analysis.run_folders import read_run
+from lab.analysis.run_folders import Run
 from lab.analysis.tables import Table, by_row, shown
 
 
@@ -22,10 +22,10 @@ def test_groups_with_different_rewards_come_first_and_true_credit_is_shown(tmp_p
     columns = credit_columns([5, *[2] * 6], [0, 0, 1, 1, 1, 2, 2], reward=[1, 1, 0, 1, 0.1, 0, 0],
                              true_credit=np.arange(17, dtype=np.float32))
     folder = write_log(tmp_path / "run", {1: columns})
-    found = answers_of(read_run(folder), most_tokens=1)
+    found = answers_of(Run(folder), most_tokens=1)
     assert [e["episode"] for e in found] == [3, 2] and found[0]["values"]["credit"] == [9, 10]
-    assert [e["episode"] for e in answers_of(read_run(folder))] == [3, 2, 4, 0, 1, 5, 6]
-    assert len(answers_of(read_run(folder), most_tokens=6)) == 3  # of two tokens each
+    assert [e["episode"] for e in answers_of(Run(folder))] == [3, 2, 4, 0, 1, 5, 6]
+    assert len(answers_of(Run(folder), most_tokens=6)) == 3  # of two tokens each
     assert next(iter(found[0]["values"])) == "gradient size"  # what tokens are shaded by at first
 
 
@@ -33,7 +33,7 @@ def test_of_a_large_group_the_most_common_rewards_are_listed(tmp_path):
     """Each answer on the page has the list, which may not be as long as the group."""
     reward = [7, 7, *range(38)]
     folder = write_log(tmp_path / "run", {1: credit_columns([1] * 40, [0] * 40, reward=reward)})
-    [first, *_] = answers_of(read_run(folder))
+    [first, *_] = answers_of(Run(folder))
     listed = first["account"]["rewards"].split(", ")
     assert listed[:2] == ["3 got 7", "1 got 0"] and listed[15:] == ["1 got 15", "22 others"]
 
@@ -107,11 +107,11 @@ def test_answers_on_a_page_are_of_steps_that_are_evenly_spaced(tmp_path):
     answers."""
     columns = credit_columns([4] * 5, [0] * 5)
     folder = write_log(tmp_path / "run", dict.fromkeys(range(1, 42), columns))
-    found = answers_of(read_run(folder), most_tokens=210)
+    found = answers_of(Run(folder), most_tokens=210)
     assert sorted({one["step"] for one in found}) == list(range(1, 42, 2)) and len(found) == 42
-    assert len(answers_of(read_run(folder), most_tokens=21 * 12)) == 21 * 3
+    assert len(answers_of(Run(folder), most_tokens=21 * 12)) == 21 * 3
     np.savez(folder / "credit/step_000002.npz", **columns, change=np.zeros(20))
-    assert {one["step"] for one in answers_of(read_run(folder))} == {2}  # its change was measured
+    assert {one["step"] for one in answers_of(Run(folder))} == {2}  # its change was measured
 
 
 def test_a_table_on_the_page():

@@ -11,7 +11,7 @@ import analyze as book
 import lab.tools.page as analyze
 from lab.analysis import plots
 from lab.analysis import html_page as page
-from lab.analysis.run_folders import read_run
+from lab.analysis.run_folders import Run
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def test_no_picture_without_content(tmp_path, drawn):
         steps = {step + 1: columns for step in range(max(1, len(metrics)))}
         folder = write_log(tmp_path / name, steps, metrics=metrics)
         drawn.clear()
-        pictures = analyze.draw_run(read_run(folder), tally_of(folder), tmp_path)
+        pictures = analyze.draw_run(Run(folder), tally_of(folder), tmp_path)
         assert {path.stem for path, _ in pictures} == expected
 
 

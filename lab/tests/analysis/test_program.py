@@ -12,7 +12,7 @@ from logs import plain_rows, random_log
 import analyze as book
 import lab.tools.page as analyze
 from lab.analysis import answers, report
-from lab.analysis.run_folders import read_run
+from lab.analysis.run_folders import Run
 
 ONE = [{"step": 1, "success": 0.5}]
 
@@ -61,7 +61,7 @@ def test_the_page_has_the_tables_that_analyze_prints(tmp_path, capsys):
 
 
 def forks_of(folder):
-    return analyze.forks(read_run(folder))[2]
+    return analyze.forks(Run(folder))[2]
 
 
 def test_forking_and_following_tokens(tmp_path):
@@ -168,7 +168,7 @@ def test_the_page_holds_the_answers_and_refers_to_nothing_outside(tmp_path, monk
 def test_the_heading_says_what_the_run_is(tmp_path, known, steps, said):
     folder = write_log(tmp_path / "run", {}, {"steps": 100, "eval_every": 0, **known},
                        [{"step": steps}])
-    assert report.title_of(read_run(folder)) == said
+    assert report.title_of(Run(folder)) == said
 
 
 @pytest.mark.parametrize("known, said", [

@@ -8,7 +8,7 @@ import pytest
 
 from conftest import credit_columns, cut, refusal, write_lines, write_log
 from known_runs import write_run
-from lab.analysis.run_folders import existing, read_columns, read_run
+from lab.analysis.run_folders import Run, existing, read_columns
 from lab.engine.optimizer import AdamW
 from lab.harness.build import Parts
 from runs import edit_config, lines
@@ -22,25 +22,25 @@ def run(tmp_path):
 
 def test_a_metric_that_a_line_lacks_is_none(run):
     write_lines(run / "metrics.jsonl", [{"step": 1, "success": 0.5}])
-    [line] = read_run(run).metrics
+    [line] = Run(run).metrics
     assert line["success"] == 0.5 and line["gradient_norm"] is None and line["seconds"] is None
 
 
 def test_a_run_is_done_with_its_last_step_and_its_last_evaluations(run):
     edit_config(run, eval_every=5)
-    assert read_run(run).is_done
+    assert Run(run).is_done
     kept = lines(run / "evaluations.jsonl")
     cut(run / "evaluations.jsonl", len(kept) - 1)
-    assert not read_run(run).is_done
+    assert not Run(run).is_done
     cut(run / "metrics.jsonl", 9)
-    assert not read_run(run).is_done
+    assert not Run(run).is_done
 
 
 def test_a_run_that_was_typed_wrongly_is_named(tmp_path):
     (tmp_path / "random-grpo-s0").mkdir()
     said = refusal(existing, str(tmp_path / "random-grpo-s1"))
     assert said.endswith(f"did you mean {tmp_path / 'random-grpo-s0'}?")
-    assert "is not a run folder" in refusal(read_run, tmp_path / "random-grpo-s0")
+    assert "is not a run folder" in refusal(Run, tmp_path / "random-grpo-s0")
 
 
 def test_without_a_name_it_is_the_newest_run_which_is_said(tmp_path, monkeypatch, capsys):
@@ -62,12 +62,12 @@ def test_without_a_name_it_is_the_newest_run_which_is_said(tmp_path, monkeypatch
     ("changed", "grpo.py", "changed is 'grpo.py', and should be another thing")])
 def test_a_config_that_was_edited_wrongly_is_named(run, name, value, words):
     edit_config(run, **{name: value})
-    assert refusal(read_run, run) == f"{run / 'config.json'}: {words}"
+    assert refusal(Run, run) == f"{run / 'config.json'}: {words}"
 
 
 def test_a_methods_own_flag_may_have_another_type_since(run):
     edit_config(run, mitigation="outcome_conditional", think_discount="half")
-    assert read_run(run).config["think_discount"] == "half"
+    assert Run(run).config["think_discount"] == "half"
 
 
 OWN_LINES = [
@@ -78,13 +78,13 @@ OWN_LINES = [
 
 @pytest.mark.parametrize("metrics, evaluations, said", [*LINES, *OWN_LINES])
 def test_a_damaged_line_is_told(tmp_path, metrics, evaluations, said):
-    assert said in refusal(read_run, write_log(tmp_path / "x", {}, {}, metrics, evaluations))
+    assert said in refusal(Run, write_log(tmp_path / "x", {}, {}, metrics, evaluations))
 
 
 @pytest.mark.parametrize("name", ["steps", "seed"])
 def test_a_config_that_lacks_a_number_is_told(tmp_path, name):
     folder = write_log(tmp_path / "x", {}, {name: None}, [LINE])
-    assert f"config.json is damaged: {name} is None" in refusal(read_run, folder)
+    assert f"config.json is damaged: {name} is None" in refusal(Run, folder)
 
 
 OWN_COLUMNS = [

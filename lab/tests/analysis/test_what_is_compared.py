@@ -4,7 +4,7 @@ from conftest import evaluation, refusal, write_log
 from known_runs import arms_in, rows_in, write_run
 
 from lab.analysis.comparison import AT_THE_END, arms_of, digests_now, gain_table, same_part
-from lab.analysis.run_folders import read_run
+from lab.analysis.run_folders import Run
 from lab.tools import compare
 
 
@@ -39,7 +39,7 @@ def written(folder, seed, ends, trained, **config):
     of the steps."""
     evaluations = [evaluation(step, answer) for step, answer in zip((0, 2, 3), ends)]
     metrics = [{"step": step, "success": one} for step, one in enumerate(trained, 1)]
-    return read_run(write_log(folder, {}, {"seed": seed, **config}, metrics, evaluations))
+    return Run(write_log(folder, {}, {"seed": seed, **config}, metrics, evaluations))
 
 
 def test_arms_are_compared_in_pairs_up_to_the_newest_step_that_all_have(tmp_path):
@@ -75,7 +75,7 @@ def test_equal_runs_of_which_one_is_longer_do_not_differ(tmp_path):
     two arms."""
     short = written(tmp_path / "a", 0, [[0, 0], [1, 0]], [0.1, 0.3], steps=2, kl=0.0)
     lines = [evaluation(step, answer) for step, answer in ((0, [0, 0]), (1, [1, 1]), (2, [1, 0]))]
-    long = read_run(write_log(tmp_path / "b", {}, {"steps": 4, "kl": 0.5}, [
+    long = Run(write_log(tmp_path / "b", {}, {"steps": 4, "kl": 0.5}, [
         {"step": step, "success": one} for step, one in enumerate([0.1, 0.3, 0.8, 0.9], 1)],
         [*lines, evaluation(4, [1, 1])]))
     row = rows_in(gain_table(arms_of(same_part([short, long])[0])))[1]
@@ -132,7 +132,7 @@ def test_runs_with_other_problems_are_not_compared_on_them(tmp_path, known, is_s
             "shown": [{"problem": known.get("shown", "aa")[number]}]} for step in (0, 1)]
         config = {"mitigation": ["none", "random"][number],
                   "held_out_problems": known.get("digests", [None, None])[number]}
-        runs.append(read_run(write_log(tmp_path / str(number), {}, config, [
+        runs.append(Run(write_log(tmp_path / str(number), {}, config, [
             {"step": 1, "success": 0.25}], lines)))
     parts, said = same_part(runs)
     assert any("problems are not known to be the same" in note for note in said) is not is_same

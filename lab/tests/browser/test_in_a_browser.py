@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer
 import lab.tools.page as analyze
 from lab.analysis.account import with_numbers
 from lab.analysis.answers import answers_of
-from lab.analysis.run_folders import read_run
+from lab.analysis.run_folders import Run
 
 playwright = pytest.importorskip("playwright.sync_api", reason=INSTALL)
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))),
@@ -185,7 +185,7 @@ def test_the_page_puts_the_same_numbers_in_as_the_command_does(recorded, tmp_pat
     assert answers[0]["stages"] and len({answer["step"] for answer in answers}) > 1
     of_page = page.evaluate("""answers.map(answer => answer.texts.map((_, t) =>
         STAGES.map(stage => withNumbers(stage[1], answer, t)).filter(text => text !== null)))""")
-    ours = answers_of(read_run(recorded))
+    ours = answers_of(Run(recorded))
     assert len(ours) == len(answers)
     for answer, rows in zip(ours, of_page):
         for t, texts in enumerate(rows):

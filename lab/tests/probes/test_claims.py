@@ -13,7 +13,7 @@ from logs import plain_rows, random_log
 
 import lab.run as lab_run
 from lab.__main__ import main
-from lab.analysis.run_folders import read_run
+from lab.analysis.run_folders import Run
 from lab.analysis.statistics import Estimate
 from lab.analysis.tables import shown
 from lab.engine.errors import PROJECT
@@ -31,7 +31,7 @@ STEP = {"success": 0.5, "length": 9.0, "gradient_norm": 0.2}
 
 
 def found_in(folder, name, *others):
-    return claims.judged(BY_NAME[name], Evidence([read_run(run) for run in (folder, *others)]))
+    return claims.judged(BY_NAME[name], Evidence([Run(run) for run in (folder, *others)]))
 
 
 def test_every_claim_has_a_sentence_a_note_and_a_page_that_exists():
@@ -184,7 +184,7 @@ def test_every_stored_claim_is_judged_without_a_token(tmp_path):
     run = write_log(tmp_path / "run", {}, {"eval_every": 0}, [{"step": 1, **STEP}])
     for claim in CLAIMS:
         if claim.is_stored:
-            found = claims.judged(claim, Evidence([read_run(run)]))
+            found = claims.judged(claim, Evidence([Run(run)]))
             assert found.figure and "no credit files" not in found.figure
 
 
@@ -340,7 +340,7 @@ def test_the_command_prints_every_claim_with_its_verdict(whole, capsys):
 
 def test_the_best_blind_answer_of_a_run_is_asked_on_held_out_problems(recorded):
     """It is one expression of the run's last step, for all of 200 problems."""
-    assert 0 < best_blind_answer(Evidence([read_run(recorded)])) < 0.3
+    assert 0 < best_blind_answer(Evidence([Run(recorded)])) < 0.3
 
 
 def test_rows_about_a_model_are_printed_of_a_run_with_lora(learner, tmp_path, capsys):

@@ -10,7 +10,7 @@ from known_runs import by_name, ids_of, make, rows_in, titles_in
 from logs import plain_rows, random_log
 
 from lab.__main__ import main
-from lab.analysis.run_folders import read_run
+from lab.analysis.run_folders import Run
 from lab.probes import notes
 from lab.probes.run_tokens import RunTokens, class_of, t_of_positions
 
@@ -18,7 +18,7 @@ UNITS = {"contribution": "old", "gradient": "new"}
 
 
 def notes_of(folder):
-    return RunTokens(read_run(folder))
+    return RunTokens(Run(folder))
 
 
 def with_the_notes_columns(rows):
@@ -268,7 +268,7 @@ def test_the_summary_by_hand(tmp_path, capsys):
         {run.name: [notes.metrics_of(notes_of(run))] for run in runs}))
     assert metrics["curve"] == "15% 35% 55% 75% 95%" and metrics["end"] is None
     assert (metrics["norm"], metrics["sd"]) == (2, 1)
-    notes.print_metrics({"both": dict(enumerate(map(read_run, runs)))})
+    notes.print_metrics({"both": dict(enumerate(map(Run, runs)))})
     assert "| both | 15% 35% 55% 75% 95% |" in " ".join(capsys.readouterr().out.split())
     assert metrics["answer"] == pytest.approx(s[1] / (3 * s[0] + s[1]))
     assert (plain["filler"], plain["reasoning"], plain["ratio"], plain["new"]) == (

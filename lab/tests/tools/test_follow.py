@@ -12,7 +12,7 @@ import torch
 from conftest import ROOT, credit_columns, refusal, write_log
 
 from lab.analysis.account import NOT_TRAINED, numbers_of_step, stages
-from lab.analysis.run_folders import read_run
+from lab.analysis.run_folders import Run
 from lab.analysis.token_table import read_step
 from lab.engine.model_folder import read_model_folder, write_model_folder
 from lab.engine.tokens import load_tokenizer
@@ -191,7 +191,7 @@ def test_the_steps_whose_models_were_kept_are_named():
 
 
 def test_a_token_beyond_the_vocabulary_of_the_model_was_sampled_by_another(recorded):
-    run, record = read_run(recorded), read_step(recorded, STEP)
+    run, record = Run(recorded), read_step(recorded, STEP)
     tokenizer = load_tokenizer(recorded)
     record.written["token_id"][0] = 50_000
     said = likeliest_others(run, record, tokenizer, 0, 1)
@@ -221,7 +221,7 @@ def test_what_is_not_on_record_has_no_line(tmp_path, follow_it):
 
 def test_what_else_could_stand_there_is_at_the_temperature_of_the_record(recorded):
     """With p at another one the model would seem to be another."""
-    run, record = read_run(recorded), read_step(recorded, STEP)
+    run, record = Run(recorded), read_step(recorded, STEP)
     tokenizer = load_tokenizer(recorded)
     usual = likeliest_others(run, record, tokenizer, 0, 0)
     run.config["columns_temperature"] = 0.1

@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import refusal
 
-from lab.analysis.run_folders import read_run
+from lab.analysis.run_folders import Run
 from lab.analysis.token_table import read_step
 from lab.engine.tokens import KINDS, load_tokenizer
 from lab.harness.build import load_policy
@@ -51,7 +51,7 @@ def test_it_is_the_difference_of_two_means(recorded, policy, batch, monkeypatch)
 
     monkeypatch.setattr(follow, "continuation_rewards", given)
     b, t = uncertain_token(batch)
-    found = measure_credit(read_run(recorded), STEP, b, t, 4)
+    found = measure_credit(Run(recorded), STEP, b, t, 4)
     ids, problem = batch.ids[b].tolist(), int(batch.group[b])
     assert asked == [(problem, tuple(ids[:t])), (problem, tuple(ids[:t + 1]))]
     assert (found.before, found.after) == (0.5, 0.75)
@@ -125,7 +125,7 @@ def test_the_likeliest_others_are_without_the_token_itself(recorded, policy, bat
     assert itself == ids[t]
     texts = [policy.tokenizer.decode([other]) for other in others]
     named = ", ".join(f"{text!r} {p[other]:.2g}" for text, other in zip(texts, others))
-    run, record = read_run(recorded), read_step(recorded, STEP)
+    run, record = Run(recorded), read_step(recorded, STEP)
     said = likeliest_others(run, record, policy.tokenizer, b, t)
     assert said == f"the likeliest are {named} (by {policy.folder})"
 

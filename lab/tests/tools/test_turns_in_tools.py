@@ -5,7 +5,7 @@ from conftest import ROOT, refusal
 import lab.tools.page as analyze
 import lab.run as train
 from lab.analysis.answers import answer_of
-from lab.analysis.run_folders import read_run
+from lab.analysis.run_folders import Run
 from lab.analysis.token_table import read_step
 from lab.engine.tokens import load_tokenizer
 from lab.tools import follow, preflight, sample
@@ -23,7 +23,7 @@ def played(tmp_path_factory):
 
 
 def test_a_page_shows_replies_and_knows_no_number_of_them(played, capsys, undrawn):
-    run, record = read_run(played), read_step(played, 2)
+    run, record = Run(played), read_step(played, 2)
     b = next(b for b in range(8) if not record.tokens_of(b)["own"].all())
     answer = answer_of(record, load_tokenizer(played), run.config, run.metrics[1], b)
     assert "".join(answer["texts"]).count("<|im_end|>") > 1
@@ -76,7 +76,7 @@ def test_what_turns_are_paid_is_on_the_page_and_in_preflight(tmp_path, capsys, u
     flags = ["--model", GUESSER, "--task", "lab.tests.paid_guess", "--questions", "2"]
     train.train_beyond([*flags, "--steps", "1", "--answers", "4", "--eval_every", "0",
                         "--advantage", "without_luck", "--out", str(tmp_path / "run")])
-    run, record = read_run(tmp_path / "run"), read_step(tmp_path / "run", 1)
+    run, record = Run(tmp_path / "run"), read_step(tmp_path / "run", 1)
     answer = answer_of(record, load_tokenizer(tmp_path / "run"), run.config, run.metrics[0],
                        0)
     assert [text for text, paid in zip(answer["texts"], answer["paid"]) if paid] == [
