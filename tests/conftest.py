@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from grpo import Rollouts
-from qwen2_model import ModelConfig, Qwen2, UserError
+from qwen2_model import ModelConfig, Qwen2, UserError, save_model
 
 SMALL = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
              num_key_value_heads=2)
@@ -154,3 +154,10 @@ def untidy_model(**changed):
             parameter.copy_(torch.randn_like(parameter) * (0.3 if is_matrix else 0.5)
                             + (not is_matrix))
     return model
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The folder of a model of 50 tokens, in one file."""
+    save_model(untidy_model(eos_token_id=()), tmp_path / "model")
+    return tmp_path / "model"

@@ -189,6 +189,7 @@ def test_every_update_against_autograd_of_its_formula(model, rollouts, changed):
         beyond = ((A > 0) & (expected > 1 + s.clip_high)) | ((A < 0) & (expected < 1 - s.clip_low))
         assert found["ratio_mean"] == pytest.approx(expected.mean().item(), rel=1e-4)
         assert found["clipped_share"] == pytest.approx(beyond.double().mean().item())
+        assert found["gradient_norm_last"] == pytest.approx(norm, rel=1e-3)
         assert beyond.any()
     if s.kl:
         d = torch.cat([row_log_probs(run.reference, rollouts, row) for row in range(6)])

@@ -99,13 +99,6 @@ def test_logits_and_gradients_are_those_of_the_formulas(kind, tied, key_heads):
 NORM, OUTPUT = "model.norm.weight", "lm_head.weight"
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A model of 50 tokens, in one file."""
-    save_model(untidy_model(eos_token_id=()), tmp_path / "model")
-    return tmp_path / "model"
-
-
 def rewrite(folder, **changes):
     """Put other tensors in the place of some."""
     path = folder / "model.safetensors"

@@ -7,7 +7,8 @@ import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from conftest import ROOT, SMALL, cut, undrawn  # noqa: F401
+import conftest
+from conftest import ROOT, SMALL, cut
 from countdown_task import TAGS
 from grpo import grpo
 from lab.engine.model import ModelConfig, Qwen2
@@ -20,6 +21,7 @@ from lab.harness.settings import make_settings
 from lab.tools.demonstrations import make_tokenizer
 from small import PROMPTS, hand_made
 
+folder, undrawn = conftest.folder, conftest.undrawn  # fixtures of the book's tests
 SLOW = {"test_trl_trainer.py", "test_docs.py", "test_idea.py", "test_course.py"}
 
 

@@ -24,6 +24,16 @@ from lab.worlds import LETTERS, WORLDS, World, worlds_of
 EXAMPLES = ROOT / "examples/foreign_advantages.py"
 
 
+# all but the one with most batches
+QUICK = [about for about in WORLDS if about != "groups of 4 and 2"]
+
+
+def in_some_worlds_or_all(count, methods):
+    """One of so many in these, and every one in all worlds, as slow tests."""
+    return [*((one, QUICK) for one in methods[::count]),
+            *(pytest.param(one, (), marks=pytest.mark.slow) for one in methods)]
+
+
 @cache
 def worlds(**settings):
     """One of each kind."""
@@ -41,25 +51,25 @@ def judged(choice, *kinds, **settings):
 WORDS = {known.wrong_sign: WRONG_SIGN, known.fails_with_turns: NOT_JUDGED}
 
 
-@pytest.mark.parametrize("broken", one_of(4, known.BROKEN))
-def test_a_method_that_is_broken_on_purpose_is_seen(broken):
-    assert judged(broken).word == WORDS.get(broken, BIASED)
+@pytest.mark.parametrize("broken, kinds", in_some_worlds_or_all(4, known.BROKEN))
+def test_a_method_that_is_broken_on_purpose_is_seen(broken, kinds):
+    assert judged(broken, *kinds).word == WORDS.get(broken, BIASED)
 
 
-@pytest.mark.parametrize("unusual", one_of(3, known.RIGHT))
-def test_an_unusual_method_that_is_right_is_called_right(unusual):
-    assert judged(unusual).word == RIGHT
+@pytest.mark.parametrize("unusual, kinds", in_some_worlds_or_all(3, known.RIGHT))
+def test_an_unusual_method_that_is_right_is_called_right(unusual, kinds):
+    assert judged(unusual, *kinds).word == RIGHT
 
 
 def test_sentences_say_in_how_many_worlds_and_what_is_wrong_there():
     verdict = judged(known.wrong_sign, "one turn, rewards below 0")
     assert "has the wrong sign in 1 of 1 worlds" in verdict.why
     assert "so the reward falls" in verdict.why and verdict.means[0].cosine < -0.999999
-    verdict = judged(known.fails_with_turns)
-    assert "is right on average in 4 worlds. It fails in 3 of 7 worlds, first:" in verdict.why
+    verdict = judged(known.fails_with_turns, *QUICK)
+    assert "is right on average in 3 worlds. It fails in 3 of 6 worlds, first:" in verdict.why
     assert "IndexError: list index out of range (known_methods.py, line " in verdict.why
-    verdict = judged(known.halves_what_comes_late)
-    assert "in 1 of 7 worlds, most in: up to 10 tokens" in verdict.why
+    verdict = judged(known.halves_what_comes_late, *QUICK)
+    assert "in 1 of 6 worlds, most in: up to 10 tokens" in verdict.why
     # which of several tokens with an equal difference is named depends on rounding
     pushed, right = re.search(r"is pushed by (\S+), and (\S+) would be right", verdict.why).groups()
     assert 0 < float(pushed) / float(right) < 1
@@ -93,7 +103,8 @@ def test_what_draws_gives_nothing_or_is_not_finite_is_not_judged():
     ({"loss_norm": "token"}, BIASED), ({"loss_norm": "sequence"}, BIASED),
     ({"drop_unfinished": True}, BIASED)]))
 def test_flags_of_the_loss_are_judged(settings, word):
-    assert judged(method_of("rloo"), **settings).word == word
+    where = "one turn, rewards below 0", "up to 10 tokens, or cut off"
+    assert judged(method_of("rloo"), *where, **settings).word == word
 
 
 def only_the_end_is_paid(method, problems, *given, pays_turns, after=turns.without_luck.after):
@@ -123,7 +134,8 @@ def test_without_luck_with_a_mistake_is_biased(monkeypatch, replaced, by, where)
     ("NemoLeaveOneOut", "NeMo-RL", RIGHT), ("prime_rl_mean", "prime-rl", RIGHT),
     ("BenchTurnLeaveOneOut.estimate", "AgentCreditBench", RIGHT)])
 def test_functions_of_five_trainers_as_they_are_typed(name, whose, word):
-    kinds = "one turn, rewards below 0", "three turns, each is paid", "groups of 4 and 2"
+    kinds = ("one turn, rewards below 0", "three turns, each is paid",
+             "turns cut off, groups of 3 and 2")
     found = judged(choice_of(f"{EXAMPLES}:{name}"), *kinds)
     assert found.word == word and f"It was called as a function of {whose}, by" in found.why
 
@@ -391,4 +403,5 @@ def test_a_method_has_the_word_of_the_stored_output(name):
     """A biased one may look right in these fewer worlds."""
     stored = {one["method"]: one["word"] for one in json.loads(
         (ROOT / "lab/results/exact_all.json").read_text())}
-    assert judged(method_of(name)).word in {stored[name], RIGHT if stored[name] == BIASED else ""}
+    found = judged(method_of(name), *QUICK).word
+    assert found in {stored[name], RIGHT if stored[name] == BIASED else ""}

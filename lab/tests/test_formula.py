@@ -489,7 +489,8 @@ def test_an_expectation_holds_as_a_whole():
     assert "z n 0.0001 whitened n 1e-08" in judge(found, "z n 1e-4, token").unexpected
 
 
-def test_a_check_passes_or_says_what_no_clause_names():
+def test_a_check_passes_or_says_what_no_clause_names(monkeypatch):
+    monkeypatch.setattr("lab.formula.report.find_formula", {GOOD: found_of_good()}.get)
     assert check(GOOD, EXPECTED).understood
     with pytest.raises(NotPassed, match="Not expected, and so: clip 0.2 0.28"):
         check(GOOD, "z n-1 1e-4, token")

@@ -72,7 +72,8 @@ def test_groups_that_are_taken_apart_and_joined_lack_no_column(policy):
     """Every field of the batch, with what a probe or a task of several turns adds to it."""
     batch = spoken(policy)
     more = {name: torch.rand(batch.mask.shape) for name in ("true_credit", "of_turns")}
-    batch = dataclasses.replace(batch, turns=[[text] for text in batch.answers], **more)
+    batch = dataclasses.replace(batch, turns=[[text] for text in batch.answers],
+                                written=torch.ones_like(batch.mask), **more)
     found = joined([batch.of_problems(range(group, group + 1)) for group in range(2)])
     for one in dataclasses.fields(batch):
         values, expected = getattr(found, one.name), getattr(batch, one.name)

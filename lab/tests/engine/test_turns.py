@@ -13,8 +13,8 @@ import mitigations  # noqa: F401  fills the choices
 from lab.analysis.token_table import read_step
 from lab.credit.critic import generalised_advantage
 from lab.credit.monte_carlo import prefix_values
-from lab.engine.methods import ADVANTAGES, MITIGATIONS, make
 from lab.engine.dynamic import joined
+from lab.engine.methods import ADVANTAGES, MITIGATIONS, make
 from lab.engine.optimizer import AdamW
 from lab.engine.rollouts import score_answers, turns_of
 from lab.engine.turns import Environment
@@ -268,14 +268,6 @@ def test_a_held_out_game_is_told_from_others_by_what_show_says():
     task = CheckedTask(mixed)
     task.held_out_problems(2)
     assert "may not be trained on" in refusal(task.training_problems, 0, 1, 1)
-
-
-def test_joined_groups_keep_what_was_written(games):
-    parts = [games.of_problems(range(g, g + 1)) for g in range(3)]
-    batch = joined(parts)
-    T = batch.ids.shape[1]
-    assert batch.written.equal(games.written[:, :T]) and batch.mask.equal(games.mask[:, :T])
-    assert batch.turns == games.turns and batch.ids.equal(games.ids[:, :T])
 
 
 def test_a_task_of_three_functions_may_reply():

@@ -9,7 +9,7 @@ import torch
 from small import (PROMPTS, copied, fill_beyond_the_mask, gradients, hand_made, log_probs_behind,
                    spoken)
 from lab.countdown import Problem, Task
-from lab.engine.forward import micro_batches, response_log_probs
+from lab.engine.forward import micro_batches
 from lab.engine.model_folder import read_model_folder
 from lab.engine.policy import Policy
 from lab.engine.sampler import generate
@@ -43,12 +43,11 @@ def row_log_probs(model, rollouts, row, temperature=1.0):
     return log_probs_behind(model, PROMPTS[row // 3], ids, temperature)[range(len(ids)), ids]
 
 
-def run_update(model, rollouts, weight=None, reference=None, **changed):
+def run_update(model, rollouts, **changed):
     """A model with the gradient of an update that changes nothing, and its metrics."""
-    copy = copied(model)
-    weight = rollouts.mask.float() if weight is None else weight
+    copy, weight = copied(model), rollouts.mask.float()
     optimizer = torch.optim.SGD(copy.parameters(), lr=0.0)
-    return copy, update(copy, optimizer, rollouts, weight, settings(**changed), reference)[0]
+    return copy, update(copy, optimizer, rollouts, weight, settings(**changed))[0]
 
 
 def test_the_largest_micro_batch_is_the_first():
@@ -95,13 +94,11 @@ def written_out(model, reference, old, rollouts, weight, s):
 
 @pytest.mark.numerics
 @pytest.mark.parametrize("drop, changed", [
-    (False, {}), (False, {"micro_batch": 1}), (False, {"micro_batch": 64}),
-    (True, {}), (False, {"loss_norm": "sequence"}), (True, {"loss_norm": "constant"}),
-    (False, {"kl": 0.3}), (False, {"kl": 0.3, "kl_kind": "k2", "loss_norm": "sequence"}),
-    (False, {"epochs": 3, "loss_norm": "sequence", "clip_low": 0.01, "clip_high": 0.02}),
+    (False, {}), (True, {}), (False, {"loss_norm": "sequence"}), (True, {"loss_norm": "constant"}),
+    (False, {"kl": 0.3, "kl_kind": "k2", "loss_norm": "sequence"}),
     (False, {"epochs": 2, "kl": 0.2, "loss_norm": "constant"}),
     (False, {"temperature": 0.7, "kl": 0.2}), (False, {"temperature": 0.7, "epochs": 2}),
-    (True, {"epochs": 2, "loss_norm": "sequence"}), (False, {"max_grad_norm": 0.01})])
+    (True, {"epochs": 2, "loss_norm": "sequence"})])
 def test_every_loss_against_autograd_of_its_formula(small_model, rollouts, monkeypatch, drop,
                                                     changed):
     """Plain gradient descent on both sides: after the last update all parameters agree. What is
@@ -139,55 +136,18 @@ def test_every_loss_against_autograd_of_its_formula(small_model, rollouts, monke
     assert result["sampler_gap"] < 1e-5
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_the_gap_sees_log_probs_that_are_not_the_models(small_model, rollouts, temperature):
+def test_the_gap_sees_log_probs_that_are_not_the_models(small_model, rollouts):
+    """Also at another temperature, where it is that of temperature 1."""
     off = dataclasses.replace(rollouts, log_prob=rollouts.log_prob - 0.1)
-    _, result = run_update(small_model, off, temperature=temperature)
+    _, result = run_update(small_model, off, temperature=0.7)
     assert result["sampler_gap"] == pytest.approx(0.1, rel=1e-3)
 
 
-@pytest.mark.numerics
-def test_diagnostics_of_several_passes(small_model, rollouts):
-    """After the first step the ratio has left 1; the share beyond the bounds and the KL are counted
-    again by hand."""
-    def updated(**changed):
-        model = copied(small_model)
-        sgd = torch.optim.SGD(model.parameters(), lr=0.2)
-        return model, *update(model, sgd, rollouts, rollouts.mask.float(), settings(**changed),
-                              small_model)
-
-    _, result, record = updated(epochs=2, kl=1e-9, clip_low=0.4, clip_high=1.2)
-    twin, _, _ = updated()
-    with torch.no_grad():
-        new, old = (response_log_probs(m, rollouts, torch.arange(6)) for m in (twin, small_model))
-    ratio, mask, A = (new - old).exp(), rollouts.mask, rollouts.advantage
-    torch.testing.assert_close(record["ratio"], ratio, rtol=1e-4, atol=1e-5)  # for the credit file
-    outside = mask & (((A > 0) & (ratio > 2.2)) | ((A < 0) & (ratio < 0.6)))
-    assert 0 < result["clipped_share"] == pytest.approx((outside.sum() / mask.sum()).item())
-    assert result["ratio_mean"] == pytest.approx(ratio[mask].mean().item(), rel=1e-4)
-    kl = (1 / ratio - 1 + ratio.log())[mask].mean().item()
-    assert result["kl"] == pytest.approx(kl, rel=1e-3)
-    assert result["gradient_norm_last"] != result["gradient_norm"]
-
-
-def test_answers_without_advantage_are_not_computed_unless_there_is_a_divergence(small_model,
-                                                                                 rollouts):
-    """The second group's rewards are equal. Its answers count in N all the same."""
-    _, result = run_update(small_model, rollouts)
-    assert result["trained_tokens"] == rollouts.mask[:3].sum() < rollouts.mask.sum()
-    _, result = run_update(small_model, rollouts, reference=copied(small_model, 0.02), kl=0.1)
-    assert result["trained_tokens"] == rollouts.mask.sum() and result["kl"] > 0
-
-
-def test_a_batch_where_nothing_is_left_is_skipped_and_said(small_model, rollouts):
-    elsewhere = rollouts.mask.float() * (torch.arange(6) > 2)[:, None]  # where rewards are equal
-    for changed, weight, said in (
-            ({}, elsewhere, "no token has both a weight and an advantage"),
-            ({"mask": rollouts.mask & False}, None, "no answer was finished")):
-        model, result = run_update(small_model, dataclasses.replace(rollouts, **changed), weight)
-        assert all(parameter.grad is None for parameter in model.parameters())
-        assert result["skipped"] == said
-        assert result["gradient_norm"] is None and result["loss"] == 0.0
+def test_a_batch_of_which_every_answer_was_dropped_is_skipped_and_said(small_model, rollouts):
+    empty = dataclasses.replace(rollouts, mask=rollouts.mask & False)
+    model, result = run_update(small_model, empty)
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert result["skipped"] == "no answer was finished" and result["gradient_norm"] is None
 
 
 def test_what_was_written_can_be_read_again(policy, tmp_path):

@@ -20,8 +20,7 @@ import lab.run as train
 from conftest import ROOT, refusal
 from small import hand_made, spoken
 from lab.engine.policy import derived_seed
-from lab.engine.sampler import generate
-from lab.engine.sampler import sample
+from lab.engine.sampler import generate, sample
 from lab.engine.credited import with_advantage
 from grpo import update
 from lab.harness.run import LabRun, mean_interval

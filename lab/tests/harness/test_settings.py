@@ -20,12 +20,10 @@ from lab.engine.methods import ADVANTAGES, MITIGATIONS, Choices, mitigation
 from lab.engine.errors import ELSEWHERE, INSTEAD
 from lab.harness import flags
 from lab.harness.build import unpaid_parts
-from lab.harness.flags import option
-from lab.engine.declared import Range
-from lab.harness.flags import Flag, check_value, flags_of, settle, words_of
+from lab.engine.declared import Positive, Range
+from lab.harness.flags import Flag, check_value, flags_of, option, settle, words_of
 from lab.harness.settings import OPTIONS, LabSettings, make_settings, read_flags
 from lab.tools import preflight, warmup
-from lab.engine.declared import Positive
 
 GUESS = "examples.guess"
 COUNTDOWN = {"max_number": 15, "steps": 7, "questions": 5}  # a recipe

@@ -12,16 +12,14 @@ import torch
 from conftest import ROOT, credit_columns, refusal, write_log
 
 from lab.analysis.account import NOT_TRAINED, numbers_of_step, stages
-from lab.analysis.run_folders import Run
+from lab.analysis.run_folders import Run, read_credit
 from lab.analysis.token_table import read_step
 from lab.engine.model_folder import read_model_folder, write_model_folder
 from lab.engine.tokens import load_tokenizer
 from grpo import group_mean, group_z_score, policy_loss
-from mitigations import gradient_size
+from mitigations import gradient_size, outcome_conditional
 from lab.engine.update import length_scaling, rescaling
-from lab.analysis.run_folders import read_credit
 from lab.harness.read_record import run_config
-from mitigations import outcome_conditional
 from lab.tools import follow
 from lab.tools.follow import likeliest_others, where_kept
 

@@ -10,9 +10,8 @@ import pytest
 from lab_runs import make_here
 from runs import lines
 
-from lab.tools import planned_runs
 from lab.engine.model_folder import LARGE
-from lab.tools import idea
+from lab.tools import idea, planned_runs
 from lab.tools.idea import arms_of, main
 
 SMALL = ["--questions", "2", "--answers", "4", "--steps", "2", "--eval_tasks", "4",

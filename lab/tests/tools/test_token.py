@@ -9,11 +9,10 @@ import pytest
 import torch
 from conftest import refusal
 
-from lab.analysis.run_folders import Run
+from lab.analysis.run_folders import Run, read_credit
 from lab.analysis.token_table import read_step
 from lab.engine.tokens import KINDS, load_tokenizer
 from lab.harness.build import load_policy
-from lab.analysis.run_folders import read_credit
 from lab.harness.settings import make_settings
 from runs import edit_config
 from lab.tools import follow
