@@ -10,7 +10,6 @@ seeds until the verdict pleases tries more than once.
 """
 import json
 import textwrap
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -160,21 +159,15 @@ class Verdict:
             found.append(sentence)
         return found
 
-    def comparisons(self) -> Iterator[tuple[str, Arms, str]]:
-        """The comparisons of the idea: for each a label, the look and the other arm."""
+    def table(self) -> Table:
+        """A row for each arm that the idea is compared with, of each look."""
+        rows: list[Row] = []
         for number, look in enumerate(self.looks):
             for other, label in {**OTHERS, "plain": self.other}.items():
                 if other in look:
-                    yield (f"{label}, new seeds" if number else label), look, other
-
-    def table(self) -> Table:
-        rows: list[Row] = []
-        for label, look, other in self.comparisons():
-            in_training = self.gain(look, other, IN_TRAINING)
-            at_the_end = self.gain(look, other, AT_THE_END)
-            greedy = self.gain(look, other, GREEDY_AT_THE_END)
-            rows.append([label, len(look["idea"]), in_training.estimate, at_the_end.estimate,
-                         greedy.estimate])
+                    rows.append([f"{label}, new seeds" if number else label, len(look["idea"]), *(
+                        self.gain(look, other, measure).estimate
+                        for measure in (IN_TRAINING, AT_THE_END, GREEDY_AT_THE_END))])
         formats = {"minus": "", "pairs": "d", "training": "points", "end": "points",
                    "greedy": "points"}
         return Table("verdict", "", by_row(formats, rows), headings={
