@@ -351,20 +351,13 @@ def credit_interval(before: Tensor, after: Tensor, is_last: bool,
     seen = torch.cat([before, after, recorded])
     ends = torch.tensor([min(0.0, seen.min().item()), max(1.0, seen.max().item())],
                         dtype=torch.float64)
+    samples = [torch.cat([before, ends]), torch.cat([after, ends])]
     if is_last:
-        sample = torch.cat([before, ends, ends])
-        middle = after[0] - sample.mean()
-        variance = variance_of_mean(sample)
-    else:
-        samples = [torch.cat([rewards, ends]) for rewards in (before, after)]
-        middle = samples[1].mean() - samples[0].mean()
-        variance = variance_of_mean(samples[0]) + variance_of_mean(samples[1])
+        samples = [torch.cat([before, ends, ends]), after[:1]]
+    middle = samples[1].mean() - samples[0].mean()
+    variance = sum(sample.var(correction=0).item() / len(sample) for sample in samples)
     half = Z * variance ** 0.5
     return middle.item() - half, middle.item() + half
-
-
-def variance_of_mean(sample: Tensor) -> float:
-    return sample.var(correction=0).item() / len(sample)
 
 
 def in_short(answer: ShownAnswer, t: int, credit: CreditOfToken | None) -> str:
