@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from grpo import clipped_loss, group_mean, group_z_score, policy_loss
+from grpo import centred, clipped_loss, group_mean, group_z_score, policy_loss
 from lab.formula.adapters import log_probs, z_score
 from lab.formula.batches import Batch, make_case
 from lab.formula.calling import Examined, Loss, LossFailed
@@ -171,10 +171,6 @@ def spread(reward: Tensor, group: Tensor) -> Tensor:
     return group_mean((reward - group_mean(reward, group)).square(), group).sqrt()
 
 
-def deviation(reward: Tensor, group: Tensor) -> Tensor:
-    return reward - group_mean(reward, group)
-
-
 def sampled(logits: Tensor, ids: Tensor) -> Tensor:
     """The log-probs of ids by the logits at the same places."""
     return logits.log_softmax(-1).gather(-1, ids[..., None])[..., 0]
@@ -194,24 +190,24 @@ ADVANTAGES = Blank(
      (lambda reward, group: -group_z_score(reward, group),
       "The sign. The advantage is the reward minus the mean, so a better answer has a positive "
       "one."),
-     (lambda reward, group: deviation(reward, group),
+     (centred,
       "The standard deviation. It is missing."),
-     (lambda reward, group: deviation(reward, group) / (reward.std(correction=0) + 1e-4),
+     (lambda reward, group: centred(reward, group) / (reward.std(correction=0) + 1e-4),
       "The standard deviation. Yours is that of the whole batch. Take that of the group."),
      (lambda reward, group: reward / (spread(reward, group) + 1e-4),
       "The mean. It is missing, so no answer is pushed down."),
-     (lambda reward, group: deviation(reward, group) / (spread(reward, group).square() + 1e-4),
+     (lambda reward, group: centred(reward, group) / (spread(reward, group).square() + 1e-4),
       "The standard deviation. You divide by the variance, which is its square."),
-     (lambda reward, group: deviation(reward, group) / (
+     (lambda reward, group: centred(reward, group) / (
          spread(reward, group) * (group.bincount() / (group.bincount() - 1))[group].sqrt() + 1e-4),
       "The standard deviation. Yours divides by the number of answers minus 1, as torch.std does "
       "unless it is told correction=0."),
-     (lambda reward, group: deviation(reward, group) / spread(reward, group),
+     (lambda reward, group: centred(reward, group) / spread(reward, group),
       "The 0.0001. It is missing, so a group of equal rewards gives 0 / 0."),
-     (lambda reward, group: deviation(reward, group) / spread(reward, group).clamp(min=1e-8),
+     (lambda reward, group: centred(reward, group) / spread(reward, group).clamp(min=1e-8),
       "The 0.0001. Yours is smaller, or it is a lower bound. Add 0.0001 to each group's standard "
       "deviation."),
-     (lambda reward, group: deviation(reward, group) / (
+     (lambda reward, group: centred(reward, group) / (
          spread(reward, group).square() + 1e-4).sqrt(),
       "The 0.0001. Yours is added to the variance, inside the root. Add it to the standard "
       "deviation.")])
