@@ -13,7 +13,7 @@ from lab.engine.lora import add_lora, additions, keep_less, keep_rounded, rank_o
 from lab.engine.model_folder import read_model_folder, write_model_folder
 from lab.engine.optimizer import trained_parameters
 from lab.engine.sampler import generate
-from lab.engine.model import ModelConfig, Qwen2
+from lab.engine.model import ModelConfig, Qwen2, linear
 
 IDS = torch.tensor([[5, 6, 10, 11, 12, 2]])
 
@@ -51,6 +51,22 @@ def test_a_new_addition_changes_nothing_and_all_else_is_frozen(small_model):
     assert names == {"A", "B"} and rank_of(model) == 4
     linears = 7 * len(model.model.layers)
     assert len(trained_parameters(model)) == 2 * linears
+
+
+@pytest.mark.parametrize("dtype, gap", [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
+def test_a_wide_models_frozen_matrices_multiply_alike_in_sampling_and_in_training(dtype, gap):
+    """In sampling they are kept in oneDNN's layout. In training x has its gradient."""
+    torch.manual_seed(0)
+    matrix, bias, x = torch.randn(24, 16).to(dtype), torch.randn(24), torch.randn(2, 3, 16)
+    x = x.to(dtype).requires_grad_()
+    matrix.is_frozen = torch.backends.mkldnn.is_available()
+    for added in (bias, None):
+        with torch.no_grad():
+            sampled = linear(x, matrix, added)
+        trained = linear(x, matrix, added)
+        trained.sum().backward()
+        torch.testing.assert_close(sampled, trained.detach(), atol=gap, rtol=gap)
+    torch.testing.assert_close(x.grad, 2 * matrix.sum(0).expand(2, 3, 16), atol=gap, rtol=gap)
 
 
 def test_of_an_mlp_two_large_tensors_are_kept_for_the_backward_pass(small_model):

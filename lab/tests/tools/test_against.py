@@ -132,12 +132,13 @@ def test_what_cannot_be_compared_is_refused(copy, tmp_path, capsys):
     assert "name a weighting or an advantage, or --against" in refusal(main, argv)
     main(["--against", str(copy), *argv])
     assert "so nothing is trained" in " ".join(capsys.readouterr().out.split())
-    text = (copy / "grpo.py").read_text()
-    file, before, after, *_ = EDITS["AdamW without its second mean"]
-    (copy / file).write_text(text.replace(before, after))
-    assert refusal(main, ["--against", str(copy), *argv]).startswith(
-        "AdamW.step (grpo.py) differs, but `lab idea` trains by runs of the lab")
-    (copy / file).write_text(text)
+    for edit in ("AdamW without its second mean", "the reward"):  # the lab has its own of both
+        file, before, after, name, _ = EDITS[edit]
+        text = (copy / file).read_text()
+        (copy / file).write_text(text.replace(before, after))
+        assert refusal(main, ["--against", str(copy), *argv]).startswith(
+            f"{name} ({file}) differs, but `lab idea` trains by runs of the lab")
+        (copy / file).write_text(text)
     methods = copy / "mitigations.py"
     text = methods.read_text()
     methods.write_text(text.replace("def entropy_weighted", "def other_name"))
