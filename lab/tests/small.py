@@ -16,6 +16,7 @@ import lab.credit.weightings  # noqa: F401  fills the lists of choices
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, make
 from grpo import grpo
 from lab.engine.model import Qwen2
+from lab.engine.model_folder import LARGE
 from lab.harness import made_of
 from lab.harness.flags import check_value, flags_of
 from lab.engine.errors import UserError
@@ -103,6 +104,13 @@ def assert_bounded(flags):
                 check_value(name, value, flag)
         for value in (flag.default, getattr(flag, "quick", None)):
             check_value(name, value, dataclasses.replace(flag, default=None, kind=flag.type))
+
+
+def large_folder(folder):
+    """A file of zeros that takes no room on the disk has the size of a large model's weights."""
+    with open(folder / "model.safetensors", "wb") as file:
+        os.truncate(file.fileno(), LARGE + 1)
+    return folder
 
 
 def copied(model, noise=0.0):

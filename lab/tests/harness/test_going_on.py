@@ -17,7 +17,7 @@ from lab.engine.tokens import load_tokenizer
 from lab.harness.run import LabRun
 from lab.harness.settings import CHANGEABLE, OPTIONS
 from lab_runs import WHOLE, after_credit_of, run
-from runs import arrays, assert_same_run, config_of, edit_config, everything
+from runs import arrays, assert_same_run, config_of, edit_config, everything, lines
 
 
 TWO_STEPS = ["--steps", "2", "--eval_every", "0"]
@@ -124,17 +124,18 @@ def test_a_checkpoint_that_lost_its_trainer_is_made_again(whole, finished):
     assert_same_run(whole, finished)
 
 
-def test_killed_before_its_only_checkpoint_a_run_is_not_finished(
-        whole, learner, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name, every", [("save", 2), ("save_model", 0)])
+def test_killed_before_its_model_is_left_a_run_is_not_finished(
+        whole, learner, tmp_path, monkeypatch, name, every):
     """All steps and evaluations are on record then: nothing else says that something is missing."""
-    folder = tmp_path / "x"
+    argv = ["--model", learner, "--out", tmp_path / "x", *WHOLE, "--steps", 2, "--checkpoint_every",
+            every]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(LabRun, "save", interrupt)
-        run("--model", learner, "--out", folder, *WHOLE, "--steps", 2,
-            "--checkpoint_every", 2)
-    assert f"continuing {folder} after step 0" in run("--resume", folder).stdout
+        patch.setattr(LabRun, name, interrupt)
+        run(*argv)
+    run(*argv, "--continue")
     last = "checkpoints/step_000002/model.safetensors"
-    assert (folder / last).read_bytes() == (whole / last).read_bytes()
+    assert (tmp_path / "x" / last).read_bytes() == (whole / last).read_bytes()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -146,20 +147,15 @@ def test_the_trained_model_alone_is_left_in_the_type_of_the_products(learner, tm
     assert model.name == "step_000002" and not (model / "trainer").exists()
     found = load_file(model / "model.safetensors")
     whole = load_file(tmp_path / "y/checkpoints/step_000002/model.safetensors")
+    # in float32 the gap is about 1e-7; in bfloat16 it may be 0 in a step, where both round alike
+    gaps = [line["sampler_gap"] or 0 for line in lines(tmp_path / "y/metrics.jsonl")]
+    assert (1e-6 < max(gaps) < 0.2) == (dtype == "bfloat16")
     for name, parameter in whole.items():
+        assert parameter.dtype == torch.float32
         expected = parameter.to(getattr(torch, dtype)) if parameter.dim() > 1 else parameter
         assert found[name].dtype == expected.dtype and torch.equal(found[name], expected)
     assert load_tokenizer(model).to_str() == load_tokenizer(learner).to_str()
     assert "is finished. It kept nothing" in run("--resume", tmp_path / "x").stdout
-
-
-def test_killed_before_its_model_is_left_a_run_is_not_finished(learner, tmp_path, monkeypatch):
-    folder, flags = tmp_path / "x", [*TWO_STEPS, "--checkpoint_every", 0]
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(LabRun, "save_model", interrupt)
-        run("--model", learner, "--out", folder, *flags)
-    run("--model", learner, "--out", folder, *flags, "--continue")
-    assert (folder / "checkpoints/step_000002/model.safetensors").exists()
 
 
 def test_killed_after_its_model_is_left_a_run_is_finished(learner, tmp_path, monkeypatch):

@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import lab.run as train
 from conftest import ROOT, refusal
@@ -317,16 +316,6 @@ def test_a_run_that_cannot_go_on_leaves_its_folder_unlocked(tmp_path):
         train.train_beyond(["--resume", str(folder), "--steps", "2"])
     book.lock(folder).close()
     assert kept.tb
-
-
-def test_bfloat16_computes_and_parameters_stay_float32(learner, tmp_path):
-    folder = tmp_path / "half"
-    run("--model", learner, "--out", folder, "--dtype", "bfloat16", "--steps", 2, "--eval_every", 0)
-    weights = load_file(folder / "checkpoints/step_000002/model.safetensors")
-    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
-    gaps = [line["sampler_gap"] for line in lines(folder / "metrics.jsonl")]
-    # in float32 it is about 1e-7; in bfloat16 it may be 0 in a step, where both round alike
-    assert 1e-6 < max(gap for gap in gaps if gap is not None) < 0.2
 
 
 @pytest.mark.parametrize("argv, said", [

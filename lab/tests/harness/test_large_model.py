@@ -10,6 +10,7 @@ import torch
 from conftest import ROOT, refusal
 
 import lab.run as train
+from small import large_folder
 from lab.harness import build, memory
 from lab.harness.build import load_policy
 from lab.engine.model_folder import LARGE
@@ -46,10 +47,7 @@ def test_memory_is_kept_where_matrices_are_copied_and_there_is_room(monkeypatch,
 
 @pytest.fixture
 def large_model(tmp_path):
-    """A file of zeros that takes no room on the disk has the size of the weights."""
-    with open(tmp_path / "model.safetensors", "wb") as file:
-        os.truncate(file.fileno(), LARGE + 1)
-    return tmp_path
+    return large_folder(tmp_path)
 
 
 def test_with_lora_the_rate_is_25_times_that_of_the_recipe_and_at_most_5e_5(large_model):

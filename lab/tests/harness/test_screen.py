@@ -138,7 +138,7 @@ def test_a_users_file_that_python_cannot_read_is_one_line(monkeypatch, tmp_path)
         assert screen.sentence_about(caught.value) == said
 
 
-def test_ctrl_c_asks_once_and_ends_twice(capfd):
+def test_ctrl_c_asks_once_and_ends_twice_also_when_nobody_reads(capfd, monkeypatch):
     before = signal.getsignal(signal.SIGINT)
     with StopRequest() as stop:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -147,12 +147,9 @@ def test_ctrl_c_asks_once_and_ends_twice(capfd):
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(1)
     assert signal.getsignal(signal.SIGINT) == before
-
-
-def test_ctrl_c_is_heard_when_nobody_reads(monkeypatch):
-    stop = StopRequest()
     with monkeypatch.context() as broken:
         broken.setattr(os, "write", Mock(side_effect=BrokenPipeError))
+        stop = StopRequest()
         stop.handle()
     assert stop.requested
 

@@ -1,5 +1,4 @@
 """Was my idea better: which runs are made, which are used again, what is refused."""
-import os
 import re
 import shlex
 from glob import glob
@@ -9,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 from lab_runs import make_here
 from runs import lines
+from small import large_folder
 
-from lab.engine.model_folder import LARGE
 from lab.tools import idea, planned_runs
 from lab.tools.idea import arms_of, main
 
@@ -45,13 +44,6 @@ def test_where_all_tokens_are_of_one_category_there_is_one_placebo(tmp_path, mon
         found.first_look()
         assert len(found.arms) == arms
         assert ("so there is one placebo" in capsys.readouterr().out) == (not has_kinds)
-
-
-def large_folder(folder):
-    """A file of zeros that takes no room on the disk has the size of the weights."""
-    with open(folder / "model.safetensors", "wb") as file:
-        os.truncate(file.fileno(), LARGE + 1)
-    return folder
 
 
 def test_a_large_model_keeps_its_recipe_and_leaves_no_model(tmp_path):
