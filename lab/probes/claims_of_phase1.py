@@ -109,8 +109,8 @@ def filler_in_disguise(seen: Evidence) -> Found:
     def estimated(statistic: Callable[[TokenTable], float]) -> Estimate:
         return jackknife(lambda kept: statistic(tokens.where(kept)), tokens["problem"], log=True)
 
-    raw, like = estimated(class_ratio), estimated(ratio_at_like_positions)
-    part = estimated(lambda some: class_ratio(some) / ratio_at_like_positions(some))
+    raw, like = estimated(class_ratio), estimated(lambda some: class_ratio(some, FIFTHS))
+    part = estimated(lambda some: class_ratio(some) / class_ratio(some, FIFTHS))
     verdict = NOT if raw.high < 1 or like.low > 1 else NOT_SEEN
     if raw.low > 1 and part.low > 1:
         verdict = HOLDS
@@ -237,20 +237,14 @@ def mean_of(values: np.ndarray) -> float:
     return float(values.mean()) if len(values) else math.nan
 
 
-def class_ratio(tokens: TokenTable) -> float:
-    """The mean size of filler over that of reasoning."""
-    filler, reasoning = (mean_of(tokens["size"][tokens["class"] == CLASSES.index(name)])
-                         for name in (FILLER, REASONING))
-    return filler / reasoning if reasoning else math.nan
-
-
-def ratio_at_like_positions(tokens: TokenTable) -> float:
-    """The same, with every fifth of the answers counted the same for both classes."""
-    fifth, means = tokens.part_of_answer(FIFTHS), []
+def class_ratio(tokens: TokenTable, parts: int = 1) -> float:
+    """The mean size of filler over that of reasoning, with each of so many equal parts of the
+    answers counted the same for both classes."""
+    part, means = tokens.part_of_answer(parts), []
     for name in (FILLER, REASONING):
         inside = tokens["class"] == CLASSES.index(name)
-        means.append(sum(mean_of(tokens["size"][inside & (fifth == number)])
-                         for number in range(FIFTHS)))
+        means.append(sum(mean_of(tokens["size"][inside & (part == number)])
+                         for number in range(parts)))
     return means[0] / means[1] if means[1] else math.nan
 
 

@@ -14,8 +14,7 @@ from lab.analysis.token_table import TokenTable
 from lab.analysis.statistics import jackknife
 from lab.probes.claim_rules import CannotBeSeen
 from lab.probes.claims_of_phase1 import (class_ratio, first_over_last_fifth, fresh,
-                                         phase_one, phases, random_text,
-                                         ratio_at_like_positions, t_of)
+                                         phase_one, phases, random_text, t_of)
 from lab.probes.common import sample_batch
 
 
@@ -73,10 +72,10 @@ def test_ratios_by_hand():
     assert first_over_last_fifth(tokens) == pytest.approx(3 / 2.5)
     every = tokens_of([4.0, 1, 1, 2] * 5, fifth=np.arange(20) // 4,
                       **{"class": [0, 0, 1, 1] * 5})
-    assert ratio_at_like_positions(every) == pytest.approx(2.5 / 1.5)
+    assert class_ratio(every, 5) == pytest.approx(2.5 / 1.5)
     uneven = tokens_of([4.0, 1] * 4 + [1, 4], fifth=np.arange(10) // 2,
                        **{"class": [0, 1] * 5})
-    assert ratio_at_like_positions(uneven) == pytest.approx(17 / 8)
+    assert class_ratio(uneven, 5) == pytest.approx(17 / 8)
 
 
 def test_the_interval_of_a_ratio_is_that_of_its_logarithm():
