@@ -68,7 +68,7 @@ Numbers = dict[str, Value | list[Value]]  # a list has one for each token
 
 
 def stages(config: Mapping[str, object]) -> list[Stage]:
-    s = with_default_settings(config)
+    s = SimpleNamespace(**{**DEFAULTS, **config})
     found = [
         *sampling_stages(s, task_of(config)),
         *advantage_stages(s),
@@ -155,10 +155,6 @@ def loss_stages(s: SimpleNamespace) -> list[Stage]:
                   "[[rate]] (--learning_rate)", where(AdamW.step))]
 
 
-def with_default_settings(config: Mapping[str, object]) -> SimpleNamespace:
-    return SimpleNamespace(**{**DEFAULTS, **config})
-
-
 def where(function: Callable[..., object]) -> str:
     """grpo.py:147 group_z_score"""
     line = ""
@@ -184,7 +180,7 @@ def chosen(axis: str, choices: Choices, s: SimpleNamespace) -> tuple[str, str]:
 def numbers_of(record: StepRecord, config: Mapping[str, object], line: Json | None,
                b: int) -> Numbers:
     """The numbers that the lines name, of answer b. `line` is the step's in metrics.jsonl."""
-    s = with_default_settings(config)
+    s = SimpleNamespace(**{**DEFAULTS, **config})
     tokens, answers = record.tokens_of(b), record.answers
     is_dropped = s.drop_unfinished & ~answers["finished"]
     trained = torch.from_numpy(np.where(is_dropped, 0, answers["length"]))

@@ -43,11 +43,5 @@ def save(figure: Figure, folder: Path, name: str, caption: str,
     return path, caption
 
 
-def whole_steps(*axes: Axes) -> None:
-    """Put ticks at whole steps only."""
-    for axis in axes:
-        axis.locator_params(axis="x", integer=True)
-
-
 def legend_below(figure: Figure, axis: Axes, ncols: int) -> None:
     figure.legend(*axis.get_legend_handles_labels(), loc="outside lower center", ncols=ncols)

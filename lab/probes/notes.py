@@ -19,7 +19,7 @@ import numpy as np
 
 from lab.analysis import report
 from lab.analysis.html_page import Picture
-from lab.analysis.plots import COLOURS, GRADIENT_COLOUR, plt, save, whole_steps
+from lab.analysis.plots import COLOURS, GRADIENT_COLOUR, plt, save
 from lab.analysis.run_folders import Run, existing
 from lab.analysis.statistics import Floats
 from lab.analysis.tables import Cell, Row, Table, by_row, show
@@ -392,4 +392,4 @@ def draw_classes(axis: plt.Axes, tokens: RunTokens) -> None:
                       label=f"{CLASSES[c]}, {unit}")
     axis.set(xlabel="step", ylabel="mean absolute value", ylim=(0, None),
              title="Size by class, over training")
-    whole_steps(axis)
+    axis.locator_params(axis="x", integer=True)  # whole steps

@@ -23,7 +23,7 @@ import numpy as np
 from analyze import MEASURES as COLUMNS
 from lab.analysis.comparison import (AT_THE_END, IN_TRAINING, Arms, arms_of, doubt_about_training,
                                      gain_table, in_words, of_runs, same_part)
-from lab.analysis.plots import COLOURS, legend_below, plt, save, whole_steps
+from lab.analysis.plots import COLOURS, legend_below, plt, save
 from lab.analysis.run_folders import Run, existing
 from lab.engine.errors import UserError
 from lab.harness.flags import Flag, read
@@ -94,6 +94,6 @@ def draw(arms: Arms, folder: Path) -> tuple[Path, str]:
              title=f"{what.capitalize()} on held-out problems (thin: in training)")
     if what == "success":
         axis.set(ylabel="share of right answers", ylim=(0, 1))
-    whole_steps(axis)
+    axis.locator_params(axis="x", integer=True)  # whole steps
     legend_below(figure, axis, ncols=1)
     return save(figure, folder, "learning_curve", f"{what.capitalize()} of each arm")

@@ -17,7 +17,7 @@ from lab.analysis.answers import answers_of
 from lab.analysis.html_page import (Picture, figure_of, folded, paragraphs, section_of, viewer,
                                     write_page)
 from lab.analysis.plots import (CHANGE_COLOUR, COLOURS, GRADIENT_COLOUR, PUSH_COLOUR, TOKENS_COLOUR,
-                                legend_below, plt, save, whole_steps)
+                                legend_below, plt, save)
 from lab.analysis.run_folders import Run, existing, read_columns, read_tokenizer
 from lab.engine.tokens import KINDS
 from lab.harness.flags import Flag, read
@@ -165,7 +165,7 @@ def over_training(tally: Tally, folder: Path) -> Picture:
                       label=KINDS[kind])
     axis.set(xlabel="step", ylabel="share of the gradient", ylim=(0, None),
              title=f"The largest share goes to {KINDS[share.mean(0).argmax()]} tokens")
-    whole_steps(axis)
+    axis.locator_params(axis="x", integer=True)  # whole steps
     legend_below(figure, axis, ncols=len(KINDS))
     return save(figure, folder, "over_training",
                 "Share of the gradient that each kind of token got over training. Kinds that never "
