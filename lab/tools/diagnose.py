@@ -366,13 +366,9 @@ class Fault:
     check: Check
     evidence: str
 
-    @property
-    def row(self) -> int:
-        return self.check.row
-
     def in_words(self) -> str:
         page = "docs/reference/how_a_run_fails.md"
-        row = f"row {self.row} of {page}" if self.row else "no row has it"
+        row = f"row {self.check.row} of {page}" if self.check.row else "no row has it"
         return (f"{self.check.what} ({row}). Seen: {self.evidence}. The run that would decide: "
                 f"{self.check.decide}.")
 

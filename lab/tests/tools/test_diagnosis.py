@@ -215,7 +215,7 @@ def path(tmp_path):
 
 
 def rows_of(path):
-    return [fault.row for fault in faults_of(read_log(path))]
+    return [fault.check.row for fault in faults_of(read_log(path))]
 
 
 def said_of(path):

@@ -27,5 +27,5 @@ def test_what_is_said_of_a_log_of_trl(name):
     rows, words = ROWS[name]
     log = read_log(path)
     found = faults_of(log)
-    assert [fault.row for fault in found] == rows
+    assert [fault.check.row for fault in found] == rows
     assert words in " ".join(filled(in_words(log, found)).split())
