@@ -221,15 +221,19 @@ def test_a_resumed_run_says_what_is_another_version_and_keeps_the_digest_before(
             "none (mitigations.py)", "FORMAT_WEIGHT (countdown_task.py)"} <= digests.keys()
     assert not {"entropy_weighted (mitigations.py)", "rloo (grpo.py)", "main (train.py)",
                 "show (grpo.py)", "Run (analyze.py)"} & digests.keys()
-    for steps, before, said in (("3", {"policy_loss (grpo.py)": "0"}, True), ("4", {}, False)):
+    every = dict.fromkeys(digests, "0")
+    for steps, before, said in (("3", {"policy_loss (grpo.py)": "0"}, "policy_loss (grpo.py)"),
+                                ("4", {}, ""), ("5", every, f" and {len(every) - 5} more")):
         config["made_of"] = digests | before
         (folder / "config.json").write_text(json.dumps(config))
         train.main(["--resume", str(folder), "--steps", steps])
-        assert ("changed since the 2 steps were made: policy_loss (grpo.py). So what follows"
-                in capsys.readouterr().out) == said
+        printed = capsys.readouterr().out
+        assert ("changed since the " in printed) == bool(said) and (
+            f"{said}. So what follows" in printed) == bool(said)
         config = json.loads((folder / "config.json").read_text())
         assert config["made_of"] == digests
-        assert config["changed"] == [{"after_step": 2, "files": {"policy_loss (grpo.py)": "0"}}]
+        first = {"after_step": 2, "files": {"policy_loss (grpo.py)": "0"}}
+        assert config["changed"] == [first, *[{"after_step": 4, "files": every}] * (steps == "5")]
 
 
 def test_what_people_have_laid_into_a_run_is_no_part_of_it_and_stays(tmp_path):

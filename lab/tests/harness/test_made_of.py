@@ -92,15 +92,6 @@ def test_what_has_changed_is_named_and_written_down_and_the_run_goes_on(whole, s
     assert_same_run(whole, stopped)
 
 
-def test_of_many_changed_files_some_are_named(stopped):
-    """And all are written down, after what was written down before."""
-    digests, first = config_of(stopped)["made_of"], {"after_step": 2, "files": ["grpo.py"]}
-    edit_config(stopped, made_of={name: "0" for name in digests}, changed=[first])
-    assert f" and {len(digests) - 5} more. So what" in run("--resume", stopped).stdout
-    assert config_of(stopped)["changed"] == [
-        first, {"after_step": 4, "files": dict.fromkeys(sorted(digests), "0")}]
-
-
 def test_of_a_run_that_starts_again_nothing_has_changed(stopped):
     """None of its steps was made with the other files."""
     for folder in (stopped / "checkpoints").iterdir():

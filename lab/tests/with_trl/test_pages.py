@@ -1,6 +1,9 @@
-"""What the page of lab/trl says of versions."""
+"""What the page of lab/trl says of versions, and what is said where TRL is missing or older."""
+import pytest
+
 from lab.tests.with_trl import REQUIREMENTS
 from conftest import ROOT
+from runs import program
 
 
 def test_page_and_program_name_the_versions_that_are_tested():
@@ -13,3 +16,33 @@ def test_page_and_program_name_the_versions_that_are_tested():
     program = (ROOT / "lab/trl/trl_trainer.py").read_text()
     assert f"trl=={versions['trl']} transformers=={versions['transformers']}" in program
     assert REQUIREMENTS in (ROOT / ".ci/run").read_text()
+
+
+WITHOUT_TRL = """
+import sys
+from types import SimpleNamespace as Module
+
+def ask():
+    from lab.engine.errors import UserError
+    try:
+        import lab.trl.trl_trainer
+    except UserError as error:
+        print(error)
+
+sys.path.insert(0, ".")
+sys.modules["trl"] = None
+ask()
+for name, version in ("trl", "1.10.0"), ("transformers", "5.23.0"):
+    sys.modules[name] = Module(__version__=version)
+ask()
+"""
+
+
+@pytest.mark.slow
+def test_without_the_right_trl_one_sentence_says_what_to_install():
+    """Tried without TRL and with an older one, whatever is installed."""
+    none, older = program(ROOT, "-c", WITHOUT_TRL).splitlines()
+    for told, said in ((none, "import of trl halted"),
+                       (older, "cannot import name 'GRPOTrainer'")):
+        assert told.startswith("lab.trl.trl_trainer needs TRL, which is not among this project's")
+        assert said in told and "pip install trl==" in told

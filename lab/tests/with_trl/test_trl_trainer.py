@@ -1,11 +1,10 @@
-"""TRL's trainer with a weighting of ours: TRL's own run without one, our gradient with one. Most of
-these tests are skipped where TRL is not installed; .ci/run installs it."""
+"""TRL's trainer with a weighting of ours: TRL's own run without one, our gradient with one. It is
+skipped where TRL is not installed; .ci/run installs it."""
 import os
 import re
 import subprocess
 import sys
 from dataclasses import replace
-from importlib.util import find_spec
 from types import SimpleNamespace
 
 import numpy as np
@@ -35,48 +34,16 @@ from lab.engine.credited import rescaled_weight
 from lab_runs import block, copy_project, free_port
 from runs import lines, program
 
-if find_spec("trl"):
-    import trl
-    from datasets import Dataset
-    from lab.trl import trl_trainer
-    from lab.trl.trl_trainer import CreditGRPOTrainer
-    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
-else:
-    trl, TrainerCallback = None, object
+trl = pytest.importorskip("trl", reason=INSTALL)
+
+from datasets import Dataset
+from lab.trl import trl_trainer
+from lab.trl.trl_trainer import CreditGRPOTrainer
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 
 pytestmark = pytest.mark.slow
-needs_trl = pytest.mark.skipif(trl is None, reason=INSTALL)
 TINY = str(ROOT / "models/tiny")
 PROBLEMS = [ASKED[0], Problem((2, 4, 6, 8), 20), ASKED[1]]  # one prompt is longer
-
-
-WITHOUT_TRL = """
-import sys
-from types import SimpleNamespace as Module
-
-def ask():
-    from lab.engine.errors import UserError
-    try:
-        import lab.trl.trl_trainer
-    except UserError as error:
-        print(error)
-
-sys.path.insert(0, ".")
-sys.modules["trl"] = None
-ask()
-for name, version in ("trl", "1.10.0"), ("transformers", "5.23.0"):
-    sys.modules[name] = Module(__version__=version)
-ask()
-"""
-
-
-def test_without_the_right_trl_one_sentence_says_what_to_install():
-    """Tried without TRL and with an older one, whatever is installed."""
-    none, older = program(ROOT, "-c", WITHOUT_TRL).splitlines()
-    for told, said in ((none, "import of trl halted"),
-                       (older, "cannot import name 'GRPOTrainer'")):
-        assert told.startswith("lab.trl.trl_trainer needs TRL, which is not among this project's")
-        assert said in told and "pip install trl==" in told
 
 
 class Gradients(TrainerCallback):
@@ -162,7 +129,6 @@ def weights_on_file(folder, step=1):
     return read_columns(folder, step)["weight"]
 
 
-@needs_trl
 @pytest.mark.numerics
 @pytest.mark.parametrize("name, flags, more, norm", [
     ("none", {}, {}, "token"), ("entropy_ratio", {"entropy_beta": 2.0}, {}, "token"),
@@ -194,7 +160,6 @@ def played(policy, rows, seed):
             "logprobs": [[0.0] * len(one) for one in ids]}, batch
 
 
-@needs_trl
 @pytest.mark.numerics
 @pytest.mark.parametrize("advantage, rows_of", [
     (None, "guess_rows"), ("without_luck", "guess_rows"), ("gigpo", "guess_rows"),
@@ -256,7 +221,6 @@ def numbers(trainer):
             for line in trainer.state.log_history]
 
 
-@needs_trl
 def test_without_a_weighting_the_run_is_trls_own_to_the_digit(policy, tmp_path):
     """Also where credit files are written, which takes a forward pass more. Dropout draws random
     numbers in each."""
@@ -267,7 +231,6 @@ def test_without_a_weighting_the_run_is_trls_own_to_the_digit(policy, tmp_path):
         assert all(torch.equal(flat(a), flat(b)) for a, b in zip(wanted, found, strict=True)), name
 
 
-@needs_trl
 def test_a_run_of_trl_is_read_token_by_token(policy, tmp_path, undrawn):
     """Numbers in the files are those of our model; a text that TRL was rewarded for is what the
     tokens spell. analyze.py makes its tables of them."""
@@ -306,7 +269,6 @@ def test_a_run_of_trl_is_read_token_by_token(policy, tmp_path, undrawn):
     assert "Where the gradient went" in (folder / "analysis/page.html").read_text()
 
 
-@needs_trl
 def test_the_record_is_at_trls_temperature_and_says_so(policy, tmp_path, undrawn, capsys):
     folder = tmp_path / "run"
     trained(policy, tmp_path / "out", credit=folder, temperature=0.5)
@@ -319,7 +281,6 @@ def test_the_record_is_at_trls_temperature_and_says_so(policy, tmp_path, undrawn
     assert "log p, entropy and s were computed at temperature 0.5" in page
 
 
-@needs_trl
 def test_nothing_is_thinking_without_a_tag(policy):
     """In the answer, or at the end of the prompt."""
     batch = spoken(policy, [" hmm. 3 * 5<|im_end|>"], [Problem((3, 5, 7), 22)])
@@ -331,7 +292,6 @@ def test_nothing_is_thinking_without_a_tag(policy):
     assert THINK not in other.section
 
 
-@needs_trl
 def test_reward_functions_of_one_name_keep_a_column_each():
     """By hand 0.5 * 1 + 2 * 3 + 1 * 0: a missing reward counts as 0."""
     given = SimpleNamespace(reward_func_names=["length", "length", "reward"],
@@ -341,7 +301,6 @@ def test_reward_functions_of_one_name_keep_a_column_each():
         "length": [1], "length_2": [3], "own_reward": [0], "reward": [6.5]}
 
 
-@needs_trl
 def test_lora_alone_is_trained_and_the_model_with_it_on_record(policy, tmp_path, undrawn, capsys):
     """Before the first step an adapter changes nothing; on the way it says what is on record."""
     peft = pytest.importorskip("peft", reason=INSTALL)
@@ -361,7 +320,6 @@ def test_lora_alone_is_trained_and_the_model_with_it_on_record(policy, tmp_path,
     assert "The task is not on record." in (folder / "analysis/page.html").read_text()
 
 
-@needs_trl
 def test_an_answer_that_trl_leaves_out_is_on_record_with_weight_0(policy, tmp_path):
     """mask_truncated_completions; the other answers are weighted among themselves."""
     folder = tmp_path / "run"
@@ -395,7 +353,6 @@ save_file(gradient, f"{sys.argv[2]}/{trainer.accelerator.process_index}.safetens
 """
 
 
-@needs_trl
 def test_two_processes_weigh_one_batch(policy, tmp_path):
     """A group is shared by both, prompts and answers of each are padded to their own longest."""
     (tmp_path / "worker.py").write_text(WORKER)
@@ -415,7 +372,6 @@ def test_two_processes_weigh_one_batch(policy, tmp_path):
         assert_same_vector(load_file(tmp_path / f"{rank}.safetensors"), wanted)
 
 
-@needs_trl
 def test_the_program_on_the_page_works_as_it_stands_there(tmp_path):
     """Pasted with two steps instead of 60."""
     pasted = block("lab/trl/README.md", "max_steps=60")
@@ -427,7 +383,6 @@ def test_the_program_on_the_page_works_as_it_stands_there(tmp_path):
     assert len(list((folder / "runs/trl/credit").iterdir())) == 2
 
 
-@needs_trl
 @pytest.mark.parametrize("more", [
     {"loss_type": "cispo", "epsilon_high": 5.0}, {"loss_type": "sapo"}, {"loss_type": "bnpo"},
     {"top_entropy_quantile": 0.2}, {"beta": 0.1},
@@ -450,7 +405,6 @@ def test_what_else_trl_can_do_goes_on_working(policy, tmp_path, monkeypatch, mor
     assert not torch.allclose(flat(some), flat(plain), rtol=0.1, atol=1e-4)
 
 
-@needs_trl
 def test_a_state_goes_on_where_it_was(policy, tmp_path, monkeypatch):
     """A class may keep a state; it lies in TRL's checkpoint, and so does the number of the step."""
     put_in(monkeypatch, StateIdea, "state_idea")
@@ -466,7 +420,6 @@ def test_a_state_goes_on_where_it_was(policy, tmp_path, monkeypatch):
     assert [line["step"] for line in lines(tmp_path / "run/metrics.jsonl")] == [1, 2]
 
 
-@needs_trl
 @pytest.mark.parametrize("given, said", [
     ({"mitigation": "entropy_ration"}, "'entropy_ration': choose from none"),
     ({"mitigation": "entropy_ratio", "mitigation_flags": {"beta": 1}},
@@ -481,7 +434,6 @@ def test_what_cannot_be_is_refused_in_a_sentence(policy, tmp_path, given, said):
         trained(policy, tmp_path, **given)
 
 
-@needs_trl
 def test_images_are_refused(policy, tmp_path, monkeypatch):
     made = trl.GRPOTrainer._generate_and_score_completions
 
@@ -494,7 +446,6 @@ def test_images_are_refused(policy, tmp_path, monkeypatch):
         trained(policy, tmp_path, mitigation="entropy_ratio")
 
 
-@needs_trl
 def test_another_trl_is_refused_in_a_sentence(monkeypatch):
     trl_trainer.refuse_other_trl()
     with monkeypatch.context() as patch:
