@@ -380,7 +380,6 @@ class LabRun(Learner, Training):
         self.refuse_other_folder()
         super().save(step)
 
-
     def write_model(self, folder: Path, parameters: Mapping[str, torch.Tensor] | None = None
                     ) -> None:
         """Write the model's folder. With --lora the additions are a part of its matrices."""
