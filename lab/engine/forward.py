@@ -35,12 +35,11 @@ def states_of(decoder: Decoder, rollouts: Rollouts, rows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor, micro_batch: int,
-                     temperature: float = 1.0) -> Tensor:
+def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor, micro_batch: int) -> Tensor:
     """(B, T): the log-probs of these rows' tokens, without gradient; 0 in other rows."""
     log_prob = torch.zeros_like(rollouts.log_prob)
     for part in micro_batches(rollouts, rows, micro_batch):
-        log_prob[part] = response_log_probs(model, rollouts, part, temperature)
+        log_prob[part] = response_log_probs(model, rollouts, part)
     return log_prob
 
 
