@@ -34,7 +34,7 @@ REPLACED = {"Training (train.py)", "weights (mitigations.py)",
             *(f"{name} (qwen2_model.py)" for name in (
                 "generate", "rotary", "Attention.forward", "Decoder.forward", "Qwen2.forward",
                 "Qwen2.logits"))}
-LAB_TASK = "lab/countdown.py"  # a task of one's own may inherit these two from the book's
+# lab/countdown.py has others of these two; a task of one's own may inherit them
 REPLACED_BY_LAB_TASK = {"Task.prompt_for (countdown_task.py)", "Task.score (countdown_task.py)"}
 STDLIB = Path(sysconfig.get_path("stdlib"))
 OF_PACKAGES = {"site-packages", "dist-packages"}  # names of the folders they are installed in
@@ -81,7 +81,7 @@ def program(s: LabSettings, root: Path = PROJECT) -> dict[str, str]:
 
 def replaced(s: LabSettings) -> set[str]:
     """The parts of the book that a run with these settings does not call."""
-    has_lab_task = file_of_task(s.task) == PROJECT / LAB_TASK
+    has_lab_task = s.task in ("countdown_task", "lab.countdown")
     return REPLACED | (REPLACED_BY_LAB_TASK if has_lab_task else set())
 
 
