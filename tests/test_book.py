@@ -88,13 +88,6 @@ def two_steps(alone):
     return lambda name: shutil.copytree(alone / "two_steps", alone / name)
 
 
-def test_only_one_place_names_the_lab():
-    lines = [line.strip() for name in BOOK
-             for line in (ROOT / f"{name}.py").read_text().splitlines()]
-    imports = [line for line in lines if line.startswith(("from lab", "import lab"))]
-    assert imports == ["from lab.run import main as beyond"]
-
-
 def test_alone_it_trains_analyses_and_resumes_to_the_bit(alone):
     """And loads nothing but the book: no compiler of torch's, which takes seconds."""
     commands = (["train.py", "--mitigation", "none", *TINY, "--steps", "3", "--out", "b"],

@@ -11,6 +11,7 @@ import countdown_task
 import grpo
 import lab.countdown
 import qwen2_model
+from conftest import untidy_model
 from grpo import generator_of
 from lab.engine.forward import response_log_probs
 from lab.engine.lora import add_lora, additions, keep_less, keep_rounded
@@ -40,14 +41,11 @@ NEW = 14
 def folder(request, tmp_path_factory):
     """A model with random weights, large enough that its logits differ. The wider the model, the
     smaller they are: otherwise each layer would multiply the rounding of the one before it."""
-    torch.manual_seed(3)
-    model = qwen2_model.Qwen2(qwen2_model.ModelConfig(**SIZES | SHAPES[request.param]))
-    of_matrix = 0.35 * (SIZES["hidden_size"] / model.config.hidden_size) ** 0.5
+    model = untidy_model(**SIZES | SHAPES[request.param])
     with torch.no_grad():
         for parameter in model.parameters():
-            is_matrix = parameter.dim() > 1
-            parameter.copy_(torch.randn_like(parameter) * (of_matrix if is_matrix else 0.5)
-                            + (not is_matrix))
+            if parameter.dim() > 1:
+                parameter.mul_((SIZES["hidden_size"] / model.config.hidden_size) ** 0.5)
     path = tmp_path_factory.mktemp("model")
     qwen2_model.save_model(model, path)
     return path

@@ -3,6 +3,7 @@ batch."""
 import dataclasses
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,7 +17,7 @@ from lab.engine.sampler import generate
 from lab.engine.tokens import load_tokenizer
 from lab.engine.update import update
 from lab.credit.weightings import span
-from lab.analysis.run_folders import read_credit
+from lab.analysis.run_folders import read_columns, read_credit
 from lab.harness.record import write_credit
 
 
@@ -157,6 +158,10 @@ def test_what_was_written_can_be_read_again(policy, tmp_path):
     write_credit(path, dataclasses.replace(batch, step=4), batch.mask.float())
     assert list(path.parent.iterdir()) == [path]
     again = read_credit(tmp_path, 4, policy.tokenizer, problems=batch.problems)
+    columns = read_columns(tmp_path, 4)
+    types = {name: columns[name].dtype for name in ("token_id", "group", "kind", "weight")}
+    assert types == {"token_id": np.int32, "group": np.int32, "kind": np.uint8,
+                     "weight": np.float32}
     for name in ("mask", "ids", "log_prob", "entropy", "collision", "section", "kind", "advantage",
                  "group", "finished"):
         found, expected = getattr(again, name), getattr(batch, name)

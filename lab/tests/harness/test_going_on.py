@@ -241,15 +241,6 @@ def test_a_folder_that_is_moved_stays_whole_and_so_does_the_run_under_its_name(
     assert_same_run(whole, moved)
 
 
-def test_what_belongs_to_a_tokenizer_travels_along(learner, tmp_path):
-    model = shutil.copytree(learner, tmp_path / "model")
-    (model / "chat_template.jinja").write_text("{{ messages }}")
-    run("--model", model, "--out", tmp_path / "x", "--steps", 1, "--eval_every", 0)
-    for name in ("chat_template.jinja", "tokenizer.json", "recipe.json"):
-        copy = tmp_path / "x/checkpoints/step_000001" / name
-        assert copy.read_bytes() == (model / name).read_bytes()
-
-
 @pytest.mark.parametrize("call, said", [
     ("run.save_file", "No space left"), ("numpy.savez_compressed", "No space left")])
 def test_a_full_disk_leaves_what_was_whole(whole, learner, tmp_path, monkeypatch, call, said):

@@ -2,19 +2,14 @@
 import math
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 
-from lab.analysis.run_folders import read_columns
 from lab.engine.errors import PROJECT, UserError, read_json
-from lab.harness.read_record import credit_steps
-from lab.harness.record import credit_path, find_folder, new_folder, read_lines, write_credit
+from lab.harness.record import find_folder, new_folder, read_lines
 from lab.harness.step_lines import METRICS
 from lab_runs import SHORT, run
-from run import append, forget_after, whole
+from run import append, whole
 from runs import lines
-from small import hand_made
 
 
 def test_a_folder_appears_when_it_is_whole(tmp_path):
@@ -92,36 +87,6 @@ def test_a_shipped_folder_is_found_from_anywhere_and_a_folder_of_ones_own_comes_
     assert str(find_folder("models/none")) == "models/none"
     (tmp_path / "models/tiny").mkdir(parents=True)
     assert str(find_folder("models/tiny")) == "models/tiny"
-
-
-@pytest.fixture
-def written(tmp_path):
-    """A run's folder with the credit files of two steps."""
-    (tmp_path / "credit").mkdir()
-    for step in (1, 2):
-        batch = hand_made([[True, True], [True, False]], step=step)
-        write_credit(credit_path(tmp_path, step), batch, torch.full((2, 2), 2.0),
-                     {"change": torch.full((2, 2), 0.5)})
-    return tmp_path
-
-
-def test_whoever_adds_columns_finds_them_again(written):
-    columns = read_columns(written, 1)
-    assert columns["weight"].tolist() == [2, 2, 2] and columns["change"].tolist() == [0.5] * 3
-    assert columns["group"].tolist() == [0, 0] and columns["episode_start"].tolist() == [0, 2]
-    types = {name: columns[name].dtype for name in ("token_id", "group", "kind", "weight")}
-    assert types == {"token_id": np.int32, "group": np.int32, "kind": np.uint8,
-                     "weight": np.float32}
-
-
-def test_what_is_past_the_checkpoint_is_forgotten(tmp_path):
-    (tmp_path / "credit").mkdir()
-    for step in (1, 2, 3, 10):
-        append(tmp_path / "metrics.jsonl", {"step": step})
-        credit_path(tmp_path, step).touch()
-    forget_after(tmp_path, 2)
-    assert credit_steps(tmp_path) == [1, 2]
-    assert read_lines(tmp_path / "metrics.jsonl") == [{"step": 1}, {"step": 2}]
 
 
 PARTS = {"reward_format", "reward_answer", "reward_reasoning"}
