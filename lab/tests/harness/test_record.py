@@ -1,9 +1,13 @@
-"""What a run writes: whole or not at all, read as it was written, by one process."""
+"""What a run writes: whole or not at all, read as it was written, by one process; and the curves of
+--track, which are the numbers on record."""
 import math
+import shutil
+import sys
 from pathlib import Path
 
 import pytest
 
+from conftest import INSTALL
 from lab.engine.errors import PROJECT, UserError, read_json
 from lab.harness.record import find_folder, new_folder, read_lines
 from lab.harness.step_lines import METRICS
@@ -111,3 +115,39 @@ def test_every_line_has_the_same_names(tmp_path, flags, own, is_skipped):
         assert undefined.isdisjoint({"kl", "ratio_mean"}) == ("--kl" in flags)
         if "--kl" in flags:  # with these flags all else that is listed is computed
             assert undefined == {"weight_note", "skipped"}
+
+
+FLAGS = [*SHORT, "--steps", "2", "--eval_every", "2", "--eval_tasks", "4"]
+
+
+def tracked(folder):
+    """The lines on record of a run of two steps that lost the second checkpoint, and was resumed
+    for a third step; and what it said."""
+    said = run(*FLAGS, "--track", "tensorboard", "--out", folder).stdout
+    shutil.rmtree(folder / "checkpoints/step_000002")
+    run("--resume", folder, "--steps", "3")
+    return lines(folder / "metrics.jsonl"), lines(folder / "evaluations.jsonl"), said
+
+
+def test_tensorboard_shows_each_step_once(tmp_path):
+    events = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator",
+                                 reason=INSTALL)
+    folder = tmp_path / "run"
+    steps, evaluations, said = tracked(folder)
+    assert f"tensorboard --logdir {tmp_path}" in said
+    shown = events.EventAccumulator(str(folder / "tensorboard")).Reload()
+
+    def curve(name):
+        return [(event.step, pytest.approx(event.value)) for event in shown.Scalars(name)]
+
+    assert curve("train/reward") == [(line["step"], line["reward"]) for line in steps]
+    greedy = [(line["step"], line["success"]) for line in evaluations if line["mode"] == "greedy"]
+    assert curve("held_out/greedy/success") == greedy
+    assert [step for step, _ in greedy] == [0, 2, 3]
+
+
+def test_a_program_that_is_not_installed_is_one_sentence(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    said = run(*FLAGS, "--track", "tensorboard", "--out", tmp_path / "run", expect=1).stderr
+    assert "--track tensorboard needs the package tensorboard: pip install tensorboard" in said
+    assert not (tmp_path / "run").exists()
