@@ -49,11 +49,12 @@ def one_step(folder, *flags):
 
 
 def test_unfinished_answers_are_on_record_with_weight_0(tmp_path):
-    credit, _ = one_step(tmp_path, "--drop_unfinished", "--max_new_tokens", "42")
+    credit, metrics = one_step(tmp_path, "--drop_unfinished", "--max_new_tokens", "42")
     lengths = np.diff([*credit["episode_start"], len(credit["token_id"])])
     finished = np.repeat(credit["finished"], lengths)
     assert 0 < credit["finished"].sum() < 8 and (credit["weight"] == finished).all()
     assert credit["advantage"][~finished].any()  # the group's statistics knew them
+    assert metrics["N"] == finished.sum() >= metrics["trained_tokens"] > 0
 
 
 def test_the_ratio_of_the_last_update_is_on_record(tmp_path):

@@ -9,6 +9,7 @@ import re
 import shlex
 import signal
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -201,7 +202,7 @@ def test_flags_reach_the_sampler_and_the_optimizer(learner, tmp_path, monkeypatc
         updating.update(vars(run)) or update(run, *given)))
     run("--model", learner, "--out", tmp_path / "x", "--steps", 1, "--eval_every", 0,
         "--temperature", 0.7, "--weight_decay", 0.25, "--max_grad_norm", 0.125, "--micro_batch", 3,
-        "--learning_rate", 0.5, "--checkpointing", "--checkpoint_every", 0)
+        "--learning_rate", 0.5, "--checkpointing", "--checkpoint_every", 0, "--kl", 0.1)
     assert not (tmp_path / "x/evaluations.jsonl").exists()
     kept = [path.name for path in (tmp_path / "x/checkpoints/step_000001").iterdir()]
     assert "model.safetensors" in kept and "trainer" not in kept  # the trained model alone
@@ -210,6 +211,18 @@ def test_flags_reach_the_sampler_and_the_optimizer(learner, tmp_path, monkeypatc
     optimizer, s = updating["optimizer"], updating["settings"]
     assert optimizer.weight_decay == 0.25 and optimizer.learning_rate == 0.5
     assert (s.micro_batch, s.max_grad_norm) == (3, 0.125)
+    assert lines(tmp_path / "x/metrics.jsonl")[0]["kl"] == pytest.approx(0, abs=1e-5)
+
+
+def test_a_sampler_that_differs_from_the_update_ends_a_run(learner, tmp_path, monkeypatch):
+    def moved(*args, **given):
+        drawn = generate(*args, **given)
+        return replace(drawn, log_prob=drawn.log_prob - 0.1 * drawn.mask)
+
+    monkeypatch.setattr("lab.engine.policy.generate", moved)
+    said = run("--model", learner, "--out", tmp_path / "x", "--steps", 1, "--eval_every", 0,
+               "--kl", 0.1, expect=1).stderr
+    assert "log-probs of sampler and update differ by 0.1 a token" in said
 
 
 @pytest.fixture
