@@ -133,7 +133,9 @@ def test_killed_before_its_model_is_left_a_run_is_not_finished(
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(LabRun, name, interrupt)
         run(*argv)
+    edit_config(tmp_path / "x", made_of={"policy_loss (grpo.py)": "0"})
     run(*argv, "--continue")
+    assert "changed" not in config_of(tmp_path / "x")  # of a run that starts again nothing has
     last = "checkpoints/step_000002/model.safetensors"
     assert (tmp_path / "x" / last).read_bytes() == (whole / last).read_bytes()
 

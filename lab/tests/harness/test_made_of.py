@@ -92,19 +92,6 @@ def test_what_has_changed_is_named_and_written_down_and_the_run_goes_on(whole, s
     assert_same_run(whole, stopped)
 
 
-def test_of_a_run_that_starts_again_nothing_has_changed(stopped):
-    """None of its steps was made with the other files."""
-    for folder in (stopped / "checkpoints").iterdir():
-        shutil.rmtree(folder)
-    digests = config_of(stopped)["made_of"]
-    edit_config(stopped, made_of=digests | {"policy_loss (grpo.py)": "0"},
-                checkpoint_every=9)
-    said = run("--resume", stopped).stdout
-    assert "after step 0" in said and "changed since" not in said
-    config = config_of(stopped)
-    assert "changed" not in config and config["made_of"] == digests
-
-
 @pytest.fixture
 def written(tmp_path, monkeypatch):
     """A function that writes a file in one of two folders; both are on Python's path."""
