@@ -246,6 +246,25 @@ def test_what_people_have_laid_into_a_run_is_no_part_of_it_and_stays(tmp_path):
     assert "step_000002" not in kept
 
 
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path):
+    """Also if its last step is on record, and only the checkpoint of this step is not there."""
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "config.json").write_text('{"checkpoint_every": 2}')
+    run = SimpleNamespace(folder=tmp_path, settings=SimpleNamespace(steps=9))
+    for made in (1, 2, 3):
+        (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' * made)
+        if made < 3:
+            Run.where_to_go_on(run)
+            assert run.done == 0 and not run.is_finished
+    assert "has 3 steps on record, and no checkpoint" in refusal(Run.where_to_go_on, run)
+
+
+def test_with_a_kl_term_a_run_keeps_its_first_model(tmp_path):
+    run = Run(*read_settings([*TINY, "--kl", "0.1", "--out", str(tmp_path / "run")]))
+    first = [*run.reference.parameters()]
+    assert not any(one.requires_grad or one is own for one, own in zip(first, run.trained.values()))
+
+
 def test_a_model_that_is_not_finite_any_more_is_not_saved(tmp_path):
     run = Run(*read_settings([*TINY, "--out", str(tmp_path / "run")]))
     run.begin()
