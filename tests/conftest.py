@@ -80,9 +80,15 @@ def write_lines(path, lines):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
+def keep_lines(path, *numbers):
+    """Leave these lines of a file, which are counted from 1, in this order."""
+    texts = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(texts[number - 1] for number in numbers))
+
+
 def cut(path, count):
-    """Keep so many lines of a file, the first."""
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:count]))
+    """Leave so many lines of a file, the first."""
+    keep_lines(path, *range(1, count + 1))
 
 
 def write_log(folder, steps, config=(), metrics=(), evaluations=()):

@@ -19,6 +19,7 @@ from lab.engine.tokens import byte_alphabet
 from lab.harness.build import load_policy
 from lab.harness.settings import make_settings
 from lab.tools.demonstrations import make_tokenizer
+from lab_runs import SHORT, WHOLE, run
 from small import PROMPTS, hand_made
 
 folder, undrawn = conftest.folder, conftest.undrawn  # fixtures of the book's tests
@@ -90,7 +91,6 @@ def learner(tmp_path_factory):
 @pytest.fixture(scope="session")
 def whole(learner, tmp_path_factory):
     """A run that was never stopped; what it printed lies beside it."""
-    from lab_runs import WHOLE, run  # most tests need no run
     folder = tmp_path_factory.mktemp("whole") / "run"
     printed = run("--model", learner, "--out", folder, *WHOLE).stdout
     (folder.parent / "printed").write_text(printed)
@@ -101,12 +101,9 @@ def whole(learner, tmp_path_factory):
 def recorded(tmp_path_factory):
     """A run that the tools read: its weights differ between tokens, its answers in length, and
     those that were cut off are dropped."""
-    import lab.run as train  # most tests need no run
-    from lab_runs import SHORT
     folder = tmp_path_factory.mktemp("recorded") / "run"
-    train.train_beyond([*SHORT, "--max_new_tokens", "40", "--mitigation", "outcome_conditional",
-                "--loss_norm", "sequence", "--drop_unfinished",
-                "--out", str(folder)])
+    run(*SHORT, "--max_new_tokens", "40", "--mitigation", "outcome_conditional", "--loss_norm",
+        "sequence", "--drop_unfinished", "--out", folder)
     (folder / "checkpoints/step_backup").mkdir()  # a name that people gave
     return folder
 

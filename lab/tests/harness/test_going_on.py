@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 
 import lab.run as train
 import run as book
-from conftest import write_lines
+from conftest import keep_lines, write_lines
 from lab.countdown import Task
 from lab.engine.tokens import load_tokenizer
 from lab.harness.run import LabRun
@@ -63,13 +63,6 @@ def give_others(name):
     return damage
 
 
-def keep_lines(*numbers):
-    def damage(folder, whole, patch):
-        made = (whole / "metrics.jsonl").read_text().splitlines(keepends=True)
-        (folder / "metrics.jsonl").write_text("".join(made[n - 1] for n in numbers))
-    return damage
-
-
 STATE, LATER = "trainer/state.safetensors", "checkpoints/step_000006"
 OTHERS = {  # what is not as it was when the checkpoint of step 4 was made, and what is said of it
     "a setting": (lambda folder, *_: edit_config(folder, learning_rate=0.5),
@@ -82,8 +75,10 @@ OTHERS = {  # what is not as it was when the checkpoint of step 4 was made, and 
                         "its trainer's state has changed"),
     "number": (lambda folder, *_: (folder / "checkpoints/step_000004").rename(
         folder / "checkpoints/step_000005"), "its number has changed"),
-    "hole": (keep_lines(1, 2, 4, 5), "one line for each of the steps 1 to 4, in order"),
-    "twice": (keep_lines(1, 2, 3, 4, 4, 5), "one line for each of the steps 1 to 4, in order")}
+    "hole": (lambda folder, *_: keep_lines(folder / "metrics.jsonl", 1, 2, 4, 5),
+             "one line for each of the steps 1 to 4, in order"),
+    "twice": (lambda folder, *_: keep_lines(folder / "metrics.jsonl", 1, 2, 3, 4, 4, 5),
+              "one line for each of the steps 1 to 4, in order")}
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import cut, refusal
+from conftest import keep_lines, refusal
 
 import lab.tools.page as analyze
 from lab.countdown import Task
@@ -22,23 +22,20 @@ from run import differing, texts_of
 from runs import assert_same_run, config_of, edit_config, lines
 
 
-def with_lines(chosen, name="metrics.jsonl"):
-    """Replace the lines of a log by the chosen ones, which are counted from 1."""
-    def change(run):
-        texts = (run / name).read_text().splitlines(True)
-        (run / name).write_text("".join(texts[number - 1] for number in chosen))
-    return change
-
-
 METRICS, CREDIT = "metrics.jsonl does not have one line", "not every one of the steps 1 to 4"
+
+
+def metrics(*numbers):
+    return lambda run: keep_lines(run / "metrics.jsonl", *numbers)
+
+
 MISSING = {  # what is done to the run, and what is said
-    "a line": (with_lines([1, 2, 4, 5]), METRICS),
-    "the last lines": (lambda run: cut(run / "metrics.jsonl", 3), METRICS),
+    "a line": (metrics(1, 2, 4, 5), METRICS), "the last lines": (metrics(1, 2, 3), METRICS),
     "a credit file": (lambda run: (run / "credit/step_000002.npz").unlink(), CREDIT),
-    "a line twice": (with_lines([1, 2, 2, 3, 4, 5]), METRICS),
-    "one twice, one not at all": (with_lines([1, 2, 2, 4, 5]), METRICS),
-    "the order": (with_lines([2, 1, 3, 4, 5]), METRICS),
-    "an evaluation": (with_lines([1, 2, 3], "evaluations.jsonl"),
+    "a line twice": (metrics(1, 2, 2, 3, 4, 5), METRICS),
+    "one twice, one not at all": (metrics(1, 2, 2, 4, 5), METRICS),
+    "the order": (metrics(2, 1, 3, 4, 5), METRICS),
+    "an evaluation": (lambda run: keep_lines(run / "evaluations.jsonl", 1, 2, 3),
                       "evaluations.jsonl does not have all lines of step 4")}
 
 
