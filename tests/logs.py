@@ -1,7 +1,8 @@
-"""A run folder with any numbers, and its tokens as plain rows."""
+"""Run folders with any numbers, and with given ones; the tokens of a log as plain rows."""
 import numpy as np
 
-from conftest import credit_columns, write_log
+import analyze
+from conftest import credit_columns, evaluation, write_log
 from qwen2_model import load_tokenizer
 
 
@@ -45,3 +46,11 @@ def plain_rows(folder, files):
                 row |= {f"abs {name}": abs(row[name]) for name in ("advantage", "gradient")}
                 rows.append({**row, "middle": (row["position"] + 0.5) / row["length"]})
     return rows
+
+
+def written(folder, seed, ends, trained, kind=analyze.Run, **config):
+    """A run of these settings, as it is read: right answers of the evaluations after the steps 0, 2
+    and 3, and success of the steps."""
+    evaluations = [evaluation(step, answer) for step, answer in zip((0, 2, 3), ends)]
+    metrics = [{"step": step, "success": one} for step, one in enumerate(trained, 1)]
+    return kind(write_log(folder, {}, {"seed": seed, **config}, metrics, evaluations))

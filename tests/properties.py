@@ -11,6 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as draw
 from hypothesis.internal.conjecture import providers
 
+from countdown_task import KINDS, SECTIONS
+
 __all__ = ["cuts", "draw", "few", "given"]
 
 GENERATE, SHRINK = hypothesis.Phase.generate, hypothesis.Phase.shrink
@@ -76,3 +78,8 @@ def any_strings():
         yield "".join(rng.choices(parts, k=rng.randint(0, 12)))
     yield from ("<answer>" * 100_000, "3 + 3 = " * 100_000, " " * 1_000_000,
                 "<think>" * 50_000 + "</answer>" * 50_000)
+
+
+def in_words(labels):
+    """Such as "think word" for each token."""
+    return [f"{SECTIONS[section]} {KINDS[kind]}" for section, kind in zip(*labels, strict=True)]

@@ -12,8 +12,8 @@ import pytest
 from matplotlib.figure import Figure
 
 import analyze
-from conftest import ROOT, credit_columns, evaluation, refusal, write_lines, write_log
-from logs import plain_rows, random_log
+from conftest import ROOT, credit_columns, refusal, write_lines, write_log
+from logs import plain_rows, random_log, written
 
 CELL_OF = {"kind": lambda row: row["kind"], "section": lambda row: row["section"],
            "place": lambda row: int(10 * row["middle"])}
@@ -111,14 +111,6 @@ def test_students_t_leaves_a_fortieth_beyond_it(freedom, t):
     assert density[x > t].sum() / density.sum() == pytest.approx(0.05, abs=2e-4)
 
 
-def written(folder, seed, ends, trained, **config):
-    """A run of these settings: right answers of the evaluations, success of the steps."""
-    evaluations = [{**evaluation(step, answer), "length_mean": 9}
-                   for step, answer in zip((0, 2, 3), ends)]
-    metrics = [{"step": step, "success": one} for step, one in enumerate(trained, 1)]
-    return analyze.Run(write_log(folder, {}, {"seed": seed, **config}, metrics, evaluations))
-
-
 def test_the_gain_of_a_run_by_hand(tmp_path):
     """Differences 1 0 0 0 1 0 0 0: mean 0.25, sample deviation 0.4629; t of seven is 2.3646. What
     was between start and end does not count."""
@@ -127,7 +119,7 @@ def test_the_gain_of_a_run_by_hand(tmp_path):
     _, _, [row] = analyze.gains(run)
     half = 2.3646 * (1.5 / 7) ** 0.5 / 8 ** 0.5
     assert row == ["sampled", "0 to 3", "8", "25.0%", "50.0%",
-                   f"+25.0% ({0.25 - half:+.1%} to {0.25 + half:+.1%})", "9"]
+                   f"+25.0% ({0.25 - half:+.1%} to {0.25 + half:+.1%})", "12"]
 
 
 def test_of_several_runs_there_is_a_row_each_and_no_word_of_arms(tmp_path, capsys):

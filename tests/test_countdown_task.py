@@ -5,10 +5,9 @@ from fractions import Fraction
 
 import pytest
 
-from countdown_task import (KINDS, SECTIONS, Problem, Task, evaluates_to, is_held_out,
-                            read_expression)
+from countdown_task import (SECTIONS, Problem, Task, evaluates_to, is_held_out, read_expression)
 from properties import (AFTER, PARTS_OF_AN_ANSWER, TAGS, answers_in_parts, any_strings, cuts, draw,
-                        given)
+                        given, in_words)
 
 TINY = dict(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
 
@@ -208,8 +207,3 @@ def test_sections_and_kinds_follow_from_the_letters_of_a_token(parts, data):
         labels.append(f"{section} {kind}")
         start += len(piece)
     assert in_words(Task().label(pieces)) == labels
-
-
-def in_words(labels):
-    """Such as "think word" for each token."""
-    return [f"{SECTIONS[section]} {KINDS[kind]}" for section, kind in zip(*labels, strict=True)]

@@ -11,18 +11,14 @@ import pytest
 from countdown_task import Problem, is_held_out
 from lab.countdown import PROMPTS, Task, Wording
 from lab.engine.errors import UserError
-from lab.engine.tokens import KINDS, SECTIONS, encode_prompt, load_tokenizer, token_bytes
+from lab.engine.tokens import encode_prompt, load_tokenizer, token_bytes
 from lab.harness.solved_problems import solutions_of
 from conftest import write_lines
-from properties import any_strings, cuts, draw, given
+from test_countdown_task import PROBLEM, TINY
+from properties import any_strings, cuts, draw, given, in_words
 
-TINY = dict(prompt="short", numbers="3", min_number=1, max_number=15, max_target=99, max_result=150)
 WIDE = dict(numbers="3,4", min_number=1, max_number=99, max_target=99, max_result=10_000)
 FOUR = dict(numbers="4", min_number=2, max_number=9, max_target=30, max_result=150)
-GOOD = " 3 * 5 = 15, 15 + 7 = 22 yes</think>\n<answer> ( 3 * 5 ) + 7 </answer>"
-
-
-PROBLEM = Problem((3, 5, 7), 22)
 
 
 def score(text):
@@ -139,11 +135,6 @@ def test_a_file_is_split_by_the_same_rule_and_a_held_out_problem_counts_once(tmp
     assert set(task.training_problems(0, 1, 500)) == set(task.to_train)
     assert set(task.held_out_problems(500)) == set(task.to_test)
     assert not any(map(is_held_out, task.to_train))
-
-
-def in_words(labels):
-    """Such as "think word" for each token."""
-    return [f"{SECTIONS[section]} {KINDS[kind]}" for section, kind in zip(*labels, strict=True)]
 
 
 def test_half_of_a_character_is_a_word():

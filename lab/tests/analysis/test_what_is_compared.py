@@ -1,5 +1,9 @@
 """Which runs are one arm, which arm is the baseline, and what is not compared."""
+import functools
+
 import pytest
+
+import logs
 from conftest import evaluation, refusal, write_log
 from known_runs import arms_in, rows_in, write_run
 
@@ -34,12 +38,7 @@ def test_one_arm_with_one_seed_twice_is_refused(folders, tmp_path):
         f"{folders[3]} and {twin} are one arm with one seed: name one")
 
 
-def written(folder, seed, ends, trained, **config):
-    """A run of these settings: right answers of the evaluations after the steps 0, 2 and 3, success
-    of the steps."""
-    evaluations = [evaluation(step, answer) for step, answer in zip((0, 2, 3), ends)]
-    metrics = [{"step": step, "success": one} for step, one in enumerate(trained, 1)]
-    return Run(write_log(folder, {}, {"seed": seed, **config}, metrics, evaluations))
+written = functools.partial(logs.written, kind=Run)
 
 
 def test_arms_are_compared_in_pairs_up_to_the_newest_step_that_all_have(tmp_path):

@@ -10,7 +10,6 @@ from small import ASKED, OWN, SPOKEN, copied, fill_beyond_the_mask, make_weighti
 from lab.engine.methods import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, WHOLE_ANSWERS,
                                 checked_credit, make)
 from lab.engine.credited import rescaled_weight
-from runs import program
 
 WEIGHTINGS, CREDITS = (sorted({*choices, *(name for of, name, _ in OWN if of is choices)})
                        for choices in (MITIGATIONS, ADVANTAGES))
@@ -38,22 +37,6 @@ def own():
     yield
     for choices, name, _ in OWN:
         del choices.data[name]
-
-
-@pytest.mark.slow
-def test_a_method_that_a_user_added_is_in_no_other_tests_way():
-    """It is tested with the methods, and the other tests see those of the project alone."""
-    code = """if True:
-        import sys
-        sys.path[:0] = sys.argv[1:]
-        import mitigations
-        def idea_of_a_user(rollouts): return rollouts.entropy
-        idea_of_a_user.__module__ = "mitigations"
-        mitigations.mitigation(idea_of_a_user)
-        import small
-        assert "idea_of_a_user" in {name for _, name, _ in small.OWN}
-        assert mitigations.MITIGATIONS.keys() <= small.LISTED"""
-    program(ROOT, "-c", code, ROOT, ROOT / "tests", ROOT / "lab/tests")
 
 
 @pytest.fixture(scope="module")
