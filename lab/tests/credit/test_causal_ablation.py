@@ -6,7 +6,6 @@ from small import ASKED, hand_made, make_weighting, spoken
 from lab.engine.tokens import ANSWER
 from lab.credit.causal_ablation import after_deletion, deletion, with_deletions
 
-
 MASK = torch.tensor([[True] * 5, [True] + [False] * 4])
 IDS = torch.tensor([[4, 5, 6, 7, 8], [9, 0, 0, 0, 0]])
 GROUP = torch.tensor([0, 1])

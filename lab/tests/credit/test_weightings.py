@@ -8,7 +8,6 @@ from lab.credit.baselines import batch_mean, maxrl, opo
 from lab.engine.credited import rescaled_weight
 from small import hand_made, looking, make_weighting, one_row
 
-
 HALF, LOG_2, LOG_3 = math.log(0.5), math.log(2), math.log(3)
 UP_TO_10 = {"entropy": list(range(11))}
 

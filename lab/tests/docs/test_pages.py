@@ -11,7 +11,6 @@ from conftest import ROOT, project_files
 from lab.analysis.comparison import mean_in_training
 from stored import stored_arms, stored_gain
 
-
 NUMBER = r"([+-]?\d+(?:\.\d+)?)%?"
 # +2.8 (+1.8 to +3.8), or 50.4%, 95% interval 47.9% to 53.0%
 INTERVAL = re.compile(rf"(?<![\w.]){NUMBER}(?: points)?\**\s*(?:\(|\(?95% interval )"

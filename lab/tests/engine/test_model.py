@@ -12,7 +12,6 @@ from lab.engine.sampler import generate
 from small import copied
 from test_qwen2_model import IDS, reference
 
-
 pytestmark = pytest.mark.numerics
 
 

@@ -14,7 +14,6 @@ from lab.gpu.model import ModelOnGPU
 from lab.gpu.sampler import Distribution, Pace, begin, index_at, sample_on_gpu
 from properties import draw, given
 
-
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [14]]
 MANY_STOPS = (2, 4, 9, 17, 30)
 

@@ -19,7 +19,6 @@ from lab.harness.settings import CHANGEABLE, OPTIONS
 from lab_runs import WHOLE, after_credit_of, run
 from runs import arrays, assert_same_run, config_of, edit_config, everything, lines
 
-
 TWO_STEPS = ["--steps", "2", "--eval_every", "0"]
 
 

@@ -21,7 +21,6 @@ from lab_runs import SHORT, run
 from run import differing, texts_of
 from runs import assert_same_run, config_of, edit_config, lines
 
-
 METRICS, CREDIT = "metrics.jsonl does not have one line", "not every one of the steps 1 to 4"
 
 

@@ -24,7 +24,6 @@ from lab.harness.tasks import CheckedTask, load_task, make_task
 from lab.tools.demonstrations import make_tokenizer
 from small import hand_made
 
-
 PROMPT = "<|im_start|>user\n say {}<|im_end|>\n<|im_start|>assistant\n"
 PROMPTS = [PROMPT.format(number) for number in range(20)]
 

@@ -22,7 +22,6 @@ from lab_runs import make_here
 from runs import lines
 from small import large_folder
 
-
 SMALL = ["--questions", "2", "--answers", "4", "--steps", "2", "--eval_tasks", "4",
          "--max_new_tokens", "32", "--seeds", "2", "--processes", "2"]
 
