@@ -24,12 +24,12 @@ COMMANDS = {
         name: f"tools.{name}" for name in ("preflight", "warmup")},
     "What happened in a run?": {
         name: f"tools.{name}" for name in ("page", "follow", "sample", "pass_at_k", "diagnose")},
-    "Is my own idea better?": {
+    "Is my idea better?": {
         name: f"tools.{name}" for name in ("idea", "experiment", "compare")},
     "Is a method right on average, and how noisy?": {"exact": "exact"},
     "Did I write the loss right?": {"formula": "formula.__main__"},
     "Which tokens have credit?": {"decided": "probes.decided"},
-    "Which claims of the earlier notes hold?": {
+    "Which claims of the notes hold?": {
         name: f"probes.{name}" for name in ("claims", "notes")}}
 MODULES = {name: f"lab.{file}" for chapter in COMMANDS.values()
            for name, file in chapter.items()}
