@@ -91,9 +91,10 @@ def printed(board, arm):
     """An arm's gain with its pairs, from the first table that a board printed, or from its list of
     later runs."""
     text = (RESULTS / f"{board}.txt").read_text("utf-8")
-    row = rf"^\| {arm} +\|.*?\b(\d+) \| +({ESTIMATE}) .*\| ([a-z, ]+?) *\|$"
+    # the pairs stand before the gain, or behind it
+    row = rf"^\| {arm} +\|.*?(\b\d+)?[ |]+({ESTIMATE})[ |]+(\d+ )?.*\| ([a-z, ]+?) *\|$"
     if found := re.search(row, text, re.M):
-        return gain_cell(found[2], found[1], found[3] in DECIDED)
+        return gain_cell(found[2], int(found[1] or found[3]), found[4] in DECIDED)
     if board == "board" and arm in ("vine", "causal_ablation"):
         text = (RESULTS / "board/evaluations.txt").read_text("utf-8")
         line = re.search(rf"^ +{arm} +((?:[+-]\d\.\d )+) +({ESTIMATE}) +p (\S+)", text, re.M)
