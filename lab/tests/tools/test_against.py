@@ -92,6 +92,7 @@ def called_definitions():
     sys.setprofile(None)
 
 
+@pytest.mark.slow
 def test_no_run_of_the_lab_calls_what_it_is_said_to_replace(learner, tmp_path, monkeypatch):
     """So an edit of these parts of the book changes no number of it. An edit of all else that it
     calls is another version, as one of the update, which is the book's."""
