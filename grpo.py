@@ -403,7 +403,7 @@ def steps_with_flags(run: Learner, rollouts: Rollouts, weight: Tensor, rows: Ten
         inputs = A[part], weight[part], mask[part], N
         if s.epochs == 1:
             loss = policy_loss(log_prob, *inputs)
-        else:
+        else:  # of the first step, not the sampler: rounding would leave no ratio exactly 1
             old = steps[0][1][part] if steps else log_prob.detach()
             loss = clipped_loss(log_prob, old, *inputs, s.clip_low, s.clip_high)
         if reference is not None:

@@ -2,10 +2,11 @@
 and makes the group's mean the best baseline. Sparsity is seen in the record, and the rest at the
 run's first and last model: rank.py and baseline.py beside this file have the definitions."""
 from contextlib import suppress
-from math import comb
+from math import comb, hypot
 
 import numpy as np
 import torch
+from torch.linalg import vector_norm
 
 from lab.analysis.statistics import Estimate, Floats, mean_over, over_problems
 from lab.analysis.tables import Cell
@@ -64,7 +65,9 @@ def hoyer_of_policy(policy: Policy, seen: Evidence) -> float:
 def hoyer(numbers: torch.Tensor) -> float:
     """Hoyer's sparsity (2004), (sqrt n - l1 / l2) / (sqrt n - 1): 0 where all n numbers are equal
     in size, 1 where all but one are 0, about 0.2 for Gaussian ones, and NaN where all are 0."""
-    l1, l2 = (torch.linalg.vector_norm(numbers, p, dtype=torch.float64).item() for p in (1, 2))
+    parts = numbers.split(1_000_000)  # torch copies what it adds up in float64
+    l1 = sum(vector_norm(part, 1, dtype=torch.float64).item() for part in parts)
+    l2 = hypot(*(vector_norm(part, 2, dtype=torch.float64).item() for part in parts))
     root = len(numbers) ** 0.5
     return (root - l1 / l2) / (root - 1) if l2 else float("nan")
 

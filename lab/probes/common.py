@@ -23,9 +23,12 @@ def sample_batch(policy: Policy, questions: int, answers: int, step: int = 1) ->
 def gradient(policy: Policy, batch: Rollouts, factor: Tensor) -> Tensor:
     """(P,) of sum_t factor_t log p_t with respect to all parameters."""
     parameters = [p for p in policy.model.parameters() if p.requires_grad]
-    total = torch.zeros(sum(p.numel() for p in parameters), device=policy.model.device)
+    sizes = [p.numel() for p in parameters]
+    total = torch.zeros(sum(sizes), device=policy.model.device)
+    for p, part in zip(parameters, total.split(sizes)):
+        p.grad = part.view_as(p)  # each backward pass adds to its part of the total
     for rows in micro_batches(batch, batch.rows, policy.settings.micro_batch):
         log_prob = response_log_probs(policy.model, batch, rows)
-        found = torch.autograd.grad((factor[rows] * log_prob).sum(), parameters)
-        total += torch.cat([one.flatten() for one in found])
+        (factor[rows] * log_prob).sum().backward()
+    policy.model.zero_grad()
     return total
