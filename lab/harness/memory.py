@@ -20,7 +20,7 @@ def should_keep_memory(model: Qwen2) -> bool:
     """Whether it is worth it to keep freed memory, and there is room for that.
 
     In bfloat16 each micro-batch makes a copy of each matrix that is kept in float32, and kept
-    memory saves a third of an update (lab/LOG.md). In float32 it would save a fiftieth. LoRA keeps
+    memory saves a part of an update's time. In float32 it would save little. LoRA keeps
     the matrices in bfloat16, so nothing is copied; there it saves nothing, and takes memory.
     """
     on_cpu = model.device.type != "cuda"  # on meta it is only counted
