@@ -12,6 +12,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 from lab.engine.errors import PROJECT
@@ -121,30 +122,36 @@ def imports_of(path: Path, root: Path = PROJECT) -> Iterator[Path]:
     package = path.parent.parent if path.name == "__init__.py" else path.parent
     if (package / "__init__.py").is_file():
         yield package / "__init__.py"
+    for module in modules_in(path, path.stat().st_mtime_ns):
+        yield from files_of(module, path.parent, root)
+
+
+@lru_cache(1000)
+def modules_in(path: Path, changed: int) -> list[str]:
+    """The names that a file imports, each of which may be a module."""
     try:
         tree = ast.parse(path.read_text(encoding="utf-8"))
     except (SyntaxError, ValueError):  # Python says so when it is imported
-        return
+        return []
+    found = set[str]()
     for node in ast.walk(tree):
-        names = []
         if isinstance(node, ast.Import):
-            names = [name.name for name in node.names]
+            found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
-            names = [module, *(f"{module}.{name.name}".strip(".") for name in node.names)]
-        for name in filter(None, names):
-            yield from files_of(name, path.parent, root)
+            found |= {module, *(f"{module}.{name.name}".strip(".") for name in node.names)}
+    return sorted(found - {""})
 
 
 def files_of(module: str, *first: Path) -> Iterator[Path]:
     """The file of a module in the first place that has it; none if that place holds what is
     installed."""
-    for place in (*first, *map(Path, sys.path)):
-        base = place.joinpath(*module.split("."))
-        for path in (base.with_suffix(".py"), base / "__init__.py"):
-            if path.is_file():
-                if not is_installed(path):
-                    yield path.resolve()
+    for place in (*map(str, first), *sys.path):
+        base = os.path.join(place, *module.split("."))
+        for path in (f"{base}.py", os.path.join(base, "__init__.py")):
+            if os.path.isfile(path):
+                if not is_installed(Path(path)):
+                    yield Path(path).resolve()
                 return
 
 
