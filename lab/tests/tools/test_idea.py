@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from conftest import ROOT
-from lab.analysis.weights import about_gradient, differs_within
+from lab.analysis.weights import about_gradient, differs_within, share_gains
 from lab.engine.tokens import NUMBER, THINK, WORD
 from lab.harness.build import load_policy, make_advantage, make_weighting
 from lab.harness.settings import make_settings
@@ -142,6 +142,7 @@ def test_a_weighting_of_ten_tokens():
     lines = about_gradient(True, KIND, ONES, ONES, ONES, weight, weight)
     assert lines[0].endswith("in plain GRPO: number 3.00, word 0.50")
     assert "the heaviest 20% of the tokens have 60% of all weight" == lines[1]
+    assert share_gains(KIND, 0 * ONES, ONES) == "word 0.00, number 0.00"  # nothing has a gradient
 
 
 @pytest.mark.parametrize("lifted, said", [
