@@ -83,6 +83,8 @@ def jackknife(statistic: Callable[[NDArray[np.bool_]], float], problem: ArrayLik
     logarithm, so that that of a ratio of sizes lies above 0.
     """
     problem = np.asarray(problem)
+    if not len(problem):  # such as tokens that have a gradient
+        return Estimate(np.nan)
     with np.errstate(invalid="ignore", divide="ignore"):
         value = np.array(statistic(np.ones(len(problem), bool)))
         without = np.array([statistic(problem != number) for number in np.unique(problem)])

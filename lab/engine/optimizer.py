@@ -13,10 +13,6 @@ class AdamW(grpo.AdamW):
     once. A step gives the same bits as torch.optim.AdamW with fused=True. That class is not used,
     because it imports the whole compiler: more than a second and 70 MB at every start."""
 
-    @property
-    def param_groups(self) -> list[dict[str, list[nn.Parameter]]]:  # as torch's optimizers have it
-        return [{"params": self.parameters}]
-
     @torch.no_grad()
     def step(self) -> None:
         of_each = list(zip(self.parameters, self.mean, self.square))

@@ -132,3 +132,5 @@ def test_problems_without_tokens_make_no_interval_narrower():
     alone = cut_share(np.array([0, 0, 1, 2]), part, whole)
     for problem in ([5, 5, 9, 14], [0, 0, 1, 14]):
         assert cut_share(np.array(problem), part, whole) == alone
+    none = np.array([])
+    assert np.isnan(cut_share(none, none, none).value)  # as of a run that never had a gradient

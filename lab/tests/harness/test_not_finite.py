@@ -22,9 +22,8 @@ def spoil(monkeypatch, value, step):
         calls.append(1)
         if len(calls) == step:
             with torch.no_grad():
-                for group in self.param_groups:
-                    for parameter in group["params"]:
-                        parameter.fill_(value)
+                for parameter in self.parameters:
+                    parameter.fill_(value)
     monkeypatch.setattr(AdamW, "step", update)
 
 
