@@ -26,6 +26,8 @@ def contribution_is_the_gradient(seen: Evidence) -> Found:
     value, size, gradient = (seen[name] for name in (
         "contribution", "abs contribution", "abs gradient"))
     used = seen["advantage"] != 0
+    if not used.any():
+        raise CannotBeSeen("no token of this run has an advantage")
     r = correlation(seen["problem"][used], size[used], gradient[used])
     same_sign = np.mean(value[used] * seen["gradient"][used] > 0)
     return Found(NOT, {

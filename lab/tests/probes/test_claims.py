@@ -46,6 +46,13 @@ def test_every_claim_has_a_sentence_a_note_and_a_page_that_exists():
     assert all(reason for _, reason in THRESHOLDS.values())
 
 
+def test_of_a_run_whose_groups_had_equal_rewards_it_is_said_what_cannot_be_seen(tmp_path):
+    columns = credit_columns([2, 3], [0, 1], advantage=np.zeros(5))
+    folder = write_log(tmp_path / "run", {1: columns}, {}, [{"step": 1, **STEP}])
+    found = found_in(folder, "contribution_is_the_gradient")
+    assert (found.verdict, found.figure) == (CANNOT, "no token of this run has an advantage")
+
+
 # ------------------------------------------------------------------- rules
 
 
