@@ -1,6 +1,6 @@
 """One table of tokens: all tokens of some answers end to end, with a column for each number.
 
-    tokens = read_tokens(run, step)
+    tokens = read_step(run, step).tokens
     tokens["log_prob"]                                 # (n,) one value a token
     tokens.where(tokens["kind"] == NUMBER)["change"]   # of the number tokens alone
     tokens.part_of_answer(5)                           # (n,) which fifth of its answer: 0 to 4
@@ -116,10 +116,6 @@ class StepRecord:
     def tokens_of(self, answer: int) -> TokenTable:
         """All tokens that stand in an answer."""
         return self.written.where(self.written["answer"] == answer)
-
-
-def read_tokens(run: Path, step: int) -> TokenTable:
-    return read_step(run, step).tokens
 
 
 def read_step(run: Path, step: int) -> StepRecord:

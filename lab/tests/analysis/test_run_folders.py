@@ -10,7 +10,7 @@ import torch
 from conftest import credit_columns, cut, refusal, write_lines, write_log
 from known_runs import write_run
 from lab.analysis.run_folders import Run, existing, read_columns
-from lab.analysis.token_table import (TokenTable, joined_tables, read_step, read_tokens,
+from lab.analysis.token_table import (TokenTable, joined_tables, read_step,
                                       table_of_frames)
 from lab.engine.optimizer import AdamW
 from lab.harness.build import Parts
@@ -159,7 +159,7 @@ def test_a_record_is_sorted_by_what_its_columns_are_of(tmp_path):
     assert np.allclose(record.tokens["gradient"], np.array([2, -12]) * 0.5 ** 0.5)
     assert np.allclose(record.tokens["push"], [1, -6])
     assert record.tokens_of(1)["advantage"].tolist() == [-4]
-    assert read_tokens(folder, 1)["problem"].tolist() == [0, 1]
+    assert record.tokens["problem"].tolist() == [0, 1]
 
 
 def test_positions_count_what_the_model_wrote(tmp_path):

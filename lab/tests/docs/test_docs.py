@@ -87,7 +87,7 @@ for problem in "1 2 3", "11 7 6 make 24":
 @pytest.fixture(scope="module")
 def pasted(project, folder_of):
     """What the blocks of the pages print that are pasted into a file, by name."""
-    tables = [block("docs/reference/a_run.md", "read_tokens"),
+    tables = [block("docs/reference/a_run.md", "read_step"),
               block("docs/reference/real_models.md", "read_parquet")]
     return printed_by_each(project, {
         "asked": ASK, "tables": STAND_INS + "\n".join(tables) + TOLD})
