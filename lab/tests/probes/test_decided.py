@@ -1,6 +1,8 @@
 """The shares of tokens, by hand; a whole run, small. The index and the progress of a method, by
 hand and against the book's forward pass."""
 import json
+import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from lab.probes.common import gradient
 from lab.probes.credit import MeasuredCredit
 from lab.probes.decided import decided_table, tokens_of
 from lab.probes.nearness import coefficient, index_of, nearness_table, ranks_of
+from runs import edit_config
 from small import hand_made, spoken
 
 
@@ -59,6 +62,17 @@ def test_two_problems_of_the_model_that_ships(tmp_path, capsys):
         chance = 1 - np.exp(columns["log_prob"].astype(float))
         assert not columns["true_credit"][chance < 0.299].any()
         assert columns["true_credit"].any()
+
+
+def test_a_checkpoint_is_asked_as_its_run_was_but_at_temperature_1(recorded, tmp_path):
+    """And all of its parameters have a gradient, also if the run trained LoRA's additions alone."""
+    folder = shutil.copytree(recorded, tmp_path / "run")
+    edit_config(folder, temperature=0.7, lora=2)
+    model = str(max(folder.glob("checkpoints/step_0*")))
+    args = dict(model=model, device="cpu", threads=1, seed=5, max_new_tokens=0, task=None)
+    s = decided.policy_of(SimpleNamespace(**args)).settings
+    assert (s.max_new_tokens, s.loss_norm, s.seed) == (40, "sequence", 5)
+    assert (s.temperature, s.lora) == (1, 0)
 
 
 def test_shares_of_what_is_decided_and_of_the_gradient():

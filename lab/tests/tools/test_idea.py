@@ -231,3 +231,7 @@ def test_answers_that_are_dropped_have_no_weight(monkeypatch):
         batch, (make_advantage(s, policy), make_weighting(s, policy)), policy, s, 1)
     assert rollouts.mask[finished].any() and not rollouts.mask[~finished].any()
     assert weight[rollouts.mask].mean().item() == pytest.approx(1)
+    _, placebo, _ = credited(batch, (make_advantage(s, policy), make_weighting(s, policy)), policy,
+                             replace(s, placebo="weights"), 1)
+    assert not torch.equal(placebo, weight)  # as examples/guess.py trains
+    torch.testing.assert_close(placebo[rollouts.mask].sort()[0], weight[rollouts.mask].sort()[0])
