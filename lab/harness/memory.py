@@ -1,5 +1,5 @@
-"""Memory that was freed: it is kept for the next tensor, or returned to the system, as glibc does
-with a large tensor's at once."""
+"""Memory that was freed: it is kept for the next tensor, or returned to the system. By itself
+glibc returns a large tensor's memory at once."""
 import ctypes
 import os
 import sys

@@ -64,6 +64,6 @@ def variance_of_rewards(reward: torch.Tensor, ends: torch.Tensor) -> torch.Tenso
 
 def squared_credit(parts: torch.Tensor) -> torch.Tensor:
     """(B, T) from the credit of each part (parts, B, T): the mean of the products of two different
-    parts."""
+    parts. These are independent, so it is unbiased, but a square would add its own variance."""
     pairs = len(parts) * (len(parts) - 1)
     return (parts.sum(0) ** 2 - (parts ** 2).sum(0)) / pairs
