@@ -113,6 +113,16 @@ def evaluation(step, answer, mode="sampled"):
             "length_mean": 12.0, "shown": []}
 
 
+@pytest.fixture(autouse=True)
+def left_as_found():
+    """What a test calls may set threads, and put folders on Python's path. With two threads where
+    the cores are busy, or 300 folders, all tests after it would be slow."""
+    path = [*sys.path]
+    yield
+    sys.path[:] = path
+    torch.set_num_threads(1)
+
+
 @pytest.fixture
 def undrawn(monkeypatch):
     """Every picture is saved as a single pixel, for tests of what stands around pictures. To draw

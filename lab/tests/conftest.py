@@ -22,7 +22,8 @@ from lab.tools.demonstrations import make_tokenizer
 from lab_runs import SHORT, WHOLE, run
 from small import PROMPTS, hand_made
 
-folder, undrawn = conftest.folder, conftest.undrawn  # fixtures of the book's tests
+# fixtures of the book's tests
+folder, left_as_found, undrawn = conftest.folder, conftest.left_as_found, conftest.undrawn
 SLOW = {"test_trl_trainer.py", "test_docs.py", "test_idea.py", "test_course.py"}
 
 
