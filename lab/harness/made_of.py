@@ -12,6 +12,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Iterator
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -74,9 +75,10 @@ def program(s: LabSettings, root: Path = PROJECT) -> dict[str, str]:
     files = {path for pattern in (*OF_A_STEP, *of_gpu) for path in root.glob(pattern)}
     names = {"train", "LabRun", "Run", s.mitigation, s.advantage}
     imported = with_imports([path for path in own if path.is_file()], root)
-    for path in {path for path in imported - files if is_python(path)}:
-        files.add(path)
-        names |= defined_in(path)
+    for path in imported - files:
+        with suppress(OSError, SyntaxError, ValueError):  # Python says so when it is imported
+            names |= defined_in(path)
+            files.add(path)
     return texts_of(sorted(files), names, replaced(s), root)
 
 
@@ -88,14 +90,6 @@ def replaced(s: LabSettings) -> set[str]:
 
 def defined_in(path: Path) -> set[str]:
     return {name for name, _, _ in definitions(path, path.stat().st_mtime_ns)}
-
-
-def is_python(path: Path) -> bool:
-    try:
-        ast.parse(path.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError):
-        return False
-    return True
 
 
 def files_of_model(folder: Path) -> set[Path]:
