@@ -524,7 +524,7 @@ def texts_of(files: Iterable[Path], start: Collection[str], without: Collection[
     names, what these texts name, and so on. Comments and docstrings are left out."""
     known, found = {"", *start}, dict[str, str]()
     parts = [(name, f"{label} ({shown(path, root)})", node) for path in files
-             for name, label, node in definitions(path, path.stat().st_mtime_ns)]
+             for name, label, node in definitions(path.read_text(encoding="utf-8"))]
     waiting = [one for one in parts if one[1] not in without]
     while reached := [one for one in waiting if one[0] in known]:
         waiting = [one for one in waiting if one[0] not in known]
@@ -540,11 +540,11 @@ def shown(path: Path, root: Path) -> str:
 
 
 @lru_cache(1000)
-def definitions(path: Path, changed: int) -> list[tuple[str, str, ast.stmt]]:
-    """The statements of a file, each with the name by which it is reached and a label. A method is
-    reached with its class. What has no name runs whenever the file is imported."""
+def definitions(file: str) -> list[tuple[str, str, ast.stmt]]:
+    """The statements of a file's text, each with the name by which it is reached and a label. A
+    method is reached with its class. What has no name runs whenever the file is imported."""
     found: list[tuple[str, str, ast.stmt]] = []
-    for one in ast.parse(path.read_text(encoding="utf-8")).body:
+    for one in ast.parse(file).body:
         if isinstance(one, ast.ClassDef):
             methods = [part for part in one.body if isinstance(part, ast.FunctionDef)]
             found += [(one.name, f"{one.name}.{part.name}", part) for part in methods]

@@ -89,7 +89,7 @@ def replaced(s: LabSettings) -> set[str]:
 
 
 def defined_in(path: Path) -> set[str]:
-    return {name for name, _, _ in definitions(path, path.stat().st_mtime_ns)}
+    return {name for name, _, _ in definitions(path.read_text(encoding="utf-8"))}
 
 
 def files_of_model(folder: Path) -> set[Path]:
@@ -116,19 +116,16 @@ def imports_of(path: Path, root: Path = PROJECT) -> Iterator[Path]:
     package = path.parent.parent if path.name == "__init__.py" else path.parent
     if (package / "__init__.py").is_file():
         yield package / "__init__.py"
-    for module in modules_in(path, path.stat().st_mtime_ns):
-        yield from files_of(module, path.parent, root)
+    with suppress(SyntaxError, ValueError):  # Python says so when it is imported
+        for module in modules_in(path.read_text(encoding="utf-8")):
+            yield from files_of(module, path.parent, root)
 
 
 @lru_cache(1000)
-def modules_in(path: Path, changed: int) -> list[str]:
-    """The names that a file imports, each of which may be a module."""
-    try:
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-    except (SyntaxError, ValueError):  # Python says so when it is imported
-        return []
+def modules_in(file: str) -> list[str]:
+    """The names that a file's text imports, each of which may be a module."""
     found = set[str]()
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(file)):
         if isinstance(node, ast.Import):
             found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
