@@ -71,11 +71,12 @@ def program(s: LabSettings, root: Path = PROJECT) -> dict[str, str]:
     if task.is_relative_to(PROJECT):
         task = root / task.relative_to(PROJECT)
     own = [root / "mitigations.py", task]
-    of_gpu = () if s.device == "cpu" else ("lab/gpu/*.py",)
-    files = {path for pattern in (*OF_A_STEP, *of_gpu) for path in root.glob(pattern)}
+    of_gpu = {*root.glob("lab/gpu/*.py")}
+    files = {path for pattern in OF_A_STEP for path in root.glob(pattern)}
+    files |= set() if s.device == "cpu" else of_gpu
     names = {"train", "LabRun", "Run", s.mitigation, s.advantage}
     imported = with_imports([path for path in own if path.is_file()], root)
-    for path in imported - files:
+    for path in imported - files - of_gpu:
         with suppress(OSError, SyntaxError, ValueError):  # Python says so when it is imported
             names |= defined_in(path)
             files.add(path)

@@ -41,7 +41,9 @@ EDITS = {
                                                 "def more():\n    pass\n\n\ndef tokens_until(",
                                                 "", ""),
     "a docstring": ("grpo.py", "(B,): the mean of", "(B,): a mean of", "", ""),
-    "the engine": ("lab/engine/optimizer.py", "eps=1e-8", "eps=1e-4", "", "AdamW.step")}
+    "the engine": ("lab/engine/optimizer.py", "eps=1e-8", "eps=1e-4", "", "AdamW.step"),
+    "the sampler of a GPU": ("lab/gpu/sampler.py", "def in_parts(p: Tensor)",
+                             "def in_parts(q: Tensor)", "", "")}
 
 
 @pytest.fixture(scope="module")
