@@ -24,8 +24,6 @@ WIDTH = 84  # letters in a line of an answer
 def write_film(folder: Path, path: Path, answers: Mapping[int, tuple[str, bool, str]]) -> None:
     """`answers` has of each checkpoint, by its step, a line about all its answers, whether the
     first one is right, and its text."""
-    if path.suffix != ".gif":
-        raise UserError(f"--film {path}: the picture is a GIF, so the name should end with .gif")
     run = Run(folder)
     steps, sampled, in_step = run.metrics, run.evaluated(), run.measure
     held_out, *_ = MEASURES[in_step]

@@ -50,6 +50,9 @@ def main(argv: list[str]) -> None:
     problem = problem_of(settings, flags.problem)
     if flags.film and not is_run(folder):
         raise UserError(f"--film needs a run, and {folder} is a model")
+    if flags.film and not flags.film.endswith(".gif"):
+        raise UserError(f"--film {flags.film}: the picture is a GIF, so the name should end with "
+                        ".gif")
     policies = policies_of(folder, settings, every=flags.film is not None)
     how = f"sampled at temperature {settings.temperature:g} with seed {flags.seed}"
     if flags.greedy:

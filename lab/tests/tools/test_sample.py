@@ -105,6 +105,7 @@ def test_a_moving_picture_of_a_run_has_every_checkpoint_below_its_curve(recorded
     assert [one.name for one in tmp_path.iterdir()] == ["film.gif"]
     with pytest.raises(UserError, match="--film needs a run"):
         ask("models/tiny", 3, 5, 7, 22, "--film", path)
+    monkeypatch.setattr("lab.tools.sample.policies_of", None)  # before any checkpoint answers
     with pytest.raises(UserError, match="the name should end with .gif"):
         ask(recorded, 3, 5, 7, 22, "--film", tmp_path / "film.mp4")
 
