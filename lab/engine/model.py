@@ -73,7 +73,8 @@ def frozen_product(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     product_dtype = product_type(x.dtype, x.device)
     if not hasattr(matrix, "laid_out"):
         rounded = matrix.detach().to(x.dtype).to(product_dtype).contiguous()
-        matrix.laid_out = torch.ops.mkldnn._reorder_linear_weight(rounded)  # type: ignore[attr-defined]
+        laid_out = torch.ops.mkldnn._reorder_linear_weight(rounded)
+        matrix.laid_out = laid_out  # type: ignore[attr-defined]
     if bias is not None:
         bias = bias.to(x.dtype).to(product_dtype)
     rows = x.flatten(0, -2).to(product_dtype)
