@@ -31,7 +31,7 @@ import typing
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +198,7 @@ def parser_for(owners: Iterable[Any], saved: dict[str, Any] = {}) -> Parser:
     return parser
 
 
+@cache  # to find the comments, Python reads the whole file
 def flags_of(owner: Any) -> dict[str, tuple[Any, str]]:
     """The flags of a dataclass (its fields, with their comments) or of a function (its keyword-only
     parameters): the default and the help of each. What has another type of default is no flag."""
@@ -523,7 +524,8 @@ def texts_of(files: Iterable[Path], start: Collection[str], without: Collection[
     """The text of each definition that a run can reach, as "policy_loss (grpo.py)": what `start`
     names, what these texts name, and so on. Comments and docstrings are left out."""
     known, found = {"", *start}, dict[str, str]()
-    parts = [(name, f"{label} ({shown(path, root)})", node) for path in files
+    parts = [(name, f"{label} ({where})", node)
+             for path in files for where in [shown(path, root)]
              for name, label, node in definitions(path.read_text(encoding="utf-8"))]
     waiting = [one for one in parts if one[1] not in without]
     while reached := [one for one in waiting if one[0] in known]:

@@ -11,9 +11,9 @@ import ast
 import os
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from lab.engine.errors import PROJECT
@@ -38,7 +38,7 @@ REPLACED = {"Training (train.py)", "weights (mitigations.py)",
                 "Qwen2.logits"))}
 # lab/countdown.py has others of these two; a task of one's own may inherit them
 REPLACED_BY_LAB_TASK = {"Task.prompt_for (countdown_task.py)", "Task.score (countdown_task.py)"}
-STDLIB = Path(sysconfig.get_path("stdlib"))
+STDLIB = os.path.join(sysconfig.get_path("stdlib"), "")
 OF_PACKAGES = {"site-packages", "dist-packages"}  # names of the folders they are installed in
 
 
@@ -103,15 +103,23 @@ def with_imports(paths: list[Path], root: Path = PROJECT) -> set[Path]:
     own or of an installed package."""
     found: set[Path] = set()
     waiting = list(paths)
+
+    @cache
+    def on_path(module: str) -> str | None:
+        package = module.rpartition(".")[0]
+        if package and (file := on_path(package)) and is_installed(file):
+            return None  # as torch.Tensor, which most files import
+        return file_of(module, [str(root), *sys.path])
+
     while waiting:
         path = waiting.pop()
         if path not in found:
             found.add(path)
-            waiting += imports_of(path, root)
+            waiting += imports_of(path, on_path)
     return found
 
 
-def imports_of(path: Path, root: Path = PROJECT) -> Iterator[Path]:
+def imports_of(path: Path, on_path: Callable[[str], str | None]) -> Iterator[Path]:
     """The files that a file imports, found beside it or on Python's path; and the __init__.py of
     its package, which runs before it."""
     package = path.parent.parent if path.name == "__init__.py" else path.parent
@@ -119,7 +127,9 @@ def imports_of(path: Path, root: Path = PROJECT) -> Iterator[Path]:
         yield package / "__init__.py"
     with suppress(SyntaxError, ValueError):  # Python says so when it is imported
         for module in modules_in(path.read_text(encoding="utf-8")):
-            yield from files_of(module, path.parent, root)
+            file = file_of(module, [str(path.parent)]) or on_path(module)
+            if file and not is_installed(file):
+                yield Path(file).resolve()
 
 
 @lru_cache(1000)
@@ -135,19 +145,17 @@ def modules_in(file: str) -> list[str]:
     return sorted(found - {""})
 
 
-def files_of(module: str, *first: Path) -> Iterator[Path]:
-    """The file of a module in the first place that has it; none if that place holds what is
-    installed."""
-    for place in (*map(str, first), *sys.path):
+def file_of(module: str, places: list[str]) -> str | None:
+    """The file of a module in the first of these folders that has it."""
+    for place in places:
         base = os.path.join(place, *module.split("."))
         for path in (f"{base}.py", os.path.join(base, "__init__.py")):
             if os.path.isfile(path):
-                if not is_installed(Path(path)):
-                    yield Path(path).resolve()
-                return
+                return path
+    return None
 
 
-def is_installed(path: Path) -> bool:
+def is_installed(path: str) -> bool:
     """Whether a file is Python's own or of an installed package: beside Python, in the folder of a
     user or of the whole system."""
-    return STDLIB in path.parents or bool(OF_PACKAGES & {*path.parts})
+    return path.startswith(STDLIB) or not OF_PACKAGES.isdisjoint(path.split(os.sep))

@@ -3,7 +3,6 @@ import dataclasses
 import functools
 import os
 import re
-import sys
 from types import SimpleNamespace
 
 import pytest
@@ -17,7 +16,6 @@ from lab.engine.methods import ADVANTAGES, MITIGATIONS, make
 from grpo import grpo
 from lab.engine.model import Qwen2
 from lab.engine.model_folder import LARGE
-from lab.harness import made_of
 from lab.harness.flags import check_value, flags_of
 from lab.engine.errors import UserError
 from lab.engine.policy import Forward
@@ -37,12 +35,6 @@ if torch.backends.cpu.get_cpu_capability() != "AVX512":
     # Attention in bfloat16 takes oneDNN's matrix products where the CPU has AMX, and fails unless
     # torch's own kernels use AVX512. ATEN_CPU_CAPABILITY lowers only torch's: lower oneDNN's, too.
     os.environ["ONEDNN_MAX_CPU_ISA"] = "AVX2"
-
-imports_of = made_of.imports_of
-known_imports = functools.cache(lambda path, *places: [*imports_of(path)])
-# Every run asks what the project's files import, and no test changes these.
-made_of.imports_of = lambda path, root=ROOT: (
-    known_imports(path, os.getcwd(), *sys.path) if ROOT in path.parents else imports_of(path, root))
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12]]
 
