@@ -106,10 +106,11 @@ def with_imports(paths: list[Path], root: Path = PROJECT) -> set[Path]:
 
     @cache
     def on_path(module: str) -> str | None:
-        package = module.rpartition(".")[0]
-        if package and (file := on_path(package)) and is_installed(file):
-            return None  # as torch.Tensor, which most files import
-        return file_of(module, [str(root), *sys.path])
+        package, _, name = module.rpartition(".")
+        if not (file := package and on_path(package)):
+            return file_of(module, [str(root), *sys.path])
+        is_own = file.endswith("__init__.py") and not is_installed(file)
+        return file_of(name, [os.path.dirname(file)]) if is_own else None
 
     while waiting:
         path = waiting.pop()
