@@ -8,6 +8,7 @@ Everything per token has one column for each place of a row, the prompt and the 
 column j is for the token ids[j].
 """
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -44,9 +45,7 @@ class Lens:
 
     def log_probs(self, logits: Tensor, ids: Tensor) -> Tensor:
         """(B, L): column j is for token j. It is 0 where no logits predict the token."""
-        value = self.distribution(logits).gather(2, ids[:, :, None]).squeeze(2)
-        known = self.to_tokens(torch.ones(ids.shape, dtype=value.dtype)) > 0
-        return torch.where(known, value, 0.0)
+        return self.distribution(logits).gather(2, ids[:, :, None]).squeeze(2)
 
     def distribution(self, logits: Tensor) -> Tensor:
         """(B, L, V) the log-probs of all tokens; column j is for token j."""
@@ -65,9 +64,9 @@ class Lens:
         return Lens(shift=-self.shift).to_tokens(by_token)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
-    """A batch as it was designed."""
+    """A batch as it was designed. It equals only itself, so what was computed of it can be kept."""
     logits: Tensor                # (B, L, V) float64
     ids: Tensor
     prompt_length: Tensor
@@ -123,6 +122,7 @@ class Case:
                        **{name: longer(getattr(self, name)) for name in by_place})
 
 
+@cache
 def make_case(seed: int, groups: int = 4, answers: int = 4, longest: int = 7,
               equal_lengths: bool = False, prompts: tuple[int, int] = (2, 4), spare: int = 1,
               sizes: tuple[int, ...] = (), has_turns: bool = False, lens: Lens = Lens(),

@@ -87,7 +87,7 @@ class Examined:
     def call_until_it_may_change(self, case: Case) -> None:
         """Call the loss until it was called as often as one that counts its calls may need. What it
         returns or raises does not matter here."""
-        logits, batch = case.logits.to(self.dtype), case.batch(self.dtype)
+        logits, batch = case.logits.to(self.dtype, copy=True), case.batch(self.dtype)
         while self.calls < CALLS:
             self.calls += 1
             with suppress(LossFailed), torch.no_grad(), of_the_user():

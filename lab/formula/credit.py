@@ -54,10 +54,10 @@ class Credit:
         self.search, self.start = search, search.formula
         cases = rewarded(search)
         views = [view_of(case, self.start) for case in cases]
-        lengths = [length for length in LENGTHS if not length or any(
+        self.lengths = [length for length in LENGTHS if not length or any(
             not torch.equal(view.lengths(length), view.lengths("")) for view in views)]
-        self.ways = [(Setting(count, (1.0,) * ("{N}" in count)), length) for length in lengths
-                     for count in COUNTS]
+        self.ways = [(Setting(count, (1.0,) * ("{N}" in count)), length)
+                     for length in self.lengths for count in COUNTS]
         self.plain = [way for way, (count, length) in enumerate(self.ways)
                       if count.code in PLAIN and not length]
         self.pairs = []  # of each pair: the two batches, their weights, the numbers
@@ -76,7 +76,11 @@ class Credit:
     def weights(self, case: Case) -> Tensor:
         """(ways, B) the weights of the answers that have a number."""
         view = view_of(case, self.start)
-        found = [weights(view, count, view.lengths(length)) for count, length in self.ways]
+        n = {length: view.lengths(length) for length in self.lengths}
+        same = {length: next(one for one in n if torch.equal(n[one], n[length])) for length in n}
+        made = {(count, length): weights(view, count, n[length])
+                for count, length in self.ways if same[length] == length}
+        found = [made[count, same[length]] for count, length in self.ways]
         return torch.stack(found) * view.trained.any(1)
 
     def measured(self, case: Case, other: Case) -> Tensor | None:
@@ -98,17 +102,21 @@ class Credit:
         found = [(batch, float(number[row] / of_first[row])) for batch, number in others]
         batch, wanted = min(found, key=lambda one: abs(abs(one[1]) - .5))
 
-        def shrinks_by(exponent: float) -> float:
-            made = formula.given(**{part: Setting(getattr(formula, part).code, (10 ** exponent,))})
-            advantages = [advantage_of(one, made)[row] for one in (batch, first)]
-            return float(advantages[0] / advantages[1])
+        def shrinks_by(exponents: Tensor) -> Tensor:
+            numbers = 10 ** exponents[:, None]
+            made = formula.given(**{part: Setting(getattr(formula, part).code, (numbers,))})
+            small, large = (advantage_of(one, made)[:, row] for one in (batch, first))
+            return small / large
 
         low, high = -13.0, 2.0
-        if not math.isfinite(wanted) or not shrinks_by(high) < wanted < shrinks_by(low) - 1e-9:
+        most, least = shrinks_by(torch.tensor([low, high]).double())
+        if not math.isfinite(wanted) or not least < wanted < most - 1e-9:
             return 0.0
-        for _ in range(45):
-            middle = (low + high) / 2
-            low, high = (middle, high) if shrinks_by(middle) > wanted else (low, middle)
+        for _ in range(4):
+            exponents = torch.linspace(low, high, 1000, dtype=torch.float64)
+            shrinks_less = shrinks_by(exponents) > wanted
+            low = float(torch.where(shrinks_less, exponents, low).max())
+            high = float(torch.where(shrinks_less, high, exponents).min())
         return tidy(10 ** low, 4, 1e-5)
 
     def advantages(self) -> Iterator[Formula]:

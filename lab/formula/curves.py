@@ -26,59 +26,58 @@ REWARDS_OF_FOUR = (1.0, -1.0, 0.0, 0.0), (0.0, 0.0, 1.0, -1.0)
 
 class Curves:
     """The response of a loss to a ratio: its push divided by its push at a ratio of 1. `moves`
-    names the field of a case that has the logarithm of the ratio."""
+    names the field of a case that has the logarithm of the ratio. Good and bad answers are moved to
+    smaller and to larger ratios: these are four ways, each with `count` answers of its own, and all
+    are followed at once."""
 
     def __init__(self, search: Any, moves: str):
         self.search, self.moves = search, moves
-        self.case = search.case(33, 8, 4, equal_lengths=True)
-        row = torch.arange(32)
+        self.case = search.case(33, 8, 16, equal_lengths=True)
+        row = torch.arange(len(self.case.reward))
         place = (row + row // 4 + row // 8) % 4
         self.pair = [self.case.with_reward(torch.tensor(rewards).double()[place])
                      for rewards in REWARDS_OF_FOUR]
         usable = view_of(self.case, search.formula).trained & self.case.mask
         self.still = self.moved(self.case.log_ratio)
         usable &= self.still.abs() > 1e-7 * self.still.abs().max()
-        self.slots = [[(b, int(usable[b].nonzero()[0])) for b in range(32)
-                       if place[b] == sign and usable[b].any()] for sign in (0, 1)]
+        answers = [row[(place == sign) & usable.any(1)] for sign in (0, 1)]
+        answers = [found for found in answers if len(found) > 3]
+        self.count = min(map(len, answers), default=0) // 2
+        self.direction = torch.tensor([-1.0, 1.0] * len(answers)).double()[:, None]
+        rows = [found[:2 * self.count].view(2, self.count) for found in answers]
+        self.rows = torch.cat([row[:0].view(0, self.count), *rows])           # (ways, count)
+        self.tokens = self.rows, usable.byte().argmax(1)[self.rows]  # the first of each answer
 
     def moved(self, logarithm: Tensor) -> Tensor:
         """(B, L): the pushes at the ratios with these logarithms."""
         return self.search.push(*[replace(case, **{self.moves: logarithm}) for case in self.pair])
 
-    def response(self, sign: int, logarithms: list[float]) -> list[float]:
-        """The response at each of at most eight ratios, in good or in bad answers (`sign`)."""
-        moved, logarithm = self.slots[sign][:len(logarithms)], torch.zeros_like(self.still)
-        for (b, _), value in zip(moved, logarithms):
-            logarithm[b] = value
-        push = self.moved(logarithm)
-        return [float(push[slot] / self.still[slot]) for slot in moved]
-
-    def end_of_law(self, sign: int, farthest: float) -> tuple[float, float | None]:
-        """Near a ratio of 1 the response is a power of the ratio. Returns this power, and the ratio
-        at which that stops being true, or None if it never stops."""
-        near, far = math.copysign(NEAREST, farthest), farthest
-        [first] = self.response(sign, [near])
-        power = 0.0 if first <= 0 else round(math.log(first) / near, 6)
-        count = len(self.slots[sign])
-        while abs(far - near) > 1e-11:
-            tries = [near + (far - near) * k / count for k in range(1, count + 1)]
-            values = self.response(sign, tries)
-            holds = [abs(value / math.exp(power * one) - 1) < 1e-7
-                     for one, value in zip(tries, values)]
-            if all(holds):
-                return power, None
-            last = holds.index(False)
-            near, far = [near, *tries][last], tries[last]
-        return power, float(f"{snapped(math.exp(far)):.9g}")
+    def response(self, logarithms: Tensor) -> Tensor:
+        """(ways, count) the response at these ratios, or at one for each way."""
+        logarithm = torch.zeros_like(self.still)
+        logarithm[self.rows] = logarithms.expand(self.rows.shape)[..., None]
+        return self.moved(logarithm)[self.tokens] / self.still[self.tokens]
 
     def points(self) -> list[float] | None:
-        """The ratios at which the response changes its form; None if no ratio changes it."""
-        signs = [sign for sign in (0, 1) if len(self.slots[sign]) > 1]
-        found = [self.end_of_law(sign, farthest) for sign in signs
-                 for farthest in (-FARTHEST, FARTHEST)]
-        points = {point for _, point in found if point is not None}
-        is_flat = signs and not points and not any(power for power, _ in found)
-        return None if is_flat else sorted(points)
+        """Near a ratio of 1 the response is a power of the ratio. Returns the ratios at which that
+        stops being true; None if no ratio changes the response."""
+        if not self.count:
+            return []
+        near, far = NEAREST * self.direction, FARTHEST * self.direction       # (ways, 1)
+        first = self.response(near)[:, :1]
+        power = torch.where(first > 0, first.log() / near, 0.0).round(decimals=6)
+        while (far - near).abs().max() > 1e-11:
+            tries = near + (far - near) * torch.arange(self.count + 1) / self.count
+            law = (power * tries).exp()[:, 1:]
+            holds = (self.response(tries[:, 1:]) / law - 1).abs() < 1e-7
+            if holds.all():
+                break
+            step = holds.byte().argmin(1, keepdim=True)
+            step[holds.all(1)] = self.count - 1  # on this way nothing stops
+            near, far = tries.gather(1, step), tries.gather(1, step + 1)
+        ends = far[far.abs() < FARTHEST - 1e-6].tolist()
+        points = {float(f"{snapped(math.exp(end)):.9g}") for end in ends}
+        return sorted(points) if points or power.any() else None
 
 
 def snapped(value: float) -> float:

@@ -7,6 +7,7 @@ gradient of the user's loss (search.py, `prove`).
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import TypeVar
 
@@ -71,20 +72,17 @@ class Formula:
 class View:
     """What a loss sees through its lens, per token (B, L), and which tokens a formula trains."""
 
-    def __init__(self, logits: Tensor, batch: Batch, formula: Formula):
+    def __init__(self, logits: Tensor, batch: Batch, lens: Lens, odd: frozenset[str]):
         self.batch, self.logits = batch, logits
-        self.counts_trained = formula.length.code == " (trained)"
-        lens = formula.lens
-        self.log_prob = lens.log_probs(logits, batch.ids)
-        log_q = lens.distribution(logits)
-        self.entropy = -(log_q.exp() * log_q).sum(-1)
+        self.log_q = lens.distribution(logits)
+        self.log_prob = self.log_q.gather(2, batch.ids[:, :, None]).squeeze(2)
         self.readable = lens.to_tokens(torch.ones(batch.ids.shape)) > 0
         self.see_places(batch)
         self.trained = torch.zeros_like(self.inside)
         for code, row in TOKENS.items():
-            if code.startswith("no ") != (code in formula.odd):
+            if code.startswith("no ") != (code in odd):
                 self.trained = self.trained | row.function(self)
-        if UNFINISHED in formula.odd:
+        if UNFINISHED in odd:
             self.trained = self.trained & self.has_end
 
     def see_places(self, batch: Batch) -> None:
@@ -101,29 +99,38 @@ class View:
         return LENGTHS[length].function(self).to(self.logits.dtype)
 
 
+@lru_cache(maxsize=64)
+def kept_view(case: Case, lens: Lens, odd: frozenset[str]) -> View:
+    """A view whose logits have a gradient, for all formulas that read and train the same tokens."""
+    return View(case.logits.clone().requires_grad_(True), case.batch(), lens, odd)
+
+
 def view_of(case: Case, formula: Formula) -> View:
-    return View(case.logits, case.batch(), formula)
+    return kept_view(case, formula.lens, formula.odd)
 
 
 def ours(logits: Tensor, batch: Batch, formula: Formula) -> Tensor:
     """The loss that has these settings."""
-    view = View(logits, batch, formula)
-    total = -policy(view, formula)
+    return loss_of(View(logits, batch, formula.lens, formula.odd), formula)
+
+
+def loss_of(view: View, formula: Formula) -> Tensor:
+    batch, total = view.batch, -policy(view, formula)
     for term in (*formula.terms, *formula.guesses):
         [factor] = term.setting.numbers
         x = SimpleNamespace(d=REFERENCES[term.reference](batch) - view.log_prob,
                             ratio=(view.log_prob - batch.old_log_prob).exp(),
-                            log_p=view.log_prob, entropy=view.entropy)
+                            log_p=view.log_prob,
+                            entropy=-(view.log_q.exp() * view.log_q).sum(-1))
         value = TERMS[term.setting.code].function(x)
-        total = total + factor * (weight_of(view, term) * value).sum()
+        total = total + factor * (weight_of(view, term, formula) * value).sum()
     return total
 
 
 def gradient_of(formula: Formula, case: Case) -> Tensor:
     """(B, L, V) the gradient of `ours` at the logits of a case."""
-    logits = case.logits.clone().requires_grad_(True)
-    value = ours(logits, case.batch(), formula)
-    return torch.autograd.grad(value, logits)[0]
+    view = view_of(case, formula)
+    return torch.autograd.grad(loss_of(view, formula), view.logits, retain_graph=True)[0]
 
 
 def left_of(wanted: Tensor, explained: Tensor) -> float:
@@ -152,7 +159,7 @@ def weights(view: View, count: Setting, n: Tensor) -> Tensor:
 
 def advantage_of(batch: Batch, formula: Formula) -> Tensor:
     """(B,) the advantage. Where it is 0 / 0 stands 0."""
-    reward, n = batch.reward, (batch.mask > 0).sum(1).to(batch.reward.dtype)
+    reward, n = batch.reward, batch.mask.sum(1)
     label = GROUPS[formula.groups.code].function(batch)
     scale, finish = formula.scale, formula.finish
     centred = reward - CENTRES[formula.centre.code].function(reward, label, n)
@@ -176,10 +183,11 @@ def seen_by_ratio(view: View, formula: Formula, advantage: Tensor) -> SimpleName
                            w_sum=(n * mean_of(w)).exp())
 
 
-def weight_of(view: View, term: Term) -> Tensor:
+def weight_of(view: View, term: Term, formula: Formula) -> Tensor:
     """(B, L) the weight of each token in a KL term or an entropy bonus."""
     where = PLACES[term.place](view).expand(view.log_prob.shape)
-    n = where.sum(1).to(view.logits.dtype) if view.counts_trained else view.lengths("")
+    counts_trained = formula.length.code == " (trained)"
+    n = where.sum(1).to(view.logits.dtype) if counts_trained else view.lengths("")
     return weights(view, term.count, n)[:, None] * where
 
 

@@ -25,7 +25,7 @@ size.
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 
 import torch
@@ -194,7 +194,7 @@ class Search:
         self.find_terms()
         self.prove()
         self.ask_invariances()
-        self.examined.call_until_it_may_change(make_case(1, 2, 2))
+        self.examined.call_until_it_may_change(make_case(1, 1, 2))
         self.refuse_what_changes()
         self.found.formula, self.found.asks_turns = self.formula, self.asks_turns
 
@@ -218,12 +218,13 @@ class Search:
             self.settle("lens", replace(self.formula, lens=lens), left)
 
     def support(self, case: Case) -> Tensor:
-        """(B, L) where a push depends on the reward, whichever the rewards are."""
+        """(B, L) where a push depends on the reward, whichever the rewards are. What is good in
+        one batch is bad in the other, so each answer is pushed, though only good ones be."""
         found = torch.zeros_like(case.mask)
-        for seed in range(3):
+        for seed in range(2):
             draw = torch.Generator().manual_seed(seed)
-            first, second = torch.rand(2, len(case.reward), generator=draw, dtype=torch.float64)
-            push = self.push(case.with_reward(first), case.with_reward(second)).abs()
+            reward = torch.rand(len(case.reward), generator=draw, dtype=torch.float64)
+            push = self.push(case.with_reward(reward), case.with_reward(1 - reward)).abs()
             found = found | (push > 1e-9 * push.max().clamp(min=1e-12))
         return found
 
@@ -319,7 +320,7 @@ class Search:
         @cache
         def weight(number: int, count: Setting, place: str) -> Tensor:
             term = Term(Setting(""), count, place)
-            return lens.to_places(weight_of(views[number], term))[..., None]
+            return lens.to_places(weight_of(views[number], term, self.formula))[..., None]
 
         def fit(term: Term) -> tuple[float, float]:
             factor, left = 0.0, 0.0
@@ -393,13 +394,13 @@ class Search:
         """Changes of a batch that leave a right loss as it is. One that the formula explains is
         told as part of it."""
         case = case_to_change(self.formula.lens, self.formula.late)
+        theirs, explained = cache(self.gradient), cache(partial(gradient_of, self.formula))
         for name, (_, left) in INVARIANCES.items():
             try:
-                changes = left(self.gradient, case) > KNOWN
+                changes = left(theirs, case) > KNOWN
             except LossFailed:
                 changes = True
-            if changes and not (self.found.understood and left(
-                    lambda one: gradient_of(self.formula, one), case) > KNOWN):
+            if changes and not (self.found.understood and left(explained, case) > KNOWN):
                 self.found.changed.append(name)
 
     def new_batches(self) -> list[tuple[str, Case]]:

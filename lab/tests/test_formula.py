@@ -363,8 +363,9 @@ def test_a_loss_may_refuse_replies_and_groups_of_unequal_size_and_nothing_else(r
     found = find_formula(loss)
     assert found.understood and len(set(found.refused)) == 1
     assert named(found) == [name] * bool(name)
-    assert len(differences(loss, loss)) == 16 + bool(name)
-    assert (max(differences(loss, loss).values()) == math.inf) == bool(name)
+    shares = differences(loss, loss)
+    assert len(shares) == 16 + bool(name)
+    assert (max(shares.values()) == math.inf) == bool(name)
 
 
 def test_a_size_of_groups_that_is_silently_wrong_is_told():
@@ -605,7 +606,9 @@ def test_a_loss_without_a_reward():
         assert formula.understood and named(formula) == ["no reward"]
 
 
-def test_the_command_line(tmp_path, capsys):
+def test_the_command_line(tmp_path, capsys, monkeypatch):
+    for once in (load_loss, find_formula):  # each of two files is searched once for five commands
+        monkeypatch.setattr(f"lab.formula.__main__.{once.__name__}", cache(once))
     for name, old, new in (("good", "", ""), ("bad", "return -(", "return ("),
                            ("dead", " + 1e-6", "")):
         (tmp_path / f"{name}.py").write_text(FILE.replace(old, new))
