@@ -8,6 +8,7 @@ told about it. The first that fits what the reader's function gives is told.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from textwrap import fill
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from lab.formula.batches import Batch, make_case
 from lab.formula.calling import Examined, Loss, LossFailed
 from lab.formula.formula import KNOWN, best_of, left_of
 from lab.formula.report import worst_of
-from lab.formula.search import differences
+from lab.formula.search import new_gradients, shares_of
 
 Function = Callable[..., Tensor]
 
@@ -151,12 +152,12 @@ MISTAKES_OF_THE_RATIO = {
 LOSSES = {"policy_loss": MISTAKES, "clipped_loss": MISTAKES | MISTAKES_OF_THE_RATIO}
 
 
-def right(log_prob: Tensor, advantage: Tensor, weight: Tensor, mask: Tensor, total: float,
-          old: Tensor | None, clip: tuple[float, float]) -> Tensor:
+def right(given: Given, **changed: object) -> Tensor:
     """The two losses of grpo.py: the second one where there are old log-probs."""
-    if old is None:
-        return policy_loss(log_prob, advantage, weight, mask, total)
-    return clipped_loss(log_prob, old, advantage, weight, mask, total, *clip)
+    b = given._replace(**changed)
+    if b.old is None:
+        return policy_loss(b.log_prob, b.advantage, b.weight, b.mask, b.total)
+    return clipped_loss(b.log_prob, b.old, b.advantage, b.weight, b.mask, b.total, *b.clip)
 
 
 class Blank(NamedTuple):
@@ -344,12 +345,12 @@ def wrong_values(function: Function, blank: Blank) -> str:
             f"{wrong[0][0]:.4f}, and should be {wrong[0][1]:.4f}. Work it out by hand.")
 
 
+right_gradients = cache(lambda with_old: new_gradients(loss_of(right, with_old)))
+
+
 def wrong_gradient(function: Function, name: str) -> str:
     """What is probably wrong with a loss; empty if it is right."""
     with_old, mistakes = name == "clipped_loss", LOSSES[name]
-
-    def right_but(given: Given, **changed: object) -> Tensor:
-        return right(**given._asdict() | changed)
 
     def as_written(given: Given) -> Tensor:
         arguments = given._asdict()
@@ -359,7 +360,8 @@ def wrong_gradient(function: Function, name: str) -> str:
 
     theirs = loss_of(as_written, with_old)
     try:
-        shares = differences(theirs, loss_of(right_but, with_old))
+        gradients = new_gradients(theirs)
+        shares = shares_of(gradients, right_gradients(with_old))
     except LossFailed as error:
         if isinstance(error.__cause__, NotImplementedError):
             raise error.__cause__
@@ -374,10 +376,11 @@ def wrong_gradient(function: Function, name: str) -> str:
     gradient = Examined(theirs).gradient(case)
 
     def left_over(name: str) -> float:
-        wrong = loss_of(lambda given: mistakes[name][0](right_but, given), with_old)
+        wrong = loss_of(lambda given: mistakes[name][0](right, given), with_old)
         share = left_of(gradient, Examined(wrong).gradient(case))
         try:
-            return share if share > KNOWN else max(differences(theirs, wrong).values())
+            return share if share > KNOWN else max(
+                shares_of(gradients, new_gradients(wrong)).values())
         except LossFailed:  # neither has a gradient
             return 0.0
 

@@ -106,10 +106,7 @@ def find_sampler(search: Any) -> None:
     start, left = search.formula, left_by(changes_of(search, 1.0))
     if not search.knows("credit", "ratio") or left(start) < KNOWN:
         return search.settle("sampler", start, left(start))
-    try:
-        points = Curves(search, "log_sampler").points() or []
-    except LossFailed:
-        points = []
+    points = search.tried(lambda: Curves(search, "log_sampler").points()) or []
     fits = [start.given(old="sampler for old"), *with_bounds(start, "sampler", points)]
     search.settle("sampler", *best_of(fits, left))
 

@@ -27,6 +27,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -53,6 +54,7 @@ NEAR_ON = (ORDINARY, "answers of up to 60 tokens", "answers of up to 200 tokens"
 DEAD, UNEQUAL, TURNS = ("groups with equal rewards", "groups of unequal size",
                         "replies of an environment")
 MAY_BE_REFUSED = (UNEQUAL, TURNS)
+Gradients = list[tuple[str, Tensor | None]]  # by kind of batch; None where a loss gives none
 NEEDED = {"credit": {"shape"}, "ratio": {"credit"}, "sampler": {"credit", "ratio"}}
 
 
@@ -85,22 +87,28 @@ def find_formula(loss: Loss) -> Found:
 
 
 def differences(loss: Loss, other: Loss) -> dict[str, float]:
+    """By which shares two losses have other gradients, for each kind of batch."""
+    return shares_of(new_gradients(loss), new_gradients(other))
+
+
+def new_gradients(loss: Loss) -> Gradients:
+    search = Search(loss)
+    search.prepare()
+    part = replace(make_case(60).moved(61, .3, .3), whole=200.0)
+    found = [(name, search.tried(search.gradient, case))
+             for name, case in [*search.new_batches(), ("a part of a larger batch", part)]]
+    search.refuse_what_changes()
+    return found
+
+
+def shares_of(found: Gradients, others: Gradients) -> dict[str, float]:
     """For each kind of batch the largest share by which two losses have other gradients: infinite
     where one of them gives none. A kind that both refuse and may refuse is left out."""
-    searches = [Search(one) for one in (loss, other)]
-    for search in searches:
-        search.prepare()
-    part = replace(make_case(60).moved(61, .3, .3), whole=200.0)
-    found = [(name, [search.tried(search.gradient, case) for search in searches])
-             for name, case in [*searches[0].new_batches(), ("a part of a larger batch", part)]]
-    for search in searches:
-        search.refuse_what_changes()
-    largest = max([float(one.norm()) for _, pair in found for one in pair if one is not None],
-                  default=0.0)
+    largest = max([float(one.norm()) for _, one in found + others if one is not None], default=0.0)
     if not largest:
         raise LossFailed("neither of the two losses has a gradient on any batch")
     shares: dict[str, float] = {}
-    for name, (first, second) in found:
+    for (name, first), (_, second) in zip(found, others):
         share = math.inf
         if first is not None and second is not None:
             size = max(float(first.norm()), float(second.norm()), 1e-9 * largest)
@@ -156,10 +164,10 @@ class Search:
     def push(self, case: Case, other: Case) -> Tensor:
         return pushes(self.change(case, other), case, self.formula.lens)[0]
 
-    def tried(self, function: Callable[..., Tensor], *cases: Case) -> Tensor | None:
+    def tried(self, function: Callable[..., Any], *given: Any) -> Any:
         """What a function gives of these cases; None if the loss refuses one of them."""
         try:
-            return function(*cases)
+            return function(*given)
         except LossFailed as error:
             self.why = error
         return None
@@ -396,11 +404,9 @@ class Search:
         case = case_to_change(self.formula.lens, self.formula.late)
         theirs, explained = cache(self.gradient), cache(partial(gradient_of, self.formula))
         for name, (_, left) in INVARIANCES.items():
-            try:
-                changes = left(theirs, case) > KNOWN
-            except LossFailed:
-                changes = True
-            if changes and not (self.found.understood and left(explained, case) > KNOWN):
+            share = self.tried(left, theirs, case)
+            if (share is None or share > KNOWN) and not (
+                    self.found.understood and left(explained, case) > KNOWN):
                 self.found.changed.append(name)
 
     def new_batches(self) -> list[tuple[str, Case]]:

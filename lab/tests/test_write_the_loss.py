@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from conftest import ROOT, one_of
-from lab.exercise import BLANKS, LOSSES, check, right
+from lab.exercise import BLANKS, LOSSES, Given, check, right
 from runs import program_here
 
 FILE = ROOT / "examples/write_the_loss.py"
@@ -254,7 +254,7 @@ def test_the_examples_of_the_page_are_those_of_the_labs_function():
         batch = {name: torch.tensor(value, dtype=torch.float32) if name != "total" else value
                  for name, value in given.items()}
         batch["log_prob"].requires_grad_()
-        found = right(**{"old": None, "clip": (0.2, 0.28)} | batch)
+        found = right(Given(**{"old": None, "clip": (0.2, 0.28)} | batch))
         found.backward()
         assert found.item() == pytest.approx(loss, abs=1e-6)
         assert batch["log_prob"].grad.flatten().tolist() == pytest.approx(derivatives, abs=1e-6)
