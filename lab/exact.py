@@ -30,6 +30,7 @@ import random
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -91,17 +92,28 @@ def gradients(world: World, choice: Choice, flags: Mapping[str, Any], batches: I
               seed: int = 0) -> Tensor:
     """(M, P): the gradient of minus the loss at all logits, for each batch."""
     method: Any = make(choice, flags, world.policy)
-    learns, found = hasattr(method, "state_dict"), []
+    learns, listed = hasattr(method, "state_dict"), [*batches]
     for groups in spread(world.batches(), LEARNED_FROM) if learns else ():
-        gradient(world, choice, method, groups, 0)
-    state = copied_state(method)
-    for groups in batches:
+        credited(world, choice, method, groups, 0)
+    state, parts = copied_state(method), []
+    for groups in listed:
         if learns:
             method.load_state_dict(state)
         elif isinstance(choice, type):  # it forgets the batch before
             method = make(choice, flags, world.policy)
-        found.append(gradient(world, choice, method, groups, seed))
-    return torch.stack(found)
+        parts.append(credited(world, choice, method, groups, seed))
+    advantage, weight, mask = map(torch.stack, zip(*parts))                      # (M, B, T) each
+    s, of_each_batch = world.policy.settings, torch.vmap(length_scaling, (0, None, None))
+    weight = weight * of_each_batch(mask.sum(2), s.loss_norm, s.max_new_tokens)
+    rows, each = torch.tensor([sum(groups, ()) for groups in listed]), torch.arange(len(listed))
+    log_prob = world.log_prob.detach().repeat(len(listed), 1, 1).requires_grad_()    # (M, n, T)
+    losses = map(policy_loss, map(Tensor.clone, log_prob[each[:, None], rows]), advantage.double(),
+                 weight.double(), mask, mask.sum((1, 2)).clamp(min=1).tolist())
+    [at_log_prob] = torch.autograd.grad([*losses], log_prob)
+    [at_logits] = torch.autograd.grad(world.log_prob, world.logits, at_log_prob, retain_graph=True,
+                                      is_grads_batched=True)                     # (M, rows, V)
+    # the loss is divided by answers * max_new_tokens, and the truth is that of one answer
+    return -at_logits.flatten(1) * world.kind.limit
 
 
 def spread(batches: Iterable[Batch], most: int) -> list[Batch]:
@@ -110,8 +122,9 @@ def spread(batches: Iterable[Batch], most: int) -> list[Batch]:
     return listed[::-(-len(listed) // most)]
 
 
-def gradient(world: World, choice: Choice, method: Any, groups: Batch, seed: int) -> Tensor:
-    """(P,): as a step of training has it."""
+def credited(world: World, choice: Choice, method: Any, groups: Batch, seed: int
+             ) -> tuple[Tensor, Tensor, Tensor]:
+    """The advantage, the weight and the mask (B, T), as a step of training has them."""
     name, s, policy = choice.__name__, world.policy.settings, world.policy
     is_weighting = MITIGATIONS.data.get(name) is choice
     batch = replace(world.batch(groups), generator=torch.Generator().manual_seed(seed),
@@ -124,12 +137,7 @@ def gradient(world: World, choice: Choice, method: Any, groups: Batch, seed: int
     if is_weighting:
         rescale = "none" if name in NEVER_RESCALED else s.rescale
         weight, _ = rescaled_weight(method, name, batch, policy, rescale)
-    weight = weight * length_scaling(batch.length, s.loss_norm, s.max_new_tokens)
-    loss = policy_loss(world.log_prob[[*sum(groups, ())]], values.double(), weight.double(),
-                       batch.mask, int(batch.length.sum().clamp(min=1)))
-    [at_logits] = torch.autograd.grad(loss, world.logits, retain_graph=True)
-    # the loss is divided by answers * max_new_tokens, and the truth is that of one answer
-    return -at_logits.flatten() * world.kind.limit
+    return values, weight, batch.mask
 
 
 def compared(world: World, batches: Mapping[Batch, float], found: Tensor) -> Mean:
@@ -157,8 +165,9 @@ def judged(world: World, choice: Choice, flags: Mapping[str, Any]) -> Mean:
     does, and whether a method draws random numbers, is seen in the most varied batches."""
     batches, shuffle, shuffled = world.batches(), random.Random(0), []
     found, listed = gradients(world, choice, flags, batches), [*batches]
+    sizes = found.norm(dim=1).tolist()
     varied = sorted(range(len(listed)), key=lambda n: (
-        bool(found[n].any()), len({*sum(listed[n], ())}), float(found[n].norm())))[-20:]
+        sizes[n] > 0, len({*sum(listed[n], ())}), sizes[n]))[-20:]
     some = [listed[n] for n in varied]
     if not found[varied].equal(gradients(world, choice, flags, some, seed=1)):
         raise UserError("it draws random numbers, or it remembers earlier batches")
@@ -172,9 +181,16 @@ def judged(world: World, choice: Choice, flags: Mapping[str, Any]) -> Mean:
     return compared(world, batches, found)
 
 
+@cache
+def plain_noise(world: World) -> float:
+    """The noise of plain GRPO."""
+    batches = world.batches()
+    return compared(world, batches, gradients(world, grpo, {}, batches)).noise
+
+
 def judge(choice: Choice, flags: Mapping[str, Any], worlds: list[World],
-          plain: dict[World, float], at_least: float | None = None) -> Verdict:
-    """`plain` keeps the noise of plain GRPO in each world. A cosine of `at_least` is accepted."""
+          at_least: float | None = None) -> Verdict:
+    """A cosine of `at_least` is accepted."""
     name, means = choice.__name__, list[Mean]()
     reasons: dict[str, list[str]] = {"fails in": [], "is not made for": []}
     flags = {**SUITED.get(name, {}), **flags}
@@ -192,10 +208,7 @@ def judge(choice: Choice, flags: Mapping[str, Any], worlds: list[World],
             cause = error.__cause__ if isinstance(error.__cause__, UserError) else error
             reasons[does].append(f"{world.about}. {str(cause).strip()}")
             continue
-        if world not in plain:
-            batches = world.batches()
-            plain[world] = compared(world, batches, gradients(world, grpo, {}, batches)).noise
-        means.append(mean._replace(noise=mean.noise / plain[world]))
+        means.append(mean._replace(noise=mean.noise / plain_noise(world)))
     show_status("")
     word, why = in_words(name, means, bool(reasons["fails in"]), at_least)
     if called_as := getattr(choice, "called_as", ""):
@@ -246,7 +259,7 @@ def check(method: Any, *, at_least: float | None = None, seeds: int = 3, **flags
     """For a test: an AssertionError unless the function, or the method of this name, is right on
     average, or has a cosine of `at_least` in all worlds."""
     choice = choice_of(method) if isinstance(method, str) else as_choice(method)
-    verdict = judge(choice, flags, worlds_of({}, seeds), {}, at_least)
+    verdict = judge(choice, flags, worlds_of({}, seeds), at_least)
     if verdict.word not in (RIGHT, ACCEPTED):
         raise AssertionError(f"{verdict.word}: {verdict.why}")
     return verdict
@@ -301,11 +314,11 @@ def main(argv: list[str]) -> int:
         raise unknown_argument(f"--{flag}", [*own, *FLAGS])
     values = settle(others, own)
     worlds = worlds_of({name: getattr(args, name) for name in OF_LOSS}, args.seeds)
-    plain, verdicts = dict[World, float](), dict[str, Verdict]()
+    verdicts = dict[str, Verdict]()
     rows = [] if args.json else [HEADINGS]
     for name, choice in choices.items():
         typed = {flag: values[flag] for flag in others.keys() & flags_of(choice).keys()}
-        verdict = verdicts[name] = judge(choice, typed, worlds, plain, args.at_least)
+        verdict = verdicts[name] = judge(choice, typed, worlds, args.at_least)
         if not args.json:
             rows += (of_each_kind(verdict.means) if len(choices) == 1
                      else [row(name, verdict.means, verdict.word)])

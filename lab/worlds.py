@@ -93,14 +93,14 @@ class WorldTask:
     def score(self, problem: int, text: Any) -> dict[str, Any]:
         # what a turn earns follows from it and the turns before it
         paid_for = [text[:d + 1] for d in range(len(text))] if self.kind.pays else [text]
-        paid = [self.draw("reward", problem, one).choice(self.kind.rewards) for one in paid_for]
+        paid = [self.draw("reward", problem, str(one), self.kind.rewards) for one in paid_for]
         parts = {"reward": sum(paid), "answer": float(paid[-1] >= 1),
                  "format": float(paid[-1] > 0), "reasoning": 0.0}
         return parts | ({OF_TURNS: paid} if self.kind.pays else {})
 
     def own_reply(self, problem: int, turns: list[str]) -> str | None:
         is_last = len(turns) == self.kind.turns or turns[-1] == "!"
-        return None if is_last else self.draw("reply", problem, turns).choice(self.kind.replies)
+        return None if is_last else self.draw("reply", problem, str(turns), self.kind.replies)
 
     def own_redraw(self, problem: int, turns: list[str], rng: object) -> int:
         """The problems that fit, in turn: in six calls each of them comes equally often."""
@@ -110,8 +110,9 @@ class WorldTask:
         self.asked += 1
         return fit[self.asked % len(fit)]
 
-    def draw(self, what: str, problem: int, text: object) -> random.Random:
-        return random.Random(f"{what} {self.seed} {problem} {text}")
+    @cache  # to seed a generator takes long
+    def draw(self, what: str, problem: int, text: str, choices: tuple[Any, ...]) -> Any:
+        return random.Random(f"{what} {self.seed} {problem} {text}").choice(choices)
 
 
 class Answer(NamedTuple):
@@ -195,6 +196,7 @@ class World:
         expected = (self.chance * self.rollouts.reward).sum() / self.kind.problems
         return torch.autograd.grad(expected, self.logits, retain_graph=True)[0].flatten()
 
+    @cache
     def batches(self, ordered: bool = False) -> dict[Batch, float]:
         """The probabilities of all batches. If they are `ordered`, answers, and groups of one size,
         stand in all orders, and else only in one."""
@@ -221,6 +223,7 @@ class World:
         return replace(self.rollouts.of_rows(torch.tensor(sum(groups, ()))), problems=problems,
                        group=torch.tensor(group), prompt_ids=prompts, step=self.step)
 
+    @cache
     def value(self, problem: int, prefix: Numbers, without: int = -1) -> float:
         """The mean reward of the answers that begin so and go on without this token, or 0."""
         rows = [row for row, (of_problem, ids, *_) in enumerate(self.answers)

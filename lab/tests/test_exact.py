@@ -42,7 +42,7 @@ def worlds(**settings):
 
 def judged(choice, *kinds, **settings):
     chosen = [world for world in worlds(**settings) if world.about in (kinds or WORLDS)]
-    return judge(choice, {}, chosen, {})
+    return judge(choice, {}, chosen)
 
 
 # ------------------------------------------------------------------- known beforehand
