@@ -82,8 +82,8 @@ def test_what_draws_gives_nothing_or_is_not_finite_is_not_judged():
         return torch.rand(rollouts.mask.shape, generator=rollouts.generator)
 
     where = "one turn, rewards below 0"
-    assert judged(draws, where).word == NOT_JUDGED
-    assert "draws random numbers" in judged(draws, where).why
+    random = judged(draws, where)
+    assert random.word == NOT_JUDGED and "draws random numbers" in random.why
     class asks:
         def __init__(self, policy):
             pass
@@ -91,8 +91,9 @@ def test_what_draws_gives_nothing_or_is_not_finite_is_not_judged():
         def __call__(self, rollouts, policy):
             return policy.ask(rollouts.problems, 2, 0).log_prob
 
-    assert judged(asks, where).word == NOT_JUDGED
-    assert "it samples answers, whose mean is known here only" in judged(asks, where).why
+    asked = judged(asks, where)
+    assert asked.word == NOT_JUDGED
+    assert "it samples answers, whose mean is known here only" in asked.why
     nothing = judged(lambda rollouts: rollouts.log_prob * 0.0, where)
     assert nothing.word == NOT_JUDGED and "gives no gradient" in nothing.why
     infinite = judged(lambda rollouts: rollouts.log_prob / 0.0, where)
