@@ -62,7 +62,7 @@ FLAGS = OF_LOSS | {
     "at_least": Flag(None, "the lowest cosine that is accepted; without it none below 1 is",
                      kind=float, most=1),
     "all": Flag(False, "judge all methods"), "json": Flag(False, "print JSON")}
-LEARNED_FROM = 50  # batches, by a method that keeps a state
+LEARNED_FROM = 50  # batches at most, by a method that keeps a state
 # flags with which a method does something in answers of few tokens
 SUITED: dict[str, dict[str, Any]] = {
     "measured": {"measured_above": 0.0}, "turn_credit": {"continuations": 6},
@@ -93,7 +93,8 @@ def gradients(world: World, choice: Choice, flags: Mapping[str, Any], batches: I
     """(M, P): the gradient of minus the loss at all logits, for each batch."""
     method: Any = make(choice, flags, world.policy)
     learns, listed = hasattr(method, "state_dict"), [*batches]
-    for groups in spread(world.batches(), LEARNED_FROM) if learns else ():
+    every = math.ceil(len(world.batches()) / LEARNED_FROM)
+    for groups in [*world.batches()][::every] if learns else ():
         credited(world, choice, method, groups, 0)
     state, parts = copied_state(method), []
     for groups in listed:
@@ -114,12 +115,6 @@ def gradients(world: World, choice: Choice, flags: Mapping[str, Any], batches: I
                                       is_grads_batched=True)                     # (M, rows, V)
     # the loss is divided by answers * max_new_tokens, and the truth is that of one answer
     return -at_logits.flatten(1) * world.kind.limit
-
-
-def spread(batches: Iterable[Batch], most: int) -> list[Batch]:
-    """At most so many of them, at equal distances."""
-    listed = [*batches]
-    return listed[::-(-len(listed) // most)]
 
 
 def credited(world: World, choice: Choice, method: Any, groups: Batch, seed: int
@@ -184,8 +179,7 @@ def judged(world: World, choice: Choice, flags: Mapping[str, Any]) -> Mean:
 @cache
 def plain_noise(world: World) -> float:
     """The noise of plain GRPO."""
-    batches = world.batches()
-    return compared(world, batches, gradients(world, grpo, {}, batches)).noise
+    return compared(world, world.batches(), gradients(world, grpo, {}, world.batches())).noise
 
 
 def judge(choice: Choice, flags: Mapping[str, Any], worlds: list[World],
