@@ -226,13 +226,12 @@ class Search:
             self.settle("lens", replace(self.formula, lens=lens), left)
 
     def support(self, case: Case) -> Tensor:
-        """(B, L) where a push depends on the reward, whichever the rewards are. What is good in
-        one batch is bad in the other, so each answer is pushed, though only good ones be."""
+        """(B, L) where a push depends on the reward, whichever the rewards are."""
         found = torch.zeros_like(case.mask)
-        for seed in range(2):
+        for seed in range(3):
             draw = torch.Generator().manual_seed(seed)
-            reward = torch.rand(len(case.reward), generator=draw, dtype=torch.float64)
-            push = self.push(case.with_reward(reward), case.with_reward(1 - reward)).abs()
+            first, second = torch.rand(2, len(case.reward), generator=draw, dtype=torch.float64)
+            push = self.push(case.with_reward(first), case.with_reward(second)).abs()
             found = found | (push > 1e-9 * push.max().clamp(min=1e-12))
         return found
 
@@ -348,8 +347,11 @@ class Search:
         return term, fit(term)[0] if term else 0.0, left
 
     def terms(self, is_kl: bool) -> Iterator[Term]:
-        """All KL terms or entropies with a factor of 1."""
-        settings = [Setting(code, (1.0,)) for code in TERMS if code.startswith("kl") == is_kl]
+        """All KL terms or entropies with a factor of 1. Where the advantage is not known, one that
+        is no 0 at equal rewards looks like a k1, so that is left out."""
+        without = {"kl k1 {factor}"} if self.found.has_reward and not self.knows("credit") else ()
+        settings = [Setting(code, (1.0,)) for code in TERMS
+                    if code.startswith("kl") == is_kl and code not in without]
         counts = [Setting(code, (1.0,) * ("{" in code)) for code in COUNTS]
         counts.sort(key=lambda count: count.code != self.formula.count.code)
         for reference, count, place, setting in product(
