@@ -79,7 +79,7 @@ def learner(tmp_path_factory):
     torch.manual_seed(0)
     config = ModelConfig(vocab_size=tokenizer.get_vocab_size(), head_dim=16,
                          tie_word_embeddings=True, eos_token_id=(2,), max_position_embeddings=1024,
-                         **SMALL)
+                         **SMALL | {"num_hidden_layers": 1})
     write_model_folder(Qwen2(config), folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     recipe = dict(prompt="short", numbers="3", max_number=15, max_target=99, max_result=150,

@@ -1,5 +1,6 @@
 """Measured credit against a world where the truth can be listed; its statistics by hand."""
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -18,12 +19,16 @@ def measured(monkeypatch):
     """A world, whose continuations are drawn from the list of its answers."""
     world = world_of(2, seed=4)
 
+    @cache
+    def chances(begun, other):
+        fit = torch.tensor([tuple(answer.ids[:len(begun)]) == begun
+                            and answer.ids[len(begun)] != other for answer in world.answers])
+        return (world.chance * fit).detach()
+
     def drawn(policy, rollouts, prefixes, k, without):
         rewards = torch.zeros(len(prefixes))
         for row, ((_, begun), other) in enumerate(zip(prefixes, without)):
-            fit = torch.tensor([answer.ids[:len(begun)] == begun
-                                and answer.ids[len(begun)] != other for answer in world.answers])
-            chosen = (world.chance * fit).detach().multinomial(1, generator=rollouts.generator)
+            chosen = chances(tuple(begun), other).multinomial(1, generator=rollouts.generator)
             rewards[row] = world.rollouts.reward[chosen]
         return rewards[:, None], {"extra_tokens": len(prefixes)}
 
