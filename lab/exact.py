@@ -92,34 +92,25 @@ def gradients(world: World, choice: Choice, flags: Mapping[str, Any], batches: I
               seed: int = 0) -> Tensor:
     """(M, P): the gradient of minus the loss at all logits, for each batch."""
     method: Any = make(choice, flags, world.policy)
-    learns, listed = hasattr(method, "state_dict"), [*batches]
+    learns, found = hasattr(method, "state_dict"), []
     every = math.ceil(len(world.batches()) / LEARNED_FROM)
     for groups in [*world.batches()][::every] if learns else ():
-        credited(world, choice, method, groups, 0)
-    state, parts = copied_state(method), []
-    for groups in listed:
+        gradient(world, choice, method, groups, 0)
+    state = copied_state(method)
+    for groups in batches:
         if learns:
             method.load_state_dict(state)
         elif isinstance(choice, type):  # it forgets the batch before
             method = make(choice, flags, world.policy)
-        parts.append(credited(world, choice, method, groups, seed))
-    advantage, weight, mask = map(torch.stack, zip(*parts))                      # (M, B, T) each
-    s, of_each_batch = world.policy.settings, torch.vmap(length_scaling, (0, None, None))
-    weight = weight * of_each_batch(mask.sum(2), s.loss_norm, s.max_new_tokens)
-    rows, each = torch.tensor([sum(groups, ()) for groups in listed]), torch.arange(len(listed))
-    log_prob = world.log_prob.detach().repeat(len(listed), 1, 1).requires_grad_()    # (M, n, T)
-    losses = map(policy_loss, map(Tensor.clone, log_prob[each[:, None], rows]), advantage.double(),
-                 weight.double(), mask, mask.sum((1, 2)).clamp(min=1).tolist())
-    [at_log_prob] = torch.autograd.grad([*losses], log_prob)
-    [at_logits] = torch.autograd.grad(world.log_prob, world.logits, at_log_prob, retain_graph=True,
-                                      is_grads_batched=True)                     # (M, rows, V)
+        found.append(gradient(world, choice, method, groups, seed))
+    [at_logits] = torch.autograd.grad(world.log_prob, world.logits, torch.stack(found),
+                                      retain_graph=True, is_grads_batched=True)
     # the loss is divided by answers * max_new_tokens, and the truth is that of one answer
     return -at_logits.flatten(1) * world.kind.limit
 
 
-def credited(world: World, choice: Choice, method: Any, groups: Batch, seed: int
-             ) -> tuple[Tensor, Tensor, Tensor]:
-    """The advantage, the weight and the mask (B, T), as a step of training has them."""
+def gradient(world: World, choice: Choice, method: Any, groups: Batch, seed: int) -> Tensor:
+    """(n, T): the loss's at the log-probs of all answers, as a step of training has it."""
     name, s, policy = choice.__name__, world.policy.settings, world.policy
     is_weighting = MITIGATIONS.data.get(name) is choice
     batch = replace(world.batch(groups), generator=torch.Generator().manual_seed(seed),
@@ -132,7 +123,11 @@ def credited(world: World, choice: Choice, method: Any, groups: Batch, seed: int
     if is_weighting:
         rescale = "none" if name in NEVER_RESCALED else s.rescale
         weight, _ = rescaled_weight(method, name, batch, policy, rescale)
-    return values, weight, batch.mask
+    weight = weight * length_scaling(batch.length, s.loss_norm, s.max_new_tokens)
+    log_prob = world.log_prob.detach().requires_grad_()
+    loss = policy_loss(log_prob[[*sum(groups, ())]], values.double(), weight.double(), batch.mask,
+                       int(batch.length.sum().clamp(min=1)))
+    return torch.autograd.grad(loss, log_prob)[0]
 
 
 def compared(world: World, batches: Mapping[Batch, float], found: Tensor) -> Mean:

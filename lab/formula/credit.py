@@ -54,10 +54,10 @@ class Credit:
         self.search, self.start = search, search.formula
         cases = rewarded(search)
         views = [view_of(case, self.start) for case in cases]
-        self.lengths = [length for length in LENGTHS if not length or any(
+        lengths = [length for length in LENGTHS if not length or any(
             not torch.equal(view.lengths(length), view.lengths("")) for view in views)]
-        self.ways = [(Setting(count, (1.0,) * ("{N}" in count)), length)
-                     for length in self.lengths for count in COUNTS]
+        self.ways = [(Setting(count, (1.0,) * ("{N}" in count)), length) for length in lengths
+                     for count in COUNTS]
         self.plain = [way for way, (count, length) in enumerate(self.ways)
                       if count.code in PLAIN and not length]
         self.pairs = []  # of each pair: the two batches, their weights, the numbers
@@ -76,11 +76,7 @@ class Credit:
     def weights(self, case: Case) -> Tensor:
         """(ways, B) the weights of the answers that have a number."""
         view = view_of(case, self.start)
-        n = {length: view.lengths(length) for length in self.lengths}
-        same = {length: next(one for one in n if torch.equal(n[one], n[length])) for length in n}
-        made = {(count, length): weights(view, count, n[length])
-                for count, length in self.ways if same[length] == length}
-        found = [made[count, same[length]] for count, length in self.ways]
+        found = [weights(view, count, view.lengths(length)) for count, length in self.ways]
         return torch.stack(found) * view.trained.any(1)
 
     def measured(self, case: Case, other: Case) -> Tensor | None:
