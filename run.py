@@ -109,6 +109,7 @@ CHOICES: dict[str, Collection[str]] = {
 LEAST = {"answers": 2} | dict.fromkeys((  # the least values of these settings; of the others 0
     "epochs", "questions", "max_new_tokens", "micro_batch", "eval_tasks", "min_number",
     "max_number", "max_target", "max_result"), 1)
+MOST = {"threads": 1024, "learning_rate": 10, "clip_low": 1}  # of the others 1e12
 CHANGEABLE = {"steps", "threads", "checkpoint_every"}  # no number so far depends on them
 NOT_READ = {"out", "versions", "held_out_problems", "functions", "made_of", "changed"}  # no flags
 
@@ -161,7 +162,7 @@ def read_settings(argv: list[str]) -> tuple[Settings, bool]:
               for name, (default, _) in flags_of(owner).items()}
     for name, value in values.items():
         least = LEAST.get(name, 0 if name in own else -1e12)
-        most = 1024 if name == "threads" else 1e12
+        most = MOST.get(name, 1e12)
         if not isinstance(value, str) and not least <= value <= most:
             raise UserError(f"--{name} {value}: should be from {least:g} to {most:g}")
     typed = {name: value for name, value in values.items() if name in typed}

@@ -25,22 +25,21 @@ from countdown_task import Task
 from lab.engine.declared import Flag as Flag, Range, Requirement
 from lab.engine.errors import UserError, did_you_mean_name, location_of
 
-MOST_THREADS = 1024
+MOST_THREADS = run.MOST["threads"]
 KINDS = {int: "a whole number", float: "a finite number", str: "a text", bool: "yes or no"}
 YES_OR_NO = {"yes": True, "true": True, "no": False, "false": False}
 REUSED: Requirement = (lambda s: s.epochs > 1, "--epochs above 1")
-# what the lab says of the book's flags beyond the book; of those of a weighting, after its name
+# What the lab says of the book's flags beyond the book; of those of a weighting, after its name.
+# What a run of the book can have is refused nowhere, because the lab's tools read such a run.
 MORE: dict[str, dict[str, typing.Any]] = {
-    "learning_rate": {"above": 0, "most": 10}, "threads": {"most": MOST_THREADS},
-    "clip_low": {"most": 1, "requires": REUSED}, "clip_high": {"requires": REUSED},
+    "clip_low": {"requires": REUSED}, "clip_high": {"requires": REUSED},
     "eval_tasks": {"requires": (lambda s: s.eval_every > 0, "--eval_every above 0")},
-    "outcome_conditional.think_discount": {"least": 0, "most": 1},
-    "inverse_logprob.epsilon": {"above": 0}, "equal_gradient.epsilon": {"above": 0},
-    "entropy_weighted.entropy_temp": {"above": 0},
+    "outcome_conditional.think_discount": {"least": 0},
+    "inverse_logprob.epsilon": {"least": 0}, "equal_gradient.epsilon": {"least": 0},
     "entropy_masking.mask_percentile": {"least": 0, "most": 100},
     "by_kind.word_weight": {"least": 0}, "by_kind.number_weight": {"least": 0},
     "task": {"choices": ()}, "mitigation": {"choices": ()}, "advantage": {"choices": ()}}
-OF_BOOK = {name: replace(Flag(default, text, run.LEAST.get(name, 0),
+OF_BOOK = {name: replace(Flag(default, text, run.LEAST.get(name, 0), most=run.MOST.get(name, 1e12),
                               choices=run.CHOICES.get(name, ())), **MORE.get(name, {}))
            for owner in (run.Settings, Task)
            for name, (default, text) in run.flags_of(owner).items()}
@@ -77,7 +76,7 @@ def flags_of(owner: typing.Any) -> dict[str, Flag]:
             continue
         hint = hints.get(name, type(one.default))
         kind = getattr(hint, "__origin__", hint)
-        limits = getattr(hint, "__metadata__", [Range(least=-math.inf)])[0]
+        limits = getattr(hint, "__metadata__", [Range(least=-1e12, most=1e12)])[0]
         if kind not in KINDS or not isinstance(limits, Flag) or one.default is one.empty:
             raise UserError(f"{name} of {owner.__name__} ({location_of(owner)}) becomes a flag, so "
                             "it needs a default, and a type that is int, float, bool or str")

@@ -4,7 +4,6 @@ import dataclasses
 import importlib
 import inspect
 import json
-import math
 import re
 import shlex
 import typing
@@ -14,6 +13,7 @@ import pytest
 from conftest import ROOT, refusal
 from small import assert_bounded
 import grpo
+import run as book
 from lab.countdown import Task
 from examples import guess
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, Choices, mitigation
@@ -144,7 +144,7 @@ def test_fields_and_keyword_only_parameters_are_flags():
     assert flags_of(one) == {
         "strength": Flag(2, "of one", kind=float, above=0),
         "part": Flag(0.5, "with a text", kind=float, most=1),  # its own default counts
-        "plain": Flag(3, "of one", kind=int, least=-math.inf),
+        "plain": Flag(3, "of one", kind=int, least=-1e12, most=1e12),  # as in the book
         "low": Flag(4, "of one", kind=int, least=1)}
 
 
@@ -406,8 +406,8 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
     ("--clip_low 0.3", "--clip_low has no effect without --epochs above 1"),
     ("--entropy_bonus 0.1 --temperature 0.7", "without --temperature 1 and"),
     # limits of the book's flags that the book has not
-    ("--mitigation outcome_conditional --think_discount 1.5", "at most 1"),
-    ("--mitigation inverse_logprob --epsilon 0", "above 0"),
+    ("--mitigation outcome_conditional --think_discount -0.5", "at least 0"),
+    ("--mitigation inverse_logprob --epsilon -0.5", "at least 0"),
     ("--mitigation entropy_masking --mask_percentile 120", "at most 100"),
     ("--learning_rate 100", "at most 10"),
     *((f"--{axis} {name}", f"{name} is a value of --{other}, and not of --{axis}")
@@ -416,6 +416,20 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
       for name in names)])
 def test_a_flag_that_is_wrong_or_without_effect_is_refused(argv, said):
     assert said in refusal(settings_of, argv.split())
+
+
+@pytest.mark.parametrize("argv", [
+    *(f"--{name} {number}" for name, number in [*book.LEAST.items(), *book.MOST.items()]),
+    "--learning_rate 0", "--seed 1000000000000", "--mitigation equal_gradient --epsilon 0",
+    "--mitigation outcome_conditional --think_discount 2",
+    "--mitigation entropy_weighted --entropy_temp -1"])
+def test_what_the_book_trains_with_the_tools_of_the_lab_can_read(argv, tmp_path):
+    settings, _ = book.read_settings(argv.split())
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(settings.to_json()))
+    read = make_settings({"config": str(config)}).to_json()
+    assert read["learning_rate"] == settings.learning_rate and read["seed"] == settings.seed
+    assert read.items() >= settings.keywords.items()
 
 
 def test_what_is_said_of_the_flags_of_other_programs_names_flags_of_ours():
