@@ -83,7 +83,7 @@ def learner(tmp_path_factory):
     write_model_folder(Qwen2(config), folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     recipe = dict(prompt="short", numbers="3", max_number=15, max_target=99, max_result=150,
-                  threads=1, learning_rate=1e-3, questions=4, answers=4, max_new_tokens=40,
+                  threads=1, learning_rate=1e-3, questions=4, answers=4, max_new_tokens=32,
                   micro_batch=8, steps=6, eval_tasks=24, eval_every=3, checkpoint_every=2)
     (folder / "recipe.json").write_text(json.dumps(recipe))
     return folder

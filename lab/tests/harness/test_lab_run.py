@@ -206,7 +206,7 @@ def test_flags_reach_the_sampler_and_the_optimizer(learner, tmp_path, monkeypatc
     assert not (tmp_path / "x/evaluations.jsonl").exists()
     kept = [path.name for path in (tmp_path / "x/checkpoints/step_000001").iterdir()]
     assert "model.safetensors" in kept and "trainer" not in kept  # the trained model alone
-    assert sampling["temperature"] == 0.7 and sampling["max_new_tokens"] == 40
+    assert sampling["temperature"] == 0.7 and sampling["max_new_tokens"] == 32
     assert updating["model"].model.checkpointing
     optimizer, s = updating["optimizer"], updating["settings"]
     assert optimizer.weight_decay == 0.25 and optimizer.learning_rate == 0.5
@@ -241,7 +241,7 @@ def drawn(monkeypatch):
 def test_every_step_and_every_seed_samples_anew(learner, tmp_path, drawn):
     for seed in (0, 1):
         run("--model", learner, "--seed", seed, "--steps", 2, "--eval_every", 0,
-            "--questions", 1, "--answers", 2, "--out", tmp_path / str(seed))
+            "--questions", 1, "--answers", 2, "--max_new_tokens", 8, "--out", tmp_path / str(seed))
     assert len(drawn) == 4 and len({batch.sum().item() for batch in drawn}) == 4
 
 
@@ -251,11 +251,11 @@ def test_the_random_numbers_of_an_evaluation_are_those_of_its_problems(
     """At each step, for each seed and each size of a batch, sampled and greedy."""
     monkeypatch.setattr("train.OF_ONE_SEED", 5)
     run("--model", learner, "--seed", seed, "--steps", 1, "--eval_every", 1, "--eval_tasks", 9,
-        "--questions", 1, "--answers", answers, "--out", tmp_path / "x")
+        "--questions", 1, "--answers", answers, "--max_new_tokens", 8, "--out", tmp_path / "x")
     wanted = []
     for first, count in ((0, 5), (5, 4)):
         generator = torch.Generator().manual_seed(derived_seed("evaluation", first))
-        wanted.append(torch.rand(count, 40, generator=generator))
+        wanted.append(torch.rand(count, 8, generator=generator))
     evaluated = torch.cat([batch for number, batch in enumerate(drawn)
                            if number != len(drawn) // 2])  # the step is in the middle
     assert evaluated.equal(torch.cat(4 * wanted))
