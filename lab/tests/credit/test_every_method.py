@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from conftest import INSTALL, ROOT
-from small import ASKED, OWN, SPOKEN, copied, fill_beyond_the_mask, make_weighting, spoken
+from small import (ASKED, OWN, SPOKEN, copied, facts_behind, fill_beyond_the_mask, make_weighting,
+                   spoken)
 from lab.engine.methods import (ADVANTAGES, MITIGATIONS, NEVER_RESCALED, WHOLE_ANSWERS,
                                 checked_credit, make)
 from lab.engine.credited import rescaled_weight
@@ -37,6 +38,15 @@ def own():
     yield
     for choices, name, _ in OWN:
         del choices.data[name]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def spoken_once(policy):
+    """What the policy, which no method may change, says of these texts is computed once."""
+    found = cache(lambda prompt, ids: facts_behind(policy.model, prompt, ids))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("small.facts_behind", lambda _, prompt, ids: found(tuple(prompt), tuple(ids)))
+        yield
 
 
 @pytest.fixture(scope="module")
