@@ -385,6 +385,7 @@ WRONG = {  # what is typed, and what the one line says
     "--steps 2.5": "argument --steps: invalid int value",
     "--learning_rate nan": "should be from 0 to 10",
     "--learning_rate -1": "should be from 0 to 10",
+    "--epochs 2 --clip_low 1.5": "should be from 0 to 1",
     "--rescale max": "(choose from 'mean', 'none')",
     "--min_number 9 --max_number 3": "(countdown_task.py:",
     "--max_number 5000": "cannot spell the prompt",

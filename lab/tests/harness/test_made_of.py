@@ -107,11 +107,13 @@ def test_what_a_task_imports_counts(written, monkeypatch):
     """At its top and in a function, beside it and elsewhere, with the __init__.py of packages; no
     file of Python or of a package that is installed, wherever that is."""
     task = written("beside/my_task.py", "import eager\nimport json, torch\n"
-                   "from package.part import inner\nimport installed\n"
+                   "from package.part import inner\nfrom farther.part import all_of_it\n"
+                   "import installed\n"
                    "def reward(problem, text):\n    import lazy\n")
     imported = {written(name, text) for name, text in (
         ("beside/eager.py", "import numpy\nfrom far import away\n"),
         ("elsewhere/lazy.py", "import my_task, missing\n"), ("elsewhere/far.py", "away = (\n"),
+        ("elsewhere/farther/__init__.py", ""), ("elsewhere/farther/part.py", ""),
         ("beside/package/__init__.py", "import set_up\n"), ("elsewhere/set_up.py", ""),
         ("beside/package/part/__init__.py", "from . import inner\n"),
         ("beside/package/part/inner.py", ""))}
