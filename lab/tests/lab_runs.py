@@ -19,7 +19,7 @@ from runs import assert_same_run, program
 from small import OWN
 
 SHORT = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", "2",
-         "--answers", "4", "--max_new_tokens", "24", "--steps", "3", "--eval_every", "0",
+         "--answers", "4", "--max_new_tokens", "48", "--steps", "3", "--eval_every", "0",
          "--checkpoint_every", "1"]
 WHOLE = ["--steps", "6", "--eval_every", "4", "--eval_tasks", "8", "--seed", "4"]
 

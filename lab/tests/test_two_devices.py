@@ -140,7 +140,7 @@ def test_several_turns_stay_on_their_device(tmp_path, monkeypatch, name):
         assert found[name] == pytest.approx(expected[name], rel=1e-5, abs=1e-6), name
 
 
-SMALL = ["--max_new_tokens", "24", "--device", "cuda"]
+SMALL = ["--max_new_tokens", "40", "--device", "cuda"]
 
 
 def test_an_idea_is_looked_at_there(learner, monkeypatch, capsys):

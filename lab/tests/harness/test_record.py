@@ -105,7 +105,7 @@ NOTHING_LEFT = "--max_new_tokens 1 --drop_unfinished"
     (f"--steps 1 --mitigation learned_importance {NOTHING_LEFT}", {"importance_loss"}, True)])
 def test_every_line_has_the_same_names(tmp_path, flags, own, is_skipped):
     """In any run, in steps that are skipped too; what is undefined there is null."""
-    run(*SHORT, "--max_new_tokens", 48, *flags.split(), "--out", tmp_path / "x")
+    run(*SHORT, *flags.split(), "--out", tmp_path / "x")
     for line in lines(tmp_path / "x/metrics.jsonl"):
         assert line.keys() == METRICS.keys() | PARTS | own
         assert bool(line["skipped"]) == is_skipped

@@ -346,7 +346,7 @@ def test_rows_about_a_model_are_printed_of_a_run_with_lora(learner, tmp_path, ca
     """Whose parameters are frozen while it trains."""
     run = tmp_path / "run"
     lab_run.train_beyond(["--model", str(learner), "--lora", "1", "--steps", "1", "--answers", "8",
-                          "--max_new_tokens", "12", "--eval_every", "0", "--threads", "1",
+                          "--max_new_tokens", "32", "--eval_every", "0", "--threads", "1",
                           "--out", str(run)])
     main(["claims", str(run), "--problems", "3", "--only", "high_t,rank_2,mean_is_best,critic_is"])
     printed = capsys.readouterr().out
