@@ -110,7 +110,7 @@ def gradients(world: World, choice: Choice, flags: Mapping[str, Any], batches: I
 
 
 def gradient(world: World, choice: Choice, method: Any, groups: Batch, seed: int) -> Tensor:
-    """(n, T): the loss's at the log-probs of all answers, as a step of training has it."""
+    """(n, T): the gradient of a step's loss at the log-probs of all answers of the world."""
     name, s, policy = choice.__name__, world.policy.settings, world.policy
     is_weighting = MITIGATIONS.data.get(name) is choice
     batch = replace(world.batch(groups), generator=torch.Generator().manual_seed(seed),

@@ -1,8 +1,8 @@
-"""The one loss whose settings are the rows of the table: `ours(logits, batch, formula)`.
+"""The one loss whose settings are the rows of the table: `ours(view, formula)`.
 
-It is written as a user's loss is, from the logits and the batch, so its gradient comes from
-autograd and needs no theory. A formula that was found is believed only where this function has the
-gradient of the user's loss (search.py, `prove`).
+It is written as a user's loss is, from the logits and the batch, which a `View` holds, so its
+gradient comes from autograd and needs no theory. A formula that was found is believed only where
+this function has the gradient of the user's loss (search.py, `prove`).
 """
 import math
 from collections.abc import Callable, Iterable
@@ -109,12 +109,8 @@ def view_of(case: Case, formula: Formula) -> View:
     return kept_view(case, formula.lens, formula.odd)
 
 
-def ours(logits: Tensor, batch: Batch, formula: Formula) -> Tensor:
+def ours(view: View, formula: Formula) -> Tensor:
     """The loss that has these settings."""
-    return loss_of(View(logits, batch, formula.lens, formula.odd), formula)
-
-
-def loss_of(view: View, formula: Formula) -> Tensor:
     batch, total = view.batch, -policy(view, formula)
     for term in (*formula.terms, *formula.guesses):
         [factor] = term.setting.numbers
@@ -130,7 +126,7 @@ def loss_of(view: View, formula: Formula) -> Tensor:
 def gradient_of(formula: Formula, case: Case) -> Tensor:
     """(B, L, V) the gradient of `ours` at the logits of a case."""
     view = view_of(case, formula)
-    return torch.autograd.grad(loss_of(view, formula), view.logits, retain_graph=True)[0]
+    return torch.autograd.grad(ours(view, formula), view.logits, retain_graph=True)[0]
 
 
 def left_of(wanted: Tensor, explained: Tensor) -> float:
