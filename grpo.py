@@ -36,13 +36,15 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from qwen2_model import Cache, Decoder, Qwen2, UserError, generate, spelling
+from qwen2_model import (Cache, Decoder, Qwen2, UserError, generate, load_model, load_tokenizer,
+                         spelling, stop_tokens)
 
 Metrics = dict[str, Any]
 
@@ -86,54 +88,40 @@ class Rollouts:
         return self.mask.sum(1)
 
 
-class Learner:
-    """What this file, and `weights` of mitigations.py, use of a run (run.py)."""
-    settings: Any                       # Settings in run.py
-    model: Qwen2
-    reference: Qwen2 | None             # with --kl: a frozen copy of the initial model
-    optimizer: "AdamW"
-    tokenizer: Tokenizer
-    task: Any                           # Task in countdown_task.py
-    stop: tuple[int, ...]               # the tokens that end an answer
-    encode: Callable[[str], list[int]]  # the tokens of a prompt
-    last_good_model: Callable[[], str]  # a clause that says how to go on after an error
-    largest_gap = 0.01                  # see `update`
-
-    # Methods, so that a run may compute them in another way.
-    def log_probs(self, model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
-        return log_probs(model, rollouts, rows)
-
-    def divergence(self, log_prob: Tensor, reference: Tensor, rollouts: Rollouts, rows: Tensor
-                   ) -> Tensor:
-        return divergence(log_prob, reference)
-
-    def micro_batches(self, rollouts: Rollouts, rows: Tensor) -> Sequence[Tensor]:
-        """As many answers at a time as memory allows."""
-        return torch.split(rows, self.settings.micro_batch)
-
-
 # --------------------------------------------------------------------------------------- the batch
-def sample(run: Learner, problems: Sequence[Any], answers: int, generator: torch.Generator,
-           greedy: bool = False) -> Rollouts:
+def sample(model: Qwen2, tokenizer: Tokenizer, task: Any, problems: Sequence[Any], answers: int,
+           max_new_tokens: int, generator: torch.Generator, greedy: bool = False) -> Rollouts:
     """Sample answers to each problem, score them, and label their tokens."""
-    prompts = [run.encode(run.task.prompt_for(problem)) for problem in problems]
-    drawn = generate(run.model, prompts, answers, run.settings.max_new_tokens, run.stop, generator,
-                     greedy)
+    prompts = [encode(tokenizer, task.prompt_for(problem)) for problem in problems]
+    most = model.config.max_position_embeddings
+    if (longest := max(map(len, prompts)) + max_new_tokens) > most:
+        raise UserError(f"prompt and answer can have {longest} tokens, and the model takes {most}")
+    drawn = generate(model, prompts, answers, max_new_tokens, stop_tokens(model, tokenizer),
+                     generator, greedy)
     if not drawn.log_prob.isfinite().all():
-        raise UserError(f"the model's probabilities are not finite; {run.last_good_model()}")
+        raise UserError("the model's probabilities are not finite")
     # answers to the first problem come first: 0 0 ... 1 1 ...
     group = torch.arange(len(problems)).repeat_interleave(answers)                   # (B,)
     section, kind = torch.zeros(2, *drawn.mask.shape, dtype=torch.uint8)             # (B, T)
     texts, written, scores = [], [], []
     for row, length in enumerate(drawn.mask.sum(1).tolist()):
         ids = drawn.ids[row, :length].tolist()
-        texts.append([spelling(run.tokenizer, token) for token in ids])
-        written.append(run.tokenizer.decode(ids, skip_special_tokens=False))
-        scores.append(run.task.score(problems[row // answers], written[row]))
-        codes = torch.tensor(run.task.label(texts[row]), dtype=torch.uint8)
+        texts.append([spelling(tokenizer, token) for token in ids])
+        written.append(tokenizer.decode(ids, skip_special_tokens=False))
+        scores.append(task.score(problems[row // answers], written[row]))
+        codes = torch.tensor(task.label(texts[row]), dtype=torch.uint8)
         section[row, :length], kind[row, :length] = codes
+    columns = {part: torch.tensor([float(score[part]) for score in scores]) for part in scores[0]}
     return Rollouts(problems, prompts, group, **drawn._asdict(), texts=texts, answers=written,
-                    section=section, kind=kind, scores=columns_of(scores))
+                    section=section, kind=kind, scores=columns)
+
+
+def encode(tokenizer: Tokenizer, prompt: str) -> list[int]:
+    ids: list[int] = tokenizer.encode(prompt, add_special_tokens=False).ids
+    if tokenizer.decode(ids, skip_special_tokens=False) != prompt:
+        raise UserError(f"the tokenizer cannot spell the prompt {prompt[-80:]!r}: take another "
+                        "--prompt, or smaller numbers")
+    return ids
 
 
 def generator_of(*parts: object) -> torch.Generator:
@@ -145,11 +133,6 @@ def generator_of(*parts: object) -> torch.Generator:
 # ---------------------------------------------------------------------------------- the advantages
 Method = Callable[..., Tensor]      # rollouts -> (B, T)
 ADVANTAGES: dict[str, Method] = {}  # the choices of --advantage
-
-
-def advantages(run: Learner, rollouts: Rollouts) -> Tensor:
-    """Call the function that was chosen by --advantage. Returns its values (B, T)."""
-    return values_of(ADVANTAGES[run.settings.advantage], run, rollouts)
 
 
 def advantage(function: Method) -> Method:
@@ -254,13 +237,23 @@ def policy_loss(log_prob: Tensor, advantage: Tensor, weight: Tensor, mask: Tenso
     return -(weight * advantage * log_prob * mask).sum() / N
 
 
-def log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
-    """(rows, T): the log-probs of these answers' tokens, with gradient; 0 beyond the answer."""
+OfStates = Callable[[Qwen2, Tensor, Tensor], Tensor]  # model, states, ids -> log-probs
+
+
+def log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor, of_states: OfStates | None = None
+              ) -> Tensor:
+    """(rows, T): the log-probs of these answers' tokens, with gradient; 0 beyond the answer. The
+    lab gives another function in the place of `chosen_log_probs`, which calls it, too."""
     mask, ids = rollouts.mask[rows], rollouts.ids[rows]
     states = states_before(model.model, rollouts, rows)                              # (tokens, D)
-    log_p = model.logits(states).log_softmax(-1)                                     # (tokens, V)
-    chosen = log_p.gather(1, ids[mask][:, None])[:, 0]                               # (tokens,)
-    return torch.zeros(mask.shape).masked_scatter(mask, chosen)
+    chosen = (of_states or chosen_log_probs)(model, states, ids[mask])               # (tokens,)
+    return chosen.new_zeros(mask.shape).masked_scatter(mask, chosen)
+
+
+def chosen_log_probs(model: Qwen2, states: Tensor, ids: Tensor) -> Tensor:
+    """(tokens,): the log-prob of each token by the state that predicts it."""
+    log_p = model.logits(states).log_softmax(-1, torch.float32)                      # (tokens, V)
+    return log_p.gather(1, ids[:, None])[:, 0]
 
 
 def states_before(decoder: Decoder, rollouts: Rollouts, rows: Tensor) -> Tensor:
@@ -283,79 +276,83 @@ def states_before(decoder: Decoder, rollouts: Rollouts, rows: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def frozen_log_probs(run: Learner, model: Qwen2, rollouts: Rollouts) -> Tensor:
-    """(B, T): the log-probs of all tokens, by this model and without gradient."""
+def frozen_log_probs(model: Qwen2, rollouts: Rollouts, micro_batch: int) -> Tensor:
+    """(B, T): the log-probs of all tokens, without gradient."""
     found = torch.zeros_like(rollouts.log_prob)
-    for part in run.micro_batches(rollouts, rollouts.length.nonzero()[:, 0]):
-        found[part] = run.log_probs(model, rollouts, part)
+    for rows in torch.arange(len(found)).split(micro_batch):
+        found[rows] = log_probs(model, rollouts, rows)
     return found
 
 
 # ---------------------------------------------------------------------------------------- the step
-def update(run: Learner, rollouts: Rollouts, weight: Tensor, is_measured: bool = False
+def update(model: Qwen2, optimizer: "AdamW", rollouts: Rollouts, weight: Tensor, s: Any,
+           of_reference: Tensor | None = None, lab: Any = None
            ) -> tuple[Metrics, dict[str, Tensor]]:
-    """Train the model on the whole batch. Returns metrics, and columns (B, T) for the file of the
-    step's tokens.
+    """Train the model on the whole batch; `s` are the Settings of run.py. Returns metrics, and
+    columns (B, T) for the file of the step's tokens. A run of the lab gives an object `lab`, which
+    calls the functions below in a way of its own.
 
-    If `is_measured`, the column `change` has each token's log-prob after the update minus before,
-    at the same prefix. All answers share the model's parameters, so the term of one answer moves
-    every answer, also those without a gradient of their own. This costs two forward passes."""
-    s, A, mask, N = run.settings, rollouts.advantage, rollouts.mask, int(rollouts.mask.sum())
-    before = frozen_log_probs(run, run.model, rollouts) if is_measured else 0.0
+    --epochs above 1 and --kl above 0 bring back the ratio and the KL term of the published GRPO."""
+    A, mask, N = rollouts.advantage, rollouts.mask, int(rollouts.mask.sum())
+    has_gradient = mask & ((weight * A != 0) | (s.kl > 0))
+    rows = has_gradient.any(1).nonzero()[:, 0]                                       # the answers
+    trained, old, last = int(mask[rows].sum()), *torch.zeros(2, *mask.shape)
+    metrics: Metrics = {"N": N, "trained_tokens": trained, "loss": 0.0,
+                        "gradient_norm": None, "sampler_gap": None, "skipped": None}
+    if not trained:  # AdamW would move the parameters by its mean of earlier gradients
+        return metrics | {"skipped": why_skipped(rollouts)}, {}
+    parts = lab.micro_batches(rows) if lab else rows.split(s.micro_batch)  # as memory allows
+    for epoch in range(s.epochs):
+        model.zero_grad()
+        for part in parts:
+            log_prob = (lab.log_probs if lab else log_probs)(model, rollouts, part)  # (part, T)
+            last[part] = log_prob.detach()
+            if epoch == 0:
+                old[part] = last[part]
+            inputs = A[part], weight[part], mask[part], N
+            if s.epochs == 1:
+                loss = policy_loss(log_prob, *inputs)
+            else:
+                loss = clipped_loss(log_prob, old[part], *inputs, s.clip_low,
+                                    s.clip_high)
+            if of_reference is not None:
+                kl = divergence(log_prob, of_reference[part])
+                kl = lab.divergence(kl, log_prob, of_reference[part], part) if lab else kl
+                loss = loss + s.kl * (kl * mask[part]).sum() / N
+            # This adds to the gradient so far. The sum over micro-batches is the gradient of the
+            # whole loss, because each part is divided by the same N.
+            loss.backward()
+            metrics["loss"] += loss.item() if epoch == 0 else 0.0
+        norm = float(nn.utils.clip_grad_norm_(model.parameters(), s.max_grad_norm or math.inf))
+        if not math.isfinite(norm):
+            raise UserError("the gradient is not finite: a smaller --learning_rate may help")
+        metrics["gradient_norm_last" if epoch else "gradient_norm"] = norm
+        optimizer.step()
+    metrics["sampler_gap"] = sampler_gap(old, rollouts, rows, lab.largest_gap if lab else 0.01)
+    if of_reference is not None:
+        metrics["kl"] = float((divergence(last, of_reference) * mask).sum()) / N
+    if s.epochs == 1:
+        return metrics, {}
+    ratio = (last - old).exp()
+    return metrics | about_ratio(ratio, rollouts, rows, s), {"ratio": ratio}
 
-    def loss_of(part: Tensor, log_prob: Tensor) -> Tensor:
-        return policy_loss(log_prob, A[part], weight[part], mask[part], N)
 
-    rows = trained_rows(run, rollouts, weight)
-    columns: dict[str, Tensor] = {}
-    if s.epochs == 1 and not s.kl:
-        metrics, _ = one_step(run, rollouts, rows, loss_of)
-    else:
-        metrics, columns = steps_with_flags(run, rollouts, weight, rows)
-    # Sampler and update compute the same log-probs. Their mean difference a token, the gap, is
-    # rounding. If a state is read one position too late, torch notices nothing, but it is large.
-    if (gap := metrics["sampler_gap"] or 0.0) > run.largest_gap:
+def sampler_gap(old: Tensor, rollouts: Rollouts, rows: Tensor, largest: float = 0.01) -> float:
+    """Sampler and update compute the same log-probs. Their mean difference a token is rounding. If
+    a state is read one position too late, torch notices nothing, but the difference is large."""
+    gap = (old - rollouts.log_prob)[rows][rollouts.mask[rows]].abs().mean().item()
+    if gap > largest:
         raise UserError(f"log-probs of sampler and update differ by {gap:.2g} a token: one of the "
                         "two is wrong")
-    if is_measured:
-        columns["change"] = frozen_log_probs(run, run.model, rollouts) - before
-    return metrics, columns
+    return gap
 
 
-def trained_rows(run: Learner, rollouts: Rollouts, weight: Tensor) -> Tensor:
-    """The answers that have a gradient. The KL term has one at every token."""
-    has_gradient = rollouts.mask & ((weight * rollouts.advantage != 0) | bool(run.settings.kl))
-    return has_gradient.any(1).nonzero()[:, 0]
-
-
-def one_step(run: Learner, rollouts: Rollouts, rows: Tensor,
-             loss_of: Callable[[Tensor, Tensor], Tensor]) -> tuple[Metrics, Tensor]:
-    """One step of the optimizer on these answers. Returns metrics, and the log-probs (B, T) before
-    the step. If there is no answer, no step is made, because AdamW would move the parameters by its
-    mean of earlier gradients."""
-    model, mask, before = run.model, rollouts.mask, torch.zeros_like(rollouts.log_prob)
-    N, trained, loss_sum = int(mask.sum()), int(mask[rows].sum()), 0.0
-    if not trained:
-        return {"N": N, "trained_tokens": 0, "loss": 0.0, "gradient_norm": None,
-                "sampler_gap": None, "skipped": why_skipped(rollouts)}, before
-    model.zero_grad()
-    for part in run.micro_batches(rollouts, rows):
-        log_prob = run.log_probs(model, rollouts, part)                              # (part, T)
-        loss = loss_of(part, log_prob)
-        # This adds to the gradient so far. The sum over micro-batches is the gradient of the whole
-        # loss, because each part is divided by the same N.
-        loss.backward()
-        loss_sum += loss.item()
-        before[part] = log_prob.detach()
-    limit = run.settings.max_grad_norm or float("inf")
-    norm = float(nn.utils.clip_grad_norm_(model.parameters(), limit))
-    if not math.isfinite(norm):
-        raise UserError("the gradient is not finite: a smaller --learning_rate may help; "
-                        f"{run.last_good_model()}")
-    run.optimizer.step()
-    gap = (before - rollouts.log_prob)[rows][mask[rows]].abs().mean().item()
-    return {"N": N, "trained_tokens": trained, "loss": loss_sum, "gradient_norm": norm,
-            "sampler_gap": gap, "skipped": None}, before
+def about_ratio(ratio: Tensor, rollouts: Rollouts, rows: Tensor, s: Any) -> Metrics:
+    """With --epochs: the mean ratio of the trained tokens, and the share of those clipped."""
+    A, mask, trained = rollouts.advantage, rollouts.mask, int(rollouts.mask[rows].sum())
+    beyond = torch.where(A > 0, ratio > 1 + s.clip_high, ratio < 1 - s.clip_low) & (A != 0)
+    return {"ratio_mean": float((ratio * mask)[rows].sum()) / trained,
+            "clipped_share": float((beyond & mask).sum()) / trained}
 
 
 class AdamW:
@@ -392,42 +389,6 @@ class AdamW:
 
 
 # -------------------------------------------------------------------------- what a flag brings back
-def steps_with_flags(run: Learner, rollouts: Rollouts, weight: Tensor, rows: Tensor
-                     ) -> tuple[Metrics, dict[str, Tensor]]:
-    """An update with --epochs, of several steps, or with --kl, whose loss has one more term."""
-    s, A, mask, N = run.settings, rollouts.advantage, rollouts.mask, int(rollouts.mask.sum())
-    steps: list[tuple[Metrics, Tensor]] = []  # of each step: metrics, and the log-probs before it
-    reference = frozen_log_probs(run, run.reference, rollouts) if run.reference else None
-
-    def loss_of(part: Tensor, log_prob: Tensor) -> Tensor:
-        inputs = A[part], weight[part], mask[part], N
-        if s.epochs == 1:
-            loss = policy_loss(log_prob, *inputs)
-        else:  # of the first step, not the sampler: rounding would leave no ratio exactly 1
-            old = steps[0][1][part] if steps else log_prob.detach()
-            loss = clipped_loss(log_prob, old, *inputs, s.clip_low, s.clip_high)
-        if reference is not None:
-            kl = run.divergence(log_prob, reference[part], rollouts, part)
-            loss = loss + s.kl * (kl * mask[part]).sum() / N
-        return loss
-
-    for _ in range(s.epochs):
-        steps.append(one_step(run, rollouts, rows, loss_of))
-    (metrics, first), (_, last) = steps[0], steps[-1]
-    trained = metrics["trained_tokens"]
-    if reference is not None and trained:
-        metrics["kl"] = float((divergence(last, reference) * mask).sum()) / N
-    if s.epochs == 1:
-        return metrics, {}
-    ratio = (last - first).exp()
-    if trained:
-        beyond = torch.where(A > 0, ratio > 1 + s.clip_high, ratio < 1 - s.clip_low) & (A != 0)
-        metrics |= {"ratio_mean": float((ratio * mask)[rows].sum()) / trained,
-                    "clipped_share": float((beyond & mask).sum()) / trained,
-                    "gradient_norm_last": steps[-1][0]["gradient_norm"]}
-    return metrics, {"ratio": ratio}
-
-
 def clipped_loss(log_prob: Tensor, old: Tensor, advantage: Tensor, weight: Tensor, mask: Tensor,
                  N: int, low: float, high: float) -> Tensor:
     """For --epochs: the loss of PPO (arXiv 1707.06347), with the wider upper bound of DAPO (arXiv
@@ -457,26 +418,12 @@ def divergence(log_prob: Tensor, reference: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------------------------- what is checked
-def columns_of(scores: list[dict[str, float]]) -> dict[str, Tensor]:
-    """(B,) the reward of each answer, and each of its parts."""
-    for score in scores:
-        is_whole = (isinstance(score, dict) and {"reward", "format", "answer"} <= score.keys()
-                    and all(isinstance(value, (int, float)) for value in score.values()))
-        if not (is_whole and score.keys() == scores[0].keys() and 0 <= score["answer"] <= 1
-                and all(map(math.isfinite, score.values()))):
-            raise UserError("Task.score should return a dict with a finite number for reward, "
-                            "format and answer (from 0 to 1), the same names each time, and not "
-                            f"{score!r:.200}")
-    return {part: torch.tensor([float(score[part]) for score in scores]) for part in scores[0]}
-
-
-def values_of(function: Method, run: Learner, rollouts: Rollouts) -> Tensor:
+def values_of(function: Method, rollouts: Rollouts, keywords: dict[str, Any]) -> Tensor:
     """The values (B, T) of an advantage or a weighting, called with its flags. The function gets a
     copy of the batch, so what it changes in place has no effect elsewhere. Only the random
     generator is not copied, so that the next function draws other numbers."""
     batch = copy.deepcopy(rollouts, {id(rollouts.generator): rollouts.generator})
-    values = function(batch, **run.settings.keywords_of(function))
-    return checked(values, rollouts, place_of(function))
+    return checked(function(batch, **keywords), rollouts, place_of(function))
 
 
 def checked(values: Any, rollouts: Rollouts, name: str) -> Tensor:
@@ -513,19 +460,19 @@ def why_skipped(rollouts: Rollouts) -> str:
 def show() -> None:
     """Four answers of models/tiny to a problem: their rewards and advantages, and the log-prob of
     each before and after one update on them."""
-    from countdown_task import Problem
-    from run import read_settings
-    from train import Training
-    run = Training(*read_settings(["--out", "no folder is made"]))
-    rollouts = run.sample([Problem((3, 5, 7), 22)], 4, generator_of("a group"))
-    rollouts.advantage = run.advantages(rollouts)                                    # (4, T)
-    weight, _ = run.weights(rollouts)                                                # (4, T)
-    _, columns = run.update(rollouts, weight, is_measured=True)
+    from countdown_task import Problem, Task
+    folder = Path(__file__).parent / "models/tiny"
+    model, tokenizer = load_model(folder), load_tokenizer(folder)
+    rollouts = sample(model, tokenizer, Task(prompt="short"), [Problem((3, 5, 7), 22)], 4, 80,
+                      generator_of("a group"))
+    rollouts.advantage, weight = grpo(rollouts), rollouts.mask.float()               # (4, T)
+    s = SimpleNamespace(epochs=1, kl=0, micro_batch=4, max_grad_norm=1)
+    update(model, AdamW(model.parameters(), 2.5e-4), rollouts, weight, s)
+    after = frozen_log_probs(model, rollouts, 4).sum(1)
     print("reward  advantage  log-prob before  after   answer")
-    before, after = rollouts.log_prob.sum(1), (rollouts.log_prob + columns["change"]).sum(1)
     for row, answer in enumerate(rollouts.answers):
-        print(f"{rollouts.reward[row]:6.2f} {rollouts.advantage[row, 0]:+10.2f} {before[row]:16.2f}"
-              f" {after[row]:7.2f}  {answer[-50:]!r}")
+        print(f"{rollouts.reward[row]:6.2f} {rollouts.advantage[row, 0]:+10.2f} "
+              f"{rollouts.log_prob[row].sum():16.2f} {after[row]:7.2f}  {answer[-50:]!r}")
 
 
 if __name__ == "__main__":

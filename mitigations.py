@@ -29,7 +29,6 @@ Weights may not be negative. A function with negative values is an advantage: pu
 An answer is everything that was generated; its answer section is the part between <answer> and
 </answer>.
 '''
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ import torch
 from torch import Tensor
 
 from countdown_task import NUMBER, OPERATOR, THINK, WORD
-from grpo import Learner, Method, Metrics, Rollouts, add_choice, place_of, values_of
+from grpo import Method, Metrics, Rollouts, add_choice, place_of, values_of
 from grpo import advantage as advantage  # for values that may be negative
 from qwen2_model import UserError
 
@@ -136,19 +135,19 @@ def by_kind(rollouts: Rollouts, *, word_weight: float = 0.5,
     return weight
 
 
-def weights(run: Learner, rollouts: Rollouts) -> tuple[Tensor, Metrics]:
-    """Returns the weights (B, T) of --mitigation as the loss uses them, and metrics about them.
+def weights(function: Method, rollouts: Rollouts, keywords: dict[str, Any], rescale: str = "mean"
+            ) -> tuple[Tensor, Metrics]:
+    """Returns the weights (B, T) of a weighting as the loss uses them, and metrics about them.
     With --rescale mean all weights of the batch are multiplied by the number c that gives them a
     mean of 1: .5 .5 1 1 becomes .67 .67 1.33 1.33. So a weighting shifts the gradient from some
     tokens to others, and its size stays comparable from step to step. With --rescale none, c is 1.
     """
-    function = MITIGATIONS[run.settings.mitigation]
-    weight = values_of(function, run, rollouts)
+    weight = values_of(function, rollouts, keywords)
     if (weight < 0).any():
         raise UserError(f"{place_of(function)} is negative at {int((weight < 0).sum())} tokens. "
                         "Weights may not be: put values with a sign under @advantage")
     c = 1.0
-    if run.settings.rescale == "mean" and (weight > 1e-30).any():  # of smaller ones c overflows
+    if rescale == "mean" and (weight > 1e-30).any():  # of smaller ones c overflows
         c = rollouts.mask.sum().item() / weight.double().sum().item()
     weight = weight * c
     return weight, {"weight_factor": c, "weight_max": weight.max().item()}
@@ -169,9 +168,7 @@ def show() -> None:
     print(" " * 19 + "".join(f"{text.strip():>10}" for text in texts))
     print("probability".ljust(19) + "".join(f"{x:10.2f}" for x in p[0]))
     for name in [*MITIGATIONS][1:]:
-        settings = SimpleNamespace(mitigation=name, rescale="mean", keywords_of=lambda _: {})
-        run: Any = SimpleNamespace(settings=settings)
-        weight, _ = weights(run, rollouts)
+        weight, _ = weights(MITIGATIONS[name], rollouts, {})
         print(f"{name:19}" + "".join(f"{w:10.2f}" for w in weight[0]))
 
 

@@ -60,7 +60,7 @@ class ModelConfig:
 def rotary(positions: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
     """RoPE (arXiv 2104.09864): cosine and sine of position * frequency, each (..., 1, head_dim).
     Both halves of a head have the same, but the first half's sine is negated."""
-    steps = torch.arange(0, config.head_dim, 2).float()
+    steps = torch.arange(0, config.head_dim, 2, device=positions.device).float()
     frequency = 1.0 / config.rope_theta ** (steps / config.head_dim)
     angle = positions[..., None, None].float() * frequency  # (..., 1, head_dim / 2)
     cos, sin = angle.cos(), angle.sin()
@@ -70,7 +70,8 @@ def rotary(positions: Tensor, config: ModelConfig) -> tuple[Tensor, Tensor]:
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate every pair (a, b) of a head into (a cos - b sin, b cos + a sin), where a is in the
     head's first half and b at the same index of its second half. Rolling exchanges the halves."""
-    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)  # x * cos + (b, a) * sin
+    turned = torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)  # x * cos + (b, a) * sin
+    return turned.type_as(x)
 
 
 def causal(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -170,6 +171,7 @@ class Decoder(nn.Module):
 
 class Qwen2(nn.Module):
     """The whole model; a Qwen3 if `config.model_type` says so."""
+    product = staticmethod(F.linear)  # a matrix of the lab may be kept in another type
 
     def __init__(self, config: ModelConfig):
         super().__init__()
@@ -181,12 +183,12 @@ class Qwen2(nn.Module):
 
     def forward(self, ids: Tensor) -> Tensor:
         """Rows of ids (B, L) -> logits (B, L, V)."""
-        return self.logits(self.model(ids, torch.arange(ids.shape[1])))
+        return self.logits(self.model(ids, torch.arange(ids.shape[1], device=ids.device)))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., D) -> (..., V). With a large vocabulary, pass only the positions you need."""
         output = self.model.embed_tokens if self.lm_head is None else self.lm_head
-        return F.linear(hidden, output.weight)
+        return self.product(hidden, output.weight)
 
 
 # ------------------------------------------------------------------------------------ the sampler
@@ -293,28 +295,40 @@ class Cache:
             self.kept[layer][:, :self.end] = kept[rows, :self.end]
 
 
+Choose = Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor]]  # arguments and result of `draw`
+Follow = Callable[[Tensor, int, Tensor, Tensor], tuple[Tensor, Tensor]]  # rows, t, tokens, ends ->
+
+
 @torch.no_grad()
 def generate(model: Qwen2, prompts: list[list[int]], answers: int, max_new_tokens: int,
-             stop: tuple[int, ...], generator: torch.Generator, greedy: bool = False) -> Sampled:
+             stop: tuple[int, ...], generator: torch.Generator, greedy: bool = False,
+             cache: Cache | None = None, choose: Choose | None = None,
+             follow: Follow | None = None) -> Sampled:
     """Sample `answers` answers to each prompt; those to the first prompt come first.
 
     The random numbers of all tokens are drawn before the first token, so what a row samples does
-    not depend on which other rows are still growing.
+    not depend on which other rows are still growing. Three arguments are for the lab: answers may
+    continue a `cache`, `choose` draws tokens in the place of `draw`, and `follow` is told each
+    token, which it may exchange, and whether it ends its answer, which it may deny.
     """
-    B = len(prompts) * answers
-    uniform = torch.rand(B, max_new_tokens, generator=generator)
-    prompt_of = torch.arange(len(prompts)).repeat_interleave(answers)
-    cache = Cache(model.model, prompts, prompt_of)
+    if cache is None:
+        prompt_of = torch.arange(len(prompts)).repeat_interleave(answers)
+        cache = Cache(model.model, prompts, prompt_of)
     hidden = cache.last_states()                                             # (B, D)
+    B = len(hidden)
+    uniform = torch.rand(B, max_new_tokens, generator=generator, device="cpu").to(hidden.device)
     row = torch.arange(B)                          # the answers that are still growing
     result = torch.zeros(B, max_new_tokens, dtype=torch.long)
     mask = torch.zeros_like(result, dtype=torch.bool)
     facts = torch.zeros(3, B, max_new_tokens)
     done, stop_ids = torch.zeros_like(row, dtype=torch.bool), torch.tensor(stop)
     for t in range(max_new_tokens):
-        token, known = draw(model.logits(hidden), uniform[row, t], greedy)
+        token, known = (choose or draw)(model.logits(hidden), uniform[row, t], greedy)
+        ends = torch.isin(token, stop_ids)
+        if follow:
+            token, ends = follow(row, t, token, ends & ~done)
         result[row, t], facts[:, row, t], mask[row, t] = token, known, ~done
-        done = done | torch.isin(token, stop_ids)
+        done = done | ends
         if done.all():
             break
         if 8 * int(done.sum()) >= len(done):  # once an eighth of the rows has ended, drop them
@@ -463,6 +477,12 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         return Tokenizer.from_str((folder / "tokenizer.json").read_text(encoding="utf-8"))
     except Exception as error:  # the library raises bare Exception
         raise UserError(f"{folder}/tokenizer.json cannot be read: {error}") from None
+
+
+def stop_tokens(model: Qwen2, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """The tokens that end an answer: those of the config, and the end of a turn."""
+    ends = map(tokenizer.token_to_id, ("<|im_end|>", "<|endoftext|>"))
+    return tuple({*model.config.eos_token_id, *(end for end in ends if end is not None)})
 
 
 @lru_cache(maxsize=200_000)

@@ -23,8 +23,8 @@ import math
 import os
 import sys
 import time
-import traceback
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # new memory for tensors in larger pages
@@ -32,67 +32,66 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # new memory for tensors in 
 # than twice the processor time of one. With this value they spin for a moment, and then sleep.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
-try:
-    from safetensors import SafetensorError
+import torch
+from tokenizers import Tokenizer
 
-    import grpo
-    import mitigations
-    from grpo import Metrics, Rollouts, generator_of
-    from qwen2_model import UserError
-    from run import HERE, Run, Unknown, printable, read_settings
-except ModuleNotFoundError as error:
-    is_known = error.name in ("torch", "numpy", "safetensors", "tokenizers")
-    sys.exit(f"train.py: {error}. To install what it needs: pip install "
-             f"{'-r requirements.txt' if is_known else error.name}")
-except KeyboardInterrupt:
-    sys.exit(130)
+from countdown_task import Task
+from grpo import (ADVANTAGES, AdamW, Metrics, Rollouts, frozen_log_probs, generator_of, sample,
+                  update, values_of)
+from mitigations import MITIGATIONS, weights
+from qwen2_model import Qwen2, UserError, load_model, load_tokenizer
+from run import Run, Settings, find, read_settings
 
 OF_ONE_SEED = 256  # this many held-out problems in a row share one random seed
 
 
-class Training(Run):
-    """A run (run.py) holds the settings, the model, its optimizer, the tokenizer and the task, and
-    writes its folder (record, log, save). These four functions are the stages of a step. A run of
-    the lab has others."""
-    sample = grpo.sample
-    advantages = grpo.advantages
-    weights = mitigations.weights
-    update = grpo.update
+def train(s: Settings) -> None:
+    run = Run(s)
+    task = Task(**s.keywords_of(Task))
+    model, tokenizer = load_model(run.source).to(s.device), load_tokenizer(run.source)
+    reference = load_model(find(s.model)).to(s.device).requires_grad_(False) if s.kl else None
+    optimizer = AdamW(model.parameters(), s.learning_rate, s.weight_decay)
+    run.restore(model, optimizer)  # if it goes on
+    torch.set_num_threads(s.threads or min(torch.get_num_threads(), max(
+        1, model.config.hidden_size // 64)))
+    advantage, weighting = ADVANTAGES[s.advantage], MITIGATIONS[s.mitigation]
+    run.begin()
 
-
-def train(run: Training) -> None:
-    s = run.settings
     if run.done == 0 and s.eval_every:
-        evaluate(run, 0)
+        evaluate(s, run, model, tokenizer, task, 0)
     for step in range(run.done + 1, s.steps + 1):
-        run.step, start = step, time.perf_counter()
+        start = time.perf_counter()
 
-        # New problems and new answers: the last step's answers are samples of an older model.
-        problems = run.task.training_problems(s.seed, step, s.questions)
-        rollouts = run.sample(problems, s.answers, generator_of("train", s.seed, step))
-
-        # How good was each token, and how much does it count? Both are computed for the whole
-        # batch, before it is cut into micro-batches. The loss uses their product.
+        # 1. New problems and new answers: the last step's answers are samples of an older model.
+        problems = task.training_problems(s.seed, step, s.questions)
+        rollouts = sample(model, tokenizer, task, problems, s.answers, s.max_new_tokens,
+                          generator_of("train", s.seed, step))
         rollouts.step, rollouts.generator = step, generator_of("credit", s.seed, step)
-        rollouts.advantage = run.advantages(rollouts)                                # (B, T)
-        weight, of_weight = run.weights(rollouts)                                    # (B, T)
 
-        # Push tokens up whose advantage is positive, and down whose advantage is negative. Every
+        # 2. How good was each token, and how much does it count? Both are computed for the whole
+        # batch, before it is cut into micro-batches. The loss uses their product.
+        rollouts.advantage = values_of(advantage, rollouts, s.keywords_of(advantage))  # (B, T)
+        weight, of_weight = weights(weighting, rollouts, s.keywords_of(weighting), s.rescale)
+
+        # 3. Push tokens up whose advantage is positive, and down whose advantage is negative. Every
         # few steps, also measure how far each token has really moved.
         is_measured = s.change_every and ((step - 1) % s.change_every == 0 or step == s.steps)
-        metrics, columns = run.update(rollouts, weight, bool(is_measured))
+        before = frozen_log_probs(model, rollouts, s.micro_batch) if is_measured else 0.0
+        of_reference = frozen_log_probs(reference, rollouts, s.micro_batch) if reference else None
+        metrics, columns = update(model, optimizer, rollouts, weight, s, of_reference)
+        if is_measured:
+            columns["change"] = frozen_log_probs(model, rollouts, s.micro_batch) - before
 
+        # 4. Write it all down.
         run.record(rollouts, weight, columns)
         run.log({"step": step} | means_of(rollouts) | of_weight | metrics | {
-            "seconds": time.perf_counter() - start})
-
-        is_last = step == s.steps or run.stopping
+            "seconds": time.perf_counter() - start, "learning_rate": s.learning_rate})
         if s.eval_every and (step % s.eval_every == 0 or step == s.steps):
-            evaluate(run, step)
-        if is_last or (s.checkpoint_every and step % s.checkpoint_every == 0):
-            run.save(step)  # after all else, so the record is complete up to every checkpoint
-        if is_last:
-            break
+            evaluate(s, run, model, tokenizer, task, step)
+        if step == s.steps or (s.checkpoint_every and step % s.checkpoint_every == 0):
+            run.save(step, model, optimizer)  # the last, so the record is complete up to it
+    print(f"done. Everything is in {run.folder}\npython analyze.py {run.folder}  makes tables, "
+          "pictures and a page")
 
 
 def means_of(rollouts: Rollouts) -> Metrics:
@@ -108,43 +107,47 @@ def means_of(rollouts: Rollouts) -> Metrics:
             "collision": rollouts.collision.sum().item() / tokens}
 
 
-def evaluate(run: Training, step: int) -> None:
+def evaluate(s: Settings, run: Run, model: Qwen2, tokenizer: Tokenizer, task: Task, step: int
+             ) -> None:
     """Answer every held-out problem, first with a sampled answer, then with a greedy one: the
     rewards of a batch are partly luck, and its problems change from step to step."""
+    problems = task.held_out_problems(s.eval_tasks)
     for mode in ("sampled", "greedy"):
-        begin = time.perf_counter()
-        line = answer_held_out(run, step, mode)
-        run.log_evaluation(line, time.perf_counter() - begin)
+        def ask(part: list[Any], generator: torch.Generator) -> Rollouts:
+            return sample(model, tokenizer, task, part, 1, s.max_new_tokens, generator,
+                          mode == "greedy")
+
+        line = answer_all(task, problems, s.questions * s.answers, ask)
+        run.log_evaluation({"step": step, "mode": mode} | line)
 
 
-def answer_held_out(run: Training, step: int, mode: str) -> dict[str, Any]:
-    """The line of evaluations.jsonl. The random numbers of a problem follow from its index, so they
-    are the same at every step, for every --seed and for every size of a batch."""
-    problems, at_a_time = run.held_out, run.settings.questions * run.settings.answers
+def answer_all(task: Any, problems: list[Any], at_a_time: int, ask: Callable[..., Rollouts]
+               ) -> dict[str, Any]:
+    """The rest of a line of evaluations.jsonl."""
     found: dict[str, list[float]] = {name: [] for name in (
         "reward", "answer", "format", "length", "finished")}
     shown: list[dict[str, Any]] = []
     for start in range(0, len(problems), OF_ONE_SEED):
-        generator = generator_of("evaluation", start)
-        of_seed = problems[start:start + OF_ONE_SEED]
+        # The random numbers of a problem follow from its index, so they are the same at every
+        # step, for every --seed and for every size of a batch.
+        generator, of_seed = generator_of("evaluation", start), problems[start:][:OF_ONE_SEED]
         for first in range(0, len(of_seed), at_a_time):
-            part = run.sample(of_seed[first:first + at_a_time], 1, generator, mode == "greedy")
+            part = ask(of_seed[first:first + at_a_time], generator)
             known = part.scores | {"length": part.length, "finished": part.finished}
             for name, values in found.items():
                 values += known[name].double().tolist()
-            rows = range(min(3 - len(shown), len(part.ids)))
-            shown += [example(run, part, row) for row in rows]
+            shown += [example(task, part, row) for row in range(len(part.ids))][:3 - len(shown)]
     means = {f"{name}_mean": sum(values) / len(values) for name, values in found.items()}
     low, high = wilson_interval(sum(found["answer"]), len(problems))
     del found["finished"]
-    return {"step": step, "mode": mode, "success": means.pop("answer_mean"), "success_low": low,
-            "success_high": high, **means, **found, "shown": shown}
+    return {"success": means.pop("answer_mean"), "success_low": low, "success_high": high, **means,
+            **found, "shown": shown}
 
 
-def example(run: Training, rollouts: Rollouts, row: int) -> dict[str, Any]:
+def example(task: Any, rollouts: Rollouts, row: int) -> dict[str, Any]:
     """An answer for the record, with the log-prob of each of its tokens."""
     texts = rollouts.texts[row]
-    return {"problem": run.task.show(rollouts.problems[row]), "text": rollouts.answers[row],
+    return {"problem": task.show(rollouts.problems[row]), "text": rollouts.answers[row],
             "texts": texts, "answer": int(rollouts.scores["answer"][row]),
             "reward": rollouts.reward[row].item(),
             "log_prob": [round(x, 4) for x in rollouts.log_prob[row, :len(texts)].tolist()]}
@@ -158,55 +161,12 @@ def wilson_interval(hits: float, count: int) -> tuple[float, float]:
     return max(0.0, (centre - half) / (1 + spread)), min(1.0, (centre + half) / (1 + spread))
 
 
-def carry_out(run: Training) -> None:
-    """Train, unless the run is finished. Whatever happens, its folder is unlocked."""
-    failed = True
-    try:
-        if run.is_finished:
-            return
-        run.begin()
-        train(run)
-        run.end()
-        failed = False
-    finally:
-        run.close(failed)
-    if run.stopping:
-        raise SystemExit(130)
-
-
-def main(argv: list[str]) -> None:
-    try:
-        run = Training(*read_settings(argv))
-    except Unknown as unknown:  # the lab may know it
-        if not (HERE / "lab" / "run.py").exists():
-            raise UserError(f"{unknown}. More is in lab/, which is not here") from None
-        from lab.run import main as beyond
-        return beyond(argv)
-    carry_out(run)
-
-
-def in_own_function(error: BaseException) -> str:
-    """Where an error arose, if in a file that people edit, as "my_idea (mitigations.py:57): ...";
-    otherwise empty."""
-    own = {str(HERE / name) for name in ("mitigations.py", "countdown_task.py")}
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in own]
-    if not frames:
-        return ""
-    last = frames[-1]
-    place = f"{last.name} ({Path(last.filename).name}:{last.lineno})"
-    return f"{place}: {type(error).__name__}: {error}"
-
-
 if __name__ == "__main__":
-    sys.modules["train"] = sys.modules["__main__"]  # for code that imports train while it runs
     try:
-        main(sys.argv[1:])
-    except (UserError, OSError, SafetensorError) as error:  # a full disk raises the last two
-        sys.exit(f"train.py: {printable(str(error))}")
+        settings = read_settings(sys.argv[1:])
+        with nullcontext() if settings.device == "cpu" else torch.device(settings.device):
+            train(settings)
+    except UserError as error:
+        sys.exit(f"train.py: {error}")
     except KeyboardInterrupt:
-        sys.exit("\ntrain.py: stopped at once; --resume goes on from a run's last checkpoint, if "
-                 "it has one")
-    except (Exception, SystemExit) as error:  # an own function may call exit()
-        if not (line := in_own_function(error)):
-            raise
-        sys.exit(f"train.py: {printable(line)}")
+        sys.exit("\ntrain.py: stopped; --resume goes on from the last checkpoint")

@@ -202,6 +202,8 @@ class Task(countdown_task.Task):
         some wordings have is kept only before the first question."""
         numbers = self.wording.write_numbers([str(number) for number in problem.numbers])
         text = self.wording.text.format(numbers=numbers, target=problem.target)
+        if self.prompt in countdown_task.PROMPTS:
+            text = super().prompt_for(problem)
         if is_first or USER_TURN not in text:
             return text
         return text[text.index(USER_TURN):]
@@ -223,19 +225,23 @@ class Task(countdown_task.Task):
 
     def score(self, problem: Problem, text: str) -> dict[str, float]:
         """The reward of an answer and the parts it is made of."""
-        if self.wording.thinks:
-            well_formed = format_score(text, self.wording.text.endswith("<think>"))
-            expression = between(text, "<answer>", "</answer>")
+        if self.prompt in countdown_task.PROMPTS:
+            found = super().score(problem, text)
         else:
-            expression = without_end_of_turn(text)
-            well_formed = float(read_expression(expression) is not None)
-        right = float(evaluates_to(expression, problem.numbers, problem.target))
+            if self.wording.thinks:
+                form = format_score(text, self.wording.text.endswith("<think>"))
+                expression = between(text, "<answer>", "</answer>")
+            else:
+                expression = without_end_of_turn(text)
+                form = float(read_expression(expression) is not None)
+            right = float(evaluates_to(expression, problem.numbers, problem.target))
+            found = {"reward": FORMAT_WEIGHT * form + right, "format": form, "answer": right}
         verdicts = [verdict for _, verdict in steps_of(text, problem.numbers)]
         reasoning = sum(verdicts) / len(verdicts) if verdicts else 0.0
-        reward = {"graded": FORMAT_WEIGHT * well_formed + right, "right": right,
-                  "signed": 2 * right - 1}[self.reward_form]
-        return {"reward": reward + self.reasoning_weight * reasoning, "format": well_formed,
-                "answer": right, "reasoning": reasoning}
+        reward = {"graded": found["reward"], "right": found["answer"],
+                  "signed": 2 * found["answer"] - 1}[self.reward_form]
+        return found | {"reward": reward + self.reasoning_weight * reasoning,
+                        "reasoning": reasoning}
 
     def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:  # type: ignore[override]
         """The section and the kind of each token, as codes, from the bytes of the tokens."""

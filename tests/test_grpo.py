@@ -113,10 +113,7 @@ def test_a_sampled_batch_has_the_texts_scores_and_labels_of_its_tokens():
     """Answers to the first problem come first."""
     folder, problems = ROOT / "models/tiny", [Problem((3, 5, 7), 22), Problem((2, 4, 6), 2)]
     model, tokenizer, task = load_model(folder), load_tokenizer(folder), Task("short")
-    run = SimpleNamespace(model=model, tokenizer=tokenizer, task=task, stop=(2,),
-                          settings=SimpleNamespace(max_new_tokens=60), last_good_model=str,
-                          encode=lambda text: tokenizer.encode(text).ids)
-    batch = grpo.sample(run, problems, 3, grpo.generator_of("a batch"))
+    batch = grpo.sample(model, tokenizer, task, problems, 3, 60, grpo.generator_of("a batch"))
     assert batch.group.tolist() == [0, 0, 0, 1, 1, 1] and 0 < batch.reward.sum()
     for row, n in enumerate(batch.length.tolist()):
         text, beyond = "".join(batch.texts[row]), [0] * (len(batch.ids[row]) - n)
@@ -130,7 +127,7 @@ def test_a_sampled_batch_has_the_texts_scores_and_labels_of_its_tokens():
     with torch.no_grad():
         model.model.norm.weight.fill_(float("nan"))
     assert "probabilities are not finite" in refusal(
-        grpo.sample, run, problems, 3, grpo.generator_of("a batch"))
+        grpo.sample, model, tokenizer, task, problems, 3, 60, grpo.generator_of("a batch"))
 
 
 def learner(model, **changed):
@@ -138,11 +135,21 @@ def learner(model, **changed):
     usual = dict(micro_batch=4, max_grad_norm=0.0, epochs=1, kl=0.0, clip_low=0.2, clip_high=0.28)
     settings, own = SimpleNamespace(**usual | changed), copied(model)
     reference = copied(model, 0.02) if settings.kl else None
-    run = grpo.Learner()
+    run = SimpleNamespace()
     vars(run).update(settings=settings, model=own, reference=reference,
                      optimizer=torch.optim.SGD(own.parameters(), lr=0.003),
                      last_good_model=lambda: "the last is of step 2")
     return run
+
+
+def updated(run, rollouts, weight, is_measured=False):
+    """An update, with the change of the tokens as train.py measures it."""
+    s, before = run.settings, grpo.frozen_log_probs(run.model, rollouts, 4)
+    of_reference = run.reference and grpo.frozen_log_probs(run.reference, rollouts, 4)
+    metrics, columns = grpo.update(run.model, run.optimizer, rollouts, weight, s, of_reference)
+    if is_measured:
+        columns["change"] = grpo.frozen_log_probs(run.model, rollouts, 4) - before
+    return metrics, columns
 
 
 def any_weight(rollouts):
@@ -160,7 +167,7 @@ def test_every_update_against_autograd_of_its_formula(model, rollouts, changed):
     run, weight = learner(model, **changed), any_weight(rollouts)
     other, s, mask = copied(model), run.settings, rollouts.mask
     sgd = torch.optim.SGD(other.parameters(), lr=0.003)
-    found, columns = grpo.update(run, rollouts, weight, is_measured=True)
+    found, columns = updated(run, rollouts, weight, is_measured=True)
     old = [row_log_probs(other, rollouts, row).detach() for row in range(6)]
     for epoch in range(s.epochs):
         sgd.zero_grad()
@@ -243,7 +250,7 @@ def test_without_a_gradient_the_optimizer_makes_no_step(model, rollouts, changed
     run, batch = learner(model), dataclasses.replace(rollouts, **changed)
     batch.advantage = batch.advantage * batch.mask
     run.optimizer.step = lambda: pytest.fail("a step was made")
-    found, columns = grpo.update(run, batch, weight * batch.mask, is_measured=True)
+    found, columns = updated(run, batch, weight * batch.mask, is_measured=True)
     assert found["skipped"].endswith(why) and found["trained_tokens"] == 0
     assert (found["loss"], found["gradient_norm"], found["sampler_gap"]) == (0, None, None)
     assert not columns["change"].any()
@@ -251,7 +258,7 @@ def test_without_a_gradient_the_optimizer_makes_no_step(model, rollouts, changed
 
 def test_a_gradient_that_is_not_finite_moves_nothing(model, rollouts):
     run = learner(model)
-    said = refusal(grpo.update, run, rollouts, any_weight(rollouts) * 1e38)
+    said = refusal(updated, run, rollouts, any_weight(rollouts) * 1e38)
     assert said.startswith("the gradient is not finite") and said.endswith("is of step 2")
     for mine, before in zip(run.model.parameters(), model.parameters()):
         assert torch.equal(mine, before)
@@ -260,13 +267,13 @@ def test_a_gradient_that_is_not_finite_moves_nothing(model, rollouts):
 def test_a_sampler_that_differs_from_the_update_is_refused(model, rollouts):
     shifted = dataclasses.replace(rollouts, log_prob=rollouts.log_prob.roll(1, 1) * rollouts.mask)
     assert "log-probs of sampler and update differ by" in refusal(
-        grpo.update, learner(model), shifted, any_weight(rollouts))
+        updated, learner(model), shifted, any_weight(rollouts))
     # differences of both signs do not cancel
     signs = torch.ones_like(rollouts.log_prob)
     signs[:, ::2] = -1
     shifted.log_prob = (rollouts.log_prob + 0.2 * signs) * rollouts.mask
     assert "differ by 0.2 a token" in refusal(
-        grpo.update, learner(model), shifted, any_weight(rollouts))
+        updated, learner(model), shifted, any_weight(rollouts))
 
 
 def test_adamw_is_torchs_to_the_last_bit():

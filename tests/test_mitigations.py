@@ -1,6 +1,5 @@
 """Each weighting by hand, on a few tokens."""
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -92,10 +91,9 @@ def test_a_function_gets_a_copy_of_the_batch_and_its_generator():
         batch.scores["reward"] += 1
         return torch.rand(batch.mask.shape, generator=batch.generator)
 
-    run = SimpleNamespace(settings=SimpleNamespace(keywords_of=lambda function: {}))
     rollouts = hand_made([[True, True], [True, False]])
     entropy, reward = rollouts.entropy.clone(), rollouts.reward.clone()
-    first, second = (values_of(mine, run, rollouts) for _ in range(2))
+    first, second = (values_of(mine, rollouts, {}) for _ in range(2))
     assert torch.equal(rollouts.entropy, entropy) and torch.equal(rollouts.reward, reward)
     assert not torch.equal(first, second) and not first[~rollouts.mask].any()
 
@@ -105,7 +103,6 @@ def test_weights_that_nothing_can_rescale_stay_as_they_are(monkeypatch, size):
     """1 / the sum of the small ones is more than float32 holds. With zeros nothing is learned."""
     monkeypatch.setitem(mitigations.MITIGATIONS, "tiny",
                         lambda batch: torch.full_like(batch.entropy, size))
-    settings = SimpleNamespace(mitigation="tiny", rescale="mean", keywords_of=lambda function: {})
     rollouts = hand_made([[True, True], [True, False]])
-    weight, said = mitigations.weights(SimpleNamespace(settings=settings), rollouts)
+    weight, said = mitigations.weights(mitigations.MITIGATIONS["tiny"], rollouts, {})
     assert torch.equal(weight, torch.where(rollouts.mask, size, 0.0)) and said["weight_factor"] == 1

@@ -149,7 +149,7 @@ def loss_stages(s: SimpleNamespace) -> list[Stage]:
                  "alone would do to log p, to first order, in a gradient step at the logits with "
                  "the rate 1", where(tokens_of)),
         # what the optimizer makes of the gradient of the whole batch
-        ("clipping", "[[clipping]]", where(grpo.one_step)),
+        ("clipping", "[[clipping]]", where(grpo.update)),
         ("AdamW", "it divides each parameter's gradient by the usual size of that gradient, which "
                   "in a first step is its own. So a parameter usually moves by at most about "
                   "[[rate]] (--learning_rate)", where(AdamW.step))]

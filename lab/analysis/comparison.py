@@ -37,7 +37,7 @@ from lab.harness.record import Json
 from lab.countdown import Task
 from lab.harness.flags import flags_of
 from lab.harness.settings import LabSettings
-from run import digest_of, texts_of
+from lab.harness.versions import digest_of, in_folder, shown as shown_path, texts_of
 
 IN_TRAINING, AT_THE_END = MEASURES = ("success in training", "held-out success at the end")
 GREEDY_AT_THE_END = "held-out success of greedy answers at the end"
@@ -92,14 +92,14 @@ def versions_of(runs: Sequence[Run]) -> list[list[str]]:
     """Of each run its versions of definitions of which most runs have another one, as "policy_loss
     (grpo.py) 2c94", with four characters of a digest, or "now" if the file has this version.
     Definitions that differ between the same runs are named together."""
-    known = [recorded(run.config) for run in runs]
+    known = [recorded(run) for run in runs]
     together: dict[tuple[int, ...], list[str]] = defaultdict(list)
     for label in sorted(set().union(*known)):
         digests = [one.get(label) for one in known]
         if len({*digests} - {None}) > 1:
             together[tuple(map(digests.index, digests))].append(label)
     now = digests_now([label for labels in together.values() for label in labels])
-    changes = [run.config.get("changed", []) for run in runs]
+    changes = [run.config.get("changed", []) + files_changed(run) for run in runs]
     found: list[list[str]] = [[] for _ in runs]
     for labels in together.values():
         versions = [{label: one[label] for label in labels if label in one} for one in known]
@@ -118,9 +118,20 @@ def versions_of(runs: Sequence[Run]) -> list[list[str]]:
     return found
 
 
-def recorded(config: Json) -> dict[str, str]:
-    """The digests of a run. An earlier one has some that its weighting and advantage change, and
-    these are compared among runs with the same ones."""
+def files_changed(run: Run) -> list[Json]:
+    """What a run went on with, if its files had changed."""
+    return [{"after_step": int(folder.name[-6:]), "files": {
+        shown_path(path, folder): digest_of(path.read_text())
+        for path in sorted(folder.rglob("*.py"))}}
+        for folder in sorted(run.folder.glob("code_after_*"))]
+
+
+def recorded(run: Run) -> dict[str, str]:
+    """The digests of a run. One of the book has its files. An earlier one has some that its
+    weighting and advantage change, and these are compared among runs with the same ones."""
+    config = run.config
+    if (run.folder / "code").exists():
+        return in_folder(run.folder, config)
     found: dict[str, str] = config.get("made_of") or config.get("functions", {})
     if any(label.endswith(".py)") for label in found):
         return found

@@ -5,7 +5,7 @@ from torch import Tensor
 from grpo import centred, group_mean, to_every_token
 from lab.engine.methods import advantage
 from lab.engine.rollouts import Rollouts, double
-from run import say
+from lab.engine.errors import say
 
 
 @advantage

@@ -28,7 +28,7 @@ from lab.engine.policy import Policy, stop_ids
 from lab.engine.rollouts import OF_TURNS, Problem, Rollouts
 from grpo import group_z_score
 from lab.engine.declared import Flag
-from run import say
+from lab.engine.errors import say
 
 Parts = Annotated[str, Flag(
     "credit", "what a turn gets. credit: the expected reward after it and before the reply, minus "

@@ -1,10 +1,13 @@
 """Advantages and weights as a step uses them: what the chosen methods return is checked, and then
 rescaled, shuffled for a placebo, or dropped with answers that were cut off."""
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
 
+import mitigations
 from countdown_task import KINDS
 from grpo import generator_of
 from lab.engine.entropy_bonus import entropy_bonus
@@ -37,10 +40,13 @@ def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: Polic
         weight = shuffled(weight, rollouts, placebo)
     c = rescaling(weight, rollouts, rescale_to)
     if not (weight * c).isfinite().all():
-        c, note = 1.0, "weights were not rescaled: hardly any weight is on tokens with an advantage"
-    weight = weight * c
-    about = {"weight_factor": c, "weight_max": weight.max().item(), "weight_note": note}
-    return weight, metrics_of(chosen) | about
+        rescale_to = "none"
+        note = "weights were not rescaled: hardly any weight is on tokens with an advantage"
+    factor = c if rescale_to == "gradient" else 1.0  # the mean is the book's
+    batch: Any = SimpleNamespace(mask=rollouts.mask, generator=rollouts.generator)
+    weight, about = mitigations.weights(lambda _: weight * factor, batch, {}, rescale_to)
+    about["weight_factor"] *= factor
+    return weight, metrics_of(chosen) | about | {"weight_note": note}
 
 
 def advantage_of(chosen: Method, s: RunSettings, rollouts: Rollouts, policy: Policy | None

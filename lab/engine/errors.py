@@ -4,6 +4,8 @@ Beside them are functions that find what such a sentence says, such as where a u
 defined.
 """
 import inspect
+import os
+import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import cache
@@ -172,3 +174,10 @@ def did_you_mean_name(word: str, known: Iterable[str]) -> str:
         return f". {INSTEAD[word]}"
     close = close or get_close_matches(word, names, n=1)
     return f". Did you mean {close[0]}?" if close else ""
+
+
+def say(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # the reader, such as `head`, has ended; the run goes on
+        sys.stdout = open(os.devnull, "w")

@@ -19,6 +19,7 @@ so most of a step would be lost, and another model would be sampled than the one
 The sampler computes W x and B A x one beside the other, as training does.
 """
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import cast
 
 import torch
@@ -27,7 +28,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from lab.engine.errors import UserError
-from lab.engine.model import Linear, Qwen2, linear, product_type
+from lab.engine.model import Linear, Qwen2, linear
 from qwen2_model import MLP
 
 ALPHA = 32.0  # so B A counts 32 / r times; powers of 2 multiply without rounding
@@ -53,10 +54,8 @@ class LoRALinear(Linear):
     def forward(self, x: Tensor) -> Tensor:
         y = linear(x, self.weight, self.bias)
         # added within the product, whose sums are float32, and so rounded only once
-        dtype = product_type(x.dtype, x.device)
-        inner = linear(x, self.A).flatten(0, -2).to(dtype)
-        b = (self.scale * self.B).to(x.dtype).to(dtype)
-        return y.flatten(0, -2).to(dtype).addmm_(inner, b.T).to(x.dtype).view_as(y)
+        inner, b = linear(x, self.A).flatten(0, -2), (self.scale * self.B).type_as(x)
+        return y.flatten(0, -2).addmm_(inner, b.T).view_as(y)
 
 
 def add_lora(model: Qwen2, rank: int, seed: int = 0) -> Qwen2:
@@ -92,34 +91,48 @@ def keep_rounded(model: Qwen2) -> Qwen2:
     return model
 
 
-class ThriftyMLP(MLP):
-    """The MLP in half the memory. For the backward pass it keeps gate and up, and it computes
-    silu(gate) and silu(gate) * up again, which takes a moment, because no matrix is multiplied."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_proj(x), self.up_proj(x)
-        # By a tensor's address: how it is computed. Both tensors live until the end of this
-        # function, so meanwhile no other one has their address.
-        again: dict[int, Callable[[], Tensor]] = {}
-
-        def keep(tensor: Tensor) -> Callable[[], Tensor]:
-            compute, shape = again.get(tensor.data_ptr()), tensor.shape  # rows may be flattened
-            return (lambda: compute().view(shape)) if compute else lambda: tensor
-
-        with saved_tensors_hooks(keep, lambda compute: compute()):
-            activated = F.silu(gate)
-            again[activated.data_ptr()] = lambda: F.silu(gate)
-            product = activated * up
-            again[product.data_ptr()] = lambda: F.silu(gate) * up
-            return self.down_proj(product)
-
-
 def keep_less(model: Qwen2) -> Qwen2:
     """Let the MLPs of a frozen model keep less. With --checkpointing whole layers do that."""
     for module in model.modules():
         if isinstance(module, MLP):
-            module.__class__ = ThriftyMLP
+            module.forward = partial(  # type: ignore[method-assign]
+                keep_gate_and_up, module, module.forward)
     return model
+
+
+def keep_gate_and_up(mlp: MLP, forward: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """The book's MLP in half the memory. For the backward pass gate and up are kept, and
+    silu(gate) and silu(gate) * up are computed again, which takes a moment, because no matrix is
+    multiplied. Which tensors these are is seen by their numbers: an MLP that was edited keeps all.
+    """
+    if not torch.is_grad_enabled():
+        return forward(x)
+    found: list[Tensor] = []
+    hooks = [one.register_forward_hook(lambda module, x, y: found.append(y.detach()))
+             for one in (mlp.gate_proj, mlp.up_proj)]
+
+    def keep(tensor: Tensor) -> Callable[[], Tensor]:
+        shape, kept = tensor.shape, [one.data_ptr() for one in found]  # rows may be flattened
+        if len(found) == 2 and tensor.data_ptr() not in kept and shape.numel() == found[0].numel():
+            for compute in (activated, product):
+                if torch.equal(compute(*found).view(shape), tensor):
+                    return lambda: compute(*found).view(shape)
+        return lambda: tensor
+
+    try:
+        with saved_tensors_hooks(keep, lambda compute: compute()):
+            return forward(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def activated(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate)
+
+
+def product(gate: Tensor, up: Tensor) -> Tensor:
+    return F.silu(gate) * up
 
 
 def additions(model: Qwen2) -> Iterator[tuple[str, LoRALinear]]:

@@ -1,13 +1,13 @@
 """The model of qwen2_model.py with what a run beyond the book asks of it: products in bfloat16, any
-device, layers whose activations are computed again (--checkpointing), and attention in fewer
-operations.
+device, and layers whose activations are computed again (--checkpointing).
 
-A model is built by the book, and then its modules get the classes of this file in place, which have
-the same parameters and another `forward`. The cache is the book's, and shapes are told there.
+The model is the book's, and so is each function that computes it: here hooks are added, which
+change types, and torch's Linear gives way to one that takes any type. Shapes are told in the book.
 """
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -15,18 +15,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import qwen2_model
-from qwen2_model import Attend, causal, rotate
-from qwen2_model import ModelConfig as ModelConfig  # many take it from here
-
-
-def rotary(positions: Tensor, config: ModelConfig,
-           dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    """The book's, on any device and in any type."""
-    steps = torch.arange(0, config.head_dim, 2, device=positions.device, dtype=dtype)
-    frequency = 1.0 / config.rope_theta ** (steps / config.head_dim)
-    angle = positions[..., None, None].to(dtype) * frequency  # (..., 1, frequencies)
-    cos, sin = angle.cos(), angle.sin()
-    return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+from qwen2_model import Decoder as Decoder  # many take these from here
+from qwen2_model import ModelConfig as ModelConfig
+from qwen2_model import rotary as rotary
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
@@ -55,47 +46,21 @@ def tensors_on(device: torch.device) -> AbstractContextManager[Any]:
 
 def linear(x: Tensor, matrix: Tensor, bias: Tensor | None = None) -> Tensor:
     """x @ matrix.T + bias in the type of x, whatever type the weights are kept in."""
+    bias = None if bias is None else bias.type_as(x)
     if getattr(matrix, "is_frozen", False) and not torch.is_grad_enabled() and x.is_cpu:
         return frozen_product(x, matrix, bias)
-    if x.dtype == matrix.dtype == torch.float32:  # the usual case, with nothing to round
-        return F.linear(x, matrix, bias)
-    product_dtype = product_type(x.dtype, x.device)
-    # the weights are rounded to the type of x even if the product is computed in another type
-    matrix = matrix.to(x.dtype).to(product_dtype)
-    if bias is not None:
-        bias = bias.to(x.dtype).to(product_dtype)
-    return F.linear(x.to(product_dtype), matrix, bias).to(x.dtype)
+    return F.linear(x, matrix.type_as(x), bias)
 
 
 def frozen_product(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
     """The same for a matrix that LoRA has frozen. It is kept beside itself in the layout in which
     oneDNN reads it fastest with few rows, as in sampling."""
-    product_dtype = product_type(x.dtype, x.device)
     if not hasattr(matrix, "laid_out"):
-        rounded = matrix.detach().to(x.dtype).to(product_dtype).contiguous()
-        laid_out = torch.ops.mkldnn._reorder_linear_weight(rounded)
+        laid_out = torch.ops.mkldnn._reorder_linear_weight(matrix.detach().type_as(x))
         matrix.laid_out = laid_out  # type: ignore[attr-defined]
-    if bias is not None:
-        bias = bias.to(x.dtype).to(product_dtype)
-    rows = x.flatten(0, -2).to(product_dtype)
     product: Tensor = torch.ops.mkldnn._linear_pointwise(
-        rows, matrix.laid_out, bias, "none", [], "")  # type: ignore[attr-defined]
-    return product.to(x.dtype).view(*x.shape[:-1], -1)
-
-
-class RMSNorm(qwen2_model.RMSNorm):
-    """The norm computes in float32 at least and casts its output to `output_dtype`. Thereby the
-    norms decide in which type matrices are multiplied, because each Linear computes in the type of
-    its input."""
-    output_dtype = torch.float32  # `Qwen2.compute_in` changes it
-
-    def forward(self, x: Tensor) -> Tensor:
-        # in bfloat16 a small square would be lost when it is added to a large sum
-        if x.dtype == self.weight.dtype == self.output_dtype == torch.float32:
-            return super().forward(x)
-        wide = at_least_float32(self.output_dtype)
-        normed = F.rms_norm(x.to(wide), self.weight.shape, self.weight.to(wide), self.eps)
-        return normed.to(self.output_dtype)
+        x.flatten(0, -2), matrix.laid_out, bias, "none", [], "")  # type: ignore[attr-defined]
+    return product.view(*x.shape[:-1], -1)
 
 
 class Linear(nn.Linear):
@@ -106,57 +71,16 @@ class Linear(nn.Linear):
         return linear(x, self.weight, self.bias)
 
 
-class Attention(qwen2_model.Attention):
-    """The book's attention, in the types of the norms, with half the operations of a rotation."""
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, attend: Attend) -> Tensor:
-        shape = (-1, self.head_dim)
-        q = self.q_proj(x).unflatten(-1, shape)  # (..., H, head_dim)
-        k = self.k_proj(x).unflatten(-1, shape)  # (..., K, head_dim)
-        v = self.v_proj(x).unflatten(-1, shape)
-        q, k = self.q_norm(q), self.k_norm(k)
-        sizes = [q.shape[-2], k.shape[-2]]
-        turned = rotate(torch.cat([q, k], -2), cos, sin)  # together, with half the operations
-        # rounded to the type of v, as cos and sin are in float32 at least
-        kind = product_type(v.dtype, v.device)
-        q, k = turned.type_as(v).to(kind).split(sizes, -2)
-        return self.o_proj(attend(self.layer, q, k, v.to(kind)).type_as(v).flatten(-2))
-
-
-class Decoder(qwen2_model.Decoder):
-    """The book's decoder on any device, whose layers may keep less for the backward pass."""
-    checkpointing = False  # True: activations within a layer are computed again, not kept
-    __call__: Callable[..., Tensor]
-    config: ModelConfig
-    norm: RMSNorm
-
-    def forward(self, ids: Tensor, positions: Tensor | None = None,
-                attend: Attend = causal) -> Tensor:
-        """Ids of any shape -> hidden states (..., D). Without `positions` they are rows (B, L) that
-        begin at position 0."""
-        if positions is None:
-            positions = torch.arange(ids.shape[-1], device=ids.device)
-        wide = at_least_float32(self.norm.output_dtype)  # the type of x between the layers
-        cos, sin = rotary(positions, self.config, wide)
-        x = self.embed_tokens(ids).to(wide)
-        for layer in self.layers:
-            if self.checkpointing and torch.is_grad_enabled():
-                x = checkpoint(layer, x, cos, sin, attend, use_reentrant=False,
-                               preserve_rng_state=False)
-            else:
-                x = layer(x, cos, sin, attend)
-        return self.norm(x)
-
-
 class Qwen2(qwen2_model.Qwen2):
-    """The whole model; a Qwen3 if `config.model_type` says so."""
+    """The book's model with more methods: none of the book's is replaced."""
+    product = staticmethod(linear)  # type: ignore[assignment]
     __call__: Callable[..., Tensor]
-    config: ModelConfig
-    model: Decoder
+    compute_dtype = torch.float32  # `compute_in` changes it
+    hooks: tuple[Any, ...] = ()
 
     def __init__(self, config: ModelConfig):
         super().__init__(config)
-        exchange_classes(self)
+        of_lab(self)
         self.draw_parameters()
 
     def draw_parameters(self) -> None:
@@ -166,12 +90,6 @@ class Qwen2(qwen2_model.Qwen2):
                 nn.init.normal_(parameter, std=0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return self.logits(self.model(ids))
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        return linear(hidden, self.output_matrix)
 
     @property
     def output_matrix(self) -> Tensor:
@@ -188,25 +106,43 @@ class Qwen2(qwen2_model.Qwen2):
         so before they begin something that takes long."""
         return sum(parameter.numel() for parameter in self.parameters()) > 1e8
 
-    @property
-    def compute_dtype(self) -> torch.dtype:
-        return self.model.norm.output_dtype
-
     def compute_in(self, dtype: torch.dtype) -> "Qwen2":
-        """Multiply matrices in this type, whatever type the parameters are kept in. It is enough to
-        set the output type of the norms, because every Linear computes in the type of its input."""
-        for module in self.modules():
-            if isinstance(module, RMSNorm):
-                module.output_dtype = dtype
+        """Multiply matrices in this type, whatever type the parameters are kept in. The norms
+        compute in float32 at least, because in bfloat16 a small square would be lost when it is
+        added to a large sum. What they hand on is cast to this type, in which then every product
+        is computed, and attention. Between the layers x is float32 at least."""
+        for hook in self.hooks:
+            hook.remove()
+        self.compute_dtype, self.hooks = dtype, ()
+        wide, product = at_least_float32(dtype), product_type(dtype, self.device)
+        if dtype != torch.float32:
+            norms = [one for one in self.modules() if isinstance(one, qwen2_model.RMSNorm)]
+            self.hooks = (
+                self.model.embed_tokens.register_forward_hook(lambda _, x, y: y.to(wide)),
+                *(norm.register_forward_pre_hook(lambda _, x: (x[0].to(wide),)) for norm in norms),
+                *(norm.register_forward_hook(lambda _, x, y: y.to(dtype).to(product))
+                  for norm in norms))
         return self
 
 
-EXCHANGED: dict[type[nn.Module], type[nn.Module]] = {
-    nn.Linear: Linear, qwen2_model.RMSNorm: RMSNorm, qwen2_model.Attention: Attention,
-    qwen2_model.Decoder: Decoder, qwen2_model.Qwen2: Qwen2}
-
-
-def exchange_classes(model: nn.Module) -> None:
-    """Give the modules of a model of the book the classes of this file, in place."""
+def of_lab(model: qwen2_model.Qwen2) -> Qwen2:
+    """A model of the book with the methods above, in place."""
     for module in model.modules():
-        module.__class__ = EXCHANGED.get(type(module), type(module))
+        if type(module) is nn.Linear:
+            module.__class__ = Linear
+    model.__class__ = Qwen2
+    return cast(Qwen2, model)
+
+
+def keep_less_of_layers(model: Qwen2) -> None:
+    """--checkpointing: for the backward pass a layer keeps its input alone and is computed again.
+    """
+    for layer in model.model.layers:
+        layer.forward = partial(again, layer.forward)
+
+
+def again(forward: Callable[..., Tensor], *given: Any) -> Tensor:
+    if not torch.is_grad_enabled():
+        return forward(*given)
+    found: Tensor = checkpoint(forward, *given, use_reentrant=False, preserve_rng_state=False)
+    return found

@@ -5,7 +5,6 @@ The folder is that of qwen2_model.py, which refuses what it does not compute.
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,7 +13,7 @@ from torch import Tensor
 
 import qwen2_model
 from lab.engine.errors import UserError, read_json
-from lab.engine.model import Qwen2, exchange_classes
+from lab.engine.model import Qwen2, of_lab
 from qwen2_model import ModelConfig, save_config
 from run import of_steps
 
@@ -87,11 +86,10 @@ def refuse_other_folder(folder: Path) -> None:
 def read_model_folder(folder: Path | str, device: torch.device | str = "cpu") -> Qwen2:
     """Load the model of a folder that has its weights."""
     read_config(Path(folder))
-    model = qwen2_model.load_model(Path(folder))
-    exchange_classes(model)
+    model = of_lab(qwen2_model.load_model(Path(folder)))
     for parameter in model.parameters():  # out of the file, which may be written meanwhile
         parameter.data = parameter.data.clone()
-    return cast(Qwen2, model.to(device))
+    return model.to(device)
 
 
 def write_model_folder(model: Qwen2, folder: Path | str,

@@ -1,29 +1,14 @@
-"""AdamW by torch's kernel, and its state by name."""
+"""AdamW's state by name."""
 from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
-from torch.optim.adamw import adamw
 
 import grpo
 
 
 class AdamW(grpo.AdamW):
-    """grpo.py's AdamW with torch's kernel for all parameters, which reads and writes each number
-    once. A step gives the same bits as torch.optim.AdamW with fused=True. That class is not used,
-    because it imports the whole compiler: more than a second and 70 MB at every start."""
-
-    @torch.no_grad()
-    def step(self) -> None:
-        of_each = list(zip(self.parameters, self.mean, self.square))
-        parameters, means, squares = map(list, zip(*(one for one in of_each
-                                                     if one[0].grad is not None)))
-        before = torch.full((len(parameters),), float(self.steps), device=parameters[0].device)
-        gradients = [p.grad for p in parameters]
-        adamw(parameters, gradients, means, squares, [], list(before), fused=True, amsgrad=False,
-              maximize=False, lr=self.learning_rate, beta1=0.9, beta2=0.999, eps=1e-8,
-              weight_decay=self.weight_decay)
-        self.steps += 1
+    """grpo.py's AdamW, and its state for a checkpoint."""
 
     def tensors(self, names: Iterable[str]) -> dict[str, Tensor]:
         """The state for a checkpoint; `names` are those of the parameters."""

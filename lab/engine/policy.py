@@ -113,7 +113,8 @@ class Policy:
         nothing could not train on this problem any more (lab/harness/tasks.py)."""
         problem = self.task.extreme_problems()[0]
         prompt = encode_prompt(self.tokenizer, self.task.prompt_for(problem), "")
-        hidden = self.model.model(torch.tensor([prompt], device=self.model.device))
+        ids = torch.tensor([prompt], device=self.model.device)
+        hidden = self.model.model(ids, torch.arange(len(prompt), device=self.model.device))
         # of the last token alone, because the prompt may be long
         refuse_undefined("the model's logits are", self.model.logits(hidden[:, -1]))
 

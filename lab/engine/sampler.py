@@ -1,6 +1,5 @@
 """Sampling answers: every prompt is computed once, and then all answers grow by one token in each
-step. This is `generate` of qwen2_model.py, with the book's model, cache and `draw`, and four more
-arguments:
+step. This calls `generate` of qwen2_model.py, and adds four arguments:
 
 starts        An answer may continue a sequence from a position within it. The sequence is still
               computed once, and its hidden state at that position predicts the first token. With
@@ -10,8 +9,7 @@ starts        An answer may continue a sequence from a position within it. The s
 
 reply         After a stop token `reply` is asked what the environment writes, or None if the answer
               has ended. A token of the reply takes the place of the token that would be drawn
-              there. As long as all rows have such tokens next, the model reads them in one call.
-              With a player who guesses and an environment that says too big or too small,
+              there. With a player who guesses and an environment that says too big or too small,
 
     tokens    4 <|im_end|> big . \\n 2 <|im_end|> small . \\n 3 <|im_end|>
     mask      1     1       0  0  0  1     1        0   0  0  1     1        what the model drew
@@ -27,6 +25,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import qwen2_model
@@ -99,72 +98,61 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
     stop_ids = model.config.eos_token_id if stop_ids is None else stop_ids
     starts = [start for start in starts for _ in range(answers)]
     limits = [limit for limit in limits for _ in range(answers)]
-    # drawn on the CPU, so that they are the same on any device
+    # on the CPU, so that the random numbers are the same on any device
     generator = torch.Generator().manual_seed(seed) if isinstance(seed, int) else seed
-    uniform = torch.rand(len(starts), max(limits), generator=generator).to(model.device)
     stop = torch.tensor(stop_ids, dtype=torch.long, device=model.device)
     limit = torch.tensor(limits, device=model.device)
 
     with torch.inference_mode(), tensors_on(model.device):  # cheaper than no_grad
-        found = sample(model, prompts, starts, limit, uniform, Sampling(stop, temperature, greedy),
-                       reply)
+        found = sample(model, prompts, starts, limit, generator,
+                       Sampling(stop, temperature, greedy), reply)
     # copies, because what inference mode has made cannot be used in a computation with gradient
     return Generation(*(values.clone() for values in vars(found).values()))
 
 
 def sample(model: Qwen2, prompts: list[list[int]], starts: list[Start], limit: Tensor,
-           uniform: Tensor, sampling: Sampling, reply: Reply | None) -> Generation:
-    """Sample an answer from each start. limit (B,) has the most tokens of each, uniform (B, T) a
-    random number in [0, 1) for each token."""
-    B, T = uniform.shape
+           generator: torch.Generator, sampling: Sampling, reply: Reply | None) -> Generation:
+    """An answer from each start, by the book's `generate`. limit (B,) has the most tokens of each.
+    """
     needed = sorted({start.prompt for start in starts})
     cache = Cache(model.model, [prompts[number] for number in needed],
                   torch.tensor([needed.index(start.prompt) for start in starts]))
     cache.length = torch.tensor([start.seen for start in starts])  # of the prompt, for this row
-    hidden = cache.last_states()
-    without = None  # the tokens that may not come first
-    if any(start.without >= 0 for start in starts):
-        without = torch.tensor([start.without for start in starts], device=uniform.device)
-    tokens = torch.zeros(B, T, dtype=torch.long, device=uniform.device)
-    replied = torch.full_like(tokens, -1) if reply else None  # tokens of the environment
-    facts = torch.zeros(3, B, T, device=uniform.device)
-    length = torch.zeros(B, dtype=torch.long, device=uniform.device)
-    finished = torch.zeros(B, dtype=torch.bool, device=uniform.device)
-    row = torch.arange(B, device=uniform.device)  # rows of the result that are still growing
-    done = finished[row]
-    t = 0
-    while True:
-        token, facts[:, row, t] = draw_rows(model.logits(hidden), uniform[row, t], sampling,
-                                            without if t == 0 else None)
-        ends_turn = torch.isin(token, sampling.stop) & ~done
-        if replied is not None:
-            ends_turn &= replied[row, t] < 0
-            token = torch.where(replied[row, t] < 0, token, replied[row, t])
-        tokens[row, t] = token
-        length[row] += ~done
-        if reply and replied is not None:
-            ends_turn = ask(reply, row, ends_turn, tokens[:, :t + 1], replied)
-        finished[row] |= ends_turn
-        done = done | ends_turn | (limit[row] <= t + 1)
-        ended = int(done.sum())
-        if ended == len(done):
-            break
-        if 8 * ended >= len(done):  # once an eighth of the rows has ended, drop them
-            stay = (~done).nonzero()[:, 0]
-            cache.take(stay)
-            row, done = row[stay], done[stay]
-        count = 1  # tokens that each row reads now
-        if replied is not None:
-            count += read_at_once(replied[row], ~done, limit[row], t)
-            place = slice(t + 1, t + count)
-            tokens[row, place] = replied[row, place].clamp(min=0)
-            length[row] += (count - 1) * ~done
-        hidden = cache.read(tokens[row, t:t + count])[:, -1]
-        t += count
-    written = torch.arange(T, device=row.device) < length[:, None]
-    mask = written if replied is None else written & (replied < 0)
-    log_prob, entropy, collision = facts.masked_fill(~mask, 0)
-    return Generation(tokens * written, mask, finished, log_prob, entropy, collision, written)
+    first = [torch.tensor([start.without for start in starts])]  # tokens that may not come first
+
+    def choose(logits: Tensor, uniform: Tensor, greedy: bool) -> tuple[Tensor, Tensor]:
+        without = first.pop() if first else None
+        return draw_rows(logits, uniform, sampling._replace(greedy=greedy), without)
+
+    turns = Turns(limit, reply)
+    stop = tuple(sampling.stop.tolist())
+    found = qwen2_model.generate(model, prompts, 1, int(limit.max()), stop, generator,
+                                 sampling.greedy, cache, choose, turns.follow)
+    beyond = turns.replied.shape[1] - found.ids.shape[1]  # the book cuts what no answer reaches
+    ids, written, *facts = (F.pad(one, (0, beyond)) for one in found if one.dim() == 2)
+    mask = written & (turns.replied < 0)
+    log_prob, entropy, collision = (fact.masked_fill(~mask, 0) for fact in facts)
+    return Generation(ids, mask, turns.finished, log_prob, entropy, collision, written)
+
+
+class Turns:
+    """What `follow` of the book's `generate` does here: an answer ends at its own limit, and what
+    an environment writes takes the place of tokens that were drawn."""
+
+    def __init__(self, limit: Tensor, reply: Reply | None):
+        self.limit, self.reply = limit, reply
+        self.tokens = torch.zeros(len(limit), int(limit.max()), dtype=torch.long)
+        self.replied = torch.full_like(self.tokens, -1)  # tokens of the environment
+        self.finished = torch.zeros(len(limit), dtype=torch.bool)
+
+    def follow(self, row: Tensor, t: int, token: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+        if self.reply:
+            replied = self.replied[row, t]
+            token, ends = torch.where(replied < 0, token, replied), ends & (replied < 0)
+            self.tokens[row, t] = token
+            ends = ask(self.reply, row, ends, self.tokens[:, :t + 1], self.replied)
+        self.finished[row] |= ends
+        return token, ends | (self.limit[row] <= t + 1)
 
 
 def ask(reply: Reply, row: Tensor, ends_turn: Tensor, tokens: Tensor, replied: Tensor) -> Tensor:
@@ -182,14 +170,6 @@ def ask(reply: Reply, row: Tensor, ends_turn: Tensor, tokens: Tensor, replied: T
             room = replied[answer, so_far:so_far + len(written)]
             room.copy_(torch.tensor(written[:len(room)], dtype=torch.long))
     return ended
-
-
-def read_at_once(replied: Tensor, growing: Tensor, limit: Tensor, t: int) -> int:
-    """How many tokens after token t are known in all growing rows, because an environment has
-    written them. replied (R, T), growing (R,), limit (R,). No row reaches its limit within them."""
-    is_known = (replied[:, t + 1:] >= 0) | ~growing[:, None]
-    known = int(is_known.all(0).long().cumprod(0).sum())
-    return min(known, int(limit[growing].min()) - t - 2)
 
 
 def draw_rows(logits: Tensor, uniform: Tensor, sampling: Sampling, without: Tensor | None
@@ -211,7 +191,7 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling, without: Tensor | 
          ) -> tuple[Tensor, Tensor]:
     """`draw_rows` for rows whose logits fit into the CPU's cache."""
     token, facts = qwen2_model.draw(logits, uniform, sampling.greedy)
-    if sampling.temperature == 1 and without is None:
+    if sampling.temperature == 1 and (without is None or not (without >= 0).any()):
         return token, facts
     drawn_from = logits / sampling.temperature
     if without is not None:  # the other tokens keep their proportions

@@ -1,19 +1,19 @@
-"""What a run beyond the book changes in grpo.py's `update`, which makes its steps too: other ways
-to rescale weights (--rescale) and to count tokens (--loss_norm), another KL (--kl_kind), a
+"""The update of a run beyond the book: `update` of grpo.py, with other ways to
+rescale weights (--rescale) and to count tokens (--loss_norm), another KL (--kl_kind), a
 temperature, and the log-probs and micro-batches of lab/engine/forward.py.
 """
-from collections.abc import Sequence
-from typing import Any
+import math
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 import grpo
 from mitigations import gradient_size
+from lab.engine.errors import NotFinite, UserError
 from lab.engine.forward import frozen_log_probs, micro_batches, response_log_probs
 from lab.engine.methods import Metrics
-from lab.engine.model import Qwen2
-from lab.engine.optimizer import Optimizer
+from lab.engine.model import Qwen2, tensors_on
 from lab.engine.policy import RunSettings
 from lab.engine.rollouts import Rollouts, double
 
@@ -64,71 +64,62 @@ def length_scaling(length: Tensor, loss_norm: str, max_new_tokens: int) -> Tenso
     return one
 
 
-def divergence(log_prob: Tensor, reference: Tensor, kind: str) -> Tensor:
+def divergence_k2(log_prob: Tensor, reference: Tensor) -> Tensor:
     """KL(policy || reference) at each position, estimated from the token that was sampled there:
-    the book's k3, or k2 = (reference - log_prob)^2 / 2.
+    k2 = (reference - log_prob)^2 / 2, in the place of the book's k3.
 
     Both estimate the same number, but as a loss they are not the same. On average k2 has the
     gradient of KL(policy || reference), and k3 has the gradient of KL(reference || policy), each
     for a fixed prefix. That the policy also decides which prefixes it reaches is left out of both
     gradients.
     """
-    if kind == "k2":
-        return (reference - log_prob).square() / 2
-    return grpo.divergence(log_prob, reference)
+    return (reference - log_prob).square() / 2
 
 
-class Learner(grpo.Learner):
-    """A run, with what the lab has in the place of the book's functions."""
-    largest_gap = float("inf")  # bfloat16 rounds coarsely
+class OfLab(NamedTuple):
+    """What a run beyond the book does in its own way within grpo.py's `update`."""
+    rollouts: Rollouts
+    s: RunSettings
+    m: Tensor            # (B, 1), of `length_scaling`
+    largest_gap: float
 
-    model: Any
+    def micro_batches(self, rows: Tensor) -> list[Tensor]:
+        return micro_batches(self.rollouts, rows, self.s.micro_batch)
 
-    def log_probs(self, model: Any, rollouts: Any, rows: Tensor) -> Tensor:
-        return response_log_probs(model, rollouts, rows, self.settings.temperature)
+    def log_probs(self, model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
+        return response_log_probs(model, rollouts, rows, self.s.temperature)
 
-    def divergence(self, log_prob: Tensor, reference: Tensor, rollouts: Any, rows: Tensor
-                   ) -> Tensor:
-        m = self.length_scaling(rollouts)[rows]
-        return m * divergence(log_prob, reference, self.settings.kl_kind)
-
-    def micro_batches(self, rollouts: Any, rows: Tensor) -> Sequence[Tensor]:
-        return micro_batches(rollouts, rows, self.settings.micro_batch)
-
-    def length_scaling(self, rollouts: Rollouts) -> Tensor:
-        s = self.settings
-        return length_scaling(rollouts.length, s.loss_norm, s.max_new_tokens)        # (B, 1)
-
-    def update(self, rollouts: Any, weight: Tensor, is_measured: bool = False
-               ) -> tuple[Metrics, Columns]:
-        """Train the model on the whole batch. `weight` is c w."""
-        s, at_one = self.settings, None
-        weight = weight * self.length_scaling(rollouts)                              # c w m
-        if s.temperature != 1:
-            at_one = self.log_probs_at_one(rollouts)
-        metrics, columns = grpo.update(self, rollouts, weight, is_measured and at_one is None)
-        if not rollouts.mask.any():  # --drop_unfinished has dropped every answer
-            metrics["skipped"] = "no answer was finished"
-        if at_one is None:
-            return metrics, columns
-        # the sampler's log-probs on record are those at temperature 1, and so is their change
-        if not metrics["skipped"]:
-            rows = grpo.trained_rows(self, rollouts, weight)
-            gap = (at_one - rollouts.log_prob)[rows][rollouts.mask[rows]]
-            metrics["sampler_gap"] = gap.abs().mean().item()
-        if is_measured:
-            columns["change"] = self.log_probs_at_one(rollouts) - at_one
-        return metrics, columns
-
-    def log_probs_at_one(self, rollouts: Rollouts) -> Tensor:
-        rows = rollouts.rows[rollouts.mask.any(1)]
-        return frozen_log_probs(self.model, rollouts, rows, self.settings.micro_batch)
+    def divergence(self, k3: Tensor, log_prob: Tensor, reference: Tensor, rows: Tensor) -> Tensor:
+        return self.m[rows] * (k3 if self.s.kl_kind == "k3" else divergence_k2(log_prob, reference))
 
 
-def update(model: Qwen2, optimizer: Optimizer, rollouts: Rollouts, weight: Tensor, s: RunSettings,
-           reference: Qwen2 | None = None, is_measured: bool = False) -> tuple[Metrics, Columns]:
-    """An update without a run."""
-    learner = Learner()
-    vars(learner).update(model=model, optimizer=optimizer, settings=s, reference=reference,
-                         last_good_model=lambda: "there is no checkpoint")
-    return learner.update(rollouts, weight, is_measured)
+def update(model: Qwen2, optimizer: Any, rollouts: Rollouts, weight: Tensor, s: RunSettings,
+           reference: Qwen2 | None = None, is_measured: bool = False,
+           largest_gap: float = math.inf) -> tuple[Metrics, Columns]:
+    """Train the model on the whole batch, by grpo.py's `update`. `weight` is c w."""
+    mask, known = rollouts.mask, rollouts.rows[rollouts.mask.any(1)]
+    m = length_scaling(rollouts.length, s.loss_norm, s.max_new_tokens)               # (B, 1)
+    # the sampler's log-probs on record are those at temperature 1, and so is their change
+    at_one = of_reference = None
+    if is_measured or s.temperature != 1:
+        at_one = frozen_log_probs(model, rollouts, known, s.micro_batch)
+    if reference is not None:
+        of_reference = frozen_log_probs(reference, rollouts, known, s.micro_batch, s.temperature)
+    try:
+        with tensors_on(mask.device):
+            metrics, columns = grpo.update(model, optimizer, rollouts, weight * m, s, of_reference,
+                                           OfLab(rollouts, s, m, largest_gap))
+    except UserError as error:
+        if not str(error).startswith("the gradient"):
+            raise
+        raise NotFinite("the gradient is not finite") from error
+    if not mask.any():  # --drop_unfinished has dropped every answer
+        metrics["skipped"] = "no answer was finished"
+    if s.epochs > 1 and metrics["skipped"]:
+        columns["ratio"] = torch.ones_like(rollouts.log_prob)
+    if s.temperature != 1 and at_one is not None and not metrics["skipped"]:
+        rows = (mask & ((weight * m * rollouts.advantage != 0) | (s.kl > 0))).any(1)
+        metrics["sampler_gap"] = grpo.sampler_gap(at_one, rollouts, rows, largest_gap)
+    if is_measured and at_one is not None:
+        columns["change"] = frozen_log_probs(model, rollouts, known, s.micro_batch) - at_one
+    return metrics, columns

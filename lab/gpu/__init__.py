@@ -7,6 +7,7 @@ room. Without it `--device cuda` computes with the engine's functions, in plain 
 Each of them looks at its arguments, and calls the engine's function for a model that is not on a
 GPU. Only lab/harness/build.py calls it, for --device cuda.
 """
+import torch
 from torch import Tensor
 
 import lab.engine.forward
@@ -24,19 +25,19 @@ def install() -> None:
 
 
 def sample(model: Qwen2, prompts: list[list[int]], starts: list[Start], limit: Tensor,
-           uniform: Tensor, sampling: Sampling, reply: Reply | None) -> Generation:
+           generator: torch.Generator, sampling: Sampling, reply: Reply | None) -> Generation:
     """In the place of `sample` in lab/engine/sampler.py."""
     if model.device.type != "cuda":
-        return plain_sample(model, prompts, starts, limit, uniform, sampling, reply)
+        return plain_sample(model, prompts, starts, limit, generator, sampling, reply)
     from lab.gpu.sampler import sample_on_gpu
-    return sample_on_gpu(model, prompts, starts, limit, uniform, sampling, reply)
+    return sample_on_gpu(model, prompts, starts, limit, generator, sampling, reply)
 
 
-def token_log_probs(hidden: Tensor, matrix: Tensor, targets: Tensor) -> Tensor:
+def token_log_probs(model: Qwen2, states: Tensor, ids: Tensor) -> Tensor:
     """In the place of `token_log_probs` in lab/engine/forward.py."""
     from lab.gpu.model import has_kernels
-    if not has_kernels(hidden.dtype, hidden.device):
-        return plain_log_probs(hidden, matrix, targets)
+    if not has_kernels(states.dtype, states.device):
+        return plain_log_probs(model, states, ids)
     from lab.gpu.kernels import LogProbsByKernels
-    log_prob: Tensor = LogProbsByKernels.apply(hidden, matrix, targets)
+    log_prob: Tensor = LogProbsByKernels.apply(states, model.output_matrix, ids)
     return log_prob

@@ -60,7 +60,8 @@ class FusedQwen2:
         self.layers = [self.fuse_layer(layer) for layer in model.model.layers
                        if isinstance(layer, Block)]
         self.norm = self.weight_of(model.model.norm)
-        cos_sin = rotary(torch.arange(longest, device=model.device), self.config, self.wide)
+        cos_sin = [x.to(self.wide) for x in rotary(
+            torch.arange(longest, device=model.device), self.config)]
         self.cos_sin = torch.stack(cos_sin, 1)  # (longest, 2, 1, head_dim)
 
     def fuse_layer(self, layer: Block) -> FusedLayer:

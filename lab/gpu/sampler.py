@@ -329,9 +329,11 @@ def stream_of(device: torch.device) -> AbstractContextManager[None]:
 
 
 def sample_on_gpu(model: Qwen2, prompts: list[list[int]], starts: list[Start], limit: Tensor,
-                  uniform: Tensor, sampling: Sampling, reply: Reply | None) -> Generation:
-    """What `sample` of lab/engine/sampler.py computes. limit (B,), uniform (B, T)."""
-    T = uniform.shape[1]
+                  generator: torch.Generator, sampling: Sampling, reply: Reply | None
+                  ) -> Generation:
+    """What `sample` of lab/engine/sampler.py computes. limit (B,)."""
+    T = int(limit.max())
+    uniform = torch.rand(len(starts), T, generator=generator, device="cpu").to(model.device)
     on_gpu = ModelOnGPU(model, max(map(len, prompts)) + T)
     with stream_of(model.device):
         decoding = begin(on_gpu, prompts, starts, limit, uniform, sampling, reply)

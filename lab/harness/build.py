@@ -20,7 +20,7 @@ from lab.harness.record import Json, find_folder
 from lab.harness.screen import say
 from lab.harness.settings import LabSettings
 from lab.harness.tasks import CheckedTask, make_task
-from lab.engine.model import Qwen2
+from lab.engine.model import Qwen2, keep_less_of_layers
 
 
 # methods that cut an answer where a reply may follow
@@ -118,7 +118,8 @@ def load_policy(s: LabSettings, checkpoint: Path | None = None) -> Policy:
     task = make_task(s.task, s.keywords, folder)
     refuse_long_prompts(s, tokenizer, task, config.max_position_embeddings)
     model = load_model(s, folder, device)
-    model.model.checkpointing = s.checkpointing
+    if s.checkpointing:
+        keep_less_of_layers(model)
     set_threads(s.threads, model)
     return Policy(model, tokenizer, task, s, folder)
 

@@ -23,9 +23,13 @@ from types import SimpleNamespace
 import run
 from countdown_task import Task
 from lab.engine.declared import Flag as Flag, Range, Requirement
-from lab.engine.errors import UserError, did_you_mean_name, location_of
+from lab.engine.errors import UserError, did_you_mean_name, location_of, say
 
-MOST_THREADS = run.MOST["threads"]
+LEAST = {"answers": 2} | dict.fromkeys((  # the least values of the book's flags; of the others 0
+    "epochs", "questions", "max_new_tokens", "micro_batch", "eval_tasks", "min_number",
+    "max_number", "max_target", "max_result"), 1)
+MOST = {"threads": 1024, "learning_rate": 10, "clip_low": 1}  # of the others 1e12
+MOST_THREADS = MOST["threads"]
 KINDS = {int: "a whole number", float: "a finite number", str: "a text", bool: "yes or no"}
 YES_OR_NO = {"yes": True, "true": True, "no": False, "false": False}
 REUSED: Requirement = (lambda s: s.epochs > 1, "--epochs above 1")
@@ -38,8 +42,8 @@ MORE: dict[str, dict[str, typing.Any]] = {
     "inverse_logprob.epsilon": {"least": 0}, "equal_gradient.epsilon": {"least": 0},
     "entropy_masking.mask_percentile": {"least": 0, "most": 100},
     "by_kind.word_weight": {"least": 0}, "by_kind.number_weight": {"least": 0},
-    "task": {"choices": ()}, "mitigation": {"choices": ()}, "advantage": {"choices": ()}}
-OF_BOOK = {name: replace(Flag(default, text, run.LEAST.get(name, 0), most=run.MOST.get(name, 1e12),
+    "mitigation": {"choices": ()}, "advantage": {"choices": ()}}
+OF_BOOK = {name: replace(Flag(default, text, LEAST.get(name, 0), most=MOST.get(name, 1e12),
                               choices=run.CHOICES.get(name, ())), **MORE.get(name, {}))
            for owner in (run.Settings, Task)
            for name, (default, text) in run.flags_of(owner).items()}
@@ -168,7 +172,7 @@ def read(argv: Sequence[str], usage: str, about: str | None, flags: Mapping[str,
     """
     words, texts = words_of(argv)
     if "help" in texts:
-        run.say(help_text(usage, about, flags, places))
+        say(help_text(usage, about, flags, places))
         raise SystemExit(0)
     found, words = in_places(words, places)
     rest = {name: texts.pop(name) for name in [*texts] if name not in flags}

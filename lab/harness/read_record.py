@@ -32,10 +32,19 @@ def steps_finished(run: Path) -> int:
     checkpoints leaves the model of its last step, and then writes their number. Until then it is
     -1."""
     config, kept = run_config(run), [*checkpoints(run)]
+    if "model_config" not in config and (run / "code").exists():  # of the book
+        lines = read_lines(run / "metrics.jsonl")
+        whole = lines and not [*missing_steps(run)] and is_evaluated(run, lines[-1]["step"])
+        return lines[-1]["step"] if whole else -1
     if config.get("checkpoint_every") == 0 and config["steps"] in checkpoint_folders(run):
         kept.append(config["steps"])
     ended: int = config.get("finished", -1)
     return max([ended, *kept])
+
+
+def is_evaluated(run: Path, step: int) -> bool:
+    at = [line["step"] for line in read_lines(run / "evaluations.jsonl")].count(step)
+    return at >= MODES or not run_config(run).get("eval_every")
 
 
 def credit_steps(run: Path) -> list[int]:

@@ -1,35 +1,33 @@
-"""A run beyond the book: the parts that train.py's loop uses in the place of the plain ones.
-
-    part of run.Run        plain                      here
-    make_parts             the tiny model, float32    lab/harness/build.py: devices, LoRA, --task
-    sample                 grpo.sample                lab/engine/sampler.py, with replies
-    advantages, weights    a function of the batch    also a class with a state, placebos, --rescale
-    update                 grpo.update                with the parts of lab/engine/update.py
-    where_to_go_on         a checkpoint               also what has changed since
-    write_state            the optimizer              also digests of all that has to match it
-    record, log, save      a run's folder             the same folder, with more in it
+"""A run of the lab: what the loop of lab/harness/loop.py uses. Its folder is that of run.py, with
+more in it: a lock, digests of all that has to match a checkpoint (trainer/state.json) and of what
+the run is made of (config.json). Ctrl-C waits for the end of a step.
 """
 import inspect
 import json
 import math
 import os
 import shlex
+import shutil
+import signal
+import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
-import run as book
 from lab.engine.methods import refuse_other_values
-from lab.engine.errors import NotFinite, UserError, location_of, read_json, refuse_undefined
+from lab.engine.errors import (NotFinite, UserError, location_of, read_json, refuse_undefined,
+                               say)
 from lab.engine.model_folder import write_model_folder
 from lab.engine.credited import advantage_of, drop_unfinished, rescaled_weight
 from lab.engine.rollouts import Problem, Rollouts, has_format
-from lab.engine.update import Learner
+from lab.engine.update import update
 from lab.harness.flags import settle
 from lab.harness.build import build, make_advantage, make_weighting
 from lab.harness.kept import Kept
@@ -37,13 +35,14 @@ from lab.harness.made_of import made_of
 from lab.harness.step_lines import with_all_metrics
 from lab.harness.read_record import refuse_other, run_config, say_what_differs, steps_finished
 from lab.harness.record import (Json, change_config, credit_path, digest_of, provenance,
-                                read_lines, write_credit)
-from lab.harness.screen import python_command, say
+                                read_lines, replace_text, write_credit)
+from lab.harness.screen import printable, python_command
 from lab.harness.settings import CHANGEABLE, CONTINUE, LabSettings, make_settings, read_flags
 from lab.harness.tasks import score_again
-from qwen2_model import small_files
-from run import checkpoints, remove, whole
-from train import Training
+from lab.harness.versions import differing
+from lab.harness.versions import digest_of as digest_of_text
+from qwen2_model import read_tensors, small_files
+from run import append, checkpoints, forget_after, lock, make_run, note_changes, remove, whole
 
 
 def open_lab_run(argv: list[str]) -> "LabRun":
@@ -89,51 +88,77 @@ def peak_memory() -> int | None:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-class LabRun(Learner, Training):
-    settings: LabSettings
-    changeable = CHANGEABLE
-    scores_agree = True  # so far, when answers were scored twice
+class LabRun:
+    """A run. Its steps up to `done` are on record, and `checkpoint` is the model after them."""
+    largest_gap = math.inf   # bfloat16 rounds coarsely
+    scores_agree = True      # so far, when answers were scored twice
+    step, done = 0, 0
+    stopping = False         # after this step, because of Ctrl-C
+    is_finished = False
+    locked: sqlite3.Connection | None = None
+    lock_file: os.stat_result | None = None
+    checkpoint: Path | None = None
+    curves: Any = None       # --track
+    step_seconds = 0.0       # of all steps
 
     def __init__(self, settings: LabSettings, is_resumed: bool = False,
                  may_begin_again: bool = False):
-        self.may_begin_again = may_begin_again
+        self.settings, self.folder, self.is_new = settings, settings.folder, not is_resumed
+        self.may_begin_again, self.start = may_begin_again, time.monotonic()
+        self.evaluation_seconds: dict[str, float] = {}  # of the last evaluation, by its mode
+        self.evaluations: list[Json] = []               # of sampled answers, for the last line
+        self.handlers: dict[int, Any] = {}              # of Ctrl-C, before this run
         self.after_step: Callable[[], None] = lambda: None  # for a large model: returns memory
         self.drawn: Json = {}  # what dynamic sampling drew beyond the batch, in the last step
-        self.lock_file: os.stat_result | None = None
-        self.curves: Any = None  # --track
         self.took: dict[str, float] = {}  # seconds of the stages of this step
         try:
-            super().__init__(settings, is_resumed)
+            if is_resumed:
+                self.locked = lock(self.folder)  # lock the folder before reading it
+                self.where_to_go_on()
+            if not self.is_finished:
+                self.make_parts()
         except Exception:  # a notebook goes on, and the error that it shows keeps this object
             self.close(failed=False)
             raise
 
     def where_to_go_on(self) -> None:
-        """A run that keeps no checkpoints is finished or begins again, which --continue may do."""
-        every = run_config(self.folder).get("checkpoint_every")
-        if every == 0 and not checkpoints(self.folder):
-            self.is_finished = steps_finished(self.folder) >= self.settings.steps
+        """Find the newest checkpoint. A run that was stopped before its first checkpoint begins
+        again, and loses its record; no other run does. One that keeps no checkpoints is finished or
+        begins again, which --continue may do."""
+        run, found = self.folder, checkpoints(self.folder)
+        every = run_config(run).get("checkpoint_every")
+        if every == 0 and not found:
+            self.is_finished = steps_finished(run) >= self.settings.steps
             if self.is_finished:
-                return say(f"{self.folder} is finished. It kept nothing to continue it from")
+                return say(f"{run} is finished. It kept nothing to continue it from")
             if self.may_begin_again:
                 return
-        lines = read_lines(self.folder / "metrics.jsonl")
-        super().where_to_go_on()
+        lines = read_lines(run / "metrics.jsonl")
+        self.done = max(found, default=0)
+        self.checkpoint = found.get(self.done)
+        is_removed = not (run / "checkpoints").exists()
+        if not self.done and (is_removed and lines or len(lines) > (every or 0)):
+            raise UserError(f"{run} has {len(lines)} steps on record, and no checkpoint to go on "
+                            "from")
+        self.is_finished = self.done > 0 and self.done >= self.settings.steps
+        if self.is_finished:
+            say(f"{run} is finished: a larger --steps continues it")
         steps = [line["step"] for line in lines if line["step"] <= self.done]
         if steps != [*range(1, self.done + 1)]:
-            raise UserError(f"{self.folder}/metrics.jsonl does not have one line for each of the "
-                            f"steps 1 to {self.done}, in order")
+            raise UserError(f"{run}/metrics.jsonl does not have one line for each of the steps 1 "
+                            f"to {self.done}, in order")
 
     def make_parts(self) -> None:
         parts = build(self.settings, self.checkpoint, self.drawn)
         policy, self.parts, self.policy = parts.policy, parts, parts.policy
-        self.task, self.model, self.source = policy.task, policy.model, policy.folder
+        self.task: Any = policy.task
+        self.model, self.source = policy.model, policy.folder
         self.optimizer, self.trained = parts.optimizer, parts.parameters
         self.reference = parts.reference
         s = self.settings
         # in bfloat16, and on a GPU, whose kernels differ more, the gap is on record alone
         if (s.device, s.dtype, s.temperature) == ("cpu", "float32", 1):
-            self.largest_gap = Training.largest_gap
+            self.largest_gap = 0.01
         self.has_format = has_format(policy.task)
         self.kept = {axis: Kept(inspect.unwrap(method)) for axis, method in parts.methods.items()
                      if inspect.isfunction(method)}
@@ -141,8 +166,22 @@ class LabRun(Learner, Training):
         if self.checkpoint:
             parts.put_back(self.read_state(self.checkpoint))
 
+    @cached_property
+    def held_out(self) -> list[Any]:
+        return list(self.task.held_out_problems(self.settings.eval_tasks))
+
     def begin(self) -> None:
-        super().begin()
+        """Make the folder of a new run, or go back to the last checkpoint of an old one. From now
+        on Ctrl-C waits for the end of a step."""
+        if self.is_new:
+            self.make_folder()
+            self.locked = lock(self.folder)
+        else:
+            say(f"continuing {self.folder} after step {self.done}")
+            forget_after(self.folder, self.done)
+            replace_text(self.folder / "config.json", json.dumps(self.config_going_on(), indent=2))
+        self.handlers = {number: signal.signal(number, self.interrupt)
+                         for number in (signal.SIGINT, signal.SIGTERM)}
         if any(line["success"] is None for line in read_lines(self.folder / "metrics.jsonl")):
             self.task.knows_success = False  # a reward of the steps before was no 0 and no 1
         self.lock_file = (self.folder / "lock").stat()
@@ -240,32 +279,59 @@ class LabRun(Learner, Training):
     def update(self, rollouts: Any, weight: torch.Tensor, is_measured: bool = False
                ) -> tuple[Json, dict[str, torch.Tensor]]:
         with self.explained(), self.clocked("update_seconds"):
-            found = super().update(self.trained_on(rollouts), weight, is_measured)
+            found = update(self.model, self.optimizer, self.trained_on(rollouts), weight,
+                           self.settings, self.reference, is_measured, self.largest_gap)
             refuse_undefined("after the update a parameter is", *self.trained.values())
             return found
 
     def config(self) -> Json:
-        return super().config() | provenance() | {
-            "model_config": asdict(self.model.config),
+        """config.json: the settings, and a digest of the held-out problems and of each file of
+        data. `lab compare` tells runs apart in which these differ, or their code/."""
+        s = self.settings
+        shown = [self.task.show(problem) for problem in self.held_out] if s.eval_every else None
+        return s.to_json() | provenance() | {
+            "held_out_problems": digest_of_text(shown) if shown else None,
+            "made_of": made_of(s), "model_config": asdict(self.model.config),
             "threads": torch.get_num_threads(), "reward": self.task.rewarded,
             "trained_parameters": sum(one.numel() for one in self.trained.values())}
 
-    def made_of(self) -> dict[str, str]:
-        return made_of(self.settings)
-
     def config_going_on(self) -> Json:
-        found = super().config_going_on()
+        """config.json of a resumed run. What was recorded first stays, and what is another version
+        since then is said, and kept with its digest before."""
+        before, now = run_config(self.folder), self.config()
+        changed = differing(before.get("made_of", {}), now["made_of"]) if self.done else {}
+        if changed:
+            named = ", ".join([*changed][:5]) + f" and {len(changed) - 5} more" * (len(changed) > 5)
+            say(f"changed since the {self.done} steps were made: {named}. So what follows may not "
+                "be what a run that was never stopped gives")
+            now["changed"] = [*before.get("changed", []),
+                              {"after_step": self.done, "files": changed}]
+        if names := note_changes(self.folder, self.done):
+            say(f"changed since then: {', '.join(names)} (the old ones are in code/)")
         say_what_differs(self.folder, self.done)
-        return found
+        kept = (*CHANGEABLE, "made_of", "changed")
+        return before | {name: now[name] for name in kept if name in now}
 
     def make_folder(self) -> None:
         s, trained = self.settings, sum(one.numel() for one in self.trained.values())
-        say("a run of the lab: grpo.py makes its steps, with the parts of lab/engine/update.py")
+        size = sum(parameter.numel() for parameter in self.model.parameters())
         if s.lora:
             say(f"LoRA of rank {s.lora} trains {trained / 1e6:.2f} million parameters")
         if (s.device, s.dtype) != ("cpu", "float32"):
             say(f"computing on {s.device} in {s.dtype}")
-        super().make_folder()
+        say(f"{s.model}: {size / 1e6:.2f} million parameters, {torch.get_num_threads()} threads; "
+            f"{s.questions} problems x {s.answers} answers a step; writing to {self.folder}")
+        if s.eval_every:
+            say(f"before the first step, {len(self.held_out)} held-out problems are answered twice")
+        make_run(self.folder, self.config(), self.source / "tokenizer.json")
+
+    def interrupt(self, *_: object) -> None:
+        if self.stopping or not self.step:  # in the first evaluation there is nothing to save
+            raise KeyboardInterrupt
+        self.stopping = True
+        # not `print`, because Ctrl-C may have interrupted one
+        with suppress(OSError):
+            os.write(1, b"\nstopping after this step; Ctrl-C again stops at once\n")
 
     def is_here(self) -> bool:
         """Whether the folder still has its name, and no other one has taken it: the lock lies in
@@ -280,9 +346,17 @@ class LabRun(Learner, Training):
                             "it was moved, --resume and its new name continue the run")
 
     def close(self, failed: bool) -> None:
+        """Unlock the folder. If a new run failed in its first step, remove its folder, so that the
+        next attempt can have its name."""
         if self.curves:
             self.curves.close()
-        super().close(failed and self.is_here())
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+        is_empty = not (self.folder / "metrics.jsonl").exists()
+        if self.is_new and failed and self.is_here() and is_empty:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        if self.locked:
+            self.locked.close()
 
     def record(self, rollouts: Any, weight: torch.Tensor, columns: dict[str, torch.Tensor]
                ) -> None:
@@ -310,12 +384,38 @@ class LabRun(Learner, Training):
         line |= self.took | {"rollout_tokens_per_second": sampled / self.took["rollout_seconds"]}
         self.took = {}
         self.refuse_other_folder()
-        super().log(line)
+        append(self.folder / "metrics.jsonl", line)
+        self.say_step(line)
         if line["weight_note"]:
             say(f"          {line['weight_note']}")
         if self.curves:
             self.curves.add(line, "train")
         self.after_step()
+
+    def say_step(self, line: Json) -> None:
+        s, step, norm = self.settings, self.step, line["gradient_norm"]
+        self.step_seconds += line["seconds"]
+        left = round(self.seconds_left())
+        if step % 20 == 1 or step == self.done + 1:
+            say(f"    step  reward  success{'  format' * self.has_format}  length  finished"
+                "  entropy  grad norm  tokens/s      left")
+        success = "not told" if line["success"] is None else f"{line['success']:.1%}"
+        form = f"{line['reward_format']:8.2f}" if self.has_format else ""
+        say(f"{step:4d}/{s.steps:<4d}{line['reward']:7.3f}{success:>9}{form}"
+            f"{line['length']:8.1f}{line['finished']:10.1%}{line['entropy']:9.3f}  "
+            f"{'  skipped' if norm is None else f'{norm:9.3f}'}"
+            f"{line['tokens'] / line['seconds']:10.0f}{left // 60:7d}:{left % 60:02d}")
+        if line["skipped"]:
+            say(f"          no update: {line['skipped']}")
+
+    def seconds_left(self) -> float:
+        """If the other steps take as long as those so far, and the evaluations as the last one."""
+        s, step = self.settings, self.step
+        left = self.step_seconds / (step - self.done) * (s.steps - step)
+        if s.eval_every:
+            evaluations = math.ceil(s.steps / s.eval_every) - (step - 1) // s.eval_every
+            left += sum(self.evaluation_seconds.values()) * evaluations
+        return left
 
     def log_evaluation(self, line: Json, seconds: float) -> None:
         self.refuse_other_folder()
@@ -323,19 +423,30 @@ class LabRun(Learner, Training):
         line = line | {"reward_low": low, "reward_high": high}
         if not self.task.knows_success:
             line |= dict.fromkeys(("success", "success_low", "success_high"))
-        super().log_evaluation(line, seconds)
+        append(self.folder / "evaluations.jsonl", line)
+        self.evaluation_seconds[line["mode"]] = seconds
+        form = f"format {line['format_mean']:.2f}, " if self.has_format else ""
+        say(f"  held-out, {line['mode']:7s} {self.success_of(line)}  ({len(line['answer'])} "
+            f"problems, {form}length {line['length_mean']:.0f}, "
+            f"finished {line['finished_mean']:.0%}, {seconds:.0f} s)")
+        if line["mode"] == "sampled":
+            self.evaluations.append(line)
+            for shown in line["shown"]:
+                text = " ".join(printable(f"{shown['problem']}: {shown['text']}").split())
+                say(f"  {self.verdict_on(shown)}  {text[:300]}")
         if self.curves:
             self.curves.add(line, f"held_out/{line['mode']}")
 
     def success_of(self, line: Json) -> str:
         if self.task.knows_success:
-            return super().success_of(line)
+            return ("{success:.1%} (95% interval {success_low:.1%} to {success_high:.1%})"
+                    .format(**line))
         return ("reward {reward_mean:.3f} (95% interval {reward_low:.3f} to {reward_high:.3f})"
                 .format(**line))
 
     def verdict_on(self, shown: Json) -> str:
         if self.task.knows_success:
-            return super().verdict_on(shown)
+            return "right" if shown["answer"] else "wrong"
         return f"reward {shown['reward']:.3f}"
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -349,26 +460,19 @@ class LabRun(Learner, Training):
                     *(task.held_out_problems(s.eval_tasks) if s.eval_every else [])]
         settings = {name: value for name, value in s.to_json().items()
                     if name not in {"out", *CHANGEABLE}}
-        return {"its number": str(step), "a setting in config.json": book.digest_of(settings),
-                "the task's choice of problems": book.digest_of(
+        return {"its number": str(step), "a setting in config.json": digest_of_text(settings),
+                "the task's choice of problems": digest_of_text(
                     [(task.prompt_for(problem), task.show(problem)) for problem in problems]),
                 "its model": digest_of(checkpoint / "model.safetensors"),
                 "its trainer's state": digest_of(checkpoint / "trainer" / "state.safetensors")}
 
     def read_state(self, checkpoint: Path) -> dict[str, torch.Tensor]:
-        path = checkpoint / "trainer" / "state.json"
-        if not path.exists() and "model_config" not in read_json(self.folder / "config.json"):
-            return super().read_state(checkpoint)  # a run of the book keeps no digests
-        known = read_json(path)
+        known = read_json(checkpoint / "trainer" / "state.json")
         for what, digest in self.digests(checkpoint, self.done).items():
             if known.get(what) != digest:
                 raise UserError(f"{checkpoint}: {what} has changed since this checkpoint was made, "
                                 "so the run cannot go on from it")
-        return super().read_state(checkpoint)
-
-    def write_state(self, path: Path, step: int) -> None:
-        super().write_state(path, step)
-        (path / "state.json").write_text(json.dumps(self.digests(path.parent, step)))
+        return read_tensors(checkpoint / "trainer" / "state.safetensors")
 
     def save(self, step: int) -> None:
         """With --checkpoint_every 0 the model is written at the end, alone."""
@@ -380,7 +484,13 @@ class LabRun(Learner, Training):
                              *(value for value in self.parts.state().values()
                                if value.is_floating_point()))
         self.refuse_other_folder()
-        super().save(step)
+        with whole(self.folder / "checkpoints" / f"step_{step:06d}") as path:
+            self.write_model(path)
+            (path / "trainer").mkdir()
+            save_file(self.state(), path / "trainer" / "state.safetensors")
+            (path / "trainer" / "state.json").write_text(json.dumps(self.digests(path, step)))
+        for old in [*checkpoints(self.folder).values()][:-2]:
+            shutil.rmtree(old / "trainer")
 
     def write_model(self, folder: Path, parameters: Mapping[str, torch.Tensor] | None = None
                     ) -> None:
@@ -392,6 +502,13 @@ class LabRun(Learner, Training):
             write_model_folder(self.model, folder, parameters or self.trained)
         for name, content in self.copied_files.items():
             (folder / name).write_bytes(content)
+
+    def last_good_model(self) -> str:
+        """A clause about a way out of an error that a resumed run would make again."""
+        if found := checkpoints(self.folder):
+            return (f"the last good checkpoint is {found[max(found)]}, from which --model begins a "
+                    "new run")
+        return "there is no checkpoint before it"
 
     def save_model(self) -> None:
         """Write the trained model alone, with its matrices rounded to the type of the products. In
@@ -421,7 +538,16 @@ class LabRun(Learner, Training):
                 self.save_model()
             if not (s.steps and s.checkpoint_every):  # no checkpoint says that it is finished
                 change_config(self.folder, {"finished": s.steps})
-        super().end()
+        took = round(time.monotonic() - self.start)
+        self.stopping &= self.step < s.steps  # a finished run was not stopped early
+        go_on = python_command("-m", "lab", "train", "--resume", self.folder)
+        say(f"{go_on} goes on from step {self.step}" if self.stopping else
+            f"done. Everything is in {self.folder}")
+        if len(self.evaluations) > 1:
+            first, last = (self.success_of(self.evaluations[place]) for place in (0, -1))
+            say(f"  {first} -> {last} on the held-out problems")
+        say(f"  {took // 60} min {took % 60:02d} s\n{python_command('analyze.py', self.folder)}  "
+            "makes tables, pictures and a page")
         if (memory := peak_memory()) is not None:
             say(f"  at most {memory / 1e9:.2f} GB of memory")
         say(f"{python_command('-m', 'lab', 'page', self.folder)}  makes a page to play with\n"

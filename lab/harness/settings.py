@@ -4,12 +4,15 @@ Defaults < the model folder's recipe.json < --config < what was typed. The task,
 the advantage bring flags of their own: `keywords` holds their values.
 """
 import inspect
+import os
+import re
 import textwrap
 import typing
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
-from lab.engine.errors import UserError, location_of, read_json
+from lab.engine.errors import UserError, location_of, read_json, say
 from lab.engine.lora import RATE, RATE_OF_LARGE, rate_of_lora
 from lab.engine.methods import METHODS, NEVER_RESCALED, axis_of
 from lab.engine.model_folder import is_large
@@ -17,7 +20,7 @@ from lab.harness.flags import (Flag, check_value, flags_of, help_text, option, s
                                unknown_argument, words_of)
 from lab.harness.record import Json, find_folder
 from lab.harness.tasks import file_of_task, load_task, with_module_name
-from run import Settings, say
+from run import HERE, Settings
 
 # what a resumed run may change: the book's, and what says how a run is computed or recorded
 CHANGEABLE = ("steps", "device", "checkpointing", "deterministic", "threads", "micro_batch",
@@ -26,7 +29,8 @@ CHANGEABLE = ("steps", "device", "checkpointing", "deterministic", "threads", "m
 
 @dataclass
 class LabSettings(Settings):
-    """The settings of a run beyond the book. The first one is the book's, with one more choice."""
+    """The settings of a run beyond the book. The second one is the book's, with one more choice."""
+    task: str = option("countdown_task", "the problems and the reward: a file of one's own")
     rescale: str = option(
         "mean", "mean: a batch's weights get a mean of 1. gradient: the sum of the sizes of the "
         "tokens' gradients becomes what it is with weights of 1. none: they stay as they are",
@@ -75,7 +79,20 @@ class LabSettings(Settings):
         "Only these groups are on record", least=1, most=100)
     track: str = option("none", "show the run's curves while it goes, in TensorBoard",
                         choices=("none", "tensorboard"))
+    typed: dict[str, typing.Any] = field(default_factory=dict)  # the flags that were typed
     unnamed: typing.ClassVar = {*METHODS, "seed", "out", *CHANGEABLE} - {"steps"}
+
+    @property
+    def folder(self) -> Path:
+        """Named by the flags, so that the same command finds it again, as
+        runs/none-grpo-learning_rate0.001-s0."""
+        flags = [("" if name in ("model", "task") else name) + Path(str(value)).name
+                 for name, value in self.typed.items() if name not in self.unnamed]
+        name = "-".join([self.mitigation, self.advantage, *flags, f"s{self.seed}"])
+        return Path(self.out or os.path.relpath(HERE / "runs" / re.sub(r"[^\w.+-]", "_", name)))
+
+    def to_json(self) -> Json:
+        return {name: getattr(self, name) for name in OPTIONS} | self.keywords
 
     def keywords_of(self, function: typing.Any) -> Json:
         return {name: self.keywords[name] for name in flags_of(function)}
@@ -90,8 +107,9 @@ CONTINUE = {
     "continue": Flag(False, "resume the run if its folder exists and has the same settings"),
     "config": Flag(None, "take the settings from a run's config.json. Typed flags override them")}
 NOT_SETTINGS = (  # entries of a run's config.json that are no settings
-    "versions", "git_commit", "model_config", "reward", "ranks", "notes", "held_out_problems",
-    "functions", "columns_temperature", "made_of", "changed", "finished", "trained_parameters")
+    "torch", "versions", "git_commit", "model_config", "reward", "ranks", "notes",
+    "held_out_problems", "functions", "columns_temperature", "made_of", "changed", "finished",
+    "trained_parameters")
 # settings of earlier runs, and their defaults
 GONE = {"warmup_steps": 0, "decay": "none", "noise_parts": 0, "clip_kind": "ppo"}
 NOT_KEYWORDS = (  # words of command lines, the tools' too, which no method may have as a flag

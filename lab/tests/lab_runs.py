@@ -41,7 +41,10 @@ def run(*argv, expect=0):
 def make_here(monkeypatch):
     """Planned runs are made in this process, which has imported PyTorch, one after the other."""
     def start(run, threads):
-        train.train_beyond(run.command[1:])
+        if run.is_book:
+            program(run.project, *run.command)
+        else:
+            train.train_beyond(run.command[3:])
         return SimpleNamespace(poll=lambda: 0, returncode=0)
 
     monkeypatch.setattr("lab.tools.planned_runs.PlannedRun.start", start)

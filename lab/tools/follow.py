@@ -253,7 +253,7 @@ def log_probs_at(t: int, b: int, model: Qwen2, record: StepRecord, config: Json,
     if ids.max() >= vocabulary:
         raise UserError(f"{folder} knows {vocabulary} tokens, and the record has a token "
                         f"{ids.max()}, so another model sampled it")
-    state = model.model(torch.from_numpy(ids)[None].long())[0, -1]
+    state = model.model(torch.from_numpy(ids)[None].long(), torch.arange(len(ids)))[0, -1]
     temperature = config.get("columns_temperature", 1)  # of what is on record
     return (model.logits(state).float() / temperature).log_softmax(-1)
 

@@ -30,7 +30,7 @@ Ctrl-C stops it, and the same command continues. Of --against lab/tools/against.
 """
 import shlex
 import textwrap
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -48,14 +48,14 @@ from lab.engine.policy import Policy, derived_seed
 from lab.engine.rollouts import Rollouts, double
 from lab.harness.build import load_policy, make_advantage, make_weighting
 from lab.harness.flags import Flag, flags_of, read
-from lab.harness.made_of import digest_of_run
 from lab.harness.memory import return_memory
 from lab.harness.record import Json
 from lab.harness.screen import python_command, say, show_status
 from lab.harness.settings import LabSettings, make_settings
 from lab.tools.against import compare_versions
-from lab.tools.planned_runs import (PROCESSES, PlannedRun, as_typed, common_settings, finished,
-                                    make_runs, side_by_side)
+from lab.tools.arms import Arm, placebo_of
+from lab.tools.planned_runs import (PROCESSES, common_settings, finished, make_runs,
+                                    side_by_side)
 
 FLAGS = {
     "seeds": Flag(8, "number of seeds of each arm. If the idea is better on them, all arms are "
@@ -107,23 +107,6 @@ def main(argv: list[str]) -> None:
     say(f"For the curves of all runs: {python_command('-m', 'lab', 'compare')} {runs}")
 
 
-@dataclass
-class Arm:
-    """What is trained: plain GRPO, the idea or a placebo, with these flags of train.py."""
-    label: str
-    flags: Json
-    runs: Path  # the folder of all arms
-
-    def __post_init__(self) -> None:
-        self.settings = make_settings(self.flags)
-        self.folder = self.runs / f"{self.label}-{digest_of_run(self.settings)}"
-
-    def planned_run(self, seed: int) -> PlannedRun:
-        s = self.settings
-        return PlannedRun(self.label, seed, self.folder / f"s{seed}", as_typed(self.flags), s.steps,
-                          keeps_checkpoints=s.checkpoint_every > 0)
-
-
 class Idea:
     """An idea, and its experiment: the runs of plain GRPO, of the idea, and of its placebos."""
 
@@ -132,8 +115,9 @@ class Idea:
         self.axis, flags = arms_of(name, typed, own.placebos)
         labels = {"plain": "plain", "idea": name, "any": f"{name}-placebo",
                   "kind": f"{name}-placebo-kind"}
-        runs = Path(own.runs)
-        self.arms = {arm: Arm(labels[arm], of_arm, runs) for arm, of_arm in flags.items()}
+        self.arms = {arm: Arm(labels[arm], of_arm, Path(own.runs), added=placebo_of(
+            self.axis, name, of_arm["placebo"], name in WHOLE_ANSWERS) if "placebo" in of_arm
+            else "") for arm, of_arm in flags.items()}
 
     def runs_of(self, seeds: range) -> Arms:
         """The runs of each arm by seed; those that are missing are trained, all arms of a seed
@@ -144,7 +128,7 @@ class Idea:
         if failed:
             raise UserError("; ".join(failed.values()))
         found = finished(planned)
-        return {key: found[arm.label] for key, arm in self.arms.items()}
+        return {key: found[arm.folder.name] for key, arm in self.arms.items()}
 
     def first_look(self) -> None:
         """Print what the idea does to the gradient of the untrained model. If all tokens are of one

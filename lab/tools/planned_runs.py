@@ -4,7 +4,8 @@
     failed = make_runs(planned, command, 2)   # train what is missing, two runs at a time
     arms = finished(planned)                  # arms["none"][0] is a finished run
 
-A planned run is a command of train.py with --continue, so it is made, resumed, or left as it is.
+A planned run is a command of train.py, or of python -m lab train. It is made, resumed, or left as
+it is.
 Everything can be stopped at any moment, and the same command continues. A run that another process
 is writing fails with a sentence.
 """
@@ -22,11 +23,12 @@ from lab.analysis.run_folders import Run
 from lab.engine.errors import PROJECT, UserError, read_json
 from lab.engine.model_folder import is_large
 from lab.harness.flags import MOST_THREADS, Flag
-from lab.harness.made_of import made_of
+from lab.harness.made_of import made_of, program
 from lab.harness.read_record import missing_steps, refuse_other, run_config, steps_finished
 from lab.harness.record import Json, find_folder
 from lab.harness.screen import StopRequest, say, show_status
 from lab.harness.settings import LabSettings, make_settings, read_flags
+from lab.harness.versions import differing, digest_of, in_folder
 from run import lock, remove
 
 PAUSE = 0.5             # seconds between two looks at the processes
@@ -47,7 +49,8 @@ class PlannedRun:
     folder: Path
     flags: list[str]  # of train.py, without --out, --seed and --steps
     steps: int
-    program: tuple[str, ...] = (str(PROJECT / "train.py"),)
+    project: Path = PROJECT         # the files that train
+    is_book: bool = False           # whether train.py does, and not python -m lab train
     keeps_checkpoints: bool = True  # if not, it has none when it is finished
 
     @property
@@ -60,9 +63,13 @@ class PlannedRun:
 
     @property
     def command(self) -> list[str]:
-        words = [*self.program, "--continue", "--out", str(self.folder), *self.flags,
-                 "--steps", str(self.steps), "--seed", str(self.seed)]
-        return words if self.keeps_checkpoints else [*words, "--checkpoint_every", "0"]
+        out, steps = str(self.folder.resolve()), ["--steps", str(self.steps)]
+        if not self.keeps_checkpoints:
+            steps += ["--checkpoint_every", "0"]
+        if self.is_book and (self.folder / "config.json").exists():
+            return ["train.py", "--resume", out, *steps]
+        program = ["train.py"] if self.is_book else ["-m", "lab", "train", "--continue"]
+        return [*program, "--out", out, *self.flags, *steps, "--seed", str(self.seed)]
 
     @property
     def settings(self) -> LabSettings:
@@ -90,7 +97,7 @@ class PlannedRun:
         with open(self.log, "ab") as log:
             return subprocess.Popen(
                 [sys.executable, *self.command], stdin=subprocess.DEVNULL, stdout=log,
-                stderr=subprocess.STDOUT, start_new_session=True,
+                stderr=subprocess.STDOUT, start_new_session=True, cwd=self.project,
                 env={**os.environ, "OMP_NUM_THREADS": str(threads)})
 
     def end(self, process: "subprocess.Popen[bytes]") -> None:
@@ -244,12 +251,19 @@ def finished_run(planned: PlannedRun) -> Run | None:
     would be compared is not the same any more."""
     if not planned.is_finished():
         return None
-    folder, wanted = planned.folder, planned.settings
+    folder = planned.folder
+    if planned.is_book:  # its folder is named by all that it is made of
+        for hole in missing_steps(folder):
+            raise UserError(f"{folder}: {hole}. Remove it, and the run is made again")
+        return Run(folder)
+    wanted = planned.settings
     may_differ = WITHOUT_EFFECT if wanted.threads else {*WITHOUT_EFFECT, "threads"}  # 0: any
     refuse_other(folder, wanted, may_differ, "remove it, and the run is made again")
     wrong = list(missing_steps(folder))
-    if changed := run_config(folder).get("made_of", {}).items() ^ made_of(wanted).items():
-        wrong.append(f"it is an earlier run, and since then {min(changed)[0]} has changed")
+    now = made_of(wanted, planned.project) | {
+        label: digest_of(text) for label, text in program(wanted, planned.project).items()}
+    if changed := differing(in_folder(folder, run_config(folder)), now):
+        wrong.append(f"it is an earlier run, and since then {min(changed)} has changed")
     if wrong:
         raise UserError(f"{folder}: {wrong[0]}. Name another folder with --runs, or remove this "
                         "one, and the run is made again")

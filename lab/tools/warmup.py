@@ -152,7 +152,8 @@ def train(model: Qwen2, tokenizer: Tokenizer, update: Callable[[float], None],
 def weighted_loss(model: Qwen2, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """The mean of the tokens' cross-entropy by these weights, without the first token."""
     counts = weights[:, 1:] > 0  # with a real vocabulary, logits at other positions are expensive
-    logits = model.logits(model.model(ids[:, :-1])[counts])
+    positions = torch.arange(ids.shape[1] - 1, device=ids.device)
+    logits = model.logits(model.model(ids[:, :-1], positions)[counts])
     losses = F.cross_entropy(logits.float(), ids[:, 1:][counts], reduction="none")
     return losses @ weights[:, 1:][counts] / weights.sum()
 

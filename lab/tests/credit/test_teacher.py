@@ -10,7 +10,7 @@ from lab.credit.teacher import teacher
 from lab.engine.forward import response_log_probs
 from lab.engine.model_folder import write_model_folder
 from grpo import policy_loss
-from lab.engine.update import divergence
+from lab.engine.update import divergence_k2
 from lab.harness.build import make_advantage
 from lab.harness.made_of import made_of
 from lab.harness.settings import make_settings
@@ -56,7 +56,7 @@ def test_its_gradient_is_that_of_the_k2_divergence_from_the_teacher(policy, othe
     policy_loss(log_prob, gap, one, batch.mask, N).backward(retain_graph=True)
     by_advantage = gradients(model)
     model.zero_grad()
-    kl = divergence(log_prob, (log_prob + gap).detach(), "k2")
+    kl = divergence_k2(log_prob, (log_prob + gap).detach())
     ((kl * batch.mask).sum() / N).backward()
     torch.testing.assert_close(by_advantage, gradients(model), atol=1e-6, rtol=1e-4)
 

@@ -97,7 +97,9 @@ def test_log_probs_of_a_frozen_matrix_are_those_of_one_that_is_trained(dtype, ga
     found = []
     for is_trained in (False, True):
         states = hidden.clone().requires_grad_()
-        log_prob = token_log_probs(states, matrix.requires_grad_(is_trained), targets)
+        model = Qwen2(ModelConfig(vocab_size=50, **{**SMALL, "hidden_size": 16}, head_dim=16))
+        model.lm_head.weight = torch.nn.Parameter(matrix.clone(), is_trained)
+        log_prob = token_log_probs(model, states, targets)
         log_prob.backward(gradient)
         found.append((log_prob, states.grad))
     torch.testing.assert_close(found[0][0], found[1][0])

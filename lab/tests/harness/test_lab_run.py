@@ -25,8 +25,9 @@ from lab.engine.credited import with_advantage
 from grpo import update
 from lab.harness.run import LabRun, mean_interval
 import run as book
+from lab.harness import run as harness_run
+import run as folder_of_run
 import train as loop
-from train import answer_held_out
 from lab_runs import WHOLE, after_credit_of, run
 from runs import arrays, assert_same_run, config_of, lines, program_here
 
@@ -300,20 +301,20 @@ def test_the_record_tells_runs_with_other_held_out_problems_apart(tmp_path):
     assert book == lab and len({lab, *others}) == 4 and others[-1] is None
 
 
-@pytest.mark.parametrize("start", [loop.main, train.train_beyond])
+@pytest.mark.parametrize("start", [train.train_beyond])
 def test_a_run_that_is_being_written_cannot_be_resumed(start, tmp_path, monkeypatch):
     """The book and the lab lock a folder by the same file, so neither writes what the other does.
     """
-    folder, said, log = tmp_path / "x", [], book.Run.log
+    folder, said, log = tmp_path / "x", [], harness_run.LabRun.log
 
     def log_and_try(run, line):
         log(run, line)
-        said.append(refusal(book.lock, folder))
+        said.append(refusal(folder_of_run.lock, folder))
 
-    monkeypatch.setattr(book.Run, "log", log_and_try)
+    monkeypatch.setattr(harness_run.LabRun, "log", log_and_try)
     start(["--model", str(ROOT / "models/tiny"), "--steps", "1", "--eval_every", "0",
            "--max_new_tokens", "4", "--questions", "2", "--out", str(folder)])
-    held = book.lock(folder)
+    held = folder_of_run.lock(folder)
     said.append(refusal(start, ["--resume", str(folder), "--steps", "2"]))
     held.close()
     assert len(said) == 2 and all(f"another process writes to {folder}" in one for one in said)
@@ -327,7 +328,7 @@ def test_a_run_that_cannot_go_on_leaves_its_folder_unlocked(tmp_path):
     (folder / "checkpoints/step_000001/tokenizer.json").write_text("{}")
     with pytest.raises(Exception) as kept:
         train.train_beyond(["--resume", str(folder), "--steps", "2"])
-    book.lock(folder).close()
+    folder_of_run.lock(folder).close()
     assert kept.tb
 
 

@@ -12,13 +12,13 @@ import lab.tools.page as analyze
 from lab.countdown import Task
 from lab.engine.errors import UserError
 from lab.harness import record
-from lab.harness.made_of import REPLACED, made_of, program, with_imports
+from lab.harness.made_of import made_of, program, with_imports
 from lab.analysis.run_folders import read_tokenizer
 from lab.harness.read_record import missing_steps
 from lab.harness.settings import make_settings
 from lab.harness.tasks import CheckedTask
 from lab_runs import SHORT, run
-from run import differing, texts_of
+from lab.harness.versions import differing, texts_of
 from runs import assert_same_run, config_of, edit_config, lines
 
 METRICS, CREDIT = "metrics.jsonl does not have one line", "not every one of the steps 1 to 4"

@@ -8,11 +8,11 @@ import pytest
 from conftest import ROOT, refusal
 
 import run
-from lab.harness.made_of import OF_A_STEP, program, replaced
+from lab.harness.made_of import OF_A_STEP, program
 from lab.harness.settings import make_settings
 from lab.tools.against import not_copied
 from lab.tools.idea import main
-from run import differing, texts_of
+from lab.harness.versions import differing, texts_of
 
 LOSS = "return -(weight * advantage * log_prob * mask).sum() / N"
 MY_TASK = "from countdown_task import Task\n\n\nclass Mine(Task):\n    limit = 2\n"
@@ -22,7 +22,7 @@ EDITS = {
     "+ 10": ("grpo.py", "/ (std + epsilon)).float()", "/ (std + epsilon)).float() + 10",
              "group_z_score", "group_z_score"),
     "AdamW without its second mean": ("grpo.py", "square.sqrt().div_(", "torch.ones_like(p).div_(",
-                                      "AdamW.step", ""),
+                                      "AdamW.step", "AdamW.step"),
     "the reward": ("countdown_task.py", "* form + right,", "* form - right,", "Task.score",
                    "Task.score"),
     "a new weighting": ("mitigations.py", "if __name__", "@mitigation\ndef my_idea(rollouts):\n"
@@ -41,7 +41,8 @@ EDITS = {
                                                 "def more():\n    pass\n\n\ndef tokens_until(",
                                                 "", ""),
     "a docstring": ("grpo.py", "(B,): the mean of", "(B,): a mean of", "", ""),
-    "the engine": ("lab/engine/optimizer.py", "eps=1e-8", "eps=1e-4", "", "AdamW.step"),
+    "the engine": ("lab/engine/update.py", ".square() / 2\n", ".square() / 3\n", "",
+                   "divergence_k2"),
     "the sampler of a GPU": ("lab/gpu/sampler.py", "def in_parts(p: Tensor)",
                              "def in_parts(q: Tensor)", "", "")}
 
@@ -113,7 +114,7 @@ def test_no_run_of_the_lab_calls_what_it_is_said_to_replace(learner, tmp_path, m
 
     places = {"grpo.py": grpo, "mitigations.py": mitigations, "run.py": run,
               "qwen2_model.py": qwen2_model, "countdown_task.py": countdown_task}
-    for label in replaced(make_settings({})) - {"Training (train.py)"}:
+    for label in REPLACED - {"Training (train.py)"}:
         name, file = label.rstrip(")").split(" (")
         owner, _, method = name.rpartition(".")
         where = getattr(places[file], owner) if owner else places[file]

@@ -1,0 +1,69 @@
+"""The loop of a run of the lab: the steps of train.py, with the parts of a LabRun, which may stop
+early, and whose folder is locked."""
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from grpo import Rollouts, generator_of
+from train import answer_all, means_of
+
+if TYPE_CHECKING:
+    from lab.harness.run import LabRun
+
+
+def train(run: "LabRun") -> None:
+    s = run.settings
+    if run.done == 0 and s.eval_every:
+        evaluate(run, 0)
+    for step in range(run.done + 1, s.steps + 1):
+        run.step, start = step, time.perf_counter()
+
+        problems = run.task.training_problems(s.seed, step, s.questions)
+        rollouts = run.sample(problems, s.answers, generator_of("train", s.seed, step))
+
+        rollouts.step, rollouts.generator = step, generator_of("credit", s.seed, step)
+        rollouts.advantage = run.advantages(rollouts)                                # (B, T)
+        weight, of_weight = run.weights(rollouts)                                    # (B, T)
+
+        is_measured = s.change_every and ((step - 1) % s.change_every == 0 or step == s.steps)
+        metrics, columns = run.update(rollouts, weight, bool(is_measured))
+
+        run.record(rollouts, weight, columns)
+        run.log({"step": step} | means_of(rollouts) | of_weight | metrics | {
+            "seconds": time.perf_counter() - start})
+
+        is_last = step == s.steps or run.stopping
+        if s.eval_every and (step % s.eval_every == 0 or step == s.steps):
+            evaluate(run, step)
+        if is_last or (s.checkpoint_every and step % s.checkpoint_every == 0):
+            run.save(step)  # after all else, so the record is complete up to every checkpoint
+        if is_last:
+            break
+
+
+def evaluate(run: "LabRun", step: int) -> None:
+    s = run.settings
+    for mode in ("sampled", "greedy"):
+        def ask(problems: list[Any], generator: torch.Generator) -> Rollouts:
+            return run.sample(problems, 1, generator, mode == "greedy")
+
+        begin = time.perf_counter()
+        line = answer_all(run.task, run.held_out, s.questions * s.answers, ask)
+        run.log_evaluation({"step": step, "mode": mode} | line, time.perf_counter() - begin)
+
+
+def carry_out(run: "LabRun") -> None:
+    """Train, unless the run is finished. Whatever happens, its folder is unlocked."""
+    failed = True
+    try:
+        if run.is_finished:
+            return
+        run.begin()
+        train(run)
+        run.end()
+        failed = False
+    finally:
+        run.close(failed)
+    if run.stopping:
+        raise SystemExit(130)
