@@ -34,8 +34,9 @@ a token, if its weight is 1. So DPO gives each token of a pair the advantage
     A = +- N beta sigmoid(r(y_l) - r(y_w)) / pairs,  with N tokens in the batch,
 
 with a plus in the better answer and a minus in the worse one. So a step of DPO is a step of GRPO
-with this advantage, and the program is train.py's with another one: `DPO` below is its run, and all
-flags of train.py are flags here, too.
+with this advantage. `train` below is train.py's with another second stage: it computes the loss
+from log-probs, and `as_advantage` makes an advantage of its derivative. Another loss of pairs, such
+as IPO's, is another `dpo_loss`. The flags are train.py's, and two more.
 
 Read train.py first. What DPO leaves out of its step: all answers of a group but two; how much
 better the better one is; and what a group with equal rewards could say, which is nothing in both.
@@ -43,183 +44,54 @@ What it adds: a second model in memory. Like GRPO it has no credit for single to
 """
 import json
 import random
+import shutil
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
+import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 PROJECT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(PROJECT))  # so that it can be started from any folder
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError
+from tokenizers import Tokenizer
 from torch import Tensor
 
-from countdown_task import Problem, is_held_out
-from grpo import Metrics, Rollouts, advantage, frozen_log_probs, sample, to_every_token
-from qwen2_model import UserError, load_model, spelling
-from run import append, digest_of, find, read_lines, read_settings, say
-from train import Training, carry_out
+from countdown_task import Problem, Task, is_held_out
+from grpo import (AdamW, Rollouts, advantage, encode, frozen_log_probs, generator_of, sample,
+                  update)
+from mitigations import MITIGATIONS, weights
+from qwen2_model import Qwen2, UserError, load_model, load_tokenizer, spelling, stop_tokens
+from run import Run, Settings, append, find, flags_of, read_lines, read_settings
+from train import evaluate, means_of
 
 # where train.py has other defaults; what is typed comes before them
 DEFAULTS = "--advantage dpo --steps 30 --questions 16 --answers 8 --eval_every 30 --eval_tasks 500"
 EXPECTED = 'expected {"problem": "3 5 7 make 15", "chosen": "...", "rejected": "..."}'
 
 
-@advantage
+@advantage  # so that beta and pairs are flags
 def dpo(rollouts: Rollouts, *, beta: float = 0.1, pairs: str = "") -> Tensor:
     """Pairs of answers (DPO). With a smaller `beta` the model may move further from the reference.
     `pairs` is a file with a line of JSON for each pair; without it they are sampled."""
-    raise NotImplementedError  # it needs a second model, so `DPO.advantages` takes its place
+    raise UserError("the advantage dpo needs a second model, which only examples/dpo.py has")
 
 
-class Pair(NamedTuple):
-    """A pair of a file, as tokens."""
-    problem: Problem
-    answers: list[list[int]]  # the better one, the worse one
+def dpo_loss(log_pi: Tensor, log_ref: Tensor, pairs: Tensor, beta: float) -> tuple[Tensor, Tensor]:
+    """The formula at the top of this file, and r(y_w) - r(y_l) of each pair. Log-probs are (B, T);
+    `pairs` has a row for each pair: the better answer, the worse one."""
+    r = beta * (log_pi - log_ref).sum(1)                                             # (B,)
+    better, worse = pairs.unbind(1)                                                  # (pairs,)
+    margin = r[better] - r[worse]
+    return -F.logsigmoid(margin).sum() / max(len(pairs), 1), margin
 
 
-class DPO(Training):
-    """A run of train.py whose advantages come from pairs.
-
-    Online, each step samples answers to new problems and compares the best with the worst of each
-    group, so the pairs are of the model as it is now. Offline, they are some of those of a file,
-    which existed before, as in the paper: nothing is sampled."""
-
-    def make_parts(self) -> None:
-        s = self.settings
-        self.beta, self.file = s.keywords["beta"], s.keywords["pairs"]
-        if self.beta <= 0:  # then no pair would have a gradient
-            raise UserError(f"--beta {self.beta}: should be above 0")
-        if self.file and not Path(self.file).is_file():  # /dev/zero never ends
-            raise UserError(f"there is no file {self.file}")
-        super().make_parts()
-        self.before = load_model(find(s.model)).requires_grad_(False)
-        lines = (Path(self.file).read_bytes().splitlines() or [b""]) if self.file else []
-        self.given = [self.read_pair(line, f"{self.file}, line {number}")
-                      for number, line in enumerate(lines, 1)]
-        self.has_format = not self.given  # nothing is said of the form of a file's answers
-
-    def sample(self, problems: Sequence[Problem], answers: int, generator: torch.Generator,
-               greedy: bool | None = None) -> Rollouts:
-        s, is_training = self.settings, greedy is None
-        if not (self.given and is_training):
-            return sample(self, problems, answers, generator, bool(greedy))
-        rng = random.Random(f"pairs {s.seed} {self.step}")
-        return self.batch_of(rng.sample(self.given, min(s.questions, len(self.given))))
-
-    def advantages(self, rollouts: Rollouts) -> Tensor:
-        """(B, T): the advantage at the top of this file; 0 in answers that are in no pair."""
-        better, worse = best_and_worst(rollouts).unbind(1)                           # (pairs,)
-        log_pi, log_ref = (frozen_log_probs(self, model, rollouts)
-                           for model in (self.model, self.before))                   # (B, T)
-        r = self.beta * (log_pi - log_ref).sum(1)                                    # (B,)
-        margin, pairs = r[better] - r[worse], len(better)
-        size = int(rollouts.mask.sum()) * self.beta * torch.sigmoid(-margin) / max(pairs, 1)
-        advantage = torch.zeros_like(r)
-        advantage[better], advantage[worse] = size, -size
-        self.told: Metrics = {"pairs": pairs}
-        if pairs:
-            self.told["loss"] = -F.logsigmoid(margin).mean().item()
-            self.told["pairs_in_order"] = (margin > 0).float().mean().item()
-        return to_every_token(advantage, rollouts)
-
-    def update(self, rollouts: Rollouts, weight: Tensor, is_measured: bool = False
-               ) -> tuple[Metrics, dict[str, Tensor]]:
-        metrics, columns = super().update(rollouts, weight, is_measured)
-        return metrics | self.told, columns
-
-    def record(self, rollouts: Rollouts, weight: Tensor, columns: dict[str, Tensor]) -> None:
-        """Write the step's credit file, and its pairs. The prompt is for other programs: TRL's
-        DPOTrainer trains on prompt, chosen and rejected."""
-        super().record(rollouts, weight, columns)
-        for better, worse in [] if self.given else best_and_worst(rollouts).tolist():
-            problem = rollouts.problems[int(rollouts.group[better])]
-            append(self.folder / "pairs.jsonl", {
-                "step": self.step, "problem": self.task.show(problem),
-                "prompt": self.task.prompt_for(problem), "chosen": rollouts.answers[better],
-                "rejected": rollouts.answers[worse]})
-
-    def log(self, line: dict[str, Any]) -> None:
-        super().log(line)
-        if line["pairs"]:
-            say(f"          {line['pairs']} pairs, {line['pairs_in_order']:.0%} of them in order, "
-                f"loss {line['loss']:.4f}")
-
-    def begin(self) -> None:
-        super().begin()
-        file = self.folder / "pairs.jsonl"  # of a run that was stopped
-        kept = [line for line in read_lines(file) if line["step"] <= self.done]
-        file.unlink(missing_ok=True)
-        for line in kept:
-            append(file, line)
-
-    def write_state(self, path: Path, step: int) -> None:
-        super().write_state(path, step)
-        if self.file:
-            (path / "pairs").write_text(digest_of(Path(self.file).read_bytes()))
-
-    def read_state(self, checkpoint: Path) -> dict[str, Tensor]:
-        known = checkpoint / "trainer" / "pairs"
-        if self.file and known.read_text() != digest_of(Path(self.file).read_bytes()):
-            raise UserError(f"{checkpoint}: the file of pairs has changed since this checkpoint "
-                            "was made, so the run cannot go on from it")
-        return super().read_state(checkpoint)
-
-    def last_checkpoint(self) -> str:
-        return super().last_checkpoint().replace("train.py", "examples/dpo.py")
-
-    def read_pair(self, line: bytes, where: str) -> Pair:
-        """The pair in a line of a file, if the model may be trained on it. `where` names the line.
-        """
-        try:
-            written = json.loads(line)
-            first, *others, target = map(int, written["problem"].replace("make", " ").split())
-            texts = ["" + written[key] for key in ("chosen", "rejected")]  # a text and nothing else
-        except (ValueError, TypeError, KeyError, AttributeError):
-            raise UserError(f"{where}: {EXPECTED}, got {line[:80]!r}") from None
-        problem, limit = Problem((first, *others), target), self.settings.max_new_tokens
-        text = self.task.prompt_for(problem)
-        self.encode(text)
-        if is_held_out(problem):
-            raise UserError(f"{where}: {written['problem']} is a held-out problem, and what is "
-                            "evaluated may not be trained on")
-        if written.get("prompt", text) != text:
-            raise UserError(f"{where}: its prompt is not the one of {written['problem']}, so its "
-                            "answers may be to another problem")
-        answers = [self.tokenizer.encode(one, add_special_tokens=False).ids for one in texts]
-        for one, ids in zip(texts, answers):
-            spelt = self.tokenizer.decode(ids, skip_special_tokens=False)
-            if not ids or spelt != one or len(ids) > limit:
-                raise UserError(f"{where}: the answer {one[:80]!r} has {len(ids)} tokens, of at "
-                                f"most {limit} (--max_new_tokens), which spell {spelt[:80]!r}")
-        return Pair(problem, answers)
-
-    def batch_of(self, pairs: list[Pair]) -> Rollouts:
-        """The pairs as a batch, in which each is a group: its better answer, with the reward 1, and
-        its worse one. The entropy of its tokens is not known."""
-        answers = [ids for pair in pairs for ids in pair.answers]
-        length = torch.tensor([len(ids) for ids in answers])                         # (B,)
-        mask = torch.arange(int(length.max())) < length[:, None]                     # (B, T)
-        ids = torch.zeros(mask.shape, dtype=torch.long)
-        ids[mask] = torch.tensor(sum(answers, []))
-        section, kind = torch.zeros(2, *mask.shape, dtype=torch.uint8)
-        texts = [[spelling(self.tokenizer, token) for token in answer] for answer in answers]
-        for row, of_answer in enumerate(texts):
-            codes = torch.tensor(self.task.label(of_answer), dtype=torch.uint8)
-            section[row, :len(of_answer)], kind[row, :len(of_answer)] = codes
-        unknown = torch.full(mask.shape, float("nan"))
-        problems = [pair.problem for pair in pairs]
-        rollouts = Rollouts(
-            problems, [self.encode(self.task.prompt_for(problem)) for problem in problems],
-            torch.arange(len(answers)) // 2, ids, mask,
-            finished=torch.tensor([answer[-1] in self.stop for answer in answers]),
-            log_prob=unknown, entropy=unknown, collision=unknown, texts=texts,
-            answers=["".join(of_answer) for of_answer in texts], section=section, kind=kind,
-            scores={"reward": torch.tensor([1.0, 0.0]).repeat(len(pairs))})
-        return replace(rollouts, log_prob=frozen_log_probs(self, self.model, rollouts))
+def as_advantage(loss: Tensor, log_pi: Tensor, mask: Tensor) -> Tensor:
+    """(B, T): the advantage whose policy loss, -sum(A log p) / N, has the gradient of this loss. It
+    is 0 in answers that are in no pair."""
+    [derivative] = torch.autograd.grad(loss, log_pi)
+    return -derivative * mask * mask.sum()
 
 
 def best_and_worst(rollouts: Rollouts) -> Tensor:
@@ -233,18 +105,180 @@ def best_and_worst(rollouts: Rollouts) -> Tensor:
     return torch.tensor(pairs, dtype=torch.long).view(-1, 2)
 
 
-def main(argv: list[str]) -> None:
-    if not any(word.startswith("--resume") for word in argv):
-        argv = [*DEFAULTS.split(), *argv]
-    settings, is_resumed = read_settings(argv)
-    if settings.advantage != "dpo":
-        raise UserError(f"the advantage {settings.advantage} is one of train.py, and here is dpo")
-    settings.out = settings.out or f"runs/dpo-s{settings.seed}"
-    carry_out(DPO(settings, is_resumed))
+def train(s: Settings) -> None:
+    """Online, each step samples answers to new problems and compares the best with the worst of
+    each group, so the pairs are of the model as it is now. Offline, they are some of those of a
+    file, which existed before, as in the paper: nothing is sampled."""
+    run, task = Run(s), Task(**s.keywords_of(Task))
+    model, tokenizer = load_model(run.source).to(s.device), load_tokenizer(run.source)
+    reference = load_model(find(s.model)).to(s.device).requires_grad_(False)
+    optimizer = AdamW(model.parameters(), s.learning_rate, s.weight_decay)
+    run.restore(model, optimizer)
+    torch.set_num_threads(s.threads or torch.get_num_threads())
+    weighting, file = MITIGATIONS[s.mitigation], run.folder / "pairs.jsonl"
+    given = read_pairs(file if s.resume else Path(s.keywords["pairs"]), s, task, tokenizer)
+    run.begin()
+    begin_pairs(file, run)
+
+    if run.done == 0 and s.eval_every:
+        evaluate(s, run, model, tokenizer, task, 0)
+    for step in range(run.done + 1, s.steps + 1):
+        start = time.perf_counter()
+
+        # 1. The pairs.
+        if given:
+            rng = random.Random(f"pairs {s.seed} {step}")
+            chosen = rng.sample(given, min(s.questions, len(given)))
+            rollouts = batch_of(chosen, model, tokenizer, task, s.micro_batch)
+        else:
+            problems = task.training_problems(s.seed, step, s.questions)
+            rollouts = sample(model, tokenizer, task, problems, s.answers, s.max_new_tokens,
+                              generator_of("train", s.seed, step))
+        rollouts.step, rollouts.generator = step, generator_of("credit", s.seed, step)
+        pairs = best_and_worst(rollouts)
+
+        # 2. The loss of DPO, by the log-probs of both models.
+        log_pi = frozen_log_probs(model, rollouts, s.micro_batch).requires_grad_()   # (B, T)
+        log_ref = frozen_log_probs(reference, rollouts, s.micro_batch)               # (B, T)
+        loss, margin = dpo_loss(log_pi, log_ref, pairs, s.keywords["beta"])
+        rollouts.advantage = as_advantage(loss, log_pi, rollouts.mask)
+        of_pairs = {"pairs": len(pairs), "loss": loss.item(),
+                    "pairs_in_order": (margin > 0).float().mean().item()}
+
+        # 3. A step of GRPO with the advantage that stands for this loss.
+        weight, of_weight = weights(weighting, rollouts, s.keywords_of(weighting), s.rescale)
+        metrics, columns = update(model, optimizer, rollouts, weight, s, log_ref if s.kl else None)
+        if s.change_every and ((step - 1) % s.change_every == 0 or step == s.steps):
+            after = frozen_log_probs(model, rollouts, s.micro_batch)
+            columns["change"] = after - log_pi.detach()
+
+        # 4. Write it all down.
+        run.record(rollouts, weight, columns)
+        if not given:
+            record_pairs(file, pairs, rollouts, task)
+        run.log({"step": step} | means_of(rollouts) | of_weight | metrics | of_pairs | {
+            "seconds": time.perf_counter() - start, "learning_rate": s.learning_rate})
+        print("          {pairs} pairs, {pairs_in_order:.0%} of them in order, loss {loss:.4f}"
+              .format(**of_pairs))
+        if s.eval_every and (step % s.eval_every == 0 or step == s.steps):
+            evaluate(s, run, model, tokenizer, task, step)
+        if step == s.steps or (s.checkpoint_every and step % s.checkpoint_every == 0):
+            run.save(step, model, optimizer)
+    print(f"done. Everything is in {run.folder}")
+
+
+# ------------------------------------------------------------------------------- the pairs as files
+def begin_pairs(file: Path, run: Run) -> None:
+    """A run keeps its pairs: a copy of those that it was given, so that it goes on with them; or
+    those that it sampled, but none of steps after its last checkpoint."""
+    given, is_resumed = run.settings.keywords["pairs"], run.settings.resume
+    if given and not is_resumed:
+        shutil.copy(given, file)
+    if not given:
+        kept = [line for line in read_lines(file) if line["step"] <= run.done]
+        file.unlink(missing_ok=True)
+        for line in kept:
+            append(file, line)
+
+
+def record_pairs(file: Path, pairs: Tensor, rollouts: Rollouts, task: Task) -> None:
+    """The prompt is for other programs: TRL's DPOTrainer trains on prompt, chosen and rejected."""
+    for better, worse in pairs.tolist():
+        problem = rollouts.problems[int(rollouts.group[better])]
+        append(file, {"step": rollouts.step, "problem": task.show(problem),
+                      "prompt": task.prompt_for(problem), "chosen": rollouts.answers[better],
+                      "rejected": rollouts.answers[worse]})
+
+
+class Pair(NamedTuple):
+    """A pair of a file, as tokens."""
+    problem: Problem
+    answers: list[list[int]]  # the better one, the worse one
+
+
+def read_pairs(file: Path, s: Settings, task: Task, tokenizer: Tokenizer) -> list[Pair]:
+    """Those of a file; none if the run was not given one."""
+    if not s.keywords["pairs"]:
+        return []
+    if not file.is_file():  # /dev/zero never ends
+        raise UserError(f"there is no file {file}")
+    return [read_pair(line, f"{file}, line {number}", task, tokenizer, s.max_new_tokens)
+            for number, line in enumerate(file.read_bytes().splitlines() or [b""], 1)]
+
+
+def read_pair(line: str | bytes, where: str, task: Task, tokenizer: Tokenizer, limit: int) -> Pair:
+    """The pair in a line of a file, if the model may be trained on it. `where` names the line."""
+    try:
+        written = json.loads(line)
+        first, *others, target = map(int, written["problem"].replace("make", " ").split())
+        texts = ["" + written[key] for key in ("chosen", "rejected")]  # a text and nothing else
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise UserError(f"{where}: {EXPECTED}, got {line[:80]!r}") from None
+    problem = Problem((first, *others), target)
+    prompt = task.prompt_for(problem)
+    encode(tokenizer, prompt)  # refuses one that cannot be spelt
+    if is_held_out(problem):
+        raise UserError(f"{where}: {written['problem']} is a held-out problem, and what is "
+                        "evaluated may not be trained on")
+    if written.get("prompt", prompt) != prompt:
+        raise UserError(f"{where}: its prompt is not the one of {written['problem']}, so its "
+                        "answers may be to another problem")
+    answers = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+    for text, ids in zip(texts, answers):
+        spelt = tokenizer.decode(ids, skip_special_tokens=False)
+        if not ids or spelt != text or len(ids) > limit:
+            raise UserError(f"{where}: the answer {text[:80]!r} has {len(ids)} tokens, of at most "
+                            f"{limit} (--max_new_tokens), which spell {spelt[:80]!r}")
+    return Pair(problem, answers)
+
+
+def batch_of(pairs: list[Pair], model: Qwen2, tokenizer: Tokenizer, task: Task, micro_batch: int
+             ) -> Rollouts:
+    """The pairs as a batch, in which each is a group: its better answer, with the reward 1, and its
+    worse one. The entropy of its tokens, and the parts of a reward, are not known."""
+    answers = [ids for pair in pairs for ids in pair.answers]
+    length = torch.tensor([len(ids) for ids in answers])                             # (B,)
+    mask = torch.arange(int(length.max())) < length[:, None]                         # (B, T)
+    ids = torch.zeros(mask.shape, dtype=torch.long)
+    ids[mask] = torch.tensor(sum(answers, []))
+    section, kind = torch.zeros(2, *mask.shape, dtype=torch.uint8)
+    texts = [[spelling(tokenizer, token) for token in answer] for answer in answers]
+    for row, of_answer in enumerate(texts):
+        codes = torch.tensor(task.label(of_answer), dtype=torch.uint8)
+        section[row, :len(of_answer)], kind[row, :len(of_answer)] = codes
+    unknown, stop = torch.full(mask.shape, float("nan")), stop_tokens(model, tokenizer)
+    scores = dict.fromkeys(("format", "answer"), unknown[:, 0])
+    scores["reward"] = torch.tensor([1.0, 0.0]).repeat(len(pairs))
+    problems = [pair.problem for pair in pairs]
+    rollouts = Rollouts(
+        problems, [encode(tokenizer, task.prompt_for(problem)) for problem in problems],
+        torch.arange(len(answers)) // 2, ids, mask,
+        finished=torch.tensor([answer[-1] in stop for answer in answers]),
+        log_prob=unknown, entropy=unknown, collision=unknown, texts=texts,
+        answers=["".join(of_answer) for of_answer in texts], section=section, kind=kind,
+        scores=scores)
+    rollouts.log_prob = frozen_log_probs(model, rollouts, micro_batch)
+    return rollouts
+
+
+def settings_of(argv: list[str]) -> Settings:
+    is_resumed, is_named = (any(word.startswith(flag) for word in argv)
+                            for flag in ("--resume", "--out"))
+    s = read_settings(argv if is_resumed else [*DEFAULTS.split(), *argv])
+    if s.advantage != "dpo":
+        raise UserError(f"the advantage {s.advantage} is one of train.py, and here is dpo")
+    s.keywords = {name: default for name, (default, _) in flags_of(dpo).items()} | s.keywords
+    if s.keywords["beta"] <= 0:  # then no pair would have a gradient
+        raise UserError(f"--beta {s.keywords['beta']}: should be above 0")
+    if not is_resumed and not is_named:
+        s.out = f"runs/dpo-s{s.seed}"
+    return s
 
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1:])
-    except (UserError, OSError, SafetensorError) as error:
+        train(settings_of(sys.argv[1:]))
+    except UserError as error:
         sys.exit(f"dpo.py: {error}")
+    except KeyboardInterrupt:
+        sys.exit("\ndpo.py: stopped; --resume goes on from the last checkpoint")

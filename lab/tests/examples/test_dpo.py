@@ -4,7 +4,6 @@ import json
 import math
 import shutil
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,11 +11,11 @@ import torch
 import lab.tools.page as analyze
 from conftest import ROOT, refusal
 from small import SPOKEN, gradients, hand_made, log_probs_behind
-from countdown_task import Problem
+from countdown_task import Problem, Task
 from examples import dpo
+from grpo import encode
 from lab.analysis.run_folders import read_columns
-from qwen2_model import load_model
-from run import Run, read_settings
+from qwen2_model import load_model, load_tokenizer
 from lab_runs import gradients_of_steps
 from runs import lines, program_here
 
@@ -28,6 +27,8 @@ PAIR = {"problem": "3 5 7 make 15", "chosen": GOOD, "rejected": BAD}
 OTHER = {"problem": "2 4 6 make 12", "chosen": UNFINISHED, "rejected": GOOD}  # against our reward
 THIRD = {"problem": "3 5 9 make 6", "chosen": BAD, "rejected": UNFINISHED}
 HELD_OUT = "2 13 9 make 24"
+TINY = ROOT / "models/tiny"
+TOKENIZER, TASK = load_tokenizer(TINY), Task(prompt="short")
 
 
 def written(path, *pairs):
@@ -35,47 +36,49 @@ def written(path, *pairs):
     return str(path)
 
 
-def argv(out, **flags):
+def trained(out, **flags):
+    """The folder of a run, when it has ended."""
     usual = {"steps": 1, "questions": 4, "eval_tasks": 2, "max_new_tokens": 60, "change_every": 0}
     named = {**usual, **flags, "out": out, "eval_every": flags.get("steps", 1)}
-    return [word for name, value in named.items() for word in (f"--{name}", str(value))]
+    argv = [word for name, value in named.items() for word in (f"--{name}", str(value))]
+    dpo.train(dpo.settings_of(argv))
+    return out
 
 
-def trained(out, **flags):
-    """The run when it has ended."""
-    settings, _ = read_settings([*dpo.DEFAULTS.split(), *argv(out, **flags)])
-    run = dpo.DPO(settings)
-    dpo.carry_out(run)
-    return run
+def read(pair, where="here"):
+    line = pair if isinstance(pair, bytes) else json.dumps(pair)
+    return dpo.read_pair(line, where, TASK, TOKENIZER, 60)
 
 
 def moved_reference(monkeypatch):
     """A reference that is another model, so that pairs have margins from the first step on."""
-    reference = load_model(ROOT / "models/tiny").requires_grad_(False)
+    model, reference = load_model(TINY), load_model(TINY).requires_grad_(False)
     torch.manual_seed(0)
     for parameter in reference.parameters():
         parameter += 0.02 * torch.randn_like(parameter)
-    monkeypatch.setattr(dpo, "load_model", lambda folder: reference)
+    loaded = iter((model, reference))
+    monkeypatch.setattr(dpo, "load_model", lambda folder: next(loaded))
     return reference
 
 
-def test_the_advantage_of_two_pairs_by_hand(monkeypatch):
+def test_the_advantage_of_two_pairs_by_hand():
     """With beta 0.5 the first pair has r(y_w) = 0.5 (-1 + 2) = 0.5 and r(y_l) = 0.5 (-3 + 1) = -1,
     so its margin is 1.5. The second has the margin 0.5 (-0.4 - 0) = -0.2. There are 7 tokens, and
     a group of equal rewards."""
-    log_pi = torch.tensor([[-1., -1], [-2, -3], [-.9, 0], [-.3, -.2], [-1, 0], [-2, 0]])
+    log_pi = torch.tensor([[-1., -1], [-2, -3], [-.9, 0], [-.3, -.2], [-1, 0], [-2, 0]],
+                          requires_grad=True)
     log_ref = torch.tensor([[-2., -1], [-1, -2], [-.5, 0], [-.3, -.2], [-9, 0], [-9, 0]])
     batch = hand_made([[1, 1], [1, 1], [1, 0], [1, 1], [0, 0], [0, 0]], group=torch.arange(6) // 2,
                       scores={"reward": torch.tensor([1., 0, 1, 0, 1, 1])})
     batch = replace(batch, mask=batch.mask.bool())
-    run = SimpleNamespace(beta=0.5, model=log_pi, before=log_ref)
-    monkeypatch.setattr(dpo, "frozen_log_probs", lambda run, model, batch: model)
-    found = dpo.DPO.advantages(run, batch)
+    loss, margin = dpo.dpo_loss(log_pi, log_ref, dpo.best_and_worst(batch), beta=0.5)
+    assert margin.tolist() == pytest.approx([1.5, -0.2])
+    assert loss.item() == pytest.approx(
+        (math.log(1 + math.exp(-1.5)) + math.log(1 + math.exp(0.2))) / 2)
+    found = dpo.as_advantage(loss, log_pi, batch.mask)
     first, second = (7 * 0.5 / (1 + math.exp(margin)) / 2 for margin in (1.5, -0.2))
     signs = torch.tensor([first, -first, second, -second, 0, 0])
     torch.testing.assert_close(found, signs[:, None] * batch.mask)
-    loss = (math.log(1 + math.exp(-1.5)) + math.log(1 + math.exp(0.2))) / 2
-    assert run.told == {"pairs": 2, "loss": pytest.approx(loss), "pairs_in_order": 0.5}
 
 
 def summed_log_prob(model, prompt, answer):
@@ -85,14 +88,14 @@ def summed_log_prob(model, prompt, answer):
 @pytest.mark.numerics
 def test_a_step_against_autograd_of_the_formula(tmp_path, monkeypatch):
     """And the record has the advantage whose policy loss, -sum(A log p) / N, has this gradient."""
-    reference, other = moved_reference(monkeypatch), load_model(ROOT / "models/tiny")
+    reference, other = moved_reference(monkeypatch), load_model(TINY)
     found = gradients_of_steps(monkeypatch)
-    run = trained(tmp_path / "run", questions=2, beta=0.3,
-                  pairs=written(tmp_path / "pairs.jsonl", PAIR, OTHER))
+    trained(tmp_path / "run", questions=2, beta=0.3,
+            pairs=written(tmp_path / "pairs.jsonl", PAIR, OTHER))
     losses = []
     for pair in (PAIR, OTHER):
-        problem, answers = run.read_pair(json.dumps(pair), "here")
-        prompt = run.encode(run.task.prompt_for(problem))
+        problem, answers = read(pair)
+        prompt = encode(TOKENIZER, TASK.prompt_for(problem))
         r = [0.3 * (summed_log_prob(other, prompt, answer)
                     - summed_log_prob(reference, prompt, answer)) for answer in answers]
         losses.append(torch.log(1 + torch.exp(r[1] - r[0])))
@@ -123,21 +126,21 @@ def own(tmp_path_factory):
     return trained(tmp_path_factory.mktemp("dpo") / "own", steps=2, checkpoint_every=1)
 
 
-def test_a_batch_of_pairs_is_the_text_of_the_file(own):
+def test_a_batch_of_pairs_is_the_text_of_the_file():
     """The better answer first, whatever our reward says, and with the numbers of the model."""
-    pairs = [own.read_pair(json.dumps(pair), "here") for pair in (PAIR, OTHER)]
-    batch = own.batch_of(pairs)
+    pairs, model = [read(pair) for pair in (PAIR, OTHER)], load_model(TINY)
+    batch = dpo.batch_of(pairs, model, TOKENIZER, TASK, 2)
     assert batch.answers == [GOOD, BAD, UNFINISHED, GOOD]
     assert batch.problems == [Problem((3, 5, 7), 15), Problem((2, 4, 6), 12)]
     assert batch.group.tolist() == [0, 0, 1, 1] and batch.reward.tolist() == [1, 0, 1, 0]
     assert batch.finished.tolist() == [True, True, False, True]
     for row, ids in enumerate(sum((pair.answers for pair in pairs), [])):
         with torch.no_grad():
-            expected = summed_log_prob(own.model, batch.prompt_ids[row // 2], ids)
+            expected = summed_log_prob(model, batch.prompt_ids[row // 2], ids)
         assert batch.log_prob[row].sum().item() == pytest.approx(expected.item(), rel=1e-4)
 
 
-def test_a_line_that_may_not_be_trained_on_is_refused(own, tmp_path):
+def test_a_line_that_may_not_be_trained_on_is_refused(tmp_path):
     """Among them held-out problems, and answers that were given to another prompt."""
     for changed, said in (
             ({"rejected": KeyError}, 'expected {"problem": '), ({"problem": 5}, "expected"),
@@ -150,14 +153,15 @@ def test_a_line_that_may_not_be_trained_on_is_refused(own, tmp_path):
             ({"problem": "13 2 9 make 24"}, "is a held-out problem"),
             ({"prompt": " 12 12 11 make 12"}, "its prompt is not the one of 3 5 7")):
         pair = {key: value for key, value in {**PAIR, **changed}.items() if value is not KeyError}
-        assert said in refusal(own.read_pair, json.dumps(pair), "pairs.jsonl, line 2"), changed
+        assert said in refusal(read, pair, "pairs.jsonl, line 2"), changed
     for line in (b"[1, 2]", b"", b"\xff"):
-        assert "expected" in refusal(own.read_pair, line, "here")
+        assert "expected" in refusal(read, line)
     (tmp_path / "empty").touch()
     for flags, said in ((["--pairs", str(tmp_path / "empty")], "/empty, line 1: expected"),
                         (["--pairs", "/dev/zero"], "there is no file /dev/zero"),
                         (["--advantage", "rloo"], "the advantage rloo is one of train.py")):
-        assert said in refusal(dpo.main, ["--out", str(tmp_path / "run"), *flags])
+        argv = ["--out", str(tmp_path / "run"), *flags]
+        assert said in refusal(lambda: dpo.train(dpo.settings_of(argv)))
 
 
 def test_the_pairs_of_a_run_give_the_same_step_offline(tmp_path, monkeypatch):
@@ -165,17 +169,18 @@ def test_the_pairs_of_a_run_give_the_same_step_offline(tmp_path, monkeypatch):
     gradient, and no success, which is of what the model itself answers."""
     found = gradients_of_steps(monkeypatch)
     online = trained(tmp_path / "online", questions=8)
-    pairs = lines(online.folder / "pairs.jsonl")
-    offline = trained(tmp_path / "offline", questions=8, pairs=online.folder / "pairs.jsonl")
-    problems = online.task.training_problems(0, 1, 8)
+    pairs = lines(online / "pairs.jsonl")
+    offline = trained(tmp_path / "offline", questions=8, pairs=online / "pairs.jsonl")
+    settings = dpo.settings_of([])
+    problems = Task(**settings.keywords_of(Task)).training_problems(0, 1, 8)
     assert 1 < len(pairs) <= 8
     for pair in pairs:
-        problem = online.read_pair(json.dumps(pair), "here").problem
-        better, worse = (online.task.score(problem, pair[key])["reward"]
+        problem = read(pair).problem
+        better, worse = (TASK.score(problem, pair[key])["reward"]
                          for key in ("chosen", "rejected"))
         assert problem in problems and better > worse
     assert (found[0] - found[1]).norm() < 1e-4 * found[0].norm()
-    one, other = (lines(run.folder / "metrics.jsonl")[0] for run in (online, offline))
+    one, other = (lines(run / "metrics.jsonl")[0] for run in (online, offline))
     assert one["loss"] == pytest.approx(other["loss"], abs=1e-6)
     assert one["pairs"] == other["pairs"] == len(pairs)
     assert 0 <= one["success"] <= 1 and other["success"] is None
@@ -184,9 +189,9 @@ def test_the_pairs_of_a_run_give_the_same_step_offline(tmp_path, monkeypatch):
 def test_training_tells_the_pairs_apart_and_seed_and_step_decide_which(tmp_path, monkeypatch):
     """Whatever the rewards. At first all margins are 0, and no later loss would fall below log 2 if
     the reference moved, too."""
-    drawn, batch_of = [], dpo.DPO.batch_of
-    monkeypatch.setattr(dpo.DPO, "batch_of", lambda run, pairs: (
-        drawn.append([pair.problem.target for pair in pairs]) or batch_of(run, pairs)))
+    drawn, batch_of = [], dpo.batch_of
+    monkeypatch.setattr(dpo, "batch_of", lambda pairs, *rest: (
+        drawn.append([pair.problem.target for pair in pairs]) or batch_of(pairs, *rest)))
     file = written(tmp_path / "pairs.jsonl", PAIR, OTHER, THIRD)
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         trained(tmp_path / name, steps=4, questions=2, pairs=file, seed=seed)
@@ -202,23 +207,28 @@ def test_training_tells_the_pairs_apart_and_seed_and_step_decide_which(tmp_path,
 
 def test_a_step_without_pairs_moves_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(dpo, "best_and_worst", lambda batch: torch.zeros(0, 2, dtype=torch.long))
-    run = trained(tmp_path / "run")
-    start = load_model(ROOT / "models/tiny")
-    assert all(map(torch.equal, run.model.parameters(), start.parameters()))
+    trained(tmp_path / "run")
+    start, after = load_model(TINY), load_model(tmp_path / "run/checkpoints/step_000001")
+    assert all(map(torch.equal, after.parameters(), start.parameters()))
     [line] = lines(tmp_path / "run/metrics.jsonl")
     assert line["pairs"] == 0 and line["gradient_norm"] is None
 
 
 def test_the_record_is_a_runs_and_a_stopped_run_goes_on(own, tmp_path):
-    analyze.main([str(own.folder), "--output_dir", str(tmp_path / "page")])
+    """Of pairs that were given it keeps a copy, so a change of their file changes nothing."""
+    analyze.main([str(own), "--output_dir", str(tmp_path / "page")])
     page = (tmp_path / "page/page.html").read_text()
     assert "the advantage dpo" in page and "Where the gradient went" in page
-    assert own.last_checkpoint().startswith(f"python examples/dpo.py --resume {own.folder} goes")
-    stopped = shutil.copytree(own.folder, tmp_path / "stopped")
-    shutil.rmtree(stopped / "checkpoints/step_000002")
-    dpo.main(["--resume", str(stopped)])
-    for name in ("pairs.jsonl", "checkpoints/step_000002/model.safetensors"):
-        assert (stopped / name).read_bytes() == (own.folder / name).read_bytes(), name
+    file = tmp_path / "three.jsonl"
+    given = trained(tmp_path / "given", steps=2, questions=2, checkpoint_every=1,
+                    pairs=written(file, PAIR, OTHER, THIRD))
+    file.unlink()
+    for run in (own, given):
+        stopped = shutil.copytree(run, tmp_path / f"stopped-{run.name}")
+        shutil.rmtree(stopped / "checkpoints/step_000002")
+        dpo.train(dpo.settings_of(["--resume", str(stopped)]))
+        for name in ("pairs.jsonl", "checkpoints/step_000002/model.safetensors"):
+            assert (stopped / name).read_bytes() == (run / name).read_bytes(), name
 
 
 def test_the_program(tmp_path, monkeypatch):
@@ -226,7 +236,7 @@ def test_the_program(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = [ROOT / "examples/dpo.py", "--questions", 2, "--eval_tasks", 3, "--steps", 1]
     assert "pairs, 0% of them in order, loss 0.69" in program_here(*command, "--answers", 16)
-    assert (tmp_path / "runs/dpo-s0/pairs.jsonl").exists() and Run is not dpo.DPO
+    assert (tmp_path / "runs/dpo-s0/pairs.jsonl").exists()
     for wrong, sentence in (((), "runs/dpo-s0 exists already"),
                             (("--model", "none", "--out", "y"), "none"),
                             (("--beta", 0, "--out", "z"), "--beta 0.0: should be above 0"),
