@@ -295,8 +295,8 @@ class Cache:
             self.kept[layer][:, :self.end] = kept[rows, :self.end]
 
 
-Choose = Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor]]  # arguments and result of `draw`
-Follow = Callable[[Tensor, int, Tensor, Tensor], tuple[Tensor, Tensor]]  # rows, t, tokens, ends ->
+Choose = Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor]]  # arguments of `draw`
+Follow = Callable[[Tensor, int, Tensor, Tensor], tuple[Tensor, Tensor]]  # row, t, token, ends
 
 
 @torch.no_grad()
@@ -307,35 +307,40 @@ def generate(model: Qwen2, prompts: list[list[int]], answers: int, max_new_token
     """Sample `answers` answers to each prompt; those to the first prompt come first.
 
     The random numbers of all tokens are drawn before the first token, so what a row samples does
-    not depend on which other rows are still growing. Three arguments are for the lab: answers may
-    continue a `cache`, `choose` draws tokens in the place of `draw`, and `follow` is told each
-    token, which it may exchange, and whether it ends its answer, which it may deny.
+    not depend on which other rows are still growing.
+
+    The last three arguments let answers grow in other ways, as in a game that replies. Answers may
+    continue a `cache`. `choose` draws in the place of `draw`. `follow` is told the tokens (R,) that
+    the rows have drawn, and which of them end an answer. It returns the tokens (R, n) that stand
+    there, where n - 1 known ones may follow the first, and which answers end.
     """
     if cache is None:
         prompt_of = torch.arange(len(prompts)).repeat_interleave(answers)
         cache = Cache(model.model, prompts, prompt_of)
     hidden = cache.last_states()                                             # (B, D)
-    B = len(hidden)
+    B, t = len(hidden), 0
     uniform = torch.rand(B, max_new_tokens, generator=generator, device="cpu").to(hidden.device)
     row = torch.arange(B)                          # the answers that are still growing
     result = torch.zeros(B, max_new_tokens, dtype=torch.long)
     mask = torch.zeros_like(result, dtype=torch.bool)
     facts = torch.zeros(3, B, max_new_tokens)
     done, stop_ids = torch.zeros_like(row, dtype=torch.bool), torch.tensor(stop)
-    for t in range(max_new_tokens):
+    while t < max_new_tokens:
         token, known = (choose or draw)(model.logits(hidden), uniform[row, t], greedy)
-        ends = torch.isin(token, stop_ids)
+        tokens, ends = token[:, None], torch.isin(token, stop_ids)           # (R, 1) and (R,)
         if follow:
-            token, ends = follow(row, t, token, ends & ~done)
-        result[row, t], facts[:, row, t], mask[row, t] = token, known, ~done
+            tokens, ends = follow(row, t, token, ends)
+        n = tokens.shape[1]
+        result[row, t:t + n], facts[:, row, t], mask[row, t] = tokens, known, ~done
         done = done | ends
+        mask[row, t + 1:t + n] = ~done[:, None]
         if done.all():
             break
         if 8 * int(done.sum()) >= len(done):  # once an eighth of the rows has ended, drop them
             stay = (~done).nonzero()[:, 0]
             cache.take(stay)
-            row, token, done = row[stay], token[stay], done[stay]
-        hidden = cache.read(token[:, None])[:, 0]
+            row, tokens, done = row[stay], tokens[stay], done[stay]
+        hidden, t = cache.read(tokens)[:, -1], t + n
     mask = mask[:, :int(mask.sum(1).max())]
     result, facts = result[:, :mask.shape[1]] * mask, facts[..., :mask.shape[1]] * mask
     finished = (torch.isin(result, stop_ids) & mask).any(1)

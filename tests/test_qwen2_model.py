@@ -238,6 +238,32 @@ def test_an_answer_does_not_depend_on_the_answers_beside_it():
     assert torch.equal(endless.ids[:, :T] * whole.mask, whole.ids)
 
 
+def test_known_tokens_may_follow_and_are_read_at_once():
+    """Every answer gets 3 and 4 after its first token, and ends with its second own one. So two
+    passes are made: over the prompts, and over three tokens of each row."""
+    model, passes, draws = untidy_model(), [], []
+    model.model.register_forward_pre_hook(lambda _, given: passes.append(given[0].shape))
+
+    def choose(logits, uniform, greedy):
+        draws.append(draw(logits, uniform, greedy))
+        return draws[-1]
+
+    def follow(row, t, token, ends):
+        known = torch.tensor([[3, 4]] if t == 0 else [[]], dtype=torch.long)
+        ends = torch.full_like(token, t == 3, dtype=torch.bool)
+        return torch.cat([token[:, None], known.expand(len(row), -1)], 1), ends
+
+    found = generate(model, [[9], [9]], 2, 8, (), torch.Generator().manual_seed(1), False,
+                     Cache(model.model, PROMPTS, torch.tensor([0, 2, 2])), choose, follow)
+    assert passes == [(3, 37), (3, 3)] and len(draws) == 2
+    assert found.mask.tolist() == [[True] * 4] * 3 and found.ids[:, 1:3].tolist() == [[3, 4]] * 3
+    for row, prompt in enumerate([PROMPTS[0], PROMPTS[2], PROMPTS[2]]):
+        first, _, _, last = ids = found.ids[row].tolist()
+        log_p = plain_logits(model, prompt + ids)[len(prompt) - 1:].detach().log_softmax(-1)
+        expected = [float(log_p[0, first]), 0, 0, float(log_p[3, last])]
+        assert found.log_prob[row].tolist() == pytest.approx(expected, abs=1e-4)
+
+
 def test_a_token_is_drawn_as_often_as_its_probability_says():
     """Numbers in equal distances from 0 to 1 take each token once for each piece of its length; the
     last of them takes a token that has a probability, also after rounding."""

@@ -143,16 +143,30 @@ class Turns:
         self.limit, self.reply = limit, reply
         self.tokens = torch.zeros(len(limit), int(limit.max()), dtype=torch.long)
         self.replied = torch.full_like(self.tokens, -1)  # tokens of the environment
-        self.finished = torch.zeros(len(limit), dtype=torch.bool)
+        self.finished = torch.zeros(len(limit), dtype=torch.bool)  # ended by a stop token
+        self.done = torch.zeros_like(self.finished)                # or at their limit
 
     def follow(self, row: Tensor, t: int, token: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+        ends, known = ends & ~self.done[row], 0
         if self.reply:
-            replied = self.replied[row, t]
-            token, ends = torch.where(replied < 0, token, replied), ends & (replied < 0)
+            is_own = self.replied[row, t] < 0
+            token = torch.where(is_own, token, self.replied[row, t])
             self.tokens[row, t] = token
-            ends = ask(self.reply, row, ends, self.tokens[:, :t + 1], self.replied)
+            ends = ask(self.reply, row, ends & is_own, self.tokens[:, :t + 1], self.replied)
         self.finished[row] |= ends
-        return token, ends | (self.limit[row] <= t + 1)
+        self.done[row] |= ends | (self.limit[row] <= t + 1)
+        if self.reply and not self.done[row].all():
+            known = self.known_after(row, t)
+        place = slice(t + 1, t + 1 + known)
+        self.tokens[row, place] = self.replied[row, place].clamp(min=0)
+        return torch.cat([token[:, None], self.tokens[row, place]], 1), self.done[row]
+
+    def known_after(self, row: Tensor, t: int) -> int:
+        """How many tokens after token t are known in all growing rows, because an environment has
+        written them. No row reaches its limit within them."""
+        growing = row[~self.done[row]]
+        is_known = (self.replied[growing, t + 1:] >= 0).all(0)
+        return min(int(is_known.long().cumprod(0).sum()), int(self.limit[growing].min()) - t - 2)
 
 
 def ask(reply: Reply, row: Tensor, ends_turn: Tensor, tokens: Tensor, replied: Tensor) -> Tensor:
