@@ -20,12 +20,13 @@ import torch
 from matplotlib.figure import Figure
 from tokenizers import Tokenizer
 
-import train
 from analyze import columns_in, tokens_of
 from grpo import clipped_loss, group_z_score
 from lab.analysis.plots import BLUE, GREY, ORANGE, plt, save
 from lab.analysis.statistics import mean_over
 from lab.probes.claim_rules import success_by_seed
+from run import read_settings
+from train import train
 
 PROJECT = Path(__file__).resolve().parent.parent
 RESULTS = PROJECT / "lab/results"
@@ -36,8 +37,8 @@ plt.rcParams.update({"font.size": 11, "axes.titlesize": 11.5, "legend.fontsize":
 def one_step() -> Figure:
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        train.main(["--questions", "1", "--answers", "16", "--steps", "1", "--eval_every", "0",
-                    "--checkpoint_every", "0", "--out", str(run)])
+        train(read_settings(["--questions", "1", "--answers", "16", "--steps", "1",
+                             "--eval_every", "0", "--out", str(run)]))
         columns = columns_in(run / "credit/step_000001.npz")
         tokenizer = Tokenizer.from_file(str(run / "tokenizer.json"))
     tokens, reward = tokens_of(columns), columns["reward"]

@@ -3,7 +3,7 @@
 
     python examples/guess.py                             # a game told, and GRPO: under a minute
     python examples/guess.py --advantage without_luck    # a method beside GRPO: two minutes
-    python train.py --task examples.guess --model models/guesser      # the same, with its record
+    python -m lab train --task examples.guess --model models/guesser    # the same, with its record
 
      4<|im_end|> big.\n 2<|im_end|> small.\n 3<|im_end|>        an answer when the secret is 3
 
@@ -228,7 +228,7 @@ FLAGS = {
     "pairs": Flag(4, "how many seeds a method is trained with, and plain GRPO beside it", least=2,
                   most=1000),
     "batches": Flag(100, "from how many batches its gradient is judged", least=10, most=100_000)}
-USAGE = "python examples/guess.py [flags of train.py, or of this list]"
+USAGE = "python examples/guess.py [flags of lab train, or of this list]"
 
 
 def main(argv: list[str]) -> None:

@@ -8,13 +8,13 @@ Many rewards are written like this: to look for the result in the text is short,
 as long as the model is honest. Success still counts the answers that are right, so the screen shows
 how reward and success part:
 
-    python train.py --task examples.hackable --questions 8 --answers 8 --steps 60
+    python -m lab train --task examples.hackable --questions 8 --answers 8 --steps 60
 
 Before training, `python -m lab preflight --task examples.hackable` says what an answer that
 ignores the task would earn. The defaults below suit models/tiny.
 """
 if __name__ == "__main__":
-    raise SystemExit("start it with: python train.py --task examples.hackable")
+    raise SystemExit("start it with: python -m lab train --task examples.hackable")
 import re
 from dataclasses import dataclass
 

@@ -1,6 +1,6 @@
 """A game in words for a real model: find a number from 1 to 20 in five tries.
 
-    python train.py --task examples.higher_lower --model models/Qwen2.5-Coder-0.5B-Instruct \\
+    python -m lab train --task examples.higher_lower --model models/Qwen2.5-Coder-0.5B-Instruct \\
         --config lab/recipes/laptop.json --lora 1 --advantage without_luck
 
 After a guess the environment says whether the number is higher or lower. The number is in the
@@ -8,7 +8,8 @@ problem and not in the prompt, so all games begin alike, and to win is partly lu
 task: `problems`, `reply`, `reward` and `show` (docs/reference/turns.md).
 """
 if __name__ == "__main__":
-    raise SystemExit("start it with: python train.py --task examples.higher_lower --model FOLDER")
+    raise SystemExit("start it with: python -m lab train --task examples.higher_lower "
+                     "--model FOLDER")
 import re
 
 Game = dict[str, str | int]

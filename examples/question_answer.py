@@ -9,8 +9,9 @@ stands before it is a solution, which --examples shows. To a `question` or a `pr
 added that says how the answer should end. A `prompt` is asked as it is; it is a text or a list of
 messages. A real model is needed, because models/tiny knows hardly any words:
 
-    python train.py --model models/Qwen2.5-Coder-0.5B-Instruct --task examples.question_answer \\
-        --data train.jsonl --config lab/recipes/laptop.json --lora 1 --max_new_tokens 256
+    python -m lab train --task examples.question_answer \\
+        --model models/Qwen2.5-Coder-0.5B-Instruct --data train.jsonl \\
+        --config lab/recipes/laptop.json --lora 1 --max_new_tokens 256
 
 --match says when two answers are the same:
 
@@ -21,7 +22,7 @@ messages. A real model is needed, because models/tiny knows hardly any words:
 The chat template of the model's folder makes the prompt.
 """
 if __name__ == "__main__":
-    raise SystemExit("start it with: python train.py --task examples.question_answer --model "
+    raise SystemExit("start it with: python -m lab train --task examples.question_answer --model "
                      "FOLDER --data FILE")
 import json
 import re

@@ -1,7 +1,7 @@
 """The tasks of reasoning-gym, a package that makes problems and checks answers (2505.24760).
 
     pip install reasoning-gym
-    python train.py --task examples.reasoning_gym_task --name gcd --lora 1 \\
+    python -m lab train --task examples.reasoning_gym_task --name gcd --lora 1 \\
         --model models/Qwen2.5-Coder-0.5B-Instruct --config lab/recipes/laptop.json
 
     "Find the Greatest Common Divisor (GCD) of these numbers: 6, 420. Give only the GCD as your
@@ -13,8 +13,8 @@ problems differ from process to process is refused. Only a right answer is paid:
 something between 0 and 1 to a long text that has the right answer in it, which --partial pays, too.
 """
 if __name__ == "__main__":
-    raise SystemExit("start it with: python train.py --task examples.reasoning_gym_task --model "
-                     "FOLDER --name gcd")
+    raise SystemExit("start it with: python -m lab train --task examples.reasoning_gym_task "
+                     "--model FOLDER --name gcd")
 import json
 import os
 import subprocess

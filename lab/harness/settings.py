@@ -224,7 +224,7 @@ def print_help(given: Json) -> None:
     for axis in ("task", *METHODS):
         if topic in METHODS.get(axis, ()) or axis == "task" and file_of_task(topic).is_file():
             owner = owner_of(axis, topic)
-            return say(help_text(f"python train.py --{axis} {topic} [flags]",
+            return say(help_text(f"python -m lab train --{axis} {topic} [flags]",
                                  inspect.getdoc(owner), flags_of(owner)))
     if topic in OPTIONS:
         return say(f"--{topic}: {OPTIONS[topic].help()}")
@@ -236,5 +236,5 @@ def print_help(given: Json) -> None:
              for name, flag in flags.items()}
     choices = [textwrap.fill(f"--{axis} is one of {', '.join(METHODS[axis])}", 99)
                for axis in METHODS]
-    say(help_text("python train.py [flags]", "Train a language model with GRPO. --help NAME says "
-                  "more of a method.", flags | CONTINUE, end="\n".join(choices)))
+    say(help_text("python -m lab train [flags]", "Train a language model with GRPO. --help "
+                  "NAME says more of a method.", flags | CONTINUE, end="\n".join(choices)))

@@ -63,8 +63,8 @@ FLAGS = {
     "max_new_tokens": Flag(0, "the most tokens of an answer; 0 means the number that suits the "
                               "model"),
     "device": Flag("cpu", "device to compute on: cpu, cuda or cuda:N"),
-    "task": Flag(None, "the task, as --task of train.py; by default that of the run that the model "
-                 "lies in, or Countdown"),
+    "task": Flag(None, "the task, as --task of lab train; by default that of the run that the "
+                 "model lies in, or Countdown"),
     "threads": Flag(0, "CPU threads; 0 means the number that suits this probe",
                     least=0, most=MOST_THREADS),
     "seed": Flag(0, "seed of all random numbers. The same seed gives the same results"),

@@ -11,8 +11,8 @@ A plan is a file like this one:
      "seeds": [40, 46],
      "arms": {"none": "", "maxrl": "--advantage maxrl", "twice": "--questions 16"}}
 
-`common` and the text of each arm are flags of train.py. The seeds are 40 to 45: the first, and the
-one after the last. Runs of two arms with the same seed get the same problems, and make a pair.
+`common` and the text of each arm are flags of `lab train`. The seeds are 40 to 45: the first, and
+the one after the last. Runs of two arms with the same seed get the same problems, and make a pair.
 
 The runs are made seed by seed. So an experiment that is stopped early has almost the same seeds in
 all arms, and the same command continues it. A run's folder is ARM-sSEED.
@@ -39,7 +39,7 @@ PLANS = PROJECT / "lab/plans"
 OF_THE_PLAN = {"seed", "steps", "out", "resume", "continue"}  # flags that no arm may have
 FLAGS = {
     "seeds": Flag(0, "number of seeds of each arm. 0 means those of the plan", most=1000),
-    "flags": Flag("", 'further flags of train.py for all runs, such as "--device cuda"'),
+    "flags": Flag("", 'further flags of lab train for all runs, such as "--device cuda"'),
     "runs": Flag("runs", "folder in which the runs are kept, in a folder of the plan's name"),
     "processes": PROCESSES}
 
@@ -51,7 +51,7 @@ class Plan:
     question: str
     steps: int
     seeds: list[int]      # the first, and the one after the last
-    arms: dict[str, str]  # flags of train.py
+    arms: dict[str, str]  # flags of lab train
     common: str = ""
 
     def flags_of(self, arm: str, more: str = "") -> list[str]:
@@ -159,7 +159,7 @@ def is_range(seeds: object) -> bool:
 
 
 def settings_of_arms(plan: Plan, more: str) -> list[LabSettings]:
-    """The settings of each arm. It is an error if train.py does not take an arm's flags, or if two
+    """The settings of each arm. It is an error if lab train does not take an arm's flags, or if two
     arms are the same."""
     known: dict[str, str] = {}
     found = []

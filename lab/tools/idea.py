@@ -6,11 +6,11 @@
     python -m lab idea --against HEAD    # whatever function you have edited, your files and HEAD's
 
 NAME is a weighting or an advantage. Its own flags and --rescale are for the idea alone, and all
-other flags of train.py are for every arm: plain GRPO, the idea and its placebos. Unless flags say
-otherwise, each arm is trained with eight seeds, and a run is 60 steps of 8 problems x 8 answers. A
-large model has the settings that train.py gives it, but 24 steps instead of 48. By then plain GRPO
-solves about two thirds of the problems, and later most groups have equal rewards, so that no
-method can differ. A run of a large model that is finished keeps no model.
+other flags of `lab train` are for every arm: plain GRPO, the idea and its placebos. Unless flags
+say otherwise, an arm has eight seeds, and a run is 60 steps of 8 problems x 8 answers. A
+large model has the settings of its recipe, but 24 steps instead of 48. By then plain GRPO solves
+about two thirds of the problems, and later most groups have equal rewards, so that no method can
+differ. A run of a large model that is finished keeps no model.
 
 1. First it prints what the idea does to the gradient in a few batches of the untrained model.
 2. Then it trains the arms, with one process for each core; those of a large model one after the
@@ -77,10 +77,10 @@ BATCHES = 4  # of the untrained model that are looked at first
 
 
 def main(argv: list[str]) -> None:
-    typed: dict[str, Any] = {}  # flags of train.py and of the idea
-    own = read(argv, "python -m lab idea NAME [flags of NAME, of train.py, or of this list]",
-               __doc__, FLAGS, {"[NAME]": "a weighting or an advantage. It comes first. `python "
-                                "train.py --help NAME` describes it and its flags"}, others=typed)
+    typed: dict[str, Any] = {}  # flags of lab train and of the idea
+    own = read(argv, "python -m lab idea NAME [flags of NAME, of lab train, or of this list]",
+               __doc__, FLAGS, {"[NAME]": "a weighting or an advantage. It comes first. "
+                                "`lab train --help NAME` describes it and its flags"}, others=typed)
     if own.against:
         if own.name:
             typed |= {axis_of(own.name): own.name}
@@ -148,7 +148,7 @@ class Idea:
 
 
 def arms_of(name: str, typed: Json, placebos: str = "any,kind") -> tuple[str, dict[str, Json]]:
-    """The axis of the idea, and the flags of train.py of each arm. An advantage that is the same
+    """The axis of the idea, and the flags of lab train of each arm. An advantage that is the same
     for all tokens of an answer has one placebo, whose answers are shuffled."""
     axis = axis_of(name)
     if axis in typed:

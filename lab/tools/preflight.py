@@ -14,7 +14,7 @@ It samples answers to problems of the task, trains nothing, and ends in one of s
     is too easy                 nearly all answers are right already
     pays by chance              one blank more, and an answer's reward is another: as by a hash
 
-All other flags are those of train.py, and mean the training that is planned. Nothing is written,
+All other flags are those of `lab train`, and mean the training that is planned. Nothing is written,
 and the learning rate is not part of the verdict. What a training shows once it has begun, lab
 diagnose says.
 """
@@ -49,12 +49,12 @@ FLAGS = {
                      most=10_000),
     "answers": Flag(64, "number of answers that are sampled to each", least=4, most=10_000),
     "group": Flag(None, "number of answers in a group of the planned training. By default it is "
-                        "that of train.py", kind=int, least=2, most=10_000)}
+                        "that of lab train", kind=int, least=2, most=10_000)}
 
 
 def main(argv: list[str]) -> None:
-    asked: dict[str, Any] = {}  # flags of train.py
-    own = read(argv, "python -m lab preflight [flags of train.py, or of this list]", __doc__,
+    asked: dict[str, Any] = {}  # flags of lab train
+    own = read(argv, "python -m lab preflight [flags of lab train, or of this list]", __doc__,
                FLAGS, others=asked)
     for name in ("out", "resume", "continue"):
         if name in asked:

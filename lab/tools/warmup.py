@@ -6,8 +6,8 @@
 
 The demonstrations are made in lab/tools/demonstrations.py; this file trains, evaluates and
 saves. Matrices are trained with Muon (Jordan et al. 2024), all other parameters with Adam. The
-result is a model folder like any other; its recipe.json has the settings that suit the model in
-`python train.py`.
+result is a model folder like any other; its recipe.json has the settings with which it
+trains well.
 
 A real model rarely solves a problem, so its answers hardly differ in reward, and GRPO learns from
 such differences. After this cold start the answers to a problem differ in reward more often. Unless

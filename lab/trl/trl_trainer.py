@@ -278,7 +278,7 @@ class Look:
         """Compute hidden (B, T, D) when somebody asks `Rollouts` for it."""
         if attention:
             raise UserError("TRL's trainer gives a weighting no attention. A weighting that uses "
-                            "it needs train.py")
+                            "it needs lab train")
 
         def pick(made):
             return made.last_hidden_state[:, -self.T - 1:-1]  # what predicted the answer's tokens
@@ -326,7 +326,7 @@ class Record:
             make_run(self.path, config, Path(folder, "tokenizer.json"))
 
     def config(self) -> dict:
-        """What config.json holds: the flags of train.py that TRL has too, and what made the run."""
+        """What config.json holds: flags of lab train that TRL has too, and what made the run."""
         trainer, args = self.trainer, self.trainer.args
         model = model_of(trainer)
         config = {
@@ -358,7 +358,7 @@ class Only:
         if name.startswith("__"):  # Python's own questions
             raise AttributeError(name)
         raise UserError(f"TRL's trainer gives a weighting no {self.what}.{name}. A weighting that "
-                        "samples answers, or computes with this lab's model, needs train.py")
+                        "samples answers, or computes with this lab's model, needs lab train")
 
 
 def scores_of(trainer, rewards: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -107,7 +107,7 @@ def test_a_command_of_a_page_prints_what_stands_below_it(name, project):
 @pytest.mark.slow
 def test_twenty_steps_teach_the_task_of_page_1(project):
     """As on the page, 22 of a hundred held-out answers divide before, and most afterwards."""
-    [command] = re.findall(r"^python (train.py --task divide .*)$", "".join(PAGES.values()),
+    [command] = re.findall(r"^python (-m lab train --task divide .*)$", "".join(PAGES.values()),
                            flags=re.M)
     program(project, *command.split())
     before, after = [line["success"] for line in lines(project / "runs/divide/evaluations.jsonl")

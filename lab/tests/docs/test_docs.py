@@ -157,9 +157,9 @@ def test_the_other_candidates_of_a_page_are_the_models(folder_of):
 
 
 @pytest.mark.slow
-def test_every_command_of_a_page_is_taken(project):
-    """Flags of train.py are read, and `python -m lab ...` is run where it trains no model, and is
-    no probe."""
+def test_every_tool_of_a_page_runs(project):
+    """`python -m lab ...` is run where it trains no model, and is no probe. The flags of all
+    commands are read by lab/tests/docs/test_command_lines.py."""
     for name in ("Qwen2.5-0.5B-Instruct", "Qwen2.5-Coder-0.5B-Instruct"):
         (project / "models" / name).symlink_to(ROOT / "models/tiny")
     for name in ("one", "before", "usual", "shuffled", "none-grpo-Qwen2.5-Coder-0.5B-Instruct-s0"):
@@ -169,8 +169,7 @@ def test_every_command_of_a_page_is_taken(project):
     pages = [ROOT / "README.md", *project_files("docs/**/*.md")]
     typed = [shlex.split(command.replace("$seed", "0"), comments=True)
              for page in pages for command in
-             re.findall(r"^ *python (train\.py .*?|-m lab .*?)(?: > | \|\| |$)",
-                        page.read_text(), flags=re.M)]
+             re.findall(r"^ *python (-m lab .*?)(?: > | \|\| |$)", page.read_text(), flags=re.M)]
     assert len(typed) > 20
     program(project, "-c", TAKE, json.dumps(typed))
 
@@ -180,9 +179,7 @@ import importlib, json, sys
 from dataclasses import replace
 import train  # fills the lists of choices
 from lab.__main__ import MODULES
-from lab.harness.flags import words_of
-from lab.harness.settings import make_settings, read_flags
-from lab.tools import idea, pass_at_k, preflight, warmup
+from lab.tools import pass_at_k, preflight, warmup
 
 warmup.train, warmup.evaluate = (lambda *_: []), (lambda *_: None)  # they take minutes
 preflight.NOT_ASKED = 8
@@ -193,18 +190,7 @@ for words in json.loads(sys.argv[1]):
     print(*words)
     if "--credit" in words:  # continuations, of which the pages take thousands
         words[words.index("--credit") + 1] = "40"
-    if words[0] == "train.py":
-        flags = read_flags(words[1:])
-        if not flags.pop("continue", False):
-            make_settings(flags)
-    elif words[2:4] == ["idea", "--against"]:  # it needs a checkout, and has a test of its own
-        continue
-    elif words[2] == "idea":  # it trains
-        of_runs = {name: text for name, text in words_of(words[4:])[1].items()
-                   if name not in idea.FLAGS}
-        for flags in idea.arms_of(words[3], of_runs)[1].values():
-            make_settings(flags)
-    elif words[2] != "compare" and MODULES[words[2]].startswith("lab.tools."):  # a shell's runs/*
+    if words[2] not in ("idea", "compare") and MODULES[words[2]].startswith("lab.tools."):
         importlib.import_module(MODULES[words[2]]).main(words[3:])
 """
 

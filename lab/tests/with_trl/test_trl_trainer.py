@@ -425,8 +425,8 @@ def test_a_state_goes_on_where_it_was(policy, tmp_path, monkeypatch):
     ({"mitigation": "entropy_ratio", "mitigation_flags": {"beta": 1}},
      "entropy_ratio has no flag beta, it has entropy_beta"),
     ({"mitigation": "entropy_ratio", "importance_sampling_level": "sequence"}, "need 'token'"),
-    ({"mitigation": "causal_ablation"}, "needs train.py"),
-    ({"mitigation": "attention_credit"}, "no attention. A weighting that uses it needs train.py"),
+    ({"mitigation": "causal_ablation"}, "needs lab train"),
+    ({"mitigation": "attention_credit"}, "no attention. A weighting that uses it needs lab train"),
     ({"mitigation": lambda rollouts: -rollouts.log_prob.abs()}, "is negative"),
     ({"rescale": "sum"}, "'sum': choose from mean")])
 def test_what_cannot_be_is_refused_in_a_sentence(policy, tmp_path, given, said):
