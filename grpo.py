@@ -87,6 +87,12 @@ class Rollouts:
         """(B,) the number of tokens of each answer."""
         return self.mask.sum(1)
 
+    @property
+    def written(self) -> Tensor:
+        """(B, T) bool: the tokens that the model reads in an answer. They are those of the mask,
+        unless an environment writes into the answer, too."""
+        return self.mask
+
 
 # --------------------------------------------------------------------------------------- the batch
 def sample(model: Qwen2, tokenizer: Tokenizer, task: Any, problems: Sequence[Any], answers: int,
@@ -237,23 +243,43 @@ def policy_loss(log_prob: Tensor, advantage: Tensor, weight: Tensor, mask: Tenso
     return -(weight * advantage * log_prob * mask).sum() / N
 
 
-OfStates = Callable[[Qwen2, Tensor, Tensor], Tensor]  # model, states, ids -> log-probs
+def clipped_loss(log_prob: Tensor, old: Tensor, advantage: Tensor, weight: Tensor, mask: Tensor,
+                 N: int, low: float, high: float) -> Tensor:
+    """For --epochs: the loss of PPO (arXiv 1707.06347), with the wider upper bound of DAPO (arXiv
+    2503.14476).
+
+    From the second step on, the answers are no longer samples of the model. The ratio of a token's
+    probability now to its probability when it was sampled (`old` is its log) corrects for how often
+    this token is drawn. It does not correct for how often its prefix and the tokens after it are.
+    docs/reference/policy_gradient.md has an example.
+
+    Once the ratio has passed a bound in the direction of the advantage, the token has no gradient.
+    Where the ratio is 1, the gradient is that of `policy_loss`."""
+    ratio = (log_prob - old).exp()
+    clipped = ratio.clamp(1 - low, 1 + high)
+    return -(weight * torch.minimum(ratio * advantage, clipped * advantage) * mask).sum() / N
 
 
-def log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor, of_states: OfStates | None = None
-              ) -> Tensor:
-    """(rows, T): the log-probs of these answers' tokens, with gradient; 0 beyond the answer. The
-    lab gives another function in the place of `chosen_log_probs`, which calls it, too."""
+def k3(log_prob: Tensor, reference: Tensor) -> Tensor:
+    """For --kl: KL(policy || reference) at each position, estimated from the token that was sampled
+    there: exp(d) - d - 1, d = reference - log_prob (Schulman, "Approximating KL divergence").
+
+    Its value is right on average. Its mean gradient is that of KL(reference || policy), where the
+    two models are exchanged. No gradient says that a step also changes which prefixes are reached.
+    """
+    d = reference - log_prob
+    return d.exp() - d - 1
+
+
+Divergence = Callable[[Tensor, Tensor], Tensor]  # log_prob, reference -> at each position
+
+
+def log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
+    """(rows, T): the log-probs of these answers' tokens, with gradient; 0 beyond the answer."""
     mask, ids = rollouts.mask[rows], rollouts.ids[rows]
     states = states_before(model.model, rollouts, rows)                              # (tokens, D)
-    chosen = (of_states or chosen_log_probs)(model, states, ids[mask])               # (tokens,)
+    chosen = model.log_probs(states, ids[mask])                                      # (tokens,)
     return chosen.new_zeros(mask.shape).masked_scatter(mask, chosen)
-
-
-def chosen_log_probs(model: Qwen2, states: Tensor, ids: Tensor) -> Tensor:
-    """(tokens,): the log-prob of each token by the state that predicts it."""
-    log_p = model.logits(states).log_softmax(-1, torch.float32)                      # (tokens, V)
-    return log_p.gather(1, ids[:, None])[:, 0]
 
 
 def states_before(decoder: Decoder, rollouts: Rollouts, rows: Tensor) -> Tensor:
@@ -265,13 +291,14 @@ def states_before(decoder: Decoder, rollouts: Rollouts, rows: Tensor) -> Tensor:
         states at   q x y        prompt p q, answer x y z
         predict     x y z
     """
-    T = int(rollouts.length[rows].max())
+    T = int(rollouts.written[rows].sum(1).max())
     ids, mask = rollouts.ids[rows, :T], rollouts.mask[rows, :T]
     groups, prompt_of = rollouts.group[rows].unique(return_inverse=True)
     # each prompt is computed once, and its gradient is the sum over its answers
     cache = Cache(decoder, [rollouts.prompt_ids[g] for g in groups.tolist()], prompt_of)
     # token t is read where token t + 1 follows
-    read = cache.read(ids[:, :-1], is_token=mask[:, 1:])                       # (rows, T - 1, D)
+    is_read = rollouts.written[rows, 1:T]
+    read = cache.read(ids[:, :-1], is_token=is_read)                           # (rows, T - 1, D)
     return torch.cat([cache.last_states()[:, None], read], 1)[mask]
 
 
@@ -286,26 +313,25 @@ def frozen_log_probs(model: Qwen2, rollouts: Rollouts, micro_batch: int) -> Tens
 
 # ---------------------------------------------------------------------------------------- the step
 def update(model: Qwen2, optimizer: "AdamW", rollouts: Rollouts, weight: Tensor, s: Any,
-           of_reference: Tensor | None = None, lab: Any = None
-           ) -> tuple[Metrics, dict[str, Tensor]]:
+           reference: Tensor | None = None, divergence: Divergence = k3,
+           largest_gap: float = 0.01) -> tuple[Metrics, dict[str, Tensor]]:
     """Train the model on the whole batch; `s` are the Settings of run.py. Returns metrics, and
-    columns (B, T) for the file of the step's tokens. A run of the lab gives an object `lab`, which
-    calls the functions below in a way of its own.
+    columns (B, T) for the file of the step's tokens.
 
-    --epochs above 1 and --kl above 0 bring back the ratio and the KL term of the published GRPO."""
+    --epochs above 1 brings back the ratio and the clipping of the published GRPO, and --kl above 0
+    the KL term, for which `reference` (B, T) has the log-probs of the initial model."""
     A, mask, N = rollouts.advantage, rollouts.mask, int(rollouts.mask.sum())
     has_gradient = mask & ((weight * A != 0) | (s.kl > 0))
     rows = has_gradient.any(1).nonzero()[:, 0]                                       # the answers
-    trained, old, last = int(mask[rows].sum()), *torch.zeros(2, *mask.shape)
-    metrics: Metrics = {"N": N, "trained_tokens": trained, "loss": 0.0,
+    metrics: Metrics = {"N": N, "trained_tokens": int(mask[rows].sum()), "loss": 0.0,
                         "gradient_norm": None, "sampler_gap": None, "skipped": None}
-    if not trained:  # AdamW would move the parameters by its mean of earlier gradients
+    if not len(rows):  # AdamW would move the parameters by its mean of earlier gradients
         return metrics | {"skipped": why_skipped(rollouts)}, {}
-    parts = lab.micro_batches(rows) if lab else rows.split(s.micro_batch)  # as memory allows
+    old, last = torch.zeros(2, *mask.shape)                                          # (B, T)
     for epoch in range(s.epochs):
         model.zero_grad()
-        for part in parts:
-            log_prob = (lab.log_probs if lab else log_probs)(model, rollouts, part)  # (part, T)
+        for part in rows.split(s.micro_batch):  # as memory allows
+            log_prob = log_probs(model, rollouts, part)                              # (part, T)
             last[part] = log_prob.detach()
             if epoch == 0:
                 old[part] = last[part]
@@ -313,24 +339,23 @@ def update(model: Qwen2, optimizer: "AdamW", rollouts: Rollouts, weight: Tensor,
             if s.epochs == 1:
                 loss = policy_loss(log_prob, *inputs)
             else:
-                loss = clipped_loss(log_prob, old[part], *inputs, s.clip_low,
-                                    s.clip_high)
-            if of_reference is not None:
-                kl = divergence(log_prob, of_reference[part])
-                kl = lab.divergence(kl, log_prob, of_reference[part], part) if lab else kl
+                loss = clipped_loss(log_prob, old[part], *inputs, s.clip_low, s.clip_high)
+            if reference is not None:
+                kl = divergence(log_prob, reference[part])
                 loss = loss + s.kl * (kl * mask[part]).sum() / N
             # This adds to the gradient so far. The sum over micro-batches is the gradient of the
             # whole loss, because each part is divided by the same N.
             loss.backward()
-            metrics["loss"] += loss.item() if epoch == 0 else 0.0
+            if epoch == 0:
+                metrics["loss"] += loss.item()
         norm = float(nn.utils.clip_grad_norm_(model.parameters(), s.max_grad_norm or math.inf))
         if not math.isfinite(norm):
             raise UserError("the gradient is not finite: a smaller --learning_rate may help")
         metrics["gradient_norm_last" if epoch else "gradient_norm"] = norm
         optimizer.step()
-    metrics["sampler_gap"] = sampler_gap(old, rollouts, rows, lab.largest_gap if lab else 0.01)
-    if of_reference is not None:
-        metrics["kl"] = float((divergence(last, of_reference) * mask).sum()) / N
+    metrics["sampler_gap"] = sampler_gap(old, rollouts, rows, largest_gap)
+    if reference is not None:
+        metrics["kl"] = float((divergence(last, reference) * mask).sum()) / N
     if s.epochs == 1:
         return metrics, {}
     ratio = (last - old).exp()
@@ -386,35 +411,6 @@ class AdamW:
             square.mul_(0.999).addcmul_(p.grad, p.grad, value=1 - 0.999)
             root = square.sqrt().div_(known_square ** 0.5).add_(1e-8)
             p.addcdiv_(mean, root, value=-self.learning_rate / known)
-
-
-# -------------------------------------------------------------------------- what a flag brings back
-def clipped_loss(log_prob: Tensor, old: Tensor, advantage: Tensor, weight: Tensor, mask: Tensor,
-                 N: int, low: float, high: float) -> Tensor:
-    """For --epochs: the loss of PPO (arXiv 1707.06347), with the wider upper bound of DAPO (arXiv
-    2503.14476).
-
-    From the second step on, the answers are no longer samples of the model. The ratio of a token's
-    probability now to its probability when it was sampled (`old` is its log) corrects for how often
-    this token is drawn. It does not correct for how often its prefix and the tokens after it are.
-    docs/reference/policy_gradient.md has an example.
-
-    Once the ratio has passed a bound in the direction of the advantage, the token has no gradient.
-    Where the ratio is 1, the gradient is that of `policy_loss`."""
-    ratio = (log_prob - old).exp()
-    clipped = ratio.clamp(1 - low, 1 + high)
-    return -(weight * torch.minimum(ratio * advantage, clipped * advantage) * mask).sum() / N
-
-
-def divergence(log_prob: Tensor, reference: Tensor) -> Tensor:
-    """For --kl: KL(policy || reference) at each position, estimated from the token that was sampled
-    there: exp(d) - d - 1, d = reference - log_prob (k3 of Schulman, "Approximating KL divergence").
-
-    Its value is right on average. Its mean gradient is that of KL(reference || policy), where the
-    two models are exchanged. No gradient says that a step also changes which prefixes are reached.
-    """
-    d = reference - log_prob
-    return d.exp() - d - 1
 
 
 # ---------------------------------------------------------------------------------- what is checked

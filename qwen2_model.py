@@ -190,6 +190,11 @@ class Qwen2(nn.Module):
         output = self.model.embed_tokens if self.lm_head is None else self.lm_head
         return self.product(hidden, output.weight)
 
+    def log_probs(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        """(n, D), (n,) -> (n,): the log-prob of each token by the state that predicts it."""
+        log_p = self.logits(hidden).log_softmax(-1, torch.float32)  # (n, V)
+        return log_p.gather(1, ids[:, None])[:, 0]
+
 
 # ------------------------------------------------------------------------------------ the sampler
 class Sampled(NamedTuple):

@@ -2,8 +2,10 @@
 this file: apart from the settings, nothing here decides what is learned.
 
     runs/none-grpo-s0/
-        code/                         the files that trained it, as they were
+        code/                         the files that train it, as they are when it begins
+        code_after_000025/            the same, if a resumed run goes on with changed files
         config.json, tokenizer.json   the settings; the texts of the tokens
+        lock                          held by the process that writes here
         metrics.jsonl                 a line for each step
         evaluations.jsonl             two lines for each evaluation
         credit/step_000001.npz        the numbers of every token of a step
@@ -21,11 +23,12 @@ import re
 import shutil
 import sqlite3
 import sys
+import time
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -68,10 +71,10 @@ class Settings:
     change_every: int = 10         # steps between measurements of the tokens' change; 0 means never
     checkpoint_every: int = 25     # steps between two checkpoints; 0 means only at the end
     threads: int = 0               # CPU threads; 0 means one for every 64 hidden units
-    device: str = "cpu"            # where to compute: cpu or cuda
+    device: str = "cpu"            # where to compute
     out: str = ""                  # folder of the run, by default runs/<its flags>-s<seed>
+    resume: str = ""               # go on with the run in this folder
     keywords: dict[str, Any] = field(default_factory=dict)  # of task, weighting and advantage
-    resume: str = ""
 
     def keywords_of(self, owner: Any) -> dict[str, Any]:
         return {name: self.keywords[name] for name in flags_of(owner) if name in self.keywords}
@@ -79,16 +82,50 @@ class Settings:
 
 CHOICES: dict[str, Collection[str]] = {
     "mitigation": MITIGATIONS, "advantage": ADVANTAGES, "rescale": ("mean", "none"),
-    "prompt": PROMPTS, "numbers": ("2", "3", "4", "3,4")}
-AT_LEAST_1 = {"questions", "answers", "epochs", "max_new_tokens", "micro_batch", "eval_tasks"}
+    "device": ("cpu", "cuda"), "prompt": PROMPTS, "numbers": ("2", "3", "4", "3,4")}
+LEAST = {"answers": 2} | dict.fromkeys((  # the least values of these settings; of the others 0
+    "questions", "epochs", "max_new_tokens", "micro_batch", "eval_tasks"), 1)
 CHANGEABLE = {"steps", "threads", "checkpoint_every"}  # no number so far depends on them
 UNNAMED = {"mitigation", "advantage", "seed", "out", "micro_batch", "threads", "change_every",
            "checkpoint_every"}  # the name of the folder has the first three anyway
+NO_SETTING = {"keywords", "resume", "out", "torch"}  # the others are in config.json
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        beyond = "; `python -m lab train` has more" * message.startswith("unrecognized")
+        raise UserError(f"{message} (--help lists the flags{beyond})")
+
+
+def make_parser() -> Parser:
+    """A parser of the flags of the settings, of the task, and of every weighting and advantage."""
+    parser = Parser(prog="train.py", allow_abbrev=False)
+    add_flags(parser, flags_of(Settings) | flags_of(Task))
+    of_run = {"help", *flags_of(Settings), *flags_of(Task)}
+    known = set[str]()
+    for function in (*MITIGATIONS.values(), *ADVANTAGES.values()):
+        own = {name: flag for name, flag in flags_of(function).items() if name not in known}
+        if taken := own.keys() & of_run:
+            raise UserError(f"{place_of(function)} has a keyword {min(taken)}, but this name is "
+                            "taken: rename it")
+        group = parser.add_argument_group(function.__name__, function.__doc__)
+        add_flags(group, own, has_default=False)
+        known |= own.keys()  # two weightings may both have an epsilon
+    return parser
+
+
+def add_flags(group: Any, flags: dict[str, tuple[Any, str]], has_default: bool = True) -> None:
+    for name, (default, about) in flags.items():
+        about = f"{about} ({default})".replace("%", "%%")
+        other = {f"--{name.replace('_', '-')}"} - {f"--{name}"}
+        group.add_argument(
+            f"--{name}", *other, dest=name, type=type(default), choices=CHOICES.get(name),
+            default=default if has_default else None, help=about)
 
 
 def flags_of(owner: Any) -> dict[str, tuple[Any, str]]:
     """The flags of a dataclass (its fields, with their comments) or of a function (its keyword-only
-    parameters): the default and the help of each."""
+    parameters): the default and the help of each. What has another type of default is no flag."""
     if is_dataclass(owner):
         source = inspect.getsource(owner)  # type: ignore[arg-type]
         about = dict(re.findall(r"\n    (\w+): .*?  # (.*)", source))
@@ -97,59 +134,61 @@ def flags_of(owner: Any) -> dict[str, tuple[Any, str]]:
         found = {name: (one.default, f"of {owner.__name__}")
                  for name, one in inspect.signature(owner).parameters.items()
                  if one.kind is one.KEYWORD_ONLY}
-    return {name: flag for name, flag in found.items()
-            if type(flag[0]) in (int, float, str) and name != "resume"}
+    return {name: flag for name, flag in found.items() if type(flag[0]) in (int, float, str)}
 
 
 def read_settings(argv: list[str]) -> Settings:
     """The settings of a command line. What is not typed is as in the run that is resumed, or as the
-    model's recipe says. Weightings and advantages have flags of their own."""
-    parser = argparse.ArgumentParser(
-        prog="train.py", allow_abbrev=False, description="Train a model with GRPO.",
-        epilog="python -m lab train has more flags, such as --lora and --device")
-    parser.add_argument("--resume", default="", metavar="RUN", help="continue the run in this "
-                        f"folder, perhaps with another value of {', '.join(sorted(CHANGEABLE))}")
-    methods, known = [*MITIGATIONS.values(), *ADVANTAGES.values()], set[str]()
-    owners: list[Any] = [Settings, Task, *methods]
-    for owner in owners:
-        group: Any = parser if is_dataclass(owner) else parser.add_argument_group(
-            owner.__name__, owner.__doc__)
-        for name, (default, about) in flags_of(owner).items():
-            if owner in methods and name in known:
-                continue  # two weightings have an epsilon
-            if owner in methods and name in {"help", "resume"} | vars(Settings()).keys():
-                raise UserError(f"{place_of(owner)} has a keyword {name}, but this name is taken: "
-                                "rename it")
-            known |= {name} if owner in methods else set()
-            group.add_argument(
-                f"--{name}", *{f"--{name.replace('_', '-')}"} - {f"--{name}"}, dest=name,
-                type=type(default), default=None if owner in methods else default,
-                choices=CHOICES.get(name), help=f"{about} ({default})".replace("%", "%%"))
-    typed, _ = parser.parse_known_args(argv)
+    model's recipe says."""
+    parser = make_parser()
     if "" in argv or any(word.endswith("=") for word in argv):  # an empty variable: --resume "$RUN"
         parser.error("a flag has no value")
-    file = Path(typed.resume, "config.json") if typed.resume else find(typed.model) / "recipe.json"
-    saved = read_json(file) if typed.resume or file.exists() else {}
-    parser.set_defaults(**{name: x for name, x in saved.items() if name in vars(typed)})
+    first = parser.parse_known_args(argv)[0]
+    parser.set_defaults(**saved_settings(first.resume, first.model, vars(first)))
     values = vars(parser.parse_args(argv))
-    changed = {name: value for name, value in values.items() if value != parser.get_default(name)}
-    if values["resume"] and (wrong := changed.keys() - CHANGEABLE - {"resume"}):
+    typed = {name: value for name, value in values.items() if value != parser.get_default(name)}
+    if first.resume and (wrong := typed.keys() - CHANGEABLE - {"resume"}):
         parser.error(f"--{min(wrong)} cannot be changed in a resumed run")
-    if low := [name for name, x in values.items()
-               if name in flags_of(Settings) and isinstance(x, int | float)
-               and not x >= (name in AT_LEAST_1)]:
-        parser.error(f"--{low[0]} {values[low[0]]}: should be {int(low[0] in AT_LEAST_1)} or more")
-    words = [name * (name != "model") + Path(str(value)).name for name, value in changed.items()
-             if name not in UNNAMED]
-    name = "-".join([values["mitigation"], values["advantage"], *words, f"s{values['seed']}"])
-    values["out"] = values["resume"] or values["out"] or os.path.relpath(HERE / "runs" / name)
-    is_own = flags_of(Settings).keys() | {"resume"}
-    own = {name: values.pop(name) for name in [*values] if name not in is_own}
-    s = Settings(**values, keywords={name: x for name, x in own.items() if x is not None})
-    taken = [Task, MITIGATIONS[s.mitigation], ADVANTAGES[s.advantage]]
-    if wrong := s.keywords.keys() - {name for owner in taken for name in flags_of(owner)}:
-        parser.error(f"--{min(wrong)} is no flag of --mitigation {s.mitigation}")
+    refuse_wrong_values(values)
+    values["out"] = first.resume or values["out"] or default_folder(values, typed)
+    others = [name for name in values if name not in flags_of(Settings)]
+    keywords = {name: values.pop(name) for name in others}
+    s = Settings(**values, keywords={name: x for name, x in keywords.items() if x is not None})
+    owners = Task, MITIGATIONS[s.mitigation], ADVANTAGES[s.advantage]
+    if wrong := s.keywords.keys() - {name for owner in owners for name in flags_of(owner)}:
+        parser.error(f"--{min(wrong)} is no flag of --mitigation {s.mitigation} or --advantage "
+                     f"{s.advantage}")
     return s
+
+
+def saved_settings(resume: str, model: str, known: Collection[str]) -> dict[str, Any]:
+    """The settings of the run that is resumed, or those that suit the model."""
+    file = Path(resume, "config.json") if resume else find(model) / "recipe.json"
+    if not resume and not file.exists():
+        return {}
+    saved = {name: x for name, x in read_json(file).items() if name not in NO_SETTING}
+    if beyond := [name for name in saved if name not in known]:
+        raise UserError(f"{file} has {beyond[0]}, which is no flag here; `python -m lab train` may "
+                        "know it")
+    return saved
+
+
+def refuse_wrong_values(values: dict[str, Any]) -> None:
+    for name, (default, _) in [*flags_of(Settings).items(), *flags_of(Task).items()]:
+        least = LEAST.get(name, 0)
+        if not isinstance(default, str) and not least <= values[name] < math.inf:
+            raise UserError(f"--{name} {values[name]}: should be {least} or more")
+    if values["device"] == "cuda" and not torch.cuda.is_available():
+        raise UserError("--device cuda: torch finds no such GPU here")
+
+
+def default_folder(values: dict[str, Any], typed: dict[str, Any]) -> str:
+    """Named by the flags, so that the same command finds it again, as
+    runs/none-grpo-learning_rate0.001-s0."""
+    words = [("" if name == "model" else name) + Path(str(value)).name
+             for name, value in typed.items() if name not in UNNAMED]
+    name = "-".join([values["mitigation"], values["advantage"], *words, f"s{values['seed']}"])
+    return os.path.relpath(HERE / "runs" / name)
 
 
 # ------------------------------------------------------------------------------------------ the run
@@ -158,35 +197,47 @@ class Run:
 
     def __init__(self, s: Settings):
         self.settings, self.folder = s, Path(s.out)
-        found = checkpoints(self.folder)
-        self.done = max(found) if s.resume and found else 0
-        made = len(read_lines(self.folder / "metrics.jsonl"))
-        if s.resume and not found and made >= (s.checkpoint_every or s.steps):
-            raise UserError(f"{s.resume} has {made} steps on record, and no checkpoint to go on "
-                            "from")
-        self.source = found[self.done] if self.done else find(s.model)  # of the model
-        is_empty = (self.folder / "code").exists() and not read(self.folder / "metrics.jsonl")
-        if self.folder.exists() and not s.resume and not is_empty:  # an attempt that failed
+        self.stopping = False         # after this step, because of Ctrl-C
+        self.start = time.monotonic()
+        self.success: list[str] = []  # of sampled answers, in each evaluation
+        if s.resume:
+            self.locked = lock(self.folder)  # before anything in it is read
+        elif self.folder.exists():
             raise UserError(f"{self.folder} exists already: continue it with --resume "
                             f"{self.folder}, or name another folder with --out")
+        found, made = checkpoints(self.folder), len(read_lines(self.folder / "metrics.jsonl"))
+        if not found and made >= (s.checkpoint_every or s.steps) > 0:
+            raise UserError(f"{self.folder} has {made} steps on record, and no checkpoint to go on "
+                            "from")
+        self.done = max(found, default=0)
+        self.source = found[self.done] if found else find(s.model)  # of the model
 
     def begin(self) -> None:
         """Make the folder of a new run, or take an old one back to its last checkpoint."""
-        s = self.settings
+        s, path = self.settings, self.folder / "config.json"
         self.small_files = small_files(self.source)
-        if self.folder.exists():
-            self.locked = lock(self.folder)  # until this process ends
+        config = {name: x for name, x in (vars(s) | s.keywords).items() if name not in NO_SETTING}
         if not s.resume:
-            remove(self.folder)
-            config = vars(s) | s.keywords | {"torch": torch.__version__}
-            make_run(self.folder, {name: x for name, x in config.items() if name not in NOT_KEPT},
-                     self.source / "tokenizer.json")
+            make_run(self.folder, config | {"torch": torch.__version__},
+                     self.source / "tokenizer.json", own_files())
             self.locked = lock(self.folder)
-            return
-        print(f"continuing {self.folder} after step {self.done}")
-        if changed := note_changes(self.folder, self.done):
-            print(f"changed since then: {', '.join(changed)} (the old ones are in code/)")
+            return say(f"{s.questions} problems x {s.answers} answers a step; writing to "
+                       f"{self.folder}")
+        say(f"continuing {self.folder} after step {self.done}")
         forget_after(self.folder, self.done)
+        write(path, json.dumps(read_json(path) | config, indent=2))
+        if changed := note_changes(self.folder, self.done, own_files()):
+            before = code_folders(self.folder)[-2]
+            say(f"changed since then: {', '.join(changed)}. To go on with the files of then: "
+                f"python {before}/train.py --resume {self.folder}")
+
+    def interrupt(self, *_: object) -> None:
+        """What Ctrl-C does: the step is finished, and saved."""
+        if self.stopping:
+            raise KeyboardInterrupt
+        self.stopping = True
+        with suppress(OSError):  # not `print`, because Ctrl-C may have interrupted one
+            os.write(1, b"\nstopping after this step; Ctrl-C again stops at once\n")
 
     def save(self, step: int, model: Qwen2, optimizer: AdamW) -> None:
         """Write a model's folder, with the optimizer's state in it. Then remove this state from all
@@ -207,50 +258,47 @@ class Run:
                 own.copy_(found[name])
             optimizer.steps = int(found["step"])
 
-    def log(self, line: dict[str, Any]) -> None:
-        """Write a line of metrics.jsonl, and print one."""
-        append(self.folder / "metrics.jsonl", line)
-        s, step, norm = self.settings, line["step"], line["gradient_norm"]
-        if step % 20 == 1 or step == self.done + 1:
-            print("    step  reward  success  format  length  finished  entropy  grad norm"
-                  "  tokens/s")
-        print(f"{step:4d}/{s.steps:<4d}{line['reward']:7.3f}{line['success']:9.1%}"
-              f"{line['reward_format']:8.2f}{line['length']:8.1f}{line['finished']:10.1%}"
-              f"{line['entropy']:9.3f}  {'  skipped' if norm is None else f'{norm:9.3f}'}"
-              f"{line['tokens'] / line['seconds']:10.0f}", flush=True)
-        if line["skipped"]:
-            print(f"          no update: {line['skipped']}")
-
-    def log_evaluation(self, line: dict[str, Any]) -> None:
-        append(self.folder / "evaluations.jsonl", line)
-        print("  held-out, {mode:7s} {success:.1%} (95% interval {success_low:.1%} to "
-              "{success_high:.1%})  (format {format_mean:.2f}, length {length_mean:.0f})"
-              .format(**line), flush=True)
-        for shown in line["shown"] if line["mode"] == "sampled" else ():
-            text = printable(f"{shown['problem']}: {shown['text']}")
-            print(f"  {'right' if shown['answer'] else 'wrong'}  {text[:300]}")
-
     def record(self, rollouts: Rollouts, weight: Tensor, columns: dict[str, Tensor]) -> None:
         write_credit(self.folder / "credit" / f"step_{rollouts.step:06d}.npz", rollouts, weight,
                      columns)
 
+    def log(self, line: dict[str, Any]) -> None:
+        """Write a line of metrics.jsonl, and print one."""
+        append(self.folder / "metrics.jsonl", line)
+        s, step, norm = self.settings, line["step"], line["gradient_norm"]
+        if step == self.done + 1:
+            self.start_of_steps = time.monotonic() - line["seconds"]
+        took = time.monotonic() - self.start_of_steps
+        left = round(took / (step - self.done) * (s.steps - step))
+        if step % 20 == 1 or step == self.done + 1:
+            say("    step  reward  success  format  length  finished  entropy  grad norm"
+                "  tokens/s      left")
+        say(f"{step:4d}/{s.steps:<4d}{line['reward']:7.3f}{line['success']:9.1%}"
+            f"{line['reward_format']:8.2f}{line['length']:8.1f}{line['finished']:10.1%}"
+            f"{line['entropy']:9.3f}  {'  skipped' if norm is None else f'{norm:9.3f}'}"
+            f"{line['tokens'] / line['seconds']:10.0f}{left // 60:7d}:{left % 60:02d}")
+        if line["skipped"]:
+            say(f"          no update: {line['skipped']}")
 
-NOT_KEPT = {"keywords", "resume", "out"}  # of the settings, in config.json
+    def log_evaluation(self, line: dict[str, Any]) -> None:
+        append(self.folder / "evaluations.jsonl", line)
+        success = ("{success:.1%} (95% interval {success_low:.1%} to {success_high:.1%})"
+                   .format(**line))
+        say(f"  held-out, {line['mode']:7s} {success}  ({len(line['answer'])} problems, format "
+            f"{line['format_mean']:.2f}, length {line['length_mean']:.0f})")
+        if line["mode"] == "sampled":
+            self.success.append(success)
+            for shown in line["shown"]:
+                text = printable(f"{shown['problem']}: {shown['text']}")
+                say(f"  {'right' if shown['answer'] else 'wrong'}  {text[:300]}")
 
-
-def code_in_use() -> list[Path]:
-    """The files of this project that are loaded."""
-    files = {Path(getattr(module, "__file__", None) or "") for module in [*sys.modules.values()]}
-    return sorted(path for path in files if path.is_relative_to(HERE)
-                  and not path.is_relative_to(sys.prefix))
-
-
-def note_changes(run: Path, done: int) -> list[str]:
-    """Copy what is another version than in the run's code/. Returns its names."""
-    changed = [path for path in code_in_use()
-               if path.read_bytes() != read(run / "code" / path.relative_to(HERE))]
-    copy_all(changed, run / f"code_after_{done:06d}")
-    return [path.name for path in changed]
+    def end(self) -> None:
+        took = round(time.monotonic() - self.start)
+        say(f"done. Everything is in {self.folder}")
+        if len(self.success) > 1:
+            say(f"  {self.success[0]} -> {self.success[-1]} on the held-out problems")
+        say(f"  {took // 60} min {took % 60:02d} s\n"
+            f"python analyze.py {self.folder}  makes tables, pictures and a page")
 
 
 def state_of(model: Qwen2, optimizer: AdamW) -> dict[str, Tensor]:
@@ -259,6 +307,44 @@ def state_of(model: Qwen2, optimizer: AdamW) -> dict[str, Tensor]:
     for (name, _), mean, square in zip(model.named_parameters(), optimizer.mean, optimizer.square):
         found |= {f"exp_avg.{name}": mean, f"exp_avg_sq.{name}": square}
     return found
+
+
+# ----------------------------------------------------------------------------- the code of a run
+def own_files() -> dict[str, Path]:
+    """The loaded files of this project and of yours, each with its name in a copy. Python's own and
+    installed packages are left out."""
+    loaded = {Path(getattr(module, "__file__", None) or "") for module in [*sys.modules.values()]}
+    own = [path.resolve() for path in loaded if path.suffix == ".py" and path.is_file()
+           and not path.is_relative_to(Path(os.__file__).parent)
+           and not {"site-packages", "dist-packages"} & {*path.parts}]
+    return {os.path.relpath(path, HERE).replace("..", "elsewhere"): path for path in sorted(own)}
+
+
+def copy_files(files: dict[str, Path], folder: Path) -> None:
+    for name, path in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, folder / name)
+
+
+def code_folders(run: Path) -> list[Path]:
+    """The copies of the code that made a run: one more for each resume with changed files."""
+    return [*run.glob("code"), *sorted(run.glob("code_after_*"))]
+
+
+def note_changes(run: Path, done: int, files: dict[str, Path]) -> list[str]:
+    """Copy the files again if others made the steps until `done`. Returns what differs."""
+    for folder in code_folders(run):
+        if not done or folder.name >= f"code_after_{done:06d}":
+            remove(folder)  # no step that is left was made by it
+    known = code_folders(run)
+    before = {path.relative_to(known[-1]).as_posix(): path.read_bytes()
+              for path in known[-1].rglob("*.py")} if known else {}
+    now = {name: path.read_bytes() for name, path in files.items()}
+    changed = sorted(name for name in now | before if now.get(name) != before.get(name))
+    if changed:
+        with whole(run / (f"code_after_{done:06d}" if done else "code")) as path:
+            copy_files(files, path)
+    return changed if known else []
 
 
 # ------------------------------------------------------------------------------- files and folders
@@ -296,15 +382,31 @@ def whole(path: Path) -> Iterator[Path]:
         remove(unfinished)
 
 
+def write(path: Path, text: str) -> None:
+    with whole(path) as unfinished:
+        unfinished.write_text(text)
+
+
 def remove(path: Path) -> None:
-    shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
 
 
-def make_run(folder: Path, config: dict[str, Any], tokenizer: Path) -> None:
+def say(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # the reader, such as `head`, has ended; the run goes on
+        sys.stdout = open(os.devnull, "w")
+
+
+def make_run(folder: Path, config: dict[str, Any], tokenizer: Path, files: dict[str, Path]
+             ) -> None:
     with whole(folder) as path:
         for name in ("credit", "checkpoints"):
             (path / name).mkdir(parents=True)
-        copy_all(code_in_use(), path / "code")
+        copy_files(files, path / "code")
         (path / "config.json").write_text(json.dumps(config, indent=2))
         shutil.copy(tokenizer, path / "tokenizer.json")
 
@@ -323,25 +425,14 @@ def lock(folder: Path) -> sqlite3.Connection:
     return opened
 
 
-def copy_all(files: Iterable[Path], folder: Path) -> None:
-    for file in files:
-        (folder / file.relative_to(HERE)).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(file, folder / file.relative_to(HERE))
-
-
 def forget_after(run: Path, step: int) -> None:
     """Remove everything that a stopped run wrote after its last checkpoint."""
     for log in filter(Path.exists, (run / "metrics.jsonl", run / "evaluations.jsonl")):
         kept = [line for line in read_lines(log) if step and line["step"] <= step]
-        with whole(log) as path:
-            path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        write(log, "".join(json.dumps(line) + "\n" for line in kept))
     made = *of_steps(run.glob("credit/*.npz")).items(), *of_steps(run.glob("checkpoints/*")).items()
     for path in (*run.rglob(".*.tmp"), *(path for known, path in made if known > step)):
         remove(path)
-
-
-def read(path: Path) -> bytes:
-    return path.read_bytes() if path.exists() else b""
 
 
 def append(path: Path, line: dict[str, Any]) -> None:

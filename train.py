@@ -8,19 +8,21 @@ Read `train` first. Where the numbers of token 17 of answer 3 are computed:
 
     ids[3, 17]         grpo.py: sample; qwen2_model.py: generate
     reward[3]          countdown_task.py: Task.score
-    advantage[3, 17]   grpo.py: advantages, grpo
+    advantage[3, 17]   grpo.py: values_of, grpo
     weight[3, 17]      mitigations.py: weights, none
     the loss           grpo.py: update, policy_loss
     its log-prob       grpo.py: log_probs, states_before
-    the gradient       grpo.py: one_step
+    the gradient       grpo.py: update
 
 All random numbers of a step follow from the seed and the step alone. So a run that was killed goes
 on from its checkpoint as if nothing had happened: on the same CPU it samples the same tokens, bit
 for bit, if your functions take random numbers from `rollouts.generator` alone and keep nothing from
-call to call. All is float32 on a CPU. Other devices, types, tasks and methods are in lab/.
+call to call. All is float32. Other types, tasks and methods are in lab/, whose loop calls the same
+functions.
 """
 import math
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -33,6 +35,7 @@ os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # new memory for tensors in 
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 import torch
+from safetensors import SafetensorError
 from tokenizers import Tokenizer
 
 from countdown_task import Task
@@ -40,25 +43,29 @@ from grpo import (ADVANTAGES, AdamW, Metrics, Rollouts, frozen_log_probs, genera
                   update, values_of)
 from mitigations import MITIGATIONS, weights
 from qwen2_model import Qwen2, UserError, load_model, load_tokenizer
-from run import Run, Settings, find, read_settings
+from run import Run, Settings, find, printable, read_settings
 
 OF_ONE_SEED = 256  # this many held-out problems in a row share one random seed
 
 
 def train(s: Settings) -> None:
     run = Run(s)
-    task = Task(**s.keywords_of(Task))
     model, tokenizer = load_model(run.source).to(s.device), load_tokenizer(run.source)
-    reference = load_model(find(s.model)).to(s.device).requires_grad_(False) if s.kl else None
+    task = Task(**s.keywords_of(Task))
     optimizer = AdamW(model.parameters(), s.learning_rate, s.weight_decay)
     run.restore(model, optimizer)  # if it goes on
+    reference = None
+    if s.kl:
+        reference = load_model(find(s.model)).to(s.device).requires_grad_(False)
+    advantage, weighting = ADVANTAGES[s.advantage], MITIGATIONS[s.mitigation]
     torch.set_num_threads(s.threads or min(torch.get_num_threads(), max(
         1, model.config.hidden_size // 64)))
-    advantage, weighting = ADVANTAGES[s.advantage], MITIGATIONS[s.mitigation]
-    run.begin()
 
-    if run.done == 0 and s.eval_every:
-        evaluate(s, run, model, tokenizer, task, 0)
+    held_out = task.held_out_problems(s.eval_tasks) if s.eval_every else []
+    run.begin()
+    if run.done == 0 and held_out:
+        evaluate(run, model, tokenizer, task, held_out, 0)
+    signal.signal(signal.SIGINT, run.interrupt)  # from now on Ctrl-C waits for a step's end
     for step in range(run.done + 1, s.steps + 1):
         start = time.perf_counter()
 
@@ -66,18 +73,21 @@ def train(s: Settings) -> None:
         problems = task.training_problems(s.seed, step, s.questions)
         rollouts = sample(model, tokenizer, task, problems, s.answers, s.max_new_tokens,
                           generator_of("train", s.seed, step))
-        rollouts.step, rollouts.generator = step, generator_of("credit", s.seed, step)
 
         # 2. How good was each token, and how much does it count? Both are computed for the whole
         # batch, before it is cut into micro-batches. The loss uses their product.
+        rollouts.step, rollouts.generator = step, generator_of("credit", s.seed, step)
         rollouts.advantage = values_of(advantage, rollouts, s.keywords_of(advantage))  # (B, T)
         weight, of_weight = weights(weighting, rollouts, s.keywords_of(weighting), s.rescale)
 
         # 3. Push tokens up whose advantage is positive, and down whose advantage is negative. Every
         # few steps, also measure how far each token has really moved.
         is_measured = s.change_every and ((step - 1) % s.change_every == 0 or step == s.steps)
-        before = frozen_log_probs(model, rollouts, s.micro_batch) if is_measured else 0.0
-        of_reference = frozen_log_probs(reference, rollouts, s.micro_batch) if reference else None
+        if is_measured:
+            before = frozen_log_probs(model, rollouts, s.micro_batch)                # (B, T)
+        of_reference = None
+        if reference is not None:
+            of_reference = frozen_log_probs(reference, rollouts, s.micro_batch)      # (B, T)
         metrics, columns = update(model, optimizer, rollouts, weight, s, of_reference)
         if is_measured:
             columns["change"] = frozen_log_probs(model, rollouts, s.micro_batch) - before
@@ -86,12 +96,14 @@ def train(s: Settings) -> None:
         run.record(rollouts, weight, columns)
         run.log({"step": step} | means_of(rollouts) | of_weight | metrics | {
             "seconds": time.perf_counter() - start, "learning_rate": s.learning_rate})
-        if s.eval_every and (step % s.eval_every == 0 or step == s.steps):
-            evaluate(s, run, model, tokenizer, task, step)
-        if step == s.steps or (s.checkpoint_every and step % s.checkpoint_every == 0):
+        if held_out and (step % s.eval_every == 0 or step == s.steps):
+            evaluate(run, model, tokenizer, task, held_out, step)
+        is_due = s.checkpoint_every and step % s.checkpoint_every == 0
+        if is_due or run.stopping or step == s.steps:
             run.save(step, model, optimizer)  # the last, so the record is complete up to it
-    print(f"done. Everything is in {run.folder}\npython analyze.py {run.folder}  makes tables, "
-          "pictures and a page")
+        if run.stopping and step < s.steps:
+            raise KeyboardInterrupt
+    run.end()
 
 
 def means_of(rollouts: Rollouts) -> Metrics:
@@ -107,11 +119,11 @@ def means_of(rollouts: Rollouts) -> Metrics:
             "collision": rollouts.collision.sum().item() / tokens}
 
 
-def evaluate(s: Settings, run: Run, model: Qwen2, tokenizer: Tokenizer, task: Task, step: int
-             ) -> None:
+def evaluate(run: Run, model: Qwen2, tokenizer: Tokenizer, task: Task, problems: list[Any],
+             step: int) -> None:
     """Answer every held-out problem, first with a sampled answer, then with a greedy one: the
     rewards of a batch are partly luck, and its problems change from step to step."""
-    problems = task.held_out_problems(s.eval_tasks)
+    s = run.settings
     for mode in ("sampled", "greedy"):
         def ask(part: list[Any], generator: torch.Generator) -> Rollouts:
             return sample(model, tokenizer, task, part, 1, s.max_new_tokens, generator,
@@ -136,7 +148,8 @@ def answer_all(task: Any, problems: list[Any], at_a_time: int, ask: Callable[...
             known = part.scores | {"length": part.length, "finished": part.finished}
             for name, values in found.items():
                 values += known[name].double().tolist()
-            shown += [example(task, part, row) for row in range(len(part.ids))][:3 - len(shown)]
+            rows = range(min(3 - len(shown), len(part.ids)))
+            shown += [example(task, part, row) for row in rows]
     means = {f"{name}_mean": sum(values) / len(values) for name, values in found.items()}
     low, high = wilson_interval(sum(found["answer"]), len(problems))
     del found["finished"]
@@ -161,12 +174,20 @@ def wilson_interval(hits: float, count: int) -> tuple[float, float]:
     return max(0.0, (centre - half) / (1 + spread)), min(1.0, (centre + half) / (1 + spread))
 
 
+def main(argv: list[str]) -> None:
+    s = read_settings(argv)
+    try:
+        with nullcontext() if s.device == "cpu" else torch.device(s.device):
+            train(s)
+    except KeyboardInterrupt:
+        print(f"\nstopped: python train.py --resume {s.out} goes on from its last checkpoint")
+        raise SystemExit(130) from None
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 if __name__ == "__main__":
     try:
-        settings = read_settings(sys.argv[1:])
-        with nullcontext() if settings.device == "cpu" else torch.device(settings.device):
-            train(settings)
-    except UserError as error:
-        sys.exit(f"train.py: {error}")
-    except KeyboardInterrupt:
-        sys.exit("\ntrain.py: stopped; --resume goes on from the last checkpoint")
+        main(sys.argv[1:])
+    except (UserError, OSError, SafetensorError) as error:  # a full disk raises the last two
+        sys.exit(f"train.py: {printable(str(error))}")

@@ -31,7 +31,7 @@ from lab.analysis.token_table import StepRecord, TokenTable
 from lab.credit.monte_carlo import continuation_rewards
 from lab.engine.credited import drop_unfinished
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, Choices
-from lab.engine.forward import token_log_probs
+from lab.engine.log_probs import token_log_probs
 from lab.engine.optimizer import AdamW
 from lab.engine.sampler import draw
 from lab.engine.update import length_scaling, rescaling

@@ -18,7 +18,7 @@ import torch
 
 from lab.engine.methods import Metrics, advantage
 from lab.engine.errors import UserError, refuse_undefined
-from lab.engine.forward import LOGITS_AT_ONCE
+from lab.engine.log_probs import LOGITS_AT_ONCE
 from lab.engine.policy import Policy, stop_ids
 from lab.engine.rollouts import Rollouts
 from lab.engine.sampler import Generation, Start, generate

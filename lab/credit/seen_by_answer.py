@@ -88,7 +88,7 @@ class oar_g:
         weight = torch.ones_like(rollouts.log_prob)
         think, inside = ((rollouts.section == part) & rollouts.mask for part in (THINK, ANSWER))
         rows = (think.any(1) & inside.any(1)).nonzero()[:, 0]
-        for part in micro_batches(rollouts, rows, policy.settings.micro_batch):
+        for part in micro_batches(rows, policy.settings.micro_batch):
             mean = inside[part] / inside[part].sum(1, keepdim=True)
             x, slope = at_embeddings(policy, rollouts, part, lambda lp: (lp * mean).sum())
             for row, matters in zip(part.tolist(), (x * slope).sum(-1).abs()):

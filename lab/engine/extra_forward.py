@@ -19,7 +19,7 @@ def look_inside(model: Qwen2, rollouts: Rollouts, micro_batch: int,
         results["attention"] = torch.zeros(B, T, T, device=device)
     rows = (rollouts.length > 0).nonzero().squeeze(1)
     with tensors_on(device):
-        for part in micro_batches(rollouts, rows, micro_batch):
+        for part in micro_batches(rows, micro_batch):
             ids, mask = rollouts.ids[part][:, :-1], rollouts.mask[part]
             groups, prompt_of = rollouts.group[part].unique(return_inverse=True)
             prompts = [rollouts.prompt_ids[group] for group in groups.tolist()]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import qwen2_model
+from lab.engine import log_probs
 from qwen2_model import Decoder as Decoder  # many take these from here
 from qwen2_model import ModelConfig as ModelConfig
 from qwen2_model import rotary as rotary
@@ -76,6 +77,7 @@ class Qwen2(qwen2_model.Qwen2):
     product = staticmethod(linear)  # type: ignore[assignment]
     __call__: Callable[..., Tensor]
     compute_dtype = torch.float32  # `compute_in` changes it
+    temperature = 1.0              # of `log_probs`
     hooks: tuple[Any, ...] = ()
 
     def __init__(self, config: ModelConfig):
@@ -90,6 +92,13 @@ class Qwen2(qwen2_model.Qwen2):
                 nn.init.normal_(parameter, std=0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
+
+    def log_probs(self, hidden: Tensor, ids: Tensor) -> Tensor:
+        """Those of the book, in chunks. The logits are linear in the states, so dividing the states
+        by the temperature divides the logits, too."""
+        if self.temperature != 1:
+            hidden = hidden / self.temperature
+        return log_probs.token_log_probs(self, hidden, ids)
 
     @property
     def output_matrix(self) -> Tensor:

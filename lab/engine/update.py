@@ -1,9 +1,10 @@
 """The update of a run beyond the book: `update` of grpo.py, with other ways to
 rescale weights (--rescale) and to count tokens (--loss_norm), another KL (--kl_kind), a
-temperature, and the log-probs and micro-batches of lab/engine/forward.py.
+temperature.
 """
 import math
-from typing import Any, NamedTuple
+from copy import copy
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +12,9 @@ from torch import Tensor
 import grpo
 from mitigations import gradient_size
 from lab.engine.errors import NotFinite, UserError
-from lab.engine.forward import frozen_log_probs, micro_batches, response_log_probs
+from lab.engine.forward import at_temperature, frozen_log_probs
 from lab.engine.methods import Metrics
-from lab.engine.model import Qwen2, tensors_on
+from lab.engine.model import Qwen2
 from lab.engine.policy import RunSettings
 from lab.engine.rollouts import Rollouts, double
 
@@ -76,21 +77,20 @@ def divergence_k2(log_prob: Tensor, reference: Tensor) -> Tensor:
     return (reference - log_prob).square() / 2
 
 
-class OfLab(NamedTuple):
-    """What a run beyond the book does in its own way within grpo.py's `update`."""
-    rollouts: Rollouts
-    s: RunSettings
-    m: Tensor            # (B, 1), of `length_scaling`
-    largest_gap: float
+def kl_as_flagged(s: RunSettings, m: Tensor, of_reference: Tensor
+                  ) -> tuple[RunSettings, Tensor, grpo.Divergence]:
+    """Three arguments of the book's `update` for --kl_kind and the factors m (B, 1). A factor that
+    all answers share changes the coefficient of the KL. Others travel with the log-probs of the
+    reference, which the book cuts into micro-batches."""
+    s, estimate = copy(s), grpo.k3 if s.kl_kind == "k3" else divergence_k2
+    if (m == m[:1]).all():
+        s.kl, m = s.kl * m[0].item(), torch.ones_like(m)
 
-    def micro_batches(self, rows: Tensor) -> list[Tensor]:
-        return micro_batches(self.rollouts, rows, self.s.micro_batch)
+    def divergence(log_prob: Tensor, both: Tensor) -> Tensor:
+        reference, factor = both.unbind(-1)
+        return factor * estimate(log_prob, reference)
 
-    def log_probs(self, model: Qwen2, rollouts: Rollouts, rows: Tensor) -> Tensor:
-        return response_log_probs(model, rollouts, rows, self.s.temperature)
-
-    def divergence(self, k3: Tensor, log_prob: Tensor, reference: Tensor, rows: Tensor) -> Tensor:
-        return self.m[rows] * (k3 if self.s.kl_kind == "k3" else divergence_k2(log_prob, reference))
+    return s, torch.stack([of_reference, m.expand_as(of_reference)], -1), divergence
 
 
 def update(model: Qwen2, optimizer: Any, rollouts: Rollouts, weight: Tensor, s: RunSettings,
@@ -105,10 +105,13 @@ def update(model: Qwen2, optimizer: Any, rollouts: Rollouts, weight: Tensor, s: 
         at_one = frozen_log_probs(model, rollouts, known, s.micro_batch)
     if reference is not None:
         of_reference = frozen_log_probs(reference, rollouts, known, s.micro_batch, s.temperature)
+    of_kl: tuple[RunSettings, Tensor | None, grpo.Divergence] = s, None, grpo.k3
+    if of_reference is not None:
+        of_kl = kl_as_flagged(s, m, of_reference)
     try:
-        with tensors_on(mask.device):
-            metrics, columns = grpo.update(model, optimizer, rollouts, weight * m, s, of_reference,
-                                           OfLab(rollouts, s, m, largest_gap))
+        with at_temperature(model, s.temperature, mask.device):
+            metrics, columns = grpo.update(model, optimizer, rollouts, weight * m, *of_kl,
+                                           largest_gap)
     except UserError as error:
         if not str(error).startswith("the gradient"):
             raise

@@ -10,18 +10,18 @@ GPU. Only lab/harness/build.py calls it, for --device cuda.
 import torch
 from torch import Tensor
 
-import lab.engine.forward
+import lab.engine.log_probs
 import lab.engine.sampler
 from lab.engine.model import Qwen2
 from lab.engine.sampler import Generation, Reply, Sampling, Start
 
 plain_sample = lab.engine.sampler.sample
-plain_log_probs = lab.engine.forward.token_log_probs
+plain_log_probs = lab.engine.log_probs.token_log_probs
 
 
 def install() -> None:
     lab.engine.sampler.sample = sample
-    lab.engine.forward.token_log_probs = token_log_probs
+    lab.engine.log_probs.token_log_probs = token_log_probs
 
 
 def sample(model: Qwen2, prompts: list[list[int]], starts: list[Start], limit: Tensor,
@@ -34,7 +34,7 @@ def sample(model: Qwen2, prompts: list[list[int]], starts: list[Start], limit: T
 
 
 def token_log_probs(model: Qwen2, states: Tensor, ids: Tensor) -> Tensor:
-    """In the place of `token_log_probs` in lab/engine/forward.py."""
+    """In the place of `token_log_probs` in lab/engine/log_probs.py."""
     from lab.gpu.model import has_kernels
     if not has_kernels(states.dtype, states.device):
         return plain_log_probs(model, states, ids)

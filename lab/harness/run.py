@@ -42,7 +42,8 @@ from lab.harness.tasks import score_again
 from lab.harness.versions import differing
 from lab.harness.versions import digest_of as digest_of_text
 from qwen2_model import read_tensors, small_files
-from run import append, checkpoints, forget_after, lock, make_run, note_changes, remove, whole
+from run import (append, checkpoints, forget_after, lock, make_run, note_changes, own_files, remove,
+                 whole)
 
 
 def open_lab_run(argv: list[str]) -> "LabRun":
@@ -306,7 +307,7 @@ class LabRun:
                 "be what a run that was never stopped gives")
             now["changed"] = [*before.get("changed", []),
                               {"after_step": self.done, "files": changed}]
-        if names := note_changes(self.folder, self.done):
+        if names := note_changes(self.folder, self.done, own_files()):
             say(f"changed since then: {', '.join(names)} (the old ones are in code/)")
         say_what_differs(self.folder, self.done)
         kept = (*CHANGEABLE, "made_of", "changed")
@@ -323,7 +324,7 @@ class LabRun:
             f"{s.questions} problems x {s.answers} answers a step; writing to {self.folder}")
         if s.eval_every:
             say(f"before the first step, {len(self.held_out)} held-out problems are answered twice")
-        make_run(self.folder, self.config(), self.source / "tokenizer.json")
+        make_run(self.folder, self.config(), self.source / "tokenizer.json", own_files())
 
     def interrupt(self, *_: object) -> None:
         if self.stopping or not self.step:  # in the first evaluation there is nothing to save

@@ -187,7 +187,7 @@ def phase_one(policy: Policy, rollouts: Rollouts) -> TokenTable:
     """The gradient of each answer's mean cross-entropy at its tokens' embeddings: the mean over its
     dimensions, and its norm."""
     size, signed = torch.zeros(2, *rollouts.mask.shape, device=rollouts.mask.device)
-    for rows in micro_batches(rollouts, rollouts.rows, policy.settings.micro_batch):
+    for rows in micro_batches(rollouts.rows, policy.settings.micro_batch):
         length = rollouts.length[rows]
         _, g = at_embeddings(policy, rollouts, rows,
                              lambda log_prob: -(log_prob.sum(1) / length).sum())

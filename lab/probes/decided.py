@@ -51,7 +51,7 @@ from lab.probes.run_tokens import CLASSES, class_codes
 from lab.harness.screen import python_command, show_status
 from lab.harness.settings import make_settings
 from lab.probes.common import sample_batch
-from run import append, make_run
+from run import append, make_run, own_files
 from lab.probes.credit import MeasuredCredit, squared_credit, true_credit
 from lab.probes.nearness import nearness_table
 
@@ -238,7 +238,7 @@ def write_run(path: Path, policy: Policy, measured: Sequence[Measured]) -> None:
     """A run folder for analyze.py and lab page, a step for each part that was measured."""
     config = {**policy.settings.to_json(), "steps": len(measured), "eval_every": 0, **provenance(),
               "reward": policy.task.rewarded, "model_config": asdict(policy.model.config)}
-    make_run(path, config, policy.folder / "tokenizer.json")
+    make_run(path, config, policy.folder / "tokenizer.json", own_files())
     for step, (rollouts, credit) in enumerate(measured, 1):
         columns = {"true_credit": credit.value, "true_credit_se": credit.error,
                    "decided": squared_credit(credit.parts)}

@@ -46,7 +46,7 @@ from lab.harness.record import credit_path, provenance, write_credit
 from lab.harness.screen import python_command, say
 from lab.harness.flags import Flag, check_value, flags_of, settle
 from lab.engine.credited import rescaled_weight
-from run import append, forget_after, make_run
+from run import append, forget_after, make_run, own_files
 from train import means_of
 
 INSTALL = "pip install trl==1.16.0 transformers==5.23.0"
@@ -323,7 +323,7 @@ class Record:
             return
         with TemporaryDirectory() as folder:
             self.tokenizer.save(f"{folder}/tokenizer.json")
-            make_run(self.path, config, Path(folder, "tokenizer.json"))
+            make_run(self.path, config, Path(folder, "tokenizer.json"), own_files())
 
     def config(self) -> dict:
         """What config.json holds: flags of lab train that TRL has too, and what made the run."""

@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from conftest import INSTALL, SMALL, refusal
 from small import copied
 from lab.engine.adapter import write_lora_folder
-from lab.engine.forward import token_log_probs
+from lab.engine.log_probs import token_log_probs
 from lab.engine.lora import add_lora, additions, keep_less, keep_rounded, rank_of
 from lab.engine.model_folder import read_model_folder, write_model_folder
 from lab.engine.optimizer import trained_parameters
@@ -90,7 +90,7 @@ def test_an_mlp_that_keeps_less_has_the_same_gradients_for_rows(small_model):
 @pytest.mark.parametrize("dtype, gap", [(torch.float32, 1e-6), (torch.bfloat16, 0.02)])
 def test_log_probs_of_a_frozen_matrix_are_those_of_one_that_is_trained(dtype, gap, monkeypatch):
     """And so is the gradient at the hidden states; in three chunks, of 4, 4 and 2 tokens."""
-    monkeypatch.setattr("lab.engine.forward.LOGITS_OF_FROZEN", 50 * 4)
+    monkeypatch.setattr("lab.engine.log_probs.LOGITS_OF_FROZEN", 50 * 4)
     torch.manual_seed(0)
     hidden, matrix = torch.randn(10, 16).to(dtype), torch.randn(50, 16).to(dtype)
     targets, gradient = torch.randint(50, (10,)), torch.randn(10)

@@ -59,7 +59,7 @@ def test_the_largest_micro_batch_is_the_first():
                       group=torch.arange(6) // 2, prompt_ids=[[5], [5] * 20, [5] * 2])
 
     def parts(batch, rows, size):
-        return [part.tolist() for part in micro_batches(batch, torch.tensor(rows), size)]
+        return [part.tolist() for part in micro_batches(torch.tensor(rows), size)]
 
     assert parts(batch, range(6), 2) == [[2, 3], [0, 1], [4, 5]]
     assert parts(batch, [0, 1, 4, 5], 3) == [[0, 1, 4], [5]]
@@ -106,7 +106,7 @@ def test_every_loss_against_autograd_of_its_formula(small_model, rollouts, monke
     """Plain gradient descent on both sides: after the last update all parameters agree. What is
     beyond the mask is junk. The logits of four tokens are made at a time. The norm that is reported
     is the one before clipping."""
-    monkeypatch.setattr("lab.engine.forward.LOGITS_AT_ONCE", 50 * 4)
+    monkeypatch.setattr("lab.engine.log_probs.LOGITS_AT_ONCE", 50 * 4)
     if drop:
         kept = rollouts.mask & (torch.arange(6) != 1)[:, None]
         rollouts = dataclasses.replace(rollouts, mask=kept)

@@ -19,7 +19,8 @@ pytest.importorskip("triton")
 
 from lab import gpu  # noqa: E402
 from lab.engine import sampler  # noqa: E402
-from lab.engine.forward import response_log_probs, token_log_probs  # noqa: E402
+from lab.engine.forward import response_log_probs  # noqa: E402
+from lab.engine.log_probs import token_log_probs  # noqa: E402
 from lab.engine.model import Qwen2, rotary, rotate  # noqa: E402
 from lab.engine.sampler import Start, generate  # noqa: E402
 from lab.gpu import kernels  # noqa: E402
@@ -156,7 +157,7 @@ def test_answers_are_those_of_torch(small_model, monkeypatch, reply):
 def test_the_forward_pass_uses_them(small_model, rollouts, monkeypatch):
     """`token_log_probs` of lab/gpu calls the kernels where `has_kernels` says so."""
     monkeypatch.setattr(model_on_gpu, "has_kernels", lambda dtype, device: True)
-    monkeypatch.setattr("lab.engine.forward.token_log_probs", gpu.token_log_probs)
+    monkeypatch.setattr("lab.engine.log_probs.token_log_probs", gpu.token_log_probs)
     called = []
     monkeypatch.setattr(kernels, "LogProbsByKernels", type("Watched", (), {
         "apply": lambda *inputs: called.append(inputs) or torch.zeros(len(inputs[2]))}))
