@@ -206,7 +206,8 @@ class Run:
             raise UserError(f"{self.folder} exists already: continue it with --resume "
                             f"{self.folder}, or name another folder with --out")
         found, made = checkpoints(self.folder), len(read_lines(self.folder / "metrics.jsonl"))
-        if not found and made >= (s.checkpoint_every or s.steps) > 0:
+        is_removed = made > 0 and not (self.folder / "checkpoints").exists()
+        if not found and (is_removed or made >= (s.checkpoint_every or s.steps) > 0):
             raise UserError(f"{self.folder} has {made} steps on record, and no checkpoint to go on "
                             "from")
         self.done = max(found, default=0)
@@ -317,7 +318,13 @@ def own_files() -> dict[str, Path]:
     own = [path.resolve() for path in loaded if path.suffix == ".py" and path.is_file()
            and not path.is_relative_to(Path(os.__file__).parent)
            and not {"site-packages", "dist-packages"} & {*path.parts}]
-    return {os.path.relpath(path, HERE).replace("..", "elsewhere"): path for path in sorted(own)}
+    return {name_in_copy(path).as_posix(): path for path in sorted(own)}
+
+
+def name_in_copy(path: Path) -> Path:
+    if path.is_relative_to(HERE):
+        return path.relative_to(HERE)
+    return Path("elsewhere", *path.parts[1:])
 
 
 def copy_files(files: dict[str, Path], folder: Path) -> None:
