@@ -151,7 +151,8 @@ def read_settings(argv: list[str]) -> Settings:
         parser.error(f"--{min(wrong)} cannot be changed in a resumed run")
     refuse_wrong_values(values)
     values["out"] = first.resume or values["out"] or default_folder(values, typed)
-    others = [name for name in values if name not in flags_of(Settings)]
+    of_run = flags_of(Settings)
+    others = [name for name in values if name not in of_run]
     keywords = {name: values.pop(name) for name in others}
     s = Settings(**values, keywords={name: x for name, x in keywords.items() if x is not None})
     owners = Task, MITIGATIONS[s.mitigation], ADVANTAGES[s.advantage]

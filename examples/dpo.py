@@ -45,8 +45,10 @@ What it adds: a second model in memory. Like GRPO it has no credit for single to
 import json
 import random
 import shutil
+import signal
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,6 +57,7 @@ sys.path.insert(0, str(PROJECT))  # so that it can be started from any folder
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -63,7 +66,8 @@ from grpo import (AdamW, Rollouts, advantage, encode, frozen_log_probs, generato
                   update)
 from mitigations import MITIGATIONS, weights
 from qwen2_model import Qwen2, UserError, load_model, load_tokenizer, spelling, stop_tokens
-from run import Run, Settings, append, find, flags_of, read_lines, read_settings
+from run import (Run, Settings, append, find, flags_of, printable, read_lines, read_settings, say,
+                 write)
 from train import evaluate, means_of
 
 # where train.py has other defaults; what is typed comes before them
@@ -117,11 +121,13 @@ def train(s: Settings) -> None:
     torch.set_num_threads(s.threads or torch.get_num_threads())
     weighting, file = MITIGATIONS[s.mitigation], run.folder / "pairs.jsonl"
     given = read_pairs(file if s.resume else Path(s.keywords["pairs"]), s, task, tokenizer)
+
+    held_out = task.held_out_problems(s.eval_tasks) if s.eval_every else []
     run.begin()
     begin_pairs(file, run)
-
-    if run.done == 0 and s.eval_every:
-        evaluate(s, run, model, tokenizer, task, 0)
+    if run.done == 0 and held_out:
+        evaluate(run, model, tokenizer, task, held_out, 0)
+    signal.signal(signal.SIGINT, run.interrupt)
     for step in range(run.done + 1, s.steps + 1):
         start = time.perf_counter()
 
@@ -158,13 +164,16 @@ def train(s: Settings) -> None:
             record_pairs(file, pairs, rollouts, task)
         run.log({"step": step} | means_of(rollouts) | of_weight | metrics | of_pairs | {
             "seconds": time.perf_counter() - start, "learning_rate": s.learning_rate})
-        print("          {pairs} pairs, {pairs_in_order:.0%} of them in order, loss {loss:.4f}"
-              .format(**of_pairs))
-        if s.eval_every and (step % s.eval_every == 0 or step == s.steps):
-            evaluate(s, run, model, tokenizer, task, step)
-        if step == s.steps or (s.checkpoint_every and step % s.checkpoint_every == 0):
+        say("          {pairs} pairs, {pairs_in_order:.0%} of them in order, loss {loss:.4f}"
+            .format(**of_pairs))
+        if held_out and (step % s.eval_every == 0 or step == s.steps):
+            evaluate(run, model, tokenizer, task, held_out, step)
+        is_due = s.checkpoint_every and step % s.checkpoint_every == 0
+        if is_due or run.stopping or step == s.steps:
             run.save(step, model, optimizer)
-    print(f"done. Everything is in {run.folder}")
+        if run.stopping and step < s.steps:
+            raise KeyboardInterrupt
+    run.end()
 
 
 # ------------------------------------------------------------------------------- the pairs as files
@@ -176,9 +185,7 @@ def begin_pairs(file: Path, run: Run) -> None:
         shutil.copy(given, file)
     if not given:
         kept = [line for line in read_lines(file) if line["step"] <= run.done]
-        file.unlink(missing_ok=True)
-        for line in kept:
-            append(file, line)
+        write(file, "".join(json.dumps(line) + "\n" for line in kept))
 
 
 def record_pairs(file: Path, pairs: Tensor, rollouts: Rollouts, task: Task) -> None:
@@ -275,10 +282,20 @@ def settings_of(argv: list[str]) -> Settings:
     return s
 
 
+def main(argv: list[str]) -> None:
+    s = settings_of(argv)
+    try:
+        with nullcontext() if s.device == "cpu" else torch.device(s.device):
+            train(s)
+    except KeyboardInterrupt:
+        print(f"\nstopped: python examples/dpo.py --resume {s.out} goes on from its last checkpoint")
+        raise SystemExit(130) from None
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 if __name__ == "__main__":
     try:
-        train(settings_of(sys.argv[1:]))
-    except UserError as error:
-        sys.exit(f"dpo.py: {error}")
-    except KeyboardInterrupt:
-        sys.exit("\ndpo.py: stopped; --resume goes on from the last checkpoint")
+        main(sys.argv[1:])
+    except (UserError, OSError, SafetensorError) as error:
+        sys.exit(f"dpo.py: {printable(str(error))}")

@@ -41,7 +41,7 @@ def trained(out, **flags):
     usual = {"steps": 1, "questions": 4, "eval_tasks": 2, "max_new_tokens": 60, "change_every": 0}
     named = {**usual, **flags, "out": out, "eval_every": flags.get("steps", 1)}
     argv = [word for name, value in named.items() for word in (f"--{name}", str(value))]
-    dpo.train(dpo.settings_of(argv))
+    dpo.main(argv)
     return out
 
 
@@ -160,8 +160,7 @@ def test_a_line_that_may_not_be_trained_on_is_refused(tmp_path):
     for flags, said in ((["--pairs", str(tmp_path / "empty")], "/empty, line 1: expected"),
                         (["--pairs", "/dev/zero"], "there is no file /dev/zero"),
                         (["--advantage", "rloo"], "the advantage rloo is one of train.py")):
-        argv = ["--out", str(tmp_path / "run"), *flags]
-        assert said in refusal(lambda: dpo.train(dpo.settings_of(argv)))
+        assert said in refusal(dpo.main, ["--out", str(tmp_path / "run"), *flags])
 
 
 def test_the_pairs_of_a_run_give_the_same_step_offline(tmp_path, monkeypatch):
@@ -226,7 +225,7 @@ def test_the_record_is_a_runs_and_a_stopped_run_goes_on(own, tmp_path):
     for run in (own, given):
         stopped = shutil.copytree(run, tmp_path / f"stopped-{run.name}")
         shutil.rmtree(stopped / "checkpoints/step_000002")
-        dpo.train(dpo.settings_of(["--resume", str(stopped)]))
+        dpo.main(["--resume", str(stopped)])
         for name in ("pairs.jsonl", "checkpoints/step_000002/model.safetensors"):
             assert (stopped / name).read_bytes() == (run / name).read_bytes(), name
 
