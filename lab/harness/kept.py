@@ -1,7 +1,10 @@
-"""What a function keeps from call to call, in its globals, its closure and its attributes, and what
-it would return without it. A resumed run begins with these as they are when the files are imported.
-So a function that keeps something which matters gives other numbers after a resume.
+"""A method is asked twice about a batch, and refused if it gives two answers.
+
+A function may keep something from call to call, in its globals, its closure and its attributes. A
+resumed run begins with these as they are when the files are imported. So a function is also asked
+without what it has kept: if that matters, it gives other numbers after a resume.
 """
+import inspect
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from copy import deepcopy
@@ -9,9 +12,58 @@ from functools import wraps
 from types import CellType, CodeType, FunctionType
 from typing import Any
 
-from lab.engine.methods import Method
+import torch
+
+from lab.engine.errors import UserError, location_of
+from lab.engine.methods import Method, refuse_other_values
+from lab.engine.model import Qwen2
+from lab.engine.rollouts import Rollouts
+from lab.harness.build import Parts, make_advantage, make_weighting
 
 Place = tuple[MutableMapping[str, Any], str]  # where a value stands, and its name there
+
+
+class AskedTwice:
+    """The advantage and the weighting of a run, of which each is asked again."""
+
+    def __init__(self, parts: Parts):
+        self.parts = parts
+        self.kept = {axis: Kept(inspect.unwrap(method)) for axis, method in parts.methods.items()
+                     if inspect.isfunction(method)}
+
+    @contextmanager
+    def asked(self, axis: str, rollouts: Rollouts) -> Iterator[None]:
+        """Ask a function before its values are computed, and an object after that, because only
+        then it says whether it samples. Refuse a method that changes the model."""
+        policy, before = self.parts.policy, sum_of_parameters(self.parts.policy.model)
+        if axis in self.kept:
+            self.ask_again(axis, rollouts)
+        yield
+        if axis not in self.kept:
+            self.ask_again(axis, rollouts)
+        if sum_of_parameters(policy.model) != before:
+            raise UserError(f"--{axis} {getattr(policy.settings, axis)} "
+                            f"({location_of(self.parts.methods[axis])}) changes the model, which "
+                            "the update alone should do")
+
+    def ask_again(self, axis: str, rollouts: Rollouts) -> None:
+        """Ask the method again, and of a function also what it is in a run that is resumed now."""
+        policy, chosen = self.parts.policy, self.parts.methods[axis]
+        make = {"advantage": make_advantage, "mitigation": make_weighting}[axis]
+
+        def another() -> Method:
+            return chosen if policy.model.is_large else make(policy.settings, policy)
+
+        def forgetting() -> Method:
+            return self.kept[axis].forgetting(chosen)
+
+        for make_another in (another, forgetting) if axis in self.kept else (another,):
+            refuse_other_values(chosen, make_another, f"--{axis} {getattr(policy.settings, axis)}",
+                                rollouts, policy)
+
+
+def sum_of_parameters(model: Qwen2) -> float:
+    return sum(float(p.detach().sum(dtype=torch.float64)) for p in model.parameters())
 
 
 class Cells(dict[str, CellType]):

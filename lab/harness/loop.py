@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 def train(run: "LabRun") -> None:
     s = run.settings
-    if run.done == 0 and s.eval_every:
-        evaluate(run, 0)
     for step in range(run.done + 1, s.steps + 1):
         run.step, start = step, time.perf_counter()
 
@@ -33,7 +31,7 @@ def train(run: "LabRun") -> None:
         run.log({"step": step} | means_of(rollouts) | of_weight | metrics | {
             "seconds": time.perf_counter() - start})
 
-        is_last = step == s.steps or run.stopping
+        is_last = step == s.steps or run.stop.requested
         if s.eval_every and (step % s.eval_every == 0 or step == s.steps):
             evaluate(run, step)
         if is_last or (s.checkpoint_every and step % s.checkpoint_every == 0):
@@ -60,10 +58,13 @@ def carry_out(run: "LabRun") -> None:
         if run.is_finished:
             return
         run.begin()
-        train(run)
-        run.end()
+        if run.done == 0 and run.settings.eval_every:
+            evaluate(run, 0)
+        with run.stop:  # from now on Ctrl-C waits for the end of a step
+            train(run)
+            run.end()
         failed = False
     finally:
         run.close(failed)
-    if run.stopping:
+    if run.is_stopped:
         raise SystemExit(130)

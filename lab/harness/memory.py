@@ -3,6 +3,7 @@ glibc returns a large tensor's memory at once."""
 import ctypes
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,6 +15,15 @@ GROWTH = 1.1        # how many times the memory that a step needs a process may 
 # parameters of mallopt, from glibc's <malloc.h>
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
 STATM = Path("/proc/self/statm")  # of Linux
+
+
+def after_steps_of(model: Qwen2) -> Callable[[], None]:
+    """What a run should call after each step, for the memory of a large model."""
+    if not model.is_large:
+        return lambda: None
+    if should_keep_memory(model):
+        keep_memory()
+    return FreedMemory().after_step
 
 
 def should_keep_memory(model: Qwen2) -> bool:
@@ -75,6 +85,18 @@ def bytes_held() -> int:
     except OSError:  # not Linux
         return 0
     return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """The most bytes so far, of the GPU or of the process; None on Windows, which has no
+    `resource`."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ModuleNotFoundError:
+        return None
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def call_glibc(name: str, *values: int) -> None:

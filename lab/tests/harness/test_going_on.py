@@ -10,11 +10,11 @@ import torch
 from safetensors.torch import load_file
 
 import lab.run as train
-import run as book
+import lab.harness.run as harness_run
 from conftest import keep_lines, write_lines
 from lab.countdown import Task
 from lab.engine.tokens import load_tokenizer
-from lab.harness.run import LabRun
+from lab.harness.checkpoint import Checkpoints
 from lab.harness.settings import CHANGEABLE, OPTIONS
 from lab_runs import WHOLE, after_credit_of, run
 from runs import arrays, assert_same_run, config_of, edit_config, everything, lines
@@ -91,7 +91,7 @@ def test_a_run_goes_on_only_with_what_belongs_together(stopped, whole, monkeypat
 
 @pytest.mark.parametrize("name, before, now", [("threads", 2, 1), ("change_every", 1, 0)])
 def test_what_is_changed_is_remembered(stopped, monkeypatch, name, before, now):
-    monkeypatch.setattr("train.train", lambda run: None)
+    monkeypatch.setattr("lab.harness.loop.train", lambda run: None)
     edit_config(stopped, **{name: before})
     expected = config_of(stopped) | {name: now}
     run("--resume", stopped, f"--{name}", now)
@@ -118,14 +118,14 @@ def test_a_checkpoint_that_lost_its_trainer_is_made_again(whole, finished):
     assert_same_run(whole, finished)
 
 
-@pytest.mark.parametrize("name, every", [("save", 2), ("save_model", 0)])
+@pytest.mark.parametrize("name, every", [("write", 2), ("write_last", 0)])
 def test_killed_before_its_model_is_left_a_run_is_not_finished(
         whole, learner, tmp_path, monkeypatch, name, every):
     """All steps and evaluations are on record then: nothing else says that something is missing."""
     argv = ["--model", learner, "--out", tmp_path / "x", *WHOLE, "--steps", 2, "--checkpoint_every",
             every]
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(LabRun, name, interrupt)
+        patch.setattr(Checkpoints, name, interrupt)
         run(*argv)
     edit_config(tmp_path / "x", made_of={"policy_loss (grpo.py)": "0"})
     run(*argv, "--continue")
@@ -209,14 +209,14 @@ def test_problems_of_a_file_are_trained_on(learner, tmp_path):
 
 def test_of_two_starts_at_once_one_is_told(whole, learner, tmp_path, monkeypatch):
     """The other one comes when this one has looked, but not begun to write."""
-    argv, make_run = ["--model", learner, "--out", tmp_path / "x", *WHOLE], book.make_run
+    argv, make_run = ["--model", learner, "--out", tmp_path / "x", *WHOLE], harness_run.make_run
 
     def make_later(*given):
-        monkeypatch.setattr(book, "make_run", make_run)
+        monkeypatch.setattr(harness_run, "make_run", make_run)
         run(*argv)
         return make_run(*given)
 
-    monkeypatch.setattr(book, "make_run", make_later)
+    monkeypatch.setattr(harness_run, "make_run", make_later)
     assert "exists already" in run(*argv, expect=1).stderr
     assert_same_run(whole, tmp_path / "x")
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
@@ -242,16 +242,16 @@ def test_a_folder_that_is_moved_stays_whole_and_so_does_the_run_under_its_name(
     assert_same_run(whole, moved)
 
 
-@pytest.mark.parametrize("call, said", [
-    ("run.save_file", "No space left"), ("numpy.savez_compressed", "No space left")])
-def test_a_full_disk_leaves_what_was_whole(whole, learner, tmp_path, monkeypatch, call, said):
+@pytest.mark.parametrize("call", [
+    "lab.harness.checkpoint.save_file", "numpy.savez_compressed"])
+def test_a_full_disk_leaves_what_was_whole(whole, learner, tmp_path, monkeypatch, call):
     """The disk fills in step 4, at its checkpoint or credit file; then there is room again."""
     def no_room(path, *_, **columns):
         raise OSError(errno.ENOSPC, "No space left on device")
     with monkeypatch.context() as patch:
         after_credit_of(3, patch, lambda: patch.setattr(call, no_room))
         printed = run("--model", learner, "--out", tmp_path / "x", *WHOLE, expect=1).stderr
-    assert said in printed
+    assert "No space left" in printed
     assert [path.name for path in (tmp_path / "x/checkpoints").iterdir()] == ["step_000002"]
     run("--resume", tmp_path / "x")
     assert_same_run(whole, tmp_path / "x")

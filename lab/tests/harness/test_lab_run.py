@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import signal
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -20,16 +19,16 @@ import lab.run as train
 from conftest import ROOT, refusal
 from small import hand_made, spoken
 from lab.engine.policy import derived_seed
-from lab.engine.sampler import generate, sample
+from lab.engine.sampler import generate
 from lab.engine.credited import with_advantage
 from grpo import update
-from lab.harness.run import LabRun, mean_interval
+from lab.harness.progress import mean_interval
+from lab.harness.run import LabRun
 import run as book
 from lab.harness import run as harness_run
-import run as folder_of_run
 import train as loop
 from lab_runs import WHOLE, after_credit_of, run
-from runs import arrays, assert_same_run, config_of, lines, program_here
+from runs import arrays, assert_same_run, config_of, lines
 
 
 def test_the_way_of_a_token_at_the_top_of_the_loop_names_functions_that_are_there():
@@ -44,7 +43,7 @@ def test_the_way_of_a_token_at_the_top_of_the_loop_names_functions_that_are_ther
 def test_what_a_run_leaves_behind(whole, learner):
     """A checkpoint is a model folder; only two of them can be resumed."""
     assert {p.name for p in whole.iterdir()} == {
-        "config.json", "metrics.jsonl", "evaluations.jsonl",
+        "code", "config.json", "metrics.jsonl", "evaluations.jsonl",
         "tokenizer.json", "credit", "checkpoints", "lock"}
     metrics = lines(whole / "metrics.jsonl")
     credit_steps = [int(p.stem[5:]) for p in sorted((whole / "credit").iterdir())]
@@ -140,12 +139,11 @@ def test_ctrl_c_ends_well_and_the_run_goes_on(whole, learner, tmp_path, monkeypa
         after_credit_of(1, patch, lambda: os.kill(os.getpid(), signal.SIGINT))
         train.train_beyond(["--model", str(learner), "--out", str(folder), *WHOLE])
     printed = capfd.readouterr().out
-    assert ended.value.code == 130 and "stopping after this step; Ctrl-C again" in printed
+    assert ended.value.code == 130 and "stopping after this step (Ctrl-C again" in printed
     assert (folder / "checkpoints/step_000001/trainer/state.safetensors").exists()
-    command = re.search(r"(python train.py --resume .*) goes on from step 1\n", printed)[1]
-    program, script, *flags = shlex.split(command)
-    assert (program, script) == ("python", "train.py")
-    run(*flags)
+    command = re.search(r"(python -m lab train --resume .*) goes on from step 1\n", printed)[1]
+    assert shlex.split(command)[:4] == ["python", "-m", "lab", "train"]
+    run(*shlex.split(command)[4:])
     for name in ("metrics.jsonl", "evaluations.jsonl"):
         assert [line["step"] for line in lines(folder / name)] == [
             line["step"] for line in lines(whole / name)]
@@ -195,12 +193,11 @@ def test_nothing_grows_with_the_number_of_steps(learner, tmp_path, monkeypatch):
 
 
 def test_flags_reach_the_sampler_and_the_optimizer(learner, tmp_path, monkeypatch):
-    sampling, updating = {}, {}
+    sampling, updating = {}, []
     monkeypatch.setattr(
         "lab.engine.policy.generate",
         lambda *args, **given: sampling.update(given) or generate(*args, **given))
-    monkeypatch.setattr("grpo.update", lambda run, *given: (
-        updating.update(vars(run)) or update(run, *given)))
+    monkeypatch.setattr("grpo.update", lambda *given: updating.extend(given) or update(*given))
     run("--model", learner, "--out", tmp_path / "x", "--steps", 1, "--eval_every", 0,
         "--temperature", 0.7, "--weight_decay", 0.25, "--max_grad_norm", 0.125, "--micro_batch", 3,
         "--learning_rate", 0.5, "--checkpointing", "--checkpoint_every", 0, "--kl", 0.1)
@@ -208,8 +205,8 @@ def test_flags_reach_the_sampler_and_the_optimizer(learner, tmp_path, monkeypatc
     kept = [path.name for path in (tmp_path / "x/checkpoints/step_000001").iterdir()]
     assert "model.safetensors" in kept and "trainer" not in kept  # the trained model alone
     assert sampling["temperature"] == 0.7 and sampling["max_new_tokens"] == 32
-    assert updating["model"].model.checkpointing
-    optimizer, s = updating["optimizer"], updating["settings"]
+    model, optimizer, _, _, s, *_ = updating
+    assert all("forward" in vars(layer) for layer in model.model.layers)
     assert optimizer.weight_decay == 0.25 and optimizer.learning_rate == 0.5
     assert (s.micro_batch, s.max_grad_norm) == (3, 0.125)
     assert lines(tmp_path / "x/metrics.jsonl")[0]["kl"] == pytest.approx(0, abs=1e-5)
@@ -229,13 +226,14 @@ def test_a_sampler_that_differs_from_the_update_ends_a_run(learner, tmp_path, mo
 @pytest.fixture
 def drawn(monkeypatch):
     """The random numbers of every batch that is sampled, a row for each answer."""
-    drawn = []
+    drawn, rand = [], torch.rand
 
-    def noted(model, prompts, starts, limits, uniform, *more):
-        drawn.append(uniform)
-        return sample(model, prompts, starts, limits, uniform, *more)
+    def noted(*size, **given):
+        numbers = rand(*size, **given)
+        drawn.extend([numbers] * ("generator" in given))
+        return numbers
 
-    monkeypatch.setattr("lab.engine.sampler.sample", noted)
+    monkeypatch.setattr(torch, "rand", noted)
     return drawn
 
 
@@ -253,12 +251,12 @@ def test_the_random_numbers_of_an_evaluation_are_those_of_its_problems(
     monkeypatch.setattr("train.OF_ONE_SEED", 5)
     run("--model", learner, "--seed", seed, "--steps", 1, "--eval_every", 1, "--eval_tasks", 9,
         "--questions", 1, "--answers", answers, "--max_new_tokens", 8, "--out", tmp_path / "x")
+    evaluated = torch.cat([batch for number, batch in enumerate(drawn)
+                           if number != len(drawn) // 2])  # the step is in the middle
     wanted = []
     for first, count in ((0, 5), (5, 4)):
         generator = torch.Generator().manual_seed(derived_seed("evaluation", first))
         wanted.append(torch.rand(count, 8, generator=generator))
-    evaluated = torch.cat([batch for number, batch in enumerate(drawn)
-                           if number != len(drawn) // 2])  # the step is in the middle
     assert evaluated.equal(torch.cat(4 * wanted))
 
 
@@ -267,7 +265,7 @@ def test_what_is_kept_of_a_few_answers_to_held_out_problems():
     n have n + 1 tokens of log p -n / 3."""
     problems = ["0 1", "2 2", "3 3", "4 5", "6 7"]
 
-    def ask(part, each, seed, greedy):
+    def ask(part, generator):
         rows = [problems.index(problem) for problem in part]
         mask = torch.tensor([[t <= n for t in range(6)] for n in rows])
         first = torch.ones(len(part))
@@ -276,46 +274,40 @@ def test_what_is_kept_of_a_few_answers_to_held_out_problems():
                          answers=[f"{n} 0" for n in rows],
                          scores={"answer": first, "format": first, "reward": first / 2})
 
-    settings = SimpleNamespace(questions=1, answers=2)
-    asked = SimpleNamespace(task=SimpleNamespace(show=str), sample=ask, settings=settings,
-                            held_out=problems)
-    shown = answer_held_out(asked, 0, "sampled")["shown"]
+    shown = loop.answer_all(SimpleNamespace(show=str), problems, 2, ask)["shown"]
     assert shown == [{"problem": problems[n], "text": f"{n} 0", "answer": 1,
                       "reward": 0.5, "texts": ["x"] * (n + 1),
                       "log_prob": [round(-n / 3, 4)] * (n + 1)} for n in (0, 1, 2)]
 
 
 def test_the_record_tells_runs_with_other_held_out_problems_apart(tmp_path):
-    """The book and the lab write one digest. It follows from the problems, and not from the seed;
-    a run that evaluates none has none."""
+    """The digest follows from the problems, and not from the seed; a run that evaluates none has
+    none."""
     digests = []
-    for number, (start, flags) in enumerate((
-            (loop.main, ["--eval_tasks", 8, "--seed", 3]),
-            (train.train_beyond, ["--eval_tasks", 8, "--seed", 4]),
-            (train.train_beyond, ["--eval_tasks", 8, "--numbers", "4"]),
-            (train.train_beyond, ["--eval_tasks", 9]), (train.train_beyond, ["--eval_every", 0]))):
-        start(list(map(str, ["--model", ROOT / "models/tiny", "--steps", 0, "--max_new_tokens", 4,
-                             "--out", tmp_path / str(number), *flags])))
-        digests.append(config_of(tmp_path / str(number)).get("held_out_problems"))
-    book, lab, *others = digests
-    assert book == lab and len({lab, *others}) == 4 and others[-1] is None
+    for number, flags in enumerate((
+            ["--eval_tasks", 8, "--seed", 3], ["--eval_tasks", 8, "--seed", 4],
+            ["--eval_tasks", 8, "--numbers", "4"], ["--eval_tasks", 9], ["--eval_every", 0])):
+        run("--model", ROOT / "models/tiny", "--steps", 0, "--max_new_tokens", 4, "--out",
+            tmp_path / str(number), *flags)
+        digests.append(config_of(tmp_path / str(number))["held_out_problems"])
+    one, same, *others = digests
+    assert one == same and len({one, *others}) == 4 and others[-1] is None
 
 
-@pytest.mark.parametrize("start", [train.train_beyond])
-def test_a_run_that_is_being_written_cannot_be_resumed(start, tmp_path, monkeypatch):
+def test_a_run_that_is_being_written_cannot_be_resumed(tmp_path, monkeypatch):
     """The book and the lab lock a folder by the same file, so neither writes what the other does.
     """
     folder, said, log = tmp_path / "x", [], harness_run.LabRun.log
 
     def log_and_try(run, line):
         log(run, line)
-        said.append(refusal(folder_of_run.lock, folder))
+        said.append(refusal(book.lock, folder))
 
     monkeypatch.setattr(harness_run.LabRun, "log", log_and_try)
-    start(["--model", str(ROOT / "models/tiny"), "--steps", "1", "--eval_every", "0",
-           "--max_new_tokens", "4", "--questions", "2", "--out", str(folder)])
-    held = folder_of_run.lock(folder)
-    said.append(refusal(start, ["--resume", str(folder), "--steps", "2"]))
+    run("--model", ROOT / "models/tiny", "--steps", 1, "--eval_every", 0, "--max_new_tokens", 4,
+        "--questions", 2, "--out", folder)
+    held = book.lock(folder)
+    said.append(refusal(train.train_beyond, ["--resume", str(folder), "--steps", "2"]))
     held.close()
     assert len(said) == 2 and all(f"another process writes to {folder}" in one for one in said)
 
@@ -328,7 +320,7 @@ def test_a_run_that_cannot_go_on_leaves_its_folder_unlocked(tmp_path):
     (folder / "checkpoints/step_000001/tokenizer.json").write_text("{}")
     with pytest.raises(Exception) as kept:
         train.train_beyond(["--resume", str(folder), "--steps", "2"])
-    folder_of_run.lock(folder).close()
+    book.lock(folder).close()
     assert kept.tb
 
 
@@ -368,19 +360,9 @@ def test_the_interval_of_a_mean_by_hand():
     assert all(map(math.isnan, mean_interval([0.7])))
 
 
-def test_help_with_a_name_that_the_book_does_not_have_is_the_labs(capsys):
-    with pytest.raises(book.Unknown, match="invalid choice: 'lora'"):
-        book.read_settings(["--help", "lora"])
+def test_a_misspelt_flag_is_told_the_one_that_was_meant(capsys):
+    said = refusal(train.train_beyond, ["--lroa", "2"])
+    assert said == "unknown argument --lroa. Did you mean lora? (--help all lists the flags)"
     with pytest.raises(SystemExit):
-        book.read_settings(["--help", "by_kind"])
-    assert "--word_weight" in (said := capsys.readouterr().out) and "--lora" in said
-
-
-def test_the_lab_takes_over_what_is_not_in_the_book(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "train", loop)  # a program that runs puts itself there
-    said = program_here(ROOT / "train.py", "--threads", "1", "--questions", "2", "--answers",
-                        "4", "--steps", "1", "--eval_every", "0", "--lora", "2", "--out",
-                        tmp_path / "x")
-    assert "LoRA of rank 2" in said and "grpo.py makes its steps" in said
-    # a misspelt flag finds the right one of the larger list
-    assert "lora" in program_here(ROOT / "train.py", "--lroa", "2", expect=1)
+        train.train_beyond(["--help", "lora"])
+    assert "LoRA: train an addition of this rank" in capsys.readouterr().out

@@ -86,7 +86,7 @@ def test_a_gradient_that_is_not_finite_is_told(start, monkeypatch):
     monkeypatch.setattr("grpo.policy_loss", lambda *given: policy_loss(*given) * float("inf"))
     monkeypatch.setattr(Policy, "score", uneven(Policy.score))
     said = start()
-    assert "the gradient is not finite: a smaller --learning_rate may help; there is no" in said
+    assert "the gradient is not finite, in step 1 at --learning_rate 0.001; there is no" in said
 
 
 def test_a_state_that_is_not_finite_is_not_saved(start, tmp_path, monkeypatch):

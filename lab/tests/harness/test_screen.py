@@ -20,11 +20,13 @@ from safetensors import SafetensorError
 
 from conftest import ROOT, evaluation
 from small import hand_made
-from run import Run, Settings, make_run
+from run import make_run
 from train import means_of
 from lab.engine.errors import UserError
 from lab.harness import screen
+from lab.harness.progress import Progress
 from lab.harness.screen import StopRequest, Visible, run_as_program
+from lab.harness.settings import LabSettings
 
 python = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
 
@@ -171,16 +173,14 @@ def test_threads_and_memory_are_set_before_torch_is_imported(monkeypatch):
     assert python([sys.executable, "-c", BEFORE_TORCH, *names]).stdout == "1000 1 128\n"
 
 
-def test_an_answer_is_marked_and_steers_nothing(capsys, tmp_path):
-    run = Run.__new__(Run)
-    run.folder, run.has_format, run.evaluations = tmp_path, False, []
-    run.evaluation_seconds = {}
+def test_an_answer_is_marked_and_steers_nothing(capsys):
+    progress = Progress(LabSettings(), SimpleNamespace(has_format=False, knows_success=True), 0)
     shown = [{"problem": "3 5", "text": "\x1b[2J", "answer": 1},
              {"problem": "4 6", "text": "x " * 500, "answer": 0}]
-    run.log_evaluation(evaluation(0, [1, 0]) | {"shown": shown}, 1.0)
+    progress.say_evaluation(evaluation(0, [1, 0]) | {"shown": shown}, 1.0)
     first, right, wrong = capsys.readouterr().out.splitlines()
     assert "(2 problems, length 12, finished 75%, 1 s)" in first
-    assert right == "  right  3 5: [2J" and wrong.startswith("  wrong  4 6: x x")
+    assert right == "  right  3 5: ?[2J" and wrong.startswith("  wrong  4 6: x x")
     assert len(wrong) < 400
 
 
@@ -194,24 +194,17 @@ def test_groups_without_spread_are_those_with_equal_rewards():
 
 
 def test_the_end_says_what_changed_and_how_to_go_on(capsys, tmp_path):
-    """Ctrl-C in the last step has stopped nothing."""
-    run = Run.__new__(Run)
-    run.folder, run.evaluations = tmp_path / "my run", [evaluation(0, [1, 0, 0, 0])]
-    run.start, run.stopping, run.step, run.settings = 0.0, True, 5, Settings(steps=5)
-    run.end()
-    assert "done. Everything is in" in capsys.readouterr().out and not run.stopping
-    run.evaluations.append(evaluation(4, [1, 1, 0, 0]))
-    run.step, run.stopping = 4, True
-    trainer = run.folder / "checkpoints/step_000004/trainer"
-    trainer.mkdir(parents=True)
-    (trainer / "state.safetensors").touch()
-    (trainer.parent / "config.json").touch()
-    run.end()
+    progress = Progress(LabSettings(), SimpleNamespace(knows_success=True), 0)
+    progress.evaluations = [evaluation(0, [1, 0, 0, 0])]
+    progress.say_end(tmp_path / "my run", 5, is_stopped=False)
+    assert "done. Everything is in" in capsys.readouterr().out
+    progress.evaluations.append(evaluation(4, [1, 1, 0, 0]))
+    progress.say_end(tmp_path / "my run", 4, is_stopped=True)
     said = capsys.readouterr().out
     assert ("25.0% (95% interval 0.0% to 100.0%) -> 50.0% (95% interval 0.0% to 100.0%) on the "
             "held-out problems"
             in said)
-    assert f"--resume '{run.folder}' goes on from step 4" in said and run.stopping
+    assert f"--resume '{tmp_path}/my run' goes on from step 4" in said
 
 
 def print_late(interrupted, written, complaint):
