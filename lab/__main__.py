@@ -20,7 +20,7 @@ except KeyboardInterrupt:  # these take seconds
 
 # The commands in the order in which the overview lists them: a heading, and the file of each.
 COMMANDS = {
-    "A run beyond train.py": {"train": "run"},
+    "How do I train with LoRA, or on a task of my own?": {"train": "run"},
     "Will it learn?": {
         name: f"tools.{name}" for name in ("preflight", "warmup")},
     "What happened in a run?": {
