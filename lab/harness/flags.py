@@ -25,9 +25,8 @@ from countdown_task import Task
 from lab.engine.declared import Flag as Flag, Range, Requirement
 from lab.engine.errors import UserError, did_you_mean_name, location_of, say
 
-LEAST = {"answers": 2} | dict.fromkeys((  # the least values of the book's flags; of the others 0
-    "epochs", "questions", "max_new_tokens", "micro_batch", "eval_tasks", "min_number",
-    "max_number", "max_target", "max_result"), 1)
+# the least values of the book's flags; of the others 0
+LEAST = run.LEAST | dict.fromkeys(("min_number", "max_number", "max_target", "max_result"), 1)
 MOST = {"threads": 1024, "learning_rate": 10, "clip_low": 1}  # of the others 1e12
 MOST_THREADS = MOST["threads"]
 KINDS = {int: "a whole number", float: "a finite number", str: "a text", bool: "yes or no"}
@@ -37,7 +36,6 @@ REUSED: Requirement = (lambda s: s.epochs > 1, "--epochs above 1")
 # What a run of the book can have is refused nowhere, because the lab's tools read such a run.
 MORE: dict[str, dict[str, typing.Any]] = {
     "clip_low": {"requires": REUSED}, "clip_high": {"requires": REUSED},
-    "eval_tasks": {"requires": (lambda s: s.eval_every > 0, "--eval_every above 0")},
     "outcome_conditional.think_discount": {"least": 0},
     "inverse_logprob.epsilon": {"least": 0}, "equal_gradient.epsilon": {"least": 0},
     "entropy_masking.mask_percentile": {"least": 0, "most": 100},
@@ -46,7 +44,7 @@ MORE: dict[str, dict[str, typing.Any]] = {
 OF_BOOK = {name: replace(Flag(default, text, LEAST.get(name, 0), most=MOST.get(name, 1e12),
                               choices=run.CHOICES.get(name, ())), **MORE.get(name, {}))
            for owner in (run.Settings, Task)
-           for name, (default, text) in run.flags_of(owner).items()}
+           for name, (default, text) in run.flags_of(owner).items() if name != "resume"}
 
 
 def option(default: typing.Any, text: str, **limits: typing.Any) -> typing.Any:

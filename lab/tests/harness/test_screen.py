@@ -112,7 +112,7 @@ def test_an_end_or_a_mistake_of_this_program_is_no_users():
 
 
 def test_a_folder_that_cannot_be_made_is_told_by_its_name():
-    said = ended_by(lambda: make_run(Path("/dev/null/x"), {}, Path("tokenizer.json")))
+    said = ended_by(lambda: make_run(Path("/dev/null/x"), {}, Path("tokenizer.json"), {}))
     assert said == "name: /dev/null: File exists"
 
 
