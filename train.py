@@ -50,18 +50,20 @@ OF_ONE_SEED = 256  # this many held-out problems in a row share one random seed
 
 def train(s: Settings) -> None:
     run = Run(s)
-    model, tokenizer = load_model(run.source).to(s.device), load_tokenizer(run.source)
+    model = load_model(run.source).to(s.device)
+    tokenizer = load_tokenizer(run.source)
     task = Task(**s.keywords_of(Task))
+    held_out = task.held_out_problems(s.eval_tasks) if s.eval_every else []
     optimizer = AdamW(model.parameters(), s.learning_rate, s.weight_decay)
     run.restore(model, optimizer)  # if it goes on
     reference = None
     if s.kl:
         reference = load_model(find(s.model)).to(s.device).requires_grad_(False)
-    advantage, weighting = ADVANTAGES[s.advantage], MITIGATIONS[s.mitigation]
-    torch.set_num_threads(s.threads or min(torch.get_num_threads(), max(
-        1, model.config.hidden_size // 64)))
+    advantage = ADVANTAGES[s.advantage]
+    weighting = MITIGATIONS[s.mitigation]
+    enough = max(1, model.config.hidden_size // 64)  # with more threads a small model is slower
+    torch.set_num_threads(s.threads or min(torch.get_num_threads(), enough))
 
-    held_out = task.held_out_problems(s.eval_tasks) if s.eval_every else []
     run.begin()
     if run.done == 0 and held_out:
         evaluate(run, model, tokenizer, task, held_out, 0)
@@ -71,12 +73,13 @@ def train(s: Settings) -> None:
 
         # 1. New problems and new answers: the last step's answers are samples of an older model.
         problems = task.training_problems(s.seed, step, s.questions)
-        rollouts = sample(model, tokenizer, task, problems, s.answers, s.max_new_tokens,
-                          generator_of("train", s.seed, step))
+        generator = generator_of("train", s.seed, step)
+        rollouts = sample(model, tokenizer, task, problems, s.answers, s.max_new_tokens, generator)
 
         # 2. How good was each token, and how much does it count? Both are computed for the whole
         # batch, before it is cut into micro-batches. The loss uses their product.
-        rollouts.step, rollouts.generator = step, generator_of("credit", s.seed, step)
+        rollouts.step = step
+        rollouts.generator = generator_of("credit", s.seed, step)
         rollouts.advantage = values_of(advantage, rollouts, s.keywords_of(advantage))  # (B, T)
         weight, of_weight = weights(weighting, rollouts, s.keywords_of(weighting), s.rescale)
 
@@ -94,8 +97,9 @@ def train(s: Settings) -> None:
 
         # 4. Write it all down.
         run.record(rollouts, weight, columns)
-        run.log({"step": step} | means_of(rollouts) | of_weight | metrics | {
-            "seconds": time.perf_counter() - start, "learning_rate": s.learning_rate})
+        of_step = {"step": step, "learning_rate": s.learning_rate}
+        seconds = {"seconds": time.perf_counter() - start}
+        run.log(of_step | means_of(rollouts) | of_weight | metrics | seconds)
         if held_out and (step % s.eval_every == 0 or step == s.steps):
             evaluate(run, model, tokenizer, task, held_out, step)
         is_due = s.checkpoint_every and step % s.checkpoint_every == 0
