@@ -288,7 +288,7 @@ def main(argv: list[str]) -> None:
         with nullcontext() if s.device == "cpu" else torch.device(s.device):
             train(s)
     except KeyboardInterrupt:
-        print(f"\nstopped: python examples/dpo.py --resume {s.out} goes on from its last checkpoint")
+        print(f"\nstopped: python examples/dpo.py --resume {s.out} goes on from the last step")
         raise SystemExit(130) from None
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)

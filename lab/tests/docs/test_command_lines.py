@@ -110,10 +110,12 @@ def take_by_book(settings_of, flags):
 
 
 def take_by_run(flags):
-    """By the lab's reader of settings; which run is continued does not matter."""
+    """By the lab's reader of settings; those of a run that is continued or repeated are not there.
+    """
     if "help" not in flags:
-        how = {name for name in CONTINUE if name != "config" or "/x/" in flags.get(name, "")}
-        make_settings({name: value for name, value in flags.items() if name not in how})
+        is_there = (ROOT / str(flags.get("config"))).is_file()
+        left_out = {*CONTINUE} - ({"config"} if is_there else set())
+        make_settings({name: value for name, value in flags.items() if name not in left_out})
 
 
 def own_checked(flags, own):
