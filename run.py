@@ -20,6 +20,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import sqlite3
 import sys
@@ -198,6 +199,7 @@ class Run:
 
     def __init__(self, s: Settings):
         self.settings, self.folder = s, Path(s.out)
+        self.quoted = shlex.quote(s.out)  # for commands to paste
         self.stopping = False         # after this step, because of Ctrl-C
         self.start = time.monotonic()
         self.success: list[str] = []  # of sampled answers, in each evaluation
@@ -205,10 +207,10 @@ class Run:
             self.locked = lock(self.folder)  # before anything in it is read
         elif self.folder.exists():
             raise UserError(f"{self.folder} exists already: continue it with --resume "
-                            f"{self.folder}, or name another folder with --out")
+                            f"{self.quoted}, or name another folder with --out")
         found, made = checkpoints(self.folder), len(read_lines(self.folder / "metrics.jsonl"))
         is_removed = made > 0 and not (self.folder / "checkpoints").exists()
-        if not found and (is_removed or made >= (s.checkpoint_every or s.steps) > 0):
+        if not found and (is_removed or made > (s.checkpoint_every or s.steps)):
             raise UserError(f"{self.folder} has {made} steps on record, and no checkpoint to go on "
                             "from")
         self.done = max(found, default=0)
@@ -231,7 +233,7 @@ class Run:
         if changed := note_changes(self.folder, self.done, own_files()):
             before = code_folders(self.folder)[-2]
             say(f"changed since then: {', '.join(changed)}. To go on with the files of then: "
-                f"python {before}/train.py --resume {self.folder}")
+                f"python {shlex.quote(str(before))}/train.py --resume {self.quoted}")
 
     def interrupt(self, *_: object) -> None:
         """What Ctrl-C does: the step is finished, and saved."""
@@ -300,7 +302,7 @@ class Run:
         if len(self.success) > 1:
             say(f"  {self.success[0]} -> {self.success[-1]} on the held-out problems")
         say(f"  {took // 60} min {took % 60:02d} s\n"
-            f"python analyze.py {self.folder}  makes tables, pictures and a page")
+            f"python analyze.py {self.quoted}  makes tables, pictures and a page")
 
 
 def state_of(model: Qwen2, optimizer: AdamW) -> dict[str, Tensor]:
