@@ -10,7 +10,8 @@ from lab.harness.loop import carry_out
 
 
 def train_beyond(argv: list[str]) -> None:
-    carry_out(open_lab_run(argv))
+    if run := open_lab_run(argv):
+        carry_out(run)
 
 
 main = train_beyond

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from grpo import Rollouts, generator_of
+from lab.harness.screen import ctrl_c_calls
 from train import answer_all, means_of
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def train(run: "LabRun") -> None:
         run.log({"step": step} | means_of(rollouts) | of_weight | metrics | {
             "seconds": time.perf_counter() - start})
 
-        is_last = step == s.steps or run.stop.requested
+        is_last = step == s.steps or run.stopping
         if s.eval_every and (step % s.eval_every == 0 or step == s.steps):
             evaluate(run, step)
         if is_last or (s.checkpoint_every and step % s.checkpoint_every == 0):
@@ -46,21 +47,18 @@ def evaluate(run: "LabRun", step: int) -> None:
         def ask(problems: list[Any], generator: torch.Generator) -> Rollouts:
             return run.sample(problems, 1, generator, mode == "greedy")
 
-        begin = time.perf_counter()
         line = answer_all(run.task, run.held_out, s.questions * s.answers, ask)
-        run.log_evaluation({"step": step, "mode": mode} | line, time.perf_counter() - begin)
+        run.log_evaluation({"step": step, "mode": mode} | line)
 
 
 def carry_out(run: "LabRun") -> None:
-    """Train, unless the run is finished. Whatever happens, its folder is unlocked."""
+    """Whatever happens, the folder is unlocked."""
     failed = True
     try:
-        if run.is_finished:
-            return
         run.begin()
         if run.done == 0 and run.settings.eval_every:
             evaluate(run, 0)
-        with run.stop:  # from now on Ctrl-C waits for the end of a step
+        with ctrl_c_calls(run.interrupt):  # from now on Ctrl-C waits for the end of a step
             train(run)
             run.end()
         failed = False

@@ -2,16 +2,13 @@
 more in it: a lock, digests of all that has to match a checkpoint (trainer/state.json) and of the
 data that the run is made of (config.json).
 """
-import errno
 import json
 import math
 import os
-import shlex
 import shutil
-import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property
 from pathlib import Path
@@ -29,21 +26,21 @@ from lab.harness.checkpoint import Checkpoints
 from lab.harness.flags import settle
 from lab.harness.kept import AskedTwice
 from lab.harness.made_of import made_of
-from lab.harness.progress import Progress, mean_interval
 from lab.harness.read_record import refuse_other, run_config, say_what_differs, steps_finished
-from lab.harness.record import (Json, change_config, credit_path, provenance, read_lines,
-                                replace_text, write_credit)
-from lab.harness.screen import StopRequest
+from lab.harness.record import (Json, change_config, credit_path, provenance, replace_text,
+                                write_credit)
+from lab.harness.screen import python_command
 from lab.harness.settings import CHANGEABLE, CONTINUE, LabSettings, make_settings, read_flags
 from lab.harness.step_lines import with_all_metrics
 from lab.harness.tasks import score_again
 from lab.harness.versions import differing
 from lab.harness.versions import digest_of as digest_of_text
-from run import append, checkpoints, forget_after, lock, make_run, note_changes, own_files
+from run import (Run, append, checkpoints, forget_after, lock, make_run, note_changes, own_files,
+                 printable, read_lines)
 
 
-def open_lab_run(argv: list[str]) -> "LabRun":
-    """The run that a command line asks for."""
+def open_lab_run(argv: list[str]) -> "LabRun | None":
+    """The run that a command line asks for; None if it is finished."""
     given = read_flags(argv)
     unchangeable = given.keys() - {"resume", "continue", *CHANGEABLE}
     how = settle({name: given.pop(name) for name in CONTINUE if name in given}, CONTINUE)
@@ -56,88 +53,79 @@ def open_lab_run(argv: list[str]) -> "LabRun":
         config, given["out"] = str(Path(resume) / "config.json"), resume
     if config:
         given["config"] = config
-    settings = make_settings(given)
-    exists = settings.folder.exists()
-    if exists and how["continue"]:
-        refuse_other(settings.folder, settings, {"out", *CHANGEABLE} - {"steps"},
-                     "name another folder with --out")
-    elif exists and not resume:
-        raise exists_already(settings.folder)
-    return LabRun(settings, exists, may_begin_again=not resume)
+    s = make_settings(given)
+    s.out = str(s.folder)
+    if resume or how["continue"] and s.folder.exists():
+        s.resume = s.out
+        if not resume:
+            refuse_other(s.folder, s, {"out", *CHANGEABLE} - {"steps"},
+                         "name another folder with --out")
+        if is_finished(s):
+            return None
+        if not resume and keeps_nothing(s.folder):  # it begins again
+            with closing(lock(s.folder)):
+                forget_after(s.folder, 0)
+    return LabRun(s)
 
 
-def exists_already(folder: Path) -> UserError:
-    return UserError(f"{folder} exists already: continue it with --resume "
-                     f"{shlex.quote(str(folder))}, or name another folder with --out")
+def is_finished(s: LabSettings) -> bool:
+    """Whether a run has made all of these steps; then it is said."""
+    if steps_finished(s.folder) < s.steps:
+        return False
+    say(f"{s.out} is finished" + (". It kept nothing to continue it from" if keeps_nothing(s.folder)
+                                  else ": a larger --steps continues it"))
+    return True
 
 
-class LabRun:
-    """A run. Its steps up to `done` are on record, and `checkpoint` is the model after them."""
+def keeps_nothing(folder: Path) -> bool:
+    """Whether a run has nothing to go on from, because it was told to keep no checkpoints."""
+    return run_config(folder).get("checkpoint_every") == 0 and not checkpoints(folder)
+
+
+class LabRun(Run):
+    """A run of run.py, with the parts that the loop of lab/harness/loop.py uses."""
+    settings: LabSettings
     largest_gap = math.inf   # bfloat16 rounds coarsely
     scores_agree = True      # so far, when answers were scored twice
-    step, done = 0, 0
-    is_finished = False
-    locked: sqlite3.Connection | None = None
+    step = 0                 # that is being made
     lock_file: os.stat_result | None = None
-    checkpoint: Path | None = None
     curves: Any = None       # --track
 
-    def __init__(self, settings: LabSettings, is_resumed: bool = False,
-                 may_begin_again: bool = False):
-        self.settings, self.folder, self.is_new = settings, settings.folder, not is_resumed
-        self.stop = StopRequest()
+    def __init__(self, s: LabSettings):
+        super().__init__(s)
         self.drawn: Json = {}  # what dynamic sampling drew beyond the batch, in the last step
         self.took: dict[str, float] = {}  # seconds of the stages of this step
         try:
-            if is_resumed:
-                self.locked = lock(self.folder)  # lock the folder before reading it
-                self.where_to_go_on(may_begin_again)
-            if not self.is_finished:
-                self.make_parts()
+            if s.resume:
+                self.refuse_holes()
+            self.make_parts()
         except Exception:  # a notebook goes on, and the error that it shows keeps this object
             self.close(failed=False)
             raise
 
-    def where_to_go_on(self, may_begin_again: bool) -> None:
-        """Find the newest checkpoint. A run that was stopped before its first checkpoint begins
-        again, and loses its record; no other run does. One that keeps no checkpoints is finished or
-        begins again, which --continue may do."""
-        run, found = self.folder, checkpoints(self.folder)
-        every = run_config(run).get("checkpoint_every")
-        if every == 0 and not found:
-            self.is_finished = steps_finished(run) >= self.settings.steps
-            if self.is_finished:
-                return say(f"{run} is finished. It kept nothing to continue it from")
-            if may_begin_again:
-                return
-        lines = read_lines(run / "metrics.jsonl")
-        self.done = max(found, default=0)
-        self.checkpoint = found.get(self.done)
-        is_removed = not (run / "checkpoints").exists()
-        if not self.done and (is_removed and lines or len(lines) > (every or 0)):
-            raise UserError(f"{run} has {len(lines)} steps on record, and no checkpoint to go on "
-                            "from")
-        self.is_finished = self.done > 0 and self.done >= self.settings.steps
-        if self.is_finished:
-            say(f"{run} is finished: a larger --steps continues it")
-        steps = [line["step"] for line in lines if line["step"] <= self.done]
-        if steps != [*range(1, self.done + 1)]:
-            raise UserError(f"{run}/metrics.jsonl does not have one line for each of the steps 1 "
-                            f"to {self.done}, in order")
+    def refuse_holes(self) -> None:
+        """A run that was stopped before its first checkpoint begins again, and loses its record; no
+        other run does. `checkpoint_every` is the number that the run had."""
+        steps = [line["step"] for line in read_lines(self.folder / "metrics.jsonl")]
+        if not self.done and len(steps) > (run_config(self.folder).get("checkpoint_every") or 0):
+            raise UserError(f"{self.folder} has {len(steps)} steps on record, and no checkpoint to "
+                            "go on from")
+        if [step for step in steps if step <= self.done] != [*range(1, self.done + 1)]:
+            raise UserError(f"{self.folder}/metrics.jsonl does not have one line for each of the "
+                            f"steps 1 to {self.done}, in order")
 
     def make_parts(self) -> None:
-        s = self.settings
-        self.parts = build(s, self.checkpoint, self.drawn)
+        s, checkpoint = self.settings, self.source if self.done else None
+        self.parts = build(s, checkpoint, self.drawn)
         self.policy = self.parts.policy
         self.task: Any = self.policy.task
         self.asked_twice = AskedTwice(self.parts)
         self.checkpoints = Checkpoints(self.folder, self.parts)
-        self.progress = Progress(s, self.task, self.done)
         # in bfloat16, and on a GPU, whose kernels differ more, the gap is on record alone
         if (s.device, s.dtype, s.temperature) == ("cpu", "float32", 1):
             self.largest_gap = 0.01
-        if self.checkpoint:
-            self.checkpoints.put_back(self.done, self.checkpoint)
+        if checkpoint:
+            self.checkpoints.put_back(self.done, checkpoint)
 
     @cached_property
     def held_out(self) -> list[Any]:
@@ -213,7 +201,7 @@ class LabRun:
 
     def begin(self) -> None:
         """Make the folder of a new run, or go back to the last checkpoint of an old one."""
-        if self.is_new:
+        if not self.settings.resume:
             self.make_folder()
             self.locked = lock(self.folder)
         else:
@@ -239,13 +227,7 @@ class LabRun:
             f"{s.questions} problems x {s.answers} answers a step; writing to {self.folder}")
         if s.eval_every:
             say(f"before the first step, {len(self.held_out)} held-out problems are answered twice")
-        try:
-            make_run(self.folder, self.config(), self.policy.folder / "tokenizer.json",
-                     own_files())
-        except OSError as error:
-            if error.errno != errno.ENOTEMPTY:
-                raise
-            raise exists_already(self.folder) from None
+        make_run(self.folder, self.config(), self.source / "tokenizer.json", own_files())
 
     @property
     def trained_parameters(self) -> int:
@@ -291,7 +273,7 @@ class LabRun:
         return self.lock_file is not None and path.exists() and os.path.samestat(
             path.stat(), self.lock_file)
 
-    def record(self, rollouts: Rollouts, weight: torch.Tensor, columns: dict[str, torch.Tensor]
+    def record(self, rollouts: Any, weight: torch.Tensor, columns: dict[str, torch.Tensor]
                ) -> None:
         """Write the credit file. Answers are scored once more (`score_again`): in the first step
         all of them, and then two in each step."""
@@ -304,9 +286,10 @@ class LabRun:
                 all_rows=self.step == self.done + 1)
 
     def log(self, line: Json) -> None:
+        """Write a line of metrics.jsonl, and print one, as the book does."""
         line = with_all_metrics(line, self.parts.advantage_method, self.parts.weighting)
         if not self.task.knows_success:
-            line |= {"success": None, "reward_answer": None}
+            line |= dict.fromkeys(("success", "reward_answer"), math.nan)
         line["learning_rate"] = self.settings.learning_rate
         line["peak_memory_bytes"] = memory.peak_memory(self.policy.model.device)
         for name, count in self.drawn.items():
@@ -315,24 +298,39 @@ class LabRun:
         line |= self.took | {"rollout_tokens_per_second": sampled / self.took["rollout_seconds"]}
         self.took = {}
         self.refuse_other_folder()
-        append(self.folder / "metrics.jsonl", line)
-        self.progress.say_step(line)
+        super().log(line)
+        if line["weight_note"]:
+            say(f"          {line['weight_note']}")
         if self.curves:
             self.curves.add(line, "train")
         self.after_step()
 
-    def log_evaluation(self, line: Json, seconds: float) -> None:
+    def log_evaluation(self, line: Json) -> None:
         self.refuse_other_folder()
         low, high = mean_interval(line["reward"])
         line = line | {"reward_low": low, "reward_high": high}
-        if not self.task.knows_success:
+        if self.task.knows_success:
+            super().log_evaluation(line)
+        else:
             line |= dict.fromkeys(("success", "success_low", "success_high"))
-        append(self.folder / "evaluations.jsonl", line)
-        self.progress.say_evaluation(line, seconds)
+            append(self.folder / "evaluations.jsonl", line)
+            self.say_rewards(line)
         if self.curves:
             self.curves.add(line, f"held_out/{line['mode']}")
 
-    def save(self, step: int) -> None:
+    def say_rewards(self, line: Json) -> None:
+        """Of a task that does not say which answers are right."""
+        reward = ("reward {reward_mean:.3f} (95% interval {reward_low:.3f} to {reward_high:.3f})"
+                  .format(**line))
+        say(f"  held-out, {line['mode']:7s} {reward}  ({len(line['answer'])} problems, length "
+            f"{line['length_mean']:.0f})")
+        if line["mode"] == "sampled":
+            self.success.append(reward)
+            for shown in line["shown"]:
+                text = printable(f"{shown['problem']}: {shown['text']}")
+                say(f"  reward {shown['reward']:.3f}  {text[:300]}")
+
+    def save(self, step: int, *_: object) -> None:
         """With --checkpoint_every 0 the model is written at the end, alone."""
         if step == self.settings.steps and not self.settings.checkpoint_every:
             return
@@ -343,7 +341,7 @@ class LabRun:
     @property
     def is_stopped(self) -> bool:
         """Whether it ended before its last step, because of Ctrl-C."""
-        return self.stop.requested and self.step < self.settings.steps
+        return self.stopping and self.step < self.settings.steps
 
     def end(self) -> None:
         s = self.settings
@@ -354,7 +352,14 @@ class LabRun:
                 self.checkpoints.write_last(s.steps)
             if not (s.steps and s.checkpoint_every):  # no checkpoint says that it is finished
                 change_config(self.folder, {"finished": s.steps})
-        self.progress.say_end(self.folder, self.step, self.is_stopped)
+        if self.is_stopped:
+            go_on = python_command("-m", "lab", "train", "--resume", self.folder)
+            return say(f"{go_on} goes on from step {self.step}")
+        super().end()
+        if memory_taken := memory.peak_memory(self.policy.model.device):
+            say(f"  at most {memory_taken / 1e9:.2f} GB of memory")
+        say(f"{python_command('-m', 'lab', 'page', self.folder)}  makes a page to play with\n"
+            f"{python_command('-m', 'lab', 'follow', self.folder)}  follows a token through a step")
 
     def close(self, failed: bool) -> None:
         """Unlock the folder. If a new run failed in its first step, remove its folder, so that the
@@ -362,7 +367,16 @@ class LabRun:
         if self.curves:
             self.curves.close()
         is_empty = not (self.folder / "metrics.jsonl").exists()
-        if self.is_new and failed and self.is_here() and is_empty:
+        if not self.settings.resume and failed and self.is_here() and is_empty:
             shutil.rmtree(self.folder, ignore_errors=True)
-        if self.locked:
+        if "locked" in vars(self):
             self.locked.close()
+
+
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """The 95% interval of a mean, by the normal distribution; of one value it is not known."""
+    mean = sum(values) / len(values)
+    squares = sum((value - mean) ** 2 for value in values)
+    half = 1.959964 * math.sqrt(squares / (len(values) - 1) / len(values)) if values[1:] else (
+        math.nan)
+    return mean - half, mean + half

@@ -9,8 +9,8 @@ import shlex
 import signal
 import sys
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -108,19 +108,20 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)
 
 
-class StopRequest:
-    """A request to stop: inside `with`, Ctrl-C and SIGTERM set `requested` instead of ending the
-    process."""
-    requested = False
-
-    def __enter__(self) -> "StopRequest":
-        self.handlers_before = {name: signal.signal(name, self.handle)
-                                for name in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for name, handler in self.handlers_before.items():
+@contextmanager
+def ctrl_c_calls(handle: Callable[..., None]) -> Iterator[None]:
+    """Inside `with`, Ctrl-C and SIGTERM call this function instead of ending the process."""
+    before = {name: signal.signal(name, handle) for name in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
             signal.signal(name, handler)
+
+
+class StopRequest:
+    """A request to stop after this step: a program looks at it now and then."""
+    requested = False
 
     def handle(self, *_: object) -> None:
         if self.requested:

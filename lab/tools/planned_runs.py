@@ -26,7 +26,7 @@ from lab.harness.flags import MOST_THREADS, Flag
 from lab.harness.made_of import made_of, program
 from lab.harness.read_record import missing_steps, refuse_other, run_config, steps_finished
 from lab.harness.record import Json, find_folder
-from lab.harness.screen import StopRequest, say, show_status
+from lab.harness.screen import StopRequest, ctrl_c_calls, say, show_status
 from lab.harness.settings import LabSettings, make_settings, read_flags
 from lab.harness.versions import differing, digest_of, in_folder
 from run import lock, remove
@@ -132,7 +132,8 @@ def make_runs(planned: list[PlannedRun], command: str, processes: int, threads: 
     missing, done, begun = len(waiting), len(planned) - len(waiting), time.time()
     running: list[tuple[PlannedRun, subprocess.Popen[bytes]]] = []
     failed: dict[str, str] = {}
-    with StopRequest() as stop:
+    stop = StopRequest()
+    with ctrl_c_calls(stop.handle):
         try:
             while (waiting or running) and not stop.requested:
                 while waiting and len(running) < processes:

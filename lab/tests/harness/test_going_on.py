@@ -217,7 +217,7 @@ def test_of_two_starts_at_once_one_is_told(whole, learner, tmp_path, monkeypatch
         return make_run(*given)
 
     monkeypatch.setattr(harness_run, "make_run", make_later)
-    assert "exists already" in run(*argv, expect=1).stderr
+    assert "Directory not empty" in run(*argv, expect=1).stderr
     assert_same_run(whole, tmp_path / "x")
     assert [path.name for path in tmp_path.iterdir()] == ["x"]
 

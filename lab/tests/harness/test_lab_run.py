@@ -22,8 +22,7 @@ from lab.engine.policy import derived_seed
 from lab.engine.sampler import generate
 from lab.engine.credited import with_advantage
 from grpo import update
-from lab.harness.progress import mean_interval
-from lab.harness.run import LabRun
+from lab.harness.run import LabRun, mean_interval
 import run as book
 from lab.harness import run as harness_run
 import train as loop
@@ -139,7 +138,7 @@ def test_ctrl_c_ends_well_and_the_run_goes_on(whole, learner, tmp_path, monkeypa
         after_credit_of(1, patch, lambda: os.kill(os.getpid(), signal.SIGINT))
         train.train_beyond(["--model", str(learner), "--out", str(folder), *WHOLE])
     printed = capfd.readouterr().out
-    assert ended.value.code == 130 and "stopping after this step (Ctrl-C again" in printed
+    assert ended.value.code == 130 and "stopping after this step; Ctrl-C again" in printed
     assert (folder / "checkpoints/step_000001/trainer/state.safetensors").exists()
     command = re.search(r"(python -m lab train --resume .*) goes on from step 1\n", printed)[1]
     assert shlex.split(command)[:4] == ["python", "-m", "lab", "train"]

@@ -24,9 +24,8 @@ from run import make_run
 from train import means_of
 from lab.engine.errors import UserError
 from lab.harness import screen
-from lab.harness.progress import Progress
+from lab.harness.run import LabRun
 from lab.harness.screen import StopRequest, Visible, run_as_program
-from lab.harness.settings import LabSettings
 
 python = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True)
 
@@ -142,7 +141,8 @@ def test_a_users_file_that_python_cannot_read_is_one_line(monkeypatch, tmp_path)
 
 def test_ctrl_c_asks_once_and_ends_twice_also_when_nobody_reads(capfd, monkeypatch):
     before = signal.getsignal(signal.SIGINT)
-    with StopRequest() as stop:
+    stop = StopRequest()
+    with screen.ctrl_c_calls(stop.handle):
         os.kill(os.getpid(), signal.SIGTERM)
         assert stop.requested and "stopping after this step" in capfd.readouterr().out
         with pytest.raises(KeyboardInterrupt):
@@ -173,15 +173,18 @@ def test_threads_and_memory_are_set_before_torch_is_imported(monkeypatch):
     assert python([sys.executable, "-c", BEFORE_TORCH, *names]).stdout == "1000 1 128\n"
 
 
-def test_an_answer_is_marked_and_steers_nothing(capsys):
-    progress = Progress(LabSettings(), SimpleNamespace(has_format=False, knows_success=True), 0)
-    shown = [{"problem": "3 5", "text": "\x1b[2J", "answer": 1},
-             {"problem": "4 6", "text": "x " * 500, "answer": 0}]
-    progress.say_evaluation(evaluation(0, [1, 0]) | {"shown": shown}, 1.0)
-    first, right, wrong = capsys.readouterr().out.splitlines()
-    assert "(2 problems, length 12, finished 75%, 1 s)" in first
-    assert right == "  right  3 5: ?[2J" and wrong.startswith("  wrong  4 6: x x")
-    assert len(wrong) < 400
+def test_what_a_model_wrote_to_a_task_of_rewards_alone_steers_nothing(capsys):
+    run = LabRun.__new__(LabRun)
+    run.success = []
+    shown = [{"problem": "3 5", "text": "\x1b[2J", "reward": 0.25, "answer": 0},
+             {"problem": "4 6", "text": "x " * 500, "reward": 2.0, "answer": 1}]
+    line = evaluation(0, [0, 1]) | {"shown": shown, "reward_mean": 1.0}
+    run.say_rewards(line | {"reward_low": 0.5, "reward_high": 1.5})
+    first, *answers = capsys.readouterr().out.splitlines()
+    assert first == ("  held-out, sampled reward 1.000 (95% interval 0.500 to 1.500)  (2 problems, "
+                     "length 12)")
+    assert answers[0] == "  reward 0.250  3 5: [2J" and len(answers[1]) < 400
+    assert answers[1].startswith("  reward 2.000  4 6: x x")
 
 
 def test_groups_without_spread_are_those_with_equal_rewards():
@@ -191,20 +194,6 @@ def test_groups_without_spread_are_those_with_equal_rewards():
     known = means_of(batch)
     assert known["groups_without_spread"] == pytest.approx(2 / 3)
     assert math.isnan(known["success"])  # no part of the reward says which answer is right
-
-
-def test_the_end_says_what_changed_and_how_to_go_on(capsys, tmp_path):
-    progress = Progress(LabSettings(), SimpleNamespace(knows_success=True), 0)
-    progress.evaluations = [evaluation(0, [1, 0, 0, 0])]
-    progress.say_end(tmp_path / "my run", 5, is_stopped=False)
-    assert "done. Everything is in" in capsys.readouterr().out
-    progress.evaluations.append(evaluation(4, [1, 1, 0, 0]))
-    progress.say_end(tmp_path / "my run", 4, is_stopped=True)
-    said = capsys.readouterr().out
-    assert ("25.0% (95% interval 0.0% to 100.0%) -> 50.0% (95% interval 0.0% to 100.0%) on the "
-            "held-out problems"
-            in said)
-    assert f"--resume '{tmp_path}/my run' goes on from step 4" in said
 
 
 def print_late(interrupted, written, complaint):

@@ -378,8 +378,8 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
     for name, value in (("questions", 5), ("steps", 8), ("answers", 8)):  # recipe, file, default
         assert re.search(rf"--{name} \w+ [^()]*\(default {value}[;)]", text), name
     assert help_of("late") == (
-        "usage: python -m lab train --mitigation late [flags]\n\nWords below, 100%.\n\nMore of them."
-        "\n\noptions:\n  --power float  of late (default 2.0)\n")
+        "usage: python -m lab train --mitigation late [flags]\n\nWords below, 100%.\n\nMore of "
+        "them.\n\noptions:\n  --power float  of late (default 2.0)\n")
     assert "--help latex: there is no method" in refusal(read_flags, ["--help", "latex"])
 
 
