@@ -18,7 +18,7 @@ from runs import lines
                                   "higher_lower", "reasoning_gym_task"])
 def test_an_example_that_is_no_program_says_how_it_is_started(name):
     """As a file it would not find the project's other files."""
-    with pytest.raises(SystemExit, match="start it with: python (train|examples)"):
+    with pytest.raises(SystemExit, match="start it with: python -m lab train "):
         runpy.run_path(str(ROOT / f"examples/{name}.py"), run_name="__main__")
 
 
