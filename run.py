@@ -28,6 +28,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -124,6 +125,7 @@ def add_flags(group: Any, flags: dict[str, tuple[Any, str]], has_default: bool =
             default=default if has_default else None, help=about)
 
 
+@cache  # to find the comments, Python reads the whole file
 def flags_of(owner: Any) -> dict[str, tuple[Any, str]]:
     """The flags of a dataclass (its fields, with their comments) or of a function (its keyword-only
     parameters): the default and the help of each. What has another type of default is no flag."""
@@ -145,15 +147,14 @@ def read_settings(argv: list[str]) -> Settings:
     if "" in argv or any(word.endswith("=") for word in argv):  # an empty variable: --resume "$RUN"
         parser.error("a flag has no value")
     first = parser.parse_known_args(argv)[0]
-    parser.set_defaults(**saved_settings(first.resume, first.model, vars(first)))
-    values = vars(parser.parse_args(argv))
-    typed = {name: value for name, value in values.items() if value != parser.get_default(name)}
+    saved = saved_words(parser, first.resume, first.model)
+    before, values = vars(parser.parse_args(saved)), vars(parser.parse_args([*saved, *argv]))
+    typed = {name: value for name, value in values.items() if value != before[name]}
     if first.resume and (wrong := typed.keys() - CHANGEABLE - {"resume"}):
         parser.error(f"--{min(wrong)} cannot be changed in a resumed run")
     refuse_wrong_values(values)
     values["out"] = first.resume or values["out"] or default_folder(values, typed)
-    of_run = flags_of(Settings)
-    others = [name for name in values if name not in of_run]
+    others = [name for name in values if name not in flags_of(Settings)]
     keywords = {name: values.pop(name) for name in others}
     s = Settings(**values, keywords={name: x for name, x in keywords.items() if x is not None})
     owners = Task, MITIGATIONS[s.mitigation], ADVANTAGES[s.advantage]
@@ -163,16 +164,16 @@ def read_settings(argv: list[str]) -> Settings:
     return s
 
 
-def saved_settings(resume: str, model: str, known: Collection[str]) -> dict[str, Any]:
-    """The settings of the run that is resumed, or those that suit the model."""
+def saved_words(parser: Parser, resume: str, model: str) -> list[str]:
+    """The settings of the run that is resumed, or those that suit the model, as they are typed."""
     file = Path(resume, "config.json") if resume else find(model) / "recipe.json"
-    if not resume and not file.exists():
-        return {}
-    saved = {name: x for name, x in read_json(file).items() if name not in NO_SETTING}
-    if beyond := [name for name in saved if name not in known]:
-        raise UserError(f"{file} has {beyond[0]}, which is no flag here; `python -m lab train` may "
-                        "know it")
-    return saved
+    saved = read_json(file) if resume or file.exists() else {}
+    words = [f"--{name}={value}" for name, value in saved.items() if name not in NO_SETTING]
+    try:
+        parser.parse_args(words)
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
+    return words
 
 
 def refuse_wrong_values(values: dict[str, Any]) -> None:
@@ -180,6 +181,8 @@ def refuse_wrong_values(values: dict[str, Any]) -> None:
         least = LEAST.get(name, 0)
         if not isinstance(default, str) and not least <= values[name] < math.inf:
             raise UserError(f"--{name} {values[name]}: should be {least} or more")
+    if values["min_number"] > values["max_number"]:
+        raise UserError("--min_number is above --max_number")
     if values["device"] == "cuda" and not torch.cuda.is_available():
         raise UserError("--device cuda: torch finds no such GPU here")
 
@@ -219,6 +222,8 @@ class Run:
     def begin(self) -> None:
         """Make the folder of a new run, or take an old one back to its last checkpoint."""
         s, path = self.settings, self.folder / "config.json"
+        if self.done >= s.steps > 0:
+            return say(f"{self.folder} is finished: a larger --steps continues it")
         self.small_files = small_files(self.source)
         config = {name: x for name, x in (vars(s) | s.keywords).items() if name not in NO_SETTING}
         if not s.resume:
