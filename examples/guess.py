@@ -64,7 +64,7 @@ class Task:
     highest: int = option(7, "the secret is a number from 1 to this one", least=2, most=9)
     tries: int = option(3, "how many guesses there are", least=1, most=4)
 
-    solved, rewarded, has_format = "the number is guessed", "guessed", False
+    solved, rewarded = "the number is guessed", "guessed"
 
     def training_problems(self, seed: int, step: int, count: int) -> list[Game]:
         rng = random.Random(f"train {seed} {step}")

@@ -76,11 +76,6 @@ def double(values: Tensor) -> Tensor:
     return values.detach().cpu().double()
 
 
-def has_format(task: object) -> bool:
-    """Whether a task scores the format of answers. One that is no more than a reward does not."""
-    return bool(getattr(task, "has_format", True))
-
-
 class Forward(Protocol):
     """Access to one more forward pass over a batch (lab/engine/policy.py)."""
     def look(self, rollouts: "Rollouts", attention: bool = False) -> dict[str, Tensor]: ...

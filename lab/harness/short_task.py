@@ -49,7 +49,7 @@ def countdown_with_reward(module: Any, countdown: Any) -> type:
         # the flags of Countdown's reward, which would do nothing here
         reward_form: ClassVar[str] = "graded"
         reasoning_weight: ClassVar[float] = 0.0
-        solved, has_format, says_success = ShortTask.solved, False, False
+        solved, says_success = ShortTask.solved, False
         rewarded = f"reward of {module.__name__}"
 
         def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ def take_functions(task: Any, module: Any) -> None:
     for name in METHODS:
         if callable(getattr(module, name, None)):
             setattr(task, name, getattr(module, name))
-    task.says_success = task.has_format = hasattr(module, "score")
+    task.says_success = hasattr(module, "score")
     refuse_other_arguments(task)
 
 
@@ -142,8 +142,7 @@ def rest_of(problem: Any) -> str:
 @dataclasses.dataclass
 class ShortTask:
     solved = "its reward, or that of one of its turns, is 1 or more"
-    has_format = False     # so no table has a column for it
-    says_success = False   # known is a reward alone, which may be any number
+    says_success = False  # known is a reward alone, which may be any number
     module: ClassVar[Any]
 
     def __post_init__(self) -> None:

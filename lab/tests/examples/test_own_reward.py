@@ -22,13 +22,13 @@ def test_an_example_that_is_no_program_says_how_it_is_started(name):
         runpy.run_path(str(ROOT / f"examples/{name}.py"), run_name="__main__")
 
 
-def test_no_line_and_no_table_has_a_column_for_a_format(tmp_path, capsys, undrawn):
+def test_no_table_has_a_column_for_a_format(tmp_path, capsys, undrawn):
     folder = tmp_path / "run"
-    printed = run("--task", "examples.own_reward", "--questions", "2", "--answers", "4", "--steps",
-                  "1", "--eval_tasks", "8", "--out", folder).stdout
+    run("--task", "examples.own_reward", "--questions", "2", "--answers", "4", "--steps", "1",
+        "--eval_tasks", "8", "--out", folder)
     analyze.main([str(folder)])
-    printed += capsys.readouterr().out
-    assert "success" in printed and "format" not in printed
+    printed = capsys.readouterr().out
+    assert "solved" in printed and "format" not in printed
     assert ">format<" not in (folder / "analysis/page.html").read_text()
 
 
