@@ -12,10 +12,32 @@ from lab.engine.errors import UserError, read_json, refuse_undefined
 from lab.engine.model_folder import write_model_folder
 from lab.harness.build import Parts
 from lab.harness.record import digest_of
+from lab.harness.screen import python_command
 from lab.harness.settings import CHANGEABLE
 from lab.harness.versions import digest_of as digest_of_text
 from qwen2_model import read_tensors, small_files
 from run import checkpoints, remove, whole
+
+
+FILES = {"its model": "model.safetensors", "its trainer's state": "trainer/state.safetensors"}
+
+
+def refuse_damage(run: Path, step: int) -> None:
+    """Refuse a newest checkpoint whose files are not those that were written."""
+    found = checkpoints(run)
+    checkpoint, before = found.pop(step), max(found, default=0)
+    path = checkpoint / "trainer" / "state.json"
+    if not path.exists():
+        raise UserError(f"{checkpoint} was written by train.py: "
+                        f"{python_command('train.py', '--resume', run)} goes on from it")
+    known = read_json(path)
+    for what, name in FILES.items():
+        if known.get(what) != digest_of(checkpoint / name):
+            said = (f"{checkpoint}: {what} has changed since this checkpoint was made, so the run "
+                    "cannot go on from it")
+            if before:
+                said += f". Without this folder, --resume goes on from step {before}"
+            raise UserError(said)
 
 
 class Checkpoints:
@@ -39,11 +61,11 @@ class Checkpoints:
                     *(task.held_out_problems(s.eval_tasks) if s.eval_every else [])]
         settings = {name: value for name, value in s.to_json().items()
                     if name not in {"out", *CHANGEABLE}}
-        return {"its number": str(step), "a setting in config.json": digest_of_text(settings),
-                "the task's choice of problems": digest_of_text(
-                    [(task.prompt_for(problem), task.show(problem)) for problem in problems]),
-                "its model": digest_of(checkpoint / "model.safetensors"),
-                "its trainer's state": digest_of(checkpoint / "trainer" / "state.safetensors")}
+        of_files = {what: digest_of(checkpoint / name) for what, name in FILES.items()}
+        return of_files | {
+            "its number": str(step), "a setting in config.json": digest_of_text(settings),
+            "the task's choice of problems": digest_of_text(
+                [(task.prompt_for(problem), task.show(problem)) for problem in problems])}
 
     def write(self, step: int) -> None:
         """Write a checkpoint, unless something in it is not finite. Only the newest two keep their

@@ -22,7 +22,7 @@ from lab.engine.rollouts import Problem, Rollouts
 from lab.engine.update import update
 from lab.harness import memory
 from lab.harness.build import build
-from lab.harness.checkpoint import Checkpoints
+from lab.harness.checkpoint import Checkpoints, refuse_damage
 from lab.harness.flags import settle
 from lab.harness.kept import AskedTwice
 from lab.harness.made_of import made_of
@@ -113,6 +113,8 @@ class LabRun(Run):
         if [step for step in steps if step <= self.done] != [*range(1, self.done + 1)]:
             raise UserError(f"{self.folder}/metrics.jsonl does not have one line for each of the "
                             f"steps 1 to {self.done}, in order")
+        if self.done:
+            refuse_damage(self.folder, self.done)
 
     def make_parts(self) -> None:
         s, checkpoint = self.settings, self.source if self.done else None

@@ -1,5 +1,6 @@
 """A run goes on only from what is as it was; what is on record is never lost in silence."""
 import errno
+import gc
 import os
 import re
 import shutil
@@ -11,7 +12,8 @@ from safetensors.torch import load_file
 
 import lab.run as train
 import lab.harness.run as harness_run
-from conftest import keep_lines, write_lines
+import train as train_book
+from conftest import ROOT, keep_lines, write_lines
 from lab.countdown import Task
 from lab.engine.tokens import load_tokenizer
 from lab.harness.checkpoint import Checkpoints
@@ -87,6 +89,27 @@ def test_a_run_goes_on_only_with_what_belongs_together(stopped, whole, monkeypat
     before = everything(stopped)
     assert said in run("--resume", stopped, expect=1).stderr
     assert everything(stopped) == before
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", STATE])
+def test_a_run_goes_on_from_the_checkpoint_before_one_that_was_cut(finished, whole, name):
+    """As by a power cut; what is said to do gives the same run."""
+    last = finished / "checkpoints/step_000006"
+    os.truncate(last / name, 1000)
+    said = run("--resume", finished, "--steps", 8, expect=1).stderr
+    assert said.endswith("cannot go on from it. Without this folder, --resume goes on from step 4")
+    shutil.rmtree(last)
+    run("--resume", finished)
+    assert_same_run(whole, finished)
+
+
+def test_a_run_of_the_book_is_gone_on_with_by_the_book(tmp_path):
+    train_book.main(["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", "2",
+                     "--max_new_tokens", "4", "--eval_every", "0", "--steps", "1", "--out",
+                     str(tmp_path / "x")])
+    gc.collect()  # unlocks the folder, as the end of the book's process does
+    said = run("--resume", tmp_path / "x", "--steps", 2, expect=1).stderr
+    assert f"python train.py --resume {tmp_path}/x goes on from it" in said
 
 
 @pytest.mark.parametrize("name, before, now", [("threads", 2, 1), ("change_every", 1, 0)])
