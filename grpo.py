@@ -43,8 +43,8 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
-from qwen2_model import (Cache, Decoder, Qwen2, UserError, generate, load_model, load_tokenizer,
-                         spelling, stop_tokens)
+from qwen2_model import (Cache, Decoder, Qwen2, Sampled, UserError, generate, load_model,
+                         load_tokenizer, spelling, stop_tokens)
 
 Metrics = dict[str, Any]
 
@@ -96,7 +96,8 @@ class Rollouts:
 
 # --------------------------------------------------------------------------------------- the batch
 def sample(model: Qwen2, tokenizer: Tokenizer, task: Any, problems: Sequence[Any], answers: int,
-           max_new_tokens: int, generator: torch.Generator, greedy: bool = False) -> Rollouts:
+           max_new_tokens: int, generator: torch.Generator, greedy: bool = False,
+           generate: Callable[..., Sampled] = generate) -> Rollouts:
     """Sample answers to each problem, score them, and label their tokens."""
     prompts = [encode(tokenizer, task.prompt_for(problem)) for problem in problems]
     most = model.config.max_position_embeddings
@@ -108,18 +109,26 @@ def sample(model: Qwen2, tokenizer: Tokenizer, task: Any, problems: Sequence[Any
         raise UserError("the model's probabilities are not finite")
     # answers to the first problem come first: 0 0 ... 1 1 ...
     group = torch.arange(len(problems)).repeat_interleave(answers)                   # (B,)
-    section, kind = torch.zeros(2, *drawn.mask.shape, dtype=torch.uint8)             # (B, T)
-    texts, written, scores = [], [], []
-    for row, length in enumerate(drawn.mask.sum(1).tolist()):
-        ids = drawn.ids[row, :length].tolist()
-        texts.append([spelling(tokenizer, token) for token in ids])
-        written.append(tokenizer.decode(ids, skip_special_tokens=False))
-        scores.append(task.score(problems[row // answers], written[row]))
+    asked = [problems[number] for number in group.tolist()]
+    return Rollouts(problems, prompts, group, **drawn._asdict(),
+                    **from_task(task, tokenizer, asked, drawn.ids, drawn.mask))
+
+
+def from_task(task: Any, tokenizer: Tokenizer, asked: Sequence[Any], ids: Tensor, mask: Tensor
+              ) -> dict[str, Any]:
+    """The fields of a batch that come from the task. `asked` has the problem of each answer."""
+    section, kind = torch.zeros(2, *mask.shape, dtype=torch.uint8)                   # (B, T)
+    texts, answers, scores = [], [], []
+    for row, length in enumerate(mask.sum(1).tolist()):
+        tokens = ids[row, :length].tolist()
+        texts.append([spelling(tokenizer, token) for token in tokens])
+        answers.append(tokenizer.decode(tokens, skip_special_tokens=False))
+        scores.append(task.score(asked[row], answers[row]))
         codes = torch.tensor(task.label(texts[row]), dtype=torch.uint8)
         section[row, :length], kind[row, :length] = codes
     columns = {part: torch.tensor([float(score[part]) for score in scores]) for part in scores[0]}
-    return Rollouts(problems, prompts, group, **drawn._asdict(), texts=texts, answers=written,
-                    section=section, kind=kind, scores=columns)
+    return {"texts": texts, "answers": answers, "section": section, "kind": kind,
+            "scores": columns}
 
 
 def encode(tokenizer: Tokenizer, prompt: str) -> list[int]:

@@ -100,7 +100,7 @@ class Task:
         won = float(self.number_in(turns[-1]) == problem.secret)
         return {"reward": won, "format": 0.0, "answer": won, "reasoning": 0.0}
 
-    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
+    def label(self, pieces: list[str]) -> tuple[list[int], list[int]]:
         return [0] * len(pieces), [0] * len(pieces)
 
     def number_in(self, turn: str) -> int | None:
@@ -146,7 +146,7 @@ def step_of(parts: Parts, s: LabSettings, step: int) -> tuple[Rollouts, Tensor]:
     problems = parts.policy.task.training_problems(s.seed, step, s.questions)
     batch = parts.sample(problems, s.answers, derived_seed("train", s.seed, step))
     methods = parts.advantage_method, parts.weighting
-    batch, weight, _ = credited(parts.policy.score(batch), methods, parts.policy, s, step)
+    batch, weight, _ = credited(batch, methods, parts.policy, s, step)
     return batch, weight
 
 

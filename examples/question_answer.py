@@ -155,15 +155,15 @@ def reward(problem: Row, text: str) -> float:
     return score(problem, text)["reward"]
 
 
-def label(pieces: list[bytes]) -> tuple[list[int], list[int]]:
+def label(pieces: list[str]) -> tuple[list[int], list[int]]:
     """The steps are the thinking, and what follows the mark or the box is the answer."""
-    sections, kinds, so_far = [], [], b""
+    sections, kinds, so_far = [], [], ""
     for piece in pieces:
-        kind = kind_of(piece.decode(errors="replace"))
+        kind = kind_of(piece)
         kinds.append(kind)
-        after = MARK.encode() in so_far or BOX.encode() in so_far
+        after = MARK in so_far or BOX in so_far
         section = ANSWER if after and kind in (NUMBER, SPACE, WORD) else THINK
-        is_mark = b"#" in piece or b"boxed" in piece
+        is_mark = "#" in piece or "boxed" in piece
         sections.append(OTHER if kind == END or is_mark else section)
         so_far += piece
     return sections, kinds

@@ -243,17 +243,16 @@ class Task(countdown_task.Task):
         return found | {"reward": reward + self.reasoning_weight * reasoning,
                         "reasoning": reasoning}
 
-    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:  # type: ignore[override]
-        """The section and the kind of each token, as codes, from the bytes of the tokens."""
-        return annotate(pieces) if self.wording.thinks else annotate_expression(pieces)
+    def label(self, pieces: list[str]) -> tuple[list[int], list[int]]:
+        """The section and the kind of each token, as codes, from the texts of the tokens."""
+        return super().label(pieces) if self.wording.thinks else annotate_expression(pieces)
 
-    def right_steps(self, problem: Problem, pieces: list[bytes]) -> list[int]:
+    def right_steps(self, problem: Problem, pieces: list[str]) -> list[int]:
         """The index of the token in which each right step of the reasoning ends. In the tokens
         " 3", " *", " 5", " =", " 1", "5", "," it is [5], the second digit of 15."""
-        # latin-1 makes one character of each byte, so an index of a character is that of a byte
-        text = b"".join(pieces).decode("latin-1")
         token_ends = list(itertools.accumulate(map(len, pieces)))
-        right_ends = [end for end, is_right in steps_of(text, problem.numbers) if is_right]
+        steps = steps_of("".join(pieces), problem.numbers)
+        right_ends = [end for end, is_right in steps if is_right]
         return [bisect_left(token_ends, end) for end in right_ends]
 
 
@@ -337,19 +336,14 @@ def is_result(a: int, sign: str, b: int, c: int) -> bool:
     return c == {"+": a + b, "-": a - b, "*": a * b}[sign]
 
 
-def texts_of(pieces: list[bytes]) -> list[str]:
-    """The text of each token by itself. Part of a character, which a token can be, is \\ufffd."""
-    return [piece.decode(errors="replace") for piece in pieces]
+def annotate(pieces: list[str]) -> tuple[list[int], list[int]]:
+    """The section and the kind of each token of an answer with thinking, from the tokens' texts."""
+    return countdown_task.Task().label(pieces)
 
 
-def annotate(pieces: list[bytes]) -> tuple[list[int], list[int]]:
-    """The section and the kind of each token of an answer with thinking, from the tokens' bytes."""
-    return countdown_task.Task().label(texts_of(pieces))
-
-
-def annotate_expression(pieces: list[bytes]) -> tuple[list[int], list[int]]:
+def annotate_expression(pieces: list[str]) -> tuple[list[int], list[int]]:
     """The section and the kind of each token of an answer that is nothing but an expression: all of
     it is in the answer section, except the end of the turn."""
-    kinds = [kind_of(text) for text in texts_of(pieces)]
+    kinds = [kind_of(text) for text in pieces]
     sections = [OTHER if kind == END else ANSWER for kind in kinds]
     return sections, kinds

@@ -252,6 +252,6 @@ class WorldPolicy(Policy):
         return torch.tensor([self.world.value(rollouts.problems[group], ids, other)
                              for (group, ids), other in zip(prefixes, excluded)])
 
-    def sample(self, *asked: object, **more: object) -> Rollouts:
+    def ask(self, *asked: object, **more: object) -> Rollouts:
         raise UserError("it samples answers, whose mean is known here only if they continue others "
                         "(continuation_rewards in lab/credit/monte_carlo.py)")

@@ -19,7 +19,6 @@ from lab.engine.lora import rank_of
 from lab.engine.optimizer import AdamW
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Problem, Rollouts
-from lab.engine.tokens import token_bytes
 from lab.engine.declared import Flag
 from lab.engine.model import Qwen2
 
@@ -159,10 +158,10 @@ def quality(error: torch.Tensor, target: torch.Tensor) -> Metrics:
 
 def steps_ended(rollouts: Rollouts, policy: Policy) -> torch.Tensor:
     """(B, T): how many right steps of the reasoning end with the token."""
-    right_steps: Callable[[Problem, list[bytes]], list[int]] = getattr(policy.task, "right_steps")
+    right_steps: Callable[[Problem, list[str]], list[int]] = getattr(policy.task, "right_steps")
     ended = torch.zeros(rollouts.mask.shape)
-    for row, (group, ids) in enumerate(zip(*rollouts.groups_and_ids)):
-        for t in right_steps(rollouts.problems[group], token_bytes(policy.tokenizer, ids)):
+    for row, (group, texts) in enumerate(zip(rollouts.group.tolist(), rollouts.texts)):
+        for t in right_steps(rollouts.problems[group], texts):
             ended[row, t] += 1
     return ended.to(rollouts.mask.device)
 

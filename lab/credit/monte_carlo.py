@@ -19,10 +19,11 @@ import torch
 from lab.engine.methods import Metrics, advantage
 from lab.engine.errors import UserError, refuse_undefined
 from lab.engine.log_probs import LOGITS_AT_ONCE
-from lab.engine.policy import Policy, stop_ids
+from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts
 from lab.engine.sampler import Generation, Start, generate
 from lab.engine.declared import Flag
+from qwen2_model import stop_tokens
 
 Prefix = tuple[int, tuple[int, ...]]  # a problem, and the first tokens of an answer to it
 Positions = list[tuple[int, int]]      # (answer, index) of single tokens
@@ -112,7 +113,7 @@ def continuation_rewards(policy: Policy, rollouts: Rollouts, prefixes: list[Pref
     known = policy.known_values(rollouts, prefixes, without)
     if known is not None:
         return known[:, None].expand(-1, k).clone(), {}
-    ends = stop_ids(policy.model, policy.tokenizer)
+    ends = stop_tokens(policy.model, policy.tokenizer)
     seed = int(torch.randint(2 ** 62, (1,), generator=rollouts.generator))
     prefixes, has_ended = with_replies(policy, rollouts, prefixes, ends)
     tokens_left = []  # how many tokens may follow
@@ -199,7 +200,7 @@ def continue_from(policy: Policy, rollouts: Rollouts, prefixes: list[Prefix], ex
 
 def whole_answers(prefixes: list[Prefix], fresh: Generation) -> list[Prefix]:
     """Each prefix together with its continuation."""
-    tokens, lengths = fresh.tokens.tolist(), fresh.written.sum(1).tolist()
+    tokens, lengths = fresh.ids.tolist(), fresh.written.sum(1).tolist()
     answers = []
     for row, (group, ids) in enumerate(prefixes):
         answers.append((group, (*ids, *tokens[row][:lengths[row]])))

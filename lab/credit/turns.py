@@ -24,9 +24,10 @@ from torch import Tensor
 from lab.credit.monte_carlo import Prefix, continuation_rewards
 from lab.engine.errors import UserError, location_of, result_of
 from lab.engine.methods import Metrics, advantage
-from lab.engine.policy import Policy, stop_ids
+from lab.engine.policy import Policy
 from lab.engine.rollouts import OF_TURNS, Problem, Rollouts
 from grpo import group_z_score
+from qwen2_model import stop_tokens
 from lab.engine.declared import Flag
 from lab.engine.errors import say
 
@@ -230,7 +231,7 @@ class without_luck:
 
     def __call__(self, rollouts: Rollouts, policy: Policy) -> Tensor:
         redraw, worth = Redraw(policy, rollouts, self.redraws), Worth(rollouts)
-        stop = stop_ids(policy.model, policy.tokenizer)
+        stop = stop_tokens(policy.model, policy.tokenizer)
         # answers that are equal up to the end of a turn, by (answer, turn). `room` is the number of
         # tokens that the limit leaves for the reply; none if the turn itself was cut off
         equal: dict[tuple[Read, str, int], list[tuple[int, int]]] = defaultdict(list)

@@ -9,12 +9,13 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
+import grpo
 from lab.engine.errors import refuse_undefined
-from lab.engine.rollouts import Problem, Rollouts, Task, has_turns, score_answers, turns_of
+from lab.engine.rollouts import ByTurns, Problem, Rollouts, Task, has_turns, turns_of
 from lab.engine.sampler import Seed, generate
-from lab.engine.tokens import END_OF_TURN, encode_prompt, spelt_by
+from lab.engine.tokens import encode_prompt, normalised, spelt_by
 from lab.engine.model import Qwen2
-from grpo import generator_of
+from qwen2_model import Sampled, stop_tokens
 
 if TYPE_CHECKING:
     from lab.engine.turns import Environment  # imported only for a task that replies
@@ -48,36 +49,14 @@ class Policy:
     settings: RunSettings
     folder: Path           # the folder that the model was read from
 
-    def sample(self, problems: Sequence[Problem], answers: int, seed: Seed,
-               greedy: bool = False) -> Rollouts:
-        """Sample `answers` answers to each problem, without scores."""
-        prompts = encode_prompts(self.tokenizer, self.task, problems)
-        reply = None
-        if environment := self.environment:
-            def reply(row: int, ids: list[int], drawn: list[bool]) -> list[int] | None:
-                return environment.reply(problems[row // answers], ids, drawn)
-        sampled = generate(self.model, prompts, answers=answers, seed=seed, greedy=greedy,
-                           max_new_tokens=self.settings.max_new_tokens,
-                           temperature=self.settings.temperature,
-                           stop_ids=stop_ids(self.model, self.tokenizer), reply=reply)
-        refuse_undefined("the model's probabilities are", sampled.log_prob, sampled.entropy,
-                         sampled.collision)
-        group = torch.arange(len(problems), device=sampled.mask.device).repeat_interleave(answers)
-        return Rollouts(problems, prompts, group, sampled.tokens, sampled.mask, sampled.finished,
-                        sampled.log_prob, sampled.entropy, sampled.collision,
-                        written=sampled.written)
-
-    def score(self, rollouts: Rollouts) -> Rollouts:
-        """Add the reward of each answer, and the section and kind of each token. What is scored
-        already stays as it is: a task may give another reward the second time, and may be slow."""
-        if rollouts.scores:
-            return rollouts
-        return score_answers(rollouts, self.tokenizer, self.task)
-
     def ask(self, problems: Sequence[Problem], answers: int, seed: Seed,
             greedy: bool = False) -> Rollouts:
-        """Sample answers to each problem and score them."""
-        return self.score(self.sample(problems, answers, seed, greedy))
+        """Sample answers to each problem and score them, by grpo.py's `sample`."""
+        asked = Asked(self, problems, answers)
+        generator = torch.Generator().manual_seed(seed) if isinstance(seed, int) else seed
+        batch = grpo.sample(self.model, self.tokenizer, asked, problems, answers,
+                            self.settings.max_new_tokens, generator, greedy, asked.generate)
+        return asked.completed(batch)
 
     def known_values(self, rollouts: Rollouts, prefixes: Sequence[tuple[int, tuple[int, ...]]],
                      without: Sequence[int] | None) -> Tensor | None:
@@ -94,7 +73,7 @@ class Policy:
         if not has_turns(self.task):
             return None
         from lab.engine.turns import Environment
-        return Environment(self.task, self.tokenizer, stop_ids(self.model, self.tokenizer))
+        return Environment(self.task, self.tokenizer, stop_tokens(self.model, self.tokenizer))
 
     def reward_of(self, problem: Problem, ids: Sequence[int]) -> float:
         """The reward of any answer to this problem, finished or cut off."""
@@ -119,23 +98,52 @@ class Policy:
         refuse_undefined("the model's logits are", self.model.logits(hidden[:, -1]))
 
 
+class Asked:
+    """What grpo.py's `sample` is given in the place of a policy's task, which it asks through this,
+    and of `generate`."""
+
+    def __init__(self, policy: Policy, problems: Sequence[Problem], answers: int):
+        self.policy, self.problems = policy, [one for one in problems for _ in range(answers)]
+        self.label, self.score = policy.task.label, policy.task.score
+        self.by_turns: ByTurns | None = None
+
+    def prompt_for(self, problem: Problem) -> str:
+        tokenizer, text = self.policy.tokenizer, self.policy.task.prompt_for(problem)
+        encode_prompt(tokenizer, text, self.policy.task.show(problem))  # refuses what it cannot say
+        return normalised(tokenizer, text)
+
+    def generate(self, model: Qwen2, prompts: list[list[int]], answers: int, max_new_tokens: int,
+                 stop: tuple[int, ...], generator: torch.Generator, greedy: bool) -> Sampled:
+        """The mask is what is written; what of it the model drew is known here."""
+        reply = None
+        if environment := self.policy.environment:
+            def reply(row: int, ids: list[int], drawn: list[bool]) -> list[int] | None:
+                return environment.reply(self.problems[row], ids, drawn)
+        found = generate(model, prompts, answers=answers, seed=generator, greedy=greedy,
+                         max_new_tokens=max_new_tokens, stop_ids=stop, reply=reply,
+                         temperature=self.policy.settings.temperature)
+        refuse_undefined("the model's probabilities are", found.log_prob, found.entropy,
+                         found.collision)
+        self.found = found
+        if environment:
+            self.by_turns = ByTurns(self.policy.task, self.policy.tokenizer, self.problems, found)
+            self.score = self.by_turns.score
+        return Sampled(found.ids, found.written, found.finished, found.log_prob, found.entropy,
+                       found.collision)
+
+    def completed(self, batch: grpo.Rollouts) -> Rollouts:
+        """The batch as the lab knows it."""
+        known = vars(batch) | {"mask": self.found.mask, "written": self.found.written}
+        whole = Rollouts(**known).to(self.policy.model.device)
+        return self.by_turns.with_turns(whole) if self.by_turns else whole
+
+
 def encode_prompts(tokenizer: Tokenizer, task: Task[Problem],
                    problems: Sequence[Problem]) -> list[list[int]]:
     return [encode_prompt(tokenizer, task.prompt_for(problem), task.show(problem))
             for problem in problems]
 
 
-def stop_ids(model: Qwen2, tokenizer: Tokenizer) -> tuple[int, ...]:
-    """The tokens that end an answer: those of the model's config, and the end of a turn, which the
-    config of a base model lacks."""
-    stop = set(model.config.eos_token_id)
-    for token in END_OF_TURN:
-        number = tokenizer.token_to_id(token)
-        if number is not None:
-            stop.add(number)
-    return tuple(stop)
-
-
 def derived_seed(*parts: object) -> int:
     """The seed of the book's generator, which depends on these parts alone."""
-    return generator_of(*parts).initial_seed()
+    return grpo.generator_of(*parts).initial_seed()

@@ -12,6 +12,7 @@ An answer of several turns has tokens that an environment wrote, and the mask ha
 whatever goes by the mask is about what the model drew: loss, N, weights, entropy, and every table
 of tokens. Only what cuts, records or shows an answer goes by `written`.
 """
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
@@ -24,7 +25,7 @@ from tokenizers import Tokenizer
 
 import grpo
 from lab.engine.errors import UserError
-from lab.engine.tokens import spelt_by, token_bytes, without_end_of_turn
+from lab.engine.tokens import spelt_by, without_end_of_turn
 
 Problem = object  # any type that a task likes: it is only passed back to the task
 TaskProblem = TypeVar("TaskProblem")  # the type of a task's problems
@@ -67,8 +68,8 @@ class Task(Protocol[TaskProblem]):
     # for any string: `reward`, `format`, `answer` (1 is success), and `reasoning`, for the steps
     def score(self, problem: TaskProblem, text: Any) -> dict[str, Any]: ...
 
-    # the section and the category of each token of an answer, as codes; the tokens come as bytes
-    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]: ...
+    # the section and the category of each token of an answer, as codes, by the tokens' texts
+    def label(self, pieces: list[str]) -> tuple[list[int], list[int]]: ...
 
 
 def double(values: Tensor) -> Tensor:
@@ -203,42 +204,62 @@ class Rollouts(grpo.Rollouts):
 
 
 def score_answers(rollouts: Rollouts, tokenizer: Tokenizer, task: Task[Problem]) -> Rollouts:
-    """Add what depends on the text: the scores of each answer, the section and kind of each token.
-    """
-    section, kind = torch.zeros(2, *rollouts.mask.shape, dtype=torch.uint8)
-    texts, answers, turns, scores, of_turns = [], [], [], [], []
-    groups, ids_of_rows = rollouts.groups_and_ids
-    for row, (group, ids) in enumerate(zip(groups, ids_of_rows)):
-        pieces = token_bytes(tokenizer, ids)
-        sections, kinds = task.label(pieces)
-        section[row, :len(ids)] = torch.tensor(sections, dtype=torch.uint8)
-        kind[row, :len(ids)] = torch.tensor(kinds, dtype=torch.uint8)
-        texts.append([piece.decode(errors="replace") for piece in pieces])
-        answers.append(b"".join(pieces).decode(errors="replace"))
-        if has_turns(task):
-            turns.append(turns_of(tokenizer, ids, rollouts.drawn[row].tolist()))
-        score = task.score(rollouts.problems[group], turns[-1] if turns else answers[-1])
-        scores.append({part: value for part, value in score.items() if part != OF_TURNS})
+    """Add what depends on the texts, by grpo.py's `from_task`."""
+    problems = [rollouts.problems[group] for group in rollouts.group.tolist()]
+    asked: Any = task
+    if has_turns(task):
+        asked = ByTurns(task, tokenizer, problems, rollouts)
+    found = grpo.from_task(asked, tokenizer, problems, rollouts.ids, rollouts.written)
+    scored = replace(rollouts, **found).to(rollouts.mask.device)
+    return asked.with_turns(scored) if has_turns(task) else scored
+
+
+class Drawn(Protocol):
+    """Answers as they were sampled."""
+    ids: Tensor
+    mask: Tensor
+    written: Tensor
+
+
+class ByTurns:
+    """A task with replies, as grpo.py's `from_task` asks it about a batch: by the texts of answers.
+    The task itself is given the turns of the answer."""
+
+    def __init__(self, task: Any, tokenizer: Tokenizer, problems: list[Problem], answers: Drawn):
+        """`problems` has the problem of each answer."""
+        self.task, self.label, self.problems = task, task.label, problems
+        self.turns: list[list[str]] = []
+        # of the answers to a problem that have a text, which is hardly ever more than one
+        self.with_text: dict[tuple[int, str], list[list[str]]] = defaultdict(list)
+        self.paid: dict[tuple[int, str], list[float]] = {}  # for each turn, if turns are paid
+        lengths = answers.written.sum(1).tolist()
+        for problem, ids, drawn, length in zip(problems, answers.ids.tolist(),
+                                               answers.mask.tolist(), lengths):
+            turns = turns_of(tokenizer, ids[:length], drawn)
+            self.turns.append(turns)
+            self.with_text[id(problem), spelt_by(tokenizer, ids[:length])].append(turns)
+
+    def score(self, problem: Problem, text: str) -> dict[str, Any]:
+        known = self.with_text[id(problem), text]
+        if not known:
+            raise UserError("answers of several turns are scored as they were sampled, and none of "
+                            f"this batch is {text[:80]!r}")
+        known.append(known.pop(0))  # each in its turn
+        score = dict(self.task.score(problem, known[-1]))
         if OF_TURNS in score:
-            of_turns.append(score[OF_TURNS])
-    device = rollouts.mask.device
-    # a task may return more parts than are needed, but the same ones for every answer
-    if any(score.keys() != scores[0].keys() for score in scores):
-        raise UserError("score should return the same names of parts for every answer")
-    paid = at_ends_of_turns(of_turns, rollouts) if of_turns else UNSET
-    columns = {}
-    for part in scores[0]:
-        values = [score[part] for score in scores]
-        columns[part] = torch.tensor(values, dtype=torch.float32, device=device)
-    return replace(rollouts, texts=texts, answers=answers, turns=turns, scores=columns,
-                   of_turns=paid, section=section.to(device), kind=kind.to(device))
+            self.paid[id(problem), repr(known[-1])] = score.pop(OF_TURNS)
+        return score
 
-
-def at_ends_of_turns(of_turns: list[list[float]], rollouts: Rollouts) -> Tensor:
-    """(B, T): the number of each turn of each answer, at the last token of the turn."""
-    paid, ends = torch.zeros(rollouts.mask.shape), rollouts.ends_turn.cpu()
-    paid[ends] = torch.tensor([float(reward) for rewards in of_turns for reward in rewards])
-    return paid.to(rollouts.mask.device)
+    def with_turns(self, rollouts: Rollouts) -> Rollouts:
+        """The batch with its turns, and with what each of them is paid, at its last token."""
+        if not self.paid:
+            return replace(rollouts, turns=self.turns)
+        paid, ends = torch.zeros(rollouts.mask.shape), rollouts.ends_turn.cpu()
+        of_turns = list[float]()
+        for problem, turns in zip(self.problems, self.turns):
+            of_turns += self.paid[id(problem), repr(turns)]
+        paid[ends] = torch.tensor(of_turns, dtype=torch.float32)
+        return replace(rollouts, turns=self.turns, of_turns=paid.to(rollouts.mask.device))
 
 
 def has_turns(task: object) -> bool:

@@ -54,7 +54,7 @@ class Start(NamedTuple):
 class Generation:
     """The sampled tokens: index t is the t-th generated token. Beyond the mask log-prob, entropy
     and collision are 0, and beyond what is written the tokens are."""
-    tokens: Tensor     # (B, T) int64
+    ids: Tensor        # (B, T) int64
     mask: Tensor       # (B, T) bool, what the model drew, the stop token included
     finished: Tensor   # (B,) bool, the answer ended with a stop token
     log_prob: Tensor   # (B, T) float32

@@ -1,12 +1,13 @@
 """Byte-level tokenizers (Qwen's): the ids of a prompt, and the bytes of each token."""
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
+import grpo
 import qwen2_model
 from countdown_task import (  # many take these from here
     ANSWER as ANSWER, BRACKET as BRACKET, END as END, END_OF_TURN as END_OF_TURN, KINDS as KINDS,
@@ -69,32 +70,40 @@ def without_earlier_turns(prompt: str) -> str:
 
 
 def encode(tokenizer: Tokenizer, text: str, what: str) -> list[int]:
-    """The ids of a text, checked to spell the same text; `what` names it in messages."""
+    """The ids of a text by grpo.py's `encode`, which refuses a text that they do not spell. What is
+    missing is said here; `what` names the text in messages."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise UserError(f"{what} contains half of a character: {text[error.start]!r}") from None
-    ids = tokenizer.encode(text, add_special_tokens=False).ids
-    # Qwen's normalizer joins a letter and its accent into one character, so what its tokens spell
-    # has to be compared with the normalised text.
-    if tokenizer.normalizer:
-        text = tokenizer.normalizer.normalize_str(text)
-    if spelt_by(tokenizer, ids) != text:
-        words = {word: tokenizer.encode(word, add_special_tokens=False).ids
-                 for word in re.findall(r"\s*\S+", text)}
-        lost = [word for word, spelling in words.items() if spelt_by(tokenizer, spelling) != word]
+    text = normalised(tokenizer, text)
+    try:
+        return grpo.encode(tokenizer, text)
+    except UserError:
+        lost = [word for word in re.findall(r"\s*\S+", text) if not can_spell(tokenizer, word)]
         which = f" ({lost[0]!r})" if lost else ""
         spaced = re.sub(r"(?<![\s\d])(?=\d)", " ", text)  # a blank before each number
-        with_blanks = tokenizer.encode(spaced, add_special_tokens=False).ids
         hint = (". Its numbers begin with a blank: it can spell the same text with one before "
-                "every number" if spelt_by(tokenizer, with_blanks) == spaced else "")
+                "every number" if can_spell(tokenizer, spaced) else "")
         raise UserError(f"the tokenizer cannot spell {what}{which}: this model knows no words and "
-                        f"numbers other than its {tokenizer.get_vocab_size()} tokens{hint}")
-    return ids
+                        f"numbers other than its {tokenizer.get_vocab_size()} tokens{hint}"
+                        ) from None
 
 
-def spelt_by(tokenizer: Tokenizer, ids: Iterable[int]) -> str:
-    return b"".join(token_bytes(tokenizer, ids)).decode(errors="replace")
+def normalised(tokenizer: Tokenizer, text: str) -> str:
+    """The text that its tokens spell. Qwen's normalizer joins a letter and its accent into one
+    character."""
+    normalizer = tokenizer.normalizer
+    return str(normalizer.normalize_str(text)) if normalizer else text
+
+
+def can_spell(tokenizer: Tokenizer, text: str) -> bool:
+    return spelt_by(tokenizer, tokenizer.encode(text, add_special_tokens=False).ids) == text
+
+
+def spelt_by(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The text of these tokens, as grpo.py's `from_task` spells an answer."""
+    return str(tokenizer.decode(ids, skip_special_tokens=False))
 
 
 def token_bytes(tokenizer: Tokenizer, ids: Iterable[int]) -> list[bytes]:

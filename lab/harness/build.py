@@ -34,7 +34,7 @@ class Parts(NamedTuple):
     reference: Qwen2 | None
     advantage_method: Method
     weighting: Method
-    sample: Callable[..., Rollouts]  # problems, answers to each, seed -> a batch without rewards
+    sample: Callable[..., Rollouts]  # problems, answers to each, seed -> a batch with rewards
 
     @property
     def methods(self) -> dict[str, Method]:
@@ -89,7 +89,7 @@ def build(s: LabSettings, checkpoint: Path | None, drawn: Json) -> Parts:
     advantage, weighting = make_advantage(s, policy), make_weighting(s, policy)
     if s.advantage == "span" and (unpaid := unpaid_parts(s.keywords)):
         say(f"--advantage span pays {' and '.join(unpaid)}, which the reward of this run does not")
-    sample: Callable[..., Rollouts] = policy.sample
+    sample: Callable[..., Rollouts] = policy.ask
     if s.dynamic_sampling > 1:
         from lab.engine.dynamic import DynamicSampling
         sample = DynamicSampling(policy, s.dynamic_sampling, drawn).sample

@@ -164,7 +164,6 @@ class LabRun(Run):
                 return at_one.ask(problems, answers, generator, greedy)
         with self.explained(), self.clocked("rollout_seconds"):
             rollouts = self.parts.sample(problems, answers, generator.initial_seed())
-            rollouts = self.policy.score(rollouts)
         return replace(rollouts, forward=self.policy.extra_forward())
 
     def advantages(self, rollouts: Rollouts) -> torch.Tensor:

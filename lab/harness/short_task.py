@@ -228,5 +228,5 @@ class ShortTask:
     def score(self, problem: Problem, text: str) -> dict[str, float]:
         return score_by(self.reward, problem, text)
 
-    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
+    def label(self, pieces: list[str]) -> tuple[list[int], list[int]]:
         return [0] * len(pieces), [0] * len(pieces)

@@ -120,6 +120,7 @@ class CheckedTask:
         self.held_out_facts: set[tuple[str, str]] = set()
         self.asked_twice: set[str] = set()  # names of methods
         self.pays_turns: bool | None = None  # None until an answer was scored
+        self.parts: set[str] = set()         # of a score, known once an answer was scored
         self.knows_success = True            # which answers are right
 
     def __getattr__(self, name: str) -> Any:
@@ -198,6 +199,10 @@ class CheckedTask:
             raise UserError(f"the reward of --task {type(self.task).__module__} is a list for some "
                             "answers, and a number for others. It should be one of them for all")
         self.pays_turns = pays_turns
+        # a task may return more parts than are needed, but the same ones for every answer
+        if score.keys() != (self.parts or score.keys()):
+            raise UserError("score should return the same names of parts for every answer")
+        self.parts = set(score)
         # The score of a file with no more than a `reward` is a method of ours. An error names the
         # user's own function: that `reward`, or a `score` that the file has, too.
         own = self.task.score
@@ -209,7 +214,7 @@ class CheckedTask:
         self.knows_success &= says_success or score["reward"] in (0, 1)
         return score
 
-    def label(self, pieces: list[bytes]) -> tuple[list[int], list[int]]:
+    def label(self, pieces: list[str]) -> tuple[list[int], list[int]]:
         labels: tuple[list[int], list[int]] = result_of(
             self.task.label, f"two lists with a number for each of {len(pieces)} tokens: its "
             f"section, from 0 to {len(SECTIONS) - 1}, and its kind, from 0 to "

@@ -41,9 +41,9 @@ def rollouts(small_model):
                  stop_ids=(2, 4, 9, 17, 30, 31, 33))
     reward = torch.tensor([1.1, 0.1, 0.06, 0.1, 0.1, 0.1])
     assert len(set(g.mask.sum(1).tolist())) > 2
-    known = {name: value for name, value in vars(g).items() if name not in ("tokens", "mask")}
+    known = {name: value for name, value in vars(g).items() if name != "mask"}
     scores = dict.fromkeys(("reward", "format", "reasoning"), reward)
-    batch = hand_made(g.mask, ids=g.tokens, prompt_ids=PROMPTS, group=torch.arange(6) // 3, **known,
+    batch = hand_made(g.mask, prompt_ids=PROMPTS, group=torch.arange(6) // 3, **known,
                       scores=scores | {"answer": (reward > 1).float()}, section=g.mask.byte(),
                       kind=g.mask.byte(), forward=Forward(small_model, 4))
     return dataclasses.replace(batch, advantage=grpo(batch))

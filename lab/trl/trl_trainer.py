@@ -38,7 +38,7 @@ from lab.harness.tasks import CheckedTask, load_task
 from lab.engine.policy import derived_seed
 from lab.engine.rollouts import (OF_TURNS, UNSET, Rollouts, at_ends_of_turns, has_turns,
                                  score_answers)
-from lab.engine.tokens import OTHER, THINK, load_tokenizer, token_bytes
+from lab.engine.tokens import OTHER, THINK, load_tokenizer, spelt_by
 from lab.countdown import annotate
 from grpo import to_every_token
 from lab.harness.read_record import run_config
@@ -388,12 +388,12 @@ def named_parts(names: Iterable[str], columns: Iterable[torch.Tensor]) -> dict[s
 def labelled(batch: Rollouts, tokenizer: Tokenizer, task=None) -> Rollouts:
     """The batch with section and kind of each token: by a task, or by tags and text alone. Without
     a tag, in the answer or at the end of the prompt, nothing is called thinking."""
-    prompt = b"".join(token_bytes(tokenizer, batch.prompt_ids[0]))  # all prompts end alike
-    opens_thinking = prompt.rstrip().endswith(b"<think>")
+    prompt = spelt_by(tokenizer, batch.prompt_ids[0])  # all prompts end alike
+    opens_thinking = prompt.rstrip().endswith("<think>")
 
-    def by_tags(pieces: list[bytes]) -> tuple[list[int], list[int]]:
+    def by_tags(pieces: list[str]) -> tuple[list[int], list[int]]:
         sections, kinds = annotate(pieces)
-        if not opens_thinking and b"think>" not in b"".join(pieces):
+        if not opens_thinking and "think>" not in "".join(pieces):
             sections = [OTHER if code == THINK else code for code in sections]
         return sections, kinds
 

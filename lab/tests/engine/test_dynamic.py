@@ -7,7 +7,6 @@ import torch
 from small import hand_made, spoken
 
 from lab.engine.dynamic import DynamicSampling, joined
-from lab.engine.policy import Policy
 from lab_runs import run
 from runs import lines
 
@@ -17,26 +16,22 @@ SPREAD = {0: [0, 1], 1: [1, 1], 2: [0, 0], 3: [1, 0], 4: [0, 1]}  # rewards of e
 class Sampler:
     """Two answers to each problem; the token of an answer says which."""
 
-    def sample(self, problems, answers, seed):
+    def ask(self, problems, answers, seed):
         n = 2 * len(problems)
         ids = torch.tensor([[10 * problem + answer] * 2 for problem in problems
                             for answer in range(2)])
+        reward = [SPREAD[problem][answer] for problem in problems for answer in range(2)]
         return dataclasses.replace(
             hand_made(torch.ones(n, 2, dtype=torch.bool), ids=ids, problems=list(problems),
                       prompt_ids=[[problem] for problem in problems],
-                      group=torch.arange(n) // 2), finished=torch.ones(n, dtype=torch.bool))
-
-    def score(self, rollouts):
-        reward = [SPREAD[problem][answer] for problem in rollouts.problems for answer in range(2)]
-        return dataclasses.replace(rollouts, scores={"reward": torch.tensor(reward).float()},
-                                   answers=["x"] * len(reward), texts=[["x"]] * len(reward))
+                      group=torch.arange(n) // 2), finished=torch.ones(n, dtype=torch.bool),
+            scores={"reward": torch.tensor(reward).float()}, answers=["x"] * n, texts=[["x"]] * n)
 
 
 def policy_of(sampler):
     rounds = {1: [3, 2], 2: [4, 1]}
     task = SimpleNamespace(training_problems=lambda seed, step, count: rounds[step])
-    return SimpleNamespace(
-        task=task, ask=lambda *given: sampler.score(sampler.sample(*given)))
+    return SimpleNamespace(task=task, ask=sampler.ask)
 
 
 @pytest.mark.parametrize("most, problems, extra", [
@@ -53,9 +48,7 @@ def test_groups_without_spread_are_replaced_and_what_was_drawn_is_counted(most, 
     assert found.ids[:, 0].tolist() == [10 * problem + answer for problem in problems
                                         for answer in range(2)]
     assert found.group.tolist() == [0, 0, 1, 1]
-    # the reward is that which chose the group: it is not asked for again
     assert found.reward.tolist() == [reward for problem in problems for reward in SPREAD[problem]]
-    assert Policy.score(None, found) is found
     assert drawn["extra_tokens"] == 2 * extra
 
 

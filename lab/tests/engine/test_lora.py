@@ -120,10 +120,10 @@ def test_the_sampler_samples_what_is_trained(kind, dtype, gap):
     before = None
     for _ in range(2):
         sampled = generate(model, [[5, 6, 7]], max_new_tokens=8, greedy=True, stop_ids=())
-        ids = torch.tensor([[5, 6, 7, *sampled.tokens[0].tolist()]])
+        ids = torch.tensor([[5, 6, 7, *sampled.ids[0].tolist()]])
         with torch.no_grad():
             log_prob = model(ids).float().log_softmax(-1)[0, 2:-1]
-        log_prob = log_prob.gather(1, sampled.tokens[0][:, None])[:, 0]
+        log_prob = log_prob.gather(1, sampled.ids[0][:, None])[:, 0]
         torch.testing.assert_close(sampled.log_prob[0], log_prob, atol=gap, rtol=0)
         assert before is None or (before - log_prob).abs().max() > 2 * gap
         before = log_prob

@@ -37,18 +37,18 @@ def test_the_example_of_the_docstring(small_model, fed):
     p, r = [5, 6, 7], [5, 6, 8, 9, 10]
     request = dict(answers=2, max_new_tokens=4, seed=0)
     endless = generate(small_model, [p, r], stop_ids=(), **request)
-    stop = int(endless.tokens[1, 1])
-    others = endless.tokens.flatten().tolist()
+    stop = int(endless.ids[1, 1])
+    others = endless.ids.flatten().tolist()
     assert others.count(stop) == 1
     fed.clear()
     result = generate(small_model, [p, r], stop_ids=(stop,), **request)
-    tokens, stay = endless.tokens, [0, 2, 3]
+    tokens, stay = endless.ids, [0, 2, 3]
     assert fed == [
         (p + [0, 0] + r, [0, 1, 2, 3, 4]), (tokens[:, 0].tolist(), [3, 3, 5, 5]),
         (tokens[stay, 1].tolist(), [4, 6, 6]), (tokens[stay, 2].tolist(), [5, 7, 7])]
     assert result.mask.int().tolist() == [[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]
     assert result.finished.tolist() == [False, True, False, False]
-    assert torch.equal(result.tokens, endless.tokens * result.mask)
+    assert torch.equal(result.ids, endless.ids * result.mask)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -56,7 +56,7 @@ def test_recorded_numbers_are_those_of_temperature_1(small_model, vocabulary, te
     result = generate(small_model, PROMPTS, answers=3, max_new_tokens=12, temperature=temperature,
                       seed=5)
     assert result.mask.any(1).all()
-    for b, (row, mask) in enumerate(zip(result.tokens, result.mask)):
+    for b, (row, mask) in enumerate(zip(result.ids, result.mask)):
         expected = facts_behind(small_model, PROMPTS[b // 3], row[mask].tolist())
         recorded = torch.stack([result.log_prob[b], result.entropy[b], result.collision[b]])
         torch.testing.assert_close(recorded[:, mask], expected, atol=1e-4, rtol=0)
@@ -77,7 +77,7 @@ def test_sampling_follows_the_distribution(small_model, vocabulary, temperature,
     expected /= expected.sum()
     result = generate(small_model, [[5, 6, 7, 8]], starts=[Start(0, 3, without)] * count,
                       max_new_tokens=1, temperature=temperature, seed=1)
-    token = result.tokens[:, 0]
+    token = result.ids[:, 0]
     frequency = torch.bincount(token, minlength=50) / count
     deviation = (expected * (1 - expected) / count).sqrt()
     assert ((frequency - expected).abs() < 5 * deviation + 1e-4).all()
@@ -133,7 +133,7 @@ def test_answers_equal_the_slow_loop(small_model, limits, stops, has_replies):
                      stop_ids=stops, reply=reply if has_replies else None)
     assert not has_replies or 8 < found.finished.sum() < 30 or stops != MANY_STOPS
     for row, (ids, drawn, finished) in enumerate(expected):
-        assert found.tokens[row, found.written[row]].tolist() == ids
+        assert found.ids[row, found.written[row]].tolist() == ids
         assert found.mask[row, :len(ids)].tolist() == drawn and found.finished[row] == finished
         prompt = prompts[starts[row].prompt][:starts[row].seen]
         expected_facts = facts_behind(small_model, prompt, ids) * torch.tensor(drawn)
@@ -148,7 +148,7 @@ def test_a_reply_takes_the_place_of_what_would_be_drawn(small_model, fed):
     replies = {0: [20, 21, 22], 1: [23]}
     result = generate(small_model, [[5, 6, 7], [8, 9]], max_new_tokens=[6, 4], stop_ids=range(50),
                       reply=lambda row, ids, drawn: replies[row] if len(ids) < 3 else None)
-    one, other = result.tokens.tolist()
+    one, other = result.ids.tolist()
     assert one[1:4] == [20, 21, 22] and other[1] == 23
     assert fed[1:] == [([one[0], 20, other[0], 23], [3, 4, 2, 3]), ([21, 22], [5, 6])]
     assert result.written.sum(1).tolist() == [5, 3]
@@ -165,8 +165,8 @@ def test_own_seed_and_nothing_else(small_model):
     first = generate(small_model, PROMPTS, seed=7, **request)
     torch.manual_seed(2)
     before = torch.get_rng_state()
-    assert torch.equal(first.tokens, generate(small_model, PROMPTS, seed=7, **request).tokens)
-    assert not torch.equal(first.tokens, generate(small_model, PROMPTS, seed=8, **request).tokens)
+    assert torch.equal(first.ids, generate(small_model, PROMPTS, seed=7, **request).ids)
+    assert not torch.equal(first.ids, generate(small_model, PROMPTS, seed=8, **request).ids)
     assert torch.equal(before, torch.get_rng_state())
 
 

@@ -84,7 +84,7 @@ def test_both_samplers_draw_the_same_tokens(folder, greedy):
     T = one.ids.shape[1]
     if not greedy:
         assert one.finished.any() and not one.finished.all()  # some stop, some are cut off
-    assert torch.equal(one.ids, other.tokens[:, :T]) and torch.equal(one.mask, other.mask[:, :T])
+    assert torch.equal(one.ids, other.ids[:, :T]) and torch.equal(one.mask, other.mask[:, :T])
     assert torch.equal(one.finished, other.finished) and not other.mask[:, T:].any()
     for name in ("log_prob", "entropy", "collision"):
         close(getattr(one, name), getattr(other, name)[:, :T])
@@ -107,7 +107,7 @@ def test_lora_is_the_books_model_with_b_a_in_its_matrices(folder):
     rows = torch.tensor([0, 3, 7, 8, 19])
     drawn = fast_generate(fast, PROMPTS, answers=5, max_new_tokens=NEW,
                           stop_ids=plain.config.eos_token_id, seed=generator_of("tied", 1))
-    rollouts = replace(batch(plain), ids=drawn.tokens, mask=drawn.mask)
+    rollouts = replace(batch(plain), ids=drawn.ids, mask=drawn.mask)
     log_probs = [of(model, rollouts, rows) for of, model in (
         (response_log_probs, fast), (grpo.log_probs, plain))]
     close(*log_probs)
@@ -132,7 +132,7 @@ def test_bfloat16_rounds_as_the_books_model_with_rounded_products_does(folder):
     exact, plain = qwen2_model.load_model(folder), qwen2_model.load_model(folder)
     drawn = fast_generate(fast, PROMPTS, answers=5, max_new_tokens=NEW, stop_ids=(),
                           seed=generator_of("tied", 1))
-    own = replace(batch(exact), ids=drawn.tokens, mask=drawn.mask, written=drawn.mask)
+    own = replace(batch(exact), ids=drawn.ids, mask=drawn.mask, written=drawn.mask)
     output = rounded(plain.logits(torch.eye(plain.config.hidden_size)).T)
     plain.logits = lambda h: rounded(torch.nn.functional.linear(rounded(h), output))
     for module in plain.modules():

@@ -16,7 +16,7 @@ from lab.credit.monte_carlo import prefix_values
 from lab.engine.dynamic import joined
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, make
 from lab.engine.optimizer import AdamW
-from lab.engine.rollouts import score_answers, turns_of
+from lab.engine.rollouts import ByTurns, score_answers, turns_of
 from lab.engine.turns import Environment
 from examples.guess import Game, Task
 from examples.histories import BIG, SMALL
@@ -110,6 +110,17 @@ def test_what_a_model_writes_itself_is_no_reply(policy):
     assert policy.environment.drawn_in(GAMES[0], ids[:4]) == drawn[:4]
     assert policy.reward_of(GAMES[0], ids) == 1.0
     assert policy.task.score(GAMES[0], [f" 4<|im_end|>{BIG} 2"])["reward"] == 0.0
+    both = hand_made([[True] * 7, drawn], ids=torch.tensor([ids, ids]), problems=GAMES[:1],
+                     group=torch.zeros(2, dtype=torch.long), written=torch.ones(2, 7).bool())
+    assert score_answers(both, policy.tokenizer, policy.task).reward.tolist() == [0.0, 1.0]
+
+
+def test_a_text_that_was_not_sampled_has_no_turns(policy, games):
+    """Nobody knows who wrote which part of it."""
+    asked = ByTurns(policy.task, policy.tokenizer, [GAMES[0]] * len(games.ids), games)
+    assert asked.score(GAMES[0], games.answers[0])["answer"] in (0, 1)
+    for problem, text in ((GAMES[1], games.answers[0]), (GAMES[0], games.answers[0] + " 1")):
+        assert f"none of this batch is {text!r}" in refusal(asked.score, problem, text)
 
 
 def test_the_value_of_a_prefix_is_computed_and_sampled(policy, games):

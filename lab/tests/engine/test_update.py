@@ -10,7 +10,7 @@ import torch
 from lab.analysis.run_folders import read_columns, read_credit
 from lab.countdown import Problem, Task
 from lab.credit.weightings import span
-from lab.engine.forward import micro_batches, response_log_probs
+from lab.engine.forward import response_log_probs
 from lab.engine.model_folder import read_model_folder
 from lab.engine.policy import Policy
 from lab.engine.sampler import generate
@@ -50,23 +50,6 @@ def run_update(model, rollouts, **changed):
     copy, weight = copied(model), rollouts.mask.float()
     optimizer = torch.optim.SGD(copy.parameters(), lr=0.0)
     return copy, update(copy, optimizer, rollouts, weight, settings(**changed))[0]
-
-
-def test_the_largest_micro_batch_is_the_first():
-    """Question 1's prompt makes its answers the larger ones, although they are shorter; a prompt
-    counts once."""
-    batch = hand_made(torch.arange(9) < torch.tensor([3, 9, 4, 4, 2, 0])[:, None],
-                      group=torch.arange(6) // 2, prompt_ids=[[5], [5] * 20, [5] * 2])
-
-    def parts(batch, rows, size):
-        return [part.tolist() for part in micro_batches(torch.tensor(rows), size)]
-
-    assert parts(batch, range(6), 2) == [[2, 3], [0, 1], [4, 5]]
-    assert parts(batch, [0, 1, 4, 5], 3) == [[0, 1, 4], [5]]
-    assert parts(batch, range(6), 10 ** 9) == [[*range(6)]]  # more than there are: all at once
-    two = hand_made(torch.ones(4, 5, dtype=torch.bool), group=torch.tensor([0, 1, 2, 2]),
-                    prompt_ids=[[5] * 3, [5] * 3, [5] * 4])
-    assert parts(two, range(4), 2) == [[0, 1], [2, 3]]
 
 
 def written_out(model, reference, old, rollouts, weight, s):
@@ -180,7 +163,7 @@ def test_the_end_of_turn_stops_also_a_model_whose_own_list_lacks_it(learner, mon
     monkeypatch.setattr("lab.engine.policy.generate", lambda *args, **sampling: (
         asked.update(sampling) or generate(*args, **sampling)))
     policy = Policy(model, tokenizer, Task(prompt="short"), settings(max_new_tokens=3), learner)
-    policy.sample([Problem((3, 5, 7), 22)], 2, seed=0)
+    policy.ask([Problem((3, 5, 7), 22)], 2, seed=0)
     ends = {tokenizer.token_to_id(name) for name in ("<|im_end|>", "<|endoftext|>")}
     assert set(asked["stop_ids"]) == {7, *ends}
 

@@ -193,9 +193,9 @@ def test_the_prompt_is_that_of_the_models_chat_template(file, tmp_path):
 
 
 def test_sections_of_an_answer():
-    sections, kinds = label([b"2", b" ##", b"##", b" ", b"4", b"<|im_end|>"])
+    sections, kinds = label(["2", " ##", "##", " ", "4", "<|im_end|>"])
     assert sections == [THINK, OTHER, OTHER, ANSWER, ANSWER, OTHER] and kinds[0] == NUMBER
-    sections, _ = label([b"so", b" \\", b"boxed", b"{", b"4", b"}"])
+    sections, _ = label(["so", " \\", "boxed", "{", "4", "}"])
     assert sections == [THINK, THINK, OTHER, THINK, ANSWER, ANSWER]
 
 

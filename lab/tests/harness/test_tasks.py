@@ -150,7 +150,7 @@ def test_problems_are_shown_and_read_by_what_the_user_says():
     task = task_of([{"prompt": prompt, "number": n} for n, prompt in enumerate(PROMPTS)])
     problem = task.read(["say", "7"])
     assert problem["number"] == 7 and task.show(problem) == "say 7"
-    assert task.prompt_for(problem) == PROMPTS[7] and task.label([b"a", b"b"]) == ([0, 0], [0, 0])
+    assert task.prompt_for(problem) == PROMPTS[7] and task.label(["a", "b"]) == ([0, 0], [0, 0])
     with pytest.raises(UserError, match="^say 77 is none of the problems of my_task; say "):
         task.read(["say", "77"])
 
@@ -295,7 +295,7 @@ def test_a_reward_alone_has_the_problems_of_countdown():
     problem, answer = countdown.training_problems(0, 1, 2)[0], "</think>\n<answer> {}</answer>"
     assert task.training_problems(0, 1, 2)[0] == problem and max(problem.numbers) <= 9
     assert task.prompt_for(problem) == countdown.prompt_for(problem)
-    assert task.label([b"<answer>", b" 3"]) == countdown.label([b"<answer>", b" 3"])
+    assert task.label(["<answer>", " 3"]) == countdown.label(["<answer>", " 3"])
     rewards = [task.score(problem, answer.format(text))["reward"] for text in ("8 / 4", "8 * 4")]
     assert rewards == [1, 0] and task.rewarded == "reward of examples.own_reward"
 
@@ -316,7 +316,7 @@ GOOD = {"reward": 1.1, "format": 1, "answer": True, "reasoning": 0}
                              {**GOOD, "reward": 1.1e12}, {**GOOD, "reward": -1e39},
                              {"reward": 1, "format": 1, "answer": 1}]),
     ("show", ("3 5",), [None, 5]), ("prompt_for", ("3 5",), [None, 5]),
-    ("label", ([b"a", b"b"],), [None, 5, [[0, 0]], [0, 0], ([0], [0, 0]), ([0, 9], [0, 0]),
+    ("label", (["a", "b"],), [None, 5, [[0, 0]], [0, 0], ([0], [0, 0]), ([0, 9], [0, 0]),
                                 ([0, 0], [0, -1])]),
     ("training_problems", (0, 1, 8), [None, "1.0", [1, 2]]),
     ("held_out_problems", (8,), [None, []])])
@@ -340,7 +340,7 @@ def test_what_a_task_returns_rightly_is_handed_on():
     """The square of the largest reward is a float32."""
     labels, score = ([0, 0], [0, 0]), {**GOOD, "reward": -1e12}
     task = CheckedTask(SimpleNamespace(score=lambda *_: score, label=lambda _: labels))
-    assert task.label([b"a", b"b"]) is labels and task.score("3 5", "8") is score
+    assert task.label(["a", "b"]) is labels and task.score("3 5", "8") is score
 
 
 def guesses(reward):

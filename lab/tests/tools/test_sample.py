@@ -76,8 +76,7 @@ def test_a_greedy_answer_is_the_same_with_every_seed(ask):
 
 def test_no_answer_commands_a_terminal(ask, monkeypatch):
     """Nor does a problem, as a task shows it."""
-    monkeypatch.setattr("lab.engine.rollouts.token_bytes",
-                        lambda tokenizer, ids: [b"\x1b]0;x\x07"] * len(ids))
+    monkeypatch.setattr("grpo.spelling", lambda tokenizer, token: "\x1b]0;x\x07")
     monkeypatch.setattr(Task, "show", lambda task, problem: "\x1b[2J")
     printed = ask(TINY, 3, 5, 7, 22)
     assert "?]0;x?" in printed and "?[2J" in printed

@@ -262,7 +262,7 @@ def test_a_run_of_trl_is_read_token_by_token(policy, tmp_path, undrawn):
     own = batch.reward.view(3, 4)
     wanted = (own - own.mean(1, keepdim=True)) / (own.std(1, keepdim=True) + 1e-4)
     torch.testing.assert_close(batch.advantage[:, 0], wanted.flatten(), rtol=1e-4, atol=1e-5)
-    section, kind = policy.task.label([piece.encode() for piece in batch.texts[0]])
+    section, kind = policy.task.label(batch.texts[0])
     n = len(section)
     assert batch.section[0, :n].tolist() == section and batch.kind[0, :n].tolist() == kind
     analyze.main([str(folder)])
