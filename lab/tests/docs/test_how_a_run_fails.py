@@ -20,8 +20,8 @@ PAGE = (ROOT / "docs/reference/how_a_run_fails.md").read_text(encoding="utf-8")
 SECTION = PAGE.partition("## From the symptom to the mistake")[2].partition("\n## ")[0]
 ROWS = re.findall(r"^(\d+)\. \*\*(.+?)\*\*", SECTION, flags=re.M | re.S)  # number, symptom
 OLD_IS_NEW = {  # row 11: each pass takes the old log-probs anew
-    "steps[0][1][part] if steps else log_prob.detach()": "log_prob.detach()",
-    "(last - first).exp()": "(last - last).exp()"}
+    "clipped_loss(log_prob, old[part],": "clipped_loss(log_prob, log_prob.detach(),",
+    "(last - old).exp()": "(last - last).exp()"}
 PARTS = {"reward_format", "reward_answer"}  # of the reward, in each line of metrics.jsonl
 STEP = [*SHORT, "--steps", "1", "--checkpoint_every", "0", "--questions", "4"]
 RUNS = {
@@ -38,13 +38,13 @@ def made(tmp_path_factory):
     place = tmp_path_factory.mktemp("symptoms")
     for name, flags in RUNS.items():
         run(*STEP, "--max_new_tokens", "80", *flags, "--out", place / name)
-    source = inspect.getsource(grpo.steps_with_flags)
+    source = inspect.getsource(grpo.update)
     for right, wrong in OLD_IS_NEW.items():
         assert source.count(right) == 1
         source = source.replace(right, wrong)
     mistaken = dict(vars(grpo))
     exec(source, mistaken)
-    with patch.object(grpo, "steps_with_flags", mistaken["steps_with_flags"]):
+    with patch.object(grpo, "update", mistaken["update"]):
         run(*STEP, *RUNS["four"], "--out", place / "old is new")
     return {name: (lines(place / name / "metrics.jsonl")[0],
                    arrays(place / name / "credit/step_000001.npz"))
