@@ -20,20 +20,15 @@ import torch
 
 import countdown_task
 import grpo
-import mitigations
 import qwen2_model
 from analyze import tokens_of
 from grpo import centred, group_mean, group_z_score, policy_loss
-from mitigations import gradient_size
-from lab import countdown
+from mitigations import gradient_size, weights
 from lab.analysis.run_folders import task_of
 from lab.analysis.token_table import StepRecord, TokenTable
 from lab.credit.monte_carlo import continuation_rewards
 from lab.engine.credited import drop_unfinished
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, Choices
-from lab.engine.log_probs import token_log_probs
-from lab.engine.optimizer import AdamW
-from lab.engine.sampler import draw
 from lab.engine.update import length_scaling, rescaling
 from lab.harness.record import PART, Json
 from lab.harness.flags import flags_of
@@ -49,14 +44,6 @@ LENGTHS = {  # --loss_norm: the factor of an answer's length
     "sequence": "m = N / (trained answers x tokens of this one) = [[N]] / ([[trained]] x "
                 "[[tokens]]) = [[m]]",
     "constant": "m = N / (answers x max_new_tokens) = [[N]] / ([[batch]] x [[most]]) = [[m]]"}
-# functions of the lab, and those that a run of the book has in their place
-PLAIN: tuple[tuple[Callable[..., object], Callable[..., object]], ...] = (
-    (countdown.Task.score, countdown_task.Task.score),
-    (draw, qwen2_model.generate),
-    (rescaling, mitigations.weights),
-    (length_scaling, policy_loss),
-    (token_log_probs, grpo.log_probs),
-    (AdamW.step, grpo.AdamW.step))
 NOT_TRAINED = "cut off by the limit, so it is not trained on (--drop_unfinished)"
 ONE_UPDATE = ("of new to old probability: 1 in the only update with this batch, so PPO's clipped "
               "ratio has the gradient of log p (--epochs 1)")
@@ -69,8 +56,9 @@ Numbers = dict[str, Value | list[Value]]  # a list has one for each token
 
 def stages(config: Mapping[str, object]) -> list[Stage]:
     s = SimpleNamespace(**{**DEFAULTS, **config})
-    found = [
-        *sampling_stages(s, task_of(config)),
+    task = task_of(config) if "task" in config else countdown_task.Task
+    return [
+        *sampling_stages(s, task),
         *advantage_stages(s),
         *weight_stages(s),
         *loss_stages(s),
@@ -79,10 +67,6 @@ def stages(config: Mapping[str, object]) -> list[Stage]:
         ("credit", "[[credit in words]]", where(continuation_rewards)),
         ("rank", "of the answer's [[tokens]] tokens it is number [[rank]] by the size of its "
                  "gradient at the logits, the largest first", where(ranks))]
-    if "device" in config:  # a setting of the lab
-        return found
-    of_book = {where(twin): where(plain) for twin, plain in PLAIN}
-    return [(label, text, of_book.get(function, function)) for label, text, function in found]
 
 
 def sampling_stages(s: SimpleNamespace, task: type | None) -> list[Stage]:
@@ -90,10 +74,10 @@ def sampling_stages(s: SimpleNamespace, task: type | None) -> list[Stage]:
     reward = getattr(s, "reward", "reward")
     return [("rewards", "of the [[answers]] answers to this problem, [[rewards]]", score),
             ("p", "its probability: exp(log p) = exp([[log-prob]]) = [[p]]",
-             where(draw)),
+             where(qwen2_model.draw)),
             ("others", "[[others]]", where(qwen2_model.Qwen2.logits)),
             ("entropy", "-sum p log p = [[entropy]], summed over all tokens that could stand here",
-             where(draw)),
+             where(qwen2_model.draw)),
             ("reward", f"{reward} = [[reward]], where [[parts]]", score)]
 
 
@@ -121,7 +105,7 @@ def weight_stages(s: SimpleNamespace) -> list[Stage]:
         weight += ", shuffled over the batch's tokens"
     return [("weight", f"w = [[w]], from {weight}", computed_by),
             ("rescaling", f"c w = [[w]] x [[c]] = [[weight]] (--rescale {s.rescale})",
-             where(rescaling))]
+             where(rescaling if s.rescale == "gradient" else weights))]
 
 
 def loss_stages(s: SimpleNamespace) -> list[Stage]:
@@ -134,7 +118,7 @@ def loss_stages(s: SimpleNamespace) -> list[Stage]:
     return [
         ("loss norm", f"the answer's length factor is {LENGTHS[s.loss_norm]}, and N = [[N]] "
                       f"tokens{of_kept}, as in metrics.jsonl (--loss_norm {s.loss_norm})",
-         where(length_scaling)),
+         where(policy_loss if s.loss_norm == "token" else length_scaling)),
         ("term", "-A c w m log p / N = -([[advantage]] x [[weight]] x [[m]] x [[log-prob]]) / "
                  f"[[N]] = [[term]]{besides}. Its value moves nothing; what counts is its "
                  "gradient", where(policy_loss)),
@@ -144,7 +128,7 @@ def loss_stages(s: SimpleNamespace) -> list[Stage]:
         ("gradient", "its size at the logits is abs(A) c w s = abs([[advantage]]) x [[weight]] x "
                      "[[s]] = [[gradient size]]. The loss takes m / N of it, which is "
                      "[[gradient size]] x [[m]] / [[N]] = [[gradient]]",
-         where(token_log_probs)),
+         where(grpo.log_probs)),
         ("push", "A c w s^2 = [[advantage]] x [[weight]] x [[s]]^2 = [[push]]: what this term "
                  "alone would do to log p, to first order, in a gradient step at the logits with "
                  "the rate 1", where(tokens_of)),
@@ -152,7 +136,7 @@ def loss_stages(s: SimpleNamespace) -> list[Stage]:
         ("clipping", "[[clipping]]", where(grpo.update)),
         ("AdamW", "it divides each parameter's gradient by the usual size of that gradient, which "
                   "in a first step is its own. So a parameter usually moves by at most about "
-                  "[[rate]] (--learning_rate)", where(AdamW.step))]
+                  "[[rate]] (--learning_rate)", where(grpo.AdamW.step))]
 
 
 def where(function: Callable[..., object]) -> str:

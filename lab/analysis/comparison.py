@@ -20,6 +20,7 @@ out success at the end is that of the last policy, on problems that no run train
 does not say which answers are right, the reward takes the place of success.
 """
 import json
+import shlex
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
@@ -28,16 +29,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analyze import MEASURES as COLUMNS
-from lab.analysis.run_folders import PLAIN_SETTINGS, Run, share_seen_before
+from lab.analysis.run_folders import PLAIN_SETTINGS, Run, flags_of_methods, share_seen_before
 from lab.analysis.statistics import Estimate, Floats, holm, mean_over, paired_difference
 from lab.analysis.tables import WITH_INTERVAL, Cell, Table, shown
-from lab.engine.errors import PROJECT, UserError
+from lab.engine.errors import UserError
 from lab.harness.read_record import missing_steps
 from lab.harness.record import Json
 from lab.countdown import Task
 from lab.harness.flags import flags_of
-from lab.harness.settings import LabSettings
-from lab.harness.versions import digest_of, in_folder, shown as shown_path, texts_of
+from lab.harness.settings import GONE, NOT_SETTINGS, LabSettings
+from lab.harness.versions import (PLAIN, Version, changes_of_run, chosen_in, differing, digest_of,
+                                  versions_of)
+from run import code_folders
 
 IN_TRAINING, AT_THE_END = MEASURES = ("success in training", "held-out success at the end")
 GREEDY_AT_THE_END = "held-out success of greedy answers at the end"
@@ -57,99 +60,102 @@ Arms = Mapping[str, Arm]
 
 # settings in which runs of one arm may differ. With more --steps the same steps come first, and
 # arms are compared at steps that all have.
-NOT_OF_ARM = {"seed", "out", "threads", "versions", "checkpoint_every", "change_every",
-              "eval_every", "micro_batch", "model_config", "columns_temperature",
-              "trained_parameters", "made_of", "functions", "git_commit", "changed", "finished",
-              "held_out_problems", "steps", "eval_tasks"}
-
-AXES = ("mitigation", "advantage")
-DEFAULTS = {name: flag.default for owner in (LabSettings, Task)
-            for name, flag in flags_of(owner).items()}
+NOT_OF_ARM = {*NOT_SETTINGS, "seed", "out", "threads", "checkpoint_every", "change_every",
+              "eval_every", "micro_batch", "steps", "eval_tasks"}
+DEFAULTS = GONE | {name: flag.default for owner in (LabSettings, Task)
+                   for name, flag in flags_of(owner).items()}
 
 
 def names_of(runs: Sequence[Run]) -> list[str]:
-    """A name for the arm of each run: settings and versions of definitions that most runs do not
-    have, or else its weighting and advantage. A setting that config.json lacks has its default."""
-    known = [DEFAULTS | run.config for run in runs]
-    found, plain = versions_of(runs), [list[str]() for _ in runs]
-    for setting in sorted(set().union(*known) - NOT_OF_ARM, reverse=True):
-        values = [json.dumps(config[setting]) if setting in config else "" for config in known]
-        usual = max(values, key=values.count)
-        if setting in PLAIN_SETTINGS:
-            usual = json.dumps(PLAIN_SETTINGS[setting])
+    """A name for the arm of each run. Runs have the same name if they have equal settings and if
+    equal code and data made them, as a whole. So a run of train.py and one of the lab are two arms,
+    which you may compare: with equal settings they have the same numbers, as long as nobody edits
+    what only one of them calls."""
+    settings = [settings_of(run) for run in runs]
+    versions = [version_of_run(run, chosen_in(run.config)) for run in runs]
+    known: dict[str, str] = {}
+    keys = [digest_of(one) for one in zip(settings, versions)]
+    for key, name in zip(keys, names_by_words(runs, settings, versions)):
+        known.setdefault(key, f"{name} {key[:4]}" if name in known.values() else name)
+    return [known[key] for key in keys]
+
+
+def settings_of(run: Run) -> Json:
+    """The settings of a run that make its arm, and what is known of its versions. A setting that
+    config.json lacks has its default."""
+    of_methods = {name: flag.default for name, flag in flags_of_methods(run.config).items()}
+    known = sorted((DEFAULTS | of_methods | run.config).items())
+    changes, by = changes_of_run(run.folder, run.config), "an earlier version"
+    if code := code_folders(run.folder):
+        by = "the lab" if (code[-1] / "lab/run.py").exists() else "the book"
+    return {name: value for name, value in known if name not in NOT_OF_ARM} | {
+        "made by": by, "changed": ", ".join(f"after step {step}: {in_short(labels)}"
+                                            for step, labels in changes.items()) or "never"}
+
+
+def version_of_run(run: Run, chosen: Collection[str]) -> Version:
+    """The code that made its last steps, and digests of data. Of a run of earlier versions there
+    are digests alone, also of definitions."""
+    digests: dict[str, str] = run.config.get("made_of") or run.config.get("functions", {})
+    return (*newest_code(run, chosen), *sorted(digests.items()))
+
+
+def newest_code(run: Run, chosen: Collection[str]) -> Version:
+    return next(reversed(versions_of(run.folder, chosen).values()), ())
+
+
+def names_by_words(runs: Sequence[Run], settings: list[Json], versions: list[Version]
+                   ) -> list[str]:
+    """What of its settings and its version most runs do not have, or else its weighting and
+    advantage. Its version is compared with most runs that have the same settings, and as far as it
+    counts for plain GRPO, too, with most runs of all."""
+    found, plain = [list[str]() for _ in runs], [list[str]() for _ in runs]
+    for setting in sorted(set().union(*settings)):
+        values = [json.dumps(own[setting]) if setting in own else "" for own in settings]
+        usual = json.dumps(PLAIN_SETTINGS.get(setting)) if setting in PLAIN_SETTINGS else (
+            max(values, key=values.count))
         if len({*values} - {""}) > 1:
             for words, others, value in zip(found, plain, values):
                 if value and value != usual:
-                    words.insert(0, f"{setting} {json.loads(value)}")
-                elif value and setting in AXES:
-                    others.insert(0, f"{setting} {json.loads(value)}")
+                    words.append(f"{setting} {json.loads(value)}")
+                elif value and setting in PLAIN:
+                    others.append(f"{setting} {json.loads(value)}")
+    of_plain = [newest_code(run, PLAIN.values()) for run in runs]
+    unusual = [differing_from_most(versions, list(map(digest_of, settings))),
+               differing_from_most(of_plain, [own["made by"] for own in settings])]
+    for words, own, *labels in zip(found, settings, *unusual):
+        if any(labels) and own["changed"] == "never":
+            words.append(f"another {in_short([*labels[0], *labels[1]])}")
     names = [" ".join(words or others) for words, others in zip(found, plain)]
     return [name or ("plain GRPO" if any(names) and is_plain({0: run}) else "all other runs"
                      if any(names) else "all runs") for name, run in zip(names, runs)]
 
 
-def versions_of(runs: Sequence[Run]) -> list[list[str]]:
-    """Of each run its versions of definitions of which most runs have another one, as "policy_loss
-    (grpo.py) 2c94", with four characters of a digest, or "now" if the file has this version.
-    Definitions that differ between the same runs are named together."""
-    known = [recorded(run) for run in runs]
-    together: dict[tuple[int, ...], list[str]] = defaultdict(list)
-    for label in sorted(set().union(*known)):
-        digests = [one.get(label) for one in known]
-        if len({*digests} - {None}) > 1:
-            together[tuple(map(digests.index, digests))].append(label)
-    now = digests_now([label for labels in together.values() for label in labels])
-    changes = [run.config.get("changed", []) + files_changed(run) for run in runs]
-    found: list[list[str]] = [[] for _ in runs]
-    for labels in together.values():
-        versions = [{label: one[label] for label in labels if label in one} for one in known]
-        usual = max(filter(None, versions), key=versions.count)
-        for words, own, changed in zip(found, versions, changes):
-            if own and own != usual and not any(own.keys() <= {*one["files"]} for one in changed):
-                which = "now" if own.items() <= now.items() else digest_of(own)[:4]
-                words.append(f"{in_short(own)} {which}")
-    has_version = [any(label.endswith(".py)") for label in one) for one in known]
-    for words, changed, is_known in zip(found, changes, has_version):
-        if any(has_version) and not is_known:
-            words.append("version not on record")
-        for one in changed:
-            words.append(f"changed after step {one['after_step']}: {in_short(one['files'])}, "
-                         f"before {digest_of(one['files'])[:4]}")
-    return found
-
-
-def files_changed(run: Run) -> list[Json]:
-    """What a run went on with, if its files had changed."""
-    return [{"after_step": int(folder.name[-6:]), "files": {
-        shown_path(path, folder): digest_of(path.read_text())
-        for path in sorted(folder.rglob("*.py"))}}
-        for folder in sorted(run.folder.glob("code_after_*"))]
-
-
-def recorded(run: Run) -> dict[str, str]:
-    """The digests of a run. One of the book has its files. An earlier one has some that its
-    weighting and advantage change, and these are compared among runs with the same ones."""
-    config = run.config
-    if (run.folder / "code").exists():
-        return in_folder(run.folder, config)
-    found: dict[str, str] = config.get("made_of") or config.get("functions", {})
-    if any(label.endswith(".py)") for label in found):
-        return found
-    chosen = " ".join(str(config.get(axis)) for axis in AXES)
-    return {f"{label} of {chosen}": digest for label, digest in found.items()}
-
-
-def digests_now(labels: Iterable[str]) -> dict[str, str]:
-    """The digests of these definitions in the files as they are."""
-    names = {label.split(" ")[0].split(".")[0] for label in labels}
-    files = {PROJECT / label.split("(")[-1].rstrip(")") for label in labels if "(" in label}
-    texts = texts_of([path for path in sorted(files) if path.is_file()], names)
-    return {label: digest_of(text) for label, text in texts.items()}
+def differing_from_most(versions: list[Version], groups: list[str]) -> list[list[str]]:
+    """For each run the labels of what differs from most runs of its group."""
+    of_group: dict[str, list[Version]] = defaultdict(list)
+    for version, group in zip(versions, groups):
+        of_group[group].append(version)
+    usual = {group: max(known, key=known.count) for group, known in of_group.items()}
+    return [differing(usual[group], version) for version, group in zip(versions, groups)]
 
 
 def in_short(labels: Iterable[str]) -> str:
-    first, *others = sorted(labels, key=lambda label: "/" in label)  # the book's first
+    first, *others = dict.fromkeys(labels)
     return f"{first} and {len(others)} more" if others else first
+
+
+def diff_commands(arms: Arms) -> list[str]:
+    """Commands that show how the code of other arms differs from that of the first one."""
+    first, *others = [next(iter(arm.values())) for arm in arms.values()]
+    found: dict[Version, str] = {}
+    for run in others:
+        chosen = chosen_in(first.config) | chosen_in(run.config)
+        one, other = newest_code(first, chosen), newest_code(run, chosen)
+        if one and other and one != other:
+            folders = [str(code_folders(each.folder)[-1]) for each in (first, run)]
+            found.setdefault(other, shlex.join(["diff", "-r", *folders]))
+    return [*found.values()]
 
 
 def arms_of(runs: Sequence[Run], baseline: str | None = None) -> dict[str, dict[int, Run]]:

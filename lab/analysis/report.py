@@ -2,9 +2,11 @@
 from collections.abc import Mapping
 
 from analyze import MEASURES
+from lab.analysis.comparison import in_short
 from lab.analysis.run_folders import PLAIN_SETTINGS, Run, task_of
 from lab.harness.read_record import missing_steps
 from lab.harness.record import Json
+from lab.harness.versions import changes_of_run
 
 
 def task_in_words(config: Mapping[str, object]) -> str:
@@ -48,8 +50,8 @@ def changes_of(run: Run) -> list[str]:
     name = run.folder.name
     missing = [f"The record of {name} is not whole: {what}."
                for what in missing_steps(run.folder)]
-    return missing + [f"{name} went on after step {one['after_step']} with changed files: "
-                      f"{', '.join(one['files'])}." for one in run.config.get("changed", [])]
+    return missing + [f"{name} went on after step {step} with changed files: {in_short(labels)}."
+                      for step, labels in changes_of_run(run.folder, run.config).items()]
 
 
 def with_interval(run: Run, line: Json) -> str:

@@ -25,7 +25,7 @@ from lab.harness.build import build
 from lab.harness.checkpoint import Checkpoints, refuse_damage
 from lab.harness.flags import settle
 from lab.harness.kept import AskedTwice
-from lab.harness.made_of import made_of
+from lab.harness.made_of import changed_data, files_of_run, made_of
 from lab.harness.read_record import refuse_other, run_config, say_what_differs, steps_finished
 from lab.harness.record import (Json, change_config, credit_path, provenance, replace_text,
                                 write_credit)
@@ -33,10 +33,9 @@ from lab.harness.screen import python_command
 from lab.harness.settings import CHANGEABLE, CONTINUE, LabSettings, make_settings, read_flags
 from lab.harness.step_lines import with_all_metrics
 from lab.harness.tasks import score_again
-from lab.harness.versions import differing
 from lab.harness.versions import digest_of as digest_of_text
-from run import (Run, append, checkpoints, forget_after, lock, make_run, note_changes, own_files,
-                 printable, read_lines)
+from run import (Run, append, checkpoints, forget_after, lock, make_run, note_changes, printable,
+                 read_lines)
 
 
 def open_lab_run(argv: list[str]) -> "LabRun | None":
@@ -228,7 +227,7 @@ class LabRun(Run):
             f"{s.questions} problems x {s.answers} answers a step; writing to {self.folder}")
         if s.eval_every:
             say(f"before the first step, {len(self.held_out)} held-out problems are answered twice")
-        make_run(self.folder, self.config(), self.source / "tokenizer.json", own_files())
+        make_run(self.folder, self.config(), self.source / "tokenizer.json", files_of_run(s))
 
     @property
     def trained_parameters(self) -> int:
@@ -249,11 +248,11 @@ class LabRun(Run):
         """config.json of a resumed run. What was recorded first stays, and what is another version
         since then is said; of files of data the digest before is kept."""
         before, now = run_config(self.folder), self.config()
-        changed = differing(before.get("made_of", {}), now["made_of"]) if self.done else {}
+        changed = changed_data(before.get("made_of", {}), now["made_of"]) if self.done else {}
         if changed:
             now["changed"] = [*before.get("changed", []),
                               {"after_step": self.done, "files": changed}]
-        names = [*note_changes(self.folder, self.done, own_files()), *changed]
+        names = [*note_changes(self.folder, self.done, files_of_run(self.settings)), *changed]
         if names and self.done:
             named = ", ".join(names[:5]) + f" and {len(names) - 5} more" * (len(names) > 5)
             say(f"changed since the {self.done} steps were made: {named}. So what follows may not "

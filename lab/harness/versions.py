@@ -1,89 +1,127 @@
-"""What a run is made of, as texts: each definition that it can reach. Comments and docstrings are
-left out. A run of the book keeps its files in code/, and one of the lab digests in config.json."""
+"""Which version of the code made a run, by the files in its folder; and what differs, for people.
+
+A version is the whole of its files, as syntax trees: every statement counts, of whatever kind and
+in whatever file, but no comment and no docstring. Only a function that nothing names does not
+count, such as a weighting that is not chosen, with what this one alone calls. So a new idea in
+mitigations.py makes no other version of plain GRPO. Names for people come last: where one is
+missing, the version is still another one.
+
+What a program opens or reads from its environment is data, and is not seen here. Nor is a function
+that it finds by a name which it puts together while it runs.
+"""
 import ast
 import hashlib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from textwrap import shorten
+from typing import Any, NamedTuple
 
-from lab.engine.errors import PROJECT
+from run import code_folders
+
+# the statements that count, in order: a label, as policy_loss (grpo.py), and a text
+Version = tuple[tuple[str, str], ...]
+PLAIN = {"mitigation": "none", "advantage": "grpo"}  # plain GRPO, and the decorators of methods
+
+
+class Part(NamedTuple):
+    """A statement of a file."""
+    label: str             # the name that it defines, or else its first line
+    text: str              # without docstrings
+    words: frozenset[str]  # the names that it uses
+    waits: bool            # it does nothing until something names it
 
 
 def digest_of(what: object) -> str:
     return hashlib.sha256(repr(what).encode(errors="surrogatepass")).hexdigest()[:12]
 
 
-# the names from which all that a run can reach is found: train.py's, the lab's, those of a task
-START = {"train", "carry_out", "LabRun", "Task", "reward", "problems"}
+def chosen_in(config: Mapping[str, Any]) -> set[str]:
+    return {str(config.get(axis, plain)) for axis, plain in PLAIN.items()}
 
 
-def texts_of(files: Iterable[Path], start: Collection[str], root: Path = PROJECT) -> dict[str, str]:
-    """The text of each definition that a run can reach, as "policy_loss (grpo.py)": what `start`
-    names, what these texts name, and so on. Comments and docstrings are left out."""
-    known, found = {"", *start}, dict[str, str]()
-    waiting = [(name, f"{label} ({where})", node)
-               for path in files for where in [shown(path, root)]
-               for name, label, node in definitions(path.read_text(encoding="utf-8"))]
-    while reached := [one for one in waiting if one[0] in known]:
-        waiting = [one for one in waiting if one[0] not in known]
-        for _, label, node in reached:
-            text, names = text_and_names(node)
-            found[label] = found.get(label, "") + text + "\n"
-            known |= names
+def versions_of(run: Path, chosen: Collection[str]) -> dict[int, Version]:
+    """The versions that made a run which has chosen these methods, by the step after which it went
+    on with them. A copy in which nothing differs that counts is no other version."""
+    found: dict[int, Version] = {}
+    for folder in code_folders(run):
+        files = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*.py")}
+        version = version_of(files, chosen)
+        if version != next(reversed(found.values()), None):
+            found[int(folder.name.removeprefix("code").removeprefix("_after_") or 0)] = version
     return found
 
 
-def shown(path: Path, root: Path) -> str:
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
-
-
-@lru_cache(1000)
-def definitions(file: str) -> list[tuple[str, str, ast.stmt]]:
-    """The statements of a file's text, each with the name by which it is reached and a label. A
-    method is reached with its class. What has no name runs whenever the file is imported."""
-    found: list[tuple[str, str, ast.stmt]] = []
-    for one in ast.parse(file).body:
-        if isinstance(one, ast.ClassDef):
-            methods = [part for part in one.body if isinstance(part, ast.FunctionDef)]
-            found += [(one.name, f"{one.name}.{part.name}", part) for part in methods]
-            one.body = [part for part in one.body if part not in methods] or [ast.Pass()]
-        target = one.targets[0] if isinstance(one, ast.Assign) else getattr(one, "target", one)
-        name = getattr(target, "name", getattr(target, "id", ""))
-        is_text = isinstance(getattr(one, "value", None), ast.Constant)
-        if name or not (is_text or isinstance(one, ast.Import | ast.ImportFrom | ast.If | ast.Try)):
-            found.append((name, name or "when imported", one))
+def changes_of_run(run: Path, config: Mapping[str, Any]) -> dict[int, list[str]]:
+    """What a run went on with that was another version before, by the step after which it did: of
+    its code, and of the data that config.json has a digest of."""
+    found = {one["after_step"]: [*one["files"]] for one in config.get("changed", [])}
+    for (_, before), (step, now) in pairwise(versions_of(run, chosen_in(config)).items()):
+        found[step] = differing(before, now) + found.get(step, [])
     return found
 
 
-@lru_cache(10_000)
-def text_and_names(node: ast.stmt) -> tuple[str, set[str]]:
-    """A text without docstrings, and the names that it uses, as f in f(x) and in grpo.f(x), but not
-    those of its local variables."""
-    for one in ast.walk(node):
-        if isinstance(one, ast.ClassDef | ast.FunctionDef) and ast.get_docstring(one) is not None:
-            one.body = one.body[1:] or [ast.Pass()]
-    parts = [*ast.walk(node)]
-    names = [part for part in parts if isinstance(part, ast.Name)]
-    local = {part.arg for part in parts if isinstance(part, ast.arg)}
-    local |= {part.id for part in names if isinstance(part.ctx, ast.Store)}
-    of_modules = {part.attr for part in parts if isinstance(part, ast.Attribute)
-                  and isinstance(part.value, ast.Name) and part.value.id not in local}
-    return ast.unparse(node), of_modules | {part.id for part in names} - local
+def differing(before: Version, now: Version) -> list[str]:
+    """The labels of what differs between two versions; those of the book first."""
+    labels = {label for label, _ in {*before} ^ {*now}}
+    is_moved = before != now and not labels
+    return sorted(labels, key=lambda label: ("/" in label, label)) + ["the order"] * is_moved
 
 
-def in_folder(run: Path, config: dict[str, Any]) -> dict[str, str]:
-    """The digest of each definition that a run could reach, from the files in its folder, and of
-    each file of data."""
-    code = run / "code"
-    files = [path for path in sorted(code.rglob("*.py")) if path != code / "run.py"]  # its output
-    texts = texts_of(files, START | {config["mitigation"], config["advantage"]}, root=code)
-    data: dict[str, str] = config.get("made_of", {})
-    return {label: digest_of(text) for label, text in texts.items()} | data
+def version_of(files: Mapping[str, Path], chosen: Collection[str]) -> Version:
+    contents = [(name, path.read_bytes()) for name, path in sorted(files.items())]
+    return version_of_contents(tuple(contents), frozenset(chosen))
 
 
-def differing(before: dict[str, str], now: dict[str, str]) -> dict[str, str]:
-    """What is another version now, with its digest before; a file also if it is gone. A definition
-    that is gone is named no more, so that which named it differs, or the settings do."""
-    return {label: digest for label, digest in sorted(before.items())
-            if now.get(label, digest if label.endswith(")") else "") != digest}
+@lru_cache(500)
+def version_of_contents(contents: tuple[tuple[str, bytes], ...], chosen: frozenset[str]) -> Version:
+    """What does not wait counts, and then what this names, and what that names, and so on."""
+    parts = [(part, file) for file, content in contents for part in parts_of(content)]
+    waiting, named = [part for part, _ in parts], chosen
+    while reached := [part for part in waiting if not part.waits or part.label in named]:
+        waiting = [part for part in waiting if part.waits and part.label not in named]
+        named = named.union(*(part.words for part in reached))
+    return tuple((f"{part.label} ({file})", part.text) for part, file in parts
+                 if not part.waits or part.label in named)
+
+
+@lru_cache(2000)
+def parts_of(content: bytes) -> list[Part]:
+    """The statements of a file, in order. One that is not Python is a text."""
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError):
+        return [Part("text", repr(content), frozenset(), False)]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            has_text = ast.get_docstring(node) is not None
+            node.body = node.body[has_text:] or [ast.Pass()]
+    return [Part(label_of(one), ast.unparse(one), frozenset(map(word_of, ast.walk(one))),
+                 only_defines(one)) for one in tree.body]
+
+
+def label_of(one: ast.stmt) -> str:
+    target = one.targets[0] if isinstance(one, ast.Assign) else one
+    name: str = getattr(target, "name", "") or getattr(target, "id", "")
+    return name or shorten(ast.unparse(one).split("\n")[0], 60, placeholder="...")
+
+
+def word_of(node: ast.AST) -> str:
+    """What a node names, as f in f(x) and in grpo.f(x), in METHODS["f"] and in an import of f."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    words = (getattr(node, kind, None) for kind in ("id", "attr", "name"))
+    return next((word for word in words if isinstance(word, str)), "")
+
+
+def only_defines(one: ast.stmt) -> bool:
+    """Whether this defines a function, or a class that a run can choose, and does nothing else."""
+    if not isinstance(one, ast.FunctionDef | ast.ClassDef) or one.name.startswith("__"):
+        return False
+    decorators = {ast.unparse(node) for node in one.decorator_list}
+    if isinstance(one, ast.ClassDef):
+        return decorators != set() and decorators <= PLAIN.keys() and all(
+            isinstance(part, ast.FunctionDef) for part in one.body)
+    calls = [node for node in ast.walk(one.args) if isinstance(node, ast.Call)]
+    return decorators <= PLAIN.keys() and not calls

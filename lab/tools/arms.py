@@ -2,26 +2,35 @@
 
 With flags of the book alone, an arm is trained by `python train.py` of a copy of the files. So
 every function is trained as it is read there, and you can go on editing meanwhile. With other
-flags it is trained by `python -m lab train` of such a copy. A folder is named by what its runs are
-made of, so finished runs are used again, also by the next idea.
+flags it is trained by `python -m lab train` of such a copy. A folder is named by its settings, by
+the version of its files as a whole (lab/harness/versions.py), and by its data. So finished runs are
+used again, also by the next idea, and not after an edit that counts.
 """
 import contextlib
 import inspect
 import io
 import json
+import shlex
 import shutil
-from dataclasses import dataclass
+import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import run as book
+from lab.analysis.comparison import Arms
 from lab.analysis.run_folders import Run
+from lab.analysis.verdict import Tries, Verdict
 from lab.engine.credited import cells_of, shuffled
 from lab.engine.errors import PROJECT, UserError
-from lab.harness.made_of import files_of_model, made_of, program
-from lab.harness.record import Json, digest_of as digest_of_file, find_folder
+from lab.engine.methods import METHODS, WHOLE_ANSWERS
+from lab.harness.flags import flags_of
+from lab.harness.made_of import files_of_run, imported, made_of
+from lab.harness.record import Json, find_folder
+from lab.harness.screen import python_command, say
 from lab.harness.settings import LabSettings, make_settings
-from lab.harness.versions import START, digest_of, texts_of
-from lab.tools.planned_runs import PlannedRun, as_typed
+from lab.harness.versions import chosen_in, digest_of, version_of
+from lab.tools.planned_runs import (PlannedRun, as_typed, finished_run, make_runs,
+                                    side_by_side)
 
 NOT_COPIED = {"runs", "docs", "models", "tests", "results", "reports", "__pycache__"}
 LARGEST = 10_000_000  # bytes of a file that is copied, such as one that a task reads
@@ -29,96 +38,107 @@ OF_TIME = ("seconds", "per_second", "memory_bytes")  # ends of numbers that diff
 NOT_OF_RUN = ("seed", "out", "steps", "threads", "checkpoint_every")
 PLACEBO = '''
 
-# what follows was added by python -m lab idea: the values of {name}, at other tokens
-import functools
-from countdown_task import KINDS
-from grpo import ADVANTAGES, checked
+@{axis}
+def {name}_for_{kind}({parameters}):
+    """The values of {name}, at other tokens. `python -m lab idea` has added this to the copy."""
+    from countdown_task import KINDS
+    from grpo import ADVANTAGES, checked
 
-{cells_of}
-
-{shuffled}
-
-def placebo(function):
-    @functools.wraps(function)
-    def call(rollouts, **keywords):
-        values = checked(function(rollouts, **keywords), rollouts, function.__name__)
-        return shuffled(values, rollouts, "{kind}", {whole_answers})
-    call.__name__ = "{name}_placebo"
-    return call
-
-{axis}(placebo({choices}["{name}"]))
+{functions}
+    values = checked({axis_list}["{name}"](rollouts, {keywords}), rollouts, "{name}")
+    return shuffled(values, rollouts, "{kind}", {whole_answers})
 '''
 
 
 def is_of_book(flags: Json) -> bool:
     """Whether train.py alone trains with these flags; a placebo is another function there."""
+    words = as_typed({name: value for name, value in flags.items() if name != "placebo"})
     try:
         with contextlib.redirect_stderr(io.StringIO()):
-            book.read_settings(as_typed({name: x for name, x in flags.items()
-                                         if name != "placebo"}))
+            s = book.read_settings(words)
     except (SystemExit, UserError):
         return False
-    return True
+    return all(inspect.isfunction(METHODS[axis][getattr(s, axis)]) for axis in METHODS)
 
 
-def placebo_of(axis: str, name: str, kind: str, whole_answers: bool) -> str:
+def placebo_of(axis: str, name: str, kind: str) -> str:
     """The text of a weighting or an advantage that has the values of another at other tokens."""
-    choices = {"mitigation": "MITIGATIONS", "advantage": "ADVANTAGES"}[axis]
-    return PLACEBO.format(name=name, kind=kind, whole_answers=whole_answers, axis=axis,
-                          choices=choices, cells_of=inspect.getsource(cells_of),
-                          shuffled=inspect.getsource(shuffled))
+    flags = flags_of(METHODS[axis][name])
+    defaults = [f"{flag}={known.default!r}" for flag, known in flags.items()]
+    functions = "\n".join(inspect.getsource(function) for function in (cells_of, shuffled))
+    return PLACEBO.format(
+        axis=axis, axis_list=f"{axis.upper()}S", name=name, kind=kind,
+        parameters=", ".join(["rollouts", *["*"] * bool(flags), *defaults]),
+        keywords=", ".join(f"{flag}={flag}" for flag in flags),
+        functions=textwrap.indent(functions, "    "), whole_answers=name in WHOLE_ANSWERS)
 
 
-@dataclass
 class Arm:
-    """What is trained: plain GRPO, an idea, a placebo or an edit."""
-    label: str
-    flags: Json            # of train.py
-    runs: Path             # the folder of all arms
-    root: Path = PROJECT   # where its files lie
-    added: str = ""        # to mitigations.py: a placebo
+    """What is trained: plain GRPO, an idea, a placebo or an edit. `flags` are those of `lab train`,
+    `runs` is the folder of all arms, and its files lie in `root`. With train.py a placebo is a
+    method of its own, which is added to the copy of mitigations.py."""
 
-    def __post_init__(self) -> None:
-        model = find_folder(str(self.flags.get("model", LabSettings.model))).resolve()
-        self.flags = self.flags | {"model": str(model)}
-        self.is_book = is_of_book(self.flags)
-        self.settings = make_settings(self.flags)
-        self.added = self.added if self.is_book else ""
-        self.texts = self.texts_of_book() if self.is_book else program(self.settings, self.root)
-        known = {name: value for name, value in self.flags.items() if name not in NOT_OF_RUN}
-        files = [digest_of_file(path) for path in sorted(files_of_model(model))]
-        if not self.is_book:  # further files, such as one that a task reads
-            files += sorted(made_of(self.settings, self.root).values())
-        self.folder = self.runs / f"{self.label}-{digest_of([known, self.texts, files])[:8]}"
-
-    def texts_of_book(self) -> dict[str, str]:
-        texts = texts_of(sorted(self.root.glob("*.py")), START | {
-            self.settings.mitigation, self.settings.advantage}, root=self.root)
-        return texts | ({"placebo": self.added} if self.added else {})
-
-    def train_flags(self) -> Json:
-        """The flags of its runs, where a placebo of the book is a weighting by its own name."""
-        flags = dict(self.flags)
-        kind = flags.pop("placebo", "") if self.added else ""
-        axis = "advantage" if kind.startswith("advantages") else "mitigation"
-        return flags | ({axis: f"{flags[axis]}_placebo"} if kind else {})
+    def __init__(self, label: str, flags: Json, runs: Path, root: Path = PROJECT):
+        model = find_folder(str(flags.get("model", LabSettings.model))).resolve()
+        flags = flags | {"model": str(model)}
+        self.label, self.root = label, root
+        self.settings, self.is_book = make_settings(flags), is_of_book(flags)
+        files = imported(["train.py"], root) if self.is_book else files_of_run(self.settings, root)
+        self.version = version_of(files, chosen_in(flags))
+        known = sorted((name, x) for name, x in flags.items() if name not in NOT_OF_RUN)
+        self.added, kind = "", flags.get("placebo", "")
+        if kind and self.is_book:
+            axis = "advantage" if kind.startswith("advantages") else "mitigation"
+            self.added = placebo_of(axis, flags[axis], kind)
+            flags = flags | {axis: f"{flags[axis]}_for_{kind}"}
+            del flags["placebo"]
+        self.typed = as_typed(flags)
+        data = sorted(made_of(self.settings, root).values())
+        made = digest_of([known, self.version, self.added, data])
+        self.folder = runs / f"{label}-{made[:8]}"
 
     def copied(self) -> Path:
-        """A copy of its files."""
+        """A copy of the project, with which it trains."""
         code = self.folder / "code"
         if not code.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             with book.whole(code) as path:
                 shutil.copytree(self.root, path, ignore=not_copied)
-                if self.added:
-                    with open(path / "mitigations.py", "a") as file:
-                        file.write(self.added)
+                with open(path / "mitigations.py", "a", encoding="utf-8") as file:
+                    file.write(self.added)
         return code
 
     def planned_run(self, seed: int) -> PlannedRun:
-        return PlannedRun(self.folder.name, seed, self.folder / f"s{seed}",
-                          as_typed(self.train_flags()), self.settings.steps, self.copied(),
-                          self.is_book, self.settings.checkpoint_every > 0)
+        return PlannedRun(self.label, seed, self.folder / f"s{seed}", self.typed,
+                          self.settings.steps, self.copied(), self.is_book,
+                          self.settings.checkpoint_every > 0)
+
+
+def runs_of(arms: dict[str, Arm], seeds: range, command: str, processes: int) -> Arms:
+    """The runs of each arm by seed. Those that are missing are trained, all arms of a seed before
+    the next seed."""
+    planned = {(key, seed): arm.planned_run(seed) for seed in seeds for key, arm in arms.items()}
+    kinds = [arm.settings for arm in arms.values()]
+    if failed := make_runs([*planned.values()], command, *side_by_side(kinds, processes)):
+        raise UserError("; ".join(failed.values()))
+    return {key: {seed: finished_run(planned[key, seed]) for seed in seeds} for key in arms}
+
+
+def decide(arms: dict[str, Arm], name: str, over: str, tried: str, own: SimpleNamespace,
+           command: str) -> None:
+    """Train the arms, and print whether the one called idea is better than the one called plain, of
+    which people read `name` and `over`. `tried` is what the list of tries calls it."""
+    tries = Tries(tried, arms["idea"].folder.name, arms["plain"].folder / "tries.json")
+    first = runs_of(arms, range(own.seeds), command, own.processes)
+    verdict = Verdict(name, first, tries, over)
+    if verdict.needs_second_look():
+        say(f"{name} is better than {over} on these seeds, so all arms are trained again on "
+            f"{own.seeds} new seeds")
+        verdict.add(runs_of(arms, range(own.seeds, 2 * own.seeds), command, own.processes))
+    verdict.print_findings()
+    folders = " ".join(f"{shlex.quote(str(arm.folder))}/s*/" for arm in arms.values())
+    say(f"\nTo repeat all of it: {command}\nFor the curves of all runs: "
+        f"{python_command('-m', 'lab', 'compare')} {folders}")
 
 
 def not_copied(folder: str, names: list[str]) -> set[str]:

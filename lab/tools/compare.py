@@ -9,11 +9,12 @@ evaluation that all have. The p-values have Holm's correction for all arms of th
 verdict is that of `lab idea` after one look: what it calls better may still be luck, which new
 seeds show.
 
-A weighting or an advantage, another setting, another version of a definition, and a run whose files
-have changed while it was stopped are arms of their own. An arm is named by what most runs do not
-have. A second table has the notes' four metrics, from the credit files. Two runs of one arm with
-one seed are refused, and so is a record with a damaged line or a hole. The curves are drawn into
---output_dir.
+Another setting, other code or data, and a run whose files have changed while it was stopped are
+arms of their own; so are a run of train.py and one of the lab. The code is compared as a whole
+(lab/harness/versions.py says what counts), and a command that shows the difference is printed. An
+arm is named by what most runs do not have. A second table has the notes' four metrics, from the
+credit files. Two runs of one arm with one seed are refused, and so is a record with a damaged line
+or a hole. The curves are drawn into --output_dir.
 """
 import textwrap
 from pathlib import Path
@@ -21,8 +22,9 @@ from pathlib import Path
 import numpy as np
 
 from analyze import MEASURES as COLUMNS
-from lab.analysis.comparison import (AT_THE_END, IN_TRAINING, Arms, arms_of, doubt_about_training,
-                                     gain_table, in_words, of_runs, same_part)
+from lab.analysis.comparison import (AT_THE_END, IN_TRAINING, Arms, arms_of, diff_commands,
+                                     doubt_about_training, gain_table, in_words, of_runs,
+                                     same_part)
 from lab.analysis.plots import COLOURS, legend_below, plt, save
 from lab.analysis.run_folders import Run, existing
 from lab.engine.errors import UserError
@@ -52,6 +54,8 @@ def main(argv: list[str]) -> None:
     table = gain_table(arms, measure)
     say(f"\n{textwrap.fill(table.title, 100)}:\n{table.to_text()}\n")
     print_metrics(arms)
+    for command in diff_commands(arms):
+        say(f"How the code of two arms differs: {command}")
     folder = Path(flags.output_dir or runs[0].folder.parent / "comparison")
     folder.mkdir(parents=True, exist_ok=True)
     picture, _ = draw(arms_of(runs, next(iter(arms))), folder)

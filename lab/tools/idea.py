@@ -28,18 +28,15 @@ differ. A run of a large model that is finished keeps no model.
 
 Ctrl-C stops it, and the same command continues. Of --against lab/tools/against.py says more.
 """
-import shlex
 import textwrap
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
 from mitigations import gradient_size
-from lab.analysis.comparison import Arms
-from lab.analysis.verdict import Tries, Verdict
+from lab.analysis.verdict import OTHERS
 from lab.analysis.weights import about_gradient, differs_within
 from lab.engine.credited import drop_unfinished, rescaled_weight, with_advantage
 from lab.engine.errors import UserError
@@ -52,10 +49,10 @@ from lab.harness.memory import return_memory
 from lab.harness.record import Json
 from lab.harness.screen import python_command, say, show_status
 from lab.harness.settings import LabSettings, make_settings
+from lab.harness.versions import PLAIN
 from lab.tools.against import compare_versions
-from lab.tools.arms import Arm, placebo_of
-from lab.tools.planned_runs import (PROCESSES, common_settings, finished, make_runs,
-                                    side_by_side)
+from lab.tools.arms import Arm, decide
+from lab.tools.planned_runs import PROCESSES, common_settings
 
 FLAGS = {
     "seeds": Flag(8, "number of seeds of each arm. If the idea is better on them, all arms are "
@@ -72,7 +69,7 @@ FLAGS = {
 PLACEBOS = {  # the value of --placebo, by the axis of the idea
     "mitigation": {"any": "weights", "kind": "weights_by_kind"},
     "advantage": {"any": "advantages", "kind": "advantages_by_kind"}}
-PLAIN = ("none", "grpo")
+LABELS = {"plain": "plain", "idea": "{}", "any": "{}-placebo", "kind": "{}-placebo-kind"}
 BATCHES = 4  # of the untrained model that are looked at first
 
 
@@ -87,64 +84,27 @@ def main(argv: list[str]) -> None:
         return compare_versions(own, typed, python_command("-m", "lab", "idea", *argv))
     if not own.name:
         raise UserError("name a weighting or an advantage, or --against COMMIT: --help says more")
-    if own.name in PLAIN:
+    if own.name in PLAIN.values():
         raise UserError(f"{own.name} is plain GRPO, with which an idea is compared: give another "
                         "name")
-    command = python_command("-m", "lab", "idea", *argv)
-    idea = Idea(own.name, typed, own, command)
-    idea.first_look()
-    tries = Tries(idea.described(), idea.arms["idea"].folder.name,
-                  idea.arms["plain"].folder / "tries.json")
-    verdict = Verdict(own.name, idea.runs_of(range(own.seeds)), tries)
-    if verdict.needs_second_look():
-        say(f"{own.name} is better than plain GRPO on these seeds, so all arms are trained again "
-            f"on {own.seeds} new seeds")
-        verdict.add(idea.runs_of(range(own.seeds, 2 * own.seeds)))
-    verdict.print_findings()
-    say("")
-    runs = " ".join(f"{shlex.quote(str(arm.folder))}/s*/" for arm in idea.arms.values())
-    say(f"To repeat all of it: {command}")
-    say(f"For the curves of all runs: {python_command('-m', 'lab', 'compare')} {runs}")
+    axis, flags = arms_of(own.name, typed, own.placebos)
+    arms = {key: Arm(LABELS[key].format(own.name), of_arm, Path(own.runs))
+            for key, of_arm in flags.items()}
+    first_look(own.name, arms, is_weighting=axis == "mitigation")
+    of_idea = [f" --{flag} {value}" for flag, value in typed.items()
+               if flag in own_flags(axis, own.name)]
+    decide(arms, own.name, OTHERS["plain"], own.name + "".join(of_idea), own,
+           python_command("-m", "lab", "idea", *argv))
 
 
-class Idea:
-    """An idea, and its experiment: the runs of plain GRPO, of the idea, and of its placebos."""
-
-    def __init__(self, name: str, typed: Json, own: SimpleNamespace, command: str):
-        self.name, self.own, self.command, self.typed = name, own, command, typed
-        self.axis, flags = arms_of(name, typed, own.placebos)
-        labels = {"plain": "plain", "idea": name, "any": f"{name}-placebo",
-                  "kind": f"{name}-placebo-kind"}
-        self.arms = {arm: Arm(labels[arm], of_arm, Path(own.runs), added=placebo_of(
-            self.axis, name, of_arm["placebo"], name in WHOLE_ANSWERS) if "placebo" in of_arm
-            else "") for arm, of_arm in flags.items()}
-
-    def runs_of(self, seeds: range) -> Arms:
-        """The runs of each arm by seed; those that are missing are trained, all arms of a seed
-        before the next seed."""
-        planned = [arm.planned_run(seed) for seed in seeds for arm in self.arms.values()]
-        kinds = [self.arms["plain"].settings, self.arms["idea"].settings]
-        failed = make_runs(planned, self.command, *side_by_side(kinds, self.own.processes))
-        if failed:
-            raise UserError("; ".join(failed.values()))
-        found = finished(planned)
-        return {key: found[arm.folder.name] for key, arm in self.arms.items()}
-
-    def first_look(self) -> None:
-        """Print what the idea does to the gradient of the untrained model. If all tokens are of one
-        category, as those of some tasks, both placebos would be the same runs."""
-        has_kinds = look(self.name, self.arms["plain"].settings, self.arms["idea"].settings,
-                         is_weighting=self.axis == "mitigation")
-        if not has_kinds and self.arms.pop("kind", None):
-            say("  all tokens are of one category here, so there is one placebo")
-        return_memory()           # the runs need the memory that models have taken here
-        torch.cuda.empty_cache()  # without a GPU it does nothing
-
-    def described(self) -> str:
-        """The idea with its own flags: my_idea --strength 2."""
-        of_idea = own_flags(self.axis, self.name)
-        words = [f"--{name} {value}" for name, value in self.typed.items() if name in of_idea]
-        return " ".join([self.name, *words])
+def first_look(name: str, arms: dict[str, Arm], is_weighting: bool) -> None:
+    """Print what the idea does to the gradient of the untrained model. If all tokens are of one
+    category, as those of some tasks, both placebos would be the same runs."""
+    has_kinds = look(name, arms["plain"].settings, arms["idea"].settings, is_weighting)
+    if not has_kinds and arms.pop("kind", None):
+        say("  all tokens are of one category here, so there is one placebo")
+    return_memory()           # the runs need the memory that models have taken here
+    torch.cuda.empty_cache()  # without a GPU it does nothing
 
 
 def arms_of(name: str, typed: Json, placebos: str = "any,kind") -> tuple[str, dict[str, Json]]:

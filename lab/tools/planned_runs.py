@@ -23,12 +23,12 @@ from lab.analysis.run_folders import Run
 from lab.engine.errors import PROJECT, UserError, read_json
 from lab.engine.model_folder import is_large
 from lab.harness.flags import MOST_THREADS, Flag
-from lab.harness.made_of import made_of, program
+from lab.harness.made_of import files_of_run, made_of
 from lab.harness.read_record import missing_steps, refuse_other, run_config, steps_finished
 from lab.harness.record import Json, find_folder
 from lab.harness.screen import StopRequest, ctrl_c_calls, say, show_status
 from lab.harness.settings import LabSettings, make_settings, read_flags
-from lab.harness.versions import differing, digest_of, in_folder
+from lab.harness.versions import chosen_in, differing, version_of, versions_of
 from run import lock, remove
 
 PAUSE = 0.5             # seconds between two looks at the processes
@@ -253,19 +253,25 @@ def finished_run(planned: PlannedRun) -> Run | None:
     if not planned.is_finished():
         return None
     folder = planned.folder
-    if planned.is_book:  # its folder is named by all that it is made of
-        for hole in missing_steps(folder):
-            raise UserError(f"{folder}: {hole}. Remove it, and the run is made again")
-        return Run(folder)
-    wanted = planned.settings
-    may_differ = WITHOUT_EFFECT if wanted.threads else {*WITHOUT_EFFECT, "threads"}  # 0: any
-    refuse_other(folder, wanted, may_differ, "remove it, and the run is made again")
     wrong = list(missing_steps(folder))
-    now = made_of(wanted, planned.project) | {
-        label: digest_of(text) for label, text in program(wanted, planned.project).items()}
-    if changed := differing(in_folder(folder, run_config(folder)), now):
-        wrong.append(f"it is an earlier run, and since then {min(changed)} has changed")
+    if not planned.is_book:  # else its folder is named by all that it is made of
+        wanted = planned.settings
+        may_differ = WITHOUT_EFFECT if wanted.threads else {*WITHOUT_EFFECT, "threads"}  # 0: any
+        refuse_other(folder, wanted, may_differ, "remove it, and the run is made again")
+        wrong += [f"it is an earlier run, and since then {label} has changed"
+                  for label in changed_since(folder, wanted, planned.project)]
     if wrong:
         raise UserError(f"{folder}: {wrong[0]}. Name another folder with --runs, or remove this "
                         "one, and the run is made again")
     return Run(folder)
+
+
+def changed_since(run: Path, s: LabSettings, project: Path) -> list[str]:
+    """The labels of what made this run and is another version now, of code and of data."""
+    config = run_config(run)
+    known = versions_of(run, chosen_in(config))
+    now = version_of(files_of_run(s, project), chosen_in(config))
+    found = differing(tuple(config.get("made_of", {}).items()), tuple(made_of(s, project).items()))
+    for version in known.values() or [()]:  # one of earlier versions has no code
+        found += differing(version, now)
+    return found

@@ -7,7 +7,8 @@ import logs
 from conftest import evaluation, refusal, write_log
 from known_runs import arms_in, rows_in, write_run
 
-from lab.analysis.comparison import AT_THE_END, arms_of, digests_now, gain_table, same_part
+from lab.analysis.comparison import (AT_THE_END, arms_of, diff_commands, gain_table,
+                                     same_part)
 from lab.analysis.run_folders import Run
 from lab.tools import compare
 
@@ -81,10 +82,13 @@ def test_equal_runs_of_which_one_is_longer_do_not_differ(tmp_path):
     assert row["gain, training"]["value"] == row["gain, held out"]["value"] == 0
 
 
-NOW = digests_now(["policy_loss (grpo.py)", "K (mine.py)"])["policy_loss (grpo.py)"]
-LOSS, OTHER = ({"made_of": {"policy_loss (grpo.py)": digest, "f (x.py)": "1"}}
-               for digest in (NOW, "0"))
+OLD, OTHER = ({"made_of": {"policy_loss (grpo.py)": digest, "f (x.py)": "1"}} for digest in "01")
 CHANGED = [{"after_step": 2, "files": {"policy_loss (grpo.py)": "0"}}]
+CODE, EDITED, NEW = ({"code/grpo.py": text} for text in ("X = 1", "X = 2", "X = 1\nY = 1"))
+IDEA = {"code/grpo.py": "X = 1\n@advantage\ndef mine(rollouts):\n    return 1"}
+LATER = {**CODE, "code_after_000002/grpo.py": "X = 2"}
+LAB = {**CODE, "code/lab/run.py": ""}
+MOVED = {"code/grpo.py": "Y = 1\nX = 1"}
 
 
 @pytest.mark.parametrize("usual, one, name", [
@@ -92,22 +96,57 @@ CHANGED = [{"after_step": 2, "files": {"policy_loss (grpo.py)": "0"}}]
     ({"lora": 0, "temperature": 1.0, "data": None}, {"temperature": 0.5}, "temperature 0.5"),
     ({}, {"data": "x.jsonl"}, "data x.jsonl"), ({"kl": 0.5}, {"kl": 0.0}, "kl 0.0"),
     ({"mitigation": "mine"}, {"mitigation": "mine", "placebo": "weights"}, "placebo weights"),
-    (OTHER, LOSS, "policy_loss (grpo.py) now"), (LOSS, OTHER, "policy_loss (grpo.py) 6c5e"),
-    (LOSS, {"made_of": {**OTHER["made_of"], "f (x.py)": "2"}}, "f (x.py) and 1 more 66b2"),
-    (LOSS, {**LOSS, "changed": CHANGED}, "changed after step 2: policy_loss (grpo.py)"),
-    (LOSS, {"mitigation": "mine", "made_of": {**LOSS["made_of"], "mine (m.py)": "3"}},
-     "mitigation mine"),
-    (LOSS, {"made_of": {"grpo.py": "1"}}, "version not on record"),
-    ({"made_of": {"grpo.py": "1"}}, {"made_of": {"grpo.py": "2"}}, "grpo.py of none grpo ")])
+    ({"mitigation": "outcome_conditional"}, {"mitigation": "outcome_conditional",
+                                             "think_discount": 0.25}, "think_discount 0.25"),
+    (CODE, EDITED, "another X (grpo.py)"), (CODE, NEW, "another Y (grpo.py)"),
+    (NEW, CODE, "another Y (grpo.py)"), (NEW, MOVED, "another the order"),
+    (CODE, LATER, "changed after step 2: X (grpo.py)"), (CODE, LAB, "made by the lab"),
+    (CODE, {**EDITED, "kl": 0.5}, "kl 0.5 another X (grpo.py)"),
+    (CODE, {**IDEA, "advantage": "mine"}, "advantage mine"),
+    ({**LAB, "made_of": {"x": "1"}}, {**LAB, "made_of": {"x": "2"}}, "another x"),
+    (OLD, OTHER, "another policy_loss (grpo.py)"),
+    (OLD, {"made_of": {**OTHER["made_of"], "f (x.py)": "2"}}, "another f (x.py) and 1 more"),
+    (OLD, {"made_of": {**OLD["made_of"], "g (x.py)": "2"}}, "another g (x.py)"),
+    (OLD, {**OLD, "changed": CHANGED}, "changed after step 2: policy_loss (grpo.py)"),
+    (OLD, {"mitigation": "mine", "made_of": {**OLD["made_of"], "mine (m.py)": "3"}},
+     "mitigation mine"), (OLD, CODE, "made by the book")])
 def test_runs_of_other_settings_or_versions_are_no_one_arm(tmp_path, usual, one, name):
     """Three runs are of one arm, and the fourth, with the seed of the first, is not. It is named by
     what the others do not have, also where the others lack the setting and so have its default."""
     both = {"mitigation": "none", "advantage": "grpo", "learning_rate": 2.5e-4}
-    runs = [written(tmp_path / str(number), number % 3, [], [0.1], **both | entry)
-            for number, entry in enumerate((usual, usual, usual, one))]
-    arms = arms_of(runs)
+    arms = arms_of([made(tmp_path / str(number), number % 3, both | entry)
+                    for number, entry in enumerate((usual, usual, usual, one))])
     assert sorted(map(len, arms.values())) == [1, 3]
-    assert min(arms, key=lambda arm: len(arms[arm])).startswith(name)
+    assert min(arms, key=lambda arm: len(arms[arm])) == name
+
+
+def made(folder, seed, given):
+    """A run with these settings, and with the files that have a text here."""
+    files = {name: text for name, text in given.items() if name.startswith("code")}
+    run = written(folder, seed, [], [0.1], **{name: value for name, value in given.items()
+                                              if name not in files})
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return run
+
+
+def test_what_counts_for_no_run_of_an_arm_makes_no_other_arm(tmp_path):
+    """A new method, a comment, and a stop with files that differ in these."""
+    equal = [CODE, IDEA, {"code/grpo.py": '"""Why."""\nX = 1  # why'},
+             {**CODE, "code_after_000002/grpo.py": IDEA["code/grpo.py"]}]
+    assert len(arms_of([made(tmp_path / str(seed), seed, one)
+                        for seed, one in enumerate(equal)])) == 1
+
+
+def test_two_arms_that_differ_in_what_has_one_name_are_told_apart(tmp_path):
+    """And the commands that show how their code differs from that of the first."""
+    versions = [CODE, CODE, EDITED, {"code/grpo.py": "X = 3"}, {**EDITED, "kl": 0.5}]
+    arms = arms_of([made(tmp_path / str(seed), seed, one) for seed, one in enumerate(versions)])
+    first, second = [name for name in arms if name.startswith("another X (grpo.py)")]
+    assert len(arms) == 4 and second.startswith(f"{first} ")
+    assert diff_commands(arms) == [
+        f"diff -r {tmp_path}/0/code {tmp_path}/{seed}/code" for seed in (2, 3)]
 
 
 def test_a_record_with_a_hole_is_not_compared(tmp_path):

@@ -1,25 +1,24 @@
-"""What a run is made of: a resumed run says what has changed, writes it down, and goes on; what did
-not change is never named."""
+"""What a run of the lab is made of: which files are copied; a resumed run says what has changed,
+and goes on; what did not change is never named."""
 import json
 import os
 import shutil
 from pathlib import Path
 
 import pytest
-from conftest import keep_lines, refusal
+from conftest import ROOT, keep_lines, refusal
 
 import lab.tools.page as analyze
 from lab.countdown import Task
 from lab.engine.errors import UserError
 from lab.harness import record
-from lab.harness.made_of import made_of, program, with_imports
+from lab.harness.made_of import changed_data, files_of_run, imported, made_of
 from lab.analysis.run_folders import read_tokenizer
 from lab.harness.read_record import missing_steps
 from lab.harness.settings import make_settings
 from lab.harness.tasks import CheckedTask
 from lab_runs import SHORT, run
-from lab.harness.versions import differing, texts_of
-from runs import assert_same_run, config_of, edit_config, lines
+from runs import assert_same_run, edit_config, everything, lines, program
 
 METRICS, CREDIT = "metrics.jsonl does not have one line", "not every one of the steps 1 to 4"
 
@@ -66,32 +65,26 @@ def test_a_line_of_a_far_step_is_no_long_search(whole, tmp_path):
     assert METRICS in list(missing_steps(folder))[0]
 
 
-def test_what_has_changed_is_named_and_written_down_and_the_run_goes_on(whole, stopped, capsys):
-    """As if policy_loss had been another one: its digest is what the run has written down."""
-    digests = config_of(stopped)["made_of"]
-    assert {"policy_loss (grpo.py)", "none (mitigations.py)", "LabRun.update (lab/harness/run.py)",
-            "Task.make_problem (countdown_task.py)"} <= digests.keys()
-    others = ("tests/", "lab/analysis/", "lab/tools/", "analyze.py")
-    assert not any(f"({other}" in name for name in digests for other in others)
-    assert not REPLACED & digests.keys()
-    edit_config(stopped, versions={"torch": "2.6.0"},
-                made_of=digests | {"policy_loss (grpo.py)": "0", "gone (mine.py)": "1"})
+def test_what_has_changed_is_named_and_the_run_goes_on(whole, stopped, capsys):
+    """As if policy_loss had been another one: its text is that of the copy in the run's folder."""
+    copy = stopped / "code/grpo.py"
+    edit_config(stopped, versions={"torch": "2.6.0"})
+    copy.write_text(copy.read_text().replace("policy_loss(", "policy_loss(x, "))
     said = run("--resume", stopped).stdout
     assert "had torch 2.6.0, and this is" in said
-    assert "changed since the 4 steps were made: policy_loss (grpo.py). So what follows" in said
-    config = config_of(stopped)
-    assert config["changed"] == [{"after_step": 4, "files": {"policy_loss (grpo.py)": "0"}}]
-    assert config["made_of"] == digests
+    assert "changed since the 4 steps were made: grpo.py. So what follows" in said
+    later = stopped / "code_after_000004"
+    assert everything(later) == everything(whole / "code") != everything(stopped / "code")
     analyze.main([str(stopped)])
     printed = " ".join(capsys.readouterr().out.split())
-    assert "went on after step 4 with changed files: policy_loss (grpo.py)." in printed
+    assert "went on after step 4 with changed files: policy_loss (grpo.py)" in printed
     assert_same_run(whole, stopped)
 
 
 @pytest.fixture
 def written(tmp_path, monkeypatch):
     """A function that writes a file in one of two folders; both are on Python's path."""
-    for folder in ("beside", "elsewhere"):
+    for folder in ("elsewhere", "beside"):  # the last one is looked into first
         (tmp_path / folder).mkdir()
         monkeypatch.syspath_prepend(tmp_path / folder)
 
@@ -103,105 +96,68 @@ def written(tmp_path, monkeypatch):
     return write
 
 
-def test_what_a_task_imports_counts(written, monkeypatch):
-    """At its top and in a function, beside it and elsewhere, with the __init__.py of packages; no
-    file of Python or of a package that is installed, wherever that is."""
-    task = written("beside/my_task.py", "import eager\nimport json, torch\n"
-                   "from package.part import inner\nfrom farther.part import all_of_it\n"
-                   "import installed\n"
-                   "def reward(problem, text):\n    import lazy\n")
-    imported = {written(name, text) for name, text in (
+def test_what_a_task_imports_is_copied(written, monkeypatch, tmp_path):
+    """At its top and in a function, of one's own folders on Python's path, with the __init__.py of
+    packages; no file of Python or of a package that is installed, wherever that is."""
+    written("project/tasks/mine.py", "import eager, torch\nfrom package.part import inner\n"
+            "from farther.part import all_of_it\nimport installed\nfrom . import beside\n"
+            "def reward(problem, text):\n    import lazy\n    from .inner.deep import x\n")
+    names = {written(name, text) and name for name, text in (
+        ("project/tasks/__init__.py", ""), ("project/tasks/beside.py", "from .. import top\n"),
+        ("project/top.py", ""), ("project/tasks/inner/deep.py", ""),
         ("beside/eager.py", "import numpy\nfrom far import away\n"),
-        ("elsewhere/lazy.py", "import my_task, missing\n"), ("elsewhere/far.py", "away = (\n"),
+        ("elsewhere/lazy.py", "import tasks.mine, missing\n"), ("elsewhere/far.py", "away = (\n"),
         ("elsewhere/farther/__init__.py", ""), ("elsewhere/farther/part.py", ""),
         ("beside/package/__init__.py", "import set_up\n"), ("elsewhere/set_up.py", ""),
         ("beside/package/part/__init__.py", "from . import inner\n"),
         ("beside/package/part/inner.py", ""))}
     written("elsewhere/eager.py", "import other\n")  # another one is found first
     written("elsewhere/other.py", "")
+    written("project/lab/tests/help.py", "")
     monkeypatch.syspath_prepend(written("site-packages/installed.py", "import far\n").parent)
-    assert with_imports([task]) == {task} | imported
+    found = imported(["tasks/mine.py", "lab/tests/help.py"], tmp_path / "project", ("lab/tests/",))
+    assert {path.relative_to(tmp_path).as_posix() for path in found.values()} == names | {
+        "project/tasks/mine.py"}
+    outside = [name for name, path in found.items() if "project" not in path.parts]
+    assert len(outside) == 9 and all(name.startswith("elsewhere/") for name in outside)
+    assert found["tasks/inner/deep.py"] == tmp_path / "project/tasks/inner/deep.py"
 
 
-MINE = '''
-"""About the file."""
-import math
-A, B = 2, 3
-C = 4
-def helper(x):
-    """Of helper."""
-    mean = x + C
-    return mean
-
-# about mine
-@mitigation
-def mine(rollouts):
-    return helper(rollouts)
-
-def mean(x):
-    return x - 1
-
-@mitigation
-def other(rollouts):
-    return mean(used.value(rollouts))
-
-@advantage
-class used(base):
-    D = 4
-    def value(self, x):
-        return -grpo.centred(x)
-
-def centred(x):
-    return x - 2
-
-if __name__ == "__main__":
-    print(mine)
-'''
-ALWAYS = {"A, B = 2, 3": "when imported"}
-OF_MINE = {"C = 4": "C", "mean = x": "helper", "helper(rollouts)": "mine"}
-OF_USED = {"D = 4": "used", "(base)": "used", "-grpo": "used.value", "x - 2": "centred"}
-OF_OTHER = OF_USED | {"x - 1": "mean", "mean(used": "other"}
-NEVER = ("About the", "Of helper", "about mine", "print", "import math")
+LOADED = """
+import sys
+from lab.__main__ import main
+main(["train", *sys.argv[1:]])
+print(*sorted(getattr(one, "__file__", None) or "" for one in [*sys.modules.values()]), sep="\\n")
+"""
 
 
-@pytest.mark.parametrize("chosen, counts", [
-    ("mine", OF_MINE), ("other", OF_OTHER), ("used", OF_USED), ("none", {})])
-def test_what_a_run_can_reach_counts_by_its_definition(tmp_path, chosen, counts):
-    """And what is done whenever the file is imported; no comment, no docstring, and nothing that
-    only another method uses, although a local variable has its name."""
-    path = tmp_path / "mine.py"
-
-    def version(text):
-        path.write_text(text)
-        os.utime(path, ns=(0, next(times)))
-        return texts_of([path], {chosen}, root=tmp_path)
-
-    times = iter(range(1000))
-    before = version(MINE)
-    for part in (*ALWAYS, *OF_MINE, *OF_OTHER, *NEVER):
-        assert MINE.count(part) == 1, part
-        number = part[:-1] + str(int(part[-1]) + 1) if part[-1].isdigit() else ""
-        changed = {"-grpo": "--grpo", "(base)": "(list)", "mean = x": "mean = x + x"}.get(part, (
-            number or f"{part}.x" * part.endswith(")") or f"{part}_2"))
-        label = (ALWAYS | counts).get(part)
-        found = differing(before, version(MINE.replace(part, changed)))
-        assert [*found] == ([f"{label} (mine.py)"] if label else []), part
-    added = "@advantage\ndef new(x):\n    return mean(C)\n\n\ndef more():\n    pass\n# about"
-    assert version(MINE.replace("# about", added)) == before
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", ["", "--task examples.own_reward --mitigation random --lora 1",
+                                   "--advantage vine --values_k 1 --kl 0.1 --dynamic_sampling 2"])
+def test_every_file_that_a_run_loads_is_copied(flags, tmp_path):
+    """And a run that was stopped goes on with its copy alone."""
+    printed = program(ROOT, "-c", LOADED, *SHORT, *flags.split(), "--out", tmp_path / "x")
+    loaded = {Path(line).relative_to(ROOT).as_posix() for line in printed.splitlines()
+              if line.startswith(f"{ROOT}/") and line.endswith(".py")}
+    copied = {path.as_posix() for path in everything(tmp_path / "x/code")}
+    assert loaded <= copied and {"train.py", "lab/run.py"} <= loaded
+    assert not any(name.startswith(("lab/tests/", "lab/gpu/", "lab/tools/")) for name in copied)
+    stopped = shutil.copytree(tmp_path / "x", tmp_path / "stopped")
+    shutil.rmtree(stopped / "checkpoints/step_000003")
+    said = program(stopped / "code", "-m", "lab", "train", "--resume", stopped)
+    assert "after step 2" in said and "changed" not in said
+    assert_same_run(tmp_path / "x", stopped)
 
 
-def test_the_file_of_a_task_counts_and_what_mitigations_py_imports(written, tmp_path):
-    """With all of their definitions, because a run can reach any of them."""
-    written("mitigations.py", "import my_formula\n")
-    written("my_formula.py", "def formula(x):\n    return x\n")
-    written("examples/own_reward.py", "import broken, far\nlimit: int = 3\n")
-    written("far.py", "FAR = 1\n")
-    written("broken.py", "away = (\n")
-    found = program(make_settings({"task": "examples.own_reward"}), tmp_path)
-    assert found == {"formula (my_formula.py)": "def formula(x):\n    return x\n",
-                     "limit (examples/own_reward.py)": "limit: int = 3\n",
-                     "FAR (far.py)": "FAR = 1\n"}
-    assert [*program(make_settings({}), tmp_path)] == ["formula (my_formula.py)"]
+def test_what_is_copied_follows_from_the_settings():
+    usual, more = (files_of_run(make_settings(given)).keys() for given in (
+        {}, {"task": "examples.own_reward", "mitigation": "random", "advantage": "maxrl"}))
+    assert more - usual == {
+        "examples/__init__.py", "examples/own_reward.py", "lab/credit/__init__.py",
+        "lab/credit/weightings.py", "lab/credit/baselines.py"}
+    s = make_settings({})
+    s.device = "cuda"
+    assert {name.rpartition("/")[0] for name in files_of_run(s).keys() - usual} == {"lab/gpu"}
 
 
 def test_in_a_models_folder_only_files_count(learner, tmp_path):
@@ -268,20 +224,10 @@ def test_a_file_that_a_flag_names_and_a_model_that_have_changed_are_named(data, 
     assert f"were made: {weights}, {data}. So what follows" in said
 
 
-def test_relative_paths_that_lead_elsewhere_are_named(data, learner, tmp_path, monkeypatch):
-    """Because the command is typed in another folder, where a model and a file have the same names:
-    --kl would compare with another model."""
-    here, there = tmp_path / "here", tmp_path / "there"
-    for folder in (here, there):
-        shutil.copytree(learner, folder / "model")
-        shutil.copy(data, folder)
-    monkeypatch.chdir(here)
-    run(*ONE_STEP, "--model", "model", "--data", data.name, "--kl", "0.1", "--out", tmp_path / "x")
-    monkeypatch.chdir(there)
-    said = run("--resume", tmp_path / "x", "--steps", 2).stdout
-    [changed] = config_of(tmp_path / "x")["changed"]
-    assert "changed since" in said
-    assert {str(here / "model/model.safetensors"), str(here / data.name)} <= {*changed["files"]}
+def test_data_that_lies_elsewhere_has_not_changed_and_old_digests_of_code_are_left_out():
+    before = {"x.jsonl": "1", "model.safetensors": "2", "policy_loss (grpo.py)": "3"}
+    assert changed_data(before, {"/y/x.jsonl": "1", "model.safetensors": "4"}) == {
+        "model.safetensors": "2"}
 
 
 def test_a_pipe_and_an_endless_file_are_refused_at_once(stopped):

@@ -1,176 +1,209 @@
-"""Is my version better? Which edits count, of which a verdict is trained, what is refused."""
+"""Is my version better? Which edits count for `lab idea`, `--against` and `lab compare`; of which a
+verdict is trained, what is refused."""
+import operator
 import shutil
-import sys
-from contextlib import contextmanager
-from pathlib import Path
 
+import mitigations
 import pytest
-from conftest import ROOT, refusal
+from conftest import ROOT, refusal, write_log
 
-import run
-from lab.harness.made_of import OF_A_STEP, program
+from lab.analysis.comparison import arms_of
+from lab.analysis.run_folders import Run
+from lab.harness.made_of import files_of_run, imported
 from lab.harness.settings import make_settings
-from lab.tools.against import not_copied
+from lab.harness.versions import differing, version_of
+from lab.tools.arms import Arm, not_copied
 from lab.tools.idea import main
-from lab.harness.versions import differing, texts_of
+from run import copy_files
 
-LOSS = "return -(weight * advantage * log_prob * mask).sum() / N"
-MY_TASK = "from countdown_task import Task\n\n\nclass Mine(Task):\n    limit = 2\n"
-# an edit of a file, and the definitions that are then other ones for a run of the book, and the lab
-EDITS = {
-    "the sign": ("grpo.py", LOSS, LOSS.replace("-(", "("), "policy_loss", "policy_loss"),
-    "+ 10": ("grpo.py", "/ (std + epsilon)).float()", "/ (std + epsilon)).float() + 10",
-             "group_z_score", "group_z_score"),
-    "AdamW without its second mean": ("grpo.py", "square.sqrt().div_(", "torch.ones_like(p).div_(",
-                                      "AdamW.step", "AdamW.step"),
-    "the reward": ("countdown_task.py", "* form + right,", "* form - right,", "Task.score",
-                   "Task.score"),
-    "a new weighting": ("mitigations.py", "if __name__", "@mitigation\ndef my_idea(rollouts):\n"
-                        "    return rollouts.entropy\n\n\nif __name__", "", ""),
-    "a comment": ("grpo.py", LOSS, f"# why\n    {LOSS}", "", ""),
-    "another variable": ("grpo.py", "std = group_mean(difference.square(), group).sqrt()",
-                         "x = std = group_mean(difference.square(), group).sqrt()",
-                         "group_z_score", "group_z_score"),
-    "a constant": ("countdown_task.py", "FORMAT_WEIGHT = 0.1", "FORMAT_WEIGHT = 0.2",
-                   "FORMAT_WEIGHT", "FORMAT_WEIGHT"),
-    "a called function": ("grpo.py", "count = torch.bincount(group)",
-                          "count = torch.bincount(group) + 1", "group_mean", "group_mean"),
-    "a file that is not loaded": ("analyze.py", "import", "import os\nimport", "", ""),
-    "the file of a task": ("examples/mine.py", "limit = 2", "limit = 3", "", "Mine"),
-    "a helper of a method that is not chosen": ("mitigations.py", "def tokens_until(",
-                                                "def more():\n    pass\n\n\ndef tokens_until(",
-                                                "", ""),
-    "a docstring": ("grpo.py", "(B,): the mean of", "(B,): a mean of", "", ""),
-    "the engine": ("lab/engine/update.py", ".square() / 2\n", ".square() / 3\n", "",
-                   "divergence_k2"),
-    "the sampler of a GPU": ("lab/gpu/sampler.py", "def in_parts(p: Tensor)",
-                             "def in_parts(q: Tensor)", "", "")}
+LOSS = "log_prob * mask).sum() / N"
+FILES = {"my_words.py": "WORD, NUMBER = 2.0, 3.0\n", "examples/mine.py": '''
+import lab.countdown
+
+class Task(lab.countdown.Task):
+    limit = 2
+''', "my_loss.py": "def policy_loss(*given):\n    return 1\n"}
+IDEA = '''
+
+from my_words import WORD as HEAVY
+TABLE, SCALES = {"strength": 2.0}, [1.0]
+A = B = 2.0
+wide: float = 1.0
+
+class Reader:
+    scale = 1.0
+
+    def read(self, rollouts):
+        return rollouts.entropy * self.scale
+
+def helper(values):
+    return values * TABLE["strength"] * SCALES[0] * B * HEAVY
+
+@mitigation
+def my_idea(rollouts):
+    return helper(Reader().read(rollouts))
+'''
+METHOD = "    def __post_init__(self):\n        self.max_number = 9\n\n"
+NEW = "@mitigation\ndef new_one(x):\n    return of_new(x)\n\n\ndef of_new(x):\n    return x"
+MINE = "mitigations.py"
+# edits of a file, each a text and what takes its place; without a text this is added at the end
+OF_ALL = {  # for whoever trains with these files
+    "the sign": ("grpo.py", LOSS, f"-{LOSS}"), "the file of a loss": ("my_loss.py", "1", "2"),
+    "+ 10": ("grpo.py", "/ (std + epsilon)).float()", "/ (std + epsilon)).float() + 10"),
+    "AdamW without its second mean": ("grpo.py", "square.sqrt().div_(", "torch.ones_like(p).div_("),
+    "a called function": ("grpo.py", "torch.bincount(group)\n", "torch.bincount(group) + 1\n"),
+    "a default": ("grpo.py", "epsilon: float = 1e-4", "epsilon: float = 1e-3"),
+    "another variable": ("grpo.py", "std = group_mean(", "x = std = group_mean("),
+    "a constant": ("countdown_task.py", "FORMAT_WEIGHT = 0.1", "FORMAT_WEIGHT = 0.2"),
+    "the reward": ("countdown_task.py", "* form + right,", "* form - right,"),
+    "a method more": ("countdown_task.py", "    def score(", f"{METHOD}    def score("),
+    "a field more": ("countdown_task.py", "    def score(", "    x: int = 1\n\n    def score("),
+    "a setting": ("run.py", "learning_rate: float = 5e-6", "learning_rate: float = 6e-6"),
+    "the loop": ("train.py", "        start = time", "        step += 0\n        start = time"),
+    "the model": ("qwen2_model.py", "1.0 / config.rope_theta", "2.0 / config.rope_theta"),
+    "moved to one's own file": ("grpo.py", "", "from my_loss import policy_loss"),
+    "one's own file": ("my_words.py", "2.0", "4.0"), "del": (MINE, "", "del SCALES[1:]"),
+    "another name": (MINE, "import WORD as", "import NUMBER as"),
+    "all names": (MINE, "", "from my_words import *"),
+    "a function of another file": (MINE, "", "import grpo\ngrpo.policy_loss = helper"),
+    "a choice": (MINE, "", "from grpo import ADVANTAGES\nADVANTAGES['grpo'] = helper"),
+    "an entry": (MINE, "", "TABLE['strength'] = 6.0"), "a place": (MINE, "", "SCALES[0] = 5.0"),
+    "a call": (MINE, "", "SCALES.insert(0, 5.0)"), "more of it": (MINE, "", "B += 1"),
+    "two names": (MINE, "A = B = 2.0", "A = B = 1.0"), "if": (MINE, "", "if wide:\n    B = 3.0"),
+    "with a type": (MINE, "wide: float = 1", "wide: float = 2"),
+    "for": (MINE, "", "for B in (3.0, 4.0):\n    pass"),
+    "try": (MINE, "", "try:\n    B = wide\nexcept NameError:\n    pass"),
+    "while": (MINE, "", "while B < 9:\n    B = 9.0"),
+    "with": (MINE, "", "with torch.no_grad():\n    B = 3.0"),
+    "match": (MINE, "", "match B:\n    case 2.0:\n        B = 4.0"),
+    "walrus": (MINE, "", "(B := 3.0)"), "of a class": (MINE, "scale = 1.0", "scale = 2.0"),
+    "a class": (MINE, "", "class Reader:\n    def read(self, rollouts):\n        return 1.0"),
+    "lambda": (MINE, "", "helper = lambda values: values"),
+    "a decorator": (MINE, "\ndef helper", "\n@torch.no_grad()\ndef helper"),
+    "the order": (MINE, "A = B = 2.0\nwide: float = 1.0", "wide: float = 1.0\nA = B = 2.0")}
+OF_IDEA = {  # for whoever has chosen my_idea
+    "the idea": (MINE, "return helper(R", "return 2 * helper(R"),
+    "a function again": (MINE, "", "def helper(values):\n    return values"),
+    "an import in a function": (MINE, "    return values * TABLE", "    import my_loss\n    return "
+                                "values * TABLE")}
+OF_LAB = {  # for a run of the lab with a task of one's own
+    "the file of a task": ("examples/mine.py", "limit = 2", "limit = 3"),
+    "a method of it": ("examples/mine.py", "    limit", f"{METHOD}    limit"),
+    "the engine": ("lab/engine/update.py", ".square() / 2\n", ".square() / 3\n")}
+OF_NONE = {
+    "a comment": ("grpo.py", LOSS, f"{LOSS}  # why"), "a method": (MINE, "", NEW),
+    "a docstring": ("grpo.py", "(B,): the mean of", "(B,): a mean of"),
+    "a file that is not imported": ("analyze.py", "import", "import os, "),
+    "another method": (MINE, "(entropy >= threshold)", "(entropy > threshold)"),
+    "a test": ("lab/tests/small.py", "", "x = 1"),
+    "the sampler of a GPU": ("lab/gpu/sampler.py", "def in_parts(p: Tensor)", "def in_parts(q)")}
 
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory):
     folder = tmp_path_factory.mktemp("copy") / "project"
     shutil.copytree(ROOT, folder, ignore=not_copied)
-    (folder / "examples/mine.py").write_text(MY_TASK)
+    shutil.copytree(ROOT / "lab/tests", folder / "lab/tests", ignore=not_copied)
+    for name, text in FILES.items():
+        (folder / name).write_text(text)
+    with open(folder / MINE, "a") as file:
+        file.write(IDEA)
+    (folder / "grpo.py").write_text((folder / "grpo.py").read_text().replace(
+        "import torch\n", "import torch\nimport my_loss\n", 1))
     return folder
 
 
-def versions_in(folder):
-    """What a run of the book and a run of the lab with a task are made of."""
-    s = make_settings({})
-    s.task = "examples.mine"
-    book = [folder / name for name in OF_A_STEP if "/" not in name]
-    return (texts_of(book, {"train", "Training", "none", "grpo"}, root=folder), program(s, folder))
+def edited(folder, file, before, after):
+    """The text of the file before the edit."""
+    text = (folder / file).read_text()
+    assert before in text
+    (folder / file).write_text(text.replace(before, after, 1) if before else f"{text}\n{after}\n")
+    return text
+
+
+class Known:
+    """What plain GRPO, my_idea, and a run of the lab are with these files: arms for `lab idea` and
+    --against, and for `lab compare` runs with a copy of the files."""
+
+    def __init__(self, root, runs, seed):
+        s = make_settings({})
+        s.task = "examples.mine"
+        self.arms = [Arm("x", {"mitigation": axis}, runs, root) for axis in ("none", "my_idea")]
+        book, lab = imported(["train.py"], root), files_of_run(s, root)
+        of_lab = version_of(lab, {"none", "grpo"})
+        self.folders = [arm.folder.name for arm in self.arms] + [of_lab]
+        self.versions, self.made = [*(arm.version for arm in self.arms), of_lab], []
+        for axis, files in (("none", book), ("my_idea", book), ("none", lab)):
+            folder = runs / f"{axis}-{len(self.made)}-{seed}"
+            write_log(folder, {}, {"mitigation": axis, "seed": seed}, [{"step": 1, "success": 0.5}])
+            copy_files(files, folder / "code")
+            self.made.append(Run(folder))
 
 
 @pytest.fixture(scope="module")
-def unedited(copy):
-    return versions_in(copy)
+def unedited(copy, tmp_path_factory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(mitigations.MITIGATIONS, "my_idea", lambda rollouts: rollouts.entropy)
+        patch.setattr("lab.tools.arms.is_of_book", lambda flags: True)  # which it asks for long
+        yield Known(copy, tmp_path_factory.mktemp("runs"), 0)
 
 
-@pytest.mark.parametrize("edit", EDITS)
-def test_what_an_edit_changes_is_named_and_nothing_else(copy, unedited, edit):
-    file, before, after, *expected = EDITS[edit]
-    text = (copy / file).read_text()
-    assert before in text
-    (copy / file).write_text(text.replace(before, after, 1))
-    edited = versions_in(copy)
-    (copy / file).write_text(text)
-    for one, other, name in zip(unedited, edited, expected):
-        assert [*differing(one, other)] == ([f"{name} ({file})"] if name else [])
-        assert one.keys() == other.keys()
+@pytest.mark.parametrize("seen, edit", [
+    *(((True, True, True), edit) for edit in OF_ALL.values()),
+    *(((False, True, False), edit) for edit in OF_IDEA.values()),
+    *(((False, False, True), edit) for edit in OF_LAB.values()),
+    *(((False, False, False), edit) for edit in OF_NONE.values())],
+    ids=[*OF_ALL, *OF_IDEA, *OF_LAB, *OF_NONE])
+def test_what_counts_is_seen_by_idea_against_and_compare(copy, unedited, tmp_path, seen, edit):
+    """Of plain GRPO, of my_idea and of a run of the lab: runs are made anew, a difference is told
+    with its file, and there are two arms; or nothing of it."""
+    text = edited(copy, *edit)
+    now = Known(copy, tmp_path, 1)
+    (copy / edit[0]).write_text(text)
+    assert tuple(map(operator.ne, unedited.folders, now.folders)) == seen
+    for number, is_seen in enumerate(seen):
+        labels = differing(unedited.versions[number], now.versions[number])
+        assert bool(labels) == is_seen
+        assert not labels or labels == ["the order"] or any(edit[0] in label for label in labels)
+        assert len(arms_of([unedited.made[number], now.made[number]])) == 1 + is_seen
 
 
-@contextmanager
-def called_definitions():
-    """A set that gets what is called of the book, and of the lab's engine and methods."""
-    labels = set()
-
-    def note(frame, event, _):
-        path, name = Path(frame.f_code.co_filename), frame.f_code.co_qualname.split(".<locals>")[0]
-        if event == "call" and path.is_relative_to(ROOT) and not name.startswith("<"):
-            file = path.relative_to(ROOT).as_posix()
-            if "/" not in file or file.startswith(("lab/engine/", "lab/credit/")):
-                labels.add(f"{name} ({file})")
-
-    sys.setprofile(note)
-    yield labels
-    sys.setprofile(None)
-
-
-@pytest.mark.slow
-def test_no_run_of_the_lab_calls_what_it_is_said_to_replace(learner, tmp_path, monkeypatch):
-    """So an edit of these parts of the book changes no number of it. An edit of all else that it
-    calls is another version, as one of the update, which is the book's."""
-    import countdown_task
-    import grpo
-    import mitigations
-    import qwen2_model
-    import train
-    from lab.harness.run import open_lab_run
-
-    def broken(*given, **named):
-        raise AssertionError
-
-    places = {"grpo.py": grpo, "mitigations.py": mitigations, "run.py": run,
-              "qwen2_model.py": qwen2_model, "countdown_task.py": countdown_task}
-    for label in REPLACED - {"Training (train.py)"}:
-        name, file = label.rstrip(")").split(" (")
-        owner, _, method = name.rpartition(".")
-        where = getattr(places[file], owner) if owner else places[file]
-        monkeypatch.setattr(where, method, broken)
-    argv = ["--model", str(learner), "--questions", "2", "--answers", "4", "--steps", "1",
-            "--max_new_tokens", "16", "--eval_every", "0", "--out"]
-    of_lab = open_lab_run([*argv, str(tmp_path / "a")])
-    with called_definitions() as called:
-        train.carry_out(of_lab)
-    assert called <= program(of_lab.settings).keys() and "one_step (grpo.py)" in called
-    for part in ("update", "one_step", "policy_loss"):
-        with monkeypatch.context() as patch, pytest.raises(AssertionError):
-            patch.setattr(grpo, part, broken)
-            train.carry_out(open_lab_run([*argv, str(tmp_path / part), "--kl", "1"]))
-
-
-def test_what_cannot_be_compared_is_refused(copy, tmp_path, capsys):
+def test_what_cannot_be_compared_is_refused(copy, unedited, tmp_path, capsys):
     argv = ["--runs", str(tmp_path / "runs")]
-    assert "is no folder of the project and no commit" in refusal(
+    assert "is no folder of the project, no run with code/ and no commit" in refusal(
         main, ["--against", "nowhere", *argv])
     assert "--out cannot be given" in refusal(main, ["--against", str(copy), "--out", "x", *argv])
     assert "name a weighting or an advantage, or --against" in refusal(main, argv)
-    main(["--against", str(copy), *argv])
+    of_run = ["--against", str(unedited.made[0].folder), *argv]
+    main(["--against", str(ROOT), *argv])
     assert "so nothing is trained" in " ".join(capsys.readouterr().out.split())
-    for edit in ("AdamW without its second mean", "the reward"):  # the lab has its own of both
-        file, before, after, name, _ = EDITS[edit]
-        text = (copy / file).read_text()
-        (copy / file).write_text(text.replace(before, after))
-        assert refusal(main, ["--against", str(copy), *argv]).startswith(
-            f"{name} ({file}) differs, but `lab idea` trains by runs of the lab")
-        (copy / file).write_text(text)
-    methods = copy / "mitigations.py"
-    text = methods.read_text()
-    methods.write_text(text.replace("def entropy_weighted", "def other_name"))
-    assert "has no entropy_weighted. With plain GRPO a new method is compared by" in refusal(
-        main, ["entropy_weighted", "--against", str(copy), *argv])
-    methods.write_text(text)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("lab.tools.arms.is_of_book", lambda flags: False)
+        assert "has no lab, which these flags need" in refusal(main, [*of_run, "--lora", "1"])
+    assert f"{ROOT} has no my_idea. With plain GRPO a new method is compared by" in refusal(
+        main, ["my_idea", "--against", str(ROOT), *argv])
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow
-def test_from_an_edit_to_the_verdict(copy, tmp_path, capsys):
+def test_from_an_edit_to_the_verdict(tmp_path, capsys):
     """A turned sign is trained, a renamed variable stops after a pair, and finished runs are used
-    again."""
-    argv = ["--against", str(copy), "--questions", "2", "--answers", "4", "--steps", "2",
-            "--eval_tasks", "4", "--max_new_tokens", "40", "--seeds", "2", "--processes", "2",
-            "--runs", str(tmp_path / "runs")]
+    again, also as the other version."""
+    folder = shutil.copytree(ROOT, tmp_path / "project", ignore=not_copied)
+    argv = ["--questions", "2", "--answers", "4", "--steps", "2", "--eval_tasks", "4",
+            "--max_new_tokens", "40", "--seeds", "2", "--processes", "2",
+            "--runs", str(tmp_path / "runs"), "--against"]
     said = []
-    for edit in ("the sign", "another variable"):
-        file, before, after, *_ = EDITS[edit]
-        text = (copy / file).read_text()
-        (copy / file).write_text(text.replace(before, after))
-        main(argv)
-        (copy / file).write_text(text)
+    for edit in (OF_ALL["the sign"], OF_ALL["another variable"]):
+        text = edited(folder, *edit)
+        main([*argv, str(folder)])
+        (folder / edit[0]).write_text(text)
         said.append(" ".join(capsys.readouterr().out.split()))
-    assert f"+ {LOSS}" in said[0] and "2 of 4 runs have to be made" in said[0]
+    assert "policy_loss (grpo.py)" in said[0] and "2 of 4 runs have to be made" in said[0]
     assert "your edit minus | pairs |" in said[0] and "Both runs" not in said[0]
     assert "1 of 2 runs have to be made" in said[1] and "minus" not in said[1]
     assert "Both runs of seed 0 are the same to the last bit" in said[1]
+    [of_sign, *_] = [run for run in (tmp_path / "runs").glob("*/s1")
+                     if f"-{LOSS}" in (run / "code/grpo.py").read_text()]
+    main([*argv, str(of_sign)])
+    assert "0 of 4 runs have to be made" in capsys.readouterr().out

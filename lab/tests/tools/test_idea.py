@@ -5,19 +5,24 @@ import shlex
 from dataclasses import replace
 from glob import glob
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from conftest import ROOT
+import mitigations
+from grpo import generator_of
 from lab.analysis.weights import about_gradient, differs_within, share_gains
+from lab.engine.credited import advantage_of, rescaled_weight
+from lab.engine.methods import METHODS, axis_of
 from lab.engine.tokens import NUMBER, THINK, WORD
 from lab.harness.build import load_policy, make_advantage, make_weighting
+from lab.harness.flags import flags_of
 from lab.harness.settings import make_settings
 from lab.tools import idea, planned_runs
-from lab.tools.idea import arms_of, credited, look, main, sample
+from lab.tools.arms import Arm, is_of_book, placebo_of
+from lab.tools.idea import arms_of, credited, first_look, look, main, sample
 from lab_runs import make_here
 from runs import lines
 from small import large_folder
@@ -46,13 +51,50 @@ def test_the_arms_of_a_weighting_and_of_an_advantage():
 
 
 def test_where_all_tokens_are_of_one_category_there_is_one_placebo(tmp_path, monkeypatch, capsys):
-    own = SimpleNamespace(runs=tmp_path, placebos="any,kind")
-    for has_kinds, arms in ((True, 4), (False, 3)):
-        monkeypatch.setattr(idea, "look", lambda *given, is_weighting: has_kinds)
-        found = idea.Idea("by_kind", {}, own, "")
-        found.first_look()
-        assert len(found.arms) == arms
+    for has_kinds, count in ((True, 4), (False, 3)):
+        monkeypatch.setattr(idea, "look", lambda *given: has_kinds)
+        _, flags = arms_of("by_kind", {})
+        arms = {key: Arm(key, of_arm, tmp_path) for key, of_arm in flags.items()}
+        first_look("by_kind", arms, is_weighting=True)
+        assert len(arms) == count
         assert ("so there is one placebo" in capsys.readouterr().out) == (not has_kinds)
+
+
+@pytest.mark.parametrize("name, kind", [
+    ("by_kind", "weights"), ("by_kind", "weights_by_kind"), ("rloo", "advantages")])
+def test_a_placebo_of_the_book_has_the_values_of_the_labs(policy, name, kind):
+    """Its text stands in a copy of mitigations.py, and its flags are those of the method."""
+    axis, s = axis_of(name), policy.settings
+    copy = vars(mitigations) | {"mitigation": lambda function: function,
+                                "advantage": lambda function: function}
+    exec(placebo_of(axis, name, kind), copy)
+    placebo, method = copy[f"{name}_for_{kind}"], METHODS[axis][name]
+    assert flags_of(placebo).keys() == flags_of(method).keys()
+    given = {"word_weight": 0.25} if name == "by_kind" else {}
+    batch = sample(policy, s, 1)
+    values = placebo(replace(batch, generator=generator_of(1)), **given)
+    batch = replace(batch, generator=generator_of(1))
+    if axis == "advantage":
+        of_lab = advantage_of(lambda rollouts, policy: method(rollouts), replace(
+            s, advantage=name, placebo=kind), batch, policy)
+    else:
+        of_lab, _ = rescaled_weight(lambda rollouts, policy: method(rollouts, **given), name, batch,
+                                    policy, "none", kind)
+    assert torch.equal(values, of_lab) and values.unique().numel() > 1
+
+
+def test_which_program_trains_an_arm(tmp_path, monkeypatch):
+    """train.py, unless it lacks a flag or the method is a class."""
+    class close_call:
+        def __call__(self, rollouts, policy):
+            return rollouts.entropy
+
+    monkeypatch.setitem(mitigations.MITIGATIONS, "close_call", close_call)
+    for flags, is_book in (({}, True), ({"kl": 0.1, "device": "cpu"}, True), ({"lora": 1}, False),
+                           ({"mitigation": "by_kind", "placebo": "weights"}, True),
+                           ({"mitigation": "random"}, False), ({"rescale": "gradient"}, False),
+                           ({"mitigation": "close_call"}, False)):
+        assert is_of_book(flags) == is_book, flags
 
 
 def test_a_large_model_keeps_its_recipe_and_leaves_no_model(tmp_path):
@@ -86,7 +128,7 @@ def test_runs_of_a_large_model_have_its_threads_and_are_begun_again(learner, tmp
         planned.append((runs, threads))
         raise SystemExit(f"{processes} at a time")
 
-    monkeypatch.setattr(idea, "make_runs", keep)
+    monkeypatch.setattr("lab.tools.arms.make_runs", keep)
     monkeypatch.setattr(planned_runs, "is_large", lambda folder: True)
     monkeypatch.setattr(planned_runs, "usable_cores", lambda: 8)
     for processes in (1, 8):

@@ -1,6 +1,7 @@
 """Runs side by side: made, stopped and gone on with, waited for, failed; and used again."""
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -10,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from conftest import ROOT, refusal, write_log
-from lab.harness.made_of import made_of
+from lab.harness.made_of import files_of_run, made_of
 from lab.tools import planned_runs
 from lab.tools.planned_runs import (PlannedRun, finished, finished_run, make_runs, side_by_side,
                                     time_left)
+from run import copy_files
 
 TRAIN = """
 # As train.py, without a model: a line for each step, and on SIGTERM the end after this step.
@@ -22,8 +24,9 @@ from pathlib import Path
 
 words, told = dict(zip(sys.argv[1:], sys.argv[2:])), []
 signal.signal(signal.SIGTERM, lambda *_: told.append(True))
-folder, steps = Path(words["--out"]), int(words["--steps"])
-(folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+folder, steps = Path(words.get("--out") or words["--resume"]), int(words["--steps"])
+for name in ("checkpoints", "code"):
+    (folder / name).mkdir(parents=True, exist_ok=True)
 config = {"mitigation": "none", "steps": steps}
 (folder / "config.json").write_text(json.dumps(config))
 lines = folder / "metrics.jsonl"
@@ -36,19 +39,19 @@ for step in range(done + 1, steps + 1):
         print(json.dumps({"step": step, "seconds": 0.02}), file=file)
     if told:
         sys.exit(f"stopped after step {step}")
-(folder / "config.json").write_text(json.dumps(config | {"finished": steps}))
 """
 
 
 @pytest.fixture
 def planned(tmp_path):
-    """A planned run, which needs no torch unless it is one of train.py."""
-    (tmp_path / "train.py").write_text(TRAIN)
-
-    def plan(arm="none", seed=0, steps=2, more="", program=tmp_path / "train.py"):
+    """A planned run of the book, by a train.py that needs no torch."""
+    def plan(arm="none", seed=0, steps=2, more="", text=TRAIN):
+        project = tmp_path / f"project_of_{arm}"
+        project.mkdir(exist_ok=True)
+        (project / "train.py").write_text(text)
         flags = f"--model {ROOT / 'models/tiny'} --eval_every 0 {more}"
-        return PlannedRun(arm, seed, tmp_path / arm / f"s{seed}", flags.split(), steps,
-                          (str(program),))
+        return PlannedRun(arm, seed, tmp_path / arm / f"s{seed}", flags.split(), steps, project,
+                          is_book=True)
     return plan
 
 
@@ -103,10 +106,8 @@ def test_the_time_left_is_that_of_the_runs_made_here(monkeypatch):
     assert time_left(1000, 0, 4) == time_left(1000, 4, 0) == ""
 
 
-def test_a_run_has_the_threads_that_are_planned(planned, tmp_path):
-    program = tmp_path / "program.py"
-    program.write_text("import os; print(os.environ['OMP_NUM_THREADS'])\n")
-    run = planned(program=program)
+def test_a_run_has_the_threads_that_are_planned(planned):
+    run = planned(text="import os; print(os.environ['OMP_NUM_THREADS'])\n")
     for threads in (1, 3):
         make_runs([run], "", 1, threads)
     assert run.log.read_text().split() == ["1", "3"]
@@ -129,22 +130,19 @@ def eight_cores(monkeypatch, is_large):
     monkeypatch.setattr(planned_runs, "usable_cores", lambda: 8)
 
 
-def test_a_failed_arm_is_left_and_the_others_are_made(planned, tmp_path, capfd):
+def test_a_failed_arm_is_left_and_the_others_are_made(planned, capfd):
     """What the program itself says at its end is the reason."""
-    program = tmp_path / "program.py"
-    program.write_text("import sys; sys.exit('train.py: there is no model folder nowhere')\n")
-    bad = [planned("bad", seed, program=program) for seed in range(2)]
+    text = "import sys; sys.exit('train.py: there is no model folder nowhere')\n"
+    bad = [planned("bad", seed, text=text) for seed in range(2)]
     failed = make_runs([*bad, planned()], "", 1)
     assert list(failed) == ["bad"] and failed["bad"].startswith("bad-s0: train.py: ")
     assert "nowhere" in failed["bad"] and not bad[1].log.exists() and planned().is_finished()
     assert "finished: none-s0" in capfd.readouterr().out
 
 
-def test_a_run_that_the_system_killed_says_so(planned, tmp_path):
+def test_a_run_that_the_system_killed_says_so(planned):
     """Its log says nothing about it."""
-    program = tmp_path / "program.py"
-    program.write_text("import os; print('step 1', flush=True); os.kill(os.getpid(), 9)\n")
-    run = planned(program=program)
+    run = planned(text="import os; print('step 1', flush=True); os.kill(os.getpid(), 9)\n")
     reason = make_runs([run], "", 1)["none"]
     assert "it was killed. The system does that when there is not enough memory" in reason
     assert f"(log: {run.log})" in reason
@@ -160,10 +158,12 @@ METRICS = [{"step": 1, "success": 0.5}, {"step": 2, "success": 0.25}]
 
 
 def write_run(run, **changed):
-    """A finished run without checkpoints."""
+    """A finished run of the lab without checkpoints."""
     settings = run.settings
-    config = {**settings.to_json(), "made_of": made_of(settings), "finished": 2, **changed}
+    config = {**settings.to_json(), "made_of": made_of(settings), "finished": 2,
+              "model_config": {}, **changed}
     write_log(run.folder, {}, config, METRICS)
+    copy_files(files_of_run(settings), run.folder / "code")
 
 
 def test_a_run_is_used_again_when_it_is_finished(run):
@@ -183,7 +183,7 @@ def test_a_run_is_used_again_when_it_is_finished(run):
 
 @pytest.mark.parametrize("changed, said", [
     ({"threads": 2}, "with --threads 2 instead of 1: remove it, and the run is made again"),
-    ({"made_of": {"grpo.py": "0" * 64}}, "is an earlier run, and since then "),
+    ({"made_of": {"x.jsonl": "0" * 64}}, "is an earlier run, and since then x.jsonl has changed"),
     ({"checkpoint_every": 7}, None)])  # it changes no number
 def test_a_run_that_is_not_what_the_plan_says_is_refused(run, changed, said):
     write_run(run, **changed)
@@ -193,6 +193,24 @@ def test_a_run_that_is_not_what_the_plan_says_is_refused(run, changed, said):
         assert finished_run(run) is not None
         (run.folder / "metrics.jsonl").write_text('{"step": 2, "success": 0.5}\n')
         assert "metrics.jsonl does not have one line for each" in refusal(finished_run, run)
+
+
+@pytest.mark.parametrize("file, text, said", [
+    ("code/grpo.py", "X = 1\n", "it is an earlier run, and since then X (grpo.py) has changed"),
+    ("code/mitigations.py", "@mitigation\ndef mine(rollouts):\n    return 1\n", None),
+    ("code_after_000001/grpo.py", "X = 1\n", "it is an earlier run, and since then "),
+    ("gone", "", "it is an earlier run, and since then ")])
+def test_a_run_of_another_version_is_refused(run, file, text, said):
+    """As one that was resumed as another, and one of earlier versions, which has no code. A method
+    that is not chosen does not count."""
+    write_run(run)
+    if file == "gone":
+        shutil.rmtree(run.folder / "code")
+    else:
+        (run.folder / file).parent.mkdir(exist_ok=True)
+        with open(run.folder / file, "a") as opened:
+            opened.write(text)
+    assert said in refusal(finished_run, run) if said else finished_run(run)
 
 
 def test_a_plan_that_names_no_number_of_threads_takes_any(run):
