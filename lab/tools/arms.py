@@ -10,6 +10,7 @@ import contextlib
 import inspect
 import io
 import json
+import re
 import shlex
 import shutil
 import textwrap
@@ -22,7 +23,7 @@ from lab.analysis.run_folders import Run
 from lab.analysis.verdict import Tries, Verdict
 from lab.engine.credited import cells_of, shuffled
 from lab.engine.errors import PROJECT, UserError
-from lab.engine.methods import METHODS, WHOLE_ANSWERS
+from lab.engine.methods import METHODS, WHOLE_ANSWERS, Choice
 from lab.harness.flags import flags_of
 from lab.harness.made_of import files_of_run, imported, made_of
 from lab.harness.record import Json, find_folder
@@ -58,7 +59,15 @@ def is_of_book(flags: Json) -> bool:
             s = book.read_settings(words)
     except (SystemExit, UserError):
         return False
-    return all(inspect.isfunction(METHODS[axis][getattr(s, axis)]) for axis in METHODS)
+    return all(takes_books_batch(METHODS[axis][getattr(s, axis)]) for axis in METHODS)
+
+
+def takes_books_batch(method: Choice) -> bool:
+    """Whether it is a function that reads nothing that only a batch of the lab has."""
+    if not inspect.isfunction(method):
+        return False
+    read = set(re.findall(r"\brollouts\.(\w+)", inspect.getsource(method)))
+    return not read & {"hidden", "attention", "turn", "turns"}
 
 
 def placebo_of(axis: str, name: str, kind: str) -> str:
