@@ -73,8 +73,9 @@ def names_of(runs: Sequence[Run]) -> list[str]:
     what only one of them calls."""
     settings = [settings_of(run) for run in runs]
     versions = [version_of_run(run, chosen_in(run.config)) for run in runs]
-    known: dict[str, str] = {}
-    keys = [digest_of(one) for one in zip(settings, versions)]
+    earlier = [[versions_of(run.folder, chosen_in(run.config)), run.config.get("changed")]
+               for run in runs]
+    keys, known = [digest_of(one) for one in zip(settings, versions, earlier)], dict[str, str]()
     for key, name in zip(keys, names_by_words(runs, settings, versions)):
         known.setdefault(key, f"{name} {key[:4]}" if name in known.values() else name)
     return [known[key] for key in keys]

@@ -65,8 +65,9 @@ def changes_of_run(run: Path, config: Mapping[str, Any]) -> dict[int, list[str]]
 def differing(before: Version, now: Version) -> list[str]:
     """The labels of what differs between two versions; those of the book first."""
     labels = {label for label, _ in {*before} ^ {*now}}
-    is_moved = before != now and not labels
-    return sorted(labels, key=lambda label: ("/" in label, label)) + ["the order"] * is_moved
+    if before != now and not labels:
+        return ["order of statements"]
+    return sorted(labels, key=lambda label: ("/" in label, label))
 
 
 def version_of(files: Mapping[str, Path], chosen: Collection[str]) -> Version:
@@ -103,6 +104,7 @@ def parts_of(content: bytes) -> list[Part]:
 
 def label_of(one: ast.stmt) -> str:
     target = one.targets[0] if isinstance(one, ast.Assign) else one
+    target = one.target if isinstance(one, ast.AnnAssign) else target
     name: str = getattr(target, "name", "") or getattr(target, "id", "")
     return name or shorten(ast.unparse(one).split("\n")[0], 60, placeholder="...")
 

@@ -25,7 +25,6 @@ import subprocess
 import tarfile
 import tempfile
 import textwrap
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -40,7 +39,7 @@ from lab.tools.planned_runs import common_settings
 from run import code_folders
 
 EDIT = "your edit"
-LINES = 12  # of a changed definition that are shown
+LABELS, LINES = 40, 12  # how many definitions are shown, and how many lines of each
 
 
 def compare_versions(own: SimpleNamespace, typed: Json, command: str) -> None:
@@ -115,21 +114,18 @@ def print_changes(mine: Arm, other: Arm, name: str) -> None:
     say(f"{EDIT} is compared with {name}. These differ:")
     before, now = dict(other.version), dict(mine.version)
     labels = differing(other.version, mine.version)
-    for label in labels:
-        for line in difference(label, before.get(label, ""), now.get(label, "")):
-            say(line)
+    for label in labels[:LABELS]:
+        texts = before.get(label, ""), now.get(label, "")
+        if any(texts) and not all(texts):
+            say(f"  {label} is {'new' if texts[1] else 'gone'}")
+            continue
+        lines = [line for line in difflib.unified_diff(*map(str.splitlines, texts), n=0,
+                 lineterm="") if not line.startswith(("---", "+++", "@@"))]
+        say("\n    ".join([f"  {label}", *(f"{line:.120}" for line in lines[:LINES])]))
+        if len(lines) > LINES:
+            say(f"    and {len(lines) - LINES} more lines")
+    if len(labels) > LABELS:
+        say(f"  and {len(labels) - LABELS} more")
     files = (f"{mine.settings.task.replace('.', '/')}.py", "countdown_task.py", "lab/countdown.py")
     if any(label.endswith(f"({file})") for label in labels for file in files):
         say("The task differs, so each version counts success by its own task.")
-
-
-def difference(label: str, before: str, now: str) -> Iterator[str]:
-    only = " is new" if now else " is gone" if before else ""
-    yield f"  {label}" + ("" if before and now else only)
-    if before and now:
-        lines = [line for line in difflib.unified_diff(
-            before.splitlines(), now.splitlines(), n=0, lineterm="")
-            if not line.startswith(("---", "+++", "@@"))]
-        yield from (f"    {line:.120}" for line in lines[:LINES])
-        if len(lines) > LINES:
-            yield f"    and {len(lines) - LINES} more lines"

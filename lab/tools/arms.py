@@ -10,20 +10,23 @@ import contextlib
 import inspect
 import io
 import json
-import re
 import shlex
 import shutil
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
+from torch import Tensor
+
+import grpo
 import run as book
 from lab.analysis.comparison import Arms
 from lab.analysis.run_folders import Run
 from lab.analysis.verdict import Tries, Verdict
 from lab.engine.credited import cells_of, shuffled
 from lab.engine.errors import PROJECT, UserError
-from lab.engine.methods import METHODS, WHOLE_ANSWERS, Choice
+from lab.engine.methods import METHODS, WHOLE_ANSWERS
+from lab.engine.rollouts import Rollouts
 from lab.harness.flags import flags_of
 from lab.harness.made_of import files_of_run, imported, made_of
 from lab.harness.record import Json, find_folder
@@ -35,6 +38,9 @@ from lab.tools.planned_runs import (PlannedRun, as_typed, finished_run, make_run
 
 NOT_COPIED = {"runs", "docs", "models", "tests", "results", "reports", "__pycache__"}
 LARGEST = 10_000_000  # bytes of a file that is copied, such as one that a task reads
+# what only the lab's batch has
+OF_LAB = {*dir(Rollouts)} - {*dir(Tensor), *dir(grpo.Rollouts), *vars(grpo.Rollouts)[
+    "__dataclass_fields__"]}
 OF_TIME = ("seconds", "per_second", "memory_bytes")  # ends of numbers that differ anyway
 NOT_OF_RUN = ("seed", "out", "steps", "threads", "checkpoint_every")
 PLACEBO = '''
@@ -52,22 +58,17 @@ def {name}_for_{kind}({parameters}):
 
 
 def is_of_book(flags: Json) -> bool:
-    """Whether train.py alone trains with these flags; a placebo is another function there."""
+    """Whether train.py alone trains with these flags; a placebo is another function there. It has
+    no classes as methods, and its batch has less than the lab's."""
     words = as_typed({name: value for name, value in flags.items() if name != "placebo"})
     try:
         with contextlib.redirect_stderr(io.StringIO()):
             s = book.read_settings(words)
     except (SystemExit, UserError):
         return False
-    return all(takes_books_batch(METHODS[axis][getattr(s, axis)]) for axis in METHODS)
-
-
-def takes_books_batch(method: Choice) -> bool:
-    """Whether it is a function that reads nothing that only a batch of the lab has."""
-    if not inspect.isfunction(method):
-        return False
-    read = set(re.findall(r"\brollouts\.(\w+)", inspect.getsource(method)))
-    return not read & {"hidden", "attention", "turn", "turns"}
+    chosen = [METHODS[axis][getattr(s, axis)] for axis in METHODS]
+    return all(inspect.isfunction(method) and not OF_LAB & {*method.__code__.co_names}
+               for method in chosen)
 
 
 def placebo_of(axis: str, name: str, kind: str) -> str:

@@ -99,7 +99,7 @@ MOVED = {"code/grpo.py": "Y = 1\nX = 1"}
     ({"mitigation": "outcome_conditional"}, {"mitigation": "outcome_conditional",
                                              "think_discount": 0.25}, "think_discount 0.25"),
     (CODE, EDITED, "another X (grpo.py)"), (CODE, NEW, "another Y (grpo.py)"),
-    (NEW, CODE, "another Y (grpo.py)"), (NEW, MOVED, "another the order"),
+    (NEW, CODE, "another Y (grpo.py)"), (NEW, MOVED, "another order of statements"),
     (CODE, LATER, "changed after step 2: X (grpo.py)"), (CODE, LAB, "made by the lab"),
     (CODE, {**EDITED, "kl": 0.5}, "kl 0.5 another X (grpo.py)"),
     (CODE, {**IDEA, "advantage": "mine"}, "advantage mine"),
@@ -145,6 +145,9 @@ def test_two_arms_that_differ_in_what_has_one_name_are_told_apart(tmp_path):
     arms = arms_of([made(tmp_path / str(seed), seed, one) for seed, one in enumerate(versions)])
     first, second = [name for name in arms if name.startswith("another X (grpo.py)")]
     assert len(arms) == 4 and second.startswith(f"{first} ")
+    resumed = [LATER, {**LATER, "code/grpo.py": "X = 3"}]
+    assert len(arms_of([made(tmp_path / f"l{seed}", seed, one)
+                        for seed, one in enumerate(resumed)])) == 2
     assert diff_commands(arms) == [
         f"diff -r {tmp_path}/0/code {tmp_path}/{seed}/code" for seed in (2, 3)]
 

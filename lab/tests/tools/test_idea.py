@@ -84,16 +84,17 @@ def test_a_placebo_of_the_book_has_the_values_of_the_labs(policy, name, kind):
 
 
 def test_which_program_trains_an_arm(tmp_path, monkeypatch):
-    """train.py, unless it lacks a flag, or the method is a class or reads what only the lab has."""
+    """train.py, unless it lacks a flag, the method is a class, or reads what only the lab's batch
+    has."""
     class close_call:
         def __call__(self, rollouts, policy):
             return rollouts.entropy
 
     def of_states(rollouts):
-        return 1 + rollouts.hidden.norm(dim=-1)
+        return rollouts.hidden[0][:, 0]
 
-    monkeypatch.setitem(mitigations.MITIGATIONS, "close_call", close_call)
-    monkeypatch.setitem(mitigations.MITIGATIONS, "of_states", of_states)
+    for method in (close_call, of_states):
+        monkeypatch.setitem(mitigations.MITIGATIONS, method.__name__, method)
     for flags, is_book in (({}, True), ({"kl": 0.1, "device": "cpu"}, True), ({"lora": 1}, False),
                            ({"mitigation": "by_kind", "placebo": "weights"}, True),
                            ({"mitigation": "random"}, False), ({"rescale": "gradient"}, False),
