@@ -87,10 +87,10 @@ def with_deletions(rollouts: Rollouts, positions: Positions) -> tuple[Rollouts, 
     index = torch.arange(T, device=device).expand(len(positions), T)
     source = (index + (index >= at)).clamp(max=T - 1)  # the token's index before the deletion
     mask = index < rollouts.length[rows, None] - 1
-    shorter = replace(rollouts, mask=mask, written=mask, group=rollouts.group[rows],
-                      ids=rollouts.ids[rows].gather(1, source) * mask,
-                      log_prob=rollouts.log_prob[rows].gather(1, source) * mask)
-    section = rollouts.section[rows].gather(1, source)
+    of_each = rollouts.of_rows(rows)
+    shorter = replace(of_each, mask=mask, written=mask, ids=of_each.ids.gather(1, source) * mask,
+                      log_prob=of_each.log_prob.gather(1, source) * mask)
+    section = of_each.section.gather(1, source)
     return shorter, mask & (index >= at) & (section == ANSWER)
 
 

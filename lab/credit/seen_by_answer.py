@@ -63,8 +63,7 @@ def falls_without(rollouts: Rollouts, policy: Policy, pieces: list[Piece]) -> Te
     ids, section = rollouts.ids[rows].clone(), rollouts.section[rows]
     for number, (_, start, end) in enumerate(pieces):
         ids[number, start:end] = policy.tokenizer.token_to_id("<|endoftext|>") or 0
-    blanked = replace(rollouts, ids=ids, mask=rollouts.mask[rows], written=rollouts.written[rows],
-                      group=rollouts.group[rows], log_prob=rollouts.log_prob[rows])
+    blanked = replace(rollouts.of_rows(rows), ids=ids)
     inside = (section == ANSWER) & blanked.mask
     needed = inside.any(1).nonzero()[:, 0]
     after = frozen_log_probs(policy.model, blanked, needed, policy.settings.micro_batch)

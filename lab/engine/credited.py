@@ -1,8 +1,6 @@
 """Advantages and weights as a step uses them: what the chosen methods return is checked, and then
 rescaled, shuffled for a placebo, or dropped with answers that were cut off."""
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +9,8 @@ import mitigations
 from countdown_task import KINDS
 from grpo import generator_of
 from lab.engine.entropy_bonus import entropy_bonus
-from lab.engine.errors import UserError, location_of
-from lab.engine.methods import WHOLE_ANSWERS, Method, Metrics, checked_credit, metrics_of
+from lab.engine.methods import (WHOLE_ANSWERS, Called, Method, Metrics, checked_credit,
+                                metrics_of)
 from lab.engine.policy import Policy, RunSettings
 from lab.engine.rollouts import Rollouts
 from lab.engine.update import rescaling
@@ -21,32 +19,32 @@ from lab.engine.update import rescaling
 @torch.no_grad()
 def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: Policy | None = None,
                     rescale_to: str = "mean", placebo: str = "none") -> tuple[Tensor, Metrics]:
-    """The weights c w (B, T) that the loss uses and the credit file stores, and metrics about them.
-
-    They are what the weighting `chosen` returned: checked, without gradient, 0 beyond the mask,
-    shuffled for --placebo weights, and multiplied by one number for the batch (`rescaling`).
-    """
+    """The weights c w (B, T) that the loss uses and the credit file stores, by `weights` of
+    mitigations.py, and metrics about them. Before they are rescaled they are shuffled for --placebo
+    weights, and multiplied for --rescale gradient."""
     if not rollouts.mask.any():  # every answer was dropped, so the weighting is not called
         metrics: Metrics = dict.fromkeys(metrics_of(chosen))  # its own metrics are None
         metrics |= {"weight_factor": 1.0, "weight_max": 0.0, "weight_note": None}
         return torch.zeros_like(rollouts.log_prob), metrics
-    note = None
-    weight = checked_credit(chosen, f"the weighting {name}", rollouts, policy)
-    if (weight < 0).any():
-        raise UserError(f"the weighting {name} ({location_of(chosen)}) is negative at "
-                        f"{int((weight < 0).sum())} tokens. Weights may not be: put values with "
-                        "a sign under @advantage (docs/reference/methods.md)")
-    if placebo.startswith("weights"):
-        weight = shuffled(weight, rollouts, placebo)
-    c = rescaling(weight, rollouts, rescale_to)
-    if not (weight * c).isfinite().all():
-        rescale_to = "none"
-        note = "weights were not rescaled: hardly any weight is on tokens with an advantage"
-    factor = c if rescale_to == "gradient" else 1.0  # the mean is the book's
-    batch: Any = SimpleNamespace(mask=rollouts.mask, generator=rollouts.generator)
-    weight, about = mitigations.weights(lambda _: weight * factor, batch, {}, rescale_to)
-    about["weight_factor"] *= factor
-    return weight, metrics_of(chosen) | about | {"weight_note": note}
+    c, is_rescaled = 1.0, True
+
+    def after(weight: Tensor) -> Tensor:
+        nonlocal c, is_rescaled
+        if placebo.startswith("weights"):
+            weight = shuffled(weight, rollouts, placebo)
+        if rescale_to == "gradient":
+            c = rescaling(weight, rollouts)
+            is_rescaled = bool((weight * c).isfinite().all())
+        return weight * c if is_rescaled else weight
+
+    asked = Called(chosen, f"the weighting {name}", policy, after)
+    weight, about = mitigations.weights(asked, rollouts, {}, rescale_to)
+    if rescale_to == "mean":
+        is_rescaled = bool((weight > 1e-30).any())
+    elif is_rescaled:
+        about["weight_factor"] = c
+    note = "weights were not rescaled: hardly any weight is on tokens with an advantage"
+    return weight, metrics_of(chosen) | about | {"weight_note": None if is_rescaled else note}
 
 
 def advantage_of(chosen: Method, s: RunSettings, rollouts: Rollouts, policy: Policy | None

@@ -33,9 +33,10 @@ from torch import Tensor
 
 import grpo
 import mitigations
-from lab.engine.errors import UserError, did_you_mean_name, location_of, refuse_call
+from lab.engine.errors import (UserError, code_of, did_you_mean_name, location_of,
+                               refuse_call)
 from lab.engine.rollouts import Rollouts
-from grpo import checked
+from grpo import checked, place_of, values_of
 
 Choice = Callable[..., Tensor] | type  # a function or a class below a decorator
 Metrics = dict[str, Any]  # numbers for a line of metrics.jsonl, by name
@@ -161,21 +162,27 @@ def fault_of_state(made: Method) -> str:
     return ""
 
 
+class Called:
+    """A method as grpo.py's `values_of` calls it, with a batch alone. Its name, as "the weighting
+    my_idea", and its code are for messages. `after` may change its values."""
+
+    def __init__(self, chosen: Method, whose: str, policy: object,
+                 after: Callable[[Tensor], Tensor] | None = None):
+        self.chosen, self.policy, self.after = chosen, policy, after
+        self.__name__, self.__code__ = whose, code_of(chosen)
+
+    def __call__(self, rollouts: Rollouts) -> Tensor:
+        values, name = self.chosen(rollouts, self.policy), place_of(self)
+        if isinstance(values, Tensor) and (values.is_complex() or (values.layout, values.device)
+                                           != (torch.strided, rollouts.mask.device)):
+            raise UserError(f"{name} should return a tensor (B, T) = {tuple(rollouts.mask.shape)}, "
+                            f"got {values.dtype}, {values.layout}, on {values.device}")
+        return self.after(checked(values, rollouts, name)) if self.after else values
+
+
 def checked_credit(chosen: Method, whose: str, rollouts: Rollouts, policy: object = None) -> Tensor:
-    """The credit (B, T) of a method, checked as in the book. `whose` names it in messages, as "the
-    weighting my_idea". It gets a copy of the batch, so what it changes in place has no effect
-    elsewhere."""
-    # Two things are not copied: the generator, so that the next method draws other numbers, and
-    # the extra forward pass, so that it is made only once for all methods. `deepcopy` finds by its
-    # id what it should not copy.
-    not_copied = {id(part): part for part in (rollouts.generator, rollouts.forward)}
-    values, place = chosen(deepcopy(rollouts, not_copied), policy), location_of(chosen)
-    if isinstance(values, Tensor) and (values.is_complex() or (values.layout, values.device) != (
-            torch.strided, rollouts.mask.device)):
-        raise UserError(f"{whose} ({place}) should return a tensor (B, T) = "
-                        f"{tuple(rollouts.mask.shape)}, got {values.dtype}, {values.layout}, on "
-                        f"{values.device}")
-    return checked(values, rollouts, f"{whose} ({place})")
+    """The credit (B, T) of a method, by grpo.py's `values_of`."""
+    return values_of(Called(chosen, whose, policy), rollouts, {})
 
 
 def metrics_of(chosen: object) -> Metrics:

@@ -32,6 +32,10 @@ class Forward:
         self.model, self.micro_batch = model, micro_batch
         self.results: dict[str, Tensor] = {}
 
+    def __deepcopy__(self, memo: object) -> "Forward":
+        """Copies of a batch share it, so the pass is made once for all methods."""
+        return self
+
     def look(self, rollouts: Rollouts, attention: bool = False) -> dict[str, Tensor]:
         wanted = "attention" if attention else "hidden"
         if wanted not in self.results:

@@ -21,29 +21,17 @@ from lab.engine.rollouts import Rollouts, double
 Columns = dict[str, Tensor]  # a tensor (B, T) for each new column of the credit file
 
 
-def rescaling(weight: Tensor, rollouts: Rollouts, rescale_to: str) -> float:
-    """The number c by which the weights of a batch are multiplied, as --rescale says:
-
-    mean      the mean weight of the batch's tokens becomes 1
-    gradient  the sum of abs(A) w s over the batch becomes the sum of abs(A) s, which is the sum
-              without weights. abs(A) w s is the size of a token's gradient at the logits
-              (`gradient_size`)
-    none      c is 1
-    """
-    if rescale_to == "none":
+def rescaling(weight: Tensor, rollouts: Rollouts) -> float:
+    """The number c by which --rescale gradient multiplies the weights of a batch: the sum of
+    abs(A) c w s becomes the sum of abs(A) s, which is the sum without weights. abs(A) w s is the
+    size of a token's gradient at the logits (`gradient_size`)."""
+    size = double(gradient_size(rollouts.log_prob, rollouts.collision))
+    unweighted = double(rollouts.mask) * double(rollouts.advantage.abs()) * size
+    wanted, found = unweighted.sum().item(), (double(weight) * unweighted).sum().item()
+    if wanted == 0:
         return 1.0
-    weight = double(weight)
-    unweighted = double(rollouts.mask)  # what a token of weight 1 adds to the sum: 1 or abs(A) s
-    if rescale_to == "gradient":
-        s = gradient_size(rollouts.log_prob, rollouts.collision)
-        unweighted = unweighted * double(rollouts.advantage.abs()) * double(s)
-    wanted_sum = unweighted.sum().item()
-    weighted_sum = (weight * unweighted).sum().item()
-    if wanted_sum == 0:
-        return 1.0
-    if weighted_sum > 0:
-        return wanted_sum / weighted_sum
-    return float("inf")  # no number can rescale a sum of 0; `rescaled_weight` takes care of it
+    # no number can rescale a sum of 0; `rescaled_weight` takes care of it
+    return wanted / found if found > 0 else math.inf
 
 
 def length_scaling(length: Tensor, loss_norm: str, max_new_tokens: int) -> Tensor:

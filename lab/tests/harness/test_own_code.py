@@ -75,7 +75,7 @@ def test_what_an_idea_returns_is_checked(rollouts, made_of):
 
     said = refusal(checked_credit, idea, "the weighting mine", rollouts)
     line, shape = idea.__code__.co_firstlineno, tuple(rollouts.mask.shape)
-    assert said.startswith(f"the weighting mine (lab/tests/harness/test_own_code.py:{line}) should "
+    assert said.startswith(f"the weighting mine (test_own_code.py:{line}) should "
                            f"return a tensor (B, T) = {shape}, got ")
     assert len(said) < 400
 
@@ -118,7 +118,7 @@ def test_a_number_that_may_not_be_is_told_with_its_token_and_its_function(rollou
     is_wrong = torch.zeros_like(rollouts.mask)
     is_wrong[4:, t] = True
     said, line = refusal(rescaled_weight, idea, "mine", rollouts), idea.__code__.co_firstlineno
-    assert said.startswith(f"the weighting mine (lab/tests/harness/test_own_code.py:{line}) "
+    assert said.startswith(f"the weighting mine (test_own_code.py:{line}) "
                            + words.format(t=t))
     if value == -0.5:
         checked_credit(idea, "mine", rollouts)

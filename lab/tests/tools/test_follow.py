@@ -18,7 +18,7 @@ from lab.engine.model_folder import read_model_folder, write_model_folder
 from lab.engine.tokens import load_tokenizer
 from grpo import group_mean, group_z_score, policy_loss
 from mitigations import gradient_size, outcome_conditional
-from lab.engine.update import length_scaling, rescaling
+from lab.engine.update import length_scaling
 from lab.harness.read_record import run_config
 from lab.tools import follow
 from lab.tools.follow import likeliest_others, where_kept
@@ -116,7 +116,7 @@ def test_every_line_is_what_the_function_it_names_computes(recorded, batch, foll
     deviation = group_mean((batch.reward - mean) ** 2, batch.group).sqrt()
     weight = outcome_conditional(batch, think_discount=settings["think_discount"]) * trained
     kept = dataclasses.replace(batch, mask=trained)
-    rescale = rescaling(weight, kept, "mean")
+    rescale = float(trained.sum() / weight.double().sum())  # to a mean of 1
     length_scale = length_scaling(kept.length, "sequence", 40)
     log_prob = torch.zeros_like(batch.log_prob)
     log_prob[b, t] = log_probs[chosen]
