@@ -56,7 +56,8 @@ Numbers = dict[str, Value | list[Value]]  # a list has one for each token
 
 def stages(config: Mapping[str, object]) -> list[Stage]:
     s = SimpleNamespace(**{**DEFAULTS, **config})
-    task = task_of(config) if "task" in config else countdown_task.Task
+    of_book = "numbers" in config and "task" not in config  # its only task, by one of its settings
+    task = countdown_task.Task if of_book else task_of(config)
     return [
         *sampling_stages(s, task),
         *advantage_stages(s),

@@ -148,14 +148,13 @@ def in_short(labels: Iterable[str]) -> str:
 
 def diff_commands(arms: Arms) -> list[str]:
     """Commands that show how the code of other arms differs from that of the first one."""
-    first, *others = [next(iter(arm.values())) for arm in arms.values()]
+    runs = [next(iter(arm.values())) for arm in arms.values()]
+    chosen = {name for run in runs for name in chosen_in(run.config)}
+    first, *others = [(newest_code(run, chosen), code_folders(run.folder)[-1:]) for run in runs]
     found: dict[Version, str] = {}
-    for run in others:
-        chosen = chosen_in(first.config) | chosen_in(run.config)
-        one, other = newest_code(first, chosen), newest_code(run, chosen)
-        if one and other and one != other:
-            folders = [str(code_folders(each.folder)[-1]) for each in (first, run)]
-            found.setdefault(other, shlex.join(["diff", "-r", *folders]))
+    for code, folder in others:
+        if code and first[0] and code != first[0]:
+            found.setdefault(code, shlex.join(["diff", "-r", *map(str, first[1] + folder)]))
     return [*found.values()]
 
 

@@ -113,8 +113,7 @@ def word_of(node: ast.AST) -> str:
     """What a node names, as f in f(x) and in grpo.f(x), in METHODS["f"] and in an import of f."""
     if isinstance(node, ast.Constant):
         return str(node.value)
-    words = (getattr(node, kind, None) for kind in ("id", "attr", "name"))
-    return next((word for word in words if isinstance(word, str)), "")
+    return str(getattr(node, "id", getattr(node, "attr", getattr(node, "name", ""))))
 
 
 def only_defines(one: ast.stmt) -> bool:
@@ -123,7 +122,7 @@ def only_defines(one: ast.stmt) -> bool:
         return False
     decorators = {ast.unparse(node) for node in one.decorator_list}
     if isinstance(one, ast.ClassDef):
-        return decorators != set() and decorators <= PLAIN.keys() and all(
-            isinstance(part, ast.FunctionDef) for part in one.body)
-    calls = [node for node in ast.walk(one.args) if isinstance(node, ast.Call)]
-    return decorators <= PLAIN.keys() and not calls
+        does_more = not decorators or not all(isinstance(x, ast.FunctionDef) for x in one.body)
+    else:
+        does_more = any(isinstance(node, ast.Call) for node in ast.walk(one.args))
+    return decorators <= PLAIN.keys() and not does_more

@@ -34,7 +34,7 @@ from lab.harness.screen import say
 from lab.harness.settings import LabSettings, make_settings
 from lab.harness.tasks import file_of_task
 from lab.harness.versions import differing
-from lab.tools.arms import NOT_COPIED, Arm, decide, is_the_same, not_copied, runs_of
+from lab.tools.arms import Arm, decide, is_the_same, not_copied, runs_of
 from lab.tools.planned_runs import common_settings
 from run import code_folders
 
@@ -83,12 +83,9 @@ def other_version(typed: str, empty: Path) -> tuple[Path, str]:
                         "copy of the project") from None
     except subprocess.CalledProcessError as error:
         raise UserError(f"--against {typed} is no folder of the project, no run with code/ "
-                        f"and no commit: "
-                        f"{error.stderr.decode().strip()}") from None
+                        f"and no commit: {error.stderr.decode().strip()}") from None
     with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
-        for one in archive:
-            if not {*Path(one.name).parts} & NOT_COPIED:
-                archive.extract(one, empty, filter="data")
+        archive.extractall(empty, filter="data")
     return empty.resolve(), f"{typed} ({short.decode().strip()})"
 
 

@@ -90,6 +90,8 @@ def main(argv: list[str]) -> None:
     axis, flags = arms_of(own.name, typed, own.placebos)
     arms = {key: Arm(LABELS[key].format(own.name), of_arm, Path(own.runs))
             for key, of_arm in flags.items()}
+    for arm in arms.values():
+        arm.copied()  # now, because the look takes a while, and you may go on editing
     first_look(own.name, arms, is_weighting=axis == "mitigation")
     of_idea = [f" --{flag} {value}" for flag, value in typed.items()
                if flag in own_flags(axis, own.name)]

@@ -81,43 +81,29 @@ def test_what_has_changed_is_named_and_the_run_goes_on(whole, stopped, capsys):
     assert_same_run(whole, stopped)
 
 
-@pytest.fixture
-def written(tmp_path, monkeypatch):
-    """A function that writes a file in one of two folders; both are on Python's path."""
-    for folder in ("elsewhere", "beside"):  # the last one is looked into first
-        (tmp_path / folder).mkdir()
-        monkeypatch.syspath_prepend(tmp_path / folder)
-
-    def write(name, text):
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-        return path
-    return write
-
-
-def test_what_a_task_imports_is_copied(written, monkeypatch, tmp_path):
+def test_what_a_task_imports_is_copied(monkeypatch, tmp_path):
     """At its top and in a function, of one's own folders on Python's path, with the __init__.py of
     packages; no file of Python or of a package that is installed, wherever that is."""
-    written("project/tasks/mine.py", "import eager, torch\nfrom package.part import inner\n"
-            "from farther.part import all_of_it\nimport installed\nfrom . import beside\n"
-            "def reward(problem, text):\n    import lazy\n    from .inner.deep import x\n")
-    names = {written(name, text) and name for name, text in (
-        ("project/tasks/__init__.py", ""), ("project/tasks/beside.py", "from .. import top\n"),
-        ("project/top.py", ""), ("project/tasks/inner/deep.py", ""),
-        ("beside/eager.py", "import numpy\nfrom far import away\n"),
-        ("elsewhere/lazy.py", "import tasks.mine, missing\n"), ("elsewhere/far.py", "away = (\n"),
-        ("elsewhere/farther/__init__.py", ""), ("elsewhere/farther/part.py", ""),
-        ("beside/package/__init__.py", "import set_up\n"), ("elsewhere/set_up.py", ""),
-        ("beside/package/part/__init__.py", "from . import inner\n"),
-        ("beside/package/part/inner.py", ""))}
-    written("elsewhere/eager.py", "import other\n")  # another one is found first
-    written("elsewhere/other.py", "")
-    written("project/lab/tests/help.py", "")
-    monkeypatch.syspath_prepend(written("site-packages/installed.py", "import far\n").parent)
+    wanted = {
+        "project/tasks/mine.py": "import eager, torch, installed\nfrom package.part import inner\n"
+        "from farther.part import all_of_it\nfrom . import beside\ndef reward(problem, text):\n"
+        "    import lazy\n    from .inner.deep import x\n",
+        "project/tasks/__init__.py": "", "project/tasks/beside.py": "from .. import top\n",
+        "project/top.py": "", "project/tasks/inner/deep.py": "",
+        "beside/eager.py": "import numpy\nfrom far import away\n", "elsewhere/far.py": "away = (\n",
+        "elsewhere/lazy.py": "import tasks.mine, missing\n", "elsewhere/farther/__init__.py": "",
+        "elsewhere/farther/part.py": "", "beside/package/__init__.py": "import set_up\n",
+        "elsewhere/set_up.py": "", "beside/package/part/__init__.py": "from . import inner\n",
+        "beside/package/part/inner.py": ""}
+    others = {"elsewhere/eager.py": "import other\n", "elsewhere/other.py": "",
+              "project/lab/tests/help.py": "", "site-packages/installed.py": "import far\n"}
+    for name, text in (wanted | others).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    for folder in ("elsewhere", "beside", "site-packages"):
+        monkeypatch.syspath_prepend(tmp_path / folder)
     found = imported(["tasks/mine.py", "lab/tests/help.py"], tmp_path / "project", ("lab/tests/",))
-    assert {path.relative_to(tmp_path).as_posix() for path in found.values()} == names | {
-        "project/tasks/mine.py"}
+    assert {path.relative_to(tmp_path).as_posix() for path in found.values()} == wanted.keys()
     outside = [name for name, path in found.items() if "project" not in path.parts]
     assert len(outside) == 9 and all(name.startswith("elsewhere/") for name in outside)
     assert found["tasks/inner/deep.py"] == tmp_path / "project/tasks/inner/deep.py"

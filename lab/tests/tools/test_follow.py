@@ -276,8 +276,8 @@ def test_a_step_whose_change_was_not_measured_says_so(recorded, follow_it, step,
 
 
 @pytest.mark.parametrize("config, of_lab", [
-    ({}, set()), ({"task": "countdown_task"}, {"lab/countdown.py"}),
-    ({"rescale": "gradient", "loss_norm": "sequence"}, {"lab/engine/update.py"})])
+    ({"numbers": "3"}, set()), ({"task": "countdown_task"}, {"lab/countdown.py"}),
+    ({"numbers": "3", "rescale": "gradient", "loss_norm": "sequence"}, {"lab/engine/update.py"})])
 def test_the_functions_are_those_that_ran_with_their_lines(config, of_lab):
     """Those of the book, and what the lab adds by a flag, reads in a record, or measures anew. At
     each line the function begins."""

@@ -71,36 +71,39 @@ def test_a_placebo_of_the_book_has_the_values_of_the_labs(policy, name, kind):
     placebo, method = copy[f"{name}_for_{kind}"], METHODS[axis][name]
     assert flags_of(placebo).keys() == flags_of(method).keys()
     given = {"word_weight": 0.25} if name == "by_kind" else {}
-    batch = sample(policy, s, 1)
-    values = placebo(replace(batch, generator=generator_of(1)), **given)
-    batch = replace(batch, generator=generator_of(1))
+    batch, again = (replace(sample(policy, s, 1), generator=generator_of(1)) for _ in range(2))
+    values = placebo(batch, **given)
+
+    def of_method(rollouts, policy):
+        return method(rollouts, **given)
+
     if axis == "advantage":
-        of_lab = advantage_of(lambda rollouts, policy: method(rollouts), replace(
-            s, advantage=name, placebo=kind), batch, policy)
+        s = replace(s, advantage=name, placebo=kind)
+        of_lab = advantage_of(of_method, s, again, policy)
     else:
-        of_lab, _ = rescaled_weight(lambda rollouts, policy: method(rollouts, **given), name, batch,
-                                    policy, "none", kind)
+        of_lab, _ = rescaled_weight(of_method, name, again, policy, "none", kind)
     assert torch.equal(values, of_lab) and values.unique().numel() > 1
 
 
-def test_which_program_trains_an_arm(tmp_path, monkeypatch):
-    """train.py, unless it lacks a flag, the method is a class, or reads what only the lab's batch
-    has."""
-    class close_call:
-        def __call__(self, rollouts, policy):
-            return rollouts.entropy
+class close_call:
+    def __call__(self, rollouts, policy):
+        return rollouts.entropy
 
-    def of_states(rollouts):
-        return rollouts.hidden[0][:, 0]
 
+def of_states(rollouts):
+    return rollouts.hidden[0][:, 0]
+
+
+@pytest.mark.parametrize("flags, is_book", [
+    ({}, True), ({"kl": 0.1, "device": "cpu"}, True), ({"lora": 1}, False),
+    ({"mitigation": "by_kind", "placebo": "weights"}, True), ({"mitigation": "random"}, False),
+    ({"rescale": "gradient"}, False), ({"mitigation": "close_call"}, False),
+    ({"mitigation": "of_states"}, False)])
+def test_which_program_trains_an_arm(monkeypatch, flags, is_book):
+    """train.py, unless it lacks a flag, or the method is a class or reads what only the lab has."""
     for method in (close_call, of_states):
         monkeypatch.setitem(mitigations.MITIGATIONS, method.__name__, method)
-    for flags, is_book in (({}, True), ({"kl": 0.1, "device": "cpu"}, True), ({"lora": 1}, False),
-                           ({"mitigation": "by_kind", "placebo": "weights"}, True),
-                           ({"mitigation": "random"}, False), ({"rescale": "gradient"}, False),
-                           ({"mitigation": "close_call"}, False),
-                           ({"mitigation": "of_states"}, False)):
-        assert is_of_book(flags) == is_book, flags
+    assert is_of_book(flags) == is_book
 
 
 def test_a_large_model_keeps_its_recipe_and_leaves_no_model(tmp_path):

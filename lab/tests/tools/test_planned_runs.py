@@ -181,36 +181,31 @@ def test_a_run_is_used_again_when_it_is_finished(run):
     assert finished_run(run) is not None
 
 
-@pytest.mark.parametrize("changed, said", [
-    ({"threads": 2}, "with --threads 2 instead of 1: remove it, and the run is made again"),
-    ({"made_of": {"x.jsonl": "0" * 64}}, "is an earlier run, and since then x.jsonl has changed"),
-    ({"checkpoint_every": 7}, None)])  # it changes no number
-def test_a_run_that_is_not_what_the_plan_says_is_refused(run, changed, said):
+METHOD = "@mitigation\ndef mine(rollouts):\n    return 1\n"
+
+
+@pytest.mark.parametrize("changed, file, said", [
+    ({"threads": 2}, {}, "with --threads 2 instead of 1: remove it, and the run is made again"),
+    ({"made_of": {"x.jsonl": "0" * 64}}, {}, "an earlier run, and since then x.jsonl has changed"),
+    ({}, {"code/grpo.py": "X = 1\n"}, "an earlier run, and since then X (grpo.py) has changed"),
+    ({}, {"code_after_000001/grpo.py": "X = 1\n"}, "it is an earlier run, and since then "),
+    ({}, {"code": ""}, "it is an earlier run, and since then "),  # of a version without copies
+    ({"checkpoint_every": 7}, {"code/mitigations.py": METHOD}, None)])  # which changes no number
+def test_a_run_that_is_not_what_the_plan_says_is_refused(run, changed, file, said):
     write_run(run, **changed)
+    for name, text in file.items():
+        if not text:
+            shutil.rmtree(run.folder / name)
+            continue
+        (run.folder / name).parent.mkdir(exist_ok=True)
+        with open(run.folder / name, "a") as opened:
+            opened.write(text)
     if said:
         assert said in refusal(finished_run, run)
     else:
         assert finished_run(run) is not None
         (run.folder / "metrics.jsonl").write_text('{"step": 2, "success": 0.5}\n')
         assert "metrics.jsonl does not have one line for each" in refusal(finished_run, run)
-
-
-@pytest.mark.parametrize("file, text, said", [
-    ("code/grpo.py", "X = 1\n", "it is an earlier run, and since then X (grpo.py) has changed"),
-    ("code/mitigations.py", "@mitigation\ndef mine(rollouts):\n    return 1\n", None),
-    ("code_after_000001/grpo.py", "X = 1\n", "it is an earlier run, and since then "),
-    ("gone", "", "it is an earlier run, and since then ")])
-def test_a_run_of_another_version_is_refused(run, file, text, said):
-    """As one that was resumed as another, and one of earlier versions, which has no code. A method
-    that is not chosen does not count."""
-    write_run(run)
-    if file == "gone":
-        shutil.rmtree(run.folder / "code")
-    else:
-        (run.folder / file).parent.mkdir(exist_ok=True)
-        with open(run.folder / file, "a") as opened:
-            opened.write(text)
-    assert said in refusal(finished_run, run) if said else finished_run(run)
 
 
 def test_a_plan_that_names_no_number_of_threads_takes_any(run):
