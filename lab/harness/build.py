@@ -117,6 +117,9 @@ def load_policy(s: LabSettings, checkpoint: Path | None = None) -> Policy:
     tokenizer = load_tokenizer(folder, config.vocab_size)
     task = make_task(s.task, s.keywords, folder)
     refuse_long_prompts(s, tokenizer, task, config.max_position_embeddings)
+    if device.type == "cuda":
+        from lab.gpu import open_room
+        open_room()
     model = load_model(s, folder, device)
     if s.checkpointing:
         keep_less_of_layers(model)
@@ -171,8 +174,6 @@ def device_of(s: LabSettings) -> torch.device:
     device = pick_device(s.device)
     if device.type == "cuda":
         compute_the_same_every_time(s.deterministic)
-        from lab.gpu import install
-        install()
     return device
 
 

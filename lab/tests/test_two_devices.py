@@ -8,10 +8,11 @@ import mitigations  # noqa: F401  fills the lists of choices
 from lab.tests.devices import OnGPU, second_device
 from conftest import ROOT
 from small import copied
-from lab.engine import forward, sampler
+from lab.engine import log_probs, sampler
 from lab.engine.methods import ADVANTAGES, MITIGATIONS
 from lab.engine.sampler import Start, generate
 from lab.gpu import sampler as gpu_sampler
+from lab.gpu.forms import FORMS
 from lab.harness.build import pick_device
 from lab.harness.flags import words_of
 from lab.harness.settings import make_settings
@@ -29,9 +30,9 @@ OF_TURNS = {"turn_credit", "without_luck"}
 @pytest.fixture(autouse=True)
 def both_round_alike(monkeypatch):
     """A GPU widens no product, so this CPU does not either. Prompts that begin with the same token
-    share it. What a run on the
-    second device puts in the place of the engine's functions is taken back after the test."""
-    for module, name in ((sampler, "sample"), (forward, "token_log_probs")):
+    share it. What a run on the second device puts in the place of the engine's functions is taken
+    back after the test."""
+    for module, name in ((sampler, "sample"), (log_probs, "token_log_probs")):
         monkeypatch.setattr(module, name, getattr(module, name))
     monkeypatch.setattr("lab.engine.model.has_bfloat16", lambda: True)
     monkeypatch.setattr("lab.gpu.packing.LEAST_PREFIX", 1)
@@ -100,14 +101,18 @@ def run(learner, out, *flags):
     return lines(out / "metrics.jsonl")[0]
 
 
+@pytest.mark.parametrize("room", ["open", "closed"])
 @pytest.mark.parametrize("flags", [
     ["--dtype", "bfloat16"], ["--epochs", "2", "--kl", "0.1"],
     ["--eval_every", "1", "--eval_tasks", "4", "--placebo", "advantages"],
     ["--rescale", "gradient", "--mitigation", "random", "--placebo", "weights"],
     ["--lora", "1", "--temperature", "0.8", "--drop_unfinished"]], ids=" ".join)
-def test_a_step_is_that_of_the_cpu(learner, tmp_path, monkeypatch, flags):
-    """If both sample as a GPU does."""
-    monkeypatch.setattr(sampler, "sample", gpu_sampler.sample_on_gpu)
+def test_a_step_is_that_of_the_cpu(learner, tmp_path, monkeypatch, flags, room):
+    """If both sample as a GPU does, or if lab/gpu is closed after an edit of the book."""
+    if room == "open":
+        monkeypatch.setattr(sampler, "sample", gpu_sampler.sample_on_gpu)
+    else:
+        monkeypatch.setitem(FORMS, "draw", "of another code")
     flags = ["--task", "lab.tests.pays_any_number", *flags]
     expected = run(learner, tmp_path / "cpu", *flags)
     assert expected["gradient_norm"] > 0

@@ -6,7 +6,7 @@ import torch
 
 from conftest import one_of
 from lab import gpu
-from lab.engine import forward, sampler
+from lab.engine import forward, log_probs, sampler
 from lab.engine.sampler import Sampling, Start, generate
 from lab.gpu import cache, sampler as gpu_sampler
 from lab.gpu.cache import Cache, fill_blocks, rows_of_block
@@ -94,8 +94,7 @@ def test_the_whole_is_above_every_height():
 def test_a_model_on_a_cpu_is_computed_as_if_the_room_were_not_open(small_model, rollouts,
                                                                    monkeypatch):
     """Also if it was opened twice."""
-    for module, name in ((sampler, "sample"),
-                         (forward, "token_log_probs")):
+    for module, name in ((sampler, "sample"), (log_probs, "token_log_probs")):
         monkeypatch.setattr(module, name, getattr(module, name))  # put back after the test
     request = dict(answers=2, max_new_tokens=9, seed=3)
     rows = torch.tensor([0, 3])
@@ -105,8 +104,8 @@ def test_a_model_on_a_cpu_is_computed_as_if_the_room_were_not_open(small_model, 
                 forward.response_log_probs(small_model, rollouts, rows)]
 
     expected = found()
-    gpu.install()
-    gpu.install()
+    gpu.open_room()
+    gpu.open_room()
     monkeypatch.setattr(gpu_sampler, "sample_on_gpu", None)
     for one, other in zip(found(), expected):
         assert torch.equal(one, other)
