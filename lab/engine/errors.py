@@ -4,8 +4,6 @@ Beside them are functions that find what such a sentence says, such as where a u
 defined.
 """
 import inspect
-import os
-import sys
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from functools import cache
@@ -17,6 +15,7 @@ from torch import Tensor
 from torch.nn.utils import get_total_norm
 
 from qwen2_model import UserError as UserError, read_json as read_json  # taken from here
+from run import say as say
 
 PROJECT = Path(__file__).resolve().parents[2]  # the folder of the six files
 LARGEST_SCORE = 1e12  # the squares of such rewards, in float32, are still finite
@@ -181,10 +180,3 @@ def did_you_mean_name(word: str, known: Iterable[str]) -> str:
         return f". {INSTEAD[word]}"
     close = close or get_close_matches(word, names, n=1)
     return f". Did you mean {close[0]}?" if close else ""
-
-
-def say(text: str) -> None:
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # the reader, such as `head`, has ended; the run goes on
-        sys.stdout = open(os.devnull, "w")

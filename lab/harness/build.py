@@ -10,14 +10,13 @@ import torch
 from tokenizers import Tokenizer
 
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, Method, make
-from lab.engine.errors import UserError
+from lab.engine.errors import UserError, say
 from lab.engine.model_folder import read_config, read_model_folder
 from lab.engine.optimizer import AdamW, trained_parameters
 from lab.engine.policy import Policy, derived_seed, encode_prompts
 from lab.engine.rollouts import Rollouts, has_turns
 from lab.engine.tokens import load_tokenizer
 from lab.harness.record import Json, find_folder
-from lab.harness.screen import say
 from lab.harness.settings import LabSettings
 from lab.harness.tasks import CheckedTask, make_task
 from lab.engine.model import Qwen2, keep_less_of_layers

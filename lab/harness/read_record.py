@@ -5,9 +5,8 @@ from pathlib import Path
 
 import torch
 
-from lab.engine.errors import UserError, read_json
+from lab.engine.errors import UserError, read_json, say
 from lab.harness.record import Json, checkpoint_folders, read_lines
-from lab.harness.screen import say
 from lab.harness.settings import DEFAULTS, LabSettings
 from run import checkpoints, of_steps
 

@@ -75,6 +75,8 @@ def sentence_about(error: BaseException) -> str:
     if isinstance(error, SyntaxError) and (name := name_of_users_file(error.filename or "")):
         return f"{type(error).__name__} in {name}:{error.lineno}: {error.msg}"
     if isinstance(error, SystemExit):
+        if isinstance(error.code, str):  # Python prints it
+            return ""
         return f"{users} calls sys.exit, which would end the run without a word" if users else ""
     if isinstance(error, SafetensorError):  # a full disk
         return str(error)

@@ -12,12 +12,11 @@ import torch
 
 from lab.engine.errors import (ARGUMENTS, LARGEST_SCORE, PROJECT, UserError, are_rewards, is_list,
                                is_score_of_part, location_of, refuse_other_arguments, result_of,
-                               wrong_result)
+                               say, wrong_result)
 from lab.engine.rollouts import OF_TURNS, Problem, Rollouts, Task
 from lab.engine.tokens import KINDS, SECTIONS
 from lab.harness.flags import flags_of
 from lab.harness.record import Json
-from lab.harness.screen import say
 
 if TYPE_CHECKING:
     from lab.engine.turns import Environment

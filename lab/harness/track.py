@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lab.engine.errors import UserError
-from lab.harness.screen import say
+from lab.engine.errors import UserError, say
 
 
 class Curves:

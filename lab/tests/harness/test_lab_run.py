@@ -1,6 +1,7 @@
 """The loop as a person meets it: whole runs, runs that were killed, and wrong commands."""
 import gc
 import importlib
+import io
 import math
 import multiprocessing
 import operator
@@ -8,6 +9,7 @@ import os
 import re
 import shlex
 import signal
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -131,11 +133,13 @@ def test_killed_and_resumed_is_as_if_never_stopped(whole, learner, tmp_path, mon
     assert not list(folder.rglob("*.tmp"))
 
 
-def test_ctrl_c_ends_well_and_the_run_goes_on(whole, learner, tmp_path, monkeypatch, capfd):
+@pytest.mark.parametrize("request_", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_well_and_the_run_goes_on(whole, learner, tmp_path, monkeypatch, capfd,
+                                              request_):
     """The command that it tells works."""
     folder = tmp_path / "my run"
     with monkeypatch.context() as patch, pytest.raises(SystemExit) as ended:
-        after_credit_of(1, patch, lambda: os.kill(os.getpid(), signal.SIGINT))
+        after_credit_of(1, patch, lambda: os.kill(os.getpid(), request_))
         train.train_beyond(["--model", str(learner), "--out", str(folder), *WHOLE])
     printed = capfd.readouterr().out
     assert ended.value.code == 130 and "stopping after this step; Ctrl-C again" in printed
@@ -146,6 +150,21 @@ def test_ctrl_c_ends_well_and_the_run_goes_on(whole, learner, tmp_path, monkeypa
     for name in ("metrics.jsonl", "evaluations.jsonl"):
         assert [line["step"] for line in lines(folder / name)] == [
             line["step"] for line in lines(whole / name)]
+
+
+class Pipe(io.StringIO):
+    """Its reader ends after a line, as `head -1` does."""
+    def write(self, text):
+        if "\n" in self.getvalue():
+            raise BrokenPipeError
+        return super().write(text)
+
+
+def test_a_run_goes_on_when_nobody_reads_what_it_prints(whole, learner, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "stdout", pipe := Pipe())
+    train.train_beyond(["--model", str(learner), "--out", str(tmp_path / "x"), *WHOLE])
+    assert pipe.getvalue().count("\n") == 1
+    assert_same_run(whole, tmp_path / "x")
 
 
 def test_a_loop_can_be_started_again(learner, tmp_path, monkeypatch):

@@ -53,6 +53,8 @@ def fills_the_disk():
     raise OSError(28, "No space left on device")
 def closes():
     sys.stdout.close()
+def leaves_with_a_word():
+    sys.exit("two functions of one name")
 """
 
 
@@ -100,6 +102,10 @@ def test_an_error_in_a_users_file_is_his_line_and_one_sentence(own, name, words)
     said = ended_by(getattr(own, name))
     assert said.startswith(f"name: {words}") and "\n" not in said
     assert ("PYTHONDEVMODE=1" in said) == ("Error" in said)
+
+
+def test_an_end_with_a_word_keeps_it(own):
+    assert ended_by(own.leaves_with_a_word) == "two functions of one name"
 
 
 def test_an_end_or_a_mistake_of_this_program_is_no_users():
