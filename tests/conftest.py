@@ -15,6 +15,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
+BOOK = ("countdown_task", "qwen2_model", "grpo", "mitigations", "run", "train", "analyze")
 INSTALL = "to run it: pip install -r tests/requirements.txt"  # why a test is skipped
 
 import numpy as np
@@ -39,6 +40,15 @@ def one_of(count, cases):
         given = case if isinstance(case, tuple) else (case,)
         found.append(pytest.param(*given, marks=[pytest.mark.slow] if number % count else []))
     return found
+
+
+def copy_of_the_book(folder):
+    """The seven files and the model, and nothing else."""
+    folder.mkdir(exist_ok=True)
+    for name in BOOK:
+        shutil.copy(ROOT / f"{name}.py", folder)
+    shutil.copytree(ROOT / "models/tiny", folder / "models/tiny")
+    return folder
 
 
 def project_files(pattern, root=ROOT):

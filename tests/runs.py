@@ -1,9 +1,14 @@
 """What a run leaves behind, and what a program prints."""
 import io
 import json
+import multiprocessing
+import os
+import resource
 import runpy
+import shutil
 import subprocess
 import sys
+import tempfile
 import traceback
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -67,21 +72,28 @@ def program(folder: Path, *argv, expect=0) -> str:
     return result.stdout + result.stderr
 
 
-def ended_here(path, *argv):
-    """The status and the text of a file that is started as a program, in this process, which has
-    imported PyTorch."""
-    said, code, argv = io.StringIO(), 0, [str(path), *map(str, argv)]
-    with redirect_stdout(said), redirect_stderr(said), patch.object(sys, "argv", argv):
+def status_of(path, *argv):
+    """The status of a file that is started as a program, in this process."""
+    argv = [str(path), *map(str, argv)]
+    with patch.object(sys, "argv", argv):
         try:
             runpy.run_path(argv[0], run_name="__main__")
         except SystemExit as ended:
-            code = ended.code or 0
-            if isinstance(code, str):
-                print(code)
-                code = 1
+            if isinstance(ended.code, str):
+                print(ended.code, file=sys.stderr)
+                return 1
+            return ended.code or 0
         except BaseException:
             traceback.print_exc()
-            code = 1
+            return 1
+    return 0
+
+
+def ended_here(path, *argv):
+    """The status of such a program, and what it prints."""
+    said = io.StringIO()
+    with redirect_stdout(said), redirect_stderr(said):
+        code = status_of(path, *argv)
     return code, said.getvalue()
 
 
@@ -90,3 +102,68 @@ def program_here(path: Path, *argv, expect=0) -> str:
     code, said = ended_here(path, *argv)
     assert code == expect, said
     return said
+
+
+COPIES = multiprocessing.get_context("forkserver")
+COPIES.set_forkserver_preload([  # the last is what a model on torch's device meta imports
+    "torch", "safetensors.torch", "tokenizers", "sqlite3", "torch.fx.experimental.symbolic_shapes"])
+
+
+def typed(folder, *words, **given):
+    """The status and the text of a command that is typed in this folder. Its process is the copy of
+    one that has imported PyTorch, because the import takes seconds."""
+    with tempfile.NamedTemporaryFile() as text:
+        process = COPIES.Process(target=become, kwargs=given, args=(
+            str(folder), [*map(str, words)], text.name))
+        process.start()
+        process.join()
+        return process.exitcode, text.read().decode()
+
+
+def become(folder, words, text, has_reader=True, largest_file=None, **watched):
+    """Be this program, which has no module of ours. Without a reader it prints to a closed pipe."""
+    sys.modules.pop(__name__)
+    read, write = os.pipe()
+    os.close(read)
+    said = os.open(text, os.O_WRONLY | os.O_APPEND)
+    os.dup2(said if has_reader else write, 1)
+    os.dup2(said, 2)
+    sys.stdout, sys.stderr = open(1, "w", buffering=1), open(2, "w", buffering=1)
+    os.chdir(folder)
+    project, first = str(Path(__file__).parent.parent), os.path.dirname(os.path.abspath(words[0]))
+    sys.path[:] = [first, *(path for path in sys.path if "site-packages" in path
+                            or not path.startswith(project))]
+    if largest_file:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+    if watched:
+        sys.addaudithook(Watch(**watched))
+    code = status_of(*words)
+    sys.stdout.flush()
+    os._exit(code)
+
+
+class Watch:
+    """Before the first change of a file or folder that has `place` in its path, this process sends
+    itself signals. Or before every change, the folder `copy` is copied into `copy`_1 and so on, as
+    kill -9 would leave it."""
+
+    def __init__(self, place="", signals=(), copy=None):
+        self.place, self.signals, self.copy, self.count = place, [*signals], copy, 0
+        self.is_busy = False
+
+    def __call__(self, event, given):
+        is_change = event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir") or (
+            event == "open" and given[2] & (os.O_WRONLY | os.O_RDWR))
+        if self.is_busy or not is_change or self.place not in str(given[0]):
+            return
+        while self.signals:
+            os.kill(os.getpid(), self.signals.pop())
+        if self.copy and os.path.exists(self.copy):
+            self.is_busy, self.count = True, self.count + 1
+            shutil.copytree(self.copy, f"{self.copy}_{self.count}", copy_function=linked)
+            self.is_busy = False
+
+
+def linked(source, target):
+    """Copy a file; one of weights, which is never changed in place, only gets a second name."""
+    (os.link if source.endswith(".safetensors") else shutil.copy)(source, target)

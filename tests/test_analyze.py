@@ -1,10 +1,8 @@
 """analyze.py at the root: its sums are those of plain loops over the tokens, and its intervals are
 worked out by hand."""
 import math
-import os
 import re
 import runpy
-import subprocess
 import sys
 
 import numpy as np
@@ -14,6 +12,7 @@ from matplotlib.figure import Figure
 import analyze
 from conftest import ROOT, credit_columns, refusal, write_lines, write_log
 from logs import plain_rows, random_log, written
+from runs import typed
 
 CELL_OF = {"kind": lambda row: row["kind"], "section": lambda row: row["section"],
            "place": lambda row: int(10 * row["middle"])}
@@ -161,20 +160,7 @@ def test_without_matplotlib_there_are_the_tables_and_a_sentence(folder, monkeypa
 
 def test_a_reader_that_ends_early_gets_no_error(folder):
     """As in `python analyze.py RUN | head -1`; here the reader has ended before."""
-    read, write = os.pipe()
-    os.close(read)
-    ended = subprocess.run([sys.executable, str(ROOT / "analyze.py"), str(folder[0])],
-                           stdout=write, stderr=subprocess.PIPE, text=True)
-    os.close(write)
-    assert ended.returncode == 1 and ended.stderr == ""
-
-
-def test_without_arguments_it_says_in_a_few_lines_what_it_shows(capsys):
-    analyze.main([])
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) <= 12 and "python analyze.py runs/none-grpo-s0" in lines[2]
-    for name in ("gradient", "push", "change"):
-        assert any(line.startswith(f"    {name} ") for line in lines), name
+    assert typed(ROOT, ROOT / "analyze.py", folder[0], has_reader=False) == (1, "")
 
 
 def test_of_several_folders_those_that_are_no_runs_are_left_out(tmp_path, capsys):

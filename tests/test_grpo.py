@@ -124,32 +124,31 @@ def test_a_sampled_batch_has_the_texts_scores_and_labels_of_its_tokens():
         sections, kinds = task.label(batch.texts[row])
         assert batch.section[row].tolist() == [*sections, *beyond]
         assert batch.kind[row].tolist() == [*kinds, *beyond]
+    given = model, tokenizer, task, problems, 3
+    most = 1024 - max(len(ids) for ids in batch.prompt_ids)
+    assert "can have 1025 tokens, and the model takes 1024" in refusal(
+        grpo.sample, *given, most + 1, grpo.generator_of("it"))
     with torch.no_grad():
         model.model.norm.weight.fill_(float("nan"))
     assert "probabilities are not finite" in refusal(
-        grpo.sample, model, tokenizer, task, problems, 3, 60, grpo.generator_of("a batch"))
+        grpo.sample, *given, 60, grpo.generator_of("it"))
+    assert "cannot spell the prompt" in refusal(
+        grpo.sample, model, tokenizer, task, [Problem((4316, 5, 7), 22)], 3, 60, None)
 
 
-def learner(model, **changed):
-    """What `update` needs of a run, with plain gradient descent in the place of AdamW."""
+def settings(**changed):
     usual = dict(micro_batch=4, max_grad_norm=0.0, epochs=1, kl=0.0, clip_low=0.2, clip_high=0.28)
-    settings, own = SimpleNamespace(**usual | changed), copied(model)
-    reference = copied(model, 0.02) if settings.kl else None
-    run = SimpleNamespace()
-    vars(run).update(settings=settings, model=own, reference=reference,
-                     optimizer=torch.optim.SGD(own.parameters(), lr=0.003),
-                     last_good_model=lambda: "the last is of step 2")
-    return run
+    return SimpleNamespace(**usual | changed)
 
 
-def updated(run, rollouts, weight, is_measured=False):
-    """An update, with the change of the tokens as train.py measures it."""
-    s, before = run.settings, grpo.frozen_log_probs(run.model, rollouts, 4)
-    of_reference = run.reference and grpo.frozen_log_probs(run.reference, rollouts, 4)
-    metrics, columns = grpo.update(run.model, run.optimizer, rollouts, weight, s, of_reference)
-    if is_measured:
-        columns["change"] = grpo.frozen_log_probs(run.model, rollouts, 4) - before
-    return metrics, columns
+def updated(model, rollouts, weight, s=settings(), reference=None):
+    """An update with plain gradient descent in the place of AdamW, and the change of the tokens as
+    train.py measures it."""
+    sgd, before = torch.optim.SGD(model.parameters(), lr=0.003), grpo.frozen_log_probs(
+        model, rollouts, 4)
+    of_reference = reference and grpo.frozen_log_probs(reference, rollouts, 4)
+    metrics, columns = grpo.update(model, sgd, rollouts, weight, s, of_reference)
+    return metrics, columns, grpo.frozen_log_probs(model, rollouts, 4) - before
 
 
 def any_weight(rollouts):
@@ -164,14 +163,15 @@ def test_every_update_against_autograd_of_its_formula(model, rollouts, changed):
     """Plain gradient descent on both sides: after the last update all parameters agree. The norm
     that is reported is the one before clipping. So are what the tokens did: their change, the
     ratios and the mean divergence before the last update."""
-    run, weight = learner(model, **changed), any_weight(rollouts)
-    other, s, mask = copied(model), run.settings, rollouts.mask
+    s, weight, mask = settings(**changed), any_weight(rollouts), rollouts.mask
+    ours, other = copied(model), copied(model)
+    reference = copied(model, 0.02) if s.kl else None
     sgd = torch.optim.SGD(other.parameters(), lr=0.003)
-    found, columns = updated(run, rollouts, weight, is_measured=True)
+    found, columns, measured = updated(ours, rollouts, weight, s, reference)
     old = [row_log_probs(other, rollouts, row).detach() for row in range(6)]
     for epoch in range(s.epochs):
         sgd.zero_grad()
-        loss = written_out(other, run.reference or model, old, rollouts, weight, s)
+        loss = written_out(other, reference or model, old, rollouts, weight, s)
         loss.backward()
         norm = torch.cat([p.grad.flatten() for p in other.parameters()]).norm().item()
         if epoch == 0:
@@ -181,13 +181,13 @@ def test_every_update_against_autograd_of_its_formula(model, rollouts, changed):
             torch.nn.utils.clip_grad_norm_(other.parameters(), s.max_grad_norm)
         ratio = [(row_log_probs(other, rollouts, row) - old[row]).exp() for row in range(6)]
         sgd.step()
-    for mine, expected in zip(run.model.parameters(), other.parameters()):
+    for mine, expected in zip(ours.parameters(), other.parameters()):
         torch.testing.assert_close(mine, expected, atol=2e-5, rtol=1e-4)
-    assert not torch.equal(next(run.model.parameters()), next(model.parameters()))
+    assert not torch.equal(next(ours.parameters()), next(model.parameters()))
     change = [row_log_probs(other, rollouts, row) - old[row] for row in range(6)]
     rounding = dict(atol=1e-3, rtol=1e-3)  # float32, which each update carries on
-    torch.testing.assert_close(columns["change"][mask].double(), torch.cat(change), **rounding)
-    assert not columns["change"][~mask].any()
+    torch.testing.assert_close(measured[mask].double(), torch.cat(change), **rounding)
+    assert not measured[~mask].any()
     if s.epochs > 1:  # the answers of the second group have no gradient, unless there is a KL term
         rows = slice(None) if s.kl else slice(0, 3)
         expected, A = torch.cat(ratio[rows]), rollouts.advantage[rows][mask[rows]]
@@ -199,7 +199,7 @@ def test_every_update_against_autograd_of_its_formula(model, rollouts, changed):
         assert found["gradient_norm_last"] == pytest.approx(norm, rel=1e-3)
         assert beyond.any()
     if s.kl:
-        d = torch.cat([row_log_probs(run.reference, rollouts, row) for row in range(6)])
+        d = torch.cat([row_log_probs(reference, rollouts, row) for row in range(6)])
         d = d - torch.cat(old) - torch.cat(ratio).log()
         assert found["kl"] == pytest.approx((d.exp() - d - 1).mean().item(), rel=1e-3)
     tokens = int(mask.sum() if s.kl else mask[:3].sum())
@@ -245,35 +245,36 @@ def test_clipping_by_hand(low, high, A, old, loss):
     ({}, 0.0, "no token has both a weight and an advantage"),
     ({"advantage": torch.zeros(6, 1), "finished": torch.zeros(6, dtype=torch.bool)}, 1.0,
      "equal rewards, and none was finished within --max_new_tokens")])
-def test_without_a_gradient_the_optimizer_makes_no_step(model, rollouts, changed, weight, why):
+def test_without_a_gradient_the_optimizer_makes_no_step(
+        model, rollouts, monkeypatch, changed, weight, why):
     """AdamW would go on by what it remembers."""
-    run, batch = learner(model), dataclasses.replace(rollouts, **changed)
+    batch = dataclasses.replace(rollouts, **changed)
     batch.advantage = batch.advantage * batch.mask
-    run.optimizer.step = lambda: pytest.fail("a step was made")
-    found, columns = updated(run, batch, weight * batch.mask, is_measured=True)
+    monkeypatch.setattr("torch.optim.SGD.step", lambda *_: pytest.fail("a step was made"))
+    found, columns, change = updated(copied(model), batch, weight * batch.mask)
     assert found["skipped"].endswith(why) and found["trained_tokens"] == 0
     assert (found["loss"], found["gradient_norm"], found["sampler_gap"]) == (0, None, None)
-    assert not columns["change"].any()
+    assert not change.any() and columns == {}
 
 
 def test_a_gradient_that_is_not_finite_moves_nothing(model, rollouts):
-    run = learner(model)
-    said = refusal(updated, run, rollouts, any_weight(rollouts) * 1e38)
-    assert said.startswith("the gradient is not finite") and said.endswith("is of step 2")
-    for mine, before in zip(run.model.parameters(), model.parameters()):
+    ours = copied(model)
+    said = refusal(updated, ours, rollouts, any_weight(rollouts) * 1e38)
+    assert said.startswith("the gradient is not finite")
+    for mine, before in zip(ours.parameters(), model.parameters()):
         assert torch.equal(mine, before)
 
 
 def test_a_sampler_that_differs_from_the_update_is_refused(model, rollouts):
     shifted = dataclasses.replace(rollouts, log_prob=rollouts.log_prob.roll(1, 1) * rollouts.mask)
     assert "log-probs of sampler and update differ by" in refusal(
-        updated, learner(model), shifted, any_weight(rollouts))
+        updated, copied(model), shifted, any_weight(rollouts))
     # differences of both signs do not cancel
     signs = torch.ones_like(rollouts.log_prob)
     signs[:, ::2] = -1
     shifted.log_prob = (rollouts.log_prob + 0.2 * signs) * rollouts.mask
     assert "differ by 0.2 a token" in refusal(
-        updated, learner(model), shifted, any_weight(rollouts))
+        updated, copied(model), shifted, any_weight(rollouts))
 
 
 def test_adamw_is_torchs_to_the_last_bit():

@@ -2,16 +2,15 @@
 including imports inside functions. What the program loads when it runs is counted in test_book.py.
 """
 import ast
+import re
 import sys
 from functools import cache
 from graphlib import TopologicalSorter
 
 import pytest
-from conftest import ROOT, project_files
+from conftest import BOOK, ROOT, project_files
 
-# the book: each file imports only those before it
-BOOK = ("countdown_task", "qwen2_model", "grpo", "mitigations", "run", "train")
-ROOTS = {*BOOK, "analyze"}
+ROOTS = {*BOOK}
 OWN_PACKAGES = ("lab", "examples")
 UNPICKLERS = {"pickle", "marshal", "shelve", "dill", "joblib"}
 INSTALLED = {"torch", "safetensors", "tokenizers", "numpy", "matplotlib"}
@@ -41,12 +40,9 @@ def tree_of(name):
 
 @cache
 def imports(name):
-    """(what, line) of every import; a name taken from a module is `module.name`. A file's `show` is
-    left out: it is called if the file is run as a program, which may then use a whole run."""
-    taken, tree = [], tree_of(name)
-    shown = [part for part in tree.body if getattr(part, "name", "") == "show"]
-    left_out = {node for part in shown for node in ast.walk(part)}
-    for node in {*ast.walk(tree)} - left_out:
+    """(what, line) of every import; a name taken from a module is `module.name`."""
+    taken = []
+    for node in ast.walk(tree_of(name)):
         if isinstance(node, ast.Import):
             taken += [(alias.name, node.lineno) for alias in node.names]
         if isinstance(node, ast.ImportFrom):
@@ -86,11 +82,42 @@ def wrong_imports(is_wrong):
 
 
 def test_each_file_of_the_book_imports_only_those_before_it():
+    """Also where it shows its concept. `analyze` reads what the others wrote."""
     def is_wrong(name, what):
-        before = ROOTS if name == "analyze" else BOOK[:BOOK.index(name)] if name in BOOK else ()
-        return name in ROOTS and is_own(what) and what.split(".")[0] not in before
+        return name in ROOTS and is_own(what) and (
+            what.split(".")[0] not in BOOK[:BOOK.index(name)])
 
-    assert not wrong_imports(is_wrong)
+    assert not wrong_imports(is_wrong), "\n".join(wrong_imports(is_wrong))
+
+
+def test_no_function_of_the_book_knows_of_the_lab():
+    """But for the messages that name it as the other door."""
+    functions = [(name, node) for name, node in nodes((ast.FunctionDef, ast.Lambda))
+                 if name in ROOTS]
+    wrong = [where(name, part.lineno) for name, node in functions for part in ast.walk(node)
+             if re.search(r"\blab\b", words_in(part).replace("`python -m lab ", ""))]
+    assert not wrong, "\n".join(wrong)
+
+
+def words_in(node):
+    """The names and the text that stand at this very node."""
+    return " ".join(str(value) for _, value in ast.iter_fields(node)
+                    if isinstance(value, str))
+
+
+def test_the_tests_of_the_book_need_no_lab():
+    """They pass with lab/ and examples/ deleted. Its tests may use these."""
+    names = [path.stem for path in (ROOT / "lab/tests").rglob("*.py")]
+    wrong = [f"{path.name} imports {what}" for path in (ROOT / "tests").glob("*.py")
+             for what in imported_by(ast.parse(path.read_text(encoding="utf-8")))
+             if what.split(".")[0] in {*OWN_PACKAGES, *names} - {"conftest", "__init__"}]
+    assert not wrong, "\n".join(wrong)
+
+
+def imported_by(tree):
+    return [name for node in ast.walk(tree) for name in (
+        [alias.name for alias in node.names] if isinstance(node, ast.Import)
+        else [node.module or ""] if isinstance(node, ast.ImportFrom) else [])]
 
 
 def test_the_lab_imports_no_example():
@@ -128,7 +155,6 @@ def test_only_the_named_packages_are_imported():
 def test_no_imports_go_in_a_circle():
     graph = {name: {module_of(what) for what, _ in imports(name) if is_own(what)} - {"", name}
              for name in MODULES}
-    graph["train"].discard("lab.run")  # the door, which is opened inside a function
     for part in ("lab.formula.credit", "lab.formula.curves"):  # opened where a search comes to it
         graph.get("lab.formula.search", set()).discard(part)
     TopologicalSorter(graph).prepare()  # raises CycleError, which names them

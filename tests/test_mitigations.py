@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import mitigations
-from conftest import hand_made, one_row
+from conftest import hand_made, one_row, refusal
 from countdown_task import ANSWER, BRACKET, NUMBER, OPERATOR, OTHER, SPACE, TAG, THINK, WORD
 from grpo import values_of
 
@@ -98,11 +98,33 @@ def test_a_function_gets_a_copy_of_the_batch_and_its_generator():
     assert not torch.equal(first, second) and not first[~rollouts.mask].any()
 
 
-@pytest.mark.parametrize("size", [0.0, 1e-45])
-def test_weights_that_nothing_can_rescale_stay_as_they_are(monkeypatch, size):
-    """1 / the sum of the small ones is more than float32 holds. With zeros nothing is learned."""
-    monkeypatch.setitem(mitigations.MITIGATIONS, "tiny",
-                        lambda batch: torch.full_like(batch.entropy, size))
+WRONG = [  # what a function returns, and what is said of it
+    (lambda batch: None, "should return a tensor (B, T) = (2, 2), got None"),
+    (lambda batch: batch.reward, "should return a tensor (B, T) = (2, 2), got (2,)"),
+    (lambda batch: batch.entropy / 0, "is inf at token 0 of answer 0"),
+    (lambda batch: torch.tensor([[1, 1], [float("nan"), 1]]), "is nan at token 0 of answer 1"),
+    (lambda batch: -1e30 * batch.entropy, "is -1e+30 at token 0 of answer 0"),
+    (lambda batch: batch.log_prob, "is negative at 3 tokens. Weights may not be")]
+
+
+@pytest.mark.parametrize("function, said", WRONG)
+def test_a_wrong_weighting_is_told_with_its_file_and_line(function, said):
+    line, rollouts = function.__code__.co_firstlineno, hand_made([[True, True], [True, False]])
+    assert refusal(mitigations.weights, function, rollouts, {}).startswith(
+        f"<lambda> (test_mitigations.py:{line}) {said}")
+
+
+@pytest.mark.parametrize("values, rescale, weights", [
+    ([[0.125, 0.125], [0.5, math.nan]], "mean", [[0.5, 0.5], [2, 0]]),
+    ([[0.125, 0.125], [0.5, math.nan]], "none", [[0.125, 0.125], [0.5, 0]]),
+    ([[1.0], [0.25]], "mean", [[4 / 3, 4 / 3], [1 / 3, 0]]),  # a number for each answer
+    ([[0.5, 2.0]], "mean", [[0.5, 2], [0.5, 0]]),  # for each position
+    ([[0.0, 0.0]], "mean", [[0.0, 0], [0, 0]]),  # then nothing is learned
+    ([[1e-45, 1e-45]], "mean", [[1e-45, 1e-45], [1e-45, 0]])])  # 1 / their sum is too large
+def test_rescaled_weights_have_a_mean_of_1_over_the_tokens(values, rescale, weights):
+    """Padding may hold anything."""
     rollouts = hand_made([[True, True], [True, False]])
-    weight, said = mitigations.weights(mitigations.MITIGATIONS["tiny"], rollouts, {})
-    assert torch.equal(weight, torch.where(rollouts.mask, size, 0.0)) and said["weight_factor"] == 1
+    found, said = mitigations.weights(lambda _: torch.tensor(values), rollouts, {}, rescale)
+    torch.testing.assert_close(found, torch.tensor(weights), rtol=1e-6, atol=0)
+    assert found[0, 1] == pytest.approx(said["weight_factor"] * values[0][-1])
+    assert said["weight_max"] == found.max()
