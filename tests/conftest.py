@@ -133,17 +133,6 @@ def left_as_found():
     torch.set_num_threads(1)
 
 
-@pytest.fixture
-def undrawn(monkeypatch):
-    """Every picture is saved as a single pixel, for tests of what stands around pictures. To draw
-    them takes most of an analysis."""
-    def save(figure, path, **_):
-        imsave(path, np.zeros((1, 1, 3)), format="png")
-
-    from matplotlib.image import imsave  # most tests need no matplotlib
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", save)
-
-
 def hand_made(mask, kind_of_batch=Rollouts, **known):
     """A batch with the given (B, T) tensors; what is not given is there, and dull."""
     mask = torch.as_tensor(mask)

@@ -1,5 +1,4 @@
 """What a run leaves behind, and what a program prints."""
-import io
 import json
 import multiprocessing
 import os
@@ -10,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest.mock import patch
 
@@ -87,21 +85,6 @@ def status_of(path, *argv):
             traceback.print_exc()
             return 1
     return 0
-
-
-def ended_here(path, *argv):
-    """The status of such a program, and what it prints."""
-    said = io.StringIO()
-    with redirect_stdout(said), redirect_stderr(said):
-        code = status_of(path, *argv)
-    return code, said.getvalue()
-
-
-def program_here(path: Path, *argv, expect=0) -> str:
-    """What such a program prints, and the sentence it ends with."""
-    code, said = ended_here(path, *argv)
-    assert code == expect, said
-    return said
 
 
 COPIES = multiprocessing.get_context("forkserver")

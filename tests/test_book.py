@@ -191,7 +191,8 @@ def test_what_is_typed_is_on_record_and_cannot_be_changed_in_a_resumed_run(tmp_p
     assert not {"think_discount", "out", "resume"} & saved.keys()
     s = read_settings(["--resume", out, "--steps", "9", "--threads", "2", "--seed", "3"])
     assert (s.steps, s.threads, s.keywords["entropy_temp"]) == (9, 2, 0.5)
-    others = {"mitigation": "none", "advantage": "rloo", "rescale": "none", "prompt": "full"}
+    others = {"mitigation": "none", "advantage": "rloo", "rescale": "none", "prompt": "full",
+              "numbers": "2"}
     for name in saved.keys() - book.CHANGEABLE - {"torch", "device"}:
         assert f"--{name} cannot be changed in a resumed run" in refusal(
             read_settings, ["--resume", out, f"--{name}", others.get(name, "7")])

@@ -5,7 +5,6 @@ import ast
 import re
 import sys
 from functools import cache
-from graphlib import TopologicalSorter
 
 import pytest
 from conftest import BOOK, ROOT, project_files
@@ -64,14 +63,6 @@ def is_own(name):
     return name.split(".")[0] in ROOTS | {*OWN_PACKAGES}
 
 
-def module_of(what):
-    """The module that is imported: of `grpo.update` it is grpo."""
-    parts = what.split(".")
-    while parts and ".".join(parts) not in MODULES:
-        parts.pop()
-    return ".".join(parts)
-
-
 def where(name, line):
     return f"{MODULES[name].relative_to(ROOT)}:{line}"
 
@@ -92,55 +83,21 @@ def test_each_file_of_the_book_imports_only_those_before_it():
 
 def test_no_function_of_the_book_knows_of_the_lab():
     """But for the messages that name it as the other door."""
-    functions = [(name, node) for name, node in nodes((ast.FunctionDef, ast.Lambda))
-                 if name in ROOTS]
-    wrong = [where(name, part.lineno) for name, node in functions for part in ast.walk(node)
-             if re.search(r"\blab\b", words_in(part).replace("`python -m lab ", ""))]
+    functions = [(name, part) for name, node in nodes(ast.FunctionDef, BOOK)
+                 for part in ast.walk(node)]
+    wrong = [where(name, part.lineno) for name, part in functions
+             for value in vars(part).values() if isinstance(value, str)
+             and re.search(r"\blab\b", value.replace("`python -m lab ", ""))]
     assert not wrong, "\n".join(wrong)
-
-
-def words_in(node):
-    """The names and the text that stand at this very node."""
-    return " ".join(str(value) for _, value in ast.iter_fields(node)
-                    if isinstance(value, str))
 
 
 def test_the_tests_of_the_book_need_no_lab():
-    """They pass with lab/ and examples/ deleted. Its tests may use these."""
-    names = [path.stem for path in (ROOT / "lab/tests").rglob("*.py")]
-    wrong = [f"{path.name} imports {what}" for path in (ROOT / "tests").glob("*.py")
-             for what in imported_by(ast.parse(path.read_text(encoding="utf-8")))
-             if what.split(".")[0] in {*OWN_PACKAGES, *names} - {"conftest", "__init__"}]
-    assert not wrong, "\n".join(wrong)
-
-
-def imported_by(tree):
-    return [name for node in ast.walk(tree) for name in (
-        [alias.name for alias in node.names] if isinstance(node, ast.Import)
-        else [node.module or ""] if isinstance(node, ast.ImportFrom) else [])]
-
-
-def test_the_lab_imports_no_example():
-    found = wrong_imports(lambda name, what: name.startswith("lab.") and
-                          what.startswith("examples."))
-    assert found == []
-
-
-# rooms of the lab, and those that lie above them
-ABOVE = {"engine": ("credit", "harness", "analysis", "tools", "probes"),
-         "credit": ("harness", "analysis", "tools", "probes"),
-         "harness": ("credit", "analysis", "tools", "probes"),
-         "analysis": ("tools", "probes")}
-
-
-@pytest.mark.parametrize("room", ABOVE)
-def test_no_room_of_the_lab_imports_one_that_lies_above_it(room):
-    """What a method declares, and how a step uses its values, lies in engine. There harness finds
-    methods by name (lab/engine/methods.py)."""
-    found = [(name, what, line) for name in MODULES if name.startswith(f"lab.{room}.")
-             for what, line in imports(name)
-             if what.startswith(tuple(f"lab.{above}." for above in ABOVE[room]))]
-    assert found == []
+    """They pass with lab/ and examples/ deleted."""
+    names = [*OWN_PACKAGES, *(path.stem for path in ROOT.glob("lab/tests/[a-z]*.py"))]
+    names.remove("conftest")
+    for path in ROOT.glob("tests/*.py"):
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(rf"^ *(from|import) ({'|'.join(names)})\b", text, re.M), path
 
 
 def test_only_the_named_packages_are_imported():
@@ -152,17 +109,9 @@ def test_only_the_named_packages_are_imported():
     assert not wrong_imports(is_wrong), "\n".join(wrong_imports(is_wrong))
 
 
-def test_no_imports_go_in_a_circle():
-    graph = {name: {module_of(what) for what, _ in imports(name) if is_own(what)} - {"", name}
-             for name in MODULES}
-    for part in ("lab.formula.credit", "lab.formula.curves"):  # opened where a search comes to it
-        graph.get("lab.formula.search", set()).discard(part)
-    TopologicalSorter(graph).prepare()  # raises CycleError, which names them
-
-
-def nodes(kind):
+def nodes(kind, names=MODULES):
     """(module, node) of every node of this kind."""
-    return [(name, node) for name in MODULES for node in ast.walk(tree_of(name))
+    return [(name, node) for name in names for node in ast.walk(tree_of(name))
             if isinstance(node, kind)]
 
 

@@ -252,7 +252,8 @@ def test_a_checkpoint_is_a_whole_model_also_when_the_first_one_is_gone(tmp_path)
     for name, content in (small | others).items():
         (tmp_path / "mine" / name).write_bytes(content)
     folder = tmp_path / "moved"
-    train.main([*SMALL, "--model", str(tmp_path / "mine"), "--steps", "1", "--out", str(folder)])
+    flags = ["--model", "mine", "--steps", "1", "--out", "moved"]
+    assert typed(tmp_path, ROOT / "train.py", *SMALL, *flags)[0] == 0
     shutil.rmtree(tmp_path / "mine")
     train.main(["--resume", str(folder), "--steps", "2"])
     assert len(lines(folder / "metrics.jsonl")) == config_of(folder)["steps"] == 2

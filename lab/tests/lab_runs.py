@@ -15,7 +15,7 @@ import lab.run as train
 from conftest import ROOT, project_files
 from lab.engine.errors import UserError
 from lab.harness import run as harness_run
-from runs import assert_same_run, program
+from runs import assert_same_run, program, status_of
 from small import OWN
 
 SHORT = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", "2",
@@ -36,6 +36,15 @@ def run(*argv, expect=0):
             errors.write(f"train.py: {error}")
     assert code == expect, out.getvalue() + errors.getvalue()
     return SimpleNamespace(stdout=out.getvalue(), stderr=errors.getvalue())
+
+
+def program_here(path, *argv, expect=0):
+    """What a file prints that is started as a program, in this process."""
+    said = io.StringIO()
+    with redirect_stdout(said), redirect_stderr(said):
+        code = status_of(path, *argv)
+    assert code == expect, said.getvalue()
+    return said.getvalue()
 
 
 def make_here(monkeypatch):

@@ -7,7 +7,7 @@ import torch
 
 from conftest import ROOT, one_of
 from lab.exercise import BLANKS, LOSSES, Given, check, right
-from runs import program_here
+from lab_runs import program_here
 
 FILE = ROOT / "examples/write_the_loss.py"
 PAGE = " ".join((ROOT / "docs/course/5_can_i_write_it.md").read_text(encoding="utf-8").split())

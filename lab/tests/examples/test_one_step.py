@@ -9,7 +9,8 @@ from conftest import ROOT
 from examples.one_step import SHOWN_TOKENS, one_step
 from lab.analysis.run_folders import read_columns
 from lab_runs import gradients_of_steps
-from runs import program, program_here
+from lab_runs import program_here
+from runs import program
 
 FILE, TINY = ROOT / "examples/one_step.py", ROOT / "models" / "tiny"
 NUMBERS = re.compile(r"[-+]?\d+(?:\.\d+)?")
