@@ -25,10 +25,11 @@ from torch import Tensor
 
 from lab.countdown import annotate
 from lab.engine.errors import UserError
-from lab.engine.model import ModelConfig, Qwen2
+from lab.engine.model import Qwen2
 from lab.engine.policy import Policy
 from lab.engine.rollouts import OF_TURNS, Rollouts, score_answers
 from lab.harness.settings import LabSettings
+from qwen2_model import ModelConfig
 
 Numbers = tuple[int, ...]
 Batch = tuple[Numbers, ...]  # the numbers of the answers of each group

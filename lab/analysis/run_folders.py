@@ -18,7 +18,8 @@ import analyze
 from lab.engine.methods import METHODS
 from lab.engine.errors import UserError, did_you_mean
 from lab.engine.policy import Policy
-from lab.engine.rollouts import UNSET, Forward, Problem, Rollouts
+from lab.engine.extra_forward import Forward
+from lab.engine.rollouts import UNSET, Problem, Rollouts
 from lab.engine.tokens import load_tokenizer, token_bytes
 from lab.harness.build import load_policy
 from lab.harness.flags import Flag, check_value, flags_of

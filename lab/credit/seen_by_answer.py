@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from lab.engine.declared import NotNegative, Share
-from lab.engine.forward import frozen_log_probs, micro_batches, response_log_probs
+from lab.engine.forward import frozen_log_probs, response_log_probs
 from lab.engine.methods import mitigation
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts
@@ -87,7 +87,7 @@ class oar_g:
         weight = torch.ones_like(rollouts.log_prob)
         think, inside = ((rollouts.section == part) & rollouts.mask for part in (THINK, ANSWER))
         rows = (think.any(1) & inside.any(1)).nonzero()[:, 0]
-        for part in micro_batches(rows, policy.settings.micro_batch):
+        for part in rows.split(policy.settings.micro_batch) if len(rows) else ():
             mean = inside[part] / inside[part].sum(1, keepdim=True)
             x, slope = at_embeddings(policy, rollouts, part, lambda lp: (lp * mean).sum())
             for row, matters in zip(part.tolist(), (x * slope).sum(-1).abs()):

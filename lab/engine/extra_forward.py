@@ -2,35 +2,47 @@
 import torch
 from torch import Tensor
 
-from lab.engine.forward import micro_batches
 from lab.engine.model import Qwen2, tensors_on
 from lab.engine.rollouts import Rollouts
 from qwen2_model import Cache
 
 
-@torch.no_grad()
-def look_inside(model: Qwen2, rollouts: Rollouts, micro_batch: int,
-                attention: bool) -> dict[str, Tensor]:
-    """Compute hidden (B, T, D), and attention (B, T, T) if it is wanted; see Rollouts."""
-    B, T = rollouts.mask.shape
-    device = rollouts.ids.device
-    results = {"hidden": torch.zeros(B, T, model.config.hidden_size, device=device)}
-    if attention:
-        results["attention"] = torch.zeros(B, T, T, device=device)
-    rows = (rollouts.length > 0).nonzero().squeeze(1)
-    with tensors_on(device):
-        for part in micro_batches(rows, micro_batch):
+class Forward:
+    """An extra forward pass over a batch, made only if a method needs it, and only once."""
+
+    def __init__(self, model: Qwen2, micro_batch: int):
+        self.model, self.micro_batch = model, micro_batch
+        self.results: dict[str, Tensor] = {}
+
+    def __deepcopy__(self, memo: object) -> "Forward":
+        """Copies of a batch share it, so the pass is made once for all methods."""
+        return self
+
+    def look(self, rollouts: Rollouts, attention: bool = False) -> dict[str, Tensor]:
+        """hidden (B, T, D), and attention (B, T, T) if it is wanted; see Rollouts."""
+        if ("attention" if attention else "hidden") not in self.results:
+            with torch.no_grad(), tensors_on(rollouts.ids.device):
+                self.results = self.look_inside(rollouts, attention)
+        return self.results
+
+    def look_inside(self, rollouts: Rollouts, attention: bool) -> dict[str, Tensor]:
+        B, T = rollouts.mask.shape
+        results = {"hidden": torch.zeros(B, T, self.model.config.hidden_size)}
+        if attention:
+            results["attention"] = torch.zeros(B, T, T)
+        rows = (rollouts.length > 0).nonzero().squeeze(1)
+        for part in rows.split(self.micro_batch) if len(rows) else ():
             ids, mask = rollouts.ids[part][:, :-1], rollouts.mask[part]
             groups, prompt_of = rollouts.group[part].unique(return_inverse=True)
             prompts = [rollouts.prompt_ids[group] for group in groups.tolist()]
-            cache = Looking(model.model, prompts, prompt_of)
+            cache = Looking(self.model.model, prompts, prompt_of)
             hidden = torch.cat([cache.last_states()[:, None], cache.read(ids)], 1).float()
             results["hidden"][part] = hidden * mask[..., None]
             if attention:
                 # what token t - 1 pays is recorded at token t, which it predicts
                 paid = cache.attention_within() * mask[:, 1:, None]
                 results["attention"][part, 1:, :-1] = paid
-    return results
+        return results
 
 
 class Looking(Cache):

@@ -1,6 +1,6 @@
 """The training forward pass of a run beyond the book: that of grpo.py on any device, and at any
 temperature."""
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 import grpo
-from lab.engine.model import Decoder, Qwen2, tensors_on
+from lab.engine.model import Qwen2, tensors_on
 from lab.engine.rollouts import Rollouts
+from qwen2_model import Decoder
 
 
 @contextmanager
@@ -45,8 +46,3 @@ def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor, micro_batch
         with at_temperature(model, temperature, rollouts.ids.device):
             log_prob[rows] = grpo.frozen_log_probs(model, rollouts.of_rows(rows), micro_batch)
     return log_prob
-
-
-def micro_batches(rows: Tensor, size: int) -> Sequence[Tensor]:
-    """Cut the rows into parts of `size` that fit into memory."""
-    return rows.split(size) if len(rows) else ()

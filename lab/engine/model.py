@@ -1,8 +1,14 @@
-"""The model of qwen2_model.py with what a run beyond the book asks of it: products in bfloat16, any
-device, and layers whose activations are computed again (--checkpointing).
+"""The model of qwen2_model.py with what a run beyond the book asks of it. Every function that
+computes it is the book's. Here something is done before and after:
 
-The model is the book's, and so is each function that computes it: here hooks are added, which
-change types, and torch's Linear gives way to one that takes any type. Shapes are told in the book.
+    --dtype         `Qwen2.compute_in` hooks a change of type onto the embedding and the norms, and
+                    torch's Linear gives way to one that multiplies in the type of its input
+    --device        in the context `tensors_on` new tensors are on the device
+    --temperature   `Qwen2.log_probs` divides the states by it
+    --checkpointing `keep_less_of_layers` wraps each layer
+    --lora          is in lora.py
+
+Shapes are told in the book.
 """
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -16,28 +22,7 @@ from torch.utils.checkpoint import checkpoint
 
 import qwen2_model
 from lab.engine import log_probs
-from qwen2_model import Decoder as Decoder  # many take these from here
-from qwen2_model import ModelConfig as ModelConfig
-from qwen2_model import rotary as rotary
-
-
-def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    return torch.promote_types(dtype, torch.float32)
-
-
-def product_type(dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    """The type in which to multiply matrices. It is `dtype` with one exception: on a CPU on which
-    oneDNN does not multiply bfloat16 it is float32, because bfloat16 would be 40 times slower. The
-    products are then added up in another order, and nothing else differs."""
-    is_slow = dtype == torch.bfloat16 and device.type == "cpu" and not has_bfloat16()
-    return torch.float32 if is_slow else dtype
-
-
-def has_bfloat16() -> bool:
-    """Whether oneDNN, torch's library for products on a CPU, multiplies bfloat16 matrices on this
-    CPU. It does so from AVX-512 on."""
-    has_onednn = torch.backends.mkldnn.is_available()
-    return has_onednn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+from qwen2_model import ModelConfig, RMSNorm
 
 
 def tensors_on(device: torch.device) -> AbstractContextManager[Any]:
@@ -65,15 +50,14 @@ def frozen_product(x: Tensor, matrix: Tensor, bias: Tensor | None) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """A linear layer that computes in the type of its input, so that weights which are kept in
-    float32 can be multiplied in bfloat16."""
+    """A linear layer that computes in the type of its input."""
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
 
 
 class Qwen2(qwen2_model.Qwen2):
-    """The book's model with more methods: none of the book's is replaced."""
+    """The book's model with more methods."""
     product = staticmethod(linear)  # type: ignore[assignment]
     __call__: Callable[..., Tensor]
     compute_dtype = torch.float32  # `compute_in` changes it
@@ -81,12 +65,9 @@ class Qwen2(qwen2_model.Qwen2):
     hooks: tuple[Any, ...] = ()
 
     def __init__(self, config: ModelConfig):
+        """A new model, whose matrices are normal, and whose biases are 0."""
         super().__init__(config)
         of_lab(self)
-        self.draw_parameters()
-
-    def draw_parameters(self) -> None:
-        """Draw the parameters of a new model: matrices are normal, biases 0; norms stay at 1."""
         for name, parameter in self.named_parameters():
             if parameter.dim() == 2:
                 nn.init.normal_(parameter, std=0.02)
@@ -116,22 +97,53 @@ class Qwen2(qwen2_model.Qwen2):
         return sum(parameter.numel() for parameter in self.parameters()) > 1e8
 
     def compute_in(self, dtype: torch.dtype) -> "Qwen2":
-        """Multiply matrices in this type, whatever type the parameters are kept in. The norms
-        compute in float32 at least, because in bfloat16 a small square would be lost when it is
-        added to a large sum. What they hand on is cast to this type, in which then every product
-        is computed, and attention. Between the layers x is float32 at least."""
+        """Multiply matrices in this type, whatever type the parameters are kept in:
+
+            x, between the layers     float32 at least, because the embedding's output is widened
+            a norm                    float32 at least, because its input is widened: in bfloat16 a
+                                      small square would be lost when it is added to a large sum
+            what a norm hands on      this type, and so is every product and attention after it
+        """
         for hook in self.hooks:
             hook.remove()
         self.compute_dtype, self.hooks = dtype, ()
-        wide, product = at_least_float32(dtype), product_type(dtype, self.device)
-        if dtype != torch.float32:
-            norms = [one for one in self.modules() if isinstance(one, qwen2_model.RMSNorm)]
-            self.hooks = (
-                self.model.embed_tokens.register_forward_hook(lambda _, x, y: y.to(wide)),
-                *(norm.register_forward_pre_hook(lambda _, x: (x[0].to(wide),)) for norm in norms),
-                *(norm.register_forward_hook(lambda _, x, y: y.to(dtype).to(product))
-                  for norm in norms))
+        if dtype == torch.float32:
+            return self
+        wide, of_products = at_least_float32(dtype), product_type(dtype, self.device)
+
+        def widen_input(_: nn.Module, given: tuple[Tensor]) -> tuple[Tensor]:
+            return (given[0].to(wide),)
+
+        def widen(_: nn.Module, given: tuple[Tensor], found: Tensor) -> Tensor:
+            return found.to(wide)
+
+        def narrow(_: nn.Module, given: tuple[Tensor], found: Tensor) -> Tensor:
+            return found.to(dtype).to(of_products)
+
+        norms = [module for module in self.modules() if isinstance(module, RMSNorm)]
+        self.hooks = (self.model.embed_tokens.register_forward_hook(widen),
+                      *(norm.register_forward_pre_hook(widen_input) for norm in norms),
+                      *(norm.register_forward_hook(narrow) for norm in norms))
         return self
+
+
+def at_least_float32(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def product_type(dtype: torch.dtype, device: torch.device) -> torch.dtype:
+    """The type in which to multiply matrices. It is `dtype` with one exception: on a CPU on which
+    oneDNN does not multiply bfloat16 it is float32, because bfloat16 would be 40 times slower. Then
+    less is rounded: the outputs of norms, but neither matrices nor products."""
+    is_slow = dtype == torch.bfloat16 and device.type == "cpu" and not has_bfloat16()
+    return torch.float32 if is_slow else dtype
+
+
+def has_bfloat16() -> bool:
+    """Whether oneDNN, torch's library for products on a CPU, multiplies bfloat16 matrices on this
+    CPU. It does so from AVX-512 on."""
+    has_onednn = torch.backends.mkldnn.is_available()
+    return has_onednn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 def of_lab(model: qwen2_model.Qwen2) -> Qwen2:
@@ -144,8 +156,7 @@ def of_lab(model: qwen2_model.Qwen2) -> Qwen2:
 
 
 def keep_less_of_layers(model: Qwen2) -> None:
-    """--checkpointing: for the backward pass a layer keeps its input alone and is computed again.
-    """
+    """For the backward pass a layer keeps its input alone and is computed again."""
     for layer in model.model.layers:
         layer.forward = partial(again, layer.forward)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import grpo
 from lab.engine.errors import refuse_undefined
+from lab.engine.extra_forward import Forward
 from lab.engine.rollouts import ByTurns, Problem, Rollouts, Task, has_turns, turns_of
 from lab.engine.sampler import Seed, generate
 from lab.engine.tokens import encode_prompt, normalised, spelt_by
@@ -23,25 +24,6 @@ if TYPE_CHECKING:
 # The settings of a run. lab/harness/settings.py declares them, so the engine does not know their
 # type. It reads max_new_tokens, temperature and micro_batch. Methods may read any setting.
 RunSettings = Any
-
-
-class Forward:
-    """An extra forward pass over a batch, made only if a method needs it, and only once."""
-
-    def __init__(self, model: Qwen2, micro_batch: int):
-        self.model, self.micro_batch = model, micro_batch
-        self.results: dict[str, Tensor] = {}
-
-    def __deepcopy__(self, memo: object) -> "Forward":
-        """Copies of a batch share it, so the pass is made once for all methods."""
-        return self
-
-    def look(self, rollouts: Rollouts, attention: bool = False) -> dict[str, Tensor]:
-        wanted = "attention" if attention else "hidden"
-        if wanted not in self.results:
-            from lab.engine.extra_forward import look_inside
-            self.results = look_inside(self.model, rollouts, self.micro_batch, attention)
-        return self.results
 
 
 @dataclass

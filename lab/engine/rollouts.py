@@ -77,11 +77,6 @@ def double(values: Tensor) -> Tensor:
     return values.detach().cpu().double()
 
 
-class Forward(Protocol):
-    """Access to one more forward pass over a batch (lab/engine/policy.py)."""
-    def look(self, rollouts: "Rollouts", attention: bool = False) -> dict[str, Tensor]: ...
-
-
 @dataclass
 class Rollouts(grpo.Rollouts):
     """The book's batch, with what a run beyond it needs: answers that are not scored yet, several
@@ -95,7 +90,7 @@ class Rollouts(grpo.Rollouts):
     advantage: Tensor = UNSET
 
     turns: list[list[str]] = field(default_factory=list)  # with replies: what the model wrote
-    forward: Forward | None = None                        # computes hidden and attention
+    forward: Any = None                                   # computes hidden and attention
     true_credit: Tensor = UNSET                           # (B, T), if a probe of lab/ has it
     # (B, T) bool: it stands in the answer. It is the mask itself if no environment writes
     written: Tensor = UNSET
@@ -163,7 +158,8 @@ class Rollouts(grpo.Rollouts):
     def look(self, attention: bool) -> dict[str, Tensor]:
         if self.forward is None:
             raise UserError("hidden and attention need a model, and this batch has none")
-        return self.forward.look(self, attention)
+        found: dict[str, Tensor] = self.forward.look(self, attention)
+        return found
 
     def to(self, device: torch.device) -> "Rollouts":
         return self.with_each(lambda tensor: tensor.to(device))

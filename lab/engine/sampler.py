@@ -29,7 +29,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import qwen2_model
-from lab.engine.errors import UserError
 from lab.engine.model import Qwen2, tensors_on
 from qwen2_model import Cache
 
@@ -82,19 +81,11 @@ def generate(model: Qwen2, prompts: list[list[int]], *, max_new_tokens: int | li
                     prompts; max_new_tokens may have a number for each start
     seed:           the seed of the random numbers, or a generator that goes on from call to call
     reply:          what an environment writes after a stop token. max_new_tokens counts it, too
-
-    The random numbers for all tokens of all rows are drawn before the first token. So what a row
-    samples does not depend on which other rows are still growing.
     """
     starts = starts or [Start(number, len(prompt)) for number, prompt in enumerate(prompts)]
     limits = max_new_tokens
     if isinstance(limits, int):
         limits = [limits] * len(starts)
-    most = model.config.max_position_embeddings
-    longest = max(start.seen + limit for start, limit in zip(starts, limits, strict=True))
-    if longest > most:
-        raise UserError(f"prompt and answer can reach {longest} tokens, and the model takes "
-                        f"{most}")
     stop_ids = model.config.eos_token_id if stop_ids is None else stop_ids
     starts = [start for start in starts for _ in range(answers)]
     limits = [limit for limit in limits for _ in range(answers)]
@@ -152,7 +143,7 @@ class Turns:
             is_own = self.replied[row, t] < 0
             token = torch.where(is_own, token, self.replied[row, t])
             self.tokens[row, t] = token
-            ends = ask(self.reply, row, ends & is_own, self.tokens[:, :t + 1], self.replied)
+            ends = self.ended(self.reply, row, t, ends & is_own)
         self.finished[row] |= ends
         self.done[row] |= ends | (self.limit[row] <= t + 1)
         if self.reply and not self.done[row].all():
@@ -161,29 +152,28 @@ class Turns:
         self.tokens[row, place] = self.replied[row, place].clamp(min=0)
         return torch.cat([token[:, None], self.tokens[row, place]], 1), self.done[row]
 
+    def ended(self, reply: Reply, row: Tensor, t: int, ends_turn: Tensor) -> Tensor:
+        """Ask the environment about each row that ends a turn with its token t, and keep what it
+        writes, as far as there is room. Returns which rows' answers have ended."""
+        ended = torch.zeros_like(ends_turn)
+        for place in ends_turn.nonzero()[:, 0].tolist():
+            answer = int(row[place])
+            replied = self.replied[answer]
+            written = reply(answer, self.tokens[answer, :t + 1].tolist(),
+                            (replied[:t + 1] < 0).tolist())
+            if written is None:
+                ended[place] = True
+            else:
+                room = replied[t + 1:t + 1 + len(written)]
+                room.copy_(torch.tensor(written[:len(room)], dtype=torch.long))
+        return ended
+
     def known_after(self, row: Tensor, t: int) -> int:
         """How many tokens after token t are known in all growing rows, because an environment has
         written them. No row reaches its limit within them."""
         growing = row[~self.done[row]]
         is_known = (self.replied[growing, t + 1:] >= 0).all(0)
         return min(int(is_known.long().cumprod(0).sum()), int(self.limit[growing].min()) - t - 2)
-
-
-def ask(reply: Reply, row: Tensor, ends_turn: Tensor, tokens: Tensor, replied: Tensor) -> Tensor:
-    """Ask the environment about each row that has just ended a turn, and put what it writes into
-    `replied` (B, T), as far as there is room. `tokens` (B, t + 1) are those until now. Returns
-    which rows' answers have ended."""
-    so_far, ended = tokens.shape[1], torch.zeros_like(ends_turn)
-    for place in ends_turn.nonzero()[:, 0].tolist():
-        answer = int(row[place])
-        drawn = replied[answer, :so_far] < 0
-        written = reply(answer, tokens[answer].tolist(), drawn.tolist())
-        if written is None:
-            ended[place] = True
-        else:
-            room = replied[answer, so_far:so_far + len(written)]
-            room.copy_(torch.tensor(written[:len(room)], dtype=torch.long))
-    return ended
 
 
 def draw_rows(logits: Tensor, uniform: Tensor, sampling: Sampling, without: Tensor | None

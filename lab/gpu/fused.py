@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.engine.model import Qwen2, at_least_float32, product_type, rotary
-from qwen2_model import Block, RMSNorm
+from lab.engine.model import Qwen2, at_least_float32, product_type
+from qwen2_model import Block, RMSNorm, rotary
 
 AttendJoined = Callable[[int, Tensor, Tensor], Tensor]  # layer, q, k and v in one tensor
 

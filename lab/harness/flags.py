@@ -24,6 +24,7 @@ import run
 from countdown_task import Task
 from lab.engine.declared import Flag as Flag, Range, Requirement
 from lab.engine.errors import UserError, did_you_mean_name, location_of, say
+from lab.harness.flags_elsewhere import did_you_mean_flag
 
 # the least values of the book's flags; of the others 0
 LEAST = run.LEAST | dict.fromkeys(("min_number", "max_number", "max_target", "max_result"), 1)
@@ -154,7 +155,7 @@ def settle(given: Mapping[str, typing.Any], flags: Mapping[str, Flag],
 def unknown_argument(word: str, flags: Collection[str], hint: str = "--help lists the flags"
                      ) -> UserError:
     """The error of a word that is no flag of the program, with the nearest one."""
-    near = did_you_mean_name(word.strip("-"), flags)
+    near = did_you_mean_flag(word.strip("-"), flags)
     return UserError(f"unknown argument {word:.200}{near} ({hint})")
 
 

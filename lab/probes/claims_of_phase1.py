@@ -22,7 +22,6 @@ from lab.analysis.statistics import Estimate, jackknife, within
 from lab.analysis.tables import Table
 from lab.analysis.token_table import TokenTable, table_of_frames
 from lab.credit.seen_by_answer import at_embeddings
-from lab.engine.forward import micro_batches
 from lab.engine.model import Qwen2
 from lab.engine.policy import Policy, derived_seed
 from lab.engine.rollouts import Rollouts
@@ -187,7 +186,7 @@ def phase_one(policy: Policy, rollouts: Rollouts) -> TokenTable:
     """The gradient of each answer's mean cross-entropy at its tokens' embeddings: the mean over its
     dimensions, and its norm."""
     size, signed = torch.zeros(2, *rollouts.mask.shape, device=rollouts.mask.device)
-    for rows in micro_batches(rollouts.rows, policy.settings.micro_batch):
+    for rows in rollouts.rows.split(policy.settings.micro_batch):
         length = rollouts.length[rows]
         _, g = at_embeddings(policy, rollouts, rows,
                              lambda log_prob: -(log_prob.sum(1) / length).sum())

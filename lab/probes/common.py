@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from grpo import grpo
-from lab.engine.forward import micro_batches, response_log_probs
+from lab.engine.forward import response_log_probs
 from lab.engine.policy import Policy, derived_seed
 from lab.engine.rollouts import Rollouts
 
@@ -27,7 +27,7 @@ def gradient(policy: Policy, batch: Rollouts, factor: Tensor) -> Tensor:
     total = torch.zeros(sum(sizes), device=policy.model.device)
     for p, part in zip(parameters, total.split(sizes)):
         p.grad = part.view_as(p)  # each backward pass adds to its part of the total
-    for rows in micro_batches(batch.rows, policy.settings.micro_batch):
+    for rows in batch.rows.split(policy.settings.micro_batch):
         log_prob = response_log_probs(policy.model, batch, rows)
         (factor[rows] * log_prob).sum().backward()
     policy.model.zero_grad()

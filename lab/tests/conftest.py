@@ -12,7 +12,8 @@ import conftest
 from conftest import ROOT, SMALL, cut
 from countdown_task import TAGS
 from grpo import grpo
-from lab.engine.model import ModelConfig, Qwen2
+from lab.engine.model import Qwen2
+from qwen2_model import ModelConfig
 from lab.engine.model_folder import write_model_folder
 from lab.engine.policy import Forward
 from lab.engine.sampler import generate

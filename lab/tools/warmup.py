@@ -32,9 +32,9 @@ from lab.engine.tokens import load_tokenizer
 from lab.harness.record import find_folder, new_folder
 from lab.harness.flags import MOST_THREADS, Flag, read
 from lab.engine.policy import Policy
-from lab.engine.model import ModelConfig, Qwen2
+from lab.engine.model import Qwen2
 from lab.tools.demonstrations import TASK, batches, make_tokenizer
-from qwen2_model import small_files
+from qwen2_model import ModelConfig, small_files
 
 SIZES = {"small": (2, 64), "medium": (3, 128), "large": (4, 192)}  # blocks, hidden size
 FLAGS = {

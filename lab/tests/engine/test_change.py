@@ -10,7 +10,8 @@ import torch
 from small import copied, hand_made
 from lab.engine.update import update
 from lab.analysis.run_folders import read_columns
-from lab.engine.model import ModelConfig, Qwen2
+from lab.engine.model import Qwen2
+from qwen2_model import ModelConfig
 from lab_runs import run
 from runs import lines, timeless
 from test_update import row_log_probs, settings

@@ -13,7 +13,8 @@ from lab.engine.lora import add_lora, additions, keep_less, keep_rounded, rank_o
 from lab.engine.model_folder import read_model_folder, write_model_folder
 from lab.engine.optimizer import trained_parameters
 from lab.engine.sampler import generate
-from lab.engine.model import ModelConfig, Qwen2, linear
+from lab.engine.model import Qwen2, linear
+from qwen2_model import ModelConfig
 
 IDS = torch.tensor([[5, 6, 10, 11, 12, 2]])
 

@@ -47,9 +47,8 @@ def test_products_in_bfloat16_leave_parameters_and_the_residual_stream_in_float3
 
 
 def set_product_type(monkeypatch, wide):
-    for module in ("lab.engine.model",):
-        monkeypatch.setattr(f"{module}.product_type",
-                            lambda dtype, device: wide if dtype == torch.bfloat16 else dtype)
+    monkeypatch.setattr("lab.engine.model.product_type",
+                        lambda dtype, device: wide if dtype == torch.bfloat16 else dtype)
 
 
 @pytest.mark.parametrize("wide", [torch.bfloat16, torch.float32], ids=["native", "widened"])
@@ -71,8 +70,11 @@ def test_bfloat16_alone_and_on_a_cpu_without_it_alone_is_widened(monkeypatch, ha
     assert product_type(torch.float64, cpu) == torch.float64
 
 
-def test_both_ways_sample_and_train_alike(small_model, rollouts, monkeypatch):
-    """The same greedy answer, and gradients that differ by less than each from float32's."""
+def test_a_cpu_without_bfloat16_rounds_less_and_trains_the_same(small_model, rollouts, monkeypatch):
+    """A number of bfloat16 has 8 bits, so one rounding moves it by at most 2^-8 of itself. Log-probs
+    pass many, and have an error of 1.5 times that, of which 0.6 are left where products are computed
+    in float32, because then only what a norm hands on is rounded. The two ways lie at most as far
+    apart as two numbers that are rounded independently, each with the larger error."""
     found = []
     for wide, kind in ((torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16),
                        (torch.float32, torch.float32)):
@@ -82,9 +84,10 @@ def test_both_ways_sample_and_train_alike(small_model, rollouts, monkeypatch):
         log_prob = response_log_probs(model, rollouts, torch.arange(len(rollouts.ids)))
         log_prob.sum().backward()
         gradient = torch.cat([p.grad.flatten() for p in model.parameters()])
-        found.append((sampled, log_prob.detach(), gradient))
-    (one, log_prob, gradient), (other, widened, of_widened), (_, _, exact) = found
-    torch.testing.assert_close(one.log_prob, other.log_prob, atol=0.05, rtol=0)
-    torch.testing.assert_close(log_prob, widened, atol=0.05, rtol=0)
-    error = min((one - exact).norm() for one in (gradient, of_widened))
-    assert (gradient - of_widened).norm() < error < 0.05 * exact.norm()
+        found.append((sampled.ids, sampled.log_prob, log_prob.detach(), gradient))
+    native, widened, exact = found
+    assert torch.equal(native[0], widened[0])
+    for one, other, truth, times in zip(native[1:], widened[1:], exact[1:], (2, 2, 12)):
+        error = (one - truth).norm()
+        assert 0 < (other - truth).norm() < error < times * 2 ** -8 * truth.norm()
+        assert (one - other).norm() < 2 ** 0.5 * error

@@ -7,7 +7,8 @@ import torch
 from small import copied
 from lab.gpu.fused import FusedQwen2
 from lab.gpu.packing import PackedPrompts
-from lab.engine.model import Linear, ModelConfig, Qwen2
+from lab.engine.model import Linear, Qwen2
+from qwen2_model import ModelConfig
 
 CONFIG = ModelConfig(vocab_size=20, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
                      num_attention_heads=6, num_key_value_heads=2, head_dim=8, rms_norm_eps=0.1)

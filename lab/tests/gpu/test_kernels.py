@@ -21,7 +21,8 @@ from lab import gpu  # noqa: E402
 from lab.engine import sampler  # noqa: E402
 from lab.engine.forward import response_log_probs  # noqa: E402
 from lab.engine.log_probs import token_log_probs  # noqa: E402
-from lab.engine.model import Qwen2, rotary, rotate  # noqa: E402
+from lab.engine.model import Qwen2  # noqa: E402
+from qwen2_model import rotary, rotate  # noqa: E402
 from lab.engine.sampler import Start, generate  # noqa: E402
 from lab.gpu import kernels  # noqa: E402
 from lab.gpu import model as model_on_gpu  # noqa: E402

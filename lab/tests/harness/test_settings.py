@@ -17,7 +17,7 @@ import run as book
 from lab.countdown import Task
 from examples import guess
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, Choices, mitigation
-from lab.engine.errors import ELSEWHERE, INSTEAD
+from lab.harness.flags_elsewhere import ELSEWHERE, INSTEAD
 from lab.harness import flags
 from lab.harness.build import unpaid_parts
 from lab.engine.declared import Positive, Range

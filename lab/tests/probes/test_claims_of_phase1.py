@@ -8,7 +8,8 @@ import torch
 import torch.nn.functional as F
 from small import spoken
 
-from lab.engine.model import Qwen2, rotary
+from lab.engine.model import Qwen2
+from qwen2_model import rotary
 from qwen2_model import causal
 from lab.analysis.token_table import TokenTable
 from lab.analysis.statistics import jackknife
