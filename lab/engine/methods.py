@@ -266,7 +266,7 @@ MODULES = {
 MODULES_OF_ADVANTAGES = {
     "lab.credit.weightings": "span", "lab.credit.monte_carlo": "vine",
     "lab.credit.causal_ablation": "deletion", "lab.credit.measured": "measured",
-    "lab.credit.critic": "gae", "lab.credit.teacher": "teacher",
+    "lab.credit.critic": "gae",
     "lab.credit.baselines": "batch_mean maxrl opo",
     "lab.credit.turns": "turn_credit without_luck turn_mean mt_grpo gigpo"}
 for choices, modules in ((MITIGATIONS, MODULES), (ADVANTAGES, MODULES_OF_ADVANTAGES)):

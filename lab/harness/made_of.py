@@ -27,7 +27,7 @@ def made_of(s: LabSettings, root: Path = PROJECT) -> dict[str, str]:
     for value in s.to_json().values():
         if isinstance(value, str) and value and find_folder(value).is_file():
             files.add(find_folder(value))
-    for value in s.keywords.values():  # a model that a method takes, as --teacher
+    for value in s.keywords.values():  # a model that a method takes
         if isinstance(value, str) and value and (find_folder(value) / "config.json").is_file():
             files |= files_of_model(find_folder(value))
     paths = [Path(os.path.abspath(path)) for path in sorted(files)]

@@ -127,10 +127,9 @@ def test_a_step_is_that_of_the_cpu(learner, tmp_path, monkeypatch, flags, room):
         sorted(MITIGATIONS), sorted({*ADVANTAGES} - OF_TURNS - {"dpo"}))])  # of examples/dpo.py
 def test_every_method_stays_on_its_device(learner, tmp_path, monkeypatch, weighting, advantage):
     """A weighting and an advantage in one step."""
-    flags = ["--teacher", str(learner)] if advantage == "teacher" else []
     with second_device(monkeypatch):
         assert run(learner, tmp_path / "run", "--device", "cuda", "--mitigation", weighting,
-                   "--advantage", advantage, *flags)
+                   "--advantage", advantage)
 
 
 @pytest.mark.parametrize("name", ["turn_credit", "without_luck", "gigpo"])
