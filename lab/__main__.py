@@ -72,5 +72,6 @@ def about(name: str, file: str) -> str:
 
 
 if __name__ == "__main__":
-    run_as_program(" ".join(["lab", *sys.argv[1:2]]), main, interrupted="stopped at once. The "
-                   "same command continues an experiment or an idea, and begins all else again")
+    run_as_program(" ".join(["lab", *sys.argv[1:2]]), main, interrupted="stopped at once. The same "
+                   "command continues an experiment or an idea, and --resume RUN a run from its "
+                   "last checkpoint. All else begins again")

@@ -60,7 +60,7 @@ class Checkpoints:
         problems = [*task.training_problems(s.seed, step, s.questions),
                     *(task.held_out_problems(s.eval_tasks) if s.eval_every else [])]
         settings = {name: value for name, value in s.to_json().items()
-                    if name not in {"out", *CHANGEABLE}}
+                    if name not in CHANGEABLE}
         of_files = {what: digest_of(checkpoint / name) for what, name in FILES.items()}
         return of_files | {
             "its number": str(step), "a setting in config.json": digest_of_text(settings),

@@ -1,19 +1,17 @@
 """The loop of a run of the lab: the steps of train.py, with the parts of a LabRun, which may stop
 early, and whose folder is locked."""
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from grpo import Rollouts, generator_of
+from lab.harness.run import LabRun
 from lab.harness.screen import ctrl_c_calls
 from train import answer_all, means_of
 
-if TYPE_CHECKING:
-    from lab.harness.run import LabRun
 
-
-def train(run: "LabRun") -> None:
+def train(run: LabRun) -> None:
     s = run.settings
     for step in range(run.done + 1, s.steps + 1):
         run.step, start = step, time.perf_counter()
@@ -41,7 +39,7 @@ def train(run: "LabRun") -> None:
             break
 
 
-def evaluate(run: "LabRun", step: int) -> None:
+def evaluate(run: LabRun, step: int) -> None:
     s = run.settings
     for mode in ("sampled", "greedy"):
         def ask(problems: list[Any], generator: torch.Generator) -> Rollouts:
@@ -51,7 +49,7 @@ def evaluate(run: "LabRun", step: int) -> None:
         run.log_evaluation({"step": step, "mode": mode} | line)
 
 
-def carry_out(run: "LabRun") -> None:
+def carry_out(run: LabRun) -> None:
     """Whatever happens, the folder is unlocked."""
     failed = True
     try:

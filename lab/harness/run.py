@@ -1,6 +1,6 @@
 """A run of the lab: what the loop of lab/harness/loop.py uses. Its folder is that of run.py, with
-more in it: a lock, digests of all that has to match a checkpoint (trainer/state.json) and of the
-data that the run is made of (config.json).
+digests of all that has to match a checkpoint (trainer/state.json) and of the data that the run is
+made of (config.json).
 """
 import json
 import math
@@ -57,7 +57,7 @@ def open_lab_run(argv: list[str]) -> "LabRun | None":
     if resume or how["continue"] and s.folder.exists():
         s.resume = s.out
         if not resume:
-            refuse_other(s.folder, s, {"out", *CHANGEABLE} - {"steps"},
+            refuse_other(s.folder, s, {*CHANGEABLE} - {"steps"},
                          "name another folder with --out")
         if is_finished(s):
             return None

@@ -92,7 +92,8 @@ class LabSettings(Settings):
         return Path(self.out or os.path.relpath(HERE / "runs" / re.sub(r"[^\w.+-]", "_", name)))
 
     def to_json(self) -> Json:
-        return {name: getattr(self, name) for name in OPTIONS} | self.keywords
+        known = {name: getattr(self, name) for name in OPTIONS if name != "out"}
+        return known | self.keywords
 
     def keywords_of(self, function: typing.Any) -> Json:
         return {name: self.keywords[name] for name in flags_of(function)}

@@ -66,15 +66,19 @@ def there(folder, *command):
     return result.stdout
 
 
-@pytest.mark.parametrize("more", [(), ("--lora", "1")])
-def test_a_step_is_trained_and_analysed_on_a_machine_unlike_ours(elsewhere, more):
+LAB_TRAIN = "import sys\nfrom lab.run import main\nmain(sys.argv[1:])\n"
+
+
+@pytest.mark.parametrize("door, more", [("train.py", ()), ("lab_train.py", ("--lora", "1"))])
+def test_a_step_is_trained_and_analysed_on_a_machine_unlike_ours(elsewhere, door, more):
+    (elsewhere / "lab_train.py").write_text(LAB_TRAIN)
     out = f"läufe/one run{len(more)}"
-    there(elsewhere, "train.py", "--questions", "2", "--answers", "4", "--steps", "1",
+    there(elsewhere, door, "--questions", "2", "--answers", "4", "--steps", "1",
           "--max_new_tokens", "48", "--eval_tasks", "4", "--out", out, *more)
     said = there(elsewhere, "analyze.py", out)
     assert "Where the gradient went" in said
     assert (elsewhere / out / "analysis/report.html").is_file()
-    assert "2/2" in there(elsewhere, "train.py", "--resume", out, "--steps", "2")
+    assert "2/2" in there(elsewhere, door, "--resume", out, "--steps", "2")
 
 
 ASKED = """
