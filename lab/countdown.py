@@ -22,9 +22,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import countdown_task
-from countdown_task import (ANSWER, END, FORMAT_WEIGHT, OTHER, Problem, between, content_of,
-                            evaluates_to, is_held_out, kind_of, read_expression,
-                            without_end_of_turn)
+from countdown_task import (ANSWER, END, FORMAT_WEIGHT, OTHER, Problem, content_of, is_held_out,
+                            kind_of, read_expression, without_end_of_turn)
 from lab.engine.errors import UserError
 from lab.engine.tokens import USER_TURN
 from lab.harness.record import read_given
@@ -67,9 +66,7 @@ class Wording(NamedTuple):
     thinks: bool = True  # otherwise the answer is an expression, and nothing else
 
 
-PROMPTS = {
-    "short": Wording(countdown_task.PROMPTS["short"].replace("{spaced}", "{numbers}"), " ".join),
-    "full": Wording(countdown_task.PROMPTS["full"].replace("{commas}", "{numbers}"), ", ".join),
+PROMPTS = {  # beside those of the book
     "original": Wording(ORIGINAL, as_numpy_prints),
     "brief": Wording(BRIEF + "<think>", " and ".join),
     "expression": Wording(BRIEF, " and ".join, thinks=False)}
@@ -94,9 +91,9 @@ Content = tuple[tuple[int, ...], int]  # sorted numbers and target: the same for
 class Task(countdown_task.Task):
     """The Countdown task, with the methods that training calls. Its fields are flags of `train.py`.
     """
-    prompt: str = of_book("prompt", choices=PROMPTS, text="wording of the prompt. original is that "
-                          "of GRPO-Zero. expression asks for the expression alone, without any "
-                          "thinking")
+    prompt: str = of_book("prompt", choices=(*countdown_task.PROMPTS, *PROMPTS), text="wording of "
+                          "the prompt. original is that of GRPO-Zero. expression asks for the "
+                          "expression alone, without any thinking")
     numbers: str = of_book("numbers", requires=GENERATED)
     min_number: int = of_book("min_number", most=MAX_NUMBER, requires=GENERATED)
     max_number: int = of_book("max_number", most=MAX_NUMBER, requires=GENERATED)
@@ -131,7 +128,8 @@ class Task(countdown_task.Task):
                 f"{self.data} is too small. About a fifth of the problems, chosen by their hash, "
                 "are held out, and some of both kinds are needed. Here "
                 f"{len(self.to_train)} are left to train on, and {len(self.to_test)} are held out")
-        self.wording = PROMPTS[self.prompt]
+        self.wording = PROMPTS.get(self.prompt)  # None: that of the book
+        self.thinks = not self.wording or self.wording.thinks
         self.shown: set[Content] = set()  # the solved problems in every prompt: not trained on
         self.head = ""                    # the text that every prompt begins with
         if self.examples:
@@ -200,9 +198,10 @@ class Task(countdown_task.Task):
     def question(self, problem: Problem, is_first: bool) -> str:
         """The turn that asks the problem, and the beginning of the answer. The system turn that
         some wordings have is kept only before the first question."""
-        numbers = self.wording.write_numbers([str(number) for number in problem.numbers])
-        text = self.wording.text.format(numbers=numbers, target=problem.target)
-        if self.prompt in countdown_task.PROMPTS:
+        if self.wording:
+            numbers = self.wording.write_numbers([str(number) for number in problem.numbers])
+            text = self.wording.text.format(numbers=numbers, target=problem.target)
+        else:
             text = super().prompt_for(problem)
         if is_first or USER_TURN not in text:
             return text
@@ -224,18 +223,8 @@ class Task(countdown_task.Task):
         return Problem(tuple(numbers), target)
 
     def score(self, problem: Problem, text: str) -> dict[str, float]:
-        """The reward of an answer and the parts it is made of."""
-        if self.prompt in countdown_task.PROMPTS:
-            found = super().score(problem, text)
-        else:
-            if self.wording.thinks:
-                form = format_score(text, self.wording.text.endswith("<think>"))
-                expression = between(text, "<answer>", "</answer>")
-            else:
-                expression = without_end_of_turn(text)
-                form = float(read_expression(expression) is not None)
-            right = float(evaluates_to(expression, problem.numbers, problem.target))
-            found = {"reward": FORMAT_WEIGHT * form + right, "format": form, "answer": right}
+        """The reward of an answer by the book, and the parts it is made of."""
+        found = super().score(problem, self.after_think(text))
         verdicts = [verdict for _, verdict in steps_of(text, problem.numbers)]
         reasoning = sum(verdicts) / len(verdicts) if verdicts else 0.0
         reward = {"graded": found["reward"], "right": found["answer"],
@@ -243,9 +232,21 @@ class Task(countdown_task.Task):
         return found | {"reward": reward + self.reasoning_weight * reasoning,
                         "reasoning": reasoning}
 
+    def after_think(self, text: str) -> str:
+        """An answer as it would follow the book's prompts, which end with <think>."""
+        text = without_end_of_turn(text)
+        if not self.thinks:
+            is_formed = read_expression(text) is not None
+            return f"</think>\n<answer>{text}</answer>" if is_formed else ""
+        if not self.wording or self.wording.text.endswith("<think>"):
+            return text
+        # the answer opens its thinking, and what stands before that does not count
+        _, opening, rest = text.partition("<think>")
+        return opening + rest if opening else text.replace("</think>", "?")
+
     def label(self, pieces: list[str]) -> tuple[list[int], list[int]]:
         """The section and the kind of each token, as codes, from the texts of the tokens."""
-        return super().label(pieces) if self.wording.thinks else annotate_expression(pieces)
+        return super().label(pieces) if self.thinks else annotate_expression(pieces)
 
     def right_steps(self, problem: Problem, pieces: list[str]) -> list[int]:
         """The index of the token in which each right step of the reasoning ends. In the tokens
@@ -286,18 +287,6 @@ def read_numbers(words: list[str], least: int, expected: str) -> list[int]:
     if wrong:
         raise UserError(f"{wrong[0]}: expected {expected}")
     return [int(word) for word in words]
-
-
-def format_score(text: str, is_opened: bool) -> float:
-    """The format part of the reward. If the prompt does not open the thinking, the answer has to,
-    and what stands before it does not count."""
-    text = without_end_of_turn(text)
-    _, opening, rest = text.partition("<think>")
-    if is_opened:
-        return countdown_task.format_score(text)
-    if opening:
-        return countdown_task.format_score(opening + rest)
-    return 0.5 * (between(text, "<answer>", "</answer>") is not None)
 
 
 # A step is a op b = c, with at most two spaces between its parts. The c of one step can be the a of

@@ -34,7 +34,7 @@ def solved_turns(task: Any) -> str:
         problem, solution = found
         task.shown.add(content_of(problem))
         answer = solution.expression
-        if task.wording.thinks:
+        if task.thinks:
             wrong = [one for one in solutions_of(problem.numbers, task.legal_steps)
                      if one.value != problem.target]
             is_shown = number % 2 == 0 and wrong

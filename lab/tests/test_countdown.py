@@ -8,6 +8,7 @@ import re
 import numpy as np
 import pytest
 
+import countdown_task
 from countdown_task import Problem, is_held_out
 from lab.countdown import PROMPTS, Task, Wording
 from lab.engine.errors import UserError
@@ -269,3 +270,22 @@ def test_examples_that_leave_no_problem_are_told(tmp_path, problems, examples, s
         flags = {"data": str(tmp_path / "problems.jsonl")}
     with pytest.raises(UserError, match=f"--examples {examples}: {said}"):
         Task(prompt="expression", **flags | {"examples": examples})
+
+
+def test_problems_and_prompts_are_those_of_the_book():
+    for flags in (TINY, dict(prompt="full", **WIDE)):
+        plain, of_lab = countdown_task.Task(**flags), Task(**flags)
+        problems = plain.training_problems(3, 2, 30) + plain.held_out_problems(30)
+        others = of_lab.training_problems(3, 2, 30) + of_lab.held_out_problems(30)
+        assert [*map(vars, problems)] == [*map(vars, others)]
+        assert [*map(plain.prompt_for, problems)] == [*map(of_lab.prompt_for, others)]
+
+
+@pytest.mark.parametrize("prompt, text", [
+    *((one, "</think>\n<answer>3 * 5 + 7</answer>") for one in ("full", "original", "brief")),
+    ("expression", "3 * 5 + 7")])
+def test_every_prompt_pays_by_the_book(monkeypatch, prompt, text):
+    """Whoever edits the reward of countdown_task.py edits it for all of them."""
+    assert Task(prompt=prompt).score(PROBLEM, text)["reward"] == pytest.approx(1.1)
+    monkeypatch.setattr(countdown_task, "FORMAT_WEIGHT", 3.0)
+    assert Task(prompt=prompt).score(PROBLEM, text)["reward"] == 4.0

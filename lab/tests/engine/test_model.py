@@ -71,10 +71,10 @@ def test_bfloat16_alone_and_on_a_cpu_without_it_alone_is_widened(monkeypatch, ha
 
 
 def test_a_cpu_without_bfloat16_rounds_less_and_trains_the_same(small_model, rollouts, monkeypatch):
-    """A number of bfloat16 has 8 bits, so one rounding moves it by at most 2^-8 of itself. Log-probs
-    pass many, and have an error of 1.5 times that, of which 0.6 are left where products are computed
-    in float32, because then only what a norm hands on is rounded. The two ways lie at most as far
-    apart as two numbers that are rounded independently, each with the larger error."""
+    """A number of bfloat16 has 8 bits, so one rounding moves it by at most 2^-8 of itself. What
+    passes many roundings, as a log-prob, has an error of 1.5 times that. It is 0.6 times that where
+    products are computed in float32, because only what a norm hands on is rounded. The two ways lie
+    at most as far apart as two numbers with the larger error that are rounded independently."""
     found = []
     for wide, kind in ((torch.bfloat16, torch.bfloat16), (torch.float32, torch.bfloat16),
                        (torch.float32, torch.float32)):
