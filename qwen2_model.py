@@ -171,7 +171,7 @@ class Decoder(nn.Module):
 
 class Qwen2(nn.Module):
     """The whole model; a Qwen3 if `config.model_type` says so."""
-    product = staticmethod(F.linear)  # a matrix of the lab may be kept in another type
+    product = staticmethod(F.linear)  # a subclass may keep a matrix in another type
 
     def __init__(self, config: ModelConfig):
         super().__init__()

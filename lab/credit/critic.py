@@ -12,15 +12,15 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
+from grpo import states_before
 from lab.engine.methods import Metrics, advantage
 from lab.engine.errors import UserError, refuse_undefined
-from lab.engine.forward import states_of
 from lab.engine.lora import rank_of
 from lab.engine.optimizer import AdamW
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Problem, Rollouts
 from lab.engine.declared import Flag
-from lab.engine.model import Qwen2
+from lab.engine.model import Qwen2, tensors_on
 
 Gamma = typing.Annotated[float, Flag(1.0, "discount of later rewards", least=0, most=1)]
 Lambda = typing.Annotated[float, Flag(1.0, "lambda of GAE: at 1 the rest of the answer is judged "
@@ -93,7 +93,8 @@ class Trunk(nn.Module):
 
     def values(self, rollouts: Rollouts, rows: torch.Tensor) -> torch.Tensor:
         """(tokens of these rows,): the value before each token."""
-        states = states_of(self.decoder, rollouts, rows)
+        with tensors_on(rollouts.ids.device):
+            states = states_before(self.decoder, rollouts, rows)
         value: torch.Tensor = self.read(states.float())
         return value.squeeze(-1)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from lab.engine.lora import frozen_parameters, merged_parameter
+from lab.engine.lora import merged_parameter
 from lab.engine.model import Qwen2
 from qwen2_model import save_config
 
@@ -19,7 +19,8 @@ def write_lora_folder(model: Qwen2, folder: Path) -> None:
     """Write an ordinary model that computes the same. It is in float32, because rounded to bfloat16
     most of a small addition would be lost."""
     save_config(model.config, folder)
-    shapes = {name: parameter.shape for name, parameter in frozen_parameters(model).items()}
+    shapes = {name: parameter.shape for name, parameter in model.named_parameters()
+              if not name.endswith((".A", ".B"))}
     write_float32(folder / "model.safetensors", shapes, partial(merged_parameter, model))
 
 

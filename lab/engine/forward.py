@@ -10,7 +10,6 @@ from torch import Tensor
 import grpo
 from lab.engine.model import Qwen2, tensors_on
 from lab.engine.rollouts import Rollouts
-from qwen2_model import Decoder
 
 
 @contextmanager
@@ -30,12 +29,6 @@ def response_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor,
     """grpo.py's `log_probs` (rows, T)."""
     with at_temperature(model, temperature, rollouts.ids.device):
         return grpo.log_probs(model, rollouts, rows)
-
-
-def states_of(decoder: Decoder, rollouts: Rollouts, rows: Tensor) -> Tensor:
-    """The states that predict the tokens of the mask."""
-    with tensors_on(rollouts.ids.device):
-        return grpo.states_before(decoder, rollouts, rows)
 
 
 def frozen_log_probs(model: Qwen2, rollouts: Rollouts, rows: Tensor, micro_batch: int,

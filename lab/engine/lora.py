@@ -147,12 +147,6 @@ def rank_of(model: Qwen2) -> int:
     return next((len(module.A) for _, module in additions(model)), 0)
 
 
-def frozen_parameters(model: Qwen2) -> dict[str, nn.Parameter]:
-    """The parameters of the model itself, by name."""
-    return {name: parameter for name, parameter in model.named_parameters()
-            if not name.endswith((".A", ".B"))}
-
-
 @torch.no_grad()
 def merged_parameter(model: Qwen2, name: str) -> Tensor:
     """A parameter of the ordinary model that computes the same: W + scale B A, in float32. What has

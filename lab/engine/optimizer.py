@@ -27,6 +27,3 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that are trained, by name. With LoRA they are few (lab/engine/lora.py)."""
     return {name: parameter for name, parameter in model.named_parameters()
             if parameter.requires_grad}
-
-
-Optimizer = AdamW | torch.optim.Optimizer

@@ -210,19 +210,12 @@ def score_answers(rollouts: Rollouts, tokenizer: Tokenizer, task: Task[Problem])
     return asked.with_turns(scored) if has_turns(task) else scored
 
 
-class Drawn(Protocol):
-    """Answers as they were sampled."""
-    ids: Tensor
-    mask: Tensor
-    written: Tensor
-
-
 class ByTurns:
     """A task with replies, as grpo.py's `from_task` asks it about a batch: by the texts of answers.
     The task itself is given the turns of the answer."""
 
-    def __init__(self, task: Any, tokenizer: Tokenizer, problems: list[Problem], answers: Drawn):
-        """`problems` has the problem of each answer."""
+    def __init__(self, task: Any, tokenizer: Tokenizer, problems: list[Problem], answers: Any):
+        """`problems` has the problem of each answer, of which ids, mask and written are known."""
         self.task, self.label, self.problems = task, task.label, problems
         self.turns: list[list[str]] = []
         # of the answers to a problem that have a text, which is hardly ever more than one
