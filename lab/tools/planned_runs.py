@@ -155,7 +155,7 @@ def make_runs(planned: list[PlannedRun], command: str, processes: int, threads: 
                 show_status(", ".join([f"{done} of {len(planned)} finished{left}", *of_each]))
         finally:  # none are running unless it was stopped, or something went wrong here
             for _, process in running:  # each finishes its step and leaves a checkpoint
-                process.send_signal(signal.SIGTERM)
+                process.send_signal(signal.SIGINT)
             for run, process in running:
                 process.wait()
                 with suppress(UserError):  # it is not finished

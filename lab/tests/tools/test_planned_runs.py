@@ -18,12 +18,12 @@ from lab.tools.planned_runs import (PlannedRun, finished, finished_run, make_run
 from run import copy_files
 
 TRAIN = """
-# As train.py, without a model: a line for each step, and on SIGTERM the end after this step.
+# As train.py, without a model: a line for each step, and on SIGINT the end after this step.
 import json, signal, sys, time
 from pathlib import Path
 
 words, told = dict(zip(sys.argv[1:], sys.argv[2:])), []
-signal.signal(signal.SIGTERM, lambda *_: told.append(True))
+signal.signal(signal.SIGINT, lambda *_: told.append(True))
 folder, steps = Path(words.get("--out") or words["--resume"]), int(words["--steps"])
 for name in ("checkpoints", "code"):
     (folder / name).mkdir(parents=True, exist_ok=True)
