@@ -202,6 +202,8 @@ def test_a_run_that_goes_on_with_other_code_says_so_and_its_old_code_goes_on(pro
     code, said = typed(folder, *command.split())
     assert code == 0 and "changed since" not in said
     assert_same_run(project / "whole", folder / "run")
+    code, said = typed(folder, "train.py", "--resume", "run")
+    assert code == 0 and "run is finished: a larger --steps continues it" in said
     assert [path.name for path in folder.glob("run/code*")] == ["code"]
 
 
