@@ -168,6 +168,8 @@ def add_choice(choices: dict[str, Method], function: Method) -> Method:
 
 def place_of(function: Any) -> str:
     """A function with its file and line, as "my_idea (mitigations.py:57)"."""
+    if not hasattr(function, "__code__"):  # a class
+        return str(function.__name__)
     code = function.__code__
     return f"{function.__name__} ({Path(code.co_filename).name}:{code.co_firstlineno})"
 
@@ -327,8 +329,12 @@ def update(model: Qwen2, optimizer: "AdamW", rollouts: Rollouts, weight: Tensor,
     """Train the model on the whole batch; `s` are the Settings of run.py. Returns metrics, and
     columns (B, T) for the file of the step's tokens.
 
-    --epochs above 1 brings back the ratio and the clipping of the published GRPO, and --kl above 0
-    the KL term, for which `reference` (B, T) has the log-probs of the initial model."""
+    With --epochs above 1 there are several steps, with the ratio and the clipping of the published
+    GRPO. With --kl above 0 the loss has a KL term, for which `reference` (B, T) has the log-probs
+    of the initial model, and `divergence` estimates the KL at each token: another estimate than
+    `k3` is one more argument. `largest_gap` is the largest mean difference between the log-probs of
+    the sampler and those computed here that can be rounding. A larger one ends the run, because one
+    of the two is wrong. Types with fewer digits than float32 round more, and need a larger one."""
     A, mask, N = rollouts.advantage, rollouts.mask, int(rollouts.mask.sum())
     has_gradient = mask & ((weight * A != 0) | (s.kl > 0))
     rows = has_gradient.any(1).nonzero()[:, 0]                                       # the answers
@@ -336,10 +342,11 @@ def update(model: Qwen2, optimizer: "AdamW", rollouts: Rollouts, weight: Tensor,
                         "gradient_norm": None, "sampler_gap": None, "skipped": None}
     if not len(rows):  # AdamW would move the parameters by its mean of earlier gradients
         return metrics | {"skipped": why_skipped(rollouts)}, {}
-    old, last = torch.zeros(2, *mask.shape)                                          # (B, T)
+    old = torch.zeros_like(rollouts.log_prob)   # log-probs before the first update, (B, T)
+    last = torch.zeros_like(rollouts.log_prob)  # log-probs before the last one
     for epoch in range(s.epochs):
         model.zero_grad()
-        for part in rows.split(s.micro_batch):  # as memory allows
+        for part in rows.split(s.micro_batch):  # as many answers at a time as memory allows
             log_prob = log_probs(model, rollouts, part)                              # (part, T)
             last[part] = log_prob.detach()
             if epoch == 0:
@@ -357,9 +364,7 @@ def update(model: Qwen2, optimizer: "AdamW", rollouts: Rollouts, weight: Tensor,
             loss.backward()
             if epoch == 0:
                 metrics["loss"] += loss.item()
-        norm = float(nn.utils.clip_grad_norm_(model.parameters(), s.max_grad_norm or math.inf))
-        if not math.isfinite(norm):
-            raise UserError("the gradient is not finite: a smaller --learning_rate may help")
+        norm = clip_gradient(model, s.max_grad_norm)
         metrics["gradient_norm_last" if epoch else "gradient_norm"] = norm
         optimizer.step()
     metrics["sampler_gap"] = sampler_gap(old, rollouts, rows, largest_gap)
@@ -369,6 +374,15 @@ def update(model: Qwen2, optimizer: "AdamW", rollouts: Rollouts, weight: Tensor,
         return metrics, {}
     ratio = (last - old).exp()
     return metrics | about_ratio(ratio, rollouts, rows, s), {"ratio": ratio}
+
+
+def clip_gradient(model: Qwen2, most: float) -> float:
+    """Scale the gradient down to the norm `most` if it is larger; 0 means never. Returns the norm
+    before."""
+    norm = float(nn.utils.clip_grad_norm_(model.parameters(), most or math.inf))
+    if not math.isfinite(norm):
+        raise UserError("the gradient is not finite: a smaller --learning_rate may help")
+    return norm
 
 
 def sampler_gap(old: Tensor, rollouts: Rollouts, rows: Tensor, largest: float = 0.01) -> float:

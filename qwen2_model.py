@@ -373,13 +373,7 @@ def draw(logits: Tensor, uniform: Tensor, greedy: bool) -> tuple[Tensor, Tensor]
 
 
 # ------------------------------------------------------------------------------ a model's folder
-def refuse_pipe(path: Path) -> None:
-    if path.exists() and not path.is_file():  # a pipe waits for ever, /dev/zero never ends
-        raise UserError(f"{path} is no regular file")
-
-
 def read_json(path: Path) -> dict[str, Any]:
-    refuse_pipe(path)
     try:
         found = json.loads(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
@@ -421,7 +415,6 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    refuse_pipe(path)
     try:
         return load_file(path)
     except SafetensorError as error:
@@ -430,30 +423,25 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def load_model(folder: Path) -> Qwen2:
     """The model of a folder, in float32."""
-    config, found = read_config(folder), dict[str, Tensor]()
+    config = read_config(folder)
     files = [*folder.glob("model.safetensors")] or sorted(folder.glob("model-*.safetensors"))
     if not files:
         raise UserError(f"{folder} has no model.safetensors")
+    found: dict[str, Tensor] = {}
     for path in files:
         tensors = read_tensors(path)
         if twice := found.keys() & tensors.keys():
             raise UserError(f"{path} has {min(twice)} a second time: it may be of another download")
-        found |= tensors
+        found |= {name: tensor.float() for name, tensor in tensors.items()}
+    if config.tie_word_embeddings:
+        found.pop("lm_head.weight", None)  # some files store the embeddings a second time
     with torch.device("meta"):  # shapes without numbers: those of the files take their place
         model = Qwen2(config)
-    if config.tie_word_embeddings and "lm_head.weight" in found:
-        head = found["lm_head.weight"]  # some files store the embeddings a second time
-        if torch.equal(head, found.get("model.embed_tokens.weight", head[:0])):
-            del found["lm_head.weight"]  # otherwise it is refused below
-    shapes = {name: parameter.shape for name, parameter in model.named_parameters()}
-    for name in sorted({*shapes, *found}):
-        if (name not in found or found[name].shape != shapes.get(name)
-                or not found[name].is_floating_point()):
-            raise UserError(f"{folder}: {name} is not what its config.json asks for")
-        found[name] = found[name].float()
-        if not found[name].isfinite().all():
-            raise UserError(f"{folder}: {name} holds numbers that are not finite")
-    model.load_state_dict(found, assign=True)
+    try:
+        model.load_state_dict(found, assign=True)
+    except RuntimeError as error:  # it names the tensors
+        text = " ".join(str(error).split())
+        raise UserError(f"{folder} is not what its config.json asks for: {text:.300}") from None
     return model.requires_grad_()
 
 
@@ -482,9 +470,8 @@ def small_files(folder: Path) -> dict[str, bytes]:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    refuse_pipe(folder / "tokenizer.json")
     try:
-        return Tokenizer.from_str((folder / "tokenizer.json").read_text(encoding="utf-8"))
+        return Tokenizer.from_file(str(folder / "tokenizer.json"))
     except Exception as error:  # the library raises bare Exception
         raise UserError(f"{folder}/tokenizer.json cannot be read: {error}") from None
 

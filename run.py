@@ -18,16 +18,16 @@ import argparse
 import inspect
 import json
 import math
+import operator
 import os
 import re
-import shlex
 import shutil
 import sqlite3
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -40,8 +40,7 @@ from torch import Tensor
 from countdown_task import PROMPTS, Task
 from grpo import ADVANTAGES, AdamW, Rollouts, place_of
 from mitigations import MITIGATIONS
-from qwen2_model import (Qwen2, UserError, read_json, read_tensors, refuse_pipe, save_model,
-                         small_files)
+from qwen2_model import Qwen2, UserError, read_json, read_tensors, save_model, small_files
 
 HERE = Path(__file__).resolve().parent
 
@@ -95,85 +94,79 @@ NO_SETTING = {"keywords", "resume", "out", "torch"}  # the others are in config.
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        beyond = "; `python -m lab train` has more" * message.startswith("unrecognized")
-        raise UserError(f"{message} (--help lists the flags{beyond})")
+        raise UserError(f"{message} (--help lists the flags; `python -m lab train` has more)")
 
 
-def make_parser() -> Parser:
-    """A parser of the flags of the settings, of the task, and of every weighting and advantage."""
-    parser = Parser(prog="train.py", allow_abbrev=False)
-    add_flags(parser, flags_of(Settings) | flags_of(Task))
-    of_run = {"help", *flags_of(Settings), *flags_of(Task)}
-    known = set[str]()
-    for function in (*MITIGATIONS.values(), *ADVANTAGES.values()):
-        own = {name: flag for name, flag in flags_of(function).items() if name not in known}
-        if taken := own.keys() & of_run:
-            raise UserError(f"{place_of(function)} has a keyword {min(taken)}, but this name is "
-                            "taken: rename it")
-        group = parser.add_argument_group(function.__name__, function.__doc__)
-        add_flags(group, own, has_default=False)
-        known |= own.keys()  # two weightings may both have an epsilon
-    return parser
-
-
-def add_flags(group: Any, flags: dict[str, tuple[Any, str]], has_default: bool = True) -> None:
+def add_flags(parser: Parser, flags: dict[str, tuple[Any, str]]) -> None:
     for name, (default, about) in flags.items():
-        about = f"{about} ({default})".replace("%", "%%")
-        other = {f"--{name.replace('_', '-')}"} - {f"--{name}"}
-        group.add_argument(
-            f"--{name}", *other, dest=name, type=type(default), choices=CHOICES.get(name),
-            default=default if has_default else None, help=about)
+        spellings = dict.fromkeys([f"--{name}", f"--{name.replace('_', '-')}"])
+        parser.add_argument(*spellings, dest=name, type=type(default), default=default,
+                            choices=CHOICES.get(name), help=f"{about} ({default})")
 
 
 @cache  # to find the comments, Python reads the whole file
 def flags_of(owner: Any) -> dict[str, tuple[Any, str]]:
-    """The flags of a dataclass (its fields, with their comments) or of a function (its keyword-only
-    parameters): the default and the help of each. What has another type of default is no flag."""
-    if is_dataclass(owner):
-        source = inspect.getsource(owner)  # type: ignore[arg-type]
-        about = dict(re.findall(r"\n    (\w+): .*?  # (.*)", source))
-        found = {one.name: (one.default, about.get(one.name, "")) for one in fields(owner)}
-    else:
-        found = {name: (one.default, f"of {owner.__name__}")
-                 for name, one in inspect.signature(owner).parameters.items()
-                 if one.kind is one.KEYWORD_ONLY}
-    return {name: flag for name, flag in found.items() if type(flag[0]) in (int, float, str)}
+    """The flags of Settings, of the task, or of a weighting or an advantage: the default of each,
+    and the comment beside it. What has another type of default is no flag."""
+    about: dict[str, str] = {}
+    if inspect.isclass(owner):
+        about = dict(re.findall(r"\n    (\w+): .*?  # (.*)", inspect.getsource(owner)))
+    flags = {}
+    for name, one in inspect.signature(owner).parameters.items():
+        if type(one.default) in (int, float, str):
+            flags[name] = one.default, about.get(name, "")
+    return flags
+
+
+def about_functions() -> str:
+    """The end of --help: each weighting and each advantage with its flags."""
+    text = "--mitigation and --advantage, each with its own flags and their defaults:\n"
+    for function in (*MITIGATIONS.values(), *ADVANTAGES.values()):
+        words = [f"--{name} {default}" for name, (default, _) in flags_of(function).items()]
+        text += f"\n{' '.join([function.__name__, *words])}\n    {function.__doc__}\n"
+    return text
 
 
 def read_settings(argv: list[str]) -> Settings:
     """The settings of a command line. What is not typed is as in the run that is resumed, or as the
     model's recipe says."""
-    parser = make_parser()
+    parser = Parser(prog="train.py", allow_abbrev=False, epilog=about_functions(),
+                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_flags(parser, flags_of(Settings) | flags_of(Task))
     if "" in argv or any(word.endswith("=") for word in argv):  # an empty variable: --resume "$RUN"
         parser.error("a flag has no value")
     first = parser.parse_known_args(argv)[0]
-    saved = saved_words(parser, first.resume, first.model)
-    before, values = vars(parser.parse_args(saved)), vars(parser.parse_args([*saved, *argv]))
-    typed = {name: value for name, value in values.items() if value != before[name]}
+    saved = read_json(Path(first.resume, "config.json")) if first.resume else recipe(first.model)
+    words = [f"--{name}={value}" for name, value in saved.items() if name not in NO_SETTING]
+    add_further_flags(parser, parser.parse_known_args([*words, *argv])[0])
+    usual = vars(parser.parse_args(words))
+    values = vars(parser.parse_args([*words, *argv]))
+    typed = {name: value for name, value in values.items() if value != usual[name]}
     if first.resume and (wrong := typed.keys() - CHANGEABLE - {"resume"}):
         parser.error(f"--{min(wrong)} cannot be changed in a resumed run")
     refuse_wrong_values(values)
     values["out"] = first.resume or values["out"] or default_folder(values, typed)
-    others = [name for name in values if name not in flags_of(Settings)]
-    keywords = {name: values.pop(name) for name in others}
-    s = Settings(**values, keywords={name: x for name, x in keywords.items() if x is not None})
-    owners = Task, MITIGATIONS[s.mitigation], ADVANTAGES[s.advantage]
-    if wrong := s.keywords.keys() - {name for owner in owners for name in flags_of(owner)}:
-        parser.error(f"--{min(wrong)} is no flag of --mitigation {s.mitigation} or --advantage "
-                     f"{s.advantage}")
-    return s
+    own = {name: values.pop(name) for name in flags_of(Settings)}
+    return Settings(**own, keywords=values)
 
 
-def saved_words(parser: Parser, resume: str, model: str) -> list[str]:
-    """The settings of the run that is resumed, or those that suit the model, as they are typed."""
-    file = Path(resume, "config.json") if resume else find(model) / "recipe.json"
-    saved = read_json(file) if resume or file.exists() else {}
-    words = [f"--{name}={value}" for name, value in saved.items() if name not in NO_SETTING]
-    try:
-        parser.parse_args(words)
-    except UserError as error:
-        raise UserError(f"{file}: {error}") from None
-    return words
+def add_further_flags(parser: Parser, known: argparse.Namespace) -> None:
+    """Those of the weighting and the advantage that are chosen."""
+    further: dict[str, tuple[Any, str]] = {}
+    for function in (MITIGATIONS[known.mitigation], ADVANTAGES[known.advantage]):
+        if not inspect.isfunction(function):
+            raise UserError(f"{place_of(function)} is no function, but a class or the like, as "
+                            "`python -m lab train` takes them")
+        if taken := flags_of(function).keys() & {"help", *vars(known)}:
+            raise UserError(f"{place_of(function)} has a keyword {min(taken)}, but this name is "
+                            "taken: rename it")
+        further |= flags_of(function)
+    add_flags(parser, further)
+
+
+def recipe(model: str) -> dict[str, Any]:
+    file = find(model) / "recipe.json"
+    return read_json(file) if file.exists() else {}
 
 
 def refuse_wrong_values(values: dict[str, Any]) -> None:
@@ -202,20 +195,17 @@ class Run:
 
     def __init__(self, s: Settings):
         self.settings, self.folder = s, Path(s.out)
-        self.quoted = shlex.quote(s.out)  # for commands to paste
         self.stopping = False         # after this step, because of Ctrl-C
-        self.start = time.monotonic()
         self.success: list[str] = []  # of sampled answers, in each evaluation
         if s.resume:
             self.locked = lock(self.folder)  # before anything in it is read
         elif self.folder.exists():
-            raise UserError(f"{self.folder} exists already: continue it with --resume "
-                            f"{self.quoted}, or name another folder with --out")
+            raise UserError(f"{s.out} exists already: continue it with --resume {s.out}, or name "
+                            "another folder with --out")
         found, made = checkpoints(self.folder), len(read_lines(self.folder / "metrics.jsonl"))
         is_removed = made > 0 and not (self.folder / "checkpoints").exists()
         if not found and (is_removed or made > (s.checkpoint_every or s.steps)):
-            raise UserError(f"{self.folder} has {made} steps on record, and no checkpoint to go on "
-                            "from")
+            raise UserError(f"{s.out} has {made} steps on record, and no checkpoint to go on from")
         self.done = max(found, default=0)
         self.source = found[self.done] if found else find(s.model)  # of the model
 
@@ -230,15 +220,13 @@ class Run:
             make_run(self.folder, config | {"torch": torch.__version__},
                      self.source / "tokenizer.json", own_files())
             self.locked = lock(self.folder)
-            return say(f"{s.questions} problems x {s.answers} answers a step; writing to "
-                       f"{self.folder}")
+            return say(f"{s.questions} problems x {s.answers} answers a step; writing to {s.out}")
         say(f"continuing {self.folder} after step {self.done}")
         forget_after(self.folder, self.done)
         write(path, json.dumps(read_json(path) | config, indent=2))
         if changed := note_changes(self.folder, self.done, own_files()):
-            before = code_folders(self.folder)[-2]
             say(f"changed since then: {', '.join(changed)}. To go on with the files of then: "
-                f"python {shlex.quote(str(before))}/train.py --resume {self.quoted}")
+                f"python {code_folders(self.folder)[-2]}/train.py --resume {s.out}")
 
     def interrupt(self, *_: object) -> None:
         """What Ctrl-C does: the step is finished, and saved."""
@@ -302,12 +290,10 @@ class Run:
                 say(f"  {'right' if shown['answer'] else 'wrong'}  {text[:300]}")
 
     def end(self) -> None:
-        took = round(time.monotonic() - self.start)
         say(f"done. Everything is in {self.folder}")
         if len(self.success) > 1:
             say(f"  {self.success[0]} -> {self.success[-1]} on the held-out problems")
-        say(f"  {took // 60} min {took % 60:02d} s\n"
-            f"python analyze.py {self.quoted}  makes tables, pictures and a page")
+        say(f"python analyze.py {self.folder}  makes tables, pictures and a page")
 
 
 def state_of(model: Qwen2, optimizer: AdamW) -> dict[str, Tensor]:
@@ -348,18 +334,19 @@ def code_folders(run: Path) -> list[Path]:
 
 def note_changes(run: Path, done: int, files: dict[str, Path]) -> list[str]:
     """Copy the files again if others made the steps until `done`. Returns what differs."""
+    name = f"code_after_{done:06d}" if done else "code"
     for folder in code_folders(run):
-        if not done or folder.name >= f"code_after_{done:06d}":
+        if folder.name >= name:
             remove(folder)  # no step that is left was made by it
-    known = code_folders(run)
-    before = {path.relative_to(known[-1]).as_posix(): path.read_bytes()
-              for path in known[-1].rglob("*.py")} if known else {}
-    now = {name: path.read_bytes() for name, path in files.items()}
-    changed = sorted(name for name in now | before if now.get(name) != before.get(name))
+    now = {file: path.read_bytes() for file, path in files.items()}
+    before: dict[str, bytes] = {}
+    for last in code_folders(run)[-1:]:
+        before = {str(path.relative_to(last)): path.read_bytes() for path in last.rglob("*.py")}
+    changed = [file for file in sorted(now | before) if now.get(file) != before.get(file)]
     if changed:
-        with whole(run / (f"code_after_{done:06d}" if done else "code")) as path:
+        with whole(run / name) as path:
             copy_files(files, path)
-    return changed if known else []
+    return changed if before else []
 
 
 # ------------------------------------------------------------------------------- files and folders
@@ -459,18 +446,14 @@ def append(path: Path, line: dict[str, Any]) -> None:
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The lines of a log, without a last one that a kill cut off."""
-    refuse_pipe(path)
     texts = path.read_text(errors="replace").split("\n")[:-1] if path.exists() else []
     found = []
     for number, text in enumerate(texts, 1):
         try:
             line = json.loads(text)
-            has_step = type(line["step"]) is int
+            found.append(line | {"step": operator.index(line["step"])})  # a whole number
         except (ValueError, TypeError, KeyError, RecursionError):
-            has_step = False
-        if not has_step:
-            raise UserError(f"{path}, line {number} is damaged: {text[:80]}")
-        found.append(line)
+            raise UserError(f"{path}, line {number} is damaged: {text[:80]}") from None
     return found
 
 

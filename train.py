@@ -22,7 +22,6 @@ functions.
 """
 import math
 import os
-import shlex
 import signal
 import sys
 import time
@@ -56,7 +55,7 @@ def train(s: Settings) -> None:
     task = Task(**s.keywords_of(Task))
     held_out = task.held_out_problems(s.eval_tasks) if s.eval_every else []
     optimizer = AdamW(model.parameters(), s.learning_rate, s.weight_decay)
-    run.restore(model, optimizer)  # if it goes on
+    run.restore(model, optimizer)  # of a resumed run
     reference = None
     if s.kl:
         reference = load_model(find(s.model)).to(s.device).requires_grad_(False)
@@ -71,22 +70,23 @@ def train(s: Settings) -> None:
     signal.signal(signal.SIGINT, run.interrupt)  # from now on Ctrl-C waits for a step's end
     for step in range(run.done + 1, s.steps + 1):
         start = time.perf_counter()
+        is_last = step == s.steps
 
-        # 1. New problems and new answers: the last step's answers are samples of an older model.
+        # 1. Sample answers to new problems. Those of the last step came from an older model.
         problems = task.training_problems(s.seed, step, s.questions)
         generator = generator_of("train", s.seed, step)
         rollouts = sample(model, tokenizer, task, problems, s.answers, s.max_new_tokens, generator)
 
         # 2. How good was each token, and how much does it count? Both are computed for the whole
-        # batch, before it is cut into micro-batches. The loss uses their product.
+        # batch, before it is cut into micro-batches. The loss multiplies them.
         rollouts.step = step
         rollouts.generator = generator_of("credit", s.seed, step)
         rollouts.advantage = values_of(advantage, rollouts, s.keywords_of(advantage))  # (B, T)
         weight, of_weight = weights(weighting, rollouts, s.keywords_of(weighting), s.rescale)
 
-        # 3. Push tokens up whose advantage is positive, and down whose advantage is negative. Every
-        # few steps, also measure how far each token has really moved.
-        is_measured = s.change_every and ((step - 1) % s.change_every == 0 or step == s.steps)
+        # 3. Make tokens with a positive advantage more likely, and those with a negative one less
+        # likely. Every few steps, also measure how much the log-prob of each token has changed.
+        is_measured = s.change_every and ((step - 1) % s.change_every == 0 or is_last)
         if is_measured:
             before = frozen_log_probs(model, rollouts, s.micro_batch)                # (B, T)
         of_reference = None
@@ -94,45 +94,55 @@ def train(s: Settings) -> None:
             of_reference = frozen_log_probs(reference, rollouts, s.micro_batch)      # (B, T)
         metrics, columns = update(model, optimizer, rollouts, weight, s, of_reference)
         if is_measured:
-            columns["change"] = frozen_log_probs(model, rollouts, s.micro_batch) - before
+            after = frozen_log_probs(model, rollouts, s.micro_batch)
+            columns["change"] = after - before
 
-        # 4. Write it all down.
+        # 4. Record the step.
         run.record(rollouts, weight, columns)
-        of_step = {"step": step, "learning_rate": s.learning_rate}
-        seconds = {"seconds": time.perf_counter() - start}
-        run.log(of_step | means_of(rollouts) | of_weight | metrics | seconds)
-        if held_out and (step % s.eval_every == 0 or step == s.steps):
+        line = {"step": step, "learning_rate": s.learning_rate}
+        line |= means_of(rollouts)
+        line |= of_weight
+        line |= metrics
+        line["seconds"] = time.perf_counter() - start
+        run.log(line)
+        if held_out and (step % s.eval_every == 0 or is_last):
             evaluate(run, model, tokenizer, task, held_out, step)
         is_due = s.checkpoint_every and step % s.checkpoint_every == 0
-        if is_due or run.stopping or step == s.steps:
-            run.save(step, model, optimizer)  # the last, so the record is complete up to it
-        if run.stopping and step < s.steps:
+        if is_due or run.stopping or is_last:
+            run.save(step, model, optimizer)  # after all else, which a checkpoint stands for
+        if run.stopping and not is_last:
             raise KeyboardInterrupt
     run.end()
 
 
 def means_of(rollouts: Rollouts) -> Metrics:
     """Means over all sampled answers and tokens."""
-    tokens, by_group = int(rollouts.mask.sum()), rollouts.reward.view(len(rollouts.prompt_ids), -1)
-    parts = {part if part == "reward" else f"reward_{part}": score.mean().item()
-             for part, score in rollouts.scores.items()}
-    return {**parts, "success": parts.get("reward_answer", math.nan), "tokens": tokens,
-            "length": tokens / len(rollouts.group),
-            "finished": rollouts.finished.float().mean().item(),
-            "groups_without_spread": (by_group.amin(1) == by_group.amax(1)).float().mean().item(),
-            "entropy": rollouts.entropy.sum().item() / tokens,
-            "collision": rollouts.collision.sum().item() / tokens}
+    tokens = int(rollouts.mask.sum())
+    by_group = rollouts.reward.view(len(rollouts.prompt_ids), -1)
+    is_equal = by_group.amin(1) == by_group.amax(1)
+    means: Metrics = {}
+    for part, score in rollouts.scores.items():
+        name = part if part == "reward" else f"reward_{part}"
+        means[name] = score.mean().item()
+    means["success"] = means.get("reward_answer", math.nan)
+    means["tokens"] = tokens
+    means["length"] = tokens / len(rollouts.group)
+    means["finished"] = rollouts.finished.float().mean().item()
+    means["groups_without_spread"] = is_equal.float().mean().item()
+    means["entropy"] = rollouts.entropy.sum().item() / tokens
+    means["collision"] = rollouts.collision.sum().item() / tokens
+    return means
 
 
 def evaluate(run: Run, model: Qwen2, tokenizer: Tokenizer, task: Task, problems: list[Any],
              step: int) -> None:
-    """Answer every held-out problem, first with a sampled answer, then with a greedy one: the
-    rewards of a batch are partly luck, and its problems change from step to step."""
+    """Answer every held-out problem, first with a sampled answer, then with a greedy one. The
+    rewards of training are partly luck, and its problems change from step to step."""
     s = run.settings
     for mode in ("sampled", "greedy"):
-        def ask(part: list[Any], generator: torch.Generator) -> Rollouts:
-            return sample(model, tokenizer, task, part, 1, s.max_new_tokens, generator,
-                          mode == "greedy")
+        def ask(some: list[Any], generator: torch.Generator) -> Rollouts:
+            return sample(model, tokenizer, task, some, 1, s.max_new_tokens, generator,
+                          greedy=mode == "greedy")
 
         line = answer_all(task, problems, s.questions * s.answers, ask)
         run.log_evaluation({"step": step, "mode": mode} | line)
@@ -140,42 +150,49 @@ def evaluate(run: Run, model: Qwen2, tokenizer: Tokenizer, task: Task, problems:
 
 def answer_all(task: Any, problems: list[Any], at_a_time: int, ask: Callable[..., Rollouts]
                ) -> dict[str, Any]:
-    """The rest of a line of evaluations.jsonl."""
-    found: dict[str, list[float]] = {name: [] for name in (
-        "reward", "answer", "format", "length", "finished")}
+    """The numbers of each answer, their means, and three answers, for evaluations.jsonl."""
+    names = ("reward", "answer", "format", "length", "finished")
+    found: dict[str, list[float]] = {name: [] for name in names}
     shown: list[dict[str, Any]] = []
     for start in range(0, len(problems), OF_ONE_SEED):
         # The random numbers of a problem follow from its index, so they are the same at every
         # step, for every --seed and for every size of a batch.
-        generator, of_seed = generator_of("evaluation", start), problems[start:][:OF_ONE_SEED]
+        generator = generator_of("evaluation", start)
+        of_seed = problems[start:start + OF_ONE_SEED]
         for first in range(0, len(of_seed), at_a_time):
-            part = ask(of_seed[first:first + at_a_time], generator)
-            known = part.scores | {"length": part.length, "finished": part.finished}
-            for name, values in found.items():
-                values += known[name].double().tolist()
-            rows = range(min(3 - len(shown), len(part.ids)))
-            shown += [example(task, part, row) for row in rows]
-    means = {f"{name}_mean": sum(values) / len(values) for name, values in found.items()}
+            rollouts = ask(of_seed[first:first + at_a_time], generator)
+            known = rollouts.scores | {"length": rollouts.length, "finished": rollouts.finished}
+            for name in names:
+                found[name] += known[name].double().tolist()
+            for row in range(min(3 - len(shown), len(rollouts.ids))):
+                shown.append(example(task, rollouts, row))
+    means = {f"{name}_mean": sum(found[name]) / len(problems) for name in names}
+    success = means.pop("answer_mean")
     low, high = wilson_interval(sum(found["answer"]), len(problems))
     del found["finished"]
-    return {"success": means.pop("answer_mean"), "success_low": low, "success_high": high, **means,
-            **found, "shown": shown}
+    return {"success": success, "success_low": low, "success_high": high, **means, **found,
+            "shown": shown}
 
 
 def example(task: Any, rollouts: Rollouts, row: int) -> dict[str, Any]:
     """An answer for the record, with the log-prob of each of its tokens."""
     texts = rollouts.texts[row]
-    return {"problem": task.show(rollouts.problems[row]), "text": rollouts.answers[row],
-            "texts": texts, "answer": int(rollouts.scores["answer"][row]),
+    log_prob = rollouts.log_prob[row, :len(texts)].tolist()
+    return {"problem": task.show(rollouts.problems[row]),
+            "text": rollouts.answers[row],
+            "texts": texts,
+            "answer": int(rollouts.scores["answer"][row]),
             "reward": rollouts.reward[row].item(),
-            "log_prob": [round(x, 4) for x in rollouts.log_prob[row, :len(texts)].tolist()]}
+            "log_prob": [round(x, 4) for x in log_prob]}
 
 
 def wilson_interval(hits: float, count: int) -> tuple[float, float]:
     """The 95% interval of a proportion (Wilson 1927); unlike the usual one it stays inside 0..1."""
     z = 1.959964
-    p, spread = hits / count, z * z / count
-    centre, half = p + spread / 2, z * math.sqrt(p * (1 - p) / count + spread / (4 * count))
+    p = hits / count
+    spread = z * z / count
+    centre = p + spread / 2
+    half = z * math.sqrt(p * (1 - p) / count + spread / (4 * count))
     return max(0.0, (centre - half) / (1 + spread)), min(1.0, (centre + half) / (1 + spread))
 
 
@@ -185,8 +202,7 @@ def main(argv: list[str]) -> None:
         with nullcontext() if s.device == "cpu" else torch.device(s.device):
             train(s)
     except KeyboardInterrupt:
-        print(f"\nstopped: python train.py --resume {shlex.quote(s.out)} goes on from its last "
-              "checkpoint")
+        print(f"\nstopped: python train.py --resume {s.out} goes on from its last checkpoint")
         raise SystemExit(130) from None
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)

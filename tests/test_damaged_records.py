@@ -95,7 +95,7 @@ def test_a_file_that_is_no_credit_file_is_told_without_a_word_of_pickles(folder)
     assert "step_000001.npz cannot be read: BadZipFile(" in said and "pickle" not in said
     path.unlink()
     path.mkdir()
-    assert f"{path} is no regular file" in refusal(analyze.columns_in, path)
+    assert "cannot be read: IsADirectoryError(" in refusal(analyze.columns_in, path)
 
 
 def test_a_checkpoint_that_has_lost_a_file_is_not_in_the_way(tmp_path):

@@ -3,7 +3,6 @@ each answer alone; a model folder that is damaged, foreign or not computed here 
 sentence."""
 import json
 import math
-import os
 
 import pytest
 import torch
@@ -11,8 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from conftest import INSTALL, refusal, untidy_model
 from plain_forward import plain_logits
-from qwen2_model import (Cache, draw, generate, load_model, load_tokenizer, read_config,
-                         save_model)
+from qwen2_model import Cache, draw, generate, load_model, read_config, save_model
 from runs import edit_config
 
 pytestmark = pytest.mark.numerics
@@ -97,6 +95,7 @@ def test_logits_and_gradients_are_those_of_the_formulas(kind, tied, key_heads):
 
 
 NORM, OUTPUT = "model.norm.weight", "lm_head.weight"
+MISSING = "Error(s) in loading state_dict for Qwen2: Missing key(s) in state_dict:"
 
 
 def rewrite(folder, **changes):
@@ -116,33 +115,20 @@ def test_a_config_that_asks_for_something_else_is_refused_before_memory_is_taken
             ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
             ({"attention_bias": True, "model_type": "qwen3"}, "attention_bias True"),
             ({"quantization_config": {"bits": 4}}, "quantization_config"),
-            ({"vocab_size": 10 ** 9}, "model.embed_tokens.weight is not what its config.json"),
+            ({"vocab_size": 10 ** 9}, "for model.embed_tokens.weight: copying"),
             ({"num_key_value_heads": 3}, "_proj."), ({"head_dim": 15}, "_proj."),
             ({"num_hidden_layers": 1}, "model.layers.1."), ({"model_type": "qwen3"}, "attn."),
-            ({"tie_word_embeddings": False}, f"{OUTPUT} is not what its config.json asks for")):
+            ({"tie_word_embeddings": False}, f"""asks for: {MISSING} "{OUTPUT}".""")):
         (folder / "config.json").write_text(text)
         edit_config(folder, **changes)
         assert words in refusal(load_model, folder), changes
 
 
-def test_a_pipe_in_a_model_folder_is_refused_instead_of_waited_for(folder):
-    for name, load in (("tokenizer.json", load_tokenizer), ("model.safetensors", load_model),
-                       ("config.json", load_model)):
-        (folder / name).unlink(missing_ok=True)
-        os.mkfifo(folder / name)
-        assert f"{name} is no regular file" in refusal(load, folder)
-
-
-def test_four_kinds_of_finite_numbers_are_read(folder):
+def test_four_kinds_of_numbers_are_read(folder):
     for kind in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
         rewrite(folder, **{NORM: torch.full((64,), 1.5, dtype=kind)})
         norm = load_model(folder).model.norm.weight
         assert norm.dtype == torch.float32 and (norm == 1.5).all()
-        for value in (float("nan"), float("-inf"), 1e300):  # inf in float32
-            rewrite(folder, **{NORM: torch.full((64,), value, dtype=torch.float64).to(kind)})
-            assert f"{NORM} holds numbers that are not finite" in refusal(load_model, folder)
-    rewrite(folder, **{NORM: torch.ones(64, dtype=torch.int32)})
-    assert f"{NORM} is not what" in refusal(load_model, folder)
 
 
 def test_files_that_are_cut_off_or_missing_are_named(folder):
