@@ -109,7 +109,7 @@ def flags_of(owner: Any) -> dict[str, tuple[Any, str]]:
     """The flags of Settings, of the task, or of a weighting or an advantage: the default of each,
     and the comment beside it. What has another type of default is no flag."""
     about: dict[str, str] = {}
-    if inspect.isclass(owner):
+    if owner in (Settings, Task):
         about = dict(re.findall(r"\n    (\w+): .*?  # (.*)", inspect.getsource(owner)))
     flags = {}
     for name, one in inspect.signature(owner).parameters.items():
@@ -138,7 +138,8 @@ def read_settings(argv: list[str]) -> Settings:
     first = parser.parse_known_args(argv)[0]
     saved = read_json(Path(first.resume, "config.json")) if first.resume else recipe(first.model)
     words = [f"--{name}={value}" for name, value in saved.items() if name not in NO_SETTING]
-    add_further_flags(parser, parser.parse_known_args([*words, *argv])[0])
+    chosen = parser.parse_known_args(words if first.resume else [*words, *argv])[0]
+    add_further_flags(parser, chosen)
     usual = vars(parser.parse_args(words))
     values = vars(parser.parse_args([*words, *argv]))
     typed = {name: value for name, value in values.items() if value != usual[name]}

@@ -120,11 +120,11 @@ WRONG = {  # what is typed, and what the one line says
     "--rescale max": "(choose from 'mean', 'none')",
     "--kl inf": "should be 0 or more",
     "--numbers 5": "(choose from '2', '3', '4', '3,4')",
-    "--resume models/tiny": "models/tiny/config.json: unrecognized arguments",
+    "--resume models/tiny": "unrecognized arguments: --architectures=",
     "--resume nowhere": "cannot read nowhere/config.json: No such file",
     "--out=": "a flag has no value",
     "--resume ": "a flag has no value",
-    "--mitigation none --think_discount 0.3": "--think_discount is no flag of --mitigation none"}
+    "--mitigation none --think_discount 0.3": "unrecognized arguments: --think_discount 0.3"}
 
 
 @pytest.mark.parametrize("words", WRONG)
@@ -159,8 +159,7 @@ def test_a_recipe_replaces_the_defaults_and_what_is_typed_replaces_both(tmp_path
     assert (s.steps, s.kl, s.seed, s.mitigation) == (8, 0.5, 0, "entropy_masking")
     assert s.keywords["max_number"] == 9 and s.keywords["mask_percentile"] == -1
     for number, (name, value, sentence) in enumerate((
-            ("lora", 1, "recipe.json: unrecognized arguments: --lora=1 (--help lists the flags; "
-                        "`python -m lab train`"),
+            ("lora", 1, "unrecognized arguments: --lora=1 (--help lists the flags; `python -m lab"),
             ("steps", 2.5, "invalid int value: '2.5'"), ("steps", None, "invalid int value: 'None"),
             ("mitigation", ["none"], "invalid choice"), ("kl", -1, "should be 0 or more"))):
         assert sentence in refusal(read_settings, recipe(tmp_path / str(number), **{name: value}))
@@ -224,7 +223,7 @@ def test_a_function_of_ones_own_is_a_choice_with_its_flags(tmp_path):
     credit = arrays(folder / "run/credit/step_000001.npz")
     assert credit["weight"] == pytest.approx(credit["entropy"] ** 3 + 1.5)
     code, said = typed(folder, "train.py", "--help")
-    assert code == 0 and "--power POWER" in said and "100% my own." in said
+    assert code == 0 and "\nmine --strength 1.0 --power 2\n" in said and "100% my own." in said
 
 
 def test_a_second_function_of_one_name_is_refused():
@@ -243,7 +242,15 @@ def test_a_second_function_of_one_name_is_refused():
     ("prompt", lambda rollouts, *, prompt="short": 1)])
 def test_a_keyword_with_a_taken_name_is_refused(monkeypatch, name, mine):
     monkeypatch.setitem(MITIGATIONS, "mine", mine)
-    assert f"has a keyword {name}, but this name is taken" in refusal(book.make_parser)
+    assert f"has a keyword {name}, but this name is taken" in refusal(
+        read_settings, ["--mitigation", "mine"])
+
+
+def test_a_class_is_left_to_the_lab(monkeypatch):
+    """It is no function of a batch, but may be a method of the lab."""
+    monkeypatch.setitem(MITIGATIONS, "mine", type("Mine", (), {}))
+    assert "Mine is no function" in refusal(read_settings, ["--mitigation", "mine"])
+    read_settings(["--mitigation", "none"])
 
 
 # -------------------------------------------------------------------------------------- the numbers

@@ -211,7 +211,7 @@ def test_a_change_that_made_no_step_leaves_nothing(edited):
     """Wherever the run with the changed file is killed before it has a checkpoint."""
     folder, edit = edited
     before = up_to(folder / "run", 2)
-    edit("train.py", "# 4. Write", "# 4. Now write")
+    edit("train.py", "# 4. Record", "# 4. Now record")
     code, said = typed(folder, "begin.py", "run", copy="run")
     assert code == 0 and "changed since then: train.py." in said
     killed, changed = [*folder.glob("run_*")], up_to(folder / "run", 2)
@@ -219,7 +219,7 @@ def test_a_change_that_made_no_step_leaves_nothing(edited):
         path.replace("code/", "code_after_000002/") for path in before if path.startswith("code/")}
     begun(folder, killed)
     assert all(up_to(run, 2) == changed and not [*run.rglob("*.tmp")] for run in killed)
-    edit("train.py", "# 4. Now write", "# 4. Write")
+    edit("train.py", "# 4. Now record", "# 4. Record")
     assert "changed" not in begun(folder, killed)
     assert all(up_to(run, 2) == before for run in killed)
 
