@@ -123,7 +123,7 @@ def about_functions() -> str:
     text = "--mitigation and --advantage, each with its own flags and their defaults:\n"
     for function in (*MITIGATIONS.values(), *ADVANTAGES.values()):
         words = [f"--{name} {default}" for name, (default, _) in flags_of(function).items()]
-        text += f"\n{' '.join([function.__name__, *words])}\n    {function.__doc__}\n"
+        text += f"\n{' '.join([function.__name__, *words])}\n    {function.__doc__ or ''}\n"
     return text
 
 
