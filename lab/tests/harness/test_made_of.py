@@ -83,10 +83,11 @@ def test_what_has_changed_is_named_and_the_run_goes_on(whole, stopped, capsys):
 
 def test_what_a_task_imports_is_copied(monkeypatch, tmp_path):
     """At its top and in a function, of one's own folders on Python's path, with the __init__.py of
-    packages; no file of Python or of a package that is installed, wherever that is."""
+    packages; no file of Python or of a package that is installed, wherever that is, and of the
+    project none that this copy of it lacks."""
     wanted = {
-        "project/tasks/mine.py": "import eager, torch, installed\nfrom package.part import inner\n"
-        "from farther.part import all_of_it\nfrom . import beside\ndef reward(problem, text):\n"
+        "project/tasks/mine.py": "import eager, torch, installed, analyze\n"
+        "from package.part import inner\nfrom farther.part import all_of_it\nfrom . import beside\ndef reward(problem, text):\n"
         "    import lazy\n    from .inner.deep import x\n",
         "project/tasks/__init__.py": "", "project/tasks/beside.py": "from .. import top\n",
         "project/top.py": "", "project/tasks/inner/deep.py": "",

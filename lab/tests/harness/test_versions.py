@@ -32,6 +32,23 @@ class kept:
 
 def looked_up(x):
     return METHODS["other"](x)
+
+def named_elsewhere(x):
+    from mine import imported
+    return mine.of_module(x)
+
+def imported():
+    return 4
+
+def of_module():
+    return 5
+
+class Plain:
+    def value(self):
+        return 6
+
+def __getattr__(name):
+    return 7
 '''
 
 
@@ -84,6 +101,9 @@ def test_every_kind_of_statement_counts(version):
     ("x + 3", "x + 4", "other", "of_other"), ("x + 3", "x + 4", "kept", "of_other"),
     ("x + 3", "x + 4", "mine", ""), ("x + 3", "x + 4", "looked_up", "of_other"),
     ("(self, rollouts", "(self, x", "kept", "kept"), ("(self, rollouts", "(self, x", "mine", ""),
+    ("return 4", "return 0", "named_elsewhere", "imported"), ("return 4", "return 0", "mine", ""),
+    ("return 5", "return 0", "named_elsewhere", "of_module"), ("return 6", "0", "mine", "Plain"),
+    ("return 7", "return 0", "mine", "__getattr__"), ("import grpo", "away = (", "none", "text"),
     ("def used(x)", "def used(x=f(1))", "none", "used"),  # a call when it is defined
     ("@mitigation\nclass", "@print\nclass", "mine", "kept"),
     ("class kept:", "class kept:\n    print()", "mine", "kept"),

@@ -2,6 +2,7 @@
 again, what is refused."""
 import re
 import shlex
+import shutil
 from dataclasses import replace
 from glob import glob
 from pathlib import Path
@@ -106,6 +107,19 @@ def test_which_program_trains_an_arm(monkeypatch, flags, is_book):
     assert is_of_book(flags) == is_book
 
 
+def test_runs_of_an_arm_are_used_again_with_the_same_settings_and_data(learner, tmp_path):
+    model = shutil.copytree(learner, tmp_path / "model")
+    usual = {"model": str(model), "steps": 3}
+    before = Arm("x", usual, tmp_path).folder
+    assert before == Arm("x", usual | {"steps": 9, "seed": 3, "threads": 2}, tmp_path).folder
+    assert before != Arm("x", usual | {"answers": 9}, tmp_path).folder
+    (model / "generation_config.json").write_text("{}")
+    assert before != Arm("x", usual, tmp_path).folder
+    placebo = Arm("x", usual | {"mitigation": "by_kind", "placebo": "weights"}, tmp_path)
+    assert "by_kind_for_weights" in placebo.typed and "--placebo" not in placebo.typed
+    assert "def by_kind_for_weights(" in (placebo.copied() / "mitigations.py").read_text()
+
+
 def test_a_large_model_keeps_its_recipe_and_leaves_no_model(tmp_path):
     """It is evaluated at the end. If it names no steps, a CPU makes few, and a GPU the usual
     number."""
@@ -158,7 +172,8 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
     argv = ["--model", str(learner), *SMALL, "--runs", str(tmp_path / "my ideas")]
     make_here(monkeypatch)
     freed = []
-    monkeypatch.setattr(idea, "return_memory", lambda: freed.append(list(tmp_path.rglob("*"))))
+    monkeypatch.setattr(idea, "return_memory", lambda: freed.append(
+        [len([*tmp_path.rglob(name)]) for name in ("train.py", "s0")]))
     main(["by_kind", "--word_weight", "0.1", *argv])
     said = capfd.readouterr().out
     for part in ("8 of 8 runs have to be made, 2 at a time", "finished: by_kind-placebo-s1",
@@ -174,7 +189,7 @@ def test_from_the_function_to_the_verdict(learner, tmp_path, monkeypatch, capfd)
     assert [[run.name for run in arm] for arm in map(sorted, found)] == 4 * [["s0", "s1"]]
     for folder in (tmp_path / "my ideas").iterdir():
         assert [len(lines(folder / f"s{seed}/metrics.jsonl")) for seed in (0, 1)] == [2, 2]
-    assert freed == [[]]  # what the look has taken, before the first run begins
+    assert freed == [[4, 0]]  # the files are copied before the look, whose memory no run needs
 
     main(["by_kind", "--word_weight", "0.2", "--placebos", "any", *argv])
     said = " ".join(capfd.readouterr().out.split())
