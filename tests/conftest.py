@@ -33,15 +33,6 @@ COMMON = ["--model", "models/tiny", "--threads", "1", "--steps", "3", "--questio
           "--checkpoint_every", "0", "--change_every", "1"]
 
 
-def one_of(count, cases):
-    """One of so many cases of a long table; the others are slow tests, which .ci/run runs."""
-    found = []
-    for number, case in enumerate(cases):
-        given = case if isinstance(case, tuple) else (case,)
-        found.append(pytest.param(*given, marks=[pytest.mark.slow] if number % count else []))
-    return found
-
-
 def copy_of_the_book(folder):
     """The seven files and the model, and nothing else."""
     folder.mkdir(exist_ok=True)
@@ -90,15 +81,9 @@ def write_lines(path, lines):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def keep_lines(path, *numbers):
-    """Leave these lines of a file, which are counted from 1, in this order."""
-    texts = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(texts[number - 1] for number in numbers))
-
-
 def cut(path, count):
     """Leave so many lines of a file, the first."""
-    keep_lines(path, *range(1, count + 1))
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:count]))
 
 
 def write_log(folder, steps, config=(), metrics=(), evaluations=()):

@@ -5,7 +5,6 @@ import os
 import resource
 import runpy
 import shutil
-import subprocess
 import sys
 import tempfile
 import traceback
@@ -60,14 +59,6 @@ def assert_same_run(a: Path, b: Path):
     for name in names:
         x, y = arrays(a / name), arrays(b / name)
         assert list(x) == list(y) and all(np.array_equal(x[key], y[key]) for key in x), name
-
-
-def program(folder: Path, *argv, expect=0) -> str:
-    """What a command prints that is typed in this folder."""
-    result = subprocess.run([sys.executable, *map(str, argv)], cwd=folder, capture_output=True,
-                            text=True)
-    assert result.returncode == expect, result.stdout + result.stderr
-    return result.stdout + result.stderr
 
 
 def status_of(path, *argv):

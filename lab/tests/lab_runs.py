@@ -5,6 +5,8 @@ import json
 import re
 import shutil
 import socket
+import subprocess
+import sys
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +17,7 @@ import lab.run as train
 from conftest import ROOT, project_files
 from lab.engine.errors import UserError
 from lab.harness import run as harness_run
-from runs import assert_same_run, program, status_of
+from runs import assert_same_run, status_of
 from small import OWN
 
 SHORT = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--questions", "2",
@@ -36,6 +38,20 @@ def run(*argv, expect=0):
             errors.write(f"train.py: {error}")
     assert code == expect, out.getvalue() + errors.getvalue()
     return SimpleNamespace(stdout=out.getvalue(), stderr=errors.getvalue())
+
+
+def program(folder: Path, *argv, expect=0) -> str:
+    """What a command prints that is typed in this folder."""
+    result = subprocess.run([sys.executable, *map(str, argv)], cwd=folder, capture_output=True,
+                            text=True)
+    assert result.returncode == expect, result.stdout + result.stderr
+    return result.stdout + result.stderr
+
+
+def keep_lines(path, *numbers):
+    """Leave these lines of a file, which are counted from 1, in this order."""
+    texts = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(texts[number - 1] for number in numbers))
 
 
 def program_here(path, *argv, expect=0):

@@ -42,6 +42,15 @@ hand_made = functools.partial(conftest.hand_made, kind_of_batch=Rollouts)
 one_row = functools.partial(conftest.one_row, kind_of_batch=Rollouts)
 
 
+def one_of(count, cases):
+    """One of so many cases of a long table; the others are slow tests, which .ci/run runs."""
+    found = []
+    for number, case in enumerate(cases):
+        given = case if isinstance(case, tuple) else (case,)
+        found.append(pytest.param(*given, marks=[pytest.mark.slow] if number % count else []))
+    return found
+
+
 def looking(rollouts, **seen):
     """The batch with these hidden states or this attention to look at."""
     return dataclasses.replace(rollouts, forward=SimpleNamespace(look=lambda *_, **__: seen))

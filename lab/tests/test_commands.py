@@ -10,7 +10,7 @@ from conftest import ROOT, project_files, refusal
 
 from lab.harness.flags import check_value
 from lab import __main__ as overview
-from runs import program
+from lab_runs import program
 
 # of each command the flags that are its own, beside those of train.py that some take
 FLAGS = {name: vars(importlib.import_module(file)).get("FLAGS", {})

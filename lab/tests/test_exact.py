@@ -8,8 +8,8 @@ from functools import cache
 
 import pytest
 import torch
-from conftest import ROOT, one_of
-from small import LISTED
+from conftest import ROOT
+from small import LISTED, one_of
 
 import grpo
 from lab.__main__ import main as lab

@@ -15,7 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, one_of
+from conftest import ROOT
+from small import one_of
 from lab.tests.formula_losses import (LOSSES, clip, entropy_of, k3, log_probs, make, mean,
                                       mixed, token, z)
 

@@ -6,7 +6,8 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import ROOT, one_of
+from conftest import ROOT
+from small import one_of
 
 import grpo
 import mitigations

@@ -5,7 +5,8 @@ import importlib.util
 import pytest
 import torch
 
-from conftest import ROOT, one_of
+from conftest import ROOT
+from small import one_of
 from lab.exercise import BLANKS, LOSSES, Given, check, right
 from lab_runs import program_here
 

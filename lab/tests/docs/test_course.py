@@ -13,8 +13,8 @@ import pytest
 from conftest import ROOT, project_files
 from docs import pictures
 from lab.analysis.comparison import mean_in_training
-from lab_runs import block, blocks, copy_project, printed_by_each
-from runs import arrays, lines, program
+from lab_runs import block, blocks, copy_project, printed_by_each, program
+from runs import arrays, lines
 from stored import stored_arms, stored_gain
 
 PAGES = {path.name: path.read_text(encoding="utf-8")

@@ -18,8 +18,7 @@ from conftest import ROOT, project_files
 from lab.countdown import Problem, Task, evaluates_to, parse_problem
 from lab.engine.model_folder import read_model_folder
 from lab.harness.record import read_given
-from lab_runs import SHORT, block, blocks, copy_project, printed_by_each
-from runs import program
+from lab_runs import SHORT, block, blocks, copy_project, printed_by_each, program
 from small import log_probs_behind
 
 TRAIN = """

@@ -2,8 +2,7 @@
 import pytest
 import torch
 
-from conftest import one_of
-from small import facts_behind
+from small import facts_behind, one_of
 from lab.engine import sampler
 from lab.engine.sampler import Sampling, Start, draw, generate
 from qwen2_model import Decoder

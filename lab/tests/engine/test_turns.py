@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, one_of, refusal
-from small import hand_made
+from conftest import ROOT, refusal
+from small import hand_made, one_of
 
 import mitigations  # noqa: F401  fills the choices
 from lab.analysis.token_table import read_step

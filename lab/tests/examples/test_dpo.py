@@ -16,8 +16,7 @@ from examples import dpo
 from grpo import encode
 from lab.analysis.run_folders import read_columns
 from qwen2_model import load_model, load_tokenizer
-from lab_runs import gradients_of_steps
-from lab_runs import program_here
+from lab_runs import gradients_of_steps, program_here
 from runs import lines
 
 pytestmark = pytest.mark.slow

@@ -8,9 +8,7 @@ import lab.run as train
 from conftest import ROOT
 from examples.one_step import SHOWN_TOKENS, one_step
 from lab.analysis.run_folders import read_columns
-from lab_runs import gradients_of_steps
-from lab_runs import program_here
-from runs import program
+from lab_runs import gradients_of_steps, program, program_here
 
 FILE, TINY = ROOT / "examples/one_step.py", ROOT / "models" / "tiny"
 NUMBERS = re.compile(r"[-+]?\d+(?:\.\d+)?")

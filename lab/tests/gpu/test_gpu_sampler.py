@@ -4,7 +4,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from conftest import one_of
 from lab import gpu
 from lab.engine import forward, log_probs, sampler
 from lab.engine.sampler import Sampling, Start, generate
@@ -13,6 +12,7 @@ from lab.gpu.cache import Cache, fill_blocks, rows_of_block
 from lab.gpu.model import ModelOnGPU
 from lab.gpu.sampler import Distribution, Pace, begin, index_at, sample_on_gpu
 from properties import draw, given
+from small import one_of
 
 PROMPTS = [[5, 6, 7], [8, 9, 10, 11, 12, 13], [14]]
 MANY_STOPS = (2, 4, 9, 17, 30)

@@ -13,12 +13,12 @@ from safetensors.torch import load_file
 import lab.run as train
 import lab.harness.run as harness_run
 import train as train_book
-from conftest import ROOT, keep_lines, write_lines
+from conftest import ROOT, write_lines
 from lab.countdown import Task
 from lab.engine.tokens import load_tokenizer
 from lab.harness.checkpoint import Checkpoints
 from lab.harness.settings import CHANGEABLE, OPTIONS
-from lab_runs import WHOLE, after_credit_of, run
+from lab_runs import WHOLE, after_credit_of, keep_lines, run
 from runs import arrays, assert_same_run, config_of, edit_config, everything, lines
 
 TWO_STEPS = ["--steps", "2", "--eval_every", "0"]

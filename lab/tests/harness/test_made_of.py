@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import ROOT, keep_lines, refusal
+from conftest import ROOT, refusal
 
 import lab.tools.page as analyze
 from lab.countdown import Task
@@ -17,8 +17,8 @@ from lab.analysis.run_folders import read_tokenizer
 from lab.harness.read_record import missing_steps
 from lab.harness.settings import make_settings
 from lab.harness.tasks import CheckedTask
-from lab_runs import SHORT, run
-from runs import assert_same_run, edit_config, everything, lines, program
+from lab_runs import SHORT, keep_lines, program, run
+from runs import assert_same_run, edit_config, everything, lines
 
 METRICS, CREDIT = "metrics.jsonl does not have one line", "not every one of the steps 1 to 4"
 

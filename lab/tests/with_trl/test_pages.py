@@ -3,7 +3,7 @@ import pytest
 
 from lab.tests.with_trl import REQUIREMENTS
 from conftest import ROOT
-from runs import program
+from lab_runs import program
 
 
 def test_page_and_program_name_the_versions_that_are_tested():

@@ -31,8 +31,8 @@ from lab.harness.flags import flags_of
 from lab.harness.settings import make_settings
 from lab.tests.with_trl import guess_rows
 from lab.engine.credited import rescaled_weight
-from lab_runs import block, copy_project, free_port
-from runs import lines, program
+from lab_runs import block, copy_project, free_port, program
+from runs import lines
 
 trl = pytest.importorskip("trl", reason=INSTALL)
 
