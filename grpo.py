@@ -98,7 +98,8 @@ class Rollouts:
 def sample(model: Qwen2, tokenizer: Tokenizer, task: Any, problems: Sequence[Any], answers: int,
            max_new_tokens: int, generator: torch.Generator, greedy: bool = False,
            generate: Callable[..., Sampled] = generate) -> Rollouts:
-    """Sample answers to each problem, score them, and label their tokens."""
+    """Sample answers to each problem, score them, and label their tokens. `generate` draws them;
+    another function may do it in a way of its own."""
     prompts = [encode(tokenizer, task.prompt_for(problem)) for problem in problems]
     most = model.config.max_position_embeddings
     if (longest := max(map(len, prompts)) + max_new_tokens) > most:

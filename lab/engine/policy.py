@@ -118,8 +118,8 @@ class Asked:
                        found.collision)
 
     def completed(self, batch: grpo.Rollouts) -> Rollouts:
-        """The batch as the lab knows it."""
-        known = vars(batch) | {"mask": self.found.mask, "written": self.found.written}
+        """The batch as the lab knows it: its mask leaves out what an environment wrote."""
+        known = vars(batch) | {"mask": batch.mask & self.found.mask, "written": batch.mask}
         whole = Rollouts(**known).to(self.policy.model.device)
         return self.by_turns.with_turns(whole) if self.by_turns else whole
 

@@ -9,6 +9,7 @@ import torch
 from conftest import ROOT, refusal
 from small import hand_made, one_of
 
+import grpo
 import mitigations  # noqa: F401  fills the choices
 from lab.analysis.token_table import read_step
 from lab.credit.critic import generalised_advantage
@@ -113,6 +114,20 @@ def test_what_a_model_writes_itself_is_no_reply(policy):
     both = hand_made([[True] * 7, drawn], ids=torch.tensor([ids, ids]), problems=GAMES[:1],
                      group=torch.zeros(2, dtype=torch.long), written=torch.ones(2, 7).bool())
     assert score_answers(both, policy.tokenizer, policy.task).reward.tolist() == [0.0, 1.0]
+
+
+def test_what_the_books_sample_leaves_out_stays_out(policy, games, monkeypatch):
+    sample = grpo.sample
+
+    def edited(*given):
+        batch = sample(*given)
+        batch.mask[:, 0] = False
+        return batch
+
+    monkeypatch.setattr(grpo, "sample", edited)
+    found = policy.ask(GAMES, 16, seed=1)
+    assert torch.equal(found.mask[:, 1:], games.mask[:, 1:]) and found.turns == games.turns
+    assert not found.mask[:, 0].any() and not found.written[:, 0].any()
 
 
 def test_a_text_that_was_not_sampled_has_no_turns(policy, games):
