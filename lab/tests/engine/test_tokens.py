@@ -12,6 +12,7 @@ from lab.harness.build import load_policy
 from lab.harness.settings import make_settings
 from lab.engine.tokens import (encode, encode_prompt, load_tokenizer, token_bytes,
                                without_earlier_turns)
+from qwen2_model import spelling
 
 
 def byte_level_tokenizer(merges):
@@ -30,6 +31,9 @@ def test_the_bytes_of_a_byte_level_tokenizer():
     pieces = token_bytes(tokenizer, tokenizer.encode(text).ids)
     assert b"".join(pieces).decode() == text and b">\n" in pieces and b"<|im_end|>" in pieces
     assert token_bytes(tokenizer, [10_000])[0].decode() == "\ufffd"  # beyond the vocabulary
+    for token in range(tokenizer.get_vocab_size()):  # a part of a character, too
+        [piece] = token_bytes(tokenizer, [token])
+        assert spelling(tokenizer, token) == piece.decode(errors="replace")
     tokenizer.normalizer = normalizers.NFC()  # it composes an accent, which is no loss
     ids = encode(tokenizer, "e\u0301", "a text")
     assert b"".join(token_bytes(tokenizer, ids)).decode() == "\u00e9"
@@ -42,7 +46,7 @@ EMPTY = {"type": "BPE", "vocab": {}, "merges": []}
 @pytest.mark.parametrize("content, vocabulary, words", [
     *((text, None, "cannot be read")
       for text in ("5", "", '{"version": "1.0"}', "[" * 100_000)),
-    ("\udc80", None, "'utf-8' codec"),
+    ("\udc80", None, "valid UTF-8"),
     ({"decoder": None}, None, "only byte-level"), ({"added_tokens": []}, 1000, "<|im_start|> is"),
     ({"model": {**EMPTY, "vocab": {"\u20ac": 500}}}, None, "500 is not written in the byte-level"),
     ({"model": EMPTY, "added_tokens": []}, None, "has no tokens"), (None, None, "No such file")])
