@@ -1,4 +1,5 @@
 """What a run leaves behind, and what a program prints."""
+import itertools
 import json
 import multiprocessing
 import os
@@ -109,33 +110,30 @@ def become(folder, words, text, has_reader=True, largest_file=None, **watched):
                             or not path.startswith(project))]
     if largest_file:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-    if watched:
-        sys.addaudithook(Watch(**watched))
+    watch(**watched)
     code = status_of(*words)
     sys.stdout.flush()
     os._exit(code)
 
 
-class Watch:
+def watch(place="", signals=(), copy=None):
     """Before the first change of a file or folder that has `place` in its path, this process sends
     itself signals. Or before every change, the folder `copy` is copied into `copy`_1 and so on, as
     kill -9 would leave it."""
-
-    def __init__(self, place="", signals=(), copy=None):
-        self.place, self.signals, self.copy, self.count = place, [*signals], copy, 0
-        self.is_busy = False
-
-    def __call__(self, event, given):
+    def look(event, given):
         is_change = event in ("os.mkdir", "os.rename", "os.remove", "os.rmdir") or (
             event == "open" and given[2] & (os.O_WRONLY | os.O_RDWR))
-        if self.is_busy or not is_change or self.place not in str(given[0]):
+        if busy or not is_change or place not in str(given[0]):
             return
-        while self.signals:
-            os.kill(os.getpid(), self.signals.pop())
-        if self.copy and os.path.exists(self.copy):
-            self.is_busy, self.count = True, self.count + 1
-            shutil.copytree(self.copy, f"{self.copy}_{self.count}", copy_function=linked)
-            self.is_busy = False
+        while left:
+            os.kill(os.getpid(), left.pop())
+        if copy and os.path.exists(copy):
+            busy.append(True)
+            shutil.copytree(copy, f"{copy}_{next(numbers)}", copy_function=linked)
+            busy.clear()
+
+    left, busy, numbers = [*signals], [], itertools.count(1)
+    sys.addaudithook(look)
 
 
 def linked(source, target):

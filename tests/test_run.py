@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -169,30 +170,27 @@ def test_a_run_keeps_the_files_that_made_it_also_those_of_ones_own(tmp_path):
 
 @pytest.fixture
 def edited(project, tmp_path):
-    """A copy of the project with the run as a kill in its third step left it, and a function that
-    changes a file."""
+    """A copy of the project, with the run as a kill in its third step left it."""
     folder = project_in(tmp_path / "edited")
     shutil.copytree(project / "whole", folder / "run")
     shutil.rmtree(folder / "run/checkpoints/step_000003")
-
-    def edit(name, old, new):
-        text = (folder / name).read_text()
-        assert text.count(old) == 1
-        (folder / name).write_text(text.replace(old, new))
-
-    return folder, edit
+    return folder
 
 
 def test_a_run_that_goes_on_with_other_code_says_so_and_its_old_code_goes_on(project, edited):
     """The old code makes what the old run would have made, and nothing of the other is left."""
-    folder, edit = edited
-    old = everything(folder / "run/code")
-    edit("grpo.py", "return -(weight * advantage", "return -2 * (weight * advantage")
+    folder, old = edited, everything(edited / "run/code")
+    text = (folder / "grpo.py").read_text()
+    formula = "return -(weight * advantage"
+    assert text.count(formula) == 1
+    (folder / "grpo.py").write_text("import newly_imported\n" + text.replace(
+        formula, "return -2 * (weight * advantage"))
+    (folder / "newly_imported.py").touch()
     code, said = typed(folder, "train.py", "--resume", "run")
-    assert code == 0 and "changed since then: grpo.py." in said
+    assert code == 0 and "changed since then: grpo.py, newly_imported.py." in said
     assert everything(folder / "run/code") == old
     assert everything(folder / "run/code_after_000002") == {
-        path: (folder / path).read_bytes() for path in old}
+        path: (folder / path).read_bytes() for path in [*old, Path("newly_imported.py")]}
     other, whole = (arrays(run / "checkpoints/step_000003/model.safetensors")
                     for run in (folder / "run", project / "whole"))
     assert any((other[name] != whole[name]).any() for name in whole)
@@ -209,9 +207,9 @@ def test_a_run_that_goes_on_with_other_code_says_so_and_its_old_code_goes_on(pro
 
 def test_a_change_that_made_no_step_leaves_nothing(edited):
     """Wherever the run with the changed file is killed before it has a checkpoint."""
-    folder, edit = edited
-    before = up_to(folder / "run", 2)
-    edit("train.py", "# 4. Record", "# 4. Now record")
+    folder, before = edited, up_to(edited / "run", 2)
+    text = (folder / "train.py").read_text()
+    (folder / "train.py").write_text(text + "# changed\n")
     code, said = typed(folder, "begin.py", "run", copy="run")
     assert code == 0 and "changed since then: train.py." in said
     killed, changed = [*folder.glob("run_*")], up_to(folder / "run", 2)
@@ -219,29 +217,15 @@ def test_a_change_that_made_no_step_leaves_nothing(edited):
         path.replace("code/", "code_after_000002/") for path in before if path.startswith("code/")}
     begun(folder, killed)
     assert all(up_to(run, 2) == changed and not [*run.rglob("*.tmp")] for run in killed)
-    edit("train.py", "# 4. Now record", "# 4. Record")
+    shutil.rmtree(shutil.copytree(folder / "run", folder / "early") / "checkpoints/step_000002")
+    shutil.rmtree(folder / "early/checkpoints/step_000001")
+    (folder / "early/metrics.jsonl").unlink()
+    assert "changed" not in begun(folder, [folder / "early"])  # before the first checkpoint
+    assert (folder / "early/code/train.py").read_text() == text + "# changed\n"
+    assert not (folder / "early/code_after_000002").exists()
+    (folder / "train.py").write_text(text)
     assert "changed" not in begun(folder, killed)
     assert all(up_to(run, 2) == before for run in killed)
-
-
-@pytest.mark.parametrize("before, now, done, named", [
-    ("a b", "a b", 2, []), ("a b", "a B", 2, ["b.py"]), ("a", "a b", 2, ["b.py"]),
-    ("a b", "a", 2, ["b.py"]), ("a b", "A b", 0, [])])
-def test_a_second_copy_is_kept_of_files_that_differ(tmp_path, before, now, done, named):
-    """Before the first checkpoint the new files take the place of the old ones."""
-    files = {}
-    for name in "aAbB":
-        files[name] = tmp_path / f"{name}.txt"
-        files[name].write_text(name)
-    old, new = ({f"{name.lower()}.py": files[name] for name in names.split()}
-                for names in (before, now))
-    book.copy_files(old, tmp_path / "run/code")
-    for _ in range(2):  # from the same checkpoint once more
-        assert book.note_changes(tmp_path / "run", done, new) == named
-    assert book.note_changes(tmp_path / "run", 4, new) == []
-    *_, last = copies = book.code_folders(tmp_path / "run")
-    assert [path.name for path in copies] == ["code", *["code_after_000002"] * bool(named)]
-    assert sorted(path.read_text() for path in last.iterdir()) == sorted(now.split())
 
 
 # ------------------------------------------------------------------------------------ what is kept
