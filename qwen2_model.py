@@ -323,13 +323,14 @@ def generate(model: Qwen2, prompts: list[list[int]], answers: int, max_new_token
         prompt_of = torch.arange(len(prompts)).repeat_interleave(answers)
         cache = Cache(model.model, prompts, prompt_of)
     hidden = cache.last_states()                                             # (B, D)
-    B, t = len(hidden), 0
+    B = len(hidden)
     uniform = torch.rand(B, max_new_tokens, generator=generator, device="cpu").to(hidden.device)
     row = torch.arange(B)                          # the answers that are still growing
     result = torch.zeros(B, max_new_tokens, dtype=torch.long)
     mask = torch.zeros_like(result, dtype=torch.bool)
     facts = torch.zeros(3, B, max_new_tokens)
     done, stop_ids = torch.zeros_like(row, dtype=torch.bool), torch.tensor(stop)
+    t = 0
     while t < max_new_tokens:
         token, known = (choose or draw)(model.logits(hidden), uniform[row, t], greedy)
         tokens, ends = token[:, None], torch.isin(token, stop_ids)           # (R, 1) and (R,)
@@ -345,7 +346,8 @@ def generate(model: Qwen2, prompts: list[list[int]], answers: int, max_new_token
             stay = (~done).nonzero()[:, 0]
             cache.take(stay)
             row, tokens, done = row[stay], tokens[stay], done[stay]
-        hidden, t = cache.read(tokens)[:, -1], t + n
+        hidden = cache.read(tokens)[:, -1]
+        t += n
     mask = mask[:, :int(mask.sum(1).max())]
     result, facts = result[:, :mask.shape[1]] * mask, facts[..., :mask.shape[1]] * mask
     finished = (torch.isin(result, stop_ids) & mask).any(1)

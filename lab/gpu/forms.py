@@ -22,7 +22,7 @@ FORMS = {
     "Decoder": "c5dd476425f2",
     "Qwen2": "f4b8ab6cb3ba",
     "Cache": "3f7088669c4a",
-    "generate": "d5e870827e70",
+    "generate": "a260c3f685ad",
     "draw": "2fc0da7d5596"}
 BLANK = (tokenize.COMMENT, tokenize.NL)
 MARKS = {tokenize.INDENT: ">", tokenize.DEDENT: "<", tokenize.NEWLINE: ";"}
