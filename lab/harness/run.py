@@ -21,10 +21,10 @@ from lab.engine.errors import NotFinite, UserError, refuse_undefined, say
 from lab.engine.rollouts import Problem, Rollouts
 from lab.engine.update import update
 from lab.harness import memory
+from lab.harness.asked_twice import AskedTwice
 from lab.harness.build import build
 from lab.harness.checkpoint import Checkpoints, refuse_damage
 from lab.harness.flags import settle
-from lab.harness.kept import AskedTwice
 from lab.harness.made_of import changed_data, files_of_run, made_of
 from lab.harness.read_record import refuse_other, run_config, say_what_differs, steps_finished
 from lab.harness.record import (Json, change_config, credit_path, provenance, replace_text,
