@@ -159,12 +159,14 @@ def show() -> None:
     from countdown_task import Task
     texts = [" so", " 3", " *", " 5", "</think>", "<answer>", "3*5", "</answer>"]
     p = torch.tensor([[0.4, 0.6, 0.7, 0.9, 0.8, 0.99, 0.95, 0.99]])
-    (section,), (kind,) = ([torch.tensor(codes)] for codes in Task().label(texts))
+    section, kind = torch.tensor(Task().label(texts))
+    entropy = -p * p.log() - (1 - p) * (1 - p).log()
+    collision = p ** 2 + (1 - p) ** 2
     rollouts = Rollouts(
-        [None], [[0]], torch.tensor([0]), ids=torch.ones(1, 8), mask=torch.ones(1, 8).bool(),
-        finished=torch.tensor([True]), log_prob=p.log(), collision=p ** 2 + (1 - p) ** 2,
-        entropy=-p * p.log() - (1 - p) * (1 - p).log(), texts=[texts], answers=["".join(texts)],
-        section=section[None], kind=kind[None], scores={"reward": torch.ones(1)})
+        [None], [[0]], group=torch.tensor([0]), ids=torch.ones(1, 8), mask=p > 0,
+        finished=torch.tensor([True]), log_prob=p.log(), entropy=entropy, collision=collision,
+        texts=[texts], answers=["".join(texts)], section=section[None], kind=kind[None],
+        scores={"reward": torch.ones(1)})
     print(" " * 19 + "".join(f"{text.strip():>10}" for text in texts))
     print("probability".ljust(19) + "".join(f"{x:10.2f}" for x in p[0]))
     for name in [*MITIGATIONS][1:]:

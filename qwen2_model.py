@@ -329,7 +329,8 @@ def generate(model: Qwen2, prompts: list[list[int]], answers: int, max_new_token
     result = torch.zeros(B, max_new_tokens, dtype=torch.long)
     mask = torch.zeros_like(result, dtype=torch.bool)
     facts = torch.zeros(3, B, max_new_tokens)
-    done, stop_ids = torch.zeros_like(row, dtype=torch.bool), torch.tensor(stop)
+    done = torch.zeros_like(row, dtype=torch.bool)
+    stop_ids = torch.tensor(stop)
     t = 0
     while t < max_new_tokens:
         token, known = (choose or draw)(model.logits(hidden), uniform[row, t], greedy)
@@ -337,7 +338,9 @@ def generate(model: Qwen2, prompts: list[list[int]], answers: int, max_new_token
         if follow:
             tokens, ends = follow(row, t, token, ends)
         n = tokens.shape[1]
-        result[row, t:t + n], facts[:, row, t], mask[row, t] = tokens, known, ~done
+        result[row, t:t + n] = tokens
+        facts[:, row, t] = known
+        mask[row, t] = ~done
         done = done | ends
         mask[row, t + 1:t + n] = ~done[:, None]
         if done.all():
@@ -349,7 +352,8 @@ def generate(model: Qwen2, prompts: list[list[int]], answers: int, max_new_token
         hidden = cache.read(tokens)[:, -1]
         t += n
     mask = mask[:, :int(mask.sum(1).max())]
-    result, facts = result[:, :mask.shape[1]] * mask, facts[..., :mask.shape[1]] * mask
+    result = result[:, :mask.shape[1]] * mask
+    facts = facts[..., :mask.shape[1]] * mask
     finished = (torch.isin(result, stop_ids) & mask).any(1)
     return Sampled(result, mask, finished, *facts)
 
@@ -368,7 +372,8 @@ def draw(logits: Tensor, uniform: Tensor, greedy: bool) -> tuple[Tensor, Tensor]
         ends = e.cumsum(-1)  # of the pieces, on the line from 0 to Z
         # below the end of the last piece even after rounding
         place = uniform[:, None].clamp(max=1 - 2 ** -23) * ends[:, -1:]
-        token = torch.searchsorted(ends, place, right=True).clamp(max=e.shape[1] - 1)[:, 0]
+        token = torch.searchsorted(ends, place, right=True)[:, 0]
+        token = token.clamp(max=e.shape[1] - 1)
     log_prob = z.gather(1, token[:, None])[:, 0] - Z.log()
     entropy = Z.log() - torch.linalg.vecdot(e, z) / Z  # -sum p log p = sum p (log Z - z)
     return token, torch.stack([log_prob, entropy, torch.linalg.vecdot(e, e) / Z.square()])
@@ -396,15 +401,14 @@ def read_config(folder: Path) -> ModelConfig:
     raw = read_json(folder / "config.json")
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}  # older, newer spelling
     is_scaled = "type" in rope or rope.get("rope_type", "default") != "default"
-    kind = raw.get("model_type")
-    computed = {"hidden_act": ("silu",), "attention_bias": (kind == "qwen2",),
-                "use_sliding_window": (), "attention_dropout": (), "quantization_config": ()}
+    computed = {"model_type": ("qwen2", "qwen3"), "hidden_act": ("silu",),
+                "attention_bias": (raw.get("model_type") == "qwen2",), "use_sliding_window": (),
+                "attention_dropout": (), "quantization_config": ()}
     wrong = [f"{key} {raw[key]!r}" for key, known in computed.items()
              if raw.get(key) and raw[key] not in known]
     wrong += ["rope scaling"] * is_scaled
-    if wrong or kind not in ("qwen2", "qwen3"):
-        reason = wrong[0] if wrong else f"model_type {kind!r}"
-        raise UserError(f"{folder}: {reason} is not implemented here. Plain qwen2 and qwen3 are")
+    if wrong:
+        raise UserError(f"{folder}: {wrong[0]} is not implemented here. Plain qwen2 and qwen3 are")
     # an instruct model lists more of the tokens that end an answer in its generation_config.json
     generation = folder / "generation_config.json"
     ends = (read_json(generation) if generation.exists() else raw).get("eos_token_id")

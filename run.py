@@ -106,14 +106,16 @@ def add_flags(parser: Parser, flags: dict[str, tuple[Any, str]]) -> None:
 
 @cache  # to find the comments, Python reads the whole file
 def flags_of(owner: Any) -> dict[str, tuple[Any, str]]:
-    """The flags of Settings, of the task, or of a weighting or an advantage: the default of each,
-    and the comment beside it. What has another type of default is no flag."""
+    """The flags of Settings and Task, which are their fields, or of a weighting or an advantage,
+    which are its keyword-only parameters: the default of each, and the comment beside a field. What
+    has another type of default is no flag."""
     about: dict[str, str] = {}
     if owner in (Settings, Task):
         about = dict(re.findall(r"\n    (\w+): .*?  # (.*)", inspect.getsource(owner)))
     flags = {}
     for name, one in inspect.signature(owner).parameters.items():
-        if type(one.default) in (int, float, str):
+        is_flag = name in about or one.kind is one.KEYWORD_ONLY
+        if is_flag and type(one.default) in (int, float, str):
             flags[name] = one.default, about.get(name, "")
     return flags
 
@@ -136,10 +138,11 @@ def read_settings(argv: list[str]) -> Settings:
     if "" in argv or any(word.endswith("=") for word in argv):  # an empty variable: --resume "$RUN"
         parser.error("a flag has no value")
     first = parser.parse_known_args(argv)[0]
-    saved = read_json(Path(first.resume, "config.json")) if first.resume else recipe(first.model)
+    file = Path(first.resume, "config.json") if first.resume else find(first.model) / "recipe.json"
+    saved = read_json(file) if first.resume or file.exists() else {}
     words = [f"--{name}={value}" for name, value in saved.items() if name not in NO_SETTING]
     chosen = parser.parse_known_args(words if first.resume else [*words, *argv])[0]
-    add_further_flags(parser, chosen)
+    add_flags(parser, flags_of_functions(chosen.mitigation, chosen.advantage))
     usual = vars(parser.parse_args(words))
     values = vars(parser.parse_args([*words, *argv]))
     typed = {name: value for name, value in values.items() if value != usual[name]}
@@ -151,23 +154,13 @@ def read_settings(argv: list[str]) -> Settings:
     return Settings(**own, keywords=values)
 
 
-def add_further_flags(parser: Parser, known: argparse.Namespace) -> None:
-    """Those of the weighting and the advantage that are chosen."""
-    further: dict[str, tuple[Any, str]] = {}
-    for function in (MITIGATIONS[known.mitigation], ADVANTAGES[known.advantage]):
+def flags_of_functions(mitigation: str, advantage: str) -> dict[str, tuple[Any, str]]:
+    flags: dict[str, tuple[Any, str]] = {}
+    for function in (MITIGATIONS[mitigation], ADVANTAGES[advantage]):
         if not inspect.isfunction(function):
-            raise UserError(f"{place_of(function)} is no function, but a class or the like, as "
-                            "`python -m lab train` takes them")
-        if taken := flags_of(function).keys() & {"help", *vars(known)}:
-            raise UserError(f"{place_of(function)} has a keyword {min(taken)}, but this name is "
-                            "taken: rename it")
-        further |= flags_of(function)
-    add_flags(parser, further)
-
-
-def recipe(model: str) -> dict[str, Any]:
-    file = find(model) / "recipe.json"
-    return read_json(file) if file.exists() else {}
+            raise UserError(f"{place_of(function)} is no function: `python -m lab train` takes it")
+        flags |= flags_of(function)
+    return flags
 
 
 def refuse_wrong_values(values: dict[str, Any]) -> None:
@@ -256,10 +249,6 @@ class Run:
                 own.copy_(found[name])
             optimizer.steps = int(found["step"])
 
-    def record(self, rollouts: Rollouts, weight: Tensor, columns: dict[str, Tensor]) -> None:
-        write_credit(self.folder / "credit" / f"step_{rollouts.step:06d}.npz", rollouts, weight,
-                     columns)
-
     def log(self, line: dict[str, Any]) -> None:
         """Write a line of metrics.jsonl, and print one."""
         append(self.folder / "metrics.jsonl", line)
@@ -342,7 +331,8 @@ def note_changes(run: Path, done: int, files: dict[str, Path]) -> list[str]:
     now = {file: path.read_bytes() for file, path in files.items()}
     before: dict[str, bytes] = {}
     for last in code_folders(run)[-1:]:
-        before = {str(path.relative_to(last)): path.read_bytes() for path in last.rglob("*.py")}
+        before = {path.relative_to(last).as_posix(): path.read_bytes()
+                  for path in last.rglob("*.py")}
     changed = [file for file in sorted(now | before) if now.get(file) != before.get(file)]
     if changed:
         with whole(run / name) as path:

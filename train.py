@@ -43,7 +43,7 @@ from grpo import (ADVANTAGES, AdamW, Metrics, Rollouts, frozen_log_probs, genera
                   update, values_of)
 from mitigations import MITIGATIONS, weights
 from qwen2_model import Qwen2, UserError, load_model, load_tokenizer
-from run import Run, Settings, find, printable, read_settings
+from run import Run, Settings, find, printable, read_settings, write_credit
 
 OF_ONE_SEED = 256  # this many held-out problems in a row share one random seed
 
@@ -62,7 +62,8 @@ def train(s: Settings) -> None:
     advantage = ADVANTAGES[s.advantage]
     weighting = MITIGATIONS[s.mitigation]
     enough = max(1, model.config.hidden_size // 64)  # with more threads a small model is slower
-    torch.set_num_threads(s.threads or min(torch.get_num_threads(), enough))
+    threads = s.threads or min(torch.get_num_threads(), enough)
+    torch.set_num_threads(threads)
 
     run.begin()
     if run.done == 0 and held_out:
@@ -98,7 +99,7 @@ def train(s: Settings) -> None:
             columns["change"] = after - before
 
         # 4. Record the step.
-        run.record(rollouts, weight, columns)
+        write_credit(run.folder / f"credit/step_{step:06d}.npz", rollouts, weight, columns)
         line = {"step": step, "learning_rate": s.learning_rate}
         line |= means_of(rollouts)
         line |= of_weight
@@ -161,11 +162,12 @@ def answer_all(task: Any, problems: list[Any], at_a_time: int, ask: Callable[...
         of_seed = problems[start:start + OF_ONE_SEED]
         for first in range(0, len(of_seed), at_a_time):
             rollouts = ask(of_seed[first:first + at_a_time], generator)
-            known = rollouts.scores | {"length": rollouts.length, "finished": rollouts.finished}
+            known = {**rollouts.scores, "length": rollouts.length, "finished": rollouts.finished}
             for name in names:
                 found[name] += known[name].double().tolist()
-            for row in range(min(3 - len(shown), len(rollouts.ids))):
-                shown.append(example(task, rollouts, row))
+            for row in range(len(rollouts.ids)):
+                if len(shown) < 3:
+                    shown.append(example(task, rollouts, row))
     means = {f"{name}_mean": sum(found[name]) / len(problems) for name in names}
     success = means.pop("answer_mean")
     low, high = wilson_interval(sum(found["answer"]), len(problems))
@@ -193,7 +195,9 @@ def wilson_interval(hits: float, count: int) -> tuple[float, float]:
     spread = z * z / count
     centre = p + spread / 2
     half = z * math.sqrt(p * (1 - p) / count + spread / (4 * count))
-    return max(0.0, (centre - half) / (1 + spread)), min(1.0, (centre + half) / (1 + spread))
+    low = (centre - half) / (1 + spread)
+    high = (centre + half) / (1 + spread)
+    return max(0.0, low), min(1.0, high)
 
 
 def main(argv: list[str]) -> None:

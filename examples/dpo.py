@@ -66,8 +66,8 @@ from grpo import (AdamW, Rollouts, advantage, encode, frozen_log_probs, generato
                   update)
 from mitigations import MITIGATIONS, weights
 from qwen2_model import Qwen2, UserError, load_model, load_tokenizer, spelling, stop_tokens
-from run import (Run, Settings, append, find, flags_of, printable, read_lines, read_settings, say,
-                 write)
+from run import (Run, Settings, append, find, printable, read_lines, read_settings, say,
+                 write, write_credit)
 from train import evaluate, means_of
 
 # where train.py has other defaults; what is typed comes before them
@@ -159,7 +159,7 @@ def train(s: Settings) -> None:
             columns["change"] = after - log_pi.detach()
 
         # 4. Write it all down.
-        run.record(rollouts, weight, columns)
+        write_credit(run.folder / f"credit/step_{step:06d}.npz", rollouts, weight, columns)
         if not given:
             record_pairs(file, pairs, rollouts, task)
         run.log({"step": step} | means_of(rollouts) | of_weight | metrics | of_pairs | {
@@ -274,7 +274,6 @@ def settings_of(argv: list[str]) -> Settings:
     s = read_settings(argv if is_resumed else [*DEFAULTS.split(), *argv])
     if s.advantage != "dpo":
         raise UserError(f"the advantage {s.advantage} is one of train.py, and here is dpo")
-    s.keywords = {name: default for name, (default, _) in flags_of(dpo).items()} | s.keywords
     if s.keywords["beta"] <= 0:  # then no pair would have a gradient
         raise UserError(f"--beta {s.keywords['beta']}: should be above 0")
     if not is_resumed and not is_named:

@@ -237,15 +237,6 @@ def test_a_second_function_of_one_name_is_refused():
     assert add_choice(choices, cell) is cell and choices == {"<lambda>": cell}
 
 
-@pytest.mark.parametrize("name, mine", [
-    ("kl", lambda rollouts, *, kl=1.0: 1), ("help", lambda rollouts, *, help=1.0: 1),
-    ("prompt", lambda rollouts, *, prompt="short": 1)])
-def test_a_keyword_with_a_taken_name_is_refused(monkeypatch, name, mine):
-    monkeypatch.setitem(MITIGATIONS, "mine", mine)
-    assert f"has a keyword {name}, but this name is taken" in refusal(
-        read_settings, ["--mitigation", "mine"])
-
-
 def test_a_class_is_left_to_the_lab(monkeypatch):
     """It is no function of a batch, but may be a method of the lab."""
     monkeypatch.setitem(MITIGATIONS, "mine", type("Mine", (), {}))
