@@ -13,7 +13,6 @@ from lab.engine.methods import ADVANTAGES, MITIGATIONS
 from lab.engine.sampler import Start, generate
 from lab.gpu import sampler as gpu_sampler
 from lab.gpu.forms import FORMS
-from lab.harness.build import pick_device
 from lab.harness.flags import words_of
 from lab.harness.settings import make_settings
 from lab.__main__ import main as research
@@ -70,16 +69,6 @@ def test_what_is_sampled_is_that_of_the_cpu(small_model, monkeypatch, request_, 
     for name, values in vars(expected).items():
         assert isinstance(vars(found)[name], OnGPU), name
         assert torch.equal(vars(found)[name].as_subclass(torch.Tensor), values), name
-
-
-def test_a_gpu_is_made_the_present_one_and_plans_no_attention(monkeypatch):
-    calls = []
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "set_device", calls.append)
-    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", calls.append)
-    for name in ("cpu", "cuda", "cuda:1"):
-        pick_device(name)
-    assert calls == [0, False, 1, False]
 
 
 @pytest.mark.parametrize("flags, wanted", [([], False), (["--deterministic"], True)])

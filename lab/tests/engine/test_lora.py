@@ -13,7 +13,7 @@ from lab.engine.lora import add_lora, additions, keep_less, keep_rounded, rank_o
 from lab.engine.model_folder import read_model_folder, write_model_folder
 from lab.engine.optimizer import trained_parameters
 from lab.engine.sampler import generate
-from lab.engine.model import Qwen2, linear
+from lab.engine.model import Qwen2, keep_less_of_layers, linear
 from qwen2_model import ModelConfig
 
 IDS = torch.tensor([[5, 6, 10, 11, 12, 2]])
@@ -80,12 +80,16 @@ def test_of_an_mlp_two_large_tensors_are_kept_for_the_backward_pass(small_model)
     assert len(kept) == 2 and y.requires_grad
 
 
-def test_an_mlp_that_keeps_less_has_the_same_gradients_for_rows(small_model):
+def test_what_keeps_less_has_the_same_gradients(small_model):
+    """The MLPs of a frozen model, and whole layers, with --checkpointing."""
     gradients = []
-    for one in (with_additions(small_model), keep_less(with_additions(small_model))):
+    for keep in (lambda model: None, keep_less, keep_less_of_layers):
+        one = with_additions(small_model)
+        keep(one)
         one(IDS).square().sum().backward()
         gradients.append([p.grad for p in trained_parameters(one).values()])
-    assert all(map(torch.equal, *gradients))
+    plain, *others = gradients
+    assert all(all(map(torch.equal, plain, other)) for other in others)
 
 
 @pytest.mark.parametrize("dtype, gap", [(torch.float32, 1e-6), (torch.bfloat16, 0.02)])

@@ -30,25 +30,6 @@ def assert_close(generation, expected, rows=slice(None)):
         torch.testing.assert_close(vars(generation)[name][rows], values[rows], atol=1e-5, rtol=0)
 
 
-def test_the_example_of_the_docstring(small_model, fed):
-    """What is fed in every step, and at which positions. Row 1 draws a stop token as token 1."""
-    p, r = [5, 6, 7], [5, 6, 8, 9, 10]
-    request = dict(answers=2, max_new_tokens=4, seed=0)
-    endless = generate(small_model, [p, r], stop_ids=(), **request)
-    stop = int(endless.ids[1, 1])
-    others = endless.ids.flatten().tolist()
-    assert others.count(stop) == 1
-    fed.clear()
-    result = generate(small_model, [p, r], stop_ids=(stop,), **request)
-    tokens, stay = endless.ids, [0, 2, 3]
-    assert fed == [
-        (p + [0, 0] + r, [0, 1, 2, 3, 4]), (tokens[:, 0].tolist(), [3, 3, 5, 5]),
-        (tokens[stay, 1].tolist(), [4, 6, 6]), (tokens[stay, 2].tolist(), [5, 7, 7])]
-    assert result.mask.int().tolist() == [[1, 1, 1, 1], [1, 1, 0, 0], [1, 1, 1, 1], [1, 1, 1, 1]]
-    assert result.finished.tolist() == [False, True, False, False]
-    assert torch.equal(result.ids, endless.ids * result.mask)
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_recorded_numbers_are_those_of_temperature_1(small_model, vocabulary, temperature):
     result = generate(small_model, PROMPTS, answers=3, max_new_tokens=12, temperature=temperature,
@@ -155,17 +136,6 @@ def test_a_reply_takes_the_place_of_what_would_be_drawn(small_model, fed):
 def test_rows_at_their_limit_leave_the_batch(small_model, fed):
     generate(small_model, PROMPTS, max_new_tokens=[3, 6, 6], stop_ids=())
     assert [len(ids) for ids, _ in fed] == [3 * 6, 3, 3, 2, 2, 2]
-
-
-def test_own_seed_and_nothing_else(small_model):
-    request = dict(answers=4, max_new_tokens=10)
-    torch.manual_seed(1)
-    first = generate(small_model, PROMPTS, seed=7, **request)
-    torch.manual_seed(2)
-    before = torch.get_rng_state()
-    assert torch.equal(first.ids, generate(small_model, PROMPTS, seed=7, **request).ids)
-    assert not torch.equal(first.ids, generate(small_model, PROMPTS, seed=8, **request).ids)
-    assert torch.equal(before, torch.get_rng_state())
 
 
 @pytest.fixture(params=["short", "long"])

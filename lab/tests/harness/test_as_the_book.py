@@ -9,7 +9,7 @@ from runs import arrays, lines, timeless
 
 FLAGS = ["--model", str(ROOT / "models/tiny"), "--threads", "1", "--steps", "2", "--questions", "3",
          "--answers", "4", "--max_new_tokens", "48", "--micro_batch", "5", "--learning_rate",
-         "0.001", "--eval_every", "2", "--eval_tasks", "5", "--change_every", "1",
+         "0.001", "--seed", "3", "--eval_every", "2", "--eval_tasks", "5", "--change_every", "1",
          "--checkpoint_every", "1"]
 
 

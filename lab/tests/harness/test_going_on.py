@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 
 import lab.run as train
-import lab.harness.run as harness_run
 import train as train_book
 from conftest import ROOT, write_lines
 from lab.countdown import Task
@@ -131,16 +130,6 @@ def test_what_a_run_is_cannot_be_changed(stopped):
     assert everything(stopped) == before
 
 
-def test_a_checkpoint_that_lost_its_trainer_is_made_again(whole, finished):
-    """To the same bytes: the run goes on from the one before."""
-    last = "checkpoints/step_000006/model.safetensors"
-    shutil.rmtree((finished / last).parent / "trainer")
-    assert f"continuing {finished} after step 4" in run("--resume", finished).stdout
-    assert "is finished" in run("--resume", finished).stdout
-    assert (finished / last).read_bytes() == (whole / last).read_bytes()
-    assert_same_run(whole, finished)
-
-
 @pytest.mark.parametrize("name, every", [("write", 2), ("write_last", 0)])
 def test_killed_before_its_model_is_left_a_run_is_not_finished(
         whole, learner, tmp_path, monkeypatch, name, every):
@@ -230,21 +219,6 @@ def test_problems_of_a_file_are_trained_on(learner, tmp_path):
     assert "cannot spell" in run(*flags, "--out", tmp_path / "y", expect=1).stderr
 
 
-def test_of_two_starts_at_once_one_is_told(whole, learner, tmp_path, monkeypatch):
-    """The other one comes when this one has looked, but not begun to write."""
-    argv, make_run = ["--model", learner, "--out", tmp_path / "x", *WHOLE], harness_run.make_run
-
-    def make_later(*given):
-        monkeypatch.setattr(harness_run, "make_run", make_run)
-        run(*argv)
-        return make_run(*given)
-
-    monkeypatch.setattr(harness_run, "make_run", make_later)
-    assert "Directory not empty" in run(*argv, expect=1).stderr
-    assert_same_run(whole, tmp_path / "x")
-    assert [path.name for path in tmp_path.iterdir()] == ["x"]
-
-
 def test_a_folder_that_is_moved_stays_whole_and_so_does_the_run_under_its_name(
         whole, learner, tmp_path, monkeypatch):
     """A new run begins under the old name, while the old process still writes its first step."""
@@ -278,10 +252,3 @@ def test_a_full_disk_leaves_what_was_whole(whole, learner, tmp_path, monkeypatch
     assert [path.name for path in (tmp_path / "x/checkpoints").iterdir()] == ["step_000002"]
     run("--resume", tmp_path / "x")
     assert_same_run(whole, tmp_path / "x")
-
-
-def test_a_folder_of_another_program_is_not_gone_on_with(tmp_path):
-    """An imported run's, say."""
-    (tmp_path / "config.json").write_text('{"mitigation": "none", "steps": 0}')
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-    assert "1 steps on record, and no checkpoint" in run("--resume", tmp_path, expect=1).stderr

@@ -1,7 +1,6 @@
 """The loop as a person meets it: whole runs, runs that were killed, and wrong commands."""
 import gc
 import importlib
-import io
 import math
 import multiprocessing
 import operator
@@ -9,7 +8,6 @@ import os
 import re
 import shlex
 import signal
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -152,21 +150,6 @@ def test_ctrl_c_ends_well_and_the_run_goes_on(whole, learner, tmp_path, monkeypa
             line["step"] for line in lines(whole / name)]
 
 
-class Pipe(io.StringIO):
-    """Its reader ends after a line, as `head -1` does."""
-    def write(self, text):
-        if "\n" in self.getvalue():
-            raise BrokenPipeError
-        return super().write(text)
-
-
-def test_a_run_goes_on_when_nobody_reads_what_it_prints(whole, learner, tmp_path, monkeypatch):
-    monkeypatch.setattr(sys, "stdout", pipe := Pipe())
-    train.train_beyond(["--model", str(learner), "--out", str(tmp_path / "x"), *WHOLE])
-    assert pipe.getvalue().count("\n") == 1
-    assert_same_run(whole, tmp_path / "x")
-
-
 def test_a_loop_can_be_started_again(learner, tmp_path, monkeypatch):
     """--continue starts what is not there, goes on with what was stopped, passes over what is
     finished, and touches nothing else."""
@@ -253,13 +236,6 @@ def drawn(monkeypatch):
 
     monkeypatch.setattr(torch, "rand", noted)
     return drawn
-
-
-def test_every_step_and_every_seed_samples_anew(learner, tmp_path, drawn):
-    for seed in (0, 1):
-        run("--model", learner, "--seed", seed, "--steps", 2, "--eval_every", 0,
-            "--questions", 1, "--answers", 2, "--max_new_tokens", 8, "--out", tmp_path / str(seed))
-    assert len(drawn) == 4 and len({batch.sum().item() for batch in drawn}) == 4
 
 
 @pytest.mark.parametrize("seed, answers", [(0, 2), (1, 2), (0, 3), (0, 64)])
@@ -351,36 +327,8 @@ def test_wrong_commands_get_one_clear_line(learner, tmp_path, argv, said):
     assert not (tmp_path / "x").exists()
 
 
-@pytest.mark.parametrize("name", ["Path.write_bytes", "os.replace"])
-def test_stopped_in_the_middle_of_a_checkpoint(whole, learner, tmp_path, monkeypatch, name):
-    """Whatever call of the second checkpoint the end comes in, the folder can be resumed to the
-    same run."""
-    folder = tmp_path / "cut"
-    owner, _, attribute = name.rpartition(".")
-    target = getattr(book, owner)
-    original = getattr(target, attribute)
-
-    def cut_off(*args, **kwargs):
-        if "step_000004" in str(args):
-            raise KeyboardInterrupt
-        return original(*args, **kwargs)
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(target, attribute, cut_off)
-        run("--model", learner, "--out", folder, *WHOLE)
-    run("--resume", folder)
-    assert_same_run(whole, folder)
-
-
 def test_the_interval_of_a_mean_by_hand():
     """Of 0, 0, 1, 1 the mean is 0.5, the variance by n - 1 is 1/3, and 1.96 * sqrt(1/12) is 0.566;
     of one value it is not known."""
     assert mean_interval([0.0, 0.0, 1.0, 1.0]) == pytest.approx((-0.0658, 1.0658), abs=1e-4)
     assert all(map(math.isnan, mean_interval([0.7])))
-
-
-def test_a_misspelt_flag_is_told_the_one_that_was_meant(capsys):
-    said = refusal(train.train_beyond, ["--lroa", "2"])
-    assert said == "unknown argument --lroa. Did you mean lora? (--help all lists the flags)"
-    with pytest.raises(SystemExit):
-        train.train_beyond(["--help", "lora"])
-    assert "LoRA: train an addition of this rank" in capsys.readouterr().out

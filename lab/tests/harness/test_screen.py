@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -20,7 +19,6 @@ from safetensors import SafetensorError
 
 from conftest import ROOT, evaluation
 from small import hand_made
-from run import make_run
 from train import means_of
 from lab.engine.errors import UserError
 from lab.harness import screen
@@ -114,11 +112,6 @@ def test_an_end_or_a_mistake_of_this_program_is_no_users():
     assert ended_by(stop) == 130
     with pytest.raises(AttributeError):  # with its traceback
         run_as_program("name", lambda argv: [].entropy)
-
-
-def test_a_folder_that_cannot_be_made_is_told_by_its_name():
-    said = ended_by(lambda: make_run(Path("/dev/null/x"), {}, Path("tokenizer.json"), {}))
-    assert said == "name: /dev/null: File exists"
 
 
 def test_gradients_that_a_user_has_switched_off_are_told():
@@ -221,16 +214,6 @@ def test_a_closed_pipe_is_no_error(tmp_path, interrupted, said):
     ended.join()
     os.close(write)
     assert (ended.exitcode, (tmp_path / "complaint").read_text()) == (1, said)
-
-
-@pytest.mark.slow
-def test_a_help_that_is_read_in_part_says_nothing_of_resuming():
-    read, write = os.pipe()
-    os.close(read)
-    ended = subprocess.run([sys.executable, ROOT / "train.py", "--help"], stdout=write,
-                           stderr=subprocess.PIPE, text=True)
-    os.close(write)
-    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 class Terminal(io.StringIO):
