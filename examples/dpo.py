@@ -62,12 +62,12 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from countdown_task import Problem, Task, is_held_out
-from grpo import (AdamW, Rollouts, advantage, encode, frozen_log_probs, generator_of, sample,
-                  update)
+from grpo import (AdamW, Rollouts, advantage, encode, from_task, frozen_log_probs, generator_of,
+                  sample, update)
 from mitigations import MITIGATIONS, weights
-from qwen2_model import Qwen2, UserError, load_model, load_tokenizer, spelling, stop_tokens
-from run import (Run, Settings, append, find, printable, read_lines, read_settings, say,
-                 write, write_credit)
+from qwen2_model import Qwen2, UserError, load_model, load_tokenizer, stop_tokens
+from run import (Run, Settings, append, find, printable, read_lines, read_settings, say, write,
+                 write_credit)
 from train import evaluate, means_of
 
 # where train.py has other defaults; what is typed comes before them
@@ -248,22 +248,17 @@ def batch_of(pairs: list[Pair], model: Qwen2, tokenizer: Tokenizer, task: Task, 
     mask = torch.arange(int(length.max())) < length[:, None]                         # (B, T)
     ids = torch.zeros(mask.shape, dtype=torch.long)
     ids[mask] = torch.tensor(sum(answers, []))
-    section, kind = torch.zeros(2, *mask.shape, dtype=torch.uint8)
-    texts = [[spelling(tokenizer, token) for token in answer] for answer in answers]
-    for row, of_answer in enumerate(texts):
-        codes = torch.tensor(task.label(of_answer), dtype=torch.uint8)
-        section[row, :len(of_answer)], kind[row, :len(of_answer)] = codes
+    problems = [pair.problem for pair in pairs]
+    asked = [problem for problem in problems for _ in ("chosen", "rejected")]
     unknown, stop = torch.full(mask.shape, float("nan")), stop_tokens(model, tokenizer)
     scores = dict.fromkeys(("format", "answer"), unknown[:, 0])
     scores["reward"] = torch.tensor([1.0, 0.0]).repeat(len(pairs))
-    problems = [pair.problem for pair in pairs]
     rollouts = Rollouts(
         problems, [encode(tokenizer, task.prompt_for(problem)) for problem in problems],
         torch.arange(len(answers)) // 2, ids, mask,
         finished=torch.tensor([answer[-1] in stop for answer in answers]),
-        log_prob=unknown, entropy=unknown, collision=unknown, texts=texts,
-        answers=["".join(of_answer) for of_answer in texts], section=section, kind=kind,
-        scores=scores)
+        log_prob=unknown, entropy=unknown, collision=unknown,
+        **from_task(task, tokenizer, asked, ids, mask) | {"scores": scores})
     rollouts.log_prob = frozen_log_probs(model, rollouts, micro_batch)
     return rollouts
 
