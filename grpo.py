@@ -157,7 +157,8 @@ def advantage(function: Method) -> Method:
 
 
 def add_choice(choices: dict[str, Method], function: Method) -> Method:
-    """Refuse a second function of one name, but not in a notebook, whose cells are run again."""
+    """Add a function to the choices. A second one of the same name is refused, but not in a
+    notebook, whose cells are run again."""
     known = choices.get(function.__name__)
     is_in_file = "__file__" in getattr(function, "__globals__", {})
     if known and is_in_file and place_of(known) != place_of(function):
@@ -260,9 +261,10 @@ def clipped_loss(log_prob: Tensor, old: Tensor, advantage: Tensor, weight: Tenso
     """For --epochs: the loss of PPO (arXiv 1707.06347), with the wider upper bound of DAPO (arXiv
     2503.14476).
 
-    From the second step on, the answers are no longer samples of the model. The ratio of a token's
-    probability now to its probability when it was sampled (`old` is its log) corrects for how often
-    this token is drawn. It does not correct for how often its prefix and the tokens after it are.
+    After the first step on a batch, its answers are no longer samples of the model. The ratio of a
+    token's probability now to its probability when it was sampled (`old` is its log) corrects for
+    how often this token is drawn. It does not correct for how often its prefix and the tokens after
+    it are drawn.
     docs/reference/policy_gradient.md has an example.
 
     Once the ratio has passed a bound in the direction of the advantage, the token has no gradient.
@@ -277,7 +279,7 @@ def k3(log_prob: Tensor, reference: Tensor) -> Tensor:
     there: exp(d) - d - 1, d = reference - log_prob (Schulman, "Approximating KL divergence").
 
     Its value is right on average. Its mean gradient is that of KL(reference || policy), where the
-    two models are exchanged. No gradient says that a step also changes which prefixes are reached.
+    two models are exchanged. It leaves out that a step also changes which prefixes are reached.
     """
     d = reference - log_prob
     return d.exp() - d - 1
@@ -338,7 +340,7 @@ def update(model: Qwen2, optimizer: "AdamW", rollouts: Rollouts, weight: Tensor,
     of the two is wrong. Types with fewer digits than float32 round more, and need a larger one."""
     A, mask, N = rollouts.advantage, rollouts.mask, int(rollouts.mask.sum())
     has_gradient = mask & ((weight * A != 0) | (s.kl > 0))
-    rows = has_gradient.any(1).nonzero()[:, 0]                                       # the answers
+    rows = has_gradient.any(1).nonzero()[:, 0]      # the answers that have a gradient
     metrics: Metrics = {"N": N, "trained_tokens": int(mask[rows].sum()), "loss": 0.0,
                         "gradient_norm": None, "sampler_gap": None, "skipped": None}
     if not len(rows):  # AdamW would move the parameters by its mean of earlier gradients

@@ -14,11 +14,11 @@ Read `train` first. Where the numbers of token 17 of answer 3 are computed:
     its log-prob       grpo.py: log_probs, states_before
     the gradient       grpo.py: update
 
-All random numbers of a step follow from the seed and the step alone. So a run that was killed goes
-on from its checkpoint as if nothing had happened: on the same CPU it samples the same tokens, bit
-for bit, if your functions take random numbers from `rollouts.generator` alone and keep nothing from
-call to call. All is float32. Other types, tasks and methods are in lab/, whose loop calls the same
-functions.
+All random numbers of a step follow from --seed and the step's number alone. So a run that was
+killed goes on from its checkpoint as if nothing had happened: on the same CPU it samples the same
+tokens, bit for bit. Functions of yours keep this promise if they take random numbers from
+`rollouts.generator` alone, and nothing that they remember from an earlier call. All numbers are
+float32. Other types, tasks and methods are in lab/, whose loop calls the same functions.
 """
 import math
 import os
@@ -55,7 +55,7 @@ def train(s: Settings) -> None:
     task = Task(**s.keywords_of(Task))
     held_out = task.held_out_problems(s.eval_tasks) if s.eval_every else []
     optimizer = AdamW(model.parameters(), s.learning_rate, s.weight_decay)
-    run.restore(model, optimizer)  # of a resumed run
+    run.restore(model, optimizer)  # where a resumed run stopped
     reference = None
     if s.kl:
         reference = load_model(find(s.model)).to(s.device).requires_grad_(False)
@@ -78,22 +78,22 @@ def train(s: Settings) -> None:
         generator = generator_of("train", s.seed, step)
         rollouts = sample(model, tokenizer, task, problems, s.answers, s.max_new_tokens, generator)
 
-        # 2. How good was each token, and how much does it count? Both are computed for the whole
-        # batch, before it is cut into micro-batches. The loss multiplies them.
+        # 2. How good was each token (its advantage), and how much does it count (its weight)? Both
+        # are computed for the whole batch, before it is cut into micro-batches.
         rollouts.step = step
         rollouts.generator = generator_of("credit", s.seed, step)
         rollouts.advantage = values_of(advantage, rollouts, s.keywords_of(advantage))  # (B, T)
-        weight, of_weight = weights(weighting, rollouts, s.keywords_of(weighting), s.rescale)
+        weight, weight_metrics = weights(weighting, rollouts, s.keywords_of(weighting), s.rescale)
 
         # 3. Make tokens with a positive advantage more likely, and those with a negative one less
         # likely. Every few steps, also measure how much the log-prob of each token has changed.
         is_measured = s.change_every and ((step - 1) % s.change_every == 0 or is_last)
         if is_measured:
             before = frozen_log_probs(model, rollouts, s.micro_batch)                # (B, T)
-        of_reference = None
+        reference_log_prob = None
         if reference is not None:
-            of_reference = frozen_log_probs(reference, rollouts, s.micro_batch)      # (B, T)
-        metrics, columns = update(model, optimizer, rollouts, weight, s, of_reference)
+            reference_log_prob = frozen_log_probs(reference, rollouts, s.micro_batch)
+        metrics, columns = update(model, optimizer, rollouts, weight, s, reference_log_prob)
         if is_measured:
             after = frozen_log_probs(model, rollouts, s.micro_batch)
             columns["change"] = after - before
@@ -102,7 +102,7 @@ def train(s: Settings) -> None:
         write_credit(run.folder / f"credit/step_{step:06d}.npz", rollouts, weight, columns)
         line = {"step": step, "learning_rate": s.learning_rate}
         line |= means_of(rollouts)
-        line |= of_weight
+        line |= weight_metrics
         line |= metrics
         line["seconds"] = time.perf_counter() - start
         run.log(line)
@@ -110,7 +110,7 @@ def train(s: Settings) -> None:
             evaluate(run, model, tokenizer, task, held_out, step)
         is_due = s.checkpoint_every and step % s.checkpoint_every == 0
         if is_due or run.stopping or is_last:
-            run.save(step, model, optimizer)  # after all else, which a checkpoint stands for
+            run.save(step, model, optimizer)  # last, when all of its step is on record
         if run.stopping and not is_last:
             raise KeyboardInterrupt
     run.end()
@@ -119,7 +119,8 @@ def train(s: Settings) -> None:
 def means_of(rollouts: Rollouts) -> Metrics:
     """Means over all sampled answers and tokens."""
     tokens = int(rollouts.mask.sum())
-    by_group = rollouts.reward.view(len(rollouts.prompt_ids), -1)
+    problems = len(rollouts.prompt_ids)
+    by_group = rollouts.reward.view(problems, -1)
     is_equal = by_group.amin(1) == by_group.amax(1)
     means: Metrics = {}
     for part, score in rollouts.scores.items():
@@ -140,12 +141,13 @@ def evaluate(run: Run, model: Qwen2, tokenizer: Tokenizer, task: Task, problems:
     """Answer every held-out problem, first with a sampled answer, then with a greedy one. The
     rewards of training are partly luck, and its problems change from step to step."""
     s = run.settings
+    at_a_time = s.questions * s.answers  # as many answers as in training
     for mode in ("sampled", "greedy"):
         def ask(some: list[Any], generator: torch.Generator) -> Rollouts:
             return sample(model, tokenizer, task, some, 1, s.max_new_tokens, generator,
                           greedy=mode == "greedy")
 
-        line = answer_all(task, problems, s.questions * s.answers, ask)
+        line = answer_all(task, problems, at_a_time, ask)
         run.log_evaluation({"step": step, "mode": mode} | line)
 
 
@@ -162,7 +164,9 @@ def answer_all(task: Any, problems: list[Any], at_a_time: int, ask: Callable[...
         of_seed = problems[start:start + OF_ONE_SEED]
         for first in range(0, len(of_seed), at_a_time):
             rollouts = ask(of_seed[first:first + at_a_time], generator)
-            known = {**rollouts.scores, "length": rollouts.length, "finished": rollouts.finished}
+            known = dict(rollouts.scores)
+            known["length"] = rollouts.length
+            known["finished"] = rollouts.finished
             for name in names:
                 found[name] += known[name].double().tolist()
             for row in range(len(rollouts.ids)):
