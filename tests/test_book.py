@@ -1,4 +1,5 @@
 """The files at the root are the whole program: what a reader reads is what runs."""
+import argparse
 import ast
 import hashlib
 import json
@@ -18,7 +19,8 @@ import train
 from conftest import ANY, BOOK, COMMON, ROOT, copy_of_the_book, hand_made, refusal
 from grpo import add_choice
 from mitigations import MITIGATIONS
-from run import Settings, default_folder, read_settings
+from qwen2_model import UserError
+from run import default_folder, read_settings
 from runs import arrays, config_of, everything, lines, typed
 
 ONE_STEP = ["--threads", "1", "--questions", "2", "--answers", "2", "--max_new_tokens", "24",
@@ -153,9 +155,10 @@ def recipe(folder, **values):
 
 
 def test_a_recipe_replaces_the_defaults_and_what_is_typed_replaces_both(tmp_path):
+    """A hyphen in the name of a flag is an underscore."""
     flags = recipe(tmp_path / "a", steps=7, kl=0.5, max_number=9, mask_percentile=50.0,
                    mitigation="entropy_masking")
-    s = read_settings([*flags, "--steps", "8", "--mask_percentile=-1"])
+    s = read_settings([*flags, "--steps", "8", "--mask-percentile=-1"])
     assert (s.steps, s.kl, s.seed, s.mitigation) == (8, 0.5, 0, "entropy_masking")
     assert s.keywords["max_number"] == 9 and s.keywords["mask_percentile"] == -1
     for number, (name, value, sentence) in enumerate((
@@ -163,11 +166,6 @@ def test_a_recipe_replaces_the_defaults_and_what_is_typed_replaces_both(tmp_path
             ("steps", 2.5, "invalid int value: '2.5'"), ("steps", None, "invalid int value: 'None"),
             ("mitigation", ["none"], "invalid choice"), ("kl", -1, "should be 0 or more"))):
         assert sentence in refusal(read_settings, recipe(tmp_path / str(number), **{name: value}))
-
-
-def test_a_hyphen_in_the_name_of_a_flag_is_an_underscore():
-    s = read_settings(["--learning-rate", "0.001", "--max-new-tokens=9", "--out", "a-b"])
-    assert (s.learning_rate, s.max_new_tokens, s.out) == (0.001, 9, "a-b")
 
 
 def test_a_run_lies_in_the_project_from_wherever_the_command_is_typed(tmp_path, monkeypatch):
@@ -190,9 +188,8 @@ def test_what_is_typed_is_on_record_and_cannot_be_changed_in_a_resumed_run(tmp_p
     assert not {"think_discount", "out", "resume"} & saved.keys()
     s = read_settings(["--resume", out, "--steps", "9", "--threads", "2", "--seed", "3"])
     assert (s.steps, s.threads, s.keywords["entropy_temp"]) == (9, 2, 0.5)
-    others = {"mitigation": "none", "advantage": "rloo", "rescale": "none", "prompt": "full",
-              "numbers": "2"}
-    for name in saved.keys() - book.CHANGEABLE - {"torch", "device"}:
+    others = dict(mitigation="none", advantage="rloo", rescale="none", prompt="full", numbers="2")
+    for name in saved.keys() - {"steps", "threads", "checkpoint_every", "torch", "device"}:
         assert f"--{name} cannot be changed in a resumed run" in refusal(
             read_settings, ["--resume", out, f"--{name}", others.get(name, "7")])
 
@@ -228,8 +225,8 @@ def test_a_function_of_ones_own_is_a_choice_with_its_flags(tmp_path):
 
 def test_a_second_function_of_one_name_is_refused():
     """But not in a notebook, whose cells are run again."""
-    first, second, choices = (lambda rollouts: 1), (
-        lambda rollouts: 2), {}
+    choices, (first, second) = {}, (lambda rollouts: 1,
+                                    lambda rollouts: 2)
     assert add_choice(choices, first) is add_choice(choices, first) is first
     with pytest.raises(SystemExit, match=r"two functions <lambda> \(test_book.py:\d+\) and <lamb"):
         add_choice(choices, second)
@@ -237,11 +234,15 @@ def test_a_second_function_of_one_name_is_refused():
     assert add_choice(choices, cell) is cell and choices == {"<lambda>": cell}
 
 
-def test_a_class_is_left_to_the_lab(monkeypatch):
-    """It is no function of a batch, but may be a method of the lab."""
-    monkeypatch.setitem(MITIGATIONS, "mine", type("Mine", (), {}))
-    assert "Mine is no function" in refusal(read_settings, ["--mitigation", "mine"])
-    read_settings(["--mitigation", "none"])
+@pytest.mark.parametrize("mine, said", [
+    (lambda rollouts, *, kl=1.0: 1, "conflicting option string: --kl"),
+    (lambda rollouts, *, help=1.0: 1, "conflicting option string: --help"),
+    (type("Mine", (), {}), "Mine is no function")])  # perhaps a method of the lab
+def test_what_cannot_be_a_weighting_is_refused_when_it_is_chosen(monkeypatch, mine, said):
+    monkeypatch.setitem(MITIGATIONS, "mine", mine)
+    with pytest.raises((UserError, argparse.ArgumentError), match=said):
+        read_settings(["--mitigation", "mine"])
+    assert read_settings([]).mitigation == "none"
 
 
 # -------------------------------------------------------------------------------------- the numbers
@@ -256,17 +257,6 @@ def test_the_first_step_has_the_digits_that_hold_on_any_machine(tmp_path):
     [line] = lines(tmp_path / "digits/metrics.jsonl")
     for name in ("reward", "success", "loss", "gradient_norm", "entropy", "collision", "length"):
         assert line[name] == pytest.approx(known["metrics"][name], rel=2e-3), name
-
-
-def test_the_time_that_is_left_is_that_of_the_steps_so_far(tmp_path, capsys, monkeypatch):
-    """With an evaluation between them, two of six steps took 46 seconds, so the others take 92."""
-    run = book.Run(Settings(out=str(tmp_path), resume=str(tmp_path), steps=6))
-    names = "reward", "reward_format", "success", "length", "finished", "entropy", "gradient_norm"
-    for step, clock in ((1, 110), (2, 146)):
-        monkeypatch.setattr(book.time, "monotonic", lambda: clock)
-        run.log(dict.fromkeys(names, 0.5) | {
-            "step": step, "tokens": 8, "skipped": None, "seconds": 10.0})
-    assert re.findall(r"\d:\d\d\n", capsys.readouterr().out) == ["0:50\n", "1:32\n"]
 
 
 def test_what_a_model_wrote_steers_no_terminal():

@@ -35,15 +35,12 @@ def test_a_damaged_line_is_told(tmp_path, metrics, evaluations, said):
     assert said in refusal(analyze.Run, write_log(tmp_path / "x", {}, {}, metrics, evaluations))
 
 
-def test_a_line_of_deeply_nested_json_is_told(tmp_path):
+def test_a_line_of_deeply_nested_json_and_a_config_that_is_no_runs_are_told(tmp_path):
     folder = write_log(tmp_path / "x", {}, metrics=[LINE])
     (folder / "metrics.jsonl").write_text("[" * 9000 + "\n")
     assert "metrics.jsonl, line 1 is damaged: [[[" in refusal(analyze.Run, folder)
-
-
-def test_a_config_that_is_no_runs_is_told(tmp_path):
-    folder = write_log(tmp_path / "x", {}, {"mitigation": None}, metrics=[{"step": 1}])
-    assert "x is not the folder of a run" in refusal(analyze.Run, folder)
+    folder = write_log(tmp_path / "y", {}, {"mitigation": None}, metrics=[LINE])
+    assert "y is not the folder of a run" in refusal(analyze.Run, folder)
 
 
 @pytest.fixture

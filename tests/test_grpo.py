@@ -1,5 +1,6 @@
 """The algorithm: advantages by hand, log-probs, loss and update against autograd of their formulas,
 AdamW against torch's."""
+import copy
 import dataclasses
 from types import SimpleNamespace
 
@@ -13,7 +14,7 @@ from countdown_task import Problem, Task
 from grpo import dr_grpo, group_z_score, rloo
 from plain_forward import plain_logits
 from properties import draw, given
-from qwen2_model import Qwen2, generate, load_model, load_tokenizer
+from qwen2_model import generate, load_model, load_tokenizer
 
 
 def batch_with(reward, group, **scores):
@@ -78,13 +79,11 @@ def rollouts(model):
 
 
 def copied(model, noise=0.0):
-    copy = Qwen2(model.config)
-    copy.load_state_dict(model.state_dict())
-    generator = torch.Generator().manual_seed(5)
+    own, generator = copy.deepcopy(model), torch.Generator().manual_seed(5)
     with torch.no_grad():
-        for parameter in copy.parameters():
+        for parameter in own.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator) * noise)
-    return copy
+    return own
 
 
 def row_log_probs(model, rollouts, row):
@@ -124,16 +123,14 @@ def test_a_sampled_batch_has_the_texts_scores_and_labels_of_its_tokens():
         sections, kinds = task.label(batch.texts[row])
         assert batch.section[row].tolist() == [*sections, *beyond]
         assert batch.kind[row].tolist() == [*kinds, *beyond]
-    given = model, tokenizer, task, problems, 3
     most = 1024 - max(len(ids) for ids in batch.prompt_ids)
-    assert "can have 1025 tokens, and the model takes 1024" in refusal(
-        grpo.sample, *given, most + 1, grpo.generator_of("it"))
+    for asked, tokens, said in ((problems, most + 1, "can have 1025 tokens, and the model takes"),
+                                ([Problem((4316, 5, 7), 22)], 60, "cannot spell the prompt")):
+        assert said in refusal(grpo.sample, model, tokenizer, task, asked, 3, tokens, None)
     with torch.no_grad():
         model.model.norm.weight.fill_(float("nan"))
     assert "probabilities are not finite" in refusal(
-        grpo.sample, *given, 60, grpo.generator_of("it"))
-    assert "cannot spell the prompt" in refusal(
-        grpo.sample, model, tokenizer, task, [Problem((4316, 5, 7), 22)], 3, 60, None)
+        grpo.sample, model, tokenizer, task, problems, 3, 60, grpo.generator_of("it"))
 
 
 def settings(**changed):
@@ -144,8 +141,8 @@ def settings(**changed):
 def updated(model, rollouts, weight, s=settings(), reference=None):
     """An update with plain gradient descent in the place of AdamW, and the change of the tokens as
     train.py measures it."""
-    sgd, before = torch.optim.SGD(model.parameters(), lr=0.003), grpo.frozen_log_probs(
-        model, rollouts, 4)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.003)
+    before = grpo.frozen_log_probs(model, rollouts, 4)
     of_reference = reference and grpo.frozen_log_probs(reference, rollouts, 4)
     metrics, columns = grpo.update(model, sgd, rollouts, weight, s, of_reference)
     return metrics, columns, grpo.frozen_log_probs(model, rollouts, 4) - before

@@ -10,7 +10,6 @@ from countdown_task import ANSWER, BRACKET, NUMBER, OPERATOR, OTHER, SPACE, TAG,
 from grpo import values_of
 
 LOG_2, LOG_3 = math.log(2), math.log(3)
-
 UP_TO_10 = {"entropy": list(range(11))}
 
 

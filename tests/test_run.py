@@ -10,8 +10,8 @@ import pytest
 
 import run as book
 import train
-from conftest import ROOT, copy_of_the_book, refusal, write_lines
-from runs import arrays, assert_same_run, config_of, everything, lines, typed
+from conftest import BOOK, ROOT, copy_of_the_book, refusal, write_lines
+from runs import assert_same_run, config_of, everything, lines, typed
 
 # small steps, each of which has a gradient
 SMALL = ["--threads", "1", "--questions", "2", "--answers", "2", "--max_new_tokens", "24", "--seed",
@@ -28,17 +28,12 @@ for folder in sys.argv[1:]:
 """
 
 
-def project_in(folder):
-    copy_of_the_book(folder)
-    (folder / "begin.py").write_text(BEGIN)
-    return folder
-
-
 @pytest.fixture(scope="module")
 def project(tmp_path_factory):
     """With the run `whole`, and copies of its folder: whole_1 and so on are as a kill would have
     left it before each change of a file."""
-    folder = project_in(tmp_path_factory.mktemp("project"))
+    folder = copy_of_the_book(tmp_path_factory.mktemp("project"))
+    (folder / "begin.py").write_text(BEGIN)
     code, said = typed(folder, "train.py", *SMALL, "--out", "whole", copy="whole")
     assert code == 0, said
     assert any(line["skipped"] is None for line in lines(folder / "whole/metrics.jsonl"))
@@ -159,19 +154,18 @@ def test_a_run_keeps_the_files_that_made_it_also_those_of_ones_own(tmp_path):
                    "import far.near\nimport ideas.mine\n")
     code, said = typed(folder, "train.py", *SMALL, "--steps", "0", "--out", "run")
     assert code == 0, said
-    files = {name: folder / name for name in (
-        "countdown_task.py", "qwen2_model.py", "grpo.py", "mitigations.py", "run.py", "train.py",
-        "ideas/mine.py")}
-    for path in elsewhere.rglob("*.py"):
-        files["/".join(["elsewhere", *path.parts[1:]])] = path
-    assert {str(path): content for path, content in everything(folder / "run/code").items()} == {
-        name: path.read_bytes() for name, path in files.items()}
+    names = [*(f"{name}.py" for name in BOOK if name != "analyze"), "ideas/mine.py"]
+    files = {name: (folder / name).read_bytes() for name in names} | {
+        "/".join(["elsewhere", *path.parts[1:]]): path.read_bytes()
+        for path in elsewhere.rglob("*.py")}
+    assert {str(path): text for path, text in everything(folder / "run/code").items()} == files
 
 
 @pytest.fixture
 def edited(project, tmp_path):
     """A copy of the project, with the run as a kill in its third step left it."""
-    folder = project_in(tmp_path / "edited")
+    folder = copy_of_the_book(tmp_path / "edited")
+    shutil.copy(project / "begin.py", folder)
     shutil.copytree(project / "whole", folder / "run")
     shutil.rmtree(folder / "run/checkpoints/step_000003")
     return folder
@@ -191,17 +185,14 @@ def test_a_run_that_goes_on_with_other_code_says_so_and_its_old_code_goes_on(pro
     assert everything(folder / "run/code") == old
     assert everything(folder / "run/code_after_000002") == {
         path: (folder / path).read_bytes() for path in [*old, Path("newly_imported.py")]}
-    other, whole = (arrays(run / "checkpoints/step_000003/model.safetensors")
-                    for run in (folder / "run", project / "whole"))
-    assert any((other[name] != whole[name]).any() for name in whole)
+    assert "To go on with the files of then: python run/code/train.py --resume run" in said
+    last = "checkpoints/step_000003/model.safetensors"
+    assert (folder / "run" / last).read_bytes() != (project / "whole" / last).read_bytes()
     shutil.rmtree(folder / "run/checkpoints/step_000003")
-    [command] = re.findall("changed since.*python (.*)", said)
-    assert command == "run/code/train.py --resume run"
-    code, said = typed(folder, *command.split())
+    code, said = typed(folder, "run/code/train.py", "--resume", "run")
     assert code == 0 and "changed since" not in said
     assert_same_run(project / "whole", folder / "run")
-    code, said = typed(folder, "train.py", "--resume", "run")
-    assert code == 0 and "run is finished: a larger --steps continues it" in said
+    assert "run is finished: a larger" in typed(folder, "train.py", "--resume", "run")[1]
     assert [path.name for path in folder.glob("run/code*")] == ["code"]
 
 
@@ -217,12 +208,11 @@ def test_a_change_that_made_no_step_leaves_nothing(edited):
         path.replace("code/", "code_after_000002/") for path in before if path.startswith("code/")}
     begun(folder, killed)
     assert all(up_to(run, 2) == changed and not [*run.rglob("*.tmp")] for run in killed)
-    shutil.rmtree(shutil.copytree(folder / "run", folder / "early") / "checkpoints/step_000002")
-    shutil.rmtree(folder / "early/checkpoints/step_000001")
-    (folder / "early/metrics.jsonl").unlink()
-    assert "changed" not in begun(folder, [folder / "early"])  # before the first checkpoint
-    assert (folder / "early/code/train.py").read_text() == text + "# changed\n"
-    assert not (folder / "early/code_after_000002").exists()
+    early = shutil.copytree(folder / "run", folder / "early", ignore=shutil.ignore_patterns(
+        "step_00000?", "*.jsonl"))  # before the first checkpoint
+    assert "changed" not in begun(folder, [early])
+    assert (early / "code/train.py").read_text() == text + "# changed\n"
+    assert not (early / "code_after_000002").exists()
     (folder / "train.py").write_text(text)
     assert "changed" not in begun(folder, killed)
     assert all(up_to(run, 2) == before for run in killed)
@@ -237,8 +227,7 @@ def test_a_checkpoint_is_a_whole_model_also_when_the_first_one_is_gone(tmp_path)
     shutil.copytree(ROOT / "models/tiny", tmp_path / "mine")
     for name, content in (small | others).items():
         (tmp_path / "mine" / name).write_bytes(content)
-    folder = tmp_path / "moved"
-    flags = ["--model", "mine", "--steps", "1", "--out", "moved"]
+    folder, flags = tmp_path / "moved", ["--model", "mine", "--steps", "1", "--out", "moved"]
     assert typed(tmp_path, ROOT / "train.py", *SMALL, *flags)[0] == 0
     shutil.rmtree(tmp_path / "mine")
     train.main(["--resume", str(folder), "--steps", "2"])
@@ -253,8 +242,7 @@ def test_what_people_have_laid_into_a_run_is_no_part_of_it_and_stays(project):
     names = {"step_000002.best", "step_000009.keep", "step_000001.npz", "step_9_best"}
     for name in names:
         shutil.copytree(folder / "checkpoints/step_000003", folder / "checkpoints" / name)
-    notes = [folder / "credit" / name for name in (
-        "step_notes.txt", "step_000009.txt", "step_000009_old.npz", "step_000009 (copy).npz")]
+    notes = [folder / "credit" / name for name in ("step_000009.txt", "step_000009_old.npz")]
     for path in notes:
         path.write_text("mine")
     train.main(["--resume", str(folder), "--steps", "4"])
@@ -292,7 +280,6 @@ DAMAGES = [  # what is written over a file of a run, and what the one line says
     ("config.json", b'{"lora": 1}', "--lora=1 (--help lists the flags; `python -m lab train`"),
     ("config.json", b'{"steps": 3', "config.json is not JSON"),
     ("metrics.jsonl", b'{"step": 1}\n{"st\n', "metrics.jsonl, line 2 is damaged"),
-    ("metrics.jsonl", b'{"step": 1}\n[1]\n', "metrics.jsonl, line 2 is damaged"),
     ("metrics.jsonl", b'\xff\xfe\n', "metrics.jsonl, line 1 is damaged"),
     ("evaluations.jsonl", b'{"step": "1"}\n', "evaluations.jsonl, line 1 is damaged"),
     ("checkpoints/step_000003/model.safetensors", b"cut", "model.safetensors cannot be read"),
