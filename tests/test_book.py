@@ -236,7 +236,6 @@ def test_a_second_function_of_one_name_is_refused():
 
 @pytest.mark.parametrize("mine, said", [
     (lambda rollouts, *, kl=1.0: 1, "conflicting option string: --kl"),
-    (lambda rollouts, *, help=1.0: 1, "conflicting option string: --help"),
     (type("Mine", (), {}), "Mine is no function")])  # perhaps a method of the lab
 def test_what_cannot_be_a_weighting_is_refused_when_it_is_chosen(monkeypatch, mine, said):
     monkeypatch.setitem(MITIGATIONS, "mine", mine)
