@@ -1,7 +1,6 @@
 """What a run of the lab is made of: which files are copied; a resumed run says what has changed,
 and goes on; what did not change is never named."""
 import json
-import os
 import shutil
 from pathlib import Path
 
@@ -217,12 +216,6 @@ def test_data_that_lies_elsewhere_has_not_changed_and_old_digests_of_code_are_le
         "model.safetensors": "2"}
 
 
-def test_a_pipe_and_an_endless_file_are_refused_at_once(stopped):
-    (stopped / "metrics.jsonl").unlink()
-    (stopped / "metrics.jsonl").symlink_to("/dev/zero")
-    assert "no regular file" in run("--resume", stopped, expect=1).stderr
+def test_a_file_of_data_that_never_ends_is_refused_at_once():
     with pytest.raises(UserError, match="no regular file"):
-        record.digest_of(Path("/dev/null"))  # as of a credit file; a pipe would wait for ever
-    (stopped / "config.json").unlink()
-    os.mkfifo(stopped / "config.json")
-    assert "no regular file" in run("--resume", stopped, expect=1).stderr
+        record.digest_of(Path("/dev/null"))  # a pipe would wait for ever
