@@ -12,7 +12,6 @@ import countdown_task
 from countdown_task import Problem, is_held_out
 from lab.countdown import PROMPTS, Task, Wording
 from lab.engine.errors import UserError
-from lab.engine.tokens import encode_prompt, load_tokenizer, token_bytes
 from lab.harness.solved_problems import solutions_of
 from conftest import write_lines
 from test_countdown_task import PROBLEM, TINY
@@ -147,15 +146,6 @@ def test_an_expression_alone_is_in_the_answer_section_up_to_its_end():
     found = Task(prompt="expression").label([" 3", "*", "(", "so", "</think>", "<|im_end|>"])
     kinds = ("number", "operator", "bracket", "word", "word")
     assert in_words(found) == [*(f"answer {kind}" for kind in kinds), "other end"]
-
-
-def test_prompts_end_with_an_opened_think_and_are_chatml(learner):
-    for form in ("short", "original", "full"):
-        text = Task(prompt=form).prompt_for(PROBLEM)
-        assert text.startswith("<|im_start|>") and text.endswith("<think>")
-        assert "<|im_end|>\n<|im_start|>assistant\n" in text and "22" in text
-    tiny, text = load_tokenizer(learner), Task(prompt="short").prompt_for(PROBLEM)
-    assert b"".join(token_bytes(tiny, encode_prompt(tiny, text, ""))).decode() == text
 
 
 def test_the_original_prompt_is_the_one_of_the_earlier_experiment():

@@ -3,12 +3,10 @@ and their intervals over problems."""
 import numpy as np
 import pytest
 
-import analyze
 from lab.analysis.statistics import (Estimate, estimate, holm, jackknife, mean_over, over_problems,
                                      paired_difference, percentile, two_sided_p, within)
 from lab.analysis.token_table import TokenTable
 from properties import draw, given
-from train import wilson_interval
 
 
 @pytest.mark.parametrize("df, probability, expected", [  # any printed table of Student's t
@@ -90,21 +88,6 @@ def test_where_all_answers_agree_the_mean_is_known_to_one_answer(value):
     found, reach = paired_difference([value] * 60), percentile(59) / 60
     assert (found.high - value, value - found.low) == pytest.approx((reach, reach), rel=1e-6)
     assert 0 < found.p <= 1 and (found.p > 0.99) == (value == 0)
-
-
-def test_the_interval_of_a_share_by_hand():
-    """Wilson's for 8 of 10 with z = 1.96: (0.8 + 0.192 -+ 1.96 sqrt(0.016 + 0.0096)) / 1.384."""
-    assert wilson_interval(8, 10) == pytest.approx((0.4902, 0.9433), abs=1e-4)
-    low, high = wilson_interval(0, 10)
-    assert low == pytest.approx(0, abs=1e-12) and high == pytest.approx(0.2775, abs=1e-4)
-
-
-@pytest.mark.parametrize("n", [*range(2, 40), 60, 100, 1500])
-def test_the_books_interval_of_a_mean_is_the_labs(n):
-    values = np.random.default_rng(n).random(n)
-    known = mean_over(values)
-    assert analyze.ratio(values, np.ones(n)) == pytest.approx(
-        (known.value, known.high - known.value), rel=1e-3)
 
 
 def test_a_share_and_its_jackknife():

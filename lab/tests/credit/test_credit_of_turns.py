@@ -11,7 +11,6 @@ from small import hand_made
 
 import mitigations  # noqa: F401  fills the choices
 from lab.credit import turns
-from lab.credit.critic import generalised_advantage
 from lab.credit.turns import (Redraw, Worth, gigpo, mt_grpo, redrawn_values, turn_credit, turn_mean,
                               without_luck)
 from examples.guess import Game, Task
@@ -94,25 +93,6 @@ def test_luck_is_taken_out_by_hand():
     # 17/144, and the reward's variance 1/4
     share = (2 * 17 / 144 - 281 / 1728) / (1 / 4)
     assert method.metrics["luck_share"] == pytest.approx(share, rel=1e-5)
-
-
-def test_luck_of_three_turns_by_hand():
-    """All guess 1 first, which is right for one secret of three, and then 3, which is right for one
-    of two. Others that reach turns 1 and 2 earned 1/2 and 0 for the first answer, 1/2 and 1/2 for
-    the third, 1 and 1 for the last, and for the second 2/3. The luck is -1/6 -1/2 0, 2/9, -1/6 1/4
-    and 0 0 0."""
-    answers = [(2, ["1", "3", "2"]), (1, ["1"]), (3, ["1", "3"]), (2, ["1", "3", "3"])]
-    mask = torch.zeros(4, 5, dtype=torch.bool)
-    for row, (_, of_answer) in enumerate(answers):
-        mask[row, :2 * len(of_answer):2] = True
-    batch = batch_of(mask=mask, written=mask, ids=mask.long(), finished=mask.any(1),
-                     problems=[secret for secret, _ in answers],
-                     turns=[of_answer for _, of_answer in answers],
-                     scores={"reward": torch.tensor([1., 1, 1, 0])})
-    task = Guess()
-    task.tries = 3
-    found = without_luck(policy_of(task), redraws=12)(batch, policy_of(task))
-    torch.testing.assert_close(found, torch.tensor([1, 1 / 9, 1 / 4, -1])[:, None] * mask)
 
 
 def test_an_answer_that_is_cut_off_has_what_it_earns():
@@ -277,11 +257,6 @@ def test_the_end_of_a_turn_is_where_it_is_paid():
     """A price of an earlier turn is no part of what a later token gets."""
     assert paid_batch().to_go.tolist()[0] == [.25, .25, .5, .5]
     assert batch_of().to_go.tolist()[0] == [1] * 4 and batch_of().paid.tolist()[1] == [0, 1, 0, 0]
-    value = torch.zeros(4, 4)
-    found = generalised_advantage(value, paid_batch().paid, MASK, 1.0, 1.0)
-    assert found[0].tolist() == [.25, .25, 0, .5]
-    assert generalised_advantage(value, paid_batch().paid, MASK, 1.0, 0.0)[0].tolist() == [
-        0, -.25, 0, .5]
 
 
 @pytest.fixture(scope="module")

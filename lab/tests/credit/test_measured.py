@@ -1,7 +1,6 @@
 """Credit of single tokens, by hand: on a table of what other tokens are worth, and of tokens that
 are replaced or deleted."""
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +8,6 @@ import torch
 from lab.credit.causal_ablation import after_deletion, deletion, with_deletions
 from lab.credit.measured import measured
 from lab.credit.monte_carlo import continuation_rewards
-from lab.engine.errors import UserError
 from lab.engine.tokens import ANSWER
 from small import ASKED, hand_made, make_weighting, spoken
 
@@ -40,38 +38,22 @@ def test_oracle_by_hand(policy, monkeypatch):
     torch.testing.assert_close(signed, size * torch.tensor([[1, 1, 0], [1, 0, -1]]))
 
 
-def test_the_oracle_knows_credit_at_temperature_1_alone(policy):
-    hot = SimpleNamespace(settings=SimpleNamespace(temperature=1.5))
-    with pytest.raises(UserError, match="--temperature 1.5"):
-        make_weighting("oracle", {}, hot)
-
-
 def test_a_continuation_begins_with_its_prefix_and_without_the_excluded_token(policy, monkeypatch):
-    """The reward is here the token after the prefix, and then the length of the answer. A prefix
-    that has reached the limit is not continued."""
-    rollouts = spoken(policy)
-    limit, asked = policy.settings.max_new_tokens, []
+    """The reward is here the token after the prefix."""
+    rollouts, begun = spoken(policy), (5, 6)
+    monkeypatch.setattr(type(policy), "reward_of",
+                        lambda self, problem, ids: float(ids[2]) if ids[:2] == begun else -1.0)
 
-    def rewards(prefixes, without, reward):
-        def reward_of(self, problem, ids):
-            asked.append(ids)
-            return float(reward(ids))
-
-        monkeypatch.setattr(type(policy), "reward_of", reward_of)
+    def rewards(without):
         rollouts.generator = torch.Generator().manual_seed(1)
-        found, price = continuation_rewards(policy, rollouts, prefixes, 30, without=without)
-        return found, price["extra_answers"]
+        found, price = continuation_rewards(policy, rollouts, [(0, begun)] * len(without), 30,
+                                            without=without)
+        assert price["extra_answers"] == 30 * len(without) and (found >= 0).all()
+        return found
 
-    tokens, _ = rewards([(0, ())], None, lambda ids: ids[0])
-    often = int(tokens[0].mode().values)
-    tokens, sampled = rewards([(0, ())] * 2, [-1, often], lambda ids: ids[0])
-    assert (tokens[0] == often).any() and not (tokens[1] == often).any() and sampled == 60
-    asked.clear()
-    begun = tuple(rollouts.ids[0, 1:2].tolist()) * limit
-    prefixes = [(0, begun[:limit - left]) for left in (2, 1, 0)]
-    lengths, sampled = rewards(prefixes, None, len)
-    assert lengths[0].max() == limit and {*lengths[1:].flatten().tolist()} == {limit}
-    assert sampled == 60 and all(ids[:limit - 2] == begun[:limit - 2] for ids in asked)
+    often = int(rewards([-1])[0].mode().values)
+    free, without = rewards([-1, often])
+    assert (free == often).any() and not (without == often).any()
 
 
 MASK = torch.tensor([[True] * 5, [True] + [False] * 4])

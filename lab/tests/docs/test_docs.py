@@ -15,7 +15,8 @@ import pytest
 import mitigations
 
 from conftest import ROOT, project_files
-from lab.countdown import Problem, Task, evaluates_to, parse_problem
+from countdown_task import evaluates_to
+from lab.countdown import Problem, Task, parse_problem
 from lab.engine.model_folder import read_model_folder
 from lab.harness.record import read_given
 from lab_runs import SHORT, block, blocks, copy_project, printed_by_each, program
@@ -64,12 +65,6 @@ def folder_of(project):
 def test_the_readme_and_mitigations_show_the_same_idea():
     docstring = inspect.cleandoc(mitigations.__doc__ or "")
     assert textwrap.indent(block("README.md", "def my_idea").strip(), "    ") in docstring
-
-
-def test_the_readme_has_a_line_that_installs_and_runs_and_one_that_installs_and_tests():
-    page = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "\npip install -r requirements.txt && python train.py --mitigation none " in page
-    assert "\npip install -r tests/requirements.txt && python -m pytest -n 2 " in page
 
 
 ASK = """
@@ -236,10 +231,6 @@ def test_every_cell_of_the_notebook_runs_from_its_folder(project):
     assert "this problem      9   +0.20   -0.028" in table and table.split()[:4] == [
         "operator", "tokens", "mean", "advantage"]
     assert all(line in printed for line in table.splitlines())
-
-
-def test_the_notebook_has_at_most_a_hundred_lines_of_code():
-    assert sum(len(cell.splitlines()) for cell in cells()) <= 100
 
 
 def test_the_notebook_goes_to_the_projects_folder_or_says_where_to_start_it(monkeypatch, tmp_path):

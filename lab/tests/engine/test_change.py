@@ -1,65 +1,25 @@
-"""The change of each token in a step: by hand for a model of which only the last matrix learns,
-against other forward passes, and in runs."""
+"""The change of each token in a step: against other forward passes, and in runs."""
 import dataclasses
-import math
 
 import numpy as np
 import pytest
 import torch
 
-from small import copied, hand_made
+from small import copied
 from lab.engine.update import update
 from lab.analysis.run_folders import read_columns
-from lab.engine.model import Qwen2
-from qwen2_model import ModelConfig
 from lab_runs import run
 from runs import lines, timeless
 from test_update import row_log_probs, settings
 
-WIDTH, RATE = 8, 0.25
 
-
-@pytest.fixture
-def coin():
-    """A model that writes 0 or 1. All hidden states are (1, ..., 1), so only the last matrix
-    learns: a step changes the logits by rate x width x (onehot - p) x A / N."""
-    model = Qwen2(ModelConfig(vocab_size=2, hidden_size=WIDTH, intermediate_size=8, head_dim=8,
-                              num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1))
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.fill_(float("embed" in name or "norm" in name))
-    return model
-
-
-def thrown(ids, advantage):
-    """Answers of one token to one problem."""
-    ids, advantage = torch.tensor(ids)[:, None], torch.tensor(advantage)[:, None]
-    return hand_made(torch.ones_like(ids, dtype=torch.bool), ids=ids, advantage=advantage,
-                     prompt_ids=[[1]], log_prob=torch.full(ids.shape, -math.log(2)))
-
-
-def stepped(model, batch, rate=RATE, weight=None, **changed):
+def stepped(model, batch, rate=0.25, weight=None, **changed):
     """The model after a step of plain gradient descent, with its metrics and columns."""
     copy = copied(model)
     weight = batch.mask.float() if weight is None else weight
     sgd = torch.optim.SGD(copy.parameters(), lr=rate)
     result = update(copy, sgd, batch, weight, settings(**changed), is_measured=True)
     return copy, *result
-
-
-@pytest.mark.parametrize("ids, advantage, net", [
-    ([0, 1], [1.0, -1.0], 1.0),                       # both push 0 up: (1 + 1) / 2
-    ([0, 0], [1.0, -1.0], 0.0),                       # the same token in both answers: they cancel
-    ([0, 0, 0, 0], [1.0, -0.6, -0.6, -0.6], -0.2),    # so a token of the better answer falls
-    ([0, 1, 0, 1], [1.0, 1.0, -1.0, 0.0], -0.25)])    # the last has no push, and rises
-def test_a_coin_by_hand(coin, ids, advantage, net):
-    """It begins at p = 1/2. The difference of the logits grows by rate x width x net, where `net`
-    is the mean of A for 0 and of -A for 1; then p is 1 / (1 + exp(-difference))."""
-    _, _, columns = stepped(coin, thrown(ids, advantage))
-    apart = RATE * WIDTH * net
-    of = {0: math.log(2 / (1 + math.exp(-apart))), 1: math.log(2 / (1 + math.exp(apart)))}
-    expected = [of[i] for i in ids]
-    assert columns["change"].squeeze(1).tolist() == pytest.approx(expected, abs=5e-6)
 
 
 @pytest.mark.numerics

@@ -47,14 +47,6 @@ def test_weights_that_cannot_be_rescaled_to_the_gradient_are_left_and_it_is_said
     assert weighed(torch.ones(2, 2), nothing, rescale_to="gradient")[1]["weight_note"] is None
 
 
-def test_what_is_odd_beyond_the_mask_does_not_matter_and_one_number_an_answer_is_enough():
-    rollouts = hand_made([[True, True], [True, False]])
-    odd = torch.tensor([[1.0, 1.0], [1.0, float("inf")]])
-    assert weighed(odd, rollouts)[0].tolist() == [[1, 1], [1, 0]]
-    assert weighed(1 / rollouts.length[:, None], rollouts, rescale_to="none")[0].tolist() == \
-        [[0.5, 0.5], [1, 0]]
-
-
 def test_the_placebo_of_the_weights_permutes_them_over_the_tokens():
     draw = torch.Generator().manual_seed(0)
     rollouts = hand_made(torch.rand(20, 30, generator=draw) < 0.7)

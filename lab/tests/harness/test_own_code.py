@@ -12,7 +12,6 @@ import torch
 import mitigations
 from conftest import refusal
 from small import StateIdea, hand_made, put_in
-from lab.engine.credited import rescaled_weight
 from lab.engine.methods import checked_credit, make, metrics_of
 from lab.harness.settings import make_settings, read_flags
 from lab.harness.tasks import load_task, score_again
@@ -86,29 +85,6 @@ def test_what_an_idea_changes_in_place_is_its_own_copy(rollouts):
     hidden, texts = rollouts.hidden.clone(), [*rollouts.texts]
     checked_credit(vandal, "mine", rollouts)
     assert hidden.any() and torch.equal(rollouts.hidden, hidden) and rollouts.texts == texts
-
-
-@pytest.mark.parametrize("value, words", [
-    (float("nan"), "is nan at token {t} of answer 4. Such a number often comes from 0 / 0"),
-    (-float("inf"), "is -inf at token {t} of answer 4"), (1e13, "is 1e+13 at token {t} of answer"),
-    (-0.5, "is negative at 2 tokens. Weights may not be: put values with a sign under @advantage")])
-def test_a_number_that_may_not_be_is_told_with_its_token_and_its_function(rollouts, value, words):
-    """Beyond the mask, and as an advantage where it is only negative, it is fine."""
-    def idea(batch, policy):
-        return torch.where(is_wrong, value, 1.0)
-
-    t = int(rollouts.length.min()) - 1
-    is_wrong = torch.zeros_like(rollouts.mask)
-    is_wrong[4:, t] = True
-    said, line = refusal(rescaled_weight, idea, "mine", rollouts), idea.__code__.co_firstlineno
-    assert said.startswith(f"the weighting mine (test_own_code.py:{line}) "
-                           + words.format(t=t))
-    if value == -0.5:
-        checked_credit(idea, "mine", rollouts)
-    is_wrong = ~rollouts.mask
-    rescaled_weight(idea, "mine", rollouts)
-    is_wrong = torch.zeros(1, rollouts.mask.shape[1], dtype=torch.bool)  # (1, T) is for all answers
-    rescaled_weight(idea, "mine", rollouts)
 
 
 def test_metrics_take_no_place_of_the_loops(said_of):

@@ -16,14 +16,6 @@ from run import append
 from runs import lines
 
 
-def test_a_folder_appears_when_it_is_whole(tmp_path):
-    with new_folder(tmp_path / "a/b") as unfinished:
-        (unfinished / "x").write_text("1")
-        assert not (tmp_path / "a/b").exists()
-    assert [path.name for path in (tmp_path / "a").iterdir()] == ["b"]
-    assert (tmp_path / "a/b/x").read_text() == "1"
-
-
 def test_a_folder_that_is_there_is_refused_before_any_work(tmp_path, monkeypatch):
     (tmp_path / "b").mkdir()
     (tmp_path / "b/mine").write_text("")

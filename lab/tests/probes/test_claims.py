@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import credit_columns, refusal, write_log
 from known_runs import ids_of, make
-from logs import plain_rows, random_log
+from logs import random_log
 
 import lab.run as lab_run
 from lab.__main__ import main
@@ -157,11 +157,6 @@ def test_other_stored_numbers_are_what_their_experiments_printed():
                 assert shown(stored(experiment, name), spec) in words, name
 
 
-def test_the_gain_of_credit_by_turn_is_that_of_the_page():
-    gain = stored_gain("turns/guess", "turn_credit", "grpo")
-    assert shown(gain, "points") in (PROJECT / "lab/reports/turns.md").read_text("utf-8")
-
-
 def test_the_claim_on_filler_and_format_by_hand():
     found = found_in_nothing("filler_and_format")
     runs = stored_results("claims")["filler_and_form"]["values"]
@@ -213,33 +208,6 @@ def test_filler_and_reasoning_by_hand(tmp_path):
     kinds = {1: {**columns, "kind": np.array([0, 1, 1, 2] * 2, np.uint8)}}
     of_words = found_in(write_log(tmp_path / "kinds", kinds), "filler_comes_early").figure
     assert of_words.endswith("-0.750 (-0.750 to -0.750) of words")
-
-
-def test_figures_of_tokens_by_plain_python(tmp_path):
-    """Contribution, t and both definitions of early over late, from the tokens one by one. The run
-    has weights, which are no part of GRPO."""
-    folder, files = random_log(tmp_path / "run", groups=20, longest=12)
-    rows = plain_rows(folder, files)
-    for row in rows:
-        row["value"] = row["advantage"] * row["log_prob"]
-    values, places = [row["value"] for row in rows], [row["position"] for row in rows]
-    assert found_in(folder, "contribution_is_the_gradient").figure.startswith(
-        f"{statistics.mean(values):.3f} mean; {statistics.stdev(values):.3f} std; "
-        f"{statistics.mean(map(abs, values)):.3f} mean size; {min(values):.1f} to "
-        f"{max(values):.1f} range; 0% of the tokens have the gradient's sign")
-    low, high = np.quantile(places, [0.2, 0.8])
-    early, late = ([abs(row["value"]) for row in rows if inside(row["position"])] for inside in (
-        lambda place: place < low, lambda place: place > high))
-    assert f"; {statistics.mean(early) / statistics.mean(late):.2f} (" in found_in(
-        folder, "early_over_late").figure
-    t = []
-    for place in range(max(places) + 1):
-        at = [row["value"] for row in rows if row["position"] == place]
-        if len(at) > 1:
-            t.append(abs(statistics.mean(at)) / (statistics.stdev(at) / len(at) ** 0.5))
-    assert found_in(folder, "t_says_how_much_it_varies").figure.startswith(
-        f"{np.mean(np.array(t) > 3):.2f} above 3; {np.mean(np.array(t) < 1.5):.2f} below 1.5; "
-        f"{np.mean(t):.2f} on average; ")
 
 
 def test_the_rarer_outcome_by_hand(tmp_path):
