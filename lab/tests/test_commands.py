@@ -1,5 +1,5 @@
 """Every command of the overview: its help, its flags within and beyond their bounds, what it
-refuses, a test that runs it, and the pages that name it."""
+refuses, and the pages that name it."""
 import importlib
 import re
 import sys
@@ -139,16 +139,6 @@ def test_wrong_commands(recorded, typed, said):
     named = {"RUN": str(recorded), "TINY": str(TINY)}
     words = [named.get(word, word.replace("@", " ")) for word in typed.split()]
     assert said in refusal(overview.main, words)
-
-
-@pytest.mark.parametrize("name", overview.MODULES)
-def test_a_test_runs_each_command(name):
-    """By what it prints and writes, so a command that is new needs one, too."""
-    tests = [path.read_text(encoding="utf-8") for path in project_files("**/test_*.py")]
-    module = re.escape(overview.MODULES[name])
-    is_run = re.compile(rf'\["{name}", |\b{name}\.main\(|'
-                        rf'from {module} import (.*, )?main\b|import {module} as ')
-    assert any(is_run.search(text) for text in tests)
 
 
 def test_a_page_names_no_command_that_is_gone_without_its_commit():

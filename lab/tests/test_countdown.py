@@ -262,15 +262,6 @@ def test_examples_that_leave_no_problem_are_told(tmp_path, problems, examples, s
         Task(prompt="expression", **flags | {"examples": examples})
 
 
-def test_problems_and_prompts_are_those_of_the_book():
-    for flags in (TINY, dict(prompt="full", **WIDE)):
-        plain, of_lab = countdown_task.Task(**flags), Task(**flags)
-        problems = plain.training_problems(3, 2, 30) + plain.held_out_problems(30)
-        others = of_lab.training_problems(3, 2, 30) + of_lab.held_out_problems(30)
-        assert [*map(vars, problems)] == [*map(vars, others)]
-        assert [*map(plain.prompt_for, problems)] == [*map(of_lab.prompt_for, others)]
-
-
 @pytest.mark.parametrize("prompt, text", [
     *((one, "</think>\n<answer>3 * 5 + 7</answer>") for one in ("full", "original", "brief")),
     ("expression", "3 * 5 + 7")])

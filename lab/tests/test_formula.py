@@ -26,11 +26,10 @@ from lab.formula.__main__ import main
 from lab.formula.batches import Lens
 from lab.formula.calling import Examined, load_loss
 from lab.formula.clauses import clauses_of, is_said, known, parsed
-from lab.formula.curves import Curves
 from lab.formula.formula import Formula, Term, View, ours
 from lab.formula.invariances import INVARIANCES, case_to_change
 from lab.formula.report import all_clauses, codes, remarks
-from lab.formula.search import Found, Search
+from lab.formula.search import Found
 from lab.formula.terms import Setting, slots
 
 FILE = """
@@ -83,19 +82,6 @@ def test_every_loss_is_named_as_what_it_is(name):
     for one in wrong:
         rest = [clause for clause in clauses if not is_said(clause, one)] or ["token"]
         assert any(is_said(code, one) for code in judge(found, ", ".join(rest)).unexpected)
-
-
-def test_the_ratios_at_which_a_response_changes_its_form():
-    """Good and bad answers at smaller and at larger ratios; on three of the four ways of the second
-    loss it never changes."""
-    def below(most):
-        return lambda log_prob, batch, a: (log_prob - batch.old_log_prob).exp().clamp(
-            max=torch.where(a > 0, most, math.inf)) * a
-
-    for objective, points in ((clip(.2, .28), [.8, 1.28]), (below(1.5), [1.5])):
-        search = Search(make(objective=objective))
-        search.look()
-        assert Curves(search, "log_ratio").points() == pytest.approx(points)
 
 
 def numbers(*values):

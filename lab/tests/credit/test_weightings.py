@@ -9,7 +9,6 @@ from lab.engine.credited import rescaled_weight
 from small import hand_made, looking, make_weighting, one_row
 
 HALF, LOG_2, LOG_3 = math.log(0.5), math.log(2), math.log(3)
-UP_TO_10 = {"entropy": list(range(11))}
 
 
 def raw(name, rollouts, **own):
@@ -17,7 +16,6 @@ def raw(name, rollouts, **own):
 
 
 @pytest.mark.parametrize("name, own, known, weight", [
-    ("none", {}, {"log_prob": [-1.0, -2.0]}, [1, 1]),
     # the numbers of the published form: 8.3 at -0.01 and 0.010 at -3
     ("inverse_logprob_as_published", {"epsilon": 0.1}, {"log_prob": [-0.01, -3.0, 0.0]},
      [0.1 / 0.11 ** 2, 0.1 / 3.1 ** 2, 10]),

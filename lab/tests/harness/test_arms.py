@@ -1,10 +1,8 @@
 """Every arm as a person runs it: stopped and resumed, and what is on record of it."""
 
-import numpy as np
 import pytest
 
 import lab.run as train
-from lab.analysis.run_folders import read_columns
 from lab_runs import SHORT, assert_goes_on_the_same
 from runs import lines
 
@@ -39,27 +37,3 @@ def test_stopped_and_resumed_is_as_if_never_stopped(arm, tmp_path):
     assert arm not in REPORTED or any(line.get(REPORTED[arm]) is not None for line in metrics)
     samples_more = arm in ("oracle", "ablation", "vine")
     assert (metrics[0]["extra_tokens"] > 0) == samples_more
-
-
-def one_step(folder, *flags):
-    """The credit columns and the metrics of a run of one step."""
-    train.train_beyond([*SHORT, *flags, "--steps", "1", "--out", str(folder / "x")])
-    [metrics] = lines(folder / "x/metrics.jsonl")
-    return read_columns(folder / "x", 1), metrics
-
-
-def test_unfinished_answers_are_on_record_with_weight_0(tmp_path):
-    credit, metrics = one_step(tmp_path, "--drop_unfinished", "--max_new_tokens", "42")
-    lengths = np.diff([*credit["episode_start"], len(credit["token_id"])])
-    finished = np.repeat(credit["finished"], lengths)
-    assert 0 < credit["finished"].sum() < 8 and (credit["weight"] == finished).all()
-    assert credit["advantage"][~finished].any()  # the group's statistics knew them
-    assert metrics["N"] == finished.sum() >= metrics["trained_tokens"] > 0
-
-
-def test_the_ratio_of_the_last_update_is_on_record(tmp_path):
-    """Its mean over the tokens that were trained on is that of metrics.jsonl; others have 1."""
-    credit, metrics = one_step(tmp_path, "--epochs", "2", "--questions", "4", "--drop_unfinished")
-    trained, ratio = credit["weight"] * credit["advantage"] != 0, credit["ratio"]
-    assert ratio[trained].std() > 0.001 and (ratio[~trained] == 1).all() and not trained.all()
-    assert ratio[trained].mean() == pytest.approx(metrics["ratio_mean"], abs=1e-5)

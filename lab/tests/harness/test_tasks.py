@@ -367,23 +367,6 @@ def test_rewards_of_turns_that_fit_no_turns_are_refused(reward, turns, said):
     assert said in refusal(guesses(reward).score, "", turns)
 
 
-def test_the_function_is_named_whose_list_has_another_length(monkeypatch):
-    """Of a class it is its score, whatever else has this name."""
-    def prize(problem, turns):
-        return [1.0]
-
-    class Task:
-        def score(self, problem, text):
-            return dict(reward=[1.0], format=0.0, answer=0.0, reasoning=0.0)
-
-    paid, of_class = guesses(prize), CheckedTask(Task())
-    monkeypatch.setitem(sys.modules, "my_task", paid.task.module)
-    monkeypatch.setitem(sys.modules, Task.__module__, SimpleNamespace(reward=1.0, score=refusal))
-    for task, name in ((paid, "prize"), (of_class, "score")):
-        assert refusal(task.score, "", ["a", "b"]).startswith(
-            f"{name} (lab/tests/harness/test_tasks.py:")
-
-
 def test_a_task_pays_all_answers_in_one_way():
     task = guesses(lambda problem, turns: 1 if len(turns) > 1 else [1])
     task.score("", ["a"])

@@ -12,10 +12,9 @@ from lab.engine.model import Qwen2
 from qwen2_model import rotary
 from qwen2_model import causal
 from lab.analysis.token_table import TokenTable
-from lab.analysis.statistics import jackknife
 from lab.probes.claim_rules import CannotBeSeen
 from lab.probes.claims_of_phase1 import (class_ratio, first_over_last_fifth, fresh,
-                                         phase_one, phases, random_text, t_of)
+                                         phase_one, phases, random_text)
 from lab.probes.common import sample_batch
 
 
@@ -57,13 +56,6 @@ def tokens_of(size, fifth=None, **known):
                        **{name: np.asarray(values) for name, values in known.items()}})
 
 
-def test_t_by_hand():
-    """Position 0: 1 and 3, so t = 2 / 1. Position 1: -10 and -12, t = 11. Position 2 has one answer
-    and no t, and at 3 there is no spread: one of three is above 3, and one below 1.5."""
-    tokens = tokens_of([1.0, -10, 9, 3, -12, 4, 4], position=[0, 1, 2, 0, 1, 3, 3])
-    assert t_of(tokens) == pytest.approx([1 / 3, 1 / 3, 13 / 3])
-
-
 def test_ratios_by_hand():
     """Filler 2 and 6 early, 1 late; reasoning 1 early, 4 late: 3 / 2.5; at like positions each
     fifth counts the same: (4 + 4 + 4 + 4 + 1) / (1 + 1 + 1 + 1 + 4)."""
@@ -77,21 +69,6 @@ def test_ratios_by_hand():
     uneven = tokens_of([4.0, 1] * 4 + [1, 4], fifth=np.arange(10) // 2,
                        **{"class": [0, 1] * 5})
     assert class_ratio(uneven, 5) == pytest.approx(17 / 8)
-
-
-def test_the_interval_of_a_ratio_is_that_of_its_logarithm():
-    """A ratio that is 8 and, without one of three problems, 4, 8 or 16: a jackknife of its
-    logarithm to the base 2, which is 3, 2, 3 and 4."""
-    without = {0: 2.0, 1: 3.0, 2: 4.0}
-
-    def logarithm(kept):
-        return 3.0 if kept.all() else without[int(np.flatnonzero(~kept)[0])]
-
-    plain = jackknife(logarithm, np.arange(3))
-    ratio_of_sizes = jackknife(lambda kept: 2 ** logarithm(kept), np.arange(3), log=True)
-    assert ratio_of_sizes.value == pytest.approx(8)
-    assert ratio_of_sizes.interval == pytest.approx((2 ** plain.low, 2 ** plain.high))
-    assert plain.low < 0 < ratio_of_sizes.low
 
 
 def test_controls_keep_what_they_should(policy):
