@@ -453,8 +453,9 @@ def load_model(folder: Path) -> Qwen2:
 
 def save_model(model: Qwen2, folder: Path) -> None:
     """Write a folder that `load_model` and `transformers` can open."""
-    save_config(model.config, folder)
     tensors = {name: value.detach().contiguous() for name, value in model.named_parameters()}
+    dtype = str(next(iter(tensors.values())).dtype)
+    save_config(model.config, folder, dtype.removeprefix("torch."))
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
 
 

@@ -260,7 +260,8 @@ class Run:
         if step % 20 == 1 or step == self.done + 1:
             say("    step  reward  success  format  length  finished  entropy  grad norm"
                 "  tokens/s      left")
-        say(f"{step:4d}/{s.steps:<4d}{line['reward']:7.3f}{line['success']:9.1%}"
+        success = "not told" if math.isnan(line["success"]) else f"{line['success']:.1%}"
+        say(f"{step:4d}/{s.steps:<4d}{line['reward']:7.3f}{success:>9}"
             f"{line['reward_format']:8.2f}{line['length']:8.1f}{line['finished']:10.1%}"
             f"{line['entropy']:9.3f}  {'  skipped' if norm is None else f'{norm:9.3f}'}"
             f"{line['tokens'] / line['seconds']:10.0f}{left // 60:7d}:{left % 60:02d}")
@@ -280,6 +281,7 @@ class Run:
                 say(f"  {'right' if shown['answer'] else 'wrong'}  {text[:300]}")
 
     def end(self) -> None:
+        self.locked.close()
         say(f"done. Everything is in {self.folder}")
         if len(self.success) > 1:
             say(f"  {self.success[0]} -> {self.success[-1]} on the held-out problems")

@@ -5,16 +5,17 @@ The folder is that of qwen2_model.py, which refuses what it does not compute.
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 import qwen2_model
 from lab.engine.errors import UserError, read_json
 from lab.engine.model import Qwen2, of_lab
-from qwen2_model import ModelConfig, save_config
+from qwen2_model import ModelConfig, save_model
 from run import of_steps
 
 LARGE = 200_000_000  # bytes of weights; on a CPU such a model takes minutes for a step
@@ -94,10 +95,8 @@ def read_model_folder(folder: Path | str, device: torch.device | str = "cpu") ->
 
 def write_model_folder(model: Qwen2, folder: Path | str,
                        parameters: Mapping[str, Tensor] | None = None) -> None:
-    """Write config and weights. If `parameters` are given, they are written instead of the model's
-    own: those of a trained model that is kept are rounded."""
-    tensors = parameters or model.state_dict()
-    dtype = str(next(iter(tensors.values())).dtype).removeprefix("torch.")
-    save_config(model.config, Path(folder), dtype)
-    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(on_cpu, Path(folder) / "model.safetensors", {"format": "pt"})
+    """Write config and weights, as the book does. If `parameters` are given, they are written
+    instead of the model's own: those of a trained model that is kept are rounded."""
+    tensors = parameters or dict(model.named_parameters())
+    written: Any = SimpleNamespace(config=model.config, named_parameters=tensors.items)
+    save_model(written, Path(folder))
