@@ -25,18 +25,19 @@ def make(name, policy, **flags):
 
 @pytest.mark.parametrize("gamma, lam", [(1, 1), (1, 0), (0.9, 0.95), (1, 0.7), (0.9, 1)])
 def test_gae_against_a_double_loop(gamma, lam):
-    """With rewards on the way; values and rewards beyond the mask are junk."""
+    """With rewards on the way, and a reply between two turns; values and rewards beyond the mask
+    are junk."""
+    mask = MASK.clone()
+    mask[1, 4] = True  # the last token of the second turn
     value, earned = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(0))
-    reward, expected = torch.tensor([1.0, -0.5, 0.25]), torch.zeros(3, 5)
-    for b, n in enumerate(MASK.sum(1).tolist()):
-        v = [*value[b, :n].tolist(), 0.0]  # the end is terminal
-        r = earned[b, :n].tolist()
-        r[-1] += reward[b].item()
+    expected = torch.zeros(3, 5)
+    for b, places in enumerate([[0, 1, 2, 3, 4], [0, 1, 4], [0]]):
+        n, v = len(places), [*value[b, places].tolist(), 0.0]  # the end is terminal
+        r = earned[b, places].tolist()
         delta = [r[t] + gamma * v[t + 1] - v[t] for t in range(n)]
-        for t in range(n):
-            expected[b, t] = sum((gamma * lam) ** (j - t) * delta[j] for j in range(t, n))
-    at_end = torch.nn.functional.one_hot(MASK.sum(1) - 1, 5)
-    found = generalised_advantage(value, earned + reward[:, None] * at_end, MASK, gamma, lam)
+        for t, place in enumerate(places):
+            expected[b, place] = sum((gamma * lam) ** (j - t) * delta[j] for j in range(t, n))
+    found = generalised_advantage(value, earned, mask, gamma, lam)
     torch.testing.assert_close(found, expected)
 
 

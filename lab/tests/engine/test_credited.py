@@ -26,9 +26,6 @@ def test_rescaling_by_hand():
                          advantage=torch.tensor([[1.0, 1.0], [-2.0, 9.0]]))
     s = torch.tensor([[0.08, 0.5], [0.08, 0.0]]).sqrt()
     weight = torch.tensor([[2.0, 0.5], [4.0, 7.0]])
-    as_it_is, expected = weighed(weight, rollouts, rescale_to="none")[0], weight * rollouts.mask
-    torch.testing.assert_close(as_it_is, expected)
-    torch.testing.assert_close(weighed(weight, rollouts)[0], expected * 3 / 6.5)
     size = rollouts.advantage.abs() * s * rollouts.mask
     after = (weighed(weight, rollouts, rescale_to="gradient")[0] * size).sum().item()
     assert after == pytest.approx(size.sum().item(), rel=1e-5)

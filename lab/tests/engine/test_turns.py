@@ -12,7 +12,6 @@ from small import hand_made, one_of
 import grpo
 import mitigations  # noqa: F401  fills the choices
 from lab.analysis.token_table import read_step
-from lab.credit.critic import generalised_advantage
 from lab.credit.monte_carlo import prefix_values
 from lab.engine.dynamic import joined
 from lab.engine.methods import ADVANTAGES, MITIGATIONS, make
@@ -258,21 +257,6 @@ def test_methods_see_the_models_tokens_alone(games, axis, name):
                        for one in (batch, without))
     found = move(found.expand(batch.mask.shape)) * without.mask
     torch.testing.assert_close(found, expected.expand(without.mask.shape) * without.mask)
-
-
-def test_generalised_advantages_skip_what_the_environment_wrote():
-    """1.0 is paid at the last own token, also where a reply follows."""
-    mask = torch.tensor([[True, True, False, False, True], [True, False, False, False, False],
-                         [True, True, True, False, False]])
-    value = torch.tensor([[0.5, 0.25, 9.0, 9.0, 0.75], [0.5, 9, 9, 9, 9], [0.5, 0.25, 0.75, 9, 9]])
-    batch = hand_made(mask, scores={"reward": torch.ones(3)})
-    found = generalised_advantage(value, batch.paid, mask, 0.9, 0.8)
-    third = 1 - 0.75
-    second = 0.9 * 0.75 - 0.25 + 0.72 * third
-    first = 0.9 * 0.25 - 0.5 + 0.72 * second
-    expected = torch.tensor([[first, second, 0, 0, third], [0.5, 0, 0, 0, 0],
-                             [first, second, third, 0, 0]])
-    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("axis, name", [

@@ -181,16 +181,6 @@ def test_what_a_large_run_would_use_is_allowed():
         "seed": 20_261_121, "micro_batch": 512})
 
 
-@pytest.mark.parametrize("usual, held", [
-    ({"rescale": "gradient", "placebo": "weights"}, {"rescale": "mean", "placebo": "none"}),
-    ({"kl_kind": "k2"}, {"kl_kind": "k3"}),
-    # a chain: the advantages stay shuffled, and so there is no bonus
-    ({"placebo": "advantages", "entropy_bonus": 0.1}, {"entropy_bonus": 0.0})])
-def test_a_flag_without_effect_has_the_value_of_no_effect(usual, held):
-    values = {name: flag.default for name, flag in OPTIONS.items()} | usual
-    assert settle({}, OPTIONS, usual) == values | held
-
-
 def test_settled_in_the_order_of_the_flags():
     """Without the first the second has no effect, and so the third has none. A whole number becomes
     one with a point where that is the type."""

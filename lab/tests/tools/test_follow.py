@@ -21,7 +21,7 @@ from mitigations import gradient_size, outcome_conditional
 from lab.engine.update import length_scaling
 from lab.harness.read_record import run_config
 from lab.tools import follow
-from lab.tools.follow import likeliest_others, where_kept
+from lab.tools.follow import likeliest_others
 
 NUMBER = r"-?\d+\.?\d*(?:e[-+]?\d+)?"
 STEP = 3
@@ -180,12 +180,6 @@ def test_a_run_in_runs_is_named_if_only_its_name_was_typed(follow_it, tmp_path, 
     (tmp_path / "runs/one").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert refusal(follow_it, "one") == "one does not exist; did you mean runs/one?"
-
-
-def test_the_steps_whose_models_were_kept_are_named():
-    assert where_kept([]) == "It was kept for no step"
-    assert where_kept([26, 1]) == "It was kept for --step 1 or 26"
-    assert where_kept(range(1, 10)) == "It was kept for --step 1 2 3 ... 9"
 
 
 def test_a_token_beyond_the_vocabulary_of_the_model_was_sampled_by_another(recorded):
