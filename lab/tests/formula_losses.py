@@ -231,11 +231,6 @@ def summed_clip(log_prob, batch, a):
     return torch.minimum(r * a, r.clamp(.8, 1.2) * a).expand(log_prob.shape)
 
 
-def icepop(log_prob, batch, a):
-    r = (log_prob - batch.old_log_prob).exp()
-    return torch.where((r >= .5) & (r <= 5), r, 0.0) * a
-
-
 def by_probability(log_prob, batch, a):
     """prime-rl: a token is left out where its probability moved too far the way it is pushed."""
     moved = log_prob.exp() - batch.old_log_prob.exp()
@@ -446,7 +441,6 @@ LOSSES = {
     "sum for GSPO's mean": (make(mean, answer, summed_clip),
                             {"summed clip 0.2 0.2", "constant 1", "mean", "understood"},
                             "summed clip"),
-    "icepop": (make(mean, objective=icepop), {"mask 0.5 4", "mean", "token", "understood"}, "mask"),
     "prime-rl": (make(mean, objective=by_probability), {"dppo 0.2", "mean", "token", "understood"}),
     "no epsilon": (make(z(1, 0.0)), {"z n-1 0", "understood"}, "dead nan"),
     "casts to float32": (in_float32(make(z(1, 1e-6), answer, clip(.2, .28), kl=k3)),
