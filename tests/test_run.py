@@ -216,6 +216,8 @@ def test_a_change_that_made_no_step_leaves_nothing(edited):
     (folder / "train.py").write_text(text)
     assert "changed" not in begun(folder, killed)
     assert all(up_to(run, 2) == before for run in killed)
+    files = {path.name: path for path in folder.glob("run/code/[a-q]*.py")}
+    assert book.note_changes(folder / "run", 2, files) == ["run.py", "train.py"]  # are no more
 
 
 # ------------------------------------------------------------------------------------ what is kept
