@@ -22,8 +22,8 @@ FORMS = {
     "Decoder": "c5dd476425f2",
     "Qwen2": "f4b8ab6cb3ba",
     "Cache": "3f7088669c4a",
-    "generate": "a260c3f685ad",
-    "draw": "2fc0da7d5596"}
+    "generate": "49fe123d9f06",
+    "draw": "b290ecddbbb1"}
 BLANK = (tokenize.COMMENT, tokenize.NL)
 MARKS = {tokenize.INDENT: ">", tokenize.DEDENT: "<", tokenize.NEWLINE: ";"}
 

@@ -87,6 +87,7 @@ def test_a_digest_is_of_the_code_alone():
 def test_an_edit_of_the_book_closes_the_room_and_it_is_said(monkeypatch, capsys):
     for module, name in ((sampler, "sample"), (log_probs, "token_log_probs")):
         monkeypatch.setattr(module, name, getattr(module, name))  # put back after the test
+    monkeypatch.setattr("lab.gpu.forms.FORMS", {"draw": digest_of(qwen2_model.draw)})
     gpu.open_room()
     assert sampler.sample is gpu.sample and log_probs.token_log_probs is gpu.token_log_probs
     assert "lab/gpu is open" in capsys.readouterr().out
