@@ -86,8 +86,9 @@ def test_what_a_task_imports_is_copied(monkeypatch, tmp_path):
     project none that this copy of it lacks."""
     wanted = {
         "project/tasks/mine.py": "import eager, torch, installed, analyze\n"
-        "from package.part import inner\nfrom farther.part import all_of_it\nfrom . import beside\ndef reward(problem, text):\n"
-        "    import lazy\n    from .inner.deep import x\n",
+        "from package.part import inner\nfrom farther.part import all_of_it\n"
+        "from . import beside\ndef reward(problem, text):\n    import lazy\n"
+        "    from .inner.deep import x\n",
         "project/tasks/__init__.py": "", "project/tasks/beside.py": "from .. import top\n",
         "project/top.py": "", "project/tasks/inner/deep.py": "",
         "beside/eager.py": "import numpy\nfrom far import away\n", "elsewhere/far.py": "away = (\n",
