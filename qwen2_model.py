@@ -401,11 +401,12 @@ def read_config(folder: Path) -> ModelConfig:
     raw = read_json(folder / "config.json")
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}  # older, newer spelling
     is_scaled = "type" in rope or rope.get("rope_type", "default") != "default"
-    computed = {"model_type": ("qwen2", "qwen3"), "hidden_act": ("silu",),
-                "attention_bias": (raw.get("model_type") == "qwen2",), "use_sliding_window": (),
-                "attention_dropout": (), "quantization_config": ()}
-    wrong = [f"{key} {raw[key]!r}" for key, known in computed.items()
-             if raw.get(key) and raw[key] not in known]
+    kind = raw.get("model_type")
+    computed = {"hidden_act": ("silu",), "attention_bias": (kind == "qwen2",),
+                "use_sliding_window": (), "attention_dropout": (), "quantization_config": ()}
+    wrong = [f"model_type {kind!r}"] * (kind not in ("qwen2", "qwen3"))
+    wrong += [f"{key} {raw[key]!r}" for key, known in computed.items()
+              if raw.get(key) and raw[key] not in known]
     wrong += ["rope scaling"] * is_scaled
     if wrong:
         raise UserError(f"{folder}: {wrong[0]} is not implemented here. Plain qwen2 and qwen3 are")

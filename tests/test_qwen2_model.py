@@ -109,6 +109,7 @@ def test_a_config_that_asks_for_something_else_is_refused_before_memory_is_taken
     text = (folder / "config.json").read_text()
     for changes, words in (
             ({"model_type": "llama"}, "model_type 'llama' is not implemented"),
+            ({"model_type": None}, "model_type None is not implemented"),
             ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope scaling is not"),
             ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "rope scaling is not"),
             ({"use_sliding_window": True}, "use_sliding_window True is not implemented"),
