@@ -110,24 +110,24 @@ def names_by_words(runs: Sequence[Run], settings: list[Json], versions: list[Ver
     """What of its settings and its version most runs do not have, or else its weighting and
     advantage. Its version is compared with most runs that have the same settings, and as far as it
     counts for plain GRPO, too, with most runs of all."""
-    found, plain = [list[str]() for _ in runs], [list[str]() for _ in runs]
+    usual: dict[str, str] = {}  # of the settings in which some differ
     for setting in sorted(set().union(*settings)):
-        values = [json.dumps(own[setting]) if setting in own else "" for own in settings]
-        usual = json.dumps(PLAIN_SETTINGS.get(setting)) if setting in PLAIN_SETTINGS else (
-            max(values, key=values.count))
-        if len({*values} - {""}) > 1:
-            for words, others, value in zip(found, plain, values):
-                if value and value != usual:
-                    words.append(f"{setting} {json.loads(value)}")
-                elif value and setting in PLAIN:
-                    others.append(f"{setting} {json.loads(value)}")
+        values = [json.dumps(own[setting]) for own in settings if setting in own]
+        if len({*values}) > 1:
+            usual[setting] = max(values, key=values.count)
+            if setting in PLAIN_SETTINGS:
+                usual[setting] = json.dumps(PLAIN_SETTINGS[setting])
     of_plain = [newest_code(run, PLAIN.values()) for run in runs]
-    unusual = [differing_from_most(versions, list(map(digest_of, settings))),
-               differing_from_most(of_plain, [own["made by"] for own in settings])]
-    for words, own, *labels in zip(found, settings, *unusual):
+    unlike_same = differing_from_most(versions, list(map(digest_of, settings)))
+    unlike_all = differing_from_most(of_plain, [own["made by"] for own in settings])
+    names = []
+    for own, *labels in zip(settings, unlike_same, unlike_all):
+        words = [f"{setting} {own[setting]}" for setting, value in usual.items()
+                 if setting in own and json.dumps(own[setting]) != value]
         if any(labels) and own["changed"] == "never":
-            words.append(f"another {in_short([*labels[0], *labels[1]])}")
-    names = [" ".join(words or others) for words, others in zip(found, plain)]
+            words.append(f"another {in_short(labels[0] + labels[1])}")
+        axes = [f"{setting} {own[setting]}" for setting in usual if setting in PLAIN]
+        names.append(" ".join(words or axes))
     return [name or ("plain GRPO" if any(names) and is_plain({0: run}) else "all other runs"
                      if any(names) else "all runs") for name, run in zip(names, runs)]
 

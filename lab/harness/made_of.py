@@ -23,13 +23,13 @@ OF_PACKAGES = {"site-packages", "dist-packages"}  # names of the folders they ar
 def made_of(s: LabSettings, root: Path = PROJECT) -> dict[str, str]:
     """The digest of each file of data by its path: from the project's folder, or the whole path of
     a file that lies elsewhere."""
-    files = files_of_model(find_folder(s.model))
-    for value in s.to_json().values():
-        if isinstance(value, str) and value and find_folder(value).is_file():
-            files.add(find_folder(value))
-    for value in s.keywords.values():  # a model that a method takes
-        if isinstance(value, str) and value and (find_folder(value) / "config.json").is_file():
-            files |= files_of_model(find_folder(value))
+    files = set[Path]()
+    for name, value in s.to_json().items():
+        path = find_folder(value) if isinstance(value, str) and name != "out" else None
+        if path and path.is_file():
+            files.add(path)
+        elif path and (path / "config.json").is_file():  # the model, and one of a --teacher
+            files |= files_of_model(path)
     paths = [Path(os.path.abspath(path)) for path in sorted(files)]
     return {path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path):
             digest_of(path) for path in paths}

@@ -39,8 +39,7 @@ from lab.tools.planned_runs import (PlannedRun, as_typed, finished_run, make_run
 NOT_COPIED = {"runs", "docs", "models", "tests", "results", "reports", "__pycache__"}
 LARGEST = 10_000_000  # bytes of a file that is copied, such as one that a task reads
 # what only the lab's batch has
-OF_LAB = {*dir(Rollouts)} - {*dir(Tensor), *dir(grpo.Rollouts), *vars(grpo.Rollouts)[
-    "__dataclass_fields__"]}
+OF_LAB = {*dir(Rollouts)} - {*dir(Tensor), *dir(grpo.Rollouts), *grpo.Rollouts.__annotations__}
 OF_TIME = ("seconds", "per_second", "memory_bytes")  # ends of numbers that differ anyway
 NOT_OF_RUN = ("seed", "out", "steps", "threads", "checkpoint_every")
 PLACEBO = '''
@@ -119,9 +118,9 @@ class Arm:
         return code
 
     def planned_run(self, seed: int) -> PlannedRun:
-        return PlannedRun(self.label, seed, self.folder / f"s{seed}", self.typed,
-                          self.settings.steps, self.copied(), self.is_book,
-                          self.settings.checkpoint_every > 0)
+        steps, keeps = self.settings.steps, self.settings.checkpoint_every > 0
+        return PlannedRun(self.label, seed, self.folder / f"s{seed}", self.typed, steps,
+                          self.copied(), self.is_book, keeps)
 
 
 def runs_of(arms: dict[str, Arm], seeds: range, command: str, processes: int) -> Arms:

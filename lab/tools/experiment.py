@@ -28,12 +28,13 @@ from pathlib import Path
 from types import SimpleNamespace
 
 from lab.analysis.comparison import Arms, gain_table
+from lab.analysis.run_folders import Run
 from lab.engine.errors import PROJECT, UserError, read_json
 from lab.harness.flags import Flag, read, words_of
 from lab.harness.screen import python_command, say
 from lab.harness.settings import LabSettings, make_settings, read_flags
 from lab.probes.notes import print_metrics
-from lab.tools.planned_runs import PROCESSES, PlannedRun, finished, make_runs, side_by_side
+from lab.tools.planned_runs import PROCESSES, PlannedRun, finished_run, make_runs, side_by_side
 
 PLANS = PROJECT / "lab/plans"
 OF_THE_PLAN = {"seed", "steps", "out", "resume", "continue"}  # flags that no arm may have
@@ -81,7 +82,11 @@ def main(argv: list[str]) -> None:
     kinds = settings_of_arms(plan, args.flags)
     failed = make_runs(planned, python_command("-m", "lab", "experiment", *argv),
                        *side_by_side(kinds, args.processes))
-    compare(plan, finished(planned), len(planned))
+    arms: dict[str, dict[int, Run]] = {}
+    for one in planned:
+        if run := finished_run(one):
+            arms.setdefault(one.arm, {})[one.seed] = run
+    compare(plan, arms, len(planned))
     if failed:
         raise UserError("; ".join(f"{arm} failed: {reason}" for arm, reason in failed.items()))
 

@@ -2,7 +2,7 @@
 
     planned = [PlannedRun("none", 0, folder, flags, steps=60), ...]
     failed = make_runs(planned, command, 2)   # train what is missing, two runs at a time
-    arms = finished(planned)                  # arms["none"][0] is a finished run
+    run = finished_run(planned[0])            # if it is finished
 
 A planned run is a command of train.py, or of python -m lab train. It is made, resumed, or left as
 it is.
@@ -235,15 +235,6 @@ def usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):  # Linux knows which this process may use
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
-
-
-def finished(planned: Iterable[PlannedRun]) -> dict[str, dict[int, Run]]:
-    """Those of these runs that are finished, by arm and seed."""
-    arms: dict[str, dict[int, Run]] = {}
-    for one in planned:
-        if run := finished_run(one):
-            arms.setdefault(one.arm, {})[one.seed] = run
-    return arms
 
 
 def finished_run(planned: PlannedRun) -> Run | None:

@@ -6,14 +6,13 @@ import signal
 import threading
 import time
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
 from conftest import ROOT, refusal, write_log
 from lab.harness.made_of import files_of_run, made_of
 from lab.tools import planned_runs
-from lab.tools.planned_runs import (PlannedRun, finished, finished_run, make_runs, side_by_side,
+from lab.tools.planned_runs import (PlannedRun, finished_run, make_runs, side_by_side,
                                     time_left)
 from run import copy_files
 
@@ -221,9 +220,3 @@ def test_a_setting_that_an_earlier_version_did_not_have_had_its_default(run):
     assert "kl" not in json.loads(path.read_text()) and finished_run(run) is not None
     run.flags.extend(["--kl", "0.5"])
     assert "was made with --kl 0.0 instead of 0.5" in refusal(finished_run, run)
-
-
-def test_finished_runs_are_found_by_arm_and_seed(monkeypatch):
-    monkeypatch.setattr(planned_runs, "finished_run", lambda run: run.seed < 2 and "of a folder")
-    planned = [PlannedRun("none", seed, Path("x"), [], 60) for seed in range(3)]
-    assert finished(planned) == {"none": {0: "of a folder", 1: "of a folder"}}
