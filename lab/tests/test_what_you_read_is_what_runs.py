@@ -143,8 +143,9 @@ def what_stays(of_lab, of_book):
             return []
     before, after = of_book
     moved = [name for name, value in before.items()
-             if isinstance(value, float) and not name.startswith("evaluations")
-             and abs(after[name] - value) > 0.01 * abs(value)]
+             if isinstance(value, float) and isinstance(after.get(name), float)
+             and abs(after[name] - value) > 0.01 * abs(value)
+             and not name.startswith("evaluations")]
     return [name for name in moved if usual.get(name) and usual[name] == changed.get(name)]
 
 
