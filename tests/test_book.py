@@ -167,7 +167,7 @@ def test_a_recipe_replaces_the_defaults_and_what_is_typed_replaces_both(tmp_path
 
 def test_a_run_lies_in_the_project_from_wherever_the_command_is_typed(tmp_path, monkeypatch):
     """So does models/tiny. A run's name has what was typed, but for what changes no number."""
-    for folder in (ROOT, ROOT / "docs", tmp_path):
+    for folder in (ROOT, ROOT / "models", tmp_path):
         monkeypatch.chdir(folder)
         s = read_settings([])
         assert Path(s.out).resolve() == ROOT / "runs/none-grpo-s0" and s.questions == 16
