@@ -118,7 +118,6 @@ WRONG = {  # what is typed, and what the one line says
     "--answers 1": "--answers 1: should be 2 or more",
     "--min_number 16": "--min_number is above --max_number",
     "--kl inf": "should be 0 or more",
-    "--numbers 5": "(choose from '2', '3', '4', '3,4')",
     "--resume models/tiny": "unrecognized arguments: --architectures=",
     "--resume nowhere": "cannot read nowhere/config.json: No such file",
     "--out=": "a flag has no value",

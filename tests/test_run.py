@@ -135,7 +135,7 @@ def test_a_folder_is_written_by_one_process_and_is_not_taken_from_anybody(projec
         assert code == 1 and said.startswith(f"train.py: {name} exists already: continue it with")
     first.locked.close()
     assert sorted((project / "mine").rglob("*")) == before and not [*project.glob(".*")]
-    assert not [*(project / "empty").iterdir()]
+    (project / "empty").rmdir()  # it is empty
     (project / "mine/lock").write_text("no lock of ours, and long enough to be read" * 30)
     for name in ("mine", "not there"):
         assert "the lock cannot be opened" in refusal(book.lock, project / name)
@@ -152,8 +152,7 @@ def test_a_run_keeps_the_files_that_made_it_also_those_of_ones_own(tmp_path):
     with open(folder / "mitigations.py", "a") as file:
         file.write(f"import sys\nsys.path.append({str(elsewhere)!r})\n"
                    "import far.near\nimport ideas.mine\n")
-    code, said = typed(folder, "train.py", *SMALL, "--steps", "0", "--out", "run")
-    assert code == 0, said
+    assert typed(folder, "train.py", *SMALL, "--steps", "0", "--out", "run")[0] == 0
     names = [*(f"{name}.py" for name in BOOK if name != "analyze"), "ideas/mine.py"]
     files = {name: (folder / name).read_bytes() for name in names} | {
         "/".join(["elsewhere", *path.parts[1:]]): path.read_bytes()
@@ -273,8 +272,7 @@ def test_a_record_without_checkpoints_is_not_wiped(
 def test_a_full_disk_ends_in_one_sentence(project):
     """No file may be larger than 1 MB here, and a model's is."""
     code, said = typed(project, "train.py", *SMALL, "--out", "large", largest_file=2 ** 20)
-    last = said.splitlines()[-1]
-    assert code == 1 and last.startswith("train.py: ") and "File too large" in last
+    assert code == 1 and re.search("\ntrain.py: .*File too large.*\n$", said)
     assert "Traceback" not in said and not [*(project / "large").rglob("*.tmp")]
 
 
