@@ -66,10 +66,11 @@ class Wording(NamedTuple):
     thinks: bool = True  # otherwise the answer is an expression, and nothing else
 
 
-PROMPTS = {  # beside those of the book
+WORDINGS = {  # beside those of the book
     "original": Wording(ORIGINAL, as_numpy_prints),
     "brief": Wording(BRIEF + "<think>", " and ".join),
     "expression": Wording(BRIEF, " and ".join, thinks=False)}
+PROMPTS = (*countdown_task.PROMPTS, *WORDINGS)
 # What the flags below that describe generated problems require. The function tests whether problems
 # are generated. The text ends the error message if they are not: "--numbers has no effect without
 # generated problems, which --data replaces".
@@ -91,9 +92,9 @@ Content = tuple[tuple[int, ...], int]  # sorted numbers and target: the same for
 class Task(countdown_task.Task):
     """The Countdown task, with the methods that training calls. Its fields are flags of `train.py`.
     """
-    prompt: str = of_book("prompt", choices=(*countdown_task.PROMPTS, *PROMPTS), text="wording of "
-                          "the prompt. original is that of GRPO-Zero. expression asks for the "
-                          "expression alone, without any thinking")
+    prompt: str = of_book("prompt", choices=PROMPTS, text="wording of the prompt. original is "
+                          "that of GRPO-Zero. expression asks for the expression alone, without "
+                          "any thinking")
     numbers: str = of_book("numbers", requires=GENERATED)
     min_number: int = of_book("min_number", most=MAX_NUMBER, requires=GENERATED)
     max_number: int = of_book("max_number", most=MAX_NUMBER, requires=GENERATED)
@@ -128,7 +129,7 @@ class Task(countdown_task.Task):
                 f"{self.data} is too small. About a fifth of the problems, chosen by their hash, "
                 "are held out, and some of both kinds are needed. Here "
                 f"{len(self.to_train)} are left to train on, and {len(self.to_test)} are held out")
-        self.wording = PROMPTS.get(self.prompt)  # None: that of the book
+        self.wording = WORDINGS.get(self.prompt)  # None: that of the book
         self.thinks = not self.wording or self.wording.thinks
         self.shown: set[Content] = set()  # the solved problems in every prompt: not trained on
         self.head = ""                    # the text that every prompt begins with

@@ -10,7 +10,7 @@ import pytest
 
 import countdown_task
 from countdown_task import Problem, is_held_out
-from lab.countdown import PROMPTS, Task, Wording
+from lab.countdown import WORDINGS, Task, Wording
 from lab.engine.errors import UserError
 from lab.harness.solved_problems import solutions_of
 from conftest import write_lines
@@ -33,7 +33,7 @@ def score(text):
 def test_a_prompt_of_ones_own_is_one_row_and_opens_the_thinking_or_does_not(
         monkeypatch, opening, text, form):
     wording = "Make {target} of {numbers}." + opening
-    monkeypatch.setitem(PROMPTS, "mine", Wording(wording, " and ".join))
+    monkeypatch.setitem(WORDINGS, "mine", Wording(wording, " and ".join))
     task = Task(prompt="mine")
     assert task.prompt_for(PROBLEM) == "Make 22 of 3 and 5 and 7." + opening
     assert task.score(PROBLEM, text)["format"] == form

@@ -236,7 +236,8 @@ def squeezed(rollouts):
 
 OF_PLACES = {"turn_mean", "mt_grpo", "gigpo",  # where a turn begins
              "attention_credit", "delta",  # and of what can be looked at
-             "random"}  # a number for each place
+             "random",  # a number for each place
+             "dpo"}     # of examples/dpo.py, if it is loaded
 
 
 def functions():
