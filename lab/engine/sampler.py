@@ -201,6 +201,7 @@ def draw(logits: Tensor, uniform: Tensor, sampling: Sampling, without: Tensor | 
     if without is not None:  # the other tokens keep their proportions
         every = torch.arange(logits.shape[1], device=logits.device)
         drawn_from.masked_fill_(every == without[:, None], float("-inf"))
-    token, _ = qwen2_model.draw(drawn_from, uniform, sampling.greedy)
-    facts[0] = logits.log_softmax(-1).gather(1, token[:, None])[:, 0]
-    return token, facts
+    other, _ = qwen2_model.draw(drawn_from, uniform, sampling.greedy)
+    # log-probs at temperature 1 differ as logits do
+    facts[0] += (logits.gather(1, other[:, None]) - logits.gather(1, token[:, None]))[:, 0]
+    return other, facts

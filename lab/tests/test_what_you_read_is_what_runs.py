@@ -49,9 +49,6 @@ STAYS = {  # what a change leaves as it is in runs of the lab, on purpose
     "qwen2_model.py: save_model": {"LoRA": ["everything"]},
     # on record is the gap at temperature 1, by `sampler_gap`
     "grpo.py: update": {"temperature": ["metrics 0 sampler_gap"]}}
-NOT_YET = {  # what the lab still does in a way of its own
-    "qwen2_model.py: draw": {
-        "temperature": ["metrics 0 sampler_gap", "step_000001 size of log_prob"]}}
 
 
 # -------------------------------------------------------------------- which functions a run can use
@@ -165,10 +162,8 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has
 def assert_noticed(runs, label, argument, kinds):
     book, missed = runs.noticed(label, argument, kinds)
     assert bool(book) != (label in CHANGES_NOTHING), f"runs of the book that notice: {book}"
-    known = {} if argument else (STAYS | NOT_YET).get(label, {})
+    known = {} if argument else STAYS.get(label, {})
     assert missed == {kind: known[kind] for kind in known if kind in kinds}
-    if missed and label in NOT_YET:
-        pytest.xfail("the lab replaces it")
 
 
 @pytest.mark.parametrize("label, argument", SOME)
@@ -185,7 +180,7 @@ def test_every_change_is_noticed_by_every_kind_of_run(runs, label, argument):
 def test_no_two_functions_have_one_name_and_every_listed_one_is_there():
     names = [f"{file}: {name}" for file in FILES for name, _ in definitions(TREES[file])]
     assert len({*names}) == len(names)
-    assert {*CHANGES_NOTHING, *STAYS, *NOT_YET, *LOOPS} <= {*names}
+    assert {*CHANGES_NOTHING, *STAYS, *LOOPS} <= {*names}
 
 
 def of_flags_and_folder():
