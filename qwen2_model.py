@@ -479,7 +479,7 @@ def small_files(folder: Path) -> dict[str, bytes]:
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     try:
-        return Tokenizer.from_file(str(folder / "tokenizer.json"))
+        return Tokenizer.from_str((folder / "tokenizer.json").read_text(encoding="utf-8"))
     except Exception as error:  # the library raises bare Exception
         raise UserError(f"{folder}/tokenizer.json cannot be read: {error}") from None
 

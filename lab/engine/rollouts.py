@@ -243,12 +243,16 @@ class ByTurns:
         """The batch with its turns, and with what each of them is paid, at its last token."""
         if not self.paid:
             return replace(rollouts, turns=self.turns)
-        paid, ends = torch.zeros(rollouts.mask.shape), rollouts.ends_turn.cpu()
-        of_turns = list[float]()
-        for problem, turns in zip(self.problems, self.turns):
-            of_turns += self.paid[id(problem), repr(turns)]
-        paid[ends] = torch.tensor(of_turns, dtype=torch.float32)
-        return replace(rollouts, turns=self.turns, of_turns=paid.to(rollouts.mask.device))
+        of_turns = [self.paid[id(problem), repr(turns)]
+                    for problem, turns in zip(self.problems, self.turns)]
+        return replace(rollouts, turns=self.turns, of_turns=at_ends_of_turns(of_turns, rollouts))
+
+
+def at_ends_of_turns(of_turns: list[list[float]], rollouts: Rollouts) -> Tensor:
+    """(B, T): the number of each turn of each answer, at the last token of the turn."""
+    paid, ends = torch.zeros(rollouts.mask.shape), rollouts.ends_turn.cpu()
+    paid[ends] = torch.tensor([float(reward) for rewards in of_turns for reward in rewards])
+    return paid.to(rollouts.mask.device)
 
 
 def has_turns(task: object) -> bool:

@@ -274,6 +274,9 @@ class Look:
         facts = (log_prob, entropy, log_collision.exp())
         return [gathered(self.trainer, fact.float() * self.mask) for fact in facts]
 
+    def __deepcopy__(self, memo: object) -> "Look":
+        return self  # copies of a batch share it
+
     def look(self, rollouts: Rollouts, attention: bool = False) -> dict[str, torch.Tensor]:
         """Compute hidden (B, T, D) when somebody asks `Rollouts` for it."""
         if attention:
