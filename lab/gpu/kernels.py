@@ -388,7 +388,7 @@ def logit_gradient(logits: Tensor, normaliser: Tensor, target: Tensor, gradient:
 
 
 class LogProbsByKernels(torch.autograd.Function):
-    """What `token_log_probs` of lab/engine/forward.py computes, with two kernels, each of which
+    """What `token_log_probs` of lab/engine/log_probs.py computes, with two kernels, each of which
     reads the logits once. The logits are kept as they are for the backward pass, in bfloat16; if
     they would take more than LOGIT_BYTES, they are computed again, in chunks of tokens."""
 
