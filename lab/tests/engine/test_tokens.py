@@ -46,7 +46,7 @@ EMPTY = {"type": "BPE", "vocab": {}, "merges": []}
 @pytest.mark.parametrize("content, vocabulary, words", [
     *((text, None, "cannot be read")
       for text in ("5", "", '{"version": "1.0"}', "[" * 100_000)),
-    ("\udc80", None, "valid UTF-8"),
+    ("\udc80", None, "'utf-8' codec"),
     ({"decoder": None}, None, "only byte-level"), ({"added_tokens": []}, 1000, "<|im_start|> is"),
     ({"model": {**EMPTY, "vocab": {"\u20ac": 500}}}, None, "500 is not written in the byte-level"),
     ({"model": EMPTY, "added_tokens": []}, None, "has no tokens"), (None, None, "No such file")])
