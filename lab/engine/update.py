@@ -1,6 +1,5 @@
-"""The update of a run beyond the book: `update` of grpo.py, with other ways to
-rescale weights (--rescale) and to count tokens (--loss_norm), another KL (--kl_kind), a
-temperature.
+"""The update of a run beyond the book: `update` of grpo.py, with another way to rescale weights
+(--rescale gradient), others to count tokens (--loss_norm), another KL (--kl_kind), a temperature.
 """
 import math
 from copy import copy

@@ -1,7 +1,7 @@
 """The line of a step in metrics.jsonl.
 
 METRICS is the one list of what a line holds. To add a metric, give it a name and a sentence there,
-and compute it where its numbers are known (`means_of` in train.py, `one_step` in grpo.py).
+and compute it where its numbers are known (`means_of` in train.py, `update` in grpo.py).
 """
 from lab.engine.methods import Method, metrics_of
 from lab.engine.errors import UserError
