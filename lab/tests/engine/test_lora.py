@@ -7,6 +7,7 @@ from safetensors.torch import load_file
 
 from conftest import INSTALL, SMALL, refusal
 from small import copied
+from lab.engine.model import has_bfloat16
 from lab.engine.adapter import write_lora_folder
 from lab.engine.log_probs import token_log_probs
 from lab.engine.lora import add_lora, additions, keep_less, keep_rounded, rank_of
@@ -57,6 +58,8 @@ def test_a_new_addition_changes_nothing_and_all_else_is_frozen(small_model):
 @pytest.mark.parametrize("dtype, gap", [(torch.float32, 1e-5), (torch.bfloat16, 0.02)])
 def test_a_wide_models_frozen_matrices_multiply_alike_in_sampling_and_in_training(dtype, gap):
     """In sampling they are kept in oneDNN's layout. In training x has its gradient."""
+    if dtype == torch.bfloat16 and not has_bfloat16():
+        pytest.skip("this CPU does not multiply bfloat16, so the engine rounds less")
     torch.manual_seed(0)
     matrix, bias, x = torch.randn(24, 16).to(dtype), torch.randn(24), torch.randn(2, 3, 16)
     x = x.to(dtype).requires_grad_()
