@@ -70,7 +70,7 @@ def train(s: Settings) -> None:
         evaluate(run, model, tokenizer, task, held_out, 0)
     signal.signal(signal.SIGINT, run.interrupt)  # from now on Ctrl-C waits for a step's end
     for step in range(run.done + 1, s.steps + 1):
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         is_last = step == s.steps
 
         # 1. Sample answers to new problems. Those of the last step came from an older model.
@@ -105,6 +105,7 @@ def train(s: Settings) -> None:
         line |= weight_metrics
         line |= metrics
         line["seconds"] = time.perf_counter() - start
+        line["processor_seconds"] = time.process_time() - used  # of all threads
         run.log(line)
         if held_out and (step % s.eval_every == 0 or is_last):
             evaluate(run, model, tokenizer, task, held_out, step)

@@ -14,7 +14,8 @@ from train import answer_all, means_of
 def train(run: LabRun) -> None:
     s = run.settings
     for step in range(run.done + 1, s.steps + 1):
-        run.step, start = step, time.perf_counter()
+        run.step = step
+        start, used = time.perf_counter(), time.process_time()
 
         problems = run.task.training_problems(s.seed, step, s.questions)
         rollouts = run.sample(problems, s.answers, generator_of("train", s.seed, step))
@@ -28,7 +29,8 @@ def train(run: LabRun) -> None:
 
         run.record(rollouts, weight, columns)
         run.log({"step": step} | means_of(rollouts) | of_weight | metrics | {
-            "seconds": time.perf_counter() - start})
+            "seconds": time.perf_counter() - start,
+            "processor_seconds": time.process_time() - used})
 
         is_last = step == s.steps or run.stopping
         if s.eval_every and (step % s.eval_every == 0 or step == s.steps):

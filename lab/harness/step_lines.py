@@ -45,6 +45,7 @@ METRICS = {
     "update_seconds": "seconds of the update, with the measurement of the change",
     "record_seconds": "seconds of writing the credit file",
     "seconds": "seconds of the step",
+    "processor_seconds": "the same of the processor's time, over all threads",
     "rollout_tokens_per_second": "sampled tokens in a second of rollout_seconds",
     "peak_memory_bytes": "most memory so far, of the GPU or of the process",
 }

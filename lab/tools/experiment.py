@@ -11,8 +11,8 @@ A plan is a file like this one:
      "seeds": [40, 46],
      "arms": {"none": "", "maxrl": "--advantage maxrl", "twice": "--questions 16"}}
 
-`common` and the text of each arm are flags of `lab train`. The seeds are 40 to 45: the first, and
-the one after the last. Runs of two arms with the same seed get the same problems, and make a pair.
+`common` and the text of each arm are flags of `lab train`. An arm may have --steps of its own. The
+seeds are 40 to 45: the first, and the one after the last. Runs of two arms with the same seed get the same problems, and make a pair.
 
 The runs are made seed by seed. So an experiment that is stopped early has almost the same seeds in
 all arms, and the same command continues it. A run's folder is ARM-sSEED.
@@ -37,7 +37,8 @@ from lab.probes.notes import print_metrics
 from lab.tools.planned_runs import PROCESSES, PlannedRun, finished_run, make_runs, side_by_side
 
 PLANS = PROJECT / "lab/plans"
-OF_THE_PLAN = {"seed", "steps", "out", "resume", "continue"}  # flags that no arm may have
+OF_THE_PLAN = {"seed", "out", "resume", "continue"}  # flags that no arm may have
+OF_ALL = {*OF_THE_PLAN, "steps"}  # nor --flags
 FLAGS = {
     "seeds": Flag(0, "number of seeds of each arm. 0 means those of the plan", most=1000),
     "flags": Flag("", 'further flags of lab train for all runs, such as "--device cuda"'),
@@ -68,8 +69,9 @@ class Plan:
                 flags = self.flags_of(arm, args.flags)
                 _, texts = words_of(flags)
                 keeps = texts.get("checkpoint_every", "0") != "0"
+                steps = int(texts.get("steps", self.steps))
                 found.append(PlannedRun(arm, seed, Path(args.runs) / self.name / f"{name}-s{seed}",
-                                        flags, self.steps, keeps_checkpoints=keeps))
+                                        flags, steps, keeps_checkpoints=keeps))
         return found
 
 
@@ -151,7 +153,7 @@ def refuse_mistakes(plan: Plan, path: str) -> None:
 
 def refuse_flags_of_the_plan(plan: Plan, typed: list[str]) -> None:
     """End in an error where --flags has what the plan says: it would be overruled silently."""
-    if given := OF_THE_PLAN & words_of(typed)[1].keys():
+    if given := OF_ALL & words_of(typed)[1].keys():
         raise UserError(f"--flags has --{min(given)}, which the plan {plan.name} gives to every "
                         "run: change it in a copy of the plan, and name that file")
 
