@@ -395,9 +395,9 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_config(folder: Path) -> ModelConfig:
     """Read config.json. A model that would be computed wrongly, and silently so, is refused."""
     if not (folder / "config.json").exists():
-        name = folder.name if folder.name.startswith("Qwen") else "Qwen2.5-Coder-0.5B-Instruct"
-        raise UserError(f"{folder} is no model folder: it has no config.json. To get a model of "
-                        f"Qwen: hf download Qwen/{name} --local-dir models/{name}")
+        name = "Qwen2.5-Coder-0.5B-Instruct"
+        raise UserError(f"{folder} is no model folder: it has no config.json. To get a model, such "
+                        f"as this one: hf download Qwen/{name} --local-dir models/{name}")
     raw = read_json(folder / "config.json")
     rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}  # older, newer spelling
     is_scaled = "type" in rope or rope.get("rope_type", "default") != "default"
@@ -444,12 +444,23 @@ def load_model(folder: Path) -> Qwen2:
         found.pop("lm_head.weight", None)  # some files store the embeddings a second time
     with torch.device("meta"):  # shapes without numbers: those of the files take their place
         model = Qwen2(config)
-    try:
-        model.load_state_dict(found, assign=True)
-    except RuntimeError as error:  # it names the tensors
-        text = " ".join(str(error).split())
-        raise UserError(f"{folder} is not what its config.json asks for: {text:.300}") from None
+    if wrong := differing_tensors(model, found):
+        more = f" ({len(wrong)} tensors differ)" if len(wrong) > 1 else ""
+        raise UserError(f"{folder} is not what its config.json asks for: {wrong[0]}{more}")
+    model.load_state_dict(found, assign=True)
     return model.requires_grad_()
+
+
+def differing_tensors(model: Qwen2, found: dict[str, Tensor]) -> list[str]:
+    """What is wrong with each tensor that the files should not have as they have it."""
+    wanted = dict(model.named_parameters())
+    wrong = [f"{name} is missing" for name in wanted.keys() - found.keys()]
+    wrong += [f"{name} is unexpected" for name in found.keys() - wanted.keys()]
+    for name in wanted.keys() & found.keys():
+        shape, asked = (tuple(one[name].shape) for one in (found, wanted))
+        if shape != asked:
+            wrong.append(f"{name} has the shape {shape} and not {asked}")
+    return sorted(wrong)
 
 
 def save_model(model: Qwen2, folder: Path) -> None:
@@ -481,7 +492,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     try:
         return Tokenizer.from_str((folder / "tokenizer.json").read_text(encoding="utf-8"))
     except Exception as error:  # the library raises bare Exception
-        raise UserError(f"{folder}/tokenizer.json cannot be read: {error}") from None
+        raise UserError(f"{folder}/tokenizer.json cannot be read: {error}. save_pretrained of a "
+                        "tokenizer of transformers writes one") from None
 
 
 def stop_tokens(model: Qwen2, tokenizer: Tokenizer) -> tuple[int, ...]:

@@ -52,16 +52,12 @@ def read_config(folder: Path) -> ModelConfig:
 
 
 def refuse_other_folder(folder: Path) -> None:
-    """Refuse what people take for a model's folder, and say what it is and what they can do."""
-    if folder.is_file():
+    """Refuse what people take for a model's folder, and say what it is and what they can do. What
+    its files of weights lack is said when they are loaded (qwen2_model.py)."""
+    if folder.is_file() and folder.suffix != ".gguf":
         raise UserError(f"{folder} is a file: --model takes its folder, {folder.parent}")
-    path = folder / "config.json"
-    if path.exists() and "mitigation" in read_json(path):
-        checkpoints = of_steps(folder.glob("checkpoints/*"))
-        newest = "It has no checkpoint"
-        if checkpoints:
-            newest = f"Its newest model is {checkpoints[max(checkpoints)]}"
-        raise UserError(f"{folder} is the folder of a run. {newest}")
+    if reason := another_kind(folder):
+        raise UserError(f"{folder} {reason}")
     index = folder / "model.safetensors.index.json"
     if index.exists() and not (folder / "model.safetensors").exists():
         named = {str(name) for name in read_json(index).get("weight_map", {}).values()}
@@ -69,19 +65,53 @@ def refuse_other_folder(folder: Path) -> None:
         if missing:
             raise UserError(f"{folder} lacks {len(missing)} of the {len(named)} files that "
                             f"{index.name} names, such as {missing[0]}: download them again")
-    weights = sorted(folder.glob("*.safetensors"))
-    for file in filter(Path.is_file, (folder / "tokenizer.json", *weights)):
-        with open(file, "rb") as opened:
-            if opened.read(8) == b"version ":
-                raise UserError(f"{file} is a Git LFS pointer and not the file itself: `git lfs "
-                                "pull` in its folder brings the file")
-    for file in filter(Path.is_file, weights):
-        try:
-            with safe_open(file, "pt"):
-                pass
-        except SafetensorError as error:
-            raise UserError(f"{file} is damaged, or its download was cut: download it again "
-                            f"({error})") from None
+    for file in (folder / "tokenizer.json", *sorted(folder.glob("*.safetensors"))):
+        if file.is_file():
+            refuse_damaged(file)
+
+
+def another_kind(folder: Path) -> str:
+    """What this is, if it is no folder with a model's config and weights; else empty."""
+    def has(pattern: str) -> bool:
+        return any(folder.glob(pattern))
+
+    if folder.suffix == ".gguf" or has("*.gguf") and not has("*.safetensors"):
+        return ("is GGUF, a format for inference whose weights are rounded. The folder of the same "
+                "model with model.safetensors is needed, which its publisher has under another "
+                "name, often without -GGUF at its end")
+    if has("adapter_config.json") and not has("config.json"):
+        return ("is an adapter of PEFT, which is no whole model: merge it into its model with "
+                "merge_and_unload() of PEFT and save_pretrained, and name that folder")
+    config = read_json(folder / "config.json") if has("config.json") else {}
+    if "mitigation" in config or of_steps(folder.glob("*")):
+        checkpoints = of_steps([*folder.glob("*"), *folder.glob("checkpoints/*")])
+        if not checkpoints:
+            return "is the folder of a run. It has no checkpoint"
+        return f"is the folder of a run. Its newest model is {checkpoints[max(checkpoints)]}"
+    if "quantization_config" in config:
+        return ("is quantised, and rounded weights cannot be trained here. The folder of the model "
+                "that was quantised is needed")
+    has_weights = any(map(has, ("*.safetensors", "*.index.json")))
+    if has("pytorch_model*.bin") and not has_weights:
+        return ("has its weights as pytorch_model.bin, which is a pickle, and such a file can run "
+                "code, so it is not opened. from_pretrained and save_pretrained of transformers "
+                "write it as model.safetensors")
+    return ""  # the book says what else is missing
+
+
+def refuse_damaged(file: Path) -> None:
+    with open(file, "rb") as opened:
+        if opened.read(8) == b"version ":
+            raise UserError(f"{file} is a Git LFS pointer and not the file itself: `git lfs "
+                            "pull` in its folder brings the file")
+    if file.suffix != ".safetensors":
+        return
+    try:
+        with safe_open(file, "pt"):
+            pass
+    except SafetensorError as error:
+        raise UserError(f"{file} is damaged, or its download was cut: download it again "
+                        f"({error})") from None
 
 
 def read_model_folder(folder: Path | str, device: torch.device | str = "cpu") -> Qwen2:

@@ -53,9 +53,17 @@ def test_what_people_take_for_a_models_folder_is_called_what_it_is(folder, tmp_p
         {"weight_map": dict(zip("abc", names))}))
     assert f"{folder} lacks 2 of the 3 files that model.safetensors.index.json names, such as " \
         f"{names[0]}" in said()
-    edit_config(folder, model_type="llama")
-    assert refusal(load_model, folder).endswith(
-        "model_type 'llama' is not implemented here. Plain qwen2 and qwen3 are")
+    (folder / names[1]).unlink()
+    (folder / "model.safetensors.index.json").unlink()
+    (folder / "pytorch_model.bin").touch()
+    assert "has its weights as pytorch_model.bin, which is a pickle" in said()
+    edit_config(folder, quantization_config={"bits": 4})
+    assert f"{folder} is quantised" in said()
+    (folder / "model-q4.gguf").touch()
+    assert f"{folder} is GGUF" in said()
+    assert "is GGUF" in refusal(read_model_folder, folder / "model-q4.gguf")
+    (tmp_path / "adapter_config.json").touch()
+    assert f"{tmp_path} is an adapter of PEFT" in refusal(read_model_folder, tmp_path)
 
 
 def test_a_runs_folder_names_its_newest_checkpoint(tmp_path):
@@ -63,7 +71,8 @@ def test_a_runs_folder_names_its_newest_checkpoint(tmp_path):
     assert refusal(read_model_folder, tmp_path).endswith("It has no checkpoint")
     for step in (2, 10):
         (tmp_path / f"checkpoints/step_{step:06d}").mkdir(parents=True)
-    assert refusal(read_model_folder, tmp_path).endswith("checkpoints/step_000010")
+    for folder in (tmp_path, tmp_path / "checkpoints"):
+        assert refusal(read_model_folder, folder).endswith("checkpoints/step_000010")
 
 
 def test_a_tied_output_matrix_may_be_stored_again_and_a_model_be_saved_over_its_parts(folder):
