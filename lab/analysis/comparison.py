@@ -30,7 +30,8 @@ import numpy as np
 
 from analyze import MEASURES as COLUMNS
 from lab.analysis.run_folders import PLAIN_SETTINGS, Run, flags_of_methods, share_seen_before
-from lab.analysis.statistics import Estimate, Floats, holm, mean_over, paired_difference
+from lab.analysis.statistics import (Estimate, Floats, holm, mean_over, mean_over_pairs,
+                                     paired_difference)
 from lab.analysis.tables import WITH_INTERVAL, Cell, Table, shown
 from lab.engine.errors import UserError
 from lab.harness.read_record import missing_steps
@@ -49,7 +50,6 @@ FEWEST_PAIRS = 4    # from fewer pairs not even their spread is known
 BETTER, WORSE, NOT_SEEN = "better", "worse", "no difference seen"  # in one look
 AHEAD, BEHIND = "ahead", "behind"
 MOST_REPEATED = 0.1  # share of the training problems that had come before
-SAME = 1e-12        # success that differs by less differs by rounding alone
 
 Arm = Mapping[int, Run]  # the runs of one arm, by seed
 Arms = Mapping[str, Arm]
@@ -314,17 +314,6 @@ def gain_over(mine: Arm, theirs: Arm, measure: str = IN_TRAINING) -> Gain:
     pairs = list(found.values())
     estimate = paired_difference(pairs[0]) if len(pairs) == 1 else mean_over_pairs(pairs)
     return Gain(tuple(found), estimate, estimate.p)
-
-
-def mean_over_pairs(pairs: list[Floats]) -> Estimate:
-    """The mean over pairs of runs, by Student's t. Where all pairs have the same mean difference,
-    which is luck in short runs, their spread says nothing of other seeds: there is no interval and
-    no p. Runs that are the same to the bit differ by 0 in every pair, and this is known."""
-    differences = [float(pair.mean()) for pair in pairs]
-    is_known = all((abs(pair) < SAME).all() for pair in pairs)
-    if np.ptp(differences) < SAME and not is_known:
-        return Estimate(differences[0])
-    return mean_over(differences)
 
 
 def gains(family: Mapping[str, tuple[Arm, Arm]], measure: str = IN_TRAINING) -> dict[str, Gain]:

@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 Interval = tuple[float, float]
+SAME = 1e-12  # success that differs by less differs by rounding alone
 
 
 @dataclass(frozen=True)
@@ -71,6 +72,17 @@ def mean_over(values: Collection[float | None]) -> Estimate:
     if len(known) < 2:
         return Estimate(mean)
     return estimate(mean, float(known.std(ddof=1) / np.sqrt(len(known))), len(known) - 1)
+
+
+def mean_over_pairs(pairs: list[Floats]) -> Estimate:
+    """The mean over pairs of runs, by Student's t. Where all pairs have the same mean difference,
+    which is luck in short runs, their spread says nothing of other seeds: there is no interval and
+    no p. Runs that are the same to the bit differ by 0 in every pair, and this is known."""
+    differences = [float(pair.mean()) for pair in pairs]
+    is_known = all((abs(pair) < SAME).all() for pair in pairs)
+    if np.ptp(differences) < SAME and not is_known:
+        return Estimate(differences[0])
+    return mean_over(differences)
 
 
 def jackknife(statistic: Callable[[NDArray[np.bool_]], float], problem: ArrayLike,

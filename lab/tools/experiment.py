@@ -12,7 +12,8 @@ A plan is a file like this one:
      "arms": {"none": "", "maxrl": "--advantage maxrl", "twice": "--questions 16"}}
 
 `common` and the text of each arm are flags of `lab train`. An arm may have --steps of its own. The
-seeds are 40 to 45: the first, and the one after the last. Runs of two arms with the same seed get the same problems, and make a pair.
+seeds are 40 to 45: the first, and the one after the last. Runs of two arms with the same seed get
+the same problems, and make a pair.
 
 The runs are made seed by seed. So an experiment that is stopped early has almost the same seeds in
 all arms, and the same command continues it. A run's folder is ARM-sSEED.

@@ -105,7 +105,7 @@ def test_the_words_of_a_gain():
 def test_holm_is_over_all_gains_of_a_family(monkeypatch):
     """p = 0.03 alone would be seen; of three gains it is not."""
     p = {0.1: 0.03, 0.2: 0.001, 0.3: 0.9}
-    monkeypatch.setattr("lab.analysis.comparison.mean_over", lambda pairs: Estimate(
+    monkeypatch.setattr("lab.analysis.statistics.mean_over", lambda pairs: Estimate(
         pairs[0], p=p[round(pairs[0], 1)]))
     plain = arm_of(0, 0.5)
     family = {name: ({0: run_of(name, name), 1: run_of(name + 0.51, name + 0.51)}, plain)
