@@ -34,6 +34,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -197,8 +198,11 @@ class Run:
             raise UserError(f"{s.out} exists already: continue it with --resume {s.out}, or name "
                             "another folder with --out")
         found, made = checkpoints(self.folder), len(read_lines(self.folder / "metrics.jsonl"))
-        is_removed = made > 0 and not (self.folder / "checkpoints").exists()
-        if not found and (is_removed or made > (s.checkpoint_every or s.steps)):
+        is_lost = made > 0 and not (self.folder / "checkpoints").exists()
+        while found and (damage := damage_of(found[max(found)])):
+            is_lost = len(found) == 1
+            say(f"{found.popitem()[1]} is damaged, so the run does not go on from it: {damage}")
+        if not found and (is_lost or made > (s.checkpoint_every or s.steps)):
             raise UserError(f"{s.out} has {made} steps on record, and no checkpoint to go on from")
         self.done = max(found, default=0)
         self.source = found[self.done] if found else find(s.model)  # of the model
@@ -367,12 +371,19 @@ def write_credit(path: Path, rollouts: Rollouts, weight: Tensor, columns: dict[s
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Make a file or a folder whole or not at all: it is written under another name and renamed."""
+    """Make a file or a folder whole or not at all: it is written under another name and renamed,
+    after all of it is on the disk, where a power cut leaves it."""
     unfinished = path.with_name(f".{path.name}.{os.getpid():08x}.tmp")
     unfinished.parent.mkdir(parents=True, exist_ok=True)
     try:
         yield unfinished
+        for written in filter(Path.is_file, (unfinished, *unfinished.rglob("*"))):
+            number = os.open(written, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
+            os.fsync(number)
+            os.close(number)
         os.replace(unfinished, path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} cannot be written: {error}") from None
     finally:
         remove(unfinished)
 
@@ -461,6 +472,19 @@ def checkpoints(run: Path) -> dict[int, Path]:
     """The checkpoints from which a run can go on."""
     return {step: path for step, path in of_steps(run.glob("checkpoints/*")).items()
             if all((path / name).exists() for name in ("config.json", "trainer/state.safetensors"))}
+
+
+def damage_of(checkpoint: Path) -> str:
+    """The reason why a checkpoint cannot be read, as after a power cut; empty if it can."""
+    try:
+        for path in checkpoint.rglob("*.json"):
+            json.loads(path.read_text(encoding="utf-8"))
+        for path in checkpoint.rglob("*.safetensors"):
+            with safe_open(path, "pt"):
+                pass
+    except (ValueError, OSError, SafetensorError) as error:
+        return f"{path.name}: {error}"
+    return ""
 
 
 def find(name: str) -> Path:

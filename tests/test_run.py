@@ -1,6 +1,7 @@
 """The folder of a run: whatever stops a run, it goes on as if nothing had stopped it, and it keeps
 the code that made it."""
 import json
+import os
 import re
 import shutil
 import signal
@@ -125,7 +126,7 @@ def test_a_folder_is_written_by_one_process_and_is_not_taken_from_anybody(projec
     first, other = book.Run(settings), book.Run(settings)
     first.begin()
     before = sorted((project / "mine").rglob("*"))  # to open and close its lock would release it
-    with pytest.raises(OSError):  # train.py makes one sentence of it
+    with pytest.raises(book.UserError):  # train.py makes one sentence of it
         other.begin()
     code, said = typed(project, "train.py", "--resume", "mine")
     assert code == 1 and said.startswith("train.py: another process writes to mine")
@@ -272,7 +273,8 @@ def test_a_record_without_checkpoints_is_not_wiped(
 def test_a_full_disk_ends_in_one_sentence(project):
     """No file may be larger than 1 MB here, and a model's is."""
     code, said = typed(project, "train.py", *SMALL, "--out", "large", largest_file=2 ** 20)
-    assert code == 1 and re.search("\ntrain.py: .*File too large.*\n$", said)
+    assert code == 1 and re.search(
+        "\ntrain.py: large/checkpoints/step_000001 cannot be written: .*File too large.*\n$", said)
     assert "Traceback" not in said and not [*(project / "large").rglob("*.tmp")]
 
 
@@ -281,9 +283,7 @@ DAMAGES = [  # what is written over a file of a run, and what the one line says
     ("config.json", b'{"steps": 3', "config.json is not JSON"),
     ("metrics.jsonl", b'{"step": 1}\n{"st\n', "metrics.jsonl, line 2 is damaged"),
     ("metrics.jsonl", b'\xff\xfe\n', "metrics.jsonl, line 1 is damaged"),
-    ("evaluations.jsonl", b'{"step": "1"}\n', "evaluations.jsonl, line 1 is damaged"),
-    ("checkpoints/step_000003/model.safetensors", b"cut", "model.safetensors cannot be read"),
-    ("checkpoints/step_000003/trainer/state.safetensors", b"", "state.safetensors cannot be read")]
+    ("evaluations.jsonl", b'{"step": "1"}\n', "evaluations.jsonl, line 1 is damaged")]
 
 
 def test_a_damaged_run_ends_in_one_sentence_and_stays_as_it_is(project):
@@ -293,3 +293,23 @@ def test_a_damaged_run_ends_in_one_sentence_and_stays_as_it_is(project):
         before = everything(run)
         assert sentence in refusal(train.main, ["--resume", str(run), "--steps", "4"])
         assert everything(run) == before
+
+
+@pytest.mark.parametrize("file", [
+    "config.json", "model.safetensors", "tokenizer.json", "trainer/state.safetensors"])
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(project, capsys, file):
+    """As a power cut leaves it. The steps after that checkpoint are made again; without another
+    checkpoint nothing is begun again."""
+    run = shutil.copytree(project / "whole", project / f"cut_{Path(file).stem}")
+    damaged = run / "checkpoints/step_000003"
+    os.truncate(damaged / file, 100)
+    train.main(["--resume", str(run)])
+    said = capsys.readouterr().out
+    assert f"{damaged} is damaged, so the run does not go on from it: {Path(file).name}" in said
+    assert f"continuing {run} after step 2" in said
+    assert_same_run(project / "whole", run)
+    for path in run.glob("checkpoints/*/config.json"):
+        path.write_text("{")
+    before = everything(run)
+    assert "and no checkpoint to go on from" in refusal(train.main, ["--resume", str(run)])
+    assert everything(run) == before
