@@ -17,8 +17,9 @@ the functions of a training step up to the loss. So what a method does on averag
 
 For several worlds, the lowest cosine, the largest bias, and the median and largest noise are shown.
 The exit status is 1 if a method is biased or has the wrong sign, and 2 if it cannot be judged; with
---all it is 0. A test may call `check(my_function)` of this file. Mistakes in groups of more than
-four answers, beyond ten tokens, or at other steps of training than 2, 30 and 1000 are not seen.
+--all it is 0. A test may call `check(my_function)` of this file. Mistakes in larger groups, longer
+answers, or with other rewards than a verdict names are not seen, nor those at other steps of
+training than 2, 30 and 1000.
 
 An advantage has weights of 1 here, a weighting has the advantage rloo, and the loss is divided by a
 constant. Samples of a method, such as continuations, are replaced by their mean. A critic learns
@@ -145,15 +146,16 @@ def compared(world: World, batches: Mapping[Batch, float], found: Tensor) -> Mea
     most = int((as_long - world.truth).abs().argmax())
     row, token = divmod(most, len(LETTERS))
     begun = "".join(LETTERS[one] for one in [*world.beginnings][row][1])
+    begun = begun if len(begun) < 12 else f"{len(begun)} tokens"
     difference = (f"{LETTERS[token]} {f'behind {begun}' if begun else 'at the start'} is pushed by "
                   f"{as_long[most]:+.4f}, and {world.truth[most]:+.4f} would be right")
     return Mean(world.about, along / size, bias, along / scale, noise, len(found), difference)
 
 
 def judged(world: World, choice: Choice, flags: Mapping[str, Any]) -> Mean:
-    """If the order of answers or groups matters to a method, all orders are listed. Whether it
+    """If the order of answers or of groups matters to a method, all orders are listed. Whether it
     does, and whether a method draws random numbers, is seen in the most varied batches."""
-    batches, shuffle, shuffled = world.batches(), random.Random(0), []
+    batches, shuffle = world.batches(), random.Random(0)
     found, listed = gradients(world, choice, flags, batches), [*batches]
     sizes = found.norm(dim=1).tolist()
     varied = sorted(range(len(listed)), key=lambda n: (
@@ -161,12 +163,17 @@ def judged(world: World, choice: Choice, flags: Mapping[str, Any]) -> Mean:
     some = [listed[n] for n in varied]
     if not found[varied].equal(gradients(world, choice, flags, some, seed=1)):
         raise UserError("it draws random numbers, or it remembers earlier batches")
-    for groups in some:
-        alike = len({*map(len, groups)}) == 1
-        order = shuffle.sample(groups, len(groups)) if alike else groups
-        shuffled.append(tuple(tuple(shuffle.sample(rows, len(rows))) for rows in order))
-    if not found[varied].allclose(gradients(world, choice, flags, shuffled), rtol=0, atol=1e-5):
-        batches = world.batches(ordered=True)
+
+    def matters(others: list[Batch]) -> bool:
+        moved = gradients(world, choice, flags, others)
+        return not found[varied].allclose(moved, rtol=0, atol=1e-5)
+
+    of_answers = matters([tuple(tuple(shuffle.sample(rows, len(rows))) for rows in groups)
+                          for groups in some])
+    alike = len({*world.kind.sizes}) == 1
+    of_groups = alike and matters([tuple(shuffle.sample(groups, len(groups))) for groups in some])
+    if of_answers or of_groups:
+        batches = world.batches(of_answers, of_groups)
         found = gradients(world, choice, flags, batches)
     return compared(world, batches, found)
 
@@ -183,6 +190,8 @@ def judge(choice: Choice, flags: Mapping[str, Any], worlds: list[World],
     name, means = choice.__name__, list[Mean]()
     reasons: dict[str, list[str]] = {"fails in": [], "is not made for": []}
     flags = {**SUITED.get(name, {}), **flags}
+    least = getattr(choice, "least_group", 2)  # the lab has no groups of one answer
+    worlds, ran = [world for world in worlds if min(world.kind.sizes) >= least], list[World]()
     for world in worlds:
         show_status(f"{name}: {world.about}")
         does = "is not made for"
@@ -197,9 +206,11 @@ def judge(choice: Choice, flags: Mapping[str, Any], worlds: list[World],
             cause = error.__cause__ if isinstance(error.__cause__, UserError) else error
             reasons[does].append(f"{world.about}. {str(cause).strip()}")
             continue
+        ran.append(world)
         means.append(mean._replace(noise=mean.noise / plain_noise(world)))
     show_status("")
     word, why = in_words(name, means, bool(reasons["fails in"]), at_least)
+    why += seen(ran) if word in (RIGHT, ACCEPTED) else ""
     if called_as := getattr(choice, "called_as", ""):
         why += f" It was called as {called_as}."
         why += "" if means else " Other forms stand in examples/foreign_advantages.py."
@@ -242,6 +253,15 @@ def about_length(means: list[Mean]) -> str:
         return ""
     times = f"{least:.2f}" if most - least < 0.005 else f"{least:.2f} to {most:.2f}"
     return f" Along the true gradient its mean is {times} times as long."
+
+
+def seen(worlds: list[World]) -> str:
+    """A sentence about what the worlds have, because beyond it nothing is known."""
+    rewards = torch.cat([world.rollouts.reward for world in worlds])
+    sizes = [size for world in worlds for size in world.kind.sizes]
+    return (f" Seen: rewards {rewards.min():g} to {rewards.max():g}, groups of {min(sizes)} to "
+            f"{max(sizes)}, up to {max(len(world.kind.sizes) for world in worlds)} groups, answers "
+            f"of up to {max(int(world.rollouts.length.max()) for world in worlds)} tokens.")
 
 
 def check(method: Any, *, at_least: float | None = None, seeds: int = 3, **flags: Any) -> Verdict:

@@ -80,6 +80,8 @@ def as_choice(function: Any, name: str = "") -> Choice:
             return function(**given | {tells: batch.group})  # it may want a number for each answer
 
     called.__name__ = name or function.__name__
+    # TRL has several answers to each prompt
+    called.least_group = 2 if tells in ("num_generations", "rollouts") else 1  # type: ignore
     called.called_as = (  # type: ignore[attr-defined]
         f"a function of {TRAINERS[tells]}, by its parameter {tells}" if tells else OWN_FORM)
     return called

@@ -51,6 +51,7 @@ class Kind(NamedTuple):
 
 
 TWO, THREE, BELOW_0 = (0.0, 1.0), (0.0, 0.3, 1.3), (-1.0, 0.0, 1.3)
+LONG = "x" * 59
 WORLDS = {
     "three groups, two rewards": Kind("7. xA7.", TWO, sizes=(2, 2, 2), problems=3),
     "one turn, rewards below 0": Kind("7. xA7. xx.", BELOW_0),
@@ -61,15 +62,21 @@ WORLDS = {
     "three turns, each is paid": Kind("! 7", BELOW_0, limit=6, turns=3,
                                       replies=("7", "77"), pays=True),
     "turns cut off, groups of 3 and 2": Kind("! 7", THREE, sizes=(3, 2), problems=1, limit=4,
-                                             turns=3, replies=("7", "77"))}
+                                             turns=3, replies=("7", "77")),
+    "rewards from -3 to 6": Kind("7. xA7. xx.", (-3.0, 0.5, 2.2, 6.0)),
+    "four groups": Kind("7. xA7.", BELOW_0, sizes=(2, 2, 2, 2)),
+    "groups of 8 and 2": Kind("7. xA7.", THREE, sizes=(8, 2)),
+    "groups of 1 and 3": Kind("7. xA7. xx.", BELOW_0, sizes=(1, 3)),
+    "2 to 61 tokens": Kind(f"7. xA7. {LONG}. {LONG}7.", THREE, limit=64)}
 
 
-def worlds_of(settings: Mapping[str, Any], seeds: int) -> list["World"]:
-    """So many worlds of each kind. Worlds in which hardly anything can be learned, or a reward is
-    missing, are left out."""
+def worlds_of(settings: Mapping[str, Any], seeds: int,
+              kinds: Mapping[str, Kind] | None = None) -> list["World"]:
+    """So many worlds of each kind, or of those of WORLDS. Worlds in which hardly anything can be
+    learned, or a reward is missing, are left out."""
     found = []
-    for place, about in enumerate(WORLDS):
-        worlds = (World(about, settings, seed) for seed in itertools.count())
+    for place, (about, kind) in enumerate((kinds or WORLDS).items()):
+        worlds = (World(about, settings, seed, kind) for seed in itertools.count())
         telling = itertools.islice((w for w in worlds if w.has_all_rewards
                                     and w.truth.norm() > 0.03), seeds)
         for number, world in enumerate(telling):
@@ -127,9 +134,11 @@ class World:
     """The policy is a table of logits, with a row for each beginning of an answer. There is also a
     Qwen2, for methods that ask for hidden states, but it has no say in what is drawn."""
 
-    def __init__(self, about: str, settings: Mapping[str, Any] = {}, seed: int = 0):
-        self.about, self.kind, self.step = about, WORLDS[about], STEPS[0]
-        self.task, kind = WorldTask(self.kind, seed), self.kind
+    def __init__(self, about: str, settings: Mapping[str, Any] = {}, seed: int = 0,
+                 kind: Kind | None = None):
+        self.about, self.seed, self.step = about, seed, STEPS[0]
+        self.kind = kind = kind or WORLDS[about]
+        self.task = WorldTask(kind, seed)
         generator = torch.Generator().manual_seed(seed)
         tokenizer = Tokenizer(models.BPE(vocab=SPELLING, merges=[]))
         tokenizer.decoder = decoders.ByteLevel()
@@ -169,6 +178,7 @@ class World:
             columns.append([[*column, *[0] * (self.kind.limit - len(ids))]
                             for column in (ids, drawn, rows, [1] * len(ids))])
         ids, drawn, rows, written = torch.tensor(columns).unbind(1)               # (n, T) each
+        self.rows = rows  # of the logits, at each token of each answer
         mask, possible = drawn.bool(), torch.zeros(len(self.beginnings), len(LETTERS)).bool()
         possible[rows[mask], ids[mask]] = True
         logits = torch.randn(possible.shape, generator=generator).double()
@@ -198,9 +208,9 @@ class World:
         return torch.autograd.grad(expected, self.logits, retain_graph=True)[0].flatten()
 
     @cache
-    def batches(self, ordered: bool = False) -> dict[Batch, float]:
-        """The probabilities of all batches. If they are `ordered`, answers, and groups of one size,
-        stand in all orders, and else only in one."""
+    def batches(self, of_answers: bool = False, of_groups: bool = False) -> dict[Batch, float]:
+        """The probabilities of all batches: with all orders of a group's answers, and of groups of
+        one size, or with one order each."""
         kind, chances = self.kind, self.chance.tolist()
         count, alike = len(kind.sizes), len({*kind.sizes}) == 1
         of_sizes: list[dict[Numbers, float]] = [Counter() for _ in kind.sizes]
@@ -208,11 +218,11 @@ class World:
             own = [row for row, answer in enumerate(self.answers) if answer.problem == problem]
             for rows in itertools.product(own, repeat=kind.sizes[number]):
                 chance = math.prod(chances[row] for row in rows) / kind.problems
-                of_sizes[number][rows if ordered else tuple(sorted(rows))] += chance
+                of_sizes[number][rows if of_answers else tuple(sorted(rows))] += chance
         found: dict[Batch, float] = Counter()
         for chosen in itertools.product(*of_sizes):
             chance = math.prod(groups[rows] for groups, rows in zip(of_sizes, chosen))
-            found[chosen if ordered or not alike else tuple(sorted(chosen))] += chance
+            found[chosen if of_groups or not alike else tuple(sorted(chosen))] += chance
         return found
 
     @cache
