@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from lab.analysis.comparison import mean_in_training
-from lab.analysis.run_folders import Run
+from lab.analysis.comparison import settings_of
+from lab.analysis.run_folders import Run, flags_of_methods
 from lab.analysis.statistics import Estimate, Floats, estimate, mean_over, over_problems
 from lab.analysis.tables import Cell, Table, shown
 from lab.credit.critic import gae
@@ -27,7 +27,9 @@ from lab.engine.errors import PROJECT, read_json
 from lab.engine.policy import Policy
 from lab.harness.screen import show_status
 from lab.probes.common import sample_batch
-from lab.probes.run_tokens import CLASSES, FILLER, REASONING, UNITS, RunTokens
+from lab.probes.run_tokens import (CLASSES, FILLER, REASONING, UNITS, RunTokens,
+                                   has_advantages_of_grpo)
+from run import find
 
 HOLDS, ARITHMETIC, ONE_READING, NOT, NOT_SEEN, CANNOT = VERDICTS = (
     "holds", "by arithmetic", "in one reading", "does not", "no difference seen",
@@ -57,8 +59,10 @@ THRESHOLDS = {
     "rank 2 from": Threshold(1.5, "it rounds to 2"), "rank 2 to": Threshold(2.5, "it rounds to 2"),
     "rank well above": Threshold(1, "well above 2 is at least one more"),
     "best baseline": Threshold(-0.1, "a tenth of the noise is worth a batch larger by a tenth"),
-    "costs a model": Threshold(0.5, "a step costs half again as much"),
+    "costs a model": Threshold(1.5, "a step costs half again as much"),
     "as good": Threshold(0.01, "a point of success is less than any difference in the notes"),
+    "explodes": Threshold(5, "a fifth of the tokens with all the weight has at most five times"),
+    "a strong signal": Threshold(0.5, "in most groups there is something to compare"),
     "long answer": Threshold(500, "the notes' number of tokens")}
 
 
@@ -127,7 +131,7 @@ def below(most: float) -> Rule:
     return lambda x: opposite(Estimate(-x.value, -x.high, -x.low))
 
 
-RULES = {"above 0": above(0), "below 0": below(0), "by no number": lambda x: NOT}
+RULES = {"above 0": above(0), "below 0": below(0)}
 
 
 def together(verdicts: Sequence[str]) -> str:
@@ -186,7 +190,8 @@ def difference_of_means(mine: ArrayLike, theirs: ArrayLike) -> Estimate:
 class Evidence:
     """The runs, and what is computed from them once. `run` is the first one; the others are there
     for claims about weightings. `seen["log_prob"]` is a column of the first run's tokens (n,). Its
-    sizes are plain GRPO's: the claims are about GRPO, so a run's weights are left out."""
+    sizes are plain GRPO's: the claims are about GRPO, so a run's weights and advantages are left
+    out."""
 
     def __init__(self, runs: Sequence[Run], problems: int = 12, device: str = "cpu"):
         self.run, self.others = runs[0], list(runs[1:])
@@ -235,6 +240,17 @@ class Evidence:
                 return run
         raise CannotBeSeen(f"needs a run with --mitigation {weightings[0]}")
 
+    def pair_of(self, *weightings: str) -> tuple[dict[str, Floats], dict[str, Floats]]:
+        """(steps,) success and norm in a run with one of these weightings and in a plain one, over
+        the steps that both have. They have the same seed, and differ in nothing else."""
+        mine, plain = self.arm(*weightings), self.arm("none")
+        if others := different_settings(mine, plain):
+            raise CannotBeSeen(f"the two runs also differ in {others}, so they are no pair")
+        lines = [{line["step"]: line for line in run.metrics} for run in (mine, plain)]
+        steps = sorted(set.intersection(*map(set, lines)))
+        return tuple({name: np.array([known[step][name] or 0 for step in steps], float)
+                      for name in ("success", "gradient_norm")} for known in lines)
+
     def of_model(self, measure: Callable[[Policy, "Evidence"], Any],
                  policy: Policy | None = None) -> Any:
         """What a function measures of a model, measured once; by default of the last model."""
@@ -259,6 +275,18 @@ class Evidence:
         """The last one."""
         return self.models[max(self.models)]
 
+    def is_like_stored(self) -> bool:
+        """Whether the run is of what stored numbers *of tiny* are: Countdown, models/tiny, GRPO."""
+        config = self.run.config
+        is_tiny = find(str(config.get("model"))).resolve() == PROJECT / "models/tiny"
+        is_countdown = config.get("task", "countdown_task") == "countdown_task"
+        return is_tiny and is_countdown and has_advantages_of_grpo(self.run)
+
+    def like_stored(self) -> None:
+        if not self.is_like_stored():
+            raise CannotBeSeen("the stored number beside it is of Countdown, models/tiny and the "
+                               "advantage grpo, and this run is not")
+
     def before_and_after(self) -> tuple[Policy, Policy]:
         if len(self.models) < 2:
             raise CannotBeSeen("the model that this run began with is not here")
@@ -279,6 +307,14 @@ class Evidence:
         if fifth < 2:
             raise CannotBeSeen(f"{len(values)} steps have no beginning and no end")
         return [np.array(values[:fifth], float), np.array(values[-fifth:], float)]
+
+
+def different_settings(mine: Run, plain: Run) -> str:
+    """The names of the settings in which two runs differ, their weightings aside."""
+    of_weighting = {"mitigation", "rescale", "made by", *flags_of_methods(mine.config)}
+    known = [{**settings_of(run), "seed": run.config["seed"]} for run in (mine, plain)]
+    both = (set(known[0]) & set(known[1])) - of_weighting
+    return ", ".join(sorted(name for name in both if known[0][name] != known[1][name]))
 
 
 def trained_critic(policy: Policy, seen: Evidence) -> gae:
@@ -342,16 +378,14 @@ def stored(experiment: str, name: str) -> Estimate:
 
 
 def pair(seen: Evidence, weightings: Sequence[str]) -> dict[str, tuple[Cell, str]]:
-    """The difference in success of a run with one of these weightings and a plain run with the same
-    seed. One pair decides nothing, so it only stands beside a verdict."""
+    """The difference in success of a run with one of these weightings and a plain run that differs
+    in nothing else. One pair decides nothing, so it only stands beside a verdict."""
     try:
-        mine, plain = seen.arm(*weightings), seen.arm("none")
+        mine, plain = seen.pair_of(*weightings)
     except CannotBeSeen:
         return {}
-    if mine.config["seed"] != plain.config["seed"]:
-        return {}
-    difference = mean_in_training(mine, "success") - mean_in_training(plain, "success")
-    return {"points in this pair": (difference, "points")}
+    difference = mine["success"].mean() - plain["success"].mean()
+    return {f"points in this pair, {len(mine['success'])} steps": (difference, "points")}
 
 
 def add_stored_claims() -> None:

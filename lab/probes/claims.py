@@ -15,13 +15,15 @@ by the 95% interval of the figure:
 
     holds                 the whole interval is on the side of the claim
     does not              it is on the other side, or the claim contradicts arithmetic
-    in one reading        it holds by one measure, unit or model, and not by another
+    in one reading        it holds by one measure, unit or model, and not by another; or its
+                          verdict was another one with another seed
     by arithmetic         it is true of any run, and so says nothing about this one
     no difference seen    the interval reaches to both sides
     cannot be seen here   the run lacks what is needed, and the row says what
 
 Verdicts of a run are of this run: another seed is another run. The intervals are over the problems
-of the run, or over its steps, and they are not corrected for the number of claims. Verdicts marked
+of the run, or over its steps, and they are not corrected for the number of claims. A stored number
+of the tiny model is set beside a run of that model, task and advantage alone. Verdicts marked
 *stored* are those of experiments with several seeds or with a large model, whose numbers are in
 lab/results, because one run decides nothing about a weighting. On models/tiny all claims take about
 a minute of a processor, and each is printed when it is found. On a large model choose some with
@@ -39,6 +41,7 @@ from lab.harness.flags import Flag, read
 from lab.harness.screen import show_status
 from lab.probes.claim_rules import (BY_CHANCE, CANNOT, CLAIMS, NOTES, THRESHOLDS, VERDICTS,
                                     CannotBeSeen, Claim, Evidence, Found, add_stored_claims)
+from lab.probes.run_tokens import has_advantages_of_grpo
 
 for part in ("tokens", "phase1", "weightings", "rank", "ppo"):  # in the order of printing
     import_module(f"lab.probes.claims_of_{part}")
@@ -82,9 +85,9 @@ def main(argv: list[str]) -> None:
 def of_run(run: Run) -> list[str]:
     """What the run is, and where the rows speak of something else than what it trained."""
     sentences = [report.describe(run)]
-    if run.config["mitigation"] != "none":
+    if run.config["mitigation"] != "none" or not has_advantages_of_grpo(run):
         sentences.append("Sizes of gradients are plain GRPO's on this run's tokens, without its "
-                         "weights, except in rows about a weighting.")
+                         "weights and with GRPO's advantages, except in rows about a weighting.")
     if run.config.get("lora"):
         sentences.append("Rows about a model take the gradient of all its parameters. This run "
                          "trained only LoRA's additions.")

@@ -18,7 +18,7 @@ import torch
 
 from grpo import grpo
 from mitigations import gradient_size
-from lab.analysis.statistics import Estimate, jackknife, within
+from lab.analysis.statistics import Estimate, jackknife, over_problems, within
 from lab.analysis.tables import Table
 from lab.analysis.token_table import TokenTable, table_of_frames
 from lab.credit.seen_by_answer import at_embeddings
@@ -27,7 +27,7 @@ from lab.engine.policy import Policy, derived_seed
 from lab.engine.rollouts import Rollouts
 from lab.engine.tokens import WORD
 from lab.probes.claim_rules import (HOLDS, NOT, NOT_SEEN, ONE_READING, THRESHOLDS, CannotBeSeen,
-                                    Evidence, Found, above, claim, decided)
+                                    Evidence, Found, above, claim, decided, mean_ratio)
 from lab.probes.common import sample_batch
 from lab.probes.run_tokens import CLASSES, FILLER, REASONING, class_codes, t_numbers
 
@@ -44,11 +44,12 @@ def phase_1_ignores_rewards(seen: Evidence) -> Found:
     """How much of GRPO's gradient changes if the rewards are shuffled, as a share of its size. The
     gradient of phase 1 does not contain the reward, so nothing of it changes."""
     of = seen.of_model(phases)
-    changed = np.abs(of["shuffled"]["signed"] - of["gradient"]["signed"]).sum()
-    size = of["gradient"]["size"].sum()
-    if not size:
+    changed = np.abs(of["shuffled"]["signed"] - of["gradient"]["signed"])
+    size = of["gradient"]["size"]
+    if not size.any():
         raise CannotBeSeen("all answers to the same problem have equal rewards")
-    return Found(HOLDS, {"of GRPO's gradient": changed / size, "of phase 1": (0.0, ".0f")})
+    return decided(above(0), {"of GRPO's gradient": over_problems(
+        of["gradient"]["problem"], [changed, size], lambda a, b: a / b)}, of_phase_1=(0.0, ".0f"))
 
 
 @claim(1, "Phase 1's high t is so by construction, and says nothing of importance",
@@ -122,7 +123,7 @@ def after_the_fact(seen: Evidence) -> Found:
     their advantage is 0."""
     of = seen.of_model(phases)
     x = of["phase 1"].share(of["gradient"]["size"] == 0, of["phase 1"]["size"])
-    return Found(HOLDS if x.value > 0 else NOT_SEEN, {"": x}, ".0%")
+    return decided(above(0), {"": x}, ".0%")
 
 
 @claim(1, "The classes of tokens are crude", "", "lab notes RUN")
@@ -150,10 +151,15 @@ def phase_2_is_the_opposite(seen: Evidence) -> Found:
                **{name: (of[name], "size") for name in CONTROLS}}
     rows = {name: [*t_of(phase, column)[:2], first_over_last_fifth(phase), class_ratio(phase)]
             for name, (phase, column) in columns.items()}
-    early = [rows[name][2] for name in ("phase 1", "phase 2")]
-    return Found(HOLDS if (early[0] > 1) != (early[1] > 1) else NOT, {
-        "early over late in phase 1": early[0], "in phase 2": early[1]}, table=Table(
-            "phases", "", {"": ("", MEASURES), "notes' phase 1": ("", THEIR_PHASE_1),
+    early = []
+    for phase in (of["phase 1"], phase_2):
+        fifth = phase.part_of_answer(FIFTHS)
+        early.append(mean_ratio(phase["problem"], phase["size"], fifth == 0, fifth == FIFTHS - 1))
+    verdicts = [above(1)(x) for x in early]
+    is_known = NOT_SEEN not in verdicts
+    return Found(NOT_SEEN if not is_known else HOLDS if verdicts[0] != verdicts[1] else NOT, {
+        "early over late in phase 1": early[0], "in phase 2": early[1]}, by_interval=True,
+        table=Table("phases", "", {"": ("", MEASURES), "notes' phase 1": ("", THEIR_PHASE_1),
                            "notes' phase 2": ("", THEIR_PHASE_2),
                            **{name: (".2f", row) for name, row in rows.items()}}))
 

@@ -5,7 +5,7 @@ from collections import Counter
 
 import numpy as np
 
-from lab.analysis.statistics import paired_difference, over_problems
+from lab.analysis.statistics import mean_over, over_problems, paired_difference, within
 from lab.engine.tokens import ANSWER, WORD
 from lab.probes.claim_rules import (ARITHMETIC, HOLDS, NOT, NOT_SEEN, ONE_READING, REAL, SAMPLES,
                                     THRESHOLDS, CannotBeSeen, Evidence, Found, above, below, claim,
@@ -29,8 +29,9 @@ def contribution_is_the_gradient(seen: Evidence) -> Found:
     if not used.any():
         raise CannotBeSeen("no token of this run has an advantage")
     r = correlation(seen["problem"][used], size[used], gradient[used])
-    same_sign = np.mean(value[used] * seen["gradient"][used] > 0)
-    return Found(NOT, {
+    same_sign = over_problems(seen["problem"][used], [value[used] * seen["gradient"][used] > 0,
+                                                      np.ones(used.sum())], lambda a, n: a / n)
+    return Found(above(0.5)(same_sign), {
         "mean": value.mean(), "std": value.std(ddof=1), "mean size": size.mean(),
         "range": ((value.min(), value.max()), ".1f"),
         "of the tokens have the gradient's sign": (same_sign, ".0%"),
@@ -212,6 +213,7 @@ def t_says_how_much_it_varies(seen: Evidence) -> Found:
 def answer_deserves_more(seen: Evidence) -> Found:
     """The share of the gradient that it gets, beside the share of the reward that it decides on the
     untrained tiny model, measured by continuations."""
+    seen.like_stored()
     gets, decides = seen.share(seen["section"] == ANSWER), stored("scoreboard_24", "answer decides")
     return Found(HOLDS if decides.low > gets.high else NOT if decides.high < gets.low else NOT_SEEN,
                  {"of the gradient": gets, "of the reward (stored, tiny)": decides}, ".1%",
@@ -223,6 +225,7 @@ def answer_deserves_more(seen: Evidence) -> Found:
 def filler_is_wasted(seen: Evidence) -> Found:
     """On the untrained tiny model filler decides little, so most of its gradient is noise. A real
     model that thinks first judges in words: without their gradient it learns much less."""
+    seen.like_stored()
     gets, words = seen.share(seen.is_of(FILLER)), seen["kind"][seen.is_of(FILLER)] == WORD
     decides = {f"of the reward is decided by it (stored, tiny, sample {number})":
                stored(name, "filler decides") for number, name in enumerate(SAMPLES, 1)}
@@ -300,20 +303,19 @@ def kl_is_applied(seen: Evidence) -> Found:
     return Found(HOLDS if kl else NOT, {"times the KL in this run's loss": (kl, "g")})
 
 
-@claim(2, "A mitigation makes training more stable, seen in the gradient's norm", "to be measured",
-       "lab notes RUN RUN2")
-def steadier_norm(seen: Evidence) -> Found:
-    """The standard deviation of the norm over its mean, over the steps, with a weighting and
-    without. It is one pair, and a norm says nothing of success."""
-    weighted = [run for run in (seen.run, *seen.others) if run.config["mitigation"] != "none"]
-    if not weighted:
-        raise CannotBeSeen("needs a run with a --mitigation, beside one without")
-    numbers = {}
-    for run, name in ((weighted[0], weighted[0].config["mitigation"]), (seen.arm("none"), "none")):
-        norms = [line["gradient_norm"] for line in run.metrics if line["gradient_norm"]]
-        numbers[f"with {name}"] = float(np.std(norms) / np.mean(norms))
-    mine, plain = numbers.values()
-    return Found(ONE_READING if mine < plain else NOT, numbers)
+@claim(4, "The group comparison is a strong signal where rewards are binary", "12 of 16",
+       "lab/reports/noise.md; lab exact grpo")
+def strong_for_binary(seen: Evidence) -> Found:
+    """The share of the groups in which right answers are compared with wrong ones: no other teaches
+    anything about right and wrong. In such a group the gradient is right on average, and noisy."""
+    first = np.unique(seen["answer"], return_index=True)[1]
+    problem, right = seen["problem"][first], seen["right"][first]
+    if not np.isin(right, (0, 1)).all():
+        raise CannotBeSeen("this run's answers are not either right or wrong")
+    counts = [np.bincount(problem, right == value) > 0 for value in (0, 1)]
+    return decided(above(THRESHOLDS["a strong signal"].number),
+                   {"of the groups have both": within(mean_over(counts[0] & counts[1]), 0, 1)},
+                   ".1%")
 
 
 @claim(1, "The gradient's norm falls", "3.55; 2.38", "metrics.jsonl of RUN")

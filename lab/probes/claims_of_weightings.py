@@ -6,12 +6,13 @@ a weighting does to the sizes of tokens is seen in a run of it, or by weighting 
 import numpy as np
 
 from lab.analysis.statistics import Estimate, mean_over, over_problems
+from lab.analysis.token_table import read_step
 from lab.engine.tokens import ANSWER
-from lab.probes.claim_rules import (ARITHMETIC, HOLDS, NOT, NOT_SEEN, ONE_READING, REAL, REAL_SHORT,
-                                    SAMPLES, TINY, CannotBeSeen, Evidence, Found, above, below,
+from lab.probes.claim_rules import (ARITHMETIC, HOLDS, NOT, NOT_SEEN, REAL, REAL_SHORT, SAMPLES,
+                                    THRESHOLDS, TINY, CannotBeSeen, Evidence, Found, above, below,
                                     claim, decided, mean_ratio, pair, stored, stored_gain,
                                     stored_results, together, tokens_of)
-from lab.probes.run_tokens import CLASSES, FILLER, REASONING, UNITS, RunTokens
+from lab.probes.run_tokens import CLASSES, FILLER, REASONING, UNITS, RunTokens, z_scores
 
 BOARDS = "lab/reports/board.md, lab/reports/real_board.md"
 
@@ -69,13 +70,28 @@ def discount_moves_gradient(seen: Evidence) -> Found:
 @claim(1, "The gradient's norm collapsed, a sign of the break", "0.6 to 0.7 in place of 2 to 3",
        "lab notes RUN RUN2")
 def small_norm_breaks(seen: Evidence) -> Found:
-    """The norm does fall with this weighting. But AdamW divides by the gradient's size, so the norm
-    says nothing of success."""
-    names = "inverse_logprob", "inverse_logprob_as_published"
-    norms = [np.mean([line["gradient_norm"] or 0 for line in run.metrics])
-             for run in (seen.arm(*names), seen.arm("none"))]
-    return Found(ONE_READING if norms[0] < norms[1] else NOT, {
-        "with it": (norms[0], ".3f"), "plain": (norms[1], ".3f"), **pair(seen, names)})
+    """Do norm and success both fall with this weighting, over the steps that both runs have? It is
+    one pair. AdamW divides by the gradient's size, so a small norm is no reason for a failure."""
+    mine, plain = seen.pair_of("inverse_logprob", "inverse_logprob_as_published")
+    found = {name: mean_over(mine[name] - plain[name]) for name in mine}
+    return Found(together([below(0)(x) for x in found.values()]), {
+        "of norm": (found["gradient_norm"], "+.3f"),
+        f"points, {len(plain['success'])} steps": (found["success"], "points")}, by_interval=True)
+
+
+@claim(2, "A mitigation makes training more stable, seen in the gradient's norm", "to be measured",
+       "lab notes RUN RUN2")
+def steadier_norm(seen: Evidence) -> Found:
+    """The standard deviation of the norm over its mean, over the steps that both runs have: with a
+    weighting, divided by that without. It is one pair, and a norm says nothing of success."""
+    weighted = [run for run in (seen.run, *seen.others) if run.config["mitigation"] != "none"]
+    if not weighted:
+        raise CannotBeSeen("needs a run with a --mitigation, beside one without")
+    mine, plain = (one["gradient_norm"] for one in seen.pair_of(weighted[0].config["mitigation"]))
+    return decided(below(1), {"times as much": over_problems(
+        np.arange(len(mine)), [np.ones_like(mine), mine, mine ** 2, plain, plain ** 2],
+        lambda n, a, aa, b, bb: variation(n, a, aa) / variation(n, b, bb), log=True)},
+        steps=(len(mine), "d"))
 
 
 @claim(2, "Inverse log-prob weights equalise the gradient across token types", "expected",
@@ -137,6 +153,15 @@ def attention(seen: Evidence) -> Found:
         by_interval=True)
 
 
+@claim(1, "Attention is not causal importance", "", "lab/reports/decided.md", stored=True)
+def attention_is_not_causal(seen: Evidence) -> Found:
+    """It is not if the index stays below a half. It would be 1 if attention were largest where the
+    reward is decided."""
+    least = THRESHOLDS["follows credit"].number
+    found = index("attention_credit")
+    return Found(together([below(least)(x) for x, _ in found.values()]), found, by_interval=True)
+
+
 @claim(1, "Entropy tells which tokens matter (GTPO)", "", "lab/reports/decided.md", stored=True)
 def entropy_finds_them(seen: Evidence) -> Found:
     """Tokens of low entropy decide nothing, so entropy finds where something is decided. But the
@@ -174,7 +199,36 @@ def hard_mask_explodes(seen: Evidence) -> Found:
         if "entropy_masking" in others and arm in others:
             norms = [line["gradient_norm"] or 0 for line in others[arm].metrics]
             numbers |= {name: np.mean(norms), f"at most, {name}": max(norms)}
-    return Found(ONE_READING if grows.low > 1 else NOT, numbers, by_interval=True)
+    verdicts = [above(least)(grows) for least in (1, THRESHOLDS["explodes"].number)]
+    return Found(together(verdicts), numbers, by_interval=True)
+
+
+@claim(2, "A lower entropy_temp focuses more on tokens of high entropy", "1.0 is the default",
+       "docs/reference/methods.md")
+def lower_temperature(seen: Evidence) -> Found:
+    """The share of the weight that the fifth with the most entropy gets, if the weights are
+    exp(entropy / entropy_temp). It grows as the temperature falls, whatever the entropies are.
+    Whether more focus there helps is the question of `forking_tokens`."""
+    top, shares = seen.most_entropy(), {}
+    for temperature in (2.0, 1.0, 0.5):
+        weight = np.exp((seen["entropy"] - seen["entropy"].max()) / temperature)
+        shares[f"at {temperature:g}"] = seen.tokens.table.share(top, weight)
+    return Found(ARITHMETIC, shares, ".1%")
+
+
+@claim(1, "A learned importance is a chicken-and-egg problem", "",
+       "lab/credit/learned_importance.py")
+def chicken_and_egg(seen: Evidence) -> Found:
+    """It holds if the network cannot predict the advantages that it learns from, because then its
+    weights rest on nothing: the share that it explains of each new batch's advantages, over the
+    last fifth of the steps."""
+    run, explained = seen.arm("learned_importance"), []
+    for step in run.steps[-max(2, len(run.steps) // 5):]:
+        answers = read_step(run.folder, step).answers
+        size = np.square(np.nan_to_num(z_scores(answers))).mean()
+        loss = {line["step"]: line for line in run.metrics}[step]["importance_loss"]
+        explained.append(1 - loss / size if size and loss is not None else None)
+    return decided(below(THRESHOLDS["no reason"].number), {"of it": mean_over(explained)})
 
 
 @claim(2, "Gains of forking tokens grow with size: 32B +11, 14B +5, 8B 0", "+11; +5; 0", BOARDS,

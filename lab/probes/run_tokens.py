@@ -6,9 +6,11 @@
 
 A token takes about 150 bytes. The contribution A w log p is what the notes took for a token's
 gradient. The size of the gradient at the logits is abs(A) w s. With `is_plain` both are those of
-plain GRPO on the same tokens, w = 1, whatever weighting the run trained with.
+plain GRPO on the same tokens: w = 1, and A is the z-score of the answer's reward, with whatever
+weighting or advantage the run trained.
 """
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -60,9 +62,9 @@ class RunTokens:
         tokens = record.tokens
         refuse_unknown_tokens(folder, step, tokens, self.tokenizer)
         if self.is_plain:
-            tokens = without_weights(tokens)
+            tokens = of_plain_grpo(tokens, record, has_advantages_of_grpo(self.run))
         contribution = tokens["advantage"] * tokens["weight"] * tokens["log_prob"]
-        has_change = "change" in tokens
+        has_change, unknown = "change" in tokens, np.full(len(record.answers["group"]), np.nan)
         kept = {name: tokens[name] for name in COLUMNS}
         return TokenTable({
             **kept,
@@ -70,6 +72,7 @@ class RunTokens:
             "contribution": contribution,
             "abs contribution": np.abs(contribution),
             "sign": signs_of_rewards(record)[tokens["answer"]],
+            "right": record.answers.get("reward_answer", unknown)[tokens["answer"]],
             "step": np.full(len(tokens), number),
             "tokens": np.ones(len(tokens))})
 
@@ -97,12 +100,21 @@ class RunTokens:
         return self["position"] < low, self["position"] > high
 
 
-def without_weights(tokens: TokenTable) -> TokenTable:
-    """The sizes that these tokens would have with the weight 1. Their push and their change stay
-    those of the step that was made."""
-    gradient = tokens["advantage"] * tokens["s"]
-    return tokens.having({"weight": np.ones(len(tokens)), "gradient": gradient,
-                          "abs gradient": np.abs(gradient)})
+def has_advantages_of_grpo(run: Run) -> bool:
+    config = run.config
+    is_shuffled = str(config.get("placebo")).startswith("advantages")
+    return config.get("advantage", "grpo") == "grpo" and not is_shuffled
+
+
+def of_plain_grpo(tokens: TokenTable, record: StepRecord, has_advantages: bool) -> TokenTable:
+    """The sizes that these tokens would have with the weight 1 and the z-score of the answer's
+    reward. Their push and their change stay those of the step that was made."""
+    advantage = tokens["advantage"]
+    if not has_advantages:
+        advantage = np.nan_to_num(z_scores(record.answers))[tokens["answer"]]
+    gradient = advantage * tokens["s"]
+    return tokens.having({"weight": np.ones(len(tokens)), "advantage": advantage,
+                          "gradient": gradient, "abs gradient": np.abs(gradient)})
 
 
 def refuse_unknown_tokens(folder: Path, step: int, tokens: TokenTable, tokenizer: Tokenizer
@@ -117,9 +129,15 @@ def refuse_unknown_tokens(folder: Path, step: int, tokens: TokenTable, tokenizer
 def signs_of_rewards(record: StepRecord) -> np.ndarray:
     """(answers,) the sign of the normalised reward: 1, or -1 where it is 0 or less, as the earlier
     experiment counted it; 0 where it is not known."""
-    reward, group = record.answers["reward"], record.answers["group"]
-    z = group_z_score(torch.from_numpy(reward), torch.from_numpy(group)).numpy()
+    z = z_scores(record.answers)
     return np.where(np.isnan(z), 0, np.where(z > 0, 1, -1))
+
+
+def z_scores(answers: Mapping[str, np.ndarray]) -> Floats:
+    """(answers,) GRPO's advantage of each answer; nan if the reward is not known."""
+    reward, group = answers["reward"], answers["group"]
+    z: Floats = group_z_score(torch.from_numpy(reward), torch.from_numpy(group)).double().numpy()
+    return z
 
 
 def class_of(text: str) -> str:

@@ -2,13 +2,13 @@
 import json
 import re
 import statistics
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from conftest import credit_columns, refusal, write_log
-from known_runs import ids_of, make
+from known_runs import ids_of, make, write_run
 from logs import random_log
 
 import lab.run as lab_run
@@ -23,7 +23,7 @@ from lab.probes.claim_rules import (ARITHMETIC, CANNOT, CLAIMS, HOLDS, LATER, NO
                                     Evidence, Found, above, below, correlation, decided,
                                     mean_difference, mean_ratio, stored, stored_gain,
                                     stored_results, together)
-from lab.probes.claims_of_rank import hoyer, weight_of_problem
+from lab.probes.claims_of_rank import hoyer, of_all_seeds, weight_of_problem
 from lab.probes.claims_of_tokens import best_blind_answer
 
 BY_NAME = {claim.name: claim for claim in CLAIMS}
@@ -266,14 +266,92 @@ def test_what_a_run_lacks_is_said(tmp_path):
 
 
 def test_a_second_run_is_where_the_claims_about_its_weighting_look(tmp_path):
-    plain, other = make(tmp_path, {"a": (0.5, {}), "b": (0.2, {
-        "mitigation": "outcome_conditional", "think_discount": 0.75})}, seeds=1)
-    lines = [[json.loads(line)["success"] for line in (Path(run) / "metrics.jsonl").open()]
+    """Over the steps that both have, and only if they differ in nothing else."""
+    plain, other = (write_run(tmp_path / name, success, steps=steps, **config)
+                    for name, success, steps, config in (
+                        ("a", 0.5, 10, {}), ("b", 0.2, 8, dict(
+                            mitigation="outcome_conditional", think_discount=0.75))))
+    lines = [[json.loads(line)["success"] for line in (run / "metrics.jsonl").open()][:8]
              for run in (plain, other)]
     gain = statistics.mean(lines[1]) - statistics.mean(lines[0])
     alone, pair = (found_in(plain, "discount_hurts", *more).figure for more in ((), (other,)))
-    assert pair == f"{alone}; {100 * gain:+.1f} points in this pair"
+    assert pair == f"{alone}; {100 * gain:+.1f} points in this pair, 8 steps"
     assert "0.75 weight on the thinking" in found_in(plain, "discount_and_filler", other).figure
+    unlike = write_run(tmp_path / "c", 0.2, mitigation="outcome_conditional", learning_rate=1.0)
+    assert found_in(plain, "discount_hurts", unlike).figure == alone
+    found = found_in(plain, "steadier_norm", unlike)
+    assert found.verdict == CANNOT and "differ in learning_rate" in found.figure
+
+
+def test_norms_of_two_runs_are_compared_by_intervals_over_the_same_steps(tmp_path):
+    """Norms 2, 4, 2, 4 with the weighting, 5, 7, 5, 7 without; the fifth step has no partner. So it
+    is 3 smaller, and its deviation over its mean is 1/3 over 1/6. Success is smaller in one
+    pair, and larger in the other."""
+    def run(name, norms, success, mitigation="inverse_logprob"):
+        lines = [{"step": step, "success": success, "length": 9.0, "gradient_norm": norm}
+                 for step, norm in enumerate(norms, 1)]
+        return write_log(tmp_path / name, {}, {"mitigation": mitigation}, lines)
+    plain = run("plain", [5, 7, 5, 7, 100], 0.3, "none")
+    for name, success, verdict in (("worse", 0.2, HOLDS), ("better", 0.4, ONE_READING)):
+        other = run(name, [2, 4, 2, 4], success)
+        found = found_in(plain, "small_norm_breaks", other)
+        assert found.verdict == verdict and found.figure.startswith("-3.000 (-3.000 to -3.000)")
+    assert found_in(plain, "steadier_norm", other).figure.startswith("2.00 (")
+
+
+def test_a_stored_number_of_tiny_stands_beside_a_run_of_tiny_alone(tmp_path):
+    names = "answer_deserves_more", "filler_is_wasted"
+    _, files = random_log(tmp_path / "a")
+    for number, (config, is_like) in enumerate((
+            ({}, True), ({"task": "examples.guess"}, False), ({"model": "models/guesser"}, False),
+            ({"advantage": "without_luck"}, False), ({"placebo": "advantages"}, False))):
+        run = write_log(tmp_path / f"{number}", files, config)
+        for name in names:
+            found = found_in(run, name)
+            assert (found.verdict != CANNOT) == is_like
+            assert is_like or "is of Countdown, models/tiny" in found.figure
+
+
+def test_sizes_are_those_of_grpos_advantages_whatever_a_run_trained_with(tmp_path):
+    """Rewards 1 and 0: z-scores of about +1 and -1, where the run has 5 and 7."""
+    columns = credit_columns([1, 1], [0, 0], advantage=[5, 7], reward=[1, 0])
+    run = Run(write_log(tmp_path / "run", {1: columns}, {"advantage": "without_luck"}))
+    seen = Evidence([run])
+    assert seen["advantage"] == pytest.approx([0.9998, -0.9998], abs=1e-4)
+    assert seen["abs contribution"] == pytest.approx([np.log(2)] * 2, abs=1e-3)
+    assert "with GRPO's advantages" in " ".join(claims.of_run(run))
+    usual = write_log(tmp_path / "usual", {1: columns})
+    assert Evidence([Run(usual)])["advantage"].tolist() == [5, 7]
+
+
+def test_the_share_of_groups_that_compare_right_with_wrong_by_hand(tmp_path):
+    """Three of four groups have both: 75% (t is 3.182, the deviation 0.5)."""
+    columns = credit_columns([1] * 8, np.repeat(range(4), 2), reward_answer=[1, 0] * 3 + [1, 1])
+    found = found_in(write_log(tmp_path / "run", {1: columns}), "strong_for_binary")
+    assert found.figure.startswith("75.0% (0.0% to 100.0%)") and found.verdict == NOT_SEEN
+
+
+def test_a_lower_temperature_and_what_a_learned_importance_explains_by_hand(tmp_path):
+    """Entropies 0, 0, 0, 0 and log 4: at 1 the last has 4/8 of the weight, at 0.5 it has 16/20.
+    A network with the loss 0.9 explains a tenth of z-scores whose mean square is 1."""
+    columns = credit_columns([5, 5], [0, 1], entropy=([0] * 4 + [np.log(4)]) * 2)
+    found = found_in(write_log(tmp_path / "run", {1: columns}), "lower_temperature")
+    assert [x.value for x in found.numbers.values()] == pytest.approx([1 / 3, 0.5, 0.8])
+    steps = {step: credit_columns([1, 1], [0, 0], reward=[1, 0]) for step in (1, 2, 3)}
+    for loss, verdict in ((0.9, HOLDS), (0.1, NOT)):
+        lines = [{"step": step, **STEP, "importance_loss": loss} for step in steps]
+        run = write_log(tmp_path / f"{loss}", steps, {"mitigation": "learned_importance"}, lines)
+        found = found_in(run, "chicken_and_egg")
+        assert found.verdict == verdict and found.figure.startswith(f"{1 - loss:.2f} (")
+
+
+def test_a_verdict_that_turned_with_the_seed_holds_in_one_reading():
+    like, unlike = (SimpleNamespace(is_like_stored=lambda is_like=is_like: is_like)
+                    for is_like in (True, False))
+    found = Found(NOT, {})
+    assert of_all_seeds(unlike, "rank_by_token", found) is found
+    turned = of_all_seeds(like, "rank_by_token", found)
+    assert turned.verdict == ONE_READING and turned.figure.startswith("does not this run alone")
 
 
 def test_what_is_no_run_is_refused_in_a_sentence(tmp_path):
