@@ -10,7 +10,7 @@ In a token step with R rows:
 
     kernel          what it computes                                   one program for each
     norm            RMSNorm, rounded                                   row
-    attend          rotates queries and keys, stores keys and values,  block, key head, part of the
+    attend          rotates queries and keys, stores keys and values,  row, key head, part of the
                     attention of a row's new token                     keys
     join            puts the parts of the keys together                eight heads of queries
     silu_times_up   silu(gate) * up                                    row, part of the width
@@ -25,7 +25,7 @@ In an update, for the log p of n tokens with logits (n, V):
 Why this is faster. A token step has little arithmetic and hundreds of kernels. It takes a
 microsecond until one begins, and each waits for the slowest program of the one before it. So there
 should be few kernels, and many programs in each. torch's attention with a mask computes tiles of 64
-queries, though a block of the cache has 7 to 28. In an update the logits are the largest tensor by
+queries, though a row has 7 for each key head. In an update the logits are the largest tensor by
 far, and the time goes into reading them.
 
 Sums are float32. What training rounds to bfloat16 is rounded here, too, so that the model that
@@ -118,33 +118,28 @@ def rotated(line, norm, cos, sin, mask, eps, HALF: tl.constexpr, NORMED: tl.cons
 
 
 @triton.jit(do_not_specialize=["P", "rows", "length"])
-def attend_kernel(qkv, norm, cos_sin, position, seen, columns, stored, out, sums_of, facts_of,
+def attend_kernel(qkv, norm, cos_sin, position, seen, column, stored, out, sums_of, facts_of,
                   P, rows, length, scale, eps,
-                  G: tl.constexpr, H: tl.constexpr, K: tl.constexpr, QUERIES: tl.constexpr,
-                  SIZE: tl.constexpr, TILE: tl.constexpr, NORMED: tl.constexpr,
-                  ALONE: tl.constexpr):
-    """The queries that a program has, and the keys they see, with G = 2 rows in a block and two
-    query heads for each key head (as in lab/gpu/cache.py; | is where its own part of the keys
-    ends):
+                  H: tl.constexpr, K: tl.constexpr, QUERIES: tl.constexpr, SIZE: tl.constexpr,
+                  TILE: tl.constexpr, NORMED: tl.constexpr, ALONE: tl.constexpr):
+    """The queries of a row that belong to one key head, and the keys they see (as in
+    lab/gpu/cache.py; | is where the program's own part of the keys ends):
 
-                          prompt     slot 0 | slot 1  the open slot
-        row 0, heads 0 1  x x x . .   x .   |  x .     own, from qkv
-        row 1, heads 0 1  x x . . .   . x   |  . x     own, from qkv
+        prompt      slot 0 | slot 1   the open slot
+        x x x . .     x    |   x       own, from qkv
 
     What a row sees is computed from the index of the key, so no mask is read. A softmax in one pass
     (online, 1805.02867): when a larger score comes, the sums so far shrink. The new token's own key
     is not yet in the cache, so it comes first, out of the registers of part 0, which also stores
     it. ALONE says that there is one part; else `join` adds the parts up."""
-    block, key_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row, key_head, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     HALF: tl.constexpr = SIZE // 2
     PER: tl.constexpr = H // K
     query, dim, half = tl.arange(0, QUERIES), tl.arange(0, SIZE), tl.arange(0, HALF)
-    is_query = query < G * PER
-    g = query // PER
-    row = tl.where(is_query, block * G + g, 0)
-    head = key_head * PER + query % PER
-    line = qkv + row[:, None] * ((H + 2 * K) * SIZE)
-    angle = cos_sin + tl.load(position + row)[:, None] * (2 * SIZE) + half[None]
+    is_query = query < PER
+    head = key_head * PER + query
+    line = qkv + row * ((H + 2 * K) * SIZE)
+    angle = cos_sin + tl.load(position + row) * (2 * SIZE) + half[None]
     cos = tl.load(angle)
     sin = tl.load(angle + SIZE + HALF)  # the half of the sine that is not negated
 
@@ -152,24 +147,23 @@ def attend_kernel(qkv, norm, cos_sin, position, seen, columns, stored, out, sums
     at_head = line + half[None]
     q = rotated(at_head + head[:, None] * SIZE, norm, cos, sin, is_query[:, None], eps, HALF,
                 NORMED)
-    own_k = rotated(at_head + (H + key_head) * SIZE, norm + H * SIZE, cos, sin, is_query[:, None],
+    own_k = rotated(at_head + (H + key_head) * SIZE, norm + H * SIZE, cos, sin, half[None] < HALF,
                     eps, HALF, NORMED)
-    own_v = tl.load(line + (H + K + key_head) * SIZE + dim[None], mask=is_query[:, None],
-                    other=0.0)
-    keys = stored + (block.to(tl.int64) * (2 * K) + key_head) * length * SIZE
+    own_v = tl.load(line + (H + K + key_head) * SIZE + dim[None])
+    keys = stored + (row.to(tl.int64) * (2 * K) + key_head) * length * SIZE
     values = keys + K * length * SIZE
-    end = tl.load(columns)  # what stands before this column is written
+    end = tl.load(column)  # what stands before this column is written
+    sums = tl.zeros((QUERIES, SIZE), tl.float32)
     if part == 0:
         own_score = tl.sum(q.to(tl.float32) * own_k.to(tl.float32), 1) * scale
-        most, total, sums = own_score, tl.full((QUERIES,), 1.0, tl.float32), own_v.to(tl.float32)
-        there = (end + g)[:, None] * SIZE + dim[None]
-        one_each = (is_query & (query % PER == 0))[:, None]
-        tl.store(keys + there, own_k, mask=one_each)
-        tl.store(values + there, own_v, mask=one_each)
+        most, total = own_score, tl.full((QUERIES,), 1.0, tl.float32)
+        sums += own_v.to(tl.float32)
+        there = end * SIZE + dim[None]
+        tl.store(keys + there, own_k)
+        tl.store(values + there, own_v)
     else:
         most = tl.full((QUERIES,), BELOW_ALL, tl.float32)
         total = tl.zeros((QUERIES,), tl.float32)
-        sums = tl.zeros((QUERIES, SIZE), tl.float32)
 
     sees = tl.load(seen + row)  # so many tokens of the prompt
     chunk = tl.cdiv(tl.cdiv(end, tl.num_programs(2)), TILE) * TILE
@@ -181,10 +175,8 @@ def attend_kernel(qkv, norm, cos_sin, position, seen, columns, stored, out, sums
         inside = (key < stop)[:, None]
         k = tl.load(keys + there, mask=inside, other=0.0)
         v = tl.load(values + there, mask=inside, other=0.0)
-        of_prompt = key[None] < sees[:, None]
-        of_row = (key[None] >= P) & ((key[None] - P) % G == g[:, None])
-        visible = (key[None] < stop) & (of_prompt | of_row)
-        score = tl.where(visible, tl.dot(q, tl.trans(k)) * scale, float("-inf"))
+        visible = (key < stop) & ((key < sees) | (key >= P))
+        score = tl.where(visible[None], tl.dot(q, tl.trans(k)) * scale, float("-inf"))
         new_most = tl.maximum(most, tl.max(score, 1))
         e = tl.exp(score - new_most[:, None])
         shrink = tl.exp(most - new_most)
@@ -231,20 +223,20 @@ def attend(cache: Cache, layer: int, qkv: Tensor, qk_norm: Tensor | None, eps: f
            cos_sin: Tensor, position: Tensor, seen: Tensor, H: int, K: int) -> Tensor:
     """The attention of R new tokens, whose queries, keys and values are qkv (R, (H + 2 K) size),
     not yet rotated: (R, H size). Their keys and values are stored in the cache's open slot."""
-    stored, G = cache.stored[layer], cache.G
-    R, SIZE, blocks = len(qkv), stored.shape[3], len(stored)
-    parts = max(1, min(MOST_PARTS, PROGRAMS // (blocks * K)))
+    stored = cache.stored[layer]
+    R, SIZE = len(qkv), stored.shape[3]
+    parts = max(1, min(MOST_PARTS, PROGRAMS // (R * K)))
     parts = 1 << (parts.bit_length() - 1)  # rounded down to a power of 2: few kernels are compiled
     out = qkv.new_empty(R, H * SIZE)
     of_parts = parts if parts > 1 else 0
     sums = qkv.new_empty(of_parts, R * H, SIZE, dtype=torch.float32)
     facts = qkv.new_empty(of_parts, R * H, 2, dtype=torch.float32)
-    queries = max(16, next_power(G * (H // K)))  # a tile of a product has 16 lines at least
+    queries = max(16, next_power(H // K))  # a tile of a product has 16 lines at least
     tile = min(128, KEYS // next_power(SIZE))
-    attend_kernel[(blocks, K, parts)](
-        qkv, qkv if qk_norm is None else qk_norm, cos_sin, position, seen, cache.columns, stored,
-        out, sums, facts, cache.P, R, stored.shape[2], SIZE ** -0.5, eps, G, H, K, queries, SIZE,
-        tile, qk_norm is not None, parts == 1, num_warps=4, num_stages=3)
+    attend_kernel[(R, K, parts)](
+        qkv, qkv if qk_norm is None else qk_norm, cos_sin, position, seen, cache.column, stored,
+        out, sums, facts, cache.P, R, stored.shape[2], SIZE ** -0.5, eps, H, K, queries, SIZE, tile,
+        qk_norm is not None, parts == 1, num_warps=4, num_stages=3)
     if parts > 1:
         join_kernel[(triton.cdiv(R * H, 8),)](sums, facts, out, R * H, parts, 8, SIZE, num_warps=4)
     return out

@@ -1,37 +1,28 @@
-"""Prompts in one flat sequence: the prefix that all of them share is computed once, then the rest
-of each, and no padding is computed outside attention.
+"""Prompts in one flat sequence, so that no padding is computed outside attention.
 
-Example: prompts p (3 tokens) and r (5 tokens) begin with the same two tokens, s. (In fact so short
-a prefix is not shared, see LEAST_PREFIX.) The model takes N = 6 tokens:
+Example: for prompts p (3 tokens) and r (5 tokens) the model takes N = 8 tokens:
 
-    token      s0 s1 p2 r2 r3 r4        attention works on rows, whose      s0 s1 p2  _  _
-    index       0  1  2  3  4  5        results are put back into the       s0 s1 r2 r3 r4
-    position    0  1  2  2  3  4        flat order
+    token      p0 p1 p2 r0 r1 r2 r3 r4        attention works on rows, whose    p0 p1 p2  _  _
+    index       0  1  2  3  4  5  6  7        results are put back into the     r0 r1 r2 r3 r4
+    position    0  1  2  0  1  2  3  4        flat order
 """
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-# Sharing fewer tokens saves less than its operations cost: on a CPU an update of a tiny model with
-# two prompts takes as long with 16 shared tokens as with none, and 1.08 times as long with 8.
-LEAST_PREFIX = 16
-
 
 class PackedPrompts:
     """Causal attention over prompts of these lengths in one flat sequence. It is a model's
-    `attend`. All begin with the same `prefix` tokens, and are longer than this."""
+    `attend`."""
 
-    def __init__(self, lengths: list[int], prefix: int = 0):
-        rests, is_rest = indices_of([length - prefix for length in lengths], prefix)
-        shared = torch.arange(prefix).expand(len(rests), -1)
-        self.rows = torch.cat([shared, rests], 1)  # (Q, P) where their tokens stand
-        self.positions = torch.cat([torch.arange(prefix),
-                                    *(torch.arange(prefix, length) for length in lengths)])  # (N,)
+    def __init__(self, lengths: list[int]):
+        length = torch.tensor(lengths)[:, None]
+        step = torch.arange(max(lengths))
+        is_token = step < length  # (Q, P), False for padding, whose index is 0
+        self.rows = torch.where(is_token, length.cumsum(0) - length + step, 0)  # (Q, P) indices
+        self.positions = torch.cat([torch.arange(length) for length in lengths])  # (N,)
         # (N,): where each token of the flat sequence stands in the rows, laid end to end
-        is_first = torch.arange(len(rests))[:, None] == 0  # the prefix is taken from the first row
-        is_token = torch.cat([is_first.expand(-1, prefix), is_rest], 1).flatten()
-        stands = self.rows.flatten()[is_token]
-        self.place = torch.empty_like(stands).index_copy_(0, stands, is_token.nonzero()[:, 0])
+        self.place = is_token.flatten().nonzero()[:, 0]
 
     def to(self, device: torch.device) -> "PackedPrompts":
         for name, value in vars(self).items():
@@ -48,33 +39,7 @@ class PackedPrompts:
 
 def pack(prompts: list[list[int]]) -> tuple[Tensor, PackedPrompts]:
     """The ids of the flat sequence (N,), and the attention over it; both on the CPU."""
-    prefix = common_prefix(prompts)
-    ids = sum([prompt[prefix:] for prompt in prompts], prompts[0][:prefix])
-    return torch.tensor(ids, dtype=torch.long), PackedPrompts(list(map(len, prompts)), prefix)
-
-
-def common_prefix(prompts: list[list[int]]) -> int:
-    """The number of tokens that all prompts begin with, such that at least one token of each prompt
-    is left; 0 if they are too few to be worth sharing."""
-    if len(prompts) < 2:
-        return 0
-    length = 0
-    for tokens in zip(*prompts):  # up to the end of the shortest
-        if len({*tokens}) > 1:
-            break
-        length += 1
-    length = min(length, min(map(len, prompts)) - 1)
-    return length if length >= LEAST_PREFIX else 0
-
-
-def indices_of(lengths: list[int], start: int) -> tuple[Tensor, Tensor]:
-    """The indices of each row's tokens (rows, longest) if the rows lie end to end from `start` on.
-    The second tensor is False for padding, whose index is 0."""
-    length = torch.tensor(lengths, dtype=torch.long)[:, None]
-    first = start + length.cumsum(0) - length  # (rows, 1)
-    step = torch.arange(max(lengths, default=0))
-    is_token = step < length
-    return torch.where(is_token, first + step, 0), is_token
+    return torch.tensor(sum(prompts, [])), PackedPrompts(list(map(len, prompts)))
 
 
 def to_rows(x: Tensor, indices: Tensor) -> Tensor:

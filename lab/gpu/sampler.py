@@ -1,12 +1,12 @@
 """The sampler of a GPU. Like the engine's it computes first every prompt once, and then all answers
 grow by one token in each step.
 
-Example: prompts p (3 tokens) and r (5 tokens) begin with the same two tokens, s. They have two
-answers each, of at most 4 new tokens. The answers are R = 4 rows: rows 0 and 1 continue p, rows 2
-and 3 continue r. Row 1 draws the stop token as its token 1. V is the vocabulary, D the width.
+Example: prompts p (3 tokens) and r (5 tokens) have two answers each, of at most 4 new tokens. The
+answers are R = 4 rows: rows 0 and 1 continue p, rows 2 and 3 continue r. Row 1 draws the stop token
+as its token 1. V is the vocabulary, D the width.
 
                fed to the model             at positions   hidden -> logits      sampled
-    prefill    s0 s1 p2 r2 r3 r4            0 1 2 2 3 4    (6, D) -> (4, V)      token 0 of 4 rows
+    prefill    p0 p1 p2 r0 r1 r2 r3 r4      0 1 2 0 1 ...  (8, D) -> (4, V)      token 0 of 4 rows
     step 1     token 0 of rows 0 1 2 3      3 3 5 5        (4, D) -> (4, V)      token 1 of 4 rows
     (row 1 is done and is dropped, if this is a step in which finished rows are looked for)
     step 2     token 1 of rows 0 2 3        4 6 6          (3, D) -> (3, V)      token 2 of 3 rows
@@ -34,7 +34,7 @@ from torch import Tensor
 from lab.engine.model import Qwen2
 from lab.gpu.packing import pack, send, to_rows
 from lab.engine.sampler import Generation, Reply, Sampling, Start
-from lab.gpu.cache import Cache, fill_blocks, rows_of_block
+from lab.gpu.cache import Cache
 from lab.gpu.model import ModelOnGPU
 
 # In a vocabulary longer than this, most of the time for drawing a token goes into reading memory,
@@ -45,19 +45,16 @@ PART = 128  # a long vocabulary is cut into parts of this many tokens
 
 class Pace(NamedTuple):
     """How rarely the rows change, or the part of the cache that they read, because a step is
-    recorded again after such a change; and how the cache is laid out."""
+    recorded again after such a change."""
     look: int    # steps between two searches for finished rows
     window: int  # tokens by which the part of the cache that steps read is enlarged at a time
     leave: int   # finished rows are dropped once they are 1 / leave of all rows. They are not
     #              dropped at once, because then the whole cache has to be moved
     slots: int   # the cache begins with room for so many tokens and grows, as most answers end far
     #              below the limit
-    blocks: int  # rows share a block of the cache only if there are at least so many blocks. On an
-    #              H200, with lab/gpu/kernels.py, 64 rows were fastest with a block each, 256 and
-    #              1,024 rows with a block for two
 
 
-PACE = Pace(look=16, window=128, leave=4, slots=256, blocks=128)
+PACE = Pace(look=16, window=128, leave=4, slots=256)
 
 
 class Distribution:
@@ -117,34 +114,32 @@ def index_at(share: Tensor, cumulative: Tensor) -> Tensor:
 
 @dataclass
 class Rows:
-    """The R answers that are still growing, in the order of their prompts. Some rows are copies,
-    which fill up a block of the cache: they are computed like the others, and nobody reads what
-    they draw."""
-    answer: Tensor    # (R,) which row of the Generation it is; B for a copy
-    prompt: Tensor    # (R,) the number of its prompt, ascending
+    """The R answers that are still growing."""
+    answer: Tensor    # (R,) which row of the Generation it is
+    prompt: Tensor    # (R,) the number of its prompt
     seen: Tensor      # (R,) how many tokens of its prompt it sees
     limit: Tensor     # (R,) the most tokens it may have
     token: Tensor     # (R,) the token that was sampled last
     position: Tensor  # (R,) the position of that token
-    done: Tensor      # (R,) bool, True for copies
+    done: Tensor      # (R,) bool
 
 
 class Decoding:
     """Answers that are being sampled: `prefill` samples the first token of every row, and each
-    `step` one more. What is drawn is written into tables of T lines and B + 1 columns: a line for
-    each token index, a column for each answer, and the last column for copies. The tables are flat,
-    and `line` is where the line of the present token begins."""
+    `step` one more. What is drawn is written into tables of T lines and B columns: a line for each
+    token index, a column for each answer. The tables are flat, and `line` is where the line of the
+    present token begins."""
 
     def __init__(self, model: ModelOnGPU, rows: Rows, cache: Cache, uniform: Tensor,
                  sampling: Sampling, reply: Reply | None):
         B, T = uniform.shape
         self.model, self.rows, self.cache, self.sampling = model, rows, cache, sampling
         self.reply = reply
-        self.columns = B + 1
+        self.columns = B
         self.line = torch.zeros(1, dtype=torch.long, device=uniform.device)
-        self.uniform = F.pad(uniform.t(), (0, 1)).flatten()  # random numbers in [0, 1), a table
-        self.tokens = torch.zeros(T * self.columns, dtype=torch.long, device=uniform.device)
-        self.facts = torch.zeros(T * self.columns, 3, device=uniform.device)
+        self.uniform = uniform.t().flatten()  # random numbers in [0, 1), a table
+        self.tokens = torch.zeros(T * B, dtype=torch.long, device=uniform.device)
+        self.facts = torch.zeros(T * B, 3, device=uniform.device)
         # the tokens that an environment writes, -1 where the model draws; and at which tokens an
         # answer to an environment ended
         self.replied = torch.full_like(self.tokens, -1)
@@ -152,7 +147,7 @@ class Decoding:
 
     def prefill(self, prompts: list[list[int]], without: Tensor | None = None) -> None:
         """Compute each prompt once, keep its keys and values, and sample token 0 of every row.
-        `without` (B + 1,) has for each answer a token that may not come first, or -1."""
+        `without` (B,) has for each answer a token that may not come first, or -1."""
         rows, device = self.rows, self.uniform.device
         ids, packed = pack(prompts)
         ids, packed = send(ids, device), packed.to(device)
@@ -218,7 +213,7 @@ class Decoding:
         self.facts.index_copy_(0, cell, torch.stack(distribution.facts(token), 1))
 
     def table(self, values: Tensor) -> Tensor:
-        """A flat table as (T, B + 1)."""
+        """A flat table as (T, B)."""
         return values.view(-1, self.columns)
 
     def find_done(self, t: int, count: int) -> None:
@@ -250,24 +245,19 @@ class Decoding:
                 room.copy_(torch.tensor(written[:len(room)], dtype=torch.long))
 
     def arrange(self, slots: int, written: int) -> None:
-        """Drop the rows that are done, and put the others into blocks of the cache, with room for
-        `slots` tokens each, of which `written` are there already."""
+        """Drop the rows that are done. The others have room for `slots` tokens each, of which
+        `written` are there already."""
         stay = (~self.rows.done).nonzero().squeeze(1)
-        _, rows_of_prompt = self.rows.prompt[stay].unique_consecutive(return_counts=True)
-        G = rows_of_block(rows_of_prompt.tolist(), self.cache.P, slots, PACE.blocks)
-        row, is_copy = fill_blocks(rows_of_prompt, G)
-        self.rows = Rows(*(values[stay[row]] for values in vars(self.rows).values()))
-        self.rows.answer[is_copy] = self.columns - 1
-        self.rows.done |= is_copy
-        self.cache.arrange(stay[row], self.rows.seen, G, slots, written)
+        self.rows = Rows(*(values[stay] for values in vars(self.rows).values()))
+        self.cache.arrange(stay, self.rows.seen, slots, written)
 
     def result(self, limits: Tensor) -> Generation:
         """All that was sampled: each answer up to its end, or to its limit (B,)."""
-        tokens = self.table(self.tokens)[:, :-1].t()                           # (B, T)
-        facts = self.facts.view(-1, self.columns, 3)[:, :-1].permute(2, 1, 0)  # (3, B, T)
-        own = self.table(self.replied)[:, :-1].t() < 0
+        tokens = self.table(self.tokens).t()                          # (B, T)
+        facts = self.facts.view(-1, self.columns, 3).permute(2, 1, 0)  # (3, B, T)
+        own = self.table(self.replied).t() < 0
         if self.reply:
-            ended = self.table(self.ended)[:, :-1].t()
+            ended = self.table(self.ended).t()
         else:
             ended = torch.isin(tokens, self.sampling.stop)
         ended_before = ended.cumsum(1) > ended.long()
@@ -348,17 +338,15 @@ def begin(model: ModelOnGPU, prompts: list[list[int]], starts: list[Start], limi
     device = uniform.device
     needed = sorted({start.prompt for start in starts})
     number_of = {prompt: number for number, prompt in enumerate(needed)}
-    lines = []  # for each row: answer, prompt, seen
-    for row in sorted(range(len(starts)), key=lambda row: starts[row].prompt):
-        start = starts[row]
-        lines.append((row, number_of[start.prompt], start.seen))
-    answer, prompt, seen = torch.tensor(lines, device=device).unbind(1)
-    rows = Rows(answer, prompt, seen, limits[answer], token=torch.zeros_like(answer),
-                position=seen - 1, done=torch.zeros_like(answer, dtype=torch.bool))
+    prompt = torch.tensor([number_of[start.prompt] for start in starts], device=device)
+    seen = torch.tensor([start.seen for start in starts], device=device)
+    rows = Rows(torch.arange(len(starts), device=device), prompt, seen, limits,
+                token=torch.zeros_like(prompt), position=seen - 1,
+                done=torch.zeros_like(prompt, dtype=torch.bool))
     prompts = [prompts[prompt] for prompt in needed]
     cache = Cache(model.config, model.dtype, max(map(len, prompts)), not model.has_kernels)
     decoding = Decoding(model, rows, cache, uniform, sampling, reply)
     decoding.arrange(min(uniform.shape[1] - 1, PACE.slots), written=0)
-    without = torch.tensor([start.without for start in starts] + [-1], device=device)
+    without = torch.tensor([start.without for start in starts], device=device)
     decoding.prefill(prompts, without if (without >= 0).any() else None)
     return decoding

@@ -28,13 +28,11 @@ OF_TURNS = {"turn_credit", "without_luck"}
 
 @pytest.fixture(autouse=True)
 def both_round_alike(monkeypatch):
-    """A GPU widens no product, so this CPU does not either. Prompts that begin with the same token
-    share it. What a run on the second device puts in the place of the engine's functions is taken
-    back after the test."""
+    """A GPU widens no product, so this CPU does not either. What a run on the second device puts in
+    the place of the engine's functions is taken back after the test."""
     for module, name in ((sampler, "sample"), (log_probs, "token_log_probs")):
         monkeypatch.setattr(module, name, getattr(module, name))
     monkeypatch.setattr("lab.engine.model.has_bfloat16", lambda: True)
-    monkeypatch.setattr("lab.gpu.packing.LEAST_PREFIX", 1)
 
 
 def moved(model):

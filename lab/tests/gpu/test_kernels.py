@@ -41,14 +41,13 @@ def test_norm_and_mlp():
     close(kernels.silu_times_up(gate_up), F.silu(gate) * up)
 
 
-@pytest.mark.parametrize("H, K, size, G, programs, is_normed", [
-    (14, 2, 32, 1, 1, False),
-    (6, 2, 32, 2, 1, False),
-    (4, 4, 32, 4, 32, False),   # four parts of the keys
-    (4, 2, 64, 2, 64, True),    # eight, of which some are empty; Qwen3's norms
-    (2, 1, 128, 1, 16, True),
+@pytest.mark.parametrize("H, K, size, programs, is_normed", [
+    (14, 2, 32, 1, False),
+    (4, 4, 32, 128, False),   # four parts of the keys
+    (4, 2, 64, 128, True),    # eight, of which some are empty; Qwen3's norms
+    (2, 1, 128, 16, True),
 ])
-def test_attention(small_model, monkeypatch, H, K, size, G, programs, is_normed):
+def test_attention(small_model, monkeypatch, H, K, size, programs, is_normed):
     """Beside the cache's own, with its mask. Each row sees another part of its prompt."""
     monkeypatch.setattr(kernels, "PROGRAMS", programs)
     monkeypatch.setattr(kernels, "KEYS", 32 * size)
@@ -58,12 +57,12 @@ def test_attention(small_model, monkeypatch, H, K, size, G, programs, is_normed)
                      head_dim=size)
     seen = torch.randint(1, P + 1, (R,))
     qkv = torch.randn(R, (H + 2 * K) * size)
-    stored = torch.randn(R // G, 2 * K, P + slots * G, size)
+    stored = torch.randn(R, 2 * K, P + slots, size)
     caches = []
     for has_mask in (True, False):
         cache = Cache(config, FLOAT, P, has_mask)
-        cache.stored, cache.G, cache.slots = [stored.clone()], G, slots
-        cache.columns = P + (written - 1) * G + torch.arange(G)
+        cache.stored, cache.slots = [stored.clone()], slots
+        cache.column = torch.tensor([P + written - 1])
         if has_mask:
             cache.make_mask(seen, written)
         cache.set_window(written + 3)
@@ -150,7 +149,7 @@ def test_answers_are_those_of_torch(small_model, monkeypatch, reply):
     assert (expected.written & ~expected.mask).any() == (reply is not None)
     monkeypatch.setattr(model_on_gpu, "has_kernels", lambda dtype, device: True)
     monkeypatch.setattr(kernels, "VOCABULARY_PART", 32)
-    monkeypatch.setattr(gpu_sampler, "PACE", gpu_sampler.Pace(1, 1, 4, 2, 1))
+    monkeypatch.setattr(gpu_sampler, "PACE", gpu_sampler.Pace(1, 1, 4, 2))
     monkeypatch.setattr(sampler, "sample", gpu_sampler.sample_on_gpu)
     found = generate(model, prompts, **request)
     for name, values in vars(expected).items():
