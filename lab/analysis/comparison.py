@@ -4,38 +4,45 @@ another, and the verdict. `lab idea`, `lab experiment`, `lab compare` and `lab n
     arms = arms_of(runs)                                    # by the settings in which runs differ
     found = gains({"my_idea": (arms["my_idea"], arms["none"])})
     found["my_idea"].estimate                               # the mean over seeds, with its interval
-    found["my_idea"].verdict                                # better, worse, or no difference seen
+    found["my_idea"].verdict                          # ahead once, behind, or no difference seen
 
 An arm is a set of runs, one for each seed. Two runs with the same seed get the same problems at
 every step, so runs are paired by seed: problems that are easy or hard for both arms cancel in the
 difference.
 
-There is one rule for all experiments. Pairs of runs are a *look*. In one look a method is better or
-worse if its p is below 0.05, after Holm's correction for all methods that are tested together
-(`Gain.verdict`). A method is *ahead* if it is better, and better again in a second look on new
-seeds. It is *behind* if it is worse: one look is enough (`called`).
+There is one rule for all experiments. Pairs of runs are a *look*. In one look a method is *ahead
+once* or *behind* if its p is below 0.05, after Holm's correction for all methods that are tested
+together (`Gain.verdict`). It is *ahead* if it is ahead once more in a second look on new seeds. For
+*behind* one look is enough (`called`). Where no difference is seen, the interval's upper end says
+which gains are excluded.
 
-Success in training is the mean over all answers that training sampled: it counts each of them. Held
-out success at the end is that of the last policy, on problems that no run trained on. If a task
-does not say which answers are right, the reward takes the place of success.
+Success in training is the mean over all answers that training sampled, up to equal cost: as many
+steps, as many sampled tokens, or as much processor time (lab/analysis/cost.py). If a step costs
+more than DEARER times as much as the other arm's, the verdict is that of equal time, and if the
+time is not known, that of equal tokens; else it is that of equal steps. Held-out success at the end
+is that of the last policy, on problems that no run trained on. If a task does not say which answers
+are right, the reward takes the place of success.
 """
 import json
 import shlex
+import textwrap
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from analyze import MEASURES as COLUMNS
+from lab.analysis.cost import Pair, at_equal_cost, at_equal_time, break_even
 from lab.analysis.run_folders import PLAIN_SETTINGS, Run, flags_of_methods, share_seen_before
 from lab.analysis.statistics import (Estimate, Floats, holm, mean_over, mean_over_pairs,
-                                     paired_difference)
-from lab.analysis.tables import WITH_INTERVAL, Cell, Table, shown
+                                     paired_difference, percentile)
+from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
 from lab.engine.errors import UserError
 from lab.harness.read_record import missing_steps
 from lab.harness.record import Json
+from lab.harness.screen import say
 from lab.countdown import Task
 from lab.harness.flags import flags_of
 from lab.harness.settings import GONE, NOT_SETTINGS, LabSettings
@@ -43,12 +50,17 @@ from lab.harness.versions import (PLAIN, Version, changes_of_run, chosen_in, dif
                                   versions_of)
 from run import code_folders
 
-IN_TRAINING, AT_THE_END = MEASURES = ("success in training", "held-out success at the end")
-GREEDY_AT_THE_END = "held-out success of greedy answers at the end"
+IN_TRAINING, AT_EQUAL_TOKENS, AT_EQUAL_TIME, AT_THE_END, GREEDY_AT_THE_END = MEASURES = (
+    "success in training", "success in training at equal sampled tokens",
+    "success in training at equal processor time", "held-out success at the end",
+    "held-out success of greedy answers at the end")
+LABELS = dict(zip(MEASURES, ("equal steps", "equal tokens", "equal time", "end, sampled",
+                             "end, greedy")))
+DEARER = 1.1        # times as much: a step that costs more is judged at equal time
 LEVEL = 0.05        # a difference is seen if its corrected p is below this
 FEWEST_PAIRS = 4    # from fewer pairs not even their spread is known
-BETTER, WORSE, NOT_SEEN = "better", "worse", "no difference seen"  # in one look
-AHEAD, BEHIND = "ahead", "behind"
+AHEAD_ONCE, BEHIND, NOT_SEEN = "ahead once", "behind", "no difference seen"  # in one look
+AHEAD = "ahead"
 MOST_REPEATED = 0.1  # share of the training problems that had come before
 
 Arm = Mapping[int, Run]  # the runs of one arm, by seed
@@ -178,35 +190,55 @@ def is_plain(arm: Arm) -> bool:
     return all(config.get(name, value) == value for name, value in PLAIN_SETTINGS.items())
 
 
-def same_part(runs: Sequence[Run]) -> tuple[list[Run], list[str]]:
-    """The runs up to the newest step that all of them have, with their evaluations up to the newest
-    one that all have; and sentences about what is compared. A record with a hole is refused."""
+def refuse_holes(runs: Sequence[Run]) -> None:
     for run in runs:
         for hole in missing_steps(run.folder):
             raise UserError(f"the record of {run.folder} is not whole: {hole}. So it cannot be "
                             "compared")
-    shortest = min(runs, key=lambda run: run.last_step)
-    step, held_out, notes = shortest.last_step, evaluated_by_all(runs), []
-    where = f"{len(runs)} runs are compared up to step {step}"
-    if any(run.last_step > step for run in runs):
-        where += f", the last one of {shortest.folder}"
+
+
+def comparable(arms: Arms) -> tuple[dict[str, dict[int, Run]], list[str]]:
+    """The runs of each arm up to the newest step that all of them have, with their evaluations up
+    to the one that is compared; and sentences about what is compared. Evaluations are compared
+    after the same step, or, of arms of different lengths, at their ends if all had paid alike."""
+    ends = {name: min(run.last_step for run in arm.values()) for name, arm in arms.items() if arm}
+    runs = [cut(run, ends[name]) for name, arm in arms.items() for run in arm.values()]
+    where = (f"{len(runs)} runs are compared, each arm up to the newest step that all of its runs "
+             "have")
+    held_out, notes = evaluated_by_all(runs), list[str]()
     if not have_same_problems(runs):
         held_out = 0
         notes.append("Held-out success is not compared, because the problems are not known to be "
                      "the same")
+    elif len(set(ends.values())) > 1 and are_paid_alike(runs):
+        held_out = max(ends.values())
+        where += ", and held-out success at the ends, which all reach with as many sampled tokens"
     elif held_out:
         where += f", and held-out success after step {held_out}"
     else:
         notes.append("Held-out success is not compared, because there is no evaluation after a "
                      "step that all of them have")
-    parts = []
     for run in runs:
-        part = copy(run)
-        part.metrics = [line for line in run.metrics if line["step"] <= step]
-        part.evaluations = [line for line in run.evaluations if line["step"] <= held_out]
-        part.last_step = step
-        parts.append(part)
-    return parts, [where, *notes]
+        run.evaluations = [line for line in run.evaluations if line["step"] <= held_out]
+    left = iter(runs)
+    return {name: {seed: next(left) for seed in arm} for name, arm in arms.items()}, [where, *notes]
+
+
+def cut(run: Run, step: int) -> Run:
+    """The run up to this step."""
+    part = copy(run)
+    part.metrics = [line for line in run.metrics if line["step"] <= step]
+    part.evaluations = [line for line in run.evaluations if line["step"] <= step]
+    part.last_step = step
+    return part
+
+
+def are_paid_alike(runs: Sequence[Run]) -> bool:
+    """Whether all runs end with an evaluation and have sampled as many tokens by then."""
+    paid = [np.sum(cost_of(run, AT_EQUAL_TOKENS)) for run in runs]
+    are_ends = all(run.evaluated()[-1:] and run.evaluated()[-1]["step"] == run.last_step
+                   for run in runs)
+    return are_ends and bool(max(paid) <= DEARER * min(paid))
 
 
 def evaluated_by_all(runs: Sequence[Run]) -> int:
@@ -218,7 +250,7 @@ def evaluated_by_all(runs: Sequence[Run]) -> int:
 def have_same_problems(runs: Sequence[Run]) -> bool:
     """By the digest of each run's held-out problems; an older run has only those that an evaluation
     shows."""
-    known = [run.config.get("held_out_problems", [one["problem"] for one in line["shown"]])
+    known = [run.config.get("held_out_problems") or [one["problem"] for one in line["shown"]]
              for run in runs for line in run.evaluations[:1]]
     return all(one == known[0] for one in known)
 
@@ -231,11 +263,14 @@ class Gain:
     """The difference in success between one arm and another, over the seeds that both have.
 
     p is corrected by Holm's method for all gains that are tested together. It is nan if there are
-    too few pairs for a test.
+    too few pairs for a test. `cost` is how many times as much a step costs; if that is not known
+    well enough, no gain is told.
     """
     seeds: tuple[int, ...]
     estimate: Estimate
     p: float = np.nan
+    cost: Estimate = Estimate(np.nan)
+    is_told: bool = True
 
     @property
     def pairs(self) -> int:
@@ -243,31 +278,34 @@ class Gain:
 
     @property
     def verdict(self) -> str:
-        """A word for a table. Where no difference is seen, the interval beside it says how large
-        one may still be."""
         if not self.pairs:
             return "nothing to compare"
         if self.pairs == 1:
             return "one seed: no verdict"
         if not self.p < LEVEL:
             return NOT_SEEN
-        return BETTER if self.estimate.value > 0 else WORSE
+        return AHEAD_ONCE if self.estimate.value > 0 else BEHIND
+
+    def excluded_above(self, tests: int = 1) -> float:
+        """Gains above this are excluded by the 95% interval; of several arms that are tested
+        together it holds for all at once (Bonferroni). nan if the pairs are too few."""
+        if self.pairs < FEWEST_PAIRS:
+            return np.nan
+        wider = percentile(self.pairs - 1, 1 - 0.025 / tests) / percentile(self.pairs - 1)
+        up = self.estimate.high - self.estimate.value
+        return max(self.estimate.value + wider * up, 0.0)
 
 
 def called(first: Gain, again: Gain | None = None) -> str:
     """The word for a method after one look, or after a second look on new seeds: the one rule for
     ahead and behind.
 
-    Why two looks? Of 100 methods that change nothing, two or three are better in one look by luck,
+    Why two looks? Of 100 methods that change nothing, two or three are ahead in one look by luck,
     and whoever tries many methods finds them.
     """
-    if first.verdict == WORSE:
-        return BEHIND
-    if first.verdict != BETTER:
+    if again is None or first.verdict != AHEAD_ONCE:
         return first.verdict
-    if again is None:
-        return "better once, second look to come"
-    return AHEAD if again.verdict == BETTER else f"better once, then {again.verdict}"
+    return AHEAD if again.verdict == AHEAD_ONCE else f"{AHEAD_ONCE}, then {again.verdict}"
 
 
 def doubt_about_training(runs: list[Run]) -> str:
@@ -286,50 +324,80 @@ def doubt_about_training(runs: list[Run]) -> str:
     return ""
 
 
-def room_left(estimate: Estimate) -> str:
-    """A clause that says which gains and losses a 95% interval leaves open."""
-    gain, loss = shown(estimate.high, "size"), shown(-estimate.low, "size")
-    if not np.isfinite(estimate.low):
-        return "these pairs give no interval"
-    if estimate.low >= 0:
-        return f"the interval leaves room for a gain of up to {gain} points"
-    if estimate.high <= 0:
-        return f"the interval leaves room for a loss of up to {loss} points"
-    return f"the interval leaves room for a gain of up to {gain} points or a loss of up to {loss}"
-
-
 def gain_over(mine: Arm, theirs: Arm, measure: str = IN_TRAINING) -> Gain:
     """The gain of one arm over another; its p is not corrected."""
+    pairs = {seed: (mine[seed], theirs[seed]) for seed in sorted(set(mine) & set(theirs))}
+    if measure not in (AT_THE_END, GREEDY_AT_THE_END):
+        return gain_in_training(pairs, measure)
     mode = "greedy" if measure == GREEDY_AT_THE_END else "sampled"
-    found = {}
-    for seed in sorted(set(mine) & set(theirs)):
-        if measure == IN_TRAINING:
-            difference = difference_in_training(mine[seed], theirs[seed])
-        else:
-            difference = difference_at_the_end(mine[seed], theirs[seed], mode)
-        if difference is not None:
-            found[seed] = difference
+    ends = {seed: difference_at_the_end(*pair, mode) for seed, pair in pairs.items()}
+    found = {seed: end for seed, end in ends.items() if end is not None}
     if not found:
         return Gain((), Estimate(np.nan))
-    pairs = list(found.values())
-    estimate = paired_difference(pairs[0]) if len(pairs) == 1 else mean_over_pairs(pairs)
+    known = list(found.values())
+    estimate = paired_difference(known[0]) if len(known) == 1 else mean_over_pairs(known)
     return Gain(tuple(found), estimate, estimate.p)
 
 
-def gains(family: Mapping[str, tuple[Arm, Arm]], measure: str = IN_TRAINING) -> dict[str, Gain]:
-    """The gain of the first arm of each pair over the second, by the pair's label.
-
-    Holm's correction is over all labels. A gain of a single pair has no p and does not count as a
-    test.
-    """
+def gain_in_training(pairs: Mapping[int, tuple[Run, Run]], measure: str) -> Gain:
+    """The gain up to equal cost, over the pairs of which success and cost are on record."""
     found = {}
-    for label, (mine, theirs) in family.items():
+    for seed, (mine, theirs) in pairs.items():
+        success = success_of(mine, theirs)
+        costs = cost_of(mine, measure), cost_of(theirs, measure)
+        if min(map(len, success)) and np.isfinite(np.concatenate([*success, *costs])).all():
+            found[seed] = success, costs
+    if not found:
+        return Gain((), Estimate(np.nan), cost=Estimate(np.nan), is_told=False)
+    both, costs_of_both = zip(*found.values())
+    if measure != AT_EQUAL_TIME:
+        one = at_equal_cost(both, costs_of_both)
+        return Gain(tuple(found), one.gain, one.gain.p, one.ratio)
+    one = at_equal_time(both, costs_of_both)
+    return Gain(tuple(found), one.gain, one.gain.p, one.ratio, one.is_known)
+
+
+def success_of(mine: Run, theirs: Run) -> Pair:
+    what = of_runs([mine, theirs])
+    one, other = (np.array([line[what] for line in run.metrics], float) for run in (mine, theirs))
+    return one, other
+
+
+def cost_of(run: Run, measure: str) -> Floats:
+    """(steps,) what each step cost; nan if that is not on record. The time of a step is the median
+    over the run's steps, because other programs disturb some of them."""
+    if measure == IN_TRAINING:
+        return np.ones(len(run.metrics))
+    if measure == AT_EQUAL_TOKENS:
+        names = "tokens", "extra_tokens"  # of the batch, and what else a method has sampled
+        of_batch, more = (np.array([line.get(name) for line in run.metrics], float)
+                          for name in names)
+        return np.asarray(of_batch + np.nan_to_num(more))
+    clock = "processor_seconds" if run.config.get("device", "cpu") == "cpu" else "seconds"
+    seconds = np.array([line.get(clock) for line in run.metrics], float)
+    return np.full(len(seconds), np.median(seconds) if len(seconds) else np.nan)
+
+
+def deciding(mine: Arm, theirs: Arm) -> str:
+    """The measure that the verdict is about."""
+    for measure in (AT_EQUAL_TIME, AT_EQUAL_TOKENS):
         gain = gain_over(mine, theirs, measure)
-        found[label] = gain if gain.pairs >= 2 else replace(gain, p=np.nan)
-    corrected = holm([gain.p for gain in found.values()])
-    for label, p in zip(family, corrected):
-        found[label] = replace(found[label], p=p)
-    return found
+        if gain.is_told:
+            return measure if gain.cost.value > DEARER else IN_TRAINING
+    return IN_TRAINING
+
+
+def gains(family: Mapping[str, tuple[Arm, Arm]], measure: str = IN_TRAINING) -> dict[str, Gain]:
+    """The gain of the first arm of each pair over the second, by the pair's label. Holm's
+    correction is over all labels."""
+    return corrected({label: gain_over(*pair, measure) for label, pair in family.items()})
+
+
+def corrected(found: Mapping[str, Gain]) -> dict[str, Gain]:
+    """The gains with Holm's correction for all of them. A gain of a single pair has no p and does
+    not count as a test."""
+    p = holm([gain.p if gain.pairs >= 2 else np.nan for gain in found.values()])
+    return {label: replace(gain, p=one) for (label, gain), one in zip(found.items(), p)}
 
 
 def over_baseline(arms: Mapping[str, Arm], baseline: str) -> dict[str, tuple[Arm, Arm]]:
@@ -337,29 +405,82 @@ def over_baseline(arms: Mapping[str, Arm], baseline: str) -> dict[str, tuple[Arm
     return {name: (arm, arms[baseline]) for name, arm in arms.items() if name != baseline}
 
 
-def gain_table(arms: Arms, measure: str = IN_TRAINING) -> Table:
-    """A row for each arm, of which the first is the baseline. The number of pairs, p and the
-    verdict are those of the measure. Of a measure that no run has there are no columns."""
+def arm_table(arms: Arms) -> Table:
+    """What each arm reached: means over its runs."""
+    rows: list[Row] = []
+    for name, arm in arms.items():
+        steps = max((run.last_step for run in arm.values()), default=None)
+        means = [mean_of(arm, one) for one in (IN_TRAINING, AT_THE_END, GREEDY_AT_THE_END)]
+        rows.append([name, len(arm), steps, *means])
+    what = of_runs(run for arm in arms.values() for run in arm.values())
+    formats = {"arm": "", "runs": "d", "steps": "d", "training": ".1%", "held out": ".1%",
+               "greedy": ".1%"}
+    return Table("arms", "", by_row(formats, rows), headings={
+        "training": f"{what} in training", "held out": "held out, at the end",
+        "greedy": "the same, greedy"})
+
+
+def gain_table(arms: Arms, measure: str = "") -> Table:
+    """The gain of each arm over the first one, the baseline, by each measure on record. The one by
+    which an arm is judged, `measure` or else the one that its cost decides, has p and verdict."""
     baseline, *_ = arms
-    columns: dict[str, tuple[str, list[Cell]]] = {
-        "arm": ("", [*arms]), "runs": ("d", [len(arm) for arm in arms.values()])}
-    headings = {"p": "p, Holm's correction"}
-    for which, short in ((IN_TRAINING, "training"), (AT_THE_END, "held out")):
-        means = [mean_of(arm, which) for arm in arms.values()]
-        if np.isfinite(means).any():
-            found = gains(over_baseline(arms, baseline), which)
-            columns[short] = (".1%", [*means])
-            columns[f"gain, {short}"] = ("points", [
-                found[name].estimate if name in found else None for name in arms])
-            headings[f"gain, {short}"] = f"gain{WITH_INTERVAL}"
-    tested = gains(over_baseline(arms, baseline), measure)
-    columns |= {
-        "pairs": ("d", [tested[name].pairs if name in tested else None for name in arms]),
-        "p": ("p", [tested[name].p if name in tested else None for name in arms]),
-        "verdict": ("", [tested[name].verdict if name in tested else "baseline" for name in arms])}
-    said = in_words(measure, (run for arm in arms.values() for run in arm.values()))
-    return Table("gains", f"The gain of each arm over {baseline}, in percentage points; p and "
-                 f"verdict are of the {said}", columns, headings=headings)
+    family = over_baseline(arms, baseline)
+    judged_by = {name: measure or deciding(*pair) for name, pair in family.items()}
+    judged = corrected({name: gain_over(*pair, judged_by[name]) for name, pair in family.items()})
+    rows: list[Row] = []
+    notes = []
+    for name, pair in family.items():
+        shown_name = name  # in its first row alone
+        for one, label in LABELS.items():
+            is_judged = one == judged_by[name]
+            gain = judged[name] if is_judged else gain_over(*pair, one)
+            if gain.pairs or is_judged:
+                rows.append([shown_name, label, gain.cost.value,
+                             gain.estimate if gain.is_told else None, gain.pairs,
+                             gain.p if is_judged else None,
+                             with_excluded(gain) if is_judged else ""])
+                shown_name = ""
+        notes += [f"{name} {clause} one of {baseline}" for clause in about_cost(*pair)]
+    limits = [gain.excluded_above(len(judged)) for gain in judged.values()]
+    if len(judged) > 1 and AHEAD_ONCE not in [gain.verdict for gain in judged.values()] and (
+            np.isfinite(limits).all()):
+        notes.append(f"For all {len(judged)} arms together, gains above "
+                     f"{shown(max(limits), 'points')} are excluded (95%)")
+    formats = {"arm": "", "at": "", "cost": ".2f", "gain": "points", "pairs": "d", "p": "p",
+               "verdict": ""}
+    hundredths = in_words("", (run for arm in arms.values() for run in arm.values()))
+    return Table("gains", f"The gain of each arm over {baseline} in percentage points{hundredths}, "
+                 f"and what a step costs, in steps of {baseline}", by_row(formats, rows), notes, {
+                     "at": "compared at", "cost": "a step costs", "gain": f"gain{WITH_INTERVAL}",
+                     "p": "p (Holm)"})
+
+
+def say_gains(arms: Arms, measure: str = "") -> None:
+    table = gain_table(arms, measure)
+    say(f"\n{arm_table(arms).to_text()}\n\n{textwrap.fill(table.title, 100)}:\n{table.to_text()}\n")
+    for note in table.notes:
+        say(textwrap.fill(f"{note}.", 100))
+
+
+def with_excluded(gain: Gain) -> str:
+    """The verdict for a table: beside *no difference seen* stands which gains are excluded."""
+    limit = gain.excluded_above()
+    if gain.verdict != NOT_SEEN or not np.isfinite(limit):
+        return gain.verdict
+    return f"{NOT_SEEN}, above {shown(limit, 'points')} excluded"
+
+
+def about_cost(mine: Arm, theirs: Arm) -> Iterator[str]:
+    """Clauses on how dear a step is, where no gain is told at equal time, and on how dear it may
+    be, where there is a gain at equal steps that it may lose."""
+    at_steps, at_time = (gain_over(mine, theirs, one) for one in (IN_TRAINING, AT_EQUAL_TIME))
+    is_unsure = at_time.pairs > 1 and not at_time.is_told
+    if is_unsure:
+        yield ("cannot be compared at equal processor time, because a step was measured to cost "
+               f"{shown(at_time.cost.interval, '.2f')} times as much as")
+    if at_steps.estimate.low > 0 or is_unsure and at_steps.estimate.value > 0:
+        most = break_even([success_of(mine[seed], theirs[seed]) for seed in at_steps.seeds])
+        yield f"gains as long as a step costs less than {shown(most, '.1f')} times as much as"
 
 
 def mean_of(arm: Arm, measure: str) -> float:
@@ -368,23 +489,14 @@ def mean_of(arm: Arm, measure: str) -> float:
     if measure == IN_TRAINING:
         return mean_over([mean_in_training(run, of_runs(runs)) for run in runs]).value
     mean, *_ = COLUMNS[of_runs(runs)]
-    return mean_over([line[mean] for line in final_lines(runs, "sampled")]).value
-
-
-def difference_in_training(mine: Run, theirs: Run) -> Floats | None:
-    """(1,) how much more success, or reward, one run has than another with the same problems; None
-    if that is not known."""
-    if not mine.metrics or len(mine.metrics) != len(theirs.metrics):
-        return None
-    what = of_runs([mine, theirs])
-    difference = mean_in_training(mine, what) - mean_in_training(theirs, what)
-    return np.array([difference]) if np.isfinite(difference) else None
+    mode = "greedy" if measure == GREEDY_AT_THE_END else "sampled"
+    return mean_over([line[mean] for line in final_lines(runs, mode)]).value
 
 
 def difference_at_the_end(mine: Run, theirs: Run, mode: str) -> Floats | None:
     """(problems,) the difference in each held-out problem, after the last step."""
     my_end, their_end = final_lines([mine], mode), final_lines([theirs], mode)
-    if not my_end or not their_end or my_end[0]["step"] != their_end[0]["step"]:
+    if not my_end or not their_end:
         return None
     *_, each = COLUMNS[of_runs([mine, theirs])]
     return np.asarray(np.array(my_end[0][each], float) - np.array(their_end[0][each], float))

@@ -92,8 +92,8 @@ def at_equal_time(pairs: Sequence[Pair], seconds: Sequence[Costs]) -> AtEqualCos
 
 def break_even(pairs: Sequence[Pair]) -> Estimate:
     """How many times as much a step may cost, whatever the cost is, until nothing is gained any
-    more; and where this is so of the ends of the gain's interval. It is 0 or infinite if no factor
-    from 1 / MOST to MOST is one."""
+    more; and where this is so of the ends of the gain's interval. It is 0 or MOST if that is so of
+    no factor between 1 / MOST and MOST."""
     factors = np.geomspace(1 / MOST, MOST, 401)
     each = [at_factor(pairs, factor) for factor in factors]
     ends = np.array([(gain.value, *gain.interval) for gain in each])  # (factors, 3)
@@ -108,7 +108,7 @@ def root_next_to_1(factors: Floats, gains: Floats) -> float:
     if gains[one] > 0:
         lost = np.flatnonzero(gains[one:] <= 0)
         if not len(lost):
-            return float("inf")
+            return MOST
         after = one + int(lost[0])
     else:
         left = np.flatnonzero(gains[:one] > 0)

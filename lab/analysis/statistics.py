@@ -41,9 +41,9 @@ def student(freedom: float) -> tuple[np.ndarray, np.ndarray]:
     return angle, below / below[-1]
 
 
-def percentile(freedom: float) -> float:
+def percentile(freedom: float, share: float = 0.975) -> float:
     angle, below = student(freedom)
-    return float(np.sqrt(min(freedom, 10_000)) * np.tan(np.interp(0.975, below, angle)))
+    return float(np.sqrt(min(freedom, 10_000)) * np.tan(np.interp(share, below, angle)))
 
 
 def two_sided_p(t: float, df: float) -> float:

@@ -15,10 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from lab.analysis.comparison import (AHEAD, AT_THE_END, BEHIND, BETTER, FEWEST_PAIRS,
-                                     GREEDY_AT_THE_END, IN_TRAINING, NOT_SEEN, Arm, Arms, Gain,
-                                     called, in_words, doubt_about_training, gain_over, gains,
-                                     room_left)
+from lab.analysis.comparison import (AHEAD, AHEAD_ONCE, AT_EQUAL_TIME, AT_EQUAL_TOKENS, AT_THE_END,
+                                     BEHIND, FEWEST_PAIRS, GREEDY_AT_THE_END, IN_TRAINING, LABELS,
+                                     NOT_SEEN, Arm, Arms, Gain, about_cost, called, comparable,
+                                     deciding, doubt_about_training, gain_over, gains, in_words,
+                                     with_excluded)
 from lab.analysis.statistics import Estimate, holm
 from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row, shown
 from lab.engine.errors import UserError, read_json
@@ -77,7 +78,7 @@ class Verdict:
         self.name, self.tries, self.other = name, tries or Tries(), other
         self.shuffled = "answers" if name in WHOLE_ANSWERS else "tokens"
         self.doubt = doubt_about_training(list(first["plain"].values()))
-        self.measure = AT_THE_END if self.doubt else IN_TRAINING
+        self.measure = AT_THE_END if self.doubt else deciding(first["idea"], first["plain"])
         self.said = in_words(self.measure, first["plain"].values())
         self.looks: list[Arms] = []
         # of each look the gain over plain GRPO by the primary metric, whose p is corrected, the
@@ -88,14 +89,17 @@ class Verdict:
         self.add(first)
 
     def add(self, look: Arms) -> None:
+        look, _ = comparable(look)
         gain = self.gain(look)
-        others = self.tries.add(gain.seeds, gain.p)
-        of_others = [np.nan if one.p is None else one.p for one in others]
-        corrected, *_ = holm([gain.p, *of_others])
+        self.others.append(self.tries.add(gain.seeds, gain.p))
         self.looks.append(look)
         self.alone.append(gain.p)
-        self.others.append(others)
-        self.primary.append(replace(gain, p=corrected))
+        self.primary.append(self.corrected(gain))
+
+    def corrected(self, gain: Gain) -> Gain:
+        """The gain with Holm's correction for the other tries on these runs."""
+        p, *_ = holm([gain.p, *(np.nan if one.p is None else one.p for one in self.others[-1])])
+        return replace(gain, p=p)
 
     def gain(self, look: Arms, other: str = "plain", measure: str = "") -> Gain:
         """The idea's gain over another arm, by default by the primary metric. Its p is not
@@ -108,7 +112,7 @@ class Verdict:
         return called(*self.primary)
 
     def needs_second_look(self) -> bool:
-        return len(self.looks) == 1 and self.primary[0].verdict == BETTER
+        return len(self.looks) == 1 and self.primary[0].verdict == AHEAD_ONCE
 
     def print_findings(self) -> None:
         """The answer first, then what it rests on."""
@@ -120,8 +124,27 @@ class Verdict:
             say(textwrap.fill(sentence, 100))
 
     def answer(self) -> list[str]:
-        """The verdict in one sentence, and the sentences that say more of what was learned."""
-        return [self.verdict(), *self.about_tries()]
+        """The verdict in one sentence, what else was measured of the same gain, and how many others
+        were tried."""
+        limit = self.primary[-1].excluded_above()
+        said = [self.verdict()]
+        if self.primary[-1].verdict == NOT_SEEN and np.isfinite(limit):
+            said.append(f"Gains above {shown(limit, 'points')} points are excluded (95%).")
+        return [*said, *self.about_cost(), *self.about_tries()]
+
+    def about_cost(self) -> list[str]:
+        """The gain by the other yardsticks, and how dear a step is and may be."""
+        if self.doubt or is_the_same(self.primary[-1]):
+            return []
+        look, found = self.looks[-1], []
+        for measure in (IN_TRAINING, AT_EQUAL_TOKENS, AT_EQUAL_TIME):
+            gain = self.corrected(self.gain(look, measure=measure))
+            if measure == self.measure or not gain.pairs or not gain.is_told:
+                continue
+            found.append(f"At {LABELS[measure]}, where a step costs {gain.cost.value:.2f} times as "
+                         f"much: {in_points(gain.estimate)}, {with_excluded(gain)}.")
+        return [*found, *(f"{self.name} {clause} one of {self.other}."
+                          for clause in about_cost(look["idea"], look["plain"]))]
 
     def verdict(self) -> str:
         """Whether the idea is ahead of plain GRPO or behind it: one sentence."""
@@ -186,8 +209,6 @@ class Verdict:
             if not self.doubt:
                 found.append("In the first step that is always so, because it is sampled before "
                              "any update.")
-        elif self.word not in (AHEAD, BEHIND):
-            found.append(f"In this setting {room_left(gain.estimate)}.")
         for look in self.looks:
             gains_of_pairs = {seed: gain_over({seed: mine}, look["plain"], self.measure).estimate
                               for seed, mine in look["idea"].items()}
@@ -224,10 +245,10 @@ class Verdict:
             if is_the_same(gain):
                 seen = "changes nothing: the placebo had the same results in every pair"
             elif gain.pairs < FEWEST_PAIRS or gain.verdict == NOT_SEEN:
-                seen = (f"is not seen to differ from a random one: {in_points(estimate)}. Here "
-                        f"{room_left(estimate)}")
+                seen = f"is not seen to differ from a random one: {in_points(estimate)}"
             else:
-                seen = f"is {gain.verdict} than a random one ({in_points(estimate)})"
+                seen = (f"is {'better' if estimate.value > 0 else 'worse'} than a random one "
+                        f"({in_points(estimate)})")
             found.append(f"On these seeds {choice} {seen}.")
         if family:
             found.append("A placebo is the random choice: it has the same numbers at other "

@@ -57,7 +57,8 @@ def make(tmp_path, arms, seeds=5, spread=0.02, rng=None):
 def recorded(metrics=(), evaluations=(), config=(), credit=()):
     """A run as it is read, without a folder."""
     run = object.__new__(Run)
-    run.metrics, run.evaluations = list(metrics), list(evaluations)
+    run.metrics = [{"step": step} | line for step, line in enumerate(metrics, 1)]
+    run.evaluations = list(evaluations)
     run.config, run.credit, run.folder = dict(config), dict(credit), Path("runs/x")
     run.last_step = len(run.metrics)
     return run

@@ -56,6 +56,11 @@ def test_runs_are_made_seed_by_seed():
             (arm, seed) for seed in range(last) for arm in ("none", "rloo")]
 
 
+def test_an_arm_may_have_steps_of_its_own():
+    plan = Plan("mine", "", 6, [0, 1], {"none": "", "twice": "--questions 16 --steps 3"})
+    assert [run.steps for run in plan.runs(SimpleNamespace(seeds=0, flags="", runs="x"))] == [6, 3]
+
+
 def run_of(*right):
     """A run of 10 answers in a step, so many of them right."""
     return recorded([{"success": count / 10} for count in right])
@@ -85,7 +90,9 @@ def arms(**changed):
     (arms(rloo="--bananas 3"), "mine, rloo: unknown argument --ban"),
     (arms(rloo=""), "rloo has the settings of none"),
     (arms(rloo="--seed 3"), "rloo has --seed, which the plan gives"),
-    ({"common": "--steps=3"}, "none has --steps, which the plan gives"),
+    ({"common": "--steps=3"}, "the common flags have --steps, which the plan gives"),
+    (arms(rloo="--steps x"), "mine, rloo: --steps 'x'"), (arms(rloo="--steps 0"), "--steps 0, and"),
+    ({"measure": "success"}, "the measure is 'success', and should be one of success in training;"),
     ({"arms": {"none": ""}}, "it has no two arms"), ({"arms": []}, "it has no two arms"),
     ({"seeds": 4}, "the seeds are 4. They should be two"), ({"seeds": [5, 5]}, "the seeds are"),
     ({"steps": 0}, '"steps" is 0'), ({"arm": {}}, "is no plan: .*'arm'"),

@@ -4,15 +4,15 @@
     python -m lab compare runs/* --baseline "mitigation random"
 
 Each arm is compared with plain GRPO, or with the arm that is named, in pairs of runs with the same
-seed: in training up to the newest step that all runs have, and on held-out problems at the newest
-evaluation that all have. The p-values have Holm's correction for all arms of the table, and the
-verdict is that of `lab idea` after one look: what it calls better may still be luck, which new
-seeds show.
+seed: in training at equal steps, at equal sampled tokens and at equal processor time
+(lab/analysis/cost.py), and on held-out problems at the newest evaluation that all have. The
+p-values have Holm's correction for all arms of the table, and the verdict is that of `lab idea`
+after one look: what is ahead once may still be luck, which new seeds show.
 
 Another setting, other code or data, and a run whose files have changed while it was stopped are
 arms of their own; so are a run of train.py and one of the lab. The code is compared as a whole
 (lab/harness/versions.py says what counts), and a command that shows the difference is printed. An
-arm is named by what most runs do not have. A second table has the notes' four metrics, from the
+arm is named by what most runs do not have. The last table has the notes' four metrics, from the
 credit files. Two runs of one arm with one seed are refused, and so is a record with a damaged line
 or a hole. The curves are drawn into --output_dir.
 """
@@ -22,9 +22,9 @@ from pathlib import Path
 import numpy as np
 
 from analyze import MEASURES as COLUMNS
-from lab.analysis.comparison import (AT_THE_END, IN_TRAINING, Arms, arms_of, diff_commands,
-                                     doubt_about_training, gain_table, in_words, of_runs,
-                                     same_part)
+from lab.analysis.comparison import (AT_THE_END, Arms, arms_of, comparable, diff_commands,
+                                     doubt_about_training, in_words, of_runs, refuse_holes,
+                                     say_gains)
 from lab.analysis.plots import COLOURS, legend_below, plt, save
 from lab.analysis.run_folders import Run, existing
 from lab.engine.errors import UserError
@@ -43,22 +43,22 @@ def main(argv: list[str]) -> None:
     flags = read(argv, "python -m lab compare RUN RUN ... [flags]", __doc__, FLAGS,
                  {"RUN ...": "run folders; other folders are left out"})
     runs = runs_in([existing(name) for name in flags.run])
-    parts, notes = same_part(runs)
-    arms = arms_of(parts, flags.baseline)
-    measure = IN_TRAINING
+    refuse_holes(runs)
+    whole = arms_of(runs, flags.baseline)
+    arms, notes = comparable(whole)
+    measure = ""
     if doubt := doubt_about_training(runs):
         measure = AT_THE_END
-        notes.append(f"The verdict is on the {in_words(measure, parts)}, because {doubt}")
+        notes.append(f"The verdict is on the {in_words(measure, runs)}, because {doubt}")
     for note in notes:
         say(textwrap.fill(f"{note}.", 100))
-    table = gain_table(arms, measure)
-    say(f"\n{textwrap.fill(table.title, 100)}:\n{table.to_text()}\n")
+    say_gains(arms, measure)
     print_metrics(arms)
     for command in diff_commands(arms):
         say(f"How the code of two arms differs: {command}")
     folder = Path(flags.output_dir or runs[0].folder.parent / "comparison")
     folder.mkdir(parents=True, exist_ok=True)
-    picture, _ = draw(arms_of(runs, next(iter(arms))), folder)
+    picture, _ = draw(whole, folder)
     say(f"The curves: {picture}")
 
 

@@ -18,17 +18,18 @@ the same problems, and make a pair.
 The runs are made seed by seed. So an experiment that is stopped early has almost the same seeds in
 all arms, and the same command continues it. A run's folder is ARM-sSEED.
 
-Each arm is compared with the first one by the mean success of all answers sampled in training, for
-pairs of runs. The interval is Student's over the pairs, and p has Holm's correction for all arms of
-the table. A control, such as twice the problems, is an arm like any other. `python -m lab compare
-runs/PLAN/*` draws the curves of the arms.
+Each arm is compared with the first one as in `python -m lab compare`, which also draws the curves
+of runs/PLAN/*. The interval is Student's over the pairs of runs, and p has Holm's correction for
+all arms. It is of success in training, at equal cost, unless the plan names another "measure", such
+as "held-out success at the end". A control, such as twice the problems, is an arm like any other.
 """
 import re
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
-from lab.analysis.comparison import Arms, gain_table
+from lab.analysis.comparison import MEASURES, Arms, comparable, say_gains
 from lab.analysis.run_folders import Run
 from lab.engine.errors import PROJECT, UserError, read_json
 from lab.harness.flags import Flag, read, words_of
@@ -56,12 +57,13 @@ class Plan:
     seeds: list[int]      # the first, and the one after the last
     arms: dict[str, str]  # flags of lab train
     common: str = ""
+    measure: str = ""     # by which the arms are judged; else their cost decides it
 
     def flags_of(self, arm: str, more: str = "") -> list[str]:
         return [*self.common.split(), *self.arms[arm].split(), *more.split()]
 
     def runs(self, args: SimpleNamespace) -> list[PlannedRun]:
-        """Seed by seed."""
+        """Seed by seed. The flags are those that `settings_of_arms` has checked."""
         first, stop = self.seeds
         found = []
         for seed in range(first, first + args.seeds if args.seeds else stop):
@@ -81,8 +83,8 @@ def main(argv: list[str]) -> None:
         "PLAN": f"a file as above, or the name of one of lab/plans: {', '.join(names_of_plans())}"})
     plan = read_plan(args.plan)
     refuse_flags_of_the_plan(plan, args.flags.split())
-    planned = plan.runs(args)
     kinds = settings_of_arms(plan, args.flags)
+    planned = plan.runs(args)
     failed = make_runs(planned, python_command("-m", "lab", "experiment", *argv),
                        *side_by_side(kinds, args.processes))
     arms: dict[str, dict[int, Run]] = {}
@@ -102,9 +104,10 @@ def compare(plan: Plan, arms: Arms, planned: int) -> None:
         raise UserError(f"{plan.name} has no finished pair of runs yet, of {baseline} and of "
                         "another arm with the same seed")
     count = sum(map(len, arms.values()))
-    say(f"{plan.question}\n{count} of {planned} runs are finished, each of {plan.steps} steps")
-    table = gain_table(family)
-    say(f"\n{table.title}\n{table.to_text()}")
+    say(f"{plan.question}\n{count} of {planned} runs are finished")
+    parts, (where, *_) = comparable(family)
+    say(textwrap.fill(f"{where}.", 100))
+    say_gains(parts, plan.measure)
     print_metrics({name: arm for name, arm in family.items() if arm})
 
 
@@ -142,8 +145,13 @@ def refuse_mistakes(plan: Plan, path: str) -> None:
                         "first and the one after the last, as in [40, 46]")
     if not all(isinstance(text, str) for text in (plan.question, plan.common)):
         raise UserError(f"{path}: the question and the common flags should be texts")
+    if plan.measure not in ("", *MEASURES):
+        raise UserError(f"{path}: the measure is {plan.measure!r:.80}, and should be one of "
+                        f"{'; '.join(MEASURES)}")
     if not isinstance(plan.arms, dict) or len(plan.arms) < 2:
         raise UserError(f"{path}: it has no two arms to compare, with their flags as texts")
+    if "steps" in words_of(plan.common.split())[1]:
+        raise UserError(f"{path}: the common flags have --steps, which the plan gives as \"steps\"")
     for name, flags in plan.arms.items():
         if not re.fullmatch(r"[\w .=-]+", name) or not isinstance(flags, str):
             raise UserError(f"{path}: {name!r:.80} should be letters, digits, spaces and . = _ - "
@@ -176,6 +184,9 @@ def settings_of_arms(plan: Plan, more: str) -> list[LabSettings]:
             found.append(make_settings(read_flags(plan.flags_of(arm, more))))
         except UserError as error:
             raise UserError(f"{plan.name}, {arm}: {error}") from None
+        if found[-1].steps < 1:
+            raise UserError(f"{plan.name}, {arm}: --steps {found[-1].steps}, and a run has at "
+                            "least one step")
         same = known.setdefault(repr(found[-1].to_json()), arm)
         if same != arm:
             raise UserError(f"{plan.name}: {arm} has the settings of {same}, so nothing differs")

@@ -7,8 +7,8 @@ import logs
 from conftest import evaluation, refusal, write_log
 from known_runs import arms_in, rows_in, write_run
 
-from lab.analysis.comparison import (AT_THE_END, arms_of, diff_commands, gain_table,
-                                     same_part)
+from lab.analysis.comparison import (AT_THE_END, arm_table, arms_of, comparable, diff_commands,
+                                     gain_table, refuse_holes)
 from lab.analysis.run_folders import Run
 from lab.tools import compare
 
@@ -42,7 +42,7 @@ def test_one_arm_with_one_seed_twice_is_refused(folders, tmp_path):
 written = functools.partial(logs.written, kind=Run)
 
 
-def test_arms_are_compared_in_pairs_up_to_the_newest_step_that_all_have(tmp_path):
+def test_runs_of_an_arm_are_compared_up_to_the_newest_step_that_all_have(tmp_path):
     """One run has a third step, which does not count, nor does its third evaluation. In training
     the pairs differ by 0.1 and 0.3, held out by 0.5 and 0; t of one is 12.706. Seed 7 has no pair.
     """
@@ -52,22 +52,41 @@ def test_arms_are_compared_in_pairs_up_to_the_newest_step_that_all_have(tmp_path
     other = [written(tmp_path / f"o{seed}", seed, [[0, 0], end], steps, mitigation="random")
              for seed, end, steps in ((0, [1, 1], [0.2, 0.4]), (1, [1, 0], [0.4, 0.6]),
                                       (7, [0, 0], [0.9, 0.9]))]
-    parts, said = same_part([*other, *plain])
-    assert said == ["5 runs are compared up to step 2, the last one of "
-                    f"{tmp_path / 'o0'}, and held-out success after step 2"]
-    assert {line["step"] for run in parts for line in run.evaluations} == {0, 2}
-    none, mine = rows_in(gain_table(arms_of(parts), AT_THE_END))
-    assert (none["arm"], none["verdict"], none["training"]) == ("mitigation none", "baseline",
-                                                                pytest.approx(0.2))
-    assert (mine["runs"], mine["pairs"], mine["held out"]) == (3, 2, pytest.approx(0.5))
-    for column, mean, spread in (("training", 0.2, 0.2), ("held out", 0.25, 0.5)):
+    parts, said = comparable(arms_of([*other, *plain]))
+    assert said == ["5 runs are compared, each arm up to the newest step that all of its runs "
+                    "have, and held-out success after step 2"]
+    assert {line["step"] for arm in parts.values() for run in arm.values()
+            for line in run.evaluations} == {0, 2}
+    none, mine = rows_in(arm_table(parts))
+    assert (none["arm"], none["training"]) == ("mitigation none", pytest.approx(0.2))
+    assert (mine["runs"], mine["steps"], mine["held out"]) == (3, 2, pytest.approx(0.5))
+    training, held_out = rows_in(gain_table(parts, AT_THE_END))
+    assert (held_out["pairs"], held_out["verdict"]) == (2, "no difference seen")
+    for row, mean, spread in ((training, 0.2, 0.2), (held_out, 0.25, 0.5)):
         low, high = mean - 12.706 * spread / 2, mean + 12.706 * spread / 2
-        assert [mine[f"gain, {column}"][name] for name in ("value", "low", "high")
+        assert [row["gain"][name] for name in ("value", "low", "high")
                 ] == pytest.approx([mean, low, high], rel=1e-4)
     plain[0].evaluations = []
-    parts, said = same_part([plain[0], other[0]])
+    parts, said = comparable(arms_of([plain[0], other[0]]))
     assert "because there is no evaluation after a step that all of them have" in said[1]
-    assert "held out" not in rows_in(gain_table(arms_of(parts)))[1]
+    assert rows_in(arm_table(parts))[1]["held out"] is None
+
+
+@pytest.mark.parametrize("tokens, ends, where", [
+    (10, (4, 2), "at the ends"), (11, (4, 2), "at the ends"), (12, (4, 2), "after step 2"),
+    (10, (3, 2), "after step 2")])
+def test_arms_of_two_lengths_meet_where_they_have_paid_alike(tmp_path, tokens, ends, where):
+    """Four steps of 5 tokens and two of 10, which may cost a tenth more; both were evaluated after
+    step 2, too. A run that is not evaluated at its end is compared there."""
+    arms = {}
+    for name, steps, each, end in (("long", 4, 5, ends[0]), ("short", 2, tokens, ends[1])):
+        lines = [evaluation(step, [step > 2, 0]) for step in sorted({0, 2, end})]
+        metrics = [{"step": step, "success": 0.5, "tokens": each} for step in range(1, steps + 1)]
+        arms[name] = {0: Run(write_log(tmp_path / name, {}, {}, metrics, lines))}
+    parts, said = comparable(arms)
+    assert said[0].split("held-out success ")[1].startswith(where)
+    reached = [row["held out"] for row in rows_in(arm_table(parts))]
+    assert reached == [0.5 if where == "at the ends" else 0, 0]
 
 
 def test_equal_runs_of_which_one_is_longer_do_not_differ(tmp_path):
@@ -78,8 +97,8 @@ def test_equal_runs_of_which_one_is_longer_do_not_differ(tmp_path):
     long = Run(write_log(tmp_path / "b", {}, {"steps": 4, "kl": 0.5}, [
         {"step": step, "success": one} for step, one in enumerate([0.1, 0.3, 0.8, 0.9], 1)],
         [*lines, evaluation(4, [1, 1])]))
-    row = rows_in(gain_table(arms_of(same_part([short, long])[0])))[1]
-    assert row["gain, training"]["value"] == row["gain, held out"]["value"] == 0
+    rows = rows_in(gain_table(comparable(arms_of([short, long]))[0]))
+    assert [row["gain"]["value"] for row in rows] == [0, 0]
 
 
 OLD, OTHER = ({"made_of": {"policy_loss (grpo.py)": digest, "f (x.py)": "1"}} for digest in "01")
@@ -157,7 +176,7 @@ def test_a_record_with_a_hole_is_not_compared(tmp_path):
     path = runs[1].folder / "metrics.jsonl"
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join([*lines[:1], *lines[3:]]))
-    assert refusal(same_part, runs) == (
+    assert refusal(refuse_holes, runs) == (
         f"the record of {runs[1].folder} is not whole: metrics.jsonl does not have one line for "
         "each of the steps 1 to 4, in order. So it cannot be compared")
 
@@ -175,10 +194,10 @@ def test_runs_with_other_problems_are_not_compared_on_them(tmp_path, known, is_s
                   "held_out_problems": known.get("digests", [None, None])[number]}
         runs.append(Run(write_log(tmp_path / str(number), {}, config, [
             {"step": 1, "success": 0.25}], lines)))
-    parts, said = same_part(runs)
+    parts, said = comparable(arms_of(runs))
     assert any("problems are not known to be the same" in note for note in said) is not is_same
-    row = rows_in(gain_table(arms_of(parts)))[1]
-    assert ("held out" in row) == is_same and row["gain, training"]["value"] == 0
+    rows = rows_in(gain_table(parts))
+    assert len(rows) == 1 + is_same and rows[0]["gain"]["value"] == 0
 
 
 def test_the_command_leaves_out_what_is_no_run_and_draws_the_arms(tmp_path, capsys):
@@ -190,6 +209,6 @@ def test_the_command_leaves_out_what_is_no_run_and_draws_the_arms(tmp_path, caps
     compare.main([str(path) for path in sorted(tmp_path.iterdir())])
     printed = capsys.readouterr().out
     assert printed.startswith(f"left out, because it is no run: {tmp_path / 'ideas'}\n4 runs are c")
-    assert "up to step 2, and held-out success after step 2." in printed
+    assert "and held-out success after step 2." in " ".join(printed.split())
     assert (tmp_path / "comparison/learning_curve.png").exists()
     assert "at least two runs" in refusal(compare.main, [str(tmp_path / "none-0")])
