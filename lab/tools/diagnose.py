@@ -15,6 +15,7 @@ for, and which columns it did not read. If a metric has another name in the log,
 The exit status is 0 if nothing was found, 1 if a mistake was, and 2 if the log cannot be read or
 has too few steps. Nothing is written.
 """
+import math
 import sys
 import textwrap
 from collections.abc import Callable
@@ -27,7 +28,7 @@ import numpy as np
 from lab.engine.errors import UserError
 from lab.harness.flags import Flag, read
 from lab.tools.logs import (FEWEST, HELD_OUT, NAMES, Log, Metric, is_for_being_right, plain_name,
-                            read_log)
+                            read_log, rose)
 
 # Each row of CHECKS looks for one fault. Most rows are signs, each a metric and what it shows:
 # any_of(clipped=lambda x: x.end > 0.3). What takes more is a function that returns the metrics. The
@@ -35,6 +36,7 @@ from lab.tools.logs import (FEWEST, HELD_OUT, NAMES, Log, Metric, is_for_being_r
 
 FLAGS = {"column": Flag("", "the column of a metric that has another name in this log, as "
                             "reward=score; several with commas between them")}
+HALF = 0.42  # from fifth to fifth: so much is a straight fall by half from first to last step
 LENGTH_ALONE = 0.9  # a correlation: runs with a reward for length had 0.92 to 0.99, others 0.81
 Sign = Callable[[Metric], bool]  # what one metric shows
 
@@ -84,9 +86,9 @@ def breaks_twice(metric: Metric) -> bool:
 def grew(times: float, least: float = 1e-12) -> Sign:
     """Whether the mean of the last fifth of the steps is above `times` the mean of the first two
     steps, and so are two or more single steps of that fifth. If the first mean is below `least`,
-    as that of a KL is, `least` takes its place."""
+    as that of a KL is, or is rounded to 0, `least` or half a unit takes its place."""
     def sign(metric: Metric) -> bool:
-        limit = times * max(metric.first, least)
+        limit = times * max(metric.first, least, metric.unit / 2)
         return metric.end > limit and int((metric.last > limit).sum()) > 1
     return sign
 
@@ -110,17 +112,27 @@ def learned(log: Log) -> bool:
     """Whether the run has gained: its last third lies above the first, or, where all was learned in
     a few steps, its end lies half a spread above the first two."""
     paid = log[log.paid]
-    return paid.rises or paid.end - paid.first > log["spread"].start / 2
+    return paid.rises or paid.end - paid.first > spread_of(log) / 2
+
+
+def spread_of(log: Log) -> float:
+    """The std of the rewards in the groups that have one, at the start. Where the log has none and
+    all means lie from 0 to 1, it is that of rewards of 0 and 1, and else the size of the mean."""
+    paid, spread, equal = log[log.paid], log["spread"], log["equal_groups"]
+    if spread.is_known:
+        return spread.start / max(1 - equal.start, 0.05) if equal.is_known else spread.start
+    if paid.is_known and 0 <= paid.values.min() and paid.values.max() <= 1:
+        return math.sqrt(paid.start * (1 - paid.start))
+    return abs(paid.start)
 
 
 def solved(log: Log) -> bool:
     """Whether the problems are solved at the end. Without a success all that is known is a gain,
     of a third of a spread at least."""
-    paid, spread = log[log.paid], log["spread"]
+    paid = log[log.paid]
     if log["success"].is_known:
         return paid.end > 0.75
-    is_small = spread.is_known and paid.end - paid.first < spread.start / 3
-    return learned(log) and not is_small
+    return learned(log) and paid.end - paid.first >= spread_of(log) / 3
 
 
 @needs("entropy")
@@ -160,18 +172,19 @@ ASTRAY = unless_it_gains(any_of(gradient_norm=grew(8), entropy=grew(3), kl=grew(
 
 @needs("reward")
 def falls(log: Log) -> list[str]:
-    """Two thirds of the reward are lost, or it falls and held-out problems fall with it: harder
-    problems would not do that. While the reward rises, a success that falls is the fault of another
-    row (`paid_for_something_else`)."""
+    """Half of the reward is lost, by four times its error, or it falls and held-out problems fall
+    with it. Where these do not fall, the problems of the training became harder. While the reward
+    rises, a success that falls is the fault of another row (`paid_for_something_else`)."""
     if log["reward"].rises:
         return []
-    fell = [name for name in HELD_OUT if log[name].is_known
-            and log[name].values[-1] < 0.8 * log[name].values[0]]
+    asked = [name for name in HELD_OUT if log[name].is_known]
+    fell = [name for name in asked if log[name].values[-1] < 0.8 * log[name].values[0]]
     half_a_spread = log["spread"].start / 2 if log["spread"].is_known else 0.0
     for name in ("success", "reward"):
         metric = log[name]
-        is_much = metric.start - metric.end > max(2 / 3 * abs(metric.start), half_a_spread)
-        if metric.falls and (fell or is_much):
+        is_half = metric.start - metric.end > max(HALF * abs(metric.start), half_a_spread)
+        is_lost = is_half and not asked and rose(-metric.values, errors=4)
+        if is_lost or fell and metric.falls:
             return [name, *fell]
     return []
 
@@ -242,6 +255,19 @@ def paid_for_length(log: Log) -> list[str]:
         return []
     is_joint = abs(float(np.corrcoef(*changes)[0, 1])) > LENGTH_ALONE
     return ["reward", "length"] if is_joint else []
+
+
+def far_apart(log: Log) -> bool:
+    """Whether one in seven ratios is clipped because the policy moved, which its KL to the one that
+    sampled says. Of GSPO, whose bounds are narrow, the KL stays small."""
+    return log["clipped"].end > 0.15 and log["policy_kl"].end > 0.05
+
+
+def too_far(log: Log) -> list[str]:
+    """Many ratios are clipped: a sign if nothing is gained, or beside a KL in any case."""
+    if far_apart(log):
+        return ["clipped", "policy_kl"]
+    return [] if log[log.paid].rises or not log["clipped"].end > 0.3 else ["clipped"]
 
 
 def fewer_turns(metric: Metric) -> bool:
@@ -350,15 +376,14 @@ CHECKS = (
           "print the ratio of the second pass over one batch"),
     Check(13, "The updates after the first have no clipped ratio", later_updates_grow,
           "the same run with one update for each batch"),
-    Check(12, "The passes over a batch move the model too far",
-          unless_it_gains(any_of(clipped=lambda share: share.end > 0.3)),
+    Check(12, "The passes over a batch move the model too far", needs("clipped")(too_far),
           "the first step with a tenth of the learning rate"),
     Check(0, "The reward swings: the rate is too high, or hard and easy problems come in turns",
           any_of(reward=lambda reward: reward.swings), f"{TENTH}, and problems in another order"))
 LAST = Check(  # said only if no other fault was seen: a cause that is rare
     10, "The reward falls, and nothing else in this log says why: the learning rate is too high, "
-        "or the sign of the loss is wrong, or advantages belong to other answers", falls,
-    f"first {TENTH}, and then python -m lab.formula on the loss")
+        "the sign of the loss is wrong, advantages belong to other answers, or the problems became "
+        "harder", falls, f"first {TENTH}, and then python -m lab.formula on the loss")
 
 
 @dataclass(frozen=True)
@@ -430,6 +455,9 @@ def in_words(log: Log, found: list[Fault]) -> list[str]:
     last = f"Looked at: {', '.join(looked)}."
     if absent:
         last += f" Not in this log: {', '.join(absent)}."
+    if log.rounded:
+        last += (f" Not judged: {', '.join(log.rounded)}, printed with so few digits that a small "
+                 "number cannot be told from none.")
     if log.unread and not log.config:  # our own lines have much more than the signs need
         last += f" Not read: {', '.join(log.unread)}."
     return [*said, last]

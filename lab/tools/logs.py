@@ -10,6 +10,7 @@ import csv
 import json
 import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ NAMES = {
     "ratio": ("ratio_mean",),
     "clipped": ("clipped_share", "clip_ratio/region_mean", "actor/pg_clipfrac", "ppo_clip_ratio",
                 "pg_clipfrac"),
+    "policy_kl": ("actor/ppo_kl", "ppo_kl", "approx_kl", "policy/approxkl_avg"),
     "learning_rate": ("learning_rate", "actor/lr", "actor_lr", "lr-pg_0", "optim/lr"),
     "held_out": ("eval_reward", "eval/reward", "val-core/.+/reward/mean@.+",
                  "eval/.+/all/.+/avg@.+"),
@@ -67,14 +69,25 @@ COLOUR = re.compile(r"\x1b\[[\d;]*m")
 PRINTED = re.compile(r"\b[Ss]tep[: ]\s*(\d+)(?:/\d+)?(?: [-|]|,) (.*)")
 EVALUATED = re.compile(r"(Eval success rate): ([\d.]+)")
 FEWEST = 5  # steps from which on something can be said
+# A number that is the same in all steps, and says nothing if it has so few decimals: a rate of
+# 0.000 may be 1e-06, as older versions of verl print it.
+ROUNDED = {"learning_rate": (0, 7), "gradient_norm": (0, 4), "ratio": (1, 4)}
 BLOCK = 5   # steps whose mean hides what the problems of one step change
+
+
+class Printed(float):
+    """A number with the text that it stood in."""
+
+    def __init__(self, text: str):
+        self.text = text
 
 
 class Metric:
     """A number of each step. What is asked of one that the log does not have, or has too seldom, is
-    nan, and no comparison holds of that."""
+    nan, and no comparison holds of that. `unit` is one at the last decimal, where there are few."""
 
-    def __init__(self, column: np.ndarray, fewest: int = FEWEST):
+    def __init__(self, column: np.ndarray, fewest: int = FEWEST, unit: float = 0.0):
+        self.unit = unit
         self.values = column[np.isfinite(column)]
         self.broken = len(column) - len(self.values)  # steps in which it is not finite
         self.is_known = len(self.values) >= fewest
@@ -131,9 +144,15 @@ class Log:
         self.config, self.path = config, path
         self.parts, read = [], set(STEP)
         columns: dict[str, np.ndarray] = {}
+        units: dict[str, float] = {}
+        of_log = most_decimals(value for line in lines for value in line.values())
         for name in NAMES:
             key, columns[name] = column_of(lines, names_of(name, chosen))
+            units[name] = unit_of([line.get(key) for line in lines], of_log)
             read.add(key)
+        self.rounded = [name for name, (value, most) in ROUNDED.items()
+                        if units[name] > 10.0 ** -(most + 0.5) and (columns[name] == value).all()]
+        columns |= {name: np.array([]) for name in self.rounded}
         for key in keys_of(lines):
             if found := PART.fullmatch(key):
                 read.add(key)
@@ -156,8 +175,8 @@ class Log:
             columns["held_out_success"] = np.array(held_out, float)
         self.unread = [key for key in keys_of(lines)
                        if key not in read and column_of(lines, (key,))[1].size]
-        self.metrics = {name: Metric(column, fewest=2 if name in HELD_OUT else FEWEST)
-                        for name, column in columns.items()}
+        self.metrics = {name: Metric(column, 2 if name in HELD_OUT else FEWEST,
+                                     units.get(name, 0.0)) for name, column in columns.items()}
         self.paid = "success" if self["success"].is_known else "reward"
 
     def __getitem__(self, name: str) -> Metric:
@@ -205,15 +224,31 @@ def column_of(lines: list[dict[str, Any]], aliases: tuple[str, ...]) -> tuple[st
     return "", np.array([])
 
 
+def unit_of(column: list[Any], of_log: float) -> float:
+    """One at the last decimal of a column: 0.001 if its longest number is 0.250. A column of 0.0
+    alone does not say it; then it is that of the log, if this has at most three decimals."""
+    most = most_decimals(column)
+    if most < 2:
+        most = of_log if of_log <= 3 else math.inf
+    return 10.0 ** -most
+
+
+def most_decimals(values: Iterable[Any]) -> float:
+    """The most digits behind a point; infinitely many if a number has an exponent."""
+    texts = (getattr(value, "text", str(value)).lower() for value in values if is_number(value))
+    return max((math.inf if "e" in text else len(text.partition(".")[2]) for text in texts),
+               default=math.inf)
+
+
 def is_number(value: Any) -> bool:
-    return type(value) is float or type(value) is int and abs(value) < 1e300
+    return isinstance(value, float) or type(value) is int and abs(value) < 1e300
 
 
-def rose(values: np.ndarray) -> bool:
+def rose(values: np.ndarray, errors: float = 2) -> bool:
     third = max(2, len(values) // 3)
     early, late = values[:third], values[-third:]
     error = math.sqrt(float(early.var(ddof=1) + late.var(ddof=1)) / third)
-    return float(late.mean() - early.mean()) > max(2 * error, 1e-9)
+    return float(late.mean() - early.mean()) > max(errors * error, 1e-9)
 
 
 def read_log(path: Path, chosen: dict[str, str] = {}) -> Log:
@@ -393,7 +428,7 @@ def cells_of(row: str) -> list[str]:
 def number_in(value: Any) -> Any:
     """The number that a text holds, also *nan* and *inf*; another value as it is."""
     try:
-        return float(value) if isinstance(value, str) else value
+        return Printed(value) if isinstance(value, str) else value
     except ValueError:
         return value
 

@@ -90,6 +90,13 @@ LOGS = {
                                            equal=until(9, 0.2, 1.0))),
     "one answer, which is not": ([5], trl(reward=0.3, entropy=until(9, 0.4, 0.1),
                                           equal=until(9, 0.2, 1.0))),
+    # a rise from 0.295 to 0.325, with rewards of 0 and 1, where 97% of the groups are equal
+    "one answer, which is seldom right": ([5], trl(
+        reward=rising(0.294, 0.001), entropy=until(9, 0.26, 0.002), equal=until(9, 0.4, 0.97))),
+    "one answer, which earns 3": ([5], trl(
+        reward=rising(2.9, 0.01), entropy=until(9, 0.26, 0.002), equal=until(9, 0.4, 0.97))),
+    "most groups are dead, and so is most of the spread": ([3], trl(
+        reward=lambda step: 0.1 + 0.02 * (step > 2), reward_std=0.02, equal=0.93)),
     "one answer after two steps": ([], trl(
         reward=until(3, 0.3, 0.9), entropy=until(7, 0.4, 0.1), equal=until(3, 0.2, 1.0),
         reward_std=until(3, 0.4, 0.03))),
@@ -145,9 +152,11 @@ LOGS = {
     "the reward falls": ([10], ours(reward=rising(0.46, -0.0133), success=rising(0.46, -0.0133))),
     "it falls, and is clipped": ([12], ours(reward=rising(1, -0.03), success=rising(1, -0.03),
                                             **CLIPPED)),
-    # two thirds are lost, or one third that harder problems may explain, or held out as well
-    "two thirds are lost": ([10], trl(reward=rising(1, -0.027))),
-    "half is lost": ([], trl(reward=rising(1, -0.019))),
+    # half is lost, or a third that harder problems may explain, or held out as well
+    "half is lost": ([10], trl(reward=rising(1, -0.019))),
+    "half is lost, but not by four errors": ([], trl(
+        reward=lambda step: 0.1 - 0.003 * step + 0.1 * (step % 2))),
+    "a third is lost": ([], trl(reward=rising(1, -0.014))),
     "half is lost, not held out": ([], held_out(0.5, 0.5, reward=rising(1, -0.019))),
     "half is lost, and held out": ([10], held_out(0.5, 0.3, reward=rising(1, -0.019))),
     "a twentieth of what is below 0": ([], ours(success=0.2, reward=rising(-10, -0.02))),
@@ -158,6 +167,10 @@ LOGS = {
     "single steps differ": ([], ours(**dict.fromkeys(FLAT, lambda step: 0.6 * (step * 7 % 5 > 2)
                                                      ))),
     "one lucky step": ([], ours(success=0.2, reward=lambda step: 1.5 if step == 3 else 0.3)),
+    # the KL to the policy that sampled tells a policy that moved from narrow bounds, as of GSPO
+    "it moved too far, and gains": ([12], ours(clipped_share=0.2, ppo_kl=0.1)),
+    "narrow bounds": ([], ours(clipped_share=0.42, ppo_kl=1e-4)),
+    "a few of its ratios are clipped": ([], ours(clipped_share=0.1, ppo_kl=0.1)),
     "old": ([11], ours(ratio_mean=1.0, clipped_share=0.0)),
     "a ratio of 1 that is clipped": ([], ours(ratio_mean=1.0, clipped_share=0.1)),
     "unclipped": ([13], ours(gradient_norm_last=3.0)),
@@ -240,7 +253,7 @@ def test_what_is_said(path):
             (LOGS["not finite"][1], "Seen: loss is not finite in 21 of 30 steps."),
             (ours(), "16 of 22 signs of a mistake could be looked for, and none is seen. The rew"),
             (ours()[:5], "The reward rises"), (ours()[:4], "nothing can be said"),
-            (LOGS["half is lost"][1], "If the problems have not become harder"),
+            (LOGS["a third is lost"][1], "If the problems have not become harder"),
             (trl(reward=lambda step: 0.3 + 0.2 * (step % 2) + 0.001 * step),
              "does not rise by more than its noise, from 0.4")):
         write_lines(path, lines)
@@ -363,6 +376,56 @@ SICK = {  # the row of the list, and what people paste
     "GRPO-Zero, by heart": (8, "\n".join(
         f"\rStep {step}, mean_reward: {0.4 + step / 40}, train success_rate: {0.2 + step / 40}\n"
         "\rEval success rate: 0.20       " for step in STEPS))}
+
+
+def verl(of, norms="0.213", rate="0.000", more=""):
+    """What verl prints, by default as older versions did: each number has three decimals."""
+    return "\n".join(f"step:{step} - actor/lr:{rate} - actor/grad_norm:{norms} - "
+                     f"critic/score/mean:{of(step):.3f} - timing_s/gen:31.250{more}"
+                     for step in STEPS)
+
+
+UP, DOWN = rising(0.4, 0.01), rising(0.46, -0.012)
+OF_ZEROS = {  # what people paste, the rows that are seen, and what is not judged
+    "older verl": (verl(UP), [], "learning_rate"),
+    "older verl, it falls": (verl(DOWN), [10], "learning_rate"),
+    "older verl, small gradients": (verl(UP, norms="0.000"), [], "learning_rate, gradient_norm"),
+    "verl, no rate": (verl(UP, rate="0.0", more=" - actor/kl_loss:1e-05"), [0], ""),
+    "six decimals, a small rate": ("Step\treward\tlearning_rate\n" + "\n".join(
+        f"{step}\t{UP(step):.6f}\t0.000000" for step in STEPS), [], "learning_rate"),
+    "six decimals, no gradient": ("Step\treward\tgrad_norm\n" + "\n".join(
+        f"{step}\t{UP(step):.6f}\t0.000000" for step in STEPS), [0], ""),
+    "OpenRLHF": ("\n".join(f"Global step {step}: {{'reward': {UP(step) / 3!r}, 'actor_lr': 0.0}}"
+                           for step in STEPS), [0], ""),
+    "TRL's texts": ("\n".join(str({"reward": f"{UP(step) / 3:.4g}", "learning_rate": "0"})
+                              for step in STEPS), [0], ""),
+    "rounded JSON": ("\n".join(json.dumps({"reward": round(UP(step), 3),
+                                           "learning_rate": 0.0}) for step in STEPS),
+                     [], "learning_rate"),
+    "CSV of W&B": ("Step,a - train/reward,a - train/learning_rate\n" + "\n".join(
+        f"{step},{UP(step) / 3!r},0" for step in STEPS), [0], ""),
+    "ratios of three decimals": ("\n".join(
+        f"step: {step} | reward {UP(step):.3f} | ratio_mean 1.000 | clipped_share 0.000"
+        for step in STEPS), [], "ratio")}
+
+
+@pytest.mark.parametrize("name", OF_ZEROS)
+def test_a_number_that_is_rounded_to_0_says_nothing(name, tmp_path):
+    text, rows, rounded = OF_ZEROS[name]
+    (tmp_path / "log.txt").write_text(text)
+    assert rows_of(tmp_path / "log.txt") == rows
+    said = said_of(tmp_path / "log.txt")
+    assert (f"Not judged: {rounded}, printed with so few digits" in said) == bool(rounded)
+
+
+def test_a_growth_from_what_is_rounded_to_0(tmp_path):
+    """From 0.000, which is 0.0005 at most, 0.003 may be no growth; from 0.0003 it is one."""
+    for small, large, rows in (("0.000", "0.003", []), ("0.000", "0.006", [6]),
+                               ("0.0003", "0.0030", [6])):
+        lines = [f"step:{step} - actor/grad_norm:{small if step < 20 else large} - "
+                 f"critic/score/mean:0.40{step % 3}" for step in STEPS]
+        (tmp_path / "verl.log").write_text("\n".join(lines))
+        assert rows_of(tmp_path / "verl.log") == rows
 
 
 @pytest.mark.parametrize("name", SICK)
