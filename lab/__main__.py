@@ -21,8 +21,8 @@ except KeyboardInterrupt:  # these take seconds
 # The commands in the order in which the overview lists them: a heading, and the file of each.
 COMMANDS = {
     "How do I train with LoRA, or on a task of my own?": {"train": "run"},
-    "Will it learn?": {
-        name: f"tools.{name}" for name in ("preflight", "warmup")},
+    "Will it learn?": {"try": "tools.try_task", "preflight": "tools.preflight",
+                       "warmup": "tools.warmup"},
     "What happened in a run?": {
         name: f"tools.{name}" for name in ("page", "follow", "sample", "pass_at_k", "diagnose")},
     "Is my idea better?": {

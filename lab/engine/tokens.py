@@ -16,6 +16,7 @@ from countdown_task import (  # many take these from here
 from lab.engine.errors import UserError
 
 CHATML = ("<|im_start|>", "<|im_end|>")  # around a turn, in every prompt
+KNOWS_WORDS = 10_000  # tokens: a tokenizer with fewer is that of models/tiny or the like
 USER_TURN = "<|im_start|>user\n"
 UNKNOWN = "\N{REPLACEMENT CHARACTER}".encode()
 
@@ -85,9 +86,12 @@ def encode(tokenizer: Tokenizer, text: str, what: str) -> list[int]:
         spaced = re.sub(r"(?<![\s\d])(?=\d)", " ", text)  # a blank before each number
         hint = (". Its numbers begin with a blank: it can spell the same text with one before "
                 "every number" if can_spell(tokenizer, spaced) else "")
+        size = tokenizer.get_vocab_size()
+        if not hint and size < KNOWS_WORDS:
+            hint = (". --model takes one that knows words, such as Qwen2.5-Coder-0.5B-Instruct "
+                    "(docs/reference/real_models.md)")
         raise UserError(f"the tokenizer cannot spell {what}{which}: this model knows no words and "
-                        f"numbers other than its {tokenizer.get_vocab_size()} tokens{hint}"
-                        ) from None
+                        f"numbers other than its {size} tokens{hint}") from None
 
 
 def normalised(tokenizer: Tokenizer, text: str) -> str:

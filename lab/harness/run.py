@@ -356,6 +356,11 @@ class LabRun(Run):
             go_on = python_command("-m", "lab", "train", "--resume", self.folder)
             return say(f"{go_on} goes on from step {self.step}")
         super().end()
+        skipped = [bool(line["skipped"]) for line in read_lines(self.folder / "metrics.jsonl")]
+        if sum(skipped) > len(skipped) / 2:
+            say(f"  {sum(skipped)} of {len(skipped)} steps had no update: "
+                f"{python_command('-m', 'lab', 'try')} with the flags of this run shows prompts, "
+                "answers and their rewards")
         if memory_taken := memory.peak_memory(self.policy.model.device):
             say(f"  at most {memory_taken / 1e9:.2f} GB of memory")
         say(f"{python_command('-m', 'lab', 'page', self.folder)}  makes a page to play with\n"

@@ -133,7 +133,7 @@ TINY = ROOT / "models/tiny"
     ("warmup --start TINY --size small", "--size has no effect without a new model"),
     ("warmup --start TINY --rate 0.1", "--rate 0.1 has no effect"),
     ("warmup --size small --out /proc/x", "cannot write /proc/x: No such file or directory"),
-    ("bord", "there is no command bord, only train, preflight")])
+    ("bord", "there is no command bord, only train, try, preflight")])
 def test_wrong_commands(recorded, typed, said):
     """Each ends in one sentence before anything is measured; an @ is a blank within a word."""
     named = {"RUN": str(recorded), "TINY": str(TINY)}

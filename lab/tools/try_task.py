@@ -1,0 +1,186 @@
+"""What will a training show the model, and what will it get? Seen before it begins.
+
+    python -m lab try my_task.py
+    python -m lab try my_task.py --model models/Qwen2.5-Coder-0.5B-Instruct --lora 1
+    python -m lab try questions.jsonl --model FOLDER       (or .parquet)
+    python -m lab try reasoning-gym:gcd --model FOLDER
+    python -m lab try my_task.py --trl grpo_config.json    (the settings of a script for TRL)
+
+TASK is a file with a task or a reward (TRL's, too), a file of questions with answers, or a task of
+reasoning-gym; without it, Countdown. All other flags are those of `lab train`, and mean the
+training that is planned.
+
+It shows prompts as the model reads them, an answer to each with its reward, and then makes one step
+of the training in a folder that is removed: how many groups have different rewards, its seconds and
+its memory. Of a large model the step has two problems, and its seconds are counted up. The last
+line is the command that trains. `lab preflight` takes longer, and says what will be learned.
+"""
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+
+from lab.engine.errors import PROJECT, UserError, read_json
+from lab.engine.policy import derived_seed
+from lab.engine.rollouts import Rollouts
+from lab.engine.tokens import without_earlier_turns
+from lab.harness.build import load_policy
+from lab.harness.flags import Flag, read
+from lab.harness.flags_elsewhere import ELSEWHERE, INSTEAD
+from lab.harness.record import Json
+from lab.harness.screen import python_command, say, show_status
+from lab.harness.settings import OPTIONS, LabSettings, make_settings
+from run import read_lines
+
+SHOWN = 3            # prompts
+LONGEST = 1500       # characters of a prompt or an answer that are shown
+FEW_PROBLEMS = 2     # of the step of a large model
+FLAGS = {"trl": Flag(None, "a file of JSON with the fields of TRL's GRPOConfig. Those that mean a "
+                           "flag here are taken, and of the others it is said what there is")}
+FOR_TRL = {  # values of fields that are named otherwise here
+    ("loss_type", "grpo"): {"loss_norm": "sequence"},
+    ("loss_type", "dapo"): {"loss_norm": "token"},
+    ("loss_type", "bnpo"): {"loss_norm": "token"},
+    ("loss_type", "dr_grpo"): {"loss_norm": "constant"},
+    ("scale_rewards", "none"): {"advantage": "dr_grpo"},
+    ("scale_rewards", False): {"advantage": "dr_grpo"},
+    ("scale_rewards", "group"): {"advantage": "grpo"},
+    ("scale_rewards", True): {"advantage": "grpo"},
+    ("mask_truncated_completions", True): {"drop_unfinished": True},
+    ("bf16", True): {"dtype": "bfloat16"}}
+
+
+def main(argv: list[str]) -> None:
+    asked: Json = {}  # flags of lab train
+    own = read(argv, "python -m lab try [TASK] [flags of lab train]", __doc__, FLAGS,
+               {"[TASK]": "a file, or reasoning-gym:NAME"}, others=asked)
+    for name in ("out", "resume", "continue"):
+        if name in asked:
+            raise UserError(f"--{name} has no effect, because nothing is kept")
+    of_config = flags_of_config(Path(own.trl)) if own.trl else {}
+    planned = flags_of_task(own.task) | of_config | asked
+    settings = make_settings(planned)
+    policy = load_policy(settings)
+    problems = policy.task.training_problems(settings.seed, 1, settings.questions)[:SHOWN]
+    show_status("answers are sampled")
+    batch = policy.ask(problems, 1, derived_seed("try", settings.seed))
+    show_answers(batch, [policy.task.prompt_for(problem) for problem in problems])
+    is_large = policy.model.is_large
+    del policy  # the step below needs its memory
+    questions = min(FEW_PROBLEMS, settings.questions) if is_large else settings.questions
+    line = one_step(planned, questions)
+    say("\n".join(about_step(line, settings, questions)))
+    words = [word for name, value in settings.typed.items()
+             for word in (f"--{name}", typed(value))]
+    config = ["--config", asked["config"]] if "config" in asked else []
+    say(f"\nTo train: {python_command('-m', 'lab', 'train', *config, *words)}")
+
+
+# ------------------------------------------------------------------- what is asked for
+
+
+def typed(value: object) -> str:
+    return {True: "yes", False: "no"}[value] if isinstance(value, bool) else str(value)
+
+
+def flags_of_task(given: str | None) -> Json:
+    """The flags of lab train that mean this task."""
+    if not given:
+        return {}
+    kind, _, name = given.partition(":")
+    if kind == "reasoning-gym":
+        return {"task": "examples.reasoning_gym_task"} | ({"name": name} if name else {})
+    if Path(given).suffix in (".jsonl", ".parquet"):
+        if not Path(given).is_file():
+            raise UserError(f"there is no file {given}")
+        return {"task": "examples.question_answer", "data": given}
+    if Path(given).suffix in (".csv", ".json", ".txt"):
+        raise UserError(f"{given}: questions are read from .jsonl, which has an object with "
+                        '"question" and "answer" in each line, and from .parquet')
+    return {"task": given}
+
+
+def flags_of_config(path: Path) -> Json:
+    """The flags that mean the fields of a GRPOConfig. It is said what becomes of each field."""
+    fields, found, said = read_json(path), Json(), list[str]()
+    for name, value in fields.items():
+        mine = FOR_TRL.get((name, value if isinstance(value, (str, bool)) else str(value)))
+        flag = ELSEWHERE.get(name, name)
+        if mine is None and flag in OPTIONS and flag not in ("out", "model", "data", "task"):
+            mine = {flag: value}
+        if mine is not None:
+            found |= mine
+            said.append(f"  {name} {value}: " + " ".join(f"--{f} {v}" for f, v in mine.items()))
+        else:
+            said.append(f"  {name} {value}: {INSTEAD.get(name, 'has nothing here')}")
+    if batch := problems_in_a_step(fields):
+        found["questions"] = batch
+        said.append(f"  so a step has {batch} problems: --questions {batch}")
+    say("\n".join([f"The fields of {path}:", *said, ""]))
+    return found
+
+
+def problems_in_a_step(fields: Json) -> int:
+    """TRL counts answers: those of a device at a time, times the times."""
+    names = ("per_device_train_batch_size", "gradient_accumulation_steps", "num_generations")
+    if not fields.keys() & {*names[:2]}:
+        return 0
+    size, times, group = (int(fields.get(name, usual)) for name, usual in zip(names, (8, 1, 8)))
+    return max(1, size * times // group)
+
+
+# ------------------------------------------------------------------- what is shown
+
+
+def show_answers(batch: Rollouts, prompts: list[str]) -> None:
+    """The parts of a reward are shown if one of them is not 0."""
+    parts = [name for name, score in batch.scores.items() if name != "reward" and score.any()]
+    for row, prompt in enumerate(prompts):
+        of_parts = ", ".join(f"{name} {batch.scores[name][row]:g}" for name in parts)
+        cut = "" if batch.finished[row] else ", cut off"
+        say(f"Problem {row + 1}, as the model reads it:\n{indented(without_earlier_turns(prompt))}"
+            f"\nand an answer, {int(batch.length[row])} tokens{cut}:\n"
+            f"{indented(batch.answers[row])}\n"
+            f"reward {batch.reward[row]:g}{f' ({of_parts})' if parts else ''}\n")
+
+
+def indented(text: str) -> str:
+    shown = text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+    return textwrap.indent(shown, "  | ", lambda line: True)
+
+
+def one_step(planned: Json, questions: int) -> Json:
+    """The line in metrics.jsonl of a first step, in a process of its own."""
+    show_status("one step is made")
+    with tempfile.TemporaryDirectory() as temporary:
+        out = Path(temporary, "step")
+        own = {"questions": questions, "steps": 1, "eval_every": 0, "checkpoint_every": 0,
+               "change_every": 0, "out": out}
+        flags = [f"--{name}={typed(value)}" for name, value in (planned | own).items()]
+        made = subprocess.run([sys.executable, "-m", "lab", "train", *flags], cwd=PROJECT,
+                              capture_output=True, text=True)
+        if made.returncode:
+            raise UserError(made.stderr.strip().removeprefix("lab train: ")
+                            or f"the step ended with status {made.returncode}")
+        return read_lines(out / "metrics.jsonl")[-1]
+
+
+def about_step(line: Json, s: LabSettings, questions: int) -> list[str]:
+    """What one step says of the training: groups, time, memory."""
+    equal = round(line["groups_without_spread"] * questions)
+    spread = questions - equal
+    seconds = line["seconds"] * s.questions / questions
+    said = [f"One step of {questions} problems x {s.answers} answers: in {spread} of {questions} "
+            "groups the rewards differ, and only these teach. The mean reward is "
+            f"{line['reward']:.2f}, and {line['finished']:.0%} of the answers end before "
+            f"{s.max_new_tokens} tokens."]
+    counted = "" if questions == s.questions else f" with {s.questions} problems"
+    said.append(f"A step takes about {seconds:.0f} s{counted}, so {s.steps} steps take about "
+                f"{max(1, round(seconds * s.steps / 60))} min, without evaluations. At most "
+                f"{(line['peak_memory_bytes'] or 0) / 1e9:.1f} GB of memory were taken.")
+    if not spread:
+        said.append("Such a step teaches nothing, because a token's advantage is its answer's "
+                    "reward minus the mean of its group. python -m lab preflight says whether more "
+                    "answers would help, and docs/reference/your_own_task.md what else does.")
+    return [textwrap.fill(sentence, 100) for sentence in said]
