@@ -1,9 +1,10 @@
 """Are the five functions that a reader has written the right ones? examples/write_the_loss.py asks.
 
 The reader's function and the right one are given the same tensors. Parts 1, 2 and 4 compare what
-the functions return, and parts 3 and 5, the losses, compare gradients, on the batches on which two
-losses are compared. For each typical mistake there is what somebody gets who makes it, and what is
-told about it. The first that fits what the reader's function gives is told.
+the functions return, part 2 also its gradient, and parts 3 and 5, the losses, compare gradients, on
+the batches on which two losses are compared. For each typical mistake there is what somebody gets
+who makes it, and what is told about it. The first that fits what the reader's function gives is
+told.
 """
 import math
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from torch import Tensor
 from grpo import centred, clipped_loss, group_mean, group_z_score, policy_loss
 from lab.formula.adapters import log_probs, z_score
 from lab.formula.batches import Batch, make_case
-from lab.formula.calling import Examined, Loss, LossFailed
+from lab.formula.calling import Examined, Loss, LossFailed, of_the_user
 from lab.formula.formula import KNOWN, best_of, left_of
 from lab.formula.report import worst_of
 from lab.formula.search import new_gradients, shares_of
@@ -26,7 +27,7 @@ from lab.formula.search import new_gradients, shares_of
 Function = Callable[..., Tensor]
 
 RIGHT_BOUNDS = (0.2, 0.28)
-CLOSE = 1e-4  # values that differ by less are the same
+CLOSE = 5e-5  # values that differ by less are the same
 
 
 class Given(NamedTuple):
@@ -47,6 +48,11 @@ class Given(NamedTuple):
     @property
     def clipped_change(self) -> Tensor:
         return self.change.clamp(math.log(1 - self.clip[0]), math.log(1 + self.clip[1]))
+
+
+def mean_of_answer(value: Tensor, b: Given) -> Tensor:
+    """The mean over the tokens of each answer: (answers, 1)."""
+    return (value * b.mask).sum(1, keepdim=True) / b.mask.sum(1, keepdim=True)
 
 
 def with_ratio(b: Given, ratio: Tensor, factor: float | Tensor = 1.0) -> Tensor:
@@ -87,6 +93,16 @@ MISTAKES = {  # of both parts: the loss with this mistake, and what is told abou
         "N. You divide each answer by its own length, so a token of a short answer counts more. "
         "Here each token counts the same: take the sum over all answers, and divide it by "
         "`total`."),
+    "mean_of_answers_over_total": (lambda right, b: right(
+        b, weight=b.weight / b.mask.sum(1, keepdim=True)),
+        "N. You divide twice: each answer by its own length, and all by `total`. Divide the sum "
+        "over all tokens by `total` alone."),
+    "sum_of_weights": (lambda right, b: right(b, total=(b.weight * b.mask).sum()),
+        "N. You divide by the sum of the weights. Divide by `total`, the number of tokens in the "
+        "whole batch."),
+    "sign_and_mask": (lambda right, b: -right(b, mask=torch.ones_like(b.mask)),
+        "The sign and the mask. The loss has a minus, and each token's term is multiplied by the "
+        "mask."),
     "number_of_answers": (lambda right, b: right(b, total=len(b.mask)),
         "N. You divide by the number of answers, which is the length of the first dimension. "
         "Divide by `total`, the number of tokens in the whole batch."),
@@ -108,9 +124,15 @@ MISTAKES_OF_THE_RATIO = {
         "is exp(log_prob - old)."),
     "difference_of_logs": (lambda right, b: with_ratio(b, b.change),
         "The ratio. Yours is log_prob - old, which is the logarithm of the ratio. Take its exp."),
+    "old_is_no_probability": (lambda right, b: with_ratio(b, b.log_prob.exp() / b.old),
+        "The ratio. You divide a probability by a log-probability. Take exp(log_prob - old)."),
+    "ratio_of_the_answer": (lambda right, b: with_ratio(b, mean_of_answer(b.change, b).exp()),
+        "The ratio. Yours is one for the whole answer, as in GSPO. Here each token has its own."),
     "no_old": (lambda right, b: with_ratio(b, b.log_prob.exp()),
         "The ratio. Yours is the new probability alone. Divide it by the old one."),
     "ratio_times_log_prob": (lambda right, b: with_ratio(b, b.change.exp(), b.log_prob), TWICE),
+    "log_prob_in_the_minimum": (lambda right, b: right(
+        b, advantage=b.advantage * b.log_prob), TWICE),
     "detached_ratio_times_log_prob": (
         lambda right, b: with_ratio(b, b.change.exp().detach(), b.log_prob), TWICE),
     "unclipped_ratio_times_log_prob": (
@@ -138,6 +160,11 @@ MISTAKES_OF_THE_RATIO = {
     "bounds_without_1": (lambda right, b: right(b, clip=(1 - b.clip[0], b.clip[1] - 1)),
         "The bounds. You clip the ratio between clip[0] and clip[1]. They say how far it may go "
         "from 1, so the bounds are 1 - clip[0] and 1 + clip[1]."),
+    "bounds_below_0": (lambda right, b: right(b, clip=(1 + b.clip[0], b.clip[1] - 1)),
+        "The bounds. You clip the ratio between -clip[0] and clip[1], which are bounds of a "
+        "change. The ratio stays between 1 - clip[0] and 1 + clip[1]."),
+    "no_lower_bound": (lambda right, b: right(b, clip=(torch.inf, b.clip[1])),
+        "The clip. Its lower bound 1 - clip[0] is missing."),
     "upper_bound": (lambda right, b: right(b, clip=(b.clip[0], b.clip[0])),
         "The bounds. Your upper bound is 1 + clip[0], and it should be 1 + clip[1]."),
     "lower_bound": (lambda right, b: right(b, clip=(b.clip[1], b.clip[1])),
@@ -172,6 +199,11 @@ def spread(reward: Tensor, group: Tensor) -> Tensor:
     return group_mean((reward - group_mean(reward, group)).square(), group).sqrt()
 
 
+def without_own(group: Tensor) -> Tensor:
+    """G / (G - 1) for each answer, where G is the number of answers of its group."""
+    return (group.bincount() / (group.bincount() - 1))[group]
+
+
 def sampled(logits: Tensor, ids: Tensor) -> Tensor:
     """The log-probs of ids by the logits at the same places."""
     return logits.log_softmax(-1).gather(-1, ids[..., None])[..., 0]
@@ -200,7 +232,7 @@ ADVANTAGES = Blank(
      (lambda reward, group: centred(reward, group) / (spread(reward, group).square() + 1e-4),
       "The standard deviation. You divide by the variance, which is its square."),
      (lambda reward, group: centred(reward, group) / (
-         spread(reward, group) * (group.bincount() / (group.bincount() - 1))[group].sqrt() + 1e-4),
+         spread(reward, group) * without_own(group).sqrt() + 1e-4),
       "The standard deviation. Yours divides by the number of answers minus 1, as torch.std does "
       "unless it is told correction=0."),
      (lambda reward, group: centred(reward, group) / spread(reward, group),
@@ -211,7 +243,17 @@ ADVANTAGES = Blank(
      (lambda reward, group: centred(reward, group) / (
          spread(reward, group).square() + 1e-4).sqrt(),
       "The 0.0001. Yours is added to the variance, inside the root. Add it to the standard "
-      "deviation.")])
+      "deviation."),
+     (lambda reward, group: centred(reward, group) / spread(reward, group) + 1e-4,
+      "The brackets. You add 0.0001 to the quotient. Add it to the standard deviation, in brackets "
+      "below the fraction line."),
+     (lambda reward, group: reward - group_mean(reward, group) / (spread(reward, group) + 1e-4),
+      "The brackets. You divide the mean alone. Put reward - mean in brackets."),
+     (lambda reward, group: group_z_score(reward, group) * without_own(group),
+      "The mean. Yours is that of the other answers. The group's mean has the answer's own reward, "
+      "too."),
+     (lambda reward, group: torch.where(group < 2, group_z_score(reward, group), 0),
+      "The groups. You compute the first two alone. Loop over group.unique().")])
 LOG_PROBS = Blank(
     lambda logits, ids: sampled(logits[:, :-1], ids[:, 1:]),
     [(torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0)),
@@ -232,12 +274,21 @@ LOG_PROBS = Blank(
      (lambda logits, ids: logits[:, :-1].gather(-1, ids[:, 1:, None])[..., 0],
       "The softmax. Yours are logits. Take log_softmax over the last dimension first."),
      (lambda logits, ids: logits[:, :-1].log_softmax(-1).amax(-1),
-      "The token. You take the likeliest token. Take the one that stands in `ids`.")])
+      "The token. You take the likeliest token. Take the one that stands in `ids`."),
+     (lambda logits, ids: sampled(logits[:, 1:], ids[:, :-1]),
+      "The shift. Yours goes the wrong way, by two positions. Drop the last position of the logits "
+      "and the first of the ids."),
+     (lambda logits, ids: sampled(logits.softmax(-1)[:, :-1], ids[:, 1:]),
+      "The softmax. You take it twice: log_softmax expects logits."),
+     (lambda logits, ids: torch.distributions.Categorical(logits=logits[:, :-1]).entropy(),
+      "The token. Yours is the entropy of all V tokens. Take the log-probability of the one in "
+      "`ids`.")])
 STEP = Blank(
     stepped,
     [(torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), 0.1, 1.0),
      (torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), 0.1, 2.0),
-     (torch.tensor([1.0, 2.0]), torch.tensor([0.3, 0.4]), 0.1, 1.0)],
+     (torch.tensor([1.0, 2.0]), torch.tensor([0.3, 0.4]), 0.1, 1.0),
+     (torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0]), 2.0, 1.0)],
     [(lambda parameter, gradient, rate, max_norm: 2 * parameter - stepped(
         parameter, gradient, rate, max_norm),
       "The sign. The loss should become smaller, so go against its gradient."),
@@ -258,7 +309,23 @@ STEP = Blank(
       "The limit. You limit each number alone, which changes the gradient's direction. Shorten the "
       "whole vector."),
      (lambda parameter, gradient, rate, max_norm: stepped(parameter, gradient, 1.0, max_norm),
-      "The learning rate. It is missing.")])
+      "The learning rate. It is missing."),
+     (lambda parameter, gradient, rate, max_norm:
+         parameter - stepped(torch.zeros(2), -rate * gradient, 1.0, max_norm),
+      "The limit. You shorten learning_rate * gradient. Shorten the gradient, and then multiply it "
+      "by the rate."),
+     (lambda parameter, gradient, rate, max_norm:
+         parameter - rate * gradient * min(1.0, max_norm / float(gradient.abs().sum())),
+      "The limit. You add up absolute values. The length is the root of the sum of squares."),
+     (lambda parameter, gradient, rate, max_norm: parameter - rate * (
+         gradient / gradient.norm() if gradient.norm() > max_norm else gradient),
+      "The limit. You shorten to the length 1. Multiply by max_norm, too."),
+     (lambda parameter, gradient, rate, max_norm: parameter - rate * (
+         0 * gradient if gradient.norm() > max_norm else gradient),
+      "The limit. You leave out a step whose gradient is too long. Shorten it to max_norm."),
+     (lambda parameter, gradient, rate, max_norm: parameter + rate * gradient,
+      "The sign and the limit. Go against the gradient, and shorten it where it is longer than "
+      "max_norm.")])
 BLANKS = {"advantages": ADVANTAGES, "log_prob_of": LOG_PROBS, "stepped": STEP}
 PARTS = {"advantages": "the advantage of each answer",
          "log_prob_of": "the log-probability of each token",
@@ -295,11 +362,11 @@ def check(written: Mapping[str, Any]) -> bool:
         try:
             wrong = (wrong_values(written[name], BLANKS[name]) if name in BLANKS
                      else wrong_gradient(written[name], name))
-        except NotImplementedError as error:
-            print(f"  not written yet: {error}")
-            return False
         except LossFailed as error:
-            print(f"  WRONG  {error}")
+            if isinstance(error.__cause__, NotImplementedError):
+                print(f"  not written yet: {error.__cause__}")
+            else:
+                print(f"  WRONG  {error}")
             return False
         if wrong:
             print("\n" + fill(wrong, 88, break_on_hyphens=False))
@@ -317,7 +384,8 @@ def returned(function: Function, arguments: tuple[Any, ...]) -> Tensor:
 def wrong_values(function: Function, blank: Blank) -> str:
     """What is probably wrong with a function that is judged by what it returns; empty if it is
     right."""
-    theirs = [returned(function, a) for a in blank.arguments]
+    with of_the_user():
+        theirs = [returned(function, a) for a in blank.arguments]
 
     def differing(other: Function) -> list[tuple[float, float]]:
         """Each number that is not the other function's, and the other's."""
@@ -335,14 +403,38 @@ def wrong_values(function: Function, blank: Blank) -> str:
             return "Compare the shapes in the function's first line."
     wrong = differing(blank.right)
     if not wrong:
-        print("  right  the same numbers")
-        return ""
+        return wrong_derivative(function, blank) if blank is LOG_PROBS else right_numbers()
     print("  WRONG  the numbers differ")
     for mistake, told in blank.mistakes:
         if not differing(mistake):
             return f"Probably wrong: {told}"
     return ("No typical mistake gives these numbers. The first that differs is "
             f"{wrong[0][0]:.4f}, and should be {wrong[0][1]:.4f}. Work it out by hand.")
+
+
+def right_numbers(what: str = "the same numbers") -> str:
+    print(f"  right  {what}")
+    return ""
+
+
+def wrong_derivative(function: Function, blank: Blank) -> str:
+    """What is wrong with the gradient of numbers that are right; empty if it is right. Without a
+    gradient nothing would be learned."""
+    def derivative(of: Function) -> Tensor:
+        logits, ids = blank.arguments[0]
+        logits = logits.clone().requires_grad_()
+        log_prob = of(1 * logits, ids)  # a product, because it may work in place
+        if log_prob.requires_grad:
+            (log_prob * torch.arange(1.0, 1 + log_prob.numel()).view_as(log_prob)).sum().backward()
+        return torch.zeros_like(logits) if logits.grad is None else logits.grad
+
+    with of_the_user():
+        theirs = derivative(function)
+    if torch.allclose(theirs, derivative(blank.right), atol=CLOSE):
+        return right_numbers("the same numbers, and the same gradient")
+    print("  WRONG  the numbers are right, and their gradient is not")
+    return ("The gradient. None, or not all of it, flows back to the logits, so nothing can be "
+            "learned. Is there a detach(), a no_grad() or a list of numbers on the way?")
 
 
 right_gradients = cache(lambda with_old: new_gradients(loss_of(right, with_old)))
@@ -359,13 +451,8 @@ def wrong_gradient(function: Function, name: str) -> str:
         return function(**arguments)
 
     theirs = loss_of(as_written, with_old)
-    try:
-        gradients = new_gradients(theirs)
-        shares = shares_of(gradients, right_gradients(with_old))
-    except LossFailed as error:
-        if isinstance(error.__cause__, NotImplementedError):
-            raise error.__cause__
-        raise
+    gradients = new_gradients(theirs)
+    shares = shares_of(gradients, right_gradients(with_old))
     if max(shares.values()) < KNOWN:
         print(f"  right  the same gradient on {len(shares)} kinds of batches")
         return ""
