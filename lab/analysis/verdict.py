@@ -215,23 +215,26 @@ class Verdict:
             pairs = [f"{shown(gain.value, 'points')} (seed {seed})"
                      for seed, gain in gains_of_pairs.items()]
             found.append(f"The pairs gain {', '.join(pairs)} points over {self.other}.")
-        found.append(self.about_rate())
+        found += self.about_rate()
         if not is_the_same(gain):  # then nothing can be said of a choice
             found += self.about_choices()
         return found
 
-    def about_rate(self) -> str:
-        """That all arms had one learning rate, and how large the idea's gradient is beside plain
-        GRPO's."""
+    def about_rate(self) -> list[str]:
+        """If all arms had one learning rate, a sentence on that, and on how large the idea's
+        gradient is beside plain GRPO's."""
         look = self.looks[-1]
-        rate = next(iter(look["plain"].values())).config["learning_rate"]
+        rate, *others = {run.config["learning_rate"] for arm in look.values()
+                         for run in arm.values()}
         norms = [mean_norm(look[arm]) for arm in ("idea", "plain")]
+        if others:
+            return []
         if not min(norms) > 0:
-            return f"All arms had {self.other}'s learning rate, {rate:g}."
-        return (f"All arms had {self.other}'s learning rate, {rate:g}, and another may suit "
+            return [f"All arms had {self.other}'s learning rate, {rate:g}."]
+        return [f"All arms had {self.other}'s learning rate, {rate:g}, and another may suit "
                 f"{self.name} better: the norm of its gradient, before clipping, is "
                 f"{norms[0] / norms[1]:.2f} times that of {self.other}'s, as a mean over the steps."
-                " With --learning_rate all arms are trained at another.")
+                " With --learning_rate all arms are trained at another."]
 
     def about_choices(self) -> list[str]:
         """Whether it matters which tokens the idea chooses: a sentence for each placebo. Their

@@ -3,14 +3,15 @@
     python -m lab idea my_idea --strength 2
     python -m lab idea my_idea --seeds 4 --steps 30    # a quarter of the time
     python -m lab idea my_idea --task my_task --steps 30    # on another task
+    python -m lab idea --set "epochs=2 learning_rate=1e-4"  # settings that the idea alone has
     python -m lab idea --against HEAD    # whatever function you have edited, your files and HEAD's
 
-NAME is a weighting or an advantage. Its own flags and --rescale are for the idea alone, and all
-other flags of `lab train` are for every arm: plain GRPO, the idea and its placebos. Unless flags
-say otherwise, an arm has eight seeds, and a run is 60 steps of 8 problems x 8 answers. A
-large model has the settings of its recipe, but 24 steps instead of 48. By then plain GRPO solves
-about two thirds of the problems, and later most groups have equal rewards, so that no method can
-differ. A run of a large model that is finished keeps no model.
+NAME is a weighting or an advantage. Its own flags, --rescale and --set are for the idea alone, and
+all other flags of `lab train` are for every arm: plain GRPO, the idea and its placebos, which
+settings do not have. Unless flags say otherwise, an arm has eight seeds, and a run is 60 steps of 8
+problems x 8 answers. A large model has the settings of its recipe, but 24 steps instead of 48. By
+then plain GRPO solves about two thirds of the problems, and later most groups have equal rewards,
+so that no method can differ. A run of a large model that is finished keeps no model.
 
 1. First it prints what the idea does to the gradient in a few batches of the untrained model.
 2. Then it trains the arms, with one process for each core; those of a large model one after the
@@ -19,18 +20,21 @@ differ. A run of a large model that is finished keeps no model.
    if all tokens of an answer have the same one. Finished runs are used again, and those of plain
    GRPO are also used for the next idea.
 3. Then it prints the verdict in one sentence, and below it what that rests on. The primary metric
-   is the mean success of all answers in training, compared in pairs of runs with the same seed. The
+   is the mean success of all answers in training, compared in pairs of runs with the same seed: at
+   equal processor time if a step costs more than 1.1 times plain GRPO's, else at equal steps. The
    p-value is corrected for all ideas that were compared with the same runs of plain GRPO. If the
-   idea is better, all arms are trained again on as many new seeds, and it is called ahead if it is
-   better there, too. On held-out problems sampled answers are compared, and greedy ones, which take
-   the likeliest token at every place: an idea that loses with the former alone leaves the model
-   less sure, and not less able.
+   idea is ahead once, all arms are trained again on as many new seeds, and it is called ahead if it
+   is ahead there, too. On held-out problems sampled answers are compared, and greedy ones, which
+   take the likeliest token at every place: an idea that loses with the former alone leaves the
+   model less sure, and not less able.
 
 Ctrl-C stops it, and the same command continues. Of --against lab/tools/against.py says more.
 """
+import re
 import textwrap
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -48,20 +52,21 @@ from lab.harness.flags import Flag, flags_of, read
 from lab.harness.memory import return_memory
 from lab.harness.record import Json
 from lab.harness.screen import python_command, say, show_status
-from lab.harness.settings import LabSettings, make_settings
+from lab.harness.settings import LabSettings, make_settings, owner_of, read_flags
 from lab.harness.versions import PLAIN
 from lab.tools.against import compare_versions
 from lab.tools.arms import Arm, decide
-from lab.tools.planned_runs import PROCESSES, common_settings
+from lab.tools.planned_runs import NOT_TAKEN, PROCESSES, common_settings
 
 FLAGS = {
-    "seeds": Flag(8, "number of seeds of each arm. If the idea is better on them, all arms are "
+    "seeds": Flag(8, "number of seeds of each arm. If the idea is ahead on them, all arms are "
                      "trained again on as many new ones",
                   least=2, most=1000),
     "placebos": Flag("any,kind", "which placebos are trained. any: all tokens of a batch exchange "
                                  "their weights, or those of a group their advantages. kind: "
                                  "only tokens of one category do",
                      choices=("any,kind", "any", "none")),
+    "set": Flag(None, 'in the place of NAME: settings of lab train, such as "epochs=2 answers=16"'),
     "against": Flag(None, "in the place of NAME: a commit, or a folder with another copy of the "
                           "project. Its files and yours are compared"),
     "processes": PROCESSES,
@@ -82,8 +87,11 @@ def main(argv: list[str]) -> None:
         if own.name:
             typed |= {axis_of(own.name): own.name}
         return compare_versions(own, typed, python_command("-m", "lab", "idea", *argv))
-    if not own.name:
-        raise UserError("name a weighting or an advantage, or --against COMMIT: --help says more")
+    if own.set and not own.name:
+        return compare_settings(own, typed, python_command("-m", "lab", "idea", *argv))
+    if not own.name or own.set:
+        raise UserError("give one of these: the name of a weighting or an advantage, --set, or "
+                        "--against COMMIT. --help says more")
     if own.name in PLAIN.values():
         raise UserError(f"{own.name} is plain GRPO, with which an idea is compared: give another "
                         "name")
@@ -97,6 +105,26 @@ def main(argv: list[str]) -> None:
                if flag in own_flags(axis, own.name)]
     decide(arms, own.name, OTHERS["plain"], own.name + "".join(of_idea), own,
            python_command("-m", "lab", "idea", *argv))
+
+
+def compare_settings(own: SimpleNamespace, typed: Json, command: str) -> None:
+    """The idea is settings. There is nothing to shuffle, so there are no placebos."""
+    common = common_settings(make_settings(typed, beside=FLAGS).typed)
+    changed = read_flags([f"--{word}" for word in own.set.split()])
+    plain = make_settings(common)
+    of_all = {*NOT_TAKEN, "task", "eval_tasks", *flags_of(owner_of("task", plain.task))}
+    if taken := of_all & changed.keys():
+        raise UserError(f"--set {min(taken)}: all arms have the same task, seeds and folders")
+    before, now = plain.to_json(), make_settings(common | changed).to_json()
+    differ = [f"{name} is {now[name]}, and not {before.get(name)}"
+              for name in now if now[name] != before.get(name)]
+    if not differ:
+        raise UserError(f"--set {own.set}: plain GRPO has these settings, so nothing differs")
+    say(textwrap.fill(f"{own.set} compared with plain GRPO: {'; '.join(differ)}", 100))
+    label = re.sub(r"[^\w.=-]+", "-", own.set)
+    arms = {"plain": Arm("plain", common, Path(own.runs)),
+            "idea": Arm(label, common | changed, Path(own.runs))}
+    decide(arms, own.set, OTHERS["plain"], own.set, own, command)
 
 
 def first_look(name: str, arms: dict[str, Arm], is_weighting: bool) -> None:

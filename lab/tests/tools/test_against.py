@@ -168,7 +168,8 @@ def test_what_cannot_be_compared_is_refused(copy, unedited, tmp_path, capsys):
     assert "is no folder of the project, no run with code/ and no commit" in refusal(
         main, ["--against", "nowhere", *argv])
     assert "--out cannot be given" in refusal(main, ["--against", str(copy), "--out", "x", *argv])
-    assert "name a weighting or an advantage, or --against" in refusal(main, argv)
+    assert "the name of a weighting or an advantage, --set, or --against" in " ".join(
+        refusal(main, argv).split())
     of_run = ["--against", str(unedited.made[0].folder), *argv]
     main(["--against", str(ROOT), *argv])
     assert "so nothing is trained" in " ".join(capsys.readouterr().out.split())

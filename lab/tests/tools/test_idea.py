@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import ROOT
+from conftest import ROOT, refusal
 import mitigations
 from grpo import generator_of
 from lab.analysis.weights import about_gradient, differs_within, share_gains
@@ -49,6 +49,29 @@ def test_the_arms_of_a_weighting_and_of_an_advantage():
     for name in ("rloo", "maxrl"):  # answers have no kind
         assert [*arms_of(name, {})[1]] == ["plain", "idea", "any"]
         assert [*arms_of(name, {}, "none")[1]] == ["plain", "idea"]
+
+
+def test_settings_can_be_the_idea(tmp_path, monkeypatch, capsys):
+    """They are of the idea's arm alone, which has no placebo; mistakes are told in a sentence."""
+    found = []
+    monkeypatch.setattr(idea, "decide", lambda *given: found.append(given))
+    argv = ["--steps", "20", "--runs", str(tmp_path)]
+    main(["--set", "epochs=2 learning_rate=1e-4", *argv])
+    assert " ".join(capsys.readouterr().out.split()) == (
+        "epochs=2 learning_rate=1e-4 compared with plain GRPO: epochs is 2, and not 1; "
+        "learning_rate is 0.0001, and not 0.00025")
+    [(arms, name, _, tried, *_)] = found
+    assert name == tried == "epochs=2 learning_rate=1e-4"
+    assert arms["idea"].label == "epochs=2-learning_rate=1e-4" and [*arms] == ["plain", "idea"]
+    assert [(arm.settings.epochs, arm.settings.steps) for arm in arms.values()] == [
+        (1, 20), (2, 20)]
+    for typed, said in (("epocs=2", "unknown argument --epocs. Did you mean epochs?"),
+                        ("epochs 2", "unknown argument --2"), ("epochs", "--epochs needs a value"),
+                        ("epochs=1", "plain GRPO has these settings, so nothing differs"),
+                        ("seed=3", "--set seed: all arms have the same task, seeds and folders"),
+                        ("max_number=9", "--set max_number: all arms have the same task")):
+        assert said in refusal(main, ["--set", typed, *argv])
+    assert "give one of these" in refusal(main, ["span", "--set", "epochs=2", *argv])
 
 
 def test_where_all_tokens_are_of_one_category_there_is_one_placebo(tmp_path, monkeypatch, capsys):

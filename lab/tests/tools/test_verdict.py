@@ -193,9 +193,13 @@ def test_each_placebo_has_its_sentence_and_their_p_are_corrected_together():
 
 def test_it_says_how_the_gradient_differs():
     """0.8 over 0.5, in the steps that had a gradient."""
-    said = " ".join(verdict_of(OPEN).details())
+    look = runs_with(OPEN)
+    said = " ".join(Verdict("my_idea", look).details())
     assert "learning rate, 0.001, and another may suit my_idea better" in said
     assert "is 1.60 times that of plain GRPO's" in said
+    for run in look["idea"].values():
+        run.config["learning_rate"] = 0.002
+    assert "learning rate" not in " ".join(Verdict("learning_rate=0.002", look).details())
 
 
 def test_a_gain_with_greedy_answers_stands_beside_that_with_sampled_ones():
@@ -209,3 +213,31 @@ def test_a_gain_with_greedy_answers_stands_beside_that_with_sampled_ones():
     assert row["training"]["low"] < 0 < row["training"]["high"]  # which hides nothing
     assert row["end"]["value"] == pytest.approx(-0.5075) and row["end"]["high"] < 0
     assert row["greedy"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+
+
+def with_cost(look, seconds):
+    """The look, in which a step of the idea takes so many seconds, and one of the others 1."""
+    for arm, runs in look.items():
+        for run in runs.values():
+            for line in run.metrics:
+                line |= {"tokens": 9, "processor_seconds": seconds if arm == "idea" else 1.0}
+    return look
+
+
+def test_the_verdict_is_of_equal_time_if_a_step_is_dearer():
+    """4 points of gain at equal steps. Success does not grow here, so dear steps lose nothing."""
+    gains = [0.03, 0.05, 0.04, 0.04]
+    cheap, dear = (Verdict("my_idea", with_cost(runs_with(gains), cost)) for cost in (1.1, 1.2))
+    assert (cheap.said, dear.said) == ("success in training",
+                                       "success in training at equal processor time")
+    assert cheap.answer()[1:] == [
+        "At equal tokens, where a step costs 1.00 times as much: +4.0 (+2.7 to +5.3) points, ahead "
+        "once.",
+        "At equal time, where a step costs 1.10 times as much: +4.0 (+2.7 to +5.3) points, ahead "
+        "once.",
+        "my_idea gains as long as a step costs less than 32.0 (32.0 to 32.0) times as much as one "
+        "of plain GRPO."]
+    assert dear.answer()[1].startswith("At equal steps, where a step costs 1.00 times as much")
+    nothing = Verdict("my_idea", with_cost(runs_with(OPEN), 1.0)).answer()
+    assert nothing[1] == "Gains above +7.6 points are excluded (95%)."
+    assert "no difference seen, above +7.6 excluded." in nothing[2]
