@@ -72,6 +72,18 @@ def drop_unfinished(rollouts: Rollouts) -> Rollouts:
     return replace(rollouts, mask=rollouts.mask & rollouts.finished[:, None])
 
 
+def credited(batch: Rollouts, methods: tuple[Method, Method], policy: Policy, s: RunSettings,
+             step: int) -> tuple[Rollouts, Tensor, Metrics]:
+    """The batch and its weights (B, T), as a step of training makes them with an advantage and a
+    weighting; and their metrics."""
+    advantage, weighting = methods
+    rollouts = with_advantage(batch, advantage, policy, s, step)
+    rollouts = drop_unfinished(rollouts) if s.drop_unfinished else rollouts
+    weight, metrics = rescaled_weight(weighting, s.mitigation, rollouts, policy, s.rescale,
+                                      s.placebo)
+    return rollouts, weight, metrics
+
+
 def shuffled(value: Tensor, rollouts: Rollouts, placebo: str, whole_answers: bool = False
              ) -> Tensor:
     """A placebo (B, T): the same values, but at other tokens, chosen at random. What a method loses

@@ -259,15 +259,16 @@ def are_same(some: list[Tensor], others: list[Tensor], is_exact: bool) -> bool:
 # help is printed.
 MODULES = {
     "lab.credit.weightings": "attention_credit inverse_logprob_as_published negative_only "
-                             "entropy_ratio quadrants delta random",
+                             "entropy_ratio random",
     "lab.credit.learned_importance": "learned_importance", "lab.credit.lambda_grpo": "lambda_grpo",
     "lab.credit.causal_ablation": "causal_ablation", "lab.credit.measured": "oracle",
-    "lab.credit.seen_by_answer": "counterfactual oar_g"}
+    "lab.credit.of_2026": "counterfactual oar_g quadrants delta grpo_trace s_trace rsi_s gmts "
+                          "stare direction a3po papo grail cscr rlrt"}
 MODULES_OF_ADVANTAGES = {
     "lab.credit.weightings": "span", "lab.credit.monte_carlo": "vine",
     "lab.credit.causal_ablation": "deletion", "lab.credit.measured": "measured",
     "lab.credit.critic": "gae",
-    "lab.credit.baselines": "batch_mean maxrl opo",
+    "lab.credit.baselines": "batch_mean maxrl opo", "lab.credit.of_2026": "ktae",
     "lab.credit.turns": "turn_credit without_luck turn_mean mt_grpo gigpo"}
 for choices, modules in ((MITIGATIONS, MODULES), (ADVANTAGES, MODULES_OF_ADVANTAGES)):
     for module, names in modules.items():

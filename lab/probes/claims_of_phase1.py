@@ -21,7 +21,7 @@ from mitigations import gradient_size
 from lab.analysis.statistics import Estimate, jackknife, over_problems, within
 from lab.analysis.tables import Table
 from lab.analysis.token_table import TokenTable, table_of_frames
-from lab.credit.seen_by_answer import at_embeddings
+from lab.credit.of_2026 import at_embeddings
 from lab.engine.model import Qwen2
 from lab.engine.policy import Policy, derived_seed
 from lab.engine.rollouts import Rollouts

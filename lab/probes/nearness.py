@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lab.analysis.statistics import Estimate, over_problems
 from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row
+from lab.engine.credited import credited
 from lab.engine.methods import axis_of
 from lab.engine.policy import Policy
 from lab.engine.rollouts import Rollouts
@@ -23,7 +24,6 @@ from lab.harness.build import make_advantage, make_weighting
 from lab.harness.screen import show_status
 from lab.harness.settings import make_settings
 from lab.probes.common import gradient, sample_batch
-from lab.tools.idea import credited
 
 
 def nearness_table(policy: Policy, method: str, answers: Sequence[Rollouts],

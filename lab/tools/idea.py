@@ -42,7 +42,7 @@ import torch
 from mitigations import gradient_size
 from lab.analysis.verdict import OTHERS
 from lab.analysis.weights import about_gradient, differs_within
-from lab.engine.credited import drop_unfinished, rescaled_weight, with_advantage
+from lab.engine.credited import credited
 from lab.engine.errors import UserError
 from lab.engine.methods import METHODS, WHOLE_ANSWERS, axis_of
 from lab.engine.policy import Policy, derived_seed
@@ -189,13 +189,3 @@ def look(name: str, plain: LabSettings, idea: LabSettings, is_weighting: bool) -
 def sample(policy: Policy, s: LabSettings, step: int) -> Rollouts:
     problems = policy.task.training_problems(s.seed, step, s.questions)
     return policy.ask(problems, s.answers, derived_seed("train", s.seed, step))
-
-
-def credited(batch: Rollouts, methods: tuple, policy: Policy, s: LabSettings, step: int) -> tuple:
-    """The batch and its weights (B, T), as a step of training makes them; and their metrics."""
-    advantage, weighting = methods
-    rollouts = with_advantage(batch, advantage, policy, s, step)
-    rollouts = drop_unfinished(rollouts) if s.drop_unfinished else rollouts
-    weight, metrics = rescaled_weight(weighting, s.mitigation, rollouts, policy, s.rescale,
-                                      s.placebo)
-    return rollouts, weight, metrics

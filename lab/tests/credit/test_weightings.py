@@ -22,8 +22,6 @@ def raw(name, rollouts, **own):
     ("entropy_ratio", {"entropy_beta": 1.0}, {"entropy": [0.0, 1, 5]}, [0, 0.5, 2.5]),
     ("entropy_ratio", {"entropy_beta": 2.0}, {"entropy": [0.0, 0.25, 1.25]}, [0, 0, 4]),
     ("entropy_ratio", {"entropy_beta": 1.0}, {"entropy": [0.0, 0]}, [1, 1]),
-    ("quadrants", {"quadrant_low": 0.4}, {"entropy": [3, 0, 0.6], "advantage": [1, 1, -1]},
-     [2.5, 0.4, 0.1]),
     ("negative_only", {}, {"advantage": [0.7, -0.7, 0]}, [0.1, 1, 0.1])])
 def test_weights_by_hand(name, own, known, weight):
     rollouts = one_row(**{key: [float(x) for x in values] for key, values in known.items()})

@@ -1,0 +1,408 @@
+"""Weightings of 2026, and a few of 2025. The docstring of each has the claim of its paper.
+
+    of the batch alone     quadrants, grpo_trace, s_trace, rsi_s, gmts, stare, direction, a3po, ktae
+    of hidden states       delta, papo
+    of the answer section  counterfactual, oar_g, grail
+    of a hint              cscr, rlrt: the model reads another answer of the group first
+
+Some could be read in an abstract or a summary alone, and say so. ktae is an advantage.
+"""
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from grpo import grpo
+from lab.engine.declared import Count, NotNegative, Positive, Share
+from lab.engine.forward import frozen_log_probs, response_log_probs
+from lab.engine.methods import advantage, mitigation
+from lab.engine.policy import Policy
+from lab.engine.rollouts import Rollouts
+from lab.engine.tokens import ANSWER, THINK, WORD
+from mitigations import gradient_size
+
+LEAST = 0.1  # of oar_g: the smallest weight before an answer's weights are rescaled
+Piece = tuple[int, int, int]  # a row, the first token, and the one after the last
+
+
+@mitigation
+def quadrants(rollouts: Rollouts, *, quadrant_low: Share = 0.5) -> Tensor:
+    """Tokens whose entropy is the batch's mean or more weigh entropy / mean, at most 3. The others
+    weigh quadrant_low in right answers and a quarter of it in wrong ones: low entropy only confirms
+    what was right (after EAPO, arXiv 2604.11056, which reports that it outperforms baselines)."""
+    relative = rollouts.entropy / rollouts.entropy[rollouts.mask].mean().clamp(min=1e-8)
+    low = torch.where(rollouts.advantage > 0, quadrant_low, quadrant_low / 4)
+    return torch.where(relative >= 1, relative.clamp(max=3), low)
+
+
+@mitigation
+def delta(rollouts: Rollouts, *, delta_low: Positive = 0.8, delta_high: Positive = 1.2) -> Tensor:
+    """A token weighs more, from delta_low to delta_high, if its gradient at the last layer is
+    nearer to the mean of its own side, right or wrong, than to that of the other side. As in the
+    authors' code, a gradient is (1 - p) times the hidden state, so the token itself is not in it
+    (DelTA, arXiv 2605.21467, which reports +3.3 and +2.6 points with 8B and 14B in mathematics).
+    """
+    gradient = (1 - rollouts.log_prob.exp())[..., None] * rollouts.hidden                # (B, T, D)
+    shares = [(sign * rollouts.advantage).clamp(min=0) * rollouts.mask for sign in (1, -1)]
+    first = margins(gradient, shares)
+    spread = [margin[share > 0].std(correction=0).clamp(min=1e-4) if share.any() else 1.0
+              for margin, share in zip(first, shares)]
+    nearer = [share * (margin / s).sigmoid() for margin, share, s in zip(first, shares, spread)]
+    weight = torch.full_like(rollouts.log_prob, delta_low)
+    for margin, share, s in zip(margins(gradient, nearer), shares, spread):
+        weight += (delta_high - delta_low) * (share > 0) * (margin / s).sigmoid()
+    return weight
+
+
+def margins(gradient: Tensor, shares: list[Tensor]) -> list[Tensor]:
+    """(B, T) of each side: how much nearer a gradient is to this side's mean than to the other's,
+    in squared distances. A side's mean counts each token with its share."""
+    distance = []
+    for share in shares:
+        centre = torch.einsum("bt,btd->d", share, gradient) / share.sum().clamp(min=1e-8)
+        distance.append((gradient - centre).square().sum(-1))
+    return [distance[1] - distance[0], distance[0] - distance[1]]
+
+
+def trace(counted: Tensor, decay: float) -> Tensor:
+    """(B, T): of each token the sum of decay^(k - t) counted_k over the tokens k from itself on."""
+    total, columns = torch.zeros_like(counted[:, 0]), []
+    for column in counted.flip(1).unbind(1):
+        total = decay * total + column
+        columns.append(total)
+    return torch.stack(columns, 1).flip(1)
+
+
+@mitigation
+def grpo_trace(rollouts: Rollouts, *, trace_decay: Share = 0.98) -> Tensor:
+    """The weight is the sum of trace_decay^(k - t) over the tokens k from t on: an eligibility
+    trace, by which early tokens get credit from all later ones (GRPO-lambda, arXiv 2510.00194, from
+    its abstract, which reports over +3 points with 1.5B, and +4.5 with 7B)."""
+    return trace(rollouts.mask.float(), trace_decay)
+
+
+@mitigation
+def s_trace(rollouts: Rollouts, *, trace_decay: Share = 0.98, trace_quantile: Share = 0.8
+            ) -> Tensor:
+    """The same trace, in which a later token counts only if its entropy is at or above this
+    quantile of the batch, and each token counts for itself (S-trace, arXiv 2605.05965, from its
+    abstract, which reports +0.5 with 1.7B and +3 with 4B and 8B)."""
+    if not rollouts.mask.any():
+        return torch.ones_like(rollouts.log_prob)
+    border = rollouts.entropy[rollouts.mask].quantile(trace_quantile)
+    is_fork = (rollouts.entropy >= border) & rollouts.mask
+    return trace(is_fork.float(), trace_decay) + ~is_fork
+
+
+@mitigation
+def rsi_s(rollouts: Rollouts, *, rsi_low: NotNegative = 0.5, rsi_high: Positive = 2.0) -> Tensor:
+    """The weight is 1 where the surprise over the entropy, -log p / H, lies from rsi_low to
+    rsi_high, and 0 elsewhere (RSI-S, arXiv 2606.31575, from its abstract, which reports +2 to +3
+    points; its bounds are not known here). If none of the batch lies there, all weigh 1."""
+    surprise = -rollouts.log_prob / rollouts.entropy.clamp(min=1e-8)
+    lies_between = (rsi_low <= surprise) & (surprise <= rsi_high) & rollouts.mask
+    return (lies_between | ~lies_between.any()).float()
+
+
+@mitigation
+def gmts(rollouts: Rollouts, *, gmts_share: Share = 0.2) -> Tensor:
+    """The weight is 1 for the share of the batch's tokens with the largest gradients, abs(A) s, and
+    0 elsewhere (GMTS, arXiv 2608.30632, from its abstract: +1.3 to +1.9 over a choice by
+    entropy)."""
+    size = rollouts.advantage.abs() * gradient_size(rollouts.log_prob, rollouts.collision)
+    return among_the_largest(size, rollouts.mask, gmts_share).float()
+
+
+def among_the_largest(score: Tensor, inside: Tensor, share: float) -> Tensor:
+    """(B, T) bool: this share of the tokens inside, those with the largest scores; none if there
+    are no tokens."""
+    if not inside.any():
+        return inside
+    border = score[inside].double().quantile(1 - share)
+    return inside & (score.double() >= border)
+
+
+@mitigation
+def stare(rollouts: Rollouts, *, stare_share: Share = 0.1, stare_weight: Positive = 1.1,
+          stare_entropy: NotNegative = 0.3) -> Tensor:
+    """The weight is stare_weight at the share of least likely tokens among those with a positive
+    advantage, as long as the batch's mean entropy is below stare_entropy, and 1 elsewhere (STARE,
+    variant O1, arXiv 2606.19236 and the authors' README: +4 to +8 points over DAPO)."""
+    rare = among_the_largest(-rollouts.log_prob, (rollouts.advantage > 0) & rollouts.mask,
+                             stare_share)
+    is_open = rollouts.entropy[rollouts.mask].mean() < stare_entropy
+    return torch.where(rare & is_open, stare_weight, 1.0)
+
+
+@mitigation
+def direction(rollouts: Rollouts, *, direction_scale: NotNegative = 1.0) -> Tensor:
+    """The weight is 1 + direction_scale (1 - p), so unlikely tokens weigh more (arXiv 2603.22117,
+    from its abstract: better reasoning across models; its factor is not known here)."""
+    return 1 - direction_scale * rollouts.log_prob.expm1()
+
+
+@mitigation
+def a3po(rollouts: Rollouts, *, a3po_share: Share = 0.2, a3po_scale: Positive = 2.0,
+         a3po_steps: Count = 100) -> Tensor:
+    """The weight is a3po_scale at this share of tokens, the least likely ones of right answers and
+    the likeliest ones of wrong answers, and 1 elsewhere. The scale falls to 1 over a3po_steps
+    (A3PO, arXiv 2512.21625, from its abstract: better on five benchmarks; its scales are not known
+    here)."""
+    rise = (a3po_scale - 1) * max(0.0, 1 - rollouts.step / a3po_steps)
+    weight = torch.ones_like(rollouts.log_prob)
+    for sign in (1, -1):
+        side = (sign * rollouts.advantage > 0) & rollouts.mask
+        chosen = among_the_largest(-sign * rollouts.log_prob, side, a3po_share)
+        weight[chosen] += rise
+    return weight
+
+
+@advantage
+def ktae(rollouts: Rollouts, *, ktae_scale: NotNegative = 1.0) -> Tensor:
+    """The z-score of the group, plus ktae_scale times the correlation, over the answers of the
+    group, of the reward with whether the token occurs in an answer (after KTAE, arXiv 2505.16826,
+    which has tests of a 2x2 table in the place of the correlation, and reports gains over GRPO and
+    DAPO)."""
+    result = grpo(rollouts)
+    ids = rollouts.ids * rollouts.mask
+    for group in rollouts.group.unique():
+        rows = (rollouts.group == group).nonzero()[:, 0]
+        occurs = torch.zeros(len(rows), int(ids.max()) + 1, device=ids.device)
+        occurs = (occurs.scatter_add(1, ids[rows], rollouts.mask[rows].float()) > 0).float()
+        x, y = occurs - occurs.mean(0), rollouts.reward[rows] - rollouts.reward[rows].mean()
+        spread = (x.square().mean(0) * y.square().mean()).sqrt()
+        correlation = (x * y[:, None]).mean(0) / spread.clamp(min=1e-6)
+        result[rows] += ktae_scale * correlation[ids[rows]] * rollouts.mask[rows]
+    return result
+
+
+@mitigation
+class papo:
+    """A step along log p of a token changes the entropy H of its place by -sum_v p_v (log p_v + H)
+    (1[v = token] - p_v), to first order. Times the advantage this is the token's polarity. While
+    the batch's mean entropy is not above its running mean, tokens that raise entropy weigh 1 +
+    papo_scale and the others 1 - papo_scale, and else the other way round (PAPO, arXiv 2605.11775,
+    from its abstract: better than competitive baselines)."""
+
+    def __init__(self, policy: Policy, *, papo_scale: Share = 0.5):
+        self.scale, self.usual = papo_scale, torch.tensor(torch.nan)
+
+    def __call__(self, rollouts: Rollouts, policy: Policy) -> Tensor:
+        now = rollouts.entropy[rollouts.mask].mean().detach().cpu()
+        is_low = not now > self.usual
+        self.usual = now if self.usual.isnan() else 0.9 * self.usual + 0.1 * now
+        weight = torch.ones_like(rollouts.log_prob)
+        for row, inside in enumerate(rollouts.mask):
+            ids = rollouts.ids[row, inside]
+            states = rollouts.hidden[row, inside]
+            rise = rise_of_entropy(policy.model.logits(states).detach().float(), ids)
+            lean = (rollouts.advantage[row, inside] * rise).sign()
+            weight[row, inside] += (self.scale if is_low else -self.scale) * lean
+        return weight
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"usual": self.usual}
+
+    def load_state_dict(self, tensors: dict[str, Tensor]) -> None:
+        self.usual = tensors["usual"]
+
+
+def rise_of_entropy(logits: Tensor, ids: Tensor) -> Tensor:
+    """(n, V), (n,) -> (n,): the slope of the entropy along the gradient of log p of each token."""
+    log_p = logits.log_softmax(-1)
+    p = log_p.exp()
+    slope = -p * (log_p - (p * log_p).sum(-1, keepdim=True))  # of the entropy, at each logit
+    return slope.gather(1, ids[:, None])[:, 0] - (p * slope).sum(-1)
+
+
+@mitigation
+class counterfactual:
+    """The weight is 1 + piece_scale * the share of p(answer section) that is lost if the token's
+    piece of the thinking is replaced by end-of-text tokens, and 1 if none is lost. A piece is a
+    calculation, or the words between two (after arXiv 2602.09331, from its text).
+
+    The paper reports +0.8 to +1.1 points on GSM8K. Here, too, what a text says of a model that
+    reads it without a piece need not hold of texts that the model would write."""
+
+    def __init__(self, policy: Policy, *, piece_scale: NotNegative = 1.0):
+        self.scale = piece_scale
+
+    def __call__(self, rollouts: Rollouts, policy: Policy) -> Tensor:
+        pieces, weight = list(pieces_of(rollouts)), torch.ones_like(rollouts.log_prob)
+        if pieces:
+            falls = falls_without(rollouts, policy, pieces).clamp(min=0)
+            for (row, start, end), lost in zip(pieces, (1 - (-falls).exp()).tolist()):
+                weight[row, start:end] += self.scale * lost
+        return weight
+
+
+def pieces_of(rollouts: Rollouts) -> Iterator[Piece]:
+    """The pieces of thinking: neighbours that are all words, or all something else."""
+    thinks = ((rollouts.section == THINK) & rollouts.mask).tolist()
+    words = (rollouts.kind == WORD).tolist()
+    for row, codes in enumerate(zip(thinks, words)):
+        start = 0
+        for (is_think, _), tokens in groupby(zip(*codes)):
+            end = start + len(list(tokens))
+            if is_think:
+                yield row, start, end
+            start = end
+
+
+def falls_without(rollouts: Rollouts, policy: Policy, pieces: list[Piece]) -> Tensor:
+    """(pieces,): log p(answer section), minus the same after the piece is blanked out."""
+    rows = torch.tensor([row for row, _, _ in pieces], device=rollouts.mask.device)
+    ids, section = rollouts.ids[rows].clone(), rollouts.section[rows]
+    for number, (_, start, end) in enumerate(pieces):
+        ids[number, start:end] = policy.tokenizer.token_to_id("<|endoftext|>") or 0
+    blanked = replace(rollouts.of_rows(rows), ids=ids)
+    inside = (section == ANSWER) & blanked.mask
+    needed = inside.any(1).nonzero()[:, 0]
+    after = frozen_log_probs(policy.model, blanked, needed, policy.settings.micro_batch)
+    return ((blanked.log_prob - after) * inside).sum(1)
+
+
+@mitigation
+class oar_g:
+    """How much a think token matters: abs(gradient of the answer section's mean log-prob at the
+    token's embedding, times the embedding). Over the think section log(1 + this) is stretched to 0
+    to 1. Below the quantile oar_quantile the weight is it / quantile, at least 0.1; above, it grows
+    to 1 + oar_boost. Then an answer's think tokens are rescaled to the mean 1 (OAR-G, mode
+    answer_joint, arXiv 2601.07408).
+
+    The paper reports significant gains over GRPO in mathematics."""
+
+    def __init__(self, policy: Policy, *, oar_quantile: Share = 0.5, oar_boost: NotNegative = 1.0):
+        self.quantile, self.boost = oar_quantile, oar_boost
+
+    def __call__(self, rollouts: Rollouts, policy: Policy) -> Tensor:
+        weight = torch.ones_like(rollouts.log_prob)
+        think, inside = ((rollouts.section == part) & rollouts.mask for part in (THINK, ANSWER))
+        rows = (think.any(1) & inside.any(1)).nonzero()[:, 0]
+        for part in rows.split(policy.settings.micro_batch) if len(rows) else ():
+            mean = inside[part] / inside[part].sum(1, keepdim=True)
+            x, slope = at_embeddings(policy, rollouts, part, lambda lp: (lp * mean).sum())
+            for row, matters in zip(part.tolist(), (x * slope).sum(-1).abs()):
+                weight[row, think[row]] = self.reshaped(matters[think[row]].log1p())
+        return weight
+
+    def reshaped(self, score: Tensor) -> Tensor:
+        """(think tokens of an answer,) -> the same."""
+        score = (score - score.min()) / (score.max() - score.min()).clamp(min=1e-8)
+        border = score.quantile(self.quantile)
+        low = (score / border.clamp(min=1e-8)).clamp(min=LEAST)
+        high = 1 + self.boost * (score - border) / (1 - border).clamp(min=1e-8)
+        weight = torch.where(score < border, low, high)
+        return weight / weight.mean()
+
+
+def at_embeddings(policy: Policy, rollouts: Rollouts, rows: Tensor,
+                  objective: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+    """(rows, T, D) twice: each token's embedding, and the gradient there of a function of these
+    rows' log-probs (rows, T). An answer's last token predicts nothing: its numbers mean nothing."""
+    kept: list[Tensor] = []
+
+    def keep(module: object, inputs: object, output: Tensor) -> Tensor:
+        kept.append(output.detach().requires_grad_())
+        return kept[-1]
+
+    hook = policy.model.model.embed_tokens.register_forward_hook(keep)
+    try:
+        with torch.enable_grad():
+            log_prob = response_log_probs(policy.model, rollouts, rows)
+            # kept are the embeddings of the prompts, and of the answers without their last tokens
+            [gradient] = torch.autograd.grad(objective(log_prob), kept[1:])
+    finally:
+        hook.remove()
+    is_read = rollouts.written[rows].roll(-1, 1)  # a token is read if another one follows it
+    is_read[:, -1] = False
+    x, slope = torch.zeros(2, *is_read.shape, gradient.shape[-1], device=gradient.device)
+    x[is_read], slope[is_read] = kept[1].detach().float(), gradient.float()
+    return x, slope
+
+
+@mitigation
+class grail:
+    """The weight is 1 - grail_share + grail_share * (saliency over its mean in the answer), where
+    the saliency is abs(gradient of the answer section's mean log-prob at the token's embedding,
+    times the embedding). So all tokens count that the answer is sensitive to, in the sections, too
+    (GRAIL, arXiv 2606.04889, from its abstract, which reports +3.6 points)."""
+
+    def __init__(self, policy: Policy, *, grail_share: Share = 0.5):
+        self.share = grail_share
+
+    def __call__(self, rollouts: Rollouts, policy: Policy) -> Tensor:
+        weight, inside = torch.ones_like(rollouts.log_prob), rollouts.section == ANSWER
+        inside &= rollouts.mask
+        rows = inside.any(1).nonzero()[:, 0]
+        for part in rows.split(policy.settings.micro_batch) if len(rows) else ():
+            mean = inside[part] / inside[part].sum(1, keepdim=True)
+            x, slope = at_embeddings(policy, rollouts, part, lambda lp: (lp * mean).sum())
+            saliency = (x * slope).sum(-1).abs() * rollouts.mask[part]
+            usual = saliency.sum(1, keepdim=True) / rollouts.length[part, None]
+            weight[part] += self.share * (saliency / usual.clamp(min=1e-12) - 1)
+        return weight.clamp(min=0)
+
+
+@mitigation
+class cscr:
+    """The weight is 1 / (1 + cscr_scale abs(log q_right - log q_wrong)): a token counts less if it
+    depends on what the model has read first, the problem with a right answer or with a wrong one of
+    the group. Answers without both weigh 1 (after CSCR, arXiv 2607.27888, from a summary; its form
+    is not known here)."""
+
+    def __init__(self, policy: Policy, *, cscr_scale: NotNegative = 1.0):
+        self.scale = cscr_scale
+
+    def __call__(self, rollouts: Rollouts, policy: Policy) -> Tensor:
+        right, wrong = (gain_by_hint(rollouts, policy, sign) for sign in (1, -1))
+        has_both = right.any(1, keepdim=True) & wrong.any(1, keepdim=True)
+        return 1 / (1 + self.scale * torch.where(has_both, (right - wrong).abs(), 0.0))
+
+
+@mitigation
+class rlrt:
+    """The weight is p / q in right answers, kept within 1 - rlrt_range and 1 + rlrt_range, and 1 in
+    wrong ones, where q is p after the model has read the problem with another right answer of the
+    group. What succeeded although this hint speaks against it weighs more (RLRT, arXiv 2605.10781,
+    from its abstract: better than self-distillation and than exploration)."""
+
+    def __init__(self, policy: Policy, *, rlrt_range: Share = 0.5):
+        self.range = rlrt_range
+
+    def __call__(self, rollouts: Rollouts, policy: Policy) -> Tensor:
+        ratio = (-gain_by_hint(rollouts, policy)).exp().clamp(1 - self.range, 1 + self.range)
+        return torch.where(rollouts.advantage > 0, ratio, 1.0)
+
+
+def gain_by_hint(rollouts: Rollouts, policy: Policy, sign: int = 1) -> Tensor:
+    """(B, T): log q - log p of each token, and 0 in answers without a hint."""
+    batch, rows = with_hints(rollouts, policy, sign)
+    log_q = frozen_log_probs(policy.model, batch, rows, policy.settings.micro_batch)
+    has_hint = torch.zeros_like(rollouts.mask)
+    has_hint[rows] = rollouts.mask[rows]
+    return torch.where(has_hint, log_q - rollouts.log_prob, 0.0)
+
+
+def with_hints(rollouts: Rollouts, policy: Policy, sign: int) -> tuple[Rollouts, Tensor]:
+    """The batch in which each answer has a prompt of its own, and the rows that have a hint: the
+    prompt, another answer of the group, and the prompt again. The hint is the other answer with the
+    largest advantage times `sign`, if this is positive and the model can read so much."""
+    most = policy.model.config.max_position_embeddings - rollouts.mask.shape[1]
+    group, length = rollouts.group.tolist(), rollouts.length.tolist()
+    merit = (sign * rollouts.advantage[:, 0]).tolist()
+    prompts, hinted = [], []
+    for row, own in enumerate(group):
+        prompt = rollouts.prompt_ids[own]
+        others = [one for one, other in enumerate(group)
+                  if other == own and one != row and length[one] and merit[one] > 0]
+        best = max(others, key=merit.__getitem__, default=row)
+        hint = [*prompt, *rollouts.ids[best, rollouts.written[best]].tolist()]
+        if best != row and length[row] and len(hint) + len(prompt) <= most:
+            hinted.append(row)
+            prompt = [*hint, *prompt]
+        prompts.append(prompt)
+    rows = torch.tensor(hinted, dtype=torch.long, device=rollouts.mask.device)
+    return replace(rollouts, prompt_ids=prompts, group=rollouts.rows), rows
