@@ -8,7 +8,6 @@ from torch import Tensor
 import mitigations
 from countdown_task import KINDS
 from grpo import generator_of
-from lab.engine.entropy_bonus import entropy_bonus
 from lab.engine.methods import (WHOLE_ANSWERS, Called, Method, Metrics, checked_credit,
                                 metrics_of)
 from lab.engine.policy import Policy, RunSettings
@@ -49,10 +48,8 @@ def rescaled_weight(chosen: Method, name: str, rollouts: Rollouts, policy: Polic
 
 def advantage_of(chosen: Method, s: RunSettings, rollouts: Rollouts, policy: Policy | None
                  ) -> Tensor:
-    """The advantage (B, T) of a batch, with --entropy_bonus and --placebo."""
+    """The advantage (B, T) of a batch, with --placebo."""
     values = checked_credit(chosen, f"the advantage {s.advantage}", rollouts, policy)
-    if s.entropy_bonus:
-        values = values + s.entropy_bonus * entropy_bonus(rollouts)
     if s.placebo.startswith("advantages"):
         values = shuffled(values, rollouts, s.placebo, s.advantage in WHOLE_ANSWERS)
     return values

@@ -59,11 +59,6 @@ class LabSettings(Settings):
     temperature: float = option(
         1.0, "temperature of sampling in training, and of the loss. Records and evaluations are at "
         "temperature 1", least=0.01, most=100)
-    entropy_bonus: float = option(
-        0.0, "coefficient of a bonus for entropy, which is added to the advantage of each token "
-        "(lab/engine/entropy_bonus.py)", most=1000,
-        requires=(lambda s: s.temperature == 1 and not s.placebo.startswith("advantages"),
-                  "--temperature 1 and advantages that are not shuffled"))
     kl_kind: str = option(
         "k3", "estimator of the KL divergence. On average k3 has the gradient of KL(initial || "
         "policy), and k2 has that of KL(policy || initial)", choices=("k3", "k2"),
@@ -112,7 +107,8 @@ NOT_SETTINGS = (  # entries of a run's config.json that are no settings
     "held_out_problems", "functions", "columns_temperature", "made_of", "changed", "finished",
     "trained_parameters")
 # settings of earlier runs, and their defaults
-GONE = {"warmup_steps": 0, "decay": "none", "noise_parts": 0, "clip_kind": "ppo"}
+GONE = {"warmup_steps": 0, "decay": "none", "noise_parts": 0, "clip_kind": "ppo",
+        "entropy_bonus": 0.0}
 NOT_KEYWORDS = (  # words of command lines, the tools' too, which no method may have as a flag
     *CONTINUE, "help", "step", "show", "seeds", "processes", "runs")
 HINT = "--help all lists the flags"  # the end of a message about an unknown one

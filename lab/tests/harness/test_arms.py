@@ -14,7 +14,7 @@ ARMS = {
     "random": "--mitigation random", "lambda": "--mitigation lambda_grpo",
     "ablation": "--mitigation causal_ablation --ablate_every 16",
     "oracle": "--mitigation oracle --oracle_k 1 --answers 2 --max_new_tokens 28",
-    "critic": "--advantage gae --gae_lambda 0.9 --process_reward 0.5 --entropy_bonus 0.01",
+    "critic": "--advantage gae --gae_lambda 0.9 --process_reward 0.5",
     "trunk": "--advantage gae --critic trunk",
     "vine": "--advantage vine --values_every 16 --values_k 1",
     "epochs": "--epochs 2 --clip_low 0.1 --clip_high 0.1 --kl 0.1 --kl_kind k2",

@@ -393,7 +393,6 @@ def test_help_has_every_flag_and_every_method_with_its_flags(capsys, own_choices
     ("--data x.jsonl --max_number 9",
      "no effect without generated problems, which --data replaces"),
     ("--clip_low 0.3", "--clip_low has no effect without --epochs above 1"),
-    ("--entropy_bonus 0.1 --temperature 0.7", "without --temperature 1 and"),
     # limits of the book's flags that the book has not
     ("--mitigation outcome_conditional --think_discount -0.5", "at least 0"),
     ("--mitigation inverse_logprob --epsilon -0.5", "at least 0"),
