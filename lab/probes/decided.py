@@ -3,7 +3,6 @@
     python -m lab decided                                   # the tiny model, some minutes
     python -m lab decided --model FOLDER --minutes 60       # a large one, as far as time goes
     python -m lab decided --model runs/x/checkpoints/step_000100
-    python -m lab decided --method my_idea --problems 12    # does my idea weigh what decides?
 
 The credit of a token is V after it minus V before it, where V is the expected reward of continuing
 from there. It is measured from continuations (credit.py). Summed over an answer, the squared
@@ -20,8 +19,7 @@ the credit of another token is at most --certain times the range of the reward, 
 The measured answers are written as a run folder, in which each problem is a step. `python -m lab
 page results/decided-s0/run` shades them by credit.
 Its column `decided` has the squared credit, `true_credit` the credit, and `true_credit_se` its
-standard error. With --method a fourth table has the method's index and how far a step of it goes
-along true credit (nearness.py).
+standard error. `python -m lab score my_idea` asks how well a method finds credit.
 """
 import json
 import time
@@ -39,7 +37,6 @@ import torch
 from lab.analysis.tables import WITH_INTERVAL, Row, Table, by_row, show, shown
 from lab.analysis.token_table import TokenTable, joined_tables, table_of_frames
 from lab.engine.errors import UserError
-from lab.engine.methods import axis_of
 from lab.engine.policy import Policy, derived_seed
 from lab.engine.rollouts import Rollouts
 from lab.engine.tokens import KINDS, SECTIONS
@@ -53,7 +50,6 @@ from lab.harness.settings import make_settings
 from lab.probes.common import sample_batch
 from run import append, make_run, own_files
 from lab.probes.credit import MeasuredCredit, squared_credit, true_credit
-from lab.probes.nearness import nearness_table
 
 TITLE = "Which tokens decide the reward, and which get the gradient"
 AT_ONCE = 6  # so many problems are answered at the same time
@@ -74,9 +70,6 @@ FLAGS = {
     "answers": Flag(8, "answers to each problem, of which all are measured", least=2, most=1000),
     "continuations": Flag(8, "how many continuations measure the credit of an uncertain token. A "
                              "nearly certain one gets fewer", least=2, most=10_000),
-    "method": Flag(None, "a weighting or an advantage that is held against the measured credit"),
-    "batches": Flag(16, "fresh batches of which the progress of --method is measured", least=2,
-                    most=1000),
     "certain": Flag(0.05, "tokens with 1 - p below this are not measured, and their credit counts "
                           "as 0", least=0, most=1)}
 PARTITIONS = {"kind": (KINDS, "What each kind of token decides, and what gradient it gets"),
@@ -180,8 +173,6 @@ def policy_of(args: SimpleNamespace) -> Policy:
 
 def measure(args: SimpleNamespace, folder: Path) -> tuple[list[str], list[Table]]:
     """Sentences and tables. The answers are written into a run in the folder."""
-    if args.method:
-        axis_of(args.method)  # before minutes are spent
     policy = policy_of(args)
     end = time.monotonic() + 60 * args.minutes
     measured: list[Measured] = []
@@ -198,19 +189,13 @@ def measure(args: SimpleNamespace, folder: Path) -> tuple[list[str], list[Table]
                         "it more --minutes, or fewer --answers")
     tokens = tokens_of(policy, measured)
     write_run(folder / "run", policy, measured)
-    answers, credits = zip(*measured)
-    spent = sum(credit.spent for credit in credits)
+    spent = sum(credit.spent for _, credit in measured)
     intro = [f"Credit was measured for {len(right)} answers of {policy.folder} to {len(measured)} "
              f"problems, with {len(tokens):,} tokens. {np.mean(right):.1%} of them are right. For "
              f"this, {spent:,} tokens were sampled.",
              "The credits from one half of the continuations have a correlation of "
              f"{correlation_of_halves(measured):.2f} with those from the other half."]
-    tables = [decided_table(tokens, partition) for partition in PARTITIONS]
-    if args.method:
-        tables.append(nearness_table(
-            policy, args.method, answers, [credit.value for credit in credits],
-            [squared_credit(credit.parts) for credit in credits], args.batches))
-    return intro, tables
+    return intro, [decided_table(tokens, partition) for partition in PARTITIONS]
 
 
 def problems_of(policy: Policy, answers: int) -> Iterator[Rollouts]:

@@ -12,6 +12,7 @@ multiplied with the mean(g) of the others alone. The table is the gain over plai
 with an interval by the jackknife over the blocks.
 """
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -58,7 +59,9 @@ def first_steps(policy: Policy, arms: Mapping[str, LabSettings], batches: int,
             batch = sample_batch(policy, 8, 8, step=7001 + number)
         slope.add(number, gradient(policy, batch, rloo(batch)).cpu())
         for name, s in arms.items():
-            factor = coefficient(policy, batch, s, methods[name])
+            # the numbers that a method draws depend on the seed and the step
+            own_seed = replace(s, seed=s.seed + number)
+            factor = coefficient(policy, batch, own_seed, methods[name])
             found[name].add(number, gradient(policy, batch, factor).cpu())
     show_status("")
     plain, *others = arms
@@ -66,9 +69,8 @@ def first_steps(policy: Policy, arms: Mapping[str, LabSettings], batches: int,
 
 
 def coefficient(policy: Policy, batch: Rollouts, s: LabSettings, methods: Methods) -> Tensor:
-    """(B, T): what the log-probs are multiplied with in the loss of a training step, with a plus.
-    """
-    mine, weight, _ = credited(batch, methods, policy, s, batch.step)
+    """(B, T): what the log-probs are multiplied with in the loss of the first step, with a plus."""
+    mine, weight, _ = credited(batch, methods, policy, s, step=1)
     scale = length_scaling(mine.length, s.loss_norm, s.max_new_tokens)
     return weight * mine.advantage * mine.mask * scale / mine.mask.sum().clamp(min=1)
 
