@@ -34,6 +34,7 @@ COMMANDS = {
         name: f"probes.{name}" for name in ("claims", "notes")}}
 MODULES = {name: f"lab.{file}" for chapter in COMMANDS.values()
            for name, file in chapter.items()}
+JUDGES = ("preflight", "diagnose", "exact", "formula")  # their status 1 is a verdict, so 2 an error
 
 
 def main(argv: list[str]) -> None:
@@ -74,4 +75,5 @@ def about(name: str, file: str) -> str:
 if __name__ == "__main__":
     run_as_program(" ".join(["lab", *sys.argv[1:2]]), main, interrupted="stopped at once. The same "
                    "command continues an experiment or an idea, and --resume RUN a run from its "
-                   "last checkpoint. All else begins again")
+                   "last checkpoint. All else begins again",
+                   status=2 if sys.argv[1:2] and sys.argv[1] in JUDGES else 1)

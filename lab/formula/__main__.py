@@ -2,8 +2,9 @@
 
     python -m lab.formula MY_LOSS.py --expect "z n-1 1e-4, token, clip 0.2 0.28"
     python -m lab.formula MY_LOSS.py --same-as BEFORE.py
+    python -m lab.formula MY_LOSSES.py:name
 
-MY_LOSS.py has one function:
+MY_LOSS.py has one function, called loss unless its name stands behind a colon:
 
     def loss(logits, batch):      # logits (B, L, V) with a gradient; logits[:, t] predict token t+1
         log_p = logits.log_softmax(-1)[:, :-1].gather(2, batch.ids[:, 1:, None]).squeeze(2)
@@ -38,16 +39,18 @@ import sys
 import textwrap
 from pathlib import Path
 from threading import Timer
+from typing import NoReturn
 
 import torch
 
-from .calling import LossFailed, load_loss
+from .calling import Loss, LossFailed, load_loss
 from .formula import KNOWN
 from .report import FAILED, PASSED, UNKNOWN, clauses_of, judge, with_z, worst_of
 from .search import differences, find_formula
 from .terms import (CENTRES, COUNTS, FINISHES, LENGTHS, OLDS, RATIOS, REFERENCES, SAMPLERS, SCALES,
                     SHAPES, TERMS, TOKENS, UNFINISHED)
 
+NAME = (__package__ or "").replace("lab.", "lab ")  # in what it says of itself
 EXIT = os._exit  # while a user's loss runs, os._exit is another one, too
 
 
@@ -79,16 +82,22 @@ def examined(flags: argparse.Namespace) -> tuple[int, list[str], dict[str, objec
     """The status, sentences and data of one loss."""
     if flags.expect is not None:
         clauses_of(flags.expect)  # a mistake in it is told before the search
-    found = find_formula(load_loss(Path(flags.FILE), flags.function))
+    found = find_formula(loss_at(flags.FILE, flags.function))
     verdict = judge(found, flags.expect)
     return verdict.status, verdict.in_words(), verdict.as_json()
+
+
+def loss_at(where: str, usual: str) -> Loss:
+    """The loss of FILE.py:NAME, or of FILE.py, which has the usual name."""
+    path, colon, name = where.rpartition(":")
+    return load_loss(Path(path), name) if colon else load_loss(Path(where), usual)
 
 
 def compared(flags: argparse.Namespace) -> tuple[int, list[str], dict[str, object]]:
     """The same of two losses that should have one gradient."""
     if flags.expect is not None:
         raise ValueError("--same-as compares two losses, and takes no --expect")
-    losses = [load_loss(Path(path), flags.function) for path in (flags.FILE, flags.same_as)]
+    losses = [loss_at(where, flags.function) for where in (flags.FILE, flags.same_as)]
     shares = differences(*losses)
     different = {name: share for name, share in shares.items() if share >= KNOWN}
     data: dict[str, object] = {"differs": shares}
@@ -101,7 +110,7 @@ def compared(flags: argparse.Namespace) -> tuple[int, list[str], dict[str, objec
 
 
 def cannot_examine(flags: argparse.Namespace, why: str) -> int:
-    print(f"{__package__}: the loss of {flags.FILE} cannot be examined: {why}", file=sys.stderr)
+    print(f"{NAME}: the loss of {flags.FILE} cannot be examined: {why}", file=sys.stderr)
     if flags.json:
         print(json.dumps({"file": flags.FILE, "status": UNKNOWN, "error": why}, indent=1),
               file=flags.screen, flush=True)
@@ -111,6 +120,11 @@ def cannot_examine(flags: argparse.Namespace, why: str) -> int:
 def end_of_time(flags: argparse.Namespace) -> None:
     """End this program, although the loss still runs."""
     EXIT(cannot_examine(flags, f"it did not end within {flags.seconds:g} seconds (--seconds)"))
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(UNKNOWN, f"{NAME}: {message} (--help lists the flags)\n")
 
 
 def parser() -> argparse.ArgumentParser:
@@ -123,10 +137,10 @@ def parser() -> argparse.ArgumentParser:
     clauses = "\n".join(textwrap.fill(f"{part}: {', '.join(filter(None, codes))}", 100,
                                       initial_indent="  ", subsequent_indent="      ")
                         for part, codes in parts.items())
-    made = argparse.ArgumentParser(f"python -m {__package__}", description=usage,
-                                   epilog=f"Clauses, with braces for numbers:\n{clauses}",
-                                   formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("FILE", help="a file with a function loss(logits, batch)")
+    made = Parser(f"python -m {__package__}", description=usage,
+                  epilog=f"Clauses, with braces for numbers:\n{clauses}",
+                  formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("FILE", help="a file with a function loss(logits, batch), or FILE.py:NAME")
     made.add_argument("--expect", help="all that has to hold, with commas between the clauses, "
                       "such as: z n-1 1e-4, token, clip 0.2 0.28. Usual things need no clause. "
                       "A mistake that you want has the clause that is printed in brackets")

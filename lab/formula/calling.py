@@ -162,8 +162,9 @@ def refuse_arguments(loss: Loss) -> None:
     except TypeError:
         example = "examples/a_loss.py" if __package__ == "lab.formula" else "the one in --help"
         raise LossFailed(f"{__package__} calls loss(logits, batch), such as {example}, and this "
-                         f"function has the arguments {wanted}. `of_log_probs` makes a loss of one "
-                         "that is given log-probs and advantages") from None
+                         f"function has the arguments {wanted}. Where it is given log-probs and "
+                         f"advantages, make `loss = of_log_probs(my_function)`, which {__package__}"
+                         " has, in a file of your own") from None
 
 
 def failed(sentence: str, error: Exception) -> LossFailed:

@@ -26,9 +26,10 @@ MESSAGE = b"\nstopping after this step (Ctrl-C again stops at once, at the last 
 PROGRAMS = ("train.py", "run.py", "analyze.py", "grpo.py", "qwen2_model.py")
 
 
-def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: str = "") -> None:
-    """Run main(argv). An error of the user or of the system is printed as one line; `interrupted`
-    is printed after Ctrl-C."""
+def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: str = "",
+                   status: int = 1) -> None:
+    """Run main(argv). An error of the user or of the system is printed as one line, and `status` is
+    the program's exit status then; `interrupted` is printed after Ctrl-C."""
     sys.stdout, sys.stderr = Visible(sys.stdout), Visible(sys.stderr)
     try:
         main(sys.argv[1:])
@@ -44,7 +45,8 @@ def run_as_program(name: str, main: Callable[[list[str]], object], interrupted: 
         sentence = sentence_about(error)
         if not sentence or (sys.flags.dev_mode and not isinstance(error, UserError)):
             raise
-        sys.exit(f"{name}: {printable(sentence)}")
+        print(f"{name}: {printable(sentence)}", file=sys.stderr)
+        sys.exit(status)
 
 
 def place_in_users_code(trace: TracebackType | None) -> str:

@@ -43,10 +43,15 @@ def test_the_overview_has_the_questions_and_commands_of_the_readme():
     assert listed == {question: list(commands) for question, commands in overview.COMMANDS.items()}
 
 
-def test_a_program_that_judges_ends_with_its_status():
+def test_a_program_that_judges_ends_with_its_status(monkeypatch):
+    """1 is a verdict there, so what cannot be judged is 2. Of other programs it is 1."""
+    monkeypatch.setattr("lab.tools.diagnose.main", lambda flags: 1)
     with pytest.raises(SystemExit) as ended:
-        overview.main(["diagnose", "nowhere"])
-    assert ended.value.code == 2
+        overview.main(["diagnose"])
+    assert ended.value.code == 1
+    for name in (*overview.JUDGES, "follow"):
+        said = program(ROOT, "-m", "lab", name, "nowhere", expect=2 - (name == "follow"))
+        assert said.startswith(f"lab {name}: ") and said.count("\n") == 1
 
 
 def test_the_lab_started_as_a_folder_says_how_to_start_it():

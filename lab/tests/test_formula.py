@@ -616,13 +616,19 @@ def test_the_command_line(tmp_path, capsys, monkeypatch):
     assert 'What would see it: --expect "z n-1 1e-06, token, no ratio"' in printed
     assert main([good, "--expect", "z n-1, answer, no ratio"]) == 1
     assert "Expected, and not so: answer.\nNot expected, and so: token." in capsys.readouterr().out
-    for more, said in ((["--same-as", good, "--expect", "token"], "takes no --expect"),
-                       (["--function", "broken"], "with size 16 (good.py, line 15)"),
-                       (["--function", "absent"], "has no function"),
-                       (["--expect", ","], "names no clause")):
-        assert main([good, *more]) == 2 and said in capsys.readouterr().err
-    assert main([str(tmp_path / "none.py")]) == 2
-    assert "there is no Python file" in capsys.readouterr().err
+    assert main([f"{good}:loss", "--expect", "z n-1, token, no ratio"]) == 0
+    for typed, said in (([good, "--same-as", good, "--expect", "token"], "takes no --expect"),
+                        ([f"{good}:broken"], "with size 16 (good.py, line 15)"),
+                        ([good, "--function", "broken"], "with size 16 (good.py, line 15)"),
+                        ([good, "--same-as", f"{good}:absent"], "has no function"),
+                        ([good, "--expect", ","], "names no clause"),
+                        ([str(tmp_path / "none.py")], "there is no Python file")):
+        assert main(typed) == 2
+        printed = capsys.readouterr().err
+        assert printed.startswith("lab formula: ") and said in printed
+    with pytest.raises(SystemExit) as ended:
+        main([good, "--expected", "token"])
+    assert ended.value.code == 2 and capsys.readouterr().err.startswith("lab formula: unrec")
     assert main([bad, "--json"]) == 1
     said = json.loads(capsys.readouterr().out)
     assert said["status"] == 1 and said["understood"]

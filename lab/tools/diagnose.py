@@ -16,7 +16,6 @@ The exit status is 0 if nothing was found, 1 if a mistake was, and 2 if the log 
 has too few steps. Nothing is written.
 """
 import math
-import sys
 import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -483,11 +482,7 @@ def main(argv: list[str]) -> int:
     """Print what the log shows, and return the exit status."""
     flags = read(argv, "python -m lab diagnose LOG [--column NAME=COLUMN]", __doc__, FLAGS, {
         "LOG": "a run folder, or the log of another trainer"})
-    try:
-        log = read_log(Path(flags.log), chosen_columns(flags.column))
-    except UserError as error:
-        print(f"diagnose: {error}", file=sys.stderr)
-        return 2
+    log = read_log(Path(flags.log), chosen_columns(flags.column))
     found = faults_of(log) if log.steps >= FEWEST else []
     print(filled([f"{log.path}: {log.steps} steps.", *in_words(log, found)]))
     return 2 if log.steps < FEWEST else int(bool(found))

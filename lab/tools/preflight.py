@@ -16,7 +16,7 @@ It samples answers to problems of the task, trains nothing, and ends in one of s
 
 All other flags are those of `lab train`, and mean the training that is planned. Nothing is written,
 and the learning rate is not part of the verdict. What a training shows once it has begun, lab
-diagnose says.
+diagnose says. The exit status is 0 if it learns, 1 at another verdict, and 2 if there is none.
 """
 import textwrap
 from statistics import mean
@@ -34,8 +34,8 @@ from lab.harness.flags import Flag, read
 from lab.harness.screen import show_status
 from lab.harness.settings import LabSettings, make_settings
 from lab.harness.tasks import score_again
-from lab.tools.prospects import (CANNOT, CHANCE, EASY, FORM, HOLE, Answers, Findings, best_blind,
-                                 shown_rule)
+from lab.tools.prospects import (CANNOT, CHANCE, EASY, FORM, HOLE, LEARNS, Answers, Findings,
+                                 best_blind, shown_rule)
 
 FEWEST_PROBLEMS = 4
 NOT_ASKED = 400     # problems that no model is asked, to try answers on that ignore the problem
@@ -52,7 +52,8 @@ FLAGS = {
                         "that of lab train", kind=int, least=2, most=10_000)}
 
 
-def main(argv: list[str]) -> None:
+def main(argv: list[str]) -> int:
+    """Print what was found, and return the exit status."""
     asked: dict[str, Any] = {}  # flags of lab train
     own = read(argv, "python -m lab preflight [flags of lab train, or of this list]", __doc__,
                FLAGS, others=asked)
@@ -69,6 +70,7 @@ def main(argv: list[str]) -> None:
     found = find(policy, settings, sample(policy, settings, own.problems, own.answers))
     for part in in_words(found, settings):
         print(part if part.startswith("|") else textwrap.fill(part, 100), end="\n\n")
+    return int(found.word != LEARNS)
 
 
 # ------------------------------------------------------------------- the answers

@@ -453,8 +453,7 @@ def test_a_column_can_be_named_and_what_is_not_read_is_listed(tmp_path, capsys):
     file = tmp_path / "log.csv"
     file.write_text("step,my_score,mine (x),other\n" + "\n".join(
         f"{one['step']},{one['reward']},46,{one['step']}" for one in LINES))
-    assert diagnose.main([str(file)]) == 2
-    assert "the one that --column reward=NAME says" in capsys.readouterr().err
+    assert "the one that --column reward=NAME says" in refusal(diagnose.main, [str(file)])
     assert diagnose.main([str(file), "--column", "reward=my_score,length=mine (x)"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "6 of 22 signs of a mistake could be looked for" in said
@@ -462,8 +461,7 @@ def test_a_column_can_be_named_and_what_is_not_read_is_listed(tmp_path, capsys):
     for typed, words in (("reward=none", "has no numbers under none, only under step, my_score"),
                          ("rewards=my_score", "NAME is one of reward, success"),
                          ("reward", "should be NAME=COLUMN")):
-        assert diagnose.main([str(file), "--column", typed]) == 2
-        assert words in " ".join(capsys.readouterr().err.split())
+        assert words in refusal(diagnose.main, [str(file), "--column", typed])
 
 
 @pytest.mark.parametrize("text", ["nan", "NaN", "inf", "-inf", "np.float64(nan)", "Infinity"])
@@ -501,9 +499,8 @@ def test_what_cannot_be_read_ends_in_a_sentence(name, text, words, tmp_path):
 
 def test_the_command_has_a_status(tmp_path, path, capsys):
     os.mkfifo(tmp_path / "pipe")  # it would never end
-    for name, status, words in (("none", 2, "no run or log"), ("pipe", 2, "pipe")):
-        assert diagnose.main([str(tmp_path / name)]) == status
-        assert words in capsys.readouterr().err
+    for name, words in (("none", "no run or log"), ("pipe", "pipe")):
+        assert words in refusal(diagnose.main, [str(tmp_path / name)])
     for lines, status, in_a_line in (
             (ours()[:3], 2, ""), (ours(), 0, "none seen"),
             (LOGS["cut off"][1], 1, "Mistakes in the training: The limit of new tokens is too")):

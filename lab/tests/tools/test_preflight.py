@@ -203,14 +203,17 @@ def test_it_samples_each_problem_and_says_a_word(capsys, monkeypatch):
     monkeypatch.setattr(preflight.Policy, "ask", counted)
     monkeypatch.setattr(preflight, "find", lambda policy, s, sampled: (
         found.extend(sampled) or find(policy, s, sampled)))
-    preflight.main(["--problems", "6", "--answers", "8", "--questions", "4", "--group", "4",
-                    "--threads", "1", "--max_new_tokens", "64"])
+    typed = ["--problems", "6", "--answers", "8", "--questions", "4", "--group", "4",
+             "--threads", "1", "--max_new_tokens", "64"]
+    assert preflight.main(typed) == 0
     assert [count for count, _ in asked] == [2, 2, 2]  # 16 answers, as an update has
     assert len({seed for _, seed in asked}) == 3
     assert len({one.problem for one in found}) == 6
     assert all(len(one.texts) == len(one.reward) == 8 for one in found)
     printed = capsys.readouterr().out
     assert "LEARNS" in printed and "Without the task: a sampled answer earns " in printed
+    monkeypatch.setattr(preflight.Findings, "word", CANNOT)
+    assert preflight.main(typed) == 1
 
 
 @pytest.mark.parametrize("count, is_tried", [(19, False), (20, True)])
