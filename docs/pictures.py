@@ -5,7 +5,7 @@
     value       page 3    the expected reward after every token of an answer
     z-score     page 4    the advantage of right and of wrong answers
     step        page 6    what a step computes, and which function does it
-    clip        page 9    what is left of a token's push, by its ratio
+    clip        page 9    how hard a token is moved, by its ratio
     seeds       page 10   eight pairs of runs
 
 Numbers are computed here, or are those of lab/results. Letters are as large as a page's text.
@@ -113,8 +113,9 @@ BOXES = [  # what a step computes, where it stands, and which function then make
     ("256 answers\n(B, T)", (1, 2), "countdown_task.py\nTask.score"),
     ("reward\n(B,)", (2, 2), "grpo.py\ngrpo"),
     ("advantage\n(B, T)", (2, 1), "mitigations.py\nweights"),
-    ("weight\n(B, T)", (2, 0), "grpo.py\npolicy_loss"),
-    ("loss\none number", (1, 0), "grpo.py\nupdate"),
+    ("weight\n(B, T)", (2, 0), "grpo.py\nlog_probs"),
+    ("log_prob\n(B, T), with\ngradient", (1.33, 0), "policy_loss"),
+    ("loss\none number", (0.67, 0), "update"),
     ("changed\nmodel", (0, 0), "train.py\nthe next step")]
 
 
@@ -146,11 +147,11 @@ def clip() -> Figure:
             axis.plot(ratio, np.where(part, push, np.nan), color=colour, lw=3)
         axis.plot(1, advantage, "o", color="black")
         axis.set(title=f"advantage {advantage:+}", xlabel="ratio", xticks=[0.5, 0.8, 1, 1.28, 1.5])
-    axes[0].set_ylabel("pushed by")
+    axes[0].set_ylabel("moved by")
     return figure
 
 
-ARMS = {"none-32x8": "four times the answers", "measured": "measured credit",
+ARMS = {"none-32x8": "four times the answers", "measured": "sampled credit",
         "gae": "PPO's critic", "entropy_weighted": "more where unsure"}
 
 

@@ -16,7 +16,7 @@ from lab.harness.settings import CONTINUE, make_settings
 from run import CHANGEABLE, read_settings
 from small import put_in
 
-FILES = [path for pattern in ("**/*.md", "**/*.py", "docs/*.ipynb", ".github/workflows/*.yml")
+FILES = [path for pattern in ("**/*.md", "**/*.py", ".github/workflows/*.yml")
          for path in project_files(pattern) if "tests" not in path.relative_to(ROOT).parts]
 # a command ends at a comma, a comment, a pipe, the end of the code, or two blanks
 COMMAND = re.compile(r"python (?=train\.py\b|examples/\w+\.py\b|-m lab(?: [a-z]|\.formula ))"

@@ -1,13 +1,11 @@
-"""What the pages tell a reader to paste works as it stands there, the notebook too."""
+"""What the pages tell a reader to paste works as it stands there."""
 import inspect
 import itertools
 import json
 import re
 import shlex
-import sys
 import textwrap
 import tomllib
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -189,70 +187,6 @@ for words in json.loads(sys.argv[1]):
 """
 
 
-NOTEBOOK = ROOT / "docs/first_look.ipynb"
-FEWER = {'"8", "--answers", "8"': '"4", "--answers", "4"', '"20"': '"2"', '"10"': '"1"',
-         '"200"': '"8", "--max_new_tokens", "48"'}
-
-
-def cells() -> list[str]:
-    """The notebook's cells of code; the one that trains twenty steps trains two."""
-    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    code = ["".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    [place] = [place for place, cell in enumerate(code) if "examples.own_reward" in cell]
-    for usual, fewer in FEWER.items():
-        assert usual in code[place]
-        code[place] = code[place].replace(usual, fewer)
-    return code
-
-
-PICTURES = """
-pictures = [value for name, value in globals().items() if name.startswith("shown_")]
-curve, answer = pictures
-assert curve._repr_png_().startswith(b"\\x89PNG") and not answer._repr_png_()
-assert "<span" in answer._repr_html_() and not curve._repr_html_()
-print("pictures", len(pictures))
-"""
-
-
-@pytest.mark.slow
-def test_every_cell_of_the_notebook_runs_from_its_folder(project):
-    """A run whose held-out problems are asked three times, pictures, and the numbers of page 7."""
-    code = [re.sub(r"^(?=Shown\(.*\)$)", f"shown_{place} = ", cell, flags=re.M)
-            for place, cell in enumerate(cells())]
-    (project / "docs/notebook.py").write_text("\n\n".join(code) + PICTURES, encoding="utf-8")
-    printed = program(project / "docs", "notebook.py")
-    assert printed.count("done. Everything is in") == 2
-    assert printed.count("held-out, sampled") == 3 and "after step 2" in printed
-    assert "standard deviation 0.2421" in printed
-    assert "' -' 0.57 +1.02 -0.024" in " ".join(printed.split())
-    assert "pictures 2\n" in printed
-    page = (ROOT / "docs/course/7_why_did_the_minus_fall.md").read_text(encoding="utf-8")
-    [table] = re.findall(r"^```\n(operator .*?)```", page, flags=re.M | re.S)
-    assert "this problem      9   +0.20   -0.028" in table and table.split()[:4] == [
-        "operator", "tokens", "mean", "advantage"]
-    assert all(line in printed for line in table.splitlines())
-
-
-def test_the_notebook_goes_to_the_projects_folder_or_says_where_to_start_it(monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.chdir(ROOT / "docs")
-    exec(cells()[0], {})
-    assert Path.cwd() == ROOT
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match="start this notebook in the project's folder"):
-        exec(cells()[0], {})
-
-
-def test_the_notebook_keeps_what_it_printed_and_drew():
-    """Every cell of code but the one to install and those that define something has an output."""
-    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    outputs = [output for cell in notebook["cells"] for output in cell.get("outputs", [])]
-    kept = {kind for output in outputs for kind in output.get("data", {})}
-    assert kept == {"image/png", "text/html"}
-    assert not any(output["output_type"] == "error" for output in outputs)
-    assert NOTEBOOK.stat().st_size < 1_000_000
-
-
 def test_editors_and_uv_are_told_the_same_packages():
     """pyproject.toml has the lines of requirements.txt, the version that is cited, no package."""
     said = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -262,7 +196,7 @@ def test_editors_and_uv_are_told_the_same_packages():
 
 
 def all_pages():
-    return [*project_files("**/*.md"), NOTEBOOK]
+    return project_files("**/*.md")
 
 
 def test_what_guesses_would_solve():
