@@ -39,6 +39,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from lab.analysis.statistics import mean_over
+from lab.engine.credited import credited
 from lab.engine.errors import UserError
 from lab.engine.methods import ADVANTAGES, make, metrics_of
 from lab.engine.policy import Policy, derived_seed
@@ -49,7 +50,6 @@ from lab.harness.flags import Flag, option, read
 from lab.harness.build import Parts, build
 from lab.harness.screen import python_command
 from lab.harness.settings import LabSettings, make_settings
-from lab.tools.idea import credited
 
 
 class Game(NamedTuple):

@@ -34,7 +34,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from analyze import MEASURES as COLUMNS
-from lab.analysis.cost import Pair, at_equal_cost, at_equal_time, break_even
+from lab.analysis.cost import (Costs, Pair, at_equal_time, break_even, gain_for, is_known,
+                               ratio_of)
 from lab.analysis.run_folders import PLAIN_SETTINGS, Run, flags_of_methods, share_seen_before
 from lab.analysis.statistics import (Estimate, Floats, holm, mean_over, mean_over_pairs,
                                      paired_difference, percentile)
@@ -201,27 +202,27 @@ def comparable(arms: Arms) -> tuple[dict[str, dict[int, Run]], list[str]]:
     """The runs of each arm up to the newest step that all of them have, with their evaluations up
     to the one that is compared; and sentences about what is compared. Evaluations are compared
     after the same step, or, of arms of different lengths, at their ends if all had paid alike."""
-    ends = {name: min(run.last_step for run in arm.values()) for name, arm in arms.items() if arm}
-    runs = [cut(run, ends[name]) for name, arm in arms.items() for run in arm.values()]
-    where = (f"{len(runs)} runs are compared, each arm up to the newest step that all of its runs "
-             "have")
-    held_out, notes = evaluated_by_all(runs), list[str]()
+    parts = {}
+    for name, arm in arms.items():
+        end = min([run.last_step for run in arm.values()], default=0)
+        parts[name] = {seed: cut(run, end) for seed, run in arm.items()}
+    runs = [run for arm in parts.values() for run in arm.values()]
+    ends, held_out = {run.last_step for run in runs}, evaluated_by_all(runs)
+    what = f"Held-out success is compared after step {held_out}"
     if not have_same_problems(runs):
         held_out = 0
-        notes.append("Held-out success is not compared, because the problems are not known to be "
-                     "the same")
-    elif len(set(ends.values())) > 1 and are_paid_alike(runs):
-        held_out = max(ends.values())
-        where += ", and held-out success at the ends, which all reach with as many sampled tokens"
-    elif held_out:
-        where += f", and held-out success after step {held_out}"
-    else:
-        notes.append("Held-out success is not compared, because there is no evaluation after a "
-                     "step that all of them have")
+        what = ("Held-out success is not compared, because the problems are not known to be the "
+                "same")
+    elif len(ends) > 1 and are_paid_alike(runs):
+        held_out = max(ends)
+        what = "Held-out success is compared at the ends: all have sampled as many tokens by then"
+    elif not held_out:
+        what = ("Held-out success is not compared, because there is no evaluation after a step "
+                "that all of them have")
     for run in runs:
         run.evaluations = [line for line in run.evaluations if line["step"] <= held_out]
-    left = iter(runs)
-    return {name: {seed: next(left) for seed in arm} for name, arm in arms.items()}, [where, *notes]
+    return parts, [f"{len(runs)} runs are compared, each arm up to the newest step that all of its "
+                   "runs have", what]
 
 
 def cut(run: Run, step: int) -> Run:
@@ -236,8 +237,7 @@ def cut(run: Run, step: int) -> Run:
 def are_paid_alike(runs: Sequence[Run]) -> bool:
     """Whether all runs end with an evaluation and have sampled as many tokens by then."""
     paid = [np.sum(cost_of(run, AT_EQUAL_TOKENS)) for run in runs]
-    are_ends = all(run.evaluated()[-1:] and run.evaluated()[-1]["step"] == run.last_step
-                   for run in runs)
+    are_ends = all(run.last_step in [line["step"] for line in run.evaluated()] for run in runs)
     return are_ends and bool(max(paid) <= DEARER * min(paid))
 
 
@@ -341,20 +341,17 @@ def gain_over(mine: Arm, theirs: Arm, measure: str = IN_TRAINING) -> Gain:
 
 def gain_in_training(pairs: Mapping[int, tuple[Run, Run]], measure: str) -> Gain:
     """The gain up to equal cost, over the pairs of which success and cost are on record."""
-    found = {}
+    found = dict[int, tuple[Pair, Costs]]()
     for seed, (mine, theirs) in pairs.items():
-        success = success_of(mine, theirs)
-        costs = cost_of(mine, measure), cost_of(theirs, measure)
-        if min(map(len, success)) and np.isfinite(np.concatenate([*success, *costs])).all():
-            found[seed] = success, costs
+        success, paid = success_of(mine, theirs), (cost_of(mine, measure), cost_of(theirs, measure))
+        if min(map(len, success)) and np.isfinite(np.concatenate([*success, *paid])).all():
+            found[seed] = success, paid
     if not found:
-        return Gain((), Estimate(np.nan), cost=Estimate(np.nan), is_told=False)
-    both, costs_of_both = zip(*found.values())
-    if measure != AT_EQUAL_TIME:
-        one = at_equal_cost(both, costs_of_both)
-        return Gain(tuple(found), one.gain, one.gain.p, one.ratio)
-    one = at_equal_time(both, costs_of_both)
-    return Gain(tuple(found), one.gain, one.gain.p, one.ratio, one.is_known)
+        return Gain((), Estimate(np.nan), is_told=False)
+    both, costs = [one for one, _ in found.values()], [one for _, one in found.values()]
+    is_time, ratio = measure == AT_EQUAL_TIME, ratio_of(costs)
+    gain = (at_equal_time if is_time else gain_for)(both, costs)
+    return Gain(tuple(found), gain, gain.p, ratio, not is_time or is_known(ratio))
 
 
 def success_of(mine: Run, theirs: Run) -> Pair:
@@ -410,14 +407,11 @@ def arm_table(arms: Arms) -> Table:
     rows: list[Row] = []
     for name, arm in arms.items():
         steps = max((run.last_step for run in arm.values()), default=None)
-        means = [mean_of(arm, one) for one in (IN_TRAINING, AT_THE_END, GREEDY_AT_THE_END)]
-        rows.append([name, len(arm), steps, *means])
-    what = of_runs(run for arm in arms.values() for run in arm.values())
-    formats = {"arm": "", "runs": "d", "steps": "d", "training": ".1%", "held out": ".1%",
-               "greedy": ".1%"}
-    return Table("arms", "", by_row(formats, rows), headings={
-        "training": f"{what} in training", "held out": "held out, at the end",
-        "greedy": "the same, greedy"})
+        rows.append([name, len(arm), steps, *(mean_of(arm, one) for one in (
+            IN_TRAINING, AT_THE_END, GREEDY_AT_THE_END))])
+    formats = {"arm": "", "runs": "d", "steps": "d", "in training": ".1%", "end, sampled": ".1%",
+               "end, greedy": ".1%"}
+    return Table("arms", "", by_row(formats, rows))
 
 
 def gain_table(arms: Arms, measure: str = "") -> Table:
@@ -430,29 +424,26 @@ def gain_table(arms: Arms, measure: str = "") -> Table:
     rows: list[Row] = []
     notes = []
     for name, pair in family.items():
-        shown_name = name  # in its first row alone
         for one, label in LABELS.items():
-            is_judged = one == judged_by[name]
-            gain = judged[name] if is_judged else gain_over(*pair, one)
-            if gain.pairs or is_judged:
-                rows.append([shown_name, label, gain.cost.value,
-                             gain.estimate if gain.is_told else None, gain.pairs,
-                             gain.p if is_judged else None,
-                             with_excluded(gain) if is_judged else ""])
-                shown_name = ""
+            gain, p, verdict = gain_over(*pair, one), np.nan, ""
+            if one == judged_by[name]:
+                p, verdict = judged[name].p, with_excluded(judged[name])
+            is_first = one == IN_TRAINING
+            if gain.pairs or verdict or is_first:
+                rows.append([name if is_first else "", label, gain.cost.value,
+                             gain.estimate if gain.is_told else None, gain.pairs, p, verdict])
         notes += [f"{name} {clause} one of {baseline}" for clause in about_cost(*pair)]
     limits = [gain.excluded_above(len(judged)) for gain in judged.values()]
-    if len(judged) > 1 and AHEAD_ONCE not in [gain.verdict for gain in judged.values()] and (
-            np.isfinite(limits).all()):
-        notes.append(f"For all {len(judged)} arms together, gains above "
-                     f"{shown(max(limits), 'points')} are excluded (95%)")
-    formats = {"arm": "", "at": "", "cost": ".2f", "gain": "points", "pairs": "d", "p": "p",
-               "verdict": ""}
+    is_one_ahead = AHEAD_ONCE in [gain.verdict for gain in judged.values()]
+    if len(judged) > 1 and np.isfinite(limits).all() and not is_one_ahead:
+        limit = shown(max(limits), "points")
+        notes.append(f"For all {len(judged)} arms together, gains above {limit} are excluded (95%)")
+    formats = {"arm": "", "compared at": "", "a step costs": ".2f", "gain": "points",
+               "pairs": "d", "p (Holm)": "p", "verdict": ""}
     hundredths = in_words("", (run for arm in arms.values() for run in arm.values()))
     return Table("gains", f"The gain of each arm over {baseline} in percentage points{hundredths}, "
-                 f"and what a step costs, in steps of {baseline}", by_row(formats, rows), notes, {
-                     "at": "compared at", "cost": "a step costs", "gain": f"gain{WITH_INTERVAL}",
-                     "p": "p (Holm)"})
+                 f"and what a step costs, in steps of {baseline}", by_row(formats, rows), notes,
+                 {"gain": f"gain{WITH_INTERVAL}"})
 
 
 def say_gains(arms: Arms, measure: str = "") -> None:

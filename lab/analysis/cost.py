@@ -1,8 +1,8 @@
 """The gain of one method over another at equal cost, and how dear a step may be before it is gone.
 
-    gain_for(pairs)       # pairs of runs: success of each step, mine and theirs, and its cost
-    gain_in_time(pairs)   # where the cost of a step is in seconds, which are never quite known
-    break_even(pairs)     # how many times as much a step may cost, which needs no clock
+    gain_for(pairs, costs)           # the success of each step of two runs, and what it cost
+    at_equal_time(pairs, seconds)    # costs in seconds, which are never quite known
+    break_even(pairs)                # how many times as much a step may cost, without a clock
 
 There is one rule. Of two runs with the same seed the dearer one is cut where the cheaper one ends:
 what the cheaper one has paid in all is the budget of both. The success of a run for this budget is
@@ -16,7 +16,6 @@ in training, and a longer run is cut at the last step of the shorter one.
 A cost is a number for each step, or one for all of them. Its unit does not matter.
 """
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -27,18 +26,6 @@ WIDEST = 2.0  # times as much: the most by which the ends of what a step costs m
 
 Pair = tuple[Floats, Floats]                   # the success (steps,) of both runs
 Costs = tuple[Floats | float, Floats | float]  # of the steps of both
-
-
-@dataclass(frozen=True)
-class AtEqualCost:
-    """A gain for as much as the cheaper one paid, and how many times as much a step costs."""
-    gain: Estimate
-    ratio: Estimate
-
-    @property
-    def is_known(self) -> bool:
-        """Whether the cost of a step is known well enough for a gain to be told."""
-        return bool(self.ratio.high / self.ratio.low <= WIDEST)
 
 
 def success_for(success: Floats, cost: Floats | float, budget: float) -> float:
@@ -62,22 +49,23 @@ def gain_for(pairs: Sequence[Pair], costs: Sequence[Costs]) -> Estimate:
                             for pair, paid in zip(pairs, costs)])
 
 
+def at_factor(pairs: Sequence[Pair], factor: float) -> Estimate:
+    """The gain if a step costs this many times as much in every pair."""
+    return gain_for(pairs, [(factor, 1.0)] * len(pairs))
+
+
 def ratio_of(costs: Sequence[Costs]) -> Estimate:
     """How many times as much a step costs: the mean over pairs, of logarithms."""
     logs = mean_over([float(np.log(np.mean(mine) / np.mean(theirs))) for mine, theirs in costs])
     return Estimate(*np.exp([logs.value, *logs.interval]).tolist())
 
 
-def at_equal_cost(pairs: Sequence[Pair], costs: Sequence[Costs]) -> AtEqualCost:
-    return AtEqualCost(gain_for(pairs, costs), ratio_of(costs))
+def is_known(ratio: Estimate) -> bool:
+    """Whether seconds say well enough what a step costs, for a gain in equal time to be told."""
+    return bool(ratio.high / ratio.low <= WIDEST)
 
 
-def at_factor(pairs: Sequence[Pair], factor: float) -> Estimate:
-    """The gain if a step costs this many times as much in every pair."""
-    return gain_for(pairs, [(factor, 1.0)] * len(pairs))
-
-
-def at_equal_time(pairs: Sequence[Pair], seconds: Sequence[Costs]) -> AtEqualCost:
+def at_equal_time(pairs: Sequence[Pair], seconds: Sequence[Costs]) -> Estimate:
     """The gain in as much time. Seconds depend on what else the machine does. So the interval holds
     all gains for which the interval of the ratio leaves room, and p is the largest of them; it is 1
     if the dearest and the cheapest step that are possible lead to gains of opposite signs."""
@@ -87,33 +75,19 @@ def at_equal_time(pairs: Sequence[Pair], seconds: Sequence[Costs]) -> AtEqualCos
     ends = np.array([gain.interval for gain in each])
     is_one_sign = len({np.sign(gain.value) for gain in each}) == 1
     p = float(np.max([gain.p for gain in each])) if is_one_sign else 1.0
-    return AtEqualCost(Estimate(each[0].value, float(ends.min()), float(ends.max()), p), ratio)
+    return Estimate(each[0].value, float(ends.min()), float(ends.max()), p)
 
 
 def break_even(pairs: Sequence[Pair]) -> Estimate:
     """How many times as much a step may cost, whatever the cost is, until nothing is gained any
-    more; and where this is so of the ends of the gain's interval. It is 0 or MOST if that is so of
-    no factor between 1 / MOST and MOST."""
-    factors = np.geomspace(1 / MOST, MOST, 401)
+    more; and where this is so of the ends of the gain's interval. It is 0 where nothing is gained
+    at equal steps, and MOST where a gain is left even then."""
+    factors = np.geomspace(1, MOST, 200)
     each = [at_factor(pairs, factor) for factor in factors]
-    ends = np.array([(gain.value, *gain.interval) for gain in each])  # (factors, 3)
-    return Estimate(*(root_next_to_1(factors, gains) for gains in ends.T))
-
-
-def root_next_to_1(factors: Floats, gains: Floats) -> float:
-    """The factor at which the gain is 0; of several, the one that is reached first from 1."""
-    one = len(factors) // 2
-    if not np.isfinite(gains).all():
-        return float("nan")
-    if gains[one] > 0:
-        lost = np.flatnonzero(gains[one:] <= 0)
-        if not len(lost):
-            return MOST
-        after = one + int(lost[0])
-    else:
-        left = np.flatnonzero(gains[:one] > 0)
-        if not len(left):
-            return 0.0
-        after = int(left[-1]) + 1
-    between = [after, after - 1]  # np.interp takes gains that grow
-    return float(np.interp(0.0, gains[between], factors[between]))
+    found = []
+    for gains in np.array([(gain.value, *gain.interval) for gain in each]).T:  # (factors,)
+        lost = [*np.flatnonzero(gains <= 0), len(factors)][0]
+        between = [lost, lost - 1]  # np.interp takes gains that grow
+        found.append(0.0 if lost == 0 else MOST if lost == len(factors) else
+                     float(np.interp(0.0, gains[between], factors[between])))
+    return Estimate(*found)

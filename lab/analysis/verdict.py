@@ -174,12 +174,9 @@ class Verdict:
                 continue
             names = ", ".join(map(str, others))
             on_seeds = f"seeds {gain.seeds[0]} to {gain.seeds[-1]}"
-            sentence = (f"On {on_seeds} {self.other} was compared {1 + len(others)} times: with "
-                        f"{self.name} here, and with {names}. So p = {shown(alone, 'p')} becomes "
-                        f"{shown(gain.p, 'p')} by Holm's correction.")
-            if gain.verdict == NOT_SEEN and replace(gain, p=alone).verdict != NOT_SEEN:
-                sentence += " As the only try it would have been called a difference."
-            found.append(sentence)
+            found.append(f"On {on_seeds} {self.other} was compared {1 + len(others)} times: with "
+                         f"{self.name} here, and with {names}. So p = {shown(alone, 'p')} becomes "
+                         f"{shown(gain.p, 'p')} by Holm's correction.")
         return found
 
     def table(self) -> Table:
@@ -201,22 +198,14 @@ class Verdict:
 
     def details(self) -> list[str]:
         """Sentences about what the verdict rests on, and what it leaves open."""
-        gain = self.primary[-1]
         found = []
         if self.doubt:
             found.append(f"The primary metric is here the {self.said}, because {self.doubt}.")
-        if is_the_same(gain):
-            if not self.doubt:
-                found.append("In the first step that is always so, because it is sampled before "
-                             "any update.")
-        for look in self.looks:
-            gains_of_pairs = {seed: gain_over({seed: mine}, look["plain"], self.measure).estimate
-                              for seed, mine in look["idea"].items()}
-            pairs = [f"{shown(gain.value, 'points')} (seed {seed})"
-                     for seed, gain in gains_of_pairs.items()]
-            found.append(f"The pairs gain {', '.join(pairs)} points over {self.other}.")
+        elif is_the_same(self.primary[-1]):
+            found.append("In the first step that is always so, because it is sampled before any "
+                         "update.")
         found += self.about_rate()
-        if not is_the_same(gain):  # then nothing can be said of a choice
+        if not is_the_same(self.primary[-1]):  # then nothing can be said of a choice
             found += self.about_choices()
         return found
 

@@ -52,7 +52,7 @@ def test_the_cost_of_a_step_decides_by_which_measure_an_arm_is_judged():
     assert found[IN_TRAINING].estimate.value == 0 and found[IN_TRAINING].verdict == NOT_SEEN
     assert deciding(thrice, plain) == AT_EQUAL_TIME and deciding(plain, thrice) == IN_TRAINING
     rows = gain_table({"plain": plain, "dear": thrice}).to_json()["rows"]
-    assert [(row["at"], row["verdict"]) for row in rows] == [
+    assert [(row["compared at"], row["verdict"]) for row in rows] == [
         ("equal steps", ""), ("equal tokens", ""), ("equal time", "behind")]
     busy = paid_arm(10, 20, (1.0, 9.0) * 3)  # its time is not known
     assert deciding(busy, plain) == AT_EQUAL_TOKENS

@@ -2,8 +2,8 @@
 import numpy as np
 import pytest
 
-from lab.analysis.cost import (at_equal_cost, at_equal_time, at_factor, break_even, difference_for,
-                               gain_for, success_for)
+from lab.analysis.cost import (at_equal_time, at_factor, break_even, difference_for, gain_for,
+                               is_known, ratio_of, success_for)
 from lab.analysis.statistics import mean_over
 
 MINE, THEIRS = np.array([0.2, 0.6, 0.9, 1.0]), np.array([0.2, 0.3, 0.4, 0.5])
@@ -34,10 +34,9 @@ def test_each_step_counts_by_what_it_cost():
 
 def test_a_gain_and_the_ratio_of_the_costs_are_over_the_pairs():
     costs = [(4.0, 1.0), (4.0, 1.0), (4.0, 1.0), (2.0, 2.0)]
-    found = at_equal_cost(PAIRS, costs)
-    assert found.gain.interval == pytest.approx(
-        mean_over([-0.15, -0.16, -0.17, 0.675 - 0.38]).interval)
-    assert found.ratio.value == pytest.approx(4 ** 0.75)  # the mean of the logarithms
+    of_pairs = mean_over([-0.15, -0.16, -0.17, 0.675 - 0.38])
+    assert gain_for(PAIRS, costs).interval == pytest.approx(of_pairs.interval)
+    assert ratio_of(costs).value == pytest.approx(4 ** 0.75)  # the mean of the logarithms
     assert at_factor(PAIRS, 4) == gain_for(PAIRS, [(1.0, 0.25)] * 4)  # no unit matters
 
 
@@ -47,26 +46,18 @@ def test_how_dear_a_step_may_be():
     most = break_even(PAIRS)
     assert most.value == pytest.approx(2.35, abs=0.002)
     assert 2.1 < most.low < most.value < most.high < 2.6
-    level = [(np.full(4, 0.5), THEIRS)] * 2, [(np.full(4, 0.1), THEIRS)] * 2
+    level = [(np.full(4, 0.5), THEIRS)] * 2, [(THEIRS, MINE)] * 2
     assert [break_even(pairs).value for pairs in level] == [32, 0]
-
-
-def test_what_gains_nothing_at_equal_steps_may_gain_if_a_step_costs_less():
-    """Theirs from the start: for half the cost, 0.35 stands against the first two, 0.25."""
-    slow = [(THEIRS, THEIRS + 0.05), (THEIRS, THEIRS + 0.06)]
-    assert 0.5 < break_even(slow).value < 1
-    assert at_factor(slow, 1).value < 0 < at_factor(slow, 0.5).value
 
 
 def test_seconds_that_are_not_quite_known_widen_the_interval():
     """The ratio is 4 in the mean of logarithms; a step that costs less gains more."""
-    sure = at_equal_time(PAIRS, [(4.0, 1.0)] * 4)
-    assert sure.is_known and sure.gain == at_factor(PAIRS, 4)
-    unsure = at_equal_time(PAIRS, [(x, 1.0) for x in (3.9, 16 / 3.9, 3.9, 16 / 3.9)])
-    assert unsure.gain.value == pytest.approx(sure.gain.value) and unsure.is_known
-    low, high = unsure.ratio.interval
-    assert unsure.gain.high == at_factor(PAIRS, low).high > sure.gain.high
-    assert unsure.gain.p == at_factor(PAIRS, low).p > sure.gain.p
-    busy = at_equal_time(PAIRS, [(x, 1.0) for x in (2.0, 8.0, 2.0, 8.0)])
-    assert not busy.is_known and busy.gain.p == 1  # a gain or a loss
-    assert not at_equal_time(PAIRS[:1], [(4.0, 1.0)]).is_known  # one pair has no interval
+    sure, certain = at_equal_time(PAIRS, [(4.0, 1.0)] * 4), at_factor(PAIRS, 4)
+    assert sure == certain
+    seconds = [(x, 1.0) for x in (3.9, 16 / 3.9, 3.9, 16 / 3.9)]
+    unsure, low = at_equal_time(PAIRS, seconds), at_factor(PAIRS, ratio_of(seconds).low)
+    assert unsure.value == pytest.approx(sure.value) and is_known(ratio_of(seconds))
+    assert unsure.high == low.high > sure.high and unsure.p == low.p > sure.p
+    busy = [(x, 1.0) for x in (2.0, 8.0, 2.0, 8.0)]
+    assert not is_known(ratio_of(busy)) and at_equal_time(PAIRS, busy).p == 1  # a gain or a loss
+    assert not is_known(ratio_of(seconds[:1]))  # one pair has no interval

@@ -51,7 +51,6 @@ def test_the_first_sentence_is_the_verdict():
     assert choice in details
     of_answers = " ".join(Verdict("rloo", runs_with([0.03, 0.05])).details())
     assert "its choice of answers" in of_answers and of_answers.endswith("other answers.")
-    assert "The pairs gain +3.0 (seed 0), +5.0 (seed 1) points over plain GRPO." in details
     behind = verdict_of([-0.05, -0.051, -0.049, -0.05])
     assert behind.verdict() == ("my_idea is behind plain GRPO: -5.0 (-5.1 to -4.9) points of "
                                 "success in training, 4 pairs.")
@@ -66,7 +65,7 @@ def test_the_answer_is_printed_before_the_table(capsys):
     printed = capsys.readouterr().out
     assert printed.lstrip().startswith("No difference seen between my_idea and plain GRPO: ")
     table = printed.index("| my_idea minus")
-    assert printed.index("too few.") < table < printed.index("The pairs gain")
+    assert printed.index("too few.") < table < printed.index("All arms had")
 
 
 HALF, ALL = [1, 0] * 100, [1] * 200  # which of 200 held-out problems are solved
@@ -104,12 +103,10 @@ def test_p_is_corrected_for_all_tries_on_the_same_runs_of_plain_grpo():
     assert not verdict.needs_second_look() and verdict.word == "no difference seen"
     [said] = verdict.about_tries()
     assert said == (f"On seeds 0 to 3 plain GRPO was compared 2 times: with my_idea here, and with "
-                    f"other0 (4 seeds). So p = {p:.3f} becomes {2 * p:.3f} by Holm's correction. "
-                    "As the only try it would have been called a difference.")
+                    f"other0 (4 seeds). So p = {p:.3f} becomes {2 * p:.3f} by Holm's correction.")
     assert said in verdict.answer()
     after = Verdict("my_idea", runs_with(gains), Others(1, p=0.001))
     assert after.primary[0].p == pytest.approx(p) and after.needs_second_look()
-    assert "As the only try" not in after.about_tries()[0]
 
 
 def test_tries_are_kept_beside_the_runs_of_plain_grpo(tmp_path):
