@@ -31,6 +31,7 @@ a minute of a processor, and each is printed when it is found. On a large model 
 """
 import textwrap
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 
 from lab.analysis import report
@@ -39,13 +40,16 @@ from lab.analysis.tables import WIDTH
 from lab.engine.errors import UserError
 from lab.harness.flags import Flag, read
 from lab.harness.screen import show_status
-from lab.probes.claim_rules import (BY_CHANCE, CANNOT, CLAIMS, NOTES, THRESHOLDS, VERDICTS,
-                                    CannotBeSeen, Claim, Evidence, Found, add_stored_claims)
+from lab.probes.claim_rules import (BY_CHANCE, CANNOT, CLAIMS, NOTES, ONE_READING, THRESHOLDS,
+                                    VERDICTS, CannotBeSeen, Claim, Evidence, Found,
+                                    add_stored_claims)
 from lab.probes.run_tokens import has_advantages_of_grpo
 
 for part in ("tokens", "phase1", "weightings", "rank", "ppo"):  # in the order of printing
     import_module(f"lab.probes.claims_of_{part}")
 add_stored_claims()
+# verdicts that another run with the same settings did not have (lab/results/claims_turned.txt)
+TURNED = "rank_by_token", "rank_by_critic", "filler_in_disguise", "t_says_how_much_it_varies"
 FLAGS = {
     "only": Flag(None, "words of claims' names, separated by commas; by default all claims"),
     "problems": Flag(12, "problems that a model is asked, for claims about phase 1, rank, baseline "
@@ -105,9 +109,13 @@ def chosen(only: str | None) -> list[Claim]:
 
 def judged(claim: Claim, evidence: Evidence) -> Found:
     try:
-        return claim.look(evidence)
+        found = claim.look(evidence)
     except CannotBeSeen as reason:
         return Found(CANNOT, {"": str(reason)})
+    if claim.name in TURNED and evidence.is_like_stored():
+        numbers = {**found.numbers, "in this run alone": (found.verdict, "")}
+        return replace(found, verdict=ONE_READING, numbers=numbers)
+    return found
 
 
 def summary(found: Mapping[Claim, Found]) -> list[str]:

@@ -123,7 +123,7 @@ def after_the_fact(seen: Evidence) -> Found:
     their advantage is 0."""
     of = seen.of_model(phases)
     x = of["phase 1"].share(of["gradient"]["size"] == 0, of["phase 1"]["size"])
-    return decided(above(0), {"": x}, ".0%")
+    return Found(HOLDS if x.value > 0 else NOT_SEEN, {"": x}, ".0%")
 
 
 @claim(1, "The classes of tokens are crude", "", "lab notes RUN")

@@ -107,7 +107,7 @@ def filler_comes_early(seen: Evidence) -> Found:
        "1.31, from 0.333 and 0.254; filler is 68% of the tokens", "lab notes RUN")
 def filler_over_reasoning(seen: Evidence) -> Found:
     """It depends on the model: after a cold start of a real one the gradient's ratio was 0.98
-    (lab/results/real/after_cold_start.txt)."""
+    (lab/results/notes/claims.txt)."""
     filler, reasoning = seen.filler_and_reasoning()
     size = seen["abs contribution"]
     return decided(above(1), seen.ratios_of_sizes(filler, reasoning),

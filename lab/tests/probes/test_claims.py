@@ -23,7 +23,7 @@ from lab.probes.claim_rules import (ARITHMETIC, CANNOT, CLAIMS, HOLDS, LATER, NO
                                     Evidence, Found, above, below, correlation, decided,
                                     mean_difference, mean_ratio, stored, stored_gain,
                                     stored_results, together)
-from lab.probes.claims_of_rank import hoyer, of_all_seeds, weight_of_problem
+from lab.probes.claims_of_rank import hoyer, weight_of_problem
 from lab.probes.claims_of_tokens import best_blind_answer
 
 BY_NAME = {claim.name: claim for claim in CLAIMS}
@@ -346,12 +346,12 @@ def test_a_lower_temperature_and_what_a_learned_importance_explains_by_hand(tmp_
 
 
 def test_a_verdict_that_turned_with_the_seed_holds_in_one_reading():
-    like, unlike = (SimpleNamespace(is_like_stored=lambda is_like=is_like: is_like)
-                    for is_like in (True, False))
-    found = Found(NOT, {})
-    assert of_all_seeds(unlike, "rank_by_token", found) is found
-    turned = of_all_seeds(like, "rank_by_token", found)
-    assert turned.verdict == ONE_READING and turned.figure.startswith("does not this run alone")
+    for name, is_like, verdict in (("rank_by_token", True, ONE_READING),
+                                   ("rank_by_token", False, NOT), ("rank_2", True, NOT)):
+        claim = SimpleNamespace(name=name, look=lambda _: Found(NOT, {}))
+        seen = SimpleNamespace(is_like_stored=lambda is_like=is_like: is_like)
+        assert claims.judged(claim, seen).verdict == verdict
+    assert set(claims.TURNED) <= set(BY_NAME)
 
 
 def test_what_is_no_run_is_refused_in_a_sentence(tmp_path):
