@@ -7,6 +7,7 @@
     step        page 6    what a step computes, and which function does it
     clip        page 9    how hard a token is moved, by its ratio
     seeds       page 10   eight pairs of runs
+    found       README    gains at equal steps, for as many tokens, in as much time
 
 Numbers are computed here, or are those of lab/results. Letters are as large as a page's text.
 """
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from tokenizers import Tokenizer
 
@@ -172,9 +174,52 @@ def seeds() -> Figure:
     return figure
 
 
+GAINS = "steps", "tokens", "time"  # at equal
+
+
+def found() -> Figure:
+    rows = json.loads((RESULTS / "equal_cost.json").read_text("utf-8"))["rows"]
+    panels = {panel: [row for row in rows if row["panel"] == panel]
+              for panel in dict.fromkeys(row["panel"] for row in rows)}
+    figure, axes = plt.subplots(len(panels), 3, sharex=True, figsize=(WIDTH, 8.6), height_ratios=[
+        len(of_panel) + 1 for of_panel in panels.values()])
+    for of_panel, own in zip(axes, panels.values()):
+        for column, axis in zip(GAINS, of_panel):
+            for number, row in enumerate(own):
+                draw_gain(axis, number, row["gains"].get(column), row["words"].get(column))
+            axis.axvline(0, color="black", lw=0.8)
+            axis.set(ylim=(len(own) - 0.5, -0.5), xlim=(-45, 45), xticks=(-40, 0, 40))
+            axis.set_yticks(range(len(own)), [])
+        of_panel[0].set_yticklabels([row["name"] for row in own])
+        of_panel[0].set_title(own[0]["panel"], x=-1.5, ha="left", fontweight="bold")
+    for column, axis in zip(GAINS, axes[0]):
+        axis.annotate(f"equal {column}", (0.5, 1), (0, 18), xycoords="axes fraction", ha="center",
+                      textcoords="offset points")
+    axes[-1][1].set_xlabel("points over plain GRPO")
+    return figure
+
+
+def draw_gain(axis: Axes, number: int, gain: list[float] | None, word: str | None) -> None:
+    if gain is None:
+        axis.text(0, number, "?", ha="center", va="center", zorder=4,
+                  bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
+        return
+    colour = {"ahead": BLUE, "ahead once": BLUE, "behind": ORANGE}.get(str(word), GREY)
+    value, *ends = (100 * end for end in gain)
+    axis.plot(ends, [number] * 2, color=colour, lw=3)
+    axis.plot(value, number, "o", color=colour, ms=6, mfc="white" if word == "ahead once" else None)
+
+
+def drawn(figure: Figure) -> str:
+    """The numbers of its lines. They are kept in the file, so that a test can compare them."""
+    return json.dumps([[np.round(line.get_xdata(), 2).tolist(), str(line.get_color())]
+                       for axis in figure.axes for line in axis.lines])
+
+
 PICTURES = {"one-step": one_step, "spread": spread, "value": value, "z-score": z_score,
-            "step": step, "clip": clip, "seeds": seeds}
+            "step": step, "clip": clip, "seeds": seeds, "found": found}
 
 if __name__ == "__main__":
     for name in sys.argv[1:] or PICTURES:
-        save(PICTURES[name](), PROJECT / "docs", name, "")
+        picture = PICTURES[name]()
+        save(picture, PROJECT / "docs", name, "", drawn(picture) if name == "found" else "")

@@ -6,10 +6,13 @@ import re
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from conftest import ROOT, project_files
 from lab.analysis.comparison import mean_in_training
-from stored import stored_arms, stored_gain
+from docs import pictures
+from lab.tests import equal_cost, methods_table
+from stored import OF_THINKING, WEIGHTINGS, excluded_above, stored_arms, stored_gain
 
 NUMBER = r"([+-]?\d+(?:\.\d+)?)%?"
 # +2.8 (+1.8 to +3.8), or 50.4%, 95% interval 47.9% to 53.0%
@@ -35,6 +38,10 @@ COMPUTED = [  # stored runs, an arm, and the arm that it is compared with
 STORED = {interval for kind in ("txt", "json") for path in project_files(f"lab/results/**/*.{kind}")
           for interval in intervals(path)}
 STORED |= {INTERVAL.findall(stored_gain(*pair))[0] for pair in COMPUTED}
+ROWS = {(row["panel"], row["name"]): row
+        for row in json.loads(equal_cost.FILE.read_text("utf-8"))["rows"]}
+STORED |= {INTERVAL.findall(methods_table.scale_cell(row, "tokens", -1))[0]
+           for row in ROWS.values() if row["name"] == "four times the answers"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -71,7 +78,7 @@ NOT_SEEN = "no difference seen"
      "equal_gradient inverse_logprob inverse_logprob_as_published", NOT_SEEN),
     ("lab/README.md", "On the real model no difference is seen", THINKING,
      "entropy_weighted entropy_masking", NOT_SEEN),
-    ("lab/reports/board.md", "**The control is ahead.**", TINY, "measured none-16x8 none-32x8",
+    ("lab/reports/board.md", "**The control is ahead** at equal steps", TINY, "measured none-32x8",
      "ahead"),
     ("lab/reports/board.md", "Four methods and `random` are behind", TINY,
      "entropy_weighted entropy_ratio random entropy_masking span", "behind"),
@@ -82,6 +89,45 @@ def test_a_verdict_of_a_page_is_the_stored_one(page, words, table, arms, verdict
     for arm in arms.split():
         first = next(line for line in printed.splitlines() if line.startswith(f"| {arm} "))
         assert first.split("|")[-2].strip() == verdict
+
+
+def test_what_pages_exclude_follows_from_all_weightings():
+    said = {}
+    for weightings in (WEIGHTINGS, OF_THINKING):
+        count, most = excluded_above(weightings)
+        said[count] = f"{100 * most:.1f}"
+    assert said == {26: "2.4", 9: "5.3"}
+    for page in ("README.md", "lab/README.md", "docs/reference/methods.md"):
+        text = " ".join((ROOT / page).read_text("utf-8").split())
+        assert re.search(r"all 26 .{0,140}2\.4 |2\.4 .{0,60}all 26 ", text), page
+        assert "5.3" in text, page
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=lambda row: f"{row['panel']}, {row['name']}")
+def test_a_row_at_equal_cost_follows_from_stored_runs(row):
+    again = equal_cost.filled(row)
+    assert again["words"] == row["words"] and again["pairs"] == row["pairs"]
+    for column, gain in row["gains"].items():
+        assert again["gains"][column] == pytest.approx(gain, abs=2e-6)
+
+
+def test_four_times_the_answers_for_as_many_answers_by_hand():
+    """15 steps of 256 answers beside 60 of 64: t of 11 degrees of freedom is 2.2010."""
+    runs = json.loads((ROOT / "lab/results/board.json").read_text("utf-8"))["values"]["runs"]
+    right = {name: np.array(kept[2].split(), float) for name, kept in runs.items()}
+    gains = [right[f"none-32x8-s{seed}"][:15].mean() / 256 - right[f"none-s{seed}"].mean() / 64
+             for seed in range(40, 52)]
+    half = 2.2010 * np.std(gains, ddof=1) / 12 ** 0.5
+    mean = np.mean(gains)
+    row = ROWS["the tiny model", "four times the answers"]
+    assert row["gains"]["tokens"] == pytest.approx([mean, mean - half, mean + half], abs=1e-5)
+    assert row["words"] == {"steps": "ahead", "tokens": "behind", "time": "behind"}
+    assert ROWS["the tiny model", "twice the answers"]["words"]["steps"] == "ahead once"
+
+
+def test_the_picture_of_the_readme_shows_the_stored_numbers():
+    with Image.open(ROOT / "docs/found.png") as picture:
+        assert picture.text["Shows"] == pictures.drawn(pictures.found())
 
 
 def test_the_last_line_of_a_run_is_that_of_its_stored_transcript():
