@@ -34,8 +34,7 @@ def codes_of_table() -> list[str]:
     for codes in (TOKENS, (UNFINISHED,), SHAPES, OLDS, RATIOS, SAMPLERS):
         made += filter(None, codes)
     return made + ["".join(parts) for parts in product(
-        TERMS, REFERENCES, ("", *(f" {count.removesuffix(' {N}')}" for count in COUNTS)),
-        ("", " on answers"))]
+        TERMS, REFERENCES, ("", *(f" {count}" for count in COUNTS)), ("", " on answers"))]
 
 
 @cache
@@ -114,10 +113,27 @@ def clauses_of(expected: str) -> list[str]:
         if clause:
             refuse_unknown(clause)
             found.append(clause)
+    constants = [clause for clause in found if words_of(clause) == "constant"]
+    found = [over_constant(clause, constants) for clause in found]
     if not found:
         raise ValueError("the expectation names no clause, such as: z n-1 1e-4, token, "
                          "clip 0.2 0.28")
     return found
+
+
+def over_constant(clause: str, of_policy: list[str]) -> str:
+    """A clause. A term over a constant of its own, `kl k3 0.04 constant 512`, becomes one over the
+    constant of the policy loss, or over 1: only their quotient can be read off a gradient."""
+    code = known()[parsed(clause)[0]]
+    if not code.startswith(("kl", "entropy")) or "constant {N}" not in code:
+        return clause
+    factor, own = parsed(clause)[1]
+    [other] = parsed(of_policy[0])[1] if of_policy else (1.0,)
+    if of_policy:
+        code = code.replace(" constant {N}", "")
+    if factor is None or own is None or other is None:
+        return words_of(code)
+    return code.replace("{factor}", f"{factor * other / own:.9g}").replace("{N}", "1")
 
 
 def refuse_unknown(clause: str) -> None:

@@ -91,7 +91,7 @@ def code_of_term(term: Term, formula: Formula) -> str:
     loss."""
     said = f"{term.setting}{term.reference}"
     if term.count.code != formula.count.code:
-        said += f" {term.count.code.removesuffix(' {N}')}"
+        said += f" {term.count}"
     return said + (" on answers" if formula.odd and term.place == "answer" else "")
 
 

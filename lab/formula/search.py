@@ -352,8 +352,9 @@ class Search:
         without = {"kl k1 {factor}"} if self.found.has_reward and not self.knows("credit") else ()
         settings = [Setting(code, (1.0,)) for code in TERMS
                     if code.startswith("kl") == is_kl and code not in without]
-        counts = [Setting(code, (1.0,) * ("{" in code)) for code in COUNTS]
-        counts.sort(key=lambda count: count.code != self.formula.count.code)
+        counts = [Setting(code, (1.0,) * ("{" in code)) for code in COUNTS
+                  if code != self.formula.count.code]
+        counts.insert(0, self.formula.count)  # with its number
         for reference, count, place, setting in product(
                 REFERENCES if is_kl else [""], counts, PLACES, settings):
             yield Term(setting, count, place, reference)

@@ -396,6 +396,8 @@ LOSSES = {
              {"z n-1 1e-06", "token", "clip 0.2 0.28", "understood"}),
     "dr grpo": (make(mean, constant(1024), clip(.2, .2)),
                 {"mean", "constant 1024", "clip 0.2 0.2", "understood"}),
+    "dr grpo with a kl": (make(mean, constant(1024), clip(.2, .2), kl=k3, entropy=.01),
+                          {"constant 1024", "kl k3 0.04", "entropy 0.01", "understood"}),
     "whitened": (make(whitened), {"z n 0.0001 whitened n-1 1e-08", "understood"},
                  "z n whitened n-1"),
     "groups mixed": (make(mixed), {"end"}, "groups mixed", "order of rows", "micro-batches"),

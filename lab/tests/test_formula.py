@@ -302,10 +302,21 @@ def test_a_term_of_the_wrong_sign_passes_only_by_its_name():
     ("z n-1 0.0001 only positive", "n-1 z only positive", True),
     ("z n-1 0.0001", "z n-1 eps=1e-4", True),
     ("batch z n-1 0.0001", "z batch n-1 1e-4", False),
-    ("kl k3 0.001 to old", "kl k3 to old 0.001", True), ("kl k3 0.001 to old", "kl k3", False)])
+    ("kl k3 0.001 to old", "kl k3 to old 0.001", True), ("kl k3 0.001 to old", "kl k3", False),
+    # 0.04 over 1000 is 0.00004 over 1
+    ("kl k3 4e-05 constant 1", "kl k3 0.04 constant 1000", True),
+    ("kl k3 4e-05 constant 1", "kl k3 0.04 constant 900", False),
+    ("kl k3 4e-05 constant 1", "kl k3 constant", True)])
 def test_a_clause_is_read_as_it_is_meant(code, clause, is_so):
     """Its words in any order that says which clause it is, its numbers beside any word."""
     assert is_said(code, *clauses_of(clause)) == is_so
+
+
+@pytest.mark.parametrize("clause, code", [
+    ("kl k3 0.04 constant 512", "kl k3 0.04"), ("kl k3 0.04 constant 1024", "kl k3 0.02"),
+    ("entropy constant", "entropy 0.01"), ("kl k3 0.04", "kl k3 0.04")])
+def test_a_term_over_a_constant_is_read_by_that_of_the_policy_loss(clause, code):
+    assert is_said(code, clauses_of(f"{clause}, constant 512")[0])
 
 
 @pytest.mark.parametrize("wrong, said", [
